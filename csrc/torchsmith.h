@@ -1,0 +1,53 @@
+/* The plain C ABI between generated code and whoever hosts it: one table of services in, one entry point out.
+ *
+ * A compiled graph is one shared library that exports `ts_graph` (below). It needs libc only. All that it sees of the outside
+ * is a ts_host, given at every call. Sizes and strides are in elements. Return 0 is success; otherwise the host has been told
+ * why through `error`. Nothing here needs Python or torch headers.
+ */
+#ifndef TORCHSMITH_H
+#define TORCHSMITH_H
+#include <stdint.h>
+
+#define TS_ABI 1
+
+typedef struct ts_tensor {
+  void *data;             /* address of the first element (storage offset applied) */
+  const int64_t *sizes;   /* may be NULL where the callee knows them */
+  const int64_t *strides;
+  void *handle;           /* the host's own name for it (an AtenTensorHandle inside torch), may be NULL */
+} ts_tensor;
+
+typedef void (*ts_kernel)(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
+typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms; } ts_launch;
+
+enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4 };
+
+typedef struct ts_host {
+  uint32_t abi;
+  void *self;
+  /* Result number `index` with this shape, these strides; fills *out. dtype is the ir name's row number (ts_dtype). */
+  int32_t (*alloc_result)(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes,
+                          const int64_t *strides, ts_tensor *out);
+  void *(*take_workspace)(void *self, int64_t bytes);            /* 64-byte aligned; NULL: out of memory */
+  void (*give_workspace)(void *self, void *workspace, int64_t bytes);
+  void (*parallel_for)(void *self, const ts_launch *launch, int64_t n, int64_t grain);
+  /* Extern number `call` of the manifest. args are its tensor arguments in order, outs its results: "planned" outs come in
+   * filled, "as_given" outs are filled by the host and released by `release`. scalars are its Expr arguments, in order. */
+  int32_t (*extern_call)(void *self, int32_t call, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs);
+  void (*release)(void *self, ts_tensor *given);
+  void (*error)(void *self, int32_t kind, const char *text);
+} ts_host;
+
+enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL };
+
+typedef struct ts_graph {
+  uint32_t abi;
+  int32_t n_inputs, n_results, n_syms;
+  int64_t (*workspace)(const ts_tensor *inputs, const int64_t *scalars);
+  int32_t (*prepare)(const ts_host *host, const ts_tensor *consts, void *state);
+  /* results[i] is filled through alloc_result for fresh results only; views and returned inputs are the host's business. */
+  int32_t (*run)(const ts_host *host, const ts_tensor *inputs, const int64_t *scalars, const void *state, ts_tensor *results,
+                 int64_t *result_syms);
+} ts_graph;
+
+#endif

@@ -1,0 +1,28 @@
+"""torchsmith: a compiler for PyTorch programs. The public names, resolved lazily so that torchsmith.runtime works without torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "compile": "api",
+    "explain": "debug.explain",
+    "compiler": "compiler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _PUBLIC.get(name)
+    if home is None:
+        raise AttributeError(f"module 'torchsmith' has no attribute {name!r}")
+    module = import_module(f"torchsmith.{home}")
+    value = module if home == name else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

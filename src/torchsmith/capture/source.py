@@ -1,0 +1,162 @@
+"""Sources and guards as data: where a captured value came from, and what must still hold for the capture to be right.
+
+    Source = Local(name) | Global(name) | Cell(name) | Fixed(object) | Attr(base, name) | Item(base, key) | TypeOf(base)
+           | DictKeys(base) | Length(base) | TensorProperty(base, name, dim)
+    Guard  = (source, kind, value, loc)
+
+A Source is evaluated against one call: `locals` by parameter name, the function's `globals` and `closure`. The C checker
+(csrc/frame/) turns a guard list into a tree by source; capture/guards.py prints the same list as readable Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+class Source:
+    """Base; `str(source)` is Python-like text such as `L['self'].layers[0].weight`."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Source):
+    name: str
+
+    def __str__(self) -> str:
+        return f"L['{self.name}']"
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Source):
+    """A name in a globals dict; `module` is that dict's owner when it is not the entry function's own."""
+
+    name: str
+    namespace: FixedObject | None = None
+
+    def __str__(self) -> str:
+        return f"G['{self.name}']" if self.namespace is None else f"{self.namespace}['{self.name}']"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell(Source):
+    """Contents of the entry function's closure cell `name`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"C['{self.name}']"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FixedObject(Source):
+    """An object kept alive by the entry (a globals dict of another module, a constant). Compared by identity."""
+
+    value: Any
+    label: str = "const"
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FixedObject) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return hash(("FixedObject", id(self.value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Attr(Source):
+    """`base.name`. `via` says how it is read: "instance" (obj.__dict__), "param"/"buffer"/"module" (nn.Module's dictionaries),
+    "type" (a class attribute), "slot" (member descriptor), "getattr" (generic lookup)."""
+
+    base: Source
+    name: str
+    via: Literal["instance", "param", "buffer", "module", "type", "slot", "getattr"] = "getattr"
+
+    def __str__(self) -> str:
+        return f"{self.base}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Source):
+    """`base[key]` for an exact list, tuple or dict (key hashable and guarded by equality), or a `cell` (key "cell_contents")."""
+
+    base: Source
+    key: Any
+
+    def __str__(self) -> str:
+        return f"{self.base}[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOf(Source):
+    base: Source
+
+    def __str__(self) -> str:
+        return f"type({self.base})"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProperty(Source):
+    """size(dim), stride(dim) or storage_offset of a tensor source: what a symbol stands for."""
+
+    base: Source
+    name: Literal["size", "stride", "storage_offset", "item"]
+    dim: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.base}.{self.name}({self.dim})"
+
+
+GuardKind = Literal[
+    "tensor",  # value: TensorGuard
+    "identity",  # value: the object itself (`is`); the entry keeps it alive, or a weak reference where the value allows
+    "type",  # value: exact type
+    "equals",  # value: int/str/bool/float/None/tuple/enum...; exact type and ==, floats by bits
+    "length",  # value: int, for list/tuple/dict/set
+    "dict_keys",  # value: tuple of keys, in order
+    "missing",  # value: name; the object has no such attribute / the dict no such key
+    "global_state",  # value: GlobalState; source is FixedObject(None)
+    "no_overlap",  # value: tuple of Sources of tensors; no written one shares memory with another
+    "shape",  # value: ir Expr over symbols, must be true
+    "alias",  # value: another Source; both are the same object
+    "function",  # value: (code, defaults, kwdefaults, closure cells identity); a Python function that was inlined
+]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Guard:
+    """One condition; `loc` is the user's line that made it necessary (shown on recompiles)."""
+
+    source: Source
+    kind: GuardKind
+    value: Any
+    loc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGuard:
+    """Metadata of a tensor argument or parameter. A size or stride of None is dynamic (not checked, bound to a symbol)."""
+
+    type: type
+    dtype: Any
+    device: Any
+    requires_grad: bool
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...]
+    dispatch_keys: int  # raw key set, for conj/neg/inference/functorch bits
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """Process and thread state a graph depends on."""
+
+    grad_enabled: bool
+    inference_mode: bool
+    autocast: tuple[Any, ...]
+    default_dtype: Any
+    default_device: Any
+    deterministic: tuple[Any, ...]
+    torch_function_modes: tuple[type, ...]

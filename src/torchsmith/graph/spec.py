@@ -1,0 +1,86 @@
+"""The two fx dialects' records: what a tensor is to the compiler, and what functionalisation leaves behind.
+
+Captured dialect (capture makes it; third-party backends and `eager` receive it): torch.fx.GraphModule over torch-level calls.
+  placeholder  one per graph input, in call order; meta["role"] in {"input", "param", "buffer", "const", "scalar", "sym"},
+               meta["source"] (printed source, e.g. "L['x']" or "L['self'].conv1.weight"), meta["val"]
+  call_function / call_method  torch functions, Tensor methods, in-place ones included; meta["val"], meta["loc"]
+  output       a flat tuple of tensors (and SymInts)
+  meta["val"]  a tracing value: a meta-device tensor made by graph/tracing.py (device remembered there), SymInt, number, or a
+               tuple/list of them; meta["loc"] the user's "file:line".
+
+Functional dialect (graph/functionalise.py makes it from the first; lower receives it): FunctionalGraph below.
+  call_function nodes whose targets are ATen OpOverloads on values, no mutation, no aliasing that anything can observe; a node with several
+  results is followed by operator.getitem nodes. node.meta["spec"]: TensorSpec | tuple of them | Expr; node.meta["loc"]; node args
+  that are sizes hold ir Exprs (Const for known sizes) or ints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..ir.expr import Expr
+from ..ir.program import Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What is known of one tensor value before running: sizes and strides are Exprs in elements, `device` like "cpu" or "cuda:0".
+
+    `strides` are what eager would give the result: externs and results must have them, temporaries need not.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    device: str = "cpu"
+    offset: Expr | None = None  # storage offset of an input view; None: 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreshOutput:
+    """A new tensor holding node `node` (by fx name) with its spec's strides. requires_grad never (autograd wraps)."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutput:
+    """The very input object number `index` is returned."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOutput:
+    """A view of input `of` (int) or of the fresh output number in `of` (("out", i))."""
+
+    of: int | tuple[str, int]
+    spec: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SizeOutput:
+    """A number computed from sizes."""
+
+    value: Expr
+
+
+Output = FreshOutput | InputOutput | ViewOutput | SizeOutput
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalGraph:
+    """A functional graph and the frozen record of what eager would have done to the world around it.
+
+    inputs: spec per placeholder, in order (None for an unused one, an Expr for a size or scalar).
+    write_backs: (input index, fx node name): after the run, input takes this node's value (all of it, in the input's own strides).
+    """
+
+    graph: torch.fx.Graph
+    inputs: tuple[TensorSpec | Expr | None, ...]
+    outputs: tuple[Output, ...]
+    write_backs: tuple[tuple[int, str], ...]
+    symbols: tuple[Symbol, ...]
+    key_text: str  # canonical text: equal text means equal meaning; the first cache level is keyed by it

@@ -1,0 +1,46 @@
+"""Element types of the IR: one frozen row per dtype, shared by every room (no torch)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["float", "int", "uint", "bool", "index"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type: `name` as printed, `itemsize` in bytes, `kind` of arithmetic, `c` its storage type in C."""
+
+    name: str
+    itemsize: int
+    kind: Kind
+    c: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_int(self) -> bool:
+        """True for signed and unsigned integers, not for bool and not for index."""
+        return self.kind in ("int", "uint")
+
+
+f64 = DType("f64", 8, "float", "double")
+f32 = DType("f32", 4, "float", "float")
+bf16 = DType("bf16", 2, "float", "uint16_t")
+f16 = DType("f16", 2, "float", "_Float16")
+i64 = DType("i64", 8, "int", "int64_t")
+i32 = DType("i32", 4, "int", "int32_t")
+i16 = DType("i16", 2, "int", "int16_t")
+i8 = DType("i8", 1, "int", "int8_t")
+u8 = DType("u8", 1, "uint", "uint8_t")
+bool_ = DType("bool", 1, "bool", "uint8_t")
+# Sizes, strides and loop indices: exact and unbounded on paper, int64_t in generated code.
+index = DType("index", 8, "index", "int64_t")
+
+DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, bf16, f16, i64, i32, i16, i8, u8, bool_, index)}

@@ -1,0 +1,351 @@
+"""The one expression node: loop bodies, index arithmetic, symbolic sizes and guards on sizes (no torch).
+
+    Expr = Const(dtype, value)                          a literal
+         | Sym(name, dtype=index)                       a run-time scalar of the whole program (a size, a scalar argument)
+         | Axis(name)                                   a loop index, dtype index; its extent stands in the Stage or Fold that binds it
+         | Var(name, dtype)                             bound inside the Stage: a `let`, or a Fold's state
+         | Op(name, dtype, args)                        a row of ir/ops.py
+         | Cast(dtype, arg)                             value conversion with C semantics, saturating nowhere
+         | Load(buf, dtype, index, mask, other)         one element by logical index; `other` where mask is false
+         | Fold(axes, init, update, combine, order, pick)
+         | Rand(dtype, kind, seed, counter)             pure, counter-based
+
+Invariants
+- Nodes are immutable and hash-consed: structural equality is identity, so `is` compares and dictionaries key on them.
+- Every node has a dtype. Rules are typed: algebra on `index` never fires on tensor values.
+- Fold: `axes` are ((Axis, extent), ...), outermost first. The state is a tuple; `update[i]` gives state i after one element and
+  reads the old state through `Var("a0"), Var("a1"), ...`. `combine` (for order "any") merges two partial states, `a*` and `b*`.
+  `pick` is the component this node stands for; Folds that differ only in `pick` are one loop. Nested Folds number their
+  states by depth: the state variables of a Fold are `Var(f"{prefix}a{i}")` with the Fold's own `prefix`.
+- Load.index has one index Expr per dimension of the buffer: logical indices, never addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
+from weakref import WeakValueDictionary
+
+from . import dtype as dt
+from .dtype import DType
+
+_INTERNED: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+# op name -> rewrite applied by `op()` when the node is built; ir/rules.py fills it.
+SIMPLIFY: dict[str, Callable[[str, DType, tuple["Expr", ...]], "Expr | None"]] = {}
+
+
+class Expr:
+    """Base of all nodes. Build through the subclasses or `op`, never by mutating."""
+
+    __slots__ = ("__weakref__", "_key", "args", "dtype")
+    dtype: DType
+    args: tuple[Expr, ...]
+    _key: tuple[Any, ...]
+
+    @classmethod
+    def _intern(cls, key: tuple[Any, ...], dtype: DType, args: tuple[Expr, ...], **fields: Any) -> Any:
+        full = (cls, *key)
+        found = _INTERNED.get(full)
+        if found is not None:
+            return found
+        self = object.__new__(cls)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "_key", full)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        return _INTERNED.setdefault(full, self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Expr is not pickled; print and parse it")
+
+    def rebuild(self, args: tuple[Expr, ...]) -> Expr:
+        """The same node over other children; `self` if they are unchanged."""
+        if all(a is b for a, b in zip(args, self.args, strict=True)):
+            return self
+        return self._with(args)
+
+    def _with(self, args: tuple[Expr, ...]) -> Expr:
+        return self
+
+    # index/size arithmetic reads naturally; tensor values use op() with explicit names
+    def __add__(self, other: Expr | int) -> Expr:
+        return op("add", self, lift(other, self.dtype))
+
+    def __radd__(self, other: int) -> Expr:
+        return op("add", lift(other, self.dtype), self)
+
+    def __sub__(self, other: Expr | int) -> Expr:
+        return op("sub", self, lift(other, self.dtype))
+
+    def __rsub__(self, other: int) -> Expr:
+        return op("sub", lift(other, self.dtype), self)
+
+    def __mul__(self, other: Expr | int) -> Expr:
+        return op("mul", self, lift(other, self.dtype))
+
+    def __rmul__(self, other: int) -> Expr:
+        return op("mul", lift(other, self.dtype), self)
+
+    def __floordiv__(self, other: Expr | int) -> Expr:
+        return op("floordiv", self, lift(other, self.dtype))
+
+    def __mod__(self, other: Expr | int) -> Expr:
+        return op("mod", self, lift(other, self.dtype))
+
+    def __neg__(self) -> Expr:
+        return op("neg", self)
+
+    def __repr__(self) -> str:
+        from .print import print_expr  # the printer sits above this file; only debugging reaches here
+
+        return print_expr(self)
+
+
+class Const(Expr):
+    """A literal of `dtype`; floats compare by bits so that -0.0 and NaN payloads stay apart."""
+
+    __slots__ = ("value",)
+    value: float | int | bool
+
+    def __new__(cls, dtype: DType, value: float | int | bool) -> Const:
+        if dtype.is_float:
+            value = float(value)
+            key: Any = value.hex() if value == value else "nan"
+        elif dtype is dt.bool_:
+            value = key = bool(value)
+        else:
+            value = key = int(value)
+        return cast(Const, cls._intern((dtype, key), dtype, (), value=value))
+
+
+class Sym(Expr):
+    """A run-time scalar known to the whole program by name."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, name: str, dtype: DType = dt.index) -> Sym:
+        return cast(Sym, cls._intern((name, dtype), dtype, (), name=name))
+
+
+class Axis(Expr):
+    """A loop index."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, name: str) -> Axis:
+        return cast(Axis, cls._intern((name,), dt.index, (), name=name))
+
+
+class Var(Expr):
+    """A value bound by a Stage's `lets` or by a Fold's state."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, name: str, dtype: DType) -> Var:
+        return cast(Var, cls._intern((name, dtype), dtype, (), name=name))
+
+
+class Op(Expr):
+    """An operator of ir/ops.py applied to `args`."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, name: str, dtype: DType, args: tuple[Expr, ...]) -> Op:
+        return cast(Op, cls._intern((name, dtype, args), dtype, args, name=name))
+
+    def _with(self, args: tuple[Expr, ...]) -> Expr:
+        return op(self.name, *args, dtype=self.dtype)
+
+
+class Cast(Expr):
+    """Conversion of `arg` to `dtype`."""
+
+    __slots__ = ()
+
+    def __new__(cls, dtype: DType, arg: Expr) -> Cast:
+        return cast(Cast, cls._intern((dtype, arg), dtype, (arg,)))
+
+    @property
+    def arg(self) -> Expr:
+        return self.args[0]
+
+    def _with(self, args: tuple[Expr, ...]) -> Expr:
+        return convert(args[0], self.dtype)
+
+
+class Load(Expr):
+    """One element of a buffer. `args` = index, then mask and other when masked."""
+
+    __slots__ = ("buf", "index", "mask", "other")
+    buf: str
+    index: tuple[Expr, ...]
+    mask: Expr | None
+    other: Expr | None
+
+    def __new__(
+        cls, buf: str, dtype: DType, index: tuple[Expr, ...], mask: Expr | None = None, other: Expr | None = None
+    ) -> Load:
+        if (mask is None) != (other is None):
+            raise ValueError("a masked Load needs both mask and other")
+        args = index if mask is None else (*index, mask, cast(Expr, other))
+        return cast(Load, cls._intern((buf, dtype, index, mask, other), dtype, args, buf=buf, index=index, mask=mask, other=other))
+
+    def _with(self, args: tuple[Expr, ...]) -> Expr:
+        if self.mask is None:
+            return Load(self.buf, self.dtype, args)
+        return Load(self.buf, self.dtype, args[:-2], args[-2], args[-1])
+
+
+Order = Literal["any", "sequential"]
+
+
+class Fold(Expr):
+    """A loop that carries a tuple state over `axes` and gives state component `pick`.
+
+    `args` = extents, init, update, combine in that order, so that generic rewriting reaches all of them.
+    """
+
+    __slots__ = ("axes", "combine", "extents", "init", "order", "pick", "prefix", "update")
+    axes: tuple[Axis, ...]
+    extents: tuple[Expr, ...]
+    init: tuple[Expr, ...]
+    update: tuple[Expr, ...]
+    combine: tuple[Expr, ...]
+    order: Order
+    pick: int
+    prefix: str
+
+    def __new__(
+        cls,
+        axes: tuple[tuple[Axis, Expr], ...],
+        init: tuple[Expr, ...],
+        update: tuple[Expr, ...],
+        combine: tuple[Expr, ...] = (),
+        order: Order = "any",
+        pick: int = 0,
+        prefix: str = "",
+    ) -> Fold:
+        names, extents = tuple(a for a, _ in axes), tuple(e for _, e in axes)
+        args = (*extents, *init, *update, *combine)
+        key = (names, extents, init, update, combine, order, pick, prefix)
+        return cast(
+            Fold,
+            cls._intern(
+                key, init[pick].dtype, args, axes=names, extents=extents, init=init, update=update,
+                combine=combine, order=order, pick=pick, prefix=prefix,
+            ),
+        )
+
+    def state(self, i: int, side: str = "a") -> Var:
+        """The Var through which `update` (side a) or `combine` (sides a, b) reads component i."""
+        return Var(f"{self.prefix}{side}{i}", self.init[i].dtype)
+
+    def picking(self, i: int) -> Fold:
+        """The same loop, giving component i."""
+        return Fold(tuple(zip(self.axes, self.extents, strict=True)), self.init, self.update, self.combine, self.order, i, self.prefix)
+
+    def _with(self, args: tuple[Expr, ...]) -> Expr:
+        n, k = len(self.axes), len(self.init)
+        return Fold(
+            tuple(zip(self.axes, args[:n], strict=True)), args[n : n + k], args[n + k : n + 2 * k], args[n + 2 * k :],
+            self.order, self.pick, self.prefix,
+        )
+
+
+class Rand(Expr):
+    """A counter-based random number: pure in (seed, counter). `kind` is "uniform", "normal" or "bits"."""
+
+    __slots__ = ("kind",)
+    kind: str
+
+    def __new__(cls, dtype: DType, kind: str, seed: Expr, counter: Expr) -> Rand:
+        return cast(Rand, cls._intern((dtype, kind, seed, counter), dtype, (seed, counter), kind=kind))
+
+    def _with(self, args: tuple[Expr, ...]) -> Expr:
+        return Rand(self.dtype, self.kind, args[0], args[1])
+
+
+# ---------------------------------------------------------------- building
+
+
+def const(value: int) -> Const:
+    """An index literal."""
+    return Const(dt.index, value)
+
+
+def lift(value: Expr | int | float | bool, dtype: DType) -> Expr:
+    """A Python number becomes a Const of `dtype`; an Expr passes."""
+    return value if isinstance(value, Expr) else Const(dtype, value)
+
+
+# Results of these are bool whatever the operands are.
+PREDICATES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit", "and", "or", "not"})
+
+
+def op(name: str, *args: Expr, dtype: DType | None = None) -> Expr:
+    """Build `name(args)`, simplified. dtype: bool for predicates, else that of the last argument unless given."""
+    if dtype is None:
+        dtype = dt.bool_ if name in PREDICATES else args[-1].dtype
+    rule = SIMPLIFY.get(name)
+    if rule is not None:
+        found = rule(name, dtype, args)
+        if found is not None:
+            return found
+    return Op(name, dtype, args)
+
+
+def convert(e: Expr, dtype: DType) -> Expr:
+    """Cast to `dtype`; no node when it already has it; exact constants fold."""
+    if e.dtype is dtype:
+        return e
+    if isinstance(e, Const) and dtype.kind in ("index", "bool") and e.dtype.kind in ("int", "uint", "index", "bool"):
+        return Const(dtype, e.value)
+    if isinstance(e, Const) and dtype in (dt.f64, dt.i64) and e.dtype.kind in ("int", "index", "bool") and abs(e.value) < 2**53:
+        return Const(dtype, e.value)
+    return Cast(dtype, e)
+
+
+def select(cond: Expr, a: Expr, b: Expr) -> Expr:
+    """`cond ? a : b`; both sides are values, neither may fault."""
+    return op("where", cond, a, b)
+
+
+# ---------------------------------------------------------------- walking
+
+
+def substitute(e: Expr, table: dict[Expr, Expr]) -> Expr:
+    """Replace leaves or whole nodes found in `table`, rebuilding (and re-simplifying) what contains them."""
+    memo: dict[Expr, Expr] = {}
+
+    def walk(node: Expr) -> Expr:
+        hit = table.get(node)
+        if hit is not None:
+            return hit
+        done = memo.get(node)
+        if done is None:
+            done = memo[node] = node.rebuild(tuple(walk(a) for a in node.args)) if node.args else node
+        return done
+
+    return walk(e)
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct node under `roots`, children first."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(node.args) if a not in seen)

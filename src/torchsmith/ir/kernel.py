@@ -1,0 +1,119 @@
+"""Kernel: one fused loop nest with its tiling decisions taken; what emit prints (no torch).
+
+    Kernel = (name, params, syms, axes, scratch, body, grid, grain, origins)
+    Stmt   = Loop(axis, extent, kind, body, unroll) | Let(var, value) | SetVar(var, value) | StoreStmt(...)
+    kind   = grid | thread | block | serial | vector | unroll | scan
+
+The CPU calling convention of a printed kernel is fixed (emit/ prints it, emit/host.py calls it):
+
+    void TS_KERNEL(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
+
+bufs[i] is the base address of params[i] (offset 0), syms[j] the value of syms[j]; [lo, hi) is a range of the flattened `grid`.
+Calls on disjoint ranges are independent and may run in any order on any thread. A kernel never fails and never allocates: rows it
+must keep live in `scratch`, fixed-size arrays on its own stack.
+
+Invariants: params lists every buffer read or written, once; an Axis is bound by exactly one enclosing Loop; at most one `vector`
+loop on a path, innermost; `grid` axes come first and are flattened row-major into [lo, hi).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .dtype import DType
+from .expr import Axis, Expr, Sym, Var
+from .program import Layout, StoreMode
+
+AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A buffer as the kernel sees it: element (i, j, ...) lies at layout.offset + sum(i * stride)."""
+
+    buf: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+    layout: Layout
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A stack array of `size` elements (a constant), indexed by one Expr through a Load/Store of its name."""
+
+    name: str
+    dtype: DType
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """Bind `var` for the rest of the enclosing block."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class SetVar:
+    """Assign an accumulator declared by an earlier Let."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStmt:
+    """`buf[index] mode= value` where mask holds; buf is a Param or a Scratch."""
+
+    buf: str
+    index: tuple[Expr, ...]
+    value: Expr
+    mode: StoreMode = "set"
+    mask: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """for axis in [0, extent): body. For a `vector` loop over a Fold, `accumulators` are (var, init, combine) reduced over lanes
+    after the loop: combine reads Var "a*" and "b*"."""
+
+    axis: Axis
+    extent: Expr
+    kind: AxisKind
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldStmt:
+    """Run a Fold's loops here and bind its components: the emitter vectorises it when `kind` is "vector" and the order allows."""
+
+    vars: tuple[Var, ...]
+    axes: tuple[tuple[Axis, Expr], ...]
+    init: tuple[Expr, ...]
+    update: tuple[Expr, ...]
+    combine: tuple[Expr, ...]
+    prefix: str
+    kind: AxisKind  # of the innermost axis
+    lets: tuple[Let, ...] = ()  # evaluated per element, before update
+
+
+Stmt = Loop | Let | SetVar | StoreStmt | FoldStmt
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch. `grid` extents multiply to the flattened range; `grain` is the least number of grid items worth a thread."""
+
+    name: str
+    params: tuple[Param, ...]
+    syms: tuple[Sym, ...]
+    grid: tuple[tuple[Axis, Expr], ...]
+    grain: Expr
+    scratch: tuple[Scratch, ...]
+    body: tuple[Stmt, ...]
+    target: str = "cpu"
+    origins: tuple[str, ...] = ()  # operator names and user lines, for reports
+    choice: str | None = None

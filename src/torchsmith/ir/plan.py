@@ -1,0 +1,120 @@
+"""Plan: the host program as data, with two entries, `prepare` and `run` (no torch).
+
+    Plan = (name, symbols, inputs, buffers, kernels, workspace, prepare: Step*, run: Step*, results)
+    Step = Alloc | Launch | Call | Bind | Check | Cond | Repeat | Free | Copy | Return
+
+A Plan is printed once as C (emit/host.py) and linked with its kernels into one shared library, which serves compile() and packages.
+
+Invariants
+- Every buffer has exactly one place: Input(i), Arena(offset), Result(i) (allocated by the host), Given (an as_given extern result,
+  live from its Call to its Free).
+- Arena places that are live at the same time do not overlap. `workspace` is the arena's size in bytes (64-byte aligned).
+- Write-backs (Copy into inputs) come after the last Check.
+- `prepare` runs when constants change, `run` per call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .expr import Expr, Sym
+from .kernel import Kernel
+from .program import Bind, Buffer, Check, Extern, Result, Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The caller's tensor number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Bytes [offset, offset + size) of the call's workspace."""
+
+    offset: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPlace:
+    """Allocated by the host as result number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Returned by an extern, owned until Free."""
+
+
+Place = Input | Arena | ResultPlace | Given
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """Ask the host for the result buffer `buf`."""
+
+    buf: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run kernels[kernel] with `bufs` (plan buffer names in param order) and `syms` (expressions over plan symbols)."""
+
+    kernel: int
+    bufs: tuple[str, ...]
+    syms: tuple[Expr, ...]
+    grid: Expr
+    grain: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run externs in the host."""
+
+    extern: Extern
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Release a Given buffer."""
+
+    buf: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCond:
+    """Host branch."""
+
+    pred: Expr
+    then: tuple[Step, ...]
+    orelse: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRepeat:
+    """Host loop."""
+
+    sym: Sym
+    count: Expr
+    body: tuple[Step, ...]
+
+
+Step = Alloc | Launch | Call | Free | Bind | Check | PlanCond | PlanRepeat
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The host program of one graph."""
+
+    name: str
+    symbols: tuple[Symbol, ...]
+    inputs: tuple[str, ...]
+    buffers: dict[str, Buffer]
+    places: dict[str, Place]
+    kernels: tuple[Kernel, ...]
+    workspace: Expr
+    prepare: tuple[Step, ...]
+    run: tuple[Step, ...]
+    results: tuple[Result, ...]
