@@ -23,7 +23,7 @@ from typing import Literal
 
 from .dtype import DType
 from .expr import Axis, Expr, Sym, Var
-from .program import Layout, StoreMode
+from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
 
 AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
 
@@ -117,3 +117,12 @@ class Kernel:
     target: str = "cpu"
     origins: tuple[str, ...] = ()  # operator names and user lines, for reports
     choice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A Program whose stages have become kernels. `program` carries symbols, inputs, buffers (layouts now chosen), results and
+    write-backs; `body` replaces program.body, in order."""
+
+    program: Program
+    body: tuple[Kernel | Check | Extern | Bind | Cond | Repeat, ...]

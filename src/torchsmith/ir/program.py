@@ -97,9 +97,6 @@ class Check:
     loc: str = ""
 
 
-ExternArg = None | bool | int | float | str | Expr | tuple["ExternArg", ...] | DType | "BufArg" | "Enum"
-
-
 @dataclass(frozen=True, slots=True)
 class BufArg:
     """A tensor argument of an Extern: the buffer by name."""
@@ -113,6 +110,9 @@ class Enum:
 
     kind: str
     value: str
+
+
+ExternArg = None | bool | int | float | str | Expr | DType | BufArg | Enum | tuple["ExternArg", ...]
 
 
 @dataclass(frozen=True, slots=True)

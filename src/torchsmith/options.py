@@ -1,0 +1,139 @@
+"""Every option, typed and documented; the only reader of environment variables (no torch).
+
+In: the user's `mode` and `options` dictionary, the environment. Out: one frozen Options, passed by value to every room.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"triton.cudagraphs": True},
+    "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One compilation's settings. Names follow torch._inductor.config where the meaning is the same ("." becomes "_")."""
+
+    # numerics
+    emulate_precision_casts: bool = True  # round to bfloat16/float16 at every operator border, as eager does
+    fallback_random: bool = True  # random operators are extern calls, so that draws equal eager's
+    # code generation
+    max_autotune: bool = False
+    freezing: bool = False
+    epilogue_fusion: bool = True
+    max_fusion_size: int = 64
+    shape_padding: bool = False
+    layout_optimization: bool = True
+    triton_cudagraphs: bool = False
+    cpp_threads: int = 0  # 0: torch.get_num_threads() at call time
+    cpp_simdlen: int = 0  # vector bits; 0: the widest of this CPU
+    size_asserts: bool = True
+    # building
+    compile_threads: int = 0  # compiler processes at a time; 0: one per core
+    force_disable_caches: bool = False
+    # behaviour
+    suppress_errors: bool = False
+    guard_filter_fn: Any = None
+    # debugging (none of these changes generated code)
+    trace_enabled: bool = False
+    check: int = 1  # 0: no verification, 1: verify Program and Plan, 2: verify after every pass, digest inputs
+    fuel: int = -1  # stop applying optional rewrites after this many; -1: never
+    chaos: int = 0  # seed that makes profitability heuristics choose at random; 0: off
+
+    def codegen_key(self) -> tuple[tuple[str, Any], ...]:
+        """The part that changes generated code: goes into cache keys."""
+        skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check"}
+        return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in skip)
+
+
+# Accepted, meaningless here: the incumbent's switches whose effect torchsmith always has or never needs.
+ACCEPTED = frozenset({
+    "trace.graph_diagram", "coordinate_descent_tuning", "max_autotune_gemm", "max_autotune_pointwise", "max_autotune_gemm_backends",
+    "pattern_matcher", "cpp_wrapper", "split_reductions", "memory_planning", "aggressive_fusion", "prologue_fusion", "combo_kernels",
+    "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
+})  # fmt: skip
+
+
+def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
+    """Options of one `compile` call.
+
+    Raises RuntimeError when both are given, or for an unknown mode or option (as torch.compile does), naming it.
+    """
+    if mode is not None and options:
+        raise RuntimeError("either mode or options can be given, not both")
+    if mode is not None and mode not in MODES:
+        raise RuntimeError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+    given = dict(MODES[mode or "default"]) | dict(options or {})
+    known = {f.name: f for f in fields(Options)}
+    changes: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in ACCEPTED:
+            continue
+        name = key.replace(".", "_").replace("-", "_")
+        if name not in known:
+            raise RuntimeError(f"unexpected option {key!r}; known options: {', '.join(sorted(known))}")
+        default = known[name].default
+        if default is not None and not isinstance(value, type(default)):
+            raise RuntimeError(f"option {key!r} takes {type(default).__name__}, not {type(value).__name__}")
+        changes[name] = value
+    return replace(from_environment(), **changes)
+
+
+def _flag(*names: str, default: str = "0") -> bool:
+    for name in names:
+        if name in os.environ:
+            return os.environ[name] not in ("", "0", "false", "False")
+    return default == "1"
+
+
+def from_environment() -> Options:
+    """Defaults as the environment sets them."""
+    return Options(
+        freezing=_flag("TORCHINDUCTOR_FREEZING"),
+        force_disable_caches=_flag("TORCHSMITH_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"),
+        trace_enabled=_flag("TORCHSMITH_DEBUG", "TORCH_COMPILE_DEBUG"),
+        check=int(os.environ.get("TORCHSMITH_CHECK", "1")),
+        fuel=int(os.environ.get("TORCHSMITH_FUEL", "-1")),
+        chaos=int(os.environ.get("TORCHSMITH_CHAOS", "0")),
+        compile_threads=int(os.environ.get("TORCHSMITH_COMPILE_THREADS", "0")),
+    )
+
+
+def is_disabled() -> bool:
+    """TORCH_COMPILE_DISABLE / TORCHSMITH_DISABLE: `compile` returns its argument."""
+    return _flag("TORCHSMITH_DISABLE", "TORCH_COMPILE_DISABLE")
+
+
+def logs() -> frozenset[str]:
+    """Artifacts named in TORCHSMITH_LOGS: graph_breaks, recompiles, guards, kernels, times, ..."""
+    return frozenset(w.strip() for w in os.environ.get("TORCHSMITH_LOGS", "").split(",") if w.strip())
+
+
+def cache_dir() -> Path:
+    """Root of the build cache: TORCHSMITH_CACHE_DIR or the platform's user cache directory."""
+    given = os.environ.get("TORCHSMITH_CACHE_DIR")
+    if given:
+        return Path(given)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("torchsmith"))
+
+
+def debug_dir() -> Path:
+    """Where debug folders are written: TORCHSMITH_DEBUG_DIR, TORCH_COMPILE_DEBUG_DIR or ./torchsmith_debug."""
+    return Path(os.environ.get("TORCHSMITH_DEBUG_DIR") or os.environ.get("TORCH_COMPILE_DEBUG_DIR") or "torchsmith_debug")
+
+
+def compiler_command() -> tuple[str, ...]:
+    """The C compiler: TORCHSMITH_CC, then CC, then cc."""
+    given = os.environ.get("TORCHSMITH_CC") or os.environ.get("CC") or "cc"
+    return tuple(given.split())
