@@ -31,7 +31,7 @@ from .dtype import DType
 
 _INTERNED: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
 # op name -> rewrite applied by `op()` when the node is built; ir/rules.py fills it.
-SIMPLIFY: dict[str, Callable[[str, DType, tuple["Expr", ...]], "Expr | None"]] = {}
+SIMPLIFY: dict[str, Callable[[str, DType, tuple[Expr, ...]], Expr | None]] = {}
 
 
 class Expr:
