@@ -99,7 +99,9 @@ def from_environment() -> Options:
     """Defaults as the environment sets them."""
     return Options(
         freezing=_flag("TORCHINDUCTOR_FREEZING"),
-        force_disable_caches=_flag("TORCHSMITH_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"),
+        force_disable_caches=_flag(
+            "TORCHSMITH_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"
+        ),
         trace_enabled=_flag("TORCHSMITH_DEBUG", "TORCH_COMPILE_DEBUG"),
         check=int(os.environ.get("TORCHSMITH_CHECK", "1")),
         fuel=int(os.environ.get("TORCHSMITH_FUEL", "-1")),

@@ -22,6 +22,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
@@ -114,7 +115,7 @@ class Const(Expr):
     def __new__(cls, dtype: DType, value: float | int | bool) -> Const:
         if dtype.is_float:
             value = float(value)
-            key: Any = value.hex() if value == value else "nan"
+            key: Any = "nan" if math.isnan(value) else value.hex()
         elif dtype is dt.bool_:
             value = key = bool(value)
         else:
