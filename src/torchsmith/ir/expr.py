@@ -289,12 +289,14 @@ def lift(value: Expr | int | float | bool, dtype: DType) -> Expr:
 
 # Results of these are bool whatever the operands are.
 PREDICATES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit", "and", "or", "not"})
+# The last operand of these is an integer beside the value: the result has the first operand's dtype.
+FIRST_GIVES = frozenset({"powi", "ldexp"})
 
 
 def op(name: str, *args: Expr, dtype: DType | None = None) -> Expr:
-    """Build `name(args)`, simplified. dtype: bool for predicates, else that of the last argument unless given."""
+    """Build `name(args)`, simplified. dtype: bool for predicates, i32 for frexp_e, else that of the last argument unless given."""
     if dtype is None:
-        dtype = dt.bool_ if name in PREDICATES else args[-1].dtype
+        dtype = dt.bool_ if name in PREDICATES else dt.i32 if name == "frexp_e" else args[0 if name in FIRST_GIVES else -1].dtype
     rule = SIMPLIFY.get(name)
     if rule is not None:
         found = rule(name, dtype, args)
