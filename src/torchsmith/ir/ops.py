@@ -387,7 +387,7 @@ def _zeta(s: float, q: float) -> Any:
 
 
 @define("polygamma", "nT>T", FLOAT, "math", "n-th derivative of digamma, n an integer constant", native=False)
-def _polygamma(n: int, x: float) -> float:
+def _polygamma(n: int, x: float) -> Any:
     if n == 0:
         return _digamma(x)
     return (1 if n % 2 else -1) * math.factorial(n) * _zeta(n + 1.0, x)

@@ -1,0 +1,1 @@
+"""Measurements: seeds, compile time, overhead, op_db."""
