@@ -1,0 +1,554 @@
+"""Every float32 entry of torch's own operator database, compiled by torchsmith and compared with eager.
+
+In: the entries of torch.testing._internal.common_methods_invocations.op_db, the first three samples of each. Out: one JSON line per entry
+while it runs, then bench/results/op_db.json and op_db.md. Entries run in worker processes, so a crash or a hang is a result and not an end.
+
+    python bench/op_db.py                      # everything, two workers
+    python bench/op_db.py --only add --only "nn.functional.*"
+    python bench/op_db.py --sample 40          # a random sample of entries (seeded by the day; --seed fixes it)
+    python bench/op_db.py --backend eager      # capture and guards alone
+    python bench/op_db.py --resume             # go on where the last run stopped
+
+What is compared, per sample, on the compiling call and again on the next one: the structure and type of the result, dtype, shape, strides
+of dimensions larger than 1, device, whether a result is a view of (or is) an input, the values, and the inputs afterwards. Values:
+torch.testing.assert_close with its defaults for the dtype (float32: rtol 1.3e-6, atol 1e-5; NaNs equal); a result outside of them that is
+not more than twice as far from a float64 run as eager's own is called "rounding" and listed. Random operators draw under the same seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+DEFAULT_OUT = HERE / "results" / "op_db"
+
+# Their values are whatever was in memory: only metadata can be compared.
+UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+
+# Codes that say something about the compiled graph, not that the frame or a part of it ran outside of it.
+NOTE_CODES = frozenset({"GRA001"})
+
+
+# ---------------------------------------------------------------- worker: one entry after the other
+def entry_names() -> list[str]:
+    return [name for name, _ in entries()]
+
+
+def entries() -> list[tuple[str, Any]]:
+    import torch
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found = []
+    for op in op_db:
+        if torch.float32 in op.supported_dtypes("cpu"):
+            found.append((f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name, op))
+    return found
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for v in value:
+            yield from leaves(v)
+    elif isinstance(value, dict):
+        for v in value.values():
+            yield from leaves(v)
+    else:
+        yield value
+
+
+def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A deep copy that keeps strides and dtypes of tensors, and that an object met twice is one object."""
+    import torch
+
+    memo = {} if memo is None else memo
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and value.numel() and not value.is_conj() and not value.is_neg():
+            size = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+            flat = torch.as_strided(value.detach(), (size,), (1,), value.storage_offset()).clone()
+            new = torch.as_strided(flat, value.shape, value.stride()).requires_grad_(value.requires_grad)
+        else:
+            new = value.detach().clone().requires_grad_(value.requires_grad)
+    elif isinstance(value, (tuple, list)):
+        parts = [copied(v, memo) for v in value]
+        new = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    elif isinstance(value, dict):
+        new = {k: copied(v, memo) for k, v in value.items()}
+    else:
+        new = value
+    memo[id(value)] = new
+    return new
+
+
+def to_double(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            return value.detach().to(torch.float64)
+        return value.detach().to(torch.complex128) if value.dtype == torch.complex64 else value
+    if value is torch.float32:
+        return torch.float64
+    if isinstance(value, (tuple, list)):
+        return type(value)(to_double(v) for v in value)
+    if isinstance(value, dict):
+        return {k: to_double(v) for k, v in value.items()}
+    return value
+
+
+def aliasing(result: Any, inputs: list[Any]) -> list[Any]:
+    """For each tensor of the result: ("is", i), ("view", i) or None: what it shares with input i."""
+    import torch
+
+    def storage(t: Any) -> int:
+        return t.untyped_storage().data_ptr() if t.layout is torch.strided and t.untyped_storage().nbytes() else 0
+
+    homes = {storage(t): i for i, t in reversed(list(enumerate(inputs))) if storage(t)}
+    said = []
+    for r in leaves(result):
+        if isinstance(r, torch.Tensor):
+            same = next((i for i, t in enumerate(inputs) if t is r), None)
+            said.append(("is", same) if same is not None else ("view", homes[storage(r)]) if storage(r) in homes else None)
+    return said
+
+
+def difference(want: Any, got: Any, values: bool) -> tuple[str, str]:
+    """("", "") when equal, else (kind, sentence); kinds: type, meta, strides, value."""
+    import torch
+
+    if isinstance(want, torch.Tensor):
+        if type(got) is not type(want):
+            return "type", f"{type(got).__name__} instead of {type(want).__name__}"
+        for what in ("dtype", "shape", "device", "layout", "requires_grad"):
+            if getattr(want, what) != getattr(got, what):
+                return "meta", f"{what} {getattr(got, what)} instead of {getattr(want, what)}"
+        if want.layout is torch.strided and want.numel():
+            wide = [d for d, n in enumerate(want.shape) if n > 1]
+            if [want.stride(d) for d in wide] != [got.stride(d) for d in wide]:
+                return "strides", f"strides {got.stride()} instead of {want.stride()} for shape {tuple(want.shape)}"
+        if values:
+            try:
+                torch.testing.assert_close(got, want, equal_nan=True)
+            except AssertionError as e:
+                return "value", " ".join(str(e).split())
+        return "", ""
+    if type(got) is not type(want):
+        return "type", f"{type(got).__name__} instead of {type(want).__name__}"
+    if isinstance(want, (tuple, list)):
+        if len(want) != len(got):
+            return "type", f"{len(got)} results instead of {len(want)}"
+        for w, g in zip(want, got, strict=True):
+            kind, why = difference(w, g, values)
+            if kind:
+                return kind, why
+        return "", ""
+    if isinstance(want, dict):
+        return difference(list(want.items()), list(got.items()), values)
+    if isinstance(want, float):
+        same = math.isclose(want, got, rel_tol=1.3e-6, abs_tol=1e-5) or (math.isnan(want) and math.isnan(got))
+    else:
+        same = bool(want == got)
+    return ("", "") if same or not values else ("value", f"{got!r} instead of {want!r}")
+
+
+def is_bit_equal(want: Any, got: Any) -> bool:
+    import torch
+
+    pairs = zip(leaves(want), leaves(got), strict=True)
+    return all(torch.equal(torch.nan_to_num(w), torch.nan_to_num(g)) for w, g in pairs
+               if isinstance(w, torch.Tensor) and w.layout is torch.strided and not w.dtype.is_complex)  # fmt: skip
+
+
+def is_rounding(exact: Any, want: Any, got: Any) -> bool:
+    """Is `got` no farther from a float64 run than twice eager's distance?"""
+    import torch
+
+    for e, w, g in zip(leaves(exact), leaves(want), leaves(got), strict=True):
+        if not isinstance(w, torch.Tensor) or not w.dtype.is_floating_point:
+            if isinstance(w, torch.Tensor) and not torch.equal(w, g):
+                return False
+            continue
+        if e.shape != w.shape or not torch.equal(torch.isnan(w), torch.isnan(g)):
+            return False
+        ours, eagers = (g.double() - e).abs().nan_to_num(0.0), (w.double() - e).abs().nan_to_num(0.0)
+        if not bool((ours.max() <= 2 * eagers.max() + 1e-12) if ours.numel() else True):
+            return False
+    return True
+
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Peer:
+    """The compiler under test and what it reports of one compilation."""
+
+    def __init__(self, name: str, backend: str) -> None:
+        self.name, self.backend = name, backend
+        if name == "torchsmith":
+            import torchsmith
+
+            self.module: Any = torchsmith
+        else:
+            import torch
+
+            self.module = torch
+
+    def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return self.module.compile(fn, backend=self.backend)
+
+    def reset(self) -> None:
+        self.module.compiler.reset()
+
+    def observe(self, call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+        """Run a compiling call; its result and {graphs, breaks, fallbacks, externs, kernels}."""
+        if self.name == "torchsmith":
+            from torchsmith import events
+
+            with events.recording() as got:
+                result = call()
+            return result, summary(got)
+        from torch._dynamo.utils import counters
+
+        counters.clear()
+        result = call()
+        breaks = [f"TORCH {' '.join(k.split())[:80]}" for k in counters["graph_break"]]
+        graphs = counters["stats"]["unique_graphs"]
+        return result, {"graphs": graphs, "breaks": breaks, "fallbacks": [], "externs": [], "kernels": 0, "notes": []}
+
+
+def summary(events: list[Any]) -> dict[str, Any]:
+    seen: dict[str, Any] = {"graphs": 0, "breaks": [], "fallbacks": [], "externs": [], "kernels": 0, "notes": []}
+    for event in events:
+        f = event.fields
+        code = str(f.get("code", ""))
+        text = " ".join(str(x) for x in (code, f.get("at", ""), f.get("detail", "")) if x)
+        if event.kind == "graph":
+            seen["graphs"] += 1
+        elif event.kind == "kernel":
+            seen["kernels"] += 1
+        elif event.kind == "extern":
+            seen["externs"].append(str(f.get("name") or f.get("op") or "?"))
+        elif event.kind == "graph_break":
+            seen["breaks"].append(text)
+        elif event.kind == "fallback":
+            seen["notes" if code in NOTE_CODES else "fallbacks"].append(text)
+    return seen
+
+
+def check_sample(peer: Peer, op: Any, sample: Any, number: int, values: bool) -> dict[str, Any]:
+    import torch
+
+    target = op.op
+    given = (sample.input, tuple(sample.args), dict(sample.kwargs))
+
+    def run(fn: Callable[..., Any]) -> tuple[Any, list[Any], Any]:
+        first, args, kwargs = copied(given)
+        torch.manual_seed(1000 + number)
+        result = fn(first, *args, **kwargs)
+        tensors = [t for t in leaves((first, args, kwargs)) if isinstance(t, torch.Tensor)]
+        return result, tensors, aliasing(result, tensors)
+
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    try:
+        want, want_inputs, want_alias = run(entry)
+    except Exception as e:  # the database holds samples that eager refuses; nothing to compare then
+        return {"verdict": "skipped", "why": f"eager raises {type(e).__name__}"}
+    peer.reset()
+    compiled = peer.compile(entry)
+    began = time.perf_counter()
+    row: dict[str, Any] = {}
+    for call in ("first", "second"):
+        try:
+            if call == "first":
+                (got, got_inputs, got_alias), row = peer.observe(lambda: run(compiled))
+                row["seconds"] = round(time.perf_counter() - began, 3)
+            else:
+                got, got_inputs, got_alias = run(compiled)
+        except Exception as e:  # an error where eager has none is a result
+            last = traceback.extract_tb(e.__traceback__)[-1]
+            why = f"{type(e).__name__}: {str(e)[:300]} [{Path(last.filename).name}:{last.lineno}]"
+            return {**row, "verdict": "error", "why": f"{call} call: {why}"}
+        kind, why = difference(want, got, values)
+        if not kind and got_alias != want_alias:
+            kind, why = "alias", f"result shares memory as {got_alias} instead of {want_alias}"
+        if not kind:
+            kind, why = difference(want_inputs, got_inputs, True)
+            why = why and f"input afterwards: {why}"
+        if kind:
+            if kind == "value":
+                try:
+                    exact = target(*to_double((copied(given[0]), *copied(given[1]))), **to_double(copied(given[2])))
+                    kind = "rounding" if is_rounding(exact, want, got) else "value"
+                except Exception:  # no float64 run of this sample: it stays a wrong value
+                    kind = "value"
+            return {**row, "verdict": kind, "why": f"{call} call: {why}"[:400]}
+    return {**row, "verdict": "equal", "bits": is_bit_equal(want, got)}
+
+
+def check_entry(peer: Peer, name: str, op: Any, samples: int) -> dict[str, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, sample in enumerate(op.sample_inputs("cpu", torch.float32, requires_grad=False)):
+            if number == samples:
+                break
+            state = torch.get_rng_state()
+            rows.append(check_sample(peer, op, sample, number, op.name not in UNINITIALISED))
+            torch.set_rng_state(state)
+    return {"name": name, **verdict_of(rows), "samples": rows}
+
+
+WORST = ("crash", "timeout", "error", "value", "type", "meta", "alias", "strides", "rounding", "equal", "skipped")
+WRONG = frozenset({"value", "type", "meta", "alias", "strides"})
+
+
+def verdict_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One entry's line from its samples'."""
+    ran = [r for r in rows if r["verdict"] != "skipped"]
+    if not ran:
+        return {"verdict": "skipped", "one_graph": False, "native": False, "codes": [], "externs": []}
+    verdict = min((r["verdict"] for r in ran), key=WORST.index)
+    whole = all(r.get("graphs", 0) <= 1 and not r.get("breaks") and not r.get("fallbacks") for r in ran)
+    externs = sorted({e for r in ran for e in r.get("externs", ())})
+    codes = sorted({t.split(" ")[0] for r in ran for t in (*r.get("breaks", ()), *r.get("fallbacks", ()))})
+    fine = verdict in ("equal", "rounding")
+    return {"verdict": verdict, "one_graph": fine and whole, "native": fine and whole and not externs, "codes": codes, "externs": externs}
+
+
+def work(todo: Path, out: Path, compiler: str, backend: str, samples: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    peer = Peer(compiler, backend)
+    table = dict(entries())
+    with out.open("a") as f:
+        for name in todo.read_text().split("\n"):
+            print(json.dumps({"start": name}), file=f, flush=True)
+            try:
+                row = check_entry(peer, name, table[name], samples)
+            except Exception as e:  # making the samples failed, or the harness did: listed as an error of this entry
+                row = {"name": name, **verdict_of([{"verdict": "error"}]), "samples": [{"verdict": "error", "why": repr(e)[:400]}]}
+            print(json.dumps(row), file=f, flush=True)
+
+
+# ---------------------------------------------------------------- parent: workers, timeouts, tables
+class Worker:
+    """A process over a list of names; `step` looks at it and returns finished rows."""
+
+    def __init__(self, names: list[str], args: argparse.Namespace, folder: Path) -> None:
+        self.names, self.args, self.folder = names, args, folder
+        self.done = False
+        self.launch()
+
+    def launch(self) -> None:
+        handle, path = tempfile.mkstemp(dir=self.folder, suffix=".todo")
+        os.close(handle)
+        todo = Path(path)
+        todo.write_text("\n".join(self.names))
+        self.out, self.log = todo.with_suffix(".jsonl"), todo.with_suffix(".log")
+        self.out.touch()
+        command = [sys.executable, str(HERE / "op_db.py"), "--worker", str(todo), "--worker-out", str(self.out),
+                   "--compiler", self.args.compiler, "--backend", self.args.backend, "--samples", str(self.args.samples)]  # fmt: skip
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.read, self.current, self.since = 0, "", time.time()
+
+    def step(self) -> list[dict[str, Any]]:
+        rows = self.collect()
+        code = self.process.poll()
+        if code is None:
+            limit = self.args.timeout if self.current else 180  # the first one also pays for the imports
+            if time.time() - self.since > limit:
+                self.process.kill()
+                self.process.wait()
+                rows += self.collect() + self.fail("timeout", f"no answer in {limit} s")
+            return rows
+        rows += self.collect()
+        if not self.names:
+            self.done = True
+        else:
+            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            tail = " | ".join(self.log.read_text(errors="replace").strip().split("\n")[-3:])[-300:]
+            rows += self.fail("crash", f"{name}: {tail}")
+        return rows
+
+    def collect(self) -> list[dict[str, Any]]:
+        rows = []
+        text = self.out.read_text()
+        lines = text[self.read :].split("\n")
+        for line in lines[:-1]:
+            self.read += len(line) + 1
+            value = json.loads(line)
+            self.since = time.time()
+            if "start" in value:
+                self.current = value["start"]
+            else:
+                self.current = ""
+                self.names = [n for n in self.names if n != value["name"]]
+                rows.append(value)
+        return rows
+
+    def fail(self, verdict: str, why: str) -> list[dict[str, Any]]:
+        """The worker is gone: that is the result of the entry it was at; go on with the next."""
+        name = self.current or (self.names[0] if self.names else "")
+        self.names = [n for n in self.names if n != name]
+        row = {"name": name, **verdict_of([{"verdict": verdict}]), "samples": [{"verdict": verdict, "why": why}]}
+        if self.names:
+            self.launch()
+        else:
+            self.done = True
+        return [row] if name else []
+
+
+def run_all(names: list[str], args: argparse.Namespace, journal: Path) -> dict[str, dict[str, Any]]:
+    results: dict[str, dict[str, Any]] = {}
+    if args.resume and journal.exists():
+        results = {r["name"]: r for r in map(json.loads, journal.read_text().split("\n")[:-1]) if r["name"] in names}
+    left = [n for n in names if n not in results]
+    with tempfile.TemporaryDirectory() as folder, journal.open("a" if args.resume else "w") as f:
+        workers = [Worker(part, args, Path(folder)) for i in range(args.procs) if (part := left[i :: args.procs])]
+        try:
+            while not all(w.done for w in workers):
+                time.sleep(0.1)
+                for w in workers:
+                    for row in w.step() if not w.done else ():
+                        results[row["name"]] = row
+                        print(json.dumps(row), file=f, flush=True)
+                        if args.verbose or not row["one_graph"]:
+                            print(f"[{len(results)}/{len(names)}] {line_of(row)}", flush=True)
+        finally:
+            for w in workers:
+                w.process.kill()
+    return results
+
+
+def line_of(row: dict[str, Any]) -> str:
+    why = next((s["why"] for s in row["samples"] if s["verdict"] == row["verdict"] and "why" in s), "")
+    notes = [why, *[t for s in row["samples"] for t in (*s.get("breaks", ()), *s.get("fallbacks", ()))][:1]]
+    return f"{row['name']}: {row['verdict']} {' '.join(row['codes'])} {'; '.join(n for n in notes if n)}".rstrip()
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    ran = [r for r in rows if r["verdict"] != "skipped"]
+    n = len(ran) or 1
+    return {
+        "entries": len(ran),
+        "skipped": len(rows) - len(ran),
+        "wrong": sum(r["verdict"] in WRONG for r in ran),
+        "crashes, hangs, errors": sum(r["verdict"] in ("crash", "timeout", "error") for r in ran),
+        "rounding": sum(r["verdict"] == "rounding" for r in ran),
+        "equal": sum(r["verdict"] in ("equal", "rounding") for r in ran),
+        "one graph": sum(r["one_graph"] for r in ran),
+        "one graph %": round(100 * sum(r["one_graph"] for r in ran) / n, 1),
+        "native": sum(r["native"] for r in ran),
+        "native %": round(100 * sum(r["native"] for r in ran) / n, 1),
+    }
+
+
+def markdown(rows: list[dict[str, Any]], about: dict[str, str]) -> str:
+    f = figures(rows)
+    out = ["# op_db: float32 entries against eager", "", *(f"- {k}: {v}" for k, v in about.items()), "", "| figure | value |", "|---|---|"]
+    out += [f"| {k} | {v} |" for k, v in f.items()]
+    out += ["", "`one graph`: equal to eager with one graph, no break, nothing outside of it. `native`: that, and no extern call.", ""]
+    codes = Counter(c for r in rows for c in r["codes"])
+    externs = Counter(e for r in rows for e in r["externs"])
+    out += ["Codes: " + (", ".join(f"{c} ({k})" for c, k in codes.most_common()) or "none"), ""]
+    out += ["Extern calls: " + (", ".join(f"{c} ({k})" for c, k in externs.most_common()) or "none"), ""]
+    for title, keep in (
+        ("Wrong, crashed, hung, failed", lambda r: r["verdict"] in WRONG or r["verdict"] in ("crash", "timeout", "error")),
+        ("Rounding: outside the tolerance, not farther from float64 than twice eager's error", lambda r: r["verdict"] == "rounding"),
+        ("Equal, but not one graph", lambda r: r["verdict"] in ("equal", "rounding") and not r["one_graph"]),
+    ):
+        out += [f"## {title}", ""] + [f"- {line_of(r)}".replace("|", "/") for r in rows if keep(r)] + [""]
+    out += ["## Every entry", "", "| entry | verdict | one graph | native | codes | extern calls |", "|---|---|---|---|---|---|"]
+    for r in rows:
+        yes = {True: "yes", False: "no"}
+        cells = (r["name"], r["verdict"], yes[r["one_graph"]], yes[r["native"]], " ".join(r["codes"]), " ".join(r["externs"]))
+        out.append("| " + " | ".join(cells) + " |")
+    return "\n".join(out) + "\n"
+
+
+def chosen(names: list[str], args: argparse.Namespace) -> list[str]:
+    if args.only:
+        names = [n for n in names if any(fnmatch.fnmatch(n, p) or n.split(".")[-1] == p for p in args.only)]
+    if args.sample:
+        names = sorted(random.Random(args.seed).sample(names, min(args.sample, len(names))))
+    return names
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", action="append", metavar="NAME", help="entry name or glob; may be repeated")
+    p.add_argument("--sample", type=int, default=0, metavar="N", help="a random sample of N entries")
+    p.add_argument("--seed", type=int, default=date.today().toordinal(), help="of the sample; default: the day")
+    p.add_argument("--samples", type=int, default=3, help="samples per entry")
+    p.add_argument("--backend", default="inductor")
+    p.add_argument("--compiler", choices=("torchsmith", "torch"), default="torchsmith")
+    p.add_argument("--procs", type=int, default=2)
+    p.add_argument("--timeout", type=float, default=90, help="seconds per entry")
+    p.add_argument("--resume", action="store_true")
+    p.add_argument("--verbose", action="store_true", help="print every entry, not only those that are not one graph")
+    p.add_argument("--inline", action="store_true", help="no worker processes (for a debugger)")
+    p.add_argument("--out", type=Path, default=None, help="default: bench/results/op_db (whole runs), else a temporary folder")
+    p.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    p.add_argument("--worker-out", type=Path, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.worker:
+        work(args.worker, args.worker_out, args.compiler, args.backend, args.samples)
+        return 0
+    names = chosen(entry_names(), args)
+    partial = bool(args.only or args.sample)
+    out = args.out or (Path(tempfile.gettempdir()) / "torchsmith_op_db" if partial else DEFAULT_OUT)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    began = time.time()
+    if args.inline:
+        peer, table = Peer(args.compiler, args.backend), dict(entries())
+        results = {}
+        for n in names:
+            results[n] = check_entry(peer, n, table[n], args.samples)
+            print(line_of(results[n]), results[n]["externs"], flush=True)
+    else:
+        results = run_all(names, args, out.with_suffix(".partial.jsonl"))
+    rows = [results[n] for n in names if n in results]
+    import torch
+
+    about = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "compiler": f"{args.compiler}, backend {args.backend}",
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "minutes": f"{(time.time() - began) / 60:.1f}",
+        "command": "python bench/op_db.py " + " ".join(sys.argv[1:]),
+    }
+    out.with_suffix(".md").write_text(markdown(rows, about))
+    out.with_suffix(".json").write_text(json.dumps({"about": about, "figures": figures(rows), "entries": rows}, indent=1) + "\n")
+    print(json.dumps(figures(rows), indent=1))
+    print(f"table: {out.with_suffix('.md')}")
+    return 1 if figures(rows)["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
