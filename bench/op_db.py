@@ -239,13 +239,11 @@ def summary(events: list[Any]) -> dict[str, Any]:
     for event in events:
         f = event.fields
         code = str(f.get("code", ""))
-        text = " ".join(str(x) for x in (code, f.get("at", ""), f.get("detail", "")) if x)
+        text = " ".join(str(x) for x in (code, f.get("loc") or f.get("at"), f.get("detail")) if x)
         if event.kind == "graph":
             seen["graphs"] += 1
-        elif event.kind == "kernel":
-            seen["kernels"] += 1
-        elif event.kind == "extern":
-            seen["externs"].append(str(f.get("name") or f.get("op") or "?"))
+            seen["kernels"] += f["report"].kernels
+            seen["externs"] += f["report"].externs
         elif event.kind == "graph_break":
             seen["breaks"].append(text)
         elif event.kind == "fallback":

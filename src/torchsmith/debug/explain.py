@@ -1,0 +1,174 @@
+"""explain: run a compiled callable once and say what was captured, compiled and left outside.
+
+In: a callable freshly made by `torchsmith.compile` (api.explain makes it). Out: an Explanation, an object with a readable text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..codes import CODES
+from ..events import Event, recording
+
+NOTES = frozenset({"GRA001"})  # fallbacks inside the compiler: counted, but everything still runs in the graph
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something ran outside of compiled code: `code` is a key of codes.CODES, `loc` the user's file:line."""
+
+    code: str
+    loc: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        row = CODES.get(self.code)
+        text = " ".join(x for x in (f"{self.loc}:" if self.loc else "", f"[{self.code}]", row.explanation if row else "") if x)
+        return text + (f" ({self.detail})" if self.detail else "") + (f". {row.hint}" if row else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSummary:
+    """One captured graph: `road` says who runs it ("native", "captured" or a backend's name), `reason` why it is not native."""
+
+    name: str
+    road: str
+    reason: Reason | None
+    operators: tuple[str, ...]
+    kernels: int
+    externs: tuple[str, ...]
+    guards: tuple[str, ...]
+    cached: bool
+    library: str
+    module: Any = None  # the captured torch.fx.GraphModule
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What one call did. `result` is what the call returned; `times` are (wall, CPU) seconds by stage."""
+
+    graphs: tuple[GraphSummary, ...]
+    breaks: tuple[Reason, ...]
+    fallbacks: tuple[Reason, ...]
+    notes: tuple[Reason, ...]
+    kernels: tuple[str, ...]
+    times: dict[str, tuple[float, float]]
+    result: Any
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        return len(self.breaks)
+
+    @property
+    def kernel_count(self) -> int:
+        return sum(g.kernels for g in self.graphs)
+
+    @property
+    def op_count(self) -> int:
+        return sum(len(g.operators) for g in self.graphs)
+
+    @property
+    def ops_per_graph(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(g.operators for g in self.graphs)
+
+    @property
+    def extern_calls(self) -> tuple[str, ...]:
+        return tuple(e for g in self.graphs for e in g.externs)
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        return tuple(text for g in self.graphs for text in g.guards)
+
+    @property
+    def break_reasons(self) -> tuple[Reason, ...]:
+        return self.breaks
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def explained(compiled: Callable[..., Any]) -> Callable[..., Explanation]:
+    """compiled -> a function of the same arguments that calls it and returns the Explanation."""
+
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        with recording() as got:
+            result = compiled(*args, **kwargs)
+        return explanation(got, result)
+
+    return run
+
+
+def explanation(got: Sequence[Event], result: Any = None) -> Explanation:
+    """The recorded events of one call, read together."""
+    by_kind: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in got:
+        by_kind[event.kind].append(event.fields)
+    fallbacks = [_reason(f) for f in by_kind["fallback"]]
+    times: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    for f in by_kind["time"]:
+        wall, cpu = times[f["name"]]
+        times[f["name"]] = (wall + f["wall"], cpu + f["cpu"])
+    return Explanation(
+        graphs=_graphs(by_kind),
+        breaks=tuple(_reason(f) for f in by_kind["graph_break"]),
+        fallbacks=tuple(r for r in fallbacks if r.code not in NOTES),
+        notes=tuple(r for r in fallbacks if r.code in NOTES),
+        kernels=tuple(str(f["name"]) for f in by_kind["kernel"]),
+        times=dict(times),
+        result=result,
+    )
+
+
+def _reason(f: dict[str, Any]) -> Reason:
+    return Reason(str(f.get("code", "")), str(f.get("loc") or f.get("at") or ""), str(f.get("detail") or ""))
+
+
+def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...]:
+    found = []
+    guard_lists = [tuple(str(g) for g in f.get("list", ())) for f in by_kind["guards"]]
+    for number, f in enumerate(by_kind["graph"]):
+        report, module = f["report"], f.get("module")
+        guards = guard_lists[number] if number < len(guard_lists) else ()
+        reason = next((_reason(b) for b in by_kind["fallback"] if b.get("graph") == f["name"] and b.get("code") == report.code), None)
+        if reason is None and report.code:
+            reason = Reason(report.code)
+        operators = _operators(module) if module is not None else ("?",) * report.operators
+        name, externs = str(f["name"]), tuple(report.externs)
+        found.append(GraphSummary(name, report.road, reason, operators, report.kernels, externs, guards, report.cached, report.library, module))
+    return tuple(found)
+
+
+def _operators(module: Any) -> tuple[str, ...]:
+    nodes = (n for n in module.graph.nodes if n.op in ("call_function", "call_method", "call_module"))
+    return tuple(n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target)) for n in nodes)
+
+
+def _counted(names: Sequence[str]) -> str:
+    return ", ".join(f"{name} x{n}" if n > 1 else name for name, n in Counter(names).most_common())
+
+
+def _lines(e: Explanation) -> list[str]:
+    out = [f"graphs: {len(e.graphs)}   breaks: {len(e.breaks)}   kernels: {e.kernel_count}   extern calls: {len(e.extern_calls)}"]
+    out += [f"break: {r}" for r in e.breaks]
+    attached = {g.reason for g in e.graphs}
+    out += [f"fallback: {r}" for r in e.fallbacks if r not in attached]
+    for number, g in enumerate(e.graphs):
+        out.append(f"graph {number} {g.name}: {g.road}{', from the cache' if g.cached else ''}")
+        if g.reason is not None:
+            out.append(f"  not native: {g.reason}")
+        out.append(f"  operators ({len(g.operators)}): {_counted(g.operators)}")
+        out.append(f"  kernels: {g.kernels}")
+        out.append(f"  extern calls ({len(g.externs)}): {_counted(g.externs) or 'none'}")
+        out.append(f"  guards ({len(g.guards)}):")
+        out += [f"    {text}" for text in g.guards[:20]]
+        out += [f"    ... and {len(g.guards) - 20} more"] if len(g.guards) > 20 else []
+    out += [f"note: {text} x{n}" for text, n in Counter(map(str, e.notes)).items()]
+    out.append("times (wall s, CPU s): " + ", ".join(f"{k} {w:.3f} {c:.3f}" for k, (w, c) in e.times.items()))
+    return out

@@ -1,0 +1,72 @@
+"""TORCHSMITH_LOGS: readable lines on stderr as things happen.
+
+In: events. Out: lines for the artifacts named in the variable: graph_breaks, recompiles, guards, kernels, graphs, cache, times.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .. import events
+from ..codes import CODES
+from ..options import logs
+
+Fields = dict[str, Any]
+
+
+def _why(f: Fields) -> str:
+    code = str(f.get("code", ""))
+    row = CODES.get(code)
+    where = f.get("loc") or f.get("at") or "unknown place"
+    detail = f" ({f['detail']})" if f.get("detail") else ""
+    return f"{where}: [{code}] {row.explanation if row else ''}{detail}. {row.hint if row else ''}".rstrip()
+
+
+def _graph(f: Fields) -> str:
+    r = f["report"]
+    why = f" because of {r.code}" if r.code else ""
+    cached = ", from the cache" if r.cached else ""
+    return f"graph {r.name}: {r.road}{why}{cached}, {r.operators} operators, {r.kernels} kernels, {len(r.externs)} extern calls {r.library}"
+
+
+def _guards(f: Fields) -> str:
+    listed = [str(g) for g in f.get("list", ())]
+    return "\n".join([f"{f.get('name', '')}: {len(listed)} guards", *(f"  {g}" for g in listed)])
+
+
+def _kernel(f: Fields) -> str:
+    return f"{f.get('graph', '')}: {f.get('name', '')} from {', '.join(map(str, f.get('origins') or ()))}"
+
+
+# artifact -> {event kind: one line}
+LOGS: dict[str, dict[str, Callable[[Fields], str]]] = {
+    "graph_breaks": {"graph_break": _why, "fallback": _why},
+    "recompiles": {"recompile": lambda f: f"{f.get('loc') or ''}: {f.get('name', '')} recompiles, this guard failed: {f.get('guard')}"},
+    "guards": {"guards": _guards},
+    "kernels": {"kernel": _kernel},
+    "graphs": {"graph": _graph},
+    "cache": {"cache": lambda f: ", ".join(f"{k} {v}" for k, v in f.items())},
+    "times": {"time": lambda f: f"{f.get('graph', '')} {f['name']}: {f['wall'] * 1e3:.1f} ms wall, {f['cpu'] * 1e3:.1f} ms CPU"},
+}
+
+_started: list[events.Listener] = []
+
+
+def start_logs() -> None:
+    """Listen for what TORCHSMITH_LOGS names; called once, when the front door is imported. Unknown names are said, not ignored."""
+    wanted = logs()
+    if _started or not wanted:
+        return
+    for name in sorted(wanted - LOGS.keys()):
+        print(f"torchsmith: TORCHSMITH_LOGS names {name!r}; known: {', '.join(LOGS)}", file=sys.stderr)
+    rows = {kind: (name, line) for name in LOGS.keys() & wanted for kind, line in LOGS[name].items()}
+
+    def show(event: events.Event) -> None:
+        if event.kind in rows:
+            name, line = rows[event.kind]
+            print(f"[torchsmith {name}] {line(event.fields)}", file=sys.stderr, flush=True)
+
+    _started.append(show)
+    events.listen(show)

@@ -1,0 +1,149 @@
+"""The house's order, read from the source with ast: who imports whom, where torch is allowed, what files may be called."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "torchsmith"
+
+# A room may import itself and what is listed. `schedule` and `emit` need runtime for nothing; `runtime` imports no compiler.
+BASE = frozenset({"codes", "events", "options"})
+MIDDLE = BASE | {"ir", "runtime"}
+ROOMS: dict[str, frozenset[str]] = {
+    "codes": frozenset(),
+    "events": frozenset(),
+    "options": frozenset(),
+    "ir": BASE,
+    "runtime": BASE | {"ir"},
+    "schedule": BASE | {"ir"},
+    "emit": BASE | {"ir"},
+    "graph": MIDDLE,
+    "lower": MIDDLE | {"graph"},
+    "autograd": MIDDLE | {"graph"},
+    "capture": MIDDLE | {"graph"},
+}
+ROOMS["pipeline"] = frozenset(ROOMS)
+ROOMS["backends"] = frozenset(ROOMS)
+ROOMS["aot"] = frozenset(ROOMS) - {"backends"}
+ROOMS["debug"] = frozenset(ROOMS)
+ROOMS["api"] = frozenset(ROOMS)
+ROOMS["compiler"] = frozenset(ROOMS)  # the namespace torchsmith.compiler: a front door like api
+ROOMS["__init__"] = frozenset(ROOMS)
+
+# pipeline looks a backend up by name, and only then: the one step against the order, and a late one.
+ALLOWED_BACK = {("pipeline", "backends")}
+
+TORCH_FREE = ("codes", "events", "options", "ir", "schedule", "emit")
+TORCH_IN_RUNTIME = {"runtime/host_torch.py"}
+FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.jit", "torch.export")
+FORBIDDEN_NAMES = ("utils", "common", "misc", "helpers")
+
+# Imports inside functions: optional or heavy packages, and the few places that say why.
+LATE_PACKAGES = ("platformdirs", "filelock", "rich", "numpy", "importlib", "sympy")
+LATE_FILES: dict[str, tuple[str, ...]] = {
+    "__init__.py": (),  # resolved by import_module
+    "pipeline.py": ("graph", "backends"),  # adapters: only when such a backend is asked for
+}
+
+
+def files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> list[tuple[str, int, bool]]:
+    """(absolute module, line, is it inside a function) of every import; typing-only imports are left out."""
+    tree = ast.parse(path.read_text())
+    parts = ("torchsmith", *path.relative_to(PACKAGE).with_suffix("").parts)
+    package = parts if path.name == "__init__.py" else parts[:-1]
+    package = tuple(p for p in package if p != "__init__")
+    found: list[tuple[str, int, bool]] = []
+
+    def visit(node: ast.AST, inside: bool) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if isinstance(node, ast.Import):
+            found.extend((a.name, node.lineno, inside) for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *((node.module,) if node.module else ())))
+            found.extend((f"{module}.{a.name}", node.lineno, inside) for a in node.names)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(tree, False)
+    return found
+
+
+def is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def test_rooms_are_known() -> None:
+    assert {room_of(p) for p in files()} <= ROOMS.keys()
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in files():
+        room = room_of(path)
+        for module, line, _ in imports(path):
+            if not is_within(module, "torchsmith"):
+                continue
+            parts = module.split(".")
+            target = parts[1] if len(parts) > 1 else "__init__"
+            if target not in ROOMS:  # a name defined in torchsmith/__init__.py, such as __version__
+                target = "__init__"
+            if target in ("__init__", room) or (room, target) in ALLOWED_BACK:
+                continue
+            if target not in ROOMS[room]:
+                wrong.append(f"{name_of(path)}:{line}: {room} may not import {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_stays_out_of_the_pure_rooms() -> None:
+    wrong = []
+    for path in files():
+        if room_of(path) in TORCH_FREE or (room_of(path) == "runtime" and name_of(path) not in TORCH_IN_RUNTIME):
+            wrong += [f"{name_of(path)}:{line}: {module}" for module, line, _ in imports(path) if is_within(module, "torch")]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_incumbents_compilers_are_never_imported() -> None:
+    wrong = []
+    for path in files():
+        if room_of(path) == "backends":
+            continue  # adapters may import what their peer needs
+        for module, line, _ in imports(path):
+            wrong += [f"{name_of(path)}:{line}: {module}" for f in FORBIDDEN if is_within(module, f)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_sit_at_the_top() -> None:
+    wrong = []
+    for path in files():
+        for module, line, inside in imports(path):
+            package = module.split(".")[0]
+            late = LATE_FILES.get(name_of(path), ())
+            is_listed = package in LATE_PACKAGES or any(f".{room}." in f"{module}." for room in late)
+            if inside and not is_listed:
+                wrong.append(f"{name_of(path)}:{line}: import of {module} inside a function")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", files(), ids=name_of)
+def test_files_say_what_they_are(path: Path) -> None:
+    assert not any(part.removesuffix(".py") in FORBIDDEN_NAMES for part in path.relative_to(PACKAGE).parts)
+    assert ast.get_docstring(ast.parse(path.read_text())), "a module starts with one sentence: job, input, output"
