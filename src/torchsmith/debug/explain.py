@@ -140,8 +140,8 @@ def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...
         if reason is None and report.code:
             reason = Reason(report.code)
         operators = _operators(module) if module is not None else ("?",) * report.operators
-        name, externs = str(f["name"]), tuple(report.externs)
-        found.append(GraphSummary(name, report.road, reason, operators, report.kernels, externs, guards, report.cached, report.library, module))
+        ours = (report.kernels, tuple(report.externs), guards, report.cached, report.library)
+        found.append(GraphSummary(str(f["name"]), report.road, reason, operators, *ours, module))
     return tuple(found)
 
 
