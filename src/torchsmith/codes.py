@@ -48,3 +48,10 @@ class Unsupported(Exception):
 # ---------------------------------------------------------------- autograd
 define("AUT001", "gradients are needed, so the captured graph runs once under eager autograd",
        "call under torch.no_grad() or torch.inference_mode() for compiled inference")
+
+# ---------------------------------------------------------------- lower
+define("LOW001", "a tensor has a dtype that torchsmith does not compute on, so the graph runs eagerly",
+       "keep complex, quantised and 16- to 64-bit unsigned tensors out of the compiled function")
+define("LOW002", "the functional graph holds an attribute instead of an input", "report this: capture should make every tensor an input")
+define("LOW003", "an operator cannot be called from compiled code", "call it outside of the compiled function")
+define("LOW004", "the results alias each other in a way that cannot be expressed", "return a clone of one of them")

@@ -4,7 +4,7 @@
     body     = (Stage | Check | Extern | Bind | Cond | Repeat)*            in program order
     Stage    = (axes: parallel* scan?, lets*, stores*)                     one loop nest; several stores: multi-output
     Store    = (buf, index, value, mode: set | add | mul | min | max, unique, mask?)
-    Result   = Fresh(buf) | InputResult(i) | ViewResult(of, shape, strides, offset)
+    Result   = Fresh(buf) | InputResult(i) | ViewResult(of, shape, strides, offset) | SizeResult(value)
 
 Invariants (ir/verify.py holds them)
 - A temp or output buffer is written by exactly one body element before anything reads it; "state" buffers and inputs may be
@@ -190,7 +190,14 @@ class ViewResult:
     dtype: DType
 
 
-Result = Fresh | InputResult | ViewResult
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """The result is a number computed from sizes."""
+
+    value: Expr
+
+
+Result = Fresh | InputResult | ViewResult | SizeResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,396 @@
+"""Lowering: one functional graph (fx, ATen operators on values) becomes a Program of stages, checks and extern calls.
+
+In: FunctionalGraph, Options. Out: Program. Every node is lowered by its row in LOWERINGS, or becomes an Extern (extern.py). A row gets the
+builder `cx` and the operator's arguments in schema order: tensors as Refs, sizes as Exprs or ints. View operators answer with a Ref
+that maps indices; all others write one Stage per value over the result's axes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..codes import Unsupported
+from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec, ViewOutput
+from ..ir import dtype as dt
+from ..ir.dtype import DType
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, op, walk
+from ..ir.program import (
+    Bind, Buffer, Check, Element, Fresh, InputResult, Layout, Program, Result, SizeResult, Stage, Store, Symbol, ViewResult,
+)  # fmt: skip
+from ..options import Options
+from . import extern
+from .numerics import boolean, ir_dtype
+from .ref import ONE, ZERO, Index, Ref, Strided, contiguous_strides, is_one, is_zero, of_buffer, same_strides
+from .table import LOWERINGS
+
+Value = Any  # Ref | Expr | None | tuple of them: what a node stands for
+
+
+class Builder:
+    """The Program under construction, and the node being lowered (`spec`, `loc`, `origin`)."""
+
+    def __init__(self, options: Options, symbols: Sequence[Symbol]) -> None:
+        self.options = options
+        self.buffers: dict[str, Buffer] = {}
+        self.strides: dict[str, tuple[Expr, ...]] = {}  # spec strides of each buffer: what a required layout will be
+        self.body: list[Element] = []
+        self.symbols: list[Symbol] = list(symbols)
+        self.bound: set[Sym] = {s.sym for s in symbols if s.origin[0] != "bound"}
+        self.notes: list[str] = []
+        self.spec: Any = None
+        self.loc = ""
+        self.origin = ""
+        self.count = 0
+
+    # ------------------------------------------------------------ the node at hand
+    @property
+    def out(self) -> TensorSpec:
+        """The spec of the node's (first) result."""
+        spec = self.spec
+        return spec if isinstance(spec, TensorSpec) else spec[0]
+
+    @property
+    def dtype(self) -> DType:
+        return ir_dtype(self.out.dtype, self.loc)
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        return self.out.shape
+
+    # ------------------------------------------------------------ names
+    def fresh(self, prefix: str = "t") -> str:
+        self.count += 1
+        return f"{prefix}{self.count - 1}"
+
+    def axes(self, shape: Sequence[Expr]) -> tuple[Axis, ...]:
+        """Axes of one Stage. They are bound by that Stage, so every Stage may use the same names."""
+        return tuple(Axis(f"i{n}") for n in range(len(shape)))
+
+    # ------------------------------------------------------------ buffers and stages
+    def buffer(
+        self, dtype: DType, shape: Sequence[Expr], strides: Sequence[Expr] | None = None, *, required: bool = False, role: Any = "temp"
+    ) -> str:
+        """A new buffer. `required`: it must have these strides; else the schedule chooses until somebody requires them."""
+        name = self.fresh()
+        given = tuple(strides) if strides is not None else contiguous_strides(shape)
+        self.strides[name] = given
+        self.buffers[name] = Buffer(name, dtype, tuple(shape), Layout(given, ZERO) if required else None, role, None, self.loc)
+        return name
+
+    def ref(self, name: str) -> Ref:
+        b = self.buffers[name]
+        return of_buffer(name, b.dtype, b.shape, self.strides[name])
+
+    def stage(
+        self, value: Callable[[Index], Expr], shape: Sequence[Expr] | None = None, dtype: DType | None = None,
+        strides: Sequence[Expr] | None = None,
+    ) -> Ref:
+        """Write value(index) for every index of `shape` into a new buffer; the shape, dtype and strides default to the node's result."""
+        if shape is None:
+            shape, strides = self.shape, self.out.strides
+        dtype = dtype or self.dtype
+        name = self.buffer(dtype, shape, strides)
+        self.fill(name, value)
+        return self.ref(name)
+
+    def stages(self, *values: Callable[[Index], Expr]) -> tuple[Ref, ...]:
+        """One stage per result of a node with several results, by its specs."""
+        refs = []
+        for spec, value in zip(self.spec, values, strict=True):
+            refs.append(self.stage(value, spec.shape, ir_dtype(spec.dtype, self.loc), spec.strides))
+        return tuple(refs)
+
+    def fill(self, name: str, value: Callable[[Index], Expr]) -> None:
+        """Write all of the buffer `name`."""
+        b = self.buffers[name]
+        axes = self.axes(b.shape)
+        stored = value(axes)
+        if stored.dtype is not b.dtype:
+            raise TypeError(f"{self.origin} stores {stored.dtype} into {b.dtype}")
+        bound = tuple(zip(axes, b.shape, strict=True))
+        self.body.append(Stage(bound, (Store(name, axes, stored),), loc=self.loc, origin=self.origin))
+
+    def fold(
+        self, shape: Sequence[Expr], init: Sequence[Expr], step: Callable[[Index, tuple[Expr, ...]], Sequence[Expr]],
+        merge: Callable[[tuple[Expr, ...], tuple[Expr, ...]], Sequence[Expr]] | None = None, pick: int = 0,
+    ) -> Fold:  # fmt: skip
+        """A loop over `shape` inside a value: state' = step(index, state); `merge` makes the order free, else it is sequential.
+
+        Axes and state names are unique in the program, so that inlining one Fold in another captures nothing.
+        """
+        n = self.count
+        self.count += 1
+        axes = tuple(Axis(f"r{n}_{k}") for k in range(len(shape)))
+        prefix = f"f{n}_"
+        old = tuple(Var(f"{prefix}a{k}", e.dtype) for k, e in enumerate(init))
+        new = tuple(Var(f"{prefix}b{k}", e.dtype) for k, e in enumerate(init))
+        combine = tuple(merge(old, new)) if merge else ()
+        return Fold(
+            tuple(zip(axes, shape, strict=True)), tuple(init), tuple(step(axes, old)), combine, "any" if merge else "sequential", pick, prefix
+        )
+
+    # ------------------------------------------------------------ storage for those who need real memory
+    def require(self, name: str) -> None:
+        """Fix the buffer's layout to its spec's strides."""
+        b = self.buffers[name]
+        if b.layout is None:
+            self.buffers[name] = replace(b, layout=Layout(self.strides[name], ZERO))
+
+    def place(self, ref: Ref, strides: Sequence[Expr] | None = None) -> str:
+        """The name of a buffer that holds `ref` with these strides (any, if None): its own, a view of its root, or a copy."""
+        s = ref.strided
+        if s is not None and (strides is None or same_strides(ref.shape, s.strides, strides)):
+            self.require(s.root)
+            if ref.whole is not None:
+                return ref.whole
+            name = self.fresh("v")
+            self.strides[name] = s.strides
+            layout = Layout(s.strides, s.offset)
+            self.buffers[name] = Buffer(name, ref.dtype, ref.shape, layout, self.buffers[s.root].role, s.root, self.loc)
+            return name
+        return self.copy(ref, strides)
+
+    def copy(self, ref: Ref, strides: Sequence[Expr] | None = None, role: Any = "temp") -> str:
+        """Copy `ref` into a new buffer with these strides; overlapping ones become row-major."""
+        overlap = strides is not None and any(is_zero(s) and not is_one(n) for n, s in zip(ref.shape, strides, strict=True))
+        name = self.buffer(ref.dtype, ref.shape, None if overlap else strides, required=True, role=role)
+        self.fill(name, ref.load)
+        return name
+
+    # ------------------------------------------------------------ checks
+    def check_none(self, shape: Sequence[Expr], bad: Callable[[Index], Expr], kind: str, message: str) -> None:
+        """Fail the call when bad(index) holds anywhere in `shape`."""
+        found = self.stage(lambda _: self.any_of(shape, bad), (), dt.bool_, ())
+        assert found.whole is not None
+        self.require(found.whole)
+        self.body.append(Check(op("not", Load(found.whole, dt.bool_, ())), kind, message, self.loc))
+
+    def any_of(self, shape: Sequence[Expr], test: Callable[[Index], Expr]) -> Expr:
+        no = Const(dt.bool_, False)
+        if not shape:
+            return boolean(test(()))
+        return self.fold(shape, [no], lambda i, s: [op("or", s[0], boolean(test(i)))], lambda a, b: [op("or", a[0], b[0])])
+
+    def note(self, code: str) -> None:
+        if code not in self.notes:
+            self.notes.append(code)
+
+    def bind(self, sym: Sym, value: Expr) -> None:
+        self.bound.add(sym)
+        self.body.append(Bind(sym, value))
+
+
+# ---------------------------------------------------------------- the pass
+
+
+def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program:
+    """fx graph of ATen operators -> Program: `y = sin(x)` becomes `stage i0 < n: t0[i0] = sin(x0[i0])`."""
+    cx = Builder(options, fg.symbols)
+    env: dict[fx.Node, Value] = {}
+    inputs = _lower_inputs(cx, fg, env)
+    wanted = _live_nodes(fg)
+    for node in fg.graph.nodes:
+        if node.op == "call_function" and node in wanted:
+            cx.loc, cx.origin, cx.spec = node.meta.get("loc", ""), _name_of(node.target), node.meta.get("spec")
+            env[node] = _lower_node(cx, node, env)
+        elif node.op == "get_attr":
+            raise Unsupported("LOW002", at=node.meta.get("loc", ""), detail=str(node.target))
+    by_name = {n.name: n for n in fg.graph.nodes}
+    write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
+    results = _lower_results(cx, fg, env, by_name, inputs)
+    return Program(
+        name, tuple(cx.symbols), tuple(inputs), dict(cx.buffers), tuple(cx.body), results, write_backs, notes=tuple(cx.notes)
+    )
+
+
+def _name_of(target: Any) -> str:
+    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+
+
+def _lower_inputs(cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value]) -> list[str]:
+    names = []
+    placeholders = [n for n in fg.graph.nodes if n.op == "placeholder"]
+    for number, (node, spec) in enumerate(zip(placeholders, fg.inputs, strict=True)):
+        if not isinstance(spec, TensorSpec):
+            env[node] = spec
+            names.append("")
+            continue
+        if spec.dtype not in _known_dtypes():
+            # an input that only passes through (a returned or viewed one) needs no buffer; any use of it raises
+            env[node] = Opaque(spec)
+            names.append("")
+            continue
+        buf = f"x{number}"
+        cx.strides[buf] = spec.strides
+        layout = Layout(spec.strides, ZERO)
+        cx.buffers[buf] = Buffer(buf, ir_dtype(spec.dtype), spec.shape, layout, "input", None, node.meta.get("loc", ""))
+        env[node] = cx.ref(buf)
+        names.append(buf)
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """A tensor of a dtype that the IR lacks."""
+
+    spec: TensorSpec
+
+
+def _known_dtypes() -> Any:
+    from .numerics import IR_DTYPES
+
+    return IR_DTYPES
+
+
+def _live_nodes(fg: FunctionalGraph) -> set[fx.Node]:
+    """Nodes that a result, a write-back or an effect needs."""
+    names = {o.node for o in fg.outputs if isinstance(o, FreshOutput)} | {n for _, n in fg.write_backs}
+    live: set[fx.Node] = set()
+    stack = [n for n in fg.graph.nodes if n.name in names or (n.op == "call_function" and extern.has_effect(n.target))]
+    while stack:
+        node = stack.pop()
+        if node not in live:
+            live.add(node)
+            stack.extend(node.all_input_nodes)
+    return live
+
+
+def _lower_node(cx: Builder, node: fx.Node, env: dict[fx.Node, Value]) -> Value:
+    if node.target is operator.getitem:
+        return env[node.args[0]][node.args[1]]
+    values = fx.node.map_arg((node.args, node.kwargs), lambda n: env[n])
+    args, kwargs = values
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _lower_python(cx, node, args)
+    for value in _flatten(args, kwargs):
+        if isinstance(value, Opaque):
+            raise Unsupported("LOW001", at=cx.loc, detail=f"{value.spec.dtype} in {cx.origin}")
+    for spec in cx.spec if isinstance(cx.spec, (tuple, list)) else (cx.spec,):
+        if isinstance(spec, TensorSpec):
+            ir_dtype(spec.dtype, cx.loc)
+    bound = bind_arguments(node.target, args, kwargs)
+    rule = LOWERINGS.get(node.target)
+    if rule is not None:
+        mark = len(cx.body)
+        found = rule(cx, *bound)
+        if found is not NotImplemented:
+            return found
+        del cx.body[mark:]
+    return extern.lower_extern(cx, node, bound, env)
+
+
+def _flatten(*values: Any) -> list[Any]:
+    flat = []
+    for v in values:
+        if isinstance(v, (tuple, list)):
+            flat.extend(_flatten(*v))
+        elif isinstance(v, dict):
+            flat.extend(_flatten(*v.values()))
+        else:
+            flat.append(v)
+    return flat
+
+
+# arithmetic on sizes that the graph kept as nodes
+_PYTHON: dict[Any, str] = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv", operator.mod: "mod"}
+
+
+def _lower_python(cx: Builder, node: fx.Node, args: Sequence[Any]) -> Value:
+    if isinstance(cx.spec, Expr):
+        return cx.spec
+    row = _PYTHON.get(node.target)
+    if row is None or not all(isinstance(a, (int, Expr)) for a in args):
+        raise Unsupported("LOW003", at=cx.loc, detail=cx.origin)
+    return op(row, *(a if isinstance(a, Expr) else Const(dt.index, a) for a in args))
+
+
+def bind_arguments(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments in schema order, defaults filled in."""
+    bound = []
+    for k, a in enumerate(target._schema.arguments):
+        if k < len(args):
+            bound.append(args[k])
+        elif a.name in kwargs:
+            bound.append(kwargs[a.name])
+        else:
+            bound.append(a.default_value if a.has_default_value() else None)
+    return bound
+
+
+# ---------------------------------------------------------------- results
+
+
+def _as_output(cx: Builder, ref: Ref, spec: TensorSpec, taken: set[str]) -> str:
+    """A buffer of role "output" in the spec's layout that holds `ref`: its own buffer if that may be given away, else a copy."""
+    name = ref.whole
+    if name is not None and name not in taken and ref.strided is not None:
+        b = cx.buffers[name]
+        if b.role == "temp" and b.storage_of is None and same_strides(ref.shape, cx.strides[name], spec.strides):
+            cx.buffers[name] = replace(b, role="output", layout=Layout(cx.strides[name], ZERO))
+            return name
+    return cx.copy(ref, spec.strides, role="output")
+
+
+def _lower_results(
+    cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value], by_name: dict[str, fx.Node], inputs: list[str]
+) -> tuple[Result, ...]:
+    results: list[Result] = []
+    taken: set[str] = set()
+    for out in fg.outputs:
+        if isinstance(out, InputOutput):
+            results.append(InputResult(out.index))
+        elif isinstance(out, SizeOutput):
+            results.append(SizeResult(out.value))
+        elif isinstance(out, FreshOutput):
+            node = by_name[out.node]
+            cx.loc, cx.origin = node.meta.get("loc", ""), "result"
+            ref = env[node]
+            if not isinstance(ref, Ref):
+                raise Unsupported("LOW001", at=cx.loc, detail=f"result {out.node}")
+            name = _as_output(cx, ref, node.meta["spec"], taken)
+            taken.add(name)
+            results.append(Fresh(name))
+        else:
+            assert isinstance(out, ViewOutput)
+            spec = out.spec
+            of: int | str
+            if isinstance(out.of, int):
+                of = out.of
+            else:
+                base = results[out.of[1]]
+                if not isinstance(base, Fresh):
+                    raise Unsupported("LOW004", detail="a view of a result that is not fresh")
+                of = base.buf
+            results.append(ViewResult(of, spec.shape, spec.strides, spec.offset if spec.offset is not None else ZERO, ir_dtype(spec.dtype)))
+    return tuple(results)
+
+
+def _lower_write_backs(
+    cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value], by_name: dict[str, fx.Node], inputs: list[str]
+) -> tuple[tuple[str, str], ...]:
+    """Each written input takes a buffer of its own: a value that is (a view of) an input is copied first, since copies run in order."""
+    pairs = []
+    for number, node_name in fg.write_backs:
+        node = by_name[node_name]
+        cx.loc, cx.origin = node.meta.get("loc", ""), "write-back"
+        ref = env[node]
+        if not isinstance(ref, Ref):
+            raise Unsupported("LOW001", at=cx.loc, detail=f"write-back {node_name}")
+        if ref.whole == inputs[number]:
+            continue
+        name = ref.whole
+        if name is None or cx.buffers[name].role != "temp":
+            held = cx.stage(ref.load, ref.shape, ref.dtype, None)
+            name = held.whole
+        assert name is not None
+        pairs.append((inputs[number], name))
+    return tuple(pairs)
+
+
+__all__ = ["ONE", "Builder", "Ref", "Strided", "lower"]

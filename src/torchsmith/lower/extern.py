@@ -1,0 +1,134 @@
+"""Operators that the host runs: Extern elements made from an operator's schema. In: a node without a row (or whose row declined); out: Refs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from .. import events
+from ..codes import Unsupported
+from ..graph.spec import TensorSpec
+from ..ir.dtype import DType
+from ..ir.expr import Expr, Sym
+from ..ir.program import BufArg, Enum, Extern, ExternArg
+from .numerics import ir_dtype
+from .ref import Ref, known
+
+if TYPE_CHECKING:
+    from .core import Builder
+
+# Operators that libtorch exports as aoti_torch_cpu_<name>, and who allocates the result: "planned" ones write into memory that we give.
+SHIM: dict[str, str] = {
+    "aten.convolution.default": "as_given",
+    "aten.addmm.default": "planned",
+    "aten.mm.default": "planned",
+    "aten.bmm.default": "planned",
+    "aten.baddbmm.default": "planned",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": "as_given",
+}
+
+# Operators that do something besides giving a result, and so are kept when nobody reads the result.
+EFFECTS = frozenset({
+    "aten._assert_async.default", "aten._assert_async.msg", "aten._assert_scalar.default", "aten._functional_assert_async.msg",
+    "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default", "aten._print.default",
+})  # fmt: skip
+
+
+def has_effect(target: Any) -> bool:
+    """Must a call stay although its result is unused? Random operators advance the generator."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return str(target) in EFFECTS or target._schema.is_mutable or is_random(target)
+
+
+def is_random(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _device(value: Any) -> bool:
+    return isinstance(value, torch.device)
+
+
+# Python type of an argument -> its Enum
+_ENUMS: dict[type, str] = {
+    torch.dtype: "dtype", torch.layout: "layout", torch.device: "device", torch.memory_format: "memory_format",
+}  # fmt: skip
+
+
+def extern_argument(cx: Builder, value: Any, spec: Any) -> ExternArg:
+    """One argument in the IR's terms; a tensor is placed in memory with the strides that eager would have seen."""
+    if isinstance(value, Ref):
+        strides = spec.strides if isinstance(spec, TensorSpec) else None
+        return BufArg(cx.place(value, strides))
+    if isinstance(value, (tuple, list)):
+        specs = spec if isinstance(spec, (tuple, list)) else (None,) * len(value)
+        return tuple(extern_argument(cx, v, s) for v, s in zip(value, specs, strict=True))
+    if isinstance(value, Expr):
+        constant = known(value) if value.dtype.kind in ("index", "int") else None
+        return constant if constant is not None else value
+    if value is None or isinstance(value, (bool, int, float, str, DType)):
+        return value
+    kind = _ENUMS.get(type(value))
+    if kind is None:
+        raise Unsupported("LOW003", at=cx.loc, detail=f"{cx.origin} takes a {type(value).__name__}")
+    return Enum(kind, str(value).removeprefix("torch."))
+
+
+def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any], env: dict[fx.Node, Any]) -> Any:
+    """aten.foo(x, 2) -> Extern("aten.foo.default", (BufArg(x), 2), outs=(t0,)) and the Refs of its results."""
+    target = node.target
+    name = str(target)
+    if target._schema.is_mutable:
+        raise Unsupported("LOW003", at=cx.loc, detail=f"{name} mutates its arguments")
+    schema = target._schema.arguments
+    raw_args = fx.node.map_arg(_by_schema(schema, node), lambda n: n.meta.get("spec"))
+    args: list[ExternArg] = []
+    kwargs: list[tuple[str, ExternArg]] = []
+    for a, value, spec in zip(schema, bound, raw_args, strict=True):
+        given = extern_argument(cx, value, spec)
+        if a.kwarg_only:
+            kwargs.append((a.name, given))
+        else:
+            args.append(given)
+    outs, refs, binds = _results(cx)
+    returned = SHIM.get(name, "as_given")
+    via = "shim" if name in SHIM and not binds else "python"
+    cx.body.append(
+        Extern(name, tuple(args), tuple(kwargs), outs, (), binds, returned if via == "shim" else "as_given", via, cx.loc)  # type: ignore[arg-type]
+    )
+    events.emit("extern", name=name, loc=cx.loc)
+    return refs
+
+
+def _by_schema(schema: Sequence[Any], node: fx.Node) -> list[Any]:
+    """The node's own arguments in schema order; None where a default stands."""
+    given = []
+    for k, a in enumerate(schema):
+        given.append(node.args[k] if k < len(node.args) else node.kwargs.get(a.name))
+    return given
+
+
+def _results(cx: Builder) -> tuple[tuple[str, ...], Any, tuple[tuple[Sym, int, int], ...]]:
+    """Output buffers by the node's specs: names ("" for a None result), what the node stands for, sizes that the call defines."""
+    several = isinstance(cx.spec, (tuple, list))
+    outs: list[str] = []
+    refs: list[Ref | None] = []
+    binds: list[tuple[Sym, int, int]] = []
+    for k, spec in enumerate(cx.spec if several else (cx.spec,)):
+        if spec is None:
+            outs.append("")
+            refs.append(None)
+            continue
+        if not isinstance(spec, TensorSpec):
+            raise Unsupported("LOW003", at=cx.loc, detail=f"{cx.origin} gives a {type(spec).__name__}")
+        for d, n in enumerate(spec.shape):
+            if isinstance(n, Sym) and n not in cx.bound:
+                cx.bound.add(n)
+                binds.append((n, k, d))
+        buf = cx.buffer(ir_dtype(spec.dtype, cx.loc), spec.shape, spec.strides, required=True)
+        outs.append(buf)
+        refs.append(cx.ref(buf))
+    return tuple(outs), tuple(refs) if several else refs[0], tuple(binds)

@@ -1,0 +1,42 @@
+"""LOWERINGS: which function lowers which ATen overload. In: overload names at import; out: the table that core.py reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Rule = Callable[..., Any]
+
+# OpOverload -> rule(cx, *arguments in schema order, defaults filled in) -> Ref | tuple of Refs and None
+LOWERINGS: dict[Any, Rule] = {}
+
+
+def overload(name: str) -> Any:
+    """The OpOverload called "aten.add.Tensor"; None where this torch has no such overload."""
+    namespace, packet, variant = name.split(".")
+    found = getattr(getattr(torch.ops, namespace), packet, None)
+    return None if found is None else getattr(found, variant, None)
+
+
+# Overloads that some supported torch lacks; every other unknown name is an error.
+OPTIONAL = frozenset({"aten._fused_rms_norm.default", "aten._assert_tensor_metadata.default", "aten.expand_copy.default"})
+
+
+def lowers(*names: str) -> Callable[[Rule], Rule]:
+    """Enter the decorated rule for these overloads; a duplicate or an unknown name is an error."""
+
+    def add(rule: Rule) -> Rule:
+        for name in names:
+            op = overload(name)
+            if op is None:
+                if name in OPTIONAL:
+                    continue
+                raise ValueError(f"no operator {name}")
+            if op in LOWERINGS:
+                raise ValueError(f"{name} has two lowerings")
+            LOWERINGS[op] = rule
+        return rule
+
+    return add
