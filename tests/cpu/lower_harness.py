@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
 
 from torchsmith.graph.spec import FreshOutput, FunctionalGraph, TensorSpec
 from torchsmith.ir.expr import const

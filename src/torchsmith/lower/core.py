@@ -19,9 +19,22 @@ from ..codes import Unsupported
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec, ViewOutput
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, op, walk
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, op
 from ..ir.program import (
-    Bind, Buffer, Check, Element, Fresh, InputResult, Layout, Program, Result, SizeResult, Stage, Store, Symbol, ViewResult,
+    Bind,
+    Buffer,
+    Check,
+    Element,
+    Fresh,
+    InputResult,
+    Layout,
+    Program,
+    Result,
+    SizeResult,
+    Stage,
+    Store,
+    Symbol,
+    ViewResult,
 )  # fmt: skip
 from ..options import Options
 from . import extern
@@ -131,9 +144,8 @@ class Builder:
         old = tuple(Var(f"{prefix}a{k}", e.dtype) for k, e in enumerate(init))
         new = tuple(Var(f"{prefix}b{k}", e.dtype) for k, e in enumerate(init))
         combine = tuple(merge(old, new)) if merge else ()
-        return Fold(
-            tuple(zip(axes, shape, strict=True)), tuple(init), tuple(step(axes, old)), combine, "any" if merge else "sequential", pick, prefix
-        )
+        order: Any = "any" if merge else "sequential"
+        return Fold(tuple(zip(axes, shape, strict=True)), tuple(init), tuple(step(axes, old)), combine, order, pick, prefix)
 
     # ------------------------------------------------------------ storage for those who need real memory
     def require(self, name: str) -> None:
@@ -298,7 +310,7 @@ def _flatten(*values: Any) -> list[Any]:
 
 
 # arithmetic on sizes that the graph kept as nodes
-_PYTHON: dict[Any, str] = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv", operator.mod: "mod"}
+_PYTHON: dict[Any, str] = {getattr(operator, name): name for name in ("add", "sub", "mul", "floordiv", "mod")}
 
 
 def _lower_python(cx: Builder, node: fx.Node, args: Sequence[Any]) -> Value:

@@ -1,4 +1,4 @@
-"""Operators that the host runs: Extern elements made from an operator's schema. In: a node without a row (or whose row declined); out: Refs."""
+"""Operators that the host runs, called by their schema. In: a node without a row (or whose row declined); out: an Extern and Refs."""
 
 from __future__ import annotations
 
