@@ -306,14 +306,11 @@ def op(name: str, *args: Expr, dtype: DType | None = None) -> Expr:
 
 
 def convert(e: Expr, dtype: DType) -> Expr:
-    """Cast to `dtype`; no node when it already has it; exact constants fold."""
+    """Cast to `dtype`; no node when it already has it; exact constants fold (ir/rules.py)."""
     if e.dtype is dtype:
         return e
-    if isinstance(e, Const) and dtype.kind in ("index", "bool") and e.dtype.kind in ("int", "uint", "index", "bool"):
-        return Const(dtype, e.value)
-    if isinstance(e, Const) and dtype in (dt.f64, dt.i64) and e.dtype.kind in ("int", "index", "bool") and abs(e.value) < 2**53:
-        return Const(dtype, e.value)
-    return Cast(dtype, e)
+    rule = SIMPLIFY.get("cast")
+    return (rule("cast", dtype, (e,)) if rule is not None else None) or Cast(dtype, e)
 
 
 def select(cond: Expr, a: Expr, b: Expr) -> Expr:

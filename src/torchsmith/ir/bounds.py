@@ -1,0 +1,364 @@
+"""What is known of index expressions: intervals, divisibility, proofs of order, given the ranges of axes and symbols (no torch).
+
+In: an index Expr and Ranges. Out: an Interval, a divisor, a proof (True) or ignorance (False).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from . import dtype as dt
+from .algebra import atoms_of, terms_of, total
+from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, substitute, walk
+
+LIMITS = {"i64": (-(2**63), 2**63 - 1), "i32": (-(2**31), 2**31 - 1), "i16": (-(2**15), 2**15 - 1), "i8": (-128, 127),
+          "u8": (0, 255), "bool": (0, 1)}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """All whole numbers from lo to hi; None where unbounded."""
+
+    lo: int | None
+    hi: int | None
+
+    def __and__(self, other: Interval) -> Interval:
+        lo = self.lo if other.lo is None else other.lo if self.lo is None else max(self.lo, other.lo)
+        hi = self.hi if other.hi is None else other.hi if self.hi is None else min(self.hi, other.hi)
+        return Interval(lo, hi)
+
+
+EVERYTHING = Interval(None, None)
+NATURAL = Interval(0, None)
+
+
+def _span(values: Iterable[float]) -> Interval:
+    found = list(values)
+    lo, hi = min(found), max(found)
+    return Interval(None if math.isinf(lo) else int(lo), None if math.isinf(hi) else int(hi))
+
+
+def _ends(i: Interval) -> tuple[float, float]:
+    return (-math.inf if i.lo is None else i.lo, math.inf if i.hi is None else i.hi)
+
+
+def _times(a: float, b: float) -> float:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def _add(a: Interval, b: Interval) -> Interval:
+    return Interval(None if a.lo is None or b.lo is None else a.lo + b.lo, None if a.hi is None or b.hi is None else a.hi + b.hi)
+
+
+def _mul(a: Interval, b: Interval) -> Interval:
+    if a.lo is not None and a.hi is not None and b.lo is not None and b.hi is not None:  # exact, no floats
+        corners = (a.lo * b.lo, a.lo * b.hi, a.hi * b.lo, a.hi * b.hi)
+        return Interval(min(corners), max(corners))
+    if a.lo is not None and b.lo is not None and a.lo >= 0 and b.lo >= 0:
+        return Interval(a.lo * b.lo, None if a.hi is None or b.hi is None else a.hi * b.hi)
+    return _span(_times(x, y) for x in _ends(a) for y in _ends(b))
+
+
+def _neg(a: Interval) -> Interval:
+    return Interval(None if a.hi is None else -a.hi, None if a.lo is None else -a.lo)
+
+
+def _floordiv(a: Interval, b: Interval) -> Interval:
+    if b.lo is None or b.lo < 1:
+        return NATURAL if a.lo is not None and a.lo >= 0 and b.lo is not None and b.lo >= 0 else EVERYTHING
+    # a // b moves towards 0 (or -1) as b grows: the extremes lie at b.lo and b.hi
+    lo = None if a.lo is None else a.lo // b.lo if a.lo < 0 else (0 if b.hi is None else a.lo // b.hi)
+    hi = None if a.hi is None else a.hi // b.lo if a.hi >= 0 else (-1 if b.hi is None else a.hi // b.hi)
+    return Interval(lo, hi)
+
+
+def _mod(a: Interval, b: Interval) -> Interval:
+    if b.lo is not None and b.lo >= 1:
+        if a.lo is not None and a.hi is not None and a.lo >= 0 and a.hi < b.lo:
+            return a
+        hi = None if b.hi is None else b.hi - 1
+        if a.lo is not None and a.lo >= 0 and a.hi is not None:
+            hi = a.hi if hi is None else min(hi, a.hi)
+        return Interval(0, hi)
+    return NATURAL if b.lo is not None and b.lo >= 0 else EVERYTHING
+
+
+def _min(a: Interval, b: Interval) -> Interval:
+    his = [h for h in (a.hi, b.hi) if h is not None]
+    return Interval(None if a.lo is None or b.lo is None else min(a.lo, b.lo), min(his) if his else None)
+
+
+def _max(a: Interval, b: Interval) -> Interval:
+    return _neg(_min(_neg(a), _neg(b)))
+
+
+def _union(a: Interval, b: Interval) -> Interval:
+    return Interval(
+        None if a.lo is None or b.lo is None else min(a.lo, b.lo), None if a.hi is None or b.hi is None else max(a.hi, b.hi)
+    )
+
+
+def _abs(a: Interval) -> Interval:
+    return _max(a, _neg(a)) & NATURAL
+
+
+INTERVAL_OF: dict[str, Callable[..., Interval]] = {
+    "add": _add, "sub": lambda a, b: _add(a, _neg(b)), "mul": _mul, "neg": _neg, "floordiv": _floordiv, "mod": _mod, "abs": _abs,
+    "min": _min, "max": _max, "where": lambda c, a, b: _union(a, b), "sign": lambda a: Interval(-1, 1),
+}  # fmt: skip
+Leaf = Mapping[Expr, tuple[int | None, int | None]]
+
+
+class Ranges:
+    """Ranges of leaves (`leaf`, inclusive ends) and extents of axes, which may be symbolic. Axes are never negative.
+
+    An Axis with a symbolic extent is known to be < extent only through `is_lt`; with a constant one also by its interval.
+    """
+
+    def __init__(self, leaf: Leaf | None = None, extents: Mapping[Axis, Expr] | None = None) -> None:
+        self.leaf = dict(leaf or {})
+        self.extents = dict(extents or {})
+        self._memo: dict[Expr, Interval] = {}
+
+    def inside(self, axes: Iterable[tuple[Axis, Expr]]) -> Ranges:
+        """The same knowledge, with more axes bound."""
+        return Ranges(self.leaf, {**self.extents, **dict(axes)})
+
+    def interval(self, e: Expr) -> Interval:
+        """Where the value of a whole-number or bool `e` lies."""
+        for node in walk(e) if e not in self._memo else ():
+            if node not in self._memo:
+                self._memo[node] = self._one(node)
+        return self._memo[e]
+
+    def _one(self, e: Expr) -> Interval:
+        given = self.leaf.get(e)
+        found = _INTERVALS[type(e)](self, e)
+        return found if given is None else found & Interval(*given)
+
+    def _axis(self, e: Axis) -> Interval:
+        extent = self.extents.get(e)
+        if extent is None:
+            return NATURAL
+        hi = self.interval(extent).hi
+        return Interval(0, None if hi is None else hi - 1)
+
+    def _op(self, e: Op) -> Interval:
+        how = INTERVAL_OF.get(e.name)
+        if how is None or e.dtype.is_float or e.dtype is dt.bool_:
+            return Interval(*LIMITS.get(e.dtype.name, (None, None)))
+        found = how(*(self._memo[a] for a in e.args))
+        limit = LIMITS.get(e.dtype.name)
+        if limit is not None:  # tensor integers wrap: outside the dtype nothing is known
+            lo, hi = _ends(found)
+            return found if limit[0] <= lo and hi <= limit[1] else Interval(*limit)
+        return found
+
+    def _cast(self, e: Cast) -> Interval:
+        limit = Interval(*LIMITS.get(e.dtype.name, (None, None)))
+        if e.arg.dtype.is_float:
+            return limit
+        inner = self._memo[e.arg]
+        lo, hi = _ends(inner)
+        low, high = _ends(limit)
+        return inner if low <= lo and hi <= high and e.dtype is not dt.bool_ else limit
+
+    def divisor(self, e: Expr) -> int:
+        """The greatest known d such that d divides every value of the index `e` (0 for the constant 0)."""
+        if isinstance(e, Const):
+            return abs(int(e.value))
+        if isinstance(e, Op):
+            if e.name == "add":
+                return math.gcd(*(self.divisor(a) for a in e.args))
+            if e.name == "mul":
+                return math.prod(self.divisor(a) for a in e.args)
+            if e.name in ("min", "max", "where", "mod"):
+                return math.gcd(*(self.divisor(a) for a in e.args[-2:]))
+        i = self.interval(e)
+        return abs(i.lo) if i.lo is not None and i.lo == i.hi else 1
+
+    # ------------------------------------------------------------ proofs
+    def is_nonnegative(self, e: Expr) -> bool:
+        """True if `e` >= 0 is proved."""
+        lo = self.interval(e).lo
+        if lo is not None and lo >= 0:
+            return True
+        return self._lowest(e, 6)
+
+    def _lowest(self, e: Expr, depth: int) -> bool:
+        """Put each axis of symbolic extent where it makes `e` least, then look again."""
+        lo = self.interval(e).lo
+        if lo is not None and lo >= 0:
+            return True
+        if depth == 0:
+            return False
+        for axis in [n for n in walk(e) if isinstance(n, Axis)]:
+            extent = self.extents.get(axis)
+            if extent is None:
+                continue
+            slope = self._slope(e, axis)
+            if slope is None:
+                continue
+            end = const(0) if slope >= 0 else extent - 1
+            return self._lowest(substitute(e, {axis: end}), depth - 1)
+        return False
+
+    def _slope(self, e: Expr, axis: Axis) -> int | None:
+        """Sign of the coefficient of `axis` in `e` if e is linear in it and the sign is known, else None."""
+        terms, _ = terms_of(e)
+        sign = 0
+        for term, coefficient in terms.items():
+            if axis not in set(walk(term)):
+                continue
+            atoms = atoms_of(term)
+            others = [a for a in atoms if a is not axis]
+            if len(others) != len(atoms) - 1 or any(axis in set(walk(o)) for o in others):
+                return None
+            if not all(_is_natural(self.interval(o)) for o in others):
+                return None
+            here = 1 if coefficient > 0 else -1
+            if sign not in (0, here):
+                return None
+            sign = here
+        return sign
+
+    def is_le(self, a: Expr, b: Expr) -> bool:
+        """True if a <= b is proved."""
+        return self.is_nonnegative(b - a)
+
+    def is_lt(self, a: Expr, b: Expr) -> bool:
+        """True if a < b is proved."""
+        return self.is_nonnegative(b - a - 1)
+
+    def is_within(self, e: Expr, extent: Expr) -> bool:
+        """True if 0 <= e < extent is proved."""
+        return self.is_nonnegative(e) and self.is_lt(e, extent)
+
+
+def _is_natural(i: Interval) -> bool:
+    return i.lo is not None and i.lo >= 0
+
+
+def _limit(r: Ranges, e: Expr) -> Interval:
+    return Interval(*LIMITS.get(e.dtype.name, (None, None)))
+
+
+_INTERVALS: dict[type, Callable[..., Interval]] = {
+    Const: lambda r, e: EVERYTHING if e.dtype.is_float else Interval(int(e.value), int(e.value)),
+    Sym: _limit,
+    Var: _limit,
+    Load: _limit,
+    Rand: _limit,
+    Fold: _limit,
+    Axis: Ranges._axis,
+    Op: Ranges._op,
+    Cast: Ranges._cast,
+}
+
+NOTHING_KNOWN = Ranges()
+
+
+def simplify_index(e: Expr, ranges: Ranges) -> Expr:
+    """`e` rebuilt with div, mod, min, max and comparisons removed where `ranges` decides them.
+
+    (i * 4 + j) // 4 with j < 4  ->  i
+    """
+    memo: dict[Expr, Expr] = {}
+    for node in walk(e):
+        args = tuple(memo[a] for a in node.args)
+        memo[node] = decide(node.rebuild(args) if args else node, ranges)
+    return memo[e]
+
+
+def decide(e: Expr, ranges: Ranges) -> Expr:
+    """One node whose operands are already simple, under `ranges`."""
+    if not isinstance(e, Op) or not e.args or e.args[-1].dtype is not dt.index:
+        return e
+    rule = DECISIONS.get(e.name)
+    return e if rule is None else rule(e, ranges)
+
+
+def _decide_divmod(e: Op, ranges: Ranges) -> Expr:
+    a, b = e.args
+    if ranges.is_within(a, b):
+        return const(0) if e.name == "floordiv" else a
+    i, j = ranges.interval(a), ranges.interval(b)
+    if j.lo is not None and j.lo == j.hi and j.lo > 0 and i.lo is not None and i.hi is not None and i.lo // j.lo == i.hi // j.lo:
+        q = i.lo // j.lo  # all values of a lie in one block of b
+        return const(q) if e.name == "floordiv" else a - q * j.lo
+    terms, constant = terms_of(a)
+    if len(terms) + (constant != 0) < 2 or j.lo is None or j.lo < 1:
+        return e
+    # q*b + r with 0 <= r < b: the terms that b divides, and the rest if it is small enough
+    q_terms: dict[Expr, int] = {}
+    r_terms: dict[Expr, int] = {}
+    for t, c in terms.items():
+        whole = _quotient(t, c, b)
+        if whole is None:
+            r_terms[t] = c
+        else:
+            q_terms[whole[0]] = q_terms.get(whole[0], 0) + whole[1]
+    if not q_terms:
+        return e
+    rest = total(r_terms, constant)
+    if ranges.is_within(rest, b):
+        return rest if e.name == "mod" else total({t: c for t, c in q_terms.items() if t is not _ONE}, q_terms.get(_ONE, 0))
+    return e
+
+
+_ONE = const(1)
+
+
+def _quotient(term: Expr, coefficient: int, b: Expr) -> tuple[Expr, int] | None:
+    """term * coefficient / b as (term, coefficient) when it divides exactly by form."""
+    if isinstance(b, Const):
+        return (term, coefficient // int(b.value)) if coefficient % int(b.value) == 0 else None
+    terms, constant = terms_of(b)
+    if constant or len(terms) != 1:
+        return None
+    ((mono, k),) = terms.items()
+    if coefficient % k:
+        return None
+    left = atoms_of(term)
+    for f in atoms_of(mono):
+        if f not in left:
+            return None
+        left.remove(f)
+    rest: Expr = _ONE
+    for f in left:
+        rest = rest * f
+    return rest, coefficient // k
+
+
+def _decide_extreme(e: Op, ranges: Ranges) -> Expr:
+    a, b = e.args
+    if ranges.is_le(a, b):
+        return a if e.name == "min" else b
+    if ranges.is_le(b, a):
+        return b if e.name == "min" else a
+    return e
+
+
+def _decide_order(e: Op, ranges: Ranges) -> Expr:
+    a, b = (e.args[1], e.args[0]) if e.name in ("gt", "ge") else e.args
+    strict = e.name in ("lt", "gt")
+    if ranges.is_lt(a, b) if strict else ranges.is_le(a, b):
+        return Const(dt.bool_, True)
+    if ranges.is_le(b, a) if strict else ranges.is_lt(b, a):
+        return Const(dt.bool_, False)
+    return e
+
+
+def _decide_equal(e: Op, ranges: Ranges) -> Expr:
+    a, b = e.args
+    if ranges.is_lt(a, b) or ranges.is_lt(b, a):
+        return Const(dt.bool_, e.name == "ne")
+    return e
+
+
+DECISIONS: dict[str, Callable[[Op, Ranges], Expr]] = {
+    "floordiv": _decide_divmod, "mod": _decide_divmod, "min": _decide_extreme, "max": _decide_extreme,
+    "lt": _decide_order, "le": _decide_order, "gt": _decide_order, "ge": _decide_order, "eq": _decide_equal, "ne": _decide_equal,
+}  # fmt: skip
