@@ -1,7 +1,7 @@
 """Kernel: one fused loop nest with its tiling decisions taken; what emit prints (no torch).
 
     Kernel = (name, params, syms, axes, scratch, body, grid, grain, origins)
-    Stmt   = Loop(axis, extent, kind, body, unroll) | Let(var, value) | SetVar(var, value) | StoreStmt(...)
+    Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask)
     kind   = grid | thread | block | serial | vector | unroll | scan
 
 The CPU calling convention of a printed kernel is fixed (emit/ prints it, emit/host.py calls it):
@@ -11,6 +11,10 @@ The CPU calling convention of a printed kernel is fixed (emit/ prints it, emit/h
 bufs[i] is the base address of params[i] (offset 0), syms[j] the value of syms[j]; [lo, hi) is a range of the flattened `grid`.
 Calls on disjoint ranges are independent and may run in any order on any thread. A kernel never fails and never allocates: rows it
 must keep live in `scratch`, fixed-size arrays on its own stack.
+
+Folds stay expressions: the emitter prints each as a loop at the outermost place where its operands are known, shares it between
+components that differ in `pick`, and vectorises its innermost axis where it stands outside a `vector` loop (order "any" only: `init`
+is then an identity of `combine`). Statements run in order; a Load of a buffer that the kernel itself writes sees the stores before it.
 
 Invariants: params lists every buffer read or written, once; an Axis is bound by exactly one enclosing Loop; at most one `vector`
 loop on a path, innermost; `grid` axes come first and are flattened row-major into [lo, hi).
@@ -50,15 +54,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """Bind `var` for the rest of the enclosing block."""
-
-    var: Var
-    value: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class SetVar:
-    """Assign an accumulator declared by an earlier Let."""
+    """Bind `var` for the rest of the enclosing block, evaluated here."""
 
     var: Var
     value: Expr
@@ -77,30 +73,18 @@ class StoreStmt:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """for axis in [0, extent): body. For a `vector` loop over a Fold, `accumulators` are (var, init, combine) reduced over lanes
-    after the loop: combine reads Var "a*" and "b*"."""
+    """for axis in [0, extent): body. A `scan` loop runs in order and carries `carry` = ((Var, init, next), ...): after each
+    iteration the Vars take the values of `next` all at once; stores in the body see the values before. The emitter runs a `vector`
+    loop many iterations at a time, so its body must be free of order."""
 
     axis: Axis
     extent: Expr
     kind: AxisKind
     body: tuple[Stmt, ...]
+    carry: tuple[tuple[Var, Expr, Expr], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FoldStmt:
-    """Run a Fold's loops here and bind its components: the emitter vectorises it when `kind` is "vector" and the order allows."""
-
-    vars: tuple[Var, ...]
-    axes: tuple[tuple[Axis, Expr], ...]
-    init: tuple[Expr, ...]
-    update: tuple[Expr, ...]
-    combine: tuple[Expr, ...]
-    prefix: str
-    kind: AxisKind  # of the innermost axis
-    lets: tuple[Let, ...] = ()  # evaluated per element, before update
-
-
-Stmt = Loop | Let | SetVar | StoreStmt | FoldStmt
+Stmt = Loop | Let | StoreStmt
 
 
 @dataclass(frozen=True, slots=True)
