@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from weakref import WeakKeyDictionary
 
 from . import dtype as dt
 from .expr import Axis, Const, Expr, Op, Sym, const
@@ -16,13 +15,10 @@ from .expr import Axis, Const, Expr, Op, Sym, const
 Terms = dict[Expr, int]
 EXPAND = 16  # a product of sums is multiplied out up to this many terms
 
-_ORDER: WeakKeyDictionary[Expr, tuple[int, str]] = WeakKeyDictionary()
-_TERMS: WeakKeyDictionary[Expr, tuple[Terms, int]] = WeakKeyDictionary()
-
 
 def order_key(e: Expr) -> tuple[int, str]:
     """A total order that depends on structure alone: axes, symbols, then the rest."""
-    found = _ORDER.get(e)
+    found: tuple[int, str] | None = e._order
     if found is None:
         if isinstance(e, Axis):
             found = (0, e.name)
@@ -34,15 +30,17 @@ def order_key(e: Expr) -> tuple[int, str]:
             names = [a.name for a in getattr(e, "axes", ())]
             text += ",".join(names)
             found = (2, text if len(text) < 200 else hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
-        _ORDER[e] = found
+        object.__setattr__(e, "_order", found)
     return found
 
 
 def terms_of(e: Expr) -> tuple[Terms, int]:
     """(product -> coefficient, constant) of a canonical index expression. Do not change what it returns."""
-    found = _TERMS.get(e)
+    found: tuple[Terms, int] | None = e._terms
     if found is not None:
         return found
+    if not isinstance(e, Op):
+        return ({}, int(e.value)) if isinstance(e, Const) else ({e: 1}, 0)
     terms: Terms = {}
     constant = 0
     node: Expr = e
@@ -58,7 +56,8 @@ def terms_of(e: Expr) -> tuple[Terms, int]:
             terms[part.args[0]] = terms.get(part.args[0], 0) + int(part.args[1].value)
         else:
             terms[part] = terms.get(part, 0) + 1
-    _TERMS[e] = terms, constant
+    if e not in terms:
+        object.__setattr__(e, "_terms", (terms, constant))
     return terms, constant
 
 
@@ -278,9 +277,9 @@ def mod(a: Expr, b: Expr) -> Expr:
     k = int(b.value)
     inner = [t for t in rest if isinstance(t, Op) and t.name == "mod" and isinstance(t.args[1], Const) and int(t.args[1].value) % k == 0]
     if inner:  # (x % (k*n)) % k -> x % k, inside sums too
-        r = total({t: c for t, c in rest.items() if t not in inner}, constant)
-        for t in inner:
-            r = add(r, mul(t.args[0], const(rest[t])))
+        r: Expr = total({t: c for t, c in rest.items() if t not in inner}, constant)
+        for nested in inner:
+            r = add(r, mul(nested.args[0], const(rest[nested])))
         return mod(r, b)
     g = math.gcd(k, constant, *rest.values())
     if g > 1:  # (g*x) % (g*m) -> g * (x % m)

@@ -6,7 +6,7 @@ In: an index Expr and Ranges. Out: an Interval, a divisor, a proof (True) or ign
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from . import dtype as dt
@@ -120,7 +120,7 @@ class Ranges:
     def __init__(self, leaf: Leaf | None = None, extents: Mapping[Axis, Expr] | None = None) -> None:
         self.leaf = dict(leaf or {})
         self.extents = dict(extents or {})
-        self._memo: dict[Expr, Interval] = {}
+        self._memo: MutableMapping[Expr, Interval] = {}
 
     def inside(self, axes: Iterable[tuple[Axis, Expr]]) -> Ranges:
         """The same knowledge, with more axes bound."""
@@ -257,7 +257,31 @@ _INTERVALS: dict[type, Callable[..., Interval]] = {
     Cast: Ranges._cast,
 }
 
+class _OnNodes(MutableMapping[Expr, Interval]):
+    """Intervals that depend on the node alone live as long as the node."""
+
+    def __contains__(self, e: object) -> bool:
+        return isinstance(e, Expr) and e._bounds is not None
+
+    def __getitem__(self, e: Expr) -> Interval:
+        found: Interval = e._bounds
+        return found
+
+    def __setitem__(self, e: Expr, found: Interval) -> None:
+        object.__setattr__(e, "_bounds", found)
+
+    def __delitem__(self, e: Expr) -> None:
+        object.__setattr__(e, "_bounds", None)
+
+    def __iter__(self) -> Iterator[Expr]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
 NOTHING_KNOWN = Ranges()
+NOTHING_KNOWN._memo = _OnNodes()
 
 
 def simplify_index(e: Expr, ranges: Ranges) -> Expr:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["float", "int", "uint", "bool", "index"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """One element type: `name` as printed, `itemsize` in bytes, `kind` of arithmetic, `c` its storage type in C."""
+    """One element type: `name` as printed, `itemsize` in bytes, `kind` of arithmetic, `c` its storage type in C.
+
+    There is one object per element type: compared by identity.
+    """
 
     name: str
     itemsize: int
@@ -19,6 +22,9 @@ class DType:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> Any:
+        return DTYPES.__getitem__, (self.name,)
 
     @property
     def is_float(self) -> bool:

@@ -25,12 +25,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from . import dtype as dt
 from .dtype import DType
 
-_INTERNED: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+
+class _Ref(ref["Expr"]):
+    """A weak reference that knows the key it is filed under."""
+
+    __slots__ = ("key",)
+    key: tuple[Any, ...]
+
+
+_INTERNED: dict[tuple[Any, ...], _Ref] = {}
+
+
+def _forget(gone: _Ref) -> None:
+    if _INTERNED.get(gone.key) is gone:
+        del _INTERNED[gone.key]
+
+
 # op name -> rewrite applied by `op()` when the node is built; ir/rules.py fills it.
 SIMPLIFY: dict[str, Callable[[str, DType, tuple[Expr, ...]], Expr | None]] = {}
 
@@ -38,24 +53,42 @@ SIMPLIFY: dict[str, Callable[[str, DType, tuple[Expr, ...]], Expr | None]] = {}
 class Expr:
     """Base of all nodes. Build through the subclasses or `op`, never by mutating."""
 
-    __slots__ = ("__weakref__", "_key", "args", "dtype")
+    __slots__ = ("__weakref__", "_bounds", "_key", "_order", "_terms", "args", "dtype")
     dtype: DType
     args: tuple[Expr, ...]
     _key: tuple[Any, ...]
+    _bounds: Any  # what analyses found of this node alone, kept with it: ir/bounds.py, ir/algebra.py
+    _order: Any
+    _terms: Any
 
     @classmethod
     def _intern(cls, key: tuple[Any, ...], dtype: DType, args: tuple[Expr, ...], **fields: Any) -> Any:
         full = (cls, *key)
-        found = _INTERNED.get(full)
-        if found is not None:
-            return found
+        known = _INTERNED.get(full)
+        if known is not None:
+            found = known()
+            if found is not None:
+                return found
         self = object.__new__(cls)
-        object.__setattr__(self, "dtype", dtype)
-        object.__setattr__(self, "args", args)
-        object.__setattr__(self, "_key", full)
+        put = object.__setattr__
+        put(self, "dtype", dtype)
+        put(self, "args", args)
+        put(self, "_key", full)
+        put(self, "_bounds", None)
+        put(self, "_order", None)
+        put(self, "_terms", None)
         for name, value in fields.items():
-            object.__setattr__(self, name, value)
-        return _INTERNED.setdefault(full, self)
+            put(self, name, value)
+        mine = _Ref(self, _forget)
+        mine.key = full
+        while True:  # another thread may have been quicker, and its node may be dying
+            filed = _INTERNED.setdefault(full, mine)
+            if filed is mine:
+                return self
+            found = filed()
+            if found is not None:
+                return found
+            _forget(filed)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable")
