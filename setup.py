@@ -16,7 +16,7 @@ class BuildExtensions(build_ext):
     def build_extensions(self) -> None:
         if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
             version = sysconfig.get_python_version()
-            raise SystemExit(f"torchsmith needs the C headers of Python {version}: apt-get install python{version}-dev (or your system's name for it)")
+            raise SystemExit(f"torchsmith needs the C headers of Python {version}: apt-get install python{version}-dev")
         super().build_extensions()
 
 
