@@ -101,7 +101,10 @@ class Builder:
         return of_buffer(name, b.dtype, b.shape, self.strides[name])
 
     def stage(
-        self, value: Callable[[Index], Expr], shape: Sequence[Expr] | None = None, dtype: DType | None = None,
+        self,
+        value: Callable[[Index], Expr],
+        shape: Sequence[Expr] | None = None,
+        dtype: DType | None = None,
         strides: Sequence[Expr] | None = None,
     ) -> Ref:
         """Write value(index) for every index of `shape` into a new buffer; the shape, dtype and strides default to the node's result."""
@@ -216,9 +219,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     by_name = {n.name: n for n in fg.graph.nodes}
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
     results = _lower_results(cx, fg, env, by_name, inputs)
-    return Program(
-        name, tuple(cx.symbols), tuple(inputs), dict(cx.buffers), tuple(cx.body), results, write_backs, notes=tuple(cx.notes)
-    )
+    return Program(name, tuple(cx.symbols), tuple(inputs), dict(cx.buffers), tuple(cx.body), results, write_backs, notes=tuple(cx.notes))
 
 
 def _name_of(target: Any) -> str:

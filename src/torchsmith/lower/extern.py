@@ -79,10 +79,10 @@ def extern_argument(cx: Builder, value: Any, spec: Any) -> ExternArg:
 
 def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any], env: dict[fx.Node, Any]) -> Any:
     """aten.foo(x, 2) -> Extern("aten.foo.default", (BufArg(x), 2), outs=(t0,)) and the Refs of its results."""
-    target = node.target
+    target = _copying(node.target)
+    if target is None or target._schema.is_mutable:
+        raise Unsupported("LOW003", at=cx.loc, detail=f"{node.target} mutates or aliases its arguments")
     name = str(target)
-    if target._schema.is_mutable:
-        raise Unsupported("LOW003", at=cx.loc, detail=f"{name} mutates its arguments")
     schema = target._schema.arguments
     raw_args = fx.node.map_arg(_by_schema(schema, node), lambda n: n.meta.get("spec"))
     args: list[ExternArg] = []
@@ -101,6 +101,15 @@ def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any], env: dict[fx.
     )
     events.emit("extern", name=name, loc=cx.loc)
     return refs
+
+
+def _copying(target: Any) -> Any:
+    """A view operator's twin that allocates (aten.foo -> aten.foo_copy), since a result of ours must not alias an argument."""
+    if not any(r.alias_info is not None for r in target._schema.returns):
+        return target
+    namespace, packet = target.namespace, target._schema.name.split("::")[1]
+    twin = getattr(getattr(torch.ops, namespace), f"{packet}_copy", None)
+    return None if twin is None else getattr(twin, target._overloadname, None)
 
 
 def _by_schema(schema: Sequence[Any], node: fx.Node) -> list[Any]:

@@ -1,0 +1,152 @@
+"""Joining and overwriting parts of tensors: cat, stack, the functional *_scatter of views. In: Refs; out: one stage of selections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir import dtype as dt
+from ..ir.expr import Const, Expr, Load, op, select
+from .core import Builder
+from .numerics import cast
+from .ref import ONE, ZERO, Index, Ref, is_zero, known, size
+from .table import lowers
+from .views import lower_as_strided, position, start_of, unsqueeze, wrap_dim
+
+TRUE = Const(dt.bool_, True)
+
+
+def conjunction(tests: Sequence[Expr]) -> Expr:
+    found: Expr = TRUE
+    for t in tests:
+        found = t if found is TRUE else op("and", found, t)
+    return found
+
+
+def masked(x: Ref, index: Index, mask: Expr, other: Expr) -> Expr:
+    """x[index] where mask holds, else `other`; never reads memory where it does not."""
+    value = x.load(index)
+    if isinstance(mask, Const):
+        return value if mask.value else other
+    if isinstance(value, Load) and value.mask is None:
+        return Load(value.buf, value.dtype, value.index, mask, other)
+    # a computed map over loads: each load is masked, then the whole is selected
+    from ..ir.expr import substitute, walk
+
+    zero: dict[Expr, Expr] = {}
+    for node in walk(value):
+        if isinstance(node, Load):
+            both = mask if node.mask is None else op("and", mask, node.mask)
+            rest = Const(node.dtype, 0) if node.other is None else node.other
+            zero[node] = Load(node.buf, node.dtype, node.index, both, rest)
+    return select(mask, substitute(value, zero), other)
+
+
+def join(cx: Builder, parts: Sequence[Ref], dim: int) -> Ref:
+    """out[.., i, ..] = the part whose range holds i, at i minus its start."""
+    d = cx.dtype
+    starts: list[Expr] = [ZERO]
+    for p in parts:
+        starts.append(starts[-1] + p.shape[dim])
+
+    def at(i: Index) -> Expr:
+        value: Expr = Const(d, 0)
+        for k in reversed(range(len(parts))):
+            p = parts[k]
+            index = (*i[:dim], i[dim] - starts[k], *i[dim + 1 :])
+            if len(parts) == 1:
+                return cast(p.load(index), d)
+            below = op("lt", i[dim], starts[k + 1])
+            inside = below if k == 0 else op("and", op("ge", i[dim], starts[k]), below)
+            if k == len(parts) - 1:
+                inside = op("ge", i[dim], starts[k])
+                value = cast(masked(p, index, inside, Const(p.dtype, 0)), d)
+            else:
+                value = select(below, cast(masked(p, index, inside, Const(p.dtype, 0)), d), value)
+        return value
+
+    return cx.stage(at)
+
+
+@lowers("aten.cat.default")
+def lower_cat(cx: Builder, parts: Sequence[Ref], dim: int = 0) -> Ref:
+    rank = len(cx.shape)
+    dim = wrap_dim(dim, rank)
+    # eager skips 1-d tensors of no element whatever the others' rank is
+    used = [p for p in parts if not (p.rank == 1 and is_zero(p.shape[0])) or rank == 1]
+    used = [p for p in used if not is_zero(p.shape[dim])] or used[:1]
+    if not used or any(p.rank != rank for p in used):
+        return cx.stage(lambda i: Const(cx.dtype, 0))
+    return join(cx, used, dim)
+
+
+@lowers("aten.stack.default", "aten._stack.default")
+def lower_stack(cx: Builder, parts: Sequence[Ref], dim: int = 0) -> Ref:
+    dim = wrap_dim(dim, len(cx.shape))
+    return join(cx, [unsqueeze(p, dim) for p in parts], dim)
+
+
+# ---------------------------------------------------------------- x with a part replaced
+@lowers("aten.slice_scatter.default")
+def lower_slice_scatter(cx: Builder, x: Ref, src: Ref, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Ref:
+    dim = wrap_dim(dim, x.rank)
+    n = x.shape[dim]
+    first = start_of(n, start)
+    last = n if end is None or (known(end) or 0) >= 2**62 else stop_of(n, end)
+    by = known(step) or 1
+
+    def at(i: Index) -> Expr:
+        k = i[dim]
+        tests = [op("ge", k, first), op("lt", k, last)]
+        if by != 1:
+            tests.append(op("eq", (k - first) % by, ZERO))
+        place = (*i[:dim], (k - first) if by == 1 else (k - first) // by, *i[dim + 1 :])
+        inside = conjunction(tests)
+        return select(inside, cast(masked(src, broadcast(src, place), inside, Const(src.dtype, 0)), x.dtype), x.load(i))
+
+    return cx.stage(at)
+
+
+def stop_of(n: Expr, end: Any) -> Expr:
+    e = known(end)
+    if e is None:
+        return op("min", op("where", op("lt", end, ZERO), end + n, end), n)
+    if e < 0:
+        return op("max", n + e, ZERO)
+    return op("min", size(e), n)
+
+
+def broadcast(src: Ref, index: Index) -> Index:
+    """Index into a value that may have dimensions of size 1 less or fewer dimensions."""
+    extra = len(index) - src.rank
+    return tuple(ZERO if n is ONE else k for n, k in zip(src.shape, index[extra:], strict=True))
+
+
+@lowers("aten.select_scatter.default")
+def lower_select_scatter(cx: Builder, x: Ref, src: Ref, dim: int, at_index: Any) -> Ref:
+    dim = wrap_dim(dim, x.rank)
+    chosen = position(x.shape[dim], at_index)
+
+    def at(i: Index) -> Expr:
+        inside = op("eq", i[dim], chosen)
+        place = broadcast(src, (*i[:dim], *i[dim + 1 :]))
+        return select(inside, cast(masked(src, place, inside, Const(src.dtype, 0)), x.dtype), x.load(i))
+
+    return cx.stage(at)
+
+
+@lowers("aten.diagonal_scatter.default")
+def lower_diagonal_scatter(cx: Builder, x: Ref, src: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
+    a, b = wrap_dim(dim1, x.rank), wrap_dim(dim2, x.rank)
+    low = max(-offset, 0)
+
+    def at(i: Index) -> Expr:
+        inside = op("eq", i[b] - i[a], size(offset))
+        rest = tuple(k for d, k in enumerate(i) if d not in (a, b))
+        place = broadcast(src, (*rest, i[a] - low))
+        return select(inside, cast(masked(src, place, inside, Const(src.dtype, 0)), x.dtype), x.load(i))
+
+    return cx.stage(at)
+
+
+__all__ = ["conjunction", "lower_as_strided", "masked"]

@@ -1,0 +1,188 @@
+"""Pooling: Folds over the window, with masked loads at the borders. In: a Ref and window parameters; out: one stage per result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir import dtype as dt
+from ..ir.expr import Const, Expr, convert, op, select
+from .cat import conjunction, masked
+from .core import Builder
+from .numerics import cast, lowest, opmath
+from .ref import ZERO, Index, Ref, known, product, size
+from .table import lowers
+
+
+def per_dim(value: Any, rank: int, default: Sequence[int] | None = None) -> tuple[int, ...]:
+    """A window parameter for each spatial dimension: one number stands for all, none for the default."""
+    listed = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not listed and default is not None:
+        return tuple(default)
+    return tuple(int(known(v) or 0) for v in (listed * rank if len(listed) == 1 else listed))
+
+
+def window(
+    x: Ref, rank: int, i: Index, k: Index, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> tuple[Index, Expr]:
+    """(input index, is it inside?) of window element k at output element i."""
+    lead = x.rank - rank
+    place: list[Expr] = list(i[:lead])
+    tests: list[Expr] = []
+    for d in range(rank):
+        n = x.shape[lead + d]
+        at = i[lead + d] * stride[d] + k[d] * dilation[d] - padding[d]
+        if padding[d]:
+            tests.append(op("ge", at, ZERO))
+        tests.append(op("lt", at, n))
+        place.append(at)
+    return tuple(place), conjunction(tests)
+
+
+def _always_inside(x: Ref, rank: int, out: Sequence[Expr], kernel: Any, stride: Any, padding: Any, dilation: Any) -> bool:
+    """Does no window reach over the border? Known for constant sizes only."""
+    for d in range(rank):
+        n, m = known(x.shape[x.rank - rank + d]), known(out[len(out) - rank + d])
+        if n is None or m is None or padding[d] or (m - 1) * stride[d] + (kernel[d] - 1) * dilation[d] >= n:
+            return False
+    return True
+
+
+def _max_pool(rank: int) -> Any:
+    def rule(cx: Builder, x: Ref, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
+        k_size = per_dim(kernel, rank)
+        s, p, g = per_dim(stride, rank, k_size), per_dim(padding, rank), per_dim(dilation, rank)
+        extents = [size(k) for k in k_size]
+        low = lowest(x.dtype)
+        lead = x.rank - rank
+        inside_all = _always_inside(x, rank, cx.shape, k_size, s, p, g)
+
+        def read(i: Index, k: Index) -> tuple[Expr, Expr, Index]:
+            place, inside = window(x, rank, i, k, s, p, g)
+            if inside_all:
+                return x.load(place), Const(dt.bool_, True), place
+            return masked(x, place, inside, low), inside, place
+
+        def best(i: Index) -> Expr:
+            return cx.fold(extents, [low], lambda k, a: [op("max", a[0], read(i, k)[0])], lambda a, b: [op("max", a[0], b[0])])
+
+        def where_best(i: Index) -> Expr:
+            """First of the greatest; a NaN takes over whenever met, as eager's loop does."""
+
+            def step(k: Index, a: tuple[Expr, ...]) -> list[Expr]:
+                value, inside, place = read(i, k)
+                number: Expr = ZERO
+                for d in range(rank):
+                    number = number * x.shape[lead + d] + place[lead + d]
+                take = op("or", op("gt", value, a[0]), op("lt", a[1], Const(dt.i64, 0)))
+                if x.dtype.is_float:
+                    take = op("or", take, op("isnan", value))
+                take = op("and", inside, take)
+                return [select(take, value, a[0]), select(take, convert(number, dt.i64), a[1])]
+
+            return cx.fold(extents, [low, Const(dt.i64, -1)], step, None, 1)
+
+        if isinstance(cx.spec, (tuple, list)):
+            return cx.stages(best, where_best)
+        return cx.stage(best)
+
+    return rule
+
+
+lowers("aten.max_pool2d_with_indices.default", "aten.max_pool2d.default")(_max_pool(2))
+lowers("aten.max_pool3d_with_indices.default", "aten.max_pool3d.default")(_max_pool(3))
+lowers("aten.max_pool1d_with_indices.default", "aten.max_pool1d.default")(_max_pool(1))
+
+
+def _avg_pool(rank: int) -> Any:
+    def rule(
+        cx: Builder, x: Ref, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False, count_pad: bool = True,
+        divisor: int | None = None,
+    ) -> Any:  # fmt: skip
+        k_size = per_dim(kernel, rank)
+        s, p, g = per_dim(stride, rank, k_size), per_dim(padding, rank), (1,) * rank
+        extents = [size(k) for k in k_size]
+        compute = opmath(x.dtype)
+        if not compute.is_float:
+            return NotImplemented
+        lead = x.rank - rank
+        inside_all = _always_inside(x, rank, cx.shape, k_size, s, p, g)
+        zero = Const(x.dtype, 0)
+
+        def at(i: Index) -> Expr:
+            def element(k: Index) -> Expr:
+                place, inside = window(x, rank, i, k, s, p, g)
+                return cast(x.load(place) if inside_all else masked(x, place, inside, zero), compute)
+
+            summed = cx.fold(extents, [Const(compute, 0)], lambda k, a: [op("add", a[0], element(k))], lambda a, b: [op("add", a[0], b[0])])
+            if divisor is not None:
+                count: Expr = Const(compute, divisor)
+            elif inside_all:
+                count = Const(compute, math.prod(k_size))
+            else:
+                count = cast(
+                    product([_covered(x.shape[lead + d], i[lead + d], k_size[d], s[d], p[d], count_pad) for d in range(rank)]), compute
+                )
+            return cast(op("div", summed, count), cx.dtype)
+
+        return cx.stage(at)
+
+    return rule
+
+
+def _covered(n: Expr, i: Expr, kernel: int, stride: int, padding: int, count_pad: bool) -> Expr:
+    """How many elements of the window count: those inside the (padded, if count_pad) input."""
+    start = i * stride - padding
+    end = op("min", start + kernel, n + padding)
+    if count_pad:
+        return end - start
+    return op("min", end, n) - op("max", start, ZERO)
+
+
+lowers("aten.avg_pool2d.default")(_avg_pool(2))
+lowers("aten.avg_pool3d.default")(_avg_pool(3))
+lowers("aten.avg_pool1d.default")(_avg_pool(1))
+
+
+def _adaptive_avg_pool(rank: int) -> Any:
+    def rule(cx: Builder, x: Ref, _: Any) -> Any:
+        compute = opmath(x.dtype)
+        lead = x.rank - rank
+        ins, outs = x.shape[lead:], cx.shape[lead:]
+        extents = []
+        for n, m in zip(ins, outs, strict=True):
+            a, b = known(n), known(m)
+            if a is None or b is None:
+                if b != 1:
+                    return NotImplemented
+                extents.append(n)
+            else:
+                # the longest window [floor(o n / m), ceil((o+1) n / m))
+                extents.append(size(max((-(-(o + 1) * a // b) - o * a // b for o in range(b)), default=1)))
+        even = all(known(m) == 1 or (known(n) or 1) % (known(m) or 1) == 0 for n, m in zip(ins, outs, strict=True))
+        zero = Const(x.dtype, 0)
+
+        def at(i: Index) -> Expr:
+            starts = [o * n // m for o, n, m in zip(i[lead:], ins, outs, strict=True)]
+            ends = [((o + 1) * n + (m - 1)) // m for o, n, m in zip(i[lead:], ins, outs, strict=True)]
+
+            def element(k: Index) -> Expr:
+                place = (*i[:lead], *(a + b for a, b in zip(starts, k, strict=True)))
+                if even:
+                    return cast(x.load(place), compute)
+                inside = conjunction([op("lt", a, e) for a, e in zip(place[lead:], ends, strict=True)])
+                return cast(masked(x, place, inside, zero), compute)
+
+            summed = cx.fold(extents, [Const(compute, 0)], lambda k, a: [op("add", a[0], element(k))], lambda a, b: [op("add", a[0], b[0])])
+            count = product(extents) if even else product([e - s for s, e in zip(starts, ends, strict=True)])
+            return cast(op("div", summed, cast(count, compute)), cx.dtype)
+
+        return cx.stage(at)
+
+    return rule
+
+
+lowers("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default")(_adaptive_avg_pool(2))
+lowers("aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool3d.default")(_adaptive_avg_pool(3))
+lowers("aten.adaptive_avg_pool1d.default")(_adaptive_avg_pool(1))
