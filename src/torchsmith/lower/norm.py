@@ -63,8 +63,8 @@ def lower_native_layer_norm(cx: Builder, x: Ref, shape: Any, weight: Any, bias: 
 
 
 @lowers("aten.layer_norm.default")
-def lower_layer_norm(cx: Builder, x: Ref, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, _: Any = True) -> Ref:
-    at, _mean, _rstd_ = layer_norm(cx, x, len(shape), weight, bias, eps)
+def lower_layer_norm(cx: Builder, x: Ref, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: Any = True) -> Ref:
+    at, *_ = layer_norm(cx, x, len(shape), weight, bias, eps)
     d = cx.dtype
     return cx.stage(lambda i: cast(at(i), d))
 
