@@ -1,81 +1,276 @@
-"""Text of expressions, for people and for ir/parse.py: every form reads back to the same node (no torch).
+"""Text of a Program, a Scheduled and a Plan, one line per element, each with the user's file:line (no torch).
 
-    3  -1.5:f32  nan:f32  true            Const (a bare integer is an index)
-    $s0  $k:f32                           Sym
-    i                                     Axis
-    %a0:f32                               Var
-    (i * 4 + j)  (i // 3)  (i % 3)        Op on index
-    add(x, y)  where:bf16(c, x, y)        Op on values; the dtype is written where it is not the default one
-    f32(e)                                Cast
-    x:f32[i, j]  x:f32[i if m else o]     Load, masked Load
-    fold.any{k < 10}(init; update; combine).0   Fold, its prefix after "#": fold.any#p{...}
-    rand.uniform:f32(seed, counter)       Rand
+The listing of a Program reads back through ir/parse.py; those of a Scheduled and a Plan are for people.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from . import dtype as dt
-from .expr import FIRST_GIVES, PREDICATES, Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var
+from .dtype import DType
+from .expr import Axis, Expr
+from .kernel import Kernel, Let, Loop, Scheduled, StoreStmt
+from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace
+from .program import (
+    Bind,
+    BufArg,
+    Buffer,
+    Check,
+    Cond,
+    Enum,
+    Extern,
+    Fresh,
+    InputResult,
+    Layout,
+    Program,
+    Repeat,
+    SizeResult,
+    Stage,
+    Store,
+    Symbol,
+    ViewResult,
+)
+from .text import print_expr
 
-INFIX = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
-Text = Callable[[Expr], str]
+__all__ = ["print_element", "print_expr", "print_kernel", "print_plan", "print_program", "print_scheduled"]
 
-
-def print_expr(e: Expr) -> str:
-    """One line that ir/parse.py reads back. Shared parts are printed once each time they occur."""
-    memo: dict[Expr, str] = {}
-
-    def text(node: Expr) -> str:
-        found = memo.get(node)
-        if found is None:
-            found = memo[node] = _FORMS[type(node)](node, text)
-        return found
-
-    return text(e)
-
-
-def _const(e: Const, _: Text) -> str:
-    if e.dtype is dt.index:
-        return str(e.value)
-    if e.dtype is dt.bool_:
-        return "true" if e.value else "false"
-    if e.dtype.is_float and not math.isfinite(e.value):
-        return f"{'nan' if e.value != e.value else 'inf' if e.value > 0 else '-inf'}:{e.dtype}"
-    return f"{e.value!r}:{e.dtype}"
-
-
-def _op(e: Op, text: Text) -> str:
-    if e.dtype is dt.index and e.name in INFIX and len(e.args) == 2:
-        return f"({text(e.args[0])} {INFIX[e.name]} {text(e.args[1])})"
-    usual = dt.bool_ if e.name in PREDICATES else dt.i32 if e.name == "frexp_e" else e.args[0 if e.name in FIRST_GIVES else -1].dtype
-    mark = "" if e.dtype is usual else f":{e.dtype}"
-    return f"{e.name}{mark}({', '.join(map(text, e.args))})"
+Lines = Iterator[str]
 
 
-def _load(e: Load, text: Text) -> str:
-    index = ", ".join(map(text, e.index))
-    if e.mask is not None and e.other is not None:
-        return f"{e.buf}:{e.dtype}[{index} if {text(e.mask)} else {text(e.other)}]"
-    return f"{e.buf}:{e.dtype}[{index}]"
+def print_program(program: Program) -> str:
+    """The whole Program; parse.parse_program gives it back."""
+    return "\n".join((*_head(program), "body:", *_block(program.body), *_tail(program))) + "\n"
 
 
-def _fold(e: Fold, text: Text) -> str:
-    axes = ", ".join(f"{a.name} < {text(n)}" for a, n in zip(e.axes, e.extents, strict=True))
-    parts = "; ".join(", ".join(map(text, part)) for part in (e.init, e.update, e.combine))
-    return f"fold.{e.order}{'#' + e.prefix if e.prefix else ''}{{{axes}}}({parts}).{e.pick}"
+def print_scheduled(scheduled: Scheduled) -> str:
+    """The Program's frame with kernels in place of stages."""
+    return "\n".join((*_head(scheduled.program), "body:", *_block(scheduled.body), *_tail(scheduled.program))) + "\n"
 
 
-_FORMS: dict[type, Callable[..., str]] = {
-    Const: _const,
-    Sym: lambda e, _: f"${e.name}" if e.dtype is dt.index else f"${e.name}:{e.dtype}",
-    Axis: lambda e, _: e.name,
-    Var: lambda e, _: f"%{e.name}:{e.dtype}",
-    Op: _op,
-    Cast: lambda e, text: f"{e.dtype}({text(e.arg)})",
-    Load: _load,
-    Fold: _fold,
-    Rand: lambda e, text: f"rand.{e.kind}:{e.dtype}({text(e.args[0])}, {text(e.args[1])})",
+def print_plan(plan: Plan) -> str:
+    """Places, then the two entries step by step, then the kernels."""
+    lines = [f"plan {plan.name}", f"workspace: {print_expr(plan.workspace)}", *_symbols(plan.symbols)]
+    lines.append(f"inputs: {_names(plan.inputs)}")
+    lines.append("buffers:")
+    for name, b in plan.buffers.items():
+        place = plan.places.get(name)
+        where = "no place" if place is None else _PLACES[type(place)](place)
+        lines.append(f"  {_buffer(b)} @ {where}{_loc(b.loc)}")
+    for title, steps in (("prepare", plan.prepare), ("run", plan.run)):
+        lines += [f"{title}:", *_block(steps)]
+    lines += ["results:", *(f"  {_result(r)}" for r in plan.results)]
+    for i, kernel in enumerate(plan.kernels):
+        lines += [f"kernel {i}:", *_indented(_kernel(kernel))]
+    return "\n".join(lines) + "\n"
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """One kernel."""
+    return "\n".join(_kernel(kernel)) + "\n"
+
+
+def print_element(e: Any) -> str:
+    """One element of a body, a step or a statement."""
+    return "\n".join(_ELEMENTS[type(e)](e))
+
+
+# ---------------------------------------------------------------- frame
+def _head(p: Program) -> Lines:
+    yield f"program {p.name}"
+    yield from _symbols(p.symbols)
+    yield f"inputs: {_names(p.inputs)}"
+    yield f"consts: {_names(p.consts)}"
+    yield "buffers:"
+    for b in p.buffers.values():
+        yield f"  {_buffer(b)}{_loc(b.loc)}"
+
+
+def _tail(p: Program) -> Lines:
+    yield "results:"
+    for r in p.results:
+        yield f"  {_result(r)}"
+    yield "write_backs:"
+    for target, source in p.write_backs:
+        yield f"  {target} <- {source}"
+    yield f"notes: {json.dumps(list(p.notes))}"
+
+
+def _symbols(symbols: Iterable[Symbol]) -> Lines:
+    yield "symbols:"
+    for s in symbols:
+        yield f"  {print_expr(s.sym)} = {json.dumps(list(s.origin))} in {s.lo}..{'' if s.hi is None else s.hi}"
+
+
+def _names(names: Iterable[str]) -> str:
+    return json.dumps(list(names))
+
+
+def _loc(loc: str) -> str:
+    return f"  # {loc}" if loc else ""
+
+
+def _exprs(es: Iterable[Expr]) -> str:
+    return "[" + ", ".join(map(print_expr, es)) + "]"
+
+
+def _axes(axes: Iterable[tuple[Axis, Expr]]) -> str:
+    return ", ".join(f"{a.name} < {print_expr(n)}" for a, n in axes)
+
+
+def _buffer(b: Buffer) -> str:
+    more = f" layout {_layout(b.layout)}" if b.layout is not None else ""
+    return f"{b.name}: {b.dtype}{_exprs(b.shape)} {b.role}{f' storage_of {b.storage_of}' if b.storage_of else ''}{more}"
+
+
+def _layout(layout: Layout) -> str:
+    more = f" splits {json.dumps(layout.splits)}" if layout.splits else ""
+    more += f" pad {json.dumps(layout.pad)}" if layout.pad else ""
+    more += f" fill {layout.fill!r}" if layout.fill is not None else ""
+    return f"{_exprs(layout.strides)} offset {print_expr(layout.offset)}{more}"
+
+
+_RESULTS: dict[type, Callable[[Any], str]] = {
+    Fresh: lambda r: f"fresh {r.buf}",
+    InputResult: lambda r: f"input {r.index}",
+    ViewResult: lambda r: f"view {json.dumps(r.of)} {r.dtype} {_exprs(r.shape)} {_exprs(r.strides)} offset {print_expr(r.offset)}",
+    SizeResult: lambda r: f"size {print_expr(r.value)}",
+}
+
+
+def _result(r: Any) -> str:
+    return _RESULTS[type(r)](r)
+
+
+_PLACES: dict[type, Callable[[Any], str]] = {
+    Input: lambda p: f"input {p.index}",
+    Arena: lambda p: f"arena {print_expr(p.offset)}",
+    ResultPlace: lambda p: f"result {p.index}",
+    Given: lambda p: "given",
+}
+
+
+# ---------------------------------------------------------------- bodies
+def _indented(lines: Iterable[str]) -> Lines:
+    for line in lines:
+        yield "  " + line
+
+
+def _block(elements: Iterable[Any]) -> Lines:
+    for e in elements:
+        yield from _indented(_ELEMENTS[type(e)](e))
+
+
+def _store(s: Store) -> str:
+    unique = "" if s.unique else " repeated"
+    mask = f" if {print_expr(s.mask)}" if s.mask is not None else ""
+    return f"store {s.mode}{unique} {s.buf}{_exprs(s.index)} = {print_expr(s.value)}{mask}"
+
+
+def _stage(s: Stage) -> Lines:
+    yield f"stage {json.dumps(s.origin)} [{_axes(s.axes)}]{' scan' if s.scan else ''}{_loc(s.loc)}"
+    for (var, init), after in zip(s.carry, s.carry_next, strict=True):
+        yield f"  carry {print_expr(var)} = {print_expr(init)} then {print_expr(after)}"
+    for var, value in s.lets:
+        yield f"  let {print_expr(var)} = {print_expr(value)}"
+    for store in s.stores:
+        yield "  " + _store(store)
+
+
+def _check(c: Check) -> Lines:
+    yield f"check {json.dumps(c.kind)} {json.dumps(c.message)} {print_expr(c.cond)}{_loc(c.loc)}"
+
+
+def _argument(a: Any) -> str:
+    if isinstance(a, tuple):
+        return "(" + "".join(_argument(x) + "," for x in a) + ")"
+    if isinstance(a, Expr):
+        return f"<{print_expr(a)}>"
+    form = _ARGUMENTS.get(type(a))
+    return form(a) if form is not None else repr(a)
+
+
+_ARGUMENTS: dict[type, Callable[[Any], str]] = {
+    BufArg: lambda a: f"&{a.buf}",
+    Enum: lambda a: f"enum {json.dumps(a.kind)} {json.dumps(a.value)}",
+    DType: lambda a: f"dtype {a}",
+    str: json.dumps,
+}
+
+
+def _extern(x: Extern) -> Lines:
+    args = "".join(_argument(a) + "," for a in x.args)
+    kwargs = "".join(f"{k}={_argument(v)}," for k, v in x.kwargs)
+    more = f" mutates {_names(x.mutates)}" if x.mutates else ""
+    more += "".join(f" binds {print_expr(sym)} {out} {dim}" for sym, out, dim in x.binds)
+    yield f"extern {x.op}({args}{kwargs}) -> {_names(x.outs)} {x.returned} via {x.via}{more}{_loc(x.loc)}"
+
+
+def _cond(c: Any) -> Lines:
+    yield f"if {print_expr(c.pred)}:"
+    yield from _block(c.then)
+    yield "else:"
+    yield from _block(c.orelse)
+
+
+def _repeat(r: Any) -> Lines:
+    yield f"repeat {print_expr(r.sym)} < {print_expr(r.count)}:"
+    yield from _block(r.body)
+
+
+def _bind(b: Bind) -> Lines:
+    yield f"bind {print_expr(b.sym)} = {print_expr(b.value)}"
+
+
+# ---------------------------------------------------------------- kernels and steps
+def _kernel(k: Kernel) -> Lines:
+    grain = f" grain {print_expr(k.grain)}" if k.grid else ""
+    yield f"kernel {k.name} {k.target} grid [{_axes(k.grid)}]{grain}{_loc(', '.join(k.origins))}"
+    for p in k.params:
+        yield f"  param {'write' if p.written else 'read'} {p.buf}: {p.dtype}{_exprs(p.shape)} layout {_layout(p.layout)}"
+    if k.syms:
+        yield f"  syms {', '.join(map(print_expr, k.syms))}"
+    for s in k.scratch:
+        yield f"  scratch {s.name}: {s.dtype}[{s.size}]"
+    yield from _block(k.body)
+
+
+def _loop(loop: Loop) -> Lines:
+    yield f"for {loop.axis.name} < {print_expr(loop.extent)} {loop.kind}:"
+    for var, init, after in loop.carry:
+        yield f"  carry {print_expr(var)} = {print_expr(init)} then {print_expr(after)}"
+    yield from _block(loop.body)
+
+
+def _store_stmt(s: StoreStmt) -> Lines:
+    mask = f" if {print_expr(s.mask)}" if s.mask is not None else ""
+    yield f"store {s.mode} {s.buf}{_exprs(s.index)} = {print_expr(s.value)}{mask}"
+
+
+def _let(let: Let) -> Lines:
+    yield f"let {print_expr(let.var)} = {print_expr(let.value)}"
+
+
+def _launch(s: Launch) -> Lines:
+    yield f"launch {s.kernel} ({', '.join(s.bufs)}) syms {_exprs(s.syms)} grid {print_expr(s.grid)} grain {print_expr(s.grain)}"
+
+
+_ELEMENTS: dict[type, Callable[[Any], Lines]] = {
+    Stage: _stage,
+    Check: _check,
+    Extern: _extern,
+    Bind: _bind,
+    Cond: _cond,
+    Repeat: _repeat,
+    PlanCond: _cond,
+    PlanRepeat: _repeat,
+    Kernel: _kernel,
+    Loop: _loop,
+    StoreStmt: _store_stmt,
+    Let: _let,
+    Launch: _launch,
+    Alloc: lambda s: iter([f"alloc {s.buf}"]),
+    Free: lambda s: iter([f"free {s.buf}"]),
+    Call: lambda s: _extern(s.extern),
 }
