@@ -49,18 +49,21 @@ def _vision(name: str) -> nn.Module:
 
 
 def _bert() -> nn.Module:
+    torchvision_models()  # transformers and timm import torchvision
     from transformers import BertConfig, BertModel
 
     return BertModel(BertConfig())
 
 
 def _bert_small() -> nn.Module:
+    torchvision_models()
     from transformers import BertConfig, BertModel
 
     return BertModel(BertConfig(vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128))
 
 
 def _vit() -> nn.Module:
+    torchvision_models()
     import timm
 
     module: nn.Module = timm.create_model("vit_small_patch16_224", pretrained=False)

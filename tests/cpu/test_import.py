@@ -1,0 +1,54 @@
+"""In a process with torch and torchsmith alone: what an import costs, and that nobody's other compiler is pulled in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FOREIGN = """
+import sys
+import torch
+before = set(sys.modules)
+import torchsmith
+
+def fn(x):
+    return torch.sin(torch.cos(x))
+
+x = torch.randn(8)
+assert torch.allclose(torchsmith.compile(fn)(x), fn(x))
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.LayerNorm(4))
+with torch.no_grad():
+    y = torch.randn(2, 3)
+    assert torch.allclose(torchsmith.compile(model)(y), model(y), atol=1e-6)
+new = sorted(set(sys.modules) - before)
+print([m for m in new if m.startswith(("torch._dynamo", "torch._inductor", "torch._functorch", "torch.jit", "sympy", "triton"))])
+"""
+
+COST = """
+import time
+import torch
+began = time.process_time()
+import torchsmith
+torchsmith.compile
+print(time.process_time() - began)
+"""
+
+
+def run(program: str, cache: Path) -> str:
+    env = {**os.environ, "TORCHSMITH_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().split("\n")[-1]
+
+
+def test_compiling_loads_no_other_compiler(tmp_path: Path) -> None:
+    assert run(FOREIGN, tmp_path) == "[]"
+
+
+def test_import_costs_at_most_150_ms(tmp_path: Path) -> None:
+    # the best of three: a loaded machine makes single figures large, never small
+    assert min(float(run(COST, tmp_path)) for _ in range(3)) <= 0.150

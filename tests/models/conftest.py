@@ -1,0 +1,38 @@
+"""Model tests share bench/models.py, one private build cache for the session, and start each from a reset compiler."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from models import torchvision_models  # noqa: E402  (the folder above comes first)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    before = os.environ.get("TORCHSMITH_CACHE_DIR")
+    os.environ["TORCHSMITH_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["TORCHSMITH_CACHE_DIR"]
+    else:
+        os.environ["TORCHSMITH_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def importable_torchvision() -> None:
+    torchvision_models()
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    import torchsmith
+
+    torchsmith.compiler.reset()

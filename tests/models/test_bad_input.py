@@ -1,0 +1,179 @@
+"""When the world fails: no compiler, a compiler that dies, a full disk, a damaged cache, two processes at once, errors in user code."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchsmith
+
+PROGRAM = """
+import sys, warnings
+import torch
+import torchsmith
+
+def fn(x, y):
+    return torch.softmax(torch.sin(x) * 2 + y, -1), (x + y).sum(0)
+
+x, y = torch.randn(16, 33, generator=torch.Generator().manual_seed(0)), torch.ones(33)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    compiled = torchsmith.compile(fn, fullgraph="--fullgraph" in sys.argv)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x, y), fn(x, y))
+for w in said:
+    if "torchsmith" in str(w.message):
+        print("WARNING", str(w.message).replace("\\n", " "))
+e = torchsmith.explain(fn)(x, y)
+print("ROADS", *[g.road for g in e.graphs], "CACHED", *[g.cached for g in e.graphs])
+"""
+
+
+def start(folder: Path, *args: str, **env: str) -> subprocess.Popen[str]:
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    return subprocess.Popen(
+        [sys.executable, str(script), *args], env={**os.environ, "TORCHSMITH_CACHE_DIR": str(folder / "cache"), **env},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
+    process = start(folder, *args, **env)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode >= 0, f"killed by signal {-process.returncode}: {err}"
+    return process.returncode, out, err
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_no_compiler_warns_once_and_runs_eagerly(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, TORCHSMITH_CC="/nowhere/cc")
+    assert code == 0, err
+    warned = [line for line in out.split("\n") if line.startswith("WARNING")]
+    assert len(warned) == 1, out
+    assert "/nowhere/cc" in warned[0] and ("install" in warned[0] or "TORCHSMITH_CC" in warned[0]), warned
+
+
+def test_no_compiler_under_fullgraph_is_an_error(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "--fullgraph", TORCHSMITH_CC="/nowhere/cc")
+    assert code != 0 and "/nowhere/cc" in err
+
+
+def test_dying_compiler_runs_eagerly_and_keeps_its_words(tmp_path: Path) -> None:
+    cc = executable(tmp_path / "cc", "#!/bin/sh\necho internal compiler error: the oven is on fire >&2\nexit 4\n")
+    code, out, err = run(tmp_path, TORCHSMITH_CC=str(cc))
+    assert code == 0, err
+    kept = "".join(f.read_text(errors="replace") for f in tmp_path.rglob("*") if f.is_file() and f.suffix in (".log", ".txt"))
+    assert "the oven is on fire" in out + err + kept
+
+
+def test_full_disk_runs_eagerly(tmp_path: Path) -> None:
+    """No file may grow over 2 KiB: the objects cannot be written."""
+    limited = executable(tmp_path / "limited", f'#!/bin/bash\ntrap "" XFSZ\nulimit -f 2\nexec "{sys.executable}" "$@"\n')
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = subprocess.run(
+        [str(limited), "-B", str(script)],
+        env={**os.environ, "TORCHSMITH_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_unusable_cache_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    code, _, err = run(tmp_path, TORCHSMITH_CACHE_DIR=str(tmp_path / "file" / "cache"))
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "empty"])
+def test_damaged_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
+    assert run(tmp_path)[0] == 0
+    touched = 0
+    for f in (tmp_path / "cache").rglob("*"):
+        if f.is_file() and f.suffix not in (".lock",):
+            data = f.read_bytes()
+            f.chmod(0o600)
+            f.write_bytes({"truncate": data[: len(data) // 2], "garbage": os.urandom(len(data)), "empty": b""}[damage])
+            touched += 1
+    assert touched
+    code, out, err = run(tmp_path)
+    assert code == 0, err
+    assert "ROADS native" in out, out + err
+    code, out, err = run(tmp_path)
+    assert "ROADS native" in out and "CACHED True" in out, out + err
+
+
+def test_cache_is_private(tmp_path: Path) -> None:
+    assert run(tmp_path)[0] == 0
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    both = [start(tmp_path) for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=180)
+        assert process.returncode == 0 and "ROADS native" in out, err
+
+
+def test_users_exception_keeps_type_and_traceback() -> None:
+    class Mine(ValueError):
+        pass
+
+    def inner(x: Tensor) -> Tensor:
+        if x.shape[0] == 3:
+            raise Mine("three is not allowed")
+        return x + 1
+
+    compiled = torchsmith.compile(lambda x: inner(torch.sin(x)))
+    compiled(torch.ones(2))
+    with pytest.raises(Mine, match="three is not allowed") as caught:
+        compiled(torch.ones(3))
+    assert any("three is not allowed" in (f.line or "") for f in traceback.extract_tb(caught.value.__traceback__))
+
+
+def same_error(fn: object, *args: object) -> None:
+    assert callable(fn)
+    with pytest.raises(Exception) as want:
+        fn(*args)
+    with pytest.raises(type(want.value)) as got:
+        torchsmith.compile(fn)(*args)
+    assert str(got.value) == str(want.value)
+
+
+def test_errors_are_eagers() -> None:
+    weight = torch.randn(5, 3)
+    same_error(lambda i: torch.nn.functional.embedding(i, weight), torch.tensor([1, 7]))
+    same_error(lambda x, i: x[i] + 1, torch.randn(4), torch.tensor([0, -5]))
+    same_error(lambda x, i: torch.gather(x, 0, i), torch.randn(4), torch.tensor([4]))
+    same_error(lambda x, y: x // y, torch.tensor([4, 5]), torch.tensor([1, 0]))
+    same_error(lambda x, y: x @ y, torch.randn(3, 4), torch.randn(3, 4))
+    same_error(lambda x, y: x + y, torch.randn(3), torch.randn(4))
+
+
+def test_failing_call_writes_nothing_and_the_next_one_works() -> None:
+    def fn(x: Tensor, i: Tensor) -> Tensor:
+        return torch.sin(x)[i]
+
+    compiled = torchsmith.compile(fn)
+    x, fine = torch.randn(4), torch.tensor([0, 3])
+    torch.testing.assert_close(compiled(x, fine), fn(x, fine))
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([0, 9]))
+    torch.testing.assert_close(compiled(x, fine), fn(x, fine))
