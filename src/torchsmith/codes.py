@@ -55,3 +55,17 @@ define("LOW001", "a tensor has a dtype that torchsmith does not compute on, so t
 define("LOW002", "the functional graph holds an attribute instead of an input", "report this: capture should make every tensor an input")
 define("LOW003", "an operator cannot be called from compiled code", "call it outside of the compiled function")
 define("LOW004", "the results alias each other in a way that cannot be expressed", "return a clone of one of them")
+
+# ---------------------------------------------------------------- graph
+define("GRA001", "an operator has no shape rule of its own, so its shape was asked of torch", "nothing to do; tracing is slower")
+define("GRA002", "an operator has neither a shape rule nor a kernel that can tell its shape",
+       "move the call out of the compiled function, or write it with other operators")
+define("GRA003", "a tensor's value is needed while tracing", "avoid .item(), bool(tensor) and int(tensor) in the compiled function")
+define("GRA004", "a size that is known only at run time was asked a question", "state what holds of it with torch._check")
+define("GRA005", "an operator has no shape rule for sizes that vary", "mark the sizes static or call it outside the compiled function")
+define("GRA006", "a tensor is mutated in a way that has no functional form", "use the out-of-place form of the operator")
+define("GRA007", "two results overlap in memory and neither contains the other", "clone one of the results")
+define("GRA008", "a condition on sizes contradicts what was assumed before", "check the sizes of the inputs")
+define("GRA009", "the shape of a result depends on the data in a way that is not supported", "call it outside the compiled function")
+define("GRA010", "an operator's shape was learned by running it once on made-up data", "nothing to do; tracing is slower")
+define("GRA011", "an operator works on a kind of tensor that is not supported", "use dense (strided) tensors")

@@ -1,0 +1,334 @@
+"""The laws of sizes, strides and dtypes that eager's CPU kernels follow: broadcasting, stride propagation, type promotion.
+
+In: sizes, strides and dtypes of operands. Out: those of results. Sizes may be SymInts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .sizes import SizeNode, expr_of
+
+Size = Any  # int | torch.SymInt
+Sizes = tuple[Size, ...]
+SymTypes = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def is_symbolic(sizes: Sequence[Size]) -> bool:
+    return any(type(s) is torch.SymInt for s in sizes)
+
+
+def same(a: Size, b: Size) -> bool:
+    """Are two sizes equal, without assuming anything that does not follow?"""
+    if type(a) is int and type(b) is int:
+        return a == b
+    return expr_of(a) is expr_of(b)
+
+
+def is_one(s: Size) -> bool:
+    """Is the size 1? For a symbol: only if that follows from its range; else it is assumed not to be."""
+    if type(s) is int:
+        return s == 1
+    return bool(s == 1)
+
+
+def contiguous_strides(shape: Sequence[Size]) -> Sizes:
+    out: list[Size] = []
+    step: Size = 1
+    for s in reversed(shape):
+        out.append(step)
+        step = step * (s if type(s) is not int or s > 1 else 1)
+    return tuple(reversed(out))
+
+
+def strides_in_order(shape: Sequence[Size], order: Sequence[int]) -> Sizes:
+    """Dense strides, `order` naming the dimensions from fastest to slowest."""
+    out: list[Size] = [0] * len(shape)
+    step: Size = 1
+    for d in order:
+        out[d] = step
+        step = step * (shape[d] if type(shape[d]) is not int or shape[d] > 1 else 1)
+    return tuple(out)
+
+
+CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+FORMAT_NDIM = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
+def channels_last_strides(shape: Sequence[Size]) -> Sizes:
+    """Plain products, so that an empty dimension gives stride 0, as torch has it."""
+    out: list[Size] = [0] * len(shape)
+    step: Size = 1
+    for d in CHANNELS_LAST_ORDER[len(shape)]:
+        out[d] = step
+        step = step * shape[d]
+    return tuple(out)
+
+
+def format_strides(shape: Sequence[Size], memory_format: torch.memory_format | None) -> Sizes:
+    """Strides of a fresh tensor of this format (contiguous_format, channels_last, channels_last_3d)."""
+    if memory_format in FORMAT_NDIM:
+        return channels_last_strides(shape)
+    return contiguous_strides(shape)
+
+
+def matches(shape: Sequence[Size], strides: Sequence[Size], order: Sequence[int]) -> bool:
+    """Are these the dense strides of `order` (fastest first), where the stride of a size-1 dimension does not matter?"""
+    if any(type(s) is int and s == 0 for s in shape):
+        return True
+    step: Size = 1
+    for d in order:
+        s = shape[d]
+        if type(s) is int and s == 1:
+            continue
+        if not same(strides[d], step):
+            return False
+        step = step * s
+    return True
+
+
+def is_contiguous(t: torch.Tensor) -> bool:
+    if not t._has_symbolic_sizes_strides:
+        return t.is_contiguous()
+    return matches(t.shape, t.stride(), range(t.dim() - 1, -1, -1))
+
+
+def is_channels_last(t: torch.Tensor) -> bool:
+    """Contiguous in the channels-last order of its 4 or 5 dimensions."""
+    n = t.dim()
+    if n not in CHANNELS_LAST_ORDER:
+        return False
+    if not t._has_symbolic_sizes_strides:
+        return t.is_contiguous(memory_format=torch.channels_last if n == 4 else torch.channels_last_3d)
+    return matches(t.shape, t.stride(), CHANNELS_LAST_ORDER[n])
+
+
+def has_channels_last_strides(t: torch.Tensor) -> bool:
+    """The looser test behind `suggest_memory_format`: strides ascend in channels-last order and the format is not ambiguous."""
+    n = t.dim()
+    if n not in CHANNELS_LAST_ORDER:
+        return False
+    shape, strides = t.shape, t.stride()
+    least: Size = 0
+    if strides[1] == 0:
+        return False
+    for d in CHANNELS_LAST_ORDER[n]:
+        if not is_known_positive(shape[d]) or lt(strides[d], least):
+            return False
+        if d == 0 and same(least, strides[1]):
+            return False  # N111 tensors read as contiguous
+        least = strides[d]
+        if gt_one(shape[d]):
+            least = least * shape[d]
+    return True
+
+
+def is_known_positive(s: Size) -> bool:
+    return s != 0 if type(s) is int else True
+
+
+def gt_one(s: Size) -> bool:
+    return s > 1
+
+
+def lt(a: Size, b: Size) -> bool:
+    return bool(a < b)
+
+
+def suggest_format(t: torch.Tensor) -> torch.memory_format:
+    """The format eager's convolutions, pools and norms would keep."""
+    if has_channels_last_strides(t):
+        return torch.channels_last if t.dim() == 4 else torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def is_dense(t: torch.Tensor) -> bool:
+    """Non-overlapping and dense: some order of its dimensions is contiguous."""
+    shape, strides = t.shape, t.stride()
+    if is_contiguous(t):
+        return True
+    rest = [d for d in range(len(shape)) if not (type(shape[d]) is int and shape[d] == 1)]
+    rest.sort(key=lambda d: hint_of(strides[d]))
+    return matches(shape, strides, rest)
+
+
+def hint_of(v: Size) -> int:
+    if type(v) is int:
+        return v
+    node: SizeNode = v.node
+    return node.hint if node.hint is not None else 1 << 30
+
+
+def broadcast(*shapes: Sequence[Size]) -> Sizes:
+    """The broadcast of shapes; raises RuntimeError as torch does."""
+    n = max((len(s) for s in shapes), default=0)
+    out: list[Size] = [1] * n
+    for shape in shapes:
+        offset = n - len(shape)
+        for i, s in enumerate(shape):
+            have = out[offset + i]
+            if have is s or same(have, s):
+                continue
+            if type(have) is int and have == 1:
+                out[offset + i] = s
+            elif type(s) is int and s == 1:
+                continue
+            elif is_one(have):
+                out[offset + i] = s
+            elif not is_one(s) and have != s:
+                raise RuntimeError(
+                    f"The size of tensor a ({have}) must match the size of tensor b ({s}) at non-singleton dimension {offset + i}"
+                )
+            elif type(s) is int:
+                out[offset + i] = s if not is_one(s) else have
+    return tuple(out)
+
+
+def propagate_strides(shape: Sizes, operands: Sequence[torch.Tensor]) -> Sizes:
+    """Strides that an element-wise kernel gives a new result of `shape` (the rules of eager's tensor iterator).
+
+    All operands of the result's shape and one dense layout: that layout. Otherwise dimensions are sorted by the operands'
+    strides, the first operand with an opinion wins.
+    """
+    n = len(shape)
+    if all(len(t.shape) == n for t in operands) and all(
+        a is b or same(a, b) for t in operands for a, b in zip(t.shape, shape, strict=True)
+    ):
+        if all(is_contiguous(t) for t in operands):
+            return contiguous_strides(shape)
+        if n in CHANNELS_LAST_ORDER and all(is_channels_last(t) for t in operands):
+            return channels_last_strides(shape)
+        first = operands[0].stride()
+        if all(is_dense(t) for t in operands) and all(same(a, b) for t in operands[1:] for a, b in zip(t.stride(), first, strict=True)):
+            return tuple(first)
+    if n <= 1:
+        return contiguous_strides(shape)
+    return sorted_strides(shape, operands)
+
+
+def sorted_strides(shape: Sizes, operands: Sequence[torch.Tensor]) -> Sizes:
+    n = len(shape)
+    rows = []
+    for t in operands:
+        sizes, strides = t.shape, t.stride()
+        offset = n - len(sizes)
+        row: list[Size] = [0] * n
+        for i in range(len(sizes)):
+            row[offset + i] = 0 if is_static_one(sizes[i]) and not is_static_one(shape[offset + i]) else strides[i]
+        rows.append(row)
+
+    def should_swap(a: int, b: int) -> int:
+        for row in rows:
+            x, y = row[a], row[b]
+            if is_zero(x) or is_zero(y):
+                continue
+            if same(x, y):
+                if not same(shape[a], shape[b]) and shape[a] > shape[b]:
+                    return 1
+            elif x < y:
+                return -1
+            else:
+                return 1
+        return 0
+
+    perm = list(range(n - 1, -1, -1))
+    for i in range(1, n):
+        high = i
+        for low in range(i - 1, -1, -1):
+            c = should_swap(perm[low], perm[high])
+            if c > 0:
+                perm[low], perm[high] = perm[high], perm[low]
+                high = low
+            elif c < 0:
+                break
+    if perm == list(range(n - 1, -1, -1)):
+        return contiguous_strides(shape)
+    out: list[Size] = [0] * n
+    step: Size = 1
+    for d in perm:
+        out[d] = step
+        step = step * shape[d]
+    return tuple(out)
+
+
+def is_static_one(s: Size) -> bool:
+    return type(s) is int and s == 1
+
+
+def is_zero(s: Size) -> bool:
+    return type(s) is int and s == 0
+
+
+# ---------------------------------------------------------------- dtypes
+
+COMPLEX_OF = {
+    torch.float16: torch.complex32,
+    torch.bfloat16: torch.complex64,
+    torch.float32: torch.complex64,
+    torch.float64: torch.complex128,
+}
+REAL_OF = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+@lru_cache(maxsize=1024)
+def promote(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
+    if a is None or b is None:
+        return a or b
+    return torch.promote_types(a, b)
+
+
+@lru_cache(maxsize=1024)
+def _combine(high: torch.dtype | None, low: torch.dtype | None) -> torch.dtype | None:
+    """Operands of a higher rank (dimensioned > 0-d > Python number) decide within their category."""
+    if high is None:
+        return low
+    if high.is_complex:
+        return high
+    if high.is_floating_point:
+        return COMPLEX_OF[high] if low is not None and low.is_complex else high
+    if high is torch.bool or (low is not None and (low.is_floating_point or low.is_complex)):
+        return promote(high, low)
+    return high
+
+
+def number_dtype(v: Any) -> torch.dtype:
+    """The dtype a Python number has in type promotion."""
+    if isinstance(v, (bool, torch.SymBool)):
+        return torch.bool
+    if isinstance(v, (int, torch.SymInt)):
+        return torch.int64
+    if isinstance(v, complex):
+        return COMPLEX_OF[torch.get_default_dtype()]
+    return torch.get_default_dtype()
+
+
+def result_dtype(*operands: Any) -> torch.dtype:
+    """Type promotion over tensors and Python numbers."""
+    dim: torch.dtype | None = None
+    zero: torch.dtype | None = None
+    number: torch.dtype | None = None
+    for x in operands:
+        if isinstance(x, torch.Tensor):
+            if x.dim():
+                dim = x.dtype if dim is None else promote(dim, x.dtype)
+            else:
+                zero = x.dtype if zero is None else promote(zero, x.dtype)
+        elif x is not None:
+            number = promote(number, number_dtype(x))
+    found = _combine(dim, _combine(zero, number))
+    if found is None:
+        raise RuntimeError("at least one operand is needed")
+    return found
+
+
+def float_dtype(d: torch.dtype) -> torch.dtype:
+    """Integers and bools become the default float in operators such as sqrt and div."""
+    return d if d.is_floating_point or d.is_complex else torch.get_default_dtype()
+
+
+def sum_dtype(d: torch.dtype) -> torch.dtype:
+    return d if d.is_floating_point or d.is_complex else torch.int64

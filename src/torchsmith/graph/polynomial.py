@@ -1,0 +1,173 @@
+"""Sizes in normal form: an index Expr becomes a sum of monomials and comes back in one canonical spelling.
+
+In: index Exprs over add, sub, mul, neg, floordiv, mod, min, max. Out: Exprs such that equal polynomials are the same object, and
+interval bounds of them. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from ..ir import dtype as dt
+from ..ir.expr import Const, Expr, Op, Sym, const
+
+Monomial = tuple[Expr, ...]  # atoms, sorted by spelling; () is the constant term
+Poly = dict[Monomial, int]
+Range = tuple[int | None, int | None]
+
+ZERO, ONE = const(0), const(1)
+
+
+@lru_cache(maxsize=65536)
+def spelling(e: Expr) -> str:
+    """A total order on atoms that does not depend on the process."""
+    if isinstance(e, Sym):
+        return e.name
+    if isinstance(e, Const):
+        return str(e.value)
+    name = e.name if isinstance(e, Op) else type(e).__name__
+    return f"{name}:{e.dtype.name}({','.join(spelling(a) for a in e.args)})"
+
+
+def poly(e: Expr) -> Poly:
+    """The polynomial of an index Expr; what is not add, sub, mul or neg is an atom."""
+    if isinstance(e, Const):
+        return {(): int(e.value)} if e.value else {}
+    if isinstance(e, Op):
+        if e.name == "add":
+            return add(poly(e.args[0]), poly(e.args[1]))
+        if e.name == "sub":
+            return add(poly(e.args[0]), poly(e.args[1]), -1)
+        if e.name == "neg":
+            return add({}, poly(e.args[0]), -1)
+        if e.name == "mul":
+            return mul(poly(e.args[0]), poly(e.args[1]))
+    return {(e,): 1}
+
+
+def add(a: Poly, b: Poly, scale: int = 1) -> Poly:
+    out = dict(a)
+    for m, c in b.items():
+        v = out.get(m, 0) + scale * c
+        if v:
+            out[m] = v
+        else:
+            del out[m]
+    return out
+
+
+def mul(a: Poly, b: Poly) -> Poly:
+    out: Poly = {}
+    for m, c in a.items():
+        for n, d in b.items():
+            out = add(out, {tuple(sorted(m + n, key=spelling)): c * d})
+    return out
+
+
+def _order(m: Monomial) -> tuple[int, tuple[str, ...]]:
+    return (-len(m), tuple(spelling(a) for a in m))
+
+
+def expr(p: Poly) -> Expr:
+    """The canonical Expr: highest degree first, coefficient last in each product, constant term last."""
+    total: Expr | None = None
+    for m in sorted(p, key=_order):
+        term: Expr | None = None
+        for atom in m:
+            term = atom if term is None else Op("mul", dt.index, (term, atom))
+        if term is None:
+            term = const(p[m])
+        elif p[m] != 1:
+            term = Op("mul", dt.index, (term, const(p[m])))
+        total = term if total is None else Op("add", dt.index, (total, term))
+    return ZERO if total is None else total
+
+
+def divide(a: Poly, b: Poly) -> Poly | None:
+    """a / b where b is one monomial that divides every term of a; else None."""
+    if len(b) != 1:
+        return None
+    (m, c), out = next(iter(b.items())), {}
+    for n, d in a.items():
+        rest = list(n)
+        for atom in m:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if d % c:
+            return None
+        out[tuple(rest)] = d // c
+    return out
+
+
+@lru_cache(maxsize=65536)
+def normal(name: str, a: Expr, b: Expr) -> Expr:
+    """`name(a, b)` on index Exprs in canonical spelling."""
+    p, q = poly(a), poly(b)
+    if name == "add":
+        return expr(add(p, q))
+    if name == "sub":
+        return expr(add(p, q, -1))
+    if name == "mul":
+        return expr(mul(p, q))
+    if name in ("floordiv", "mod"):
+        quotient = divide(p, q) if q else None
+        if quotient is not None:  # (a*b)//b -> a, (a*b) % b -> 0
+            return expr(quotient) if name == "floordiv" else ZERO
+        if isinstance(a, Const) and isinstance(b, Const):
+            return const(int(a.value) // int(b.value) if name == "floordiv" else int(a.value) % int(b.value))
+    elif isinstance(a, Const) and isinstance(b, Const):  # min, max
+        return const(min(int(a.value), int(b.value)) if name == "min" else max(int(a.value), int(b.value)))
+    elif a is b:
+        return a
+    return Op(name, dt.index, (a, b))
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def _times(a: Range, b: Range) -> Range:
+    if None in a or None in b:
+        if a[0] is not None and b[0] is not None and a[0] >= 0 and b[0] >= 0:
+            return (a[0] * b[0], None if a[1] is None or b[1] is None else a[1] * b[1])
+        return (None, None)
+    corners = [x * y for x in a for y in b if x is not None and y is not None]
+    return (min(corners), max(corners))
+
+
+def _plus(a: Range, b: Range) -> Range:
+    return (None if a[0] is None or b[0] is None else a[0] + b[0], None if a[1] is None or b[1] is None else a[1] + b[1])
+
+
+def _atom(e: Expr, ranges: Callable[[str], Range]) -> Range:
+    if isinstance(e, Sym):
+        return ranges(e.name)
+    if not isinstance(e, Op):
+        return (None, None)
+    sides = [interval(poly(a), ranges) for a in e.args]
+    if e.name == "mod" and sides[1][0] is not None and sides[1][0] > 0:
+        return (0, None if sides[1][1] is None else sides[1][1] - 1)
+    if e.name == "floordiv" and sides[1][0] is not None and sides[1][0] > 0 and sides[0][0] is not None and sides[0][0] >= 0:
+        lo = 0 if sides[1][1] is None else sides[0][0] // sides[1][1]
+        return (lo, None if sides[0][1] is None else sides[0][1] // sides[1][0])
+    if e.name == "max":
+        lows = [s[0] for s in sides if s[0] is not None]
+        return (max(lows) if lows else None, None if None in (sides[0][1], sides[1][1]) else max(s[1] for s in sides if s[1] is not None))
+    if e.name == "min":
+        highs = [s[1] for s in sides if s[1] is not None]
+        return (None if None in (sides[0][0], sides[1][0]) else min(s[0] for s in sides if s[0] is not None), min(highs) if highs else None)
+    return (None, None)
+
+
+def interval(p: Poly, ranges: Callable[[str], Range]) -> Range:
+    """Bounds of a polynomial whose symbols lie in `ranges`; None is unbounded."""
+    total: Range = (0, 0)
+    for m, c in p.items():
+        term: Range = (1, 1)
+        for atom in m:
+            term = _times(term, _atom(atom, ranges))
+        if c < 0:
+            term = (term[1], term[0])
+        total = _plus(total, (None if term[0] is None else term[0] * c, None if term[1] is None else term[1] * c))
+    return total

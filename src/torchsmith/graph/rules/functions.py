@@ -1,0 +1,109 @@
+"""Rules of torch functions above the dispatcher: what would choose by device, and what reads a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..layout import SymTypes
+from ..tracing import Tracing, device_of, function_rule
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+@function_rule(F.scaled_dot_product_attention)
+def attention(
+    trace: Tracing,
+    call: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Kept whole: on a meta tensor torch would pick the decomposition."""
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    return trace.operator(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
+
+
+@function_rule(Tensor.device.__get__)  # type: ignore[attr-defined]
+def device(trace: Tracing, call: Any, self: Tensor) -> torch.device:
+    return device_of(self)
+
+
+@function_rule(Tensor.is_cpu.__get__)  # type: ignore[attr-defined]
+def is_cpu(trace: Tracing, call: Any, self: Tensor) -> bool:
+    return device_of(self).type == "cpu"
+
+
+@function_rule(Tensor.is_cuda.__get__)  # type: ignore[attr-defined]
+def is_cuda(trace: Tracing, call: Any, self: Tensor) -> bool:
+    return device_of(self).type == "cuda"
+
+
+@function_rule(Tensor.is_meta.__get__)  # type: ignore[attr-defined]
+def is_meta(trace: Tracing, call: Any, self: Tensor) -> bool:
+    return device_of(self).type == "meta"
+
+
+def _same_device(self: Tensor, device: Any) -> bool:
+    return torch.device(device) == device_of(self)
+
+
+@function_rule(Tensor.to)
+def to(trace: Tracing, call: Any, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A move to the device where the tensor already is becomes no move; torch would see a move away from meta."""
+    kwargs = dict(kwargs)
+    if args and isinstance(args[0], Tensor):
+        other = args[0]
+        return to(trace, call, self, device_of(other), other.dtype, *args[1:], **kwargs)
+    if args and isinstance(args[0], (str, torch.device, int)) and not isinstance(args[0], bool):
+        kwargs["device"] = args[0]
+        for name, v in zip(("dtype", "non_blocking", "copy"), args[1:], strict=False):
+            kwargs[name] = v
+        args = ()
+    if isinstance(kwargs.get("other"), Tensor):
+        other = kwargs.pop("other")
+        kwargs.update(device=device_of(other), dtype=other.dtype)
+    where = kwargs.pop("device", None)
+    if where is None or _same_device(self, where):
+        kwargs.pop("non_blocking", None)
+        if args and args[0] is None:
+            args = ()
+        if kwargs.get("dtype", 0) is None:
+            kwargs.pop("dtype")
+        return call(self, *args, **kwargs) if args or kwargs else self
+    dtype = kwargs.get("dtype")
+    return aten._to_copy.default(self, dtype=dtype, device=torch.device(where), memory_format=kwargs.get("memory_format"))
+
+
+@function_rule(Tensor.cpu)
+def cpu(trace: Tracing, call: Any, self: Tensor, **kwargs: Any) -> Tensor:
+    return to(trace, Tensor.to, self, "cpu", **kwargs)
+
+
+@function_rule(Tensor.cuda)
+def cuda(trace: Tracing, call: Any, self: Tensor, device: Any = None, **kwargs: Any) -> Tensor:
+    where = "cuda" if device is None else device
+    return to(trace, Tensor.to, self, torch.device("cuda", where) if isinstance(where, int) else where)
+
+
+@function_rule(torch.tensor)
+def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
+    """Constants: a number becomes `full`, a list with symbolic sizes is stacked, other data stays a real tensor until it is used."""
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    if isinstance(data, (bool, int, float, *SymTypes)):
+        return torch.full((), data, dtype=dtype, device=device)
+    if _has_symbols(data):
+        return torch.stack([tensor(trace, call, d, **kwargs) for d in data])
+    return trace.constant(torch.tensor(data, dtype=dtype), device)
+
+
+def _has_symbols(data: Any) -> bool:
+    return isinstance(data, (tuple, list)) and any(isinstance(d, SymTypes) or _has_symbols(d) for d in data)

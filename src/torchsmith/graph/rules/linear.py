@@ -1,0 +1,89 @@
+"""Shape rules of matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..layout import Sizes, contiguous_strides
+from ..tracing import make, rule
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def product(shape: Sizes, like: Tensor) -> Tensor:
+    return make(shape, contiguous_strides(shape), like.dtype)
+
+
+def _match(a: Any, b: Any, what: str) -> None:
+    if a != b:
+        raise RuntimeError(f"{what} ({a} and {b})")
+
+
+def _same_dtype(a: Tensor, b: Tensor) -> None:
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
+
+
+@rule(aten.mm.default)
+def mm(self: Tensor, mat2: Tensor) -> Tensor:
+    if self.dim() != 2 or mat2.dim() != 2:
+        raise RuntimeError("mat1 and mat2 must be matrices")
+    _same_dtype(self, mat2)
+    _match(self.shape[1], mat2.shape[0], "mat1 and mat2 shapes cannot be multiplied")
+    return product((self.shape[0], mat2.shape[1]), self)
+
+
+@rule(aten.addmm.default)
+def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return mm(mat1, mat2)
+
+
+@rule(aten._addmm_activation.default)
+def addmm_activation(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Tensor:
+    return mm(mat1, mat2)
+
+
+@rule(aten.bmm.default)
+def bmm(self: Tensor, mat2: Tensor) -> Tensor:
+    if self.dim() != 3 or mat2.dim() != 3:
+        raise RuntimeError("batch1 and batch2 must be 3D tensors")
+    _same_dtype(self, mat2)
+    _match(self.shape[0], mat2.shape[0], "batch1 and batch2 must have same number of batches")
+    _match(self.shape[2], mat2.shape[1], "Expected size for first two dimensions of batch2 tensor")
+    return product((self.shape[0], self.shape[1], mat2.shape[2]), self)
+
+
+@rule(aten.baddbmm.default)
+def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return bmm(batch1, batch2)
+
+
+@rule(aten.addbmm.default)
+def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return product((batch1.shape[1], batch2.shape[2]), batch1)
+
+
+@rule(aten.mv.default)
+def mv(self: Tensor, vec: Tensor) -> Tensor:
+    _match(self.shape[1], vec.shape[0], "size mismatch")
+    return product((self.shape[0],), self)
+
+
+@rule(aten.addmv.default)
+def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return mv(mat, vec)
+
+
+@rule(aten.dot.default, aten.vdot.default)
+def dot(self: Tensor, other: Tensor) -> Tensor:
+    _same_dtype(self, other)
+    _match(self.shape[0], other.shape[0], "inconsistent tensor size")
+    return product((), self)
+
+
+@rule(aten.addr.default)
+def addr(self: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return product((vec1.shape[0], vec2.shape[0]), vec1)

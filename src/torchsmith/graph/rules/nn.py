@@ -1,0 +1,350 @@
+"""Shape rules of neural-network operators: convolution, pooling, normalisation, resampling, attention, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..layout import Size, contiguous_strides, format_strides, suggest_format
+from ..tracing import make, rule
+from .views import axis
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+CONTIGUOUS = torch.contiguous_format
+
+
+def fresh(shape: Sequence[Size], dtype: torch.dtype, memory_format: torch.memory_format = CONTIGUOUS) -> Tensor:
+    return make(tuple(shape), format_strides(tuple(shape), memory_format), dtype)
+
+
+def _spread(v: Any, n: int) -> list[Size]:
+    values = list(v) if isinstance(v, (tuple, list)) else [v]
+    return values * n if len(values) == 1 else values
+
+
+@rule(aten.convolution.default)
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Tensor:
+    n = weight.dim() - 2
+    stride, padding, dilation, extra = _spread(stride, n), _spread(padding, n), _spread(dilation, n), _spread(output_padding, n)
+    batched = input.dim() == n + 2
+    spatial = input.shape[2:] if batched else input.shape[1:]
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    want = weight.shape[0] if transposed else weight.shape[1] * groups
+    have = input.shape[1 if batched else 0]
+    if have != want:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input to have {want} channels, got {have}"
+        )
+    if input.dtype != weight.dtype:
+        raise RuntimeError(f"Input type ({input.dtype}) and weight type ({weight.dtype}) should be the same")
+    out: list[Size] = []
+    for i in range(n):
+        k = dilation[i] * (weight.shape[2 + i] - 1)
+        if transposed:
+            out.append((spatial[i] - 1) * stride[i] - 2 * padding[i] + k + extra[i] + 1)
+        else:
+            span = spatial[i] + 2 * padding[i] - k - 1
+            out.append((span // stride[i] if stride[i] != 1 else span) + 1)
+        if out[-1] <= 0 and not transposed:
+            raise RuntimeError("Calculated output size is too small: kernel size can't be greater than actual input size")
+    shape = [*([input.shape[0]] if batched else []), channels, *out]
+    return fresh(shape, input.dtype, _convolution_format(input, weight))
+
+
+def _convolution_format(input: Tensor, weight: Tensor) -> torch.memory_format:
+    if input.dim() not in (4, 5):
+        return CONTIGUOUS
+    formats = (suggest_format(input), suggest_format(weight))
+    return next((f for f in formats if f is not CONTIGUOUS), CONTIGUOUS)
+
+
+# ---------------------------------------------------------------- pooling
+
+
+def _pooled(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size, ceil_mode: bool) -> Size:
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    out = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    if ceil_mode and (out - 1) * stride >= size + padding:  # the last window starts inside the input or its left padding
+        out = out - 1
+    return out
+
+
+def _pool(input: Tensor, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Size]:
+    kernel = _spread(kernel, n)
+    stride = _spread(stride, n) if isinstance(stride, int) or stride else kernel
+    padding, dilation = _spread(padding, n), _spread(dilation, n)
+    sizes = [_pooled(input.shape[i - n], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in range(n)]
+    if any(s <= 0 for s in sizes):
+        raise RuntimeError(f"Given input size: {list(input.shape)}. Calculated output size: {sizes}. Output size is too small")
+    return [*input.shape[: input.dim() - n], *sizes]
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def max_pool2d(
+    input: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> tuple[Tensor, Tensor]:
+    shape, kept = _pool(input, 2, kernel_size, stride, padding, dilation, ceil_mode), suggest_format(input)
+    return fresh(shape, input.dtype, kept), fresh(shape, torch.int64, kept)
+
+
+@rule(aten.max_pool3d_with_indices.default)
+def max_pool3d(
+    input: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> tuple[Tensor, Tensor]:
+    shape, kept = _pool(input, 3, kernel_size, stride, padding, dilation, ceil_mode), suggest_format(input)
+    return fresh(shape, input.dtype, kept), fresh(shape, torch.int64, kept)
+
+
+@rule(aten.avg_pool2d.default)
+def avg_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Tensor:
+    return fresh(_pool(input, 2, kernel_size, stride, padding, 1, ceil_mode), input.dtype, suggest_format(input))
+
+
+@rule(aten.avg_pool3d.default)
+def avg_pool3d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Tensor:
+    return fresh(_pool(input, 3, kernel_size, stride, padding, 1, ceil_mode), input.dtype)
+
+
+@rule(aten._adaptive_avg_pool2d.default)
+def adaptive_avg_pool2d(self: Tensor, output_size: Sequence[Size]) -> Tensor:
+    return fresh([*self.shape[:-2], *output_size], self.dtype, suggest_format(self))
+
+
+@rule(aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool3d(self: Tensor, output_size: Sequence[Size]) -> Tensor:
+    return fresh([*self.shape[:-3], *output_size], self.dtype)
+
+
+@rule(aten.adaptive_max_pool2d.default)
+def adaptive_max_pool2d(self: Tensor, output_size: Sequence[Size]) -> tuple[Tensor, Tensor]:
+    shape = [*self.shape[:-2], *output_size]
+    return fresh(shape, self.dtype, suggest_format(self)), fresh(shape, torch.int64, suggest_format(self))
+
+
+@rule(aten.adaptive_max_pool3d.default)
+def adaptive_max_pool3d(self: Tensor, output_size: Sequence[Size]) -> tuple[Tensor, Tensor]:
+    shape = [*self.shape[:-3], *output_size]
+    return fresh(shape, self.dtype), fresh(shape, torch.int64)
+
+
+# ---------------------------------------------------------------- normalisation
+
+
+def _statistics(dtype: torch.dtype, *params: Tensor | None) -> torch.dtype:
+    """Saved statistics are float32 when low-precision input meets float32 parameters."""
+    if dtype in (torch.bfloat16, torch.float16) and any(p is not None and p.dtype is torch.float32 for p in params):
+        return torch.float32
+    return dtype
+
+
+@rule(aten.native_batch_norm.default)
+def native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    count = input.shape[1] if training else 0
+    kind = _statistics(input.dtype, weight, bias, running_mean)
+    return fresh(input.shape, input.dtype, suggest_format(input)), fresh((count,), kind), fresh((count,), kind)
+
+
+@rule(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_no_training(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return native_batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
+
+
+@rule(aten._native_batch_norm_legit.no_stats)
+def batch_norm_no_stats(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return native_batch_norm(input, weight, bias, None, None, True, momentum, eps)
+
+
+@rule(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    out = native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    return (*out, fresh(running_mean.shape, running_mean.dtype), fresh(running_var.shape, running_var.dtype))
+
+
+@rule(aten.native_layer_norm.default)
+def native_layer_norm(
+    input: Tensor, normalized_shape: Sequence[Size], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    n = input.dim() - len(normalized_shape)
+    if n < 0 or any(a != b for a, b in zip(input.shape[n:], normalized_shape, strict=True)):
+        raise RuntimeError(
+            f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, {list(normalized_shape)}], "
+            f"but got input of size{list(input.shape)}"
+        )
+    shape = (*input.shape[:n], *(1 for _ in normalized_shape))
+    kind = _statistics(input.dtype, weight, bias)
+    return fresh(input.shape, input.dtype), fresh(shape, kind), fresh(shape, kind)
+
+
+@rule(aten.native_group_norm.default)
+def native_group_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Size, C: Size, HxW: Size, group: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    kind = _statistics(input.dtype, weight, bias)
+    return fresh(input.shape, input.dtype, suggest_format(input)), fresh((N, group), kind), fresh((N, group), kind)
+
+
+@rule(aten._fused_rms_norm.default)
+def fused_rms_norm(input: Tensor, normalized_shape: Sequence[Size], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+    n = input.dim() - len(normalized_shape)
+    return fresh(input.shape, input.dtype), fresh((*input.shape[:n], *(1 for _ in normalized_shape)), input.dtype)
+
+
+# ---------------------------------------------------------------- resampling and padding
+
+
+def _resample(n: int) -> Any:
+    def shape(self: Tensor, output_size: Sequence[Size], *args: Any) -> Tensor:
+        return fresh([*self.shape[:2], *output_size], self.dtype, suggest_format(self))
+
+    return shape
+
+
+for _n, _names in {1: "upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d", 2: """upsample_nearest2d _upsample_nearest_exact2d
+        upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa""", 3: """upsample_nearest3d
+        _upsample_nearest_exact3d upsample_trilinear3d"""}.items():  # fmt: skip
+    for _name in _names.split():
+        rule(getattr(aten, _name).default)(_resample(_n))
+
+
+def _pad(n: int) -> Any:
+    def shape(self: Tensor, padding: Sequence[Size]) -> Tensor:
+        sizes = list(self.shape)
+        for i in range(n):
+            sizes[-1 - i] = sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1]
+        return fresh(sizes, self.dtype, suggest_format(self) if n == 2 else CONTIGUOUS)
+
+    return shape
+
+
+for _n in (1, 2, 3):
+    rule(getattr(aten, f"reflection_pad{_n}d").default)(_pad(_n))
+    rule(getattr(aten, f"replication_pad{_n}d").default)(_pad(_n))
+
+
+@rule(aten.pixel_shuffle.default)
+def pixel_shuffle(self: Tensor, upscale_factor: int) -> Tensor:
+    r = upscale_factor
+    *lead, c, h, w = self.shape
+    return fresh([*lead, c // (r * r), h * r, w * r], self.dtype, suggest_format(self))
+
+
+@rule(aten.pixel_unshuffle.default)
+def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
+    r = downscale_factor
+    *lead, c, h, w = self.shape
+    return fresh([*lead, c * r * r, h // r, w // r], self.dtype, suggest_format(self))
+
+
+@rule(aten.glu.default)
+def glu(self: Tensor, dim: int = -1) -> Tensor:
+    d = axis(dim, self.dim())
+    return make_dense([s // 2 if i == d else s for i, s in enumerate(self.shape)], self.dtype)
+
+
+def make_dense(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
+    return make(shape, contiguous_strides(shape), dtype)
+
+
+# ---------------------------------------------------------------- attention, whole
+
+
+@rule(aten.scaled_dot_product_attention.default)
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Eager's flash kernel computes as [batch, length, heads, width] and returns that transposed."""
+    shape = (*query.shape[:-1], value.shape[-1])
+    if query.dim() != 4 or query.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        return make_dense(shape, query.dtype)
+    _, h, n, d = shape
+    return make(shape, (n * h * d, d, h * d, 1), query.dtype)
+
+
+@rule(aten._fused_sdp_choice.default)
+def fused_choice(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> int:
+    """Attention met inside a composite: 1 is the flash kernel, 0 the decomposition; the choice eager makes on CPU."""
+    same_width = all(t.dim() == 4 and t.dtype is query.dtype and t.dtype.is_floating_point for t in (query, key, value))
+    if not same_width or dropout_p or (attn_mask is not None and attn_mask.dim() not in (2, 4)):
+        return 0
+    return int(query.shape[-1] == value.shape[-1] and all(t.shape[-2] != 0 for t in (query, key, value)))
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    b, h, n, d = query.shape
+    kind = torch.float64 if query.dtype is torch.float64 else torch.float32
+    return make((b, h, n, d), (n * h * d, d, h * d, 1), query.dtype), make((b, h, n), (n * h, 1, h), kind)
+
+
+# ---------------------------------------------------------------- losses
+
+
+@rule(aten.nll_loss_forward.default)
+def nll_loss(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: Size) -> tuple[Tensor, Tensor]:
+    shape = (self.shape[0],) if reduction == 0 and self.dim() == 2 else ()
+    return fresh(shape, self.dtype), fresh((), self.dtype)
+
+
+@rule(aten.nll_loss2d_forward.default)
+def nll_loss2d(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: Size) -> tuple[Tensor, Tensor]:
+    return fresh((self.shape[0], *self.shape[2:]) if reduction == 0 else (), self.dtype), fresh((), self.dtype)

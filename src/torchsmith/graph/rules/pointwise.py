@@ -1,0 +1,192 @@
+"""Shape rules of element-wise operators: broadcast sizes, propagated strides, promoted dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..layout import broadcast, float_dtype, propagate_strides, result_dtype
+from ..schema import info, overloads
+from ..tracing import RULES, make, rule
+
+aten = torch.ops.aten
+Dtype = Callable[[tuple[Any, ...], tuple[torch.Tensor, ...]], torch.dtype]  # (operands, tensors) -> dtype of the result
+
+
+def _promoted(operands: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> torch.dtype:
+    return result_dtype(*operands)
+
+
+def _float(operands: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> torch.dtype:
+    return float_dtype(result_dtype(*operands))
+
+
+def _bool(operands: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> torch.dtype:
+    return torch.bool
+
+
+def _first(operands: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> torch.dtype:
+    return tensors[0].dtype
+
+
+def _abs(operands: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> torch.dtype:
+    return tensors[0].dtype.to_real() if tensors[0].dtype.is_complex else tensors[0].dtype
+
+
+POINTWISE: dict[Dtype, str] = {
+    _promoted: """add sub rsub mul remainder fmod floor_divide minimum maximum fmin fmax bitwise_and bitwise_or bitwise_xor
+        bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __and__ __or__ __xor__ gcd lcm hypot nextafter clamp clamp_min
+        clamp_max addcmul heaviside logaddexp logaddexp2 pow lerp xlogy_""",
+    _float: """true_divide atan2 copysign float_power_ xlogy special_xlog1py special_zeta arctan2
+        sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sigmoid
+        erf erfc erfinv lgamma digamma logit sinc special_i0e special_i1 special_i1e special_entr special_ndtri special_log_ndtr
+        special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_erfcx special_modified_bessel_i0
+        special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai i0 polygamma mvlgamma deg2rad rad2deg
+        special_ndtr special_polygamma special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_hermite_polynomial_h
+        special_hermite_polynomial_he special_laguerre_polynomial_l special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+        special_legendre_polynomial_p igamma igammac""",
+    _bool: """eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isneginf isposinf isfinite signbit
+        isreal not_equal less less_equal greater greater_equal""",
+    _first: """neg floor ceil round trunc frac sign sgn bitwise_not relu relu6 silu gelu mish hardswish hardsigmoid hardtanh elu celu
+        selu leaky_relu softplus hardshrink softshrink threshold log_sigmoid nan_to_num positive conj_physical square
+        gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward""",
+    _abs: "abs",
+}
+# Scalars among these arguments take part in type promotion; others (alpha, negative_slope, ...) do not.
+PROMOTING = frozenset({"self", "other", "exponent", "min", "max", "x", "n"})
+
+
+def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
+    """The rule of one element-wise operator."""
+    row = info(op)
+    arguments = op._schema.arguments
+    tensor_at = tuple(i for i, a in enumerate(arguments) if "Tensor" in str(a.type))
+    operand_at = tuple(i for i, a in enumerate(arguments) if i in tensor_at or (a.name in PROMOTING and "number" in str(a.type)))
+    names = row.params
+
+    def shape_of(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs:
+            values = {**dict(zip(names, args, strict=False)), **kwargs}
+            given = tuple(values.get(n) for n in names)
+        else:
+            given = args
+        count = len(given)
+        operands = tuple(given[i] for i in operand_at if i < count and given[i] is not None)
+        tensors = tuple(x for x in operands if isinstance(x, torch.Tensor))
+        return elementwise(tensors, dtype(operands, tensors))
+
+    return shape_of
+
+
+def elementwise(tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The result of an element-wise kernel over `tensors`."""
+    first = tensors[0]
+    shape = tuple(first.shape) if len(tensors) == 1 else broadcast(*(t.shape for t in tensors))
+    return make(shape, propagate_strides(shape, tensors), dtype)
+
+
+def _fill() -> None:
+    for dtype, names in POINTWISE.items():
+        for name in names.split():
+            for op in overloads("aten", name):
+                if not op._schema.returns or info(op).writes or info(op).is_composite or len(op._schema.returns) != 1:
+                    continue
+                if str(op._schema.returns[0].type) == "Tensor" and any("Tensor" in str(a.type) for a in op._schema.arguments):
+                    rule(op)(pointwise(op, dtype))
+
+
+_fill()
+
+
+@rule(aten.div.Tensor, aten.div.Scalar)
+def div(self: torch.Tensor, other: Any) -> torch.Tensor:
+    return elementwise(_tensors(self, other), float_dtype(result_dtype(self, other)))
+
+
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> torch.Tensor:
+    dtype = result_dtype(self, other)
+    return elementwise(_tensors(self, other), float_dtype(dtype) if rounding_mode is None else dtype)
+
+
+def _tensors(*values: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(v for v in values if isinstance(v, torch.Tensor))
+
+
+@rule(aten.addcdiv.default)
+def addcdiv(self: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, *, value: Any = 1) -> torch.Tensor:
+    return elementwise((self, tensor1, tensor2), result_dtype(self, tensor1, tensor2))
+
+
+@rule(aten.where.self)
+def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return elementwise((condition, self, other), result_dtype(self, other))
+
+
+@rule(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar)
+def float_power(self: Any, exponent: Any) -> torch.Tensor:
+    dtype = torch.complex128 if result_dtype(self, exponent).is_complex else torch.float64
+    return elementwise(_tensors(self, exponent), dtype)
+
+
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+    """Eager clones self (expanded to the common shape) and fills it in place."""
+    shape = broadcast(self.shape, mask.shape)
+    base = self if tuple(self.shape) == shape else None
+    if base is None:
+        return make(shape, propagate_strides(shape, (self, mask)), self.dtype)
+    return make(shape, propagate_strides(shape, (base,)), self.dtype)
+
+
+@rule(aten.fill.Scalar, aten.fill.Tensor)
+def fill(self: torch.Tensor, value: Any) -> torch.Tensor:
+    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), self.dtype)
+
+
+@rule(aten.rrelu_with_noise_functional.default)
+def rrelu(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), self.dtype), make(noise.shape, noise.stride(), noise.dtype)
+
+
+@rule(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out = elementwise((self,), self.dtype)
+    return out, make(self.shape, out.stride(), self.dtype)
+
+
+@rule(aten.frexp.Tensor)
+def frexp(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return elementwise((self,), self.dtype), elementwise((self,), torch.int32)
+
+
+@rule(aten.complex.default, aten.polar.default)
+def complex_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return elementwise((a, b), {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(a.dtype, torch.complex32))
+
+
+@rule(aten.angle.default)
+def angle(self: torch.Tensor) -> torch.Tensor:
+    return elementwise((self,), self.dtype.to_real() if self.dtype.is_complex else float_dtype(self.dtype))
+
+
+def register_random() -> None:
+    """Random results have the layout of their operand."""
+    names = """bernoulli.default bernoulli.p bernoulli.Tensor uniform.default normal_functional.default exponential.default
+        random.default random.from random.to cauchy.default log_normal.default geometric.default poisson.default"""
+    for name in names.split():
+        packet, overload = name.split(".")
+        op = getattr(getattr(aten, packet), overload)
+        if op not in RULES:
+            rule(op)(_like)
+
+
+def _like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), self.dtype)
+
+
+register_random()

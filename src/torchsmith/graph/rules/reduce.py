@@ -1,0 +1,188 @@
+"""Shape rules of reductions, scans, sorting and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..layout import Size, contiguous_strides, float_dtype, is_dense, propagate_strides, sum_dtype
+from ..tracing import make, rule
+from .views import axis
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def reduced(self: Tensor, dim: Any, keepdim: bool) -> tuple[Size, ...]:
+    """Sizes after reducing `dim` (None or () is all dimensions)."""
+    n = self.dim()
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        return (1,) * n if keepdim else ()
+    among = {axis(d, n) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}
+    if isinstance(dim, (tuple, list)) and len(among) != len(dim):
+        raise RuntimeError("a dim appears multiple times in the list of dims")
+    return tuple(1 if d in among else s for d, s in enumerate(self.shape) if keepdim or d not in among)
+
+
+def result(self: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype) -> Tensor:
+    shape = reduced(self, dim, keepdim)
+    return make(shape, contiguous_strides(shape), dtype)
+
+
+@rule(aten.sum.default, aten.nansum.default)
+def sum_all(self: Tensor, *, dtype: Any = None) -> Tensor:
+    return result(self, None, False, dtype or sum_dtype(self.dtype))
+
+
+@rule(aten.sum.dim_IntList)
+def sum_dims(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return result(self, dim, keepdim, dtype or sum_dtype(self.dtype))
+
+
+@rule(aten.prod.default)
+def prod_all(self: Tensor, *, dtype: Any = None) -> Tensor:
+    return result(self, None, False, dtype or sum_dtype(self.dtype))
+
+
+@rule(aten.prod.dim_int)
+def prod_dim(self: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return result(self, dim, keepdim, dtype or sum_dtype(self.dtype))
+
+
+@rule(aten.mean.default)
+def mean_all(self: Tensor, *, dtype: Any = None) -> Tensor:
+    return mean_dims(self, None, False, dtype=dtype)
+
+
+@rule(aten.mean.dim)
+def mean_dims(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    if not (dtype or self.dtype).is_floating_point and not (dtype or self.dtype).is_complex:
+        raise RuntimeError(
+            f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: {self.dtype}"
+        )
+    return result(self, dim, keepdim, dtype or self.dtype)
+
+
+@rule(aten.amax.default, aten.amin.default)
+def amax(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    return result(self, dim, keepdim, self.dtype)
+
+
+@rule(aten.aminmax.default)
+def aminmax(self: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, self.dtype)
+
+
+@rule(aten.any.default, aten.all.default)
+def any_all(self: Tensor) -> Tensor:
+    return result(self, None, False, torch.uint8 if self.dtype is torch.uint8 else torch.bool)
+
+
+@rule(aten.any.dim, aten.all.dim, aten.any.dims, aten.all.dims)
+def any_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return result(self, dim, keepdim, torch.uint8 if self.dtype is torch.uint8 else torch.bool)
+
+
+@rule(aten.argmax.default, aten.argmin.default)
+def argmax(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return result(self, dim, keepdim, torch.int64)
+
+
+@rule(aten.max.default, aten.min.default, aten.median.default, aten.nanmedian.default)
+def max_all(self: Tensor) -> Tensor:
+    return result(self, None, False, self.dtype)
+
+
+@rule(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim)
+def max_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, torch.int64)
+
+
+@rule(aten.var.correction, aten.std.correction)
+def var(self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return result(self, dim, keepdim, self.dtype.to_real() if self.dtype.is_complex else self.dtype)
+
+
+@rule(aten.var_mean.correction, aten.std_mean.correction)
+def var_mean(self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return var(self, dim, keepdim=keepdim), result(self, dim, keepdim, self.dtype)
+
+
+@rule(aten.logsumexp.default)
+def logsumexp(self: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    return result(self, dim, keepdim, float_dtype(self.dtype))
+
+
+@rule(aten.linalg_vector_norm.default)
+def vector_norm(self: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    kind = dtype or self.dtype
+    return result(self, dim, keepdim, kind.to_real() if kind.is_complex else kind)
+
+
+@rule(aten.norm.ScalarOpt_dim, aten.norm.Scalar, aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype)
+def norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    kind = dtype or self.dtype
+    return result(self, dim, keepdim, kind.to_real() if kind.is_complex else kind)
+
+
+@rule(aten.count_nonzero.dim_IntList)
+def count_nonzero(self: Tensor, dim: Any) -> Tensor:
+    return result(self, dim, False, torch.int64)
+
+
+@rule(aten.count_nonzero.default)
+def count_nonzero_all(self: Tensor, dim: int | None = None) -> Tensor:
+    return result(self, dim, False, torch.int64)
+
+
+# ---------------------------------------------------------------- same sizes
+
+
+def dense(self: Tensor, dtype: torch.dtype) -> Tensor:
+    return make(self.shape, contiguous_strides(tuple(self.shape)), dtype)
+
+
+@rule(aten._softmax.default, aten._log_softmax.default)
+def softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    axis(dim, self.dim())
+    return dense(self, torch.float32 if half_to_float else self.dtype)
+
+
+@rule(aten.cumsum.default, aten.cumprod.default)
+def cumsum(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    axis(dim, self.dim())
+    return like(self, dtype or sum_dtype(self.dtype))
+
+
+def like(self: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keeps a dense layout."""
+    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), dtype)
+
+
+@rule(aten.logcumsumexp.default)
+def logcumsumexp(self: Tensor, dim: int) -> Tensor:
+    axis(dim, self.dim())
+    return like(self, self.dtype)
+
+
+@rule(aten.sort.default)
+def sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    strides = tuple(self.stride()) if is_dense(self) else propagate_strides(tuple(self.shape), (self,))
+    return make(self.shape, strides, self.dtype), make(self.shape, strides, torch.int64)
+
+
+@rule(aten.sort.stable)
+def sort_stable(self: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    return sort(self, dim, descending)
+
+
+@rule(aten.topk.default)
+def topk(self: Tensor, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    d = axis(dim, self.dim())
+    shape: Sequence[Size] = [k if i == d else s for i, s in enumerate(self.shape)]
+    if self.dim() and k > self.shape[d]:
+        raise RuntimeError("selected index k out of range")
+    strides = contiguous_strides(shape)
+    return make(shape, strides, self.dtype), make(shape, strides, torch.int64)

@@ -1,0 +1,211 @@
+"""Shape rules of joining, indexing, gathering, scattering and padding; data-dependent sizes get fresh symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...codes import Unsupported
+from ..layout import Size, broadcast, contiguous_strides, format_strides, is_static_one, propagate_strides, result_dtype, suggest_format
+from ..tracing import current, make, rule
+from .views import axis, copy_strides
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def dense(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
+    return make(shape, contiguous_strides(shape), dtype)
+
+
+@rule(aten.cat.default)
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    parts = [t for t in tensors if not (t.dim() == 1 and type(t.shape[0]) is int and t.shape[0] == 0)]
+    dtype = result_dtype(*tensors)
+    if not parts:
+        return dense((0,), dtype)
+    first = parts[0]
+    d = axis(dim, first.dim())
+    total: Size = 0
+    for t in parts:
+        if t.dim() != first.dim():
+            raise RuntimeError("Tensors must have same number of dimensions")
+        for i in range(first.dim()):
+            if i != d and t.shape[i] is not first.shape[i] and t.shape[i] != first.shape[i]:
+                raise RuntimeError(
+                    f"Sizes of tensors must match except in dimension {d}. Expected size {first.shape[i]} but got size {t.shape[i]}"
+                )
+        total = total + t.shape[d]
+    shape = [total if i == d else s for i, s in enumerate(first.shape)]
+    formats = {suggest_format(t) for t in parts}
+    return make(shape, format_strides(shape, formats.pop() if len(formats) == 1 else None), dtype)
+
+
+@rule(aten.stack.default)
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    first = tensors[0]
+    for t in tensors:
+        if tuple(t.shape) != tuple(first.shape):
+            raise RuntimeError(f"stack expects each tensor to be equal size, but got {list(first.shape)} and {list(t.shape)}")
+    d = axis(dim, first.dim() + 1)
+    return dense((*first.shape[:d], len(tensors), *first.shape[d:]), result_dtype(*tensors))
+
+
+@rule(aten.embedding.default)
+def embedding(weight: Tensor, indices: Tensor, padding_idx: Size = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
+    return dense((*indices.shape, weight.shape[1]), weight.dtype)
+
+
+@rule(aten.index_select.default)
+def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
+    if not self.dim():
+        return dense((), self.dtype)
+    d = axis(dim, self.dim())
+    return dense([index.numel() if i == d else s for i, s in enumerate(self.shape)], self.dtype)
+
+
+@rule(aten.gather.default)
+def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    return dense(index.shape, self.dtype)
+
+
+def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """An updated copy of self that keeps a dense layout."""
+    return make(self.shape, copy_strides(self, None), self.dtype)
+
+
+for _op in (aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default,
+            aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
+            aten.index_fill.int_Tensor, aten.index_put.default, aten._unsafe_index_put.default, aten.index_reduce.default,
+            aten.masked_scatter.default, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
+            aten.put.default):  # fmt: skip
+    rule(_op)(kept)
+
+
+@rule(aten.as_strided_scatter.default)
+def as_strided_scatter(self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
+    return make(self.shape, copy_strides(self, None), self.dtype)
+
+
+@rule(aten.copy.default)
+def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    broadcast(self.shape, src.shape)
+    return make(self.shape, copy_strides(self, None), self.dtype)
+
+
+@rule(aten.take.default)
+def take(self: Tensor, index: Tensor) -> Tensor:
+    return dense(index.shape, self.dtype)
+
+
+@rule(aten.tril.default, aten.triu.default)
+def tril(self: Tensor, diagonal: int = 0) -> Tensor:
+    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), self.dtype)
+
+
+@rule(aten.flip.default, aten.roll.default)
+def flip(self: Tensor, *args: Any) -> Tensor:
+    return make(self.shape, copy_strides(self, None), self.dtype)
+
+
+@rule(aten.repeat.default)
+def repeat(self: Tensor, repeats: Sequence[Size]) -> Tensor:
+    lead = len(repeats) - self.dim()
+    if lead < 0:
+        raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
+    return dense([r if i < lead else self.shape[i - lead] * r for i, r in enumerate(repeats)], self.dtype)
+
+
+@rule(aten.constant_pad_nd.default)
+def constant_pad(self: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
+    shape = list(self.shape)
+    for i in range(len(pad) // 2):
+        d = self.dim() - 1 - i
+        shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
+    return make(shape, format_strides(shape, suggest_format(self)), self.dtype)
+
+
+@rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Advanced indexing: indexed dimensions go to the front unless adjacent; sizes and strides as eager's kernel restrides them."""
+    expanded: list[Tensor | None] = []
+    for t in indices:
+        if t is not None and t.dtype in (torch.bool, torch.uint8):
+            where = aten_nonzero(t)
+            expanded.extend(dense((where.shape[0],), torch.int64) for _ in range(t.dim()))
+        else:
+            expanded.append(t)
+    if len(expanded) > self.dim():
+        raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(expanded)})")
+    expanded += [None] * (self.dim() - len(expanded))
+    at = [i for i, t in enumerate(expanded) if t is not None]
+    common = broadcast(*(t.shape for t in expanded if t is not None))
+    if at[-1] - at[0] + 1 == len(at):
+        before, after = list(range(at[0])), list(range(at[-1] + 1, self.dim()))
+    else:
+        before, after = [], [d for d in range(self.dim()) if d not in at]
+    shape = (*(self.shape[d] for d in before), *common, *(self.shape[d] for d in after))
+    return make(shape, _index_strides(self, before, after, common, [t for t in expanded if t is not None], shape), self.dtype)
+
+
+def _index_strides(self: Tensor, before: list[int], after: list[int], common: Any, indices: list[Tensor], shape: Any) -> Any:
+    """The element-wise kernel behind indexing sees self restrided over the result and the indices reshaped into it."""
+    if len(shape) <= 1 or any(t._has_symbolic_sizes_strides for t in (self, *indices)):
+        return contiguous_strides(shape)
+    seen = []
+    lead, tail = len(before), len(after)
+    mine = [self.stride(d) for d in before] + [0] * len(common) + [self.stride(d) for d in after]
+    seen.append(torch.empty(0, dtype=self.dtype, device="meta").as_strided(shape, mine))
+    for t in indices:
+        own = [0] * (len(common) - t.dim()) + [0 if is_static_one(s) else st for s, st in zip(t.shape, t.stride(), strict=True)]
+        seen.append(torch.empty(0, dtype=t.dtype, device="meta").as_strided(shape, [0] * lead + own + [0] * tail))
+    return propagate_strides(tuple(shape), seen)
+
+
+# ---------------------------------------------------------------- sizes that depend on the data
+
+
+def unbacked(hi: Size | None = None) -> torch.SymInt:
+    facts = current().facts
+    return facts.fresh(None, ("bound",), 0, hi if type(hi) is int else None)
+
+
+@rule(aten.nonzero.default)
+def aten_nonzero(self: Tensor) -> Tensor:
+    n = unbacked(self.numel())
+    return make((n, self.dim()), (1, n), torch.int64)  # the kernel fills one row per dimension
+
+
+@rule(aten.masked_select.default)
+def masked_select(self: Tensor, mask: Tensor) -> Tensor:
+    shape = broadcast(self.shape, mask.shape)
+    return dense((unbacked(_count(shape)),), self.dtype)
+
+
+def _count(shape: Sequence[Size]) -> Size:
+    total: Size = 1
+    for s in shape:
+        total = total * s
+    return total
+
+
+@rule(aten._unique2.default)
+def unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    n = unbacked(self.numel())
+    empty = dense((0,), torch.int64)
+    inverse = dense(self.shape, torch.int64) if return_inverse else empty
+    return dense((n,), self.dtype), inverse, dense((n,), torch.int64) if return_counts else dense((0,), torch.int64)
+
+
+@rule(aten.unique_consecutive.default)
+def unique_consecutive(self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+    if dim is not None:
+        raise Unsupported("GRA009", at=current().facts.loc, detail="unique_consecutive with dim")
+    return unique2(self, True, return_inverse, return_counts)
+
+
+@rule(aten._local_scalar_dense.default)
+def item(self: Tensor) -> Any:
+    raise Unsupported("GRA003", at=current().facts.loc, detail="item()")

@@ -1,0 +1,319 @@
+"""Shape rules of views of tensors whose sizes vary (views of known sizes run torch's own meta kernels)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...codes import Unsupported
+from ..layout import Size, Sizes, contiguous_strides, format_strides, is_contiguous, is_dense, is_static_one, propagate_strides, same
+from ..tracing import current, make, rule
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def strided(base: Tensor, sizes: Sequence[Size], strides: Sequence[Size], offset: Size | None = None) -> Tensor:
+    """A view of `base`'s storage."""
+    return torch.as_strided(base, sizes, strides, base.storage_offset() if offset is None else offset)
+
+
+def axis(dim: int, n: int) -> int:
+    """A dimension counted from the front; IndexError as torch raises it."""
+    m = max(n, 1)
+    if not -m <= dim < m:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-m}, {m - 1}], but got {dim})")
+    return dim % m
+
+
+def view(*ops: Any) -> Any:
+    """Register a rule that applies to symbolic sizes only; known sizes go to torch's meta view kernel."""
+
+    def add(fn: Any) -> Any:
+        for op in ops:
+            rule(op)(_choose(op, fn))
+        return fn
+
+    return add
+
+
+def _choose(op: Any, fn: Any) -> Any:
+    def choose(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self._has_symbolic_sizes_strides or any(_is_symbolic(a) for a in args) or any(_is_symbolic(a) for a in kwargs.values()):
+            return fn(self, *args, **kwargs)
+        return op(self, *args, **kwargs)
+
+    return choose
+
+
+def _is_symbolic(v: Any) -> bool:
+    if isinstance(v, (tuple, list)):
+        return any(type(x) is torch.SymInt for x in v)
+    return type(v) is torch.SymInt
+
+
+@view(aten.alias.default, aten.detach.default, aten.lift_fresh.default)
+def alias(self: Tensor) -> Tensor:
+    return strided(self, self.shape, self.stride())
+
+
+@view(aten.transpose.int)
+def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
+    n = self.dim()
+    a, b = axis(dim0, n), axis(dim1, n)
+    sizes, strides = list(self.shape), list(self.stride())
+    if n:
+        sizes[a], sizes[b], strides[a], strides[b] = sizes[b], sizes[a], strides[b], strides[a]
+    return strided(self, sizes, strides)
+
+
+@view(aten.t.default)
+def t(self: Tensor) -> Tensor:
+    return transpose(self, 0, 1) if self.dim() == 2 else alias(self)
+
+
+@view(aten.permute.default)
+def permute(self: Tensor, dims: Sequence[int]) -> Tensor:
+    order = [axis(d, self.dim()) for d in dims]
+    return strided(self, [self.shape[d] for d in order], [self.stride(d) for d in order])
+
+
+@view(aten.unsqueeze.default)
+def unsqueeze(self: Tensor, dim: int) -> Tensor:
+    d = axis(dim, self.dim() + 1)
+    sizes, strides = list(self.shape), list(self.stride())
+    step = sizes[d] * strides[d] if d < self.dim() else 1
+    return strided(self, [*sizes[:d], 1, *sizes[d:]], [*strides[:d], step, *strides[d:]])
+
+
+@view(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(self: Tensor, dim: Any = None) -> Tensor:
+    n = self.dim()
+    among = range(n) if dim is None else [axis(d, n) for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+    keep = [d for d in range(n) if d not in among or not _is_one(self.shape[d])]
+    return strided(self, [self.shape[d] for d in keep], [self.stride(d) for d in keep])
+
+
+def _is_one(s: Size) -> bool:
+    return bool(s == 1)
+
+
+@view(aten.expand.default)
+def expand(self: Tensor, size: Sequence[Size], *, implicit: bool = False) -> Tensor:
+    lead = len(size) - self.dim()
+    sizes: list[Size] = []
+    strides: list[Size] = []
+    for i, want in enumerate(size):
+        have, step = (1, 0) if i < lead else (self.shape[i - lead], self.stride(i - lead))
+        if type(want) is int and want == -1:
+            want = have
+        if same(have, want):
+            sizes.append(want)
+            strides.append(0 if i < lead else step)
+        elif is_static_one(have) or _is_one(have):
+            sizes.append(want)
+            strides.append(0)
+        elif have == want:
+            sizes.append(have)
+            strides.append(step)
+        else:
+            raise RuntimeError(
+                f"The expanded size of the tensor ({want}) must match the existing size ({have}) at non-singleton dimension {i}"
+            )
+    return strided(self, sizes, strides)
+
+
+@view(aten.slice.Tensor)
+def slice_(self: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1) -> Tensor:
+    d = axis(dim, self.dim())
+    n = self.shape[d]
+    lo, hi = _clamp(0 if start is None else start, n), _clamp(n if end is None else end, n)
+    if hi is not n and lo is not hi and hi < lo:
+        hi = lo
+    count = hi - lo if type(step) is int and step == 1 else (hi - lo + step - 1) // step
+    sizes, strides = list(self.shape), list(self.stride())
+    offset = self.storage_offset() + lo * strides[d]
+    sizes[d], strides[d] = count, strides[d] * step
+    return strided(self, sizes, strides, offset)
+
+
+def _clamp(v: Size, n: Size) -> Size:
+    if type(v) is int and v >= (1 << 62):
+        return n
+    if same(v, n):
+        return n
+    if v < 0:
+        v = v + n
+        return 0 if v < 0 else v
+    return n if v > n else v
+
+
+@view(aten.select.int)
+def select(self: Tensor, dim: int, index: Size) -> Tensor:
+    d = axis(dim, self.dim())
+    n = self.shape[d]
+    if index < -n or index >= n:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(self.shape)} at dimension {d}")
+    at = index + n if index < 0 else index
+    sizes, strides = list(self.shape), list(self.stride())
+    offset = self.storage_offset() + at * strides[d]
+    del sizes[d], strides[d]
+    return strided(self, sizes, strides, offset)
+
+
+@view(aten.as_strided.default)
+def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None) -> Tensor:
+    return strided(self, size, stride, storage_offset)
+
+
+@view(aten.split.Tensor)
+def split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
+    d = axis(dim, self.dim())
+    n = self.shape[d]
+    count = int((n + split_size - 1) // split_size) if not same(n, split_size) else 1
+    return [slice_(self, d, i * split_size, n if i == count - 1 else (i + 1) * split_size) for i in range(max(count, 1))]
+
+
+@view(aten.split_with_sizes.default)
+def split_with_sizes(self: Tensor, split_sizes: Sequence[Size], dim: int = 0) -> list[Tensor]:
+    d = axis(dim, self.dim())
+    out, at, offset, step = [], 0, self.storage_offset(), self.stride(d)
+    for s in split_sizes:
+        sizes = list(self.shape)
+        sizes[d] = s
+        out.append(strided(self, sizes, self.stride(), offset + at * step))
+        at = at + s
+    if at != self.shape[d]:
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {self.shape[d]}, but got split_sizes={list(split_sizes)}"
+        )
+    return out
+
+
+@view(aten.unbind.int)
+def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
+    return [select(self, dim, i) for i in range(int(self.shape[axis(dim, self.dim())]))]
+
+
+@view(aten.diagonal.default)
+def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    a, b = axis(dim1, self.dim()), axis(dim2, self.dim())
+    rows, cols = self.shape[a], self.shape[b]
+    length = torch.sym_min(rows, cols - offset) if offset >= 0 else torch.sym_min(rows + offset, cols)
+    start = self.storage_offset() + (offset * self.stride(b) if offset >= 0 else -offset * self.stride(a))
+    keep = [d for d in range(self.dim()) if d not in (a, b)]
+    return strided(
+        self, [*(self.shape[d] for d in keep), length], [*(self.stride(d) for d in keep), self.stride(a) + self.stride(b)], start
+    )
+
+
+@view(aten.unfold.default)
+def unfold(self: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    d = axis(dimension, self.dim())
+    sizes, strides = list(self.shape), list(self.stride())
+    sizes[d] = (sizes[d] - size) // step + 1
+    return strided(self, [*sizes, size], _unfolded(strides, d, step))
+
+
+def _unfolded(strides: list[Size], d: int, step: int) -> list[Size]:
+    out = [*strides, strides[d]]
+    out[d] = strides[d] * step
+    return out
+
+
+def infer(size: Sequence[Size], numel: Size) -> list[Size]:
+    """view(-1, ...): the missing size."""
+    unknown = [i for i, s in enumerate(size) if type(s) is int and s == -1]
+    if not unknown:
+        return list(size)
+    rest: Size = 1
+    for i, s in enumerate(size):
+        if i != unknown[0]:
+            rest = rest * s
+    out = list(size)
+    out[unknown[0]] = numel // rest
+    if type(rest) is int and type(numel) is int and numel % rest:
+        raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {numel}")
+    return out
+
+
+def view_strides(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size]) -> Sizes | None:
+    """Strides of a view of sizes `new`, or None where the memory does not allow one.
+
+    Both shapes are cut into runs of equal element counts; inside a run the old dimensions must be contiguous to each other.
+    """
+    out: list[Size] = [0] * len(new)
+    kept = [d for d in range(len(old)) if not is_static_one(old[d])]
+    groups: list[tuple[Size, Size]] = []  # (elements, stride of the innermost) of maximal contiguous runs, outermost first
+    for d in kept:
+        if groups and same(groups[-1][1], old[d] * strides[d]):
+            groups[-1] = (groups[-1][0] * old[d], strides[d])
+        else:
+            groups.append((old[d], strides[d]))
+    position = len(new) - 1
+    for count, inner in reversed(groups):
+        have: Size = 1
+        step = inner
+        while position >= 0 and not same(have, count):
+            s = new[position]
+            out[position] = step
+            have, step = have * s, step * s
+            position -= 1
+            if type(have) is int and type(count) is int and have > count:
+                return None
+        if not same(have, count) and have != count:
+            return None
+    while position >= 0:
+        if not is_static_one(new[position]) and not _is_one(new[position]):
+            return None
+        out[position] = out[position + 1] * new[position + 1] if position + 1 < len(new) else 1
+        position -= 1
+    return tuple(out)
+
+
+@view(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def view_(self: Tensor, size: Sequence[Size], stride: Any = None) -> Tensor:
+    new = infer(size, self.numel())
+    if stride is not None:
+        return strided(self, new, stride)
+    strides = contiguous_strides(new) if is_contiguous(self) else view_strides(self.shape, self.stride(), new)
+    if strides is None:
+        raise RuntimeError("view size is not compatible with input tensor's size and stride: use .reshape(...) instead")
+    if not same(numel(new), self.numel()) and numel(new) != self.numel():
+        raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {self.numel()}")
+    return strided(self, new, strides)
+
+
+def numel(size: Sequence[Size]) -> Size:
+    total: Size = 1
+    for s in size:
+        total = total * s
+    return total
+
+
+@view(aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default)
+def reinterpret(self: Tensor, *args: Any) -> Tensor:
+    raise Unsupported("GRA005", at=current().facts.loc, detail="a view as another dtype")
+
+
+@rule(aten.clone.default)
+def clone(self: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    return make(self.shape, copy_strides(self, memory_format), self.dtype)
+
+
+def copy_strides(self: Tensor, memory_format: torch.memory_format | None) -> Sizes:
+    """Strides of a copy: preserve_format keeps a dense layout and otherwise sorts as an element-wise kernel does."""
+    shape = tuple(self.shape)
+    if memory_format not in (None, torch.preserve_format):
+        return format_strides(shape, memory_format)
+    return tuple(self.stride()) if is_dense(self) else propagate_strides(shape, (self,))
+
+
+@rule(aten._to_copy.default)
+def to_copy(
+    self: Tensor, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    non_blocking: bool = False, memory_format: torch.memory_format | None = None,
+) -> Tensor:  # fmt: skip
+    return make(self.shape, copy_strides(self, memory_format), self.dtype if dtype is None else dtype)

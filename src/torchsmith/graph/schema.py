@@ -1,0 +1,108 @@
+"""What an operator's schema says: which arguments it writes, whether it makes views, and which operator is its functional form.
+
+In: an OpOverload. Out: OpInfo, computed once per operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """name "aten.add_.Tensor"; params: schema argument names in order; writes: those written; out: the out= ones among them."""
+
+    name: str
+    params: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    keyword_only: tuple[bool, ...]
+    writes: tuple[str, ...]
+    out: tuple[str, ...]
+    is_view: bool
+    functional: OpOverload | None  # the operator without the writes; its results come in the order of `writes`
+    is_data_shaped: bool  # the shape of a result depends on the data
+    is_value_needed: bool  # the result is a Python number made of the data
+    is_random: bool
+    is_composite: bool
+
+
+def _signature(op: OpOverload, without: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((a.name, str(a.type)) for a in op._schema.arguments if a.name not in without)
+
+
+@cache
+def overloads(namespace: str, name: str) -> tuple[OpOverload, ...]:
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        return ()
+    found = (getattr(packet, o) for o in packet.overloads())
+    return tuple(op for op in found if torch._C._dispatch_has_kernel(op.name()))  # the rest belongs to TorchScript
+
+
+def _is_mutating(op: OpOverload) -> bool:
+    return any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+
+
+# In-place operators whose functional form has another name.
+FUNCTIONAL_NAMES = {
+    "normal_": "normal_functional",
+    "rrelu_with_noise": "rrelu_with_noise_functional",
+    "rrelu_with_noise_": "rrelu_with_noise_functional",
+    "_native_batch_norm_legit": "_native_batch_norm_legit_functional",
+    "_batch_norm_with_update": "_batch_norm_with_update_functional",
+    "native_batch_norm": "_native_batch_norm_legit_functional",
+    "batch_norm_with_update": "_batch_norm_with_update_functional",
+}
+
+
+def find_functional(op: OpOverload, out: frozenset[str]) -> OpOverload | None:
+    """add_.Tensor -> add.Tensor; add.out -> add.Tensor: the overload of the same arguments that writes nothing."""
+    namespace, name = op.namespace, op._schema.name.split("::")[1]
+    want = _signature(op, out)
+    names = [FUNCTIONAL_NAMES[name]] if name in FUNCTIONAL_NAMES else []
+    names += [name, name.rstrip("_")] if name.endswith("_") else [name, f"{name}_functional"]
+    for candidate_name in dict.fromkeys(names):
+        for candidate in overloads(namespace, candidate_name):
+            if candidate is not op and not _is_mutating(candidate) and _signature(candidate, frozenset()) == want:
+                return candidate
+    return None
+
+
+@cache
+def info(op: OpOverload) -> OpInfo:
+    """OpInfo of `op`."""
+    schema, tags = op._schema, op.tags
+    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    out = tuple(a.name for a in schema.arguments if a.is_out)
+    if op is aten.native_batch_norm.default:  # the schema keeps silent about the running statistics
+        writes = ("running_mean", "running_var")
+    return OpInfo(
+        name=str(op),
+        params=tuple(a.name for a in schema.arguments),
+        defaults=tuple(a.default_value if a.has_default_value() else None for a in schema.arguments),
+        keyword_only=tuple(a.kwarg_only for a in schema.arguments),
+        writes=writes,
+        out=out,
+        is_view=not writes and any(r.alias_info is not None for r in schema.returns),
+        functional=find_functional(op, frozenset(out)) if writes else None,
+        is_data_shaped=torch.Tag.dynamic_output_shape in tags,
+        is_value_needed=torch.Tag.data_dependent_output in tags,
+        is_random=torch.Tag.nondeterministic_seeded in tags,
+        is_composite=op._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"),
+    )
+
+
+def bind(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by schema name, defaults filled in."""
+    row = info(op)
+    bound = dict(zip(row.params, row.defaults, strict=True))
+    bound.update(zip(row.params, args, strict=False))
+    bound.update(kwargs)
+    return bound

@@ -1,0 +1,523 @@
+"""Symbolic sizes: SizeFacts (what is assumed of each symbol) and SizeNode (the node behind torch.SymInt).
+
+In: fresh symbols with hint, origin and range. Out: torch.SymInts whose arithmetic builds ir Exprs, and the list of conditions
+that were assumed when Python asked a size a yes-or-no question.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx.experimental.sym_node
+
+from ..codes import Unsupported
+from ..ir import dtype as dt
+from ..ir.expr import Cast, Const, Expr, Op, Sym, const
+from ..ir.program import Symbol
+from .polynomial import Range, add, expr, interval, normal, poly
+
+Number = int | float | bool
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+}  # fmt: skip
+_NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+TRUE, FALSE = Const(dt.bool_, True), Const(dt.bool_, False)
+
+
+class SizeFacts:
+    """Symbols, their ranges, and the conditions assumed of them; append-only while capturing.
+
+    `guards` are Exprs that must hold, in the order they were assumed; `locs` says which user line asked. After `freeze()` a
+    condition that does not follow goes to `late`: the compiler's own assumptions, to be handed back with the compiled call.
+    """
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, Symbol] = {}
+        self.hints: dict[str, int | None] = {}
+        self.guards: list[Expr] = []
+        self.late: list[Expr] = []
+        self.locs: dict[Expr, str] = {}
+        self.loc = ""
+        self.frozen = False
+        self._known: set[Expr] = set()
+        self._values: dict[str, torch.SymInt] = {}
+
+    def fresh(self, hint: int | None, origin: tuple[str | int, ...], lo: int = 2, hi: int | None = None) -> torch.SymInt:
+        """A new symbol. hint None: its value is known only at run time (a data-dependent size)."""
+        prefix = "u" if hint is None else "s"
+        name = f"{prefix}{sum(n.startswith(prefix) for n in self.symbols)}"
+        sym = Sym(name)
+        self.symbols[name] = Symbol(sym, origin, lo, hi)
+        self.hints[name] = hint
+        value = torch.SymInt(SizeNode(sym, hint, self, "int"))
+        self._values[name] = value
+        return value
+
+    def freeze(self) -> SizeFacts:
+        """No more guards of the user's program; what is assumed from now on is the compiler's."""
+        self.frozen = True
+        return self
+
+    def range(self, name: str) -> Range:
+        row = self.symbols.get(name)
+        return (None, None) if row is None else (row.lo, row.hi)
+
+    def bound(self, e: Expr) -> Range:
+        """Interval of an index Expr under the assumed ranges."""
+        return interval(poly(e), self.range)
+
+    def decide(self, cond: Expr) -> bool | None:
+        """True or False when `cond` follows from the ranges and guards, else None."""
+        if isinstance(cond, Const):
+            return bool(cond.value)
+        if cond in self._known:
+            return True
+        if not isinstance(cond, Op):
+            return None
+        if cond.name in COMPARE:
+            return self._decide_comparison(cond)
+        sides = [self.decide(a) for a in cond.args]
+        if cond.name == "not":
+            return None if sides[0] is None else not sides[0]
+        if cond.name == "and":
+            return False if False in sides else True if None not in sides else None
+        if cond.name == "or":
+            return True if True in sides else False if None not in sides else None
+        return None
+
+    def _decide_comparison(self, cond: Op) -> bool | None:
+        if Op(_NEGATED[cond.name], dt.bool_, cond.args) in self._known:
+            return False
+        a, b = cond.args
+        if a.dtype is not dt.index or b.dtype is not dt.index:
+            return None
+        lo, hi = interval(add(poly(a), poly(b), -1), self.range)  # the sign of a - b
+        if lo is not None and lo == hi:
+            return COMPARE[cond.name](lo, 0)
+        if lo is not None and lo > 0:
+            return cond.name in ("ne", "gt", "ge")
+        if hi is not None and hi < 0:
+            return cond.name in ("ne", "lt", "le")
+        if lo is not None and lo >= 0 and cond.name in ("ge", "lt"):
+            return cond.name == "ge"
+        if hi is not None and hi <= 0 and cond.name in ("le", "gt"):
+            return cond.name == "le"
+        return None
+
+    def assume(self, cond: Expr, loc: str = "") -> None:
+        """Record that `cond` holds (once, and only when it does not follow already)."""
+        known = self.decide(cond)
+        if known is not None:
+            if not known:
+                raise Unsupported("GRA008", at=loc or self.loc, detail=print_condition(cond))
+            return
+        self._known.add(cond)
+        (self.late if self.frozen else self.guards).append(cond)
+        self.locs.setdefault(cond, loc or self.loc)
+
+    def ask(self, cond: Expr, hint: bool | None, loc: str = "") -> bool:
+        """Answer a yes-or-no question about sizes by its hint and assume the answer from now on."""
+        known = self.decide(cond)
+        if known is not None:
+            return known
+        if hint is None:
+            raise Unsupported("GRA004", at=loc or self.loc, detail=print_condition(cond))
+        self.assume(cond if hint else negate(cond), loc)
+        return hint
+
+
+def print_condition(e: Expr) -> str:
+    """Readable text of a condition, without depending on the printer of loop bodies."""
+    signs = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
+             "gt": ">", "ge": ">=", "and": "and", "or": "or"}  # fmt: skip
+    if isinstance(e, Const):
+        return str(e.value)
+    if isinstance(e, Sym):
+        return e.name
+    if isinstance(e, Op) and e.name in signs:
+        return f"({print_condition(e.args[0])} {signs[e.name]} {print_condition(e.args[1])})"
+    name = e.name if isinstance(e, Op) else f"{type(e).__name__.lower()}_{e.dtype.name}"
+    return f"{name}({', '.join(print_condition(a) for a in e.args)})"
+
+
+def negate(cond: Expr) -> Expr:
+    if isinstance(cond, Op) and cond.name in _NEGATED:
+        return Op(_NEGATED[cond.name], dt.bool_, cond.args)
+    if isinstance(cond, Op) and cond.name == "not":
+        return cond.args[0]
+    return Op("not", dt.bool_, (cond,))
+
+
+def _comparison(name: str, a: Expr, b: Expr) -> Expr:
+    """One spelling per comparison of sizes: everything on the left, the constant on the right."""
+    if a.dtype is not dt.index or b.dtype is not dt.index:
+        return Op(name, dt.bool_, (a, b))
+    p = add(poly(a), poly(b), -1)
+    rest = p.pop((), 0)
+    if not p:
+        return TRUE if COMPARE[name](rest, 0) else FALSE
+    if all(c < 0 for c in p.values()):
+        flip = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+        p, rest, name = {m: -c for m, c in p.items()}, -rest, flip.get(name, name)
+    return Op(name, dt.bool_, (expr(p), const(-rest)))
+
+
+def as_float(e: Expr) -> Expr:
+    if isinstance(e, Const):
+        return Const(dt.f64, e.value)
+    return e if e.dtype is dt.f64 else Cast(dt.f64, e)
+
+
+class SizeNode:
+    """What torch asks of a symbolic number: an ir Expr (index, f64 or bool), its hint, and the facts it belongs to.
+
+    Sharing one class for the three kinds is torch's protocol: SymInt, SymFloat and SymBool all hold such a node.
+    """
+
+    __slots__ = ("expr", "facts", "hint", "kind")
+
+    def __init__(self, e: Expr, hint: Any, facts: SizeFacts, kind: str) -> None:
+        self.expr, self.hint, self.facts, self.kind = e, hint, facts, kind
+
+    # -------- what torch asks about the node itself
+    shape_env = None
+    fx_node = None
+    constant = None
+
+    @property
+    def pytype(self) -> type:
+        return {"int": int, "float": float, "bool": bool}[self.kind]
+
+    @property
+    def _hint(self) -> Any:
+        return self.hint
+
+    def is_int(self) -> bool:
+        return self.kind == "int"
+
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    def is_bool(self) -> bool:
+        return self.kind == "bool"
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def has_hint(self) -> bool:
+        return self.hint is not None
+
+    def require_hint(self, fallback: Any = None) -> Any:
+        return self.hint if self.hint is not None else fallback
+
+    def maybe_as_int(self) -> int | None:
+        return int(self.expr.value) if isinstance(self.expr, Const) and self.kind == "int" else None
+
+    def maybe_as_float(self) -> float | None:
+        return float(self.expr.value) if isinstance(self.expr, Const) and self.kind == "float" else None
+
+    def maybe_as_bool(self) -> bool | None:
+        return bool(self.expr.value) if isinstance(self.expr, Const) and self.kind == "bool" else None
+
+    def str(self) -> str:
+        return print_condition(self.expr)
+
+    __str__ = __repr__ = _graph_repr = str
+
+    def clone(self) -> SizeNode:
+        return self
+
+    # -------- constants become nodes
+    def wrap_int(self, n: int) -> SizeNode:
+        return SizeNode(const(n), n, self.facts, "int")
+
+    def wrap_float(self, v: float) -> SizeNode:
+        return SizeNode(Const(dt.f64, v), v, self.facts, "float")
+
+    def wrap_bool(self, v: bool) -> SizeNode:
+        return SizeNode(TRUE if v else FALSE, v, self.facts, "bool")
+
+    # -------- questions that need an answer now
+    def _decided(self, file: str, line: int) -> bool:
+        loc = self.facts.loc or (f"{file}:{line}" if file else "")
+        return self.facts.ask(self.expr, self.hint, loc)
+
+    def guard_bool(self, file: str = "", line: int = 0) -> bool:
+        return self._decided(file, line)
+
+    def bool_(self) -> bool:
+        if self.kind == "bool":
+            return self._decided("", 0)
+        return self.ne(self.wrap_int(0))._decided("", 0)
+
+    def expect_true(self, file: str = "", line: int = 0) -> bool:
+        """torch._check: assumed even where the value is unknown until run time."""
+        if self.hint is None:
+            self.facts.assume(self.expr)
+            return True
+        return self._decided(file, line)
+
+    def guard_size_oblivious(self, file: str = "", line: int = 0) -> bool:
+        return self._decided(file, line)
+
+    def guard_or_false(self, file: str = "", line: int = 0) -> bool:
+        known = self.facts.decide(self.expr)
+        if known is None and self.hint is None:
+            return False
+        return self._decided(file, line)
+
+    def guard_or_true(self, file: str = "", line: int = 0) -> bool:
+        known = self.facts.decide(self.expr)
+        if known is None and self.hint is None:
+            return True
+        return self._decided(file, line)
+
+    def statically_known_true(self, file: str = "", line: int = 0) -> bool:
+        return self.facts.decide(self.expr) is True
+
+    def guard_int(self, file: str = "", line: int = 0) -> int:
+        """The program needs this very number: specialise."""
+        if isinstance(self.expr, Const):
+            return int(self.expr.value)
+        if self.hint is None:
+            raise Unsupported("GRA004", at=self.facts.loc, detail=f"int({self.str()})")
+        self.facts.assume(_comparison("eq", self.expr, const(self.hint)))
+        return int(self.hint)
+
+    def int_(self) -> int:
+        return self.guard_int()
+
+    def guard_float(self, file: str = "", line: int = 0) -> float:
+        if isinstance(self.expr, Const):
+            return float(self.expr.value)
+        if self.hint is None:
+            raise Unsupported("GRA004", at=self.facts.loc, detail=f"float({self.str()})")
+        inner = self.expr.args[0] if isinstance(self.expr, Cast) else None
+        if inner is not None and inner.dtype is dt.index:  # float(s0): pin the integer
+            self.facts.assume(_comparison("eq", inner, const(int(self.hint))))
+        else:
+            self.facts.assume(Op("eq", dt.bool_, (self.expr, Const(dt.f64, self.hint))))
+        return float(self.hint)
+
+    # -------- arithmetic
+    def _arith(self, other: SizeNode, name: str, fn: Callable[[Any, Any], Any]) -> SizeNode:
+        hint = None if self.hint is None or other.hint is None else fn(self.hint, other.hint)
+        if self.kind == "float" or other.kind == "float":
+            a, b = as_float(self.expr), as_float(other.expr)
+            e: Expr = Const(dt.f64, hint) if isinstance(a, Const) and isinstance(b, Const) else Op(name, dt.f64, (a, b))
+            return SizeNode(e, hint, self.facts, "float")
+        return SizeNode(normal(name, self.expr, other.expr), hint, self.facts, "int")
+
+    def add(self, other: SizeNode) -> SizeNode:
+        return self._arith(other, "add", lambda a, b: a + b)
+
+    def sub(self, other: SizeNode) -> SizeNode:
+        return self._arith(other, "sub", lambda a, b: a - b)
+
+    def mul(self, other: SizeNode) -> SizeNode:
+        return self._arith(other, "mul", lambda a, b: a * b)
+
+    def mod(self, other: SizeNode) -> SizeNode:
+        return self._arith(other, "mod", lambda a, b: a % b)
+
+    def int_floordiv(self, other: SizeNode) -> SizeNode:
+        return self._arith(other, "floordiv", lambda a, b: a // b)
+
+    floordiv = int_floordiv
+
+    def sym_min(self, other: SizeNode) -> SizeNode:
+        return self._arith(other, "min", min)
+
+    def sym_max(self, other: SizeNode) -> SizeNode:
+        return self._arith(other, "max", max)
+
+    def _as_float_pair(self, other: SizeNode) -> tuple[SizeNode, SizeNode]:
+        return self.sym_float(), other.sym_float()
+
+    def int_truediv(self, other: SizeNode) -> SizeNode:
+        a, b = self._as_float_pair(other)
+        return a._arith(b, "div", lambda x, y: x / y)
+
+    truediv = float_truediv = int_truediv
+
+    def pow_by_natural(self, other: SizeNode) -> SizeNode:
+        n = other.guard_int()
+        e: Expr = const(1)
+        for _ in range(n):
+            e = normal("mul", e, self.expr)
+        return SizeNode(e, None if self.hint is None else self.hint**n, self.facts, "int")
+
+    def float_pow(self, other: SizeNode) -> SizeNode:
+        a, b = self._as_float_pair(other)
+        return a._arith(b, "pow", lambda x, y: x**y)
+
+    def pow(self, other: SizeNode) -> SizeNode:
+        return self.float_pow(other) if "float" in (self.kind, other.kind) else self.pow_by_natural(other)
+
+    def neg(self) -> SizeNode:
+        return self.wrap_int(0).sub(self) if self.kind == "int" else self.wrap_float(-0.0).sub(self)
+
+    def pos(self) -> SizeNode:
+        return self
+
+    def abs(self) -> SizeNode:
+        return self if self.ge(self.wrap_int(0)).guard_bool() else self.neg()
+
+    def sym_sum(self, args: list[SizeNode]) -> SizeNode:
+        total = self.wrap_int(0)
+        for a in args:
+            total = total.add(a)
+        return total
+
+    def sym_float(self) -> SizeNode:
+        if self.kind == "float":
+            return self
+        return SizeNode(as_float(self.expr), None if self.hint is None else float(self.hint), self.facts, "float")
+
+    def _to_int(self, name: str, fn: Callable[[float], int]) -> SizeNode:
+        if self.kind == "int":
+            return self
+        e = Cast(dt.index, Op(name, dt.f64, (self.expr,)))
+        return SizeNode(e, None if self.hint is None else fn(self.hint), self.facts, "int")
+
+    def floor(self) -> SizeNode:
+        return self._to_int("floor", math.floor)
+
+    def ceil(self) -> SizeNode:
+        return self._to_int("ceil", math.ceil)
+
+    def trunc(self) -> SizeNode:
+        return self._to_int("trunc", math.trunc)
+
+    def round(self, ndigits: int | None = None) -> SizeNode:
+        if ndigits is not None:
+            return self.wrap_float(round(self.guard_float(), ndigits))
+        return self._to_int("round", round)
+
+    def sym_sqrt(self) -> SizeNode:
+        x = self.sym_float()
+        return SizeNode(Op("sqrt", dt.f64, (x.expr,)), None if x.hint is None else math.sqrt(x.hint), self.facts, "float")
+
+    # -------- comparisons and logic
+    def _compare(self, other: SizeNode, name: str) -> SizeNode:
+        hint = None if self.hint is None or other.hint is None else COMPARE[name](self.hint, other.hint)
+        a, b = (self, other) if self.kind == other.kind else self._as_float_pair(other)
+        return SizeNode(_comparison(name, a.expr, b.expr), hint, self.facts, "bool")
+
+    def eq(self, other: SizeNode) -> SizeNode:
+        return self._compare(other, "eq")
+
+    def ne(self, other: SizeNode) -> SizeNode:
+        return self._compare(other, "ne")
+
+    def lt(self, other: SizeNode) -> SizeNode:
+        return self._compare(other, "lt")
+
+    def le(self, other: SizeNode) -> SizeNode:
+        return self._compare(other, "le")
+
+    def gt(self, other: SizeNode) -> SizeNode:
+        return self._compare(other, "gt")
+
+    def ge(self, other: SizeNode) -> SizeNode:
+        return self._compare(other, "ge")
+
+    def sym_and(self, other: SizeNode) -> SizeNode:
+        hint = None if self.hint is None or other.hint is None else self.hint and other.hint
+        return SizeNode(Op("and", dt.bool_, (self.expr, other.expr)), hint, self.facts, "bool")
+
+    def sym_or(self, other: SizeNode) -> SizeNode:
+        hint = None if self.hint is None or other.hint is None else self.hint or other.hint
+        return SizeNode(Op("or", dt.bool_, (self.expr, other.expr)), hint, self.facts, "bool")
+
+    def sym_not(self) -> SizeNode:
+        return SizeNode(negate(self.expr), None if self.hint is None else not self.hint, self.facts, "bool")
+
+    def sym_ite(self, a: SizeNode, b: SizeNode) -> SizeNode:
+        return a if self.guard_bool() else b
+
+    and_, or_, not_ = sym_and, sym_or, sym_not
+
+    # -------- memory formats of tensors with symbolic sizes: torch asks for these to fill its flags
+    def _format(self, sizes: list[Any], strides: list[Any], order: tuple[int, ...] | None) -> SizeNode:
+        n = len(sizes)
+        if order is None:
+            order = tuple(reversed(range(n)))
+        elif len(order) != n:
+            return self.wrap_bool(False)
+        expected: SizeNode = self.wrap_int(1)
+        answer = True
+        for d in order:
+            size, stride = self._lift(sizes[d]), self._lift(strides[d])
+            one = size.facts.decide(_comparison("eq", size.expr, const(1)))
+            if one is not True and stride.expr is not expected.expr:
+                answer = False
+                break
+            expected = expected.mul(size)
+        return self.wrap_bool(answer)
+
+    def _lift(self, v: Any) -> SizeNode:
+        return v if isinstance(v, SizeNode) else self.wrap_int(int(v))
+
+    def is_contiguous(self, sizes: list[Any], strides: list[Any]) -> SizeNode:
+        return self._format(sizes, strides, None)
+
+    def is_channels_last_contiguous_2d(self, sizes: list[Any], strides: list[Any]) -> SizeNode:
+        return self._format(sizes, strides, (1, 3, 2, 0))
+
+    def is_channels_last_contiguous_3d(self, sizes: list[Any], strides: list[Any]) -> SizeNode:
+        return self._format(sizes, strides, (1, 4, 3, 2, 0))
+
+    is_channels_last_strides_2d = is_channels_last_contiguous_2d
+    is_channels_last_strides_3d = is_channels_last_contiguous_3d
+
+    def is_non_overlapping_and_dense(self, sizes: list[Any], strides: list[Any]) -> SizeNode:
+        order = sorted(range(len(sizes)), key=lambda d: self._lift(strides[d]).hint or 0)
+        return self._format(sizes, strides, tuple(order))
+
+    is_non_overlapping_and_dense_indicator = is_non_overlapping_and_dense
+
+
+def expr_of(value: torch.SymInt | torch.SymFloat | torch.SymBool | Number) -> Expr:
+    """The Expr of a symbolic or plain number (ints become index constants)."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.expr
+    if isinstance(value, bool):
+        return TRUE if value else FALSE
+    return Const(dt.f64, value) if isinstance(value, float) else const(value)
+
+
+def symint(e: Expr, facts: SizeFacts) -> int | torch.SymInt:
+    """The number of an index Expr: a plain int when it is known, else a SymInt over `facts`."""
+    if isinstance(e, Const):
+        return int(e.value)
+    return torch.SymInt(SizeNode(e, evaluate_hint(e, facts), facts, "int"))
+
+
+def evaluate_hint(e: Expr, facts: SizeFacts) -> int | None:
+    """Value of an index Expr at the hints; None when a symbol has none."""
+    if isinstance(e, Const):
+        return int(e.value)
+    if isinstance(e, Sym):
+        return facts.hints.get(e.name)
+    args = [evaluate_hint(a, facts) for a in e.args]
+    if None in args or not isinstance(e, Op):
+        return None
+    table: dict[str, Callable[..., int]] = {
+        "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b,
+        "mod": lambda a, b: a % b, "min": min, "max": max, "neg": lambda a: -a,
+    }  # fmt: skip
+    return table[e.name](*args) if e.name in table else None

@@ -1,0 +1,292 @@
+"""Tracing: a mode in which torch functions run on meta tensors under this package's own shape rules.
+
+In: torch calls made inside `with Tracing(facts)`. Out: meta tensors with the sizes, strides, dtype and view-ness that eager's CPU
+kernels would give; a device other than "cpu" is remembered beside the tensor. Autograd is off while tracing.
+
+An operator is answered by the first of these that applies: its row in RULES; the meta view kernel (views of known sizes); its
+functional form (in-place and out= operators); torch's decomposition; a run on made-up CPU data or the meta kernel (GRA010, GRA001).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..codes import Unsupported
+from . import learn
+from .layout import Size
+from .schema import OpInfo, bind, info
+from .sizes import SizeFacts
+
+Rule = Callable[..., Any]
+RULES: dict[OpOverload, Rule] = {}
+FUNCTION_RULES: dict[Any, Rule] = {}  # torch function -> rule(trace, call, *args, **kwargs); `call` runs the function itself
+
+
+def rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
+    """Give operators their shape rule: a function of the operator's own arguments. A second row for one operator is an error."""
+
+    def add(fn: Rule) -> Rule:
+        for op in ops:
+            if op in RULES:
+                raise ValueError(f"{op} has two shape rules")
+            RULES[op] = fn
+        return fn
+
+    return add
+
+
+def function_rule(*functions: Any) -> Callable[[Rule], Rule]:
+    """Give torch functions (above the dispatcher) their own behaviour while tracing."""
+
+    def add(fn: Rule) -> Rule:
+        for f in functions:
+            if f in FUNCTION_RULES:
+                raise ValueError(f"{f} has two function rules")
+            FUNCTION_RULES[f] = fn
+        return fn
+
+    return add
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def make(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tracing tensor."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def device_of(t: torch.Tensor) -> torch.device:
+    """The device a tracing tensor stands for (cpu unless remembered otherwise); a real tensor's own."""
+    if t.device.type != "meta":
+        return t.device
+    return getattr(t, "_ts_device", _CPU)
+
+
+_CPU = torch.device("cpu")
+
+
+def remember_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device != _CPU:
+        t._ts_device = device  # type: ignore[attr-defined]
+    return t
+
+
+def symbolic_strides(real: torch.Tensor, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+    """The strides of `real` rewritten over `sizes`: where a stride is the dense product of faster dimensions it becomes that product."""
+    strides: list[Size] = list(real.stride())
+    order = sorted(range(real.dim()), key=lambda d: (real.stride(d), -d if real.shape[d] == 1 else real.dim() - d))
+    known, step = 1, 1
+    for d in order:
+        if real.stride(d) == 0:
+            continue
+        if real.stride(d) == known:
+            strides[d] = step
+        else:
+            known, step = real.stride(d), real.stride(d)
+        known, step = known * real.shape[d], step * sizes[d]
+    return tuple(strides)
+
+
+def tensor_like(
+    real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None, strides: tuple[Size, ...] | None = None
+) -> torch.Tensor:
+    """The tracing tensor that stands for a real one: its dtype, strides, device; `sizes` may hold SymInts.
+
+    Attributes kept: `_ts_device` (not cpu), `_ts_parameter` (the real one is an nn.Parameter).
+    """
+    if real.layout is not torch.strided:
+        raise Unsupported("GRA011", at=facts.loc if facts else "", detail=str(real.layout))
+    if real.is_quantized:
+        raise Unsupported("GRA011", at=facts.loc if facts else "", detail=str(real.dtype))
+    if sizes is None:
+        shape, steps = tuple(real.shape), tuple(real.stride())
+    else:
+        shape, steps = tuple(sizes), symbolic_strides(real, tuple(sizes))
+    t = make(shape, steps if strides is None else strides, real.dtype)
+    if real.is_conj() or real.is_neg():
+        raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
+    remember_device(t, device_of(real))
+    if isinstance(real, torch.nn.Parameter):
+        t._ts_parameter = True  # type: ignore[attr-defined]
+    return t
+
+
+# ---------------------------------------------------------------- the modes
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Tracing] = []
+
+
+_ACTIVE = _Active()
+
+
+def current() -> Tracing:
+    """The innermost Tracing of this thread; rules reach facts through it."""
+    return _ACTIVE.stack[-1]
+
+
+class _Operators(TorchDispatchMode):
+    """Hands every operator below autograd to `trace.operator`."""
+
+    def __init__(self, trace: Tracing) -> None:
+        super().__init__()
+        self.trace = trace
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its own compiler to wrap this mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.trace.operator(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """Sees torch functions above the dispatcher: those in FUNCTION_RULES, and device properties of tensors."""
+
+    def __init__(self, trace: Tracing) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = FUNCTION_RULES.get(func)
+        if found is None:
+            return func(*args, **(kwargs or {}))
+        return found(self.trace, func, *args, **(kwargs or {}))
+
+
+class Tracing(AbstractContextManager["Tracing"]):
+    """`with Tracing(facts):` torch functions on tracing tensors give tracing tensors."""
+
+    def __init__(self, facts: SizeFacts) -> None:
+        self.facts = facts
+        self.has_devices = False  # some tensor stands for another device than cpu
+        self._operators, self._functions = _Operators(self), _Functions(self)
+        self._guards: list[Any] = []
+
+    def __enter__(self) -> Tracing:
+        from . import rules  # noqa: F401  (fills RULES; sits above this file)
+
+        guards = [torch.inference_mode(False), torch.no_grad(), self._operators, self._functions]
+        for g in guards:
+            g.__enter__()
+        self._guards.append(guards)
+        _ACTIVE.stack.append(self)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        _ACTIVE.stack.pop()
+        for g in reversed(self._guards.pop()):
+            g.__exit__(*exc)
+
+    def constant(self, real: torch.Tensor, device: Any = None) -> torch.Tensor:
+        """A tensor made of Python data: `_ts_constant` keeps the data for whoever records the graph."""
+        t = make(real.shape, real.stride(), real.dtype)
+        t._ts_constant = real  # type: ignore[attr-defined]
+        return t if device is None else remember_device(t, torch.device(device))
+
+    # -------- one operator
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Shapes of one operator's results."""
+        return self.shapes(func, args, kwargs)
+
+    def shapes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = RULES.get(func)
+        if found is not None:
+            result = found(*args, **kwargs)
+        else:
+            result = self._without_rule(func, args, kwargs)
+        return self._place(func, args, kwargs, result) if self.has_devices or kwargs.get("device") is not None else result
+
+    def _without_rule(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        row = info(func)
+        if row.is_view:
+            if not any(t._has_symbolic_sizes_strides for t in tensors_in((args, kwargs))):
+                return func(*args, **kwargs)
+            raise Unsupported("GRA005", at=self.facts.loc, detail=row.name)
+        if row.writes:
+            return self._mutate(func, row, bind(func, args, kwargs))
+        if row.is_composite:
+            with self._operators:
+                return func.decompose(*args, **kwargs)
+        if row.is_value_needed:
+            raise Unsupported("GRA003", at=self.facts.loc, detail=row.name)
+        if row.is_data_shaped:
+            raise Unsupported("GRA009", at=self.facts.loc, detail=row.name)
+        return learn.shapes(func, args, kwargs, self.facts)
+
+    def _mutate(self, func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Any:
+        """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
+        given = [bound[w] for w in row.writes]
+        if row.functional is not None:
+            call = {p: bound[p] for p in info(row.functional).params}
+            results = self.shapes(row.functional, (), call)
+            values = results if isinstance(results, (tuple, list)) else (results,)
+            if row.out:
+                for target, value in zip(given, values, strict=True):
+                    fit_out(target, value)
+            else:
+                check_in_place(given[0], values[0])
+        flat = given[0] if len(given) == 1 else tuple(given)
+        returns = func._schema.returns
+        if not returns:
+            return None
+        if len(returns) == len(given) or row.functional is None:
+            return flat
+        return results
+
+    def _place(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None:
+            device = next((device_of(t) for t in tensors_in((args, kwargs)) if device_of(t) != _CPU), _CPU)
+        device = torch.device(device)
+        if device.type == "meta":
+            device = _CPU
+        if device != _CPU:
+            self.has_devices = True
+            for t in tensors_in(result):
+                remember_device(t, device)
+        return result
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Tensors in nested tuples, lists and dictionaries, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in tensors_in(v)]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in tensors_in(v)]
+    return []
+
+
+def fit_out(target: torch.Tensor, value: torch.Tensor) -> None:
+    """out=: the target takes the result's sizes, as torch resizes it."""
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
+    if tuple(target.shape) != tuple(value.shape):
+        if target.numel():
+            raise Unsupported("GRA006", detail="an out= tensor of another shape")
+        target.resize_(value.shape)
+
+
+def check_in_place(target: torch.Tensor, value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        return
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
+    if value.dim() != target.dim() or any(a != b for a, b in zip(target.shape, value.shape, strict=True)):
+        raise RuntimeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(value.shape)}")
+
+
+__all__ = ["FUNCTION_RULES", "RULES", "Tracing", "current", "device_of", "function_rule", "make", "rule", "tensor_like"]
