@@ -14,10 +14,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from models import inputs_of, make_model, worst_error
 from paired import Protocol, compare
 
 import torchsmith
+from models import inputs_of, make_model, worst_error
 
 SHOWN = ("resnet18", "resnet50", "mobilenet_v2", "squeezenet1_1", "BERT_pytorch", "timm_vision_transformer")
 PROTOCOL = Protocol(pairs=6, burst_s=0.05, idle_s=0.05)

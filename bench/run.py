@@ -28,8 +28,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from models import MODELS  # noqa: E402  (the script's own folder comes first)
 from paired import PAIRS, QUICK, Protocol, geomean  # noqa: E402
+
+from models import MODELS  # noqa: E402  (the script's own folder comes first)
 
 PEER_NAMES = ("eager", "torch.compile", "torch.compile freezing", "onnxruntime", "openvino")
 FREEZING = "torch.compile freezing"
@@ -83,9 +84,10 @@ def child(case: dict[str, Any], env: dict[str, str] | None = None, timeout: floa
 def case_seeds(case: dict[str, Any]) -> Row:
     """One model and batch against several peers in this process."""
     import torch
-    from models import check_sensitive, inputs_of, make_model, worst_error
     from paired import compare, is_noisy
     from peers import PEERS
+
+    from models import check_sensitive, inputs_of, make_model, worst_error
 
     protocol = Protocol(**case["protocol"])
     model, inputs = make_model(case["model"]), inputs_of(case["model"], case["batch"])
@@ -196,6 +198,7 @@ def tree_cpu() -> float:
 def case_compile(case: dict[str, Any]) -> Row:
     """One first call in this process. Imports and the model's construction are not counted, the compilers' own imports included."""
     import torch
+
     from models import inputs_of, make_model
 
     model, inputs = make_model(case["model"]), inputs_of(case["model"], 1)
@@ -290,10 +293,10 @@ def first_output(model: Any) -> Any:
 
 def case_overhead(case: dict[str, Any]) -> Row:
     import torch
-    from models import inputs_of, make_model
     from paired import compare, is_noisy
 
     import torchsmith
+    from models import inputs_of, make_model
 
     protocol = Protocol(**case["protocol"])
     tiny = tiny_functions()
