@@ -1,0 +1,170 @@
+"""Activation functions. In: a Ref and numbers; out: one pointwise stage."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..ir import dtype as dt
+from ..ir.expr import Const, Expr, op, select
+from .core import Builder
+from .numerics import cast, ir_dtype, opmath
+from .pointwise import c, map_elements, rows
+from .ref import Index, Ref, size
+from .table import lowers
+from .views import slice_dim, wrap_dim
+
+
+def relu(x: Expr) -> Expr:
+    return op("max", x, c(x, 0))
+
+
+def silu(x: Expr) -> Expr:
+    return op("div", x, op("add", c(x, 1.0), op("exp", op("neg", x))))
+
+
+def mish(x: Expr) -> Expr:
+    return op("mul", x, op("tanh", op("log1p", op("exp", x))))
+
+
+def clipped(x: Expr) -> Expr:
+    """min(max(x + 3, 0), 6)."""
+    return op("min", op("max", op("add", x, c(x, 3.0)), c(x, 0.0)), c(x, 6.0))
+
+
+rows(
+    {
+        "relu": relu,
+        "relu6": lambda x: op("min", relu(x), c(x, 6)),
+        "silu": silu,
+        "mish": mish,
+        "hardswish": lambda x: op("div", op("mul", x, clipped(x)), c(x, 6.0)),
+        "hardsigmoid": lambda x: op("div", clipped(x), c(x, 6.0)),
+    }
+)
+
+
+@lowers("aten.gelu.default")
+def gelu(cx: Builder, x: Ref, approximate: str = "none") -> Ref:
+    def exact(e: Expr) -> Expr:
+        half = op("mul", e, c(e, 0.5))
+        return op("mul", half, op("add", c(e, 1.0), op("erf", op("mul", e, c(e, math.sqrt(0.5))))))
+
+    def by_tanh(e: Expr) -> Expr:
+        cube = op("mul", op("mul", e, e), e)
+        inner = op("mul", c(e, math.sqrt(2 / math.pi)), op("add", e, op("mul", c(e, 0.044715), cube)))
+        return op("mul", op("mul", c(e, 0.5), e), op("add", c(e, 1.0), op("tanh", inner)))
+
+    return map_elements(cx, by_tanh if approximate == "tanh" else exact, x)
+
+
+@lowers("aten.softplus.default")
+def softplus(cx: Builder, x: Ref, beta: Any = 1, threshold: Any = 20) -> Ref:
+    def value(e: Expr) -> Expr:
+        scaled = op("mul", e, c(e, beta))
+        return select(op("gt", scaled, c(e, threshold)), e, op("div", op("log1p", op("exp", scaled)), c(e, beta)))
+
+    return map_elements(cx, value, x)
+
+
+def elu_of(cx: Builder, x: Ref, alpha: float, scale: float, input_scale: float) -> Ref:
+    """x * scale above 0, expm1(x * input_scale) * alpha * scale below."""
+
+    def value(e: Expr) -> Expr:
+        above = op("mul", e, c(e, scale)) if scale != 1 else e
+        inner = op("mul", e, c(e, input_scale)) if input_scale != 1 else e
+        return select(op("gt", e, c(e, 0.0)), above, op("mul", op("expm1", inner), c(e, alpha * scale)))
+
+    return map_elements(cx, value, x)
+
+
+@lowers("aten.elu.default")
+def elu(cx: Builder, x: Ref, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Ref:
+    return elu_of(cx, x, float(alpha), float(scale), float(input_scale))
+
+
+@lowers("aten.celu.default")
+def celu(cx: Builder, x: Ref, alpha: Any = 1) -> Ref:
+    return elu_of(cx, x, float(alpha), 1.0, 1.0 / float(alpha))
+
+
+@lowers("aten.selu.default")
+def selu(cx: Builder, x: Ref) -> Ref:
+    return elu_of(cx, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1.0)
+
+
+@lowers("aten.leaky_relu.default")
+def leaky_relu(cx: Builder, x: Ref, slope: Any = 0.01) -> Ref:
+    return map_elements(cx, lambda e: select(op("gt", e, c(e, 0.0)), e, op("mul", e, c(e, slope))), x)
+
+
+@lowers("aten.rrelu_with_noise.default")
+def rrelu(cx: Builder, x: Ref, noise: Ref, low: Any = 0.125, high: Any = 1 / 3, training: bool = False, generator: Any = None) -> Any:
+    return NotImplemented if training else leaky_relu(cx, x, (float(low) + float(high)) / 2)
+
+
+@lowers("aten._prelu_kernel.default")
+def prelu(cx: Builder, x: Ref, weight: Ref) -> Ref:
+    return map_elements(cx, lambda e, w: select(op("gt", e, c(e, 0.0)), e, op("mul", w, e)), x, weight)
+
+
+@lowers("aten.threshold.default")
+def threshold(cx: Builder, x: Ref, at: Any, value: Any) -> Ref:
+    return map_elements(cx, lambda e, t, v: select(op("le", e, t), v, e), x, at, value)
+
+
+@lowers("aten.hardshrink.default")
+def hardshrink(cx: Builder, x: Ref, width: Any = 0.5) -> Ref:
+    def value(e: Expr, w: Expr) -> Expr:
+        return select(op("and", op("ge", e, op("neg", w)), op("le", e, w)), c(e, 0.0), e)
+
+    return map_elements(cx, value, x, width)
+
+
+@lowers("aten.softshrink.default")
+def softshrink(cx: Builder, x: Ref, width: Any = 0.5) -> Ref:
+    """Moved towards 0 by `width`; NaN stays NaN."""
+
+    def value(e: Expr, w: Expr) -> Expr:
+        inside = select(op("lt", e, op("neg", w)), op("add", e, w), op("mul", e, c(e, 0.0)))
+        return select(op("gt", e, w), op("sub", e, w), inside)
+
+    return map_elements(cx, value, x, width)
+
+
+@lowers("aten.glu.default")
+def glu(cx: Builder, x: Ref, dim: int = -1) -> Ref:
+    dim = wrap_dim(dim, x.rank)
+    half = cx.shape[dim]
+    left, right = slice_dim(x, dim, size(0), half), slice_dim(x, dim, half, half)
+    return map_elements(cx, lambda a, b: op("mul", a, op("sigmoid", b)), left, right)
+
+
+@lowers("aten.log_sigmoid_forward.default")
+def log_sigmoid_forward(cx: Builder, x: Ref) -> tuple[Ref, ...]:
+    """(min(x, 0) - log1p(exp(-|x|)), exp(-|x|))."""
+    compute = opmath(x.dtype)
+
+    def decay(i: Index) -> Expr:
+        return op("exp", op("neg", op("abs", cast(x.load(i), compute))))
+
+    def value(i: Index) -> Expr:
+        e = cast(x.load(i), compute)
+        return cast(op("sub", op("min", e, c(e, 0.0)), op("log1p", decay(i))), x.dtype)
+
+    out, buffer = cx.spec
+    y = cx.stage(value, out.shape, ir_dtype(out.dtype), out.strides)
+    if len(buffer.shape) != len(out.shape):
+        return y, cx.stage(lambda i: Const(x.dtype, 0), buffer.shape, ir_dtype(buffer.dtype), buffer.strides)
+    return y, cx.stage(lambda i: cast(decay(i), x.dtype), buffer.shape, ir_dtype(buffer.dtype), buffer.strides)
+
+
+@lowers("aten.log_sigmoid.default")
+def log_sigmoid(cx: Builder, x: Ref) -> Ref:
+    def value(e: Expr) -> Expr:
+        return op("sub", op("min", e, c(e, 0.0)), op("log1p", op("exp", op("neg", op("abs", e)))))
+
+    return map_elements(cx, value, x)
+
+
+_ = dt
