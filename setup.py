@@ -1,13 +1,13 @@
 """The two C extensions: frame hook and guards, and the native host. CPython headers only, never torch's."""
 
 import sysconfig
+from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FLAGS = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
-
+FLAGS = ["-O2", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
 
 
 class BuildExtensions(build_ext):
@@ -26,14 +26,14 @@ setup(
         Extension(
             "torchsmith.capture._frame",
             sources=["csrc/frame/module.c"],
-            depends=["csrc/frame"],
+            depends=sorted(glob("csrc/frame/*.h")),
             include_dirs=["csrc"],
             extra_compile_args=FLAGS,
         ),
         Extension(
             "torchsmith.runtime._native",
-            sources=["csrc/native/module.c"],
-            depends=["csrc/native", "csrc/torchsmith.h"],
+            sources=sorted(glob("csrc/native/*.c")),
+            depends=["csrc/native/native.h", "csrc/torchsmith.h"],
             include_dirs=["csrc"],
             extra_compile_args=FLAGS,
         ),

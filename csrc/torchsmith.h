@@ -34,6 +34,8 @@ typedef struct ts_host {
   /* Extern number `call` of the manifest. args are its tensor arguments in order, outs its results: "planned" outs come in
    * filled, "as_given" outs are filled by the host and released by `release`. scalars are its Expr arguments, in order. */
   int32_t (*extern_call)(void *self, int32_t call, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs);
+  /* Makes an as_given tensor have these sizes and strides, copying it when it has others. Called only when they differ. */
+  int32_t (*conform)(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides);
   void (*release)(void *self, ts_tensor *given);
   void (*error)(void *self, int32_t kind, const char *text);
 } ts_host;
@@ -42,10 +44,12 @@ enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, 
 
 typedef struct ts_graph {
   uint32_t abi;
-  int32_t n_inputs, n_results, n_syms;
+  int32_t n_inputs, n_scalars, n_results, n_result_syms;
   int64_t (*workspace)(const ts_tensor *inputs, const int64_t *scalars);
   int32_t (*prepare)(const ts_host *host, const ts_tensor *consts, void *state);
-  /* results[i] is filled through alloc_result for fresh results only; views and returned inputs are the host's business. */
+  /* inputs[i] is zero for an input that is no tensor. scalars: the number inputs in call order (f64 by its bits).
+   * results[i] (zero on entry) is filled for fresh results only, also on failure: the host then releases what is there.
+   * result_syms: shape, strides and offset of each view result and the value of each size result, in result order. */
   int32_t (*run)(const ts_host *host, const ts_tensor *inputs, const int64_t *scalars, const void *state, ts_tensor *results,
                  int64_t *result_syms);
 } ts_graph;

@@ -1,7 +1,37 @@
-/* Module definition of torchsmith's native extension. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+/* torchsmith.runtime._native: loads compiled graphs and hosts them inside PyTorch. */
+#include "native.h"
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, NULL};
+static PyObject *trim(PyObject *module, PyObject *none) {
+  workspace_trim();
+  Py_RETURN_NONE;
+}
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
+static PyObject *has_symbol(PyObject *module, PyObject *name);
+
+static PyMethodDef methods[] = {
+    {"setup", torch_setup, METH_O, "Find torch's functions; takes a dict of Python callables and samples."},
+    {"has_symbol", has_symbol, METH_O, "True when libtorch_cpu exports this name."},
+    {"workspace_stats", workspace_stats, METH_NOARGS, "Blocks made, bytes held, blocks kept."},
+    {"workspace_trim", trim, METH_NOARGS, "Free every idle workspace."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods};
+
+#include <dlfcn.h>
+static PyObject *has_symbol(PyObject *module, PyObject *name) {
+  const char *text = PyUnicode_AsUTF8(name);
+  if (!text) return NULL;
+  return PyBool_FromLong(torch.lib && dlsym(torch.lib, text));
+}
+
+PyMODINIT_FUNC PyInit__native(void) {
+  if (PyType_Ready(&GraphType) < 0 || PyType_Ready(&SlotType) < 0) return NULL;
+  PyObject *m = PyModule_Create(&module);
+  if (!m) return NULL;
+  if (PyModule_AddObjectRef(m, "Graph", (PyObject *)&GraphType) < 0 || PyModule_AddObjectRef(m, "Slot", (PyObject *)&SlotType) < 0) {
+    Py_DECREF(m);
+    return NULL;
+  }
+  return m;
+}

@@ -69,3 +69,18 @@ define("GRA008", "a condition on sizes contradicts what was assumed before", "ch
 define("GRA009", "the shape of a result depends on the data in a way that is not supported", "call it outside the compiled function")
 define("GRA010", "an operator's shape was learned by running it once on made-up data", "nothing to do; tracing is slower")
 define("GRA011", "an operator works on a kind of tensor that is not supported", "use dense (strided) tensors")
+# ---------------------------------------------------------------- emit (host program)
+define("EMI101", "the host program cannot compute this expression",
+       "please report it with the program; the frame runs eagerly")
+
+# ---------------------------------------------------------------- runtime
+define("RUN001", "no C compiler was found",
+       "install gcc or clang, or name one in TORCHSMITH_CC (or CC)")
+define("RUN002", "the C compiler failed on generated code",
+       "the command and its output are in the log file; please report it")
+define("RUN003", "the compiled library cannot be written or loaded",
+       "set TORCHSMITH_CACHE_DIR to a private, writable directory with free space that allows executing files")
+define("RUN004", "compiled code reported an error, so the call was repeated eagerly",
+       "an exception that eager raises too is yours; otherwise please report it")
+define("RUN005", "an external operator cannot be called",
+       "this torch version lacks the operator or its arguments cannot be passed; the frame runs eagerly")

@@ -1,15 +1,19 @@
 """Plan: the host program as data, with two entries, `prepare` and `run` (no torch).
 
     Plan = (name, symbols, inputs, buffers, kernels, workspace, prepare: Step*, run: Step*, results)
-    Step = Alloc | Launch | Call | Bind | Check | Cond | Repeat | Free | Copy | Return
+    Step = Alloc | Launch | Call | Free | Bind | Check | PlanCond | PlanRepeat
 
 A Plan is printed once as C (emit/host.py) and linked with its kernels into one shared library, which serves compile() and packages.
 
 Invariants
-- Every buffer has exactly one place: Input(i), Arena(offset), Result(i) (allocated by the host), Given (an as_given extern result,
-  live from its Call to its Free).
-- Arena places that are live at the same time do not overlap. `workspace` is the arena's size in bytes (64-byte aligned).
-- Write-backs (Copy into inputs) come after the last Check.
+- Every buffer has exactly one place: Input(i), Arena(offset), ResultPlace(i) (allocated by the host), Given (an as_given extern
+  result, live from its Call to its Free) or Taken (a workspace of its own, because its size is known only in the middle of the run).
+- A place is the address of element zero of a plain input (its data pointer, storage offset applied) or of byte zero of the memory;
+  Layout.offset comes on top.
+- Arena places that are live at the same time do not overlap. `workspace` is the arena's size in bytes (64-byte aligned); it and
+  the offsets use input symbols only.
+- Launches that write an input (write-backs) come after the last Check and the last Call.
+- A symbol's value is one int64 everywhere: index, integer and bool as themselves, f64 by its bits.
 - `prepare` runs when constants change, `run` per call.
 """
 
@@ -48,12 +52,19 @@ class Given:
     """Returned by an extern, owned until Free."""
 
 
-Place = Input | Arena | ResultPlace | Given
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A workspace of `size` bytes of its own from Alloc to Free: the size depends on a symbol bound during the run."""
+
+    size: Expr
+
+
+Place = Input | Arena | ResultPlace | Given | Taken
 
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """Ask the host for the result buffer `buf`."""
+    """Ask the host for the result buffer `buf`, or for the workspace of a Taken one."""
 
     buf: str
 
@@ -78,7 +89,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Release a Given buffer."""
+    """Release a Given or Taken buffer."""
 
     buf: str
 

@@ -181,7 +181,10 @@ class InputResult:
 
 @dataclass(frozen=True, slots=True)
 class ViewResult:
-    """The result views the storage of input `of` (an index) or of fresh result `of` (a buffer name)."""
+    """The result views the storage of input `of` (an index) or of fresh result `of` (a buffer name).
+
+    `offset` counts elements from the first element of `of` (an input's own storage offset comes on top).
+    """
 
     of: int | str
     shape: tuple[Expr, ...]
@@ -192,7 +195,7 @@ class ViewResult:
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """The result is a number computed from sizes."""
+    """A Python number: `value` of dtype index or i64 (int), f64 (float) or bool; it may Load a 0-d buffer."""
 
     value: Expr
 

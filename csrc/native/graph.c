@@ -1,0 +1,413 @@
+/* Graph: one compiled library, callable with the graph's inputs; gives a tuple of results.
+ *
+ * Graph(path, symbol, inputs, results, externs, eager)
+ *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written
+ *   results  [(kind, of, ndim, at, dtype)]     kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
+ *                                              5 int, 6 float, 7 bool; dtype: torch.dtype of a view that changes it, or None
+ *   externs  specs for extern_new
+ *   eager    called with the inputs when native code reports an error; None: NativeError is raised
+ */
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "native.h"
+
+enum { IN_UNUSED, IN_TENSOR, IN_INT, IN_FLOAT, IN_BOOL };
+enum { OUT_FRESH, OUT_SAME, OUT_INPUT, OUT_VIEW_INPUT, OUT_VIEW_RESULT, OUT_INT, OUT_FLOAT, OUT_BOOL };
+enum { WANT_SIZES = 1, WRITTEN = 2 };
+
+typedef struct {
+  int8_t kind, flags;
+  int16_t dtype, ndim;
+} InputSpec;
+
+typedef struct {
+  int32_t kind, of, ndim, at;
+  PyObject *dtype;
+} ResultSpec;
+
+typedef struct {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  void *lib;
+  const ts_graph *entry;
+  int n_inputs, n_results, n_externs;
+  InputSpec *inputs;
+  ResultSpec *results;
+  Extern **externs;
+  PyObject *eager;
+  bool writes;
+} Graph;
+
+/* ---------------------------------------------------------------- services */
+
+static int32_t host_alloc_result(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides,
+                                 ts_tensor *out) {
+  Handle h = NULL;
+  if (torch.empty_strided(ndim, sizes, strides, torch.dtypes[dtype], torch.cpu, -1, &h)) {
+    call_torch_error(self, "empty_strided");
+    return TS_ERROR_MEMORY;
+  }
+  out->handle = h;
+  out->sizes = out->strides = NULL;
+  return torch.get_data_ptr(h, &out->data) ? TS_ERROR_MEMORY : 0;
+}
+
+static void *host_take(void *self, int64_t bytes) {
+  void *got = workspace_take(bytes);
+  if (!got) call_error(self, TS_ERROR_MEMORY, "no memory for the workspace");
+  return got;
+}
+
+static void host_give(void *self, void *block, int64_t bytes) { workspace_give(block); }
+
+static void run_range(int64_t lo, int64_t hi, void *ctx) {
+  const ts_launch *l = ctx;
+  l->fn(l->bufs, l->syms, lo, hi);
+}
+
+static void host_parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
+  if (!torch.parallel_for || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
+}
+
+static int32_t host_extern(void *self, int32_t number, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs) {
+  Call *call = self;
+  Graph *g = call->graph;
+  return extern_run(call, g->externs[number], args, numbers, outs);
+}
+
+static int32_t host_conform(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
+  int64_t n = 0, *have = NULL;
+  int32_t dtype = 0;
+  Handle fresh = NULL;
+  if (torch.get_dim(given->handle, &n) || n != ndim || torch.get_sizes(given->handle, &have) ||
+      memcmp(have, sizes, sizeof(int64_t) * (size_t)ndim) != 0) {
+    call_error(self, TS_ERROR_EXTERN, "an external operator returned another shape than was planned");
+    return TS_ERROR_EXTERN;
+  }
+  if (torch.get_dtype(given->handle, &dtype) || torch.empty_strided(ndim, sizes, strides, dtype, torch.cpu, -1, &fresh)) {
+    call_torch_error(self, "empty_strided");
+    return TS_ERROR_MEMORY;
+  }
+  if (torch.copy_(fresh, given->handle, 0)) {
+    call_torch_error(self, "copy_");
+    torch.delete_tensor(fresh);
+    return TS_ERROR_EXTERN;
+  }
+  torch.delete_tensor(given->handle);
+  return describe_tensor(fresh, given, true) ? TS_ERROR_EXTERN : 0;
+}
+
+static void host_release(void *self, ts_tensor *given) {
+  if (given->handle) torch.delete_tensor(given->handle);
+  given->handle = NULL;
+}
+
+void call_error(Call *call, int32_t kind, const char *text) {
+  if (call->kind) return; /* the first one is the cause */
+  call->kind = kind;
+  snprintf(call->text, sizeof call->text, "%s", text);
+}
+
+void call_torch_error(Call *call, const char *what) {
+  char text[480];
+  const char *why = torch.what ? torch.what() : NULL;
+  snprintf(text, sizeof text, "%s: %s", what, why ? why : "failed");
+  call_error(call, TS_ERROR_EXTERN, text);
+}
+
+static void host_error(void *self, int32_t kind, const char *text) { call_error(self, kind, text); }
+
+static const ts_host HOST = {TS_ABI,      NULL,         host_alloc_result, host_take,  host_give, host_parallel,
+                             host_extern, host_conform, host_release,      host_error};
+
+/* ---------------------------------------------------------------- results */
+
+static PyObject *ints(const int64_t *values, int n) {
+  PyObject *t = PyTuple_New(n);
+  for (int i = 0; t && i < n; i++) {
+    PyObject *v = PyLong_FromLongLong(values[i]);
+    if (!v) Py_CLEAR(t);
+    else PyTuple_SET_ITEM(t, i, v);
+  }
+  return t;
+}
+
+static PyObject *view_of(PyObject *base, const ResultSpec *r, const int64_t *syms) {
+  int64_t offset = 0;
+  PyObject *typed = NULL;
+  if (r->dtype != Py_None) {
+    typed = PyObject_CallFunctionObjArgs(torch.view, base, r->dtype, NULL);
+    if (!typed) return NULL;
+    base = typed;
+  }
+  PyObject *got = NULL, *sizes = ints(syms + r->at, r->ndim), *strides = ints(syms + r->at + r->ndim, r->ndim);
+  if (torch.get_storage_offset(handle_of(base), &offset) == 0 && sizes && strides) {
+    PyObject *at = PyLong_FromLongLong(offset + syms[r->at + 2 * r->ndim]);
+    PyObject *args[4] = {base, sizes, strides, at};
+    if (at) got = PyObject_Vectorcall(torch.as_strided, args, 4, NULL);
+    Py_XDECREF(at);
+  }
+  Py_XDECREF(sizes);
+  Py_XDECREF(strides);
+  Py_XDECREF(typed);
+  return got;
+}
+
+static PyObject *finish(Graph *g, PyObject *const *args, ts_tensor *results, const int64_t *syms) {
+  PyObject *out = PyTuple_New(g->n_results);
+  if (!out) return NULL;
+  for (int pass = 0; pass < 2; pass++) /* a view may come before the result it views */
+    for (int i = 0; i < g->n_results; i++) {
+      const ResultSpec *r = &g->results[i];
+      PyObject *got = NULL;
+      double d;
+      if ((r->kind == OUT_VIEW_RESULT) != pass) continue;
+      switch (r->kind) {
+        case OUT_FRESH:
+          got = wrap_handle(results[i].handle);
+          results[i].handle = NULL;
+          break;
+        case OUT_SAME: got = Py_NewRef(PyTuple_GET_ITEM(out, r->of)); break;
+        case OUT_INPUT: got = Py_NewRef(args[r->of]); break;
+        case OUT_VIEW_INPUT: got = view_of(args[r->of], r, syms); break;
+        case OUT_VIEW_RESULT: got = view_of(PyTuple_GET_ITEM(out, r->of), r, syms); break;
+        case OUT_INT: got = PyLong_FromLongLong(syms[r->at]); break;
+        case OUT_FLOAT:
+          memcpy(&d, &syms[r->at], sizeof d);
+          got = PyFloat_FromDouble(d);
+          break;
+        default: got = PyBool_FromLong(syms[r->at] != 0);
+      }
+      if (!got) {
+        Py_DECREF(out);
+        return NULL;
+      }
+      PyTuple_SET_ITEM(out, i, got);
+    }
+  return out;
+}
+
+/* ---------------------------------------------------------------- call */
+
+static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int64_t *scalars) {
+  int k = 0;
+  for (int i = 0; i < g->n_inputs; i++) {
+    const InputSpec *s = &g->inputs[i];
+    PyObject *o = args[i];
+    double d;
+    switch (s->kind) {
+      case IN_TENSOR:
+        if (!is_tensor(o)) {
+          PyErr_Format(PyExc_TypeError, "input %d must be a tensor, not %s", i, Py_TYPE(o)->tp_name);
+          return -1;
+        }
+        if (describe_tensor(handle_of(o), &tensors[i], s->flags & WANT_SIZES)) {
+          PyErr_Format(torch.error, "input %d has no memory to read", i);
+          return -1;
+        }
+        break;
+      case IN_INT:
+        scalars[k] = PyLong_AsLongLong(o);
+        if (scalars[k++] == -1 && PyErr_Occurred()) return -1;
+        break;
+      case IN_FLOAT:
+        d = PyFloat_AsDouble(o);
+        if (d == -1.0 && PyErr_Occurred()) return -1;
+        memcpy(&scalars[k++], &d, sizeof d);
+        break;
+      case IN_BOOL: {
+        int b = PyObject_IsTrue(o);
+        if (b < 0) return -1;
+        scalars[k++] = b;
+        break;
+      }
+      default: /* unused, but its sizes may be read */
+        if (s->flags & WANT_SIZES && is_tensor(o) && describe_tensor(handle_of(o), &tensors[i], true)) PyErr_Clear();
+    }
+  }
+  return 0;
+}
+
+static PyObject *fail(Graph *g, PyObject *const *args, Call *call) {
+  if (g->eager != Py_None) {
+    Py_XDECREF(call->exc_type);
+    Py_XDECREF(call->exc_value);
+    Py_XDECREF(call->exc_trace);
+    return PyObject_Vectorcall(g->eager, args, (size_t)g->n_inputs, NULL);
+  }
+  if (call->exc_type) {
+    PyErr_Restore(call->exc_type, call->exc_value, call->exc_trace);
+    return NULL;
+  }
+  return PyErr_Format(torch.error, "%s", call->text[0] ? call->text : "native code reported an error");
+}
+
+static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+  Graph *g = (Graph *)self;
+  const ts_graph *entry = g->entry;
+  if (PyVectorcall_NARGS(nargsf) != g->n_inputs || (kwnames && PyTuple_GET_SIZE(kwnames)))
+    return PyErr_Format(PyExc_TypeError, "the graph takes %d inputs, not %zd", g->n_inputs, PyVectorcall_NARGS(nargsf));
+  size_t words = (size_t)g->n_inputs * 4 + (size_t)g->n_results * 4 + (size_t)entry->n_scalars + (size_t)entry->n_result_syms + 1;
+  int64_t few[256], *room = few;
+  if (words > 256 && !(room = PyMem_Malloc(words * 8))) return PyErr_NoMemory();
+  ts_tensor *tensors = (ts_tensor *)room, *results = tensors + g->n_inputs;
+  int64_t *scalars = (int64_t *)(results + g->n_results), *syms = scalars + entry->n_scalars;
+  memset(results, 0, sizeof(ts_tensor) * (size_t)g->n_results);
+  PyObject *out = NULL;
+  Call call;
+  call.kind = 0;
+  call.text[0] = 0;
+  call.exc_type = call.exc_value = call.exc_trace = NULL;
+  call.graph = g;
+  ts_host host = HOST;
+  host.self = &call;
+  if (read_inputs(g, args, tensors, scalars) < 0) goto done;
+  bool grad = g->n_externs && torch.grad_enabled();
+  PyObject *guard = NULL;
+  if (g->n_externs) {
+    PyObject *on = PyObject_CallNoArgs(torch.is_autocast);
+    if (!on || (on == Py_True && !(guard = PyObject_CallNoArgs(torch.disable_autocast)))) {
+      Py_XDECREF(on);
+      goto done;
+    }
+    Py_DECREF(on);
+  }
+  call.thread = PyEval_SaveThread();
+  if (grad) torch.set_grad(false);
+  int32_t rc = entry->run(&host, tensors, scalars, NULL, results, syms);
+  if (grad) torch.set_grad(true);
+  PyEval_RestoreThread(call.thread);
+  Py_XDECREF(guard);
+  if (rc == 0) {
+    out = finish(g, args, results, syms);
+    if (g->writes)
+      for (int i = 0; out && i < g->n_inputs; i++)
+        if (g->inputs[i].flags & WRITTEN) {
+          PyObject *done = PyObject_CallOneArg(torch.increment_version, args[i]);
+          if (!done) Py_CLEAR(out);
+          Py_XDECREF(done);
+        }
+  }
+  for (int i = 0; i < g->n_results; i++)
+    if (results[i].handle) torch.delete_tensor(results[i].handle);
+  if (rc) out = fail(g, args, &call);
+done:
+  if (room != few) PyMem_Free(room);
+  return out;
+}
+
+/* ---------------------------------------------------------------- life */
+
+static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *externs) {
+  g->n_inputs = (int)PyList_GET_SIZE(inputs);
+  g->n_results = (int)PyList_GET_SIZE(results);
+  g->inputs = PyMem_Calloc((size_t)g->n_inputs + 1, sizeof *g->inputs);
+  g->results = PyMem_Calloc((size_t)g->n_results + 1, sizeof *g->results);
+  g->externs = PyMem_Calloc((size_t)PyList_GET_SIZE(externs) + 1, sizeof *g->externs);
+  if (!g->inputs || !g->results || !g->externs) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  for (int i = 0; i < g->n_inputs; i++) {
+    int kind, dtype, ndim, flags;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(inputs, i), "iiii", &kind, &dtype, &ndim, &flags)) return -1;
+    g->inputs[i] = (InputSpec){(int8_t)kind, (int8_t)flags, (int16_t)dtype, (int16_t)ndim};
+    g->writes |= (flags & WRITTEN) != 0;
+  }
+  for (int i = 0; i < g->n_results; i++) {
+    ResultSpec *r = &g->results[i];
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(results, i), "iiiiO", &r->kind, &r->of, &r->ndim, &r->at, &r->dtype)) return -1;
+    Py_INCREF(r->dtype);
+    bool of_result = r->kind == OUT_SAME || r->kind == OUT_VIEW_RESULT, of_input = r->kind == OUT_INPUT || r->kind == OUT_VIEW_INPUT;
+    int limit = of_result ? g->n_results : of_input ? g->n_inputs : 1;
+    int need = r->kind == OUT_VIEW_INPUT || r->kind == OUT_VIEW_RESULT ? 2 * r->ndim + 1 : r->kind >= OUT_INT;
+    if (r->of < 0 || r->of >= limit || r->at < 0 || r->at + need > g->entry->n_result_syms) {
+      PyErr_SetString(PyExc_ValueError, "a result of the manifest is out of range");
+      return -1;
+    }
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(externs); i++) {
+    if (!(g->externs[i] = extern_new(PyList_GET_ITEM(externs, i)))) return -1;
+    g->n_externs++;
+  }
+  return 0;
+}
+
+static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  const char *path, *symbol;
+  PyObject *inputs, *results, *externs, *eager;
+  if (!PyArg_ParseTuple(args, "ssO!O!O!O", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs, &eager))
+    return NULL;
+  if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
+  Graph *g = (Graph *)type->tp_alloc(type, 0);
+  if (!g) return NULL;
+  g->vectorcall = graph_call;
+  g->eager = Py_NewRef(eager);
+  g->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!g->lib) {
+    PyErr_Format(PyExc_OSError, "%s", dlerror());
+    goto bad;
+  }
+  g->entry = dlsym(g->lib, symbol);
+  if (!g->entry || g->entry->abi != TS_ABI) {
+    PyErr_Format(PyExc_OSError, "%s is not a torchsmith library of this version", path);
+    goto bad;
+  }
+  if (read_specs(g, inputs, results, externs) < 0) goto bad;
+  int scalars = 0;
+  for (int i = 0; i < g->n_inputs; i++) scalars += g->inputs[i].kind >= IN_INT;
+  if (g->entry->n_inputs != g->n_inputs || g->entry->n_results != g->n_results || g->entry->n_scalars != scalars) {
+    PyErr_SetString(PyExc_ValueError, "manifest and library do not belong together");
+    goto bad;
+  }
+  return (PyObject *)g;
+bad:
+  Py_DECREF(g);
+  return NULL;
+}
+
+static int graph_traverse(PyObject *self, visitproc visit, void *arg) {
+  Graph *g = (Graph *)self;
+  Py_VISIT(g->eager);
+  for (int i = 0; i < g->n_externs; i++) {
+    int r = extern_visit(g->externs[i], visit, arg);
+    if (r) return r;
+  }
+  return 0;
+}
+
+static int graph_clear(PyObject *self) {
+  Graph *g = (Graph *)self;
+  PyObject *old = g->eager;
+  g->eager = Py_NewRef(Py_None);
+  Py_XDECREF(old);
+  return 0;
+}
+
+static void graph_dealloc(PyObject *self) {
+  Graph *g = (Graph *)self;
+  PyObject_GC_UnTrack(self);
+  Py_CLEAR(g->eager);
+  for (int i = 0; i < g->n_externs; i++) extern_free(g->externs[i]);
+  for (int i = 0; g->results && i < g->n_results; i++) Py_XDECREF(g->results[i].dtype);
+  PyMem_Free(g->externs);
+  PyMem_Free(g->results);
+  PyMem_Free(g->inputs);
+  if (g->lib) dlclose(g->lib);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject GraphType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "torchsmith.runtime._native.Graph",
+    .tp_doc = "A compiled graph: call it with the graph's inputs.",
+    .tp_basicsize = sizeof(Graph),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC,
+    .tp_vectorcall_offset = offsetof(Graph, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = graph_new,
+    .tp_dealloc = graph_dealloc,
+    .tp_traverse = graph_traverse,
+    .tp_clear = graph_clear,
+};

@@ -1,0 +1,78 @@
+/* What the files of the native host share: torch's C functions found by name, workspaces, externs, the Graph type. */
+#ifndef TORCHSMITH_NATIVE_H
+#define TORCHSMITH_NATIVE_H
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+
+#include "torchsmith.h"
+
+typedef void *Handle; /* AtenTensorHandle: an at::Tensor* */
+
+/* ---- torch.c: libtorch's exported C functions, and Python callables given by runtime/host_torch.py */
+typedef struct {
+  bool ready;
+  void *lib;
+  Py_ssize_t offset;     /* from a Python tensor to its at::Tensor */
+  PyTypeObject *tensor;  /* torch._C.TensorBase */
+  PyObject *steal;       /* capsule of at::Tensor* -> Python tensor */
+  PyObject *as_strided, *view, *increment_version;
+  PyObject *is_autocast, *disable_autocast;
+  PyObject *error;       /* torchsmith.runtime.load.NativeError */
+  PyObject *(*wrap)(Handle); /* at::Tensor& -> Python tensor; optional */
+  int32_t dtypes[10];    /* torch's number by ts_dtype */
+  int32_t cpu;
+  int32_t (*get_data_ptr)(Handle, void **);
+  int32_t (*get_sizes)(Handle, int64_t **);
+  int32_t (*get_strides)(Handle, int64_t **);
+  int32_t (*get_dim)(Handle, int64_t *);
+  int32_t (*get_dtype)(Handle, int32_t *);
+  int32_t (*get_storage_offset)(Handle, int64_t *);
+  int32_t (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
+  int32_t (*from_blob)(void *, int64_t, const int64_t *, const int64_t *, int64_t, int32_t, int32_t, int32_t, Handle *);
+  int32_t (*delete_tensor)(Handle);
+  int32_t (*new_handle)(Handle, Handle *);
+  int32_t (*copy_)(Handle, Handle, int32_t);
+  bool (*grad_enabled)(void);
+  void (*set_grad)(bool);
+  int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *); /* optional */
+  const char *(*what)(void);                                                                     /* optional */
+} Torch;
+
+extern Torch torch;
+
+PyObject *torch_setup(PyObject *module, PyObject *settings);
+/* New reference; steals the handle also on failure. */
+PyObject *wrap_handle(Handle h);
+static inline Handle handle_of(PyObject *tensor) { return (char *)tensor + torch.offset; }
+static inline bool is_tensor(PyObject *o) { return PyObject_TypeCheck(o, torch.tensor); }
+int describe_tensor(Handle h, ts_tensor *out, bool with_sizes);
+
+/* ---- workspace.c: a bounded, process-wide list of aligned blocks */
+void *workspace_take(int64_t bytes);
+void workspace_give(void *block);
+PyObject *workspace_stats(PyObject *module, PyObject *none);
+void workspace_trim(void);
+
+/* ---- extern.c: calls into torch */
+typedef struct Extern Extern;
+typedef struct Call Call;
+Extern *extern_new(PyObject *spec); /* NULL with an exception */
+void extern_free(Extern *e);
+int extern_visit(Extern *e, visitproc visit, void *arg);
+int32_t extern_run(Call *call, Extern *e, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs);
+extern PyTypeObject SlotType;
+
+/* ---- graph.c */
+extern PyTypeObject GraphType;
+struct Call {
+  PyThreadState *thread; /* saved while the GIL is released */
+  int32_t kind;
+  char text[512];
+  PyObject *exc_type, *exc_value, *exc_trace; /* of a Python extern */
+  void *graph;
+};
+void call_error(Call *call, int32_t kind, const char *text);
+void call_torch_error(Call *call, const char *what);
+#endif

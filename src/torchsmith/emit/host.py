@@ -1,0 +1,547 @@
+"""The host program as C text, and the plain description of what its host must know (no torch).
+
+In: Plan and the C names of its kernels. Out: `emit_host` gives include-free C that exports one `const ts_graph` (csrc/torchsmith.h);
+`describe` gives the manifest: inputs, results and extern calls as JSON values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..codes import Unsupported
+from ..ir import dtype as dt
+from ..ir.dtype import DTYPES, DType
+from ..ir.expr import Cast, Const, Expr, Load, Op, Sym, walk
+from ..ir.plan import (
+    Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Step, Taken,
+)
+from ..ir.program import Bind, BufArg, Buffer, Check, Enum, Extern, ExternArg, Fresh, InputResult, SizeResult, Symbol, ViewResult
+from .host_abi import ABI_TEXT, HELPERS
+
+SYMBOL = "torchsmith_graph"
+DTYPE_ROWS = {name: i for i, name in enumerate(("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"))}
+
+
+def emit_host(plan: Plan, kernel_names: Sequence[str]) -> str:
+    """The whole translation unit; kernel_names[i] is the C name of plan.kernels[i]."""
+    return _Host(plan, tuple(kernel_names)).text()
+
+
+# ---------------------------------------------------------------- expressions
+
+# C texts over operands a, b, c; index and integer operands are int64_t, floats double or float.
+HOST_OPS: dict[str, str] = {
+    "add": "({a} + {b})", "sub": "({a} - {b})", "mul": "({a} * {b})", "neg": "(-{a})", "div": "({a} / {b})",
+    "truncdiv": "ts_truncdiv({a}, {b})", "floordiv": "ts_floordiv({a}, {b})", "mod": "ts_mod({a}, {b})",
+    "eq": "({a} == {b})", "ne": "({a} != {b})", "lt": "({a} < {b})", "le": "({a} <= {b})", "gt": "({a} > {b})", "ge": "({a} >= {b})",
+    "and": "({a} && {b})", "or": "({a} || {b})", "not": "(!{a})", "xor": "({a} ^ {b})", "where": "({a} ? {b} : {c})",
+    "bitand": "({a} & {b})", "bitor": "({a} | {b})", "bitnot": "(~{a})", "shl": "({a} << {b})", "shr": "({a} >> {b})",
+    "floor": "__builtin_floor({a})", "ceil": "__builtin_ceil({a})", "trunc": "__builtin_trunc({a})", "sqrt": "__builtin_sqrt({a})",
+    "round": "__builtin_roundeven({a})", "isnan": "({a} != {a})", "isinf": "__builtin_isinf({a})",
+    "exp": "__builtin_exp({a})", "log": "__builtin_log({a})", "pow": "__builtin_pow({a}, {b})",
+}  # fmt: skip
+INT_OPS = {"abs": "ts_abs({a})", "min": "ts_min({a}, {b})", "max": "ts_max({a}, {b})", "sign": "(({a} > 0) - ({a} < 0))"}
+FLOAT_OPS = {
+    "abs": "__builtin_fabs({a})", "min": "ts_fmin({a}, {b})", "max": "ts_fmax({a}, {b})", "sign": "(double)(({a} > 0) - ({a} < 0))",
+    "floordiv": "__builtin_floor({a} / {b})", "mod": "({a} - {b} * __builtin_floor({a} / {b}))",
+}  # fmt: skip
+
+
+def _c_name(name: str) -> str:
+    return "s_" + "".join(c if c.isalnum() else f"_{ord(c):x}_" for c in name)
+
+
+def _c_const(e: Const) -> str:
+    if e.dtype.is_float:
+        value = float(e.value)
+        if value != value:
+            return '__builtin_nan("")'
+        if value in (float("inf"), float("-inf")):
+            return "__builtin_inf()" if value > 0 else "(-__builtin_inf())"
+        return f"({value.hex()})"
+    value_int = int(e.value)
+    if value_int == -(2**63):
+        return "(-9223372036854775807LL - 1)"
+    return f"{value_int}LL" if value_int >= 0 else f"({value_int}LL)"
+
+
+# ---------------------------------------------------------------- the unit
+
+
+@dataclass(slots=True)
+class _Host:
+    plan: Plan
+    names: tuple[str, ...]
+    lines: list[str] = field(default_factory=list)
+    tables: dict[tuple[int, ...], str] = field(default_factory=dict)  # constant int64 arrays by value
+    externs: int = 0
+    depth: int = 1
+
+    def text(self) -> str:
+        plan = self.plan
+        self.run_body()
+        body, self.lines = self.lines, []
+        self.depth = 1
+        self.symbols(used=set(walk(plan.workspace)))
+        size = [*self.lines, f"  return {self.expr(plan.workspace)};"]
+        scalars = sum(1 for s in plan.symbols if s.origin[0] == "scalar")
+        views = sum(2 * len(r.shape) + 1 for r in plan.results if isinstance(r, ViewResult))
+        syms = views + sum(isinstance(r, SizeResult) for r in plan.results)
+        head = [f"/* host program of {plan.name} */", ABI_TEXT, HELPERS]
+        head += [f"extern TS_HIDDEN void {n}(void *const *, const int64_t *, int64_t, int64_t);" for n in dict.fromkeys(self.names)]
+        head += [f"static const int64_t {n}[] = {{{', '.join(map(str, v))}}};" for v, n in self.tables.items()]
+        return "\n".join((
+            *head,
+            "static int64_t ts_workspace(const ts_tensor *in, const int64_t *sc) {", "  (void)in; (void)sc;", *size, "}",
+            "static int32_t ts_run(const ts_host *host, const ts_tensor *in, const int64_t *sc, const void *state, ts_tensor *res,",
+            "                      int64_t *out) {", *body, "}",
+            "static int32_t ts_prepare(const ts_host *host, const ts_tensor *consts, void *state) {",
+            "  (void)host; (void)consts; (void)state;", "  return 0;", "}",
+            f"TS_EXPORT const ts_graph {SYMBOL} = {{TS_ABI, {len(plan.inputs)}, {scalars}, {len(plan.results)}, {syms},",
+            "  ts_workspace, ts_prepare, ts_run};", "",
+        ))  # fmt: skip
+
+    def put(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+    # -------------------------------------------------- values
+
+    def symbols(self, used: set[Expr] | None = None) -> None:
+        """Declare the input symbols (all, or those in `used`)."""
+        number = 0
+        for s in self.plan.symbols:
+            kind, name = s.origin[0], _c_name(s.sym.name)
+            wanted = used is None or s.sym in used
+            if kind == "scalar":
+                value = f"ts_bits(sc[{number}])" if s.sym.dtype.is_float else f"sc[{number}]"
+                number += 1
+            elif kind in ("size", "stride"):
+                value = f"in[{s.origin[1]}].{kind}s[{s.origin[2]}]"
+            else:
+                continue
+            if wanted:
+                self.put(f"const {_c_type(s.sym.dtype)} {name} = {value}; (void){name};")
+
+    def expr(self, e: Expr) -> str:
+        if isinstance(e, Const):
+            return _c_const(e)
+        if isinstance(e, Sym):
+            return _c_name(e.name)
+        if isinstance(e, Load):
+            return self.load(e)
+        if isinstance(e, Cast):
+            return self.cast(e)
+        if isinstance(e, Op):
+            table = FLOAT_OPS if e.args[0].dtype.is_float else INT_OPS
+            form = table.get(e.name) or HOST_OPS.get(e.name)
+            if form is not None and len(e.args) <= 3:
+                got = form.format(**dict(zip("abc", map(self.expr, e.args), strict=False)))
+                narrow = e.dtype.is_int and e.dtype.itemsize < 8 or e.dtype is dt.f32
+                return f"(({e.dtype.c}){got})" if narrow else got
+        raise Unsupported("EMI101", detail=f"{type(e).__name__} {getattr(e, 'name', '')} in a host expression")
+
+    def cast(self, e: Cast) -> str:
+        arg = self.expr(e.arg)
+        if e.dtype is dt.bool_:
+            return f"({arg} != 0)"
+        if e.dtype is dt.bf16:
+            raise Unsupported("EMI101", detail="a cast to bf16 in a host expression")
+        return f"(({e.dtype.c}){arg})"
+
+    def load(self, e: Load) -> str:
+        buf = self.plan.buffers[e.buf]
+        at = "0"
+        if buf.layout is not None:
+            at = self.expr(buf.layout.offset)
+            for i, s in zip(e.index, buf.layout.strides, strict=True):
+                at += f" + {self.expr(i)} * {self.expr(s)}"
+        text = f"((const {buf.dtype.c} *){self.address(e.buf)})[{at}]"
+        if buf.dtype is dt.bf16:
+            text = f"ts_bf16({text})"
+        elif buf.dtype is dt.f16:
+            text = f"(float){text}"
+        if e.mask is not None and e.other is not None:
+            text = f"({self.expr(e.mask)} ? {text} : {self.expr(e.other)})"
+        return text if e.mask is not None else f"({text})"
+
+    def bits(self, e: Expr) -> str:
+        """A value as it travels: one int64."""
+        return f"ts_pack({self.expr(e)})" if e.dtype.is_float else f"(int64_t){self.expr(e)}"
+
+    def table(self, values: Sequence[Expr], local: str) -> str:
+        """An int64 array of these: a constant table, or a local array declared here."""
+        if not values:
+            return "0"
+        fixed = tuple(int(v.value) for v in values if isinstance(v, Const))
+        if len(fixed) == len(values):
+            return self.tables.setdefault(fixed, f"c{len(self.tables)}")
+        self.put(f"const int64_t {local}[] = {{{', '.join(self.expr(v) for v in values)}}};")
+        return local
+
+    # -------------------------------------------------- buffers
+
+    def tensor_of(self, buf: str) -> str | None:
+        """The ts_tensor that already describes `buf`; None for arena memory."""
+        place = self.plan.places[buf]
+        if isinstance(place, Input):
+            return f"in[{place.index}]"
+        if isinstance(place, ResultPlace):
+            return f"res[{place.index}]"
+        if isinstance(place, Given):
+            return f"g_{_c_name(self.root(buf))}"
+        return None
+
+    def address(self, buf: str) -> str:
+        place = self.plan.places[buf]
+        if isinstance(place, Arena):
+            return f"(ws + {self.expr(place.offset)})"
+        if isinstance(place, Taken):
+            return f"t_{_c_name(self.root(buf))}"
+        return f"{self.tensor_of(buf)}.data"
+
+    def root(self, buf: str) -> str:
+        while (base := self.plan.buffers[buf].storage_of) is not None:
+            buf = base
+        return buf
+
+    def shape(self, buffer: Buffer, prefix: str) -> tuple[str, str]:
+        """Names of the arrays with sizes and strides."""
+        strides = buffer.layout.strides if buffer.layout is not None else _row_major(buffer)
+        return self.table(buffer.shape, prefix + "n"), self.table(strides, prefix + "s")
+
+    # -------------------------------------------------- run
+
+    def run_body(self) -> None:
+        plan = self.plan
+        self.put("int32_t rc = 0;")
+        self.put("(void)in; (void)sc; (void)state; (void)out; (void)res;")
+        self.symbols()
+        for s in plan.symbols:
+            if s.origin[0] == "bound":
+                self.put(f"{_c_type(s.sym.dtype)} {_c_name(s.sym.name)} = 0; (void){_c_name(s.sym.name)};")
+        declared = {s.sym for s in plan.symbols}
+        for step in _steps(plan.run):  # symbols that only the body knows
+            for sym in _defines(step):
+                if sym not in declared:
+                    declared.add(sym)
+                    self.put(f"{_c_type(sym.dtype)} {_c_name(sym.name)} = 0; (void){_c_name(sym.name)};")
+        given = [b for b, p in plan.places.items() if isinstance(p, Given) and plan.buffers[b].storage_of is None]
+        taken = [b for b, p in plan.places.items() if isinstance(p, Taken) and plan.buffers[b].storage_of is None]
+        for b in given:
+            self.put(f"ts_tensor g_{_c_name(b)} = {{0, 0, 0, 0}};")
+        for b in taken:
+            self.put(f"char *t_{_c_name(b)} = 0; int64_t m_{_c_name(b)} = 0;")
+        none = isinstance(plan.workspace, Const) and plan.workspace.value == 0
+        self.put(f"const int64_t bytes = {self.expr(plan.workspace)};")
+        self.put("char *const ws = bytes ? (char *)host->take_workspace(host->self, bytes) : 0; (void)ws;")
+        if not none:
+            self.put("if (bytes && !ws) return TS_ERROR_MEMORY;")
+        for step in plan.run:
+            self.step(step)
+        self.finish()
+        self.lines.append("fail: __attribute__((unused));")
+        for b in given:
+            self.put(f"if (g_{_c_name(b)}.handle) host->release(host->self, &g_{_c_name(b)});")
+        for b in taken:
+            self.put(f"if (t_{_c_name(b)}) host->give_workspace(host->self, t_{_c_name(b)}, m_{_c_name(b)});")
+        self.put("if (ws) host->give_workspace(host->self, ws, bytes);")
+        self.put("return rc;")
+
+    def finish(self) -> None:
+        """Hand over extern results, then the numbers that results need."""
+        at = 0
+        moved: set[str] = set()
+        for i, r in enumerate(self.plan.results):
+            if isinstance(r, Fresh) and isinstance(self.plan.places[r.buf], Given) and r.buf not in moved:
+                moved.add(r.buf)
+                name = self.tensor_of(r.buf)
+                self.put(f"res[{i}] = {name}; {name}.handle = 0;")
+            values: tuple[Expr, ...] = ()
+            if isinstance(r, ViewResult):
+                values = (*r.shape, *r.strides, r.offset)
+            elif isinstance(r, SizeResult):
+                values = (r.value,)
+            for e in values:
+                self.put(f"out[{at}] = {self.bits(e)};")
+                at += 1
+
+    def step(self, step: Step) -> None:
+        STEPS[type(step)](self, step)
+
+    def nested(self, steps: tuple[Step, ...]) -> None:
+        self.depth += 1
+        for s in steps:
+            self.step(s)
+        self.depth -= 1
+
+    def step_alloc(self, step: Alloc) -> None:
+        buffer, place = self.plan.buffers[step.buf], self.plan.places[step.buf]
+        self.put("{")
+        self.depth += 1
+        if isinstance(place, Taken):
+            name = _c_name(step.buf)
+            self.put(f"m_{name} = {self.expr(place.size)};")
+            self.put(f"t_{name} = (char *)host->take_workspace(host->self, m_{name} ? m_{name} : 64);")
+            self.put(f"if (!t_{name}) {{ rc = TS_ERROR_MEMORY; goto fail; }}")
+        else:
+            assert isinstance(place, ResultPlace)
+            sizes, strides = self.shape(buffer, "a")
+            row, ndim = DTYPE_ROWS[buffer.dtype.name], len(buffer.shape)
+            self.put(f"rc = host->alloc_result(host->self, {place.index}, {row}, {ndim}, {sizes}, {strides}, &res[{place.index}]);")
+            self.put("if (rc) goto fail;")
+        self.depth -= 1
+        self.put("}")
+
+    def step_launch(self, step: Launch) -> None:
+        bufs = ", ".join(f"(void *){self.address(b)}" for b in step.bufs) or "0"
+        syms = ", ".join(self.bits(s) for s in step.syms) or "0"
+        self.put("{")
+        self.put(f"  void *const b[] = {{{bufs}}}; const int64_t y[] = {{{syms}}};")
+        self.put(f"  ts_go(host, {self.names[step.kernel]}, b, y, {self.expr(step.grid)}, {self.expr(step.grain)});")
+        self.put("}")
+
+    def step_call(self, step: Call) -> None:
+        extern = step.extern
+        number = self.externs
+        self.externs += 1
+        self.put("{")
+        self.depth += 1
+        args = [b for a in _args(extern) for b in _arg_buffers(a)]
+        exprs = [e for a in _args(extern) for e in _arg_exprs(a)]
+        given = extern.returned == "as_given"
+        texts = [self.argument(b, f"a{i}") for i, b in enumerate(args)]
+        outs = ["{0, 0, 0, 0}" if given or not b else self.argument(b, f"o{i}") for i, b in enumerate(extern.outs)]
+        self.put(f"const ts_tensor a[] = {{{', '.join(texts) or '{0, 0, 0, 0}'}}};")
+        self.put(f"const int64_t e[] = {{{', '.join(map(self.bits, exprs)) or '0'}}};")
+        self.put(f"ts_tensor o[] = {{{', '.join(outs) or '{0, 0, 0, 0}'}}};")
+        self.put(f"rc = host->extern_call(host->self, {number}, a, e, o);")
+        self.put("if (rc) goto fail;")
+        if given:
+            for i, b in enumerate(extern.outs):
+                if b:
+                    self.put(f"{self.tensor_of(b)} = o[{i}];")
+                else:
+                    self.put(f"host->release(host->self, &o[{i}]);")
+        for sym, out, dim in extern.binds:
+            self.put(f"{_c_name(sym.name)} = o[{out}].sizes[{dim}];")
+        if given:
+            for i, b in enumerate(extern.outs):
+                if b:
+                    self.conform(b, f"k{i}")
+        self.depth -= 1
+        self.put("}")
+
+    def argument(self, buf: str, prefix: str) -> str:
+        whole = self.tensor_of(buf)
+        if whole is not None and self.plan.buffers[buf].storage_of is None:
+            return whole
+        buffer = self.plan.buffers[buf]
+        sizes, strides = self.shape(buffer, prefix)
+        offset = self.expr(buffer.layout.offset) if buffer.layout is not None else "0"
+        return f"{{(char *){self.address(buf)} + {buffer.dtype.itemsize} * {offset}, {sizes}, {strides}, 0}}"
+
+    def conform(self, buf: str, prefix: str) -> None:
+        """An as_given result must have the sizes and strides that kernels will assume."""
+        buffer, name = self.plan.buffers[buf], self.tensor_of(buf)
+        if buffer.layout is None or not buffer.shape:
+            return
+        sizes, strides = self.shape(buffer, prefix)
+        n = len(buffer.shape)
+        self.put(f"if (!ts_same({n}, {name}.sizes, {name}.strides, {sizes}, {strides})) {{")
+        self.put(f"  rc = host->conform(host->self, &{name}, {n}, {sizes}, {strides});")
+        self.put("  if (rc) goto fail;")
+        self.put("}")
+
+    def step_free(self, step: Free) -> None:
+        name = _c_name(step.buf)
+        if isinstance(self.plan.places[step.buf], Taken):
+            self.put(f"host->give_workspace(host->self, t_{name}, m_{name}); t_{name} = 0;")
+        else:
+            self.put(f"host->release(host->self, &g_{name}); g_{name}.handle = 0;")
+
+    def step_bind(self, step: Bind) -> None:
+        self.put(f"{_c_name(step.sym.name)} = {self.expr(step.value)};")
+
+    def step_check(self, step: Check) -> None:
+        text = _c_string(f"{step.kind}: {step.message}")
+        self.put(f"if (!({self.expr(step.cond)})) {{")
+        self.put(f"  host->error(host->self, TS_ERROR_CHECK, {text}); rc = TS_ERROR_CHECK; goto fail;")
+        self.put("}")
+
+    def step_cond(self, step: PlanCond) -> None:
+        self.put(f"if ({self.expr(step.pred)}) {{")
+        self.nested(step.then)
+        self.put("} else {")
+        self.nested(step.orelse)
+        self.put("}")
+
+    def step_repeat(self, step: PlanRepeat) -> None:
+        name = _c_name(step.sym.name)
+        count = f"n{self.depth}_{name}"
+        self.put(f"for (int64_t {count} = (({name} = 0), {self.expr(step.count)}); {name} < {count}; {name}++) {{")
+        self.nested(step.body)
+        self.put("}")
+
+
+STEPS: dict[type, Any] = {
+    Alloc: _Host.step_alloc, Launch: _Host.step_launch, Call: _Host.step_call, Free: _Host.step_free, Bind: _Host.step_bind,
+    Check: _Host.step_check, PlanCond: _Host.step_cond, PlanRepeat: _Host.step_repeat,
+}  # fmt: skip
+
+
+def _c_type(d: DType) -> str:
+    return "double" if d.is_float else "int64_t"
+
+
+def _c_string(text: str) -> str:
+    out = []
+    for byte in text.encode():
+        plain = 32 <= byte < 127 and byte not in (34, 92, 63)
+        out.append(chr(byte) if plain else f"\\{byte:03o}")
+    return '"' + "".join(out) + '"'
+
+
+def _row_major(buffer: Buffer) -> tuple[Expr, ...]:
+    strides: list[Expr] = []
+    step: Expr = Const(dt.index, 1)
+    for extent in reversed(buffer.shape):
+        strides.append(step)
+        step = step * extent
+    return tuple(reversed(strides))
+
+
+def _steps(steps: tuple[Step, ...]) -> list[Step]:
+    out: list[Step] = []
+    for s in steps:
+        out.append(s)
+        if isinstance(s, PlanCond):
+            out += _steps(s.then) + _steps(s.orelse)
+        elif isinstance(s, PlanRepeat):
+            out += _steps(s.body)
+    return out
+
+
+def _defines(step: Step) -> list[Sym]:
+    if isinstance(step, Bind | PlanRepeat):
+        return [step.sym]
+    if isinstance(step, Call):
+        return [sym for sym, _, _ in step.extern.binds]
+    return []
+
+
+def _args(extern: Extern) -> tuple[ExternArg, ...]:
+    return (*extern.args, *(v for _, v in extern.kwargs))
+
+
+def _arg_buffers(arg: ExternArg) -> list[str]:
+    if isinstance(arg, BufArg):
+        return [arg.buf]
+    return [b for a in arg for b in _arg_buffers(a)] if isinstance(arg, tuple) else []
+
+
+def _arg_exprs(arg: ExternArg) -> list[Expr]:
+    if isinstance(arg, Expr):
+        return [] if isinstance(arg, Const) else [arg]
+    return [e for a in arg for e in _arg_exprs(a)] if isinstance(arg, tuple) else []
+
+
+# ---------------------------------------------------------------- manifest
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """What the host outside needs to know, as JSON values (runtime/manifest.py documents the fields)."""
+    return {
+        "abi": 1,
+        "symbol": SYMBOL,
+        "name": plan.name,
+        "inputs": [_describe_input(plan, i) for i in range(len(plan.inputs))],
+        "results": _describe_results(plan),
+        "externs": [_describe_extern(plan, s.extern) for s in _steps(plan.run) if isinstance(s, Call)],
+        "kernels": len(plan.kernels),
+    }
+
+
+def _describe_input(plan: Plan, i: int) -> dict[str, Any]:
+    scalar: Symbol | None = next((s for s in plan.symbols if s.origin == ("scalar", i)), None)
+    if scalar is not None:
+        return {"kind": "number", "dtype": scalar.sym.dtype.name}
+    name = plan.inputs[i]
+    measured = any(s.origin[0] in ("size", "stride") and s.origin[1] == i for s in plan.symbols)
+    if not name:
+        return {"kind": "unused", "measured": measured}
+    buffer = plan.buffers.get(name)
+    steps = _steps(plan.run)
+    written = any(
+        isinstance(s, Launch) and any(p.written and plan.places[b] == Input(i) for b, p in
+                                      zip(s.bufs, plan.kernels[s.kernel].params, strict=True))
+        or isinstance(s, Call) and any(plan.places[b] == Input(i) for b in s.extern.mutates)
+        for s in steps
+    )  # fmt: skip
+    extern = any(isinstance(s, Call) and name in [b for a in _args(s.extern) for b in _arg_buffers(a)] for s in steps)
+    return {
+        "kind": "tensor", "dtype": buffer.dtype.name if buffer else "", "ndim": len(buffer.shape) if buffer else -1,
+        "measured": measured or extern, "written": written,
+    }  # fmt: skip
+
+
+def _describe_results(plan: Plan) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    fresh: dict[str, int] = {}
+    at = 0
+    for i, r in enumerate(plan.results):
+        if isinstance(r, Fresh):
+            out.append({"kind": "same", "of": fresh[r.buf]} if r.buf in fresh else {"kind": "fresh", "dtype": plan.buffers[r.buf].dtype.name})
+            fresh.setdefault(r.buf, i)
+        elif isinstance(r, InputResult):
+            out.append({"kind": "input", "of": r.index})
+        elif isinstance(r, ViewResult):
+            of = ["input", r.of] if isinstance(r.of, int) else ["result", fresh[r.of]] if r.of in fresh else ["later", r.of]
+            out.append({"kind": "view", "of": of, "ndim": len(r.shape), "dtype": r.dtype.name, "at": at})
+            at += 2 * len(r.shape) + 1
+        else:
+            out.append({"kind": "number", "dtype": r.value.dtype.name, "at": at})
+            at += 1
+    for row in out:
+        if row["kind"] == "view" and row["of"][0] == "later":
+            row["of"] = ["result", fresh[row["of"][1]]]
+    return out
+
+
+def _describe_extern(plan: Plan, e: Extern) -> dict[str, Any]:
+    counts = [0, 0]  # tensors, numbers met so far
+    args = [_describe_arg(a, counts) for a in e.args]
+    kwargs = {k: _describe_arg(v, counts) for k, v in e.kwargs}
+    tensors = [b for a in _args(e) for b in _arg_buffers(a)]
+    return {
+        "op": e.op, "args": args, "kwargs": kwargs, "returned": e.returned, "via": e.via, "loc": e.loc,
+        "tensors": [[plan.buffers[b].dtype.name, len(plan.buffers[b].shape)] for b in tensors],
+        "outs": [[plan.buffers[b].dtype.name, len(plan.buffers[b].shape)] if b else None for b in e.outs],
+        "numbers": [x.dtype.name for a in _args(e) for x in _arg_exprs(a)],
+        "mutates": [tensors.index(b) for b in e.mutates],
+    }  # fmt: skip
+
+
+def _describe_arg(arg: ExternArg, counts: list[int]) -> Any:
+    """JSON value of an argument: plain null/bool/number, or a tagged list."""
+    if arg is None or isinstance(arg, bool | int | float):
+        return arg
+    if isinstance(arg, Const):
+        return arg.value
+    if isinstance(arg, BufArg):
+        counts[0] += 1
+        return ["tensor", counts[0] - 1]
+    if isinstance(arg, Expr):
+        counts[1] += 1
+        return ["number", counts[1] - 1, arg.dtype.name]
+    if isinstance(arg, str):
+        return ["str", arg]
+    if isinstance(arg, DType):
+        return ["dtype", arg.name]
+    if isinstance(arg, Enum):
+        return ["enum", arg.kind, arg.value]
+    return ["list", *(_describe_arg(a, counts) for a in arg)]
+
+
+assert set(DTYPE_ROWS) | {"index"} == set(DTYPES)

@@ -1,0 +1,66 @@
+"""C text that every host program starts with: the ABI of csrc/torchsmith.h without includes, and integer helpers.
+
+A test holds ABI_TEXT equal to the header, token by token.
+"""
+
+ABI_TEXT = """\
+typedef __INT64_TYPE__ int64_t; typedef __INT32_TYPE__ int32_t; typedef __INT16_TYPE__ int16_t; typedef __INT8_TYPE__ int8_t;
+typedef __UINT64_TYPE__ uint64_t; typedef __UINT32_TYPE__ uint32_t; typedef __UINT16_TYPE__ uint16_t; typedef __UINT8_TYPE__ uint8_t;
+#define TS_ABI 1
+typedef struct ts_tensor { void *data; const int64_t *sizes; const int64_t *strides; void *handle; } ts_tensor;
+typedef void (*ts_kernel)(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
+typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms; } ts_launch;
+enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4 };
+typedef struct ts_host {
+  uint32_t abi;
+  void *self;
+  int32_t (*alloc_result)(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes,
+                          const int64_t *strides, ts_tensor *out);
+  void *(*take_workspace)(void *self, int64_t bytes);
+  void (*give_workspace)(void *self, void *workspace, int64_t bytes);
+  void (*parallel_for)(void *self, const ts_launch *launch, int64_t n, int64_t grain);
+  int32_t (*extern_call)(void *self, int32_t call, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs);
+  int32_t (*conform)(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides);
+  void (*release)(void *self, ts_tensor *given);
+  void (*error)(void *self, int32_t kind, const char *text);
+} ts_host;
+enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL };
+typedef struct ts_graph {
+  uint32_t abi;
+  int32_t n_inputs, n_scalars, n_results, n_result_syms;
+  int64_t (*workspace)(const ts_tensor *inputs, const int64_t *scalars);
+  int32_t (*prepare)(const ts_host *host, const ts_tensor *consts, void *state);
+  int32_t (*run)(const ts_host *host, const ts_tensor *inputs, const int64_t *scalars, const void *state, ts_tensor *results,
+                 int64_t *result_syms);
+} ts_graph;
+"""
+
+HELPERS = """\
+#define TS_HIDDEN __attribute__((visibility("hidden")))
+#define TS_EXPORT __attribute__((visibility("default")))
+#define TS_MAYBE static inline __attribute__((unused))
+TS_MAYBE int64_t ts_floordiv(int64_t a, int64_t b) { int64_t q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
+TS_MAYBE int64_t ts_mod(int64_t a, int64_t b) { int64_t r = a % b; return r != 0 && (r < 0) != (b < 0) ? r + b : r; }
+TS_MAYBE int64_t ts_truncdiv(int64_t a, int64_t b) { return a / b; }
+TS_MAYBE int64_t ts_abs(int64_t a) { return a < 0 ? -a : a; }
+TS_MAYBE int64_t ts_min(int64_t a, int64_t b) { return a < b ? a : b; }
+TS_MAYBE int64_t ts_max(int64_t a, int64_t b) { return a > b ? a : b; }
+TS_MAYBE double ts_fmin(double a, double b) { return a != a || a < b ? a : b; }
+TS_MAYBE double ts_fmax(double a, double b) { return a != a || a > b ? a : b; }
+TS_MAYBE double ts_bits(int64_t a) { union { int64_t i; double d; } u; u.i = a; return u.d; }
+TS_MAYBE int64_t ts_pack(double a) { union { int64_t i; double d; } u; u.d = a; return u.i; }
+TS_MAYBE float ts_bf16(uint16_t a) { union { uint32_t i; float f; } u; u.i = (uint32_t)a << 16; return u.f; }
+TS_MAYBE void ts_go(const ts_host *host, ts_kernel fn, void *const *b, const int64_t *y, int64_t n, int64_t grain) {
+  if (n <= 0) return;
+  if (n <= grain) { fn(b, y, 0, n); return; }
+  ts_launch l = {fn, b, y};
+  host->parallel_for(host->self, &l, n, grain);
+}
+TS_MAYBE int ts_same(int n, const int64_t *sizes, const int64_t *strides, const int64_t *want, const int64_t *steps) {
+  int same = 1, some = 1;
+  for (int i = 0; i < n; i++) { same &= sizes[i] == want[i]; some &= want[i] != 0; }
+  if (!same) return 0;
+  for (int i = 0; i < n; i++) same &= want[i] == 1 || strides[i] == steps[i];
+  return same || !some;
+}
+"""

@@ -1,0 +1,102 @@
+"""From C texts to one shared library: kernels compiled in parallel to content-addressed objects, then linked with the host program.
+
+In: the host text, kernel texts by C name, options. Out: the path of the library in the private cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .. import events
+from ..codes import Unsupported
+from ..options import Options
+from . import store
+from .toolchain import HOST_FLAGS, Toolchain, run_compiler, toolchain
+
+MACRO = "TS_KERNEL"  # what a kernel text calls its function
+
+
+def digest(*parts: str) -> str:
+    """Content address of texts; parts cannot run into each other."""
+    h = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        h.update(len(data).to_bytes(8, "little") + data)
+    return h.hexdigest()[:40]
+
+
+def kernel_name(text: str) -> str:
+    """The C name of a kernel: equal text, equal name."""
+    return f"tsk_{digest(text)[:32]}"
+
+
+def build(host_text: str, kernel_texts: Mapping[str, str], options: Options) -> Path:
+    """The library of this host program and these kernels; compiled only if the cache lacks it."""
+    tools = toolchain()
+    caching = not options.force_disable_caches
+    key = digest(tools.identity, host_text, *(t for pair in sorted(kernel_texts.items()) for t in pair))
+    library = store.folder("lib") / f"{key}.so"
+    if caching and store.get(library) is not None:
+        return library
+    try:
+        work = Path(tempfile.mkdtemp(prefix="torchsmith-build-"))
+    except OSError as e:
+        raise Unsupported("RUN003", detail=str(e)) from e
+    try:
+        with events.timed("build", kernels=len(kernel_texts)):
+            objects = _compile_all(tools, host_text, kernel_texts, work, caching, options)
+            out = work / "graph.so"
+            link = [*tools.flags, "-shared", "-Wl,-z,now", "-Wl,--as-needed", "-o", str(out), *map(str, objects), "-lm"]
+            run_compiler(tools, link, work, "linking")
+        content = out.read_bytes()
+        if not caching:  # a library of its own, so that nothing written before is loaded
+            library = store.folder("lib") / f"{key}-{os.getpid()}-{os.urandom(4).hex()}.so"
+        store.put(library, content)
+    except OSError as e:
+        raise Unsupported("RUN003", detail=str(e)) from e
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return library
+
+
+def _compile_all(
+    tools: Toolchain, host_text: str, kernels: Mapping[str, str], work: Path, caching: bool, options: Options
+) -> list[Path]:
+    """Objects of all texts. Kernel objects come from the cache where it has them."""
+    jobs = max(1, options.compile_threads or len(os.sched_getaffinity(0)))
+    objects: list[Path] = []
+
+    def kernel(name: str, text: str) -> None:
+        cached = store.folder("obj") / f"{digest(tools.identity, name, text)}.o"
+        out = work / f"{name}.o"
+        content = store.get(cached) if caching else None
+        events.emit("cache", name="object hit" if content is not None else "object miss")
+        if content is not None:
+            out.write_bytes(content)
+            return
+        source = work / f"{name}.c"
+        source.write_text(text)
+        run_compiler(tools, [*tools.flags, f"-D{MACRO}={name}", "-c", str(source), "-o", str(out)], work, name)
+        if caching:
+            store.put(cached, out.read_bytes())
+
+    def host() -> None:
+        source = work / "host.c"
+        source.write_text(host_text)
+        run_compiler(tools, [*HOST_FLAGS, "-c", str(source), "-o", str(work / "host.o")], work, "host program")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waits = [pool.submit(host)]
+        objects.append(work / "host.o")
+        for name, text in sorted(kernels.items(), key=lambda kv: -len(kv[1])):  # the long ones first
+            waits.append(pool.submit(kernel, name, text))
+            objects.append(work / f"{name}.o")
+        for w in waits:
+            w.result()
+    return objects

@@ -1,0 +1,86 @@
+"""PyTorch as the host of compiled graphs: the only file of this room that imports torch.
+
+In: a library and its manifest. Out: a `_native.Graph` whose extern calls are bound to torch's C functions or Python operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .. import events
+from . import _native
+from .load import NativeError
+
+DTYPE_ROWS = {name: i for i, name in enumerate(("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"))}
+DTYPES: dict[str, torch.dtype] = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "i32": torch.int32,
+    "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+NUMBER_KINDS = {"f64": 3, "f32": 3, "bool": 4}  # index and integers: 2
+
+
+@functools.cache
+def setup() -> None:
+    """Give the native module what it cannot find by symbol name."""
+    base = torch._C.TensorBase
+    _native.setup({
+        "samples": [torch.zeros(()), torch.nn.Parameter(torch.zeros(2)), torch.zeros(3, dtype=torch.int64)],
+        "tensor": base,
+        "steal": torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr,
+        "as_strided": base.as_strided,
+        "view": base.view,
+        "increment_version": _bump_version,
+        "is_autocast": functools.partial(torch.is_autocast_enabled, "cpu"),
+        "disable_autocast": torch._C._DisableAutocast,
+        "error": NativeError,
+    })  # fmt: skip
+
+
+def _bump_version(tensor: torch.Tensor) -> None:
+    """What an in-place operator does to the counter; inference tensors have none."""
+    if not tensor.is_inference():
+        torch._C._increment_version([tensor])
+
+
+def graph(library: str, manifest: Mapping[str, Any], eager: Callable[..., Any] | None, name: str) -> Callable[..., tuple[Any, ...]]:
+    """Load one library as a callable."""
+    setup()
+    inputs = [_input(row) for row in manifest["inputs"]]
+    results = [_result(row, manifest) for row in manifest["results"]]
+    fallback = None if eager is None else functools.partial(_repeat, eager, name or manifest["name"])
+    return _native.Graph(library, manifest["symbol"], inputs, results, [], fallback)
+
+
+def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
+    """Repeat a call whose native run reported an error: the exception, if any, is eager's own."""
+    events.emit("fallback", code="RUN004", graph=name)
+    return eager(*inputs)
+
+
+def _input(row: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    if row["kind"] == "number":
+        return (NUMBER_KINDS.get(row["dtype"], 2), 0, 0, 0)
+    flags = bool(row.get("measured")) | bool(row.get("written")) << 1
+    if row["kind"] == "unused":
+        return (0, 0, 0, flags)
+    return (1, DTYPE_ROWS.get(row["dtype"], -1), row["ndim"], flags)
+
+
+def _result(row: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[int, int, int, int, Any]:
+    kind = row["kind"]
+    if kind == "fresh":
+        return (0, 0, 0, 0, None)
+    if kind == "same":
+        return (1, row["of"], 0, 0, None)
+    if kind == "input":
+        return (2, row["of"], 0, 0, None)
+    if kind == "number":
+        return (3 + NUMBER_KINDS.get(row["dtype"], 2), 0, 0, row["at"], None)
+    where, of = row["of"]
+    have = manifest["inputs"][of]["dtype"] if where == "input" else manifest["results"][of]["dtype"]
+    dtype = None if have == row["dtype"] else DTYPES[row["dtype"]]
+    return (3 if where == "input" else 4, of, row["ndim"], row["at"], dtype)

@@ -1,0 +1,28 @@
+"""From a library and its manifest to a callable of the graph's inputs (torch comes in through host_torch only).
+
+In: library path, manifest (the dict that emit.host.describe made). Out: `_native.Graph`: call(*inputs) -> tuple of results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..codes import Unsupported
+
+
+class NativeError(RuntimeError):
+    """Native code reported an error and there was no eager function to repeat the call with."""
+
+
+def load(
+    library: Path | str, manifest: Mapping[str, Any], *, eager: Callable[..., Any] | None = None, name: str = ""
+) -> Callable[..., tuple[Any, ...]]:
+    """The compiled graph. `eager` takes the same inputs and gives the same tuple; it repeats calls that fail natively."""
+    from . import host_torch
+
+    try:
+        return host_torch.graph(str(library), manifest, eager, name)
+    except OSError as e:
+        raise Unsupported("RUN003", detail=str(e)) from e

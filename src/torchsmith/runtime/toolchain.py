@@ -1,0 +1,137 @@
+"""The C compiler and the processor: what they are, which flags suit them, and what to say when they fail (no torch).
+
+In: the environment. Out: one Toolchain value, made once per process and compiler command; its `identity` keys caches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ..codes import Unsupported
+from ..options import compiler_command
+
+# Vector features that generated code may use, as /proc/cpuinfo names them, and the compiler's flag for each.
+FEATURES: dict[str, str] = {
+    "sse4_2": "-msse4.2", "avx": "-mavx", "avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c", "bmi1": "-mbmi", "bmi2": "-mbmi2",
+    "lzcnt": "-mlzcnt", "popcnt": "-mpopcnt", "avx512f": "-mavx512f", "avx512bw": "-mavx512bw", "avx512dq": "-mavx512dq",
+    "avx512vl": "-mavx512vl", "avx512cd": "-mavx512cd", "avx512_vnni": "-mavx512vnni", "avx512_bf16": "-mavx512bf16",
+    "avx512_fp16": "-mavx512fp16",
+}  # fmt: skip
+ALIASES = {"abm": "lzcnt"}
+
+FLAGS = (
+    "-O2", "-ftree-vectorize", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fvisibility=hidden", "-fno-gnu-unique", "-fno-semantic-interposition", "-w",
+)  # fmt: skip
+HOST_FLAGS = ("-O1", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden", "-w")
+COMPILE_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A C compiler and the flags it gets. `identity` changes whenever its output might."""
+
+    command: tuple[str, ...]
+    version: str
+    target: str
+    features: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        text = "\n".join((*self.command, self.version, self.target, *self.flags, *HOST_FLAGS))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def cpu_features() -> tuple[str, ...]:
+    """Features of this processor that FEATURES knows, sorted as there."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ()
+    found = re.search(r"^flags\s*:(.*)$", text, re.M)
+    words = {ALIASES.get(w, w) for w in found.group(1).split()} if found else set()
+    return tuple(f for f in FEATURES if f in words)
+
+
+def toolchain() -> Toolchain:
+    """The compiler that the environment names now."""
+    return _identify(compiler_command(), os.environ.get("PATH", ""))
+
+
+@cache
+def _identify(command: tuple[str, ...], path: str) -> Toolchain:
+    """Ask the compiler who it is. Raises Unsupported("RUN001") when it does not answer."""
+    try:
+        version = _ask((*command, "--version"))
+        target = _ask((*command, "-dumpmachine")).strip()
+    except (OSError, subprocess.SubprocessError) as e:
+        raise Unsupported("RUN001", detail=f"{' '.join(command)}: {e}") from e
+    features = cpu_features()
+    machine = ["-mprefer-vector-width=512"] if "avx512f" in features else []
+    if target.split("-", maxsplit=1)[0] in ("x86_64", "amd64") and platform.machine() in ("x86_64", "AMD64"):
+        machine += [FEATURES[f] for f in features]
+    else:
+        machine = []
+    machine = _accepted(command, machine)
+    return Toolchain(command, version, target, features, (*FLAGS, *machine))
+
+
+def _ask(command: tuple[str, ...]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, stdin=subprocess.DEVNULL).stdout
+
+
+def _accepted(command: tuple[str, ...], flags: list[str]) -> list[str]:
+    """All flags if the compiler takes them together, else those it takes one by one (old compilers lack the newest features)."""
+
+    def takes(some: list[str]) -> bool:
+        done = subprocess.run(
+            (*command, *FLAGS, *some, "-x", "c", "-fsyntax-only", "-"), input=b"int x;\n", capture_output=True, timeout=30, check=False
+        )
+        return done.returncode == 0
+
+    if not flags or takes(flags):
+        return flags
+    return [f for f in flags if takes([f])]
+
+
+def run_compiler(tools: Toolchain, args: list[str], cwd: Path, what: str) -> None:
+    """Run the compiler. Raises Unsupported: RUN001 it is gone, RUN002 it failed (log kept), RUN003 the disk refused."""
+    command = [*tools.command, *args]
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError as e:
+        raise Unsupported("RUN001", detail=str(e)) from e
+    except subprocess.TimeoutExpired as e:
+        raise Unsupported("RUN002", detail=f"{what}: no end after {COMPILE_SECONDS} s; {_keep_log(command, str(e), cwd)}") from e
+    except OSError as e:
+        raise Unsupported("RUN003", detail=f"{what}: {e}") from e
+    if done.returncode == 0:
+        return
+    text = done.stdout + done.stderr
+    if re.search(r"No space left on device|Permission denied|Read-only file system|Disk quota exceeded", text):
+        raise Unsupported("RUN003", detail=f"{what}: {text.strip().splitlines()[-1]}")
+    raise Unsupported("RUN002", detail=f"{what}: exit status {done.returncode}; {_keep_log(command, text, cwd)}")
+
+
+def _keep_log(command: list[str], text: str, cwd: Path) -> str:
+    """Write the command, its output and its sources where the user can find them; says where."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="torchsmith-failed-"))
+        (folder / "log.txt").write_text(" ".join(command) + "\n\n" + text)
+        for source in cwd.glob("*.c"):
+            (folder / source.name).write_bytes(source.read_bytes())
+        return f"see {folder / 'log.txt'}"
+    except OSError:
+        return text[:2000]
