@@ -15,7 +15,19 @@ from ..ir import dtype as dt
 from ..ir.dtype import DTYPES, DType
 from ..ir.expr import Cast, Const, Expr, Load, Op, Sym, walk
 from ..ir.plan import (
-    Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Step, Taken,
+    Alloc,
+    Arena,
+    Call,
+    Free,
+    Given,
+    Input,
+    Launch,
+    Plan,
+    PlanCond,
+    PlanRepeat,
+    ResultPlace,
+    Step,
+    Taken,
 )
 from ..ir.program import Bind, BufArg, Buffer, Check, Enum, Extern, ExternArg, Fresh, InputResult, SizeResult, Symbol, ViewResult
 from .host_abi import ABI_TEXT, HELPERS
@@ -138,7 +150,7 @@ class _Host:
             form = table.get(e.name) or HOST_OPS.get(e.name)
             if form is not None and len(e.args) <= 3:
                 got = form.format(**dict(zip("abc", map(self.expr, e.args), strict=False)))
-                narrow = e.dtype.is_int and e.dtype.itemsize < 8 or e.dtype is dt.f32
+                narrow = (e.dtype.is_int and e.dtype.itemsize < 8) or e.dtype is dt.f32
                 return f"(({e.dtype.c}){got})" if narrow else got
         raise Unsupported("EMI101", detail=f"{type(e).__name__} {getattr(e, 'name', '')} in a host expression")
 
@@ -474,9 +486,9 @@ def _describe_input(plan: Plan, i: int) -> dict[str, Any]:
     buffer = plan.buffers.get(name)
     steps = _steps(plan.run)
     written = any(
-        isinstance(s, Launch) and any(p.written and plan.places[b] == Input(i) for b, p in
-                                      zip(s.bufs, plan.kernels[s.kernel].params, strict=True))
-        or isinstance(s, Call) and any(plan.places[b] == Input(i) for b in s.extern.mutates)
+        (isinstance(s, Launch) and any(p.written and plan.places[b] == Input(i) for b, p in
+                                      zip(s.bufs, plan.kernels[s.kernel].params, strict=True)))
+        or (isinstance(s, Call) and any(plan.places[b] == Input(i) for b in s.extern.mutates))
         for s in steps
     )  # fmt: skip
     extern = any(isinstance(s, Call) and name in [b for a in _args(s.extern) for b in _arg_buffers(a)] for s in steps)
@@ -492,7 +504,8 @@ def _describe_results(plan: Plan) -> list[dict[str, Any]]:
     at = 0
     for i, r in enumerate(plan.results):
         if isinstance(r, Fresh):
-            out.append({"kind": "same", "of": fresh[r.buf]} if r.buf in fresh else {"kind": "fresh", "dtype": plan.buffers[r.buf].dtype.name})
+            first = {"kind": "fresh", "dtype": plan.buffers[r.buf].dtype.name}
+            out.append({"kind": "same", "of": fresh[r.buf]} if r.buf in fresh else first)
             fresh.setdefault(r.buf, i)
         elif isinstance(r, InputResult):
             out.append({"kind": "input", "of": r.index})

@@ -109,8 +109,9 @@ def run_compiler(tools: Toolchain, args: list[str], cwd: Path, what: str) -> Non
     command = [*tools.command, *args]
     try:
         done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
+            command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     except FileNotFoundError as e:
         raise Unsupported("RUN001", detail=str(e)) from e
     except subprocess.TimeoutExpired as e:

@@ -11,7 +11,20 @@ from dataclasses import dataclass, field, replace
 from ..ir.expr import Const, Expr, Load, const, op, substitute, walk
 from ..ir.kernel import Kernel, Scheduled
 from ..ir.plan import (
-    Alloc, Arena, Call, Free, Given, Input, Launch, Place, Plan, PlanCond, PlanRepeat, ResultPlace, Step, Taken,
+    Alloc,
+    Arena,
+    Call,
+    Free,
+    Given,
+    Input,
+    Launch,
+    Place,
+    Plan,
+    PlanCond,
+    PlanRepeat,
+    ResultPlace,
+    Step,
+    Taken,
 )
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Program, Repeat, SizeResult
 from ..options import Options

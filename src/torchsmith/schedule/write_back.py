@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
-from ..ir.kernel import FoldStmt, Kernel, Let, Loop, Param, Scheduled, SetVar, Stmt, StoreStmt
+from ..ir.kernel import Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt
 from ..ir.program import Bind, Buffer, Check, Cond, Extern, Fresh, Layout, Program, Repeat
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
@@ -121,16 +121,13 @@ def _write_directly(
 def _reads_where_it_writes(body: tuple[Stmt, ...], src: str, dst: str) -> bool:
     """Every read of `dst` has the index at which the same innermost block stores `src`, and comes before that store."""
     for stmt in body:
-        if isinstance(stmt, Loop):
-            if not _reads_where_it_writes(stmt.body, src, dst):
-                return False
-        elif isinstance(stmt, FoldStmt):
-            if any(_load_indices(e, dst) for e in (*stmt.init, *stmt.update, *(let.value for let in stmt.lets))):
-                return False
+        carried = isinstance(stmt, Loop) and any(_load_indices(e, dst) for _, a, b in stmt.carry for e in (a, b))
+        if isinstance(stmt, Loop) and (carried or not _reads_where_it_writes(stmt.body, src, dst)):
+            return False
     stores = [i for i, s in enumerate(body) if isinstance(s, StoreStmt) and s.buf == src]
     for i, stmt in enumerate(body):
         found: set[tuple[Expr, ...]] = set()
-        if isinstance(stmt, Let | SetVar):
+        if isinstance(stmt, Let):
             found = _load_indices(stmt.value, dst)
         elif isinstance(stmt, StoreStmt):
             found = _load_indices(stmt.value, dst).union(*(_load_indices(e, dst) for e in stmt.index))
@@ -158,7 +155,7 @@ def _rename(kernel: Kernel, old: str, new: Buffer) -> Kernel:
         q = Param(new.name, new.dtype, new.shape, new.layout, p.written) if p.buf == old else p
         have = params.get(q.buf)
         params[q.buf] = replace(q, written=q.written or have.written) if have else q
-    sizes = [e for e in (*new.shape, *new.layout.strides)]
+    sizes = [*new.shape, *new.layout.strides]
     syms = dict.fromkeys((*kernel.syms, *sorted((n for n in walk(*sizes) if isinstance(n, Sym)), key=lambda s: s.name)))
     body = tuple(_map_stmt(s, old, new.name, dict(table)) for s in kernel.body)
     return replace(kernel, params=tuple(params.values()), syms=tuple(syms), body=body)
@@ -166,9 +163,7 @@ def _rename(kernel: Kernel, old: str, new: Buffer) -> Kernel:
 
 def _exprs(stmt: Stmt) -> tuple[Expr, ...]:
     if isinstance(stmt, Loop):
-        return (stmt.extent, *(e for s in stmt.body for e in _exprs(s)))
-    if isinstance(stmt, FoldStmt):
-        return (*stmt.init, *stmt.update, *stmt.combine, *(let.value for let in stmt.lets))
+        return (stmt.extent, *(e for _, a, b in stmt.carry for e in (a, b)), *(e for s in stmt.body for e in _exprs(s)))
     if isinstance(stmt, StoreStmt):
         return (*stmt.index, stmt.value, *(() if stmt.mask is None else (stmt.mask,)))
     return (stmt.value,)
@@ -176,12 +171,8 @@ def _exprs(stmt: Stmt) -> tuple[Expr, ...]:
 
 def _map_stmt(stmt: Stmt, old: str, new: str, table: dict[Expr, Expr]) -> Stmt:
     if isinstance(stmt, Loop):
-        return replace(stmt, body=tuple(_map_stmt(s, old, new, table) for s in stmt.body))
-    if isinstance(stmt, FoldStmt):
-        lets = tuple(replace(let, value=substitute(let.value, table)) for let in stmt.lets)
-        return replace(
-            stmt, init=_all(stmt.init, table), update=_all(stmt.update, table), combine=_all(stmt.combine, table), lets=lets
-        )
+        carry = tuple((v, substitute(a, table), substitute(b, table)) for v, a, b in stmt.carry)
+        return replace(stmt, carry=carry, body=tuple(_map_stmt(s, old, new, table) for s in stmt.body))
     if isinstance(stmt, StoreStmt):
         mask = None if stmt.mask is None else substitute(stmt.mask, table)
         buf = new if stmt.buf == old else stmt.buf

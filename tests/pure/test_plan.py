@@ -1,0 +1,182 @@
+"""Memory plan: packing, liveness, write-backs and hazards."""
+
+import itertools
+import random
+
+import pytest
+
+from torchsmith.ir import dtype as dt
+from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Sym, const, op
+from torchsmith.ir.kernel import Kernel, Loop, Param, Scheduled, StoreStmt
+from torchsmith.ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, ResultPlace, Taken
+from torchsmith.ir.program import (
+    Bind,
+    BufArg,
+    Buffer,
+    Check,
+    Extern,
+    Fresh,
+    Layout,
+    Program,
+    Symbol,
+    ViewResult,
+)
+from torchsmith.options import Options
+from torchsmith.schedule.plan import nbytes, pack_static, plan
+
+
+def buffer(name: str, *shape: Expr | int, role: str = "temp", d: dt.DType = dt.f32, storage_of: str | None = None) -> Buffer:
+    sizes = tuple(const(s) if isinstance(s, int) else s for s in shape)
+    strides: list[Expr] = []
+    step: Expr = const(1)
+    for e in reversed(sizes):
+        strides.append(step)
+        step = step * e
+    return Buffer(name, d, sizes, Layout(tuple(reversed(strides)), const(0)), role, storage_of)  # type: ignore[arg-type]
+
+
+def unary(name: str, src: Buffer, dst: Buffer, fn: str = "sin", shift: int = 0) -> Kernel:
+    """dst[i] = fn(src[i + shift]) over one dimension."""
+    i = Axis("i")
+    value = op(fn, Load(src.name, src.dtype, (i + shift,)))
+    params = tuple(Param(b.name, b.dtype, b.shape, b.layout, b is dst) for b in (src, dst))  # type: ignore[arg-type]
+    syms = tuple(s for s in dst.shape if isinstance(s, Sym))
+    return Kernel(name, params, syms, (), const(1), (), (Loop(i, dst.shape[0], "vector", (StoreStmt(dst.name, (i,), value),)),))
+
+
+def program(buffers: list[Buffer], results: tuple, symbols: tuple[Symbol, ...] = (), write_backs: tuple = ()) -> Program:
+    inputs = tuple(b.name for b in buffers if b.role == "input")
+    return Program("g", symbols, inputs, {b.name: b for b in buffers}, (), results, write_backs)
+
+
+def make(buffers: list[Buffer], body: list, results: tuple, **kw) -> Plan:
+    return plan(Scheduled(program(buffers, results, **kw), tuple(body)), Options())
+
+
+def test_chain_reuses_the_arena() -> None:
+    x, y = buffer("x", 1000, role="input"), buffer("y", 1000, role="output")
+    temps = [buffer(f"t{i}", 1000) for i in range(4)]
+    chain = [x, *temps, y]
+    got = make(chain, [unary(f"k{i}", a, b) for i, (a, b) in enumerate(itertools.pairwise(chain))], (Fresh("y"),))
+    assert got.workspace is const(2 * 4032)
+    assert got.places["x"] == Input(0) and got.places["y"] == ResultPlace(0)
+    assert [type(s) for s in got.run] == [Launch] * 4 + [Alloc, Launch]
+
+
+def test_packing_never_overlaps() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        sizes = {f"b{i}": 64 * rng.randint(0, 20) for i in range(40)}
+        lives = {n: tuple(sorted(rng.sample(range(60), 2))) for n in sizes}
+        offsets, height = pack_static(sizes, lives)
+        for a, m in sizes.items():
+            assert offsets[a] + m <= height
+            for b, n in sizes.items():
+                if a < b and lives[a][0] <= lives[b][1] and lives[b][0] <= lives[a][1] and m and n:
+                    assert offsets[a] + m <= offsets[b] or offsets[b] + n <= offsets[a]
+        peak = max(sum(sizes[n] for n in sizes if lives[n][0] <= t <= lives[n][1]) for t in range(60))
+        assert peak <= height <= 1.5 * peak
+
+
+def test_symbolic_sizes_stack_and_reuse() -> None:
+    s = Sym("s0")
+    x, y = buffer("x", s, role="input"), buffer("y", s, role="output")
+    temps = [buffer(f"t{i}", s) for i in range(4)]
+    chain = [x, *temps, y]
+    got = make(
+        chain, [unary(f"k{i}", a, b) for i, (a, b) in enumerate(itertools.pairwise(chain))], (Fresh("y"),),
+        symbols=(Symbol(s, ("size", 0, 0)),),
+    )
+    assert len({got.places[t.name] for t in temps}) == 2
+    assert all(isinstance(got.places[t.name], Arena) for t in temps)
+
+
+def test_layout_with_padding_and_splits_counts() -> None:
+    b = Buffer("b", dt.f32, (const(3), const(5)), Layout((const(64), const(16), const(1)), const(0), ((0, 2),)), "temp")
+    # rows split by 2: (2, 2) x 5; strides outer row 64, column 16, inner row 1
+    assert nbytes(b) is const(4 * (1 + 64 + 4 * 16 + 1) // 64 * 64 + (64 if 4 * 130 % 64 else 0))
+    p = Buffer("p", dt.f32, (const(4),), Layout((const(1),), const(2), (), ((2, 2),)), "temp")
+    assert int(nbytes(p).value) >= 4 * (2 + 4 + 2)  # type: ignore[attr-defined]
+
+
+def test_given_results_are_freed_after_their_last_use() -> None:
+    x, y = buffer("x", 8, role="input"), buffer("y", 8, role="output")
+    g, h = buffer("g", 8), buffer("h", 8, role="output")
+    body = [
+        Extern("aten.sin.default", (BufArg("x"),), (), ("g",)),
+        unary("k", g, y),
+        Extern("aten.cos.default", (BufArg("y"),), (), ("h",)),
+    ]
+    got = make([x, y, g, h], body, (Fresh("y"), Fresh("h")))
+    assert [type(s) for s in got.run] == [Call, Alloc, Launch, Free, Call]
+    assert got.places["g"] == Given() and got.places["h"] == Given()
+
+
+def test_size_bound_in_the_middle_gets_its_own_workspace() -> None:
+    u = Sym("u0")
+    x, n, t, y = buffer("x", 8, role="input"), buffer("n", u, d=dt.i64), buffer("t", u), buffer("y", u, role="output")
+    body = [
+        Extern("aten.nonzero.default", (BufArg("x"),), (), ("n",), (), ((u, 0, 0),)),
+        unary("k", n, t), unary("k2", t, y),
+    ]  # fmt: skip
+    got = make([x, n, t, y], body, (Fresh("y"),), symbols=(Symbol(u, ("bound",)),))
+    assert isinstance(got.places["t"], Taken) and got.workspace is const(0)
+    assert [type(s).__name__ for s in got.run] == ["Call", "Alloc", "Launch", "Free", "Alloc", "Launch", "Free"]
+
+
+def test_derived_symbols_are_expanded_in_arena_sizes() -> None:
+    s, d = Sym("s0"), Sym("d")
+    x, t, y = buffer("x", s, role="input"), buffer("t", d), buffer("y", s, role="output")
+    got = make([x, t, y], [Bind(d, s * 2), unary("k", x, t), unary("k2", t, y)], (Fresh("y"),), symbols=(Symbol(s, ("size", 0, 0)),))
+    assert "d" not in repr(got.workspace) and "s0" in repr(got.workspace)
+
+
+def copies(p: Plan) -> list[tuple[str, str]]:
+    """(source, destination) of the copy kernels, in order."""
+    return [(s.bufs[0], s.bufs[1]) for s in p.run if isinstance(s, Launch) and p.kernels[s.kernel].origins == ("write back",)]
+
+
+def test_write_back_is_direct_when_only_the_kernel_reads_the_input() -> None:
+    x, t = buffer("x", 8, role="input"), buffer("t", 8)
+    got = make([x, t], [unary("k", x, t)], (), write_backs=(("x", "t"),))
+    assert copies(got) == [] and got.run[0].bufs == ("x",)
+    assert got.kernels[0].params[0].written
+
+
+@pytest.mark.parametrize("case", ["later read", "later check", "later extern", "shifted read", "also a result"])
+def test_write_back_copies_when_somebody_could_see_it(case: str) -> None:
+    x, t, y = buffer("x", 8, role="input"), buffer("t", 8), buffer("y", 8, role="output")
+    body = [unary("k", x, t, shift=case == "shifted read"), unary("k2", x if case == "later read" else t, y)]
+    if case == "later check":
+        flag = Load("b", dt.bool_, ())
+        body.append(Check(flag, "index", "out of range"))
+    if case == "later extern":
+        body.append(Extern("aten.sin.default", (BufArg("y"),), (), ("h",)))
+    results = (Fresh("y"), Fresh("t")) if case == "also a result" else (Fresh("y"),)
+    b, h = buffer("b", role="input", d=dt.bool_), buffer("h", 8)
+    got = make([x, t, y, b, h], body, results, write_backs=(("x", "t"),))
+    assert copies(got) == [("t", "x")]
+    assert isinstance(got.run[-1], Launch)
+
+
+def test_swapped_inputs_go_through_temps() -> None:
+    x, y = buffer("x", 8, role="input"), buffer("y", 8, role="input")
+    got = make([x, y], [], (), write_backs=(("x", "y"), ("y", "x")))
+    assert copies(got) == [("y", "y_old"), ("x", "x_old"), ("y_old", "x"), ("x_old", "y")]
+    assert got.places["x_old"] != got.places["y_old"]
+
+
+def test_views_and_unwritten_results() -> None:
+    x, y = buffer("x", 8, role="input"), buffer("y", 0, role="output")
+    got = make([x, y], [], (ViewResult(0, (const(4),), (const(2),), const(1), dt.f32), Fresh("y")))
+    assert got.run == (Alloc("y"),)
+
+
+def test_a_buffer_that_views_another_shares_its_place() -> None:
+    x, t = buffer("x", 8, role="input"), buffer("t", 8)
+    v, y = buffer("v", 4, storage_of="t"), buffer("y", 8, role="output")
+    u = buffer("u", 8)
+    body = [unary("k", x, t), unary("k1", x, u), Extern("aten.sin.default", (BufArg("v"),), (), ("g",)), unary("k2", u, y)]
+    got = make([x, t, v, u, y, buffer("g", 4)], body, (Fresh("y"),))
+    assert got.places["v"] == got.places["t"] != got.places["u"]
+    assert Cast(dt.f32, Const(dt.i32, 1)).dtype is dt.f32
