@@ -14,6 +14,7 @@ from torchsmith.ir.program import Buffer, Layout, Program, Symbol
 from torchsmith.options import Options
 from torchsmith.runtime.build import build, kernel_name
 from torchsmith.runtime.load import load
+from torchsmith.runtime.manifest import Manifest
 from torchsmith.schedule.plan import plan
 
 MAP = """
@@ -69,5 +70,5 @@ def compile_body(
     made = plan(Scheduled(program, tuple(body)), options)
     given = [texts[k.name] for k in made.kernels]
     kernels = [kernel_name(t) for t in given]
-    path: Path = build(emit_host(made, kernels), dict(zip(kernels, given, strict=True)), options)
-    return load(path, describe(made), eager=eager, name="g")
+    path: Path = build(emit_host(made, kernels), given, options)
+    return load(path, Manifest.of(describe(made)), eager=eager, name="g")

@@ -1,6 +1,6 @@
 """From C texts to one shared library: kernels compiled in parallel to content-addressed objects, then linked with the host program.
 
-In: the host text, kernel texts by C name, options. Out: the path of the library in the private cache.
+In: the host text, kernel texts, options. Out: the path of the library in the private cache.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,11 +36,12 @@ def kernel_name(text: str) -> str:
     return f"tsk_{digest(text)[:32]}"
 
 
-def build(host_text: str, kernel_texts: Mapping[str, str], options: Options) -> Path:
-    """The library of this host program and these kernels; compiled only if the cache lacks it."""
+def build(host_text: str, kernel_texts: Iterable[str], options: Options) -> Path:
+    """The library of this host program and these kernels (named by kernel_name); compiled only if the cache lacks it."""
     tools = toolchain()
+    kernels = {kernel_name(text): text for text in kernel_texts}
     caching = not options.force_disable_caches
-    key = digest(tools.identity, host_text, *(t for pair in sorted(kernel_texts.items()) for t in pair))
+    key = digest(tools.identity, host_text, *sorted(kernels))
     library = store.folder("lib") / f"{key}.so"
     if caching and store.get(library) is not None:
         return library
@@ -49,8 +50,8 @@ def build(host_text: str, kernel_texts: Mapping[str, str], options: Options) -> 
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
     try:
-        with events.timed("build", kernels=len(kernel_texts)):
-            objects = _compile_all(tools, host_text, kernel_texts, work, caching, options)
+        with events.timed("build", kernels=len(kernels)):
+            objects = _compile_all(tools, host_text, kernels, work, caching, options)
             out = work / "graph.so"
             link = [*tools.flags, "-shared", "-Wl,-z,now", "-Wl,--as-needed", "-o", str(out), *map(str, objects), "-lm"]
             run_compiler(tools, link, work, "linking")

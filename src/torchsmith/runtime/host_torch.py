@@ -14,6 +14,7 @@ import torch
 from .. import events
 from . import _native
 from .load import NativeError
+from .manifest import Manifest
 
 DTYPE_ROWS = {name: i for i, name in enumerate(("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"))}
 DTYPES: dict[str, torch.dtype] = {
@@ -46,13 +47,13 @@ def _bump_version(tensor: torch.Tensor) -> None:
         torch._C._increment_version([tensor])
 
 
-def graph(library: str, manifest: Mapping[str, Any], eager: Callable[..., Any] | None, name: str) -> Callable[..., tuple[Any, ...]]:
+def graph(library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
-    inputs = [_input(row) for row in manifest["inputs"]]
-    results = [_result(row, manifest) for row in manifest["results"]]
-    fallback = None if eager is None else functools.partial(_repeat, eager, name or manifest["name"])
-    return _native.Graph(library, manifest["symbol"], inputs, results, [], fallback)
+    inputs = [_input(row) for row in manifest.inputs]
+    results = [_result(row, manifest) for row in manifest.results]
+    fallback = None if eager is None else functools.partial(_repeat, eager, name or manifest.name)
+    return _native.Graph(library, manifest.symbol, inputs, results, [], fallback)
 
 
 def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
@@ -70,7 +71,7 @@ def _input(row: Mapping[str, Any]) -> tuple[int, int, int, int]:
     return (1, DTYPE_ROWS.get(row["dtype"], -1), row["ndim"], flags)
 
 
-def _result(row: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[int, int, int, int, Any]:
+def _result(row: Mapping[str, Any], manifest: Manifest) -> tuple[int, int, int, int, Any]:
     kind = row["kind"]
     if kind == "fresh":
         return (0, 0, 0, 0, None)
@@ -81,6 +82,6 @@ def _result(row: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[int, i
     if kind == "number":
         return (3 + NUMBER_KINDS.get(row["dtype"], 2), 0, 0, row["at"], None)
     where, of = row["of"]
-    have = manifest["inputs"][of]["dtype"] if where == "input" else manifest["results"][of]["dtype"]
+    have = manifest.inputs[of]["dtype"] if where == "input" else manifest.results[of]["dtype"]
     dtype = None if have == row["dtype"] else DTYPES[row["dtype"]]
     return (3 if where == "input" else 4, of, row["ndim"], row["at"], dtype)

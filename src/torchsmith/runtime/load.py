@@ -1,15 +1,16 @@
 """From a library and its manifest to a callable of the graph's inputs (torch comes in through host_torch only).
 
-In: library path, manifest (the dict that emit.host.describe made). Out: `_native.Graph`: call(*inputs) -> tuple of results.
+In: library path, manifest. Out: `_native.Graph`: call(*inputs) -> tuple of results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..codes import Unsupported
+from .manifest import Manifest
 
 
 class NativeError(RuntimeError):
@@ -17,7 +18,7 @@ class NativeError(RuntimeError):
 
 
 def load(
-    library: Path | str, manifest: Mapping[str, Any], *, eager: Callable[..., Any] | None = None, name: str = ""
+    library: Path | str, manifest: Manifest, *, eager: Callable[..., Any] | None = None, name: str = ""
 ) -> Callable[..., tuple[Any, ...]]:
     """The compiled graph. `eager` takes the same inputs and gives the same tuple; it repeats calls that fail natively."""
     from . import host_torch

@@ -1,0 +1,107 @@
+"""The first cache level: a functional graph's key -> manifest and library, so that a warm process skips lower, schedule and emit.
+
+In: the canonical text of a graph, options. Out: Found(manifest, library) or None. Nothing is unpickled; every file is private to the
+user, written atomically, and its digest is checked before use (runtime/store.py). The second level, kernel text -> object, is build's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from .. import __version__, events
+from ..codes import Unsupported
+from ..options import Options
+from . import store
+from .build import digest
+from .manifest import Manifest
+from .toolchain import Toolchain, cpu_features, toolchain
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A cache hit."""
+
+    manifest: Manifest
+    library: str
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def source_digest() -> str:
+    """Of torchsmith's own files: an edited compiler must not meet results of its former self."""
+    root = Path(__file__).parent.parent
+    parts = [p.name + str(p.stat().st_size) + str(p.stat().st_mtime_ns) for p in sorted(root.rglob("*.py"))]
+    return digest(*parts)
+
+
+def key_fields(key_text: str, options: Options, tools: Toolchain | None = None) -> dict[str, str]:
+    """Everything that the compiled result depends on, by name."""
+    return {
+        "graph": key_text,
+        "options": repr(options.codegen_key()),
+        "torchsmith": __version__ + source_digest(),
+        "torch": _torch_version(),
+        "python": sys.version,
+        "cpu": " ".join(cpu_features()),
+        "compiler": (tools or toolchain()).identity,
+    }
+
+
+def _torch_version() -> str:
+    """Of the torch that is loaded, else of the one installed."""
+    loaded = sys.modules.get("torch")
+    return str(getattr(loaded, "__version__", "")) or _version("torch")
+
+
+def graph_key(key_text: str, options: Options) -> str:
+    """Content address of one compilation."""
+    return key_of(key_fields(key_text, options))
+
+
+def key_of(fields: dict[str, str]) -> str:
+    return digest(*(t for pair in sorted(fields.items()) for t in pair))
+
+
+def find(key: str) -> Found | None:
+    """The compilation under this key, whole and checked; damaged entries are deleted."""
+    path = store.folder("graph") / f"{key}.json"
+    content = store.get(path)
+    if content is None:
+        events.emit("cache", name="graph miss")
+        return None
+    try:
+        entry = json.loads(content)
+        manifest, library = Manifest.of(entry["manifest"]), store.folder("lib") / entry["library"]
+    except (ValueError, KeyError, TypeError) as e:
+        events.emit("cache", name="damaged", path=str(path), detail=repr(e))
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+    if library.parent != store.folder("lib") or store.get(library) is None:
+        events.emit("cache", name="graph miss")
+        return None
+    events.emit("cache", name="graph hit")
+    return Found(manifest, str(library))
+
+
+def keep(key: str, manifest: Manifest, library: Path | str) -> str:
+    """Remember a built library under its graph key; gives the library's path. A cache that cannot be written is no error."""
+    text = json.dumps({"manifest": json.loads(manifest.to_json()), "library": Path(library).name})
+    try:
+        store.put(store.folder("graph") / f"{key}.json", text.encode())
+    except Unsupported as e:
+        events.emit("cache", code=e.code, detail=e.detail)
+    return str(library)
