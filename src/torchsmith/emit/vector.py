@@ -1,0 +1,350 @@
+"""The C text under every kernel: vector types and the small functions (select, fma, partial loads, conversions) that kernels use.
+
+In: a lane count (16, or 8 where 8-byte elements are computed) and the names a kernel uses. Out: include-free C text, only what is used.
+
+Snippets are templates, instantiated for vectors and for scalars, named `<name>_<type>`:
+FLT, INT, UNS stand for the float type and the integers of its size; @ for the suffix of FLT, % for that of INT. K(c) is a literal.
+Masks of vector comparisons are vectors of INT (0 or -1), scalar comparisons are int.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+SCALARS = {
+    "f32": "float", "f64": "double", "i8": "signed char", "u8": "unsigned char", "i16": "short", "u16": "unsigned short",
+    "i32": "int", "u32": "unsigned", "i64": "__INT64_TYPE__", "u64": "__UINT64_TYPE__",
+}  # fmt: skip
+SIZES = {"f32": 4, "f64": 8, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
+
+# name -> text; the name is what calls look like, "sel_xf32" is found by its prefix before the type suffix
+TEMPLATES: dict[str, str] = {}  # for float types, one text for vector and scalar
+VECTOR: dict[str, str] = {}  # full name -> text, $L lanes; #if inside
+SCALAR: dict[str, str] = {}  # full name -> text
+ATTR = "static inline __attribute__((always_inline)) "
+
+
+@lru_cache(maxsize=4)
+def prelude(lanes: int) -> str:
+    """Type names."""
+    lines = [f"typedef {c} {n};" for n, c in SCALARS.items()]
+    lines += [f"typedef {n} x{n} __attribute__((vector_size({SIZES[n] * lanes})));" for n in SCALARS]
+    lines += [f"typedef x{n} x{n}u __attribute__((aligned({SIZES[n]}), may_alias));" for n in SCALARS]
+    lines += [f"typedef {n} {n}a __attribute__((may_alias));" for n in SCALARS]
+    lines.append("#define CV(x, t) __builtin_convertvector(x, t)")
+    return "\n".join(lines) + "\n"
+
+
+def vector(name: str, text: str) -> None:
+    """Define a vector snippet."""
+    if name in VECTOR:
+        raise ValueError(f"snippet {name} is defined twice")
+    VECTOR[name] = text
+
+
+def scalar(name: str, text: str) -> None:
+    """Define a scalar snippet."""
+    if name in SCALAR:
+        raise ValueError(f"snippet {name} is defined twice")
+    SCALAR[name] = text
+
+
+def template(name: str, text: str) -> None:
+    """Define a function for f32 and f64, vectors and scalars at once."""
+    if name in TEMPLATES:
+        raise ValueError(f"template {name} is defined twice")
+    TEMPLATES[name] = text
+
+
+# ---------------------------------------------------------------- select and bits
+for _t, _m in (("f32", "i32"), ("i32", "i32"), ("u32", "i32"), ("f64", "i64"), ("i64", "i64"), ("u64", "i64"), ("i16", "i16"), ("u16", "i16"),
+               ("i8", "i8"), ("u8", "i8")):  # fmt: skip
+    vector(f"sel_x{_t}", f"{ATTR}x{_t} sel_x{_t}(x{_m} m, x{_t} a, x{_t} b) {{ return (x{_t})(((x{_m})a & m) | ((x{_m})b & ~m)); }}")
+    scalar(f"sel_{_t}", f"{ATTR}{_t} sel_{_t}(int m, {_t} a, {_t} b) {{ return m ? a : b; }}")
+for _f, _i in (("f32", "i32"), ("f64", "i64")):
+    vector(f"asi_x{_f}", f"#define asi_x{_f}(x) ((x{_i})(x))")
+    vector(f"asf_x{_f}", f"#define asf_x{_f}(x) ((x{_f})(x))")
+    vector(f"toi_x{_f}", f"#define toi_x{_f}(x) CV(x, x{_i})")
+    vector(f"tof_x{_f}", f"#define tof_x{_f}(x) CV(x, x{_f})")
+    vector(f"not_x{_f}", f"#define not_x{_f}(m) (~(m))")
+    scalar(f"asi_{_f}", f"{ATTR}{_i} asi_{_f}({_f} x) {{ {_i} r; __builtin_memcpy(&r, &x, sizeof r); return r; }}")
+    scalar(f"asf_{_f}", f"{ATTR}{_f} asf_{_f}({_i} x) {{ {_f} r; __builtin_memcpy(&r, &x, sizeof r); return r; }}")
+    scalar(f"toi_{_f}", f"#define toi_{_f}(x) (({_i})(x))")
+    scalar(f"tof_{_f}", f"#define tof_{_f}(x) (({_f})(x))")
+    scalar(f"not_{_f}", f"#define not_{_f}(m) (!(m))")
+
+# ---------------------------------------------------------------- what the instruction set has
+_S, _P = {"f32": "ps", "f64": "pd"}, {"f32": "f", "f64": ""}
+
+
+def _isa(t: str, lanes: int, name: str) -> dict[str, str]:
+    bits = SIZES[t] * 8 * lanes
+    k, s = f"(({'unsigned short' if lanes == 16 else 'unsigned char'})-1)", _S[t]
+    if bits == 512:
+        has = "__AVX512F__"
+        body = {
+            "fma": f"__builtin_ia32_vfmadd{s}512_mask(a, b, c, {k}, 4)",
+            "maxi": f"__builtin_ia32_max{s}512_mask(a, b, b, {k}, 4)",
+            "mini": f"__builtin_ia32_min{s}512_mask(a, b, b, {k}, 4)",
+            "floor": f"__builtin_ia32_rndscale{s}_mask(a, 9, a, {k}, 4)",
+            "ceil": f"__builtin_ia32_rndscale{s}_mask(a, 10, a, {k}, 4)",
+            "trunc": f"__builtin_ia32_rndscale{s}_mask(a, 11, a, {k}, 4)",
+            "rint": f"__builtin_ia32_rndscale{s}_mask(a, 8, a, {k}, 4)",
+            "sqrt": f"__builtin_ia32_sqrt{s}512_mask(a, a, {k}, 4)",
+            "scalef": f"__builtin_ia32_scalef{s}512_mask(a, b, a, {k}, 4)",
+        }
+    else:  # 256 bits
+        has = {"fma": "__FMA__", "scalef": "__AVX512VL__"}.get(name, "__AVX__")
+        body = {
+            "fma": f"__builtin_ia32_vfmadd{s}256(a, b, c)", "maxi": f"__builtin_ia32_max{s}256(a, b)",
+            "mini": f"__builtin_ia32_min{s}256(a, b)",
+            "floor": f"__builtin_ia32_round{s}256(a, 9)", "ceil": f"__builtin_ia32_round{s}256(a, 10)",
+            "trunc": f"__builtin_ia32_round{s}256(a, 11)", "rint": f"__builtin_ia32_round{s}256(a, 8)",
+            "sqrt": f"__builtin_ia32_sqrt{s}256(a)", "scalef": f"__builtin_ia32_scalef{s}256_mask(a, b, a, {k})",
+        }  # fmt: skip
+    return {"has": has, "body": body[name]}
+
+
+_SCALAR_ISA = {
+    "fma": "__builtin_fma$f(a, b, c)", "floor": "__builtin_floor$f(a)", "ceil": "__builtin_ceil$f(a)", "trunc": "__builtin_trunc$f(a)",
+    "rint": "__builtin_rint$f(a)", "sqrt": "__builtin_sqrt$f(a)", "maxi": "(a > b ? a : b)", "mini": "(a < b ? a : b)",
+    "scalef": "ldexp_$t(a, b)",
+}  # fmt: skip
+_PARAMS = {"fma": ("a", "b", "c"), "maxi": ("a", "b"), "mini": ("a", "b"), "scalef": ("a", "b")}
+
+
+def isa_text(name: str, t: str, lanes: int) -> str:
+    """maxi/mini give b when either operand is NaN (as the instruction does); scalef is a * 2**b for whole b, rounded once."""
+    params = _PARAMS.get(name, ("a",))
+    if lanes == 1:
+        decl = ", ".join(f"{t} {p}" for p in params)
+        return f"{ATTR}{t} {name}_{t}({decl}) {{ return {_SCALAR_ISA[name].replace('$f', _P[t]).replace('$t', t)}; }}"
+    row = _isa(t, lanes, name)
+    decl = ", ".join(f"x{t} {p}" for p in params)
+    lanewise = _SCALAR_ISA[name].replace("$f", _P[t]).replace("$t", t)
+    for p in params:
+        lanewise = re.sub(rf"\b{p}\b", f"{p}[l]", lanewise)
+    return (
+        f"{ATTR}x{t} {name}_x{t}({decl}) {{\n#ifdef {row['has']}\n  return {row['body']};\n#else\n"
+        f"  x{t} r; for (int l = 0; l < {lanes}; l++) r[l] = {lanewise}; return r;\n#endif\n}}"
+    )
+
+
+ISA = frozenset(_SCALAR_ISA)
+
+vector("any_xi32", """static inline __attribute__((always_inline)) int any_xi32(xi32 m) {
+#if defined(__AVX512F__) && $L == 16
+  return __builtin_ia32_ptestmd512(m, m, (unsigned short)-1) != 0;
+#else
+  int r = 0; for (int l = 0; l < $L; l++) r |= m[l]; return r;
+#endif
+}""")
+vector("any_xi64", """static inline __attribute__((always_inline)) int any_xi64(xi64 m) {
+  i64 r = 0; for (int l = 0; l < $L; l++) r |= m[l]; return r != 0;
+}""")
+scalar("any_i32", "#define any_i32(m) (m)")
+scalar("any_i64", "#define any_i64(m) (m)")
+
+# ---------------------------------------------------------------- loads and stores of n < lanes elements
+_KTYPE = {16: "unsigned short", 8: "unsigned char"}
+_MASKED = {  # (type, lanes) -> (load, store) builtins of AVX-512
+    ("f32", 16): ("loadups512_mask", "storeups512_mask"), ("i32", 16): ("loaddqusi512_mask", "storedqusi512_mask"),
+    ("f32", 8): ("loadups256_mask", "storeups256_mask"), ("i32", 8): ("loaddqusi256_mask", "storedqusi256_mask"),
+    ("f64", 8): ("loadupd512_mask", "storeupd512_mask"), ("i64", 8): ("loaddqudi512_mask", "storedqudi512_mask"),
+}  # fmt: skip
+_CTYPE = {"f32": "float", "f64": "double", "i32": "int", "i64": "long long"}
+
+
+def partial_text(name: str, t: str, lanes: int) -> str:
+    """ldn: the first n lanes, others 0; stn: writes n lanes; ldm/stm: lanes where the xi32 mask m holds (others keep o / memory)."""
+    k = _KTYPE[lanes]
+    row = _MASKED.get((t, lanes))
+    bits = f"__attribute__((vector_size({SIZES[t] * lanes}))) {_CTYPE.get(t, '')}"
+    testm = "__builtin_ia32_ptestmd512(m, m, (unsigned short)-1)" if lanes == 16 else "__builtin_ia32_ptestmd256(m, m, (unsigned char)-1)"
+    open_, close = ("", "")
+    fast = ""
+    head = {
+        "ldn": f"{ATTR}x{t} ldn_x{t}(const {t}a *p, int n)",
+        "stn": f"{ATTR}void stn_x{t}({t}a *p, x{t} v, int n)",
+        "ldm": f"{ATTR}x{t} ldm_x{t}(const {t}a *p, xi32 m, x{t} o)",
+        "stm": f"{ATTR}void stm_x{t}({t}a *p, x{t} v, xi32 m)",
+    }[name]
+    slow = {
+        "ldn": f"x{t} r = {{}}; __builtin_memcpy(&r, p, (unsigned)n * {SIZES[t]}u); return r;",
+        "stn": f"__builtin_memcpy(p, &v, (unsigned)n * {SIZES[t]}u);",
+        "ldm": f"for (int l = 0; l < {lanes}; l++) if (m[l]) o[l] = p[l]; return o;",
+        "stm": f"for (int l = 0; l < {lanes}; l++) if (m[l]) p[l] = v[l];",
+    }[name]
+    if row is not None:
+        load, store = row
+        ptr = f"({bits} *)"
+        nmask = f"({k})((1u << n) - 1u)"
+        fast = {
+            "ldn": f"return (x{t})__builtin_ia32_{load}((const {bits} *)p, ({bits}){{}}, {nmask});",
+            "stn": f"__builtin_ia32_{store}({ptr}p, ({bits})v, {nmask});",
+            "ldm": f"return (x{t})__builtin_ia32_{load}((const {bits} *)p, ({bits})o, {testm});",
+            "stm": f"__builtin_ia32_{store}({ptr}p, ({bits})v, {testm});",
+        }[name]
+        open_, close = "#ifdef __AVX512VL__\n", "#endif\n"
+        return f"{head} {{\n{open_}  {fast}\n#else\n  {slow}\n{close}}}"
+    return f"{head} {{ {slow} }}"
+
+
+# ---------------------------------------------------------------- argument reduction for sine and cosine, any magnitude
+# Payne and Hanek: x = m 2^e; the bits of 2/pi that matter for x 2/pi mod 4 are 192 from place e - 2 on.
+scalar("reduce_f64", """static void reduce_f64(f64 x, f64 *r, i64 *q) {
+  static const u64 T[] = {0, 0xa2f9836e4e441529ull, 0xfc2757d1f534ddc0ull, 0xdb6295993c439041ull, 0xfe5163abdebbc561ull,
+    0xb7246e3a424dd2e0ull, 0x6492eea09d1921cull, 0xfe1deb1cb129a73eull, 0xe88235f52ebb4484ull, 0xe99c7026b45f7e41ull,
+    0x3991d639835339f4ull, 0x9c845f8bbdf9283bull, 0x1ff897ffde05980full, 0xef2f118b5a0a6d1full, 0x6d367ecf27cb09b7ull,
+    0x4f463f669e5fea2dull, 0x7527bac7ebe5f17bull, 0x3d0739f78a5292eaull, 0x6bfb5fb11f8d5d08ull, 0x56033046fc7b6babull,
+    0xf0cfbc209af4361dull, 0xa9e391615ee61b08ull};
+  u64 b; __builtin_memcpy(&b, &x, 8);
+  int e = (int)((b >> 52) & 2047) - 1075, p, s, w; u64 m = (b & 0xfffffffffffffull) | 0x10000000000000ull;
+  if (e > 971) { *r = x - x; *q = 0; return; }
+  if (e < -60) { *r = x; *q = 0; return; }
+  p = e - 2 + 64; w = p >> 6; s = p & 63;
+  u64 h[3]; for (int k = 0; k < 3; k++) h[k] = s ? (T[w + k] << s) | (T[w + k + 1] >> (64 - s)) : T[w + k];
+  unsigned __int128 lo = (unsigned __int128)m * h[2], mid = (unsigned __int128)m * h[1] + (u64)(lo >> 64);
+  u64 top = m * h[0] + (u64)(mid >> 64), low = (u64)mid, last = (u64)lo;
+  i64 n = (i64)(top >> 62); top = (top << 2) | (low >> 62); low = (low << 2) | (last >> 62);
+  n += (i64)(top >> 63);
+  f64 d = (f64)(i64)top * 0x1p-64 + (f64)low * 0x1p-128;
+  d = d * 0x1.921fb54442d18p+0;
+  *r = b >> 63 ? -d : d; *q = b >> 63 ? -n : n;
+}""")
+scalar("reduce_f32", "static void reduce_f32(f32 x, f32 *r, i32 *q) { f64 d; i64 n; reduce_f64(x, &d, &n); *r = (f32)d; *q = (i32)n; }")
+for _f, _i in (("f32", "i32"), ("f64", "i64")):
+    vector(f"reduce_x{_f}", f"static __attribute__((noinline)) void reduce_x{_f}(x{_f} x, x{_f} *r, x{_i} *q) {{ "
+           f"for (int l = 0; l < $L; l++) {{ {_f} d; {_i} n; reduce_{_f}(x[l], &d, &n); (*r)[l] = d; (*q)[l] = n; }} }}")  # fmt: skip
+
+# ---------------------------------------------------------------- conversions that gcc prints badly in one step
+vector("up_xu8", f"{ATTR}xi32 up_xu8(xu8 x) {{ return CV(CV(x, xu16), xi32); }}")
+vector("up_xi8", f"{ATTR}xi32 up_xi8(xi8 x) {{ return CV(CV(x, xi16), xi32); }}")
+vector("down_xu8", f"{ATTR}xu8 down_xu8(xi32 x) {{ return CV(CV(x, xu16), xu8); }}")
+vector("down_xi8", f"{ATTR}xi8 down_xi8(xi32 x) {{ return CV(CV(x, xi16), xi8); }}")
+vector("f_xbf16", f"{ATTR}xf32 f_xbf16(xu16 x) {{ return (xf32)(CV(x, xi32) << 16); }}")
+vector("h_xbf16", f"""{ATTR}xu16 h_xbf16(xf32 x) {{
+  xu32 b = (xu32)x, r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16; xi32 nan = x != x;
+  return CV((xi32)((r & ~(xu32)nan) | (0x7fc0u & (xu32)nan)), xu16);
+}}""")
+scalar("f_bf16", f"{ATTR}f32 f_bf16(u16 x) {{ u32 b = (u32)x << 16; f32 r; __builtin_memcpy(&r, &b, 4); return r; }}")
+scalar("h_bf16", f"""{ATTR}u16 h_bf16(f32 x) {{
+  u32 b; __builtin_memcpy(&b, &x, 4); return (u16)(x != x ? 0x7fc0u : (b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+}}""")
+scalar("ldexp_f32", """static inline f32 ldexp_f32(f32 a, f32 b) {
+  i64 n = b < -300.0f ? -300 : b > 300.0f ? 300 : (i64)b, e = (n + 1023) << 52; f64 p; __builtin_memcpy(&p, &e, 8); return (f32)((f64)a * p);
+}""")
+scalar("ldexp_f64", """static inline f64 ldexp_f64(f64 a, f64 b) {
+  i64 n = b < -2200.0 ? -2200 : b > 2200.0 ? 2200 : (i64)b, e; f64 p;
+  for (; n > 1000; n -= 1000) a *= 0x1p1000;
+  for (; n < -1000; n += 900) a *= 0x1p-900;
+  e = (n + 1023) << 52; __builtin_memcpy(&p, &e, 8); return a * p;
+}""")
+scalar("f_f16", f"{ATTR}f32 f_f16(u16 x) {{ _Float16 h; __builtin_memcpy(&h, &x, 2); return (f32)h; }}")
+scalar("h_f16", f"{ATTR}u16 h_f16(f32 x) {{ _Float16 h = (_Float16)x; u16 r; __builtin_memcpy(&r, &h, 2); return r; }}")
+scalar("hd_f16", f"{ATTR}u16 hd_f16(f64 x) {{ _Float16 h = (_Float16)x; u16 r; __builtin_memcpy(&r, &h, 2); return r; }}")
+_LOOP16 = "  x{r} r; for (int l = 0; l < $L; l++) r[l] = {f}_f16(x[l]); return r;"
+vector("f_xf16", f"""{ATTR}xf32 f_xf16(xu16 x) {{
+#if defined(__AVX512F__) && $L == 16
+  return __builtin_ia32_vcvtph2ps512_mask((xi16)x, (xf32){{}}, (unsigned short)-1, 4);
+#elif defined(__F16C__) && $L == 8
+  return __builtin_ia32_vcvtph2ps256((xi16)x);
+#else
+{_LOOP16.format(r="f32", f="f")}
+#endif
+}}""")
+vector("h_xf16", f"""{ATTR}xu16 h_xf16(xf32 x) {{
+#if defined(__AVX512F__) && $L == 16
+  return (xu16)__builtin_ia32_vcvtps2ph512_mask(x, 0, (xi16){{}}, (unsigned short)-1);
+#elif defined(__F16C__) && $L == 8
+  return (xu16)__builtin_ia32_vcvtps2ph256(x, 0);
+#else
+{_LOOP16.format(r="u16", f="h")}
+#endif
+}}""")
+
+# ---------------------------------------------------------------- arithmetic with PyTorch's meaning
+template("max", "FLT max@(FLT a, FLT b) { return sel@(a != a, a, maxi@(a, b)); }")  # maxi gives b when either is NaN
+template("min", "FLT min@(FLT a, FLT b) { return sel@(a != a, a, mini@(a, b)); }")
+template("fmax", "FLT fmax@(FLT a, FLT b) { return sel@(b != b, a, maxi@(a, b)); }")
+template("fmin", "FLT fmin@(FLT a, FLT b) { return sel@(b != b, a, mini@(a, b)); }")
+template("abs", "FLT abs@(FLT x) { return asf@(asi@(x) & KMAX); }")
+template("copysign", "FLT copysign@(FLT a, FLT b) { return asf@((asi@(a) & KMAX) | (asi@(b) & ~KMAX)); }")
+template("sign", "FLT sign@(FLT x) { return sel@(x > K(0.0), (FLT){0} + K(1.0), sel@(x < K(0.0), (FLT){0} - K(1.0), (FLT){0})); }")
+for _t in ("i32", "i64", "i16", "i8", "u8"):
+    _guard = "b == 0 ? 0 : a / b" if _t[0] == "u" else f"b == 0 ? 0 : b == -1 ? ({_t})(0 - (u64)a) : ({_t})(a / b)"
+    _gmod = "b == 0 ? 0 : a % b" if _t[0] == "u" else f"b == 0 || b == -1 ? 0 : ({_t})(a % b)"
+    scalar(f"tdiv_{_t}", f"{ATTR}{_t} tdiv_{_t}({_t} a, {_t} b) {{ return {_guard}; }}")
+    scalar(f"tmod_{_t}", f"{ATTR}{_t} tmod_{_t}({_t} a, {_t} b) {{ return {_gmod}; }}")
+    scalar(f"fdiv_{_t}", f"{ATTR}{_t} fdiv_{_t}({_t} a, {_t} b) {{ {_t} q = tdiv_{_t}(a, b), r = tmod_{_t}(a, b); "
+                         f"return ({_t})(q - (r != 0 && (r < 0) != (b < 0))); }}")
+    scalar(f"fmod_{_t}", f"{ATTR}{_t} fmod_{_t}({_t} a, {_t} b) {{ {_t} r = tmod_{_t}(a, b); "
+                         f"return ({_t})(r + (r != 0 && (r < 0) != (b < 0) ? b : 0)); }}")
+    scalar(f"shl_{_t}", f"{ATTR}{_t} shl_{_t}({_t} a, {_t} b) {{ return b < 0 || b >= {8 * SIZES[_t]} ? 0 : ({_t})((u64)a << b); }}")
+    scalar(f"shr_{_t}", f"{ATTR}{_t} shr_{_t}({_t} a, {_t} b) {{ return b < 0 || b >= {8 * SIZES[_t]} ? (a < 0 ? -1 : 0) : ({_t})(a >> b); }}")
+    scalar(f"pow_{_t}", f"{ATTR}{_t} pow_{_t}({_t} a, {_t} b) {{ if (b < 0) return ({_t})(a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0); "
+                        f"u64 r = 1, x = (u64)a; for (u64 n = (u64)b; n; n >>= 1) {{ if (n & 1) r *= x; x *= x; }} return ({_t})r; }}")
+    for _n in ("tdiv", "tmod", "fdiv", "fmod", "shl", "shr", "pow"):
+        vector(f"{_n}_x{_t}", f"static inline x{_t} {_n}_x{_t}(x{_t} a, x{_t} b) {{ x{_t} r; for (int l = 0; l < $L; l++) "
+                              f"r[l] = {_n}_{_t}(a[l], b[l]); return r; }}")
+
+_NAME = re.compile(r"\b([a-z][a-z0-9]*)_(x?)([a-z]+[0-9]+)\b")
+_CONST = re.compile(r"\bK\(([^()]*)\)")
+
+
+@lru_cache(maxsize=4096)
+def snippet(full: str, lanes: int) -> str | None:
+    """Text of one snippet by the name a call uses; None when there is none (then it is the compiler's business)."""
+    m = _NAME.fullmatch(full)
+    if m is None:
+        return None
+    name, vec, t = m.groups()
+    if name in ISA and t in _S:
+        return isa_text(name, t, lanes if vec else 1)
+    if name in ("ldn", "stn", "ldm", "stm") and vec:
+        return partial_text(name, t, lanes)
+    found = (VECTOR if vec else SCALAR).get(full)
+    if found is not None:
+        return found.replace("$L", str(lanes))
+    from .math import MATH  # the elementary functions are templates too; they build on this file
+
+    special = MATH.get((name, t))
+    text = special if special is not None else TEMPLATES.get(name)
+    if text is None or t not in _S:
+        return None
+    return instantiate(text, t, bool(vec))
+
+
+def instantiate(text: str, t: str, vec: bool) -> str:
+    """A template for float type `t`."""
+    x = "x" if vec else ""
+    i, u = ("i32", "u32") if t == "f32" else ("i64", "u64")
+    suffix = {"f32": "f", "f64": ""}[t]
+    text = _CONST.sub(lambda m: m.group(1) + suffix, text)
+    bits = {"f32": ("0x7fffffff", "0x3f800000", "(int)0xbf800000u"), "f64": ("0x7fffffffffffffffll", "0x3ff0000000000000ll", "(i64)0xbff0000000000000ull")}[t]
+    for word, value in (("KMAX", bits[0]), ("KMONE", bits[2]), ("KONE", bits[1])):
+        text = text.replace(word, value)
+    text = text.replace("FLT", x + t).replace("INT", x + i).replace("UNS", x + u).replace("MSK", x + i if vec else "int")
+    return ATTR + text.replace("@", f"_{x}{t}").replace("%", f"_{x}{i}")
+
+
+def close(names: set[str], lanes: int) -> str:
+    """The text of the named snippets and all they use, definitions before uses."""
+    done: dict[str, str] = {}
+    active: set[str] = set()
+
+    def add(full: str) -> None:
+        if full in done or full in active:
+            return
+        text = snippet(full, lanes)
+        if text is None:
+            return
+        active.add(full)
+        for m in _NAME.finditer(text):
+            add(m.group(0))
+        done[full] = text
+
+    for name in sorted(names):
+        add(name)
+    return "\n".join(done.values()) + ("\n" if done else "")

@@ -1,0 +1,67 @@
+"""Stages -> Kernels: grouping, loop order, the vector axis, layouts of temporaries.
+
+In: a Program (after vertical fusion). Out: Scheduled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.expr import Expr, Load, Sym, const, op, walk
+from ..ir.kernel import Kernel, Loop, Param, Scheduled, Stmt, StoreStmt
+from ..ir.program import Buffer, Cond, Element, Layout, Program, Repeat, Stage
+from ..options import Options
+
+
+def row_major(shape: tuple[Expr, ...]) -> Layout:
+    """Contiguous strides."""
+    strides: list[Expr] = []
+    step: Expr = const(1)
+    for extent in reversed(shape):
+        strides.append(step)
+        step = op("mul", step, extent)
+    return Layout(tuple(reversed(strides)), const(0))
+
+
+def choose_layouts(program: Program) -> dict[str, Buffer]:
+    """Every buffer gets a layout."""
+    return {n: b if b.layout is not None else replace(b, layout=row_major(b.shape)) for n, b in program.buffers.items()}
+
+
+def stage_kernel(stage: Stage, buffers: dict[str, Buffer]) -> Kernel:
+    """One stage, one kernel."""
+    exprs = [e for s in stage.stores for e in (*s.index, s.value, *((s.mask,) if s.mask is not None else ()))]
+    nodes = list(walk(*exprs, *(e for _, e in stage.axes)))
+    written = [s.buf for s in stage.stores]
+    names = dict.fromkeys([*written, *(n.buf for n in nodes if isinstance(n, Load))])
+    chosen = {n: buffers[n].layout or row_major(buffers[n].shape) for n in names}
+    params = tuple(Param(n, buffers[n].dtype, buffers[n].shape, chosen[n], n in written) for n in names)
+    for p in params:
+        nodes += list(walk(p.layout.offset, *p.layout.strides))
+    syms = tuple(dict.fromkeys(n for n in nodes if isinstance(n, Sym)))
+    body: tuple[Stmt, ...] = tuple(StoreStmt(s.buf, s.index, s.value, s.mode, s.mask) for s in stage.stores)
+    if stage.axes:
+        *outer, (axis, extent) = stage.axes
+        body = (Loop(axis, extent, "vector", body),)
+        return Kernel(stage.origin or "k", params, syms, tuple(outer), const(1), (), body, origins=(stage.origin, stage.loc))
+    return Kernel(stage.origin or "k", params, syms, (), const(1), (), body, origins=(stage.origin, stage.loc))
+
+
+def form_kernels(program: Program, options: Options) -> Scheduled:
+    """Group stages into kernels."""
+    buffers = choose_layouts(program)
+
+    def form(body: tuple[Element, ...]) -> tuple[Element, ...]:
+        out: list[Element] = []
+        for e in body:
+            if isinstance(e, Stage):
+                out.append(stage_kernel(e, buffers))  # type: ignore[arg-type]
+            elif isinstance(e, Cond):
+                out.append(Cond(e.pred, form(e.then), form(e.orelse)))
+            elif isinstance(e, Repeat):
+                out.append(Repeat(e.sym, e.count, form(e.body)))
+            else:
+                out.append(e)
+        return tuple(out)
+
+    return Scheduled(replace(program, buffers=buffers), form(program.body))  # type: ignore[arg-type]
