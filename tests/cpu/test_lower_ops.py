@@ -34,14 +34,65 @@ def make(shape, dtype=torch.float32, low=-3.0, high=3.0, layout="rows"):
 TOLERANCE = {torch.bfloat16: {"rtol": 8e-3, "atol": 1e-3}, torch.float16: {"rtol": 1e-3, "atol": 1e-4}}
 
 UNARY = [
-    torch.sin, torch.exp, torch.tanh, torch.sigmoid, torch.erf, torch.abs, torch.neg, torch.relu, torch.floor, torch.ceil, torch.round,
-    torch.trunc, torch.frac, torch.sign, torch.square, torch.reciprocal, torch.isnan, torch.isfinite, torch.logical_not, torch.signbit,
-    torch.nan_to_num, torch.sinc, torch.expm1, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, F.mish, F.softplus, F.elu, F.celu,
-    F.selu, F.hardtanh, F.hardswish, F.hardsigmoid, F.relu6, F.leaky_relu, F.logsigmoid, F.hardshrink, F.softshrink, F.tanhshrink, F.glu,
-    lambda x: F.threshold(x, 0.5, -1.0), lambda x: x.clamp(-1, 1), lambda x: x.clamp(min=0.3), lambda x: x**2, lambda x: x**3,
-    lambda x: x**-1, lambda x: x**0, lambda x: x + 0.1, lambda x: 2 - x, lambda x: x * 0.3, lambda x: x / 3, lambda x: x % 0.7,
-    lambda x: x > 0.1, lambda x: x == 0, lambda x: x.to(torch.float32), lambda x: x.to(torch.int64), lambda x: x.to(torch.bool),
-]  # fmt: skip
+    torch.sin,
+    torch.exp,
+    torch.tanh,
+    torch.sigmoid,
+    torch.erf,
+    torch.abs,
+    torch.neg,
+    torch.relu,
+    torch.floor,
+    torch.ceil,
+    torch.round,
+    torch.trunc,
+    torch.frac,
+    torch.sign,
+    torch.square,
+    torch.reciprocal,
+    torch.isnan,
+    torch.isfinite,
+    torch.logical_not,
+    torch.signbit,
+    torch.nan_to_num,
+    torch.sinc,
+    torch.expm1,
+    F.gelu,
+    lambda x: F.gelu(x, approximate="tanh"),
+    F.silu,
+    F.mish,
+    F.softplus,
+    F.elu,
+    F.celu,
+    F.selu,
+    F.hardtanh,
+    F.hardswish,
+    F.hardsigmoid,
+    F.relu6,
+    F.leaky_relu,
+    F.logsigmoid,
+    F.hardshrink,
+    F.softshrink,
+    F.tanhshrink,
+    F.glu,
+    lambda x: F.threshold(x, 0.5, -1.0),
+    lambda x: x.clamp(-1, 1),
+    lambda x: x.clamp(min=0.3),
+    lambda x: x**2,
+    lambda x: x**3,
+    lambda x: x**-1,
+    lambda x: x**0,
+    lambda x: x + 0.1,
+    lambda x: 2 - x,
+    lambda x: x * 0.3,
+    lambda x: x / 3,
+    lambda x: x % 0.7,
+    lambda x: x > 0.1,
+    lambda x: x == 0,
+    lambda x: x.to(torch.float32),
+    lambda x: x.to(torch.int64),
+    lambda x: x.to(torch.bool),
+]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -51,11 +102,34 @@ def test_unary(number, dtype):
 
 
 INT_UNARY = [
-    torch.sin, torch.abs, torch.neg, torch.sign, torch.square, torch.relu, torch.bitwise_not, torch.logical_not, torch.isnan,
-    lambda x: x + 3, lambda x: x * 2.5, lambda x: x / 2, lambda x: x // 3, lambda x: x % 3, lambda x: torch.fmod(x, 3), lambda x: x**2,
-    lambda x: x.clamp(1, 5), lambda x: x << 2, lambda x: x >> 1, lambda x: x & 3, lambda x: x | 1, lambda x: x ^ 5, lambda x: x > 2,
-    lambda x: x.float(), lambda x: x.to(torch.int8), lambda x: x.to(torch.bool), lambda x: torch.div(x, 3, rounding_mode="trunc"),
-]  # fmt: skip
+    torch.sin,
+    torch.abs,
+    torch.neg,
+    torch.sign,
+    torch.square,
+    torch.relu,
+    torch.bitwise_not,
+    torch.logical_not,
+    torch.isnan,
+    lambda x: x + 3,
+    lambda x: x * 2.5,
+    lambda x: x / 2,
+    lambda x: x // 3,
+    lambda x: x % 3,
+    lambda x: torch.fmod(x, 3),
+    lambda x: x**2,
+    lambda x: x.clamp(1, 5),
+    lambda x: x << 2,
+    lambda x: x >> 1,
+    lambda x: x & 3,
+    lambda x: x | 1,
+    lambda x: x ^ 5,
+    lambda x: x > 2,
+    lambda x: x.float(),
+    lambda x: x.to(torch.int8),
+    lambda x: x.to(torch.bool),
+    lambda x: torch.div(x, 3, rounding_mode="trunc"),
+]
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
@@ -65,10 +139,26 @@ def test_int_unary(number, dtype):
 
 
 BINARY = [
-    torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.fmod, torch.remainder, torch.eq, torch.lt, torch.ge,
-    torch.logical_and, torch.logical_xor, lambda x, y: torch.where(x > y, x, y), lambda x, y: torch.add(x, y, alpha=2),
-    lambda x, y: torch.div(x, y, rounding_mode="floor"), lambda x, y: torch.div(x, y, rounding_mode="trunc"), torch.fmax, torch.fmin,
-]  # fmt: skip
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.maximum,
+    torch.minimum,
+    torch.fmod,
+    torch.remainder,
+    torch.eq,
+    torch.lt,
+    torch.ge,
+    torch.logical_and,
+    torch.logical_xor,
+    lambda x, y: torch.where(x > y, x, y),
+    lambda x, y: torch.add(x, y, alpha=2),
+    lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    torch.fmax,
+    torch.fmin,
+]
 FLOAT_BINARY = [
     torch.atan2,
     torch.hypot,
@@ -81,10 +171,17 @@ FLOAT_BINARY = [
     torch.logaddexp2,
 ]
 PAIRS = [
-    (torch.float32, torch.float32), (torch.float32, torch.float64), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32),
-    (torch.float16, torch.bfloat16), (torch.int64, torch.float32), (torch.int32, torch.int64), (torch.uint8, torch.int8),
-    (torch.bool, torch.int32), (torch.int16, torch.bfloat16),
-]  # fmt: skip
+    (torch.float32, torch.float32),
+    (torch.float32, torch.float64),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.bfloat16),
+    (torch.int64, torch.float32),
+    (torch.int32, torch.int64),
+    (torch.uint8, torch.int8),
+    (torch.bool, torch.int32),
+    (torch.int16, torch.bfloat16),
+]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
@@ -110,15 +207,42 @@ def test_zero_dim_operands_do_not_promote():
 
 
 REDUCTIONS = [
-    lambda x: x.sum(), lambda x: x.sum(0), lambda x: x.sum((0, 2), keepdim=True), lambda x: x.mean(), lambda x: x.mean(-1), lambda x: x.prod(1),
-    lambda x: x.amax(1), lambda x: x.amin((0, 1)), lambda x: x.max(), lambda x: x.max(1), lambda x: x.min(0, keepdim=True), lambda x: x.argmax(),
-    lambda x: x.argmin(1), lambda x: x.argmax(2, keepdim=True), lambda x: x.any(), lambda x: x.all(1), lambda x: x.var(1), lambda x: x.std(),
-    lambda x: torch.var_mean(x, (0, 2)), lambda x: torch.std_mean(x, 1, correction=0), lambda x: x.softmax(-1), lambda x: x.log_softmax(0),
-    lambda x: x.logsumexp((0, 1)), lambda x: x.norm(), lambda x: torch.linalg.vector_norm(x, 3, dim=1), lambda x: torch.linalg.vector_norm(x, 1),
-    lambda x: torch.linalg.vector_norm(x, float("inf"), dim=0), lambda x: torch.count_nonzero(x, 1), lambda x: torch.nansum(x, 1),
-    lambda x: torch.aminmax(x, dim=1), lambda x: F.layer_norm(x, (5,)), lambda x: F.layer_norm(x, (4, 5)), lambda x: F.softmin(x, 1),
-    lambda x: F.group_norm(x, 2), lambda x: F.normalize(x, dim=1),
-]  # fmt: skip
+    lambda x: x.sum(),
+    lambda x: x.sum(0),
+    lambda x: x.sum((0, 2), keepdim=True),
+    lambda x: x.mean(),
+    lambda x: x.mean(-1),
+    lambda x: x.prod(1),
+    lambda x: x.amax(1),
+    lambda x: x.amin((0, 1)),
+    lambda x: x.max(),
+    lambda x: x.max(1),
+    lambda x: x.min(0, keepdim=True),
+    lambda x: x.argmax(),
+    lambda x: x.argmin(1),
+    lambda x: x.argmax(2, keepdim=True),
+    lambda x: x.any(),
+    lambda x: x.all(1),
+    lambda x: x.var(1),
+    lambda x: x.std(),
+    lambda x: torch.var_mean(x, (0, 2)),
+    lambda x: torch.std_mean(x, 1, correction=0),
+    lambda x: x.softmax(-1),
+    lambda x: x.log_softmax(0),
+    lambda x: x.logsumexp((0, 1)),
+    lambda x: x.norm(),
+    lambda x: torch.linalg.vector_norm(x, 3, dim=1),
+    lambda x: torch.linalg.vector_norm(x, 1),
+    lambda x: torch.linalg.vector_norm(x, float("inf"), dim=0),
+    lambda x: torch.count_nonzero(x, 1),
+    lambda x: torch.nansum(x, 1),
+    lambda x: torch.aminmax(x, dim=1),
+    lambda x: F.layer_norm(x, (5,)),
+    lambda x: F.layer_norm(x, (4, 5)),
+    lambda x: F.softmin(x, 1),
+    lambda x: F.group_norm(x, 2),
+    lambda x: F.normalize(x, dim=1),
+]
 
 
 @pytest.mark.parametrize("layout", ["rows", "strided", "transposed", "expanded"])
@@ -156,18 +280,40 @@ def test_empty_and_zero_dim():
 
 
 VIEWS = [
-    lambda x: x.view(12, 5) + 0, lambda x: x.view(3, 2, 2, 5) + 0, lambda x: x.permute(2, 0, 1).reshape(5, 12) + 0, lambda x: x.transpose(0, 2) + 0,
-    lambda x: x[1:, ::2, -1] + 0, lambda x: x.select(1, -2) + 0, lambda x: x.unsqueeze(1).expand(3, 2, 4, 5) + 0, lambda x: x.flip(0, 2) + 0,
-    lambda x: x.roll(2, 1) + 0, lambda x: x.roll(7) + 0, lambda x: x.repeat(2, 1, 3) + 0, lambda x: torch.diagonal(x, 1, 1, 2) + 0,
-    lambda x: x.unfold(2, 3, 1) + 0, lambda x: [p + 0 for p in x.split(3, 2)], lambda x: [p + 0 for p in x.chunk(2, 1)], lambda x: x.unbind(1)[2] + 0,
-    lambda x: x.squeeze().unsqueeze(-1) + 0, torch.tril, lambda x: torch.triu(x, 1), lambda x: x.permute(1, 2, 0).contiguous(),
-    lambda x: x.movedim(0, 2) + 0, lambda x: x.as_strided((2, 3), (7, 2), 4) + 0, lambda x: x.reshape(-1)[3:9].view(2, 3) + 0,
-    lambda x: x.permute(2, 1, 0).reshape(20, 3).view(4, 5, 3).transpose(1, 2) + 0, lambda x: x.repeat_interleave(2, 1) + 0,
-    lambda x: torch.cat([x, x[:, :1], x * 2], 1), lambda x: torch.stack([x, x + 1], 2), lambda x: torch.cat([x.to(torch.float64), x]),
-    lambda x: torch.slice_scatter(x, x[:, 1:3] * 2, 1, 0, 2), lambda x: torch.select_scatter(x, x[0] + 1, 0, 2),
-    lambda x: torch.diagonal_scatter(x, torch.diagonal(x, -1, 0, 1) + 1, -1, 0, 1), lambda x: x.masked_fill(x > 0, -9.0),
+    lambda x: x.view(12, 5) + 0,
+    lambda x: x.view(3, 2, 2, 5) + 0,
+    lambda x: x.permute(2, 0, 1).reshape(5, 12) + 0,
+    lambda x: x.transpose(0, 2) + 0,
+    lambda x: x[1:, ::2, -1] + 0,
+    lambda x: x.select(1, -2) + 0,
+    lambda x: x.unsqueeze(1).expand(3, 2, 4, 5) + 0,
+    lambda x: x.flip(0, 2) + 0,
+    lambda x: x.roll(2, 1) + 0,
+    lambda x: x.roll(7) + 0,
+    lambda x: x.repeat(2, 1, 3) + 0,
+    lambda x: torch.diagonal(x, 1, 1, 2) + 0,
+    lambda x: x.unfold(2, 3, 1) + 0,
+    lambda x: [p + 0 for p in x.split(3, 2)],
+    lambda x: [p + 0 for p in x.chunk(2, 1)],
+    lambda x: x.unbind(1)[2] + 0,
+    lambda x: x.squeeze().unsqueeze(-1) + 0,
+    torch.tril,
+    lambda x: torch.triu(x, 1),
+    lambda x: x.permute(1, 2, 0).contiguous(),
+    lambda x: x.movedim(0, 2) + 0,
+    lambda x: x.as_strided((2, 3), (7, 2), 4) + 0,
+    lambda x: x.reshape(-1)[3:9].view(2, 3) + 0,
+    lambda x: x.permute(2, 1, 0).reshape(20, 3).view(4, 5, 3).transpose(1, 2) + 0,
+    lambda x: x.repeat_interleave(2, 1) + 0,
+    lambda x: torch.cat([x, x[:, :1], x * 2], 1),
+    lambda x: torch.stack([x, x + 1], 2),
+    lambda x: torch.cat([x.to(torch.float64), x]),
+    lambda x: torch.slice_scatter(x, x[:, 1:3] * 2, 1, 0, 2),
+    lambda x: torch.select_scatter(x, x[0] + 1, 0, 2),
+    lambda x: torch.diagonal_scatter(x, torch.diagonal(x, -1, 0, 1) + 1, -1, 0, 1),
+    lambda x: x.masked_fill(x > 0, -9.0),
     lambda x: torch.slice_scatter(x, x[:, 1:3] * 2, 1, 0, 4, 2),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(VIEWS)))
@@ -176,10 +322,18 @@ def test_view(number):
 
 
 CREATION = [
-    lambda x: torch.full((2, 3), 1.5), lambda x: torch.zeros(3) + x[0, :3], lambda x: torch.arange(5), lambda x: torch.arange(1, 8, 2),
-    lambda x: torch.arange(0.0, 1.0, 0.1), lambda x: torch.eye(3, 4), lambda x: torch.linspace(0, 1, 7), torch.ones_like,
-    lambda x: torch.full_like(x, 2, dtype=torch.int64), lambda x: x.new_zeros(2), lambda x: torch.scalar_tensor(2.0),
-]  # fmt: skip
+    lambda x: torch.full((2, 3), 1.5),
+    lambda x: torch.zeros(3) + x[0, :3],
+    lambda x: torch.arange(5),
+    lambda x: torch.arange(1, 8, 2),
+    lambda x: torch.arange(0.0, 1.0, 0.1),
+    lambda x: torch.eye(3, 4),
+    lambda x: torch.linspace(0, 1, 7),
+    torch.ones_like,
+    lambda x: torch.full_like(x, 2, dtype=torch.int64),
+    lambda x: x.new_zeros(2),
+    lambda x: torch.scalar_tensor(2.0),
+]
 
 
 @pytest.mark.parametrize("number", range(len(CREATION)))
@@ -188,11 +342,18 @@ def test_creation(number):
 
 
 POOLS = [
-    lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.max_pool2d(x, 2, return_indices=True), lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True, return_indices=True),
-    lambda x: F.max_pool2d(x, 2, 1, 1, 2), lambda x: F.avg_pool2d(x, 3, 2, 1), lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-    lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True), lambda x: F.adaptive_avg_pool2d(x, 1), lambda x: F.adaptive_avg_pool2d(x, (3, 5)),
-    lambda x: F.adaptive_avg_pool2d(x, 2), lambda x: F.avg_pool2d(x, 2, divisor_override=3),
-]  # fmt: skip
+    lambda x: F.max_pool2d(x, 3, 2, 1),
+    lambda x: F.max_pool2d(x, 2, return_indices=True),
+    lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True, return_indices=True),
+    lambda x: F.max_pool2d(x, 2, 1, 1, 2),
+    lambda x: F.avg_pool2d(x, 3, 2, 1),
+    lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True),
+    lambda x: F.adaptive_avg_pool2d(x, 1),
+    lambda x: F.adaptive_avg_pool2d(x, (3, 5)),
+    lambda x: F.adaptive_avg_pool2d(x, 2),
+    lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -209,8 +370,15 @@ def test_batch_norm():
     check(lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b), x, w, b, m, v)
     check(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), x, w, b)
     check(
-        lambda x, w, b, m, v: torch.ops.aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.1, 1e-5), x, w, b, m, v, rtol=1e-5, atol=1e-6
-    )  # fmt: skip
+        lambda x, w, b, m, v: torch.ops.aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.1, 1e-5),
+        x,
+        w,
+        b,
+        m,
+        v,
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_layer_and_group_norm_affine():
@@ -220,10 +388,17 @@ def test_layer_and_group_norm_affine():
 
 
 LOSSES = [
-    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, lambda x, y: F.mse_loss(x, y, reduction="none"), lambda x, y: F.mse_loss(x, y, reduction="sum"),
-    lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()), lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
-    lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"), F.soft_margin_loss,
-]  # fmt: skip
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    lambda x, y: F.mse_loss(x, y, reduction="none"),
+    lambda x, y: F.mse_loss(x, y, reduction="sum"),
+    lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
+    lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+    lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
+    F.soft_margin_loss,
+]
 
 
 @pytest.mark.parametrize("number", range(len(LOSSES)))
