@@ -279,7 +279,7 @@ def _erfinv(y: float) -> float:
     t = 2 / (math.pi * 0.147) + w / 2
     x = math.copysign(math.sqrt(max(0.0, math.sqrt(max(0.0, t * t - w / 0.147)) - t)), y)
     for _ in range(4):  # Newton, on erfc where erf is flat
-        f = math.erf(x) - y if abs(y) < 0.5 else math.copysign((1 - abs(y)) - math.erfc(abs(x)), y)
+        f = math.erf(x) - y if abs(y) < 0.5 else math.copysign(1.0, y) * ((1 - abs(y)) - math.erfc(abs(x)))
         slope = 2 / math.sqrt(math.pi) * math.exp(-x * x)
         x -= f / slope / (1 + x * f / slope)
     return x
@@ -364,8 +364,10 @@ def _log_ndtr(x: float) -> float:
 def _zeta(s: float, q: float) -> Any:
     if s == 1:
         return INF
-    if s < 1 or s != s or q != q:
+    if s < 1 or s != s or q != q or q == -INF:
         return NAN
+    if INF in (q, s):
+        return 0.0 if q > 1 else 1.0 if q == 1 else INF
     if q <= 0:
         if q == math.floor(q):
             return INF

@@ -208,14 +208,14 @@ def _extern(x: Extern) -> Lines:
 
 
 def _cond(c: Any) -> Lines:
-    yield f"if {print_expr(c.pred)}:"
+    yield f"if {print_expr(c.pred)} then"
     yield from _block(c.then)
-    yield "else:"
+    yield "else"
     yield from _block(c.orelse)
 
 
 def _repeat(r: Any) -> Lines:
-    yield f"repeat {print_expr(r.sym)} < {print_expr(r.count)}:"
+    yield f"repeat {print_expr(r.sym)} < {print_expr(r.count)} do"
     yield from _block(r.body)
 
 
