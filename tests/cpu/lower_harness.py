@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchsmith.ir.interpret import Tensor, run_program
 
 from torchsmith.graph.spec import FreshOutput, FunctionalGraph, TensorSpec
 from torchsmith.ir.expr import const
+from torchsmith.ir.interpret import Tensor, run_program
 from torchsmith.ir.program import Enum, Extern, Program
 from torchsmith.lower import lower
 from torchsmith.lower.numerics import TORCH_DTYPES

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lower_harness import check, interpret, program_of
-from torchsmith.ir.interpret import CheckFailed
 
+from torchsmith.ir.interpret import CheckFailed
 from torchsmith.ir.program import Extern
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
