@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, op, select
 from .core import Builder
 from .numerics import cast, ir_dtype, opmath
@@ -165,6 +164,3 @@ def log_sigmoid(cx: Builder, x: Ref) -> Ref:
         return op("sub", op("min", e, c(e, 0.0)), op("log1p", op("exp", op("neg", op("abs", e)))))
 
     return map_elements(cx, value, x)
-
-
-_ = dt

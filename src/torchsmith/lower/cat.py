@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..ir import dtype as dt
-from ..ir.expr import Const, Expr, Load, op, select
+from ..ir.expr import Const, Expr, Load, op, select, substitute, walk
 from .core import Builder
 from .numerics import cast
 from .ref import ONE, ZERO, Index, Ref, is_zero, known, size
 from .table import lowers
-from .views import lower_as_strided, position, start_of, unsqueeze, wrap_dim
+from .views import position, start_of, unsqueeze, wrap_dim
 
 TRUE = Const(dt.bool_, True)
 
@@ -31,8 +31,6 @@ def masked(x: Ref, index: Index, mask: Expr, other: Expr) -> Expr:
     if isinstance(value, Load) and value.mask is None:
         return Load(value.buf, value.dtype, value.index, mask, other)
     # a computed map over loads: each load is masked, then the whole is selected
-    from ..ir.expr import substitute, walk
-
     zero: dict[Expr, Expr] = {}
     for node in walk(value):
         if isinstance(node, Load):
@@ -147,6 +145,3 @@ def lower_diagonal_scatter(cx: Builder, x: Ref, src: Ref, offset: int = 0, dim1:
         return select(inside, cast(masked(src, place, inside, Const(src.dtype, 0)), x.dtype), x.load(i))
 
     return cx.stage(at)
-
-
-__all__ = ["conjunction", "lower_as_strided", "masked"]

@@ -38,8 +38,8 @@ from ..ir.program import (
 )  # fmt: skip
 from ..options import Options
 from . import extern
-from .numerics import boolean, ir_dtype
-from .ref import ONE, ZERO, Index, Ref, Strided, contiguous_strides, is_one, is_zero, of_buffer, same_strides
+from .numerics import IR_DTYPES, boolean, ir_dtype
+from .ref import ZERO, Index, Ref, contiguous_strides, is_one, is_zero, of_buffer, same_strides
 from .table import LOWERINGS
 
 Value = Any  # Ref | Expr | None | tuple of them: what a node stands for
@@ -235,7 +235,7 @@ def _lower_inputs(cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value]) -
             env[node] = spec
             names.append("")
             continue
-        if spec.dtype not in _known_dtypes():
+        if spec.dtype not in IR_DTYPES:
             # an input that only passes through (a returned or viewed one) needs no buffer; any use of it raises
             env[node] = Opaque(spec)
             names.append("")
@@ -258,12 +258,6 @@ class Opaque:
     spec: TensorSpec
 
 
-def _known_dtypes() -> Any:
-    from .numerics import IR_DTYPES
-
-    return IR_DTYPES
-
-
 def _live_nodes(fg: FunctionalGraph) -> set[fx.Node]:
     """Nodes that a result, a write-back or an effect needs."""
     names = {o.node for o in fg.outputs if isinstance(o, FreshOutput)} | {n for _, n in fg.write_backs}
@@ -279,7 +273,8 @@ def _live_nodes(fg: FunctionalGraph) -> set[fx.Node]:
 
 def _lower_node(cx: Builder, node: fx.Node, env: dict[fx.Node, Value]) -> Value:
     if node.target is operator.getitem:
-        return env[node.args[0]][node.args[1]]
+        source: Any = node.args[0]
+        return env[source][node.args[1]]
     values = fx.node.map_arg((node.args, node.kwargs), lambda n: env[n])
     args, kwargs = values
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -407,6 +402,3 @@ def _lower_write_backs(
         assert name is not None
         pairs.append((inputs[number], name))
     return tuple(pairs)
-
-
-__all__ = ["ONE", "Builder", "Ref", "Strided", "lower"]

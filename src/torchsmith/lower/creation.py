@@ -7,7 +7,7 @@ from typing import Any
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, convert, op, select
 from .core import Builder
-from .numerics import boolean, cast, scalar
+from .numerics import cast, scalar
 from .ref import Index, Ref, known
 from .table import lowers
 
@@ -131,6 +131,3 @@ def lower_tril(cx: Builder, x: Ref, diagonal: int = 0) -> Ref:
 @lowers("aten.triu.default")
 def lower_triu(cx: Builder, x: Ref, diagonal: int = 0) -> Ref:
     return _triangle(cx, x, "ge", diagonal)
-
-
-__all__ = ["boolean", "filled", "sequence"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ir import dtype as dt
-from ..ir.expr import Const, Expr, convert, op, select
+from ..ir.expr import Expr, convert, op, select
 from .core import Builder
 from .ref import ZERO, Index, Ref
 from .table import lowers
@@ -57,6 +57,3 @@ def lower_gather(cx: Builder, x: Ref, dim: int, indices: Ref, sparse_grad: bool 
     n = x.shape[dim]
     check_range(cx, indices, n, negative=False, message=f"index out of bounds for dimension {dim}")
     return cx.stage(lambda i: x.load((*i[:dim], position_of(indices, i), *i[dim + 1 :])))
-
-
-_ = Const

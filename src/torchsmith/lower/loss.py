@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, op, select
 from .core import Builder
 from .gather import position_of
@@ -183,6 +182,3 @@ def nll_loss_forward(cx: Builder, x: Ref, target: Ref, weight: Any, reduction: i
 @lowers("aten.nll_loss2d_forward.default")
 def nll_loss2d_forward(cx: Builder, x: Ref, target: Ref, weight: Any, reduction: int, ignore: Any) -> tuple[Ref, ...]:
     return _nll(cx, x, target, weight, reduction, ignore, 1)
-
-
-_ = dt

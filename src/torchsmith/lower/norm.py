@@ -5,6 +5,7 @@ The stages carry no mark of the operator: fusion makes one kernel of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..ir import dtype as dt
@@ -14,7 +15,7 @@ from .core import Builder
 from .numerics import cast, ir_dtype, opmath
 from .pointwise import c
 from .reduce import Split, accumulator, hold, moments, total
-from .ref import ONE, ZERO, Index, Ref, is_zero
+from .ref import ZERO, Index, Ref, is_zero
 from .table import lowers
 from .views import reshape
 
@@ -29,6 +30,10 @@ def _affine(value: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
     if weight is not None:
         value = op("mul", value, weight)
     return value if bias is None else op("add", value, bias)
+
+
+def _casting(value: Callable[[Index], Expr], d: DType) -> Callable[[Index], Expr]:
+    return lambda i: cast(value(i), d)
 
 
 # ---------------------------------------------------------------- layer norm
@@ -58,7 +63,7 @@ def lower_native_layer_norm(cx: Builder, x: Ref, shape: Any, weight: Any, bias: 
     stats = []
     for spec, value in ((mean_spec, mean), (rstd_spec, rstd)):
         e = ir_dtype(spec.dtype)
-        stats.append(cx.stage(lambda i, v=value, e=e: cast(v.at(i), e), spec.shape, e, spec.strides))
+        stats.append(cx.stage(_casting(value.at, e), spec.shape, e, spec.strides))
     return (y, *stats)
 
 
@@ -134,7 +139,8 @@ def lower_native_group_norm(cx: Builder, x: Ref, weight: Any, bias: Any, n: Any,
     stats = []
     for spec, value in zip(cx.spec[1:], (mean, rstd), strict=True):
         e = ir_dtype(spec.dtype)
-        stats.append(cx.stage(lambda i, v=value, e=e: cast(v.load((*i, *zeros)), e), spec.shape, e, spec.strides))
+        per_group_ref = value.remap(spec.shape, lambda i: (*i, *zeros))
+        stats.append(cx.stage(_casting(per_group_ref.load, e), spec.shape, e, spec.strides))
     return (y, *stats)
 
 
@@ -191,9 +197,9 @@ def _statistics(cx: Builder, specs: Any, *values: Ref | None) -> tuple[Ref, ...]
     for spec, value in zip(specs, values, strict=True):
         d = ir_dtype(spec.dtype, cx.loc)
         if value is None or (spec.shape and is_zero(spec.shape[0])):
-            refs.append(cx.stage(lambda i, d=d: Const(d, 0), spec.shape, d, spec.strides))
+            refs.append(cx.stage(_casting(lambda _: Const(dt.i64, 0), d), spec.shape, d, spec.strides))
         else:
-            refs.append(cx.stage(lambda i, v=value, d=d: cast(v.load(i), d), spec.shape, d, spec.strides))
+            refs.append(cx.stage(_casting(value.load, d), spec.shape, d, spec.strides))
     return tuple(refs)
 
 
@@ -263,6 +269,3 @@ def lower_batch_norm(
     if mean is not None or var is not None:
         return NotImplemented
     return batch_norm_training(cx, x, weight, bias, eps)[0]
-
-
-_ = ONE

@@ -17,9 +17,9 @@ from ..ir.expr import Const, Expr, convert, op, select
 from .core import Builder
 from .numerics import boolean, cast, highest, lowest, opmath, scalar
 from .pointwise import c
-from .ref import ONE, ZERO, Index, Ref, is_one, known, product, size
+from .ref import ONE, ZERO, Index, Ref, known, product
 from .table import lowers
-from .views import expand, reshape, wrap_dim, wrap_dims
+from .views import wrap_dim, wrap_dims
 
 # Longest float32 sum that one accumulator may hold: along the innermost dimension many vector lanes share it, elsewhere one lane has all.
 INNER_TERMS, OUTER_TERMS = 1024, 64
@@ -492,6 +492,3 @@ def lower_logsumexp(cx: Builder, x: Ref, dims: Any, keep: bool = False) -> Ref:
 
     at = total(cx, how, lambda i: op("exp", op("sub", cast(x.load(i), compute), top(i))), accumulator(compute, how))
     return cx.stage(lambda i: cast(op("add", op("log", cast(at(i), compute)), top(kept_index(how, i))), result))
-
-
-__all__ = ["Split", "accumulator", "expand", "hold", "is_one", "kept_index", "moments", "reshape", "size", "split_of", "total"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Const, Expr, Load, const
+from ..ir.expr import Const, Expr, Load, const, convert
 
 Index = tuple[Expr, ...]
 ZERO, ONE = const(0), const(1)
@@ -68,8 +68,6 @@ def known(e: Expr | int) -> int | None:
 def size(e: Expr | int) -> Expr:
     """A size or index argument as an index Expr."""
     if isinstance(e, Expr):
-        from ..ir.expr import convert
-
         return e if e.dtype is dt.index else convert(e, dt.index)
     return const(int(e))
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, op
 from .core import Builder
-from .numerics import TORCH_DTYPES, ir_dtype
+from .numerics import ir_dtype
 from .ref import ONE, ZERO, Index, Ref, Strided, contiguous_strides, is_one, known, product, same_strides, size
 from .table import lowers
 
@@ -315,7 +315,7 @@ def start_of(n: Expr, start: Any) -> Expr:
     if s is None:
         raise NotImplementedError
     if s >= 0:
-        return size(min(s, n.value) if isinstance(n, Const) else s)  # type: ignore[type-var]
+        return size(min(s, int(n.value)) if isinstance(n, Const) else s)
     return size(max(s + int(n.value), 0)) if isinstance(n, Const) else op("max", n + s, ZERO)
 
 
@@ -499,18 +499,3 @@ def lower_clone(cx: Builder, x: Ref, memory_format: Any = None) -> Ref:
     if same_memory(x, cx.out.strides):
         return x
     return cx.stage(x.load)
-
-
-__all__ = [
-    "TORCH_DTYPES",
-    "expand",
-    "permute",
-    "reshape",
-    "select_dim",
-    "slice_dim",
-    "squeeze",
-    "unsqueeze",
-    "view",
-    "wrap_dim",
-    "wrap_dims",
-]
