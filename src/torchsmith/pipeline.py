@@ -1,4 +1,211 @@
-"""ONE page: the ordered passes of the road, and the runner that times, verifies, dumps and bisects all of them.
+"""ONE page: the ordered passes of the road, and the runner that times, verifies and dumps all of them.
 
-In: a captured fx graph, example inputs, assumptions, options. Out: Compiled(call, guards, report).
+In: a captured fx graph, its size facts, options. Out: Compiled(call, guards, report). A new reader starts here.
+
+    captured GraphModule --functionalise--> FunctionalGraph --lower--> Program --fuse--> Program --form_kernels--> Scheduled
+        --plan--> Plan --emit--> Source --build--> library --load--> callable
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import events
+from .codes import Unsupported
+from .emit.c import emit_kernel
+from .emit.host import emit_host
+from .graph.functionalise import functionalise
+from .graph.sizes import SizeFacts
+from .graph.spec import FunctionalGraph
+from .ir.expr import Expr
+from .ir.kernel import Scheduled
+from .ir.plan import Plan
+from .ir.print import print_plan, print_program, print_scheduled
+from .ir.program import Program
+from .ir.verify import verify_plan, verify_program
+from .lower import lower
+from .options import Options
+from .runtime import build as building
+from .runtime import cache
+from .runtime.load import load
+from .runtime.manifest import Manifest
+from .schedule.fuse import fuse
+from .schedule.kernels import form_kernels
+from .schedule.plan import plan
+
+Call = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one graph, for explain: `road` says who runs it: "native", "captured" (eager) or the backend's name."""
+
+    name: str
+    road: str
+    code: str | None = None  # why it is not native
+    operators: int = 0
+    kernels: int = 0
+    externs: tuple[str, ...] = ()
+    library: str = ""
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """call(*graph inputs) -> flat sequence of results. `guards`: size conditions the compilers behind it assumed."""
+
+    call: Call
+    guards: tuple[Expr, ...]
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text of one library: the host program and each distinct kernel."""
+
+    host: str
+    kernels: tuple[str, ...]
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step: `run(value, options) -> value`; `verify(value)` raises when an invariant is broken; `show(value)` prints it."""
+
+    name: str
+    run: Callable[[Any, Options], Any]
+    verify: Callable[[Any], None] = field(default=lambda value: None)
+    show: Callable[[Any], str] | None = None
+
+
+def emit(p: Plan, options: Options) -> Source:
+    """Plan -> C text of the host program and of its kernels, and the manifest that the loader reads."""
+    kernels = tuple(emit_kernel(k) for k in p.kernels)
+    names = tuple(building.kernel_name(text) for text in kernels)
+    return Source(emit_host(p, names), kernels, Manifest.of(p))
+
+
+def show_source(s: Source) -> str:
+    return "\n".join([s.host, *dict.fromkeys(s.kernels)])
+
+
+# The road below the functional graph: what a cache hit skips.
+COMPILE: tuple[Pass, ...] = (
+    Pass("lower", lower, verify_program, print_program),
+    Pass("fuse", fuse, verify_program, print_program),
+    Pass("form_kernels", form_kernels, show=print_scheduled),
+    Pass("plan", plan, verify_plan, print_plan),
+    Pass("emit", emit, show=show_source),
+)
+# File names of the debug folder, by pass.
+ARTIFACTS = {
+    "lower": "program_before_fusion.txt", "fuse": "program_after_fusion.txt", "form_kernels": "kernels.txt",
+    "plan": "plan.txt", "emit": "output_code.c",
+}  # fmt: skip
+
+
+def run_passes(passes: Sequence[Pass], value: Any, options: Options, name: str) -> Any:
+    """Run `passes` in order: each is timed, verified (options.check) and dumped under its own name."""
+    for p in passes:
+        with events.timed(p.name, graph=name):
+            value = p.run(value, options)
+        if options.check:
+            p.verify(value)
+        if p.show is not None and options.trace_enabled:
+            events.emit("artifact", graph=name, name=ARTIFACTS[p.name], text=p.show(value))
+        _note(value, name)
+    return value
+
+
+def _note(value: Any, graph: str) -> None:
+    """Count what explain reports of the value a pass made."""
+    if isinstance(value, Program | Scheduled):
+        return
+    if isinstance(value, Plan):
+        for kernel in value.kernels:
+            events.emit("kernel", graph=graph, name=kernel.name, origins=kernel.origins)
+
+
+def compile_functional(fg: FunctionalGraph, options: Options, name: str) -> tuple[Manifest, str, bool]:
+    """FunctionalGraph -> (manifest, library path, was it cached)."""
+    key = cache.graph_key(fg.key_text, options)
+    if not (options.force_disable_caches or options.trace_enabled):
+        found = cache.find(key)
+        if found is not None:
+            return found.manifest, found.library, True
+    source = run_passes(COMPILE, fg, options, name)
+    with events.timed("build", graph=name):
+        library = building.build(source.host, source.kernels, options)
+    if not options.force_disable_caches:
+        library = cache.keep(key, source.manifest, library)
+    return source.manifest, str(library), False
+
+
+def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str) -> Compiled:
+    """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
+    with events.timed("functionalise", graph=name):
+        fg = functionalise(gm, facts)
+    if options.trace_enabled:
+        events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
+    manifest, library, cached = compile_functional(fg, options, name)
+    with events.timed("load", graph=name):
+        call = load(library, manifest, eager=gm.forward, name=name)
+    operators = sum(n.op == "call_function" for n in fg.graph.nodes)
+    externs = tuple(e.op for e in manifest.externs)
+    report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached)
+    return Compiled(call, tuple(facts.guards), report)
+
+
+def compile_graph(
+    gm: torch.fx.GraphModule,
+    facts: SizeFacts,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options,
+    backend: str | Callable[..., Any] = "inductor",
+    needs_grad: bool = False,
+    name: str = "graph",
+) -> Compiled:
+    """Compile one captured graph for `backend`.
+
+    Whatever cannot be compiled natively runs as the captured graph, eagerly, and is counted with its code (event "fallback").
+    """
+    if options.trace_enabled:
+        events.emit("artifact", graph=name, name="captured_graph.py", text=gm.print_readable(print_output=False))
+    operators = sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
+    if backend != "inductor":
+        with events.timed("backend", graph=name):
+            call = gm.forward if backend == "eager" else _call_backend(backend, gm, facts, example_inputs)
+        label = backend if isinstance(backend, str) else getattr(backend, "__name__", "custom")
+        done = Compiled(call, tuple(facts.guards), Report(name, label, None, operators))
+    elif needs_grad:
+        done = _run_captured(gm, facts, Unsupported("AUT001"), operators, name)
+    else:
+        try:
+            done = compile_native(gm, facts, options, name)
+        except Unsupported as why:
+            done = _run_captured(gm, facts, why, operators, name)
+    events.emit("graph", name=name, report=done.report)
+    return done
+
+
+def _call_backend(backend: str | Callable[..., Any], gm: torch.fx.GraphModule, facts: SizeFacts, inputs: Sequence[Any]) -> Call:
+    """aot_eager, or any callable `(GraphModule, example_inputs) -> callable`."""
+    if backend == "aot_eager":
+        from .graph.eager import eager_callable
+
+        return eager_callable(functionalise(gm, facts))
+    if isinstance(backend, str):
+        from .backends.registry import lookup_backend
+
+        backend = lookup_backend(backend)
+    return backend(gm, list(inputs))
+
+
+def _run_captured(gm: torch.fx.GraphModule, facts: SizeFacts, why: Unsupported, operators: int, name: str) -> Compiled:
+    events.emit("fallback", code=why.code, graph=name, at=why.at, detail=why.detail)
+    return Compiled(gm.forward, tuple(facts.guards), Report(name, "captured", why.code, operators))
