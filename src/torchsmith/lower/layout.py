@@ -1,0 +1,112 @@
+"""Choose channels-last strides around convolutions: FunctionalGraph in, FunctionalGraph out.
+
+    y = convolution(x, w)      ->      x1 = clone(x, channels_last); y = convolution(x1, w)    # y now has channels-last strides
+    return y                           y1 = clone(y, contiguous); return y1
+
+oneDNN runs a convolution on channels-last input without reordering activations; on row-major input it reorders them both ways at
+every call. The clones are ordinary pointwise stages, so fusion folds them into whatever produces or reads the value.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
+from ..ir.expr import Const, Expr, const
+from ..options import Options
+from .table import LOWERINGS
+
+aten = torch.ops.aten
+CONVOLUTIONS = frozenset({aten.convolution.default})
+DTYPES = frozenset({torch.float32, torch.bfloat16})
+
+
+def channels_last_strides(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Strides of a dense (N, C, H, W) tensor stored as N, H, W, C."""
+    _, c, h, w = shape
+    return (c * h * w, const(1), c * w, c)
+
+
+def same_strides(shape: tuple[Expr, ...], a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
+    """Do strides `a` and `b` address elements alike? Dimensions of one element do not count."""
+    return all(x is y or n is const(1) for n, x, y in zip(shape, a, b, strict=True))
+
+
+def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
+    """Rewrite every 2-d convolution of the graph to run on channels-last activations."""
+    if not options.layout_optimization or not any(_is_candidate(n) for n in fg.graph.nodes):
+        return fg
+    if any(n.target in (aten.as_strided.default, aten.as_strided_copy.default) for n in fg.graph.nodes):
+        return fg  # as_strided names memory, not values
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.graph_copy(fg.graph, copies)
+    renamed = {old.name: new for old, new in copies.items()}
+    kept = {o.node: renamed[o.node] for o in fg.outputs if isinstance(o, FreshOutput)}
+    kept |= {name: renamed[name] for _, name in fg.write_backs}
+    for node in [n for n in graph.nodes if _is_candidate(n)]:
+        _rewrite(graph, node)
+    # What leaves the graph keeps the strides that eager gives it.
+    back = {name: _restore(graph, node) for name, node in kept.items()}
+    results = tuple(back.values())
+    for node in graph.nodes:
+        if node.op == "output":
+            graph.erase_node(node)
+    graph.output(results)
+    outputs = tuple(FreshOutput(back[o.node].name) if isinstance(o, FreshOutput) else o for o in fg.outputs)
+    write_backs = tuple((i, back[name].name) for i, name in fg.write_backs)
+    return FunctionalGraph(graph, fg.inputs, outputs, write_backs, fg.symbols, fg.key_text)
+
+
+def _is_candidate(node: torch.fx.Node) -> bool:
+    spec = node.meta.get("spec")
+    return (
+        node.op == "call_function"
+        and node.target in CONVOLUTIONS
+        and isinstance(spec, TensorSpec)
+        and len(spec.shape) == 4
+        and spec.device == "cpu"
+        and spec.dtype in DTYPES
+        and not any(isinstance(s, Const) and s.value == 0 for s in spec.shape)
+    )
+
+
+def _rewrite(graph: torch.fx.Graph, conv: torch.fx.Node) -> None:
+    """Give `conv` a channels-last input and its result channels-last strides."""
+    x = conv.args[0]
+    assert isinstance(x, torch.fx.Node)
+    spec: TensorSpec = x.meta["spec"]
+    wanted = channels_last_strides(spec.shape)
+    if not same_strides(spec.shape, spec.strides, wanted):
+        with graph.inserting_after(x):
+            clone = _clone(graph, x, torch.channels_last, wanted)
+        # Index-mapped readers take the channels-last copy too, so that the row-major one need not exist.
+        x.replace_all_uses_with(clone, delete_user_cb=lambda user: user is conv or (user is not clone and user.target in LOWERINGS))
+    out: TensorSpec = conv.meta["spec"]
+    conv.meta["eager_spec"] = out
+    conv.meta["spec"] = _with_strides(out, channels_last_strides(out.shape))
+    for user in list(conv.users):
+        if user.op == "call_function" and user.target not in LOWERINGS and user.target not in CONVOLUTIONS:
+            with graph.inserting_before(user):
+                user.replace_input_with(conv, _clone(graph, conv, torch.contiguous_format, out.strides))
+
+
+def _restore(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    """A node with eager's strides for a value that leaves the graph."""
+    eager = node.meta.get("eager_spec")
+    if eager is None or same_strides(eager.shape, eager.strides, node.meta["spec"].strides):
+        return node
+    with graph.inserting_after(node):
+        return _clone(graph, node, torch.contiguous_format, eager.strides)
+
+
+def _clone(graph: torch.fx.Graph, x: torch.fx.Node, memory_format: torch.memory_format, strides: tuple[Expr, ...]) -> torch.fx.Node:
+    clone = graph.call_function(aten.clone.default, (x,), {"memory_format": memory_format})
+    clone.meta.update(x.meta)
+    clone.meta.pop("eager_spec", None)
+    clone.meta["spec"] = _with_strides(x.meta["spec"], strides)
+    return clone
+
+
+def _with_strides(spec: TensorSpec, strides: tuple[Expr, ...]) -> TensorSpec:
+    return TensorSpec(spec.dtype, spec.shape, strides, spec.device)
