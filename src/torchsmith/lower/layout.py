@@ -4,10 +4,13 @@
     return y                           y1 = clone(y, contiguous); return y1
 
 oneDNN runs a convolution on channels-last input without reordering activations; on row-major input it reorders them both ways at
-every call. The clones are ordinary pointwise stages, so fusion folds them into whatever produces or reads the value.
+every call. But it reorders the weight at every call too, and that costs more from channels-last activations: `is_profitable` weighs the
+two. The clones are ordinary pointwise stages, so fusion folds them into whatever produces or reads the value.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -68,7 +71,31 @@ def _is_candidate(node: torch.fx.Node) -> bool:
         and spec.device == "cpu"
         and spec.dtype in DTYPES
         and not any(isinstance(s, Const) and s.value == 0 for s in spec.shape)
+        and is_profitable(node)
     )
+
+
+def is_profitable(conv: torch.fx.Node) -> bool:
+    """Is `conv` faster on channels-last activations? May be wrong without harm.
+
+    Measured on 266 layers of torchvision models (AVX-512, 2 threads): with at least as many activations as weights channels-last
+    takes 0.15-1.05 of the row-major time, with a tenth as many 1.2-2.7; strided grouped layers 1.1-1.9 whatever the sizes.
+    """
+    x, w, stride, groups = conv.args[0], conv.args[1], conv.args[3], conv.args[8]
+    assert isinstance(x, torch.fx.Node) and isinstance(w, torch.fx.Node) and isinstance(stride, list | tuple)
+    sizes = [_count(x.meta["spec"]), _count(conv.meta["spec"]), _count(w.meta["spec"])]
+    if any(n is None for n in sizes):
+        return True
+    before, after, weights = (n or 0 for n in sizes)
+    is_depthwise = w.meta["spec"].shape[1] is const(1)
+    is_grouped = groups != 1 and not is_depthwise
+    strided = any(s not in (1, const(1)) for s in stride)
+    return not (is_grouped and strided) and (is_depthwise or before + after >= 0.8 * weights)
+
+
+def _count(spec: TensorSpec) -> int | None:
+    """Number of elements, if known."""
+    return math.prod(int(s.value) for s in spec.shape if isinstance(s, Const)) if all(isinstance(s, Const) for s in spec.shape) else None
 
 
 def _rewrite(graph: torch.fx.Graph, conv: torch.fx.Node) -> None:
