@@ -1,7 +1,7 @@
 """Kernel: one fused loop nest with its tiling decisions taken; what emit prints (no torch).
 
     Kernel = (name, params, syms, axes, scratch, body, grid, grain, origins)
-    Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask)
+    Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask) | Contract(...)
     kind   = grid | thread | block | serial | vector | unroll | scan
 
 The CPU calling convention of a printed kernel is fixed (emit/ prints it, emit/host.py calls it):
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .dtype import DType
-from .expr import Axis, Expr, Sym, Var
+from .expr import Axis, Expr, Load, Sym, Var
 from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
 
 AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
@@ -84,7 +84,30 @@ class Loop:
     carry: tuple[tuple[Var, Expr, Expr], ...] = ()
 
 
-Stmt = Loop | Let | StoreStmt
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """One register tile of a multiply-add Fold, left in the scratch array `acc` (row-major, 16 * vectors columns, f32):
+
+        acc[m, n] = sum over taps and k of a(m, taps, k) * b(taps, k, n)        m < rows, n < 16 * vectors
+
+    a: Load over Axis m, the taps' axes and k, affine in m and k; where its mask (a conjunction of linear bounds) fails the product is 0.
+    b: Load of a packed buffer, n contiguous. Rows from `live` on do not exist: their accumulators hold no meaning.
+    """
+
+    acc: str
+    rows: int
+    vectors: int
+    m: Axis
+    live: Expr
+    taps: tuple[tuple[Axis, Expr], ...]
+    k: Axis
+    extent: Expr
+    n: Axis
+    a: Load
+    b: Load
+
+
+Stmt = Loop | Let | StoreStmt | Contract
 
 
 @dataclass(frozen=True, slots=True)

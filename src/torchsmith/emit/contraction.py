@@ -1,0 +1,145 @@
+"""A Contract statement -> C text: the register-tiled multiply-add at the heart of every matmul and convolution.
+
+In: a Contract (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope, and one static function per tile shape:
+
+    tile(acc, a, step, ka, b, kb, n):   acc[m][v] += sum over k < n of splat(a[m * step + k * ka]) * b[k * kb + 16 v ...]
+
+`acc` holds rows x vectors accumulators, which the compiler keeps in registers while k runs; between taps they rest in the kernel's scratch.
+A tile whose rows all exist, and whose taps all fall inside the input, reads rows at a fixed step; any other reads them through a table of
+pointers, where a tap in the padding points at zeros and a row past the end at the last real one (computed, then dropped).
+"""
+
+from __future__ import annotations
+
+from ..codes import Unsupported
+from ..ir import dtype as dt
+from ..ir.dtype import DType
+from ..ir.expr import Expr, Load, const, substitute
+from ..ir.kernel import Contract
+from ..ir.linear import Linear, const_of, linear
+from .c import STATEMENTS, STORED, Emitter, Val
+
+LANES = 16
+MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
+# storage type -> C text of one f32 from memory: scalar of `a`, 16 lanes of `b`
+_SCALAR = {"f32": "{}", "bf16": "up_bf16({})", "f16": "up_f16({})"}
+_VECTOR = {"f32": "*(const xf32u *)({})", "bf16": "upv_bf16(*(const xu16u *)({}))", "f16": "upv_f16(*(const xu16u *)({}))"}
+_UP = {
+    "bf16": "static inline f32 up_bf16(u16 x) { u32 i = (u32)x << 16; f32 r; __builtin_memcpy(&r, &i, 4); return r; }\n"
+    "static inline xf32 upv_bf16(xu16 x) { return (xf32)(CV(x, xu32) << 16); }\n",
+    "f16": "static inline f32 up_f16(u16 x) { _Float16 h; __builtin_memcpy(&h, &x, 2); return (f32)h; }\n"
+    "typedef _Float16 xf16h __attribute__((vector_size(32)));\n"
+    "static inline xf32 upv_f16(xu16 x) { return CV((xf16h)x, xf32); }\n",
+}
+
+
+def tile_function(rows: int, vectors: int, a: DType, b: DType, pointers: bool) -> tuple[str, str]:
+    """(name, C text) of the multiply-add tile; `pointers`: rows come as a table of addresses instead of a fixed step."""
+    name = f"tile_{rows}x{vectors}_{a}_{b}{'_p' if pointers else ''}"
+    source = f"const {STORED[a.name]}a *const *a" if pointers else f"const {STORED[a.name]}a *a, i64 step"
+    acc = [[f"c{m}_{v}" for v in range(vectors)] for m in range(rows)]
+    lines = [
+        f"static __attribute__((noinline)) void {name}(f32a *acc, {source}, i64 ka, const {STORED[b.name]}a *b, i64 kb, i64 n) {{",
+        *(f"  xf32 {c} = *(xf32u *)(acc + {LANES * (m * vectors + v)});" for m, row in enumerate(acc) for v, c in enumerate(row)),
+        "  _Pragma(\"GCC unroll 4\") for (i64 k = 0; k < n; k++, b += kb) {",
+        *(f"    xf32 w{v} = {_VECTOR[b.name].format(f'b + {LANES * v}')};" for v in range(vectors)),
+    ]
+    for m, row in enumerate(acc):
+        place = f"a[{m}][k * ka]" if pointers else f"a[{m} * step + k * ka]" if m else "a[k * ka]"
+        lines.append(f"    {{ xf32 x = {_SCALAR[a.name].format(place)} - (xf32){{0}};")
+        lines += [f"      {c} = fma_xf32(x, w{v}, {c});" for v, c in enumerate(row)]
+        lines.append("    }")
+    lines.append("  }")
+    lines += [f"  *(xf32u *)(acc + {LANES * (m * vectors + v)}) = {c};" for m, row in enumerate(acc) for v, c in enumerate(row)]
+    lines.append("}")
+    return name, "\n".join(lines) + "\n"
+
+
+def _need_tile(self: Emitter, s: Contract, pointers: bool) -> str:
+    """Make sure the tile's function (and its conversions) stand before the kernel; its name."""
+    for d in (s.a.dtype, s.b.dtype):
+        if d.name in _UP:
+            self.functions.setdefault(d.name, _UP[d.name])
+    name, text = tile_function(s.rows, s.vectors, s.a.dtype, s.b.dtype, pointers)
+    self.use("fma_xf32(")
+    self.functions.setdefault(name, text)
+    return name
+
+
+def _linear_address(self: Emitter, load: Load) -> Linear:
+    return self.address(load.buf, load.index)
+
+
+def _text(self: Emitter, e: Expr) -> str:
+    return self.emit(e).text
+
+
+def do_contract(self: Emitter, s: Contract) -> None:
+    """Zero the accumulators; for every tap run the tile over k."""
+    if s.a.dtype.name not in _SCALAR or s.b.dtype.name not in _VECTOR:
+        raise Unsupported("EMI001", detail=f"contraction of {s.a.dtype} and {s.b.dtype}")
+    acc, _ = self.base(s.acc)
+    size = s.rows * s.vectors * LANES
+    self.line(f"for (int q = 0; q < {size}; q += {LANES}) *(xf32u *)({acc} + q) = (xf32){{0}};")
+    for axis, extent in s.taps:
+        self.extents[axis] = extent
+        name = self.fresh("i")
+        self.open(f"for (i64 {name} = 0; {name} < {_text(self, extent)}; {name}++) {{", [axis])
+        self.scopes[-1].memo[axis] = Val(name, dt.index, False)
+    _one_tap(self, s, acc)
+    for _ in s.taps:
+        self.close()
+    self.forget(s.acc)
+
+
+def _one_tap(self: Emitter, s: Contract, acc: str) -> None:
+    a, b = _linear_address(self, s.a), _linear_address(self, s.b)
+    zero = const(0)
+    step, ka, kb = (lin.terms.get(x, zero) for lin, x in ((a, s.m), (a, s.k), (b, s.k)))
+    start = {s.m: zero, s.k: zero, s.n: zero}
+    a_start = substitute(a.expr(), start)
+    b_text = f"{self.base(s.b.buf)[0]} + {_text(self, substitute(b.expr(), start))}"
+    a_name, a_dtype = self.base(s.a.buf)
+    n = _text(self, s.extent)
+    count = f"{_text(self, ka)}, {b_text}, {_text(self, kb)}, {n}"
+    # A mask is a conjunction of linear bounds, so it holds on a range of rows if it holds at both ends.
+    inside = [f"{_text(self, s.live)} >= {s.rows}"] if const_of(s.live) is None else []
+    always = const_of(s.live) is None or (const_of(s.live) or 0) >= s.rows
+    if s.a.mask is not None:
+        inside += [_text(self, substitute(s.a.mask, {s.m: const(m)})) for m in sorted({0, s.rows - 1})]
+    fast = f"{_need_tile(self, s, False)}({acc}, {a_name} + {_text(self, a_start)}, {_text(self, step)}, {count});"
+    if always and not inside:
+        self.line(fast)
+        return
+    if always:
+        self.line(f"if ({' && '.join(inside)}) {fast}")
+        self.line("else {")
+    else:
+        self.line("{")
+    self.line(f"  const {STORED[a_dtype.name]}a *p[{s.rows}];")
+    row = self.fresh("i")
+    self.open(f"for (i64 q = 0; q < {s.rows}; q++) {{ i64 {row} = q < {_text(self, s.live)} ? q : {_text(self, s.live)} - 1;", [s.m])
+    self.scopes[-1].memo[s.m] = Val(row, dt.index, False)
+    place = f"{a_name} + {_text(self, substitute(a.expr(), {s.k: zero, s.n: zero}))}"
+    if s.a.mask is None:
+        self.line(f"p[q] = {place};")
+    else:
+        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}; else p[q] = {_zeros(self, s, ka, a_dtype)};")
+    self.close()
+    self.line(f"  {_need_tile(self, s, True)}({acc}, p, {count});")
+    self.line("}")
+
+
+def _zeros(self: Emitter, s: Contract, ka: Expr, dtype: DType) -> str:
+    """The name of a row of zeros as long as k runs."""
+    extent, stride = const_of(s.extent), const_of(ka)
+    if extent is None or stride is None or extent * stride > MAX_ZEROS:
+        raise Unsupported("EMI001", detail="padded contraction over an unknown or scattered inner extent")
+    self.functions.setdefault("zeros", "")
+    name = f"zeros_{dtype}"
+    have = int(self.functions.get(name, "0 0").split("[")[-1].split("]")[0]) if name in self.functions else 0
+    self.functions[name] = f"static const {STORED[dtype.name]} {name}[{max(have, (extent - 1) * stride + 1)}] = {{0}};\n"
+    return f"(const {STORED[dtype.name]}a *){name}"
+
+
+STATEMENTS[Contract] = do_contract  # type: ignore[index]
