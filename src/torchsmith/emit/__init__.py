@@ -1,0 +1,3 @@
+"""Text only: kernels and host programs as C. Importing the room registers the statements that stand in files of their own."""
+
+from . import contraction as contraction

@@ -67,6 +67,7 @@ class Emitter:
     def __init__(self, kernel: Kernel, lanes: int) -> None:
         self.kernel, self.lanes = kernel, lanes
         self.used: set[str] = set()
+        self.functions: dict[str, str] = {}  # texts that stand before the kernel, by name
         self.scopes: list[Scope] = [Scope()]
         self.level: dict[Expr, int] = {}  # Axis, Var -> index of the scope that binds it
         self.extents: dict[Axis, Expr] = {}
@@ -289,7 +290,8 @@ class Emitter:
         lines = self.scopes[0].lines
         body = "\n".join("  " + text for text in lines)
         head = "void TS_KERNEL(void *const *bufs, const i64 *syms, i64 lo, i64 hi) {\n  (void)syms;\n"
-        return vector.prelude(self.lanes) + vector.close(self.used, self.lanes) + head + body + "\n}\n"
+        snippets = vector.prelude(self.lanes) + vector.close(self.used, self.lanes) + "".join(self.functions.values())
+        return snippets + head + body + "\n}\n"
 
     def grid(self) -> None:
         """for g in [lo, hi): the grid axes count along, like an odometer."""

@@ -16,7 +16,7 @@ from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Expr, Load, const, substitute
 from ..ir.kernel import Contract
-from ..ir.linear import Linear, const_of, linear
+from ..ir.linear import Linear, const_of
 from .c import STATEMENTS, STORED, Emitter, Val
 
 LANES = 16

@@ -1,0 +1,247 @@
+"""Recognise multiply-add Folds and give them the contraction template: register tiles, packed right-hand operands, fused epilogues.
+
+In: a Stage (and the pointwise Stages that read its result). Out: a pack Stage with its buffer, and one Kernel.
+
+    out[.., m, n] = f(sum over taps, k of a(.., m, taps, k) * b(.., taps, k, n))
+
+n is the axis that only `b` depends on, m the innermost axis that only `a` depends on; axes of both are batches. `b` is packed to
+[batch.., n tile, taps.., k, 16 * vectors] so that a tile reads it in order; n past the end is packed as zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import dtype as dt
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
+from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt
+from ..ir.linear import const_of, linear
+from ..ir.program import Buffer, Layout, Stage, Store
+
+LANES = 16
+REGISTERS = 28  # accumulators of a tile; 32 vector registers less operands
+STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A Stage seen as a product. `value` is the Stage's value with the Fold replaced by `acc`."""
+
+    stage: Stage
+    fold: Fold
+    a: Load
+    b: Load
+    batch: tuple[tuple[Axis, Expr], ...]
+    rows: tuple[tuple[Axis, Expr], ...]  # m axes, the tiled one last
+    n: tuple[Axis, Expr]
+    taps: tuple[tuple[Axis, Expr], ...]
+    k: tuple[Axis, Expr]
+    value: Expr
+
+
+ACC = Var("acc", dt.f32)
+
+
+def _factor(e: Expr) -> Load | None:
+    """A factor's Load: x, or Cast(f32, x) of a narrower float."""
+    if isinstance(e, Cast) and e.dtype is dt.f32:
+        e = e.args[0]
+    return e if isinstance(e, Load) and e.dtype in STORAGE else None
+
+
+def _axes_of(e: Load) -> frozenset[Expr]:
+    return frozenset(x for x in walk(e) if isinstance(x, Axis))
+
+
+def recognise(stage: Stage) -> Contraction | None:
+    """The Stage as a contraction, or None."""
+    if stage.scan or stage.lets or len(stage.stores) != 1:
+        return None
+    store = stage.stores[0]
+    if store.mode != "set" or store.mask is not None:
+        return None
+    folds = [e for e in walk(store.value) if isinstance(e, Fold)]
+    if len(folds) != 1:
+        return None
+    fold = folds[0]
+    factors = _factors(fold)
+    if factors is None:
+        return None
+    for a, b in (factors, factors[::-1]):
+        found = _classify(stage, fold, a, b)
+        if found is not None:
+            return found
+    return None
+
+
+def _factors(fold: Fold) -> tuple[Load, Load] | None:
+    """The two Loads of a multiply-add Fold that starts at zero."""
+    state = fold.state(0)
+    if len(fold.init) != 1 or fold.dtype is not dt.f32 or fold.init[0] is not Const(dt.f32, 0.0) or fold.order != "any":
+        return None
+    update = fold.update[0]
+    if not isinstance(update, Op) or update.name != "add":
+        return None
+    product = update.args[1] if update.args[0] is state else update.args[0] if update.args[1] is state else None
+    if not isinstance(product, Op) or product.name != "mul":
+        return None
+    a, b = (_factor(e) for e in product.args)
+    return None if a is None or b is None else (a, b)
+
+
+def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
+    """Sort the axes, with `b` as the packed operand."""
+    in_a, in_b = _axes_of(a), _axes_of(b)
+    free = [(x, e) for x, e in stage.axes if x not in in_a and x in in_b]
+    if b.mask is not None or any(isinstance(x, Load) and x is not a for x in walk(a)) or len(free) != 1:
+        return None
+    n = free[0]
+    if any(isinstance(x, Load) and x is not b for x in walk(b)):
+        return None
+    batch = tuple(x for x in stage.axes if x[0] in in_a and x[0] in in_b)
+    rows = tuple(x for x in stage.axes if x[0] not in in_b)
+    loops = [(x, e) for x, e in zip(fold.axes, fold.extents, strict=True)]
+    inner = [x for x in loops if x[0] in in_a and x[0] in in_b and (a.mask is None or x[0] not in set(walk(a.mask)))]
+    if not rows or not inner or any(x not in in_a or x not in in_b for x, _ in loops):
+        return None
+    k = max(inner, key=lambda x: const_of(x[1]) or 1 << 30)
+    taps = tuple(x for x in loops if x is not k)
+    if not all(_is_affine(e, (rows[-1][0], k[0])) for e in a.index):
+        return None
+    value = substitute(stage.stores[0].value, {fold: ACC})
+    return Contraction(stage, fold, a, b, batch, rows, n, taps, k, value)
+
+
+def _is_affine(e: Expr, axes: tuple[Axis, ...]) -> bool:
+    """Do `axes` occur in `e` only as linear terms?"""
+    return all(atom in axes or not any(x in axes for x in walk(atom)) for atom in linear(e).terms)
+
+
+def choose_tile(m: int | None, n: int | None) -> tuple[int, int]:
+    """(rows, vectors) of the register tile for an m x n result: the largest share of useful multiply-adds per cycle.
+
+    A tile step costs rows * vectors multiply-adds, or its loads (vectors of b, rows of a, two per cycle) if they are more.
+    """
+    if m is None:
+        m = 1 << 20
+    if n is None:
+        n = 1 << 20
+    best, choice = 0.0, (1, 1)
+    for rows in range(1, min(REGISTERS, m) + 1):
+        for vectors in range(1, min(REGISTERS // rows, 8, -(-n // LANES)) + 1):
+            useful = m / (-(-m // rows) * rows) * n / (-(-n // (LANES * vectors)) * LANES * vectors)
+            work = rows * vectors
+            score = useful * work / max(work, vectors + rows / 2, 8) * work / (work + 0.4)
+            if score > best + 1e-9:
+                best, choice = score, (rows, vectors)
+    return choice
+
+
+def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
+    """The Stage that writes `b` in tile order, zeros past the end of n."""
+    (n, extent), width = c.n, LANES * vectors
+    tile, lane = Axis("nt"), Axis("nl")
+    tiles = op("floordiv", extent + (width - 1), const(width))
+    axes = (*c.batch, (tile, tiles), *c.taps, c.k, (lane, const(width)))
+    at = tile * width + lane
+    load = substitute(c.b, {n: at})
+    assert isinstance(load, Load)
+    exact = const_of(extent) is not None and (const_of(extent) or 0) % width == 0
+    value: Expr = load if exact else Load(load.buf, load.dtype, load.index, op("lt", at, extent), Const(load.dtype, 0.0))
+    names = {x: Axis(f"i{j}") for j, (x, _) in enumerate(axes)}
+    renamed = tuple((names[x], e) for x, e in axes)
+    store = Store(name, tuple(x for x, _ in renamed), substitute(value, dict(names.items())))
+    shape = tuple(e for _, e in axes)
+    buffer = Buffer(name, c.b.dtype, shape, _row_major(shape), "temp", None, c.stage.loc)
+    return Stage(renamed, (store,), loc=c.stage.loc, origin="pack"), buffer
+
+
+def _row_major(shape: tuple[Expr, ...]) -> Layout:
+    strides: list[Expr] = []
+    step: Expr = const(1)
+    for extent in reversed(shape):
+        strides.append(step)
+        step = op("mul", step, extent)
+    return Layout(tuple(reversed(strides)), const(0))
+
+
+def form_contraction(
+    c: Contraction, stores: tuple[Store, ...], packed: Buffer, tile: tuple[int, int], buffers: dict[str, Buffer], origins: tuple[str, ...]
+) -> Kernel:
+    """The kernel of `c` and its epilogue: `stores` over the axes of c.stage, reading the product as ACC."""
+    (rows, vectors), width = tile, LANES * tile[1]
+    (m, m_extent), (n, n_extent) = c.rows[-1], c.n
+    mt, ml, nt, nl = Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl")
+    row, column = mt * rows + ml, nt * width + nl
+    live, wide = _least(rows, m_extent - mt * rows, m_extent), _least(width, n_extent - nt * width, n_extent)
+    a = substitute(c.a, {m: row})
+    b = Load(packed.name, packed.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], nl))
+    assert isinstance(a, Load)
+    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b)
+    result = Load("acc", dt.f32, (ml * width + nl,))
+    table: dict[Expr, Expr] = {ACC: result, m: row, n: column}
+    body: tuple[Stmt, ...] = tuple(
+        StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode) for s in stores
+    )
+    if _steps_by_one(stores, m, buffers):
+        epilogue = Loop(nl, wide, "serial", (Loop(ml, live, "vector", body),))
+    else:
+        epilogue = Loop(ml, live, "serial", (Loop(nl, wide, "vector", body),))
+    grid = (*c.batch, (nt, op("floordiv", n_extent + (width - 1), const(width))), *c.rows[:-1],
+            (mt, op("floordiv", m_extent + (rows - 1), const(rows))))  # fmt: skip
+    steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
+    grain = const(max(1, 4096 // steps))
+    params, syms = _params((contract, epilogue), stores, c, packed, buffers, [e for _, e in grid])
+    scratch = (Scratch("acc", dt.f32, rows * width),)
+    return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins)
+
+
+def _product(extents: list[Expr]) -> int:
+    total = 1
+    for e in extents:
+        total *= const_of(e) or 64
+    return total
+
+
+def _least(limit: int, rest: Expr, extent: Expr) -> Expr:
+    """min(limit, rest), as a constant where the tiles divide the extent."""
+    known = const_of(extent)
+    if known is not None and known % limit == 0:
+        return const(limit)
+    if known is not None and known < limit:
+        return const(known)
+    return op("min", const(limit), rest)
+
+
+def _steps_by_one(stores: tuple[Store, ...], m: Axis, buffers: dict[str, Buffer]) -> bool:
+    """Do the results lie contiguous along m?"""
+
+    def stride(s: Store) -> int | None:
+        layout = buffers[s.buf].layout
+        total: Expr = const(0)
+        for i, step in zip(s.index, layout.strides if layout else (), strict=False):
+            total = total + i * step
+        return const_of(linear(total).terms.get(m, const(0)))
+
+    return all(stride(s) == 1 for s in stores)
+
+
+def _params(
+    body: tuple[Stmt, ...], stores: tuple[Store, ...], c: Contraction, packed: Buffer, buffers: dict[str, Buffer], extents: list[Expr]
+) -> tuple[tuple[Param, ...], tuple[Sym, ...]]:
+    """Every buffer the kernel touches, and every symbol in its extents, strides and values."""
+    values = [e for s in stores for e in (*s.index, s.value)]
+    nodes = list(walk(*values, c.a, *extents, *(e for _, e in (*c.taps, c.k, *c.rows, c.n))))
+    written = [s.buf for s in stores]
+    read = [x.buf for x in nodes if isinstance(x, Load)]
+    names = dict.fromkeys([*written, c.a.buf, packed.name, *read])
+    table = {**buffers, packed.name: packed}
+    params = []
+    for name in names:
+        buffer = table[name]
+        assert buffer.layout is not None
+        params.append(Param(name, buffer.dtype, buffer.shape, buffer.layout, name in written))
+        nodes += list(walk(buffer.layout.offset, *buffer.layout.strides))
+    return tuple(params), tuple(dict.fromkeys(x for x in nodes if isinstance(x, Sym)))
+
+

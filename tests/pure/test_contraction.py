@@ -1,0 +1,102 @@
+"""Contractions: matmul and convolution Folds through recognition, packing and the register-tiled kernel, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from emit_harness import launch
+
+from torchsmith.ir import dtype as dt
+from torchsmith.ir.expr import Axis, Const, Fold, Load, Var, const, op, substitute
+from torchsmith.ir.program import Buffer, Layout, Stage, Store
+from torchsmith.schedule.contraction import ACC, choose_tile, form_contraction, pack, recognise
+from torchsmith.schedule.kernels import row_major, stage_kernel
+
+A0, B0 = Var("fa0", dt.f32), Var("fb0", dt.f32)
+
+
+def multiply_add(axes, a, b):
+    return Fold(axes, (Const(dt.f32, 0.0),), (op("add", A0, op("mul", a, b)),), (op("add", A0, B0),), prefix="f")
+
+
+def channels_last(shape) -> Layout:
+    _, c, h, w = shape
+    return Layout((const(c * h * w), const(1), const(c * w), const(c)), const(0))
+
+
+def run(stage: Stage, buffers: dict[str, Buffer], arrays: dict[str, np.ndarray], epilogue=lambda v, index: v, tile=None) -> None:
+    c = recognise(stage)
+    assert c is not None
+    m, n = (e[1].value for e in (c.rows[-1], c.n))
+    tile = tile or choose_tile(m, n)
+    packing, packed = pack(c, "packed", tile[1])
+    table = {**buffers, "packed": packed}
+    arrays["packed"] = np.full(int(np.prod([e.value for e in packed.shape])), np.nan, np.float32)
+    launch(stage_kernel(packing, table), arrays, {})
+    store = stage.stores[0]
+    stores = (Store(store.buf, store.index, epilogue(substitute(store.value, {c.fold: ACC}), store.index)),)
+    launch(form_contraction(c, stores, packed, tile, buffers, ()), arrays, {}, chunks=3)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 3, 7), (128, 96, 64), (33, 70, 19), (1, 200, 40), (14, 32, 0)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matmul_with_bias_and_relu(m: int, n: int, k: int, transposed: bool) -> None:
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    shapes = {"x": (m, k), "w": (n, k) if transposed else (k, n), "b": (n,), "y": (m, n)}
+    buffers = {s: Buffer(s, dt.f32, e, row_major(e), "temp") for s, e in ((s, tuple(map(const, e))) for s, e in shapes.items())}
+    rng = np.random.default_rng(0)
+    arrays = {s: rng.standard_normal(e).astype(np.float32) for s, e in shapes.items()}
+    w = Load("w", dt.f32, (j, r) if transposed else (r, j))
+    product = multiply_add(((r, const(k)),), Load("x", dt.f32, (i, r)), w)
+    stage = Stage(((i, const(m)), (j, const(n))), (Store("y", (i, j), product),))
+    want = np.maximum(arrays["x"].astype(np.float64) @ (arrays["w"].T if transposed else arrays["w"]) + arrays["b"], 0)
+    run(stage, buffers, arrays, lambda v, index: op("max", op("add", v, Load("b", dt.f32, (index[1],))), Const(dt.f32, 0.0)))
+    np.testing.assert_allclose(arrays["y"], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [row_major, channels_last])
+@pytest.mark.parametrize(
+    ("n", "c", "h", "w", "oc", "kh", "stride", "pad", "dilation"),
+    [(2, 3, 9, 11, 20, 3, 1, 1, 1), (1, 16, 14, 14, 32, 3, 2, 1, 1), (1, 8, 7, 7, 40, 1, 1, 0, 1), (1, 5, 12, 10, 17, 3, 1, 2, 2), (1, 3, 30, 30, 64, 7, 2, 3, 1)],
+)
+def test_convolution(layout, n, c, h, w, oc, kh, stride, pad, dilation) -> None:
+    span = dilation * (kh - 1) + 1
+    oh, ow = (h + 2 * pad - span) // stride + 1, (w + 2 * pad - span) // stride + 1
+    shapes = {"x": (n, c, h, w), "w": (oc, c, kh, kh), "y": (n, oc, oh, ow)}
+    layouts = {"x": layout, "y": layout, "w": row_major}
+
+    def buffer(s):
+        shape = tuple(map(const, shapes[s]))
+        at = channels_last(shapes[s]) if layouts[s] is channels_last else row_major(shape)
+        return Buffer(s, dt.f32, shape, at, "temp")
+
+    buffers = {s: buffer(s) for s in shapes}
+    b, o, y, x = (Axis(f"i{d}") for d in range(4))
+    ci, r, s = (Axis(f"r{d}") for d in range(3))
+    iy, ix = y * stride + r * dilation - pad, x * stride + s * dilation - pad
+    mask = op("and", op("and", op("ge", iy, const(0)), op("lt", iy, const(h))), op("and", op("ge", ix, const(0)), op("lt", ix, const(w))))
+    load = Load("x", dt.f32, (b, ci, iy, ix), mask, Const(dt.f32, 0.0)) if pad else Load("x", dt.f32, (b, ci, iy, ix))
+    product = multiply_add(((ci, const(c)), (r, const(kh)), (s, const(kh))), load, Load("w", dt.f32, (o, ci, r, s)))
+    stage = Stage(((b, const(n)), (o, const(oc)), (y, const(oh)), (x, const(ow))), (Store("y", (b, o, y, x), product),))
+    rng = np.random.default_rng(0)
+    image, weight = (rng.standard_normal(shapes[z]).astype(np.float32) for z in "xw")
+    arrays = {"w": weight.copy(), "x": image.copy(), "y": np.zeros(shapes["y"], np.float32)}
+    if layout is channels_last:
+        arrays["x"], arrays["y"] = np.ascontiguousarray(image.transpose(0, 2, 3, 1)), np.zeros((n, oh, ow, oc), np.float32)
+    run(stage, buffers, arrays)
+    padded = np.pad(image.astype(np.float64), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    want = np.zeros(shapes["y"])
+    for p in range(kh):
+        for q in range(kh):
+            part = padded[:, :, p * dilation : p * dilation + (oh - 1) * stride + 1 : stride, q * dilation : q * dilation + (ow - 1) * stride + 1 : stride]
+            want += np.einsum("nchw,oc->nohw", part, weight[:, :, p, q].astype(np.float64))
+    got = arrays["y"].transpose(0, 3, 1, 2) if layout is channels_last else arrays["y"]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+def test_other_folds_are_not_contractions() -> None:
+    i, r = Axis("i0"), Axis("r0")
+    total = Fold(((r, const(4)),), (Const(dt.f32, 0.0),), (op("add", A0, Load("x", dt.f32, (i, r))),), (op("add", A0, B0),), prefix="f")
+    assert recognise(Stage(((i, const(3)),), (Store("y", (i,), total),))) is None
+    dot = multiply_add(((r, const(4)),), Load("x", dt.f32, (i, r)), Load("z", dt.f32, (i, r)))
+    assert recognise(Stage(((i, const(3)),), (Store("y", (i,), dot),))) is None
