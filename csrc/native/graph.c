@@ -279,7 +279,12 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   int32_t rc = entry->run(&host, tensors, scalars, NULL, results, syms);
   if (grad) torch.set_grad(true);
   PyEval_RestoreThread(call.thread);
-  Py_XDECREF(guard);
+  if (guard) {
+    PyObject *left = PyObject_CallMethod(guard, "__exit__", "OOO", Py_None, Py_None, Py_None);
+    if (!left) PyErr_Clear(); /* leaving a guard does not fail */
+    Py_XDECREF(left);
+    Py_DECREF(guard);
+  }
   if (rc == 0) {
     out = finish(g, args, results, syms);
     if (g->writes)

@@ -1,4 +1,6 @@
 /* torchsmith.runtime._native: loads compiled graphs and hosts them inside PyTorch. */
+#include <dlfcn.h>
+
 #include "native.h"
 
 static PyObject *trim(PyObject *module, PyObject *none) {
@@ -8,9 +10,16 @@ static PyObject *trim(PyObject *module, PyObject *none) {
 
 static PyObject *has_symbol(PyObject *module, PyObject *name);
 
+static PyObject *dtype_number(PyObject *module, PyObject *row) {
+  long i = PyLong_AsLong(row);
+  if (i < 0 || i >= 10) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no such dtype row");
+  return PyLong_FromLong(torch.dtypes[i]);
+}
+
 static PyMethodDef methods[] = {
     {"setup", torch_setup, METH_O, "Find torch's functions; takes a dict of Python callables and samples."},
     {"has_symbol", has_symbol, METH_O, "True when libtorch_cpu exports this name."},
+    {"dtype_number", dtype_number, METH_O, "torch's number of a dtype row."},
     {"workspace_stats", workspace_stats, METH_NOARGS, "Blocks made, bytes held, blocks kept."},
     {"workspace_trim", trim, METH_NOARGS, "Free every idle workspace."},
     {NULL, NULL, 0, NULL},
@@ -18,7 +27,6 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods};
 
-#include <dlfcn.h>
 static PyObject *has_symbol(PyObject *module, PyObject *name) {
   const char *text = PyUnicode_AsUTF8(name);
   if (!text) return NULL;

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Sym, const, op
+from torchsmith.ir.expr import Axis, Expr, Load, Sym, const, op
 from torchsmith.ir.kernel import Kernel, Loop, Param, Scheduled, StoreStmt
 from torchsmith.ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, ResultPlace, Taken
 from torchsmith.ir.program import (
@@ -179,4 +179,3 @@ def test_a_buffer_that_views_another_shares_its_place() -> None:
     body = [unary("k", x, t), unary("k1", x, u), Extern("aten.sin.default", (BufArg("v"),), (), ("g",)), unary("k2", u, y)]
     got = make([x, t, v, u, y, buffer("g", 4)], body, (Fresh("y"),))
     assert got.places["v"] == got.places["t"] != got.places["u"]
-    assert Cast(dt.f32, Const(dt.i32, 1)).dtype is dt.f32

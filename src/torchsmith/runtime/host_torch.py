@@ -13,14 +13,10 @@ import torch
 
 from .. import events
 from . import _native
+from .externs_torch import DTYPE_ROWS, DTYPES, bind
 from .load import NativeError
 from .manifest import Manifest
 
-DTYPE_ROWS = {name: i for i, name in enumerate(("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"))}
-DTYPES: dict[str, torch.dtype] = {
-    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "i32": torch.int32,
-    "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
-}  # fmt: skip
 NUMBER_KINDS = {"f64": 3, "f32": 3, "bool": 4}  # index and integers: 2
 
 
@@ -36,9 +32,16 @@ def setup() -> None:
         "view": base.view,
         "increment_version": _bump_version,
         "is_autocast": functools.partial(torch.is_autocast_enabled, "cpu"),
-        "disable_autocast": torch._C._DisableAutocast,
+        "disable_autocast": _enter_no_autocast,
         "error": NativeError,
     })  # fmt: skip
+
+
+def _enter_no_autocast() -> Any:
+    """A guard, entered: extern calls see the dtypes that were captured, whatever autocast region the caller stands in."""
+    guard = torch._C._DisableAutocast()
+    guard.__enter__()
+    return guard
 
 
 def _bump_version(tensor: torch.Tensor) -> None:
@@ -52,8 +55,9 @@ def graph(library: str, manifest: Manifest, eager: Callable[..., Any] | None, na
     setup()
     inputs = [_input(row) for row in manifest.inputs]
     results = [_result(row, manifest) for row in manifest.results]
+    externs = [bind(row) for row in manifest.externs]
     fallback = None if eager is None else functools.partial(_repeat, eager, name or manifest.name)
-    return _native.Graph(library, manifest.symbol, inputs, results, [], fallback)
+    return _native.Graph(library, manifest.symbol, inputs, results, externs, fallback)
 
 
 def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:

@@ -1,0 +1,239 @@
+"""Extern calls bound to torch: by libtorch's C shim functions where the schema allows it, else by the operator's Python callable.
+
+In: one extern row of a manifest. Out: the spec that csrc/native/extern.c reads. With host_torch the only users of torch in this room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .. import events
+from ..codes import Unsupported
+from . import _native
+from .manifest import ExternRow
+
+DTYPE_ROWS = {name: i for i, name in enumerate(("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"))}
+DTYPES: dict[str, torch.dtype] = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "i32": torch.int32,
+    "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
+
+# Operators whose shim function libtorch has exported unchanged since 2.11: base name, all overloads. Symbols are probed when bound.
+SHIM_OPS = frozenset({
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_cdist_forward", "_embedding_bag", "_pdist_forward",
+    "_scaled_dot_product_flash_attention_for_cpu", "_trilinear", "adaptive_max_pool2d", "adaptive_max_pool3d", "addbmm", "addmm", "addmv",
+    "angle", "avg_pool2d", "avg_pool3d", "baddbmm", "bmm", "bucketize", "cat", "cholesky_inverse", "cholesky_solve", "convolution",
+    "cummax", "cummin", "cumprod", "cumsum", "gcd", "geqrf", "grid_sampler_3d", "index", "index_put", "index_reduce", "kthvalue", "logcumsumexp",
+    "masked_select", "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d", "median", "mm", "mode",
+    "nanmedian", "nonzero", "ormqr", "polar", "searchsorted", "sort", "topk", "triangular_solve",
+})  # fmt: skip
+
+SLOT_TENSOR, SLOT_INT, SLOT_FLOAT, SLOT_BOOL = 0, 1, 2, 3
+SLOT_KINDS = {"f64": SLOT_FLOAT, "f32": SLOT_FLOAT, "bool": SLOT_BOOL}
+
+
+class _NoShim(Exception):
+    """This call does not fit a shim function; it goes through Python."""
+
+
+def bind(row: ExternRow) -> tuple[Any, ...]:
+    """The spec of one extern call. Raises Unsupported("RUN005") when torch has no such operator."""
+    overload = resolve(row.op, row.loc)
+    tensors = [(DTYPE_ROWS[d], n) for d, n in row.tensors]
+    outs = [None if o is None else (DTYPE_ROWS[o[0]], o[1]) for o in row.outs]
+    planned = row.returned == "planned"
+    try:
+        symbol, params = shim_call(row, overload)
+        return (0, row.op, symbol, params, None, tensors, outs, planned)
+    except _NoShim:
+        pass
+    events.emit("extern", name=row.op, via="python", loc=row.loc)
+    args = [_template(a) for a in row.args] + [_template(v) for v in row.kwargs.values()]
+    return (1, row.op, overload._op, args, tuple(row.kwargs) or None, tensors, outs, planned)
+
+
+def resolve(op: str, at: str = "") -> Any:
+    """"aten.mm.default" -> the OpOverload."""
+    namespace, _, rest = op.partition(".")
+    name, _, overload = rest.rpartition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (AttributeError, RuntimeError) as e:
+        raise Unsupported("RUN005", at=at, detail=op) from e
+
+
+# ---------------------------------------------------------------- python
+
+
+def _enum(kind: str, value: str) -> Any:
+    if kind == "device":
+        return torch.device(value)
+    if kind == "generator":
+        return None
+    return getattr(torch, value)
+
+
+TEMPLATES: dict[str, Callable[..., Any]] = {
+    "tensor": lambda i: _native.Slot(SLOT_TENSOR, i),
+    "number": lambda i, dtype: _native.Slot(SLOT_KINDS.get(dtype, SLOT_INT), i),
+    "str": lambda s: s,
+    "dtype": lambda name: DTYPES[name],
+    "enum": _enum,
+    "list": lambda *items: [_template(i) for i in items],
+}
+
+
+def _template(arg: Any) -> Any:
+    """A manifest argument as a Python value with Slots."""
+    return TEMPLATES[arg[0]](*arg[1:]) if isinstance(arg, list) else arg
+
+
+# ---------------------------------------------------------------- shim
+
+Params = Iterator[tuple[str, Any]]
+
+
+def shim_call(row: ExternRow, overload: Any) -> tuple[str, list[tuple[str, Any]]]:
+    """Symbol and parameters of the C function for this call; raises _NoShim when there is none that fits."""
+    namespace, base, variant = row.op.split(".") if row.op.count(".") == 2 else ("", "", "")
+    if namespace != "aten" or base not in SHIM_OPS:
+        raise _NoShim
+    if row.returned == "planned":
+        variant = "out" if variant == "default" else f"{variant}_out"
+    symbol = f"aoti_torch_cpu_{base}" + ("" if variant == "default" else f"_{variant}")
+    if not _native.has_symbol(symbol):
+        raise _NoShim
+    params: list[tuple[str, Any]] = []
+    if row.returned == "planned":
+        params += [("o", i) for i in range(len(row.outs))]
+    for k, a in enumerate(overload._schema.arguments):
+        value = row.args[k] if k < len(row.args) else row.kwargs[a.name] if a.name in row.kwargs else _default(a)
+        kind = str(a.real_type)
+        if kind not in SHIM_TYPES:
+            raise _NoShim
+        if kind == "number" and not (all(d in FLOATS for d, _ in row.tensors) or isinstance(value, float)):
+            raise _NoShim  # the shim takes a double, which would promote integer tensors
+        params += SHIM_TYPES[kind](value)
+    if row.returned != "planned":
+        if len(overload._schema.returns) != len(row.outs) or any(str(r.type) != "Tensor" for r in overload._schema.returns):
+            raise _NoShim
+        params += [("r", i) for i in range(len(row.outs))]
+    return symbol, params
+
+
+def _default(argument: Any) -> Any:
+    value = argument.default_value
+    return ["list", *value] if isinstance(value, (list, tuple)) else value
+
+
+def _tag(value: Any, tag: str) -> Any:
+    """The payload of a tagged value; _NoShim for another kind of value."""
+    if not isinstance(value, list) or value[0] != tag:
+        raise _NoShim
+    return value[1]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        _tag(value, "number")
+        return _template(value)
+    if not isinstance(value, (bool, int, float)):
+        raise _NoShim
+    return value
+
+
+def _integer(value: Any) -> Any:
+    value = _number(value)
+    if isinstance(value, float):
+        raise _NoShim
+    return value
+
+
+def _items(value: Any) -> list[Any]:
+    if not isinstance(value, list) or value[0] != "list":
+        raise _NoShim
+    return value[1:]
+
+
+def _dtype(value: Any) -> int:
+    names = {str(t).removeprefix("torch."): n for n, t in DTYPES.items()}
+    name = names.get(value[2], "") if isinstance(value, list) and value[0] == "enum" else _tag(value, "dtype")
+    if name not in DTYPE_ROWS:
+        raise _NoShim
+    return int(_native.dtype_number(DTYPE_ROWS[name]))
+
+
+def _tensors(value: Any) -> Params:
+    items = [_tag(v, "tensor") for v in _items(value)]
+    yield "L", items
+    yield "i", len(items)
+
+
+def _optional_tensors(value: Any) -> Params:
+    items = [-1 if v is None else _tag(v, "tensor") for v in _items(value)]
+    yield "M", items
+    yield "i", len(items)
+
+
+def _ints(letter: str) -> Callable[[Any], Params]:
+    def params(value: Any) -> Params:
+        if value is None:
+            yield "0", 0
+            yield "i", 0
+            return
+        items = [_integer(v) for v in _items(value)]
+        yield letter, items
+        yield "i", len(items)
+
+    return params
+
+
+def _one(letter: str, read: Callable[[Any], Any]) -> Callable[[Any], Params]:
+    def params(value: Any) -> Params:
+        if value is None:
+            raise _NoShim
+        yield letter, read(value)
+
+    return params
+
+
+def _maybe(letter: str, read: Callable[[Any], Any]) -> Callable[[Any], Params]:
+    def params(value: Any) -> Params:
+        yield ("0", 0) if value is None else (letter, read(value))
+
+    return params
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(_tag(value, "str"))
+
+
+# Schema type -> the shim's C parameters.
+SHIM_TYPES: dict[str, Callable[[Any], Params]] = {
+    "Tensor": _one("h", lambda v: _tag(v, "tensor")),
+    "Optional[Tensor]": _maybe("H", lambda v: _tag(v, "tensor")),
+    "List[Tensor]": _tensors,
+    "List[Optional[Tensor]]": _optional_tensors,
+    "int": _one("i", _integer),
+    "SymInt": _one("i", _integer),
+    "bool": _one("i", _integer),
+    "float": _one("d", _number),
+    "number": _one("d", _number),
+    "str": _one("s", _text),
+    "ScalarType": _one("i", _dtype),
+    "Optional[int]": _maybe("I", _integer),
+    "Optional[SymInt]": _maybe("I", _integer),
+    "Optional[float]": _maybe("D", _number),
+    "Optional[bool]": _maybe("B", _integer),
+    "Optional[str]": _maybe("S", _text),
+    "Optional[ScalarType]": _maybe("B", _dtype),
+    "List[int]": _ints("a"),
+    "List[SymInt]": _ints("a"),
+    "List[bool]": _ints("b"),
+    "Optional[List[int]]": _ints("A"),
+    "Optional[List[SymInt]]": _ints("A"),
+}
