@@ -25,11 +25,11 @@ FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 # Operators whose shim function libtorch has exported unchanged since 2.11: base name, all overloads. Symbols are probed when bound.
 SHIM_OPS = frozenset({
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_cdist_forward", "_embedding_bag", "_pdist_forward",
-    "_scaled_dot_product_flash_attention_for_cpu", "_trilinear", "adaptive_max_pool2d", "adaptive_max_pool3d", "addbmm", "addmm", "addmv",
-    "angle", "avg_pool2d", "avg_pool3d", "baddbmm", "bmm", "bucketize", "cat", "cholesky_inverse", "cholesky_solve", "convolution",
-    "cummax", "cummin", "cumprod", "cumsum", "gcd", "geqrf", "grid_sampler_3d", "index", "index_put", "index_reduce", "kthvalue", "logcumsumexp",
-    "masked_select", "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d", "median", "mm", "mode",
-    "nanmedian", "nonzero", "ormqr", "polar", "searchsorted", "sort", "topk", "triangular_solve",
+    "_scaled_dot_product_flash_attention_for_cpu", "_trilinear", "adaptive_max_pool2d", "adaptive_max_pool3d", "addbmm", "addmm",
+    "addmv", "angle", "avg_pool2d", "avg_pool3d", "baddbmm", "bmm", "bucketize", "cat", "cholesky_inverse", "cholesky_solve",
+    "convolution", "cummax", "cummin", "cumprod", "cumsum", "gcd", "geqrf", "grid_sampler_3d", "index", "index_put", "index_reduce",
+    "kthvalue", "logcumsumexp", "masked_select", "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d",
+    "median", "mm", "mode", "nanmedian", "nonzero", "ormqr", "polar", "searchsorted", "sort", "topk", "triangular_solve",
 })  # fmt: skip
 
 SLOT_TENSOR, SLOT_INT, SLOT_FLOAT, SLOT_BOOL = 0, 1, 2, 3
