@@ -1,7 +1,35 @@
 /* Module definition of torchsmith's frame extension. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "frame.h"
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_frame", NULL, -1, NULL};
+PyObject *ts_suspend(PyObject *self, PyObject *arg);
 
-PyMODINIT_FUNC PyInit__frame(void) { return PyModule_Create(&module); }
+static PyMethodDef methods[] = {
+    {"setup_tensor", ts_setup_tensor, METH_VARARGS, "find out how this torch lays out tensors"},
+    {"setup_state", ts_setup_state, METH_VARARGS, "find out how this torch keeps its global state"},
+    {"setup_dispatch", ts_setup_dispatch, METH_O, "set the gate handler"},
+    {"setup_profiled", ts_setup_profiled, METH_O, "set the profiled call"},
+    {"tensor_info", ts_tensor_info, METH_O, "(dtype, device type, device index, ndim, requires_grad, first byte, end)"},
+    {"state_info", ts_state_info, METH_NOARGS, "the present global state, as C reads it"},
+    {"use_raw", ts_use_raw, METH_O, "switch raw tensor fields on or off; returns the setting before"},
+    {"use_state", ts_use_state, METH_O, "switch fast state readings on or off; returns the setting before"},
+    {"set_gate", ts_set_gate, METH_O, "ask the gate handler at every call"},
+    {"suspend", ts_suspend, METH_O, "+1 or -1: this thread captures, compiled functions run as they are"},
+    {NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_frame", "Dispatcher, guards and the frame hook.", -1, methods};
+
+PyMODINIT_FUNC PyInit__frame(void) {
+  if (PyType_Ready(&Entry_Type) < 0 || PyType_Ready(&Dispatcher_Type) < 0) return NULL;
+  PyObject *m = PyModule_Create(&module);
+  if (!m) return NULL;
+  ts_run_hooked = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type), ts_run_plain = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+  ts_go_on = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+  if (!ts_run_hooked || !ts_run_plain || !ts_go_on || PyModule_AddObjectRef(m, "RUN_HOOKED", ts_run_hooked) < 0 ||
+      PyModule_AddObjectRef(m, "RUN_PLAIN", ts_run_plain) < 0 || PyModule_AddObjectRef(m, "GO_ON", ts_go_on) < 0)
+    return NULL;
+  if (PyModule_AddObjectRef(m, "Entry", (PyObject *)&Entry_Type) < 0 || PyModule_AddObjectRef(m, "Dispatcher", (PyObject *)&Dispatcher_Type) < 0 ||
+      PyModule_AddFunctions(m, ts_hook_methods) < 0 || ts_hook_init(m) < 0)
+    return NULL;
+  return m;
+}

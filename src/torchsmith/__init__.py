@@ -9,7 +9,12 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "compile": "api",
-    "explain": "debug.explain",
+    "explain": "api",
+    "mark_dynamic": "api",
+    "mark_static": "api",
+    "Unsupported": "codes",
+    "RecompileLimitHit": "capture.dispatch",
+    "BackendFailed": "capture.dispatch",
     "compiler": "compiler",
 }
 

@@ -1,0 +1,106 @@
+/* Shared declarations of the frame extension: tensor metadata, global state, guard programs, entries, dispatcher, hook. */
+#ifndef TS_FRAME_H
+#define TS_FRAME_H
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stddef.h>
+#include <string.h>
+
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
+#error "torchsmith's frame extension knows CPython 3.11, 3.12 and 3.13 only"
+#endif
+#define TS_HAS_DICT_VERSION (PY_VERSION_HEX < 0x030D0000)
+
+/* ---- tensor.c: metadata of a torch.Tensor without torch's headers */
+typedef struct {
+  PyTypeObject *type; /* strong */
+  uint64_t keys;
+  int32_t dtype, device_type, device_index;
+  int32_t requires_grad;
+  int32_t ndim;
+  int64_t *dims; /* sizes then strides; TS_ANY: not checked */
+} TensorGuard;
+#define TS_ANY INT64_MIN
+
+int ts_is_tensor(PyObject *obj);
+TensorGuard *ts_tensor_guard_new(PyObject *value); /* a TensorGuard of capture/source.py */
+void ts_tensor_guard_free(TensorGuard *g);
+int ts_tensor_check(const TensorGuard *g, PyObject *obj); /* 1, 0, -1 */
+int ts_tensor_dims(PyObject *obj, int *ndim, const int64_t **sizes, const int64_t **strides);
+int ts_tensor_range(PyObject *obj, uintptr_t *lo, uintptr_t *hi); /* 0 ok, -1 error */
+int ts_tensor_offset(PyObject *obj, int64_t *out);
+PyObject *ts_setup_tensor(PyObject *self, PyObject *args);
+PyObject *ts_tensor_info(PyObject *self, PyObject *obj);
+
+/* ---- state.c: process and thread state a graph depends on */
+typedef struct {
+  uint64_t included, excluded; /* torch's thread-local dispatch keys, raw */
+  int64_t autograd, default_dtype, deterministic, function_modes, autocast;
+} State;
+int ts_state_read(State *out); /* 1: complete; 0: this torch needs the Python reading */
+int ts_state_is_foreign(const State *s); /* under a dispatch mode or functorch */
+int ts_profiling(void);
+PyObject *ts_setup_state(PyObject *self, PyObject *args);
+PyObject *ts_state_info(PyObject *self, PyObject *unused);
+
+/* ---- guards.c: a guard program, run against one call */
+enum { NODE_LOCAL, NODE_GLOBAL, NODE_GLOBAL_IN, NODE_CELL, NODE_FIXED, NODE_INSTANCE, NODE_MODULE_DICT, NODE_TYPE_ATTR, NODE_GETATTR,
+       NODE_ITEM_SEQ, NODE_ITEM_DICT, NODE_CELL_CONTENTS, NODE_TYPE_OF, NODE_TENSOR_PROPERTY, NODE_KINDS };
+enum { GUARD_TENSOR, GUARD_IDENTITY, GUARD_TYPE, GUARD_EQUALS, GUARD_LENGTH, GUARD_DICT_KEYS, GUARD_MISSING, GUARD_STATE, GUARD_NO_OVERLAP,
+       GUARD_SHAPE, GUARD_ALIAS, GUARD_FUNCTION, GUARD_WEAK_IDENTITY, GUARD_PYTHON, GUARD_KINDS };
+
+typedef struct { int kind, base, arg; PyObject *key, *extra; } Node;
+typedef struct { int kind, node; PyObject *value; TensorGuard *tensor; int n; int *nodes; int64_t *code; } GuardOp;
+typedef struct Record Record;
+
+typedef struct {
+  PyObject_HEAD
+  int n_nodes, n_guards, n_inputs, n_graph; /* inputs past n_graph are for the recipe */
+  Node *nodes;
+  GuardOp *guards;
+  int *inputs;
+  uint8_t *unstable; /* per node: how often what was recorded about it turned out changed */
+  Record *record;
+  PyObject *call, *finish, *recipe, *name, *source, *globals;
+  State state;
+  int state_known; /* 1 while `state` is a reading under which the state guard held */
+  uint64_t hits;
+  int failed; /* guard that failed last, for tests */
+  int dead;
+} Entry;
+extern PyTypeObject Entry_Type;
+
+typedef struct {
+  PyObject **locals;
+  int n_locals;
+  PyObject *globals, *closure; /* borrowed; closure may be NULL */
+  const State *state;
+  int state_complete;
+  PyObject *names, *free_names; /* borrowed: parameter names, closure names; only `finish` needs them */
+} Frame;
+
+/* 1: all guards hold and the inputs are gathered and the graph has run: *result is new or NULL with an exception.
+ * 0: a guard failed. -1: exception while checking. */
+int ts_entry_try(Entry *e, Frame *f, PyObject **result);
+
+PyObject *ts_setup_profiled(PyObject *self, PyObject *fn);
+PyObject *ts_use_raw(PyObject *self, PyObject *flag);
+PyObject *ts_use_state(PyObject *self, PyObject *flag);
+
+/* ---- dispatcher.c */
+extern PyTypeObject Dispatcher_Type;
+extern PyObject *ts_run_hooked, *ts_run_plain, *ts_go_on;
+int ts_dispatcher_frame(PyObject *dispatcher, PyObject **locals, PyObject *function, PyObject **result);
+PyObject *ts_setup_dispatch(PyObject *self, PyObject *args);
+PyObject *ts_set_gate(PyObject *self, PyObject *arg);
+
+/* ---- hook.c */
+int ts_hook_init(PyObject *module);
+void ts_hook_enter(void);
+void ts_hook_leave(void);
+int ts_hook_suspend(void); /* returns what ts_hook_resume wants back */
+void ts_hook_resume(int before);
+extern PyMethodDef ts_hook_methods[];
+
+#endif

@@ -1,0 +1,603 @@
+/* A guard program run against one call: the full check, and the record that makes the next check cheap.
+ *
+ * Nodes say where values come from (a Source, flattened); guards say what must hold of them, in order. The full check evaluates
+ * everything. While it passes it writes a Record: an ordered list of cheap witnesses ("this dict has version v", "this object's
+ * __dict__ is still that dict", "this argument is still that object") which together imply that every value reached through
+ * dictionaries of attributes is the same object as before. What witnesses cannot see (tensor metadata, lists, cells, globals) is
+ * evaluated on every call. An op may rely on the ops before it: an object is only touched after its holder was verified.
+ */
+#include "frame.h"
+#include "guards.h"
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* dict versions and borrowed weak references: known and wanted */
+
+#if PY_VERSION_HEX < 0x030D0000
+
+static inline uint64_t dict_version(PyObject *d) { return ((PyDictObject *)d)->ma_version_tag; }
+#else
+static inline uint64_t dict_version(PyObject *d) { return 0; }
+#endif
+#define UNSTABLE 4 /* a node whose record broke this often is evaluated on every call instead */
+
+void ts_record_free(Record *r) {
+  if (!r || --r->users > 0) return;
+  for (int i = 0; i < r->n_ops; i++)
+    if (r->ops[i].kind == OP_PIN) Py_XDECREF(r->ops[i].b);
+    else if (r->ops[i].kind == OP_TYPE_VERSION) Py_XDECREF(r->ops[i].a);
+  PyMem_Free(r->ops);
+  PyMem_Free(r->slot);
+  PyMem_Free(r->values);
+  PyMem_Free(r);
+}
+
+/* ------------------------------------------------------------------ building a record */
+static RecordOp *push_op(Check *c, int kind, int node, void *a, void *b, uint64_t n) {
+  Record *r = c->build;
+  if (r->n_ops == r->cap_ops) {
+    int cap = r->cap_ops ? 2 * r->cap_ops : 64;
+    RecordOp *ops = PyMem_Realloc(r->ops, (size_t)cap * sizeof *ops);
+    if (!ops) { c->build_failed = 1; return NULL; }
+    r->ops = ops, r->cap_ops = cap;
+  }
+  RecordOp *op = &r->ops[r->n_ops++];
+  *op = (RecordOp){kind, node, a, b, n};
+  return op;
+}
+
+/* Was this (kind, pointer) noted already? Remembers it if not. */
+static int seen(Check *c, int kind, void *p) {
+  if (c->n_seen * 2 >= c->cap_seen) {
+    int cap = c->cap_seen ? 2 * c->cap_seen : 256;
+    uintptr_t *table = PyMem_Calloc((size_t)cap, sizeof *table);
+    if (!table) { c->build_failed = 1; return 1; }
+    for (int i = 0; i < c->cap_seen; i++) {
+      uintptr_t k = c->seen[i];
+      if (!k) continue;
+      uint32_t h = (uint32_t)((k >> 3) * 2654435761u) & (uint32_t)(cap - 1);
+      while (table[h]) h = (h + 1) & (uint32_t)(cap - 1);
+      table[h] = k;
+    }
+    PyMem_Free(c->seen);
+    c->seen = table, c->cap_seen = cap;
+  }
+  uintptr_t k = (uintptr_t)p + (uintptr_t)kind; /* objects are 8-aligned, kinds are < 8 */
+  uint32_t h = (uint32_t)((k >> 3) * 2654435761u) & (uint32_t)(c->cap_seen - 1);
+  while (c->seen[h]) {
+    if (c->seen[h] == k) return 1;
+    h = (h + 1) & (uint32_t)(c->cap_seen - 1);
+  }
+  c->seen[h] = k;
+  c->n_seen++;
+  return 0;
+}
+
+static void note_dict(Check *c, int node, PyObject *dict) {
+  if (c->build && !seen(c, 1, dict)) push_op(c, OP_DICT, node, dict, NULL, dict_version(dict));
+}
+static void note_object_dict(Check *c, int node, PyObject *obj, PyObject **slot, PyObject *dict) {
+  if (c->build && !seen(c, 2, obj)) push_op(c, OP_OBJECT_DICT, node, slot, dict, 0);
+}
+static void note_type(Check *c, int node, PyObject *obj) {
+  if (c->build && (Py_TYPE(obj)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !seen(c, 3, obj)) push_op(c, OP_TYPE, node, obj, Py_TYPE(obj), 0);
+}
+/* 1: noted (or known); 0: this type has no version, look it up each time */
+static int note_type_version(Check *c, int node, PyTypeObject *type) {
+  if (!c->build) return 0;
+  if (!(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) || !type->tp_version_tag) return 0;
+  if (!seen(c, 4, type)) push_op(c, OP_TYPE_VERSION, node, Py_NewRef(type), NULL, type->tp_version_tag);
+  return 1;
+}
+
+/* May values reached through node b be called static? Pins a dynamic node to its present object. */
+static int static_base(Check *c, int b) {
+#if !TS_HAS_DICT_VERSION
+  return 0;
+#endif
+  if (!c->build || c->e->unstable[b] >= UNSTABLE) return 0;
+  if (c->status[b] == ST_STATIC || c->status[b] == ST_PINNED) return 1;
+  PyObject *v = c->values[b];
+  if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(v)) || ts_is_tensor(v)) return 0;
+  PyObject *ref = PyWeakref_NewRef(v, NULL);
+  if (!ref) { PyErr_Clear(); return 0; }
+  if (!push_op(c, OP_PIN, b, v, ref, 0)) { Py_DECREF(ref); return 0; }
+  c->status[b] = ST_PINNED;
+  return 1;
+}
+
+/* ------------------------------------------------------------------ evaluating nodes */
+static PyObject **dict_slot(PyObject *obj) {
+  PyObject **slot = _PyObject_GetDictPtr(obj);
+  if (!slot || !*slot || !PyDict_Check(*slot)) return NULL;
+  return slot;
+}
+
+/* The attribute `key` in obj's own __dict__; borrowed. NULL without an error: absent. */
+static PyObject *own_attribute(Check *c, int base, PyObject *obj, PyObject *key, int note) {
+  PyObject **slot = dict_slot(obj);
+  if (!slot) return NULL;
+  if (note) {
+    note_object_dict(c, base, obj, slot, *slot);
+    note_dict(c, base, *slot);
+  }
+  return PyDict_GetItemWithError(*slot, key);
+}
+
+static PyObject *lookup_type(PyTypeObject *type, PyObject *name) { return _PyType_Lookup(type, name); /* borrowed */ }
+
+static PyObject *node_get(Check *c, int i);
+
+static PyObject *read_property(PyObject *t, PyObject *name, int dim) {
+  int n;
+  const int64_t *sizes, *strides;
+  int64_t value;
+  const char *what = PyUnicode_AsUTF8(name);
+  if (!what) return NULL;
+  if (!strcmp(what, "item")) return PyObject_CallMethod(t, "item", NULL);
+  if (!ts_is_tensor(t)) return NULL;
+  if (!strcmp(what, "storage_offset")) return ts_tensor_offset(t, &value) < 0 ? NULL : PyLong_FromLongLong(value);
+  if (ts_tensor_dims(t, &n, &sizes, &strides) < 0) { PyErr_Clear(); return NULL; }
+  if (dim < 0 || dim >= n) return NULL;
+  return PyLong_FromLongLong(!strcmp(what, "size") ? sizes[dim] : strides[dim]);
+}
+
+/* New reference; NULL without an error: no such value. *is_static says that witnesses were noted for it. */
+static PyObject *node_eval(Check *c, int i, int *is_static) {
+  const Node *n = &c->e->nodes[i];
+  Frame *f = c->f;
+  PyObject *base = NULL, *v = NULL;
+  int keep = 0;
+  *is_static = 0;
+  if (n->base >= 0) {
+    base = node_get(c, n->base);
+    if (!base) return NULL;
+  }
+  switch (n->kind) {
+  case NODE_LOCAL: return n->arg < f->n_locals ? Py_XNewRef(f->locals[n->arg]) : NULL;
+  case NODE_FIXED: *is_static = 1; return Py_NewRef(n->key);
+  case NODE_GLOBAL: {
+    v = PyDict_GetItemWithError(f->globals, n->key);
+    if (v || PyErr_Occurred()) return Py_XNewRef(v);
+    PyObject *b = PyDict_GetItemString(f->globals, "__builtins__");
+    if (b && PyModule_Check(b)) b = PyModule_GetDict(b);
+    return b && PyDict_Check(b) ? Py_XNewRef(PyDict_GetItemWithError(b, n->key)) : NULL;
+  }
+  case NODE_GLOBAL_IN: {
+    PyObject *d = PyModule_Check(n->extra) ? PyModule_GetDict(n->extra) : n->extra;
+    if (!PyDict_Check(d)) return NULL;
+    v = PyDict_GetItemWithError(d, n->key);
+    if (v || PyErr_Occurred()) return Py_XNewRef(v);
+    PyObject *b = PyDict_GetItemString(d, "__builtins__");
+    if (b && PyModule_Check(b)) b = PyModule_GetDict(b);
+    return b && PyDict_Check(b) ? Py_XNewRef(PyDict_GetItemWithError(b, n->key)) : NULL;
+  }
+  case NODE_CELL:
+    if (!f->closure || n->arg >= PyTuple_GET_SIZE(f->closure)) return NULL;
+    return Py_XNewRef(PyCell_GET(PyTuple_GET_ITEM(f->closure, n->arg)));
+  case NODE_CELL_CONTENTS:
+    if (PyCell_Check(base)) return Py_XNewRef(PyCell_GET(base));
+    goto dict_item;
+  case NODE_INSTANCE:
+    keep = static_base(c, n->base);
+    v = own_attribute(c, n->base, base, n->key, keep);
+    break;
+  case NODE_MODULE_DICT: {
+    keep = static_base(c, n->base);
+    PyObject *d = own_attribute(c, n->base, base, n->extra, keep);
+    if (!d || !PyDict_Check(d)) return NULL;
+    if (keep) note_dict(c, n->base, d);
+    v = PyDict_GetItemWithError(d, n->key);
+    break;
+  }
+  case NODE_TYPE_ATTR: {
+    PyTypeObject *t = PyType_Check(base) ? (PyTypeObject *)base : Py_TYPE(base);
+    v = lookup_type(t, n->key);
+    if (v && static_base(c, n->base)) {
+      if (!PyType_Check(base)) note_type(c, n->base, base);
+      keep = note_type_version(c, n->base, t);
+    }
+    break;
+  }
+  case NODE_TYPE_OF:
+    v = (PyObject *)Py_TYPE(base);
+    keep = static_base(c, n->base);
+    if (keep) note_type(c, n->base, base);
+    break;
+  case NODE_ITEM_SEQ: {
+    if (PyDict_Check(base)) goto dict_item; /* an integer key */
+    Py_ssize_t k = n->arg, size = PyList_Check(base) ? PyList_GET_SIZE(base) : PyTuple_Check(base) ? PyTuple_GET_SIZE(base) : -1;
+    if (k < 0) k += size;
+    if (k < 0 || k >= size) return NULL;
+    v = PyList_Check(base) ? PyList_GET_ITEM(base, k) : PyTuple_GET_ITEM(base, k);
+    keep = PyTuple_Check(base) && c->build && (c->status[n->base] == ST_STATIC);
+    break;
+  }
+  case NODE_ITEM_DICT:
+  dict_item:
+    if (!PyDict_Check(base)) return NULL;
+    keep = c->build && c->status[n->base] == ST_STATIC && c->e->unstable[n->base] < UNSTABLE && TS_HAS_DICT_VERSION;
+    if (keep) note_dict(c, n->base, base);
+    v = PyDict_GetItemWithError(base, n->key);
+    break;
+  case NODE_GETATTR:
+    v = PyObject_GetAttr(base, n->key);
+    if (!v && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return v;
+  case NODE_TENSOR_PROPERTY: return read_property(base, n->key, n->arg);
+  default: break;
+  }
+  *is_static = keep && v != NULL;
+  return Py_XNewRef(v);
+}
+
+static PyObject *node_get(Check *c, int i) {
+  int is_static;
+  if (c->fast) { /* values of static nodes are vouched for by the witnesses checked so far */
+    int s = c->fast->slot[i];
+    if (s < 0) return c->fast->values[i];
+    if (!c->values[s]) c->values[s] = node_eval(c, i, &is_static);
+    return c->values[s];
+  }
+  if (!c->values[i]) {
+    c->values[i] = node_eval(c, i, &is_static);
+    if (c->values[i]) c->status[i] = is_static ? ST_STATIC : ST_DYNAMIC;
+  }
+  return c->values[i];
+}
+
+PyObject *ts_check_value(Check *c, int node) { return node_get(c, node); }
+
+/* ------------------------------------------------------------------ guards */
+static int same_constant(PyObject *a, PyObject *b) {
+  if (a == b) return 1;
+  if (Py_TYPE(a) != Py_TYPE(b)) return 0;
+  if (PyFloat_CheckExact(a)) return !memcmp(&((PyFloatObject *)a)->ob_fval, &((PyFloatObject *)b)->ob_fval, sizeof(double));
+  if (PyComplex_CheckExact(a)) return !memcmp(&((PyComplexObject *)a)->cval, &((PyComplexObject *)b)->cval, sizeof(Py_complex));
+  if (PyTuple_CheckExact(a)) {
+    if (PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); i++) {
+      int r = same_constant(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));
+      if (r <= 0) return r;
+    }
+    return 1;
+  }
+  return PyObject_RichCompareBool(a, b, Py_EQ);
+}
+
+static Py_ssize_t length_of(PyObject *v) {
+  if (PyDict_Check(v)) return PyDict_GET_SIZE(v);
+  if (PyList_Check(v)) return PyList_GET_SIZE(v);
+  if (PyTuple_Check(v)) return PyTuple_GET_SIZE(v);
+  Py_ssize_t n = PyObject_Size(v);
+  if (n < 0) PyErr_Clear();
+  return n;
+}
+
+static int same_keys(PyObject *dict, PyObject *keys) {
+  if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(keys)) return 0;
+  if (PyDict_CheckExact(dict)) {
+    PyObject *k, *v;
+    Py_ssize_t pos = 0, i = 0;
+    while (PyDict_Next(dict, &pos, &k, &v)) {
+      PyObject *want = PyTuple_GET_ITEM(keys, i++);
+      if (k == want) continue;
+      int r = same_constant(k, want);
+      if (r <= 0) return r;
+    }
+    return 1;
+  }
+  PyObject *list = PySequence_List(dict); /* OrderedDict keeps its own order */
+  if (!list) { PyErr_Clear(); return 0; }
+  int r = 1;
+  for (Py_ssize_t i = 0; r > 0 && i < PyTuple_GET_SIZE(keys); i++)
+    r = i < PyList_GET_SIZE(list) ? same_constant(PyList_GET_ITEM(list, i), PyTuple_GET_ITEM(keys, i)) : 0;
+  Py_DECREF(list);
+  return r;
+}
+
+static int is_missing(Check *c, const GuardOp *g, PyObject *v, int *is_static) {
+  PyObject *name = g->value;
+  int r;
+  *is_static = 0;
+  if (PyDict_Check(v)) {
+    *is_static = c->build && c->status[g->node] == ST_STATIC && static_base(c, g->node);
+    if (*is_static) note_dict(c, g->node, v);
+    return (r = PyDict_Contains(v, name)) < 0 ? -1 : !r;
+  }
+  if (PyType_Check(v)) {
+    PyObject *found = lookup_type((PyTypeObject *)v, name);
+    if (!found && static_base(c, g->node)) *is_static = note_type_version(c, g->node, (PyTypeObject *)v);
+    return !found;
+  }
+  *is_static = static_base(c, g->node);
+  if (own_attribute(c, g->node, v, name, *is_static)) return 0;
+  if (PyErr_Occurred()) return -1;
+  static PyObject *dicts[3];
+  if (!dicts[0]) {
+    dicts[0] = PyUnicode_InternFromString("_parameters"), dicts[1] = PyUnicode_InternFromString("_buffers");
+    dicts[2] = PyUnicode_InternFromString("_modules");
+  }
+  for (int k = 0; k < 3; k++) {
+    PyObject *d = own_attribute(c, g->node, v, dicts[k], 0);
+    if (!d || !PyDict_Check(d)) continue;
+    if (*is_static) note_dict(c, g->node, d);
+    if ((r = PyDict_Contains(d, name))) return r < 0 ? -1 : 0;
+  }
+  return 1;
+}
+
+/* value: (code, defaults | None, kwdefaults | None, closure | None) */
+static int same_function(PyObject *want, PyObject *v) {
+  if (!PyFunction_Check(v)) return 0;
+  PyFunctionObject *f = (PyFunctionObject *)v;
+  PyObject *code = PyTuple_GET_ITEM(want, 0), *defaults = PyTuple_GET_ITEM(want, 1), *kw = PyTuple_GET_ITEM(want, 2), *closure = PyTuple_GET_ITEM(want, 3);
+  if (f->func_code != code) return 0;
+  PyObject *pairs[2][2] = {{f->func_defaults, defaults}, {f->func_closure, closure}};
+  for (int k = 0; k < 2; k++) {
+    PyObject *have = pairs[k][0], *need = pairs[k][1];
+    if (!have || have == Py_None) { if (need != Py_None && PyTuple_GET_SIZE(need)) return 0; continue; }
+    if (have == need) continue;
+    if (need == Py_None || PyTuple_GET_SIZE(have) != PyTuple_GET_SIZE(need)) return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(have); i++)
+      if (PyTuple_GET_ITEM(have, i) != PyTuple_GET_ITEM(need, i)) return 0;
+  }
+  PyObject *have = f->func_kwdefaults, *k, *x;
+  if (!have || have == Py_None) return kw == Py_None || PyDict_GET_SIZE(kw) == 0;
+  if (kw == Py_None) return PyDict_GET_SIZE(have) == 0;
+  if (PyDict_GET_SIZE(have) != PyDict_GET_SIZE(kw)) return 0;
+  Py_ssize_t pos = 0;
+  while (PyDict_Next(kw, &pos, &k, &x))
+    if (PyDict_GetItemWithError(have, k) != x) { PyErr_Clear(); return 0; }
+  return 1;
+}
+
+static int no_overlap(Check *c, const GuardOp *g, PyObject *v) {
+  uintptr_t lo, hi, lo2, hi2;
+  if (!ts_is_tensor(v)) return 0;
+  if (ts_tensor_range(v, &lo, &hi) < 0) { PyErr_Clear(); return 0; }
+  for (int k = 0; k < g->n; k++) {
+    PyObject *o = node_get(c, g->nodes[k]);
+    if (!o) return PyErr_Occurred() ? -1 : 0;
+    if (g->nodes[k] == g->node) continue;
+    if (!ts_is_tensor(o)) return 0;
+    if (ts_tensor_range(o, &lo2, &hi2) < 0) { PyErr_Clear(); return 0; }
+    if (lo < hi2 && lo2 < hi) return 0;
+  }
+  return 1;
+}
+
+/* Postfix program over 64-bit integers; what overflows or divides by zero does not hold. */
+static int shape_holds(Check *c, const GuardOp *g) {
+  int64_t st[64], r;
+  int sp = 0;
+  const int64_t *p = g->code, *end = p + g->n;
+  while (p < end) {
+    int64_t op = *p++;
+    if (op == SH_CONST) { if (sp >= 64) return 0; st[sp++] = *p++; continue; }
+    if (op == SH_NODE) {
+      PyObject *v = node_get(c, (int)*p++);
+      if (!v) return PyErr_Occurred() ? -1 : 0;
+      if (!PyLong_Check(v) || sp >= 64) return 0;
+      st[sp] = PyLong_AsLongLong(v);
+      if (st[sp] == -1 && PyErr_Occurred()) { PyErr_Clear(); return 0; }
+      sp++;
+      continue;
+    }
+    if (op == SH_NOT || op == SH_NEG || op == SH_ABS) {
+      if (sp < 1) return 0;
+      if (op == SH_NOT) st[sp - 1] = !st[sp - 1];
+      else if (st[sp - 1] == INT64_MIN) return 0;
+      else if (op == SH_NEG || st[sp - 1] < 0) st[sp - 1] = -st[sp - 1];
+      continue;
+    }
+    if (sp < 2) return 0;
+    int64_t b = st[--sp], a = st[sp - 1];
+    switch (op) {
+    case SH_ADD: if (__builtin_add_overflow(a, b, &r)) return 0; break;
+    case SH_SUB: if (__builtin_sub_overflow(a, b, &r)) return 0; break;
+    case SH_MUL: if (__builtin_mul_overflow(a, b, &r)) return 0; break;
+    case SH_FLOORDIV: case SH_MOD: case SH_TRUNCDIV: {
+      if (b == 0 || (b == -1 && a == INT64_MIN)) return 0;
+      int64_t q = a / b, m = a % b;
+      if (op == SH_TRUNCDIV) { r = q; break; }
+      if (m && ((m < 0) != (b < 0))) q--, m += b;
+      r = op == SH_FLOORDIV ? q : m;
+      break;
+    }
+    case SH_MIN: r = a < b ? a : b; break;
+    case SH_MAX: r = a > b ? a : b; break;
+    case SH_EQ: r = a == b; break;
+    case SH_NE: r = a != b; break;
+    case SH_LT: r = a < b; break;
+    case SH_LE: r = a <= b; break;
+    case SH_GT: r = a > b; break;
+    case SH_GE: r = a >= b; break;
+    case SH_AND: r = a && b; break;
+    case SH_OR: r = a || b; break;
+    default: return 0;
+    }
+    st[sp - 1] = r;
+  }
+  return sp == 1 && st[0] != 0;
+}
+
+static int python_guard(PyObject *fn, PyObject *v) {
+  PyObject *r = PyObject_CallOneArg(fn, v);
+  if (!r) return -1;
+  int t = PyObject_IsTrue(r);
+  Py_DECREF(r);
+  return t;
+}
+
+static int state_holds(Check *c, const GuardOp *g) {
+  Entry *e = c->e;
+  if (c->f->state_complete && e->state_known && !memcmp(&e->state, c->f->state, sizeof(State))) return 1;
+  int t = python_guard(g->value, Py_None); /* the meaning: guards.py compares the whole GlobalState */
+  if (t == 1 && c->f->state_complete && c->f->state->function_modes >> 8 == 0) e->state = *c->f->state, e->state_known = 1;
+  return t;
+}
+
+/* Values of these types never change, so a witness for the object is a witness for equality. */
+static int is_immutable(PyObject *v) {
+  if (v == Py_None || PyLong_CheckExact(v) || PyBool_Check(v) || PyFloat_CheckExact(v) || PyUnicode_CheckExact(v) || PyBytes_CheckExact(v) || PyComplex_CheckExact(v))
+    return 1;
+  if (!PyTuple_CheckExact(v)) return 0;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(v); i++)
+    if (!is_immutable(PyTuple_GET_ITEM(v, i))) return 0;
+  return 1;
+}
+
+/* 1, 0, -1; *is_static: nothing needs checking while the witnesses hold. */
+static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
+  *is_static = 0;
+  if (g->kind == GUARD_STATE) return state_holds(c, g);
+  if (g->kind == GUARD_SHAPE) return shape_holds(c, g);
+  PyObject *v = node_get(c, g->node);
+  if (!v) return PyErr_Occurred() ? -1 : 0;
+  int on_static = c->build && c->status[g->node] == ST_STATIC;
+  switch (g->kind) {
+  case GUARD_TENSOR: return ts_is_tensor(v) ? ts_tensor_check(g->tensor, v) : 0;
+  case GUARD_IDENTITY: *is_static = on_static; return v == g->value;
+  case GUARD_WEAK_IDENTITY: *is_static = on_static; return PyWeakref_GET_OBJECT(g->value) == v;
+  case GUARD_TYPE:
+    if (c->build && (on_static || c->status[g->node] == ST_PINNED)) note_type(c, g->node, v), *is_static = 1;
+    return (PyObject *)Py_TYPE(v) == g->value;
+  case GUARD_EQUALS: *is_static = on_static && is_immutable(v); return same_constant(v, g->value);
+  case GUARD_LENGTH:
+    if (on_static && PyDict_Check(v) && static_base(c, g->node)) note_dict(c, g->node, v), *is_static = 1;
+    else if (on_static && PyTuple_Check(v)) *is_static = 1;
+    return length_of(v) == (Py_ssize_t)g->n;
+  case GUARD_DICT_KEYS:
+    if (on_static && PyDict_CheckExact(v) && static_base(c, g->node)) note_dict(c, g->node, v), *is_static = 1;
+    return same_keys(v, g->value);
+  case GUARD_MISSING: return is_missing(c, g, v, is_static);
+  case GUARD_NO_OVERLAP: return no_overlap(c, g, v);
+  case GUARD_ALIAS: {
+    PyObject *o = node_get(c, g->n);
+    if (!o) return PyErr_Occurred() ? -1 : 0;
+    *is_static = on_static && c->status[g->n] == ST_STATIC;
+    return o == v;
+  }
+  case GUARD_FUNCTION: return same_function(g->value, v);
+  case GUARD_PYTHON: return python_guard(g->value, v);
+  default: return 0;
+  }
+}
+
+/* ------------------------------------------------------------------ the two checks */
+static int check_fast(Check *c) {
+  Record *r = c->fast;
+  int ignored, ok;
+  for (const RecordOp *op = r->ops, *end = op + r->n_ops; op < end; op++) {
+    switch (op->kind) {
+    case OP_DICT: if (dict_version(op->a) != op->n) goto changed; break;
+    case OP_OBJECT_DICT: if (*(PyObject **)op->a != op->b) goto changed; break;
+    case OP_TYPE: if (Py_TYPE((PyObject *)op->a) != op->b) goto changed; break;
+    case OP_TYPE_VERSION: {
+      PyTypeObject *t = op->a;
+      if (!(t->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) || t->tp_version_tag != (unsigned)op->n) goto changed;
+      break;
+    }
+    case OP_TENSOR: /* a parameter: same object, is its metadata still the same? */
+      ok = ts_tensor_check(op->b, op->a);
+      if (ok <= 0) { c->e->failed = (int)op->n; return ok; }
+      break;
+    case OP_PIN: {
+      PyObject *v = node_get(c, op->node);
+      if (!v && PyErr_Occurred()) return -1;
+      if (v != op->a || PyWeakref_GET_OBJECT(op->b) != v) goto changed;
+      break;
+    }
+    case OP_GUARD:
+      ok = guard_holds(c, &c->e->guards[op->n], &ignored);
+      if (ok <= 0) { c->e->failed = (int)op->n; return ok; }
+      break;
+    default: return 0;
+    }
+    continue;
+  changed:
+    if (c->e->unstable[op->node] < UNSTABLE) c->e->unstable[op->node]++;
+    return 2;
+  }
+  return 1;
+}
+
+static int check_full(Check *c) {
+  Entry *e = c->e;
+  for (int i = 0; i < e->n_guards; i++) {
+    int is_static, ok = guard_holds(c, &e->guards[i], &is_static);
+    if (ok <= 0) { e->failed = i; return ok; }
+    if (!c->build || is_static) continue;
+    const GuardOp *g = &e->guards[i];
+    if (g->kind == GUARD_TENSOR && c->status[g->node] == ST_STATIC) push_op(c, OP_TENSOR, g->node, c->values[g->node], g->tensor, (uint64_t)i);
+    else push_op(c, OP_GUARD, g->node, NULL, NULL, (uint64_t)i);
+  }
+  return 1;
+}
+
+static Record *record_new(int n_nodes) {
+  Record *r = PyMem_Calloc(1, sizeof *r);
+  if (r) r->users = 1;
+  return r;
+}
+
+/* Turn what the full check saw into the entry's record. */
+static void install_record(Check *c) {
+  Record *r = c->build;
+  int n = c->e->n_nodes;
+  r->slot = PyMem_Calloc((size_t)n + 1, sizeof *r->slot);
+  r->values = PyMem_Calloc((size_t)n + 1, sizeof *r->values);
+  if (c->build_failed || !r->slot || !r->values) { ts_record_free(r); c->build = NULL; return; }
+  for (int i = 0; i < n; i++) {
+    if (c->status[i] == ST_STATIC) r->slot[i] = -1, r->values[i] = c->values[i];
+    else r->slot[i] = r->n_slots++;
+  }
+  Record *old = c->e->record;
+  c->e->record = r;
+  c->build = NULL;
+  ts_record_free(old);
+}
+
+int ts_check_begin(Check *c, Entry *e, Frame *f) {
+  memset(c, 0, sizeof *c);
+  c->e = e, c->f = f;
+  if (e->record) {
+    c->fast = e->record;
+    c->fast->users++;
+    c->n_values = c->fast->n_slots;
+    c->values = c->n_values <= TS_SMALL ? c->small : PyMem_Malloc((size_t)c->n_values * sizeof(PyObject *));
+    if (!c->values) { PyErr_NoMemory(); return -1; }
+    memset(c->values, 0, (size_t)c->n_values * sizeof(PyObject *));
+    int r = check_fast(c);
+    if (r != 2) return r;
+    ts_check_end(c);
+    memset(c, 0, offsetof(Check, small));
+    c->e = e, c->f = f;
+  }
+  c->n_values = e->n_nodes;
+  c->values = PyMem_Calloc((size_t)e->n_nodes + 1, sizeof(PyObject *));
+  c->status = PyMem_Calloc((size_t)e->n_nodes + 1, 1);
+  c->build = record_new(e->n_nodes);
+  if (!c->values || !c->status || !c->build) { PyErr_NoMemory(); return -1; }
+  int r = check_full(c);
+  if (r != 1) { ts_record_free(c->build); c->build = NULL; return r; }
+  /* inputs and results may name nodes that no guard touched: evaluate them now, so that they are recorded too */
+  for (int i = 0; i < e->n_inputs; i++)
+    if (!node_get(c, e->inputs[i])) {
+      ts_record_free(c->build);
+      c->build = NULL;
+      e->failed = -1;
+      return PyErr_Occurred() ? -1 : 0;
+    }
+  install_record(c);
+  return 1;
+}
+
+void ts_check_end(Check *c) {
+  if (c->build) ts_record_free(c->build);
+  if (c->values) {
+    for (int i = 0; i < c->n_values; i++) Py_XDECREF(c->values[i]);
+    if (c->values != c->small) PyMem_Free(c->values);
+  }
+  PyMem_Free(c->status);
+  PyMem_Free(c->seen);
+  ts_record_free(c->fast);
+}

@@ -1,0 +1,36 @@
+/* The inside of a guard check, shared by guards.c and entry.c. */
+#ifndef TS_GUARDS_H
+#define TS_GUARDS_H
+#include "frame.h"
+
+enum { OP_DICT, OP_OBJECT_DICT, OP_TYPE, OP_TYPE_VERSION, OP_TENSOR, OP_PIN, OP_GUARD };
+enum { ST_NONE, ST_STATIC, ST_DYNAMIC, ST_PINNED };
+enum { SH_CONST, SH_NODE, SH_NOT, SH_NEG, SH_ABS, SH_ADD, SH_SUB, SH_MUL, SH_FLOORDIV, SH_MOD, SH_TRUNCDIV, SH_MIN, SH_MAX, SH_EQ, SH_NE, SH_LT,
+       SH_LE, SH_GT, SH_GE, SH_AND, SH_OR };
+
+typedef struct { int kind, node; void *a, *b; uint64_t n; } RecordOp;
+struct Record {
+  int users, n_ops, cap_ops, n_slots;
+  RecordOp *ops;
+  int *slot;         /* per node: place in a call's values, or -1: static */
+  PyObject **values; /* per static node: the object, borrowed from whoever the witnesses watch */
+};
+
+#define TS_SMALL 32
+typedef struct {
+  Entry *e;
+  Frame *f;
+  Record *fast, *build;
+  PyObject **values;
+  uint8_t *status;
+  uintptr_t *seen;
+  int n_values, n_seen, cap_seen, build_failed;
+  PyObject *small[TS_SMALL];
+} Check;
+
+/* Checks all guards: 1, 0, -1. In every case call ts_check_end; in between ts_check_value gives borrowed values. */
+int ts_check_begin(Check *c, Entry *e, Frame *f);
+PyObject *ts_check_value(Check *c, int node);
+void ts_check_end(Check *c);
+void ts_record_free(Record *r);
+#endif

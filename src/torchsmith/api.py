@@ -1,0 +1,196 @@
+"""The front door: `compile` for functions, methods, modules, classes and other callables; `explain`, dynamic marks.
+
+In: a callable and torch.compile's arguments. Out: a callable that looks like it. Wires the rooms, does nothing itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from .backends.registry import resolve_backend
+from .capture import _frame
+from .capture.dispatch import BackendFailed, RecompileLimitHit, Settings, make_dispatcher
+from .codes import Unsupported
+from .compiled_module import CompiledModule, compile_module
+from .options import from_user, is_disabled
+
+__all__ = ["BackendFailed", "RecompileLimitHit", "Unsupported", "compile", "explain", "mark_dynamic", "mark_static"]
+
+
+def compile(  # noqa: A001  (the public name is torch.compile's)
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "inductor",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    disable: bool = False,
+    recompile_limit: int = 8,
+    isolate_recompiles: bool = False,
+    shapes_spec: Mapping[str, Any] | None = None,
+) -> Any:
+    """Compile a function, method, nn.Module, class or other callable; without `model` a decorator.
+
+    fullgraph: raise `Unsupported` instead of running what cannot be captured as it is.
+    dynamic: True: sizes of inputs are symbols from the start; False: never; None: those that change.
+    backend: "inductor" (torchsmith's own compiler), "eager", "aot_eager", a registered name, or a callable
+        `(GraphModule, example_inputs) -> callable`.
+    mode, options: see torchsmith.options; not both.
+    name: what logs and profiles call it.
+    disable: return `model` as it is.
+    recompile_limit: compilations kept for one callable; then it runs as it is (with fullgraph: RecompileLimitHit).
+    isolate_recompiles: accepted; each `compile` call has compilations of its own in any case.
+    shapes_spec: parameter name -> dimensions (an int, or an iterable of ints) that are dynamic from the start.
+    """
+    if model is None:
+        return lambda m: compile(
+            m, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, name=name, disable=disable,
+            recompile_limit=recompile_limit, isolate_recompiles=isolate_recompiles, shapes_spec=shapes_spec,
+        )  # fmt: skip
+    if mode is not None and options is not None:
+        raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
+    if not callable(model):
+        raise TypeError(f"torchsmith.compile takes a callable, not {type(model).__name__}")
+    settings = Settings(
+        compile_graph=_compile_graph,
+        options=from_user(mode, options),
+        backend=resolve_backend(backend),
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        recompile_limit=_checked_limit(recompile_limit),
+        name=name,
+        shapes=_checked_spec(shapes_spec),
+    )
+    if disable or is_disabled():
+        return model
+    for kind, make in _KINDS:
+        if isinstance(model, kind):
+            return make(model, settings)
+    return _compile_object(model, settings)
+
+
+def _compile_graph(*args: Any, **kwargs: Any) -> Any:
+    """The pipeline, looked up when it is needed: `import torchsmith.api` stays light."""
+    from . import pipeline
+
+    return pipeline.compile_graph(*args, **kwargs)
+
+
+def _checked_limit(limit: int) -> int:
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise ValueError(f"recompile_limit must be a positive integer, not {limit!r}")
+    return limit
+
+
+def _checked_spec(spec: Mapping[str, Any] | None) -> dict[str, set[int]] | None:
+    if spec is None:
+        return None
+    if not isinstance(spec, Mapping):
+        raise TypeError("shapes_spec maps parameter names to dynamic dimensions")
+    return {f"L['{k}']": {v} if isinstance(v, int) else set(v) for k, v in spec.items()}
+
+
+# ---------------------------------------------------------------- one row for each kind of callable
+
+
+def _dress(d: Any, like: Any) -> Any:
+    """Name, docs, signature and attributes of what was compiled."""
+    functools.update_wrapper(d, like)
+    if "__name__" not in d.__dict__:
+        d.__name__ = d.__qualname__ = type(like).__name__
+    return d
+
+
+def _compile_function(fn: types.FunctionType, settings: Settings) -> Any:
+    return _dress(make_dispatcher(fn, settings), fn)
+
+
+def _compile_method(method: types.MethodType, settings: Settings) -> Any:
+    fn = method.__func__
+    if isinstance(fn, _frame.Dispatcher):
+        fn = fn.function
+    if not isinstance(fn, types.FunctionType):
+        return _compile_object(method, settings)
+    return _dress(make_dispatcher(fn, settings, bound=method.__self__), method)
+
+
+def _compile_again(d: Any, settings: Settings) -> Any:
+    """A compiled function compiled again: the original, under the new settings."""
+    return _dress(make_dispatcher(d.function, settings, bound=getattr(d, "__self__", None)), d.__wrapped__)
+
+
+def _compile_class(cls: type, settings: Settings) -> type:
+    """Calls of its instances are compiled (the class itself is changed, as torch.compile does)."""
+    attr = "forward" if issubclass(cls, torch.nn.Module) else "__call__"
+    fn = getattr(cls, attr, None)
+    if isinstance(fn, types.FunctionType):
+        setattr(cls, attr, _compile_function(fn, settings))
+    return cls
+
+
+def _compile_object(obj: Any, settings: Settings) -> Any:
+    """Any other callable: its Python __call__, or a small function around it (builtins, partials)."""
+    call = getattr(type(obj), "__call__", None)  # noqa: B004  (the function itself is wanted)
+    if isinstance(call, types.FunctionType):
+        return _dress(make_dispatcher(call, settings, bound=obj), obj)
+
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        return obj(*args, **kwargs)
+
+    return _dress(make_dispatcher(calling, settings), obj)
+
+
+_KINDS: tuple[tuple[type, Callable[[Any, Settings], Any]], ...] = (
+    (types.FunctionType, _compile_function),
+    (types.MethodType, _compile_method),
+    (_frame.Dispatcher, _compile_again),
+    (torch.nn.Module, compile_module),
+    (type, _compile_class),
+)
+
+
+# ---------------------------------------------------------------- dynamic marks
+
+
+def _mark(t: torch.Tensor, index: int | Iterable[int], name: str) -> None:
+    dims = {index} if isinstance(index, int) else set(index)
+    if not all(-t.dim() <= d < t.dim() for d in dims):
+        raise IndexError(f"dimensions {sorted(dims)} of a tensor with {t.dim()} dimensions")
+    setattr(t, name, getattr(t, name, frozenset()) | {d % t.dim() for d in dims})
+
+
+def mark_dynamic(t: torch.Tensor, index: int | Iterable[int]) -> None:
+    """The size of these dimensions is a symbol when a call with `t` is captured."""
+    _mark(t, index, "_torchsmith_dynamic")
+
+
+def mark_static(t: torch.Tensor, index: int | Iterable[int] | None = None) -> None:
+    """The size of these dimensions (None: of all) stays a number even if it changes."""
+    _mark(t, range(t.dim()) if index is None else index, "_torchsmith_static")
+
+
+def explain(fn: Any, **settings: Any) -> Any:
+    """`explain(fn)(*args)`: what one call captured, compiled and left outside (debug/explain.py)."""
+    from .debug.explain import explained
+
+    original = fn._orig_mod if isinstance(fn, CompiledModule) else fn
+    return explained(compile(original, **settings))
+
+
+def _start_debug() -> None:
+    """Logs and debug folders listen to events as the environment asks."""
+    from .debug.folders import start_folders
+    from .debug.logs import start_logs
+
+    start_logs()
+    start_folders()
+
+
+_start_debug()

@@ -1,0 +1,423 @@
+"""What happens when no entry of a compiled function fits: capture, compile, install; or decide to run the function as it is.
+
+In: a call that missed (function, args, kwargs) and the function's State. Out: the call's result, or one of `_frame.RUN_HOOKED`,
+`_frame.RUN_PLAIN`. Owns the entries, the recompile limit and automatic dynamic sizes; wired to the compiler by `Settings.compile_graph`.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import events
+from ..codes import Unsupported, define
+from ..options import Options
+from . import _frame, guards
+from .guards import Call
+from .source import FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
+
+define("API001", "called under another tracer, functorch transform or dispatch mode", "compile the outermost function instead")
+define("API002", "called with a tensor subclass, a fake tensor or a tracer's proxy", "pass plain tensors")
+define("API003", "the recompile limit was reached", "raise recompile_limit, or pass dynamic=True if sizes change on every call")
+define("API004", "guards fail right after capture", "inputs that share memory or change while they are read cannot be guarded")
+define("API005", "an internal error of torchsmith", "please report it; the function runs as it is")
+define("API006", "compilation was switched off by set_stance or an environment variable", "set the stance back to default")
+
+
+class RecompileLimitHit(RuntimeError):
+    """fullgraph=True and one more compilation than recompile_limit would be needed."""
+
+
+class BackendFailed(RuntimeError):
+    """A user's backend raised while compiling; the cause is chained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one `torchsmith.compile` call asked for. `compile_graph` has pipeline.compile_graph's signature."""
+
+    compile_graph: Callable[..., Any]
+    options: Options = field(default_factory=Options)
+    backend: Any = "inductor"
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    recompile_limit: int = 8
+    name: str | None = None
+    shapes: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Installed:
+    """What Python knows of one entry: guards to explain a miss, the compiler's report, the graph."""
+
+    guards: tuple[Guard, ...]
+    symbols: Mapping[str, Source]
+    report: Any
+    graph: Any
+    name: str
+
+
+@dataclass(slots=True)
+class State:
+    """One compiled function's history."""
+
+    settings: Settings
+    label: str
+    lock: Any = field(default_factory=threading.RLock)
+    count: int = 0  # graphs captured so far
+    broken: dict[Any, int] = field(default_factory=dict)  # signatures of calls that cannot be captured -> calls
+    dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
+    may_be_dynamic: bool = True
+    warned: bool = False
+
+
+ALL: weakref.WeakSet[Any] = weakref.WeakSet()  # every Dispatcher, for reset()
+_CAPTURE: Callable[..., Any] | None = None
+
+
+def _capture(*args: Any, **kwargs: Any) -> Any:
+    global _CAPTURE
+    if _CAPTURE is None:
+        from .machine import capture  # the machine's tables take a while to build: not before the first miss
+
+        _CAPTURE = capture
+    return _CAPTURE(*args, **kwargs)
+
+
+def make_dispatcher(fn: types.FunctionType | None, settings: Settings, *, bound: Any = None, code: types.CodeType | None = None) -> Any:
+    """The compiled callable of a Python function (or, for the hook, of a code object)."""
+    label = settings.name or (getattr(fn, "__qualname__", None) if fn is not None else code.co_qualname if code is not None else None) or "function"
+    d = _frame.Dispatcher(fn, on_miss, bound, code)
+    d.state = State(settings, label)
+    d.state.dynamic_dims = {k: set(v) for k, v in (settings.shapes or {}).items()}
+    ALL.add(d)
+    return d
+
+
+# ---------------------------------------------------------------- calls that are not ours
+
+
+def walk(value: Any, depth: int = 3) -> Iterator[Any]:
+    """Values reachable through plain containers."""
+    if depth and isinstance(value, (list, tuple)):
+        for x in value:
+            yield from walk(x, depth - 1)
+    elif depth and isinstance(value, dict):
+        for x in value.values():
+            yield from walk(x, depth - 1)
+    else:
+        yield value
+
+
+_PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def _is_foreign(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return (type(value) not in _PLAIN_TENSORS and not isinstance(value, torch.nn.Parameter)) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return isinstance(value, torch.fx.Proxy)
+
+
+def _describe_foreign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    return next((type(v).__name__ for v in walk((args, kwargs), 4) if _is_foreign(v)), None)
+
+
+def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What distinguishes calls of which one could be captured and another not."""
+    return (torch.is_grad_enabled(), *map(_kind, args), *((k, _kind(v)) for k, v in kwargs.items()))
+
+
+def _kind(v: Any) -> Any:
+    if isinstance(v, torch.Tensor):
+        return type(v), v.dtype, v.dim(), v.requires_grad, v.device.type
+    if v is None or isinstance(v, (bool, str)):
+        return v
+    if isinstance(v, (list, tuple)):
+        return type(v), *map(_kind, v[:8])
+    return (type(v), id(v)) if isinstance(v, (torch.nn.Module, types.FunctionType)) else type(v)
+
+
+# ---------------------------------------------------------------- the miss
+
+
+def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """No entry fits this call."""
+    state: State = dispatcher.state
+    key = signature(args, kwargs)
+    if key in state.broken:
+        return _run_broken(dispatcher, state, key)
+    foreign = _describe_foreign(args, kwargs)
+    if foreign is not None:
+        events.emit("fallback", code="API002", at=location(fn), detail=foreign)
+        return _frame.RUN_PLAIN
+    before = dispatcher.entries
+    with state.lock:
+        if dispatcher.entries is not before:  # another thread compiled meanwhile
+            done = dispatcher.again(fn, args, kwargs)
+            if done is not None:
+                return done[0]
+        return _compile_and_run(dispatcher, state, fn, args, kwargs, key)
+
+
+def _run_broken(dispatcher: Any, state: State, key: Any) -> Any:
+    state.broken[key] += 1
+    if not dispatcher.entries and (len(state.broken) > 4 or state.broken[key] > 32):
+        dispatcher.eager = 1  # it never could be captured: do not ask again
+    return _frame.RUN_HOOKED
+
+
+def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+    settings = state.settings
+    values = d.bind(args, kwargs, fn)
+    if values is None:
+        return _frame.RUN_PLAIN  # Python raises its own TypeError
+    call = Call(
+        dict(zip(d.names, values, strict=True)), fn.__globals__, dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    )
+    d.entries = tuple(e for e in d.entries if not _is_dead(e))
+    if d.entries:
+        verdict = _note_recompile(d, state, fn, call, key)
+        if verdict is not None:
+            return verdict
+    _read_marks(state, call)
+    try:
+        entry = _suspended(_make, d, state, fn, args, kwargs, call)
+    except Unsupported as why:
+        if settings.fullgraph:
+            raise
+        events.emit("graph_break", code=why.code, loc=why.at or location(fn), detail=why.detail, name=state.label)
+        state.broken[key] = 1
+        return _frame.RUN_HOOKED
+    d.entries = (*d.entries, entry)
+    done = d.again(fn, args, kwargs)
+    if done is not None:
+        return done[0]
+    return _refuse_entry(d, state, entry, call, key, fn)
+
+
+def _refuse_entry(d: Any, state: State, entry: Any, call: Call, key: Any, fn: types.FunctionType) -> Any:
+    """The guards of a fresh entry do not hold for the very call it was captured from."""
+    d.entries = tuple(e for e in d.entries if e is not entry)
+    known: Installed = entry.source
+    failed = known.guards[entry.failed] if 0 <= entry.failed < len(known.guards) else None
+    detail = guards.explain(failed, call, known.symbols) if failed is not None else "an input is missing"
+    if state.settings.fullgraph:
+        raise Unsupported("API004", at=location(fn), detail=detail)
+    events.emit("graph_break", code="API004", loc=(failed.loc if failed else "") or location(fn), detail=detail, name=state.label)
+    state.broken[key] = 1
+    return _frame.RUN_HOOKED
+
+
+def _suspended(work: Callable[..., Any], *args: Any) -> Any:
+    """Run our own machinery: compiled functions met on the way run as they are."""
+    _frame.suspend(1)
+    try:
+        return work(*args)
+    finally:
+        _frame.suspend(-1)
+
+
+def location(fn: types.FunctionType) -> str:
+    return f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
+
+
+# ---------------------------------------------------------------- capture and compile
+
+
+def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+    settings = state.settings
+    name = f"{_safe(state.label)}_{state.count}"
+    try:
+        with events.timed("capture", graph=name):
+            captured = _capture_with_retry(state, fn, args, kwargs)
+        compiled, needs_grad = _compile(state, captured, call, name)
+    except (Unsupported, BackendFailed):
+        raise
+    except Exception as error:  # a bug of ours must not take the user's program down; it is counted and shown
+        if settings.fullgraph:
+            raise
+        text = "".join(traceback.format_exception(error))
+        events.emit("fallback", code="API005", graph=name, at=location(fn), detail=f"{type(error).__name__}: {error}", traceback=text)
+        if not state.warned:
+            state.warned = True
+            warnings.warn(f"torchsmith: internal error while compiling {state.label}; it runs as it is. {type(error).__name__}: {error}", stacklevel=2)
+        raise Unsupported("API005", at=location(fn), detail=f"{type(error).__name__}: {error}") from error
+    state.count += 1
+    return _install(d, state, fn, captured, compiled, name)
+
+
+def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Capture with the dimensions found to vary; without them where that is not supported."""
+    dims = {k: set(v) for k, v in state.dynamic_dims.items()} if state.may_be_dynamic else {}
+    settings = state.settings
+    try:
+        return _capture(fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, fullgraph=settings.fullgraph)
+    except Unsupported as why:
+        if not dims and not settings.dynamic:
+            raise
+        state.may_be_dynamic = False
+        events.emit("fallback", code=why.code, at=why.at or location(fn), detail=f"sizes stay static: {why.detail}")
+        return _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph)
+
+
+def _compile(state: State, captured: Any, call: Call, name: str) -> tuple[Any, bool]:
+    settings = state.settings
+    inputs = [guards.evaluate(s, call) for s in captured.inputs]
+    needs_grad = torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs)
+    try:
+        compiled = settings.compile_graph(
+            captured.graph, captured.facts, inputs, options=settings.options, backend=settings.backend, needs_grad=needs_grad, name=name
+        )
+    except Unsupported:
+        raise
+    except Exception as error:  # a user's backend may raise anything
+        if callable(settings.backend):
+            raise BackendFailed(f"backend {getattr(settings.backend, '__name__', settings.backend)!r} raised {type(error).__name__}: {error}") from error
+        raise
+    return compiled, needs_grad
+
+
+def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str) -> Any:
+    symbols: dict[str, Source] = dict(getattr(captured.facts, "sources", None) or {})
+    sizes = [Guard(FixedObject(None), "shape", e) for e in compiled.guards]
+    known = {g.value for g in captured.guards if g.kind == "shape"}
+    all_guards = [*captured.guards, *(g for g in sizes if g.value not in known)]
+    keep = state.settings.options.guard_filter_fn
+    if keep is not None:
+        all_guards = _filter(keep, all_guards)
+    all_guards = [guards.weaken(g) for g in all_guards]
+    finish = captured.finish
+    entry = guards.make_entry(
+        all_guards,
+        captured.inputs,
+        finish.recipe if finish.text is None else None,
+        _make_finish(finish, name) if finish.text is not None else None,
+        compiled.call,
+        names=d.names,
+        free_names=d.free_names,
+        globals=fn.__globals__,
+        symbols=symbols,
+        name=name,
+        source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name),
+    )
+    events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
+    return entry
+
+
+def _filter(keep: Callable[..., Any], rows: Sequence[Guard]) -> list[Guard]:
+    """options["guard_filter_fn"]: a list of truths, one for each guard."""
+    wanted = list(keep(rows))
+    if len(wanted) != len(rows):
+        raise RuntimeError(f"guard_filter_fn returned {len(wanted)} answers for {len(rows)} guards")
+    return [g for g, w in zip(rows, wanted, strict=True) if w]
+
+
+def _make_finish(finish: Any, name: str) -> Callable[..., Any]:
+    namespace = dict(finish.namespace)
+    exec(compile(finish.text, f"<torchsmith finish of {name}>", "exec"), namespace)
+    return namespace["finish"]  # type: ignore[no-any-return]
+
+
+def _safe(label: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in label.replace("<locals>.", "").replace("<lambda>", "lambda"))
+
+
+# ---------------------------------------------------------------- recompiles
+
+
+def _is_dead(entry: Any) -> bool:
+    """An entry whose guarded object is gone can never be right again."""
+    known: Installed = entry.source
+    return bool(entry.dead) or any(isinstance(g.value, weakref.ref) and g.value() is None for g in known.guards if g.kind == "identity")
+
+
+def _note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, key: Any) -> Any:
+    """Say why; at the limit warn once and run as it is. Learns which dimensions vary."""
+    latest: Installed = d.entries[-1].source
+    failed = guards.first_failure(latest.guards, call, latest.symbols)
+    why = guards.explain(failed, call, latest.symbols) if failed is not None else "its guards hold now, but did not when they were checked"
+    loc = (failed.loc if failed is not None else "") or location(fn)
+    settings = state.settings
+    if len(d.entries) >= settings.recompile_limit:
+        message = f"torchsmith: {state.label} was compiled {len(d.entries)} times (recompile_limit={settings.recompile_limit}); last reason: {why} ({loc})"
+        if settings.fullgraph:
+            raise RecompileLimitHit(message)
+        if not state.warned:
+            state.warned = True
+            warnings.warn(message + ". It runs as it is from now on where no compilation fits.", stacklevel=4)
+        events.emit("graph_break", code="API003", loc=loc, detail=why, name=state.label)
+        state.broken[key] = 1
+        return _frame.RUN_HOOKED
+    events.emit("recompile", name=state.label, guard=why, loc=loc)
+    if settings.dynamic is not False:
+        for e in d.entries:
+            _learn_dynamic(state, e.source, call)
+    return None
+
+
+def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
+    """Dimensions in which this call differs from an entry become dynamic in the next capture."""
+    for g in known.guards:
+        if g.kind != "tensor":
+            continue
+        want: TensorGuard = g.value
+        v = guards.evaluate(g.source, call)
+        if not isinstance(v, torch.Tensor) or isinstance(v, torch.nn.Parameter) or v.dim() != len(want.sizes) or v.dtype != want.dtype:
+            continue
+        varying = {i for i, (was, now) in enumerate(zip(want.sizes, v.shape, strict=True)) if was is not None and was != now}
+        if varying:
+            state.dynamic_dims.setdefault(str(g.source), set()).update(varying)
+
+
+def _read_marks(state: State, call: Call) -> None:
+    """mark_dynamic / mark_static on the call's tensors."""
+    for name, value in call.locals.items():
+        for source, t in _sources(Local(name), value):
+            dynamic = set(getattr(t, "_torchsmith_dynamic", ())) | set(getattr(t, "_dynamo_dynamic_indices", ()))
+            static = set(getattr(t, "_torchsmith_static", ())) | set(getattr(t, "_dynamo_static_input_indices", ()))
+            if dynamic:
+                state.dynamic_dims.setdefault(str(source), set()).update(dynamic)
+            if static and str(source) in state.dynamic_dims:
+                state.dynamic_dims[str(source)] -= static
+
+
+def _sources(source: Source, value: Any, depth: int = 3) -> Iterator[tuple[Source, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield source, value
+    elif depth and isinstance(value, (list, tuple)):
+        for i, x in enumerate(value):
+            yield from _sources(Item(source, i), x, depth - 1)
+    elif depth and isinstance(value, dict):
+        for k, x in value.items():
+            yield from _sources(Item(source, k), x, depth - 1)
+
+
+def reset() -> None:
+    """Forget every compilation."""
+    for d in list(ALL):
+        state: State = d.state
+        with state.lock:
+            d.entries = ()
+            d.eager = 0
+            d.state = State(state.settings, state.label)
+
+
+# ---------------------------------------------------------------- profiler
+
+
+def profiled(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """One compiled call, named in the profile."""
+    with torch.profiler.record_function(f"torchsmith: {name}"):
+        return call(*args)
+
+
+_frame.setup_profiled(profiled)
+__all__ = ["ALL", "BackendFailed", "RecompileLimitHit", "Settings", "State", "TensorProperty", "make_dispatcher", "on_miss", "reset"]

@@ -1,0 +1,611 @@
+"""Guards: read the world they speak of, evaluate them slowly (the definition), explain the one that failed, flatten them for C.
+
+In: Source and Guard values (capture/source.py) and one call's locals, globals and closure. Out: truth, words, or the plain tuples
+that `_frame.Entry` takes. The C checker (csrc/frame/guards.c) must agree with `holds` on every guard; tests compare them.
+"""
+
+from __future__ import annotations
+
+import struct
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..ir.expr import Const, Expr, Sym
+from . import _frame
+from .source import (
+    Attr,
+    Cell,
+    FixedObject,
+    Global,
+    GlobalState,
+    Guard,
+    Item,
+    Local,
+    Source,
+    TensorGuard,
+    TensorProperty,
+    TypeOf,
+)
+
+MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the entry function: parameters by name, its globals, closure cells by name."""
+
+    locals: Mapping[str, Any]
+    globals: dict[str, Any]
+    closure: Mapping[str, types.CellType]
+
+
+# ---------------------------------------------------------------- the world as guards see it
+
+
+def _autocast() -> tuple[Any, ...]:
+    rows = []
+    for device in ("cpu", "cuda"):
+        on = torch.is_autocast_enabled(device)
+        rows.append((device, on, torch.get_autocast_dtype(device) if on else None))
+    return (*rows, torch.is_autocast_cache_enabled() if any(r[1] for r in rows) else None)
+
+
+def _function_modes() -> tuple[type, ...]:
+    return tuple(type(torch._C._get_function_stack_at(i)) for i in range(torch._C._len_torch_function_stack()))
+
+
+def global_state() -> GlobalState:
+    """The present process and thread state."""
+    return GlobalState(
+        grad_enabled=torch.is_grad_enabled(),
+        inference_mode=torch.is_inference_mode_enabled(),
+        autocast=_autocast(),
+        default_dtype=torch.get_default_dtype(),
+        default_device=torch.get_default_device(),
+        deterministic=(
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,
+            torch._C._is_torch_function_enabled(),
+        ),
+        torch_function_modes=_function_modes(),
+    )
+
+
+def _raw_keys(t: torch.Tensor) -> int:
+    return torch._C._dispatch_keys(t).raw_repr()
+
+
+def tensor_guard(t: torch.Tensor, dynamic: Iterable[int] = ()) -> TensorGuard:
+    """The metadata of `t`; sizes of `dynamic` dimensions, and strides that may depend on them, are left open."""
+    open_dims = set(dynamic)
+    sizes = tuple(None if i in open_dims else s for i, s in enumerate(t.shape))
+    widest = max((t.stride(i) for i in open_dims), default=None)
+    strides = tuple(None if i in open_dims or (widest is not None and s >= widest) else s for i, s in enumerate(t.stride()))
+    return TensorGuard(type(t), t.dtype, t.device, t.requires_grad, sizes, strides if open_dims else tuple(t.stride()), _raw_keys(t))
+
+
+# ---------------------------------------------------------------- slow evaluation: the definition
+
+
+def _own_dict(obj: Any) -> Any:
+    try:
+        found = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return found
+
+
+def _type_lookup(obj: Any, name: str) -> Any:
+    for cls in (obj if isinstance(obj, type) else type(obj)).__mro__:
+        if name in vars(cls):
+            return vars(cls)[name]
+    return MISSING
+
+
+_MODULE_DICTS = {"param": "_parameters", "buffer": "_buffers", "module": "_modules"}
+
+
+def _attribute(obj: Any, name: str, via: str) -> Any:
+    if via == "type":
+        return _type_lookup(obj, name)
+    if via in ("slot", "getattr"):
+        return getattr(obj, name, MISSING)
+    own = _own_dict(obj)
+    if own is None:
+        return MISSING
+    if via == "instance":
+        return own.get(name, MISSING)
+    return own.get(_MODULE_DICTS[via], {}).get(name, MISSING)
+
+
+def _from_globals(namespace: Any, name: str) -> Any:
+    found = (vars(namespace) if isinstance(namespace, types.ModuleType) else namespace).get(name, MISSING)
+    if found is MISSING:
+        builtins = namespace.get("__builtins__", {}) if isinstance(namespace, dict) else vars(namespace).get("__builtins__", {})
+        found = (vars(builtins) if isinstance(builtins, types.ModuleType) else builtins).get(name, MISSING)
+    return found
+
+
+def _cell_value(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def _item(base: Any, key: Any) -> Any:
+    if isinstance(base, types.CellType):
+        return _cell_value(base)
+    if isinstance(base, (list, tuple)):
+        return base[key] if -len(base) <= key < len(base) else MISSING
+    if isinstance(base, dict):
+        return dict.get(base, key, MISSING)
+    return MISSING
+
+
+def _property(t: Any, name: str, dim: int) -> Any:
+    if not isinstance(t, torch.Tensor):
+        return MISSING
+    if name == "item":
+        return t.item()
+    if name == "storage_offset":
+        return t.storage_offset()
+    if dim >= t.dim():
+        return MISSING
+    return t.size(dim) if name == "size" else t.stride(dim)
+
+
+def _eval_global(s: Global, call: Call) -> Any:
+    return _from_globals(call.globals if s.namespace is None else s.namespace.value, s.name)
+
+
+EVALUATE: dict[type, Callable[[Any, Call, Callable[[Source], Any]], Any]] = {
+    Local: lambda s, call, get: call.locals.get(s.name, MISSING),
+    Global: lambda s, call, get: _eval_global(s, call),
+    Cell: lambda s, call, get: _cell_value(call.closure[s.name]) if s.name in call.closure else MISSING,
+    FixedObject: lambda s, call, get: s.value,
+    Attr: lambda s, call, get: _attribute(get(s.base), s.name, s.via),
+    Item: lambda s, call, get: _item(get(s.base), s.key),
+    TypeOf: lambda s, call, get: type(get(s.base)),
+    TensorProperty: lambda s, call, get: _property(get(s.base), s.name, s.dim),
+}
+
+
+def evaluate(source: Source, call: Call) -> Any:
+    """The value a source has in this call; MISSING where there is none."""
+    if getattr(source, "base", None) is not None and evaluate(source.base, call) is MISSING:  # type: ignore[attr-defined]
+        return MISSING
+    return EVALUATE[type(source)](source, call, lambda s: evaluate(s, call))
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Exact type and ==; floats by bits."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) is float:
+        return struct.pack("d", a) == struct.pack("d", b)
+    if type(a) is complex:
+        return same_constant((a.real, a.imag), (b.real, b.imag))
+    if type(a) is tuple:
+        return len(a) == len(b) and all(map(same_constant, a, b))
+    return bool(a == b)
+
+
+def _holds_tensor(g: Guard, v: Any, call: Call) -> bool:
+    return isinstance(v, torch.Tensor) and not _tensor_differences(g.value, v)
+
+
+def _tensor_differences(want: TensorGuard, t: torch.Tensor) -> list[str]:
+    """What differs, in words; empty: the guard holds."""
+    rows: list[tuple[str, Any, Any]] = [
+        ("type", want.type, type(t)), ("dtype", want.dtype, t.dtype), ("device", want.device, t.device),
+        ("requires_grad", want.requires_grad, t.requires_grad), ("number of dimensions", len(want.sizes), t.dim()),
+    ]  # fmt: skip
+    found = [f"{name} was {was}, is {now}" for name, was, now in rows if was != now]
+    if not found:
+        for i, (was, now) in enumerate(zip(want.sizes, t.shape, strict=True)):
+            if was is not None and was != now:
+                found.append(f"size of dimension {i} was {was}, is {now}")
+        for i, (was, now) in enumerate(zip(want.strides, t.stride(), strict=True)):
+            if was is not None and was != now:
+                found.append(f"stride of dimension {i} was {was}, is {now}")
+    if not found and want.dispatch_keys != _raw_keys(t):
+        found.append("dispatch keys differ (conjugate, negated, inference or functorch tensor)")
+    return found
+
+
+def _missing(v: Any, name: Any) -> bool:
+    if isinstance(v, dict):
+        return name not in v
+    if isinstance(v, type):
+        return _type_lookup(v, name) is MISSING
+    own = _own_dict(v) or {}
+    return name not in own and all(name not in (own.get(d) or ()) for d in _MODULE_DICTS.values())
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    a, b = tuple(a or ()), tuple(b or ())
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _holds_function(g: Guard, v: Any, call: Call) -> bool:
+    if not isinstance(v, types.FunctionType):
+        return False
+    code, defaults, kwdefaults, closure = g.value
+    have = v.__kwdefaults__ or {}
+    want = kwdefaults or {}
+    return (
+        v.__code__ is code
+        and _same_items(v.__defaults__, defaults)
+        and _same_items(v.__closure__, closure)
+        and have.keys() == want.keys()
+        and all(have[k] is want[k] for k in want)
+    )
+
+
+def _holds_no_overlap(g: Guard, v: Any, call: Call) -> bool:
+    if not isinstance(v, torch.Tensor):
+        return False
+    lo, hi = _frame.tensor_info(v)[5:]
+    for source in g.value:
+        if source == g.source:
+            continue
+        other = evaluate(source, call)
+        if not isinstance(other, torch.Tensor):
+            return False
+        lo2, hi2 = _frame.tensor_info(other)[5:]
+        if lo < hi2 and lo2 < hi:
+            return False
+    return True
+
+
+def identity_value(g: Guard) -> Any:
+    return g.value() if isinstance(g.value, weakref.ref) else g.value
+
+
+HOLDS: dict[str, Callable[[Guard, Any, Call], bool]] = {
+    "tensor": _holds_tensor,
+    "identity": lambda g, v, call: v is identity_value(g) and v is not None or (v is None and g.value is None),
+    "type": lambda g, v, call: type(v) is g.value,
+    "equals": lambda g, v, call: same_constant(v, g.value),
+    "length": lambda g, v, call: hasattr(v, "__len__") and len(v) == g.value,
+    "dict_keys": lambda g, v, call: isinstance(v, dict) and same_constant(tuple(v), tuple(g.value)),
+    "missing": lambda g, v, call: _missing(v, g.value),
+    "global_state": lambda g, v, call: g.value == global_state(),
+    "no_overlap": _holds_no_overlap,
+    "alias": lambda g, v, call: v is evaluate(g.value, call),
+    "function": _holds_function,
+}
+
+
+def holds(guard: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -> bool:
+    """Is the guard true for this call? The slow definition of what C checks."""
+    if guard.kind == "shape":
+        value = eval_expr(guard.value, {n: evaluate(s, call) for n, s in (symbols or {}).items()})
+        return value is not None and bool(value)
+    v = evaluate(guard.source, call)
+    return v is not MISSING and HOLDS[guard.kind](guard, v, call)
+
+
+# ---------------------------------------------------------------- size conditions
+
+_SHAPE_OPS = {
+    "not": 2, "neg": 3, "abs": 4, "add": 5, "sub": 6, "mul": 7, "floordiv": 8, "mod": 9, "truncdiv": 10, "min": 11, "max": 12,
+    "eq": 13, "ne": 14, "lt": 15, "le": 16, "gt": 17, "ge": 18, "and": 19, "or": 20,
+}  # fmt: skip
+_PYTHON_OPS: dict[str, Callable[..., Any]] = {
+    "not": lambda a: not a, "neg": lambda a: -a, "abs": abs, "add": lambda a, b: a + b, "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b,
+    "truncdiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1), "min": min, "max": max,
+    "div": lambda a, b: a / b, "pow": lambda a, b: a**b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+    "and": lambda a, b: bool(a and b), "or": lambda a, b: bool(a or b),
+}  # fmt: skip
+
+
+def eval_expr(e: Expr, values: Mapping[str, Any]) -> Any:
+    """Value of a size condition; None where it has none (a missing symbol, division by zero)."""
+    if isinstance(e, Const):
+        return e.value
+    if isinstance(e, Sym):
+        v = values.get(e.name, MISSING)
+        return None if v is MISSING else v
+    args = [eval_expr(a, values) for a in e.args]
+    if None in args:
+        return None
+    name = getattr(e, "name", None)
+    if name is None:  # Cast
+        return float(args[0]) if e.dtype.is_float else int(args[0])
+    try:
+        return _PYTHON_OPS[name](*args)
+    except ZeroDivisionError:
+        return None
+
+
+def symbols_of(e: Expr) -> set[str]:
+    if isinstance(e, Sym):
+        return {e.name}
+    return set().union(*map(symbols_of, e.args)) if e.args else set()
+
+
+# ---------------------------------------------------------------- words
+
+
+def print_guard(g: Guard) -> str:
+    """One guard as Python-like text."""
+    row = _PRINT.get(g.kind)
+    text = row(g) if row else f"{g.source} {g.kind} {g.value!r}"
+    return f"{text}  # {g.loc}" if g.loc else text
+
+
+def _print_tensor(g: Guard) -> str:
+    t: TensorGuard = g.value
+    sizes = ", ".join("?" if s is None else str(s) for s in t.sizes)
+    strides = ", ".join("?" if s is None else str(s) for s in t.strides)
+    grad = ", requires_grad" if t.requires_grad else ""
+    return f"{g.source}: {t.type.__name__} {str(t.dtype).removeprefix('torch.')}[{sizes}] strides [{strides}] on {t.device}{grad}"
+
+
+def _describe(v: Any) -> str:
+    if isinstance(v, (type, types.FunctionType, types.ModuleType)):
+        return getattr(v, "__qualname__", None) or getattr(v, "__name__", "object")
+    if isinstance(v, torch.nn.Module):
+        return type(v).__name__
+    text = repr(v) if not isinstance(v, torch.Tensor) else f"tensor of shape {tuple(v.shape)}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+_PRINT: dict[str, Callable[[Guard], str]] = {
+    "tensor": _print_tensor,
+    "identity": lambda g: f"{g.source} is {_describe(identity_value(g))}",
+    "type": lambda g: f"type({g.source}) is {_describe(g.value)}",
+    "equals": lambda g: f"{g.source} == {_describe(g.value)}",
+    "length": lambda g: f"len({g.source}) == {g.value}",
+    "dict_keys": lambda g: f"tuple({g.source}) == {_describe(g.value)}",
+    "missing": lambda g: f"{g.value!r} not in {g.source}",
+    "global_state": lambda g: f"global state is {_print_state(g.value)}",
+    "no_overlap": lambda g: f"{g.source} shares no memory with {', '.join(str(s) for s in g.value if s != g.source)}",
+    "shape": lambda g: f"{g.value!r}",
+    "alias": lambda g: f"{g.source} is {g.value}",
+    "function": lambda g: f"{g.source} is the function at {g.value[0].co_filename}:{g.value[0].co_firstlineno}",
+}
+
+
+def _print_state(s: GlobalState) -> str:
+    parts = ["grad on" if s.grad_enabled else "grad off"]
+    parts += ["inference mode"] if s.inference_mode else []
+    parts += [f"autocast {r[0]} {r[2]}" for r in s.autocast if isinstance(r, tuple) and r[1]]
+    return ", ".join([*parts, str(s.default_dtype), str(s.default_device)])
+
+
+def explain(g: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -> str:
+    """Why this guard does not hold for this call, in words."""
+    if g.kind == "global_state":
+        now = global_state()
+        changes = [f"{f} was {getattr(g.value, f)}, is {getattr(now, f)}" for f in g.value.__dataclass_fields__ if getattr(g.value, f) != getattr(now, f)]
+        return "; ".join(changes) or "global state changed"
+    if g.kind == "shape":
+        names = symbols_of(g.value)
+        values = ", ".join(f"{n} = {evaluate(s, call)} ({s})" for n, s in (symbols or {}).items() if n in names)
+        return f"the condition {g.value!r} on sizes fails: {values}"
+    v = evaluate(g.source, call)
+    if v is MISSING:
+        return f"{g.source} no longer exists"
+    if g.kind == "tensor":
+        differences = _tensor_differences(g.value, v) if isinstance(v, torch.Tensor) else [f"was a tensor, is {_describe(v)}"]
+        return f"{g.source}: {'; '.join(differences)}"
+    if g.kind == "equals":
+        return f"{g.source} was {_describe(g.value)}, is {_describe(v)}"
+    if g.kind == "type":
+        return f"{g.source} was of type {_describe(g.value)}, is of type {_describe(type(v))}"
+    if g.kind == "length":
+        return f"len({g.source}) was {g.value}, is {len(v) if hasattr(v, '__len__') else 'unknown'}"
+    return f"no longer true: {print_guard(Guard(g.source, g.kind, g.value))}"
+
+
+def first_failure(guards: Sequence[Guard], call: Call, symbols: Mapping[str, Source] | None = None) -> Guard | None:
+    """The first guard that does not hold, or None."""
+    return next((g for g in guards if not holds(g, call, symbols)), None)
+
+
+# ---------------------------------------------------------------- flattening for C
+
+_LOCAL, _GLOBAL, _GLOBAL_IN, _CELL, _FIXED, _INSTANCE, _MODULE_DICT, _TYPE_ATTR, _GETATTR, _ITEM_SEQ, _ITEM_DICT, _CONTENTS, _TYPE_OF, _PROPERTY = range(14)
+_GUARD_KINDS = {
+    "tensor": 0, "identity": 1, "type": 2, "equals": 3, "length": 4, "dict_keys": 5, "missing": 6, "global_state": 7, "no_overlap": 8,
+    "shape": 9, "alias": 10, "function": 11, "weak_identity": 12, "python": 13,
+}  # fmt: skip
+_RECIPE_TAGS = {"out": 0, "const": 1, "source": 2, "tuple": 3, "list": 4, "dict": 5}
+
+
+class Flattener:
+    """Builds the node list of one Entry: each Source once, bases first."""
+
+    def __init__(self, names: Sequence[str], free_names: Sequence[str], symbols: Mapping[str, Source]) -> None:
+        self.names, self.free_names, self.symbols = tuple(names), tuple(free_names), symbols
+        self.nodes: list[tuple[int, int, int, Any, Any]] = []
+        self.index: dict[Source, int] = {}
+
+    def node(self, source: Source) -> int:
+        """Number of the node for `source`."""
+        found = self.index.get(source)
+        if found is None:
+            row = FLATTEN[type(source)](self, source)
+            found = self.index[source] = len(self.nodes)
+            self.nodes.append(row)
+        return found
+
+    def guard(self, g: Guard) -> tuple[int, int, Any, tuple[int, ...]]:
+        """The C form of one guard: (kind, node, value, numbers)."""
+        kind, value, numbers = g.kind, g.value, ()
+        node = self.node(g.source)
+        name: str = kind
+        if kind == "identity" and isinstance(value, weakref.ref):
+            name = "weak_identity"
+        elif kind == "global_state":
+            want = value
+            value = lambda _: want == global_state()
+        elif kind == "no_overlap":
+            numbers = tuple(self.node(s) for s in value)
+        elif kind == "alias":
+            value = self.node(value)
+        elif kind == "dict_keys":
+            value = tuple(value)
+        elif kind == "shape":
+            code = self.shape(value)
+            if code is None:
+                return self._python_shape(g)
+            numbers = code
+        return _GUARD_KINDS[name], node, value, numbers
+
+    def shape(self, e: Expr) -> tuple[int, ...] | None:
+        """Postfix program of a size condition, or None where it needs Python."""
+        if isinstance(e, Const):
+            return (0, int(e.value)) if isinstance(e.value, (bool, int)) and abs(e.value) < 2**62 else None
+        if isinstance(e, Sym):
+            return (1, self.node(self.symbols[e.name])) if e.name in self.symbols else None
+        op = _SHAPE_OPS.get(getattr(e, "name", ""))
+        parts = [self.shape(a) for a in e.args]
+        if op is None or any(p is None for p in parts):
+            return None
+        return (*(x for p in parts for x in p or ()), op) if len(parts) < 3 else None
+
+    def _python_shape(self, g: Guard) -> tuple[int, int, Any, tuple[int, ...]]:
+        """A size condition outside the C program: one symbol's value is the argument, the others are read beside it."""
+        raise NotImplementedError(f"size condition {g.value!r}")
+
+    def recipe(self, recipe: Any, extra: list[int]) -> tuple[int, Any]:
+        """C form of a result recipe; `extra` collects the nodes that its sources need."""
+        tag, *rest = recipe
+        if tag in ("out", "const"):
+            return _RECIPE_TAGS[tag], rest[0]
+        if tag == "source":
+            extra.append(self.node(rest[0]))
+            return _RECIPE_TAGS[tag], len(extra) - 1
+        if tag == "dict":
+            pairs = rest[0] if len(rest) == 1 and (not rest[0] or isinstance(rest[0][0], tuple)) else rest
+            return _RECIPE_TAGS[tag], tuple((k, self.recipe(sub, extra)) for k, sub in pairs)
+        items = rest[0] if len(rest) == 1 and (not rest[0] or not isinstance(rest[0][0], str)) else rest
+        return _RECIPE_TAGS[tag], tuple(self.recipe(sub, extra) for sub in items)
+
+
+def _flat_local(f: Flattener, s: Local) -> tuple[int, int, int, Any, Any]:
+    return _LOCAL, -1, f.names.index(s.name), s.name, None
+
+
+def _flat_global(f: Flattener, s: Global) -> tuple[int, int, int, Any, Any]:
+    if s.namespace is None:
+        return _GLOBAL, -1, 0, s.name, None
+    return _GLOBAL_IN, -1, 0, s.name, s.namespace.value
+
+
+def _flat_attr(f: Flattener, s: Attr) -> tuple[int, int, int, Any, Any]:
+    base = f.node(s.base)
+    if s.via in _MODULE_DICTS:
+        return _MODULE_DICT, base, 0, s.name, _MODULE_DICTS[s.via]
+    return {"instance": _INSTANCE, "type": _TYPE_ATTR}.get(s.via, _GETATTR), base, 0, s.name, None
+
+
+def _flat_item(f: Flattener, s: Item) -> tuple[int, int, int, Any, Any]:
+    base = f.node(s.base)
+    if s.key == "cell_contents":  # C looks whether the base is a cell
+        return _CONTENTS, base, 0, s.key, None
+    if type(s.key) is int and abs(s.key) < 2**31:  # C looks whether the base is a sequence or a dictionary
+        return _ITEM_SEQ, base, s.key, s.key, None
+    return _ITEM_DICT, base, 0, s.key, None
+
+
+FLATTEN: dict[type, Callable[[Flattener, Any], tuple[int, int, int, Any, Any]]] = {
+    Local: _flat_local,
+    Global: _flat_global,
+    Cell: lambda f, s: (_CELL, -1, f.free_names.index(s.name), s.name, None),
+    FixedObject: lambda f, s: (_FIXED, -1, 0, s.value, None),
+    Attr: _flat_attr,
+    Item: _flat_item,
+    TypeOf: lambda f, s: (_TYPE_OF, f.node(s.base), 0, None, None),
+    TensorProperty: lambda f, s: (_PROPERTY, f.node(s.base), s.dim, s.name, None),
+}
+
+
+def weaken(g: Guard) -> Guard:
+    """Identity of modules and tensors is held weakly, so that an entry keeps no model alive."""
+    if g.kind == "identity" and isinstance(g.value, (torch.nn.Module, torch.Tensor)):
+        return Guard(g.source, g.kind, weakref.ref(g.value), g.loc)
+    return g
+
+
+def make_entry(
+    guards: Sequence[Guard],
+    inputs: Sequence[Source],
+    recipe: Any,
+    finish: Callable[..., Any] | None,
+    call: Callable[..., Any],
+    *,
+    names: Sequence[str],
+    free_names: Sequence[str],
+    globals: dict[str, Any] | None = None,
+    symbols: Mapping[str, Source] | None = None,
+    name: str = "graph",
+    source: Any = None,
+) -> Any:
+    """The `_frame.Entry` of one compilation."""
+    f = Flattener(names, free_names, symbols or {})
+    rows = tuple(f.guard(g) for g in guards)
+    graph_inputs = [f.node(s) for s in inputs]
+    extra: list[int] = []
+    flat = f.recipe(recipe, extra) if recipe is not None else (1, None)
+    return _frame.Entry(tuple(f.nodes), rows, (*graph_inputs, *extra), len(graph_inputs), call, flat, finish, name, source, globals)
+
+
+# ---------------------------------------------------------------- set-up of the C side
+
+
+def _examples() -> list[torch.Tensor]:
+    """Tensors that differ in every field the probe looks for."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.zeros(2, 9, requires_grad=True)
+        out = [
+            torch.zeros(3, 5), torch.zeros(4, 7, dtype=torch.float64).t(), torch.zeros(2, 3, 4, 5, 6, 7), torch.zeros(11, dtype=torch.int64),
+            torch.zeros((), dtype=torch.bool), torch.empty(6, 2, device="meta"), torch.empty(5, 3, 2, device="meta", dtype=torch.bfloat16),
+            torch.zeros(2, 2, 2, 2, 3, 2, 2, dtype=torch.int16).transpose(0, 4), torch.zeros(13, dtype=torch.complex64).conj(),
+            leaf, torch.nn.Parameter(torch.zeros(8, 3)), leaf * 2, torch.zeros(5, 6)[1:, ::2],
+        ]  # fmt: skip
+    with torch.inference_mode():
+        out.append(torch.zeros(7, 2))
+    return out
+
+
+def setup() -> dict[str, Any]:
+    """Tell the C side about this torch: returns what the probe found."""
+    lib = Path(torch.__file__).parent / "lib"
+    C = torch._C
+    # inference mode off and dispatch modes away: the examples must be ordinary tensors
+    with torch.inference_mode(False), torch.enable_grad(), C.DisableTorchFunctionSubclass():
+        on, off = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+        off.requires_grad_(False)
+        itemsizes = {d: d.itemsize for d in vars(torch).values() if isinstance(d, torch.dtype)}
+        found = _frame.setup_tensor(
+            str(lib / "libtorch_cpu.so"), C.TensorBase, C.TensorBase.__dict__["requires_grad"], _raw_keys, _examples(), itemsizes, (on, off, on * 2)
+        )
+    foreign = 0
+    for key in ("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchVmapMode",
+                "PythonDispatcher", "PreDispatch", "Functionalize"):  # fmt: skip
+        row = getattr(C.DispatchKey, key, None)
+        foreign |= C.DispatchKeySet(row).raw_repr() if row is not None else 0
+    found["state"] = _frame.setup_state(
+        str(lib / "libtorch_cpu.so"), str(lib / "libc10.so"),
+        C._dispatch_tls_local_include_set().raw_repr(), C._dispatch_tls_local_exclude_set().raw_repr(), foreign,
+    )  # fmt: skip
+    return found
+
+
+PROBED = setup()

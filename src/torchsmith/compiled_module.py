@@ -1,0 +1,132 @@
+"""A compiled nn.Module: an object of a subclass of the module's own class that shares the module's `__dict__`.
+
+In: a module and Settings. Out: the look-alike. Because parameters, buffers, submodules, hooks and plain attributes are the
+module's own dictionaries, everything nn.Module does (state_dict, .to, .train, hooks, functional_call, indexing) works on the
+original; only calling goes another way.
+
+    compiled(x):  no hooks -> the Dispatcher of the module's forward;  hooks -> nn.Module.__call__, which calls that Dispatcher
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from .capture.dispatch import Settings, make_dispatcher
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class CompiledModule:
+    """First base of every compiled module's class."""
+
+    _torchsmith_original: Any = None
+    _torchsmith_settings: Any = None
+    _torchsmith_calls: dict[Any, Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Made for one object: the module class's own __init_subclass__ is not told."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # `type(self)(...)`, as slicing a Sequential does, makes an ordinary module
+        return type(cls._torchsmith_original)(*args, **kwargs)
+
+    @property
+    def _orig_mod(self) -> Any:
+        return type(self)._torchsmith_original
+
+    @property
+    def forward(self) -> Any:
+        return _forward_of(type(self))
+
+    @forward.setter
+    def forward(self, value: Any) -> None:
+        self.__dict__["forward"] = value
+
+    @forward.deleter
+    def forward(self) -> None:
+        del self.__dict__["forward"]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = self.__dict__
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"] or _global_hooks():
+            return torch.nn.Module.__call__(self, *args, **kwargs)  # type: ignore[arg-type]
+        return _forward_of(type(self))(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        cls = type(self)
+        made = compile_module(copy.deepcopy(cls._torchsmith_original, memo), cls._torchsmith_settings)
+        memo[id(self)] = made
+        return made
+
+    def __copy__(self) -> Any:
+        cls = type(self)
+        return compile_module(copy.copy(cls._torchsmith_original), cls._torchsmith_settings)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        cls = type(self)
+        s: Settings = cls._torchsmith_settings
+        return _rebuild, (cls._torchsmith_original, s.options, s.backend, s.fullgraph, s.dynamic, s.recompile_limit, s.name)
+
+
+def _rebuild(module: Any, options: Any, backend: Any, fullgraph: bool, dynamic: bool | None, limit: int, name: str | None) -> Any:
+    from .api import _compile_graph
+
+    return compile_module(module, Settings(_compile_graph, options, backend, fullgraph, dynamic, limit, name))
+
+
+def _global_hooks() -> bool:
+    m = torch_module
+    return bool(m._global_forward_hooks or m._global_forward_pre_hooks or m._global_backward_hooks or m._global_backward_pre_hooks)
+
+
+def _forward_of(cls: Any) -> Any:
+    """The Dispatcher of what the original's `forward` is now (an instance may carry its own)."""
+    original = cls._torchsmith_original
+    fn = original.__dict__.get("forward") or type(original).forward
+    found = cls._torchsmith_calls.get(fn)
+    if found is None:
+        found = cls._torchsmith_calls[fn] = _dispatcher(original, fn, cls._torchsmith_settings)
+    return found
+
+
+def _dispatcher(original: Any, fn: Any, settings: Settings) -> Any:
+    bound = original if "forward" not in original.__dict__ else None
+    if isinstance(fn, types.MethodType):
+        fn, bound = fn.__func__, fn.__self__
+    if not isinstance(fn, types.FunctionType):
+        return getattr(original, "forward")  # noqa: B009  (not Python: run as it is)
+    d = make_dispatcher(fn, settings, bound=bound)
+    if settings.name is None:
+        d.state.label = type(original).__name__
+    return functools.update_wrapper(d, fn)
+
+
+def compile_module(module: Any, settings: Settings) -> Any:
+    """The compiled look-alike of `module`."""
+    if isinstance(module, CompiledModule):
+        module = module._orig_mod
+    base = type(module)
+    names: dict[str, Any] = {
+        "_torchsmith_original": module, "_torchsmith_settings": settings, "_torchsmith_calls": {},
+        "__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__,
+    }  # fmt: skip
+    if base.__call__ is not torch.nn.Module.__call__:  # the class has its own idea of a call: compile that one
+        names["__call__"] = _own_call(module, base, settings)
+    cls = type(base)(base.__name__, (CompiledModule, base), names)
+    made = object.__new__(cls)
+    object.__setattr__(made, "__dict__", module.__dict__)
+    return made
+
+
+def _own_call(module: Any, base: Any, settings: Settings) -> Any:
+    fn = base.__call__
+    if not isinstance(fn, types.FunctionType):
+        return lambda self, *args, **kwargs: module(*args, **kwargs)
+    d = make_dispatcher(fn, settings, bound=module)
+    return lambda self, *args, **kwargs: d(*args, **kwargs)

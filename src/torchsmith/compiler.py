@@ -1,0 +1,171 @@
+"""The `torchsmith.compiler` namespace: switches and questions around compilation, with torch.compiler's meaning."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import events
+from .backends.registry import list_backends, lookup_backend, register_backend, resolve_backend
+from .capture import _frame, dispatch
+
+__all__ = [
+    "allow_in_graph", "assume_constant_result", "cudagraph_mark_step_begin", "disable", "get_default_backend", "is_compiling",
+    "is_dynamo_compiling", "is_exporting", "list_backends", "lookup_backend", "register_backend", "reset", "set_default_backend",
+    "set_stance",
+]  # fmt: skip
+
+
+def reset() -> None:
+    """Forget all compilations of this process; what is on disk stays."""
+    dispatch.reset()
+
+
+def is_compiling() -> bool:
+    """True in code that is being captured (capture answers it), False when it runs."""
+    return False
+
+
+def is_dynamo_compiling() -> bool:
+    """As is_compiling."""
+    return False
+
+
+def is_exporting() -> bool:
+    """True while a program is exported ahead of time."""
+    return False
+
+
+def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+    """Run `fn` as it is: never captured, neither inlined nor by the hook (`recursive`: nor what it calls)."""
+    if fn is None:
+        return lambda f: disable(f, recursive, reason=reason)
+    if isinstance(fn, _frame.Dispatcher):
+        fn = fn.__wrapped__
+    if isinstance(fn, type):
+        return fn
+
+    @functools.wraps(fn)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        before = _frame.hook_suspend() if recursive else None
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            if before is not None:
+                _frame.hook_resume(before)
+
+    disabled._torchsmith_disabled = True  # type: ignore[attr-defined]
+    disabled._torchsmith_reason = reason  # type: ignore[attr-defined]
+    return disabled
+
+
+def allow_in_graph(fn: Any) -> Any:
+    """Calls of `fn` become one node of the captured graph, not looked into."""
+    if isinstance(fn, (list, tuple)):
+        return [allow_in_graph(f) for f in fn]
+    ALLOWED.add(fn)
+    return fn
+
+
+def assume_constant_result(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What `fn` returns during capture is a constant of the graph."""
+    fn._torchsmith_constant = True  # type: ignore[attr-defined]
+    return fn
+
+
+ALLOWED: set[Any] = set()
+
+# ---------------------------------------------------------------- stances
+
+STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
+_stance: dict[str, Any] = {"stance": "default", "skip_guard_eval_unsafe": False, "force_backend": None}
+
+
+class set_stance:  # noqa: N801  (torch.compiler's name; a function, a context manager and a decorator)
+    """How compiled functions behave from now on; as `with set_stance(...)` or decorator for a while."""
+
+    def __init__(self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None) -> None:
+        if stance not in STANCES:
+            raise RuntimeError(f"unknown stance {stance!r}; known: {', '.join(STANCES)}")
+        if force_backend is not None and stance != "default":
+            raise RuntimeError("force_backend goes with the default stance only")
+        self.before = dict(_stance)
+        self._set(stance=stance, skip_guard_eval_unsafe=skip_guard_eval_unsafe, force_backend=force_backend)
+        self.now = dict(_stance)
+
+    @staticmethod
+    def _set(**values: Any) -> None:
+        _stance.update(values)
+        _frame.set_gate(_stance["stance"] != "default")
+
+    def __enter__(self) -> None:
+        self._set(**self.now)
+
+    def __exit__(self, *exc: Any) -> None:
+        self._set(**self.before)
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        self._set(**self.before)
+        now = self.now
+
+        @functools.wraps(fn)
+        def under_stance(*args: Any, **kwargs: Any) -> Any:
+            before = dict(_stance)
+            self._set(**now)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                self._set(**before)
+
+        return under_stance
+
+
+def _on_gate(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], reason: int) -> Any:
+    """Asked by C before a call under a stance (1) or under another tracer (2)."""
+    if reason == 2:
+        events.emit("fallback", code="API001", at=dispatch.location(fn), detail="")
+        return _frame.RUN_PLAIN
+    stance = _stance["stance"]
+    if stance == "force_eager":
+        return _frame.RUN_PLAIN
+    if stance in ("eager_on_recompile", "fail_on_recompile"):
+        return _only_compiled(dispatcher, fn, args, kwargs, fail=stance == "fail_on_recompile")
+    if stance in ("eager_then_compile", "aot_eager_then_compile") and not dispatcher.entries:
+        key = dispatch.signature(args, kwargs)
+        seen = dispatcher.__dict__.setdefault("_torchsmith_seen", set())
+        if key not in seen:
+            seen.add(key)
+            return _frame.RUN_PLAIN
+    return _frame.GO_ON
+
+
+def _only_compiled(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, fail: bool) -> Any:
+    done = dispatcher.again(fn, args, kwargs)
+    if done is not None:
+        return done[0]
+    if fail:
+        raise RuntimeError("a recompilation is needed, but the stance is fail_on_recompile")
+    return _frame.RUN_PLAIN
+
+
+_frame.setup_dispatch(_on_gate)
+
+# ---------------------------------------------------------------- defaults
+
+_default_backend: list[Any] = ["inductor"]
+
+
+def get_default_backend() -> Any:
+    """What `compile` uses where no backend is given."""
+    return _default_backend[0]
+
+
+def set_default_backend(backend: Any) -> None:
+    """Make `backend` the default of later `compile` calls; None: inductor."""
+    _default_backend[0] = "inductor" if backend is None else resolve_backend(backend)
+
+
+def cudagraph_mark_step_begin() -> None:
+    """A new iteration begins (for recorded device graphs; nothing to do on the CPU)."""
