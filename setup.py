@@ -25,7 +25,7 @@ setup(
     ext_modules=[
         Extension(
             "torchsmith.capture._frame",
-            sources=["csrc/frame/module.c"],
+            sources=sorted(glob("csrc/frame/*.c")),
             depends=sorted(glob("csrc/frame/*.h")),
             include_dirs=["csrc"],
             extra_compile_args=FLAGS,

@@ -22,7 +22,7 @@ from .options import from_user, is_disabled
 __all__ = ["BackendFailed", "RecompileLimitHit", "Unsupported", "compile", "explain", "mark_dynamic", "mark_static"]
 
 
-def compile(  # noqa: A001  (the public name is torch.compile's)
+def compile(
     model: Any = None,
     *,
     fullgraph: bool = False,

@@ -83,7 +83,7 @@ STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", 
 _stance: dict[str, Any] = {"stance": "default", "skip_guard_eval_unsafe": False, "force_backend": None}
 
 
-class set_stance:  # noqa: N801  (torch.compiler's name; a function, a context manager and a decorator)
+class set_stance:
     """How compiled functions behave from now on; as `with set_stance(...)` or decorator for a while."""
 
     def __init__(self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None) -> None:

@@ -80,21 +80,17 @@ class State:
 
 
 ALL: weakref.WeakSet[Any] = weakref.WeakSet()  # every Dispatcher, for reset()
-_CAPTURE: Callable[..., Any] | None = None
 
 
 def _capture(*args: Any, **kwargs: Any) -> Any:
-    global _CAPTURE
-    if _CAPTURE is None:
-        from .machine import capture  # the machine's tables take a while to build: not before the first miss
+    from .machine import capture  # the machine's tables take a while to build: not before the first miss
 
-        _CAPTURE = capture
-    return _CAPTURE(*args, **kwargs)
+    return capture(*args, **kwargs)
 
 
 def make_dispatcher(fn: types.FunctionType | None, settings: Settings, *, bound: Any = None, code: types.CodeType | None = None) -> Any:
     """The compiled callable of a Python function (or, for the hook, of a code object)."""
-    label = settings.name or (getattr(fn, "__qualname__", None) if fn is not None else code.co_qualname if code is not None else None) or "function"
+    label = settings.name or (fn.__qualname__ if fn is not None else code.co_qualname if code is not None else "function")
     d = _frame.Dispatcher(fn, on_miss, bound, code)
     d.state = State(settings, label)
     d.state.dynamic_dims = {k: set(v) for k, v in (settings.shapes or {}).items()}
@@ -122,7 +118,8 @@ _PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, t
 
 def _is_foreign(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return (type(value) not in _PLAIN_TENSORS and not isinstance(value, torch.nn.Parameter)) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+        plain = type(value) in _PLAIN_TENSORS or isinstance(value, torch.nn.Parameter)
+        return not plain or torch._C._functorch.is_functorch_wrapped_tensor(value)
     return isinstance(value, torch.fx.Proxy)
 
 
@@ -238,7 +235,7 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
     try:
         with events.timed("capture", graph=name):
             captured = _capture_with_retry(state, fn, args, kwargs)
-        compiled, needs_grad = _compile(state, captured, call, name)
+        compiled = _compile(state, captured, call, name)
     except (Unsupported, BackendFailed):
         raise
     except Exception as error:  # a bug of ours must not take the user's program down; it is counted and shown
@@ -248,7 +245,8 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
         events.emit("fallback", code="API005", graph=name, at=location(fn), detail=f"{type(error).__name__}: {error}", traceback=text)
         if not state.warned:
             state.warned = True
-            warnings.warn(f"torchsmith: internal error while compiling {state.label}; it runs as it is. {type(error).__name__}: {error}", stacklevel=2)
+            what = f"{type(error).__name__}: {error}"
+            warnings.warn(f"torchsmith: internal error while compiling {state.label}; it runs as it is. {what}", stacklevel=2)
         raise Unsupported("API005", at=location(fn), detail=f"{type(error).__name__}: {error}") from error
     state.count += 1
     return _install(d, state, fn, captured, compiled, name)
@@ -268,21 +266,21 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
         return _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph)
 
 
-def _compile(state: State, captured: Any, call: Call, name: str) -> tuple[Any, bool]:
+def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
     settings = state.settings
     inputs = [guards.evaluate(s, call) for s in captured.inputs]
     needs_grad = torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs)
     try:
-        compiled = settings.compile_graph(
+        return settings.compile_graph(
             captured.graph, captured.facts, inputs, options=settings.options, backend=settings.backend, needs_grad=needs_grad, name=name
         )
     except Unsupported:
         raise
     except Exception as error:  # a user's backend may raise anything
         if callable(settings.backend):
-            raise BackendFailed(f"backend {getattr(settings.backend, '__name__', settings.backend)!r} raised {type(error).__name__}: {error}") from error
+            who = getattr(settings.backend, "__name__", settings.backend)
+            raise BackendFailed(f"backend {who!r} raised {type(error).__name__}: {error}") from error
         raise
-    return compiled, needs_grad
 
 
 def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str) -> Any:
@@ -347,7 +345,8 @@ def _note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, ke
     loc = (failed.loc if failed is not None else "") or location(fn)
     settings = state.settings
     if len(d.entries) >= settings.recompile_limit:
-        message = f"torchsmith: {state.label} was compiled {len(d.entries)} times (recompile_limit={settings.recompile_limit}); last reason: {why} ({loc})"
+        times = f"{len(d.entries)} times (recompile_limit={settings.recompile_limit})"
+        message = f"torchsmith: {state.label} was compiled {times}; last reason: {why} ({loc})"
         if settings.fullgraph:
             raise RecompileLimitHit(message)
         if not state.warned:

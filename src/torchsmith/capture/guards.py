@@ -274,7 +274,7 @@ def identity_value(g: Guard) -> Any:
 
 HOLDS: dict[str, Callable[[Guard, Any, Call], bool]] = {
     "tensor": _holds_tensor,
-    "identity": lambda g, v, call: v is identity_value(g) and v is not None or (v is None and g.value is None),
+    "identity": lambda g, v, call: (v is identity_value(g) and v is not None) or (v is None and g.value is None),
     "type": lambda g, v, call: type(v) is g.value,
     "equals": lambda g, v, call: same_constant(v, g.value),
     "length": lambda g, v, call: hasattr(v, "__len__") and len(v) == g.value,
@@ -391,8 +391,8 @@ def explain(g: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -
     """Why this guard does not hold for this call, in words."""
     if g.kind == "global_state":
         now = global_state()
-        changes = [f"{f} was {getattr(g.value, f)}, is {getattr(now, f)}" for f in g.value.__dataclass_fields__ if getattr(g.value, f) != getattr(now, f)]
-        return "; ".join(changes) or "global state changed"
+        pairs = [(f, getattr(g.value, f), getattr(now, f)) for f in g.value.__dataclass_fields__]
+        return "; ".join(f"{f} was {a}, is {b}" for f, a, b in pairs if a != b) or "global state changed"
     if g.kind == "shape":
         names = symbols_of(g.value)
         values = ", ".join(f"{n} = {evaluate(s, call)} ({s})" for n, s in (symbols or {}).items() if n in names)
@@ -419,7 +419,8 @@ def first_failure(guards: Sequence[Guard], call: Call, symbols: Mapping[str, Sou
 
 # ---------------------------------------------------------------- flattening for C
 
-_LOCAL, _GLOBAL, _GLOBAL_IN, _CELL, _FIXED, _INSTANCE, _MODULE_DICT, _TYPE_ATTR, _GETATTR, _ITEM_SEQ, _ITEM_DICT, _CONTENTS, _TYPE_OF, _PROPERTY = range(14)
+_LOCAL, _GLOBAL, _GLOBAL_IN, _CELL, _FIXED, _INSTANCE, _MODULE_DICT = range(7)
+_TYPE_ATTR, _GETATTR, _ITEM_SEQ, _ITEM_DICT, _CONTENTS, _TYPE_OF, _PROPERTY = range(7, 14)
 _GUARD_KINDS = {
     "tensor": 0, "identity": 1, "type": 2, "equals": 3, "length": 4, "dict_keys": 5, "missing": 6, "global_state": 7, "no_overlap": 8,
     "shape": 9, "alias": 10, "function": 11, "weak_identity": 12, "python": 13,
@@ -574,8 +575,9 @@ def _examples() -> list[torch.Tensor]:
     with torch.inference_mode(False), torch.enable_grad():
         leaf = torch.zeros(2, 9, requires_grad=True)
         out = [
-            torch.zeros(3, 5), torch.zeros(4, 7, dtype=torch.float64).t(), torch.zeros(2, 3, 4, 5, 6, 7), torch.zeros(11, dtype=torch.int64),
-            torch.zeros((), dtype=torch.bool), torch.empty(6, 2, device="meta"), torch.empty(5, 3, 2, device="meta", dtype=torch.bfloat16),
+            torch.zeros(3, 5), torch.zeros(4, 7, dtype=torch.float64).t(), torch.zeros(2, 3, 4, 5, 6, 7),
+            torch.zeros(11, dtype=torch.int64), torch.zeros((), dtype=torch.bool),
+            torch.empty(6, 2, device="meta"), torch.empty(5, 3, 2, device="meta", dtype=torch.bfloat16),
             torch.zeros(2, 2, 2, 2, 3, 2, 2, dtype=torch.int16).transpose(0, 4), torch.zeros(13, dtype=torch.complex64).conj(),
             leaf, torch.nn.Parameter(torch.zeros(8, 3)), leaf * 2, torch.zeros(5, 6)[1:, ::2],
         ]  # fmt: skip
@@ -593,12 +595,12 @@ def setup() -> dict[str, Any]:
         on, off = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
         off.requires_grad_(False)
         itemsizes = {d: d.itemsize for d in vars(torch).values() if isinstance(d, torch.dtype)}
-        found = _frame.setup_tensor(
-            str(lib / "libtorch_cpu.so"), C.TensorBase, C.TensorBase.__dict__["requires_grad"], _raw_keys, _examples(), itemsizes, (on, off, on * 2)
-        )
+        getter = C.TensorBase.__dict__["requires_grad"]
+        cpu = str(lib / "libtorch_cpu.so")
+        found = _frame.setup_tensor(cpu, C.TensorBase, getter, _raw_keys, _examples(), itemsizes, (on, off, on * 2))
     foreign = 0
-    for key in ("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchVmapMode",
-                "PythonDispatcher", "PreDispatch", "Functionalize"):  # fmt: skip
+    for key in ("Tracer", "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode",
+                "FuncTorchVmapMode", "PythonDispatcher", "PreDispatch", "Functionalize"):  # fmt: skip
         row = getattr(C.DispatchKey, key, None)
         foreign |= C.DispatchKeySet(row).raw_repr() if row is not None else 0
     found["state"] = _frame.setup_state(
