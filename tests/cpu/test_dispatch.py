@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+
 from torchsmith.capture import _frame, guards
 from torchsmith.capture.source import Attr, FixedObject, Guard, Item, Local
 
@@ -32,7 +33,8 @@ def test_positional_and_keyword_arguments_bind_as_python_does():
     names = ["a", "b", "c", "d", "e", "rest", "more"]
     assert list(d.names) == names
     d.entries = (entry_for(f, [], [Local(n) for n in names], echo, ("tuple", *[("out", i) for i in range(7)])),)
-    for args, kwargs in [((1,), {"d": 4}), ((1, 7), {"d": 4, "c": 9}), ((1, 2, 3, 4, 5), {"d": 0, "x": 1}), ((1,), {"e": 1, "d": 2, "a": 3})]:
+    calls = [((1,), {"d": 4}), ((1, 7), {"d": 4, "c": 9}), ((1, 2, 3, 4, 5), {"d": 0, "x": 1}), ((1,), {"e": 1, "d": 2, "a": 3})]
+    for args, kwargs in calls:
         a, b, c, rest, dd, e, more = f(*args, **kwargs)
         assert d(*args, **kwargs) == (a, b, c, dd, e, rest, more)
     for args, kwargs in [((), {"d": 1}), ((1,), {}), ((1,), {"d": 1, "c": 1, "b": 2, "a": 0})]:
