@@ -54,7 +54,10 @@ class InputOutput:
 
 @dataclass(frozen=True, slots=True)
 class ViewOutput:
-    """A view of input `of` (int) or of the fresh output number in `of` (("out", i))."""
+    """A view of input `of` (int) or of the fresh output number in `of` (("out", i), which may come later in the list).
+
+    spec.offset counts from the first element of what is viewed.
+    """
 
     of: int | tuple[str, int]
     spec: TensorSpec
@@ -74,7 +77,8 @@ Output = FreshOutput | InputOutput | ViewOutput | SizeOutput
 class FunctionalGraph:
     """A functional graph and the frozen record of what eager would have done to the world around it.
 
-    inputs: spec per placeholder, in order (None for an unused one, an Expr for a size or scalar).
+    inputs: spec per placeholder, in order (None for an unused one, an Expr for a size or scalar), then one per tensor of `consts`:
+    the compiled call appends those to what its caller gives.
     write_backs: (input index, fx node name): after the run, input takes this node's value (all of it, in the input's own strides).
     """
 
@@ -84,3 +88,4 @@ class FunctionalGraph:
     write_backs: tuple[tuple[int, str], ...]
     symbols: tuple[Symbol, ...]
     key_text: str  # canonical text: equal text means equal meaning; the first cache level is keyed by it
+    consts: tuple[torch.Tensor, ...] = ()  # tensors made of the program's own data; the call appends them to its inputs

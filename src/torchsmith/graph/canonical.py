@@ -1,0 +1,217 @@
+"""From recorded nodes to a FunctionalGraph: dead nodes dropped, equal pure nodes merged, names by position, the key text.
+
+In: a Recording and its Outputs. Out: FunctionalGraph; equal key texts mean equal meaning, in any process.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from ..ir.expr import Expr, Sym, walk
+from .outputs import FreshNode, InputNumber, Number, Outputs, ViewOf
+from .schema import info
+from .sizes import print_condition
+from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec, ViewOutput
+from .values import Node
+
+if TYPE_CHECKING:
+    from .functionalise import Recording
+
+
+def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
+    live = _live(rec, outputs)
+    merged = _merge(live, _returned(outputs))
+    graph = fx.Graph()
+    lines: list[str] = []
+    made: dict[int, fx.Node] = {}
+
+    def final(n: Node) -> Node:
+        while n in merged:
+            n = merged[n]
+        return n
+
+    def lower(v: Any) -> Any:
+        if isinstance(v, Node):
+            return made[id(final(v))]
+        if isinstance(v, (list, tuple)):
+            return [lower(x) for x in v]
+        return v
+
+    used = {id(final(a)) for n in live for a in _inputs_of(n)} | {id(final(n)) for _, n in outputs.write_backs}
+    for node in (*rec.placeholders, *rec.const_nodes):
+        node.name = node.target
+        made[id(node)] = _meta(graph.placeholder(node.name), node)
+        lines.append(f"{node.name}: {print_spec(node.spec)}" if id(node) in used else f"{node.name}: unused {print_spec(node.spec)}")
+    count = 0
+    for node in live:
+        if node in merged or node.kind == "placeholder":
+            continue
+        node.name = f"n{count}"
+        count += 1
+        args, kwargs = tuple(lower(a) for a in node.args), {k: lower(v) for k, v in node.kwargs.items()}
+        target = operator.getitem if node.kind == "item" else node.target
+        made[id(node)] = _meta(graph.create_node("call_function", target, args, kwargs, name=node.name), node)
+        lines.append(_line(node, final))
+    results = tuple(_output(o, final) for o in outputs.results)
+    write_backs = tuple((number, final(n).name) for number, n in outputs.write_backs)
+    graph.output(tuple(made[id(final(o.node))] for o in outputs.results if isinstance(o, FreshNode)))
+    symbols = tuple(rec.facts.symbols[name] for name in sorted(_symbols(rec, live, outputs)))
+    lines += [f"symbol {s.sym.name} {s.origin} {s.lo} {s.hi}" for s in symbols]
+    lines += [f"out {_print_output(o)}" for o in results]
+    lines += [f"write in{number} = {name}" for number, name in write_backs]
+    specs = tuple(
+        spec if id(p) in used or not isinstance(spec, TensorSpec) else None
+        for p, spec in zip(rec.placeholders, rec.input_specs, strict=True)
+    )
+    specs += tuple(n.spec for n in rec.const_nodes)
+    return FunctionalGraph(graph, specs, results, write_backs, symbols, "\n".join(lines), tuple(rec.consts))
+
+
+def _meta(made: fx.Node, node: Node) -> fx.Node:
+    made.meta["spec"] = node.spec
+    made.meta["loc"] = node.loc
+    return made
+
+
+def _inputs_of(node: Node) -> list[Node]:
+    found: list[Node] = []
+
+    def look(v: Any) -> None:
+        if isinstance(v, Node):
+            found.append(v)
+        elif isinstance(v, (list, tuple)):
+            for x in v:
+                look(x)
+
+    look(node.args)
+    for v in node.kwargs.values():
+        look(v)
+    return found
+
+
+def _live(rec: Recording, outputs: Outputs) -> list[Node]:
+    """Nodes that an output, a write-back or an effect needs, in program order."""
+    needed = {id(n.node) for n in outputs.results if isinstance(n, FreshNode)} | {id(n) for _, n in outputs.write_backs}
+    kept: list[Node] = []
+    for node in reversed(rec.nodes):
+        if id(node) in needed or (node.effect and node.target is not torch.ops.aten.clone.default):
+            kept.append(node)
+            needed.update(id(a) for a in _inputs_of(node))
+    kept.reverse()
+    return kept
+
+
+def _returned(outputs: Outputs) -> set[int]:
+    """Nodes whose memory is a result: two equal results are still two tensors."""
+    found: set[int] = set()
+    for o in outputs.results:
+        node: Node | None = o.node if isinstance(o, FreshNode) else None
+        while node is not None:
+            found.add(id(node))
+            node = node.view_of
+    return found
+
+
+def _merge(live: list[Node], returned: set[int]) -> dict[Node, Node]:
+    """Equal pure nodes -> the first of them."""
+    seen: dict[Any, Node] = {}
+    merged: dict[Node, Node] = {}
+
+    def key(v: Any) -> Any:
+        if isinstance(v, Node):
+            return id(merged.get(v, v))
+        if isinstance(v, (list, tuple)):
+            return tuple(key(x) for x in v)
+        return (type(v), v) if not isinstance(v, float) else (float, v.hex())
+
+    for node in live:
+        if node.effect or id(node) in returned or (isinstance(node.target, OpOverload) and info(node.target).is_random):
+            continue
+        try:
+            k = (node.target, key(node.args), tuple((n, key(v)) for n, v in sorted(node.kwargs.items())), node.spec)
+            first = seen.setdefault(k, node)
+        except TypeError:  # an unhashable argument (a generator, say): not merged
+            continue
+        if first is not node:
+            merged[node] = first
+    return merged
+
+
+def _output(o: FreshNode | InputNumber | ViewOf | Number, final: Any) -> Output:
+    if isinstance(o, FreshNode):
+        return FreshOutput(final(o.node).name)
+    if isinstance(o, InputNumber):
+        return InputOutput(o.index)
+    return ViewOutput(o.of, o.spec) if isinstance(o, ViewOf) else SizeOutput(o.value)
+
+
+def _symbols(rec: Recording, live: list[Node], outputs: Outputs) -> set[str]:
+    exprs: list[Expr] = []
+
+    def look(v: Any) -> None:
+        if isinstance(v, Expr):
+            exprs.append(v)
+        elif isinstance(v, TensorSpec):
+            exprs.extend((*v.shape, *v.strides))
+            look(v.offset)
+        elif isinstance(v, (list, tuple)):
+            for x in v:
+                look(x)
+
+    if not rec.facts.symbols:
+        return set()
+    for node in (*rec.placeholders, *live):
+        look(node.spec)
+        look(node.args)
+        look(tuple(node.kwargs.values()))
+    look([o.spec if isinstance(o, ViewOf) else o.value for o in outputs.results if isinstance(o, (ViewOf, Number))])
+    return {e.name for e in walk(*exprs) if isinstance(e, Sym) and e.name in rec.facts.symbols}
+
+
+# ---------------------------------------------------------------- text
+
+
+def print_spec(spec: Any) -> str:
+    if isinstance(spec, TensorSpec):
+        sizes = ",".join(print_condition(s) for s in spec.shape)
+        strides = ",".join(print_condition(s) for s in spec.strides)
+        offset = "" if spec.offset is None else f"+{print_condition(spec.offset)}"
+        return f"{str(spec.dtype)[6:]}[{sizes}]({strides}){offset}@{spec.device}"
+    if isinstance(spec, Expr):
+        return f"{spec.dtype.name} {print_condition(spec)}"
+    if isinstance(spec, (tuple, list)):
+        return f"({', '.join(print_spec(s) for s in spec)})"
+    return "none"
+
+
+def _print_arg(v: Any, final: Any) -> str:
+    if isinstance(v, Node):
+        return final(v).name
+    if isinstance(v, (list, tuple)):
+        return f"[{', '.join(_print_arg(x, final) for x in v)}]"
+    if isinstance(v, Expr):
+        return print_condition(v)
+    if isinstance(v, float):
+        return v.hex()
+    if isinstance(v, torch.Generator):
+        return f"<generator {id(v)}>"  # never equal in another process, as it must be
+    return repr(v)
+
+
+def _line(node: Node, final: Any) -> str:
+    args = [_print_arg(a, final) for a in node.args] + [f"{k}={_print_arg(v, final)}" for k, v in node.kwargs.items()]
+    name = "getitem" if node.kind == "item" else str(node.target)
+    return f"{node.name} = {name}({', '.join(args)}): {print_spec(node.spec)}"
+
+
+def _print_output(o: Output) -> str:
+    if isinstance(o, FreshOutput):
+        return f"fresh {o.node}"
+    if isinstance(o, InputOutput):
+        return f"input {o.index}"
+    return f"view of {o.of} {print_spec(o.spec)}" if isinstance(o, ViewOutput) else f"number {print_spec(o.value)}"

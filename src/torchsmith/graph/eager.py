@@ -1,0 +1,130 @@
+"""Run a FunctionalGraph with torch's own operators: the `aot_eager` backend, and the oracle that tests compare with.
+
+In: FunctionalGraph. Out: a callable on real tensors that does write-backs and returns what the captured graph would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..ir.expr import Cast, Const, Expr, Op, Sym
+from .spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec, ViewOutput
+
+aten = torch.ops.aten
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b, "div": lambda a, b: a / b, "pow": lambda a, b: a**b, "min": min, "max": max, "neg": lambda a: -a,
+    "sqrt": lambda a: a**0.5, "floor": lambda a: a // 1, "ceil": lambda a: -(-a // 1), "trunc": int, "round": round,
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "and": lambda a, b: a and b, "or": lambda a, b: a or b, "not": lambda a: not a,
+}  # fmt: skip
+
+
+def evaluate(e: Expr, symbols: dict[str, Any]) -> Any:
+    """The number an Expr over symbols stands for."""
+    if isinstance(e, Const):
+        return e.value
+    if isinstance(e, Sym):
+        return symbols[e.name]
+    args = [evaluate(a, symbols) for a in e.args]
+    if isinstance(e, Cast):
+        return float(args[0]) if e.dtype.is_float else int(args[0])
+    assert isinstance(e, Op)
+    return NUMBERS[e.name](*args)
+
+
+def eager_callable(fg: FunctionalGraph) -> Callable[..., tuple[Any, ...]]:
+    """`call(*inputs)` over real tensors."""
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            return _run(fg, (*inputs, *fg.consts))
+
+    return call
+
+
+def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    symbols = {s.sym.name: _origin(s.origin, inputs) for s in fg.symbols if s.origin[0] != "bound"}
+    env: dict[fx.Node, Any] = {}
+    by_name: dict[str, Any] = {}
+    given = iter(inputs)
+
+    def real(v: Any) -> Any:
+        if isinstance(v, fx.Node):
+            return env[v]
+        if isinstance(v, Expr):
+            return evaluate(v, symbols)
+        return type(v)(real(x) for x in v) if isinstance(v, (list, tuple)) else v
+
+    for node in fg.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(given)
+        elif node.op == "call_function":
+            args, kwargs = [real(a) for a in node.args], {k: real(v) for k, v in node.kwargs.items()}
+            env[node] = by_name[node.name] = _fit(_call(node.target, args, kwargs), node.meta["spec"], symbols)
+    results: list[Any] = [None] * len(fg.outputs)
+    for i, out in enumerate(fg.outputs):
+        if isinstance(out, FreshOutput):
+            results[i] = by_name[out.node]
+        elif isinstance(out, InputOutput):
+            results[i] = inputs[out.index]
+        elif isinstance(out, SizeOutput):
+            results[i] = evaluate(out.value, symbols)
+    for number, name in fg.write_backs:
+        inputs[number].copy_(by_name[name])
+    for i, out in enumerate(fg.outputs):
+        if isinstance(out, ViewOutput):
+            base = inputs[out.of] if isinstance(out.of, int) else results[out.of[1]]
+            results[i] = _view(base, out.spec, symbols)
+    return tuple(results)
+
+
+def _origin(origin: tuple[str | int, ...], inputs: tuple[Any, ...]) -> Any:
+    kind, number, *dim = origin
+    value = inputs[int(number)]
+    if kind == "size":
+        return value.shape[int(dim[0])]
+    return value.stride(int(dim[0])) if kind == "stride" else value
+
+
+def _call(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if target is aten.view.default:
+        return aten.reshape.default(*args)  # on values every view of sizes exists
+    if target is aten.clone.default:
+        return args[0].clone(**kwargs)
+    return target(*args, **kwargs)
+
+
+def _view(base: torch.Tensor, spec: TensorSpec, symbols: dict[str, Any]) -> torch.Tensor:
+    shape, strides = [evaluate(s, symbols) for s in spec.shape], [evaluate(s, symbols) for s in spec.strides]
+    offset = 0 if spec.offset is None else evaluate(spec.offset, symbols)
+    if spec.dtype != base.dtype:
+        flat = base.as_strided((base.untyped_storage().nbytes() // base.element_size() - base.storage_offset(),), (1,)).view(spec.dtype)
+        return flat.as_strided(shape, strides, offset)
+    return base.as_strided(shape, strides, base.storage_offset() + offset)
+
+
+def _fit(value: Any, spec: Any, symbols: dict[str, Any]) -> Any:
+    """The value in the layout its spec promises; sizes known only now bind their symbols."""
+    if isinstance(spec, tuple):
+        return [_fit(v, s, symbols) for v, s in zip(value, spec, strict=True)]
+    if isinstance(spec, Expr):
+        if isinstance(spec, Sym):
+            symbols.setdefault(spec.name, value)
+        return value
+    if not isinstance(spec, TensorSpec) or not isinstance(value, torch.Tensor):
+        return value
+    for e, n in zip(spec.shape, value.shape, strict=True):
+        if isinstance(e, Sym):
+            symbols.setdefault(e.name, n)
+    strides = [evaluate(s, symbols) for s in spec.strides]
+    if value.numel() and any(n != 1 and a != b for n, a, b in zip(value.shape, strides, value.stride(), strict=True)):
+        fitted = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+        return fitted.copy_(value) if 0 not in [s for s, n in zip(strides, value.shape, strict=True) if n != 1] else value
+    if strides != list(value.stride()):
+        return value.as_strided(value.shape, strides)
+    return value

@@ -1,0 +1,484 @@
+"""functionalise: the captured graph run once under a recording mode -> FunctionalGraph, ATen on values with no mutation.
+
+In: a captured GraphModule (placeholders carry meta["val"]) and the SizeFacts of its symbols. Out: FunctionalGraph. In-place and
+out= operators become their functional forms and rebind what their memory holds; views are replayed on the present value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from ..codes import Unsupported
+from ..ir.expr import Expr
+from .canonical import emit_graph
+from .layout import SymTypes
+from .outputs import describe_outputs
+from .schema import OpInfo, bind, info
+from .sizes import SizeFacts, expr_of
+from .spec import FunctionalGraph, TensorSpec
+from .tracing import RULES, Tracing, check_in_place, device_of, fit_out, make, remember_device
+from .values import Node, Root, Step, Value, read, same_layout, write
+
+aten = torch.ops.aten
+
+
+def spec_of(t: torch.Tensor) -> TensorSpec:
+    """What is known of a tracing tensor."""
+    return TensorSpec(t.dtype, tuple(map(expr_of, t.shape)), tuple(map(expr_of, t.stride())), str(device_of(t)))
+
+
+def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
+    """Captured dialect -> functional dialect. Raises Unsupported (GRAxxx)."""
+    recording = Recording(facts)
+    autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+    cached = torch.is_autocast_cache_enabled()
+    with recording:
+        try:
+            outs = run_captured(gm, recording)
+        finally:  # a graph that fails inside an autocast region must not leave it on
+            for device, enabled, dtype in autocast:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+            torch.set_autocast_cache_enabled(cached)
+        outputs = describe_outputs(recording, outs)
+    return emit_graph(recording, outputs)
+
+
+def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
+    """Run the captured graph on tracing tensors; the recording sees every operator. Gives the graph's outputs, flat."""
+    env: dict[fx.Node, Any] = {}
+    calls: dict[str, Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]] = {
+        "placeholder": lambda n, a, k: recording.input(n.meta["val"]),
+        "get_attr": lambda n, a, k: recording.attribute(_attribute(gm, n.target)),
+        "call_function": lambda n, a, k: n.target(*a, **k),
+        "call_method": lambda n, a, k: getattr(a[0], n.target)(*a[1:], **k),
+        "call_module": lambda n, a, k: _attribute(gm, n.target)(*a, **k),
+    }
+    for node in gm.graph.nodes:
+        recording.facts.loc = node.meta.get("loc") or ""
+        if node.op == "output":
+            return _flat(fx.map_arg(node.args[0], env.__getitem__))
+        args, kwargs = (fx.map_arg((node.args, node.kwargs), env.__getitem__)) if node.op != "placeholder" else ((), {})
+        env[node] = calls[node.op](node, args, kwargs)
+    return []
+
+
+def _attribute(gm: fx.GraphModule, path: Any) -> Any:
+    found: Any = gm
+    for part in str(path).split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [x for v in value for x in _flat(v)]
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in _flat(v)]
+    return [value]
+
+
+class Recording(Tracing):
+    """Tracing that also writes down, on values, what every operator did."""
+
+    def __init__(self, facts: SizeFacts) -> None:
+        super().__init__(facts)
+        self.nodes: list[Node] = []
+        self.inputs: list[Any] = []  # tracing tensors or numbers, in call order
+        self.input_specs: list[Any] = []
+        self.placeholders: list[Node] = []
+        self.consts: list[torch.Tensor] = []
+        self.const_nodes: list[Node] = []
+        self.roots: dict[int, Root] = {}  # storage -> memory, for tensors that torch made behind our back
+        self._known_consts: dict[int, torch.Tensor] = {}
+
+    # -------- building nodes
+    def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any, loc: str, kind: str = "call") -> Node:
+        node = Node(kind, op, args, kwargs, spec, loc)
+        self.nodes.append(node)
+        return node
+
+    def input(self, val: Any) -> Any:
+        """A placeholder: a fresh tracing tensor, so that nothing of the captured graph is written."""
+        number = len(self.inputs)
+        if isinstance(val, torch.Tensor):
+            t = remember_device(make(val.shape, val.stride(), val.dtype), device_of(val))
+            self.has_devices = self.has_devices or device_of(val).type != "cpu"
+            spec: Any = spec_of(t)
+            node = Node("placeholder", f"in{number}", (), {}, spec)
+            self.own(t, node, spec, number)
+            val = t
+        else:
+            spec = expr_of(val) if isinstance(val, (int, float, *SymTypes)) else None
+            node = Node("placeholder", f"in{number}", (), {}, spec)
+        self.inputs.append(val)
+        self.input_specs.append(spec)
+        self.placeholders.append(node)
+        return val
+
+    def attribute(self, value: Any) -> Any:
+        return self.constant(value.detach()) if isinstance(value, torch.Tensor) else value
+
+    def own(self, t: torch.Tensor, node: Node, spec: TensorSpec, number: int | None = None) -> Value:
+        """`t` is memory of its own that holds `node`."""
+        value = Value(Root(node, spec, t, number))
+        t._ts_value = value  # type: ignore[attr-defined]
+        self.roots[t.untyped_storage()._cdata] = value.root
+        return value
+
+    def value_of(self, t: torch.Tensor) -> Value:
+        found = getattr(t, "_ts_value", None)
+        if found is not None:
+            return found
+        real = getattr(t, "_ts_constant", None) if t.device.type == "meta" else t
+        if real is not None:
+            return self._constant_value(t, real)
+        root = self.roots.get(t.untyped_storage()._cdata)
+        if root is None:
+            raise Unsupported("GRA006", at=self.facts.loc, detail="a tensor that no recorded operator made")
+        offset = t.storage_offset() - root.tensor.storage_offset()
+        step = Step(
+            aten.as_strided.default, (_exprs(t.shape), _exprs(t.stride()), _expr(offset)), {}, root.spec, spec_of(t), self.facts.loc
+        )
+        value = Value(root) if spec_of(t) == root.spec and offset == 0 else Value(root, (step,))
+        t._ts_value = value  # type: ignore[attr-defined]
+        return value
+
+    def _constant_value(self, t: torch.Tensor, real: torch.Tensor) -> Value:
+        """Python data: one number is `full`, more is an extra input that the compiled call appends."""
+        spec = TensorSpec(real.dtype, tuple(map(expr_of, real.shape)), tuple(map(expr_of, real.stride())), str(device_of(t)))
+        loc = self.facts.loc
+        if real.numel() == 1 and not real.dtype.is_complex:
+            kwargs = {"dtype": real.dtype, "device": torch.device(spec.device)}
+            node = self.emit(aten.full.default, (list(spec.shape), real.item()), kwargs, spec, loc)
+        else:
+            node = Node("placeholder", f"const{len(self.consts)}", (), {}, spec)
+            self.consts.append(real)
+            self.const_nodes.append(node)
+        if t.device.type == "meta":
+            return self.own(t, node, spec)
+        value = Value(Root(node, spec, t))
+        t._ts_value = value  # type: ignore[attr-defined]
+        return value
+
+    def node_of(self, t: torch.Tensor) -> Node:
+        value = self.value_of(t)
+        return read(self.emit, value.root, value.steps)
+
+    def lower_args(self, value: Any) -> Any:
+        """Arguments as the functional graph holds them: nodes for tensors, Exprs for symbolic numbers."""
+        if isinstance(value, torch.Tensor):
+            return self.node_of(value)
+        if isinstance(value, SymTypes):
+            return expr_of(value)
+        if isinstance(value, (list, tuple)):
+            return [self.lower_args(v) for v in value]
+        return value
+
+    # -------- one operator
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        row = info(func)
+        if row.is_composite and func not in RULES:
+            return self.shapes(func, args, kwargs)  # decomposes; its parts come back here
+        if row.writes:
+            special = WRITES.get(func)
+            return special(self, func, *args, **kwargs) if special is not None else self.record_write(func, row, args, kwargs)
+        if row.is_view:
+            return self.record_view(func, args, kwargs)
+        return self.record_pure(func, row, args, kwargs)
+
+    def record_pure(self, func: OpOverload, row: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        lowered = tuple(self.lower_args(a) for a in args), {k: self.lower_args(v) for k, v in kwargs.items()}
+        result = self.shapes(func, args, kwargs)
+        node = self.emit(func, *lowered, None, self.facts.loc)
+        node.effect = row.is_random or not func._schema.returns or func.namespace not in ("aten", "prims", "torchvision")
+        self.attach(node, result)
+        return result
+
+    def attach(self, node: Node, result: Any) -> None:
+        """Results of a pure operator are memory of their own."""
+        if isinstance(result, torch.Tensor):
+            node.spec = spec_of(result)
+            self.own(result, node, node.spec)
+        elif isinstance(result, (tuple, list)):
+            node.spec = tuple(spec_of(r) if isinstance(r, torch.Tensor) else None for r in result)
+            for i, r in enumerate(result):
+                if isinstance(r, torch.Tensor):
+                    self.own(r, self.emit(None, (node, i), {}, node.spec[i], node.loc, "item"), node.spec[i])
+        elif isinstance(result, SymTypes):
+            node.spec = expr_of(result)
+
+    def record_view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        base = args[0] if args else kwargs["self"]
+        result = self.shapes(func, args, kwargs)
+        value = self.value_of(base)
+        many = result if isinstance(result, (tuple, list)) else (result,)
+        for i, r in enumerate(many):
+            self.show(r, base, value, func, args, kwargs, i)
+        return result
+
+    def show(self, t: torch.Tensor, base: torch.Tensor, value: Value, func: OpOverload, args: Any, kwargs: Any, i: int) -> None:
+        """`t` is result number i of the view operator `func` on `base`."""
+        if func in SAME_VIEW:
+            t._ts_value = Value(value.root, value.steps)  # type: ignore[attr-defined]
+            return
+        spell = SPELL_VIEW.get(func)
+        if spell is not None:
+            op, rest = spell(self, bind(func, args, kwargs), base, t, i)
+            options: dict[str, Any] = {}
+        else:
+            op, rest, options = func, tuple(args[1:]), dict(kwargs)
+        step = Step(op, tuple(self.lower_args(a) for a in rest), options, spec_of(base), spec_of(t), self.facts.loc)
+        t._ts_value = Value(value.root, (*value.steps, step))  # type: ignore[attr-defined]
+
+    # -------- writes
+    def record_write(self, func: OpOverload, row: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if row.functional is None:
+            raise Unsupported("GRA006", at=self.facts.loc, detail=row.name)
+        bound = bind(func, args, kwargs)
+        call = {p: bound[p] for p in info(row.functional).params}
+        positional, named = unbind(row.functional, call)
+        lowered = tuple(self.lower_args(a) for a in positional), {k: self.lower_args(v) for k, v in named.items()}
+        result = self.shapes(row.functional, positional, named)
+        node = self.emit(row.functional, *lowered, None, self.facts.loc)
+        node.effect = row.is_random
+        self.attach(node, result)
+        values = list(result) if isinstance(result, (tuple, list)) else [result]
+        targets = [t for w in row.writes for t in (bound[w] if isinstance(bound[w], (tuple, list)) else [bound[w]])]
+        fresh = values[: len(values) - len(targets)]
+        if len(values) < len(targets):
+            raise Unsupported("GRA006", at=self.facts.loc, detail=row.name)
+        for target, new in zip(targets, values[len(fresh) :], strict=True):
+            fit = fit_out if row.out else check_in_place
+            if target is not None:
+                fit(target, new)
+                self.assign(target, new)
+        if not func._schema.returns:
+            return None
+        if len(func._schema.returns) == 1 and not fresh:
+            return bound[row.writes[0]]
+        return (*fresh, *targets)[: len(func._schema.returns)]
+
+    def assign(self, target: torch.Tensor, new: torch.Tensor) -> None:
+        """target takes new's value (same shape; cast to target's dtype)."""
+        node, loc = self.node_of(new), self.facts.loc
+        spec = spec_of(target)
+        if new.dtype != target.dtype:
+            node = self.emit(aten._to_copy.default, (node,), {"dtype": target.dtype}, spec, loc)
+        value = self.value_of(target)
+        if not value.steps and self.nodes[-1] is node and node.kind == "call" and node.target is not aten.empty.memory_format:
+            node.spec = value.root.spec  # just computed for this memory: give it this memory's layout
+        write(self.emit, value, node, loc)
+
+
+def unbind(op: OpOverload, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by name -> positional and keyword arguments."""
+    row = info(op)
+    positional = tuple(bound[p] for p, k in zip(row.params, row.keyword_only, strict=True) if not k)
+    return positional, {p: bound[p] for p, k in zip(row.params, row.keyword_only, strict=True) if k}
+
+
+def _expr(v: Any) -> Expr | int:
+    return expr_of(v) if isinstance(v, SymTypes) else v
+
+
+def _exprs(values: Any) -> list[Any]:
+    return [_expr(v) for v in values]
+
+
+# ---------------------------------------------------------------- views in few spellings
+
+SAME_VIEW = frozenset({aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default})
+Spelling = Callable[[Recording, dict[str, Any], torch.Tensor, torch.Tensor, int], tuple[OpOverload, tuple[Any, ...]]]
+SPELL_VIEW: dict[OpOverload, Spelling] = {}
+
+
+def _spell(*ops: OpOverload) -> Callable[[Spelling], Spelling]:
+    def add(fn: Spelling) -> Spelling:
+        for op in ops:
+            SPELL_VIEW[op] = fn
+        return fn
+
+    return add
+
+
+def _dim(bound: dict[str, Any], base: torch.Tensor) -> int:
+    return bound["dim"] % max(base.dim(), 1)
+
+
+@_spell(aten.split.Tensor)
+def spell_split(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
+    d = _dim(bound, base)
+    start = i * bound["split_size"]
+    return aten.slice.Tensor, (d, start, start + t.shape[d], 1)
+
+
+@_spell(aten.split_with_sizes.default)
+def spell_split_sizes(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
+    start: Any = 0
+    for s in bound["split_sizes"][:i]:
+        start = start + s
+    return aten.slice.Tensor, (_dim(bound, base), start, start + bound["split_sizes"][i], 1)
+
+
+@_spell(aten.unbind.int)
+def spell_unbind(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
+    return aten.select.int, (_dim(bound, base), i)
+
+
+@_spell(aten.slice.Tensor)
+def spell_slice(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
+    """Start and end in range, so that nobody has to clamp again."""
+    d, n = _dim(bound, base), base.shape[_dim(bound, base)]
+    start, step = bound["start"], bound["step"]
+    if start is None or (type(start) is int and start == 0):
+        start = 0
+    else:
+        start = start + n if start < 0 else start
+        if start < 0:
+            start = 0
+        elif start > n:
+            start = n
+    if type(step) is int and step == 1:
+        return aten.slice.Tensor, (d, start, start + t.shape[d], 1)
+    end = bound["end"]
+    if end is None or (type(end) is int and end >= 1 << 62):
+        end = n
+    else:
+        end = end + n if end < 0 else end
+        end = torch.sym_max(torch.sym_min(end, n), start)
+    return aten.slice.Tensor, (d, start, end, step)
+
+
+@_spell(aten.select.int)
+def spell_select(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
+    d, index = _dim(bound, base), bound["index"]
+    return aten.select.int, (d, index + base.shape[d] if index < 0 else index)
+
+
+@_spell(aten.view.default, aten._reshape_alias.default)
+def spell_view(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
+    return aten.view.default, (list(t.shape),)
+
+
+@_spell(aten.expand.default)
+def spell_expand(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
+    return aten.expand.default, (list(t.shape),)
+
+
+@_spell(aten.as_strided.default)
+def spell_as_strided(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
+    """The offset counts from the start of the memory, of which an input shows an unknown part: there it must stay the base's."""
+    offset = t.storage_offset() - rec.value_of(base).root.tensor.storage_offset()
+    return aten.as_strided.default, (list(t.shape), list(t.stride()), offset)
+
+
+# ---------------------------------------------------------------- writes with a meaning of their own
+
+WriteRule = Callable[..., Any]
+WRITES: dict[OpOverload, WriteRule] = {}
+
+
+def _writes(*ops: OpOverload) -> Callable[[WriteRule], WriteRule]:
+    def add(fn: WriteRule) -> WriteRule:
+        for op in ops:
+            if op in WRITES:
+                raise ValueError(f"{op} has two write rules")
+            WRITES[op] = fn
+        return fn
+
+    return add
+
+
+@_writes(aten.copy_.default)
+def write_copy(rec: Recording, func: OpOverload, self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    with rec._operators:
+        rec.assign(self, src.expand(self.shape) if tuple(src.shape) != tuple(self.shape) else src)
+    return self
+
+
+@_writes(aten.fill_.Scalar)
+def write_fill(rec: Recording, func: OpOverload, self: torch.Tensor, value: Any) -> torch.Tensor:
+    with rec._operators:
+        rec.assign(self, torch.full(self.shape, value, dtype=self.dtype, device=device_of(self)))
+    return self
+
+
+@_writes(aten.fill_.Tensor)
+def write_fill_tensor(rec: Recording, func: OpOverload, self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return write_copy(rec, func, self, value)
+
+
+@_writes(aten.zero_.default)
+def write_zero(rec: Recording, func: OpOverload, self: torch.Tensor) -> torch.Tensor:
+    return write_fill(rec, func, self, 0)
+
+
+@_writes(aten.native_batch_norm.default)
+def write_batch_norm(
+    rec: Recording,
+    func: OpOverload,
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Running statistics are written only in training; each form has its own functional operator."""
+    rest = (weight, bias, running_mean, running_var)
+    if not training:
+        op = aten._native_batch_norm_legit_no_training.default
+        return rec.record_pure(op, info(op), (input, *rest, momentum, eps), {})
+    if running_mean is None or running_var is None:
+        op = aten._native_batch_norm_legit.no_stats
+        return rec.record_pure(op, info(op), (input, weight, bias, training, momentum, eps), {})
+    return rec.record_write(func, info(func), (input, *rest, training, momentum, eps), {})
+
+
+def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """transpose_, squeeze_ ...: the object becomes another view of the same memory."""
+    name = func._schema.name.split("::")[1].rstrip("_")
+    packet = getattr(aten, {"swapaxes": "transpose", "swapdims": "transpose"}.get(name, name))
+    op = getattr(packet, func._overloadname)
+    before, value = spec_of(self), rec.value_of(self)
+    bound = bind(func, (self, *args), kwargs)
+    old = torch.as_strided(self, self.shape, self.stride(), self.storage_offset())
+    func(self, *args, **kwargs)
+    shape = tuple(self.shape)
+    is_same = tuple(old.shape) == shape and same_layout(shape, tuple(self.stride()), tuple(old.stride()))
+    if is_same and self.storage_offset() == old.storage_offset():
+        return self
+    spell = SPELL_VIEW.get(op)
+    if spell is not None:
+        old._ts_value = value  # type: ignore[attr-defined]
+        op, rest = spell(rec, bound | {"self": old}, old, self, 0)
+    else:
+        rest = (*args, *kwargs.values())
+    step = Step(op, tuple(rec.lower_args(a) for a in rest), {}, before, spec_of(self), rec.facts.loc)
+    self._ts_value = Value(value.root, (*value.steps, step))  # type: ignore[attr-defined]
+    return self
+
+
+for _name in ("transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_"):
+    _packet = getattr(aten, _name)
+    _writes(*(getattr(_packet, o) for o in _packet.overloads() if "name" not in o))(_change_geometry)
+
+
+@_writes(aten.resize_.default)
+def write_resize(rec: Recording, func: OpOverload, self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    if tuple(self.shape) != tuple(size):
+        raise Unsupported("GRA006", at=rec.facts.loc, detail="resize_ to another size")
+    return self
+
+
+@_writes(aten.detach_.default)
+def write_detach(rec: Recording, func: OpOverload, self: torch.Tensor) -> torch.Tensor:
+    return self

@@ -1,0 +1,208 @@
+"""Values behind tensors while a graph is made functional: who owns which memory, through which views, and what it holds now.
+
+A Root is one piece of memory; its `node` is the functional value that the memory holds at this point of the program. A Value is
+what one tensor object stands for: a Root and the chain of view steps from it. Reading a Value replays its steps on the root's
+present node; writing one undoes the steps, so that the root and every other view see the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..codes import Unsupported
+from ..ir.expr import Expr
+from .layout import Size, same
+from .spec import TensorSpec
+
+aten = torch.ops.aten
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One line of the functional graph before it is named. args hold Nodes, numbers, Exprs and plain data.
+
+    kind: "placeholder" | "call" | "item" (args = (node, index)); effect: kept even when unused.
+    """
+
+    kind: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    spec: Any  # TensorSpec | tuple | Expr | None
+    loc: str = ""
+    effect: bool = False
+    view_of: Node | None = None  # the node whose memory eager would show through this one
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One view operator: `op(base, *args, **kwargs)` takes a tensor like `before` to one like `after`."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    before: TensorSpec
+    after: TensorSpec
+    loc: str
+
+
+@dataclass(eq=False, slots=True)
+class Root:
+    """A piece of memory. `input`: the placeholder number it belongs to, if any; `tensor` keeps the tracing storage alive."""
+
+    node: Node
+    spec: TensorSpec
+    tensor: torch.Tensor
+    input: int | None = None
+    written: bool = False
+    seen: dict[tuple[Step, ...], Node] = field(default_factory=dict)  # views of the present node
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    root: Root
+    steps: tuple[Step, ...] = ()
+
+
+Emit = Callable[..., Node]  # emit(op, args, kwargs, spec, loc) -> Node
+
+
+def read(emit: Emit, root: Root, steps: tuple[Step, ...]) -> Node:
+    """The node that holds what a view shows now."""
+    if not steps:
+        return root.node
+    found = root.seen.get(steps)
+    if found is None:
+        base = read(emit, root, steps[:-1])
+        step = steps[-1]
+        found = emit(step.op, (base, *step.args), step.kwargs, step.after, step.loc)
+        found.view_of = base
+        root.seen[steps] = found
+    return found
+
+
+def write(emit: Emit, value: Value, node: Node, loc: str) -> None:
+    """Let the memory under a view hold `node`; every view of that memory changes with it."""
+    root, steps = value.root, value.steps
+    for k in range(len(steps) - 1, -1, -1):
+        step = steps[k]
+        undo = INVERSES.get(step.op)
+        if undo is None:
+            raise Unsupported("GRA006", at=loc, detail=f"a write through {step.op}")
+        node = undo(emit, step, lambda k=k: read(emit, root, steps[:k]), node, loc)
+    if node.spec != root.spec:  # the memory keeps its layout whatever layout the new value was computed in
+        node = emit(aten.clone.default, (node,), {}, root.spec, loc)
+    root.node = node
+    root.written = True
+    root.seen = {}
+
+
+# ---------------------------------------------------------------- undoing a view
+
+Undo = Callable[[Emit, Step, Callable[[], Node], Node, str], Node]
+INVERSES: dict[OpOverload, Undo] = {}
+
+
+def inverse(*ops: OpOverload) -> Callable[[Undo], Undo]:
+    def add(fn: Undo) -> Undo:
+        for op in ops:
+            if op in INVERSES:
+                raise ValueError(f"{op} has two inverses")
+            INVERSES[op] = fn
+        return fn
+
+    return add
+
+
+@inverse(aten.transpose.int, aten.t.default)
+def undo_transpose(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(step.op, (new, *step.args), {}, step.before, loc)
+
+
+@inverse(aten.permute.default)
+def undo_permute(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    n = len(step.before.shape)
+    back = [0] * n
+    for i, d in enumerate(step.args[0]):
+        back[d % n] = i
+    return emit(aten.permute.default, (new, back), {}, step.before, loc)
+
+
+@inverse(aten.view.default, aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)
+def undo_view(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(aten.view.default, (new, list(step.before.shape)), {}, step.before, loc)
+
+
+@inverse(aten.expand.default)
+def undo_expand(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    if step.before.shape != step.after.shape:
+        raise Unsupported("GRA006", at=loc, detail="a write through an expanded tensor")
+    return new
+
+
+@inverse(aten.slice.Tensor)
+def undo_slice(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(aten.slice_scatter.default, (base(), new, *step.args), step.kwargs, step.before, loc)
+
+
+@inverse(aten.select.int)
+def undo_select(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(aten.select_scatter.default, (base(), new, *step.args), step.kwargs, step.before, loc)
+
+
+@inverse(aten.diagonal.default)
+def undo_diagonal(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(aten.diagonal_scatter.default, (base(), new, *step.args), step.kwargs, step.before, loc)
+
+
+@inverse(aten.as_strided.default)
+def undo_as_strided(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(aten.as_strided_scatter.default, (base(), new, *step.args), step.kwargs, step.before, loc)
+
+
+@inverse(aten.unfold.default)
+def undo_unfold(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    args = (base(), new, list(step.after.shape), list(step.after.strides), None)
+    return emit(aten.as_strided_scatter.default, args, {}, step.before, loc)
+
+
+@inverse(aten.view.dtype)
+def undo_view_dtype(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(aten.view.dtype, (new, step.before.dtype), {}, step.before, loc)
+
+
+@inverse(aten.view_as_real.default)
+def undo_view_as_real(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(aten.view_as_complex.default, (new,), {}, step.before, loc)
+
+
+@inverse(aten.view_as_complex.default)
+def undo_view_as_complex(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(aten.view_as_real.default, (new,), {}, step.before, loc)
+
+
+@inverse(aten._conj.default, aten._neg_view.default)
+def undo_sign(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    return emit(step.op, (new,), {}, step.before, loc)
+
+
+# ---------------------------------------------------------------- who shares memory
+
+
+def extent(spec: TensorSpec, offset: int, hint: Callable[[Expr], int]) -> tuple[int, int]:
+    """First and one-past-last element of the storage that a tensor can reach."""
+    sizes, strides = [hint(s) for s in spec.shape], [hint(s) for s in spec.strides]
+    if 0 in sizes:
+        return offset, offset
+    return offset, offset + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
+def same_layout(shape: tuple[Size, ...], a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
+    """Do strides differ only where the size is 1?"""
+    return all((type(n) is int and n == 1) or same(x, y) for n, x, y in zip(shape, a, b, strict=True))
