@@ -7,6 +7,7 @@ while it runs, then bench/results/op_db.json and op_db.md. Entries run in worker
     python bench/op_db.py --only add --only "nn.functional.*"
     python bench/op_db.py --sample 40          # a random sample of entries (seeded by the day; --seed fixes it)
     python bench/op_db.py --backend eager      # capture and guards alone
+    python bench/op_db.py --compiler direct    # without capture (bench/direct.py)
     python bench/op_db.py --resume             # go on where the last run stopped
 
 What is compared, per sample, on the compiling call and again on the next one: the structure and type of the result, dtype, shape, strides
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import json
 import math
 import os
@@ -202,24 +204,19 @@ class Peer:
 
     def __init__(self, name: str, backend: str) -> None:
         self.name, self.backend = name, backend
-        if name == "torchsmith":
-            import torchsmith
-
-            self.module: Any = torchsmith
-        else:
-            import torch
-
-            self.module = torch
+        home = {"torchsmith": "torchsmith", "direct": "direct", "torch": "torch"}[name]
+        self.module: Any = importlib.import_module(home)
 
     def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         return self.module.compile(fn, backend=self.backend)
 
     def reset(self) -> None:
-        self.module.compiler.reset()
+        if self.name != "direct":
+            self.module.compiler.reset()
 
     def observe(self, call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
         """Run a compiling call; its result and {graphs, breaks, fallbacks, externs, kernels}."""
-        if self.name == "torchsmith":
+        if self.name != "torch":
             from torchsmith import events
 
             with events.recording() as got:
@@ -504,7 +501,7 @@ def main() -> int:
     p.add_argument("--seed", type=int, default=date.today().toordinal(), help="of the sample; default: the day")
     p.add_argument("--samples", type=int, default=3, help="samples per entry")
     p.add_argument("--backend", default="inductor")
-    p.add_argument("--compiler", choices=("torchsmith", "torch"), default="torchsmith")
+    p.add_argument("--compiler", choices=("torchsmith", "direct", "torch"), default="torchsmith")
     p.add_argument("--procs", type=int, default=2)
     p.add_argument("--timeout", type=float, default=90, help="seconds per entry")
     p.add_argument("--resume", action="store_true")
