@@ -11,6 +11,7 @@ from torchsmith.graph.spec import FreshOutput, FunctionalGraph, TensorSpec
 from torchsmith.ir.expr import const
 from torchsmith.ir.interpret import Tensor, run_program
 from torchsmith.ir.program import Enum, Extern, Program
+from torchsmith.ir.verify import verify_program
 from torchsmith.lower import lower
 from torchsmith.lower.numerics import TORCH_DTYPES
 from torchsmith.lower.table import overload
@@ -46,7 +47,9 @@ def functional(fn: Any, args: tuple[torch.Tensor, ...]) -> FunctionalGraph:
 
 
 def program_of(fn: Any, args: tuple[torch.Tensor, ...]) -> Program:
-    return lower(functional(fn, args), Options())
+    program = lower(functional(fn, args), Options())
+    verify_program(program)
+    return program
 
 
 def to_array(t: torch.Tensor) -> np.ndarray:

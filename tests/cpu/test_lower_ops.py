@@ -458,3 +458,32 @@ def test_long_sums_are_as_accurate_as_eager(shape):
     ):
         mine, theirs = (torch.as_tensor(got).double() - exact).abs().max(), (eager.double() - exact).abs().max()
         assert mine <= 2 * theirs + 1e-7 * exact.abs().max()
+
+
+MORE = [
+    lambda x: x.rot90(1, (0, 2)),
+    lambda x: x.rot90(3, (1, 2)),
+    lambda x: torch.linalg.cross(x[:, :3], x[:, 1:], dim=1),
+    lambda x: torch.diag_embed(x, 1, 0, 2),
+    lambda x: torch.block_diag(x[0], x[1, :, :2]),
+    lambda x: torch.as_strided_scatter(x, x[0, :2, :3] * 2, (2, 3), (13, 2), 3),
+    lambda x: torch.dist(x, x * 2, 2),
+    lambda x: x[0].mv(x[1, 0]),
+    lambda x: x[0, 0].dot(x[1, 1]),
+    lambda x: torch.addmv(x[0, :, 0], x[0], x[1, 0], beta=0.5, alpha=2),
+    lambda x: torch.addr(x[0], x[0, :, 0], x[0, 0], beta=0, alpha=2),
+    lambda x: x[0].trace(),
+    torch.frexp,
+    torch.angle,
+    lambda x: torch.renorm(x, 2, 1, 2.0),
+    lambda x: F.pixel_shuffle(
+        x.permute(1, 2, 0)[:, :, None, :].transpose(0, 1)[:, :, 0].repeat(1, 4, 1)[:, :, None, :].permute(0, 1, 2, 3), 2
+    ),
+    lambda x: F.channel_shuffle(x, 2),
+    lambda x: torch.ops.aten._safe_softmax(x.masked_fill(x < 5, -float("inf")), 2),
+]
+
+
+@pytest.mark.parametrize("number", range(len(MORE)))
+def test_more(number):
+    check(MORE[number], make((3, 4, 5)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, Load, op, select, substitute, walk
 from .core import Builder
 from .numerics import cast
-from .ref import ONE, ZERO, Index, Ref, is_zero, known, size
+from .ref import ONE, ZERO, Index, Ref, contiguous_strides, is_zero, known, same_strides, size
 from .table import lowers
 from .views import position, start_of, unsqueeze, wrap_dim
 
@@ -143,5 +144,73 @@ def lower_diagonal_scatter(cx: Builder, x: Ref, src: Ref, offset: int = 0, dim1:
         rest = tuple(k for d, k in enumerate(i) if d not in (a, b))
         place = broadcast(src, (*rest, i[a] - low))
         return select(inside, cast(masked(src, place, inside, Const(src.dtype, 0)), x.dtype), x.load(i))
+
+    return cx.stage(at)
+
+
+@lowers("aten.diag_embed.default")
+def lower_diag_embed(cx: Builder, x: Ref, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ref:
+    rank = len(cx.shape)
+    a, b = wrap_dim(dim1, rank), wrap_dim(dim2, rank)
+    zero = Const(x.dtype, 0)
+
+    def at(i: Index) -> Expr:
+        inside = op("eq", i[b] - i[a], size(offset))
+        rest = tuple(k for d, k in enumerate(i) if d not in (a, b))
+        return masked(x, (*rest, i[a] - max(-offset, 0)), inside, zero)
+
+    return cx.stage(at)
+
+
+@lowers("aten.block_diag.default")
+def lower_block_diag(cx: Builder, parts: Sequence[Ref]) -> Any:
+    if any(p.rank != 2 for p in parts):
+        return NotImplemented
+    d = cx.dtype
+
+    def at(i: Index) -> Expr:
+        value: Expr = Const(d, 0)
+        row, column = ZERO, ZERO
+        for p in parts:
+            r, k = i[0] - row, i[1] - column
+            inside = conjunction([op("ge", r, ZERO), op("lt", r, p.shape[0]), op("ge", k, ZERO), op("lt", k, p.shape[1])])
+            value = select(inside, cast(masked(p, (r, k), inside, Const(p.dtype, 0)), d), value)
+            row, column = row + p.shape[0], column + p.shape[1]
+        return value
+
+    return cx.stage(at)
+
+
+@lowers("aten.as_strided_scatter.default")
+def lower_as_strided_scatter(cx: Builder, x: Ref, src: Ref, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None) -> Any:
+    """Each element of x finds its place in the strided view, where that is one-to-one: strides of known sizes that nest."""
+    s = x.strided
+    if s is None or x.whole is None or x.whole in cx.offsets or not same_strides(x.shape, s.strides, contiguous_strides(x.shape)):
+        return NotImplemented
+    sizes, steps, first = [known(n) for n in shape], [known(n) for n in strides], known(offset) if offset is not None else 0
+    if first is None or None in sizes or None in steps:
+        return NotImplemented
+    order = sorted((k for k in range(len(sizes)) if sizes[k] != 1), key=lambda k: -(steps[k] or 0))
+    for outer, inner in pairwise(order):
+        if (steps[outer] or 0) < (steps[inner] or 0) * (sizes[inner] or 0):
+            return NotImplemented
+    if any(not steps[k] for k in order):
+        return NotImplemented
+
+    def at(i: Index) -> Expr:
+        number: Expr = ZERO
+        for k, n in zip(i, x.shape, strict=True):
+            number = number * n + k
+        rest = number - first
+        tests = [op("ge", rest, ZERO)]
+        place: list[Expr] = [ZERO] * len(sizes)
+        for k in order:
+            step = steps[k] or 1
+            place[k] = rest // step
+            rest = rest % step
+            tests.append(op("lt", place[k], size(sizes[k] or 0)))
+        tests.append(op("eq", rest, ZERO))
+        inside = conjunction(tests)
+        return select(inside, cast(masked(src, tuple(place), inside, Const(src.dtype, 0)), x.dtype), x.load(i))
 
     return cx.stage(at)

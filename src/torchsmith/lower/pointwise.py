@@ -474,3 +474,49 @@ def addcmul(cx: Builder, x: Ref, a: Ref, b: Ref, value: Any = 1) -> Ref:
 @lowers("aten.addcdiv.default")
 def addcdiv(cx: Builder, x: Ref, a: Ref, b: Ref, value: Any = 1) -> Ref:
     return map_elements(cx, lambda e, p, q, v: op("add", e, op("div", op("mul", v, p), q)), x, a, b, value, exact=True)
+
+
+@lowers("aten.ldexp.Tensor")
+def ldexp(cx: Builder, x: Ref, n: Ref) -> Ref:
+    """x * 2**n, the power in the result's dtype as eager computes it."""
+    return map_elements(cx, lambda e, k: op("mul", e, op("exp2", k)), x, n)
+
+
+@lowers("aten.frexp.Tensor")
+def frexp(cx: Builder, x: Ref) -> tuple[Ref, ...]:
+    compute = opmath(x.dtype)
+    return cx.stages(
+        lambda i: cast(op("frexp_m", cast(x.load(i), compute)), x.dtype),
+        lambda i: op("frexp_e", cast(x.load(i), compute), dtype=dt.i32),
+    )
+
+
+@lowers("aten.angle.default")
+def angle(cx: Builder, x: Ref) -> Ref:
+    """pi for negative numbers, 0 for others, NaN for NaN."""
+
+    def value(e: Expr) -> Expr:
+        turned = select(op("lt", e, c(e, 0.0)), c(e, math.pi), c(e, 0.0))
+        return select(op("isnan", e), e, turned)
+
+    return map_elements(cx, value, x)
+
+
+@lowers("aten.mvlgamma.default", "aten.special_multigammaln.default")
+def mvlgamma(cx: Builder, x: Ref, order: int) -> Ref:
+    """log of the multivariate gamma function: p (p - 1) / 4 log(pi) + sum of lgamma(x - k / 2)."""
+
+    def value(e: Expr) -> Expr:
+        summed: Expr = c(e, order * (order - 1) / 4 * math.log(math.pi))
+        for k in range(order):
+            summed = op("add", summed, op("lgamma", op("sub", e, c(e, k / 2))))
+        return summed
+
+    low = (order - 1) / 2
+    cx.check_none(
+        x.shape,
+        lambda i: op("le", element(x, i, cx.dtype), Const(opmath(cx.dtype), low)),
+        "RuntimeError",
+        f"All elements must be greater than {low}",
+    )
+    return map_elements(cx, value, x)

@@ -492,3 +492,41 @@ def lower_logsumexp(cx: Builder, x: Ref, dims: Any, keep: bool = False) -> Ref:
 
     at = total(cx, how, lambda i: op("exp", op("sub", cast(x.load(i), compute), top(i))), accumulator(compute, how))
     return cx.stage(lambda i: cast(op("add", op("log", cast(at(i), compute)), top(kept_index(how, i))), result))
+
+
+@lowers("aten._safe_softmax.default")
+def lower_safe_softmax(cx: Builder, x: Ref, dim: int, dtype: Any = None) -> Ref:
+    """softmax, but 0 in a row that is all -inf."""
+    compute = opmath(x.dtype)
+    top, below = softmax_parts(cx, x, dim, compute)
+
+    def at(i: Index) -> Expr:
+        value = op("div", op("exp", op("sub", cast(x.load(i), compute), top.at(i))), below.at(i))
+        return cast(select(op("eq", top.at(i), c(value, -math.inf)), c(value, 0.0), value), cx.dtype)
+
+    return cx.stage(at)
+
+
+@lowers("aten.renorm.default")
+def lower_renorm(cx: Builder, x: Ref, order: Any, dim: int, limit: Any) -> Any:
+    """Slices along `dim` whose norm exceeds `limit` are scaled to it."""
+    if (float(order) != 2.0 and float(order) != 1.0) or not x.dtype.is_float:
+        return NotImplemented
+    compute = opmath(x.dtype)
+    dim = wrap_dim(dim, x.rank)
+    how = Split(x.shape, tuple(d for d in range(x.rank) if d != dim), True)
+    acc = accumulator(compute, how)
+
+    def magnitude(i: Index) -> Expr:
+        e = op("abs", cast(x.load(i), acc))
+        return op("mul", e, e) if float(order) == 2.0 else e
+
+    at = total(cx, how, magnitude, acc)
+
+    def factor(i: Index) -> Expr:
+        norm = op("sqrt", at(i)) if float(order) == 2.0 else at(i)
+        scaled = op("div", Const(acc, float(limit)), op("add", norm, Const(acc, 1e-7)))
+        return cast(select(op("gt", norm, Const(acc, float(limit))), scaled, Const(acc, 1.0)), compute)
+
+    scale = hold(cx, how.kept, compute, factor)
+    return cx.stage(lambda i: cast(op("mul", cast(x.load(i), compute), scale.at(i)), cx.dtype))

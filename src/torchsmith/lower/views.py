@@ -499,3 +499,41 @@ def lower_clone(cx: Builder, x: Ref, memory_format: Any = None) -> Ref:
     if same_memory(x, cx.out.strides):
         return x
     return cx.stage(x.load)
+
+
+@lowers("aten.rot90.default")
+def lower_rot90(cx: Builder, x: Ref, turns: int = 1, dims: Sequence[int] = (0, 1)) -> Ref:
+    a, b = (wrap_dim(d, x.rank) for d in dims)
+    turns %= 4
+    if turns == 0:
+        return x
+    if turns == 2:
+        return lower_flip(cx, x, (a, b))
+    order = list(range(x.rank))
+    order[a], order[b] = b, a
+    return permute(lower_flip(cx, x, (b,)), order) if turns == 1 else lower_flip(cx, permute(x, order), (b,))
+
+
+@lowers("aten.pixel_shuffle.default")
+def lower_pixel_shuffle(cx: Builder, x: Ref, factor: int) -> Ref:
+    """(.., c r r, h, w) -> (.., c, h r, w r)."""
+    lead, (_, h, w), r = x.shape[:-3], x.shape[-3:], size(factor)
+    split = reshape(x, (*lead, cx.shape[-3], r, r, h, w))
+    k = len(lead)
+    return reshape(permute(split, [*range(k), k, k + 3, k + 1, k + 4, k + 2]), cx.shape)
+
+
+@lowers("aten.pixel_unshuffle.default")
+def lower_pixel_unshuffle(cx: Builder, x: Ref, factor: int) -> Ref:
+    lead, channels, r = x.shape[:-3], x.shape[-3], size(factor)
+    h, w = cx.shape[-2:]
+    split = reshape(x, (*lead, channels, h, r, w, r))
+    k = len(lead)
+    return reshape(permute(split, [*range(k), k, k + 2, k + 4, k + 1, k + 3]), cx.shape)
+
+
+@lowers("aten.channel_shuffle.default")
+def lower_channel_shuffle(cx: Builder, x: Ref, groups: int) -> Ref:
+    """Channel g * (c / groups) + k goes to k * groups + g."""
+    per = x.shape[1] // groups
+    return x.remap(x.shape, lambda i: (i[0], (i[1] % groups) * per + i[1] // groups, *i[2:]))

@@ -1,0 +1,114 @@
+"""Small products that are cheap as plain loops: dot, matrix times vector, outer products, trace, cross. In: Refs; out: one stage.
+
+Matrix products and convolutions are extern calls (extern.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ir.expr import Expr, op
+from .core import Builder
+from .loss import broadcast_shape
+from .numerics import cast, opmath, scalar
+from .pointwise import map_elements
+from .reduce import Split, accumulator, norm_of, total
+from .ref import Index, Ref
+from .table import lowers
+from .views import diagonal, wrap_dim
+
+
+@lowers("aten.dot.default", "aten.vdot.default")
+def lower_dot(cx: Builder, x: Ref, y: Ref) -> Any:
+    d = cx.dtype
+    how = Split(x.shape, (0,), False)
+    acc = accumulator(d, how)
+    at = total(cx, how, lambda i: op("mul", cast(x.load(i), acc), cast(y.load(i), acc)), acc)
+    return cx.stage(lambda i: cast(at(i), d))
+
+
+def _times_vector(cx: Builder, x: Ref, y: Ref) -> Any:
+    """index -> the row's product with y, in the accumulator's dtype."""
+    how = Split(x.shape, (1,), False)
+    acc = accumulator(cx.dtype, how)
+    return total(cx, how, lambda i: op("mul", cast(x.load(i), acc), cast(y.load((i[1],)), acc)), acc)
+
+
+@lowers("aten.mv.default")
+def lower_mv(cx: Builder, x: Ref, y: Ref) -> Any:
+    d = cx.dtype
+    at = _times_vector(cx, x, y)
+    return cx.stage(lambda i: cast(at(i), d))
+
+
+@lowers("aten.addmv.default")
+def lower_addmv(cx: Builder, x: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 1) -> Any:
+    d = cx.dtype
+    at = _times_vector(cx, a, b)
+
+    def value(i: Index) -> Expr:
+        product = at(i)
+        product = op("mul", product, scalar(alpha, product.dtype)) if alpha != 1 else product
+        if beta == 0:  # a beta of 0 hides what x holds, NaN too
+            return cast(product, d)
+        return cast(op("add", op("mul", cast(x.at(i), product.dtype), scalar(beta, product.dtype)), product), d)
+
+    return cx.stage(value)
+
+
+@lowers("aten.addr.default")
+def lower_addr(cx: Builder, x: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 1) -> Any:
+    d = cx.dtype
+    if d.kind == "bool":
+        return NotImplemented
+    compute = opmath(d)
+
+    def value(i: Index) -> Expr:
+        outer = op("mul", op("mul", scalar(alpha, compute), cast(a.load((i[0],)), compute)), cast(b.load((i[1],)), compute))
+        if beta == 0:
+            return cast(outer, d)
+        return cast(op("add", op("mul", scalar(beta, compute), cast(x.at(i), compute)), outer), d)
+
+    return cx.stage(value)
+
+
+@lowers("aten.trace.default")
+def lower_trace(cx: Builder, x: Ref) -> Any:
+    d = cx.dtype
+    along = diagonal(x, 0, 0, 1, op("min", x.shape[0], x.shape[1]))
+    how = Split(along.shape, (0,), False)
+    acc = accumulator(d, how)
+    at = total(cx, how, lambda i: cast(along.load(i), acc), acc)
+    return cx.stage(lambda i: cast(at(i), d))
+
+
+@lowers("aten.linalg_cross.default")
+def lower_cross(cx: Builder, x: Ref, y: Ref, dim: int = -1) -> Any:
+    d = cx.dtype
+    compute = opmath(d)
+    dim = wrap_dim(dim, len(cx.shape))
+
+    def value(i: Index) -> Expr:
+        def read(ref: Ref, turn: int) -> Expr:
+            return cast(ref.at((*i[:dim], (i[dim] + turn) % 3, *i[dim + 1 :])), compute)
+
+        return cast(op("sub", op("mul", read(x, 1), read(y, 2)), op("mul", read(x, 2), read(y, 1))), d)
+
+    return cx.stage(value)
+
+
+@lowers("aten.dist.default")
+def lower_dist(cx: Builder, x: Ref, y: Ref, order: Any = 2) -> Any:
+    from_shape = broadcast_shape(x, y)
+    d = cx.dtype
+    compute = opmath(d)
+
+    def difference(i: Index) -> Expr:
+        return cast(op("sub", cast(x.at(i), compute), cast(y.at(i), compute)), d)
+
+    return norm_of(cx, Ref(d, from_shape, difference), float(order), None, False)
+
+
+@lowers("aten.native_dropout_backward.default")
+def lower_dropout_backward(cx: Builder, grad: Ref, mask: Ref, scale: Any) -> Ref:
+    return map_elements(cx, lambda g, m, s: op("mul", op("mul", g, m), s), grad, mask, scale)
