@@ -23,6 +23,7 @@ from ..ir.kernel import Kernel, Let, Loop, Param, Stmt, StoreStmt
 from ..ir.linear import Linear, const_of, linear, range_of
 from . import vector
 from .casts import convert_text
+from .math import VIA_F64
 from .optable import ROWS
 
 FLOATS = ("f32", "f64")
@@ -425,6 +426,8 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
         return special(self, e, at)
     vals, vec = self.operands(e.args)
     kind = e.args[-1].dtype  # what is computed on
+    if vec and self.lanes == 16 and e.name in VIA_F64 and kind.is_float:
+        raise TooWide
     if kind in HALF and e.name != "where":
         return _half_op(self, e, vals, vec, at)
     reg, narrow = kind.name, False

@@ -3,7 +3,8 @@
 In: a lane count (16, or 8 where 8-byte elements are computed) and the names a kernel uses. Out: include-free C text, only what is used.
 
 Snippets are templates, instantiated for vectors and for scalars, named `<name>_<type>`:
-FLT, INT, UNS stand for the float type and the integers of its size; @ for the suffix of FLT, % for that of INT. K(c) is a literal.
+FLT, INT, UNS stand for the float type and the integers of its size; @ for the suffix of FLT, % for that of INT,
+$ for that of the f64 of the same shape. K(c) is a literal.
 Masks of vector comparisons are vectors of INT (0 or -1), scalar comparisons are int.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+
+from ..codes import Unsupported
 
 SCALARS = {
     "f32": "float", "f64": "double", "i8": "signed char", "u8": "unsigned char", "i16": "short", "u16": "unsigned short",
@@ -73,6 +76,11 @@ for _f, _i in (("f32", "i32"), ("f64", "i64")):
     scalar(f"toi_{_f}", f"#define toi_{_f}(x) (({_i})(x))")
     scalar(f"tof_{_f}", f"#define tof_{_f}(x) (({_f})(x))")
     scalar(f"not_{_f}", f"#define not_{_f}(m) (!(m))")
+
+vector("tod_xf32", "#define tod_xf32(x) CV(x, xf64)")
+vector("tos_xf32", "#define tos_xf32(x) CV(x, xf32)")
+scalar("tod_f32", "#define tod_f32(x) ((f64)(x))")
+scalar("tos_f32", "#define tos_f32(x) ((f32)(x))")
 
 # ---------------------------------------------------------------- what the instruction set has
 _S, _P = {"f32": "ps", "f64": "pd"}, {"f32": "f", "f64": ""}
@@ -289,6 +297,38 @@ for _t in ("i32", "i64", "i16", "i8", "u8"):
         vector(f"{_n}_x{_t}", f"static inline x{_t} {_n}_x{_t}(x{_t} a, x{_t} b) {{ x{_t} r; for (int l = 0; l < $L; l++) "
                               f"r[l] = {_n}_{_t}(a[l], b[l]); return r; }}")
 
+scalar("frem_f64", """static f64 frem_f64(f64 x, f64 y) {
+  f64 a = x < 0 ? -x : x, b = y < 0 ? -y : y, t;
+  if (!(b > 0) || !(a < __builtin_inf())) return x != x || y != y ? x + y : __builtin_nan("");
+  if (a >= b) {
+    for (t = b; t <= a * 0.5;) t += t;
+    for (; t >= b && a >= b; t *= 0.5) if (a >= t) a -= t;
+  }
+  return __builtin_copysign(a, x);
+}""")
+scalar("frem_f32", """static f32 frem_f32(f32 x, f32 y) {
+  f64 a = x, b = y, q = a / b;
+  if (q < 0x1p50 && q > -0x1p50 && b - b == 0) {
+    f64 r = __builtin_fma(-(f64)(i64)q, b, a);
+    if (a > 0 ? r < 0 : r > 0) r += (r < 0) == (b < 0) ? -b : b;
+    return __builtin_copysignf((f32)r, x);
+  }
+  return (f32)frem_f64(a, b);
+}""")
+for _t in ("f32", "f64"):
+    _b, _i, _one = ("f", "i32", "1") if _t == "f32" else ("", "i64", "1")
+    scalar(f"remainder_{_t}", f"static inline {_t} remainder_{_t}({_t} a, {_t} b) {{ {_t} r = frem_{_t}(a, b); "
+                              f"return r != 0 && (r < 0) != (b < 0) ? r + b : r; }}")
+    scalar(f"nextafter_{_t}", f"""static inline {_t} nextafter_{_t}({_t} a, {_t} b) {{
+  if (a != a || b != b) return a + b;
+  if (a == b) return b;
+  if (a == 0) return __builtin_copysign{_b}(asf_{_t}(1), b);
+  return asf_{_t}(asi_{_t}(a) + ((a < b) == (a > 0) ? 1 : -1));
+}}""")
+    for _n in ("frem", "remainder", "nextafter"):
+        vector(f"{_n}_x{_t}", f"static inline x{_t} {_n}_x{_t}(x{_t} a, x{_t} b) {{ x{_t} r; for (int l = 0; l < $L; l++) "
+                              f"r[l] = {_n}_{_t}(a[l], b[l]); return r; }}")
+
 _NAME = re.compile(r"\b([a-z][a-z0-9]*)_(x?)([a-z]+[0-9]+)\b")
 _CONST = re.compile(r"\bK\(([^()]*)\)")
 
@@ -326,7 +366,7 @@ def instantiate(text: str, t: str, vec: bool) -> str:
     for word, value in (("KMAX", bits[0]), ("KMONE", bits[2]), ("KONE", bits[1])):
         text = text.replace(word, value)
     text = text.replace("FLT", x + t).replace("INT", x + i).replace("UNS", x + u).replace("MSK", x + i if vec else "int")
-    return ATTR + text.replace("@", f"_{x}{t}").replace("%", f"_{x}{i}")
+    return ATTR + text.replace("@", f"_{x}{t}").replace("%", f"_{x}{i}").replace("$", f"_{x}f64")
 
 
 def close(names: set[str], lanes: int) -> str:
@@ -339,7 +379,7 @@ def close(names: set[str], lanes: int) -> str:
             return
         text = snippet(full, lanes)
         if text is None:
-            return
+            raise Unsupported("EMI001", detail=f"function {full}")
         active.add(full)
         for m in _NAME.finditer(text):
             add(m.group(0))

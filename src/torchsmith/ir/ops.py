@@ -269,7 +269,7 @@ define("erfc", "T>T", FLOAT, "math", "1 - erf(a)")(math.erfc)
 define("lgamma", "T>T", FLOAT, "math", "log|gamma(a)|")(_total(math.lgamma, INF))
 
 
-@define("erfinv", "T>T", FLOAT, "math", "inverse of erf", native=False)
+@define("erfinv", "T>T", FLOAT, "math", "inverse of erf")
 def _erfinv(y: float) -> float:
     if not -1 < y < 1:
         return math.copysign(INF, y) if abs(y) == 1 else NAN
@@ -285,7 +285,7 @@ def _erfinv(y: float) -> float:
     return x
 
 
-@define("digamma", "T>T", FLOAT, "math", "derivative of lgamma", native=False)
+@define("digamma", "T>T", FLOAT, "math", "derivative of lgamma")
 def _digamma(x: float) -> Any:
     if x == 0:
         return math.copysign(INF, -x)
