@@ -73,7 +73,7 @@ try:
     REFERENCE = {n: _mp(f) for n, f in {
         "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "exp": mp.exp, "log1p": mp.log1p, "expm1": mp.expm1, "erfc": mp.erfc, "erf": mp.erf, "tanh": mp.tanh,
         "sinh": mp.sinh, "cosh": mp.cosh, "sigmoid": lambda x: 1 / (1 + mp.exp(-x)), "lgamma": lambda x: mp.log(abs(mp.gamma(x))), "digamma": mp.digamma,
-        "pow": lambda x, y: mp.power(x, y), "log2": lambda x: mp.log(x, 2), "log10": mp.log10, "exp2": lambda x: mp.mpf(2) ** x, "erfinv": mp.erfinv,
+        "pow": mp.power, "log2": lambda x: mp.log(x, 2), "log10": mp.log10, "exp2": lambda x: mp.mpf(2) ** x, "erfinv": mp.erfinv,
         "asinh": mp.asinh, "acosh": mp.acosh, "atanh": mp.atanh, "rsqrt": lambda x: 1 / mp.sqrt(x),
     }.items()}  # fmt: skip
 except ImportError:  # the C library through Python is nearly as good

@@ -23,32 +23,13 @@ from ..ir.kernel import Kernel, Let, Loop, Param, Stmt, StoreStmt
 from ..ir.linear import Linear, const_of, linear, range_of
 from . import vector
 from .casts import convert_text
+from .fold import print_fold
 from .math import VIA_F64
 from .optable import ROWS
+from .values import REG, STORED, TooWide, Val, lane_iota
 
 FLOATS = ("f32", "f64")
 HALF = (dt.bf16, dt.f16)
-REG = {"f64": "f64", "f32": "f32", "bf16": "u16", "f16": "u16", "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "u8",
-       "bool": "i32", "index": "i64"}  # fmt: skip
-STORED = {**REG, "bool": "u8"}
-
-
-class TooWide(Exception):
-    """An 8-byte vector appeared in a 16-lane kernel: print it again with 8 lanes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Val:
-    """A printed value: its C text (a name or a literal), its dtype, whether it is a vector; `narrow`: an index vector held in xi32."""
-
-    text: str
-    dtype: DType
-    vec: bool
-    narrow: bool = False
-
-    @property
-    def reg(self) -> str:
-        return "i32" if self.narrow else REG[self.dtype.name]
 
 
 @dataclass
@@ -570,10 +551,6 @@ def _print_load(self: Emitter, e: Expr, at: int) -> Val:
     return self.load_bool(raw, at)
 
 
-def lane_iota(lanes: int) -> str:
-    return f"(xi32){{{', '.join(str(k) for k in range(lanes))}}}"
-
-
 def _lane_address(self: Emitter, scalar: Expr, coef: Expr | None, varying: Expr | None) -> str:
     """Element number of lane `l`, as C text."""
     parts = [] if const_of(scalar) == 0 else [self.emit(scalar).text]
@@ -597,8 +574,6 @@ Emitter.load_bool = _load_bool  # type: ignore[attr-defined]
 
 
 def _print_fold(self: Emitter, e: Expr, at: int) -> Val:
-    from .fold import print_fold  # folds print loops, which print expressions: the one cycle, kept at the call
-
     assert isinstance(e, Fold)
     return print_fold(self, e, at)
 

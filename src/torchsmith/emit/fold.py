@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from ..ir import dtype as dt
 from ..ir.expr import Expr, Fold
 from ..ir.linear import const_of
+from .optable import ROWS
+from .values import TooWide, Val, lane_iota
 
 if TYPE_CHECKING:
-    from .c import Emitter, Val
+    from .c import Emitter
 
 
 def print_fold(self: Emitter, e: Fold, at: int) -> Val:
@@ -50,8 +52,6 @@ def worth_lanes(e: Fold, lanes: int) -> bool:
 
 
 def state_reg(self: Emitter, e: Fold, vec: bool) -> list[Val]:
-    from .c import TooWide, Val
-
     out = []
     for init in e.init:
         if vec and init.dtype.itemsize == 8 and self.lanes == 16:
@@ -70,8 +70,6 @@ def as_state(self: Emitter, v: Val, like: Val) -> str:
 
 def declare(self: Emitter, e: Fold, vec: bool, copies: int = 1) -> list[Val]:
     """Accumulators holding `init`."""
-    from .c import Val
-
     states = []
     for like, init in zip(state_reg(self, e, vec), e.init, strict=True):
         text = as_state(self, self.emit(init), like)
@@ -85,8 +83,6 @@ def declare(self: Emitter, e: Fold, vec: bool, copies: int = 1) -> list[Val]:
 
 
 def bind_states(self: Emitter, e: Fold, states: list[Val], side: str = "a", index: str = "") -> None:
-    from .c import Val
-
     for i, s in enumerate(states):
         var = e.state(i, side)
         self.level[var] = len(self.scopes) - 1
@@ -96,8 +92,6 @@ def bind_states(self: Emitter, e: Fold, states: list[Val], side: str = "a", inde
 
 def assign(self: Emitter, values: tuple[Expr, ...], states: list[Val], index: str = "", live: str = "") -> None:
     """All states take their new values at once; with `live`, only in the first `live` lanes."""
-    from .c import lane_iota
-
     news = [as_state(self, self.emit(v), s) for v, s in zip(values, states, strict=True)]
     if len(states) > 1:
         names = []
@@ -108,8 +102,6 @@ def assign(self: Emitter, values: tuple[Expr, ...], states: list[Val], index: st
         news = names
     for text, s in zip(news, states, strict=True):
         if live:
-            from .optable import ROWS
-
             kind = "bool" if s.dtype is dt.bool_ else s.dtype.name if s.dtype is not dt.index else "i64"
             text = ROWS["where"](kind, True, (f"({lane_iota(self.lanes)} < {live})", text, s.text + index))
         self.line(f"{s.text}{index} = {text};")
@@ -127,8 +119,6 @@ def serial_fold(self: Emitter, e: Fold) -> list[Val]:
 
 
 def open_loops(self: Emitter, e: Fold, count: int) -> int:
-    from .c import Val
-
     for axis, extent in list(zip(e.axes, e.extents, strict=True))[:count]:
         self.extents[axis] = extent
         text = self.emit(extent).text
@@ -198,8 +188,6 @@ def unrolled(self: Emitter, e: Fold, states: list[Val], copies: int) -> None:
 
 def merge(self: Emitter, e: Fold, states: list[Val], copies: int) -> list[Val]:
     """Copies into one, then lanes by halves; lane 0 is the result."""
-    from .c import Val
-
     singles = []
     for s in states:
         name = self.fresh("a")
@@ -224,8 +212,6 @@ def merge(self: Emitter, e: Fold, states: list[Val], copies: int) -> list[Val]:
 
 def combine_step(self: Emitter, e: Fold, mine: list[Val], others: list[Val]) -> None:
     """mine = combine(mine, others), in a block of its own."""
-    from .c import Val
-
     self.open("{", [])
     named = []
     for o in others:

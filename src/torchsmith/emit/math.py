@@ -301,7 +301,7 @@ define("erfinv", "f64", """FLT erfinv@(FLT y) {
 }""")
 
 # ---------------------------------------------------------------- f32 through f64
-VIA_F64 = frozenset("tan asin acos atan atan2 sinh cosh asinh acosh atanh erfc pow hypot lgamma digamma erfinv".split())
+VIA_F64 = frozenset(["tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "pow", "hypot", "lgamma", "digamma", "erfinv"])
 for _name in sorted(VIA_F64):
     _two = _name in ("atan2", "pow", "hypot")
     _args = "FLT x, FLT y" if _two else "FLT x"

@@ -14,6 +14,7 @@ import re
 from functools import lru_cache
 
 from ..codes import Unsupported
+from .math import MATH
 
 SCALARS = {
     "f32": "float", "f64": "double", "i8": "signed char", "u8": "unsigned char", "i16": "short", "u16": "unsigned short",
@@ -347,8 +348,6 @@ def snippet(full: str, lanes: int) -> str | None:
     found = (VECTOR if vec else SCALAR).get(full)
     if found is not None:
         return found.replace("$L", str(lanes))
-    from .math import MATH  # the elementary functions are templates too; they build on this file
-
     special = MATH.get((name, t))
     text = special if special is not None else TEMPLATES.get(name)
     if text is None or t not in _S:

@@ -1,0 +1,36 @@
+"""What printed values are: their text, dtype and register, shared by the printers of statements, expressions and folds.
+
+In: nothing. Out: Val, the register names of dtypes, the exception that asks for fewer lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.dtype import DType
+
+REG = {"f64": "f64", "f32": "f32", "bf16": "u16", "f16": "u16", "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "u8",
+       "bool": "i32", "index": "i64"}  # fmt: skip
+STORED = {**REG, "bool": "u8"}
+
+
+class TooWide(Exception):
+    """An 8-byte vector appeared in a 16-lane kernel: print it again with 8 lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Val:
+    """A printed value: its C text (a name or a literal), its dtype, whether it is a vector; `narrow`: an index vector held in xi32."""
+
+    text: str
+    dtype: DType
+    vec: bool
+    narrow: bool = False
+
+    @property
+    def reg(self) -> str:
+        return "i32" if self.narrow else REG[self.dtype.name]
+
+
+def lane_iota(lanes: int) -> str:
+    return f"(xi32){{{', '.join(str(k) for k in range(lanes))}}}"
