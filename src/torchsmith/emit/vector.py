@@ -379,7 +379,7 @@ def close(names: set[str], lanes: int) -> str:
             return
         text = snippet(full, lanes)
         if text is None:
-            if full.split("_")[0] in OPS:  # an operator without text; other names are the caller's own functions
+            if full.split("_", maxsplit=1)[0] in OPS:  # an operator without text; other names are the caller's own functions
                 raise Unsupported("EMI001", detail=f"function {full}")
             return
         active.add(full)
