@@ -17,7 +17,7 @@ import torch
 from . import events
 from .codes import Unsupported
 from .emit.c import emit_kernel
-from .emit.host import emit_host
+from .emit.host import describe, emit_host
 from .graph.functionalise import functionalise
 from .graph.sizes import SizeFacts
 from .graph.spec import FunctionalGraph
@@ -86,7 +86,7 @@ def emit(p: Plan, options: Options) -> Source:
     """Plan -> C text of the host program and of its kernels, and the manifest that the loader reads."""
     kernels = tuple(emit_kernel(k) for k in p.kernels)
     names = tuple(building.kernel_name(text) for text in kernels)
-    return Source(emit_host(p, names), kernels, Manifest.of(p))
+    return Source(emit_host(p, names), kernels, Manifest.of(describe(p)))
 
 
 def show_source(s: Source) -> str:
@@ -138,11 +138,10 @@ def compile_functional(fg: FunctionalGraph, options: Options, name: str) -> tupl
         if found is not None:
             return found.manifest, found.library, True
     source = run_passes(COMPILE, fg, options, name)
-    with events.timed("build", graph=name):
-        library = building.build(source.host, source.kernels, options)
+    library = str(building.build(source.host, source.kernels, options))
     if not options.force_disable_caches:
         library = cache.keep(key, source.manifest, library)
-    return source.manifest, str(library), False
+    return source.manifest, library, False
 
 
 def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str) -> Compiled:
@@ -189,7 +188,7 @@ def compile_graph(
             done = compile_native(gm, facts, options, name)
         except Unsupported as why:
             done = _run_captured(gm, facts, why, operators, name)
-    events.emit("graph", name=name, report=done.report)
+    events.emit("graph", name=name, report=done.report, module=gm)
     return done
 
 
