@@ -1,6 +1,20 @@
-"""Functional graph -> Program: one table of operators, split by family."""
+"""Functional graph -> Program: one table of operators, split by family. Importing the room enters every family's rows."""
 
-from . import activation, cat, convert, creation, gather, loss, norm, pointwise, pool, product, reduce, views  # noqa: F401  (each enters its rows on import)
+from . import (  # noqa: F401
+    activation,
+    cat,
+    contraction,
+    convert,
+    creation,
+    gather,
+    loss,
+    norm,
+    pointwise,
+    pool,
+    product,
+    reduce,
+    views,
+)
 from .core import lower
 from .table import LOWERINGS
 

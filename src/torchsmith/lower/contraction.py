@@ -1,0 +1,110 @@
+"""Matrix products and convolutions as multiply-add Folds. In: Refs; out: one stage per result.
+
+    mm(a, b)[i, j] = Fold(k: a0 + a[i, k] * b[k, j])
+
+The schedule recognises the shape of the Fold and gives it the contraction template; nothing here names a kernel. A row declines (and the
+operator stays an extern call) for dtypes whose products are not accumulated in float32, and where `options.native_contractions` is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..ir import dtype as dt
+from ..ir.expr import Const, Expr, op
+from .cat import masked
+from .core import Builder
+from .numerics import cast, scalar
+from .pool import per_dim, window
+from .ref import ZERO, Index, Ref, is_one, known, size
+from .table import lowers
+
+ACCUMULATED_IN_F32 = frozenset({dt.f32, dt.bf16, dt.f16})
+
+
+def _declines(cx: Builder, *operands: Ref) -> bool:
+    return not cx.options.native_contractions or any(r.dtype not in ACCUMULATED_IN_F32 for r in operands)
+
+
+def dot(cx: Builder, extents: Sequence[Expr], a: Callable[[Index], Expr], b: Callable[[Index], Expr]) -> Expr:
+    """Sum over `extents` of a(index) * b(index), in float32."""
+
+    def step(index: Index, state: tuple[Expr, ...]) -> list[Expr]:
+        return [op("add", state[0], op("mul", cast(a(index), dt.f32), cast(b(index), dt.f32)))]
+
+    return cx.fold(extents, [Const(dt.f32, 0.0)], step, lambda x, y: [op("add", x[0], y[0])])
+
+
+def _matrices(cx: Builder, a: Ref, b: Ref, finish: Callable[[Index, Expr], Expr]) -> Ref:
+    """finish(index, sum over k of a[..., i, k] * b[..., k, j]) for every [..., i, j]."""
+
+    def at(index: Index) -> Expr:
+        *lead, i, j = index
+        return finish(index, dot(cx, [a.shape[-1]], lambda k: a.load((*lead, i, k[0])), lambda k: b.load((*lead, k[0], j))))
+
+    return cx.stage(at)
+
+
+@lowers("aten.mm.default", "aten.bmm.default")
+def lower_mm(cx: Builder, a: Ref, b: Ref, *_: Any) -> Any:
+    if _declines(cx, a, b):
+        return NotImplemented
+    return _matrices(cx, a, b, lambda _, total: cast(total, cx.dtype))
+
+
+@lowers("aten.addmm.default", "aten.baddbmm.default")
+def lower_addmm(cx: Builder, bias: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 1) -> Any:
+    """beta * bias + alpha * (a @ b); beta 0 ignores the bias, NaN included."""
+    if _declines(cx, bias, a, b):
+        return NotImplemented
+
+    def finish(index: Index, total: Expr) -> Expr:
+        value = total if alpha == 1 else op("mul", total, scalar(alpha, dt.f32))
+        if beta != 0:
+            added = cast(bias.at(index[len(index) - bias.rank :]), dt.f32)
+            value = op("add", value, added if beta == 1 else op("mul", added, scalar(beta, dt.f32)))
+        return cast(value, cx.dtype)
+
+    return _matrices(cx, a, b, finish)
+
+
+@lowers("aten.convolution.default")
+def lower_convolution(
+    cx: Builder, x: Ref, w: Ref, bias: Ref | None, stride: Any, padding: Any, dilation: Any, transposed: bool, _: Any, groups: int
+) -> Any:
+    """out[n, o, p] = bias[o] + sum over c, r of x[n, g * C / groups + c, p * stride + r * dilation - padding] * w[o, c, r]."""
+    rank = x.rank - 2
+    depthwise = groups != 1 and is_one(w.shape[1]) and known(w.shape[0]) == known(x.shape[1])
+    if _declines(cx, x, w) or transposed or rank < 1 or not (groups == 1 or depthwise):
+        return NotImplemented
+    s, p, d = per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank)
+    taps = [size(k) for k in w.shape[2:]]
+    inside = _never_leaves(x, cx.shape, [known(t) for t in taps], s, p, d)
+
+    def at(index: Index) -> Expr:
+        n, o, *_ = index
+
+        def image(k: Index) -> Expr:
+            channel, tap = (o, k) if depthwise else (k[0], k[1:])
+            place, test = window(x, rank, (n, channel, *index[2:]), tap, s, p, d)
+            return x.load(place) if inside else masked(x, place, test, Const(x.dtype, 0.0))
+
+        def weight(k: Index) -> Expr:
+            return w.load((o, ZERO, *k) if depthwise else (o, *k))
+
+        total = dot(cx, taps if depthwise else [w.shape[1], *taps], image, weight)
+        if bias is not None:
+            total = op("add", total, cast(bias.at((o,)), dt.f32))
+        return cast(total, cx.dtype)
+
+    return cx.stage(at)
+
+
+def _never_leaves(x: Ref, out: Sequence[Expr], taps: Sequence[int | None], s: Sequence[int], p: Sequence[int], d: Sequence[int]) -> bool:
+    """Does no window reach into the padding? Known for constant sizes only."""
+    for i, k in enumerate(taps):
+        n, m = known(x.shape[2 + i]), known(out[2 + i])
+        if k is None or n is None or m is None or p[i] or (m - 1) * s[i] + (k - 1) * d[i] >= n:
+            return False
+    return True

@@ -1,0 +1,40 @@
+"""Matrix products and convolutions: lowered as Folds, defined by the interpreter, equal to eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lower_harness import functional, interpret
+
+from torchsmith.ir.program import Extern
+from torchsmith.lower import lower
+from torchsmith.options import Options
+
+F = torch.nn.functional
+CASES = {
+    "mm": (torch.mm, [(3, 5), (5, 4)]),
+    "mm empty": (torch.mm, [(3, 0), (0, 4)]),
+    "bmm": (torch.bmm, [(2, 3, 5), (2, 5, 4)]),
+    "addmm": (lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), [(4,), (3, 5), (5, 4)]),
+    "addmm beta 0": (lambda b, x, y: torch.addmm(b, x, y, beta=0), [(3, 4), (3, 5), (5, 4)]),
+    "baddbmm": (torch.baddbmm, [(2, 3, 4), (2, 3, 5), (2, 5, 4)]),
+    "linear": (F.linear, [(2, 3, 5), (4, 5), (4,)]),
+    "conv2d": (lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), [(2, 3, 7, 6), (4, 3, 3, 3), (4,)]),
+    "conv2d dilated": (lambda x, w: F.conv2d(x, w, padding=2, dilation=2), [(1, 3, 7, 7), (4, 3, 3, 3)]),
+    "conv2d depthwise": (lambda x, w: F.conv2d(x, w, padding=1, groups=4), [(1, 4, 5, 5), (4, 1, 3, 3)]),
+    "conv1d": (lambda x, w: F.conv1d(x, w, padding=1), [(2, 3, 9), (5, 3, 3)]),
+    "conv3d": (lambda x, w: F.conv3d(x, w), [(1, 2, 4, 4, 4), (3, 2, 2, 2, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_to_eager_without_an_extern_call(name: str, dtype: torch.dtype) -> None:
+    fn, shapes = CASES[name]
+    torch.manual_seed(0)
+    args = tuple(torch.randn(s).to(dtype) for s in shapes)
+    program = lower(functional(fn, args), Options(native_contractions=True))
+    assert not any(isinstance(e, Extern) for e in program.body)
+    (got,) = interpret(program, args)
+    want = fn(*args)
+    torch.testing.assert_close(torch.from_numpy(got).to(dtype), want, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-2 if dtype is torch.bfloat16 else 1e-5)
