@@ -185,7 +185,7 @@ def lower_block_diag(cx: Builder, parts: Sequence[Ref]) -> Any:
 def lower_as_strided_scatter(cx: Builder, x: Ref, src: Ref, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None) -> Any:
     """Each element of x finds its place in the strided view, where that is one-to-one: strides of known sizes that nest."""
     s = x.strided
-    if s is None or x.whole is None or x.whole in cx.offsets or not same_strides(x.shape, s.strides, contiguous_strides(x.shape)):
+    if s is None or x.whole is None or not same_strides(x.shape, s.strides, contiguous_strides(x.shape)):
         return NotImplemented
     sizes, steps, first = [known(n) for n in shape], [known(n) for n in strides], known(offset) if offset is not None else 0
     if first is None or None in sizes or None in steps:

@@ -53,7 +53,6 @@ class Builder:
         self.buffers: dict[str, Buffer] = {}
         self.strides: dict[str, tuple[Expr, ...]] = {}  # spec strides of each buffer: what a required layout will be
         self.body: list[Element] = []
-        self.offsets: dict[str, Expr] = {}  # storage offset of each input that has one
         self.symbols: list[Symbol] = list(symbols)
         self.bound: set[Sym] = {s.sym for s in symbols if s.origin[0] != "bound"}
         self.notes: list[str] = []
@@ -242,8 +241,6 @@ def _lower_inputs(cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value]) -
             continue
         buf = f"x{number}"
         cx.strides[buf] = spec.strides
-        if spec.offset is not None and not is_zero(spec.offset):
-            cx.offsets[buf] = spec.offset
         layout = Layout(spec.strides, ZERO)
         cx.buffers[buf] = Buffer(buf, ir_dtype(spec.dtype), spec.shape, layout, "input", None, node.meta.get("loc", ""))
         env[node] = cx.ref(buf)

@@ -74,9 +74,9 @@ def rows(table: dict[str, Callable[..., Expr]], names: Sequence[str] = ("default
         lowers(*overloads)(rule)
 
 
-def c(e: Expr, value: float) -> Const:
-    """A constant of e's dtype."""
-    return Const(e.dtype, value)
+def c(e: Expr, value: Any) -> Expr:
+    """A number in e's dtype."""
+    return cast(value, e.dtype) if isinstance(value, Expr) else Const(e.dtype, value)
 
 
 def direct(name: str) -> Callable[..., Expr]:

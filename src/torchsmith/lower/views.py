@@ -468,8 +468,6 @@ def lower_as_strided(cx: Builder, x: Ref, shape: Sequence[Any], strides: Sequenc
     if s is None or x.whole is None or not same_strides(x.shape, s.strides, contiguous_strides(x.shape)):
         return NotImplemented
     steps, first = [size(k) for k in strides], size(offset) if offset is not None else ZERO
-    if x.whole in cx.offsets:
-        return NotImplemented  # a storage offset counts from the storage's start, which lies before this input
     flat = reshape(x, (product(x.shape),))
 
     def index(i: Index) -> list[Expr]:

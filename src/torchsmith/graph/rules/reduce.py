@@ -31,13 +31,13 @@ def result(self: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype) -> Tensor:
     return make(shape, contiguous_strides(shape), dtype)
 
 
-@rule(aten.sum.default, aten.nansum.default)
+@rule(aten.sum.default)
 def sum_all(self: Tensor, *, dtype: Any = None) -> Tensor:
     return result(self, None, False, dtype or sum_dtype(self.dtype))
 
 
-@rule(aten.sum.dim_IntList)
-def sum_dims(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+@rule(aten.sum.dim_IntList, aten.nansum.default)
+def sum_dims(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     return result(self, dim, keepdim, dtype or sum_dtype(self.dtype))
 
 
