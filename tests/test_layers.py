@@ -38,7 +38,7 @@ ROOMS["__init__"] = frozenset(ROOMS)
 ALLOWED_BACK = {("pipeline", "backends")}
 
 TORCH_FREE = ("codes", "events", "options", "ir", "schedule", "emit")
-TORCH_IN_RUNTIME = {"runtime/host_torch.py"}
+TORCH_IN_RUNTIME = {"runtime/host_torch.py", "runtime/externs_torch.py"}
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.jit", "torch.export")
 FORBIDDEN_NAMES = ("utils", "common", "misc", "helpers")
 

@@ -18,7 +18,8 @@ from torchsmith.runtime.manifest import Manifest
 from torchsmith.schedule.plan import plan
 
 MAP = """
-typedef __INT64_TYPE__ int64_t;
+typedef __INT64_TYPE__ int64_t; typedef __INT32_TYPE__ int32_t; typedef __INT16_TYPE__ int16_t; typedef __INT8_TYPE__ int8_t;
+typedef __UINT16_TYPE__ uint16_t; typedef __UINT8_TYPE__ uint8_t;
 void TS_KERNEL(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi) {
   const T_ *x = bufs[0]; T_ *y = bufs[1];
   for (int64_t i = lo; i < hi; i++) y[i] = E_;

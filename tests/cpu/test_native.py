@@ -1,9 +1,19 @@
 """The native host: results, views, numbers, write-backs, modes, threads, errors."""
 
+import gc
+import threading
+import weakref
+
+import pytest
 import torch
 from native_tools import buffer, compile_body, kernel, map_text
 
-from torchsmith.ir.program import Fresh
+from torchsmith import events
+from torchsmith.ir import dtype as dt
+from torchsmith.ir.expr import Load, Sym, const
+from torchsmith.ir.program import Check, Fresh, InputResult, SizeResult, Symbol, ViewResult
+from torchsmith.runtime import _native
+from torchsmith.runtime.load import NativeError
 
 SIN_COS = map_text("__builtin_sinf(__builtin_cosf(x[i]))")
 
@@ -13,8 +23,196 @@ def sin_cos(n: int = 8):
     return compile_body([x, y], [kernel("k", [x], [y], n)], [Fresh("y")], {"k": SIN_COS})
 
 
+def plus_one(n: int, **kw):
+    x, t = buffer("x", n, role="input"), buffer("t", n)
+    text = map_text("x[i] + 1").replace("bufs[1]", "bufs[0]")  # the planner lets the kernel write its input
+    return compile_body([x, t], [kernel("k", [x], [t], n)], [], {"k": text}, write_backs=[("x", "t")], **kw)
+
+
 def test_one_kernel() -> None:
     x = torch.randn(8)
     (y,) = sin_cos()(x)
     torch.testing.assert_close(y, x.cos().sin())
     assert not y.requires_grad and y.is_contiguous()
+
+
+def test_results_follow_the_callers_mode() -> None:
+    g, x = sin_cos(), torch.randn(8, requires_grad=True)
+    assert not g(x)[0].requires_grad and not g(x)[0].is_inference()
+    with torch.inference_mode():
+        assert g(x)[0].is_inference()
+
+
+@pytest.mark.parametrize("d", [d for d in dt.DTYPES.values() if d is not dt.index], ids=str)
+def test_every_dtype(d: dt.DType) -> None:
+    from torchsmith.runtime.externs_torch import DTYPES
+
+    x, y = buffer("x", 5, role="input", d=d), buffer("y", 5, role="output", d=d)
+    v = (torch.arange(5) % 2).to(DTYPES[d.name])
+    (got,) = compile_body([x, y], [kernel("k", [x], [y], 5)], [Fresh("y")], {"k": map_text("x[i]", d.c)})(v)
+    assert got.dtype == v.dtype and torch.equal(got, v)
+
+
+def test_every_kind_of_result() -> None:
+    s = Sym("s0")
+    x, y = buffer("x", s, role="input"), buffer("y", s, role="output")
+    results = [
+        ViewResult("y", (s // 2,), (const(2),), const(1), dt.f32), Fresh("y"), Fresh("y"), InputResult(0), SizeResult(s + 1),
+        ViewResult(0, (s - 1,), (const(1),), const(1), dt.f32), ViewResult(0, (s,), (const(1),), const(0), dt.i32),
+    ]  # fmt: skip
+    g = compile_body([x, y], [kernel("k", [x], [y], s)], results, {"k": SIN_COS}, symbols=[Symbol(s, ("size", 0, 0))])
+    for n in (2, 8, 301):
+        base = torch.randn(n + 3)
+        v = base[3:]
+        odd, fresh, again, same, size, tail, typed = g(v)
+        assert fresh is again and same is v and size == n + 1 and type(size) is int
+        assert odd._base is fresh and torch.equal(odd, fresh[1::2]) and torch.allclose(fresh, v.cos().sin())
+        assert torch.equal(tail, v[1:]) and tail.data_ptr() == v[1:].data_ptr() and tail._base is base
+        assert torch.equal(typed, v.view(torch.int32))
+        tail.zero_()
+        assert v[1:].abs().sum() == 0
+
+
+def test_write_back_bumps_the_version() -> None:
+    g, x = plus_one(8), torch.zeros(8)
+    version = x._version
+    g(x)
+    assert torch.equal(x, torch.ones(8)) and x._version > version
+    with torch.inference_mode():
+        y = torch.zeros(8)
+        g(y)
+    assert torch.equal(y, torch.ones(8))
+
+
+def test_backward_notices_a_write_back() -> None:
+    w = torch.ones(8, requires_grad=True)
+    x = torch.ones(8)
+    y = (w * x).sum()
+    plus_one(8)(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    g = sin_cos()
+    with pytest.raises(TypeError):
+        g(3)
+    with pytest.raises(TypeError):
+        g()
+    with pytest.raises(TypeError):
+        g(torch.zeros(8), torch.zeros(8))
+
+
+def test_a_failed_check_repeats_the_call_eagerly() -> None:
+    x, ok, y = buffer("x", 8, role="input"), buffer("ok", role="input", d=dt.bool_), buffer("y", 8, role="output")
+    body = [kernel("k", [x], [y], 8), Check(Load("ok", dt.bool_, ()), "index", "out of range")]
+    seen = []
+
+    def eager(x: torch.Tensor, ok: torch.Tensor) -> tuple[torch.Tensor]:
+        seen.append(ok.item())
+        raise IndexError("as eager says")
+
+    v = torch.randn(8)
+    with pytest.raises(NativeError, match="out of range"):
+        compile_body([x, ok, y], body, [Fresh("y")], {"k": SIN_COS})(v, torch.tensor(False))
+    g = compile_body([x, ok, y], body, [Fresh("y")], {"k": SIN_COS}, eager=eager)
+    g(v, torch.tensor(True))
+    with events.recording() as got, pytest.raises(IndexError, match="as eager says"):
+        g(v, torch.tensor(False))
+    assert seen == [False] and [e.fields["code"] for e in got if e.kind == "fallback"] == ["RUN004"]
+
+
+def big(n: int = 1 << 20):
+    x, t, y = buffer("x", n, role="input"), buffer("t", n), buffer("y", n, role="output")
+    body = [kernel("k", [x], [t], n, grain=4096), kernel("k2", [t], [y], n, grain=4096)]
+    return compile_body([x, t, y], body, [Fresh("y")], {"k": map_text("x[i] + 1"), "k2": map_text("x[i] * 2")})
+
+
+def test_workspaces_are_reused() -> None:
+    g, x = big(), torch.randn(1 << 20)
+    g(x)
+    before = _native.workspace_stats()
+    for _ in range(10):
+        g(x)
+    assert _native.workspace_stats() == before
+    _native.workspace_trim()
+    assert _native.workspace_stats()["kept"] == 0
+    assert torch.equal(g(x)[0], (x + 1) * 2)
+
+
+def test_many_threads_and_thread_counts() -> None:
+    g = big(1 << 16)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(seed))
+        want = (x + 1) * 2
+        wrong.extend(seed for _ in range(50) if not torch.equal(g(x)[0], want))
+
+    before = torch.get_num_threads()
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+    finally:
+        torch.set_num_threads(before)
+    assert not wrong
+
+
+def test_other_python_threads_run_during_a_call() -> None:
+    spin = map_text("x[i]").replace("for (", "for (volatile int64_t w = 0; w < 600000000; w++); for (")
+    x, y = buffer("x", 1, role="input"), buffer("y", 1, role="output")
+    g = compile_body([x, y], [kernel("k", [x], [y], 1)], [Fresh("y")], {"k": spin})
+    ticks, done = [0], threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks[0] += 1
+
+    t = threading.Thread(target=tick)
+    t.start()
+    start = ticks[0]
+    g(torch.zeros(1))
+    got = ticks[0] - start
+    done.set()
+    t.join()
+    assert got > 1000
+
+
+def test_tensors_and_graphs_are_freed() -> None:
+    g, x = sin_cos(), torch.randn(8)
+    (y,) = g(x)
+    gone = weakref.ref(y)
+    del y
+    assert gone() is None
+
+    class Eager:
+        def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (x,)
+
+    eager = Eager()
+    g = compile_body(
+        [buffer("x", 8, role="input"), buffer("y", 8, role="output")],
+        [kernel("k", [buffer("x", 8)], [buffer("y", 8)], 8)], [Fresh("y")], {"k": SIN_COS}, eager=eager,
+    )  # fmt: skip
+    eager.graph = g  # a cycle through the native object
+    gone2 = weakref.ref(eager)
+    del g, eager
+    gc.collect()
+    assert gone2() is None
+
+
+def test_no_memory_is_an_error_not_a_crash() -> None:
+    n = Sym("n")
+    x, t, y = buffer("x", 8, role="input"), buffer("t", n), buffer("y", 8, role="output")
+    body = [kernel("k", [x], [t], 8), kernel("k2", [t], [y], 8)]
+    g = compile_body(
+        [x, t, y], body, [Fresh("y")], {"k": SIN_COS, "k2": SIN_COS}, symbols=[Symbol(n, ("scalar", 1))], inputs=["x", ""]
+    )
+    g(torch.zeros(8), 8)
+    with pytest.raises(NativeError, match="memory"):
+        g(torch.zeros(8), 1 << 50)

@@ -6,9 +6,11 @@ A stored file ends with its SHA-256 (TRAILER + 32 bytes): linkers and the loader
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from functools import cache
@@ -50,9 +52,6 @@ def _root(wanted: Path, pid: int) -> Path:
             (root / kind).mkdir(mode=0o700)
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
-    import atexit
-    import shutil
-
     atexit.register(lambda: shutil.rmtree(root, ignore_errors=True) if os.getpid() == pid else None)
     return root
 

@@ -1,0 +1,220 @@
+"""The build cache: keys, atomic and private files, damage, concurrent processes, compilers that are missing or fail."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from native_tools import map_text
+
+from torchsmith import events, options
+from torchsmith.codes import Unsupported
+from torchsmith.options import Options
+from torchsmith.runtime import build, cache, store, toolchain
+from torchsmith.runtime.manifest import Manifest
+
+MANIFEST = Manifest("torchsmith_graph", "g", [], [], [], 0)
+HOST = "int torchsmith_graph;"
+KERNEL = map_text("x[i] + 1")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "v1"
+
+
+def counts(got: list[events.Event]) -> list[str]:
+    return [e.fields.get("name") or e.fields.get("code") for e in got if e.kind == "cache"]
+
+
+def test_every_field_changes_the_key() -> None:
+    tools = toolchain.toolchain()
+    base = cache.key_fields("graph", Options(), tools)
+    assert set(base) == {"graph", "options", "torchsmith", "torch", "python", "cpu", "compiler"}
+    keys = {cache.key_of(base)}
+    for name, value in base.items():
+        assert value
+        keys.add(cache.key_of(base | {name: value + "x"}))
+    assert len(keys) == len(base) + 1
+    for change in ({"command": ("other",)}, {"version": "other"}, {"target": "other"}, {"flags": ("-O0",)}):
+        assert replace(tools, **change).identity != tools.identity
+    for f in fields(Options):
+        value = getattr(Options(), f.name)
+        other = replace(Options(), **{f.name: (not value) if isinstance(value, bool) else (value or 0) + 1})
+        changed = cache.key_fields("graph", other, tools) != base
+        assert changed == (f.name in dict(Options().codegen_key())), f.name
+    # fields cannot run into each other
+    assert cache.key_of({"a": "bc", "d": ""}) != cache.key_of({"a": "b", "cd": ""})
+
+
+def test_second_build_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build.build(HOST, [KERNEL, KERNEL], Options())
+    monkeypatch.setattr(build, "run_compiler", None)
+    assert build.build(HOST, [KERNEL], Options()) == path
+    with events.recording() as got:
+        assert cache.find("k") is None
+        assert cache.keep("k", MANIFEST, path) == str(path)
+        found = cache.find("k")
+    assert found is not None and found.library == str(path) and found.manifest == MANIFEST
+    assert counts(got) == ["graph miss", "graph hit"]
+
+
+def test_objects_are_shared_between_graphs() -> None:
+    build.build(HOST, [KERNEL], Options())
+    with events.recording() as got:
+        build.build(HOST + "int more;", [KERNEL, map_text("x[i] + 2")], Options())
+    assert sorted(counts(got)) == ["object hit", "object miss"]
+
+
+def test_disabled_cache_reads_and_keeps_nothing(folder: Path) -> None:
+    off = Options(force_disable_caches=True)
+    a = build.build(HOST, [KERNEL], off)
+    assert a != build.build(HOST, [KERNEL], off) and list((folder / "obj").iterdir()) == []
+
+
+def test_files_are_private_and_whole(folder: Path) -> None:
+    os.umask(0o022)
+    path = build.build(HOST, [KERNEL], Options())
+    for part in (folder, folder / "lib", folder / "obj", folder / "graph"):
+        assert stat.S_IMODE(part.stat().st_mode) == 0o700
+    assert not stat.S_IMODE(path.stat().st_mode) & 0o077
+    assert [p.name for p in folder.rglob(".*")] == []
+
+
+DAMAGE = {
+    "truncated": lambda b: b[: len(b) // 2],
+    "empty": lambda b: b"",
+    "one bit": lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:],
+    "appended": lambda b: b + b"x",
+    "other digest": lambda b: b[:-1] + bytes([b[-1] ^ 1]),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("kind", ["lib", "obj", "graph"])
+def test_damaged_files_are_rebuilt(folder: Path, kind: str, how: str) -> None:
+    path = build.build(HOST, [KERNEL], Options())
+    cache.keep("k", MANIFEST, path)
+    (victim,) = (folder / kind).iterdir()
+    whole = victim.read_bytes()
+    victim.write_bytes(DAMAGE[how](whole))
+    if kind == "obj":
+        path.unlink()
+    with events.recording() as got:
+        found = cache.find("k")
+        if found is None:
+            assert cache.keep("k", MANIFEST, build.build(HOST, [KERNEL], Options())) == str(path)
+            found = cache.find("k")
+    assert found is not None and found.library == str(path)
+    assert "damaged" in counts(got) and victim.exists()
+    assert kind != "graph" or victim.read_bytes() == whole
+
+
+def test_writable_by_others_is_not_trusted(folder: Path) -> None:
+    path = build.build(HOST, [KERNEL], Options())
+    cache.keep("k", MANIFEST, path)
+    path.chmod(0o666)
+    assert cache.find("k") is None and not path.exists()
+
+
+def test_a_manifest_of_another_shape_is_a_miss(folder: Path) -> None:
+    for text in (b"[]", b"{}", b'{"manifest": {"abi": 99}, "library": "x"}', b'{"manifest": 3, "library": "../../x"}', b"not json"):
+        store.put(store.folder("graph") / "k.json", text)
+        assert cache.find("k") is None
+        assert not (folder / "graph" / "k.json").exists()
+    text = f'{{"manifest": {MANIFEST.to_json()}, "library": "../graph/k.json"}}'
+    store.put(store.folder("graph") / "k.json", text.encode())
+    assert cache.find("k") is None
+
+
+def test_unwritable_folder_falls_back_to_a_temporary_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with events.recording() as got:
+        path = build.build(HOST, [KERNEL], Options())
+    assert path.exists() and "RUN003" in counts(got)
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "file" / "cache2"))
+    monkeypatch.setenv("TMPDIR", "/nonexistent")
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    with pytest.raises(Unsupported, match="RUN003"):
+        build.build(HOST, [KERNEL], Options())
+
+
+def test_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHSMITH_CC", "/nonexistent/cc -x")
+    assert options.compiler_command() == ("/nonexistent/cc", "-x")
+    with pytest.raises(Unsupported, match="RUN001") as e:
+        build.build(HOST, [KERNEL], Options())
+    assert "TORCHSMITH_CC" in str(e.value)
+
+
+def test_failing_compiler_keeps_a_log(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="RUN002") as e:
+        build.build(HOST, ["this is no C"], Options())
+    log = Path(e.value.detail.split("see ")[1])
+    assert "error" in log.read_text() and "this is no C" in next(p for p in log.parent.glob("tsk_*.c")).read_text()
+
+
+def fake_compiler(tmp_path: Path, script: str) -> str:
+    path = tmp_path / "fakecc"
+    path.write_text(f'#!/bin/sh\ncase "$*" in *--version*|*-dumpmachine*|*-fsyntax-only*) exec cc "$@";; esac\n{script}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("kill -SEGV $$", "RUN002"),
+        ("echo 'internal compiler error: in foo' >&2; exit 4", "RUN002"),
+        ("echo 'cannot write: No space left on device' >&2; exit 1", "RUN003"),
+        ("sleep 60", "RUN002"),
+    ],
+)
+def test_compiler_that_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, code: str) -> None:
+    monkeypatch.setenv("TORCHSMITH_CC", fake_compiler(tmp_path, script))
+    monkeypatch.setattr(toolchain, "COMPILE_SECONDS", 1)
+    with pytest.raises(Unsupported, match=code):
+        build.build(HOST, [KERNEL], Options())
+    monkeypatch.delenv("TORCHSMITH_CC")
+    assert build.build(HOST, [KERNEL], Options()).exists()
+
+
+WORKER = """
+import sys, pathlib
+sys.path.insert(0, {tests!r})
+from native_tools import map_text
+from torchsmith.options import Options
+from torchsmith.runtime import build, cache
+from torchsmith.runtime.manifest import Manifest
+for i in range(6):
+    path = build.build("int torchsmith_graph;", [map_text(f"x[i] + {{i}}"), map_text(f"x[i] * {{i}}")], Options())
+    key = f"k{{i}}"
+    cache.keep(key, Manifest("torchsmith_graph", "g", [], [], [], 0), path)
+    found = cache.find(key)
+    assert found is not None and pathlib.Path(found.library).exists()
+"""
+
+
+def test_concurrent_processes(folder: Path) -> None:
+    text = textwrap.dedent(WORKER).format(tests=str(Path(__file__).parent))
+    workers = [subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for w in workers:
+        _, err = w.communicate(timeout=120)
+        assert w.returncode == 0, err
+    assert list(folder.rglob(".*")) == []
+    assert len(list((folder / "graph").iterdir())) == 6
+
+
+def test_a_killed_writer_leaves_nothing_that_counts(folder: Path) -> None:
+    store.folder("lib")
+    (folder / "lib" / ".newabc").write_bytes(b"half")
+    path = build.build(HOST, [KERNEL], Options())
+    assert store.get(path) is not None
