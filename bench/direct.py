@@ -27,7 +27,7 @@ def compile(fn: Callable[..., Any], backend: str = "inductor") -> Callable[..., 
         if not kept:
             kept.append(_compile(fn, leaves, shape, backend))
         run, result = kept[0]
-        outs = list(run(*tensors))
+        outs = [v for v in pytree.tree_leaves(run(*tensors)) if isinstance(v, torch.Tensor)]
         values, structure = result
         return pytree.tree_unflatten([outs.pop(0) if v is torch.Tensor else v for v in values], structure)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..codes import CODES
 from ..events import Event, recording
 
-NOTES = frozenset({"GRA001"})  # fallbacks inside the compiler: counted, but everything still runs in the graph
+NOTES = frozenset({"GRA001", "GRA010"})  # fallbacks inside the compiler: counted, but everything still runs in the graph
 
 
 @dataclass(frozen=True, slots=True)
