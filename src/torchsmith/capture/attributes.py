@@ -1,0 +1,534 @@
+"""Python's attribute protocol, carried out by the machine: reads guard, writes to outside objects go to overlays.
+
+In: the machine, an object, a name. Out: the value, or Raised with the exception Python would raise. No descriptor, property or
+__getattr__ written in Python runs natively: they are inlined.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from . import policy
+from .source import Attr, FixedObject, Item, TypeOf
+from .world import CONTAINERS, DELETED, MISSING, PINNED_TYPES, SCALARS, Track
+
+Function = types.FunctionType
+_MODULE_GETATTR = torch.nn.Module.__getattr__
+_MODULE_SETATTR = torch.nn.Module.__setattr__
+_MODULE_DELATTR = torch.nn.Module.__delattr__
+_DATA_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+
+class Raised(Exception):
+    """An exception of the program being captured, on its way to a handler."""
+
+    def __init__(self, exc: BaseException) -> None:
+        super().__init__(exc)
+        self.exc = exc
+
+
+def find(m: Any, cls: type, name: str) -> Any:
+    """Lookup along the mro, without binding."""
+    key = (cls, name)
+    got = m.found.get(key)
+    if got is None:
+        got = MISSING
+        for base in cls.__mro__:
+            if name in base.__dict__:
+                got = base.__dict__[name]
+                break
+        m.found[key] = got
+    return got
+
+
+def class_guard(m: Any, cls: type, name: str, value: Any) -> None:
+    """A class attribute that was relied on must stay what it is (classes of the standard library and torch internals are trusted)."""
+    module = cls.__module__
+    if module == "builtins" or (policy.is_trusted(module) and not module.startswith("torch.nn")):
+        return
+    if id(cls) in m.world.fresh_pinned:
+        return
+    source = Attr(FixedObject(cls, cls.__qualname__), name, "type")
+    if type(value) in SCALARS:
+        m.world.guard(source, "equals", value)
+    else:
+        m.world.guard(source, "identity", value)
+
+
+# ---------------------------------------------------------------- reading
+
+ATTR_ROWS: dict[type, Callable[[Any, Any, str], Any]] = {}
+
+
+def load_attr(m: Any, obj: Any, name: str) -> Any:
+    """`obj.name`."""
+    t = type(obj)
+    row = ATTR_ROWS.get(t)
+    if row is not None:
+        return row(m, obj, name)
+    if isinstance(obj, torch.Tensor):
+        return m.tensor_attr(obj, name)
+    if isinstance(obj, type):
+        return _class_attr(m, obj, name)
+    if isinstance(obj, types.ModuleType):
+        return _python_module_attr(m, obj, name)
+    return _instance_attr(m, obj, t, name)
+
+
+def attr_or(m: Any, obj: Any, name: str, default: Any) -> Any:
+    try:
+        return load_attr(m, obj, name)
+    except Raised as r:
+        if isinstance(r.exc, AttributeError):
+            return default
+        raise
+
+
+def _instance_attr(m: Any, obj: Any, t: type, name: str) -> Any:
+    getattribute = find(m, t, "__getattribute__")
+    if isinstance(getattribute, Function):
+        return m.call(getattribute, [obj, name], {})
+    return default_getattribute(m, obj, t, name, fallback=True)
+
+
+def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -> Any:
+    """object.__getattribute__, then __getattr__ when `fallback`."""
+    world = m.world
+    track: Track | None = world.tracks.get(id(obj))
+    if track is not None and isinstance(obj, torch.nn.Module) is False and t in CONTAINERS:
+        track_obj = track.obj
+        return _bound(m, track_obj, t, name)
+    cattr = find(m, t, name)
+    if cattr is not MISSING and _is_data(m, type(cattr)):
+        return _get_descriptor(m, cattr, obj, t, name, track)
+    if track is not None:
+        attrs = track.attrs
+        if attrs is not None and name in attrs:
+            value = attrs[name]
+            if value is not DELETED:
+                return value
+        else:
+            d = _dict_of(obj)
+            if d is not None and name in d:
+                world.use(track)
+                return world.wrap(d[name], Attr(track.source, name, "instance"))
+        world.use(track)
+        if _dict_of(obj) is not None:
+            world.guard(track.source, "missing", name)
+    else:
+        d = _dict_of(obj)
+        if d is not None and name in d:
+            return d[name]
+    if cattr is not MISSING:
+        return _get_descriptor(m, cattr, obj, t, name, track)
+    if fallback:
+        getter = find(m, t, "__getattr__")
+        if getter is _MODULE_GETATTR:
+            return _module_attr(m, obj, name, track)
+        if isinstance(getter, Function):
+            class_guard(m, t, "__getattr__", getter)
+            return m.call(getter, [obj, name], {})
+    raise Raised(_attribute_error(obj, t, name))
+
+
+def _attribute_error(obj: Any, t: type, name: str) -> AttributeError:
+    return AttributeError(f"'{t.__name__}' object has no attribute '{name}'", name=name, obj=obj)
+
+
+def _dict_of(obj: Any) -> dict[str, Any] | None:
+    try:
+        d = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return d if type(d) is dict else None
+
+
+def _is_data(m: Any, dt: type) -> bool:
+    got = m.data_types.get(dt)
+    if got is None:
+        got = m.data_types[dt] = (hasattr(dt, "__set__") or hasattr(dt, "__delete__")) and hasattr(dt, "__get__")
+    return bool(got)
+
+
+def _bound(m: Any, obj: Any, t: type, name: str) -> Any:
+    try:
+        return getattr(obj, name)
+    except AttributeError as e:
+        raise Raised(e) from None
+
+
+def _get_descriptor(m: Any, cattr: Any, obj: Any, t: type, name: str, track: Track | None) -> Any:
+    """A class attribute seen through an instance."""
+    ct = type(cattr)
+    if ct is Function:
+        class_guard(m, t, name, cattr)
+        return types.MethodType(cattr, obj)
+    if ct is property:
+        class_guard(m, t, name, cattr)
+        if cattr.fget is None:
+            raise Raised(AttributeError(f"property '{name}' of '{t.__name__}' object has no getter"))
+        return m.call(cattr.fget, [obj], {})
+    if ct is classmethod:
+        class_guard(m, t, name, cattr)
+        return _bind_class(m, cattr.__func__, t)
+    if ct is staticmethod:
+        class_guard(m, t, name, cattr)
+        return cattr.__func__
+    if ct is functools.cached_property:
+        value = m.call(cattr.func, [obj], {})
+        _store_instance(m, obj, t, cattr.attrname, value)
+        return value
+    if ct in _DATA_C:
+        return _slot(m, cattr, obj, t, name, track)
+    getter = find(m, ct, "__get__")
+    if getter is MISSING:
+        if t.__module__ == "builtins" or id(t) in m.world.fresh_pinned:
+            return cattr
+        if policy.is_trusted(t.__module__) and (type(cattr) in SCALARS or isinstance(cattr, PINNED_TYPES)):
+            class_guard(m, t, name, cattr)
+            return cattr
+        return m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type"))
+    if isinstance(getter, Function):
+        if isinstance(cattr, enum.property):
+            return _native_get(cattr, obj, t)
+        class_guard(m, t, name, cattr)
+        return m.call(getter, [m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type")), obj, t], {})
+    return _native_get(cattr, obj, t)
+
+
+def _native_get(cattr: Any, obj: Any, t: type) -> Any:
+    try:
+        return cattr.__get__(obj, t)
+    except AttributeError as e:
+        raise Raised(e) from None
+
+
+def _bind_class(m: Any, func: Any, cls: type) -> Any:
+    if isinstance(func, Function):
+        return types.MethodType(func, cls)
+    return types.MethodType(func, cls) if callable(func) else func.__get__(cls)
+
+
+def _slot(m: Any, cattr: Any, obj: Any, t: type, name: str, track: Track | None) -> Any:
+    if name == "__class__":
+        if track is not None:
+            m.world.use(track)
+        return t
+    if track is None:
+        return _native_get(cattr, obj, t)
+    if track.attrs is not None and name in track.attrs:
+        if track.attrs[name] is DELETED:
+            raise Raised(_attribute_error(obj, t, name))
+        return track.attrs[name]
+    m.world.use(track)
+    if name == "__dict__":
+        if track.attrs:
+            raise Unsupported("CAP012", at=m.loc(), detail=f"{track.source}.__dict__ after a write to an attribute")
+        return m.world.wrap(obj.__dict__, Attr(track.source, "__dict__", "getattr"))
+    try:
+        value = cattr.__get__(obj, t)
+    except AttributeError as e:
+        raise Raised(e) from None
+    return m.world.wrap(value, Attr(track.source, name, "slot"))
+
+
+_DICTS = (("_parameters", "param"), ("_buffers", "buffer"), ("_modules", "module"))
+
+
+def _module_attr(m: Any, obj: Any, name: str, track: Track | None) -> Any:
+    """nn.Module.__getattr__: parameters, buffers, submodules."""
+    for where, via in _DICTS:
+        if track is None or (track.attrs and where in track.attrs):
+            d = (track.attrs[where] if track is not None and track.attrs else obj.__dict__.get(where)) or {}
+            if name in d:
+                return d[name]
+            continue
+        d = obj.__dict__.get(where)
+        if d is None:
+            continue
+        inner = m.world.tracks.get(id(d))
+        if inner is not None and inner.dirty:
+            if name in inner.image:
+                return inner.image[name]
+            continue
+        if name in d:
+            m.world.use(track)
+            return m.world.wrap(d[name], Attr(track.source, name, via))  # type: ignore[arg-type]
+    if track is not None:
+        m.world.guard(track.source, "missing", name)
+    raise Raised(_attribute_error(obj, type(obj), name))
+
+
+def _python_module_attr(m: Any, mod: types.ModuleType, name: str) -> Any:
+    track = m.world.tracks.get(id(mod))
+    if track is not None and track.attrs and name in track.attrs:
+        return track.attrs[name]
+    d = mod.__dict__
+    if name not in d:
+        try:
+            value = getattr(mod, name)  # a lazy module imports here: done once, as eager would
+        except AttributeError as e:
+            m.world.guard(FixedObject(mod, mod.__name__), "missing", name)
+            raise Raised(e) from None
+        return m.world.wrap(value, None if policy.is_trusted(mod.__name__) else Attr(FixedObject(mod, mod.__name__), name, "getattr"))
+    value = d[name]
+    if policy.is_trusted(mod.__name__):
+        if isinstance(value, PINNED_TYPES):
+            return value
+        if mod.__name__ in ("math", "cmath", "sys") and type(value) in SCALARS:
+            return value
+    return m.world.wrap(value, Attr(FixedObject(mod, mod.__name__), name, "instance"))
+
+
+def _class_attr(m: Any, cls: type, name: str) -> Any:
+    track = m.world.tracks.get(id(cls))
+    if track is not None and track.attrs and name in track.attrs:
+        return track.attrs[name]
+    meta = type(cls)
+    mattr = find(m, meta, name) if meta is not type else type.__dict__.get(name, MISSING)
+    if mattr is not MISSING and _is_data(m, type(mattr)):
+        if isinstance(mattr, property) and isinstance(mattr.fget, Function) and not policy.is_trusted(meta.__module__):
+            return m.call(mattr.fget, [cls], {})
+        value = _bound(m, cls, cls, name)
+        if name == "__dict__":
+            return m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), "__dict__", "getattr"))
+        return value if name != "__doc__" else m.world.wrap(value, None)
+    value = find(m, cls, name)
+    if value is not MISSING:
+        vt = type(value)
+        if vt is Function:
+            class_guard(m, cls, name, value)
+            return value
+        if vt is classmethod:
+            class_guard(m, cls, name, value)
+            return _bind_class(m, value.__func__, cls)
+        if vt is staticmethod:
+            class_guard(m, cls, name, value)
+            return value.__func__
+        if isinstance(value, property) or vt is functools.cached_property:
+            return value
+        if issubclass(cls, enum.Enum):
+            return _bound(m, cls, cls, name)
+        getter = find(m, vt, "__get__")
+        if getter is MISSING:
+            if id(cls) in m.world.fresh_pinned:
+                return value
+            if cls.__module__ == "builtins":
+                return value
+            return m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type"))
+        if isinstance(getter, Function) and not policy.is_trusted(vt.__module__):
+            return m.call(getter, [m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type")), None, cls], {})
+        return _bound(m, cls, cls, name)
+    if isinstance(mattr, Function):
+        return types.MethodType(mattr, cls)
+    if mattr is MISSING:
+        getter = find(m, meta, "__getattr__")
+        if isinstance(getter, Function) and not policy.is_trusted(meta.__module__):
+            return m.call(getter, [cls, name], {})
+        m.world.guard(FixedObject(cls, cls.__qualname__), "missing", name)
+    return _bound(m, cls, cls, name)
+
+
+def _function_attr(m: Any, fn: Any, name: str) -> Any:
+    track = m.world.tracks.get(id(fn))
+    if track is not None and track.attrs and name in track.attrs:
+        return track.attrs[name]
+    if name in fn.__dict__:
+        if id(fn) in m.world.fresh_pinned:
+            return fn.__dict__[name]
+        return m.world.wrap(fn.__dict__[name], Attr(track.source if track else FixedObject(fn, fn.__qualname__), name, "instance"))
+    value = _bound(m, fn, type(fn), name)
+    if name in ("__defaults__", "__kwdefaults__", "__dict__", "__annotations__", "__closure__") and id(fn) not in m.world.fresh_pinned:
+        return m.world.wrap(value, Attr(track.source if track else FixedObject(fn, fn.__qualname__), name, "getattr"))
+    return value
+
+
+def _method_attr(m: Any, method: types.MethodType, name: str) -> Any:
+    track = m.world.tracks.get(id(method))
+    if name in ("__self__", "__func__"):
+        value = getattr(method, name)
+        return value if track is None else m.world.wrap(value, Attr(track.source, name, "getattr"))
+    if name in ("__call__", "__get__", "__class__", "__hash__", "__eq__", "__doc__"):
+        return _bound(m, method, type(method), name)
+    return load_attr(m, _method_attr(m, method, "__func__"), name)
+
+
+def _super_attr(m: Any, sup: Any, name: str) -> Any:
+    """super().name: the next class along the mro, bound to the object."""
+    if name == "__class__":
+        return super
+    owner, obj = sup.__thisclass__, sup.__self__
+    start = sup.__self_class__
+    mro = start.__mro__
+    at = mro.index(owner) + 1
+    for base in mro[at:]:
+        if name in base.__dict__:
+            value = base.__dict__[name]
+            break
+    else:
+        if isinstance(obj, torch.nn.Module) and name == "__call__":
+            return types.MethodType(torch.nn.Module.__call__, obj)
+        raise Raised(AttributeError(f"'super' object has no attribute '{name}'"))
+    vt = type(value)
+    if vt is Function:
+        class_guard(m, base, name, value)
+        return value if obj is start else types.MethodType(value, obj)
+    if vt is classmethod:
+        return _bind_class(m, value.__func__, start)
+    if vt is staticmethod:
+        return value.__func__
+    if vt is property:
+        return m.call(value.fget, [obj], {})
+    getter = find(m, vt, "__get__")
+    if getter is MISSING:
+        return m.world.wrap(value, Attr(FixedObject(base, base.__qualname__), name, "type"))
+    if isinstance(getter, Function):
+        return m.call(getter, [value, obj, start], {})
+    if isinstance(obj, type) and obj is start:
+        return value.__get__(None, obj)
+    return _native_get(value, obj, start)
+
+
+def _scalar_attr(m: Any, obj: Any, name: str) -> Any:
+    return _bound(m, obj, type(obj), name)
+
+
+def _container_attr(m: Any, obj: Any, name: str) -> Any:
+    track = m.world.tracks.get(id(obj))
+    if track is not None and name in ("default_factory", "maxlen"):
+        return getattr(m.world.image(track), name)
+    return _bound(m, obj, type(obj), name)
+
+
+for _t in SCALARS | {tuple, frozenset, torch.Size, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format,
+                     torch.SymInt, torch.SymFloat, torch.SymBool, types.BuiltinFunctionType, types.MethodDescriptorType,
+                     types.WrapperDescriptorType, types.MethodWrapperType, types.GeneratorType, types.CodeType}:  # fmt: skip
+    ATTR_ROWS[_t] = _scalar_attr
+for _t in CONTAINERS:
+    ATTR_ROWS[_t] = _container_attr
+ATTR_ROWS[types.FunctionType] = _function_attr
+ATTR_ROWS[types.MethodType] = _method_attr
+ATTR_ROWS[types.ModuleType] = _python_module_attr
+ATTR_ROWS[type] = _class_attr
+ATTR_ROWS[super] = _super_attr
+
+
+def _cell_attr(m: Any, cell: Any, name: str) -> Any:
+    if name == "cell_contents":
+        return m.load_cell(cell)
+    return _bound(m, cell, type(cell), name)
+
+
+ATTR_ROWS[types.CellType] = _cell_attr
+
+
+def _partial_attr(m: Any, obj: Any, name: str) -> Any:
+    track = m.world.tracks.get(id(obj))
+    if track is not None and name in ("func", "args", "keywords"):
+        m.world.use(track)
+        return m.world.wrap(getattr(obj, name), Attr(track.source, name, "getattr"))
+    if track is not None and name in obj.__dict__:
+        return m.world.wrap(obj.__dict__[name], Attr(track.source, name, "instance"))
+    return _bound(m, obj, type(obj), name)
+
+
+ATTR_ROWS[functools.partial] = _partial_attr
+
+
+# ---------------------------------------------------------------- writing
+
+
+def store_attr(m: Any, obj: Any, name: str, value: Any) -> None:
+    """`obj.name = value`."""
+    if isinstance(obj, torch.Tensor):
+        m.tensor_setattr(obj, name, value)
+        return
+    t = type(obj)
+    setter = find(m, t, "__setattr__")
+    if setter is _MODULE_SETATTR:
+        module_setattr(m, obj, name, value)
+    elif isinstance(setter, Function):
+        class_guard(m, t, "__setattr__", setter)
+        m.call(setter, [obj, name, value], {})
+    else:
+        default_setattr(m, obj, t, name, value)
+
+
+def default_setattr(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
+    """object.__setattr__."""
+    if isinstance(obj, PINNED_TYPES):
+        if id(obj) in m.world.fresh_pinned:
+            m.native(setattr, [obj, name, value], {})
+        else:
+            m.world.set_attr(m.world.track_pinned(obj), name, value)
+            m.found.clear()
+        return
+    cattr = find(m, t, name)
+    if cattr is not MISSING and _is_data(m, type(cattr)):
+        ct = type(cattr)
+        if ct is property:
+            if cattr.fset is None:
+                raise Raised(AttributeError(f"property '{name}' of '{t.__name__}' object has no setter"))
+            m.call(cattr.fset, [obj, value], {})
+            return
+        setter = find(m, ct, "__set__")
+        if isinstance(setter, Function):
+            m.call(setter, [m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type")), obj, value], {})
+            return
+        if name in ("__dict__", "__class__") and m.world.of(obj) is not None:
+            raise Unsupported("CAP012", at=m.loc(), detail=f"{t.__name__}.{name} = ...")
+        track = m.world.of(obj)
+        if track is None:
+            m.native(ct.__set__, [cattr, obj, value], {})
+        else:
+            m.world.set_attr(track, name, value)
+        return
+    _store_instance(m, obj, t, name, value)
+
+
+def _store_instance(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
+    track = m.world.of(obj)
+    if track is not None:
+        m.world.use(track)
+        m.world.set_attr(track, name, value)
+    else:
+        m.native(object.__setattr__ if not isinstance(obj, type) else type.__setattr__, [obj, name, value], {})
+
+
+def module_setattr(m: Any, obj: Any, name: str, value: Any) -> None:
+    """nn.Module.__setattr__ on a module from outside: remembered whole; on a module made here: carried out."""
+    track = m.world.of(obj)
+    if track is None:
+        m.inline(_MODULE_SETATTR, [obj, name, value], {})
+        return
+    cattr = find(m, type(obj), name)
+    if isinstance(cattr, property):
+        default_setattr(m, obj, type(obj), name, value)
+        return
+    m.world.use(track)
+    m.world.set_attr(track, name, value)
+
+
+def delete_attr(m: Any, obj: Any, name: str) -> None:
+    """`del obj.name`."""
+    t = type(obj)
+    deleter = find(m, t, "__delattr__")
+    track = m.world.of(obj)
+    if isinstance(deleter, Function) and not (deleter is _MODULE_DELATTR and track is not None):
+        m.call(deleter, [obj, name], {})
+        return
+    if track is None and not isinstance(obj, PINNED_TYPES):
+        m.native(object.__delattr__, [obj, name], {})
+        return
+    load_attr(m, obj, name)
+    m.world.set_attr(track or m.world.track_pinned(obj), name, DELETED)
+
+
+__all__ = ["Item", "Raised", "TypeOf", "attr_or", "delete_attr", "find", "load_attr", "store_attr"]

@@ -1,0 +1,589 @@
+"""The bytecode machine: runs a frame symbolically, records torch calls in a graph, reads the outside world under guards.
+
+In: a Python function with its arguments. Out: Captured, or Unsupported with a code and the user's line. No statement of the user
+runs natively: functions are inlined frame by frame; what changes Python state is replayed by finish after the graph has run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from . import attributes as at
+from . import bytecode, calls, finish, opcodes, policy, tensor_attrs, torch_rows
+from . import protocols as pr
+from .attributes import Raised
+from .captured import Captured
+from .guards import global_state
+from .opcodes import NULL, RETURN
+from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
+from .tensors import Recorder
+from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Track, World, is_key, item_of
+
+_GENERATOR = 0x20
+_ASYNC = 0x80 | 0x200
+_MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unrolling
+_MAX_DEPTH = 200
+
+
+class Frame:
+    """One Python frame being interpreted."""
+
+    __slots__ = ("machine", "code", "fn", "fast", "stack", "globals", "index", "kw_names", "names", "ins", "lasti", "exc")
+
+    def __init__(self, machine: Machine, fn: types.FunctionType, fast: list[Any], names: dict[str, Any] | None = None) -> None:
+        self.machine, self.fn, self.fast, self.names = machine, fn, fast, names
+        self.code = bytecode.decode(fn.__code__)
+        self.globals = fn.__globals__
+        self.stack: list[Any] = []
+        self.index = 0
+        self.kw_names: tuple[str, ...] = ()
+        self.ins = self.code.instrs[0]
+        self.lasti = 0
+        self.exc: Any = None
+
+    def run(self) -> tuple[str, Any]:
+        """Interpret until the frame returns or yields; Raised if an exception leaves it."""
+        m = self.machine
+        frames = m.frames
+        frames.append(self)
+        if len(frames) > _MAX_DEPTH:
+            raise Unsupported("CAP004", at=m.loc())
+        instrs = self.code.instrs
+        saved = m.exc
+        try:
+            while True:
+                ins = self.ins = instrs[self.index]
+                self.index += 1
+                try:
+                    out = ins.handler(self, ins)
+                except Raised as r:
+                    self._raise_to_handler(r.exc)
+                    continue
+                if out is not None:
+                    return out  # type: ignore[no-any-return]
+        except (Raised, Unsupported):
+            raise
+        except RecursionError:
+            raise Unsupported("CAP004", at=m.loc()) from None
+        except Exception as e:  # a mistake in the machine itself: never wrong, only not captured
+            raise Unsupported("CAP099", at=m.loc(), detail=f"{self.ins!r}: {type(e).__name__}: {e}") from e
+        finally:
+            m.exc = saved
+            frames.pop()
+
+    def _raise_to_handler(self, exc: BaseException) -> None:
+        m = self.machine
+        if m.exc is not None and m.exc is not exc and exc.__context__ is None:
+            exc.__context__ = m.exc
+        row = self.code.handlers[self.ins.index]
+        if row is None:
+            raise Raised(exc)
+        target, depth, lasti = row
+        del self.stack[depth:]
+        if lasti:
+            self.stack.append(self.ins.offset)
+        self.stack.append(exc)
+        self.index = target
+
+
+def drive(m: Machine, frame: Frame) -> Iterator[Any]:
+    """A real generator that interprets a generator frame."""
+    kind, value = _outside(frame.run)
+    while kind != RETURN:
+        try:
+            sent = yield value
+        except BaseException as e:
+            if not m.active:
+                raise
+            frame.exc = e
+            kind, value = _outside(lambda: _resume_raising(frame))
+        else:
+            frame.stack.append(sent)
+            kind, value = _outside(frame.run)
+    return value
+
+
+def _resume_raising(frame: Frame) -> tuple[str, Any]:
+    exc, frame.exc = frame.exc, None
+    frame._raise_to_handler(exc)
+    return frame.run()
+
+
+def _outside(step: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
+    """Let the program's exceptions leave as themselves: native code above a generator must see them."""
+    try:
+        return step()
+    except Raised as r:
+        raise r.exc from None
+
+
+class Machine:
+    """One capture in progress."""
+
+    def __init__(self, fn: types.FunctionType) -> None:
+        self.entry = fn
+        self.frames: list[Frame] = []
+        self.recorder = Recorder(self.loc, lambda s, k, v: self.world.guard(s, k, v))
+        self.world = World(self.loc, self.recorder.tensor_input)
+        self.found: dict[tuple[type, str], Any] = {}
+        self.data_types: dict[type, bool] = {}
+        self.exc: BaseException | None = None
+        self.active = True
+        self.steps = 0
+        self.global_cache: dict[tuple[int, str], Any] = {}
+        self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}
+        self.cell_sources: dict[int, Source] = {}
+        self.cell_writes: dict[int, tuple[Any, Any]] = {}
+        self.effects: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls replayed by finish
+        self.calls_seen: set[int] = set()
+
+    # ------------------------------------------------------------ places
+
+    def loc(self) -> str:
+        """file:line of the innermost user frame."""
+        frame = None
+        for frame in reversed(self.frames):
+            if not policy.is_torch_file(frame.code.code.co_filename):
+                break
+        return f"{frame.code.code.co_filename}:{frame.ins.line}" if frame is not None else _where(self.entry)
+
+    def tick(self) -> None:
+        self.steps += 1
+        if self.steps > _MAX_STEPS:
+            raise Unsupported("CAP005", at=self.loc())
+
+    # ------------------------------------------------------------ variables
+
+    def load_global(self, frame: Frame, name: str) -> Any:
+        key = (id(frame.globals), name)
+        got = self.global_cache.get(key, NULL)
+        if got is not NULL:
+            return got
+        if key in self.global_writes:
+            value = self.global_writes[key][2]
+            if value is NULL:
+                raise Raised(NameError(f"name '{name}' is not defined"))
+            return value
+        g = frame.globals
+        if name not in g:
+            builtins = g.get("__builtins__", __builtins__)
+            builtins = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
+            if name not in builtins:
+                raise Raised(NameError(f"name '{name}' is not defined"))
+            value = builtins[name]
+        else:
+            value = g[name]
+            trusted = policy.is_trusted(str(g.get("__name__", "")))
+            if not (trusted and (isinstance(value, PINNED_TYPES) or type(value) in SCALARS)):
+                value = self.world.wrap(value, self.global_source(g, name))
+        self.global_cache[key] = value
+        return value
+
+    def global_source(self, g: dict[str, Any], name: str) -> Source:
+        if g is self.entry.__globals__:
+            return Global(name)
+        return Global(name, FixedObject(g, f"globals({g.get('__name__', '?')})"))
+
+    def store_global(self, frame: Frame, name: str, value: Any) -> None:
+        key = (id(frame.globals), name)
+        self.global_cache.pop(key, None)
+        self.global_writes[key] = (frame.globals, self.global_source(frame.globals, name), value)
+
+    def load_cell(self, cell: Any, name: str = "?") -> Any:
+        written = self.cell_writes.get(id(cell))
+        if written is not None:
+            value = written[1]
+        else:
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                value = NULL
+            else:
+                source = self.cell_sources.get(id(cell))
+                if source is not None:
+                    return self.world.wrap(value, source)
+        if value is NULL:
+            raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
+        return value
+
+    def store_cell(self, cell: Any, value: Any) -> None:
+        if id(cell) in self.cell_sources:
+            self.cell_writes[id(cell)] = (cell, value)
+        elif value is NULL:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+
+    def made_function(self, fn: types.FunctionType) -> None:
+        self.world.fresh_pinned.add(id(fn))
+        self.world.keep.append(fn)
+
+    # ------------------------------------------------------------ calls
+
+    def call(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return calls.call(self, fn, args, kwargs)
+
+    def inline(self, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Interpret a Python function."""
+        code = fn.__code__
+        if code.co_flags & _ASYNC:
+            raise Unsupported("CAP002", at=self.loc(), detail="async code")
+        source = self._function_source(fn)
+        fast = self._bind(fn, args, kwargs, source)
+        frame = Frame(self, fn, fast)
+        if code.co_flags & _GENERATOR:
+            return drive(self, frame)
+        return frame.run()[1]
+
+    def _function_source(self, fn: types.FunctionType) -> Source | None:
+        """Guard what a function from outside is made of; None for a function made here."""
+        if id(fn) in self.world.fresh_pinned:
+            return None
+        track = self.world.tracks.get(id(fn))
+        base: Source = track.source if track is not None else FixedObject(fn, fn.__qualname__)
+        if id(fn) in self.calls_seen:
+            return base
+        self.calls_seen.add(id(fn))
+        if fn is self.entry:
+            for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
+                self.cell_sources.setdefault(id(cell), Cell(name))
+            return base
+        if track is not None:
+            self.world.use(track)
+            self.world.guard(Attr(base, "__code__", "getattr"), "identity", fn.__code__)
+        elif not policy.is_trusted(str(fn.__globals__.get("__name__", ""))):
+            value = (fn.__code__, fn.__defaults__, fn.__kwdefaults__, fn.__closure__)
+            self.world.guard(base, "function", value)
+        for n, cell in enumerate(fn.__closure__ or ()):
+            if track is not None:
+                self.cell_sources.setdefault(id(cell), Item(Item(Attr(base, "__closure__", "getattr"), n), "cell_contents"))
+            else:
+                self.cell_sources.setdefault(id(cell), Item(FixedObject(cell, f"{fn.__qualname__}.{fn.__code__.co_freevars[n]}"), "cell_contents"))
+            self.world.keep.append(cell)
+        return base
+
+    def _bind(self, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any], source: Source | None) -> list[Any]:
+        """Arguments to fast slots, as CPython does."""
+        code = fn.__code__
+        npos, nkw = code.co_argcount, code.co_kwonlyargcount
+        names = code.co_varnames
+        fast = [NULL] * bytecode.decode(code).size
+        given = len(args)
+        n = min(given, npos)
+        fast[:n] = args[:n]
+        at_end = npos + nkw
+        if code.co_flags & 4:
+            fast[at_end] = tuple(args[npos:])
+            at_end += 1
+        elif given > npos:
+            raise Raised(TypeError(f"{fn.__qualname__}() takes {npos} positional arguments but {given} were given"))
+        if kwargs:
+            self._bind_keywords(fn, fast, kwargs, at_end)
+        elif code.co_flags & 8:
+            fast[at_end] = {}
+        if n < npos and NULL in fast[n:npos]:
+            defaults = fn.__defaults__ or ()
+            first = npos - len(defaults)
+            for k in range(n, npos):
+                if fast[k] is NULL:
+                    if k < first:
+                        raise Raised(TypeError(f"{fn.__qualname__}() missing 1 required positional argument: '{names[k]}'"))
+                    fast[k] = self._default(defaults[k - first], source, "__defaults__", k - first)
+        for k in range(npos, npos + nkw):
+            if fast[k] is NULL:
+                name = names[k]
+                if name not in (fn.__kwdefaults__ or {}):
+                    raise Raised(TypeError(f"{fn.__qualname__}() missing 1 required keyword-only argument: '{name}'"))
+                fast[k] = self._default(fn.__kwdefaults__[name], source, "__kwdefaults__", name)
+        return fast
+
+    def _bind_keywords(self, fn: types.FunctionType, fast: list[Any], kwargs: dict[str, Any], at_end: int) -> None:
+        code = fn.__code__
+        positional = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        rest: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            k = positional.index(name) if name in positional else -1
+            if k < code.co_posonlyargcount:
+                if not code.co_flags & 8:
+                    raise Raised(TypeError(f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"))
+                rest[name] = value
+            elif fast[k] is not NULL:
+                raise Raised(TypeError(f"{fn.__qualname__}() got multiple values for argument '{name}'"))
+            else:
+                fast[k] = value
+        if code.co_flags & 8:
+            fast[at_end] = rest
+
+    def _default(self, value: Any, source: Source | None, which: str, key: Any) -> Any:
+        if type(value) in SCALARS or source is None or isinstance(value, PINNED_TYPES):
+            return value
+        return self.world.wrap(value, Item(Attr(source, which, "getattr"), key))
+
+    def callback(self, fn: Any) -> Any:
+        """A native callable that interprets `fn`: for C functions that call back."""
+        if fn is None or (isinstance(fn, (type, types.BuiltinFunctionType)) and not calls.is_python_class(fn)):
+            return fn
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return self.call(fn, list(args), kwargs)
+            except Raised as r:
+                raise r.exc from None
+
+        return run
+
+    def native(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], plain: bool = False, store: bool = False) -> Any:
+        """Run a C function now. plain: arguments are used as they are; store: they are only kept, not looked into."""
+        risky = tensors = False
+        if not plain:
+            if not store:
+                for k, a in enumerate(args):
+                    t = type(a)
+                    if t in SCALARS:
+                        continue
+                    args[k] = self._native_argument(a, t)
+                kwargs = {k: a if type(a) in SCALARS else self._native_argument(a, type(a)) for k, a in kwargs.items()}
+            for a in (*args, *kwargs.values()) if kwargs else args:
+                t = type(a)
+                if t in SCALARS:
+                    continue
+                if isinstance(a, torch.Tensor) or (t in (list, tuple, dict) and _has_tensor(a)):
+                    tensors = True
+                elif t is types.FunctionType or t is types.MethodType or t.__flags__ & 0x200:
+                    risky = risky or not store
+        try:
+            if tensors:
+                with torch_rows.Recording(self):
+                    return fn(*args, **kwargs)
+            if risky:
+                with _no_python(self):
+                    return fn(*args, **kwargs)
+            return fn(*args, **kwargs)
+        except (Unsupported, Raised):
+            raise
+        except Exception as e:  # the program's exception: a handler of the program may take it
+            e.__traceback__ = None
+            raise Raised(e) from None
+
+    def _native_argument(self, a: Any, t: type) -> Any:
+        """What a C function may look into: images of outside containers; never an outside object."""
+        track = self.world.tracks.get(id(a))
+        if track is None:
+            if t in (list, tuple) and self.world.tracks:
+                return self._with_images(a, t)
+            return a
+        if t in CONTAINERS or track.image is not None or t is types.MappingProxyType:
+            return self.world.image(track)
+        if t is types.FunctionType or t is types.MethodType or isinstance(a, PINNED_TYPES) or t is types.CellType:
+            return a
+        if t.__hash__ is object.__hash__ and t.__eq__ is object.__eq__:
+            return a  # compared by identity only; anything Python it might run is caught
+        raise Unsupported("CAP011", at=self.loc(), detail=f"{t.__name__} from {track.source} given to a C function")
+
+    def _with_images(self, a: Any, t: type) -> Any:
+        for x in a:
+            if type(x) in CONTAINERS:
+                track = self.world.tracks.get(id(x))
+                if track is not None and x is not track.image:
+                    if t is list:
+                        return [self._native_argument(y, type(y)) for y in a]
+                    return tuple([self._native_argument(y, type(y)) for y in a])
+        return a
+
+    def symbolic(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Arithmetic on symbolic sizes."""
+        self.recorder.facts.loc = self.loc()
+        return self.native(fn, list(args), {}, plain=True)
+
+    # ------------------------------------------------------------ shapes of values
+
+    def listed(self, value: Any) -> list[Any]:
+        """list(value), iterating as Python would."""
+        if type(value) in (list, tuple) and id(value) not in self.world.tracks:
+            return list(value)
+        return self.native(list, [pr.iterate(self, value)], {}, plain=True)  # type: ignore[no-any-return]
+
+    def mapped(self, value: Any) -> dict[Any, Any]:
+        """A plain dict of a mapping, as ** does."""
+        track = self.world.tracks.get(id(value))
+        if track is not None and type(value) in CONTAINERS:
+            return dict(self.world.image(track))
+        if type(value) is dict:
+            return value
+        keys = self.call(at.load_attr(self, value, "keys"), [], {})
+        return {k: pr.getitem(self, value, k) for k in self.listed(keys)}
+
+    def unpack(self, value: Any, n: int) -> list[Any]:
+        values = self.listed(value)
+        if len(values) != n:
+            few = "not enough" if len(values) < n else "too many"
+            got = f"expected {n}, got {len(values)}" if len(values) < n else f"expected {n}"
+            raise Raised(ValueError(f"{few} values to unpack ({got})"))
+        return values
+
+    def is_key(self, key: Any) -> bool:
+        return is_key(key)
+
+    def has_key(self, track: Track, key: Any) -> None:
+        """The outside dictionary contains this key: implied by a guard on its value, else guarded by its keys."""
+        value = track.obj[key]
+        known = self.world.tracks.get(id(value))
+        if known is not None and not known.used:
+            self.world.use(known)
+        elif known is None and isinstance(track.source, FixedObject) and isinstance(value, PINNED_TYPES):
+            return
+        _ = item_of
+
+    def index_key(self, key: Any) -> Any:
+        """A tensor index with images in place of outside lists."""
+        track = self.world.tracks.get(id(key))
+        return self.world.image(track) if track is not None else key
+
+    def special_method(self, obj: Any, name: str) -> Any:
+        """type(obj).name bound to obj, as `with` looks it up."""
+        t = type(obj)
+        f = at.find(self, t, name)
+        if f is MISSING:
+            raise Raised(TypeError(f"'{t.__name__}' object does not support the context manager protocol"))
+        if isinstance(f, types.FunctionType):
+            at.class_guard(self, t, name, f)
+            return types.MethodType(f, obj)
+        return f.__get__(obj, t)
+
+    # ------------------------------------------------------------ rows that need the machine
+
+    def tensor_attr(self, tensor: torch.Tensor, name: str) -> Any:
+        return tensor_attrs.load(self, tensor, name)
+
+    def tensor_setattr(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        tensor_attrs.store(self, tensor, name, value)
+
+    def tensor_setitem(self, tensor: torch.Tensor, key: Any, value: Any) -> None:
+        tensor_attrs.setitem(self, tensor, key, value)
+
+    def tensor_truth(self, tensor: torch.Tensor) -> bool:
+        raise Unsupported("CAP020", at=self.loc(), detail="if on a tensor's value")
+
+    def import_name(self, frame: Frame, name: str, names: Any, level: int) -> Any:
+        """import: what is loaded is read from sys.modules; what is not is loaded, as eager would, once."""
+        if level == 0 and not names:
+            top = name.partition(".")[0]
+            if name in sys.modules and top in sys.modules:
+                return sys.modules[top]
+        if level == 0 and names and name in sys.modules:
+            return sys.modules[name]
+        return self.native(__import__, [name, frame.globals, None, names, level], {}, plain=True)
+
+    def build_class_function(self, frame: Frame) -> Callable[..., Any]:
+        """__build_class__ whose class body is interpreted."""
+
+        def build(fn: Any, name: str, *bases: Any, **keywords: Any) -> Any:
+            meta = keywords.pop("metaclass", None)
+            bases = types.resolve_bases(bases)
+            meta, namespace, keywords = types.prepare_class(name, bases, {"metaclass": meta, **keywords} if meta else keywords)
+            self._function_source(fn)
+            inner = Frame(self, fn, [NULL] * bytecode.decode(fn.__code__).size, namespace)
+            cell = inner.run()[1]
+            cls = meta(name, bases, namespace, **keywords)
+            if type(cell) is types.CellType:
+                cell.cell_contents = cls
+            self.world.fresh_pinned.add(id(cls))
+            self.world.keep.append(cls)
+            return cls
+
+        calls.MACHINE_FUNCTIONS.add(build)
+        return build
+
+
+def _has_tensor(value: Any) -> bool:
+    for x in value.values() if type(value) is dict else value:
+        if isinstance(x, torch.Tensor) or (type(x) in (list, tuple, dict) and _has_tensor(x)):
+            return True
+    return False
+
+
+def _where(fn: types.FunctionType) -> str:
+    return f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
+
+
+@contextlib.contextmanager
+def _no_python(m: Machine) -> Iterator[None]:
+    """Refuse Python code of the user below a C function; the standard library, torch and the machine may run."""
+    previous = sys.getprofile()
+
+    def watch(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and not policy.is_library_file(frame.f_code.co_filename):
+            raise Unsupported("CAP010", at=m.loc(), detail=f"{frame.f_code.co_qualname} called from C")
+
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(previous)
+
+
+def capture(
+    fn: types.FunctionType,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    dynamic: bool | None = None,
+    dynamic_dims: dict[str, Any] | None = None,
+    fullgraph: bool = False,
+) -> Captured:
+    """Capture one call of a Python function."""
+    m = Machine(fn)
+    m.recorder.dynamic = dynamic
+    m.recorder.dynamic_dims = dict(dynamic_dims or {})
+    m.world.guard(FixedObject(None), "global_state", global_state())
+    values = _arguments(m, fn, args, kwargs)
+    with torch_rows.preserved_state(), m.recorder.tracing():
+        try:
+            frame = Frame(m, fn, values)
+            m._function_source(fn)
+            if fn.__code__.co_flags & (_GENERATOR | _ASYNC):
+                raise Unsupported("CAP003", at=_where(fn))
+            result = frame.run()[1]
+            m.frames.append(frame)
+            return finish.finished(m, result)
+        except Raised as r:
+            detail = f"{type(r.exc).__name__}: {r.exc}"
+            raise Unsupported("CAP006", at=m.loc(), detail=detail) from r.exc
+        finally:
+            m.active = False
+            m.frames.clear()
+
+
+def _arguments(m: Machine, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The entry frame's slots: each parameter read from its Local source, *args and **kwargs piece by piece."""
+    code = fn.__code__
+    fast = m._bind(fn, list(args), dict(kwargs), None)
+    n = code.co_argcount + code.co_kwonlyargcount
+    flags = code.co_flags
+    with m.recorder.tracing():
+        for k in range(n):
+            fast[k] = m.world.wrap(fast[k], Local(code.co_varnames[k]))
+        if flags & 4:
+            fast[n] = _rest(m, fast[n], Local(code.co_varnames[n]))
+            n += 1
+        if flags & 8:
+            source = Local(code.co_varnames[n])
+            m.world.guard(source, "dict_keys", tuple(fast[n]))
+            fast[n] = {k: m.world.wrap(v, Item(source, k)) for k, v in fast[n].items()}
+    return fast
+
+
+def _rest(m: Machine, rest: tuple[Any, ...], source: Source) -> tuple[Any, ...]:
+    m.world.guard(source, "length", len(rest))
+    return tuple([m.world.wrap(x, Item(source, i)) for i, x in enumerate(rest)])
+
+
+__all__ = ["Captured", "Frame", "Machine", "capture", "opcodes", "operator"]

@@ -1,0 +1,905 @@
+"""Opcode handlers: one function per instruction, each `op_NAME(frame, instruction)`, returning None to go on.
+
+RETURN and YIELD hand (kind, value) back to whoever runs the frame. Rows carry the versions they exist in; a handler that is
+missing for a version makes the frame Unsupported, never wrong.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import operator
+import sys
+import types
+from typing import Any
+
+from ..codes import Unsupported
+from . import attributes as at
+from . import protocols as pr
+from .attributes import Raised
+from .bytecode import VERSION, Instr, op
+
+NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()
+RETURN, YIELD = "return", "yield"
+Frame = Any
+
+# ---------------------------------------------------------------- stack
+
+
+@op("NOP", "RESUME", "PRECALL", "EXTENDED_ARG", "CACHE", "SETUP_ANNOTATIONS")
+def op_nothing(f: Frame, i: Instr) -> None: ...
+
+
+@op()
+def op_POP_TOP(f: Frame, i: Instr) -> None:
+    f.stack.pop()
+
+
+@op()
+def op_PUSH_NULL(f: Frame, i: Instr) -> None:
+    f.stack.append(NULL)
+
+
+@op()
+def op_COPY(f: Frame, i: Instr) -> None:
+    f.stack.append(f.stack[-i.arg])
+
+
+@op()
+def op_SWAP(f: Frame, i: Instr) -> None:
+    s = f.stack
+    s[-1], s[-i.arg] = s[-i.arg], s[-1]
+
+
+@op()
+def op_LOAD_CONST(f: Frame, i: Instr) -> None:
+    f.stack.append(i.value)
+
+
+@op(since=(3, 12))
+def op_RETURN_CONST(f: Frame, i: Instr) -> Any:
+    return RETURN, i.value
+
+
+@op()
+def op_RETURN_VALUE(f: Frame, i: Instr) -> Any:
+    return RETURN, f.stack.pop()
+
+
+# ---------------------------------------------------------------- variables
+
+
+@op("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CLOSURE")
+def op_load_fast(f: Frame, i: Instr) -> None:
+    value = f.fast[i.arg]
+    if value is NULL:
+        raise Raised(UnboundLocalError(f"cannot access local variable '{f.code.names[i.arg]}' where it is not associated with a value"))
+    f.stack.append(value)
+
+
+@op()
+def op_STORE_FAST(f: Frame, i: Instr) -> None:
+    f.fast[i.arg] = f.stack.pop()
+
+
+@op()
+def op_DELETE_FAST(f: Frame, i: Instr) -> None:
+    f.fast[i.arg] = NULL
+
+
+@op(since=(3, 12))
+def op_LOAD_FAST_AND_CLEAR(f: Frame, i: Instr) -> None:
+    f.stack.append(f.fast[i.arg])
+    f.fast[i.arg] = NULL
+
+
+@op(since=(3, 13))
+def op_LOAD_FAST_LOAD_FAST(f: Frame, i: Instr) -> None:
+    for k in (i.arg >> 4, i.arg & 15):
+        if f.fast[k] is NULL:
+            raise Raised(UnboundLocalError(f"cannot access local variable '{f.code.names[k]}' where it is not associated with a value"))
+        f.stack.append(f.fast[k])
+
+
+@op(since=(3, 13))
+def op_STORE_FAST_LOAD_FAST(f: Frame, i: Instr) -> None:
+    f.fast[i.arg >> 4] = f.stack.pop()
+    f.stack.append(f.fast[i.arg & 15])
+
+
+@op(since=(3, 13))
+def op_STORE_FAST_STORE_FAST(f: Frame, i: Instr) -> None:
+    f.fast[i.arg >> 4] = f.stack.pop()
+    f.fast[i.arg & 15] = f.stack.pop()
+
+
+@op()
+def op_MAKE_CELL(f: Frame, i: Instr) -> None:
+    value = f.fast[i.arg]
+    f.fast[i.arg] = types.CellType() if value is NULL else types.CellType(value)
+
+
+@op()
+def op_COPY_FREE_VARS(f: Frame, i: Instr) -> None:
+    cells = f.fn.__closure__ or ()
+    f.fast[len(f.fast) - len(cells) :] = list(cells)
+
+
+@op()
+def op_LOAD_DEREF(f: Frame, i: Instr) -> None:
+    f.stack.append(f.machine.load_cell(f.fast[i.arg], f.code.names[i.arg]))
+
+
+@op()
+def op_STORE_DEREF(f: Frame, i: Instr) -> None:
+    f.machine.store_cell(f.fast[i.arg], f.stack.pop())
+
+
+@op()
+def op_DELETE_DEREF(f: Frame, i: Instr) -> None:
+    f.machine.store_cell(f.fast[i.arg], NULL)
+
+
+@op("LOAD_CLASSDEREF", until=(3, 11))
+def op_load_classderef(f: Frame, i: Instr) -> None:
+    name = f.code.names[i.arg]
+    if f.names is not None and name in f.names:
+        f.stack.append(f.names[name])
+    else:
+        f.stack.append(f.machine.load_cell(f.fast[i.arg], name))
+
+
+@op(since=(3, 12))
+def op_LOAD_FROM_DICT_OR_DEREF(f: Frame, i: Instr) -> None:
+    names, name = f.stack.pop(), f.code.names[i.arg]
+    f.stack.append(names[name] if name in names else f.machine.load_cell(f.fast[i.arg], name))
+
+
+@op(since=(3, 12))
+def op_LOAD_FROM_DICT_OR_GLOBALS(f: Frame, i: Instr) -> None:
+    names = f.stack.pop()
+    f.stack.append(names[i.value] if i.value in names else f.machine.load_global(f, i.value))
+
+
+@op(since=(3, 12))
+def op_LOAD_LOCALS(f: Frame, i: Instr) -> None:
+    f.stack.append(f.names)
+
+
+@op()
+def op_LOAD_GLOBAL(f: Frame, i: Instr) -> None:
+    if i.arg & 1 and VERSION < (3, 13):
+        f.stack.append(NULL)
+    f.stack.append(f.machine.load_global(f, i.value))
+    if i.arg & 1 and VERSION >= (3, 13):
+        f.stack.append(NULL)
+
+
+@op()
+def op_STORE_GLOBAL(f: Frame, i: Instr) -> None:
+    f.machine.store_global(f, i.value, f.stack.pop())
+
+
+@op()
+def op_DELETE_GLOBAL(f: Frame, i: Instr) -> None:
+    f.machine.load_global(f, i.value)
+    f.machine.store_global(f, i.value, NULL)
+
+
+@op()
+def op_LOAD_NAME(f: Frame, i: Instr) -> None:
+    if f.names is not None and i.value in f.names:
+        f.stack.append(f.names[i.value])
+    else:
+        f.stack.append(f.machine.load_global(f, i.value))
+
+
+@op()
+def op_STORE_NAME(f: Frame, i: Instr) -> None:
+    f.names[i.value] = f.stack.pop()
+
+
+@op()
+def op_DELETE_NAME(f: Frame, i: Instr) -> None:
+    if i.value not in f.names:
+        raise Raised(NameError(f"name '{i.value}' is not defined"))
+    del f.names[i.value]
+
+
+# ---------------------------------------------------------------- attributes and items
+
+
+@op()
+def op_LOAD_ATTR(f: Frame, i: Instr) -> None:
+    value = at.load_attr(f.machine, f.stack.pop(), i.value)
+    if VERSION < (3, 12) or not i.arg & 1:
+        f.stack.append(value)
+    elif VERSION < (3, 13):
+        f.stack += (NULL, value)
+    else:
+        f.stack += (value, NULL)
+
+
+@op("LOAD_METHOD", until=(3, 11))
+def op_load_method(f: Frame, i: Instr) -> None:
+    obj = f.stack.pop()
+    f.stack.append(NULL)
+    f.stack.append(at.load_attr(f.machine, obj, i.value))
+
+
+@op(since=(3, 12))
+def op_LOAD_SUPER_ATTR(f: Frame, i: Instr) -> None:
+    obj, cls, sup = f.stack.pop(), f.stack.pop(), f.stack.pop()
+    value = at.load_attr(f.machine, f.machine.call(sup, [cls, obj], {}), i.value)
+    if not i.arg & 1:
+        f.stack.append(value)
+    elif VERSION < (3, 13):
+        f.stack += (NULL, value)
+    else:
+        f.stack += (value, NULL)
+
+
+@op()
+def op_STORE_ATTR(f: Frame, i: Instr) -> None:
+    obj, value = f.stack.pop(), f.stack.pop()
+    at.store_attr(f.machine, obj, i.value, value)
+
+
+@op()
+def op_DELETE_ATTR(f: Frame, i: Instr) -> None:
+    at.delete_attr(f.machine, f.stack.pop(), i.value)
+
+
+@op()
+def op_BINARY_SUBSCR(f: Frame, i: Instr) -> None:
+    key = f.stack.pop()
+    f.stack[-1] = pr.getitem(f.machine, f.stack[-1], key)
+
+
+@op(since=(3, 12))
+def op_BINARY_SLICE(f: Frame, i: Instr) -> None:
+    stop, start = f.stack.pop(), f.stack.pop()
+    f.stack[-1] = pr.getitem(f.machine, f.stack[-1], slice(start, stop))
+
+
+@op(since=(3, 12))
+def op_STORE_SLICE(f: Frame, i: Instr) -> None:
+    stop, start, obj, value = f.stack.pop(), f.stack.pop(), f.stack.pop(), f.stack.pop()
+    pr.setitem(f.machine, obj, slice(start, stop), value)
+
+
+@op()
+def op_STORE_SUBSCR(f: Frame, i: Instr) -> None:
+    key, obj, value = f.stack.pop(), f.stack.pop(), f.stack.pop()
+    pr.setitem(f.machine, obj, key, value)
+
+
+@op()
+def op_DELETE_SUBSCR(f: Frame, i: Instr) -> None:
+    key, obj = f.stack.pop(), f.stack.pop()
+    pr.delitem(f.machine, obj, key)
+
+
+# ---------------------------------------------------------------- operators
+
+_BINARY_SIGNS = ("+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^",
+                 "+=", "&=", "//=", "<<=", "@=", "*=", "%=", "|=", "**=", ">>=", "-=", "/=", "^=")  # fmt: skip
+
+
+@op()
+def op_BINARY_OP(f: Frame, i: Instr) -> None:
+    b = f.stack.pop()
+    f.stack[-1] = pr.binary(f.machine, _BINARY_SIGNS[i.arg], f.stack[-1], b)
+
+
+@op()
+def op_COMPARE_OP(f: Frame, i: Instr) -> None:
+    b = f.stack.pop()
+    out = pr.compare(f.machine, i.value, f.stack[-1], b)
+    f.stack[-1] = pr.truth(f.machine, out) if VERSION >= (3, 13) and i.arg & 16 else out
+
+
+@op()
+def op_IS_OP(f: Frame, i: Instr) -> None:
+    b, a = f.stack.pop(), f.stack.pop()
+    f.stack.append(pr.is_same(f.machine, a, b) != bool(i.arg))
+
+
+@op()
+def op_CONTAINS_OP(f: Frame, i: Instr) -> None:
+    b, a = f.stack.pop(), f.stack.pop()
+    f.stack.append(pr.contains(f.machine, b, a) != bool(i.arg))
+
+
+@op()
+def op_UNARY_NEGATIVE(f: Frame, i: Instr) -> None:
+    f.stack[-1] = pr.unary(f.machine, "-", f.stack[-1])
+
+
+@op("UNARY_POSITIVE", until=(3, 11))
+def op_unary_positive(f: Frame, i: Instr) -> None:
+    f.stack[-1] = pr.unary(f.machine, "+", f.stack[-1])
+
+
+@op()
+def op_UNARY_INVERT(f: Frame, i: Instr) -> None:
+    f.stack[-1] = pr.unary(f.machine, "~", f.stack[-1])
+
+
+@op()
+def op_UNARY_NOT(f: Frame, i: Instr) -> None:
+    f.stack[-1] = not pr.truth(f.machine, f.stack[-1])
+
+
+@op(since=(3, 13))
+def op_TO_BOOL(f: Frame, i: Instr) -> None:
+    f.stack[-1] = pr.truth(f.machine, f.stack[-1])
+
+
+# ---------------------------------------------------------------- jumps
+
+
+@op("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+def op_jump(f: Frame, i: Instr) -> None:
+    if i.value < i.index:
+        f.machine.tick()
+    f.index = i.value
+
+
+@op("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE", until=(3, 11))
+@op("POP_JUMP_IF_TRUE", since=(3, 12))
+def op_pop_jump_if_true(f: Frame, i: Instr) -> None:
+    if pr.truth(f.machine, f.stack.pop()):
+        f.index = i.value
+
+
+@op("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE", until=(3, 11))
+@op("POP_JUMP_IF_FALSE", since=(3, 12))
+def op_pop_jump_if_false(f: Frame, i: Instr) -> None:
+    if not pr.truth(f.machine, f.stack.pop()):
+        f.index = i.value
+
+
+@op("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE", until=(3, 11))
+@op("POP_JUMP_IF_NONE", since=(3, 12))
+def op_pop_jump_if_none(f: Frame, i: Instr) -> None:
+    if f.stack.pop() is None:
+        f.index = i.value
+
+
+@op("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE", until=(3, 11))
+@op("POP_JUMP_IF_NOT_NONE", since=(3, 12))
+def op_pop_jump_if_not_none(f: Frame, i: Instr) -> None:
+    if f.stack.pop() is not None:
+        f.index = i.value
+
+
+@op("JUMP_IF_TRUE_OR_POP", until=(3, 11))
+def op_jump_if_true_or_pop(f: Frame, i: Instr) -> None:
+    if pr.truth(f.machine, f.stack[-1]):
+        f.index = i.value
+    else:
+        f.stack.pop()
+
+
+@op("JUMP_IF_FALSE_OR_POP", until=(3, 11))
+def op_jump_if_false_or_pop(f: Frame, i: Instr) -> None:
+    if not pr.truth(f.machine, f.stack[-1]):
+        f.index = i.value
+    else:
+        f.stack.pop()
+
+
+# ---------------------------------------------------------------- iteration
+
+
+@op()
+def op_GET_ITER(f: Frame, i: Instr) -> None:
+    f.stack[-1] = pr.iterate(f.machine, f.stack[-1])
+
+
+@op()
+def op_GET_YIELD_FROM_ITER(f: Frame, i: Instr) -> None:
+    if type(f.stack[-1]) is not types.GeneratorType:
+        f.stack[-1] = pr.iterate(f.machine, f.stack[-1])
+
+
+_AFTER_LOOP = 0 if VERSION < (3, 12) else 1 if VERSION < (3, 13) else 2  # instructions that only drop the finished iterator
+
+
+@op()
+def op_FOR_ITER(f: Frame, i: Instr) -> None:
+    try:
+        value = pr.advance(f.machine, f.stack[-1])
+    except Raised as r:
+        if not isinstance(r.exc, StopIteration):
+            raise
+        f.stack.pop()
+        f.index = i.value + _AFTER_LOOP
+        return
+    f.stack.append(value)
+
+
+@op(since=(3, 12))
+def op_END_FOR(f: Frame, i: Instr) -> None:
+    f.stack.pop()
+    if VERSION < (3, 13):
+        f.stack.pop()
+
+
+@op(since=(3, 12))
+def op_END_SEND(f: Frame, i: Instr) -> None:
+    del f.stack[-2]
+
+
+@op()
+def op_UNPACK_SEQUENCE(f: Frame, i: Instr) -> None:
+    values = f.machine.unpack(f.stack.pop(), i.arg)
+    f.stack += reversed(values)
+
+
+@op()
+def op_UNPACK_EX(f: Frame, i: Instr) -> None:
+    before, after = i.arg & 255, i.arg >> 8
+    values = f.machine.listed(f.stack.pop())
+    if len(values) < before + after:
+        raise Raised(ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(values)})"))
+    end = len(values) - after
+    f.stack += reversed(values[:before] + [values[before:end]] + values[end:])
+
+
+# ---------------------------------------------------------------- building
+
+
+def _take(f: Frame, n: int) -> list[Any]:
+    if n == 0:
+        return []
+    out = f.stack[-n:]
+    del f.stack[-n:]
+    return out  # type: ignore[no-any-return]
+
+
+@op()
+def op_BUILD_TUPLE(f: Frame, i: Instr) -> None:
+    f.stack.append(tuple(_take(f, i.arg)))
+
+
+@op()
+def op_BUILD_LIST(f: Frame, i: Instr) -> None:
+    f.stack.append(_take(f, i.arg))
+
+
+@op()
+def op_BUILD_SET(f: Frame, i: Instr) -> None:
+    f.stack.append(f.machine.native(set, [_take(f, i.arg)], {}))
+
+
+@op()
+def op_BUILD_MAP(f: Frame, i: Instr) -> None:
+    items = _take(f, 2 * i.arg)
+    f.stack.append(f.machine.native(lambda: dict(zip(items[::2], items[1::2])), [], {}))
+
+
+@op()
+def op_BUILD_CONST_KEY_MAP(f: Frame, i: Instr) -> None:
+    keys = f.stack.pop()
+    f.stack.append(dict(zip(keys, _take(f, i.arg))))
+
+
+@op()
+def op_BUILD_STRING(f: Frame, i: Instr) -> None:
+    f.stack.append("".join(_take(f, i.arg)))
+
+
+@op()
+def op_BUILD_SLICE(f: Frame, i: Instr) -> None:
+    f.stack.append(slice(*_take(f, i.arg)))
+
+
+@op("LIST_TO_TUPLE", until=(3, 11))
+def op_list_to_tuple(f: Frame, i: Instr) -> None:
+    f.stack[-1] = tuple(f.stack[-1])
+
+
+@op()
+def op_LIST_APPEND(f: Frame, i: Instr) -> None:
+    value = f.stack.pop()
+    f.stack[-i.arg].append(value)
+
+
+@op()
+def op_SET_ADD(f: Frame, i: Instr) -> None:
+    value = f.stack.pop()
+    f.machine.native(set.add, [f.stack[-i.arg], value], {}, store=True)
+
+
+@op()
+def op_MAP_ADD(f: Frame, i: Instr) -> None:
+    value, key = f.stack.pop(), f.stack.pop()
+    f.machine.native(operator.setitem, [f.stack[-i.arg], key, value], {}, store=True)
+
+
+@op()
+def op_LIST_EXTEND(f: Frame, i: Instr) -> None:
+    values = f.machine.listed(f.stack.pop())
+    f.stack[-i.arg].extend(values)
+
+
+@op()
+def op_SET_UPDATE(f: Frame, i: Instr) -> None:
+    values = f.machine.listed(f.stack.pop())
+    f.machine.native(set.update, [f.stack[-i.arg], values], {}, store=True)
+
+
+@op()
+def op_DICT_UPDATE(f: Frame, i: Instr) -> None:
+    f.stack[-1 - i.arg].update(f.machine.mapped(f.stack[-1]))
+    f.stack.pop()
+
+
+@op()
+def op_DICT_MERGE(f: Frame, i: Instr) -> None:
+    target, extra = f.stack[-1 - i.arg], f.machine.mapped(f.stack[-1])
+    f.stack.pop()
+    for key in extra:
+        if key in target:
+            raise Raised(TypeError(f"got multiple values for keyword argument '{key}'"))
+    target.update(extra)
+
+
+# ---------------------------------------------------------------- text
+
+
+@op("FORMAT_VALUE", until=(3, 12))
+def op_format_value(f: Frame, i: Instr) -> None:
+    spec = f.stack.pop() if i.arg & 4 else ""
+    value = f.stack.pop()
+    how = i.arg & 3
+    if how:
+        value = pr.to_str(f.machine, value, "__str__" if how == 1 else "__repr__")
+        if how == 3:
+            value = ascii(value)
+    f.stack.append(pr.to_str(f.machine, value, "__format__", spec))
+
+
+@op(since=(3, 13))
+def op_CONVERT_VALUE(f: Frame, i: Instr) -> None:
+    text = pr.to_str(f.machine, f.stack[-1], "__str__" if i.arg == 1 else "__repr__")
+    f.stack[-1] = ascii(text) if i.arg == 3 else text
+
+
+@op(since=(3, 13))
+def op_FORMAT_SIMPLE(f: Frame, i: Instr) -> None:
+    f.stack[-1] = pr.to_str(f.machine, f.stack[-1], "__format__")
+
+
+@op(since=(3, 13))
+def op_FORMAT_WITH_SPEC(f: Frame, i: Instr) -> None:
+    spec = f.stack.pop()
+    f.stack[-1] = pr.to_str(f.machine, f.stack[-1], "__format__", spec)
+
+
+# ---------------------------------------------------------------- calls
+
+
+@op("KW_NAMES", until=(3, 12))
+def op_kw_names(f: Frame, i: Instr) -> None:
+    f.kw_names = f.code.code.co_consts[i.arg]
+
+
+def _call(f: Frame, n: int, kw_names: tuple[str, ...]) -> None:
+    args = _take(f, n)
+    second, first = f.stack.pop(), f.stack.pop()
+    if VERSION >= (3, 13):
+        fn = first
+        if second is not NULL:
+            args.insert(0, second)
+    elif first is NULL:
+        fn = second
+    else:
+        fn = first
+        args.insert(0, second)
+    kwargs: dict[str, Any] = {}
+    if kw_names:
+        k = len(kw_names)
+        kwargs = dict(zip(kw_names, args[-k:]))
+        del args[-k:]
+    f.stack.append(f.machine.call(fn, args, kwargs))
+
+
+@op()
+def op_CALL(f: Frame, i: Instr) -> None:
+    names, f.kw_names = f.kw_names, ()
+    _call(f, i.arg, names)
+
+
+@op(since=(3, 13))
+def op_CALL_KW(f: Frame, i: Instr) -> None:
+    _call(f, i.arg, f.stack.pop())
+
+
+@op()
+def op_CALL_FUNCTION_EX(f: Frame, i: Instr) -> None:
+    kwargs = f.stack.pop() if i.arg & 1 else {}
+    args = f.stack.pop()
+    a, b = f.stack.pop(), None
+    if VERSION >= (3, 13):
+        b, a = a, f.stack.pop()
+        fn = a
+    else:
+        fn = a
+        f.stack.pop()
+    f.stack.append(f.machine.call(fn, list(f.machine.listed(args)), dict(f.machine.mapped(kwargs))))
+
+
+@op("MAKE_FUNCTION", until=(3, 12))
+def op_make_function(f: Frame, i: Instr) -> None:
+    code = f.stack.pop()
+    closure = f.stack.pop() if i.arg & 8 else None
+    annotations = f.stack.pop() if i.arg & 4 else None
+    kwdefaults = f.stack.pop() if i.arg & 2 else None
+    defaults = f.stack.pop() if i.arg & 1 else None
+    fn = types.FunctionType(code, f.globals, code.co_name, defaults, closure)
+    fn.__kwdefaults__ = kwdefaults
+    fn.__qualname__ = code.co_qualname
+    if annotations:
+        fn.__annotations__ = dict(zip(annotations[::2], annotations[1::2])) if isinstance(annotations, tuple) else annotations
+    f.machine.made_function(fn)
+    f.stack.append(fn)
+
+
+@op("MAKE_FUNCTION", since=(3, 13))
+def op_make_function_13(f: Frame, i: Instr) -> None:
+    code = f.stack.pop()
+    n = len(code.co_freevars)
+    fn = types.FunctionType(code, f.globals, code.co_name, None, tuple(types.CellType() for _ in range(n)) if n else None)
+    fn.__qualname__ = code.co_qualname
+    f.machine.made_function(fn)
+    f.stack.append(fn)
+
+
+@op(since=(3, 13))
+def op_SET_FUNCTION_ATTRIBUTE(f: Frame, i: Instr) -> None:
+    fn, value = f.stack.pop(), f.stack.pop()
+    if i.arg == 8:
+        new = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, value)
+        new.__kwdefaults__, new.__qualname__ = fn.__kwdefaults__, fn.__qualname__
+        f.machine.made_function(new)
+        fn = new
+    elif i.arg == 1:
+        fn.__defaults__ = value
+    elif i.arg == 2:
+        fn.__kwdefaults__ = value
+    f.stack.append(fn)
+
+
+@op()
+def op_LOAD_BUILD_CLASS(f: Frame, i: Instr) -> None:
+    f.stack.append(f.machine.build_class_function(f))
+
+
+@op()
+def op_LOAD_ASSERTION_ERROR(f: Frame, i: Instr) -> None:
+    f.stack.append(AssertionError)
+
+
+# ---------------------------------------------------------------- imports
+
+
+@op()
+def op_IMPORT_NAME(f: Frame, i: Instr) -> None:
+    names, level = f.stack.pop(), f.stack.pop()
+    f.stack.append(f.machine.import_name(f, i.value, names, level))
+
+
+@op()
+def op_IMPORT_FROM(f: Frame, i: Instr) -> None:
+    module = f.stack[-1]
+    try:
+        value = at.load_attr(f.machine, module, i.value)
+    except Raised as r:
+        value = sys.modules.get(f"{module.__name__}.{i.value}")
+        if value is None:
+            raise Raised(ImportError(f"cannot import name {i.value!r} from {module.__name__!r}")) from r
+    f.stack.append(value)
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+@op()
+def op_RAISE_VARARGS(f: Frame, i: Instr) -> None:
+    m = f.machine
+    cause: Any = f.stack.pop() if i.arg == 2 else NULL
+    if i.arg == 0:
+        if m.exc is None:
+            raise Raised(RuntimeError("No active exception to reraise"))
+        raise Raised(m.exc)
+    exc = f.stack.pop()
+    if isinstance(exc, type) and issubclass(exc, BaseException):
+        exc = m.call(exc, [], {})
+    if not isinstance(exc, BaseException):
+        raise Raised(TypeError("exceptions must derive from BaseException"))
+    if cause is not NULL:
+        exc.__cause__ = m.call(cause, [], {}) if isinstance(cause, type) else cause
+    raise Raised(exc)
+
+
+@op()
+def op_PUSH_EXC_INFO(f: Frame, i: Instr) -> None:
+    m = f.machine
+    exc = f.stack.pop()
+    f.stack += (m.exc, exc)
+    m.exc = exc
+
+
+@op()
+def op_POP_EXCEPT(f: Frame, i: Instr) -> None:
+    f.machine.exc = f.stack.pop()
+
+
+@op()
+def op_RERAISE(f: Frame, i: Instr) -> None:
+    exc = f.stack.pop()
+    if i.arg and type(f.stack[-i.arg]) is int:
+        f.lasti = f.stack[-i.arg]
+    raise Raised(exc)
+
+
+@op()
+def op_CHECK_EXC_MATCH(f: Frame, i: Instr) -> None:
+    kind = f.stack.pop()
+    f.stack.append(f.machine.native(lambda: isinstance(f.stack[-1], kind), [], {}))
+
+
+@op("CHECK_EG_MATCH", "PREP_RERAISE_STAR", until=(3, 11))
+@op("CHECK_EG_MATCH", since=(3, 12))
+def op_exception_groups(f: Frame, i: Instr) -> None:
+    raise Unsupported("CAP002", at=f.machine.loc(), detail="except*")
+
+
+@op()
+def op_BEFORE_WITH(f: Frame, i: Instr) -> None:
+    m, manager = f.machine, f.stack.pop()
+    leave = m.special_method(manager, "__exit__")
+    enter = m.special_method(manager, "__enter__")
+    f.stack.append(leave)
+    f.stack.append(m.call(enter, [], {}))
+
+
+@op()
+def op_WITH_EXCEPT_START(f: Frame, i: Instr) -> None:
+    exc, leave = f.stack[-1], f.stack[-4]
+    f.stack.append(f.machine.call(leave, [type(exc), exc, None], {}))
+
+
+# ---------------------------------------------------------------- generators
+
+
+@op()
+def op_RETURN_GENERATOR(f: Frame, i: Instr) -> None:
+    f.stack.append(None)  # what the first send brings
+
+
+@op()
+def op_YIELD_VALUE(f: Frame, i: Instr) -> Any:
+    return YIELD, f.stack.pop()
+
+
+@op()
+def op_SEND(f: Frame, i: Instr) -> None:
+    m = f.machine
+    value = f.stack.pop()
+    it = f.stack[-1]
+    try:
+        if value is None:
+            out = pr.advance(m, it)
+        else:
+            out = m.call(at.load_attr(m, it, "send"), [value], {})
+    except Raised as r:
+        if not isinstance(r.exc, StopIteration):
+            raise
+        if VERSION < (3, 12):
+            f.stack[-1] = r.exc.value
+        else:
+            f.stack.append(r.exc.value)
+        f.index = i.value
+        return
+    f.stack.append(out)
+
+
+@op(since=(3, 12))
+def op_CLEANUP_THROW(f: Frame, i: Instr) -> None:
+    exc = f.stack[-1]
+    if not isinstance(exc, StopIteration):
+        raise Raised(exc)
+    del f.stack[-3:]
+    f.stack += (None, exc.value)
+
+
+@op("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR")
+def op_async(f: Frame, i: Instr) -> None:
+    raise Unsupported("CAP002", at=f.machine.loc(), detail="async code")
+
+
+def _intrinsic_star(f: Frame) -> Any:
+    raise Unsupported("CAP002", at=f.machine.loc(), detail="import *")
+
+
+def _intrinsic_stopiteration(f: Frame) -> Any:
+    exc = f.stack.pop()
+    if isinstance(exc, StopIteration):
+        new = RuntimeError("generator raised StopIteration")
+        new.__cause__ = exc
+        return new
+    return exc
+
+
+_INTRINSIC_1 = {2: _intrinsic_star, 3: _intrinsic_stopiteration, 5: lambda f: pr.unary(f.machine, "+", f.stack.pop()),
+                6: lambda f: tuple(f.stack.pop())}  # fmt: skip
+
+
+@op(since=(3, 12))
+def op_CALL_INTRINSIC_1(f: Frame, i: Instr) -> None:
+    row = _INTRINSIC_1.get(i.arg)
+    if row is None:
+        raise Unsupported("CAP002", at=f.machine.loc(), detail=f"intrinsic {i.arg}")
+    f.stack.append(row(f))
+
+
+# ---------------------------------------------------------------- match
+
+
+@op()
+def op_GET_LEN(f: Frame, i: Instr) -> None:
+    f.stack.append(pr.length(f.machine, f.stack[-1]))
+
+
+@op()
+def op_MATCH_MAPPING(f: Frame, i: Instr) -> None:
+    f.stack.append(isinstance(f.stack[-1], collections.abc.Mapping))
+
+
+@op()
+def op_MATCH_SEQUENCE(f: Frame, i: Instr) -> None:
+    value = f.stack[-1]
+    f.stack.append(isinstance(value, collections.abc.Sequence) and not isinstance(value, (str, bytes, bytearray)))
+
+
+@op()
+def op_MATCH_KEYS(f: Frame, i: Instr) -> None:
+    subject, keys = f.stack[-2], f.stack[-1]
+    found = []
+    for key in keys:
+        if not pr.contains(f.machine, subject, key):
+            f.stack.append(None)
+            return
+        found.append(pr.getitem(f.machine, subject, key))
+    f.stack.append(tuple(found))
+
+
+_SELF_MATCH = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+
+
+@op()
+def op_MATCH_CLASS(f: Frame, i: Instr) -> None:
+    m = f.machine
+    names, cls, subject = f.stack.pop(), f.stack.pop(), f.stack.pop()
+    if not m.call(isinstance, [subject, cls], {}):
+        f.stack.append(None)
+        return
+    out: list[Any] = []
+    if i.arg:
+        order = at.attr_or(m, cls, "__match_args__", NULL)
+        if order is NULL:
+            out.append(subject)
+            order = ()
+        attrs = list(order[: i.arg])
+    else:
+        attrs = []
+    for name in (*attrs, *names):
+        value = at.attr_or(m, subject, name, NULL)
+        if value is NULL:
+            f.stack.append(None)
+            return
+        out.append(value)
+    f.stack.append(tuple(out))

@@ -1,0 +1,413 @@
+"""Python's data model, carried out by the machine: truth, arithmetic, comparison, items, iteration, strings.
+
+In: the machine and its values. Out: a value, or Raised. Special methods written in Python are inlined; a tensor operand makes a
+node; everything else is done natively on plain objects and images.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from .attributes import Raised, class_guard, find
+from .world import CONTAINERS, MISSING, SCALARS, item_of
+
+Function = types.FunctionType
+Tensor = torch.Tensor
+_PLAIN = SCALARS | {torch.SymInt, torch.SymFloat, torch.SymBool}
+
+
+def special(m: Any, t: type, name: str) -> Any:
+    """The special method `name` of a class when it is written in Python, else None."""
+    if t in _PLAIN or t in CONTAINERS or t is tuple:
+        return None
+    f = find(m, t, name)
+    if isinstance(f, Function):
+        class_guard(m, t, name, f)
+        return f
+    return None
+
+
+# ---------------------------------------------------------------- truth
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def truth(m: Any, value: Any) -> bool:
+    """bool(value)."""
+    t = type(value)
+    if t in SCALARS:
+        return bool(value)
+    if isinstance(value, Tensor):
+        return m.tensor_truth(value)  # type: ignore[no-any-return]
+    track = m.world.tracks.get(id(value))
+    if track is not None and t in CONTAINERS:
+        if track.image is None:
+            m.world.guard(track.source, "length", len(value))
+            return len(value) > 0
+        return len(track.image) > 0
+    for name in ("__bool__", "__len__"):
+        f = special(m, t, name)
+        if f is not None:
+            return bool(m.call(f, [value], {}))
+        if find(m, t, name) is not MISSING:
+            break
+    if track is not None:
+        m.world.use(track)
+    if t in _SYMBOLS:
+        m.recorder.facts.loc = m.loc()
+    return bool(m.native(bool, [value], {}))
+
+
+# ---------------------------------------------------------------- operators
+
+BINARY: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
+    "+": (operator.add, "__add__", "__radd__"), "-": (operator.sub, "__sub__", "__rsub__"), "*": (operator.mul, "__mul__", "__rmul__"),
+    "/": (operator.truediv, "__truediv__", "__rtruediv__"), "//": (operator.floordiv, "__floordiv__", "__rfloordiv__"),
+    "%": (operator.mod, "__mod__", "__rmod__"), "**": (operator.pow, "__pow__", "__rpow__"), "@": (operator.matmul, "__matmul__", "__rmatmul__"),
+    "<<": (operator.lshift, "__lshift__", "__rlshift__"), ">>": (operator.rshift, "__rshift__", "__rrshift__"),
+    "&": (operator.and_, "__and__", "__rand__"), "|": (operator.or_, "__or__", "__ror__"), "^": (operator.xor, "__xor__", "__rxor__"),
+}  # fmt: skip
+INPLACE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "+=": (operator.iadd, "__iadd__"), "-=": (operator.isub, "__isub__"), "*=": (operator.imul, "__imul__"),
+    "/=": (operator.itruediv, "__itruediv__"), "//=": (operator.ifloordiv, "__ifloordiv__"), "%=": (operator.imod, "__imod__"),
+    "**=": (operator.ipow, "__ipow__"), "@=": (operator.imatmul, "__imatmul__"), "<<=": (operator.ilshift, "__ilshift__"),
+    ">>=": (operator.irshift, "__irshift__"), "&=": (operator.iand, "__iand__"), "|=": (operator.ior, "__ior__"), "^=": (operator.ixor, "__ixor__"),
+}  # fmt: skip
+COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
+    "<": (operator.lt, "__lt__", "__gt__"), "<=": (operator.le, "__le__", "__ge__"), "==": (operator.eq, "__eq__", "__eq__"),
+    "!=": (operator.ne, "__ne__", "__ne__"), ">": (operator.gt, "__gt__", "__lt__"), ">=": (operator.ge, "__ge__", "__le__"),
+}  # fmt: skip
+UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "-": (operator.neg, "__neg__"), "+": (operator.pos, "__pos__"), "~": (operator.invert, "__invert__"),
+}  # fmt: skip
+
+
+def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
+    """`a sign b`, also in place."""
+    ta, tb = type(a), type(b)
+    if sign in INPLACE:
+        fn, name = INPLACE[sign]
+        if ta not in _PLAIN:
+            if isinstance(a, Tensor):
+                return m.recorder.record("function", fn, (a, _operand(m, b)), {})
+            f = special(m, ta, name)
+            if f is not None:
+                out = m.call(f, [a, b], {})
+                if out is not NotImplemented:
+                    return out
+            track = m.world.tracks.get(id(a))
+            if track is not None and ta in CONTAINERS:
+                m.native(fn, [m.world.change(track), list(iterate(m, b)) if ta is list else b], {})
+                return a
+            if ta is list:
+                m.native(list.extend, [a, iterate(m, b)], {})
+                return a
+            if hasattr(ta, name) and not isinstance(b, Tensor):
+                return m.native(fn, [a, b], {})
+        sign = sign[:-1]
+    fn, name, reflected = BINARY[sign]
+    if ta in _PLAIN and tb in _PLAIN:
+        return m.native(fn, [a, b], {}) if ta is not torch.SymInt and tb is not torch.SymInt else m.symbolic(fn, a, b)
+    return _dyadic(m, fn, name, reflected, a, b)
+
+
+def _operand(m: Any, value: Any) -> Any:
+    track = m.world.tracks.get(id(value))
+    return m.world.image(track) if track is not None and type(value) in CONTAINERS else value
+
+
+def _dyadic(m: Any, fn: Callable[[Any, Any], Any], name: str, reflected: str, a: Any, b: Any) -> Any:
+    ta, tb = type(a), type(b)
+    f, g = special(m, ta, name), special(m, tb, reflected)
+    tensor_a, tensor_b = isinstance(a, Tensor), isinstance(b, Tensor)
+    if tensor_a or tensor_b:
+        if (f is not None and not tensor_a) or (g is not None and not tensor_b):
+            pass
+        else:
+            return m.recorder.record("function", fn, (_operand(m, a), _operand(m, b)), {})
+    if f is not None or g is not None:
+        tries = []
+        if f is not None and not tensor_a:
+            tries.append((f, a, b))
+        if g is not None and not tensor_b and (ta is not tb or name != reflected):
+            tries.append((g, b, a))
+            if ta is not tb and issubclass(tb, ta):
+                tries.reverse()
+        for h, x, y in tries:
+            out = m.call(h, [x, y], {})
+            if out is not NotImplemented:
+                return out
+        if name == "__eq__":
+            return m.world.canonical(a) is m.world.canonical(b)
+        if name == "__ne__":
+            if special(m, ta, "__eq__"):
+                return not compare(m, "==", a, b)
+            return m.world.canonical(a) is not m.world.canonical(b)
+        sign = getattr(fn, "__name__", "?")
+        raise Raised(TypeError(f"unsupported operand type(s) for {sign}: '{ta.__name__}' and '{tb.__name__}'"))
+    if name == "__ne__" and special(m, ta, "__eq__") is not None:
+        return not truth(m, compare(m, "==", a, b))
+    return m.native(fn, [a, b], {})
+
+
+def compare(m: Any, sign: str, a: Any, b: Any) -> Any:
+    """`a sign b` for < <= == != > >=."""
+    fn, name, reflected = COMPARE[sign]
+    ta, tb = type(a), type(b)
+    if ta in _PLAIN and tb in _PLAIN:
+        return m.native(fn, [a, b], {}) if ta not in _SYMBOLS and tb not in _SYMBOLS else m.symbolic(fn, a, b)
+    if (a is None or b is None) and sign in ("==", "!="):
+        other = b if a is None else a
+        if isinstance(other, Tensor):
+            return sign == "!="
+    if sign in ("==", "!=") and isinstance(a, (list, tuple, dict)) and isinstance(b, (list, tuple, dict)):
+        same = _same_items(m, _operand(m, a), _operand(m, b))
+        if same is not None:
+            return same if sign == "==" else not same
+    return _dyadic(m, fn, name, reflected, a, b)
+
+
+def _same_items(m: Any, a: Any, b: Any) -> bool | None:
+    """Equality of containers that hold tensors or objects: element by element, as Python does (identity first)."""
+    if type(a) is not type(b) or type(a) not in (list, tuple):
+        return None
+    if all(type(x) in SCALARS for x in a) and all(type(x) in SCALARS for x in b):
+        return None
+    if len(a) != len(b):
+        return False
+    return all(m.world.canonical(x) is m.world.canonical(y) or truth(m, compare(m, "==", x, y)) for x, y in zip(a, b))
+
+
+def unary(m: Any, sign: str, a: Any) -> Any:
+    fn, name = UNARY[sign]
+    if isinstance(a, Tensor):
+        return m.recorder.record("function", fn, (a,), {})
+    f = special(m, type(a), name)
+    return m.call(f, [a], {}) if f is not None else m.native(fn, [a], {})
+
+
+def is_same(m: Any, a: Any, b: Any) -> bool:
+    """`a is b`."""
+    if a is b:
+        return True
+    world = m.world
+    return world.canonical(a) is world.canonical(b)
+
+
+def contains(m: Any, container: Any, item: Any) -> bool:
+    """`item in container`."""
+    t = type(container)
+    track = m.world.tracks.get(id(container))
+    if track is not None and track.image is None and t in (dict, OrderedDict, defaultdict) and m.is_key(item):
+        m.world.use(track)
+        if m.native(operator.contains, [track.obj, item], {}, plain=True):
+            m.world.wrap(track.obj[item], item_of(track.source, item))
+            m.world.has_key(track, item)
+            return True
+        m.world.guard(track.source, "missing", item)
+        return False
+    f = special(m, t, "__contains__")
+    if f is not None:
+        return truth(m, m.call(f, [container, item], {}))
+    if isinstance(container, Tensor):
+        return truth(m, m.recorder.record("method", "__contains__", (container, item), {}))
+    if special(m, t, "__iter__") is not None and find(m, t, "__contains__") is MISSING:
+        return any(m.world.canonical(x) is m.world.canonical(item) or truth(m, compare(m, "==", x, item)) for x in iterate(m, container))
+    if t in (list, tuple) and (_has_objects(container) or type(item) not in SCALARS):
+        body = _operand(m, container)
+        return any(m.world.canonical(x) is m.world.canonical(item) or truth(m, compare(m, "==", x, item)) for x in body)
+    return bool(m.native(operator.contains, [container, item], {}))
+
+
+def _has_objects(items: Any) -> bool:
+    return any(type(x) not in SCALARS for x in items)
+
+
+# ---------------------------------------------------------------- items
+
+
+def getitem(m: Any, obj: Any, key: Any) -> Any:
+    """`obj[key]`."""
+    t = type(obj)
+    if isinstance(obj, Tensor):
+        return m.recorder.record("function", operator.getitem, (obj, m.index_key(key)), {})
+    track = m.world.tracks.get(id(obj))
+    if isinstance(key, Tensor) and t in (list, tuple):
+        raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")
+    if track is not None and t in CONTAINERS and track.image is None:
+        if t is list and type(key) is int:
+            m.world.guard(track.source, "length", len(obj))
+            if -len(obj) <= key < len(obj):
+                key %= len(obj)
+                return m.world.wrap(obj[key], item_of(track.source, key))
+        elif t in (dict, OrderedDict) and m.is_key(key):
+            m.world.use(track)
+            if m.native(operator.contains, [obj, key], {}, plain=True):
+                value = m.world.wrap(obj[key], item_of(track.source, key))
+                m.world.has_key(track, key)
+                return value
+            m.world.guard(track.source, "missing", key)
+            raise Raised(KeyError(key))
+    f = special(m, t, "__getitem__")
+    if f is not None:
+        return m.call(f, [obj, key], {})
+    if isinstance(obj, type):
+        return m.native(operator.getitem, [obj, key], {}) if not special(m, type(obj), "__getitem__") else None
+    if t is defaultdict:
+        body = m.world.change(track) if track is not None else obj
+        if key not in body and isinstance(body.default_factory, (Function, types.MethodType)):
+            body[key] = m.call(body.default_factory, [], {})
+        return m.native(operator.getitem, [body, key], {})
+    if isinstance(obj, dict):
+        missing = special(m, t, "__missing__")
+        if missing is not None and key not in obj:
+            return m.call(missing, [obj, key], {})
+    return m.native(operator.getitem, [obj, key], {})
+
+
+def setitem(m: Any, obj: Any, key: Any, value: Any) -> None:
+    """`obj[key] = value`."""
+    if isinstance(obj, Tensor):
+        m.tensor_setitem(obj, key, value)
+        return
+    f = special(m, type(obj), "__setitem__")
+    if f is not None:
+        m.call(f, [obj, key, value], {})
+        return
+    track = m.world.tracks.get(id(obj))
+    if track is not None:
+        obj = m.world.change(track)
+    m.native(operator.setitem, [obj, key, value], {}, store=True)
+
+
+def delitem(m: Any, obj: Any, key: Any) -> None:
+    """`del obj[key]`."""
+    f = special(m, type(obj), "__delitem__")
+    if f is not None:
+        m.call(f, [obj, key], {})
+        return
+    track = m.world.tracks.get(id(obj))
+    if track is not None:
+        obj = m.world.change(track)
+    m.native(operator.delitem, [obj, key], {}, store=True)
+
+
+def length(m: Any, obj: Any) -> Any:
+    """len(obj)."""
+    t = type(obj)
+    if isinstance(obj, Tensor):
+        if obj.dim() == 0:
+            raise Raised(TypeError("len() of a 0-d tensor"))
+        return obj.shape[0]
+    track = m.world.tracks.get(id(obj))
+    if track is not None and t in CONTAINERS:
+        if track.image is not None:
+            return len(track.image)
+        m.world.use(track)
+        m.world.guard(track.source, "length", len(obj))
+        return len(obj)
+    f = special(m, t, "__len__")
+    if f is not None:
+        return m.call(f, [obj], {})
+    return m.native(len, [obj], {})
+
+
+# ---------------------------------------------------------------- iteration
+
+
+def _drive(m: Any, obj: Any, step: Any) -> Iterator[Any]:
+    """A real iterator over an object whose __next__ is written in Python."""
+    while True:
+        try:
+            value = m.call(step, [obj], {})
+        except Raised as r:
+            if isinstance(r.exc, StopIteration):
+                return
+            raise r.exc from None
+        yield value
+
+
+def _sequence(m: Any, obj: Any, get: Any) -> Iterator[Any]:
+    i = 0
+    while True:
+        try:
+            value = m.call(get, [obj, i], {})
+        except Raised as r:
+            if isinstance(r.exc, IndexError):
+                return
+            raise r.exc from None
+        yield value
+        i += 1
+
+
+def iterate(m: Any, obj: Any) -> Any:
+    """iter(obj) as a real Python iterator that never runs user code natively."""
+    t = type(obj)
+    if isinstance(obj, Tensor):
+        if obj.dim() == 0:
+            raise Raised(TypeError("iteration over a 0-d tensor"))
+        return iter(m.recorder.record("method", "unbind", (obj, 0), {}))
+    track = m.world.tracks.get(id(obj))
+    if track is not None and (t in CONTAINERS or t is tuple or track.image is not None):
+        return iter(m.world.image(track))
+    f = special(m, t, "__iter__")
+    if f is not None:
+        return iterator(m, m.call(f, [obj], {}))
+    if find(m, t, "__iter__") is MISSING:
+        get = special(m, t, "__getitem__")
+        if get is not None:
+            return _sequence(m, obj, get)
+    meta_iter = special(m, t, "__iter__") if isinstance(obj, type) else None
+    if meta_iter is not None:
+        return iterator(m, m.call(meta_iter, [obj], {}))
+    if special(m, t, "__next__") is not None:
+        return iterator(m, obj)
+    if track is not None:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"iteration over {t.__name__} from {track.source}")
+    return m.native(iter, [obj], {})
+
+
+def iterator(m: Any, it: Any) -> Any:
+    """Make what __iter__ returned a real iterator."""
+    step = special(m, type(it), "__next__")
+    return _drive(m, it, step) if step is not None else it
+
+
+def advance(m: Any, it: Any) -> Any:
+    """next(it); Raised(StopIteration) at the end."""
+    step = special(m, type(it), "__next__")
+    if step is not None:
+        return m.call(step, [it], {})
+    if m.world.of(it) is not None:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"an iterator from outside ({type(it).__name__})")
+    return m.native(next, [it], {}, plain=True)
+
+
+# ---------------------------------------------------------------- strings
+
+
+def to_str(m: Any, value: Any, kind: str = "__str__", spec: str = "") -> str:
+    """str(), repr() or format() of a value."""
+    t = type(value)
+    if t in SCALARS:
+        return str(value) if kind == "__str__" else repr(value) if kind == "__repr__" else format(value, spec)
+    if isinstance(value, Tensor):
+        raise Unsupported("CAP020", at=m.loc(), detail="text of a tensor")
+    names = {"__str__": ("__str__", "__repr__"), "__repr__": ("__repr__",), "__format__": ("__format__", "__str__", "__repr__")}[kind]
+    for name in names:
+        f = special(m, t, name)
+        if f is not None:
+            return str(m.call(f, [value, spec] if name == "__format__" else [value], {}))
+        if name in t.__dict__:
+            break
+    if isinstance(value, BaseException):
+        return str(m.native(str, [value], {})) if kind != "__repr__" else repr(value)
+    fn: Any = {"__str__": str, "__repr__": repr}.get(kind)
+    return str(m.native(fn, [value], {}) if fn else m.native(format, [value, spec], {}))

@@ -1,0 +1,291 @@
+"""The recorder: each torch call becomes one node of the captured graph, run once on tracing tensors.
+
+In: a torch function or method name with the machine's values. Out: the machine's value of the result; nodes carry meta "val",
+"loc", placeholders also "role" and "source". A call whose result holds no tensor is a plain Python value and leaves no node.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.fx
+
+from ..codes import Unsupported
+from ..graph import tracing
+from ..graph.sizes import SizeFacts
+from ..ir.expr import Cast, Const, Expr, Op, Sym
+from .source import Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
+from .world import root_of
+
+
+class Info:
+    """What the machine knows of one tracing tensor."""
+
+    __slots__ = ("tensor", "node", "source", "real", "cls", "requires_grad", "leaf")
+
+    def __init__(self, tensor: torch.Tensor, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None, requires_grad: bool) -> None:
+        self.tensor, self.node, self.source, self.real, self.requires_grad = tensor, node, source, real, requires_grad
+        self.cls: type = type(real) if real is not None else torch.Tensor
+        self.leaf = real is None or real.is_leaf
+
+
+_SIZE_OPS: dict[str, Any] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
+    "neg": operator.neg, "min": min, "max": max, "div": operator.truediv, "pow": operator.pow, "eq": operator.eq, "ne": operator.ne,
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+_FX_LEAVES = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_NO_GRAD_RESULT = frozenset({"detach", "detach_", "data", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like",
+                             "randint_like", "new_zeros", "new_ones", "new_empty", "new_full", "argmax", "argmin", "bernoulli"})  # fmt: skip
+_MODE_DEFAULT: frozenset[str] = frozenset()
+
+
+class Recorder:
+    """The graph under construction and the tracing tensors it knows."""
+
+    def __init__(self, loc: Callable[[], str], guard: Callable[[Source, Any, Any], None]) -> None:
+        self.loc, self.guard = loc, guard
+        self.graph = torch.fx.Graph()
+        self.infos: dict[int, Info] = {}
+        self.inputs: list[Source] = []
+        self.real: dict[int, Info] = {}  # id of an outside tensor -> its placeholder
+        self.facts = SizeFacts()
+        self.facts.sources = {}  # type: ignore[attr-defined]
+        self.size_nodes: dict[str, tuple[torch.fx.Node, int]] = {}
+        self.exprs: dict[Expr, torch.fx.Node] = {}
+        self.last_input: torch.fx.Node | None = None
+        self.keep: list[Any] = []
+        self.dynamic: bool | None = None
+        self.dynamic_dims: dict[str, set[int]] = {}
+
+    def tracing(self) -> AbstractContextManager[Any]:
+        return tracing.Tracing(self.facts)  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------ inputs
+
+    def tensor_input(self, real: torch.Tensor, source: Source) -> torch.Tensor:
+        """The tracing tensor of a tensor from outside: one placeholder for each object."""
+        from .guards import tensor_guard
+
+        known = self.real.get(id(real))
+        if known is not None:
+            if known.source != source and known.source is not None:
+                self.guard(source, "alias", known.source)
+            return known.tensor
+        if type(real) not in (torch.Tensor, torch.nn.Parameter):
+            raise Unsupported("CAP021", at=self.loc(), detail=f"{type(real).__name__} from {source}")
+        if real.layout is not torch.strided or real.is_quantized or real.is_nested:
+            raise Unsupported("CAP021", at=self.loc(), detail=f"{real.layout} tensor from {source}")
+        dims = self._dynamic_dims(real, source)
+        self.guard(source, "tensor", tensor_guard(real, dynamic=tuple(sorted(dims))))
+        name = _placeholder_name(source)
+        node = self._placeholder(name)
+        sizes: list[Any] | None = None
+        if dims:
+            sizes = list(real.shape)
+            for d in sorted(dims):
+                sizes[d] = self.facts.fresh(real.shape[d], (node.name, "size", d))
+                symbol = sizes[d].node.expr.name
+                self.size_nodes[symbol] = (node, d)
+                self.facts.sources[symbol] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
+        tensor = tracing.tensor_like(real, sizes, self.facts)
+        info = Info(tensor, node, source, real, real.requires_grad)
+        node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
+        self.inputs.append(source)
+        self.infos[id(tensor)] = self.real[id(real)] = info
+        self.keep += [tensor, real]
+        return tensor
+
+    def _dynamic_dims(self, real: torch.Tensor, source: Source) -> set[int]:
+        """Dimensions that become symbols: all of an argument under dynamic=True (0 and 1 stay), else those asked for."""
+        asked = set(self.dynamic_dims.get(str(source), ()))
+        asked |= set(getattr(real, "_dynamo_dynamic_indices", ()))
+        if self.dynamic and _role(real, source) == "input":
+            asked |= set(range(real.dim()))
+        return {d for d in asked if d < real.dim() and real.shape[d] > 1} if self.dynamic is not False else set()
+
+    def _placeholder(self, name: str) -> torch.fx.Node:
+        if self.last_input is None:
+            first = next(iter(self.graph.nodes), None)
+            with self.graph.inserting_before(first):
+                node = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(self.last_input):
+                node = self.graph.placeholder(name)
+        self.last_input = node
+        return node
+
+    # ------------------------------------------------------------ recording
+
+    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
+        return self.info(tensor).node
+
+    def info(self, tensor: torch.Tensor) -> Info:
+        got = self.infos.get(id(tensor))
+        if got is None:
+            raise Unsupported("CAP022", at=self.loc(), detail="a tensor made by a call that was not recorded")
+        return got
+
+    def size_node(self, e: Expr) -> Any:
+        """A node (or number) that computes a size expression when the graph runs."""
+        if isinstance(e, Const):
+            return e.value
+        known = self.exprs.get(e)
+        if known is not None:
+            return known
+        if isinstance(e, Sym):
+            base, dim = self.size_nodes[e.name]
+            node = self.graph.call_method("size", (base, dim))
+        elif isinstance(e, Op) and e.name in _SIZE_OPS:
+            node = self.graph.call_function(_SIZE_OPS[e.name], tuple(self.size_node(a) for a in e.args))
+        elif isinstance(e, Cast):
+            kind = float if e.dtype.name.startswith("f") else int
+            node = self.graph.call_function(torch.sym_float if kind is float else torch.sym_int, (self.size_node(e.arg),))
+        else:
+            raise Unsupported("CAP023", at=self.loc(), detail=repr(e))
+        node.meta.update(loc=self.loc())
+        self.exprs[e] = node
+        return node
+
+    def fx(self, value: Any) -> Any:
+        """The graph's argument for a machine value."""
+        t = type(value)
+        if t in _FX_LEAVES:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.info(value).node
+        if t is tuple or t is torch.Size:
+            return tuple([self.fx(v) for v in value])
+        if t is list:
+            return [self.fx(v) for v in value]
+        if t is slice:
+            return slice(self.fx(value.start), self.fx(value.stop), self.fx(value.step))
+        if t in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            node = self.size_node(value.node.expr)
+            if isinstance(node, torch.fx.Node):
+                node.meta.setdefault("val", value)
+            return node
+        if t is dict:
+            return {k: self.fx(v) for k, v in value.items()}
+        if isinstance(value, tuple):
+            return tuple([self.fx(v) for v in value])
+        if t is range:
+            return list(value)
+        if isinstance(value, (types.BuiltinFunctionType, torch._ops.OpOverload, torch.finfo, torch.iinfo)):
+            return value
+        if t.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            return value.item()
+        raise Unsupported("CAP024", at=self.loc(), detail=f"an argument of type {t.__name__} to a torch function")
+
+    def record(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one torch call on tracing tensors and write its node. kind: "function" or "method"."""
+        fx_args = tuple([self.fx(a) for a in args])
+        fx_kwargs = {k: self.fx(v) for k, v in kwargs.items()}
+        loc = self.loc()
+        self.facts.loc = loc
+        try:
+            if kind == "method":
+                result = getattr(args[0], target)(*args[1:], **kwargs)
+            else:
+                result = target(*args, **kwargs)
+        except Unsupported as e:
+            if not e.at:
+                e.at = loc
+            raise
+        except Exception as e:  # whatever torch raises on these arguments, eager shall raise to the user
+            name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+            raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {str(e)[:300]}") from e
+        if not _holds_tensor(result):
+            if _holds_symbol_without_node(result):
+                raise Unsupported("CAP023", at=loc, detail="a data-dependent number")
+            return result
+        node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
+        node.meta["loc"] = loc
+        node.meta["val"] = result
+        grad = torch.is_grad_enabled() and self._any_requires_grad(args, kwargs)
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if name in _NO_GRAD_RESULT:
+            grad = False
+        if kwargs.get("requires_grad"):
+            grad = True
+        self._own(result, node, grad)
+        return result
+
+    def effect(self, target: Any, args: tuple[Any, ...], val: Any = None) -> torch.fx.Node:
+        """A node that is run for what it does (grad mode, autocast, setitem)."""
+        node = self.graph.create_node("call_function", target, tuple([self.fx(a) for a in args]), {})
+        node.meta.update(loc=self.loc(), val=val)
+        return node
+
+    def _any_requires_grad(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        for a in (*args, *kwargs.values()):
+            if isinstance(a, torch.Tensor):
+                if self.infos[id(a)].requires_grad:
+                    return True
+            elif type(a) in (list, tuple) and self._any_requires_grad(a, {}):
+                return True
+        return False
+
+    def _own(self, result: Any, node: torch.fx.Node, grad: bool) -> None:
+        """Give every tensor in a result its node."""
+        if isinstance(result, torch.Tensor):
+            known = self.infos.get(id(result))
+            if known is not None:
+                known.requires_grad |= grad and result.is_floating_point()
+                return
+            info = Info(result, node, None, None, grad and (result.is_floating_point() or result.is_complex()))
+            info.leaf = not info.requires_grad
+            self.infos[id(result)] = info
+            self.keep.append(result)
+        elif isinstance(result, (tuple, list)):
+            for i, x in enumerate(result):
+                if _holds_tensor(x):
+                    if isinstance(x, torch.Tensor) and id(x) in self.infos:
+                        continue
+                    item = self.graph.call_function(operator.getitem, (node, i))
+                    item.meta.update(loc=node.meta["loc"], val=x)
+                    self._own(x, item, grad)
+        elif isinstance(result, dict):
+            for k, x in result.items():
+                item = self.graph.call_function(operator.getitem, (node, k))
+                item.meta.update(loc=node.meta["loc"], val=x)
+                self._own(x, item, grad)
+
+
+def _holds_symbol_without_node(result: Any) -> bool:
+    return False
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (tuple, list)):
+        return any(_holds_tensor(v) for v in value)
+    return isinstance(value, dict) and any(_holds_tensor(v) for v in value.values())
+
+
+def _role(real: torch.Tensor, source: Source) -> str:
+    if isinstance(real, torch.nn.Parameter):
+        return "param"
+    s: Any = source
+    while isinstance(s, Attr) or hasattr(s, "base"):
+        if isinstance(s, Attr):
+            return "buffer" if s.via == "buffer" else "const"
+        s = s.base
+    return "input" if isinstance(root_of(source), Local) else "const"
+
+
+def _placeholder_name(source: Source) -> str:
+    text = str(source)
+    out = "".join(c if c.isalnum() else "_" for c in text).strip("_").lower()
+    while "__" in out:
+        out = out.replace("__", "_")
+    return out if out and not out[0].isdigit() else f"c_{out}"
+
+
+__all__ = ["FixedObject", "Guard", "Info", "Recorder", "TypeOf"]

@@ -1,0 +1,291 @@
+"""What the machine knows of the world outside the frame: where each object came from, what was relied on, what was changed.
+
+The machine's values are ordinary Python objects. An object made during capture is itself ("fresh"). A number or string read from
+outside is itself too, once an "equals" guard pins it. Classes, functions and modules are pinned by identity. Every other object
+from outside is tracked by identity: reading a part of it gives a guard, and writing to it goes to an overlay (attributes) or to an
+image (a private copy of a container), never to the object; finish replays the overlay after the graph has run. A tensor from
+outside is replaced by its tracing tensor and becomes a placeholder.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from . import policy
+from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TypeOf
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
+DELETED: Any = type("Deleted", (), {"__repr__": lambda self: "<deleted>"})()
+
+SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex, type(Ellipsis), type(NotImplemented)})
+CONTAINERS = frozenset({list, dict, set, OrderedDict, defaultdict, deque})
+PINNED_TYPES: tuple[type, ...] = (
+    type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
+    types.GenericAlias, types.UnionType, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, property, staticmethod,
+    classmethod, range, slice, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops,
+    torch.Generator, torch.finfo, torch.iinfo,
+)  # fmt: skip
+
+
+class Track:
+    """An object from outside: where it came from, its image or overlay, whether its type is guarded."""
+
+    __slots__ = ("obj", "source", "image", "dirty", "attrs", "used")
+
+    def __init__(self, obj: Any, source: Source) -> None:
+        self.obj, self.source = obj, source
+        self.image: Any = None  # a private container holding wrapped items
+        self.dirty = False  # the image was changed
+        self.attrs: dict[str, Any] | None = None  # attributes written (or DELETED)
+        self.used = False
+
+
+def item_of(base: Source, key: Any) -> Source:
+    """The source of base[key]; entries of nn.Module's dictionaries are named as attributes."""
+    if isinstance(base, Attr) and base.via == "instance" and isinstance(key, str):
+        via = _MODULE_DICTS.get(base.name)
+        if via is not None:
+            return Attr(base.base, key, via)  # type: ignore[arg-type]
+    return Item(base, key)
+
+
+_MODULE_DICTS = {"_modules": "module", "_parameters": "param", "_buffers": "buffer"}
+
+
+def root_of(source: Source) -> Source:
+    while isinstance(source, (Attr, Item, TypeOf)):
+        source = source.base
+    return source
+
+
+class World:
+    """Everything one capture reads from and writes to outside."""
+
+    def __init__(self, loc: Callable[[], str], tensor: Callable[[torch.Tensor, Source], Any]) -> None:
+        self.loc, self._tensor = loc, tensor
+        self.tracks: dict[int, Track] = {}
+        self.keep: list[Any] = []
+        self.guards: dict[Any, Guard] = {}
+        self.changed: list[Track] = []  # in order of first change
+        self.pinned: dict[int, Source] = {}
+        self.fresh_pinned: set[int] = set()  # classes and functions made during capture
+
+    # ------------------------------------------------------------ guards
+
+    def guard(self, source: Source, kind: Any, value: Any) -> None:
+        """Add one condition, once."""
+        key = (source, kind, value if kind == "missing" else None)
+        if key not in self.guards:
+            self.guards[key] = Guard(source, kind, value, self.loc())
+
+    def use(self, track: Track) -> None:
+        """The machine is going to rely on what kind of object this is."""
+        if not track.used:
+            track.used = True
+            self.guard(track.source, "type", type(track.obj))
+
+    # ------------------------------------------------------------ reading
+
+    def wrap(self, obj: Any, source: Source | None) -> Any:
+        """The machine's value for an object read from `source` (None: from a trusted namespace)."""
+        row = _WRAP.get(type(obj))
+        if row is not None:
+            return row(self, obj, source)
+        return self._wrap_other(obj, source)
+
+    def _wrap_other(self, obj: Any, source: Source | None) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return self._tensor(obj, source or FixedObject(obj, "tensor"))
+        if isinstance(obj, PINNED_TYPES):
+            return self.pin(obj, source)
+        if isinstance(obj, tuple) and type(obj).__new__ is not tuple.__new__ and hasattr(type(obj), "_fields"):
+            return _wrap_tuple(self, obj, source)
+        if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and getattr(obj, "ndim", 1) == 0:
+            return self._equals(obj, source)
+        return self.track(obj, source or FixedObject(obj, type(obj).__name__))
+
+    def _equals(self, obj: Any, source: Source | None) -> Any:
+        if source is not None and not isinstance(source, FixedObject):
+            self.guard(source, "equals", obj)
+        return obj
+
+    def pin(self, obj: Any, source: Source | None) -> Any:
+        """An object that is a constant once its identity is guarded."""
+        if source is not None and not isinstance(source, FixedObject):
+            if isinstance(root_of(source), Local) and isinstance(obj, types.FunctionType):
+                return self.track(obj, source)  # made anew for each call perhaps: guarded by its code instead
+            self.guard(source, "identity", obj)
+            self.pinned.setdefault(id(obj), source)
+            self.keep.append(obj)
+        return obj
+
+    def track(self, obj: Any, source: Source) -> Any:
+        known = self.tracks.get(id(obj))
+        if known is not None:
+            if known.source != source:
+                self.guard(source, "alias", known.source)
+            return obj
+        self.tracks[id(obj)] = Track(obj, source)
+        self.keep.append(obj)
+        return obj
+
+    def of(self, obj: Any) -> Track | None:
+        return self.tracks.get(id(obj))
+
+    def canonical(self, obj: Any) -> Any:
+        """An image stands for its object wherever identity matters."""
+        track = self.tracks.get(id(obj))
+        return obj if track is None else track.obj
+
+    # ------------------------------------------------------------ containers
+
+    def image(self, track: Track) -> Any:
+        """A private container with the same contents, all of which are now relied on."""
+        if track.image is None:
+            row = _IMAGE.get(type(track.obj))
+            if row is None:
+                raise Unsupported("CAP011", at=self.loc(), detail=f"{type(track.obj).__name__} from {track.source}")
+            self.use(track)
+            track.image = row(self, track)
+            self.tracks[id(track.image)] = track
+            self.keep.append(track.image)
+        return track.image
+
+    def change(self, track: Track) -> Any:
+        """The image of a container that is about to be written."""
+        image = self.image(track)
+        if not track.dirty:
+            track.dirty = True
+            self._mark(track)
+        return image
+
+    def _mark(self, track: Track) -> None:
+        if track not in self.changed:
+            self.changed.append(track)
+
+    # ------------------------------------------------------------ attributes
+
+    def set_attr(self, track: Track, name: str, value: Any) -> None:
+        """Write (or DELETED) to an object from outside: remembered, replayed by finish."""
+        if track.attrs is None:
+            track.attrs = {}
+        track.attrs.pop(name, None)
+        track.attrs[name] = value
+        self._mark(track)
+
+    def track_pinned(self, obj: Any) -> Track:
+        """A Track for a class, function or module that is about to be written to."""
+        track = self.tracks.get(id(obj))
+        if track is None:
+            self.track(obj, self.pinned.get(id(obj)) or FixedObject(obj, getattr(obj, "__name__", "object")))
+            track = self.tracks[id(obj)]
+        return track
+
+
+# ---------------------------------------------------------------- rows: how an object of this exact type is read
+
+_WRAP: dict[type, Callable[[World, Any, Source | None], Any]] = {}
+_IMAGE: dict[type, Callable[[World, Track], Any]] = {}
+
+
+def _is_constant(obj: Any) -> bool:
+    t = type(obj)
+    return t in SCALARS or t is torch.Size or t is torch.dtype or t is torch.device or (t in (tuple, frozenset) and all(map(_is_constant, obj)))
+
+
+def _wrap_tuple(world: World, obj: Any, source: Source | None) -> Any:
+    if source is None or _is_constant(obj):
+        if source is None and not _is_constant(obj):
+            source = FixedObject(obj, "tuple")
+        else:
+            return world._equals(obj, source)
+    assert source is not None
+    known = world.tracks.get(id(obj))
+    if known is not None:
+        if known.source != source:
+            world.guard(source, "alias", known.source)
+        return known.image
+    track = Track(obj, source)
+    world.use(track)
+    world.guard(source, "length", len(obj))
+    items = [world.wrap(x, Item(source, i)) for i, x in enumerate(obj)]
+    track.image = tuple.__new__(type(obj), items)
+    world.tracks[id(obj)] = world.tracks[id(track.image)] = track
+    world.keep += [obj, track.image]
+    return track.image
+
+
+def _wrap_container(world: World, obj: Any, source: Source | None) -> Any:
+    world.track(obj, source or FixedObject(obj, type(obj).__name__))
+    world.use(world.tracks[id(obj)])
+    return obj
+
+
+for _t in SCALARS | {torch.Size}:
+    _WRAP[_t] = World._equals
+_WRAP[tuple] = _wrap_tuple
+_WRAP[frozenset] = lambda world, obj, source: world._equals(obj, source) if _is_constant(obj) else world.track(obj, source or FixedObject(obj))
+for _t in CONTAINERS:
+    _WRAP[_t] = _wrap_container
+for _t in (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType):
+    _WRAP[_t] = World.pin
+_WRAP[torch.Tensor] = lambda world, obj, source: world._tensor(obj, source or FixedObject(obj, "tensor"))
+_WRAP[torch.nn.Parameter] = _WRAP[torch.Tensor]
+
+
+def _image_list(world: World, track: Track) -> Any:
+    world.guard(track.source, "length", len(track.obj))
+    return [world.wrap(x, Item(track.source, i)) for i, x in enumerate(track.obj)]
+
+
+def _image_deque(world: World, track: Track) -> Any:
+    if not all(_is_constant(x) for x in track.obj):
+        raise Unsupported("CAP011", at=world.loc(), detail=f"deque of objects from {track.source}")
+    world.guard(track.source, "equals", deque(track.obj, track.obj.maxlen))
+    return deque(track.obj, track.obj.maxlen)
+
+
+def is_key(key: Any) -> bool:
+    """Whether a dictionary key can be compared by a guard."""
+    return _is_constant(key) or isinstance(key, PINNED_TYPES) or (type(key) is tuple and all(map(is_key, key)))
+
+
+def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
+    keys = tuple(track.obj)
+    for key in keys:
+        if not is_key(key):
+            raise Unsupported("CAP011", at=world.loc(), detail=f"dictionary key of type {type(key).__name__} in {track.source}")
+    world.guard(track.source, "dict_keys", keys)
+    return [(k, world.wrap(v, item_of(track.source, k))) for k, v in track.obj.items()]
+
+
+def _image_set(world: World, track: Track) -> Any:
+    if not all(is_key(x) for x in track.obj):
+        raise Unsupported("CAP011", at=world.loc(), detail=f"set of objects from {track.source}")
+    world.guard(track.source, "equals", set(track.obj))
+    return set(track.obj)
+
+
+def _image_defaultdict(world: World, track: Track) -> Any:
+    factory = world.wrap(track.obj.default_factory, Attr(track.source, "default_factory", "slot"))
+    return defaultdict(factory, _dict_items(world, track))
+
+
+_IMAGE[list] = _image_list
+_IMAGE[dict] = lambda world, track: dict(_dict_items(world, track))
+_IMAGE[OrderedDict] = lambda world, track: OrderedDict(_dict_items(world, track))
+_IMAGE[defaultdict] = _image_defaultdict
+_IMAGE[set] = _image_set
+_IMAGE[frozenset] = lambda world, track: frozenset(_image_set(world, track))
+_IMAGE[deque] = _image_deque
+_IMAGE[types.MappingProxyType] = lambda world, track: dict(_dict_items(world, track))
+
+__all__ = ["DELETED", "MISSING", "Cell", "Global", "Track", "World", "item_of", "policy", "root_of"]
