@@ -87,3 +87,25 @@ define("RUN005", "an external operator cannot be called",
 # ---------------------------------------------------------------- emit
 define("EMI001", "the C printer has no text for this yet",
        "report it; a lowering must not use what ir/ops.py does not mark native")
+
+# ---------------------------------------------------------------- capture
+define("CAP002", "an instruction or language feature is not supported", "move this code out of the compiled function")
+define("CAP003", "generator and async functions are not captured as a whole", "compile the functions they call")
+define("CAP004", "the calls are nested too deeply to be inlined", "compile a smaller part")
+define("CAP005", "a loop runs too long to be unrolled", "compile the body of the loop")
+define("CAP006", "the program raises an exception", "the frame runs eagerly and raises it")
+define("CAP010", "a C function would call Python code natively", "call the function directly")
+define("CAP011", "an object from outside is used in a way that cannot be guarded", "read what is needed of it before the compiled function")
+define("CAP012", "an object from outside is changed in a way that cannot be replayed", "change it outside of the compiled function")
+define("CAP013", "inputs share memory and one of them is written", "clone one of them")
+define("CAP014", "a function is not known to be safe to call while capturing", "call it outside of the compiled function")
+define("CAP015", "the result holds an object that cannot be rebuilt", "return tensors, numbers and plain containers of them")
+define("CAP016", "input, output, clocks and random numbers of Python are not captured", "do this outside of the compiled function")
+define("CAP020", "Python needs the value of a tensor", "use torch.where or keep the value in a tensor")
+define("CAP021", "a kind of tensor that is not captured", "use dense torch.Tensor objects")
+define("CAP022", "a tensor was made in a way that cannot be recorded", "please report this")
+define("CAP023", "a number that is known only at run time", "keep it in a tensor")
+define("CAP024", "an argument of this type cannot be recorded", "pass tensors, numbers or plain containers")
+define("CAP025", "a torch function raised an error", "the frame runs eagerly and raises it")
+define("CAP026", "changing autograd state of a tensor is not captured", "do this outside of the compiled function")
+define("CAP099", "an error in the bytecode machine", "please report this; the frame runs eagerly")

@@ -62,9 +62,9 @@ def op(*names: str, since: tuple[int, int] = (3, 11), until: tuple[int, int] = (
         own = (handler.__name__.removeprefix("op_"),) if not names else names
         if not since <= VERSION <= until:
             return handler
+        if not any(name in dis.opmap for name in own):
+            raise ValueError(f"{own} are no opcodes of Python {VERSION}")
         for name in own:
-            if name not in dis.opmap and VERSION == (3, 11):
-                raise ValueError(f"{name} is no opcode of Python {VERSION}")
             if name in HANDLERS:
                 raise ValueError(f"{name} has two handlers")
             HANDLERS[name] = handler

@@ -131,7 +131,7 @@ class Machine:
     def __init__(self, fn: types.FunctionType) -> None:
         self.entry = fn
         self.frames: list[Frame] = []
-        self.recorder = Recorder(self.loc, lambda s, k, v: self.world.guard(s, k, v))
+        self.recorder = Recorder(self)
         self.world = World(self.loc, self.recorder.tensor_input)
         self.found: dict[tuple[type, str], Any] = {}
         self.data_types: dict[type, bool] = {}
@@ -144,6 +144,16 @@ class Machine:
         self.cell_writes: dict[int, tuple[Any, Any]] = {}
         self.effects: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls replayed by finish
         self.calls_seen: set[int] = set()
+        self.grad = torch.is_grad_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.autocast: dict[str, tuple[bool, Any]] = {
+            d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)
+        }
+        self.contexts: list[tuple[Any, Any, Any, Any]] = []  # inference mode and autocast regions that are open
+        self.context_writes: dict[int, tuple[Any, Any]] = {}
+        self.tensor_attrs: dict[tuple[int, str], Any] = {}
+        self.found_tensor: dict[str, Any] = {}
+        self.global_hooks_guarded = False
 
     # ------------------------------------------------------------ places
 
@@ -459,6 +469,15 @@ class Machine:
         return f.__get__(obj, t)
 
     # ------------------------------------------------------------ rows that need the machine
+
+    def record(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.recorder.record(kind, target, args, kwargs)
+
+    def attr(self, obj: Any, name: str) -> Any:
+        return at.load_attr(self, obj, name)
+
+    def truth(self, value: Any) -> bool:
+        return pr.truth(self, value)
 
     def tensor_attr(self, tensor: torch.Tensor, name: str) -> Any:
         return tensor_attrs.load(self, tensor, name)

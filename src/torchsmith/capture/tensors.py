@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -48,8 +47,8 @@ _MODE_DEFAULT: frozenset[str] = frozenset()
 class Recorder:
     """The graph under construction and the tracing tensors it knows."""
 
-    def __init__(self, loc: Callable[[], str], guard: Callable[[Source, Any, Any], None]) -> None:
-        self.loc, self.guard = loc, guard
+    def __init__(self, machine: Any) -> None:
+        self.machine, self.loc = machine, machine.loc
         self.graph = torch.fx.Graph()
         self.infos: dict[int, Info] = {}
         self.inputs: list[Source] = []
@@ -75,14 +74,14 @@ class Recorder:
         known = self.real.get(id(real))
         if known is not None:
             if known.source != source and known.source is not None:
-                self.guard(source, "alias", known.source)
+                self.machine.world.guard(source, "alias", known.source)
             return known.tensor
         if type(real) not in (torch.Tensor, torch.nn.Parameter):
             raise Unsupported("CAP021", at=self.loc(), detail=f"{type(real).__name__} from {source}")
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             raise Unsupported("CAP021", at=self.loc(), detail=f"{real.layout} tensor from {source}")
         dims = self._dynamic_dims(real, source)
-        self.guard(source, "tensor", tensor_guard(real, dynamic=tuple(sorted(dims))))
+        self.machine.world.guard(source, "tensor", tensor_guard(real, dynamic=tuple(sorted(dims))))
         name = _placeholder_name(source)
         node = self._placeholder(name)
         sizes: list[Any] | None = None
@@ -207,7 +206,7 @@ class Recorder:
         node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
         node.meta["loc"] = loc
         node.meta["val"] = result
-        grad = torch.is_grad_enabled() and self._any_requires_grad(args, kwargs)
+        grad = self.machine.grad and self._any_requires_grad(args, kwargs)
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name in _NO_GRAD_RESULT:
             grad = False
@@ -221,6 +220,22 @@ class Recorder:
         node = self.graph.create_node("call_function", target, tuple([self.fx(a) for a in args]), {})
         node.meta.update(loc=self.loc(), val=val)
         return node
+
+    def effect_node(self, target: Any, args: tuple[torch.fx.Node, ...]) -> torch.fx.Node:
+        """Like effect, for arguments that are nodes already."""
+        node = self.graph.create_node("call_function", target, args, {})
+        node.meta.update(loc=self.loc(), val=None)
+        return node
+
+    def effect_method(self, name: str, tensor: torch.Tensor, args: tuple[Any, ...]) -> torch.fx.Node:
+        node = self.graph.create_node("call_method", name, (self.node_of(tensor), *args), {})
+        node.meta.update(loc=self.loc(), val=tensor)
+        return node
+
+    def last_node(self) -> torch.fx.Node | None:
+        """The node recorded last (placeholders do not count)."""
+        node = self.graph._root._prev
+        return None if node is self.graph._root or node.op == "placeholder" else node
 
     def _any_requires_grad(self, args: Any, kwargs: dict[str, Any]) -> bool:
         for a in (*args, *kwargs.values()):

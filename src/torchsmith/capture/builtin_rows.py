@@ -1,0 +1,767 @@
+"""Rows for Python's builtins and the standard library's C functions: isinstance, getattr, zip, sorted, itertools ..."""
+
+from __future__ import annotations
+
+import abc
+import contextvars
+import functools
+import itertools
+import logging
+import math
+import operator
+import sys
+import types
+import typing
+import warnings
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from . import attributes as at
+from . import calls
+from . import protocols as pr
+from .attributes import Raised, find
+from .calls import _OPERATOR_ROWS, Args, Kwargs, row
+from .world import CONTAINERS, MISSING, SCALARS
+
+Tensor = torch.Tensor
+Function = types.FunctionType
+
+
+# ---------------------------------------------------------------- types and attributes
+
+
+def type_of(m: Any, value: Any) -> type:
+    if isinstance(value, Tensor):
+        return m.recorder.info(value).cls  # type: ignore[no-any-return]
+    track = m.world.tracks.get(id(value))
+    if track is not None:
+        m.world.use(track)
+    if isinstance(value, calls.TensorMethod):
+        return types.BuiltinMethodType
+    return type(value)
+
+
+@row(type)
+def type_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1:
+        return type_of(m, args[0])
+    cls = m.native(type, args, kwargs, plain=True)
+    m.world.fresh_pinned.add(id(cls))
+    m.world.keep.append(cls)
+    return cls
+
+
+@row(isinstance)
+def isinstance_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    value, classes = args
+    if isinstance(classes, tuple):
+        return any(isinstance_(m, [value, c], {}) for c in classes)
+    if isinstance(classes, types.UnionType):
+        return any(isinstance_(m, [value, c], {}) for c in classes.__args__)
+    t = type_of(m, value)
+    if isinstance(value, Tensor):
+        if classes is torch.nn.Buffer:
+            return False
+        if isinstance(classes, type) and issubclass(t, classes):
+            return True
+        if classes in _LEGACY:
+            return _LEGACY[classes](value)
+        return classes is torch.nn.Parameter and t is torch.nn.Parameter
+    check = pr.special(m, type(classes), "__instancecheck__")
+    if check is not None and type(classes).__module__ not in ("abc", "typing", "enum") and not type(classes).__module__.startswith("torch"):
+        return pr.truth(m, m.call(check, [classes, value], {}))
+    if t in (torch.SymInt, torch.SymFloat, torch.SymBool):
+        plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[t]
+        if classes in (int, float, bool):
+            return issubclass(plain, classes)
+    return m.native(isinstance, [value, classes], {}, plain=True)
+
+
+_LEGACY = {torch.FloatTensor: lambda t: t.dtype is torch.float32, torch.LongTensor: lambda t: t.dtype is torch.int64,
+           torch.IntTensor: lambda t: t.dtype is torch.int32, torch.BoolTensor: lambda t: t.dtype is torch.bool,
+           torch.HalfTensor: lambda t: t.dtype is torch.float16, torch.DoubleTensor: lambda t: t.dtype is torch.float64}  # fmt: skip
+
+
+@row(issubclass)
+def issubclass_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return m.native(issubclass, args, {}, plain=True)
+
+
+@row(callable)
+def callable_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    type_of(m, args[0])
+    return callable(args[0]) or isinstance(args[0], calls.TensorMethod)
+
+
+@row(getattr)
+def getattr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 3:
+        return at.attr_or(m, args[0], args[1], args[2])
+    return at.load_attr(m, args[0], args[1])
+
+
+@row(hasattr)
+def hasattr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return at.attr_or(m, args[0], args[1], MISSING) is not MISSING
+
+
+@row(setattr)
+def setattr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    at.store_attr(m, *args)
+
+
+@row(delattr)
+def delattr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    at.delete_attr(m, *args)
+
+
+@row(torch.nn.Module.__setattr__)
+def module_setattr(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    at.module_setattr(m, *args)
+
+
+@row(torch.nn.Module.__delattr__)
+def module_delattr(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    track = m.world.of(args[0])
+    if track is None:
+        return m.inline(torch.nn.Module.__delattr__, args, kwargs)
+    at.load_attr(m, *args)
+    m.world.set_attr(track, args[1], at.DELETED)
+
+
+@row(torch.nn.Module.__getattr__)
+def module_getattr(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return at._module_attr(m, args[0], args[1], m.world.of(args[0]))
+
+
+@row(torch.nn.Module.__call__)
+def module_call(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return calls._call_module(m, args[0], args[1:], kwargs)
+
+
+@row(vars)
+def vars_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        raise Unsupported("CAP014", at=m.loc(), detail="vars()")
+    return at.load_attr(m, args[0], "__dict__")
+
+
+@row(id)
+def id_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    obj = args[0]
+    if isinstance(obj, Tensor):
+        info = m.recorder.info(obj)
+        return id(info.real) if info.real is not None else id(obj)
+    track = m.world.of(obj)
+    if track is not None:
+        raise Unsupported("CAP011", at=m.loc(), detail="id() of an object from outside") if type(obj) in SCALARS else _identity(m, track)
+    return id(obj)
+
+
+class _Identity(Exception): ...
+
+
+def _identity(m: Any, track: Any) -> Unsupported:
+    return Unsupported("CAP011", at=m.loc(), detail=f"id() of {track.source}")
+
+
+@row(hash)
+def hash_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    f = pr.special(m, type(args[0]), "__hash__")
+    if f is not None:
+        return m.call(f, [args[0]], {})
+    if isinstance(args[0], Tensor) or m.world.of(args[0]) is not None:
+        raise Unsupported("CAP011", at=m.loc(), detail="hash() of an object from outside")
+    return m.native(hash, args, {})
+
+
+@row(super)
+def super_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        frame = m.frames[-1]
+        names = frame.code.names
+        cell = frame.fast[names.index("__class__")]
+        cls = m.load_cell(cell, "__class__") if type(cell) is types.CellType else cell
+        first = frame.fast[0]
+        if type(first) is types.CellType:
+            first = m.load_cell(first)
+        args = [cls, first]
+    if isinstance(args[1], Tensor):
+        raise Unsupported("CAP021", at=m.loc(), detail="super() of a tensor")
+    return m.native(super, args, {}, plain=True)
+
+
+@row(dir)
+def dir_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("CAP014", at=m.loc(), detail="dir()")
+
+
+@row(globals)
+def globals_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    from .source import Attr, FixedObject
+
+    g = m.frames[-1].globals
+    return m.world.wrap(g, FixedObject(g, "globals()")) if Attr else None
+
+
+@row(locals)
+def locals_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    frame = m.frames[-1]
+    if frame.names is not None:
+        return frame.names
+    from .opcodes import NULL
+
+    out = {}
+    for name, value in zip(frame.code.names, frame.fast):
+        if type(value) is types.CellType:
+            try:
+                value = m.load_cell(value, name)
+            except Raised:
+                continue
+        if value is not NULL:
+            out[name] = value
+    return out
+
+
+# ---------------------------------------------------------------- conversions
+
+
+@row(bool)
+def bool_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.truth(m, args[0]) if args else False
+
+
+@row(operator.truth)
+def truth_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.truth(m, args[0])
+
+
+@row(operator.not_)
+def not_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return not pr.truth(m, args[0])
+
+
+@row(len)
+def len_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.length(m, args[0])
+
+
+def _number(cls: type, name: str) -> Any:
+    def convert(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        if args:
+            value = args[0]
+            if isinstance(value, Tensor):
+                raise Unsupported("CAP020", at=m.loc(), detail=f"{cls.__name__}(tensor)")
+            for special in (name, "__index__"):
+                f = pr.special(m, type(value), special)
+                if f is not None:
+                    return m.call(f, [value], {})
+            if type(value) in (torch.SymInt, torch.SymFloat, torch.SymBool):
+                if cls is int:
+                    return value if type(value) is torch.SymInt else m.symbolic(torch.sym_int, value)
+                return m.symbolic(torch.sym_float, value)
+        return m.native(cls, args, kwargs)
+
+    return convert
+
+
+for _cls, _name in ((int, "__int__"), (float, "__float__"), (complex, "__complex__")):
+    row(_cls)(_number(_cls, _name))
+
+
+@row(str)
+def str_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1 and not kwargs:
+        return pr.to_str(m, args[0])
+    return m.native(str, args, kwargs)
+
+
+@row(repr)
+def repr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.to_str(m, args[0], "__repr__")
+
+
+@row(format)
+def format_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.to_str(m, args[0], "__format__", args[1] if len(args) > 1 else "")
+
+
+def _collect(cls: type) -> Any:
+    def build(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        if not args:
+            return cls()
+        return m.native(cls, [pr.iterate(m, args[0])], kwargs, plain=True)
+
+    return build
+
+
+for _cls in (list, tuple, set, frozenset):
+    row(_cls)(_collect(_cls))
+
+
+@row(torch.Size)
+def size_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return m.native(torch.Size, [m.listed(args[0])] if args else [], {}, plain=True)
+
+
+@row(deque)
+def deque_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return m.native(deque, [pr.iterate(m, args[0]), *args[1:]] if args else [], kwargs, plain=True)
+
+
+def _mapping(cls: type) -> Any:
+    def build(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        args = list(args)
+        lead = [args.pop(0)] if cls is defaultdict and args else []
+        if args:
+            source = args[0]
+            if isinstance(source, dict) or pr.special(m, type(source), "keys") or hasattr(type(source), "keys"):
+                args = [m.mapped(source)]
+            else:
+                args = [[tuple(m.unpack(pair, 2)) for pair in m.listed(source)]]
+        return m.native(cls, lead + args, kwargs, plain=True)
+
+    return build
+
+
+for _cls in (dict, OrderedDict, defaultdict):
+    row(_cls)(_mapping(_cls))
+
+
+# ---------------------------------------------------------------- iteration
+
+
+@row(iter)
+def iter_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2:
+        return m.native(iter, [m.callback(args[0]), args[1]], {}, plain=True)
+    return pr.iterate(m, args[0])
+
+
+@row(next)
+def next_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    try:
+        return pr.advance(m, args[0])
+    except Raised as r:
+        if len(args) > 1 and isinstance(r.exc, StopIteration):
+            return args[1]
+        raise
+
+
+def _lazy(cls: Any) -> Any:
+    def build(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        return m.native(cls, [pr.iterate(m, a) for a in args], kwargs, plain=True)
+
+    return build
+
+
+for _cls in (zip, itertools.chain, itertools.product, itertools.zip_longest):
+    row(_cls)(_lazy(_cls))
+
+
+def _first_iterable(cls: Any) -> Any:
+    def build(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        if "iterable" in kwargs:
+            kwargs = {**kwargs, "iterable": pr.iterate(m, kwargs["iterable"])}
+        return m.native(cls, [pr.iterate(m, args[0]), *args[1:]] if args else [], kwargs, plain=True)
+
+    return build
+
+
+for _cls in (enumerate, itertools.islice, itertools.cycle, itertools.pairwise, itertools.combinations, itertools.permutations,
+             itertools.combinations_with_replacement, itertools.tee, itertools.compress):  # fmt: skip
+    row(_cls)(_first_iterable(_cls))
+
+
+@row(itertools.chain.from_iterable)
+def chain_from(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return (x for part in pr.iterate(m, args[0]) for x in _real(m, part))
+
+
+def _real(m: Any, value: Any) -> Iterator[Any]:
+    try:
+        yield from pr.iterate(m, value)
+    except Raised as r:
+        raise r.exc from None
+
+
+@row(reversed)
+def reversed_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    f = pr.special(m, type(value), "__reversed__")
+    if f is not None:
+        return pr.iterator(m, m.call(f, [value], {}))
+    if isinstance(value, (list, tuple, range, str, dict, deque)) or hasattr(type(value), "__reversed__"):
+        return m.native(reversed, [value], {})
+    n = pr.length(m, value)
+    return iter([pr.getitem(m, value, i) for i in range(n - 1, -1, -1)])
+
+
+def _calling(m: Any, fn: Any, *args: Any) -> Any:
+    try:
+        return m.call(fn, list(args), {})
+    except Raised as r:
+        raise r.exc from None
+
+
+def _truth_of(m: Any, value: Any) -> bool:
+    try:
+        return pr.truth(m, value)
+    except Raised as r:
+        raise r.exc from None
+
+
+@row(map)
+def map_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    fn, its = args[0], [pr.iterate(m, a) for a in args[1:]]
+    return (_calling(m, fn, *xs) for xs in zip(*its))
+
+
+@row(itertools.starmap)
+def starmap_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return (_calling(m, args[0], *m.listed(xs)) for xs in pr.iterate(m, args[1]))
+
+
+@row(filter)
+def filter_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    fn, it = args[0], pr.iterate(m, args[1])
+    return (x for x in it if _truth_of(m, x if fn is None else _calling(m, fn, x)))
+
+
+@row(itertools.filterfalse)
+def filterfalse_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    fn, it = args[0], pr.iterate(m, args[1])
+    return (x for x in it if not _truth_of(m, x if fn is None else _calling(m, fn, x)))
+
+
+def _predicate(m: Any, fn: Any) -> Callable[..., bool]:
+    return lambda x: _truth_of(m, _calling(m, fn, x))
+
+
+@row(itertools.takewhile)
+def takewhile_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return itertools.takewhile(_predicate(m, args[0]), pr.iterate(m, args[1]))
+
+
+@row(itertools.dropwhile)
+def dropwhile_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return itertools.dropwhile(_predicate(m, args[0]), pr.iterate(m, args[1]))
+
+
+@row(itertools.groupby)
+def groupby_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    key = kwargs.get("key", args[1] if len(args) > 1 else None)
+    return itertools.groupby(pr.iterate(m, args[0]), m.callback(key))
+
+
+@row(itertools.accumulate)
+def accumulate_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    fn = args[1] if len(args) > 1 else kwargs.get("func", operator.add)
+    return itertools.accumulate(pr.iterate(m, args[0]), lambda a, b: _calling(m, fn or operator.add, a, b), initial=kwargs.get("initial"))
+
+
+@row(functools.reduce)
+def reduce_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    it = pr.iterate(m, args[1])
+    items = m.listed(it)
+    if len(args) > 2:
+        items.insert(0, args[2])
+    if not items:
+        raise Raised(TypeError("reduce() of empty iterable with no initial value"))
+    out = items[0]
+    for x in items[1:]:
+        out = m.call(args[0], [out, x], {})
+    return out
+
+
+@row(any)
+def any_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    for x in _stepped(m, args[0]):
+        if pr.truth(m, x):
+            return True
+    return False
+
+
+@row(all)
+def all_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    for x in _stepped(m, args[0]):
+        if not pr.truth(m, x):
+            return False
+    return True
+
+
+def _stepped(m: Any, value: Any) -> Iterator[Any]:
+    """Iterate inside a row: the program's exceptions stay Raised."""
+    it = pr.iterate(m, value)
+    while True:
+        try:
+            x = pr.advance(m, it)
+        except Raised as r:
+            if isinstance(r.exc, StopIteration):
+                return
+            raise
+        yield x
+
+
+@row(sum)
+def sum_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    out = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    for x in _stepped(m, args[0]):
+        out = pr.binary(m, "+", out, x)
+    return out
+
+
+def _extreme(fn: Any, sign: str) -> Any:
+    def pick(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        key = kwargs.get("key")
+        items = list(_stepped(m, args[0])) if len(args) == 1 else list(args)
+        if not items:
+            if "default" in kwargs:
+                return kwargs["default"]
+            raise Raised(ValueError(f"{fn.__name__}() arg is an empty sequence"))
+        if key is None and any(type(x) in _SYMBOLIC for x in items) and all(type(x) in (int, float, *_SYMBOLIC) for x in items):
+            best = items[0]
+            for x in items[1:]:
+                best = m.symbolic(torch.sym_min if fn is min else torch.sym_max, best, x)
+            return best
+        keys = items if key is None else [m.call(key, [x], {}) for x in items]
+        best = 0
+        for i in range(1, len(items)):
+            if pr.truth(m, pr.compare(m, sign, keys[i], keys[best])):
+                best = i
+        return items[best]
+
+    return pick
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+row(min)(_extreme(min, "<"))
+row(max)(_extreme(max, ">"))
+
+
+class _Key:
+    """A sort key compared by the machine."""
+
+    __slots__ = ("m", "value")
+
+    def __init__(self, m: Any, value: Any) -> None:
+        self.m, self.value = m, value
+
+    def __lt__(self, other: Any) -> bool:
+        try:
+            return pr.truth(self.m, pr.compare(self.m, "<", self.value, other.value))
+        except Raised as r:
+            raise r.exc from None
+
+
+def _sorted_items(m: Any, items: list[Any], kwargs: Kwargs) -> list[Any]:
+    key = kwargs.get("key")
+    keys = items if key is None else [m.call(key, [x], {}) for x in items]
+    wrap = keys if all(type(k) in SCALARS for k in keys) else [_Key(m, k) for k in keys]
+
+    def ordered() -> list[int]:
+        return sorted(range(len(items)), key=wrap.__getitem__, reverse=bool(kwargs.get("reverse", False)))
+
+    return [items[i] for i in m.native(ordered, [], {}, plain=True)]
+
+
+@row(sorted)
+def sorted_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _sorted_items(m, m.listed(args[0]), kwargs)
+
+
+@row(abs)
+def abs_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if isinstance(value, Tensor):
+        return m.record("method", "abs", (value,), {})
+    f = pr.special(m, type(value), "__abs__")
+    return m.call(f, [value], {}) if f is not None else m.native(abs, args, {})
+
+
+@row(round)
+def round_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], Tensor):
+        decimals = args[1] if len(args) > 1 else kwargs.get("ndigits")
+        return m.record("method", "round", (args[0],), {} if decimals is None else {"decimals": decimals})
+    return m.native(round, args, kwargs)
+
+
+@row(pow)
+def pow_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.binary(m, "**", *args) if len(args) == 2 else m.native(pow, args, kwargs)
+
+
+@row(divmod)
+def divmod_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.binary(m, "//", *args), pr.binary(m, "%", *args)
+
+
+# ---------------------------------------------------------------- operator module
+
+for _sign, (_fn, _n, _r) in pr.BINARY.items():
+    row(_fn)((lambda s: lambda m, args, kwargs: pr.binary(m, s, *args))(_sign))
+for _sign, (_fn, _n) in pr.INPLACE.items():
+    row(_fn)((lambda s: lambda m, args, kwargs: pr.binary(m, s, *args))(_sign))
+for _sign, (_fn, _n, _r) in pr.COMPARE.items():
+    row(_fn)((lambda s: lambda m, args, kwargs: pr.compare(m, s, *args))(_sign))
+for _sign, (_fn1, _n) in pr.UNARY.items():
+    row(_fn1)((lambda s: lambda m, args, kwargs: pr.unary(m, s, *args))(_sign))
+row(operator.getitem)(lambda m, args, kwargs: pr.getitem(m, *args))
+row(operator.setitem)(lambda m, args, kwargs: pr.setitem(m, *args))
+row(operator.delitem)(lambda m, args, kwargs: pr.delitem(m, *args))
+row(operator.contains)(lambda m, args, kwargs: pr.contains(m, *args))
+row(operator.is_)(lambda m, args, kwargs: pr.is_same(m, *args))
+row(operator.is_not)(lambda m, args, kwargs: not pr.is_same(m, *args))
+
+
+# ---------------------------------------------------------------- math on symbolic sizes
+
+
+def _math(fn: Any) -> Any:
+    def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        if any(isinstance(a, Tensor) for a in args):
+            raise Unsupported("CAP020", at=m.loc(), detail=f"math.{fn.__name__} of a tensor")
+        if any(type(a) in (torch.SymInt, torch.SymFloat) for a in args):
+            known = {math.ceil: "ceil", math.floor: "floor", math.trunc: "trunc", math.sqrt: "sqrt"}.get(fn)
+            if known == "sqrt":
+                return m.symbolic(torch.sym_sqrt if hasattr(torch, "sym_sqrt") else torch._sym_sqrt, *args)
+            if known:
+                return m.symbolic(fn, *args)
+            raise Unsupported("CAP023", at=m.loc(), detail=f"math.{fn.__name__} of a size")
+        return m.native(fn, args, kwargs)
+
+    return apply
+
+
+for _fn in (math.ceil, math.floor, math.trunc, math.sqrt, math.log, math.log2, math.exp, math.pow):
+    row(_fn)(_math(_fn))
+
+
+@row(math.prod)
+def prod_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    out = kwargs.get("start", 1)
+    for x in _stepped(m, args[0]):
+        out = pr.binary(m, "*", out, x)
+    return out
+
+
+# ---------------------------------------------------------------- standard library
+
+
+@row(warnings.warn, warnings.warn_explicit)
+def warn(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Shown once the graph has run."""
+    message = args[0]
+    category = args[1] if len(args) > 1 else kwargs.get("category", UserWarning)
+    m.effects.append((warnings.warn, [message, category], {}))
+
+
+def _logging(level: int | None) -> Any:
+    def log(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        logger = args[0]
+        if not isinstance(logger, logging.Logger):
+            raise Unsupported("CAP016", at=m.loc(), detail="logging")
+        wanted = args[1] if level is None else level
+        if logger.isEnabledFor(wanted):
+            raise Unsupported("CAP016", at=m.loc(), detail="an enabled log message")
+        track = m.world.of(logger)
+        _guard_logger(m, logger, track)
+
+    return log
+
+
+def _guard_logger(m: Any, logger: Any, track: Any) -> None:
+    from .source import Attr, FixedObject
+
+    m.world.guard(Attr(FixedObject(logger, f"logger {logger.name}"), "level", "instance"), "equals", logger.level)
+    m.world.guard(Attr(FixedObject(logger.manager, "logging.manager"), "_disable", "getattr"), "equals", logger.manager.disable)
+    parent = logger.parent
+    while parent is not None:
+        m.world.guard(Attr(FixedObject(parent, f"logger {parent.name}"), "level", "instance"), "equals", parent.level)
+        parent = parent.parent
+
+
+for _name, _level in (("debug", 10), ("info", 20), ("warning", 30), ("error", 40), ("critical", 50), ("exception", 40)):
+    row(getattr(logging.Logger, _name))(_logging(_level))
+row(logging.Logger.log)(_logging(None))
+
+
+@row(logging.Logger.isEnabledFor)
+def is_enabled_for(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    _guard_logger(m, args[0], None)
+    return args[0].isEnabledFor(args[1])
+
+
+@row(logging.getLogger)
+def get_logger(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return m.world.wrap(logging.getLogger(*args), None)
+
+
+@row(print)
+def print_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("CAP016", at=m.loc(), detail="print")
+
+
+@row(typing.cast)
+def cast_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return args[1]
+
+
+@row(sys.exc_info)
+def exc_info(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return (None, None, None) if m.exc is None else (type(m.exc), m.exc, None)
+
+
+@row(sys._getframe)
+def getframe(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("CAP014", at=m.loc(), detail="sys._getframe")
+
+
+@row(functools.partial)
+def partial_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return m.native(functools.partial, args, kwargs, plain=True)
+
+
+for _cls in (property, classmethod, staticmethod, slice, types.MethodType, types.SimpleNamespace, object):
+    row(_cls)((lambda c: lambda m, args, kwargs: m.native(c, args, kwargs, plain=True))(_cls))
+
+
+@row(types.CellType)
+def cell_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return types.CellType(*args)
+
+
+@row(range)
+def range_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if any(type(a) is torch.SymInt for a in args):
+        m.recorder.facts.loc = m.loc()
+        args = [int(a) for a in args]
+    return m.native(range, args, kwargs)
+
+
+_context_get = type(contextvars.ContextVar("probe")).get
+_context_set = contextvars.ContextVar.set
+
+
+@row(_context_get)
+def contextvar_get(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    var = args[0]
+    written = m.context_writes.get(id(var))
+    if written is not None:
+        return written[1]
+    try:
+        value = var.get(*args[1:]) if len(args) > 1 else var.get()
+    except LookupError as e:
+        raise Raised(e) from None
+    if value is None or type(value) in SCALARS or value is (args[1] if len(args) > 1 else MISSING):
+        m.world.use(m.world.of(var)) if m.world.of(var) is not None else None
+        return value
+    raise Unsupported("CAP011", at=m.loc(), detail=f"the context variable {var.name}")
+
+
+_ = (abc, find, Function, CONTAINERS, _OPERATOR_ROWS)

@@ -1,0 +1,625 @@
+"""Calling: what each kind of callable means to the machine.
+
+In: the machine, a callable, positional and keyword values. Out: the value, or Raised. Python functions are inlined, torch functions
+recorded, C functions run natively when their arguments are plain; rows say what the others do.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from . import attributes as at
+from . import policy, torch_rows
+from . import protocols as pr
+from .attributes import Raised, find
+from .source import Attr
+from .tensor_attrs import TensorMethod
+from .world import CONTAINERS, MISSING, SCALARS
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+Row = Callable[[Any, Args, Kwargs], Any]
+ROWS: dict[Any, Row] = {}
+BY_TYPE: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {}
+MACHINE_FUNCTIONS: set[Any] = set()  # native closures of the machine itself
+Tensor = torch.Tensor
+Function = types.FunctionType
+
+
+def row(*functions: Any) -> Callable[[Row], Row]:
+    """What calling these functions or classes means."""
+
+    def add(fn: Row) -> Row:
+        for f in functions:
+            if f in ROWS:
+                raise ValueError(f"{f} has two rows")
+            ROWS[f] = fn
+        return fn
+
+    return add
+
+
+def by_type(*types_: type) -> Callable[[Any], Any]:
+    def add(fn: Any) -> Any:
+        for t in types_:
+            if t in BY_TYPE:
+                raise ValueError(f"{t} has two rows")
+            BY_TYPE[t] = fn
+        return fn
+
+    return add
+
+
+def call(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """fn(*args, **kwargs)."""
+    t = type(fn)
+    found = BY_TYPE.get(t)
+    if found is not None:
+        return found(m, fn, args, kwargs)
+    if isinstance(fn, type):
+        return _call_class(m, fn, args, kwargs)
+    if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return _record(m, fn, args, kwargs)
+    return _call_object(m, fn, args, kwargs)
+
+
+def _call_object(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """An instance whose class defines __call__."""
+    t = type(fn)
+    f = find(m, t, "__call__")
+    if f is torch.nn.Module.__call__:
+        return _call_module(m, fn, args, kwargs)
+    if isinstance(f, Function):
+        at.class_guard(m, t, "__call__", f)
+        track = m.world.tracks.get(id(fn))
+        if track is not None:
+            m.world.use(track)
+        return m.call(f, [fn, *args], kwargs)
+    if t in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
+        return _getter(m, fn, args)
+    if fn in MACHINE_FUNCTIONS:
+        return fn(*args, **kwargs)
+    if f is MISSING:
+        raise Raised(TypeError(f"'{t.__name__}' object is not callable"))
+    if t.__module__ == "numpy":
+        return m.native(fn, args, kwargs)
+    raise Unsupported("CAP014", at=m.loc(), detail=f"a call of {t.__module__}.{t.__qualname__}")
+
+
+def _getter(m: Any, fn: Any, args: Args) -> Any:
+    _, params = fn.__reduce__()[:2]
+    if type(fn) is operator.itemgetter:
+        out = tuple(pr.getitem(m, args[0], k) for k in params)
+        return out if len(params) > 1 else out[0]
+    if type(fn) is operator.attrgetter:
+        found = []
+        for path in params:
+            value = args[0]
+            for name in path.split("."):
+                value = at.load_attr(m, value, name)
+            found.append(value)
+        return tuple(found) if len(params) > 1 else found[0]
+    return m.call(at.load_attr(m, args[0], params[0]), list(params[1:]), {})
+
+
+# ---------------------------------------------------------------- nn.Module
+
+_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+_MODULE_GLOBALS = torch.nn.modules.module.__dict__
+_GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
+
+
+def _call_module(m: Any, module: Any, args: Args, kwargs: Kwargs) -> Any:
+    """nn.Module.__call__: forward at once where there are no hooks, else all of _call_impl."""
+    track = m.world.tracks.get(id(module))
+    if track is None:
+        return m.inline(torch.nn.Module._call_impl, [module, *args], kwargs)
+    d = module.__dict__
+    m.world.use(track)
+    if d.get("_compiled_call_impl") is not None:
+        return m.call(at.load_attr(m, module, "_compiled_call_impl"), args, kwargs)
+    hooked = any(_MODULE_GLOBALS[n] for n in _GLOBAL_HOOKS) or (track.attrs and any(h in track.attrs for h in _HOOKS))
+    for name in _HOOKS:
+        hooks = d[name]
+        inner = m.world.tracks.get(id(hooks))
+        if hooks or (inner is not None and inner.dirty):
+            hooked = True
+        elif not hooked:
+            m.world.guard(Attr(track.source, name, "instance"), "length", 0)
+    if not m.global_hooks_guarded:
+        m.global_hooks_guarded = True
+        from .source import FixedObject
+
+        for name in _GLOBAL_HOOKS:
+            m.world.guard(FixedObject(_MODULE_GLOBALS[name], name), "length", len(_MODULE_GLOBALS[name]))
+    if hooked:
+        if d["_backward_hooks"] or d["_backward_pre_hooks"]:
+            raise Unsupported("CAP026", at=m.loc(), detail="backward hooks of a module")
+        return m.inline(torch.nn.Module._call_impl, [module, *args], kwargs)
+    return m.call(at.load_attr(m, module, "forward"), args, kwargs)
+
+
+# ---------------------------------------------------------------- functions
+
+
+def _record(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    args = [m.index_key(a) for a in args] if m.world.tracks else args
+    kwargs = {k: m.index_key(v) for k, v in kwargs.items()} if kwargs else kwargs
+    return m.record("function", fn, tuple(args), kwargs)
+
+
+_INLINE_TORCH_HOOKS: dict[str, str] = {}
+
+
+@by_type(types.FunctionType)
+def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    found = ROWS.get(fn) or torch_rows.ROWS.get(fn)
+    if found is not None:
+        return found(m, args, kwargs)
+    name = policy.leaf_functions().get(fn)
+    if name is not None:
+        return _record(m, fn, args, kwargs)
+    if fn in MACHINE_FUNCTIONS:
+        return fn(*args, **kwargs)
+    if args and isinstance(args[0], Tensor):
+        name = policy.tensor_functions().get(fn)
+        if name is not None:
+            return _tensor_method(m, args[0], name, args[1:], kwargs)
+    top = str(fn.__globals__.get("__name__", "")).partition(".")[0]
+    refused = _REFUSED.get(top)
+    if refused is not None:
+        raise Unsupported(refused, at=m.loc(), detail=f"{fn.__module__}.{fn.__qualname__}")
+    if top in _NATIVE_LIBRARIES:
+        return m.native(fn, args, kwargs)
+    return m.inline(fn, args, kwargs)
+
+
+# Python libraries that are entered, not inlined, or not at all.
+_REFUSED = {"random": "CAP016", "time": "CAP016", "datetime": "CAP016", "os": "CAP016", "io": "CAP016", "threading": "CAP014",
+            "subprocess": "CAP016", "socket": "CAP016", "asyncio": "CAP002", "multiprocessing": "CAP016", "pickle": "CAP016",
+            "shutil": "CAP016", "tempfile": "CAP016", "pdb": "CAP016"}  # fmt: skip
+_NATIVE_LIBRARIES = frozenset({"re", "inspect", "numpy", "textwrap", "string", "json", "fractions", "decimal", "statistics", "enum", "typing",
+                               "ast", "tokenize", "linecache", "traceback", "packaging", "importlib", "posixpath", "ntpath"})  # fmt: skip
+
+
+@by_type(types.MethodType)
+def _call_method(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    track = m.world.tracks.get(id(fn))
+    if track is not None:
+        func, self = at.load_attr(m, fn, "__func__"), at.load_attr(m, fn, "__self__")
+        return m.call(func, [self, *args], kwargs)
+    return m.call(fn.__func__, [fn.__self__, *args], kwargs)
+
+
+@by_type(TensorMethod)
+def _call_tensor_method(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _tensor_method(m, fn.__self__, fn.__name__, args, kwargs)
+
+
+@by_type(functools.partial)
+def _call_partial(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    func, first, keywords = (at.load_attr(m, fn, n) for n in ("func", "args", "keywords"))
+    return m.call(func, [*first, *args], {**m.mapped(keywords), **kwargs})
+
+
+@by_type(functools._lru_cache_wrapper)
+def _call_cached(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return m.call(fn.__wrapped__, args, kwargs)
+
+
+# ---------------------------------------------------------------- tensor methods
+
+_VALUE_METHODS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "equal",
+                            "__format__", "__repr__", "__str__", "allclose"})  # fmt: skip
+_STATE_METHODS = frozenset({"backward", "register_hook", "retain_grad", "data_ptr", "storage", "untyped_storage", "share_memory_", "pin_memory",
+                            "set_", "resize_as_", "record_stream", "__dlpack__", "apply_", "map_", "map2_", "_typed_storage", "cpu_",
+                            "register_post_accumulate_grad_hook", "__reduce_ex__", "__deepcopy__", "to_dense", "module_load"})  # fmt: skip
+
+
+def _tensor_method(m: Any, t: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
+    """A method of a tensor: a node, a Python value known while capturing, or refused."""
+    found = TENSOR_METHODS.get(name)
+    if found is not None:
+        out = found(m, t, args, kwargs)
+        if out is not MISSING:
+            return out
+    if name in _VALUE_METHODS:
+        raise Unsupported("CAP020", at=m.loc(), detail=f"tensor.{name}()")
+    if name in _STATE_METHODS:
+        raise Unsupported("CAP026", at=m.loc(), detail=f"tensor.{name}()")
+    if m.world.tracks:
+        args = [m.index_key(a) for a in args]
+        kwargs = {k: m.index_key(v) for k, v in kwargs.items()}
+    if name == "__getitem__":
+        return pr.getitem(m, t, args[0])
+    if name == "__setitem__":
+        return pr.setitem(m, t, args[0], args[1])
+    return m.record("method", name, (t, *args), kwargs)
+
+
+TENSOR_METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {}
+
+
+def tensor_method(*names: str) -> Callable[[Any], Any]:
+    def add(fn: Any) -> Any:
+        for n in names:
+            if n in TENSOR_METHODS:
+                raise ValueError(f"tensor method {n} has two rows")
+            TENSOR_METHODS[n] = fn
+        return fn
+
+    return add
+
+
+@tensor_method("requires_grad_")
+def _requires_grad_(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    value = bool(args[0] if args else kwargs.get("requires_grad", True))
+    if m.recorder.info(t).requires_grad != value:
+        from . import tensor_attrs
+
+        tensor_attrs._set_requires_grad(m, t, value)
+    return t
+
+
+@tensor_method("__len__")
+def _len(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.length(m, t)
+
+
+@tensor_method("__iter__")
+def _iter(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    return pr.iterate(m, t)
+
+
+@tensor_method("get_device")
+def _get_device(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    device = torch_rows.tracing.device_of(t)
+    return -1 if device.type == "cpu" else device.index or 0
+
+
+@tensor_method("__hash__")
+def _hash(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    return id(t)
+
+
+@tensor_method("is_pinned", "is_shared")
+def _never(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    return False
+
+
+@tensor_method("type")
+def _type(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    if args or kwargs:
+        return MISSING
+    return torch.empty(0, dtype=t.dtype, device="cpu").type() if False else _TYPE_NAMES.get(t.dtype, MISSING)
+
+
+_TYPE_NAMES = {
+    torch.float32: "torch.FloatTensor", torch.float64: "torch.DoubleTensor", torch.float16: "torch.HalfTensor",
+    torch.bfloat16: "torch.BFloat16Tensor", torch.int64: "torch.LongTensor", torch.int32: "torch.IntTensor", torch.int16: "torch.ShortTensor",
+    torch.int8: "torch.CharTensor", torch.uint8: "torch.ByteTensor", torch.bool: "torch.BoolTensor",
+}  # fmt: skip
+
+
+@tensor_method("__deepcopy__", "__copy__")
+def _copy(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    return MISSING
+
+
+# ---------------------------------------------------------------- C functions
+
+
+@by_type(types.BuiltinFunctionType)
+def _call_builtin(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    found = ROWS.get(fn) or torch_rows.ROWS.get(fn)
+    if found is not None:
+        return found(m, args, kwargs)
+    if fn in policy.leaf_functions():
+        return _record(m, fn, args, kwargs)
+    self = fn.__self__
+    if self is None or isinstance(self, types.ModuleType):
+        return _call_c_function(m, fn, args, kwargs)
+    if isinstance(self, Tensor):
+        return _tensor_method(m, self, fn.__name__, args, kwargs)
+    if isinstance(self, type):
+        return _call_class_builtin(m, fn, self, args, kwargs)
+    return _call_bound(m, self, fn.__name__, fn, args, kwargs)
+
+
+def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    module = (getattr(fn, "__module__", None) or getattr(fn.__self__, "__name__", "")).partition(".")[0]
+    if module in policy.PURE_MODULES and not (module == "builtins" and fn.__name__ in policy.IMPURE_BUILTINS):
+        by_name = _OPERATOR_ROWS.get(fn)
+        if by_name is not None:
+            return by_name(m, args, kwargs)
+        return m.native(fn, args, kwargs)
+    if module in ("time", "_random", "_io", "posix", "_thread", "_datetime", "select", "_socket"):
+        raise Unsupported("CAP016", at=m.loc(), detail=f"{module}.{fn.__name__}")
+    if fn.__name__ in policy.IMPURE_BUILTINS:
+        raise Unsupported("CAP016", at=m.loc(), detail=fn.__name__)
+    raise Unsupported("CAP014", at=m.loc(), detail=f"{module}.{fn.__name__}")
+
+
+def _call_class_builtin(m: Any, fn: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """dict.fromkeys, int.from_bytes, object.__new__ ..."""
+    if fn.__name__ == "__new__":
+        return _new(m, args[0] if args else cls, cls, args[1:], kwargs)
+    if cls is dict or issubclass(cls, dict):
+        args = [pr.iterate(m, args[0]), *args[1:]] if fn.__name__ == "fromkeys" else args
+    if cls.__module__.partition(".")[0] == "torch" and fn not in policy.leaf_functions():
+        raise Unsupported("CAP014", at=m.loc(), detail=f"{cls.__qualname__}.{fn.__name__}")
+    return m.native(fn, args, kwargs)
+
+
+def _new(m: Any, cls: Any, owner: type, args: Args, kwargs: Kwargs) -> Any:
+    """owner.__new__(cls, ...) of a C base."""
+    if issubclass(cls, Tensor):
+        raise Unsupported("CAP021", at=m.loc(), detail=f"{cls.__name__}.__new__")
+    if owner is object:
+        return m.native(object.__new__, [cls], {}, plain=True)
+    if owner is tuple and args:
+        args = [pr.iterate(m, args[0])]
+    return m.native(owner.__new__, [cls, *args], kwargs)
+
+
+_ITERABLE_FIRST = frozenset({"extend", "update", "union", "intersection", "difference", "issubset", "issuperset", "isdisjoint", "join",
+                             "symmetric_difference", "extendleft", "difference_update", "intersection_update", "__ior__", "__iadd__"})  # fmt: skip
+_STORING = frozenset({"append", "insert", "add", "__setitem__", "setdefault", "appendleft"})
+
+
+def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A C method of a container, string, iterator ..."""
+    t = type(self)
+    track = m.world.tracks.get(id(self))
+    if t is types.ModuleType:
+        return _call_c_function(m, fn, args, kwargs)
+    special_row = _METHOD_ROWS.get(name)
+    if special_row is not None:
+        out = special_row(m, self, t, track, args, kwargs)
+        if out is not MISSING:
+            return out
+    if track is not None:
+        if t not in CONTAINERS and track.image is None:
+            if t is types.MappingProxyType or isinstance(self, (dict, list, set, frozenset)):
+                pass
+            elif name in _IDENTITY_METHODS:
+                return m.native(getattr(self, name), args, kwargs, plain=True)
+            else:
+                raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name} of {track.source}")
+        if name in ("get", "__getitem__", "__contains__") and track.image is None and args and m.is_key(args[0]):
+            return _single_read(m, self, name, args)
+        body = m.world.change(track) if name in policy.MUTATING else m.world.image(track)
+        fn = getattr(body, name)
+        if name == "copy" and type(body) in CONTAINERS:
+            return fn()
+        if name == "__iter__":
+            return iter(body)
+        self = body
+    if name in _ITERABLE_FIRST and args and not isinstance(self, (str, bytes)):
+        args = [a if isinstance(a, (dict, set, frozenset)) or type(a) in SCALARS else pr.iterate(m, a) for a in args]
+        if name == "update" and isinstance(self, dict) and args and not isinstance(args[0], dict) and hasattr(args[0], "__next__"):
+            args = [list(map(tuple, map(m.listed, args[0])))]
+    elif name == "join" and args:
+        args = [m.listed(args[0])]
+    elif name == "format" and isinstance(self, str):
+        args = [_formattable(m, a) for a in args]
+        kwargs = {k: _formattable(m, v) for k, v in kwargs.items()}
+    elif name == "sort" and "key" in kwargs:
+        kwargs = {**kwargs, "key": m.callback(kwargs["key"])}
+    if isinstance(self, Iterator) or t in _SAFE_SELF:
+        return m.native(fn, args, kwargs, store=name in _STORING)
+    if name in ("__reduce_ex__", "__reduce__", "__sizeof__"):
+        raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__name__}.{name}")
+    if isinstance(self, (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)) or t.__module__ in policy.PURE_MODULES:
+        return m.native(fn, args, kwargs, store=name in _STORING)
+    if t.__module__.startswith("torch"):
+        if t in (torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo):
+            return m.native(fn, args, kwargs)
+        raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
+    if name in _IDENTITY_METHODS or t.__flags__ & 0x200:
+        return m.native(fn, args, kwargs)
+    raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
+
+
+_IDENTITY_METHODS = frozenset({"__hash__", "__eq__", "__ne__", "__init_subclass__", "__subclasshook__"})
+_SAFE_SELF = CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview}
+
+
+def _formattable(m: Any, value: Any) -> Any:
+    if type(value) in SCALARS or isinstance(value, (list, tuple, dict)):
+        return value
+    return pr.to_str(m, value)
+
+
+def _single_read(m: Any, self: Any, name: str, args: Args) -> Any:
+    key = args[0]
+    if name == "__getitem__":
+        return pr.getitem(m, self, key)
+    if not isinstance(self, dict):
+        return pr.contains(m, self, key)
+    inside = pr.contains(m, self, key)
+    if name == "__contains__":
+        return inside
+    return pr.getitem(m, self, key) if inside else (args[1] if len(args) > 1 else None)
+
+
+_METHOD_ROWS: dict[str, Callable[..., Any]] = {}
+
+
+def _row_init(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+    """object.__init__ and the like: nothing to do."""
+    owner = find(m, t, "__init__")
+    if owner is object.__init__ or not isinstance(self, (dict, list, set, BaseException, super)):
+        return None
+    if isinstance(self, dict) and args:
+        args = [args[0] if isinstance(args[0], dict) and m.world.of(args[0]) is None else m.mapped(args[0]) if hasattr(args[0], "keys")
+                else m.listed(args[0])]  # fmt: skip
+    elif isinstance(self, (list, set)) and args:
+        args = [m.listed(args[0])]
+    base = next(b for b in (*_C_BASES, BaseException) if isinstance(self, b))
+    return m.native(base.__init__, [self, *args], kwargs)
+
+
+def _c_bases() -> tuple[type, ...]:
+    from collections import OrderedDict, defaultdict, deque
+
+    return (OrderedDict, defaultdict, dict, list, set, deque)
+
+
+_C_BASES = _c_bases()
+_METHOD_ROWS["__init__"] = _row_init
+
+
+def _row_setattr(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+    at.default_setattr(m, self, t, args[0], args[1])
+    return None
+
+
+def _row_getattribute(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+    return at.default_getattribute(m, self, t, args[0], fallback=False)
+
+
+def _row_delattr(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+    if track is None:
+        return MISSING
+    m.world.set_attr(track, args[0], at.DELETED)
+    return None
+
+
+def _row_class_getitem(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+    return MISSING
+
+
+_METHOD_ROWS["__setattr__"] = _row_setattr
+_METHOD_ROWS["__getattribute__"] = _row_getattribute
+_METHOD_ROWS["__delattr__"] = _row_delattr
+
+
+@by_type(types.MethodWrapperType)
+def _call_method_wrapper(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    self = fn.__self__
+    if isinstance(self, Tensor):
+        return _tensor_method(m, self, fn.__name__, args, kwargs)
+    if isinstance(self, (Function, types.MethodType)) and fn.__name__ in ("__call__", "__get__"):
+        if fn.__name__ == "__call__":
+            return m.call(self, args, kwargs)
+        return m.native(fn, args, kwargs, plain=True)
+    if isinstance(self, type) and fn.__name__ == "__call__":
+        return m.call(self, args, kwargs)
+    return _call_bound(m, self, fn.__name__, fn, args, kwargs)
+
+
+@by_type(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+def _call_descriptor(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """An unbound C method: list.append(l, x), object.__setattr__(o, n, v), torch.Tensor.add(x, y)."""
+    found = ROWS.get(fn) or torch_rows.ROWS.get(fn)
+    if found is not None:
+        return found(m, args, kwargs)
+    if not args:
+        return m.native(fn, args, kwargs)
+    self = args[0]
+    if isinstance(self, Tensor):
+        return _tensor_method(m, self, fn.__name__, args[1:], kwargs)
+    if fn.__objclass__ is type and fn.__name__ == "__call__":
+        return _instantiate(m, self, args[1:], kwargs)
+    if fn.__objclass__ is torch._C.TensorBase:
+        return m.record("function", fn, tuple(args), kwargs)
+    try:
+        bound = fn.__get__(self, type(self))
+    except TypeError as e:
+        raise Raised(e) from None
+    return _call_bound(m, self, fn.__name__, bound, args[1:], kwargs)
+
+
+# ---------------------------------------------------------------- classes
+
+
+def is_python_class(cls: Any) -> bool:
+    """Whether making an instance runs Python code."""
+    return isinstance(cls, type) and bool(cls.__flags__ & 0x200)
+
+
+def _call_class(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    found = ROWS.get(cls) or torch_rows.ROWS.get(cls)
+    if found is not None:
+        return found(m, args, kwargs)
+    meta = type(cls)
+    if meta is not type:
+        own = find(m, meta, "__call__")
+        if isinstance(own, Function):
+            if policy.is_trusted(meta.__module__) and meta.__module__ in ("enum",):
+                return m.native(cls, args, kwargs)
+            if not meta.__module__.startswith(("torch", "abc")):
+                return m.call(own, [cls, *args], kwargs)
+            if issubclass(cls, torch.nn.Parameter):
+                raise Unsupported("CAP021", at=m.loc(), detail="a Parameter made during capture")
+    return _instantiate(m, cls, args, kwargs)
+
+
+BY_TYPE[type] = _call_class
+
+
+def _instantiate(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """type.__call__: __new__, then __init__."""
+    if issubclass(cls, (Tensor, torch.UntypedStorage)):
+        raise Unsupported("CAP021", at=m.loc(), detail=cls.__name__)
+    new, init = find(m, cls, "__new__"), find(m, cls, "__init__")
+    raw_new = new.__func__ if isinstance(new, staticmethod) else new
+    if not is_python_class(cls):
+        return _instantiate_c(m, cls, args, kwargs)
+    if isinstance(raw_new, Function):
+        at.class_guard(m, cls, "__new__", new)
+        obj = m.call(raw_new, [cls, *args], kwargs)
+    elif raw_new is object.__new__:
+        if (args or kwargs) and init is object.__init__:
+            raise Raised(TypeError(f"{cls.__name__}() takes no arguments"))
+        obj = m.native(object.__new__, [cls], {}, plain=True)
+    else:
+        obj = _c_new(m, cls, raw_new, args, kwargs)
+    if isinstance(obj, cls):
+        if isinstance(init, Function):
+            at.class_guard(m, cls, "__init__", init)
+            m.call(init, [obj, *args], kwargs)
+        elif init is not object.__init__ and isinstance(obj, (dict, list, set)):
+            _row_init(m, obj, cls, None, args, kwargs)
+    return obj
+
+
+def _c_new(m: Any, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
+    if issubclass(cls, BaseException):
+        return m.native(lambda: cls.__new__(cls, *args), [], {}, plain=True)
+    if issubclass(cls, (dict, list, set)):
+        return m.native(new, [cls], {}, plain=True)
+    if issubclass(cls, tuple) and args:
+        return m.native(new, [cls, m.listed(args[0])], {})
+    if issubclass(cls, (int, float, str, bytes, tuple, frozenset)) or cls.__module__ in policy.PURE_MODULES:
+        return m.native(new, [cls, *args], kwargs)
+    raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__module__}.{cls.__qualname__}")
+
+
+def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    module = cls.__module__.partition(".")[0]
+    if issubclass(cls, BaseException):
+        return m.native(cls, args, kwargs, plain=True)
+    if module in policy.PURE_MODULES or cls in (torch.Size, torch.device, torch.finfo, torch.iinfo):
+        if cls in (torch.device,):
+            return m.native(cls, args, kwargs)
+        return m.native(cls, args, kwargs)
+    if issubclass(cls, tuple) and hasattr(cls, "n_fields"):  # torch.return_types
+        return m.native(cls, [m.listed(args[0])], kwargs, plain=True)
+    if module in ("_thread", "_random", "datetime", "_io"):
+        raise Unsupported("CAP016", at=m.loc(), detail=cls.__name__)
+    raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__module__}.{cls.__qualname__}")
+
+
+_ = itertools
+_OPERATOR_ROWS: dict[Any, Row] = {}
+from . import builtin_rows  # noqa: E402,F401  (fills ROWS)

@@ -1,0 +1,447 @@
+"""How Python sees the result: a recipe for plain results, generated Python text where objects are built or effects replayed.
+
+In: the machine after the frame returned, and its result. Out: Captured, with the graph's outputs in order.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import torch
+import torch.fx
+
+from ..codes import Unsupported
+from .captured import Captured, Finish
+from .opcodes import NULL
+from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TypeOf
+from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_LITERALS = frozenset({int, str, bytes, bool, type(None)})
+
+
+class _Builder:
+    """Writes the statements of `finish`, one object at a time; an object met twice is built once."""
+
+    def __init__(self, machine: Any) -> None:
+        self.m = machine
+        self.lines: list[str] = []
+        self.namespace: dict[str, Any] = {}
+        self.constants: dict[int, str] = {}
+        self.names: dict[int, str] = {}
+        self.outs: list[torch.fx.Node] = []
+        self.index: dict[Any, int] = {}
+        self.sources: dict[Source, str] = {}
+        self.keep: list[Any] = []
+
+    # ------------------------------------------------------------ leaves
+
+    def out(self, node: Any) -> int:
+        if node not in self.index:
+            self.index[node] = len(self.outs)
+            self.outs.append(node)
+        return self.index[node]
+
+    def const(self, value: Any) -> str:
+        if type(value) in _LITERALS:
+            return repr(value)
+        name = self.constants.get(id(value))
+        if name is None:
+            name = self.constants[id(value)] = f"k{len(self.namespace)}"
+            self.namespace[name] = value
+            self.keep.append(value)
+        return name
+
+    def source(self, s: Source) -> str:
+        """Python text that reads a source."""
+        if isinstance(s, Local):
+            return f"L[{s.name!r}]"
+        if isinstance(s, Global):
+            space = "G" if s.namespace is None else self.const(s.namespace.value)
+            return f"{space}[{s.name!r}]"
+        if isinstance(s, Cell):
+            return f"C[{s.name!r}].cell_contents"
+        if isinstance(s, FixedObject):
+            return self.const(s.value)
+        if isinstance(s, TypeOf):
+            return f"type({self.source(s.base)})"
+        if isinstance(s, Item):
+            base = self.source(s.base)
+            return f"{base}.cell_contents" if s.key == "cell_contents" and not _is_container(s.base) else f"{base}[{self.const(s.key)}]"
+        if isinstance(s, Attr):
+            base = self.source(s.base)
+            row = {"param": "_parameters", "buffer": "_buffers", "module": "_modules"}.get(s.via)
+            if row:
+                return f"{base}.{row}[{s.name!r}]"
+            return f"{base}.{s.name}" if s.name.isidentifier() else f"getattr({base}, {s.name!r})"
+        raise Unsupported("CAP015", at=self.m.loc(), detail=f"a value from {s}")
+
+    # ------------------------------------------------------------ values
+
+    def value(self, v: Any) -> str:
+        """An expression for a machine value; statements it needs are written before."""
+        t = type(v)
+        if t in _LITERALS:
+            return repr(v)
+        if t in SCALARS:
+            return self.const(v)
+        if isinstance(v, torch.Tensor):
+            return self._tensor(v)
+        if t in _SYMBOLS:
+            node = self.m.recorder.fx(v)
+            return f"outs[{self.out(node)}]" if isinstance(node, torch.fx.Node) else repr(node)
+        known = self.names.get(id(v))
+        if known is not None:
+            return known
+        track = self.m.world.tracks.get(id(v))
+        if track is not None:
+            return self._name(v, self.source(track.source))
+        if id(v) not in self.m.world.fresh_pinned and isinstance(v, PINNED_TYPES) and t not in (slice, range):
+            return self.const(v)
+        row = _BUILD.get(t)
+        if row is not None:
+            return row(self, v)
+        if isinstance(v, enum.Enum) or t.__module__ == "numpy":
+            return self.const(v)
+        if isinstance(v, tuple) and type(v).__new__ is not object.__new__:
+            return self._tuple_like(v)
+        return self._object(v)
+
+    def _tensor(self, v: torch.Tensor) -> str:
+        info = self.m.recorder.info(v)
+        if info.source is not None:
+            return self.source(info.source)
+        return f"outs[{self.out(info.node)}]"
+
+    def _name(self, v: Any, text: str) -> str:
+        name = self.names[id(v)] = f"v{len(self.names)}"
+        self.keep.append(v)
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def _tuple_like(self, v: tuple[Any, ...]) -> str:
+        items = ", ".join(self.value(x) for x in v)
+        cls = self.const(type(v))
+        if hasattr(type(v), "_fields"):
+            return self._name(v, f"tuple.__new__({cls}, ({items}{',' if v else ''}))")
+        return self._name(v, f"{cls}(({items}{',' if v else ''}))")
+
+    def _object(self, v: Any) -> str:
+        """An instance of a user's class, attribute by attribute."""
+        t = type(v)
+        if t in (types.GeneratorType, types.FrameType) or isinstance(v, torch.nn.Module):
+            raise Unsupported("CAP015", at=self.m.loc(), detail=t.__name__)
+        if t.__new__ is not object.__new__ and not isinstance(v, (dict, list, set, BaseException)):
+            return self._reduced(v)
+        base = next((b for b in (OrderedDict, dict, list, set, BaseException) if isinstance(v, b)), object)
+        name = self._name(v, f"{self.const(base)}.__new__({self.const(t)})")
+        if isinstance(v, BaseException):
+            self.lines.append(f"{name}.args = {self.value(v.args)}")
+        elif isinstance(v, dict):
+            put = "OrderedDict" if isinstance(v, OrderedDict) else "dict"
+            self.namespace.setdefault("OrderedDict", OrderedDict)
+            if isinstance(v, OrderedDict):
+                self.lines.append(f"OrderedDict.__init__({name})")
+            for k, x in dict.items(v):
+                self.lines.append(f"{put}.__setitem__({name}, {self.value(k)}, {self.value(x)})")
+        elif isinstance(v, list):
+            self.lines.append(f"list.extend({name}, [{', '.join(self.value(x) for x in list.__iter__(v))}])")
+        elif isinstance(v, set):
+            self.lines.append(f"set.update({name}, [{', '.join(self.value(x) for x in set.__iter__(v))}])")
+        d = getattr(v, "__dict__", None)
+        if d:
+            for k, x in d.items():
+                self.lines.append(f"{name}.__dict__[{k!r}] = {self.value(x)}")
+        for slot in copyreg._slotnames(t):  # type: ignore[attr-defined]
+            if hasattr(v, slot):
+                self.lines.append(f"object.__setattr__({name}, {slot!r}, {self.value(getattr(v, slot))})")
+        return name
+
+    def _reduced(self, v: Any) -> str:
+        raise Unsupported("CAP015", at=self.m.loc(), detail=f"{type(v).__module__}.{type(v).__qualname__}")
+
+
+def _is_container(s: Source) -> bool:
+    return False
+
+
+def _build_list(b: _Builder, v: list[Any]) -> str:
+    name = b._name(v, "[]")
+    items = ", ".join(b.value(x) for x in v)
+    if items:
+        b.lines.append(f"{name} += [{items}]")
+    return name
+
+
+def _build_tuple(b: _Builder, v: tuple[Any, ...]) -> str:
+    items = [b.value(x) for x in v]
+    return b._name(v, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
+
+
+def _build_dict(b: _Builder, v: dict[Any, Any]) -> str:
+    name = b._name(v, "{}")
+    for k, x in v.items():
+        b.lines.append(f"{name}[{b.value(k)}] = {b.value(x)}")
+    return name
+
+
+def _build_ordered(b: _Builder, v: Any) -> str:
+    name = b._name(v, f"{b.const(OrderedDict)}()")
+    for k, x in v.items():
+        b.lines.append(f"{name}[{b.value(k)}] = {b.value(x)}")
+    return name
+
+
+def _build_defaultdict(b: _Builder, v: Any) -> str:
+    name = b._name(v, f"{b.const(defaultdict)}({b.value(v.default_factory)})")
+    for k, x in v.items():
+        b.lines.append(f"{name}[{b.value(k)}] = {b.value(x)}")
+    return name
+
+
+def _build_set(b: _Builder, v: Any) -> str:
+    return b._name(v, f"{b.const(type(v))}([{', '.join(b.value(x) for x in v)}])")
+
+
+def _build_deque(b: _Builder, v: Any) -> str:
+    return b._name(v, f"{b.const(deque)}([{', '.join(b.value(x) for x in v)}], {v.maxlen!r})")
+
+
+def _build_size(b: _Builder, v: Any) -> str:
+    return b._name(v, f"{b.const(torch.Size)}(({', '.join(b.value(x) for x in v)}{',' if len(v) else ''}))")
+
+
+def _build_slice(b: _Builder, v: slice) -> str:
+    return f"slice({b.value(v.start)}, {b.value(v.stop)}, {b.value(v.step)})"
+
+
+def _build_method(b: _Builder, v: types.MethodType) -> str:
+    return b._name(v, f"{b.const(types.MethodType)}({b.value(v.__func__)}, {b.value(v.__self__)})")
+
+
+def _build_partial(b: _Builder, v: Any) -> str:
+    keywords = ", ".join(f"**{{{k!r}: {b.value(x)}}}" for k, x in v.keywords.items())
+    args = ", ".join([b.value(v.func), *(b.value(x) for x in v.args)])
+    return b._name(v, f"{b.const(type(v))}({args}{', ' + keywords if keywords else ''})")
+
+
+def _build_function(b: _Builder, v: types.FunctionType) -> str:
+    """A closure made during capture: its cells hold rebuilt values."""
+    cells = []
+    for cell in v.__closure__ or ():
+        cells.append(_build_cell(b, cell))
+    closure = f"({', '.join(cells)},)" if cells else "None"
+    defaults = b.value(v.__defaults__)
+    space = "G" if v.__globals__ is b.m.entry.__globals__ else b.const(v.__globals__)
+    text = f"{b.const(types.FunctionType)}({b.const(v.__code__)}, {space}, {v.__name__!r}, {defaults}, {closure})"
+    name = b._name(v, text)
+    if v.__kwdefaults__:
+        b.lines.append(f"{name}.__kwdefaults__ = {b.value(v.__kwdefaults__)}")
+    b.lines.append(f"{name}.__qualname__ = {v.__qualname__!r}")
+    if v.__dict__:
+        b.lines.append(f"{name}.__dict__.update({b.value(dict(v.__dict__))})")
+    return name
+
+
+def _build_cell(b: _Builder, cell: Any) -> str:
+    known = b.names.get(id(cell))
+    if known is not None:
+        return known
+    if id(cell) in b.m.cell_sources:
+        b.keep.append(cell)
+        source = b.m.cell_sources[id(cell)]
+        if isinstance(source, Cell):
+            return b._name(cell, f"C[{source.name!r}]")
+        return b.const(cell)
+    name = b._name(cell, f"{b.const(types.CellType)}()")
+    try:
+        content = cell.cell_contents
+    except ValueError:
+        return name
+    b.lines.append(f"{name}.cell_contents = {b.value(content)}")
+    return name
+
+
+_BUILD: dict[type, Any] = {
+    list: _build_list, tuple: _build_tuple, dict: _build_dict, OrderedDict: _build_ordered, defaultdict: _build_defaultdict,
+    set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
+    types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
+    range: lambda b, v: b.const(v),
+}  # fmt: skip
+
+
+def _partials() -> None:
+    import functools
+
+    _BUILD[functools.partial] = _build_partial
+
+
+_partials()
+
+
+# ---------------------------------------------------------------- effects
+
+
+def _replay(b: _Builder) -> None:
+    """Statements that do to the outside world what the program did."""
+    m = b.m
+    for track in m.world.changed:
+        target = b.source(track.source)
+        if track.dirty:
+            _replay_container(b, track, target)
+        for name, value in (track.attrs or {}).items():
+            if value is DELETED:
+                b.lines.append(f"delattr({target}, {name!r})")
+            elif _plain_setattr(track):
+                b.lines.append(f"setattr({target}, {name!r}, {b.value(value)})")
+            else:
+                base = "type" if isinstance(track.obj, type) else "object"
+                b.lines.append(f"{base}.__setattr__({target}, {name!r}, {b.value(value)})")
+    for space, source, value in m.global_writes.values():
+        where = "G" if source.namespace is None else b.const(space)
+        b.lines.append(f"del {where}[{source.name!r}]" if value is NULL else f"{where}[{source.name!r}] = {b.value(value)}")
+    for cell, value in m.cell_writes.values():
+        source = m.cell_sources[id(cell)]
+        where = f"C[{source.name!r}]" if isinstance(source, Cell) else (b.const(cell) if _fixed(source) else b.source(source.base))
+        b.lines.append(f"del {where}.cell_contents" if value is NULL else f"{where}.cell_contents = {b.value(value)}")
+    for fn, args, kwargs in m.effects:
+        text = ", ".join([*(b.value(a) for a in args), *(f"{k}={b.value(v)}" for k, v in kwargs.items())])
+        b.lines.append(f"{b.const(fn)}({text})")
+
+
+def _fixed(source: Source) -> bool:
+    return isinstance(source, Item) and isinstance(source.base, FixedObject)
+
+
+def _plain_setattr(track: Track) -> bool:
+    return isinstance(track.obj, (torch.nn.Module, types.ModuleType, types.FunctionType))
+
+
+def _replay_container(b: _Builder, track: Track, target: str) -> None:
+    image = track.image
+    if type(image) is list:
+        b.lines.append(f"{target}[:] = [{', '.join(b.value(x) for x in image)}]")
+    elif isinstance(image, dict):
+        pairs = [f"({b.value(k)}, {b.value(x)})" for k, x in image.items()]
+        fresh = f"w{len(b.lines)}"
+        b.lines.append(f"{fresh} = [{', '.join(pairs)}]")
+        b.lines.append(f"{target}.clear()")
+        b.lines.append(f"{target}.update({fresh})")
+    else:
+        items = ", ".join(b.value(x) for x in image)
+        add = "extend" if isinstance(image, deque) else "update"
+        b.lines.append(f"w{len(b.lines)} = [{items}]")
+        b.lines.append(f"{target}.clear()")
+        b.lines.append(f"{target}.{add}(w{len(b.lines) - 2})")
+
+
+# ---------------------------------------------------------------- recipe
+
+
+def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
+    """The recipe of a plain result, or None where text is needed."""
+    t = type(v)
+    m = b.m
+    if isinstance(v, torch.Tensor):
+        info = m.recorder.info(v)
+        return ("source", info.source) if info.source is not None else ("out", b.out(info.node))
+    if t in SCALARS:
+        return ("const", v)
+    if t in _SYMBOLS:
+        node = m.recorder.fx(v)
+        return ("out", b.out(node)) if isinstance(node, torch.fx.Node) else ("const", node)
+    track = m.world.tracks.get(id(v))
+    if track is not None:
+        return ("source", track.source)
+    if t in (tuple, list):
+        parts = [_recipe(b, x) for x in v]
+        if None in parts:
+            return None
+        return ("tuple" if t is tuple else "list", *parts)
+    if t is dict and all(type(k) in SCALARS for k in v):
+        pairs = [(k, _recipe(b, x)) for k, x in v.items()]
+        return None if any(r is None for _, r in pairs) else ("dict", tuple(pairs))
+    if isinstance(v, PINNED_TYPES) and id(v) not in m.world.fresh_pinned and t not in CONTAINERS:
+        return ("const", v)
+    return None
+
+
+def _has_shared(v: Any, seen: set[int]) -> bool:
+    if type(v) in (list, dict):
+        if id(v) in seen:
+            return True
+        seen.add(id(v))
+    if type(v) in (list, tuple):
+        return any(_has_shared(x, seen) for x in v)
+    return type(v) is dict and any(_has_shared(x, seen) for x in v.values())
+
+
+def finished(m: Any, result: Any) -> Captured:
+    """Close the graph and say how the result is made."""
+    recorder, world = m.recorder, m.world
+    b = _Builder(m)
+    world.changed = [t for t in world.changed if t.dirty or t.attrs]
+    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects)
+    recipe = None if has_effects or _has_shared(result, set()) else _recipe(b, result)
+    if recipe is not None:
+        finish = Finish(recipe)
+    else:
+        b = _Builder(m)
+        text = b.value(result)
+        _replay(b)
+        body = "\n".join(f"    {line}" for line in [*b.lines, f"return {text}"])
+        finish = Finish(None, f"def finish(outs, L, G, C):\n{body}\n", b.namespace)
+    _guard_overlap(m)
+    inputs = _drop_unused(m, b)
+    recorder.graph.output(tuple(b.outs))
+    graph = torch.fx.GraphModule({}, recorder.graph)
+    guards = list(world.guards.values())
+    for cond in recorder.facts.guards:
+        guards.append(Guard(FixedObject(None), "shape", cond, recorder.facts.locs.get(cond, "")))
+    recorder.facts.freeze()
+    return Captured(graph, inputs, tuple(guards), recorder.facts, finish)
+
+
+def _drop_unused(m: Any, b: _Builder) -> tuple[Source, ...]:
+    """Placeholders nothing reads are no inputs."""
+    outs = set(b.outs)
+    keep: list[Source] = []
+    placeholders = [n for n in m.recorder.graph.nodes if n.op == "placeholder"]
+    for node, source in zip(placeholders, m.recorder.inputs, strict=True):
+        if node.users or node in outs:
+            keep.append(source)
+        else:
+            m.recorder.graph.erase_node(node)
+    return tuple(keep)
+
+
+def _guard_overlap(m: Any) -> None:
+    """A graph that writes an input is right only if no other input shares its memory."""
+    infos = list(m.recorder.real.values())
+    written = [i for i in infos if i.tensor._version > 0]
+    if not written:
+        return
+    ends = sorted((_extent(i.real), n) for n, i in enumerate(infos) if i.real.numel())
+    reach, holder = -1, -1
+    marked = {id(i) for i in written}
+    for (lo, hi), n in ends:
+        if lo < reach and (id(infos[n]) in marked or id(infos[holder]) in marked):
+            raise Unsupported("CAP013", at=m.loc(), detail=f"{infos[n].source} and {infos[holder].source}")
+        if hi > reach:
+            reach, holder = hi, n
+    arguments = [i.source for i in infos if i.node.meta["role"] == "input"]
+    for i in written:
+        others = tuple(s for s in (arguments if i.node.meta["role"] != "input" else [j.source for j in infos]) if s != i.source)
+        if others:
+            m.world.guard(i.source, "no_overlap", others)
+
+
+def _extent(t: torch.Tensor) -> tuple[int, int]:
+    """First byte and the byte after the last one a strided tensor can touch."""
+    first = t.data_ptr()
+    span = sum((s - 1) * st for s, st in zip(t.shape, t.stride()))
+    return first, first + (span + 1) * t.element_size()

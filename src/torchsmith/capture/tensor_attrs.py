@@ -1,0 +1,207 @@
+"""Attributes of tensors: what is known while capturing is a Python value, what is a tensor becomes a node, the rest is refused."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from ..graph import tracing
+from .attributes import Raised
+from .source import Attr
+from .world import MISSING
+
+Row = Callable[[Any, torch.Tensor], Any]
+ROWS: dict[str, Row] = {}
+
+
+def row(*names: str) -> Callable[[Row], Row]:
+    def add(fn: Row) -> Row:
+        for name in names:
+            if name in ROWS:
+                raise ValueError(f"tensor attribute {name} has two rows")
+            ROWS[name] = fn
+        return fn
+
+    return add
+
+
+def _plain(name: str) -> Row:
+    return lambda m, t: getattr(t, name)
+
+
+for _n in ("dtype", "ndim", "itemsize", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_sparse_csr", "names", "output_nr", "layout",
+           "is_vulkan", "is_ort"):  # fmt: skip
+    ROWS[_n] = _plain(_n)
+for _n in ("T", "mT", "H", "mH", "real", "imag"):
+    ROWS[_n] = (lambda name: lambda m, t: m.recorder.record("function", getattr, (t, name), {}))(_n)
+
+
+@row("shape")
+def shape(m: Any, t: torch.Tensor) -> Any:
+    s = t.shape
+    return s
+
+
+@row("data")
+def data(m: Any, t: torch.Tensor) -> Any:
+    return m.recorder.record("method", "detach", (t,), {})
+
+
+@row("nbytes")
+def nbytes(m: Any, t: torch.Tensor) -> Any:
+    return t.numel() * t.element_size()
+
+
+@row("device")
+def device(m: Any, t: torch.Tensor) -> Any:
+    return tracing.device_of(t)
+
+
+def _is_device(kind: str) -> Row:
+    return lambda m, t: tracing.device_of(t).type == kind
+
+
+for _n, _k in (("is_cuda", "cuda"), ("is_cpu", "cpu"), ("is_meta", "meta"), ("is_mps", "mps"), ("is_xla", "xla"), ("is_xpu", "xpu"),
+               ("is_ipu", "ipu"), ("is_hpu", "hpu"), ("is_mtia", "mtia"), ("is_maia", "maia")):  # fmt: skip
+    ROWS[_n] = _is_device(_k)
+
+
+@row("requires_grad")
+def requires_grad(m: Any, t: torch.Tensor) -> Any:
+    return m.recorder.info(t).requires_grad
+
+
+@row("is_leaf")
+def is_leaf(m: Any, t: torch.Tensor) -> Any:
+    return m.recorder.info(t).leaf
+
+
+@row("grad_fn")
+def grad_fn(m: Any, t: torch.Tensor) -> Any:
+    info = m.recorder.info(t)
+    if not info.requires_grad or info.leaf:
+        return None
+    raise Unsupported("CAP026", at=m.loc(), detail="grad_fn")
+
+
+@row("grad")
+def grad(m: Any, t: torch.Tensor) -> Any:
+    info = m.recorder.info(t)
+    if info.real is None:
+        return None
+    return m.world.wrap(info.real.grad, Attr(info.source, "grad", "getattr"))
+
+
+@row("__class__")
+def class_(m: Any, t: torch.Tensor) -> Any:
+    return m.recorder.info(t).cls
+
+
+@row("_backward_hooks", "_post_accumulate_grad_hooks")
+def hooks(m: Any, t: torch.Tensor) -> Any:
+    return None
+
+
+@row("__dict__")
+def dict_(m: Any, t: torch.Tensor) -> Any:
+    raise Unsupported("CAP011", at=m.loc(), detail="a tensor's __dict__")
+
+
+@row("_version", "_cdata", "_base", "_is_view")
+def internal(m: Any, t: torch.Tensor) -> Any:
+    raise Unsupported("CAP011", at=m.loc(), detail="internals of a tensor")
+
+
+def load(m: Any, t: torch.Tensor, name: str) -> Any:
+    """`tensor.name`."""
+    found = ROWS.get(name)
+    if found is not None:
+        return found(m, t)
+    written = m.tensor_attrs.get((id(t), name), MISSING)
+    if written is not MISSING:
+        return written
+    cattr = m.found_tensor.get(name, MISSING)
+    if cattr is MISSING:
+        cattr = m.found_tensor[name] = _find(name)
+    if cattr is None:
+        return _own_attribute(m, t, name)
+    if isinstance(cattr, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return TensorMethod(t, name)
+    if isinstance(cattr, staticmethod):
+        return cattr.__func__
+    if isinstance(cattr, (classmethod, types.BuiltinFunctionType, type)) or not hasattr(type(cattr), "__get__"):
+        return getattr(torch.Tensor, name)
+    raise Unsupported("CAP011", at=m.loc(), detail=f"tensor attribute {name}")
+
+
+class TensorMethod:
+    """A method bound to a tracing tensor."""
+
+    __slots__ = ("__self__", "__name__")
+
+    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+        self.__self__, self.__name__ = tensor, name
+
+
+def _find(name: str) -> Any:
+    for base in torch.Tensor.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return None
+
+
+def _own_attribute(m: Any, t: torch.Tensor, name: str) -> Any:
+    """An attribute the user put on a tensor from outside, or one of a Parameter's class."""
+    info = m.recorder.info(t)
+    if info.real is not None and info.source is not None:
+        d = info.real.__dict__
+        if name in d:
+            return m.world.wrap(d[name], Attr(info.source, name, "instance"))
+        m.world.guard(info.source, "missing", name)
+    raise Raised(AttributeError(f"'{info.cls.__name__}' object has no attribute '{name}'"))
+
+
+def store(m: Any, t: torch.Tensor, name: str, value: Any) -> None:
+    """`tensor.name = value`."""
+    info = m.recorder.info(t)
+    if name == "requires_grad":
+        if bool(value) != info.requires_grad:
+            _set_requires_grad(m, t, bool(value))
+        return
+    if name in ("data", "grad", "names", "_grad", "__class__") or name in ROWS:
+        raise Unsupported("CAP026", at=m.loc(), detail=f"tensor.{name} = ...")
+    m.tensor_attrs[id(t), name] = value
+    m.effects.append((setattr, [t, name, value], {}))
+
+
+def _set_requires_grad(m: Any, t: torch.Tensor, value: bool) -> None:
+    info = m.recorder.info(t)
+    if info.real is not None:
+        raise Unsupported("CAP026", at=m.loc(), detail="requires_grad of an input")
+    m.recorder.effect_method("requires_grad_", t, (value,))
+    info.requires_grad, info.leaf = value, True
+
+
+def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
+    """`tensor[key] = value`."""
+    r = m.recorder
+    key = m.index_key(key)
+    info = r.info(t)
+    loc = m.loc()
+    r.facts.loc = loc
+    fx_args = (info.node, r.fx(key), r.fx(value))
+    try:
+        operator.setitem(t, key, value)
+    except Unsupported:
+        raise
+    except Exception as e:  # eager shall raise it
+        raise Unsupported("CAP025", at=loc, detail=f"setitem: {e}") from e
+    node = r.graph.call_function(operator.setitem, fx_args)
+    node.meta.update(loc=loc, val=None)
+    if isinstance(value, torch.Tensor) and m.grad and r.info(value).requires_grad:
+        info.requires_grad, info.leaf = True, False

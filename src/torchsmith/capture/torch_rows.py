@@ -1,0 +1,258 @@
+"""Rows for torch functions that are neither graph nodes nor plain Python: state, predicates, mode switches.
+
+In: the machine and the call's arguments. Out: the value; state changes leave nodes in the captured graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..codes import Unsupported
+from ..graph import tracing
+from .attributes import Raised
+from .tensor_attrs import ROWS as TENSOR_ROWS
+
+Row = Callable[[Any, list[Any], dict[str, Any]], Any]
+ROWS: dict[Any, Row] = {}
+
+
+def row(*functions: Any) -> Callable[[Row], Row]:
+    """What the machine does instead of calling these functions."""
+
+    def add(fn: Row) -> Row:
+        for f in functions:
+            if f is None:
+                continue
+            if f in ROWS:
+                raise ValueError(f"{f} has two rows")
+            ROWS[f] = fn
+        return fn
+
+    return add
+
+
+def constant(value: Any, *functions: Any) -> None:
+    row(*functions)(lambda m, args, kwargs: value)
+
+
+def _named(*names: str) -> list[Any]:
+    """Functions by dotted name below torch; those this version lacks are left out."""
+    out = []
+    for name in names:
+        obj: Any = torch
+        for part in name.split("."):
+            obj = getattr(obj, part, None)
+            if obj is None:
+                break
+        if obj is not None and obj not in out:
+            out.append(obj)
+    return out
+
+
+constant(True, *_named("compiler.is_compiling", "compiler.is_dynamo_compiling", "_utils.is_compiling"))
+constant(False, *_named("compiler.is_exporting", "jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "onnx.is_in_onnx_export",
+                        "fx._symbolic_trace.is_fx_tracing", "fx._symbolic_trace.is_fx_symbolic_tracing",
+                        "overrides.has_torch_function", "overrides.has_torch_function_unary", "overrides.has_torch_function_variadic",
+                        "_C._has_torch_function", "_C._has_torch_function_unary", "_C._has_torch_function_variadic",
+                        "_C._is_torch_function_mode_enabled", "overrides.is_tensor_method_or_property", "_C._is_tracing"))  # fmt: skip
+constant(None, *_named("_C._get_tracing_state", "_C._log_api_usage_once", "_C._functorch.peek_interpreter_stack",
+                       "_C._functorch.maybe_current_level", "_C._dynamo.compiled_autograd.set_autograd_compiler", "compiler.cudagraph_mark_step_begin",
+                       "_C._autograd._saved_tensors_hooks_disable", "_C._autograd._saved_tensors_hooks_enable"))  # fmt: skip
+
+
+# ---------------------------------------------------------------- grad mode
+
+
+@row(torch.is_grad_enabled)
+def is_grad_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return m.grad
+
+
+@row(torch.is_inference_mode_enabled)
+def is_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return m.inference
+
+
+@row(torch._C._set_grad_enabled)
+def set_grad_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    mode = bool(args[0])
+    last = m.recorder.last_node()
+    if last is not None and last.op == "call_function" and last.target is torch._C._set_grad_enabled:
+        m.recorder.graph.erase_node(last)  # nothing ran between: the later one counts
+    m.recorder.effect(torch._C._set_grad_enabled, (mode,))
+    m.grad = mode
+
+
+@row(torch.inference_mode.__enter__)
+def enter_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    self = args[0]
+    mode = m.attr(self, "mode")
+    node = m.recorder.effect(torch.autograd.grad_mode._enter_inference_mode, (mode,))
+    m.contexts.append((self, node, m.grad, m.inference))
+    m.inference = bool(mode)
+    m.grad = m.grad and not mode
+    return None
+
+
+@row(torch.inference_mode.__exit__)
+def exit_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    _, node, m.grad, m.inference = m.contexts.pop()
+    m.recorder.effect_node(torch.autograd.grad_mode._exit_inference_mode, (node,))
+    return None
+
+
+# ---------------------------------------------------------------- autocast
+
+
+@row(torch.amp.autocast_mode.autocast.__enter__)
+def enter_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    self = args[0]
+    values = tuple(m.attr(self, n) for n in ("device", "fast_dtype", "_enabled", "_cache_enabled"))
+    node = m.recorder.effect(torch.amp.autocast_mode._enter_autocast, values)
+    m.contexts.append((self, node, m.autocast, None))
+    m.autocast = {**m.autocast, values[0]: (values[2], values[1])}
+    return self
+
+
+@row(torch.amp.autocast_mode.autocast.__exit__)
+def exit_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    _, node, m.autocast, _ = m.contexts.pop()
+    m.recorder.effect_node(torch.amp.autocast_mode._exit_autocast, (node,))
+    return False
+
+
+@row(torch.is_autocast_enabled)
+def is_autocast_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return bool(m.autocast.get(args[0] if args else "cuda", (False, None))[0])
+
+
+@row(torch.get_autocast_dtype)
+def get_autocast_dtype(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    on, dtype = m.autocast.get(args[0], (False, None))
+    return dtype if on else torch.get_autocast_dtype(args[0])
+
+
+@row(*_named("_C._is_any_autocast_enabled"))
+def is_any_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return any(on for on, _ in m.autocast.values())
+
+
+# ---------------------------------------------------------------- values known while capturing
+
+_STATE = _named(
+    "get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
+    "get_num_threads", "get_num_interop_threads", "is_warn_always_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled",
+    "cuda.is_available", "cuda.device_count", "backends.mps.is_available", "xpu.is_available", "distributed.is_available",
+    "distributed.is_initialized", "backends.cuda.is_built", "cuda.is_bf16_supported", "cuda.current_device", "cuda.get_device_capability",
+    "promote_types", "can_cast", "typename", "compiled_with_cxx11_abi", "_C._get_cudnn_enabled", "_C._get_mkldnn_enabled", "_C._get_flash_sdp_enabled",
+    "backends.mkldnn.is_available", "backends.cudnn.is_available", "backends.openmp.is_available", "_C._cuda_isCurrentStreamCapturing",
+    "backends.cuda.flash_sdp_enabled", "backends.cuda.math_sdp_enabled", "backends.cuda.mem_efficient_sdp_enabled",
+    "backends.cuda.cudnn_sdp_enabled", "backends.cuda.is_flash_attention_available", "version.cuda", "_C._get_math_sdp_enabled",
+    "_C._get_mem_efficient_sdp_enabled", "_C._get_cudnn_sdp_enabled", "_C._has_mkldnn", "is_vulkan_available", "_C._has_mkl",
+    "mps.is_available", "accelerator.is_available", "accelerator.current_accelerator", "get_device_module", "_C._get_default_device",
+    "_C._get_cudnn_allow_tf32", "_C._get_cudnn_deterministic", "_C._get_cudnn_benchmark", "_C._get_deterministic_algorithms",
+    "_C._get_deterministic_algorithms_warn_only", "_C._get_onednn_allow_tf32", "_C._get_cublas_allow_tf32", "_C._get_float32_matmul_precision",
+    "_C._is_torch_function_enabled", "_C._len_torch_function_stack", "_C._len_torch_dispatch_stack_placeholder", "_C._get_nnpack_enabled",
+    "_C._get_fp32_precision_getter", "_C._get_warnAlways", "_C._get_mkldnn_deterministic",
+)  # fmt: skip
+
+
+def _state(fn: Any) -> Row:
+    return lambda m, args, kwargs: m.native(fn, args, kwargs, plain=True)
+
+
+for _f in _STATE:
+    if callable(_f) and _f not in ROWS:
+        ROWS[_f] = _state(_f)
+
+
+@row(torch.is_tensor)
+def is_tensor(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return isinstance(args[0], torch.Tensor)
+
+
+@row(torch.result_type)
+def result_type(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return torch.result_type(*args, **kwargs)
+
+
+@row(*_named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min", "sym_sum", "sym_ite", "sym_sqrt"))
+def sym(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Unsupported("CAP014", at=m.loc(), detail="torch.sym_*")
+
+
+def _sym_row(fn: Any) -> Row:
+    return lambda m, args, kwargs: m.symbolic(fn, *args)
+
+
+for _f in _named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min"):
+    ROWS[_f] = _sym_row(_f)
+
+
+@row(*_named("_check", "_check_value", "_check_index", "_check_type", "_check_is_size", "_check_with", "_assert"))
+def check(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    cond = args[0] if args else kwargs.get("cond", kwargs.get("b"))
+    if isinstance(cond, type) and len(args) > 1:
+        cond = args[1]
+    if isinstance(cond, torch.Tensor):
+        return m.recorder.record("function", torch._assert_async, (cond,), {}) if False else None
+    if type(cond) is int:
+        return None
+    if not m.truth(cond):
+        raise Raised(RuntimeError("Expected cond to be True"))
+    return None
+
+
+@row(*_named("compiler.disable", "_dynamo.disable"))
+def disable(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Unsupported("CAP014", at=m.loc(), detail="torch.compiler.disable")
+
+
+@row(*_named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
+             "cuda.synchronize", "set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms",
+             "utils.checkpoint.checkpoint", "vmap", "cond", "while_loop", "autograd.grad", "autograd.backward", "set_printoptions"))  # fmt: skip
+def refused(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Unsupported("CAP014", at=m.loc(), detail="a torch function that changes state")
+
+
+# ---------------------------------------------------------------- tensors reached natively
+
+
+class Recording(TorchFunctionMode):
+    """Torch calls made by C functions (sum of a list of tensors, math on tensors) are recorded too."""
+
+    def __init__(self, machine: Any) -> None:
+        super().__init__()
+        self.machine = machine
+
+    def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            prop = getattr(func.__self__, "__name__", "")
+            if prop in TENSOR_ROWS:
+                return TENSOR_ROWS[prop](self.machine, args[0])
+        if isinstance(func, types.MethodWrapperType):
+            raise Unsupported("CAP014", at=self.machine.loc(), detail=f"{func} called from C")
+        try:
+            return self.machine.call(func, list(args), dict(kwargs or {}))
+        except Raised as r:
+            raise r.exc from None
+
+
+@contextlib.contextmanager
+def preserved_state() -> Iterator[None]:
+    """Grad mode after capture is what it was."""
+    grad = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(grad)
+
+
+__all__ = ["ROWS", "Recording", "preserved_state", "tracing"]
