@@ -102,9 +102,6 @@ def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -
     """object.__getattribute__, then __getattr__ when `fallback`."""
     world = m.world
     track: Track | None = world.tracks.get(id(obj))
-    if track is not None and isinstance(obj, torch.nn.Module) is False and t in CONTAINERS:
-        track_obj = track.obj
-        return _bound(m, track_obj, t, name)
     cattr = find(m, t, name)
     if cattr is not MISSING and _is_data(m, type(cattr)):
         return _get_descriptor(m, cattr, obj, t, name, track)
@@ -120,7 +117,7 @@ def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -
                 world.use(track)
                 return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
-        if _dict_of(obj) is not None:
+        if _dict_of(obj) is not None and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
             world.guard(track.source, "missing", name)
     else:
         d = _dict_of(obj)

@@ -19,7 +19,7 @@ HANDLERS: dict[str, Handler] = {}
 class Instr:
     """One instruction: `arg` raw, `value` what it means (a name, a constant, an index of another instruction)."""
 
-    __slots__ = ("name", "arg", "value", "line", "offset", "index", "handler")
+    __slots__ = ("arg", "handler", "index", "line", "name", "offset", "value")
 
     def __init__(self, name: str, arg: int, value: Any, line: int, offset: int, index: int) -> None:
         self.name, self.arg, self.value, self.line, self.offset, self.index = name, arg, value, line, offset, index
@@ -32,7 +32,7 @@ class Instr:
 class Code:
     """A decoded code object."""
 
-    __slots__ = ("code", "instrs", "size", "handlers", "names", "flags")
+    __slots__ = ("code", "flags", "handlers", "instrs", "names", "size")
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -59,7 +59,7 @@ def op(*names: str, since: tuple[int, int] = (3, 11), until: tuple[int, int] = (
     """Register a handler called op_<NAME>, for versions since <= v <= until; names beyond the first share it."""
 
     def register(handler: Handler) -> Handler:
-        own = (handler.__name__.removeprefix("op_"),) if not names else names
+        own = names if names else (handler.__name__.removeprefix("op_"),)
         if not since <= VERSION <= until:
             return handler
         if not any(name in dis.opmap for name in own):

@@ -22,7 +22,7 @@ from . import protocols as pr
 from .attributes import Raised, find
 from .source import Attr
 from .tensor_attrs import TensorMethod
-from .world import CONTAINERS, MISSING, SCALARS
+from .world import CONTAINERS, MISSING, SCALARS, container_base
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -387,8 +387,8 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
         if out is not MISSING:
             return out
     if track is not None:
-        if t not in CONTAINERS and track.image is None:
-            if t is types.MappingProxyType or isinstance(self, (dict, list, set, frozenset)):
+        if not container_base(t) and track.image is None:
+            if t is types.MappingProxyType or t is frozenset:
                 pass
             elif name in _IDENTITY_METHODS:
                 return m.native(getattr(self, name), args, kwargs, plain=True)
@@ -444,11 +444,11 @@ def _single_read(m: Any, self: Any, name: str, args: Args) -> Any:
     if name == "__getitem__":
         return pr.getitem(m, self, key)
     if not isinstance(self, dict):
-        return pr.contains(m, self, key)
-    inside = pr.contains(m, self, key)
+        return pr.contains(m, m.world.image(m.world.of(self)), key)
+    value = pr._read_key(m, m.world.of(self), key)
     if name == "__contains__":
-        return inside
-    return pr.getitem(m, self, key) if inside else (args[1] if len(args) > 1 else None)
+        return value is not MISSING
+    return value if value is not MISSING else (args[1] if len(args) > 1 else None)
 
 
 _METHOD_ROWS: dict[str, Callable[..., Any]] = {}

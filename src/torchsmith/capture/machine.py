@@ -25,7 +25,7 @@ from .guards import global_state
 from .opcodes import NULL, RETURN
 from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
 from .tensors import Recorder
-from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Track, World, is_key, item_of
+from .world import MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of
 
 _GENERATOR = 0x20
 _ASYNC = 0x80 | 0x200
@@ -36,7 +36,7 @@ _MAX_DEPTH = 200
 class Frame:
     """One Python frame being interpreted."""
 
-    __slots__ = ("machine", "code", "fn", "fast", "stack", "globals", "index", "kw_names", "names", "ins", "lasti", "exc")
+    __slots__ = ("code", "exc", "fast", "fn", "globals", "index", "ins", "kw_names", "lasti", "machine", "names", "stack")
 
     def __init__(self, machine: Machine, fn: types.FunctionType, fast: list[Any], names: dict[str, Any] | None = None) -> None:
         self.machine, self.fn, self.fast, self.names = machine, fn, fast, names
@@ -390,7 +390,7 @@ class Machine:
             if t in (list, tuple) and self.world.tracks:
                 return self._with_images(a, t)
             return a
-        if t in CONTAINERS or track.image is not None or t is types.MappingProxyType:
+        if container_base(t) or track.image is not None or t is types.MappingProxyType:
             return self.world.image(track)
         if t is types.FunctionType or t is types.MethodType or isinstance(a, PINNED_TYPES) or t is types.CellType:
             return a
@@ -400,7 +400,7 @@ class Machine:
 
     def _with_images(self, a: Any, t: type) -> Any:
         for x in a:
-            if type(x) in CONTAINERS:
+            if container_base(type(x)):
                 track = self.world.tracks.get(id(x))
                 if track is not None and x is not track.image:
                     if t is list:
@@ -424,7 +424,7 @@ class Machine:
     def mapped(self, value: Any) -> dict[Any, Any]:
         """A plain dict of a mapping, as ** does."""
         track = self.world.tracks.get(id(value))
-        if track is not None and type(value) in CONTAINERS:
+        if track is not None and container_base(type(value)) and not pr.special(self, type(value), "__getitem__"):
             return dict(self.world.image(track))
         if type(value) is dict:
             return value
@@ -444,7 +444,7 @@ class Machine:
 
     def has_key(self, track: Track, key: Any) -> None:
         """The outside dictionary contains this key: implied by a guard on its value, else guarded by its keys."""
-        value = track.obj[key]
+        value = dict.get(track.obj, key)
         known = self.world.tracks.get(id(value))
         if known is not None and not known.used:
             self.world.use(known)

@@ -444,7 +444,7 @@ def op_UNPACK_EX(f: Frame, i: Instr) -> None:
     if len(values) < before + after:
         raise Raised(ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(values)})"))
     end = len(values) - after
-    f.stack += reversed(values[:before] + [values[before:end]] + values[end:])
+    f.stack += reversed([*values[:before], values[before:end], *values[end:]])
 
 
 # ---------------------------------------------------------------- building
@@ -621,13 +621,8 @@ def op_CALL_KW(f: Frame, i: Instr) -> None:
 def op_CALL_FUNCTION_EX(f: Frame, i: Instr) -> None:
     kwargs = f.stack.pop() if i.arg & 1 else {}
     args = f.stack.pop()
-    a, b = f.stack.pop(), None
-    if VERSION >= (3, 13):
-        b, a = a, f.stack.pop()
-        fn = a
-    else:
-        fn = a
-        f.stack.pop()
+    second, first = f.stack.pop(), f.stack.pop()
+    fn = first if VERSION >= (3, 13) else second
     f.stack.append(f.machine.call(fn, list(f.machine.listed(args)), dict(f.machine.mapped(kwargs))))
 
 

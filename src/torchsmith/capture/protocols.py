@@ -16,7 +16,7 @@ import torch
 
 from ..codes import Unsupported
 from .attributes import Raised, class_guard, find
-from .world import CONTAINERS, MISSING, SCALARS, item_of
+from .world import CONTAINERS, MISSING, SCALARS, container_base, item_of
 
 Function = types.FunctionType
 Tensor = torch.Tensor
@@ -47,17 +47,18 @@ def truth(m: Any, value: Any) -> bool:
     if isinstance(value, Tensor):
         return m.tensor_truth(value)  # type: ignore[no-any-return]
     track = m.world.tracks.get(id(value))
-    if track is not None and t in CONTAINERS:
-        if track.image is None:
-            m.world.guard(track.source, "length", len(value))
-            return len(value) > 0
-        return len(track.image) > 0
     for name in ("__bool__", "__len__"):
         f = special(m, t, name)
         if f is not None:
             return bool(m.call(f, [value], {}))
         if find(m, t, name) is not MISSING:
             break
+    if track is not None and container_base(t):
+        m.world.use(track)
+        if track.image is None:
+            m.world.guard(track.source, "length", len(value))
+            return len(value) > 0
+        return len(track.image) > 0
     if track is not None:
         m.world.use(track)
     if t in _SYMBOLS:
@@ -103,7 +104,7 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
                 if out is not NotImplemented:
                     return out
             track = m.world.tracks.get(id(a))
-            if track is not None and ta in CONTAINERS:
+            if track is not None and container_base(ta):
                 m.native(fn, [m.world.change(track), list(iterate(m, b)) if ta is list else b], {})
                 return a
             if ta is list:
@@ -120,7 +121,7 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
 
 def _operand(m: Any, value: Any) -> Any:
     track = m.world.tracks.get(id(value))
-    return m.world.image(track) if track is not None and type(value) in CONTAINERS else value
+    return m.world.image(track) if track is not None and container_base(type(value)) else value
 
 
 def _dyadic(m: Any, fn: Callable[[Any, Any], Any], name: str, reflected: str, a: Any, b: Any) -> Any:
@@ -205,17 +206,11 @@ def contains(m: Any, container: Any, item: Any) -> bool:
     """`item in container`."""
     t = type(container)
     track = m.world.tracks.get(id(container))
-    if track is not None and track.image is None and t in (dict, OrderedDict, defaultdict) and m.is_key(item):
-        m.world.use(track)
-        if m.native(operator.contains, [track.obj, item], {}, plain=True):
-            m.world.wrap(track.obj[item], item_of(track.source, item))
-            m.world.has_key(track, item)
-            return True
-        m.world.guard(track.source, "missing", item)
-        return False
     f = special(m, t, "__contains__")
     if f is not None:
         return truth(m, m.call(f, [container, item], {}))
+    if track is not None and track.image is None and isinstance(track.obj, dict) and m.is_key(item):
+        return _read_key(m, track, item) is not MISSING
     if isinstance(container, Tensor):
         return truth(m, m.recorder.record("method", "__contains__", (container, item), {}))
     if special(m, t, "__iter__") is not None and find(m, t, "__contains__") is MISSING:
@@ -233,6 +228,21 @@ def _has_objects(items: Any) -> bool:
 # ---------------------------------------------------------------- items
 
 
+def _read_key(m: Any, track: Any, key: Any) -> Any:
+    """One entry of a dictionary from outside, or MISSING: guards that entry alone."""
+    m.world.use(track)
+    try:
+        value = dict.get(track.obj, key, MISSING)
+    except TypeError as e:
+        raise Raised(e) from None
+    if value is MISSING:
+        m.world.guard(track.source, "missing", key)
+        return MISSING
+    value = m.world.wrap(value, item_of(track.source, key))
+    m.has_key(track, key)
+    return value
+
+
 def getitem(m: Any, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
@@ -241,35 +251,51 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
     track = m.world.tracks.get(id(obj))
     if isinstance(key, Tensor) and t in (list, tuple):
         raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")
-    if track is not None and t in CONTAINERS and track.image is None:
-        if t is list and type(key) is int:
-            m.world.guard(track.source, "length", len(obj))
-            if -len(obj) <= key < len(obj):
-                key %= len(obj)
-                return m.world.wrap(obj[key], item_of(track.source, key))
-        elif t in (dict, OrderedDict) and m.is_key(key):
-            m.world.use(track)
-            if m.native(operator.contains, [obj, key], {}, plain=True):
-                value = m.world.wrap(obj[key], item_of(track.source, key))
-                m.world.has_key(track, key)
-                return value
-            m.world.guard(track.source, "missing", key)
-            raise Raised(KeyError(key))
     f = special(m, t, "__getitem__")
     if f is not None:
         return m.call(f, [obj, key], {})
+    if track is not None and track.image is None:
+        return _item_outside(m, track, key)
     if isinstance(obj, type):
         return m.native(operator.getitem, [obj, key], {}) if not special(m, type(obj), "__getitem__") else None
-    if t is defaultdict:
-        body = m.world.change(track) if track is not None else obj
-        if key not in body and isinstance(body.default_factory, (Function, types.MethodType)):
-            body[key] = m.call(body.default_factory, [], {})
-        return m.native(operator.getitem, [body, key], {})
+    if t is defaultdict and key not in (track.image if track is not None else obj):
+        return _make_default(m, m.world.change(track) if track is not None else obj, key)
     if isinstance(obj, dict):
         missing = special(m, t, "__missing__")
         if missing is not None and key not in obj:
             return m.call(missing, [obj, key], {})
     return m.native(operator.getitem, [obj, key], {})
+
+
+def _item_outside(m: Any, track: Any, key: Any) -> Any:
+    """An item of a container from outside that was not read whole."""
+    obj, base = track.obj, container_base(type(track.obj))
+    if base is list and type(key) is int:
+        m.world.use(track)
+        n = list.__len__(obj)
+        m.world.guard(track.source, "length", n)
+        if -n <= key < n:
+            key %= n
+            return m.world.wrap(list.__getitem__(obj, key), item_of(track.source, key))
+    elif base in (dict, OrderedDict) and m.is_key(key):
+        value = _read_key(m, track, key)
+        if value is MISSING:
+            missing = special(m, type(obj), "__missing__")
+            if missing is not None:
+                return m.call(missing, [obj, key], {})
+            raise Raised(KeyError(key))
+        return value
+    elif base is defaultdict:
+        body = m.world.change(track) if key not in obj else m.world.image(track)
+        return getitem(m, body, key) if key in body else _make_default(m, body, key)
+    return m.native(operator.getitem, [m.world.image(track), key], {})
+
+
+def _make_default(m: Any, body: Any, key: Any) -> Any:
+    if body.default_factory is None:
+        raise Raised(KeyError(key))
+    body[key] = m.call(body.default_factory, [], {})
+    return body[key]
 
 
 def setitem(m: Any, obj: Any, key: Any, value: Any) -> None:
@@ -307,15 +333,15 @@ def length(m: Any, obj: Any) -> Any:
             raise Raised(TypeError("len() of a 0-d tensor"))
         return obj.shape[0]
     track = m.world.tracks.get(id(obj))
-    if track is not None and t in CONTAINERS:
+    f = special(m, t, "__len__")
+    if f is not None:
+        return m.call(f, [obj], {})
+    if track is not None and container_base(t):
         if track.image is not None:
             return len(track.image)
         m.world.use(track)
         m.world.guard(track.source, "length", len(obj))
         return len(obj)
-    f = special(m, t, "__len__")
-    if f is not None:
-        return m.call(f, [obj], {})
     return m.native(len, [obj], {})
 
 
@@ -355,11 +381,11 @@ def iterate(m: Any, obj: Any) -> Any:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(m.recorder.record("method", "unbind", (obj, 0), {}))
     track = m.world.tracks.get(id(obj))
-    if track is not None and (t in CONTAINERS or t is tuple or track.image is not None):
-        return iter(m.world.image(track))
     f = special(m, t, "__iter__")
     if f is not None:
         return iterator(m, m.call(f, [obj], {}))
+    if track is not None and (container_base(t) or t is tuple or track.image is not None):
+        return iter(m.world.image(track))
     if find(m, t, "__iter__") is MISSING:
         get = special(m, t, "__getitem__")
         if get is not None:

@@ -142,7 +142,7 @@ def load(m: Any, t: torch.Tensor, name: str) -> Any:
 class TensorMethod:
     """A method bound to a tracing tensor."""
 
-    __slots__ = ("__self__", "__name__")
+    __slots__ = ("__name__", "__self__")
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self.__self__, self.__name__ = tensor, name

@@ -25,7 +25,7 @@ from .world import root_of
 class Info:
     """What the machine knows of one tracing tensor."""
 
-    __slots__ = ("tensor", "node", "source", "real", "cls", "requires_grad", "leaf")
+    __slots__ = ("cls", "leaf", "node", "real", "requires_grad", "source", "tensor")
 
     def __init__(self, tensor: torch.Tensor, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None, requires_grad: bool) -> None:
         self.tensor, self.node, self.source, self.real, self.requires_grad = tensor, node, source, real, requires_grad

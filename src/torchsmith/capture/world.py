@@ -35,10 +35,20 @@ PINNED_TYPES: tuple[type, ...] = (
 )  # fmt: skip
 
 
+_BASES: dict[type, type | None] = {t: t for t in CONTAINERS}
+
+
+def container_base(t: type) -> type | None:
+    """The builtin container a class is or extends, else None."""
+    if t not in _BASES:
+        _BASES[t] = next((b for b in (OrderedDict, defaultdict, deque, dict, list, set) if issubclass(t, b)), None)
+    return _BASES[t]
+
+
 class Track:
     """An object from outside: where it came from, its image or overlay, whether its type is guarded."""
 
-    __slots__ = ("obj", "source", "image", "dirty", "attrs", "used")
+    __slots__ = ("attrs", "dirty", "image", "obj", "source", "used")
 
     def __init__(self, obj: Any, source: Source) -> None:
         self.obj, self.source = obj, source
@@ -150,7 +160,7 @@ class World:
     def image(self, track: Track) -> Any:
         """A private container with the same contents, all of which are now relied on."""
         if track.image is None:
-            row = _IMAGE.get(type(track.obj))
+            row = _IMAGE.get(type(track.obj)) or _IMAGE.get(container_base(type(track.obj)) or object)
             if row is None:
                 raise Unsupported("CAP011", at=self.loc(), detail=f"{type(track.obj).__name__} from {track.source}")
             self.use(track)
@@ -243,7 +253,7 @@ _WRAP[torch.nn.Parameter] = _WRAP[torch.Tensor]
 
 def _image_list(world: World, track: Track) -> Any:
     world.guard(track.source, "length", len(track.obj))
-    return [world.wrap(x, Item(track.source, i)) for i, x in enumerate(track.obj)]
+    return [world.wrap(x, Item(track.source, i)) for i, x in enumerate(list.__iter__(track.obj))]
 
 
 def _image_deque(world: World, track: Track) -> Any:
@@ -259,12 +269,12 @@ def is_key(key: Any) -> bool:
 
 
 def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
-    keys = tuple(track.obj)
+    keys = tuple(dict.keys(track.obj)) if isinstance(track.obj, dict) else tuple(track.obj)
     for key in keys:
         if not is_key(key):
             raise Unsupported("CAP011", at=world.loc(), detail=f"dictionary key of type {type(key).__name__} in {track.source}")
     world.guard(track.source, "dict_keys", keys)
-    return [(k, world.wrap(v, item_of(track.source, k))) for k, v in track.obj.items()]
+    return [(k, world.wrap(v, item_of(track.source, k))) for k, v in (dict.items(track.obj) if isinstance(track.obj, dict) else track.obj.items())]
 
 
 def _image_set(world: World, track: Track) -> Any:
