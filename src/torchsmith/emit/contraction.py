@@ -4,7 +4,7 @@ In: a Contract (ir/kernel.py) inside a kernel being printed. Out: lines in the e
 
     tile(acc, a, step, ka, b, kb, n):   acc[m][v] += sum over k < n of splat(a[m * step + k * ka]) * b[k * kb + 16 v ...]
 
-`acc` holds rows x vectors accumulators, which the compiler keeps in registers while k runs; between taps they rest in the kernel's scratch.
+rows x vectors accumulators stay in registers while k runs; between chunks of k and between taps their sums rest in the kernel's scratch.
 A tile whose rows all exist, and whose taps all fall inside the input, reads rows at a fixed step; any other reads them through a table of
 pointers, where a tap in the padding points at zeros and a row past the end at the last real one (computed, then dropped).
 """
@@ -20,6 +20,7 @@ from ..ir.linear import Linear, const_of
 from .c import STATEMENTS, STORED, Emitter, Val
 
 LANES = 16
+CHUNK = 256  # partial sums of this many products are added up, so that the error grows with the chunks, not with k
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
 # storage type -> C text of one f32 from memory: scalar of `a`, 16 lanes of `b`
 _SCALAR = {"f32": "{}", "bf16": "up_bf16({})", "f16": "up_f16({})"}
@@ -37,21 +38,23 @@ def tile_function(rows: int, vectors: int, a: DType, b: DType, pointers: bool) -
     """(name, C text) of the multiply-add tile; `pointers`: rows come as a table of addresses instead of a fixed step."""
     name = f"tile_{rows}x{vectors}_{a}_{b}{'_p' if pointers else ''}"
     source = f"const {STORED[a.name]}a *const *a" if pointers else f"const {STORED[a.name]}a *a, i64 step"
-    acc = [[f"c{m}_{v}" for v in range(vectors)] for m in range(rows)]
+    acc = [(f"c{m}_{v}", f"acc + {LANES * (m * vectors + v)}") for m in range(rows) for v in range(vectors)]
     lines = [
         f"static __attribute__((noinline)) void {name}(f32a *acc, {source}, i64 ka, const {STORED[b.name]}a *b, i64 kb, i64 n) {{",
-        *(f"  xf32 {c} = *(xf32u *)(acc + {LANES * (m * vectors + v)});" for m, row in enumerate(acc) for v, c in enumerate(row)),
-        "  _Pragma(\"GCC unroll 4\") for (i64 k = 0; k < n; k++, b += kb) {",
-        *(f"    xf32 w{v} = {_VECTOR[b.name].format(f'b + {LANES * v}')};" for v in range(vectors)),
+        f"  for (i64 k0 = 0; k0 < n; k0 += {CHUNK}) {{",
+        f"    i64 k1 = k0 + {CHUNK} < n ? k0 + {CHUNK} : n;",
+        *(f"    xf32 {c} = {{0}};" for c, _ in acc),
+        '    _Pragma("GCC unroll 4") for (i64 k = k0; k < k1; k++) {',
+        *(f"      xf32 w{v} = {_VECTOR[b.name].format(f'b + k * kb + {LANES * v}')};" for v in range(vectors)),
     ]
-    for m, row in enumerate(acc):
+    for m in range(rows):
         place = f"a[{m}][k * ka]" if pointers else f"a[{m} * step + k * ka]" if m else "a[k * ka]"
-        lines.append(f"    {{ xf32 x = {_SCALAR[a.name].format(place)} - (xf32){{0}};")
-        lines += [f"      {c} = fma_xf32(x, w{v}, {c});" for v, c in enumerate(row)]
-        lines.append("    }")
-    lines.append("  }")
-    lines += [f"  *(xf32u *)(acc + {LANES * (m * vectors + v)}) = {c};" for m, row in enumerate(acc) for v, c in enumerate(row)]
-    lines.append("}")
+        lines.append(f"      {{ xf32 x = {_SCALAR[a.name].format(place)} - (xf32){{0}};")
+        lines += [f"        c{m}_{v} = fma_xf32(x, w{v}, c{m}_{v});" for v in range(vectors)]
+        lines.append("      }")
+    lines.append("    }")
+    lines += [f"    *(xf32u *)({place}) += {c};" for c, place in acc]
+    lines.append("  }\n}")
     return name, "\n".join(lines) + "\n"
 
 

@@ -22,11 +22,12 @@ loop on a path, innermost; `grid` axes come first and are flattened row-major in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from . import dtype as dt
 from .dtype import DType
-from .expr import Axis, Expr, Load, Sym, Var
+from .expr import Axis, Const, Expr, Fold, Load, Sym, Var, const, convert, op, substitute
 from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
 
 AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
@@ -106,8 +107,45 @@ class Contract:
     a: Load
     b: Load
 
+    def meaning(self) -> Loop:
+        """The same tile in plain statements: what the verifier checks and the interpreter runs."""
+        width = 16 * self.vectors
+        old, partial = Var("tile_a0", dt.f32), Var("tile_b0", dt.f32)
+        update = op("add", old, op("mul", convert(self.a, dt.f32), convert(self.b, dt.f32)))
+        combine = op("add", old, partial)
+        total = Fold((*self.taps, (self.k, self.extent)), (Const(dt.f32, 0.0),), (update,), (combine,), prefix="tile_")
+        store = StoreStmt(self.acc, (self.m * width + self.n,), total)
+        return Loop(self.m, self.live, "serial", (Loop(self.n, const(width), "vector", (store,)),))
+
 
 Stmt = Loop | Let | StoreStmt | Contract
+
+
+def expressions(s: Stmt) -> tuple[Expr, ...]:
+    """Every expression in a statement and the statements it holds."""
+    if isinstance(s, Loop):
+        return (s.extent, *(e for _, a, b in s.carry for e in (a, b)), *(e for inner in s.body for e in expressions(inner)))
+    if isinstance(s, StoreStmt):
+        return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
+    if isinstance(s, Contract):
+        return (s.live, s.extent, *(e for _, e in s.taps), s.a, s.b)
+    return (s.value,)
+
+
+def rewrite(s: Stmt, table: dict[Expr, Expr], rename: dict[str, str]) -> Stmt:
+    """The statement with expressions replaced by `table` and stored buffers by `rename`."""
+    if isinstance(s, Loop):
+        carry = tuple((v, substitute(a, table), substitute(b, table)) for v, a, b in s.carry)
+        return replace(s, carry=carry, body=tuple(rewrite(inner, table, rename) for inner in s.body))
+    if isinstance(s, StoreStmt):
+        mask = None if s.mask is None else substitute(s.mask, table)
+        index = tuple(substitute(i, table) for i in s.index)
+        return replace(s, buf=rename.get(s.buf, s.buf), index=index, value=substitute(s.value, table), mask=mask)
+    if isinstance(s, Contract):
+        a, b = substitute(s.a, table), substitute(s.b, table)
+        assert isinstance(a, Load) and isinstance(b, Load)
+        return replace(s, a=a, b=b)
+    return replace(s, value=substitute(s.value, table))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .dtype import DType
 from .expr import Axis, Expr
-from .kernel import Kernel, Let, Loop, Scheduled, StoreStmt
+from .kernel import Contract, Kernel, Let, Loop, Scheduled, StoreStmt
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace
 from .program import (
     Bind,
@@ -248,6 +248,12 @@ def _store_stmt(s: StoreStmt) -> Lines:
     yield f"store {s.mode} {s.buf}{_exprs(s.index)} = {print_expr(s.value)}{mask}"
 
 
+def _contract(c: Contract) -> Lines:
+    yield f"contract {c.acc} {c.rows}x{16 * c.vectors} [{_axes(((c.m, c.live), *c.taps, (c.k, c.extent)))}] lanes {c.n.name}"
+    yield f"  {print_expr(c.a)}"
+    yield f"  {print_expr(c.b)}"
+
+
 def _let(let: Let) -> Lines:
     yield f"let {print_expr(let.var)} = {print_expr(let.value)}"
 
@@ -268,6 +274,7 @@ _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     Kernel: _kernel,
     Loop: _loop,
     StoreStmt: _store_stmt,
+    Contract: _contract,
     Let: _let,
     Launch: _launch,
     Alloc: lambda s: iter([f"alloc {s.buf}"]),

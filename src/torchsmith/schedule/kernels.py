@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from ..ir.expr import Expr, Load, Sym, const, op, walk
 from ..ir.kernel import Kernel, Loop, Param, Scheduled, Stmt, StoreStmt
+from ..ir.linear import const_of
 from ..ir.program import Buffer, Cond, Element, Layout, Program, Repeat, Stage
 from ..options import Options
+from .contraction import Contraction, choose_tile, form_contraction, pack, recognise
 
 
 def row_major(shape: tuple[Expr, ...]) -> Layout:
@@ -47,6 +49,17 @@ def stage_kernel(stage: Stage, buffers: dict[str, Buffer]) -> Kernel:
     return Kernel(stage.origin or "k", params, syms, (), const(1), (), body, origins=(stage.origin, stage.loc))
 
 
+def contraction_kernels(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Kernel, Kernel]:
+    """Pack the right-hand operand (into a new buffer, entered in `buffers`), then multiply."""
+    tile = choose_tile(const_of(c.rows[-1][1]), const_of(c.n[1]))
+    packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tile[1])
+    buffers[packed.name] = packed
+    (store,) = c.stage.stores
+    stores = (replace(store, value=c.value),)
+    origins = (c.stage.origin, c.stage.loc)
+    return stage_kernel(packing, buffers), form_contraction(c, stores, packed, tile, buffers, origins)
+
+
 def form_kernels(program: Program, options: Options) -> Scheduled:
     """Group stages into kernels."""
     buffers = choose_layouts(program)
@@ -55,7 +68,11 @@ def form_kernels(program: Program, options: Options) -> Scheduled:
         out: list[Element] = []
         for e in body:
             if isinstance(e, Stage):
-                out.append(stage_kernel(e, buffers))  # type: ignore[arg-type]
+                product = recognise(e)
+                if product is not None:
+                    out.extend(contraction_kernels(product, buffers))  # type: ignore[arg-type]
+                else:
+                    out.append(stage_kernel(e, buffers))  # type: ignore[arg-type]
             elif isinstance(e, Cond):
                 out.append(Cond(e.pred, form(e.then), form(e.orelse)))
             elif isinstance(e, Repeat):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
-from ..ir.kernel import Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt
+from ..ir.kernel import Contract, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite
 from ..ir.program import Bind, Buffer, Check, Cond, Extern, Fresh, Layout, Program, Repeat
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
@@ -129,6 +129,8 @@ def _reads_where_it_writes(body: tuple[Stmt, ...], src: str, dst: str) -> bool:
         found: set[tuple[Expr, ...]] = set()
         if isinstance(stmt, Let):
             found = _load_indices(stmt.value, dst)
+        elif isinstance(stmt, Contract) and dst in (stmt.a.buf, stmt.b.buf):
+            return False
         elif isinstance(stmt, StoreStmt):
             found = _load_indices(stmt.value, dst).union(*(_load_indices(e, dst) for e in stmt.index))
         if found and not (len(stores) == 1 and i <= stores[0] and found == {body[stores[0]].index}):  # type: ignore[union-attr]
@@ -146,7 +148,7 @@ def _rename(kernel: Kernel, old: str, new: Buffer) -> Kernel:
         return kernel
     assert new.layout is not None
     table: dict[Expr, Expr] = {}
-    for n in (n for s in kernel.body for e in _exprs(s) for n in walk(e)):
+    for n in (n for s in kernel.body for e in expressions(s) for n in walk(e)):
         if isinstance(n, Load) and n.buf == old:  # children come first, so an index that loads `old` is renamed already
             other = (None, None) if n.mask is None or n.other is None else (substitute(n.mask, table), substitute(n.other, table))
             table[n] = Load(new.name, n.dtype, _all(n.index, table), *other)
@@ -157,27 +159,8 @@ def _rename(kernel: Kernel, old: str, new: Buffer) -> Kernel:
         params[q.buf] = replace(q, written=q.written or have.written) if have else q
     sizes = [*new.shape, *new.layout.strides]
     syms = dict.fromkeys((*kernel.syms, *sorted((n for n in walk(*sizes) if isinstance(n, Sym)), key=lambda s: s.name)))
-    body = tuple(_map_stmt(s, old, new.name, dict(table)) for s in kernel.body)
+    body = tuple(rewrite(s, table, {old: new.name}) for s in kernel.body)
     return replace(kernel, params=tuple(params.values()), syms=tuple(syms), body=body)
-
-
-def _exprs(stmt: Stmt) -> tuple[Expr, ...]:
-    if isinstance(stmt, Loop):
-        return (stmt.extent, *(e for _, a, b in stmt.carry for e in (a, b)), *(e for s in stmt.body for e in _exprs(s)))
-    if isinstance(stmt, StoreStmt):
-        return (*stmt.index, stmt.value, *(() if stmt.mask is None else (stmt.mask,)))
-    return (stmt.value,)
-
-
-def _map_stmt(stmt: Stmt, old: str, new: str, table: dict[Expr, Expr]) -> Stmt:
-    if isinstance(stmt, Loop):
-        carry = tuple((v, substitute(a, table), substitute(b, table)) for v, a, b in stmt.carry)
-        return replace(stmt, carry=carry, body=tuple(_map_stmt(s, old, new, table) for s in stmt.body))
-    if isinstance(stmt, StoreStmt):
-        mask = None if stmt.mask is None else substitute(stmt.mask, table)
-        buf = new if stmt.buf == old else stmt.buf
-        return replace(stmt, buf=buf, index=_all(stmt.index, table), value=substitute(stmt.value, table), mask=mask)
-    return replace(stmt, value=substitute(stmt.value, table))
 
 
 def _all(es: tuple[Expr, ...], table: dict[Expr, Expr]) -> tuple[Expr, ...]:
