@@ -456,7 +456,7 @@ static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
   switch (g->kind) {
   case GUARD_TENSOR: return ts_is_tensor(v) ? ts_tensor_check(g->tensor, v) : 0;
   case GUARD_IDENTITY: *is_static = on_static; return v == g->value;
-  case GUARD_WEAK_IDENTITY: *is_static = on_static; return PyWeakref_GET_OBJECT(g->value) == v;
+  case GUARD_WEAK_IDENTITY: *is_static = on_static; return v != Py_None && PyWeakref_GET_OBJECT(g->value) == v;
   case GUARD_TYPE:
     if (c->build && (on_static || c->status[g->node] == ST_PINNED)) note_type(c, g->node, v), *is_static = 1;
     return (PyObject *)Py_TYPE(v) == g->value;

@@ -218,28 +218,38 @@ static int dims_at(Example *e, int o) {
   return !memcmp(p, e->sizes, (size_t)e->ndim * 8) && !memcmp(q, e->strides, (size_t)e->ndim * 8);
 }
 
-/* requires_grad: the one byte that follows requires_grad_(True/False) on plain leaves, and the pointer that only non-leaves have. */
-static void probe_grad(PyObject *leaf_on, PyObject *leaf_off, PyObject *nonleaf) {
-  char *on = *(char **)(impl_of(leaf_on) + T.o_autograd), *off = *(char **)(impl_of(leaf_off) + T.o_autograd);
-  char *non = *(char **)(impl_of(nonleaf) + T.o_autograd);
-  if (!on || !off || !non || *(void **)on != *(void **)off || *(void **)on != *(void **)non) return;
-  size_t n = malloc_usable_size(on), m = malloc_usable_size(off), k = malloc_usable_size(non);
-  if (m < n) n = m;
-  if (k < n) n = k;
-  if (n > 512) n = 512;
+/* requires_grad: the one byte that follows requires_grad_(True/False) on plain leaves, and the pointer that only non-leaves have.
+ * leaves: (on, off, nonleaf) triples; several, because padding bytes hold anything. */
+static void probe_grad(PyObject *leaves) {
+  Py_ssize_t n = PyTuple_GET_SIZE(leaves);
+  char *m[48];
+  size_t size = 512;
+  if (n < 3 || n % 3 || n > 48) return;
+  for (Py_ssize_t i = 0; i < n; i++) {
+    m[i] = *(char **)(impl_of(PyTuple_GET_ITEM(leaves, i)) + T.o_autograd);
+    if (!m[i] || *(void **)m[i] != *(void **)m[0]) return;
+    size_t s = malloc_usable_size(m[i]);
+    if (s < size) size = s;
+  }
   int byte = -1, fn = -1;
-  for (size_t i = 8; i < n; i++)
-    if (on[i] == 1 && off[i] == 0 && non[i] == 0) { if (byte >= 0) return; byte = (int)i; }
-  for (size_t i = 8; i + 8 <= n; i += 8)
-    if (!*(void **)(on + i) && !*(void **)(off + i) && *(uintptr_t *)(non + i) > 4096) { if (fn >= 0) return; fn = (int)i; }
+  for (size_t o = 8; o < size; o++) {
+    int good = 1;
+    for (Py_ssize_t i = 0; good && i < n; i++) good = m[i][o] == (i % 3 == 0);
+    if (good) { if (byte >= 0) return; byte = (int)o; }
+  }
+  for (size_t o = 8; o + 8 <= size; o += 8) {
+    int good = 1;
+    for (Py_ssize_t i = 0; good && i < n; i++) good = i % 3 == 2 ? *(uintptr_t *)(m[i] + o) > 4096 : !*(void **)(m[i] + o);
+    if (good) { if (fn >= 0) return; fn = (int)o; }
+  }
   if (byte < 0 || fn < 0) return;
-  T.o_requires = byte, T.o_grad_fn = fn, T.autograd_vtable = *(void **)on;
+  T.o_requires = byte, T.o_grad_fn = fn, T.autograd_vtable = *(void **)m[0];
   T.raw_grad = 1;
 }
 
 static void *symbol(void *lib, const char *name) { return lib ? dlsym(lib, name) : NULL; }
 
-/* setup_tensor(libtorch_path, TensorBase, requires_grad_getset, dispatch_keys, examples, itemsizes {code: bytes}, (on, off, nonleaf)) -> dict */
+/* setup_tensor(libtorch_path, TensorBase, requires_grad_getset, dispatch_keys, examples, itemsizes {code: bytes}, (on, off, nonleaf, on, ...)) -> dict */
 PyObject *ts_setup_tensor(PyObject *self, PyObject *args) {
   const char *path;
   PyObject *base, *grad, *keys, *examples, *itemsizes, *leaves, *k, *v;
@@ -305,8 +315,7 @@ PyObject *ts_setup_tensor(PyObject *self, PyObject *args) {
   T.o_keys = unique(keys_at, ex, n, 8), T.o_dims = unique(dims_at, ex, n, 8);
   T.o_dtype = unique(dtype_at, ex, n, 2), T.o_device = unique(device_at, ex, n, 2), T.o_autograd = unique(autograd_at, ex, n, 8);
   T.raw = T.o_keys > 0 && T.o_dims > 0 && T.o_dtype > 0 && T.o_device > 0;
-  if (T.raw && T.o_autograd > 0 && PyTuple_GET_SIZE(leaves) == 3)
-    probe_grad(PyTuple_GET_ITEM(leaves, 0), PyTuple_GET_ITEM(leaves, 1), PyTuple_GET_ITEM(leaves, 2));
+  if (T.raw && T.o_autograd > 0) probe_grad(leaves);
   PyMem_Free(ex);
   return Py_BuildValue("{s:n,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "cdata", T.cdata, "raw", T.raw, "raw_grad", T.raw_grad, "keys", T.o_keys,
                        "dims", T.o_dims, "dtype", T.o_dtype, "device", T.o_device, "autograd", T.o_autograd, "requires", T.o_requires,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 from ..ir.expr import Const, Expr, Sym
 from . import _frame
@@ -56,25 +57,34 @@ def _autocast() -> tuple[Any, ...]:
     return (*rows, torch.is_autocast_cache_enabled() if any(r[1] for r in rows) else None)
 
 
-def _function_modes() -> tuple[type, ...]:
-    return tuple(type(torch._C._get_function_stack_at(i)) for i in range(torch._C._len_torch_function_stack()))
+_CPU = torch.device("cpu")
+
+
+def _function_modes() -> list[Any]:
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def _default_device(modes: Sequence[Any]) -> torch.device:
+    """Both `with torch.device(...)` and set_default_device are modes; asking torch would call the modes' own functions."""
+    return next((m.device for m in reversed(modes) if isinstance(m, DeviceContext)), _CPU)
 
 
 def global_state() -> GlobalState:
     """The present process and thread state."""
+    modes = _function_modes()
     return GlobalState(
         grad_enabled=torch.is_grad_enabled(),
         inference_mode=torch.is_inference_mode_enabled(),
         autocast=_autocast(),
         default_dtype=torch.get_default_dtype(),
-        default_device=torch.get_default_device(),
+        default_device=_default_device(modes),
         deterministic=(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.utils.deterministic.fill_uninitialized_memory,
             torch._C._is_torch_function_enabled(),
         ),
-        torch_function_modes=_function_modes(),
+        torch_function_modes=tuple(map(type, modes)),
     )
 
 
@@ -144,7 +154,7 @@ def _item(base: Any, key: Any) -> Any:
     if isinstance(base, types.CellType):
         return _cell_value(base)
     if isinstance(base, (list, tuple)):
-        return base[key] if -len(base) <= key < len(base) else MISSING
+        return base[key] if isinstance(key, int) and -len(base) <= key < len(base) else MISSING
     if isinstance(base, dict):
         return dict.get(base, key, MISSING)
     return MISSING
@@ -592,12 +602,14 @@ def setup() -> dict[str, Any]:
     C = torch._C
     # inference mode off and dispatch modes away: the examples must be ordinary tensors
     with torch.inference_mode(False), torch.enable_grad(), C.DisableTorchFunctionSubclass():
-        on, off = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
-        off.requires_grad_(False)
+        leaves: list[torch.Tensor] = []
+        for _ in range(12):
+            on, off = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+            leaves += [on, off.requires_grad_(False), on * 2]
         itemsizes = {d: d.itemsize for d in vars(torch).values() if isinstance(d, torch.dtype)}
         getter = C.TensorBase.__dict__["requires_grad"]
         cpu = str(lib / "libtorch_cpu.so")
-        found = _frame.setup_tensor(cpu, C.TensorBase, getter, _raw_keys, _examples(), itemsizes, (on, off, on * 2))
+        found = _frame.setup_tensor(cpu, C.TensorBase, getter, _raw_keys, _examples(), itemsizes, tuple(leaves))
     foreign = 0
     for key in ("Tracer", "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode",
                 "FuncTorchVmapMode", "PythonDispatcher", "PreDispatch", "Functionalize"):  # fmt: skip
