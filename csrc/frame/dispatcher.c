@@ -15,6 +15,7 @@ typedef struct {
   PyObject *entries; /* tuple of Entry, replaced as a whole */
   PyObject *on_miss; /* callable(dispatcher, function, args, kwargs) -> result | RUN_HOOKED | RUN_PLAIN */
   PyObject *state;   /* whatever Python keeps here */
+  PyObject *key;     /* names the settings: functions compiled by the hook under them belong together */
   PyObject *dict, *weakrefs;
   int argcount, posonly, kwonly, has_args, has_kwargs, n_params;
   int last;  /* entry that served last */
@@ -135,9 +136,19 @@ static PyObject *run_plain(Dispatcher *d, PyObject *const *args, Py_ssize_t narg
 
 /* Run the function as it is; functions it calls may be compiled by the hook. */
 static PyObject *run_eager(Dispatcher *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, int hook) {
-  if (hook) ts_hook_enter();
+  if (!hook) {
+    int was = ts_hook_suspend(); /* not even the hook of a caller */
+    PyObject *result = run_plain(d, args, nargs, kwnames);
+    ts_hook_resume(was);
+    return result;
+  }
+  Py_INCREF(d);
+  PyObject *key = Py_NewRef(d->key);
+  HookState before = ts_hook_enter(key);
   PyObject *result = run_plain(d, args, nargs, kwnames);
-  if (hook) ts_hook_leave();
+  ts_hook_leave(before);
+  Py_DECREF(key);
+  Py_DECREF(d);
   return result;
 }
 
@@ -261,17 +272,17 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kw
   d->self_obj = bound && bound != Py_None ? Py_NewRef(bound) : NULL;
   d->on_miss = Py_NewRef(on_miss);
   d->entries = PyTuple_New(0);
-  d->state = Py_NewRef(Py_None);
+  d->state = Py_NewRef(Py_None), d->key = Py_NewRef(Py_None);
   if (!d->names || !d->free_names || !d->entries || PyErr_Occurred()) { Py_DECREF(d); return NULL; }
   return (PyObject *)d;
 }
 
 static int dispatcher_traverse(Dispatcher *d, visitproc visit, void *arg) {
-  Py_VISIT(d->fn); Py_VISIT(d->self_obj); Py_VISIT(d->code); Py_VISIT(d->entries); Py_VISIT(d->on_miss); Py_VISIT(d->state); Py_VISIT(d->dict);
+  Py_VISIT(d->fn); Py_VISIT(d->self_obj); Py_VISIT(d->code); Py_VISIT(d->entries); Py_VISIT(d->on_miss); Py_VISIT(d->state); Py_VISIT(d->key); Py_VISIT(d->dict);
   return 0;
 }
 static int dispatcher_clear(Dispatcher *d) {
-  Py_CLEAR(d->self_obj); Py_CLEAR(d->on_miss); Py_CLEAR(d->state); Py_CLEAR(d->dict);
+  Py_CLEAR(d->self_obj); Py_CLEAR(d->on_miss); Py_CLEAR(d->state); Py_CLEAR(d->key); Py_CLEAR(d->dict);
   Py_CLEAR(d->fn); Py_CLEAR(d->code); Py_CLEAR(d->entries);
   return 0;
 }
@@ -364,6 +375,7 @@ static PyMemberDef dispatcher_members[] = {
     {"free_names", T_OBJECT, offsetof(Dispatcher, free_names), READONLY, "closure names in order"},
     {"on_miss", T_OBJECT, offsetof(Dispatcher, on_miss), 0, NULL},
     {"state", T_OBJECT, offsetof(Dispatcher, state), 0, "what Python keeps for this function"},
+    {"key", T_OBJECT, offsetof(Dispatcher, key), 0, "hashable by identity; names the settings"},
     {"eager", T_INT, offsetof(Dispatcher, eager), 0, "1: run as it is under the hook, 2: without"},
     {NULL},
 };

@@ -1,17 +1,199 @@
-/* The PEP 523 hook (to come): captures functions called while a frame that could not be captured runs as it is. */
+/* The PEP 523 hook: while a frame that could not be captured runs as it is, functions it calls are captured.
+ *
+ * Installed only as long as somebody asks (ts_hook_enter .. ts_hook_leave), active only in the threads that asked; whatever
+ * evaluator was there before is called for every frame that is not ours and is put back afterwards. What is known of a code
+ * object stands in its extra slot: a dict {settings key: Dispatcher | None (skip)}.
+ */
+#define Py_BUILD_CORE 1
 #include "frame.h"
+#undef _PyGC_FINALIZED /* defined again by the internal headers of 3.11 */
+#include "internal/pycore_frame.h"
+#include <pthread.h>
 
-void ts_hook_enter(void) {}
-void ts_hook_leave(void) {}
-int ts_hook_suspend(void) { return 0; }
-void ts_hook_resume(int before) {}
-int ts_hook_init(PyObject *module) { return 0; }
-static PyObject *hook_suspend(PyObject *self, PyObject *unused) { return PyLong_FromLong(ts_hook_suspend()); }
-static PyObject *hook_resume(PyObject *self, PyObject *before) {
-  ts_hook_resume((int)PyLong_AsLong(before));
+#if PY_VERSION_HEX < 0x030C0000
+#define FRAME_CODE(f) ((f)->f_code)
+#define FRAME_FUNCTION(f) ((PyObject *)(f)->f_func)
+#define RequestIndex _PyEval_RequestCodeExtraIndex
+#define GetExtra _PyCode_GetExtra
+#define SetExtra _PyCode_SetExtra
+#else
+#define RequestIndex PyUnstable_Eval_RequestCodeExtraIndex
+#define GetExtra PyUnstable_Code_GetExtra
+#define SetExtra PyUnstable_Code_SetExtra
+#define FRAME_FUNCTION(f) ((f)->f_funcobj)
+#if PY_VERSION_HEX < 0x030D0000
+#define FRAME_CODE(f) ((f)->f_code)
+#else
+#define FRAME_CODE(f) ((PyCodeObject *)(f)->f_executable)
+#endif
+#endif
+
+typedef struct _PyInterpreterFrame RawFrame;
+
+static Py_ssize_t extra_index = -1;
+static PyObject *on_frame;          /* callable(key, function) -> Dispatcher | None: first time a code object is met under a key */
+static _PyFrameEvalFunction before; /* evaluator that was installed when we came */
+static int users;                   /* enters without leave, over all threads */
+static int buried;                  /* somebody installed another evaluator on top of ours: we stay where we are */
+static _Thread_local int active, depth;
+static _Thread_local PyObject *key; /* whose settings apply; borrowed from the dispatcher being run */
+
+static PyObject *evaluate(PyThreadState *ts, RawFrame *frame, int throwflag) {
+  return before ? before(ts, frame, throwflag) : _PyEval_EvalFrameDefault(ts, frame, throwflag);
+}
+
+/* ------------------------------------------------------------------ leaving a frame that we did not run */
+#if PY_VERSION_HEX >= 0x030C0000
+static PyCodeObject *stub; /* `def stub(): return None`: running it makes the interpreter clear and pop the frame */
+
+static void retire(PyThreadState *ts, RawFrame *frame) {
+  PyObject *error = PyErr_GetRaisedException();
+  PyCodeObject *code = FRAME_CODE(frame);
+  for (int i = 0; i < code->co_nlocalsplus; i++) Py_CLEAR(frame->localsplus[i]);
+#if PY_VERSION_HEX < 0x030D0000
+  frame->f_code = (PyCodeObject *)Py_NewRef(stub);
+  frame->prev_instr = _PyCode_CODE(stub) - 1;
+#else
+  frame->f_executable = Py_NewRef(stub);
+  frame->instr_ptr = _PyCode_CODE(stub);
+#endif
+  frame->stacktop = stub->co_nlocalsplus;
+  Py_DECREF(code);
+  PyObject *none = _PyEval_EvalFrameDefault(ts, frame, 0);
+  Py_XDECREF(none);
+  PyErr_SetRaisedException(error);
+}
+#else
+static void retire(PyThreadState *ts, RawFrame *frame) {} /* 3.11: the caller clears and pops */
+#endif
+
+/* ------------------------------------------------------------------ the hook */
+/* Borrowed Dispatcher for this code under the present key; NULL: skip (or an error, cleared: a broken policy must not break programs). */
+static PyObject *known(PyCodeObject *code, PyObject *function) {
+  void *slot = NULL;
+  if (GetExtra((PyObject *)code, extra_index, &slot) < 0) { PyErr_Clear(); return NULL; }
+  PyObject *table = slot, *found;
+  if (table && (found = PyDict_GetItemWithError(table, key))) return found == Py_None ? NULL : found;
+  if (PyErr_Occurred()) { PyErr_Clear(); return NULL; }
+  int was = ts_hook_suspend();
+  found = on_frame ? PyObject_CallFunctionObjArgs(on_frame, key, function, NULL) : Py_NewRef(Py_None);
+  ts_hook_resume(was);
+  if (!found) { PyErr_WriteUnraisable(function); return NULL; }
+  if (GetExtra((PyObject *)code, extra_index, &slot) == 0 && slot) table = slot; /* the callback may have come here itself */
+  else if (!(table = PyDict_New()) || SetExtra((PyObject *)code, extra_index, table) < 0) { Py_XDECREF(table); table = NULL; }
+  if (!table || PyDict_SetItem(table, key, found) < 0) PyErr_Clear(), table = NULL;
+  Py_DECREF(found);
+  if (!table || found == Py_None) return NULL;
+  return found; /* the table holds it */
+}
+
+static PyObject *hook(PyThreadState *ts, RawFrame *frame, int throwflag) {
+  if (!active || throwflag || frame->owner != FRAME_OWNED_BY_THREAD) return evaluate(ts, frame, throwflag);
+  PyCodeObject *code = FRAME_CODE(frame);
+  int flags = code->co_flags;
+  PyObject *function = FRAME_FUNCTION(frame);
+  if (!(flags & CO_OPTIMIZED) || flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR) || !function || !PyFunction_Check(function))
+    return evaluate(ts, frame, throwflag);
+  PyObject *dispatcher = known(code, function), *result = NULL;
+  if (!dispatcher || !Py_IS_TYPE(dispatcher, &Dispatcher_Type)) return evaluate(ts, frame, throwflag);
+  Py_INCREF(dispatcher);
+  int r = ts_dispatcher_frame(dispatcher, frame->localsplus, function, &result);
+  Py_DECREF(dispatcher);
+  if (r == 0) return evaluate(ts, frame, throwflag);
+  retire(ts, frame);
+  return r < 0 ? NULL : result;
+}
+
+/* ------------------------------------------------------------------ switching on and off */
+HookState ts_hook_enter(PyObject *new_key) {
+  HookState s = {active, key};
+  PyInterpreterState *interp = PyInterpreterState_Get();
+  _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interp);
+  if (now == hook) buried = 0;
+  else if (!(buried && users)) {
+    before = now == _PyEval_EvalFrameDefault ? NULL : now;
+    buried = 0;
+    _PyInterpreterState_SetEvalFrameFunc(interp, hook);
+  }
+  users++, depth++;
+  active = 1;
+  key = new_key;
+  return s;
+}
+
+void ts_hook_leave(HookState s) {
+  active = s.active, key = s.key;
+  depth--;
+  if (--users > 0) return;
+  PyInterpreterState *interp = PyInterpreterState_Get();
+  _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interp);
+  if (now == hook) _PyInterpreterState_SetEvalFrameFunc(interp, before ? before : _PyEval_EvalFrameDefault);
+  else buried = now != _PyEval_EvalFrameDefault && now != before;
+}
+
+int ts_hook_suspend(void) {
+  int was = active;
+  active = 0;
+  return was;
+}
+void ts_hook_resume(int was) { active = was; }
+
+static void after_fork(void) { users = depth; } /* only the forking thread lives on */
+
+/* ------------------------------------------------------------------ module */
+static void free_table(void *table) { Py_XDECREF((PyObject *)table); }
+
+static PyObject *py_suspend(PyObject *self, PyObject *unused) { return PyLong_FromLong(ts_hook_suspend()); }
+static PyObject *py_resume(PyObject *self, PyObject *was) {
+  ts_hook_resume((int)PyLong_AsLong(was));
   if (PyErr_Occurred()) return NULL;
   Py_RETURN_NONE;
 }
-PyMethodDef ts_hook_methods[] = {{"hook_suspend", hook_suspend, METH_NOARGS, "switch the hook off in this thread; returns what hook_resume wants"},
-                                 {"hook_resume", hook_resume, METH_O, NULL},
-                                 {NULL}};
+static PyObject *py_setup(PyObject *self, PyObject *fn) {
+  Py_XSETREF(on_frame, Py_NewRef(fn));
+  Py_RETURN_NONE;
+}
+static PyObject *py_installed(PyObject *self, PyObject *unused) {
+  return PyBool_FromLong(_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == hook);
+}
+/* run_hooked(key, function, *args): call with the hook on, as a Dispatcher does for a function that cannot be captured */
+static PyObject *py_run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+  if (n < 2) { PyErr_SetString(PyExc_TypeError, "run_hooked(key, function, *args)"); return NULL; }
+  HookState s = ts_hook_enter(args[0]);
+  PyObject *result = PyObject_Vectorcall(args[1], args + 2, (size_t)(n - 2), NULL);
+  ts_hook_leave(s);
+  return result;
+}
+/* forget(function): what the hook knows of its code */
+static PyObject *py_forget(PyObject *self, PyObject *function) {
+  if (!PyFunction_Check(function)) { PyErr_SetString(PyExc_TypeError, "forget takes a function"); return NULL; }
+  if (SetExtra(PyFunction_GET_CODE(function), extra_index, NULL) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef ts_hook_methods[] = {
+    {"hook_suspend", py_suspend, METH_NOARGS, "switch the hook off in this thread; returns what hook_resume wants"},
+    {"hook_resume", py_resume, METH_O, NULL},
+    {"hook_installed", py_installed, METH_NOARGS, "is our evaluator the interpreter's present one?"},
+    {"setup_hook", py_setup, METH_O, "set the callback (key, function) -> Dispatcher | None"},
+    {"run_hooked", (PyCFunction)(void (*)(void))py_run, METH_FASTCALL, "run_hooked(key, function, *args)"},
+    {"forget", py_forget, METH_O, "forget(function): drop what the hook knows of its code"},
+    {NULL},
+};
+
+int ts_hook_init(PyObject *module) {
+  extra_index = RequestIndex(free_table);
+  if (extra_index < 0) { PyErr_SetString(PyExc_ImportError, "torchsmith: no free extra slot in code objects"); return -1; }
+  pthread_atfork(NULL, NULL, after_fork);
+#if PY_VERSION_HEX >= 0x030C0000
+  PyObject *ns = PyDict_New(), *r;
+  if (!ns) return -1;
+  PyDict_SetItemString(ns, "__builtins__", PyEval_GetBuiltins());
+  r = PyRun_String("def stub(): return None", Py_file_input, ns, ns);
+  PyObject *fn = r ? PyDict_GetItemString(ns, "stub") : NULL;
+  if (fn) stub = (PyCodeObject *)Py_NewRef(PyFunction_GET_CODE(fn));
+  Py_XDECREF(r), Py_DECREF(ns);
+  if (!stub) return -1;
+#endif
+  return 0;
+}

@@ -29,7 +29,9 @@ class Call1:
         self.rows, self.x, self.self_, self.cell = rows, x, self_, types.CellType(cell)
         self.G = {"__builtins__": {"len": len}} if G is None else G
         self.symbols = symbols or {}
-        self.entry = guards.make_entry(rows, [], ("const", 1), None, lambda: (), names=("x", "self"), free_names=("c",), symbols=self.symbols)
+        self.entry = guards.make_entry(
+            rows, [], ("const", 1), None, lambda: (), names=("x", "self"), free_names=("c",), symbols=self.symbols
+        )
 
     def check(self):
         call = Call({"x": self.x, "self": self.self_}, self.G, {"c": self.cell})
@@ -276,7 +278,8 @@ class Color(enum.Enum):
 
 EQUALS = [
     (1, True), (1, 1.0), (0.0, -0.0), ("a", "b"), ((1, 2), (1, 2.0)), (None, 0), (Color.RED, Color.BLUE), (b"a", "a"), (2**80, 2**80 + 1),
-    (1 + 2j, 1 - 2j), (torch.float32, torch.float64), (torch.Size([1]), torch.Size([2])), ({1, 2}, {1}), (slice(1, 2), slice(1, 3)), (float("nan"), 1.0),
+    (1 + 2j, 1 - 2j), (torch.float32, torch.float64), (torch.Size([1]), torch.Size([2])), ({1, 2}, {1}), (slice(1, 2), slice(1, 3)),
+    (float("nan"), 1.0),
 ]  # fmt: skip
 
 
@@ -441,8 +444,8 @@ STATES = {
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "device": lambda: torch.device("meta"),
-    "function mode": lambda: torch.overrides.TorchFunctionMode(),
-    "torch function off": lambda: torch._C.DisableTorchFunctionSubclass(),
+    "function mode": torch.overrides.TorchFunctionMode,
+    "torch function off": torch._C.DisableTorchFunctionSubclass,
 }
 
 
@@ -512,6 +515,8 @@ def test_raw_fields_were_found_here():
 
 
 def test_missing_sources_fail():
-    for source in [Attr(X, "gone", "instance"), Attr(X, "gone"), Item(X, 3), Item(X, "k"), Attr(X, "w", "param"), TensorProperty(X, "size", 0)]:
+    sources = [Attr(X, "gone", "instance"), Attr(X, "gone"), Item(X, 3), Item(X, "k"), Attr(X, "w", "param"), TensorProperty(X, "size", 0)]
+    for source in sources:
         assert not Call1([Guard(source, "equals", 1)], [1]).check()
-    assert not Call1([Guard(X, "tensor", TensorGuard(torch.Tensor, torch.float32, torch.device("cpu"), False, (), (), 0))], "x").check()
+    guard = TensorGuard(torch.Tensor, torch.float32, torch.device("cpu"), False, (), (), 0)
+    assert not Call1([Guard(X, "tensor", guard)], "x").check()

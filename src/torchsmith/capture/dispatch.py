@@ -6,13 +6,15 @@ In: a call that missed (function, args, kwargs) and the function's State. Out: t
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import threading
 import traceback
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ define("API002", "called with a tensor subclass, a fake tensor or a tracer's pro
 define("API003", "the recompile limit was reached", "raise recompile_limit, or pass dynamic=True if sizes change on every call")
 define("API004", "guards fail right after capture", "inputs that share memory or change while they are read cannot be guarded")
 define("API005", "an internal error of torchsmith", "please report it; the function runs as it is")
+define("API007", "nothing to compile", "no tensor operation was found")
 define("API006", "compilation was switched off by set_stance or an environment variable", "set the stance back to default")
 
 
@@ -36,13 +39,17 @@ class RecompileLimitHit(RuntimeError):
     """fullgraph=True and one more compilation than recompile_limit would be needed."""
 
 
+class _NothingToCompile(Unsupported):
+    """A function met by the hook does nothing with tensors: no entry, and no break to report."""
+
+
 class BackendFailed(RuntimeError):
     """A user's backend raised while compiling; the cause is chained."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """What one `torchsmith.compile` call asked for. `compile_graph` has pipeline.compile_graph's signature."""
+    """What one `torchsmith.compile` call asked for; compared by identity. `compile_graph` has pipeline.compile_graph's signature."""
 
     compile_graph: Callable[..., Any]
     options: Options = field(default_factory=Options)
@@ -71,7 +78,7 @@ class State:
 
     settings: Settings
     label: str
-    lock: Any = field(default_factory=threading.RLock)
+    hooked: bool = False  # found by the frame hook, not compiled by the user
     count: int = 0  # graphs captured so far
     broken: dict[Any, int] = field(default_factory=dict)  # signatures of calls that cannot be captured -> calls
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
@@ -80,6 +87,8 @@ class State:
 
 
 ALL: weakref.WeakSet[Any] = weakref.WeakSet()  # every Dispatcher, for reset()
+_LOCK = threading.RLock()  # one capture at a time; a forked child starts with a free one
+os.register_at_fork(after_in_child=_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def _capture(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +101,8 @@ def make_dispatcher(fn: types.FunctionType | None, settings: Settings, *, bound:
     """The compiled callable of a Python function (or, for the hook, of a code object)."""
     label = settings.name or (fn.__qualname__ if fn is not None else code.co_qualname if code is not None else "function")
     d = _frame.Dispatcher(fn, on_miss, bound, code)
-    d.state = State(settings, label)
+    d.state = State(settings, label, hooked=fn is None)
+    d.key = settings
     d.state.dynamic_dims = {k: set(v) for k, v in (settings.shapes or {}).items()}
     ALL.add(d)
     return d
@@ -127,6 +137,10 @@ def _describe_foreign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | No
     return next((type(v).__name__ for v in walk((args, kwargs), 4) if _is_foreign(v)), None)
 
 
+def _has_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(v, (torch.Tensor, torch.nn.Module)) for v in walk((args, kwargs), 4))
+
+
 def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What distinguishes calls of which one could be captured and another not."""
     return (torch.is_grad_enabled(), *map(_kind, args), *((k, _kind(v)) for k, v in kwargs.items()))
@@ -149,14 +163,14 @@ def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwar
     """No entry fits this call."""
     state: State = dispatcher.state
     key = signature(args, kwargs)
-    if key in state.broken:
+    if key in state.broken or (state.hooked and not _has_tensor(args, kwargs)):
         return _run_broken(dispatcher, state, key)
     foreign = _describe_foreign(args, kwargs)
     if foreign is not None:
         events.emit("fallback", code="API002", at=location(fn), detail=foreign)
         return _frame.RUN_PLAIN
     before = dispatcher.entries
-    with state.lock:
+    with _LOCK:
         if dispatcher.entries is not before:  # another thread compiled meanwhile
             done = dispatcher.again(fn, args, kwargs)
             if done is not None:
@@ -165,7 +179,7 @@ def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwar
 
 
 def _run_broken(dispatcher: Any, state: State, key: Any) -> Any:
-    state.broken[key] += 1
+    state.broken[key] = state.broken.get(key, 0) + 1
     if not dispatcher.entries and (len(state.broken) > 4 or state.broken[key] > 32):
         dispatcher.eager = 1  # it never could be captured: do not ask again
     return _frame.RUN_HOOKED
@@ -190,7 +204,8 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
     except Unsupported as why:
         if settings.fullgraph:
             raise
-        events.emit("graph_break", code=why.code, loc=why.at or location(fn), detail=why.detail, name=state.label)
+        if not isinstance(why, _NothingToCompile):
+            events.emit("graph_break", code=why.code, loc=why.at or location(fn), detail=why.detail, name=state.label)
         state.broken[key] = 1
         return _frame.RUN_HOOKED
     d.entries = (*d.entries, entry)
@@ -211,6 +226,32 @@ def _refuse_entry(d: Any, state: State, entry: Any, call: Call, key: Any, fn: ty
     events.emit("graph_break", code="API004", loc=(failed.loc if failed else "") or location(fn), detail=detail, name=state.label)
     state.broken[key] = 1
     return _frame.RUN_HOOKED
+
+
+# ---------------------------------------------------------------- functions met by the frame hook
+
+_LIBRARIES = (str(sysconfig.get_paths()["stdlib"]) + os.sep, *(os.path.dirname(m.__file__ or "") + os.sep for m in (torch,)))
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def is_entry_file(filename: str) -> bool:
+    """Whether functions of this file may be compiled when the hook meets them; torch, the standard library and we ourselves may not."""
+    if filename.startswith(("<frozen", "<torchsmith")) or filename.startswith(_OWN) or filename.startswith(_LIBRARIES[1:]):
+        return False
+    return not filename.startswith(_LIBRARIES[0]) or "site-packages" in filename
+
+
+def on_frame(settings: Settings, fn: types.FunctionType) -> Any:
+    """The Dispatcher for a code object that the hook meets for the first time, or None: never compile it."""
+    code = fn.__code__
+    if not is_entry_file(code.co_filename) or (code.co_name.startswith("<") and code.co_name != "<lambda>"):
+        return None
+    if getattr(fn, "_torchsmith_disabled", False) or code.co_name in ("__init__", "__new__", "__repr__", "__del__", "__getattr__"):
+        return None
+    return make_dispatcher(None, replace(settings, fullgraph=False, name=None), code=code)
+
+
+_frame.setup_hook(on_frame)
 
 
 def _suspended(work: Callable[..., Any], *args: Any) -> Any:
@@ -235,6 +276,8 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
     try:
         with events.timed("capture", graph=name):
             captured = _capture_with_retry(state, fn, args, kwargs)
+        if state.hooked and not any(n.op.startswith("call") for n in captured.graph.graph.nodes):
+            raise _NothingToCompile("API007", at=location(fn))
         compiled = _compile(state, captured, call, name)
     except (Unsupported, BackendFailed):
         raise
@@ -403,10 +446,10 @@ def reset() -> None:
     """Forget every compilation."""
     for d in list(ALL):
         state: State = d.state
-        with state.lock:
+        with _LOCK:
             d.entries = ()
             d.eager = 0
-            d.state = State(state.settings, state.label)
+            d.state = State(state.settings, state.label, hooked=state.hooked)
 
 
 # ---------------------------------------------------------------- profiler
