@@ -21,7 +21,7 @@ from .outputs import describe_outputs
 from .schema import OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import FunctionalGraph, TensorSpec
-from .tracing import RULES, Tracing, check_in_place, device_of, fit_out, make, remember_device
+from .tracing import RULES, Tracing, check_in_place, device_of, fit_out, make_unseen, remember_device
 from .values import Node, Root, Step, Value, read, same_layout, write
 
 aten = torch.ops.aten
@@ -64,6 +64,7 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
         if node.op == "output":
             return _flat(fx.map_arg(node.args[0], env.__getitem__))
         args, kwargs = (fx.map_arg((node.args, node.kwargs), env.__getitem__)) if node.op != "placeholder" else ((), {})
+        recording.note_autocast()
         env[node] = calls[node.op](node, args, kwargs)
     return []
 
@@ -107,7 +108,7 @@ class Recording(Tracing):
         """A placeholder: a fresh tracing tensor, so that nothing of the captured graph is written."""
         number = len(self.inputs)
         if isinstance(val, torch.Tensor):
-            t = remember_device(make(val.shape, val.stride(), val.dtype), device_of(val))
+            t = remember_device(make_unseen(val.shape, val.stride(), val.dtype), device_of(val))
             self.has_devices = self.has_devices or device_of(val).type != "cpu"
             spec: Any = spec_of(t)
             node = Node("placeholder", f"in{number}", (), {}, spec)
@@ -195,6 +196,8 @@ class Recording(Tracing):
     def record_pure(self, func: OpOverload, row: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lowered = tuple(self.lower_args(a) for a in args), {k: self.lower_args(v) for k, v in kwargs.items()}
         result = self.shapes(func, args, kwargs)
+        if isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "meta" and isinstance(result, torch.Tensor):
+            lowered[1]["device"] = device_of(result)  # torch took the device from a tracing tensor
         node = self.emit(func, *lowered, None, self.facts.loc)
         node.effect = row.is_random or not func._schema.returns or func.namespace not in ("aten", "prims", "torchvision")
         self.attach(node, result)
@@ -271,6 +274,8 @@ class Recording(Tracing):
         if new.dtype != target.dtype:
             node = self.emit(aten._to_copy.default, (node,), {"dtype": target.dtype}, spec, loc)
         value = self.value_of(target)
+        if read(self.emit, value.root, value.steps) is node:
+            return  # the memory holds this already: x[i] += 1 ends with x[i] = x[i]
         if not value.steps and self.nodes[-1] is node and node.kind == "call" and node.target is not aten.empty.memory_format:
             node.spec = value.root.spec  # just computed for this memory: give it this memory's layout
         write(self.emit, value, node, loc)

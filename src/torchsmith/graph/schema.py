@@ -55,15 +55,18 @@ FUNCTIONAL_NAMES = {
     "normal_": "normal_functional",
     "rrelu_with_noise": "rrelu_with_noise_functional",
     "rrelu_with_noise_": "rrelu_with_noise_functional",
-    "_native_batch_norm_legit": "_native_batch_norm_legit_functional",
-    "_batch_norm_with_update": "_batch_norm_with_update_functional",
-    "native_batch_norm": "_native_batch_norm_legit_functional",
-    "batch_norm_with_update": "_batch_norm_with_update_functional",
+}
+FUNCTIONAL_OPS = {
+    aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
 }
 
 
 def find_functional(op: OpOverload, out: frozenset[str]) -> OpOverload | None:
     """add_.Tensor -> add.Tensor; add.out -> add.Tensor: the overload of the same arguments that writes nothing."""
+    if op in FUNCTIONAL_OPS:
+        return FUNCTIONAL_OPS[op]
     namespace, name = op.namespace, op._schema.name.split("::")[1]
     want = _signature(op, out)
     names = [FUNCTIONAL_NAMES[name]] if name in FUNCTIONAL_NAMES else []

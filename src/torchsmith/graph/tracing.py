@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..codes import Unsupported
 from . import learn
+from .autocast import autocast_state, cast_arguments, target_dtype
 from .layout import Size
 from .schema import OpInfo, bind, info
 from .sizes import SizeFacts
@@ -60,8 +62,14 @@ def function_rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def make(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tracing tensor."""
+    """A tracing tensor, made where no mode listens (inside a rule)."""
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def make_unseen(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tracing tensor, made past whatever modes are on."""
+    with no_dispatch():
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 def device_of(t: torch.Tensor) -> torch.device:
@@ -111,7 +119,7 @@ def tensor_like(
         shape, steps = tuple(real.shape), tuple(real.stride())
     else:
         shape, steps = tuple(sizes), symbolic_strides(real, tuple(sizes))
-    t = make(shape, steps if strides is None else strides, real.dtype)
+    t = make_unseen(shape, steps if strides is None else strides, real.dtype)
     if real.is_conj() or real.is_neg():
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
     remember_device(t, device_of(real))
@@ -148,7 +156,7 @@ class _Operators(TorchDispatchMode):
         return False  # torch would import its own compiler to wrap this mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.trace.operator(func, args, kwargs or {})
+        return self.trace.dispatch(func, args, kwargs or {})
 
 
 class _Functions(TorchFunctionMode):
@@ -159,6 +167,7 @@ class _Functions(TorchFunctionMode):
         self.trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.trace.note_autocast()
         found = FUNCTION_RULES.get(func)
         if found is None:
             return func(*args, **(kwargs or {}))
@@ -170,6 +179,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def __init__(self, facts: SizeFacts) -> None:
         self.facts = facts
+        self.autocast: dict[str, torch.dtype] = {}
         self.has_devices = False  # some tensor stands for another device than cpu
         self._operators, self._functions = _Operators(self), _Functions(self)
         self._guards: list[Any] = []
@@ -182,6 +192,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             g.__enter__()
         self._guards.append(guards)
         _ACTIVE.stack.append(self)
+        self.note_autocast()
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -191,11 +202,25 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def constant(self, real: torch.Tensor, device: Any = None) -> torch.Tensor:
         """A tensor made of Python data: `_ts_constant` keeps the data for whoever records the graph."""
-        t = make(real.shape, real.stride(), real.dtype)
+        t = make_unseen(real.shape, real.stride(), real.dtype)
         t._ts_constant = real  # type: ignore[attr-defined]
         return t if device is None else remember_device(t, torch.device(device))
 
+    def note_autocast(self) -> None:
+        """Remember which devices autocast: inside a dispatch mode torch always reports it off."""
+        self.autocast = autocast_state() if torch._C._is_any_autocast_enabled() else {}
+
     # -------- one operator
+    def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operator as torch hands it over: cast by autocast where it is on, then answered."""
+        if self.autocast:
+            tensors = tensors_in((args, kwargs))
+            dtype = target_dtype(func, device_of(tensors[0]).type, self.autocast) if tensors else None
+            if dtype is not None:
+                with self._operators:
+                    args, kwargs = cast_arguments(args, dtype), cast_arguments(kwargs, dtype)
+        return self.operator(func, args, kwargs)
+
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Shapes of one operator's results."""
         return self.shapes(func, args, kwargs)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..autocast import FUNCTIONS, cast_arguments
 from ..layout import SymTypes
-from ..tracing import Tracing, device_of, function_rule
+from ..tracing import Tracing, device_of, function_rule, tensors_in
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -29,7 +30,7 @@ def attention(
 ) -> Tensor:
     """Kept whole: on a meta tensor torch would pick the decomposition."""
     options = {"scale": scale, "enable_gqa": enable_gqa}
-    return trace.operator(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
+    return trace.dispatch(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
 
 
 @function_rule(Tensor.device.__get__)  # type: ignore[attr-defined]
@@ -107,3 +108,19 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
 
 def _has_symbols(data: Any) -> bool:
     return isinstance(data, (tuple, list)) and any(isinstance(d, SymTypes) or _has_symbols(d) for d in data)
+
+
+def _in_float32(name: str) -> None:
+    """Losses over composites: under autocast eager runs them in float32."""
+
+    def loss(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Tensor:
+        tensors = tensors_in((args, kwargs))
+        if tensors and device_of(tensors[0]).type in trace.autocast:
+            args, kwargs = cast_arguments(args, torch.float32), cast_arguments(kwargs, torch.float32)
+        return call(*args, **kwargs)
+
+    function_rule(getattr(F, name))(loss)
+
+
+for _name in FUNCTIONS.split():
+    _in_float32(_name)
