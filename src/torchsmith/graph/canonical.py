@@ -43,10 +43,11 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
         return v
 
     used = {id(final(a)) for n in live for a in _inputs_of(n)} | {id(final(n)) for _, n in outputs.write_backs}
-    for node in (*rec.placeholders, *rec.const_nodes):
+    roles = (*rec.roles, *("const" for _ in rec.const_nodes))
+    for node, role in zip((*rec.placeholders, *rec.const_nodes), roles, strict=True):
         node.name = node.target
         made[id(node)] = _meta(graph.placeholder(node.name), node)
-        lines.append(f"{node.name}: {print_spec(node.spec)}" if id(node) in used else f"{node.name}: unused {print_spec(node.spec)}")
+        lines.append(f"{node.name}: {role if id(node) in used else 'unused'} {print_spec(node.spec)}")
     count = 0
     for node in live:
         if node in merged or node.kind == "placeholder":
@@ -69,7 +70,7 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
         for p, spec in zip(rec.placeholders, rec.input_specs, strict=True)
     )
     specs += tuple(n.spec for n in rec.const_nodes)
-    return FunctionalGraph(graph, specs, results, write_backs, symbols, "\n".join(lines), tuple(rec.consts))
+    return FunctionalGraph(graph, specs, results, write_backs, symbols, "\n".join(lines), tuple(rec.consts), roles)
 
 
 def _meta(made: fx.Node, node: Node) -> fx.Node:

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from ..codes import Unsupported
 from ..ir.expr import Expr
 from .canonical import emit_graph
-from .layout import SymTypes
+from .layout import SymTypes, hint_of
 from .outputs import describe_outputs
 from .schema import OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
@@ -53,7 +53,7 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     """Run the captured graph on tracing tensors; the recording sees every operator. Gives the graph's outputs, flat."""
     env: dict[fx.Node, Any] = {}
     calls: dict[str, Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]] = {
-        "placeholder": lambda n, a, k: recording.input(n.meta["val"]),
+        "placeholder": lambda n, a, k: recording.input(n.meta["val"], n.meta.get("role") or "input"),
         "get_attr": lambda n, a, k: recording.attribute(_attribute(gm, n.target)),
         "call_function": lambda n, a, k: n.target(*a, **k),
         "call_method": lambda n, a, k: getattr(a[0], n.target)(*a[1:], **k),
@@ -92,6 +92,7 @@ class Recording(Tracing):
         self.nodes: list[Node] = []
         self.inputs: list[Any] = []  # tracing tensors or numbers, in call order
         self.input_specs: list[Any] = []
+        self.roles: list[str] = []
         self.placeholders: list[Node] = []
         self.consts: list[torch.Tensor] = []
         self.const_nodes: list[Node] = []
@@ -104,7 +105,7 @@ class Recording(Tracing):
         self.nodes.append(node)
         return node
 
-    def input(self, val: Any) -> Any:
+    def input(self, val: Any, role: str) -> Any:
         """A placeholder: a fresh tracing tensor, so that nothing of the captured graph is written."""
         number = len(self.inputs)
         if isinstance(val, torch.Tensor):
@@ -118,6 +119,7 @@ class Recording(Tracing):
             spec = expr_of(val) if isinstance(val, (int, float, *SymTypes)) else None
             node = Node("placeholder", f"in{number}", (), {}, spec)
         self.inputs.append(val)
+        self.roles.append(role)
         self.input_specs.append(spec)
         self.placeholders.append(node)
         return val
@@ -422,6 +424,17 @@ def write_fill_tensor(rec: Recording, func: OpOverload, self: torch.Tensor, valu
 @_writes(aten.zero_.default)
 def write_zero(rec: Recording, func: OpOverload, self: torch.Tensor) -> torch.Tensor:
     return write_fill(rec, func, self, 0)
+
+
+@_writes(aten.bernoulli_.float)
+def write_bernoulli(rec: Recording, func: OpOverload, self: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> torch.Tensor:
+    """In place, eager draws in the order of memory; the functional operator always draws for a contiguous tensor."""
+    order = sorted(range(self.dim()), key=lambda d: -hint_of(self.stride(d)))
+    back = sorted(range(self.dim()), key=order.__getitem__)
+    with rec._operators:
+        blank = torch.empty([self.shape[d] for d in order], dtype=self.dtype, device=device_of(self))
+        rec.assign(self, aten.bernoulli.p(blank, p, generator=generator).permute(back))
+    return self
 
 
 @_writes(aten.native_batch_norm.default)

@@ -89,3 +89,4 @@ class FunctionalGraph:
     symbols: tuple[Symbol, ...]
     key_text: str  # canonical text: equal text means equal meaning; the first cache level is keyed by it
     consts: tuple[torch.Tensor, ...] = ()  # tensors made of the program's own data; the call appends them to its inputs
+    roles: tuple[str, ...] = ()  # per entry of `inputs`: meta["role"] of the captured placeholder; "const" for those of `consts`

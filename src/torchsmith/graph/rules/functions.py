@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from ..autocast import FUNCTIONS, cast_arguments
 from ..layout import SymTypes
 from ..tracing import Tracing, device_of, function_rule, tensors_in
+from .nn import flash_applies
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -28,9 +29,35 @@ def attention(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Kept whole: on a meta tensor torch would pick the decomposition."""
-    options = {"scale": scale, "enable_gqa": enable_gqa}
-    return trace.dispatch(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
+    """On a meta tensor torch would pick the decomposition; on CPU eager picks the flash kernel where it applies."""
+    if device_of(query).type != "cpu":
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return trace.dispatch(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
+    if "cpu" in trace.autocast:
+        query, key, value, attn_mask = cast_arguments((query, key, value, attn_mask), trace.autocast["cpu"])
+    if not flash_applies(query, key, value, attn_mask, dropout_p, enable_gqa):
+        return call(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, torch.full((), -torch.inf, dtype=query.dtype, device=device_of(query)))
+    flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+    return trace.dispatch(flash, (query, key, value, 0.0, is_causal), {"attn_mask": attn_mask, "scale": scale})[0]
+
+
+def _whole(op: Any) -> Any:
+    """Recurrent networks stay one operator; torch would unroll them over time."""
+
+    def recurrent(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
+        return trace.dispatch(op, args, kwargs)
+
+    def choose(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
+        is_padded = len(args) > 3 and isinstance(args[3], bool)  # (input, hx, params, has_biases, ...) and not a packed sequence
+        return recurrent(trace, call, *args, **kwargs) if is_padded else call(*args, **kwargs)
+
+    return choose
+
+
+for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    function_rule(getattr(torch, _name))(_whole(getattr(aten, _name).input))
 
 
 @function_rule(Tensor.device.__get__)  # type: ignore[attr-defined]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, contiguous_strides, format_strides, suggest_format
+from ..layout import Size, contiguous_strides, format_strides, same, suggest_format
 from ..tracing import make, rule
-from .views import axis
+from .views import axis, copy_strides
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -304,36 +304,30 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Eager's flash kernel computes as [batch, length, heads, width] and returns that transposed."""
-    shape = (*query.shape[:-1], value.shape[-1])
-    if query.dim() != 4 or query.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        return make_dense(shape, query.dtype)
-    _, h, n, d = shape
-    return make(shape, (n * h * d, d, h * d, 1), query.dtype)
+    return make_dense((*query.shape[:-1], value.shape[-1]), query.dtype)
 
 
-@rule(aten._fused_sdp_choice.default)
-def fused_choice(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> int:
-    """Attention met inside a composite: 1 is the flash kernel, 0 the decomposition; the choice eager makes on CPU."""
-    same_width = all(t.dim() == 4 and t.dtype is query.dtype and t.dtype.is_floating_point for t in (query, key, value))
-    if not same_width or dropout_p or (attn_mask is not None and attn_mask.dim() not in (2, 4)):
-        return 0
-    return int(query.shape[-1] == value.shape[-1] and all(t.shape[-2] != 0 for t in (query, key, value)))
+def flash_applies(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, grouped: bool) -> bool:
+    """Does eager's attention run its flash kernel on CPU?"""
+    all_fit = all(
+        t.dim() == 4 and t.dtype is query.dtype and t.dtype.is_floating_point and same(t.stride(-1), 1) for t in (query, key, value)
+    )
+    if not all_fit or dropout_p or (attn_mask is not None and (attn_mask.dim() not in (2, 4) or not same(attn_mask.stride(-1), 1))):
+        return False
+    if not all(same(query.shape[d], t.shape[d]) for t in (key, value) for d in (0, 3)):
+        return False
+    heads, shared = query.shape[1], key.shape[1]
+    if not same(shared, value.shape[1]) or (not same(heads, shared) and not (grouped and heads % shared == 0)):
+        return False
+    return all(type(t.shape[2]) is not int or t.shape[2] != 0 for t in (query, key, value))
 
 
 @rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    b, h, n, d = query.shape
+    """The result keeps the query's layout."""
+    b, h, n, _ = query.shape
     kind = torch.float64 if query.dtype is torch.float64 else torch.float32
-    return make((b, h, n, d), (n * h * d, d, h * d, 1), query.dtype), make((b, h, n), (n * h, 1, h), kind)
+    return make(query.shape, copy_strides(query, None), query.dtype), make((b, h, n), (n * h, 1, h), kind)
 
 
 # ---------------------------------------------------------------- losses
@@ -348,3 +342,49 @@ def nll_loss(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 @rule(aten.nll_loss2d_forward.default)
 def nll_loss2d(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: Size) -> tuple[Tensor, Tensor]:
     return fresh((self.shape[0], *self.shape[2:]) if reduction == 0 else (), self.dtype), fresh((), self.dtype)
+
+
+# ---------------------------------------------------------------- recurrent networks, whole
+
+
+def _recurrent(
+    input: Tensor, hidden: Tensor, params: Sequence[Tensor], layers: int, bidirectional: bool, batch_first: bool, projected: Size | None
+) -> tuple[Tensor, Tensor]:
+    directions = 2 if bidirectional else 1
+    width = (hidden.shape[-1] if projected is None else projected) * directions
+    *lead, _ = input.shape
+    if batch_first:  # the kernel computes time first
+        b, n = lead
+        return make((b, n, width), (width, b * width, 1), input.dtype), make_dense(hidden.shape, input.dtype)
+    return make_dense((*lead, width), input.dtype), make_dense(hidden.shape, input.dtype)
+
+
+@rule(aten.lstm.input)
+def lstm(
+    input: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, h = _recurrent(input, hx[0], params, num_layers, bidirectional, batch_first, None)
+    return out, h, make_dense(hx[1].shape, input.dtype)
+
+
+@rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+def gru(
+    input: Tensor,
+    hx: Tensor,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor]:
+    return _recurrent(input, hx, params, num_layers, bidirectional, batch_first, None)

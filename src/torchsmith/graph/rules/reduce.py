@@ -150,6 +150,11 @@ def softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return dense(self, torch.float32 if half_to_float else self.dtype)
 
 
+@rule(aten._safe_softmax.default)
+def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    return dense(self, dtype or self.dtype)
+
+
 @rule(aten.cumsum.default, aten.cumprod.default)
 def cumsum(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     axis(dim, self.dim())

@@ -10,7 +10,7 @@ import torch
 from ...codes import Unsupported
 from ..layout import Size, broadcast, contiguous_strides, format_strides, is_static_one, propagate_strides, result_dtype, suggest_format
 from ..tracing import current, make, rule
-from .views import axis, copy_strides
+from .views import axis, copy_strides, split, split_with_sizes
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -125,6 +125,20 @@ def constant_pad(self: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
         d = self.dim() - 1 - i
         shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
     return make(shape, format_strides(shape, suggest_format(self)), self.dtype)
+
+
+@rule(aten.unsafe_split.Tensor)
+def unsafe_split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
+    return [_part(t) for t in split(self, split_size, dim)]
+
+
+@rule(aten.unsafe_split_with_sizes.default)
+def unsafe_split_sizes(self: Tensor, split_sizes: Sequence[Size], dim: int = 0) -> list[Tensor]:
+    return [_part(t) for t in split_with_sizes(self, split_sizes, dim)]
+
+
+def _part(t: Tensor) -> Tensor:
+    return make(t.shape, t.stride(), t.dtype)
 
 
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
