@@ -40,7 +40,8 @@ typedef struct ts_host {
   void (*error)(void *self, int32_t kind, const char *text);
 } ts_host;
 
-enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL };
+enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL, TS_C64, TS_C128, TS_C32, TS_U16,
+                TS_U32, TS_U64 };
 
 typedef struct ts_graph {
   uint32_t abi;

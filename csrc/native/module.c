@@ -12,7 +12,7 @@ static PyObject *has_symbol(PyObject *module, PyObject *name);
 
 static PyObject *dtype_number(PyObject *module, PyObject *row) {
   long i = PyLong_AsLong(row);
-  if (i < 0 || i >= 10) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no such dtype row");
+  if (i < 0 || i >= TS_DTYPES) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no such dtype row");
   return PyLong_FromLong(torch.dtypes[i]);
 }
 

@@ -8,6 +8,8 @@
 
 #include "torchsmith.h"
 
+#define TS_DTYPES 16 /* rows of ts_dtype */
+
 typedef void *Handle; /* AtenTensorHandle: an at::Tensor* */
 
 /* ---- torch.c: libtorch's exported C functions, and Python callables given by runtime/host_torch.py */
@@ -21,7 +23,7 @@ typedef struct {
   PyObject *is_autocast, *disable_autocast;
   PyObject *error;       /* torchsmith.runtime.load.NativeError */
   PyObject *(*wrap)(Handle); /* at::Tensor& -> Python tensor; optional */
-  int32_t dtypes[10];    /* torch's number by ts_dtype */
+  int32_t dtypes[TS_DTYPES];    /* torch's number by ts_dtype */
   int32_t cpu;
   int32_t (*get_data_ptr)(Handle, void **);
   int32_t (*get_sizes)(Handle, int64_t **);

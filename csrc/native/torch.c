@@ -32,7 +32,8 @@ static const Symbol SYMBOLS[] = {
     MAY("torch_exception_get_what_without_backtrace", what),
 };
 
-static const char *DTYPES[10] = {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"};
+static const char *DTYPES[TS_DTYPES] = {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
+                                       "complex64", "complex128", "complex32", "uint16", "uint32", "uint64"};
 
 static PyObject *take(PyObject *settings, const char *key) {
   PyObject *v = PyDict_GetItemString(settings, key);
@@ -74,7 +75,7 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
     *SYMBOLS[i].where = dlsym(torch.lib, SYMBOLS[i].name);
     if (!*SYMBOLS[i].where && SYMBOLS[i].needed) return PyErr_Format(PyExc_ImportError, "libtorch_cpu.so lacks %s", SYMBOLS[i].name);
   }
-  for (int i = 0; i < 10; i++) {
+  for (int i = 0; i < TS_DTYPES; i++) {
     char name[64];
     snprintf(name, sizeof name, "aoti_torch_dtype_%s", DTYPES[i]);
     int32_t (*fn)(void) = (int32_t(*)(void))dlsym(torch.lib, name);

@@ -33,7 +33,12 @@ from ..ir.program import Bind, BufArg, Buffer, Check, Enum, Extern, ExternArg, F
 from .host_abi import ABI_TEXT, HELPERS
 
 SYMBOL = "torchsmith_graph"
-DTYPE_ROWS = {name: i for i, name in enumerate(("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"))}
+DTYPE_ROWS = {
+    name: i
+    for i, name in enumerate(
+        ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128", "c32", "u16", "u32", "u64")
+    )
+}
 
 
 def emit_host(plan: Plan, kernel_names: Sequence[str]) -> str:

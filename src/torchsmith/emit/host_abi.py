@@ -24,7 +24,8 @@ typedef struct ts_host {
   void (*release)(void *self, ts_tensor *given);
   void (*error)(void *self, int32_t kind, const char *text);
 } ts_host;
-enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL };
+enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL, TS_C64, TS_C128, TS_C32, TS_U16,
+                TS_U32, TS_U64 };
 typedef struct ts_graph {
   uint32_t abi;
   int32_t n_inputs, n_scalars, n_results, n_result_syms;

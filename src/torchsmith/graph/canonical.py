@@ -43,6 +43,9 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
         return v
 
     used = {id(final(a)) for n in live for a in _inputs_of(n)} | {id(final(n)) for _, n in outputs.write_backs}
+    # written and viewed inputs too: whoever makes the result must know what they are
+    used |= {id(rec.placeholders[number]) for number, _ in outputs.write_backs}
+    used |= {id(rec.placeholders[o.of]) for o in outputs.results if isinstance(o, ViewOf) and isinstance(o.of, int)}
     roles = (*rec.roles, *("const" for _ in rec.const_nodes))
     for node, role in zip((*rec.placeholders, *rec.const_nodes), roles, strict=True):
         node.name = node.target

@@ -81,6 +81,7 @@ def _of_input(rec: Recording, out: torch.Tensor, number: int) -> InputNumber | V
     given = rec.inputs[number]
     if out is given:
         return InputNumber(number)
+    _refuse_lazy(rec, out)
     return ViewOf(number, replace(_spec(out), offset=expr_of(out.storage_offset() - given.storage_offset())))
 
 
@@ -107,8 +108,16 @@ def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: lis
         elif leader is None or i == leader:
             results[i] = FreshNode(_fresh(rec, out, taken))
         else:
+            _refuse_lazy(rec, out)
             away = out.storage_offset() - outs[leader].storage_offset()
             results[i] = ViewOf(("out", leader), replace(_spec(out), offset=expr_of(away)))
+
+
+def _refuse_lazy(rec: Recording, out: torch.Tensor) -> None:
+    """A view whose elements are to be conjugated or negated when read is no plain view of memory."""
+    for step in rec.value_of(out).steps:
+        if step.op in (aten._conj.default, aten._neg_view.default):
+            raise Unsupported("GRA006", at=step.loc, detail="a conjugate view as a result")
 
 
 def _contains(a: tuple[int, int], b: tuple[int, int]) -> bool:

@@ -21,6 +21,7 @@ Array = Any  # np.ndarray of the dtype's carrier
 CARRIERS: dict[DType, Any] = {
     dt.f64: np.float64, dt.f32: np.float32, dt.bf16: np.float32, dt.f16: np.float16, dt.i64: np.int64, dt.i32: np.int32,
     dt.i16: np.int16, dt.i8: np.int8, dt.u8: np.uint8, dt.bool_: np.bool_, dt.index: np.int64,
+    dt.c64: np.complex64, dt.c128: np.complex128, dt.c32: np.uint32, dt.u16: np.uint16, dt.u32: np.uint32, dt.u64: np.uint64,
 }  # fmt: skip
 
 NUMPY: dict[str, Callable[..., Array]] = {}

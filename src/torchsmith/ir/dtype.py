@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["float", "int", "uint", "bool", "index"]
+Kind = Literal["float", "int", "uint", "bool", "index", "opaque"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,14 @@ i16 = DType("i16", 2, "int", "int16_t")
 i8 = DType("i8", 1, "int", "int8_t")
 u8 = DType("u8", 1, "uint", "uint8_t")
 bool_ = DType("bool", 1, "bool", "uint8_t")
+# Opaque: memory that only extern calls read and write; no expression has such a dtype.
+c64 = DType("c64", 8, "opaque", "uint64_t")
+c128 = DType("c128", 16, "opaque", "uint64_t")
+c32 = DType("c32", 4, "opaque", "uint32_t")
+u16 = DType("u16", 2, "opaque", "uint16_t")
+u32 = DType("u32", 4, "opaque", "uint32_t")
+u64 = DType("u64", 8, "opaque", "uint64_t")
 # Sizes, strides and loop indices: exact and unbounded on paper, int64_t in generated code.
 index = DType("index", 8, "index", "int64_t")
 
-DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, bf16, f16, i64, i32, i16, i8, u8, bool_, index)}
+DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, bf16, f16, i64, i32, i16, i8, u8, bool_, c64, c128, c32, u16, u32, u64, index)}

@@ -40,7 +40,7 @@ from ..options import Options
 from . import extern
 from .numerics import IR_DTYPES, boolean, ir_dtype
 from .ref import ZERO, Index, Ref, contiguous_strides, is_one, is_zero, of_buffer, same_strides
-from .table import LOWERINGS
+from .table import LOWERINGS, PLAIN_VIEWS
 
 Value = Any  # Ref | Expr | None | tuple of them: what a node stands for
 
@@ -125,6 +125,8 @@ class Builder:
     def fill(self, name: str, value: Callable[[Index], Expr]) -> None:
         """Write all of the buffer `name`."""
         b = self.buffers[name]
+        if b.dtype.kind == "opaque":
+            raise Unsupported("LOW001", at=self.loc, detail=f"{b.dtype} in {self.origin}")
         axes = self.axes(b.shape)
         stored = value(axes)
         if stored.dtype is not b.dtype:
@@ -173,6 +175,8 @@ class Builder:
 
     def copy(self, ref: Ref, strides: Sequence[Expr] | None = None, role: Any = "temp") -> str:
         """Copy `ref` into a new buffer with these strides; overlapping ones become row-major."""
+        if ref.dtype.kind == "opaque":
+            return extern.copy_opaque(self, ref, strides, role)
         overlap = strides is not None and any(is_zero(s) and not is_one(n) for n, s in zip(ref.shape, strides, strict=True))
         name = self.buffer(ref.dtype, ref.shape, None if overlap else strides, required=True, role=role)
         self.fill(name, ref.load)
@@ -283,13 +287,35 @@ def _lower_node(cx: Builder, node: fx.Node, env: dict[fx.Node, Value]) -> Value:
         if isinstance(spec, TensorSpec):
             ir_dtype(spec.dtype, cx.loc)
     bound = bind_arguments(node.target, args, kwargs)
+    if _touches_opaque(cx, args, kwargs):
+        return _lower_opaque(cx, node, bound, env)
     rule = LOWERINGS.get(node.target)
     if rule is not None:
-        mark = len(cx.body)
+        mark, known_buffers = len(cx.body), len(cx.buffers)
         found = rule(cx, *bound)
         if found is not NotImplemented:
             return found
         del cx.body[mark:]
+        for name in list(cx.buffers)[known_buffers:]:
+            del cx.buffers[name]
+    return extern.lower_extern(cx, node, bound, env)
+
+
+def _touches_opaque(cx: Builder, *values: Any) -> bool:
+    """Is an operand or a result of a dtype that no expression has?"""
+    specs = cx.spec if isinstance(cx.spec, (tuple, list)) else (cx.spec,)
+    made = [ir_dtype(s.dtype, cx.loc) for s in specs if isinstance(s, TensorSpec)]
+    used = [v.dtype for v in _flatten(*values) if isinstance(v, Ref)]
+    return any(d.kind == "opaque" for d in (*made, *used))
+
+
+def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any], env: dict[fx.Node, Value]) -> Value:
+    """Operators on opaque values are extern calls; views of them stay views where they are plain memory."""
+    rule = LOWERINGS.get(node.target)
+    if rule is not None and node.target in PLAIN_VIEWS:
+        found = rule(cx, *bound)
+        if isinstance(found, Ref) and found.strided is not None:
+            return found
     return extern.lower_extern(cx, node, bound, env)
 
 

@@ -15,7 +15,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Expr, Sym
 from ..ir.program import BufArg, Enum, Extern, ExternArg
 from .numerics import ir_dtype
-from .ref import Ref, known
+from .ref import Ref, contiguous_strides, known, same_strides
 
 if TYPE_CHECKING:
     from .core import Builder
@@ -101,6 +101,20 @@ def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any], env: dict[fx.
     )
     events.emit("extern", name=name, loc=cx.loc)
     return refs
+
+
+def copy_opaque(cx: Builder, ref: Ref, strides: Sequence[Expr] | None, role: Any) -> str:
+    """A copy of a value that only extern calls can read: aten.clone, whose result is dense in the order of the source's strides."""
+    if ref.strided is None:
+        raise Unsupported("LOW001", at=cx.loc, detail=f"a copy of {ref.dtype} elements that are no plain memory")
+    wanted = ref.strided.strides if strides is None else tuple(strides)
+    name = cx.buffer(ref.dtype, ref.shape, wanted, required=True, role=role)
+    source = cx.place(ref, ref.strided.strides)
+    ordered = same_strides(ref.shape, wanted, contiguous_strides(ref.shape))
+    layout = (("memory_format", Enum("memory_format", "contiguous_format")),) if ordered else ()
+    cx.body.append(Extern("aten.clone.default", (BufArg(source),), layout, (name,), loc=cx.loc))
+    events.emit("extern", name="aten.clone.default", loc=cx.loc)
+    return name
 
 
 def _copying(target: Any) -> Any:

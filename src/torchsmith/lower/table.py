@@ -24,6 +24,17 @@ def overload(name: str) -> Any:
 OPTIONAL = frozenset({"aten._fused_rms_norm.default", "aten._assert_tensor_metadata.default", "aten.expand_copy.default"})
 
 
+# Views that mean the same memory whatever the elements are.
+PLAIN_VIEWS = frozenset(
+    overload(f"aten.{name}")
+    for name in (
+        "view.default", "_unsafe_view.default", "reshape.default", "permute.default", "transpose.int", "t.default", "expand.default",
+        "slice.Tensor", "select.int", "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "diagonal.default",
+        "unfold.default", "as_strided.default", "alias.default", "detach.default", "_reshape_alias.default",
+    )
+)  # fmt: skip
+
+
 def lowers(*names: str) -> Callable[[Rule], Rule]:
     """Enter the decorated rule for these overloads; a duplicate or an unknown name is an error."""
 

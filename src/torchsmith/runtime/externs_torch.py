@@ -15,10 +15,16 @@ from ..codes import Unsupported
 from . import _native
 from .manifest import ExternRow
 
-DTYPE_ROWS = {name: i for i, name in enumerate(("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"))}
+DTYPE_ROWS = {
+    name: i
+    for i, name in enumerate(
+        ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128", "c32", "u16", "u32", "u64")
+    )
+}
 DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "i32": torch.int32,
-    "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+    "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool, "c64": torch.complex64, "c128": torch.complex128,
+    "c32": torch.complex32, "u16": torch.uint16, "u32": torch.uint32, "u64": torch.uint64,
 }  # fmt: skip
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 
