@@ -46,9 +46,12 @@ enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, 
 typedef struct ts_graph {
   uint32_t abi;
   int32_t n_inputs, n_scalars, n_results, n_result_syms;
+  int64_t state_bytes;
   int64_t (*workspace)(const ts_tensor *inputs, const int64_t *scalars);
-  int32_t (*prepare)(const ts_host *host, const ts_tensor *consts, void *state);
-  /* inputs[i] is zero for an input that is no tensor. scalars: the number inputs in call order (f64 by its bits).
+  int32_t (*prepare)(const ts_host *host, const ts_tensor *inputs, void *state);
+  /* prepare fills `state` (state_bytes, 64-byte aligned) from those inputs that the manifest calls consts; run only reads it, and
+   * prepare has to run again, into other memory while old runs last, when one of them changes.
+   * inputs[i] is zero for an input that is no tensor. scalars: the number inputs in call order (f64 by its bits).
    * results[i] (zero on entry) is filled for fresh results only, also on failure: the host then releases what is there.
    * result_syms: shape, strides and offset of each view result and the value of each size result, in result order. */
   int32_t (*run)(const ts_host *host, const ts_tensor *inputs, const int64_t *scalars, const void *state, ts_tensor *results,

@@ -1,11 +1,12 @@
 /* Graph: one compiled library, callable with the graph's inputs; gives a tuple of results.
  *
- * Graph(path, symbol, inputs, results, externs, eager)
+ * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust)
  *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written
  *   results  [(kind, of, ndim, at, dtype)]     kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
  *                                              5 int, 6 float, 7 bool; dtype: torch.dtype of a view that changes it, or None
  *   externs  specs for extern_new
  *   eager    called with the inputs when native code reports an error; None: NativeError is raised
+ *   consts   inputs that `prepare` reads; trust: believe that inference tensors among them do not change
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -36,7 +37,8 @@ typedef struct {
   InputSpec *inputs;
   ResultSpec *results;
   Extern **externs;
-  PyObject *eager;
+  PyObject *eager, *name;
+  Consts consts;
   bool writes;
 } Graph;
 
@@ -264,21 +266,25 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   ts_host host = HOST;
   host.self = &call;
   if (read_inputs(g, args, tensors, scalars) < 0) goto done;
+  State *state = NULL;
+  if (g->consts.n && !(state = state_open(&g->consts, entry, &host, g->name, args, tensors))) goto done;
   bool grad = g->n_externs && torch.grad_enabled();
   PyObject *guard = NULL;
   if (g->n_externs) {
     PyObject *on = PyObject_CallNoArgs(torch.is_autocast);
     if (!on || (on == Py_True && !(guard = PyObject_CallNoArgs(torch.disable_autocast)))) {
       Py_XDECREF(on);
+      state_close(state);
       goto done;
     }
     Py_DECREF(on);
   }
   call.thread = PyEval_SaveThread();
   if (grad) torch.set_grad(false);
-  int32_t rc = entry->run(&host, tensors, scalars, NULL, results, syms);
+  int32_t rc = entry->run(&host, tensors, scalars, state ? state_memory(state) : NULL, results, syms);
   if (grad) torch.set_grad(true);
   PyEval_RestoreThread(call.thread);
+  state_close(state);
   if (guard) {
     PyObject *left = PyObject_CallMethod(guard, "__exit__", "OOO", Py_None, Py_None, Py_None);
     if (!left) PyErr_Clear(); /* leaving a guard does not fail */
@@ -340,16 +346,49 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
   return 0;
 }
 
+static int read_consts(Graph *g, PyObject *consts) {
+  int n = (int)PyList_GET_SIZE(consts);
+  g->consts.inputs = PyMem_Calloc((size_t)n + 1, sizeof(int));
+  if (!g->consts.inputs) return -1;
+  for (int i = 0; i < n; i++) {
+    long k = PyLong_AsLong(PyList_GET_ITEM(consts, i));
+    if (k < 0 || k >= g->n_inputs || g->inputs[k].kind != IN_TENSOR) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a constant of the manifest is no tensor input");
+      return -1;
+    }
+    g->consts.inputs[i] = (int)k;
+  }
+  g->consts.n = n;
+  return 0;
+}
+
+static PyObject *graph_refreeze(PyObject *self, PyObject *none) {
+  Graph *g = (Graph *)self;
+  State *old = g->consts.state;
+  g->consts.state = NULL;
+  state_close(old);
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef graph_methods[] = {
+    {"refreeze", graph_refreeze, METH_NOARGS, "Forget what was prepared from constant inputs; the next call prepares anew."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   const char *path, *symbol;
-  PyObject *inputs, *results, *externs, *eager;
-  if (!PyArg_ParseTuple(args, "ssO!O!O!O", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs, &eager))
+  PyObject *inputs, *results, *externs, *eager, *consts, *name;
+  int trust;
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!Op", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
+                        &eager, &PyList_Type, &consts, &name, &trust))
     return NULL;
   if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
   Graph *g = (Graph *)type->tp_alloc(type, 0);
   if (!g) return NULL;
   g->vectorcall = graph_call;
   g->eager = Py_NewRef(eager);
+  g->name = Py_NewRef(name);
+  g->consts.trust = trust;
   g->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!g->lib) {
     PyErr_Format(PyExc_OSError, "%s", dlerror());
@@ -360,7 +399,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyErr_Format(PyExc_OSError, "%s is not a torchsmith library of this version", path);
     goto bad;
   }
-  if (read_specs(g, inputs, results, externs) < 0) goto bad;
+  if (read_specs(g, inputs, results, externs) < 0 || read_consts(g, consts) < 0) goto bad;
   int scalars = 0;
   for (int i = 0; i < g->n_inputs; i++) scalars += g->inputs[i].kind >= IN_INT;
   if (g->entry->n_inputs != g->n_inputs || g->entry->n_results != g->n_results || g->entry->n_scalars != scalars) {
@@ -400,6 +439,9 @@ static void graph_dealloc(PyObject *self) {
   PyMem_Free(g->externs);
   PyMem_Free(g->results);
   PyMem_Free(g->inputs);
+  state_close(g->consts.state);
+  PyMem_Free(g->consts.inputs);
+  Py_CLEAR(g->name);
   if (g->lib) dlclose(g->lib);
   Py_TYPE(self)->tp_free(self);
 }
@@ -412,6 +454,7 @@ PyTypeObject GraphType = {
     .tp_vectorcall_offset = offsetof(Graph, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_new = graph_new,
+    .tp_methods = graph_methods,
     .tp_dealloc = graph_dealloc,
     .tp_traverse = graph_traverse,
     .tp_clear = graph_clear,

@@ -21,6 +21,9 @@ typedef struct {
   PyObject *steal;       /* capsule of at::Tensor* -> Python tensor */
   PyObject *as_strided, *view, *increment_version;
   PyObject *is_autocast, *disable_autocast;
+  PyObject *on_prepare;  /* (graph name, bytes), after constants were prepared */
+  getter version;        /* Tensor._version */
+  void *version_closure;
   PyObject *error;       /* torchsmith.runtime.load.NativeError */
   PyObject *(*wrap)(Handle); /* at::Tensor& -> Python tensor; optional */
   int32_t dtypes[TS_DTYPES];    /* torch's number by ts_dtype */
@@ -56,6 +59,8 @@ void *workspace_take(int64_t bytes);
 void workspace_give(void *block);
 PyObject *workspace_stats(PyObject *module, PyObject *none);
 void workspace_trim(void);
+void *block_new(int64_t bytes); /* not on the list */
+void block_free(void *block);
 
 /* ---- extern.c: calls into torch */
 typedef struct Extern Extern;
@@ -65,6 +70,19 @@ void extern_free(Extern *e);
 int extern_visit(Extern *e, visitproc visit, void *arg);
 int32_t extern_run(Call *call, Extern *e, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs);
 extern PyTypeObject SlotType;
+
+/* ---- state.c: what `prepare` computed from inputs that stay the same between calls */
+typedef struct State State;
+typedef struct {
+  int n;
+  int *inputs;
+  bool trust; /* inference tensors, which have no version counter, count as constant too */
+  State *state;
+} Consts;
+/* The state that belongs to these inputs, prepared if need be; a new reference, or NULL with an exception. All with the GIL. */
+State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObject *name, PyObject *const *args, const ts_tensor *tensors);
+void state_close(State *s);
+const void *state_memory(const State *s);
 
 /* ---- graph.c */
 extern PyTypeObject GraphType;

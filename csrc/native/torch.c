@@ -88,8 +88,14 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
   if (!(torch.steal = take(settings, "steal")) || !(torch.as_strided = take(settings, "as_strided")) ||
       !(torch.view = take(settings, "view")) || !(torch.increment_version = take(settings, "increment_version")) ||
       !(torch.is_autocast = take(settings, "is_autocast")) || !(torch.disable_autocast = take(settings, "disable_autocast")) ||
-      !(torch.error = take(settings, "error")))
+      !(torch.on_prepare = take(settings, "on_prepare")) || !(torch.error = take(settings, "error")))
     return NULL;
+  PyObject *version = PyObject_GetAttrString(type, "_version");
+  if (!version) return NULL;
+  if (!Py_IS_TYPE(version, &PyGetSetDescr_Type)) return PyErr_Format(PyExc_ImportError, "Tensor._version is no getter");
+  torch.version = ((PyGetSetDescrObject *)version)->d_getset->get; /* the type keeps the descriptor alive */
+  torch.version_closure = ((PyGetSetDescrObject *)version)->d_getset->closure;
+  Py_DECREF(version);
   /* Optional and quicker than `steal`: PyObject* THPVariable_Wrap(const at::TensorBase&). */
   void *python = dlopen("libtorch_python.so", RTLD_NOLOAD | RTLD_LAZY);
   if (python) {

@@ -111,3 +111,10 @@ void workspace_trim(void) {
 PyObject *workspace_stats(PyObject *module, PyObject *none) {
   return Py_BuildValue("{s:L,s:L,s:i}", "fresh", (long long)n_fresh, "bytes", (long long)bytes_live, "kept", n_kept);
 }
+
+void *block_new(int64_t bytes) {
+  Block *b = fresh(bytes);
+  return b ? (void *)(b + 1) : NULL;
+}
+
+void block_free(void *block) { drop((Block *)block - 1); }

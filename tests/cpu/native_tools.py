@@ -62,14 +62,14 @@ def kernel(
 def compile_body(
     buffers: Sequence[Buffer], body: Sequence[Any], results: Sequence[Any], texts: dict[str, str], *, symbols: Sequence[Symbol] = (),
     write_backs: Sequence[tuple[str, str]] = (), eager: Callable[..., Any] | None = None, inputs: Sequence[str] | None = None,
-    options: Options | None = None,
+    options: Options | None = None, consts: Sequence[str] = (), frozen: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
     """Plan, print, build and load."""
     options = options or Options()
     names = tuple(b.name for b in buffers if b.role == "input") if inputs is None else tuple(inputs)
-    program = Program("g", tuple(symbols), names, {b.name: b for b in buffers}, (), tuple(results), tuple(write_backs))
+    program = Program("g", tuple(symbols), names, {b.name: b for b in buffers}, (), tuple(results), tuple(write_backs), tuple(consts))
     made = plan(Scheduled(program, tuple(body)), options)
     given = [texts[k.name] for k in made.kernels]
     kernels = [kernel_name(t) for t in given]
     path: Path = build(emit_host(made, kernels), given, options)
-    return load(path, Manifest.of(describe(made)), eager=eager, name="g")
+    return load(path, Manifest.of(describe(made)), eager=eager, name="g", frozen=frozen)

@@ -19,7 +19,7 @@ from torchsmith.options import Options
 from torchsmith.runtime import build, cache, store, toolchain
 from torchsmith.runtime.manifest import Manifest
 
-MANIFEST = Manifest("torchsmith_graph", "g", [], [], [], 0)
+MANIFEST = Manifest("torchsmith_graph", "g", [], [], [], 0, [])
 HOST = "int torchsmith_graph;"
 KERNEL = map_text("x[i] + 1")
 
@@ -197,7 +197,7 @@ from torchsmith.runtime.manifest import Manifest
 for i in range(6):
     path = build.build("int torchsmith_graph;", [map_text(f"x[i] + {{i}}"), map_text(f"x[i] * {{i}}")], Options())
     key = f"k{{i}}"
-    cache.keep(key, Manifest("torchsmith_graph", "g", [], [], [], 0), path)
+    cache.keep(key, Manifest("torchsmith_graph", "g", [], [], [], 0, []), path)
     found = cache.find(key)
     assert found is not None and pathlib.Path(found.library).exists()
 """

@@ -216,3 +216,73 @@ def test_no_memory_is_an_error_not_a_crash() -> None:
     g(torch.zeros(8), 8)
     with pytest.raises(NativeError, match="memory"):
         g(torch.zeros(8), 1 << 50)
+
+
+def prepared(n: int = 1000, **kw):
+    """y = (w + 1) * 2 + x in three kernels; the first one reads w only."""
+    w, x = buffer("w", n, role="input"), buffer("x", n, role="input")
+    p, y = buffer("p", n), buffer("y", n, role="output")
+    add = map_text("x[i] * 2 + z[i]").replace("float *y = bufs[1]", "float *z = bufs[1], *y = bufs[2]")
+    body = [kernel("k", [w], [p], n), kernel("k2", [p, x], [y], n)]
+    return compile_body([w, x, p, y], body, [Fresh("y")], {"k": map_text("x[i] + 1"), "k2": add}, consts=["w"], **kw)
+
+
+def prepares(g, *args: torch.Tensor) -> int:
+    """Run, compare with eager, count how often constants were prepared."""
+    with events.recording() as got:
+        (y,) = g(*args)
+    assert torch.equal(y, (args[0] + 1) * 2 + args[1])
+    return sum(e.kind == "prepare" for e in got)
+
+
+def test_constants_are_prepared_once_and_watched() -> None:
+    g, w, x = prepared(), torch.nn.Parameter(torch.randn(1000)), torch.randn(1000)
+    with torch.no_grad():
+        assert [prepares(g, w, x), prepares(g, w, x + 1)] == [1, 0]
+        w.add_(1)
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+        w.data.mul_(2)  # moves no version counter
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+        w.data = torch.randn(1000)
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+        other = torch.nn.Parameter(w.detach().clone())
+        assert [prepares(g, other, x), prepares(g, other, x), prepares(g, w, x)] == [1, 0, 1]
+        w.numpy()[...] = 3.0
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+        g.refreeze()
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+
+
+def test_inference_tensors_are_constant_only_when_frozen() -> None:
+    with torch.inference_mode():
+        w, x = torch.randn(1000), torch.randn(1000)
+        g = prepared()
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 1]
+        g = prepared(frozen=True)
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+    assert prepares(g, torch.randn(1000), x) == 1
+
+
+def test_threads_with_other_constants() -> None:
+    g, wrong = prepared(1 << 14), []
+
+    def work(seed: int) -> None:
+        r = torch.Generator().manual_seed(seed)
+        w, x = torch.randn(1 << 14, generator=r), torch.randn(1 << 14, generator=r)
+        want = (w + 1) * 2 + x
+        wrong.extend(seed for _ in range(200) if not torch.equal(g(w, x)[0], want))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 17])
+def test_small_constants(n: int) -> None:
+    g, w, x = prepared(n), torch.randn(n), torch.randn(n)
+    assert prepares(g, w, x) == 1
+    w.data.add_(1)
+    assert prepares(g, w, x) == (n > 0)

@@ -68,7 +68,7 @@ class HostTable(C.Structure):
 
 class Entry(C.Structure):
     _fields_ = [
-        ("abi", C.c_uint32), ("n_inputs", C.c_int32), ("n_scalars", C.c_int32), ("n_results", C.c_int32), ("n_result_syms", C.c_int32),
+        ("abi", C.c_uint32), ("n_inputs", C.c_int32), ("n_scalars", C.c_int32), ("n_results", C.c_int32), ("n_result_syms", C.c_int32), ("state_bytes", I64),
         ("workspace", C.CFUNCTYPE(I64, PT, PI64)), ("prepare", C.c_void_p),
         ("run", C.CFUNCTYPE(C.c_int32, C.POINTER(HostTable), PT, PI64, C.c_void_p, PT, PI64)),
     ]  # fmt: skip

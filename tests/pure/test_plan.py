@@ -2,13 +2,15 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Expr, Load, Sym, const, op
 from torchsmith.ir.kernel import Kernel, Loop, Param, Scheduled, StoreStmt
-from torchsmith.ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, ResultPlace, Taken
+from torchsmith.ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, ResultPlace, State, Taken
+from torchsmith.ir.print import print_plan
 from torchsmith.ir.program import (
     Bind,
     BufArg,
@@ -21,6 +23,7 @@ from torchsmith.ir.program import (
     Symbol,
     ViewResult,
 )
+from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options
 from torchsmith.schedule.plan import nbytes, pack_static, plan
 
@@ -50,7 +53,10 @@ def program(buffers: list[Buffer], results: tuple, symbols: tuple[Symbol, ...] =
 
 
 def make(buffers: list[Buffer], body: list, results: tuple, **kw) -> Plan:
-    return plan(Scheduled(program(buffers, results, **kw), tuple(body)), Options())
+    got = plan(Scheduled(program(buffers, results, **kw), tuple(body)), Options())
+    verify_plan(got)
+    assert print_plan(got)
+    return got
 
 
 def test_chain_reuses_the_arena() -> None:
@@ -114,7 +120,7 @@ def test_given_results_are_freed_after_their_last_use() -> None:
 
 def test_size_bound_in_the_middle_gets_its_own_workspace() -> None:
     u = Sym("u0")
-    x, n, t, y = buffer("x", 8, role="input"), buffer("n", u, d=dt.i64), buffer("t", u), buffer("y", u, role="output")
+    x, n, t, y = buffer("x", 8, role="input"), buffer("n", u), buffer("t", u), buffer("y", u, role="output")
     body = [
         Extern("aten.nonzero.default", (BufArg("x"),), (), ("n",), (), ((u, 0, 0),)),
         unary("k", n, t), unary("k2", t, y),
@@ -179,3 +185,34 @@ def test_a_buffer_that_views_another_shares_its_place() -> None:
     body = [unary("k", x, t), unary("k1", x, u), Extern("aten.sin.default", (BufArg("v"),), (), ("g",)), unary("k2", u, y)]
     got = make([x, t, v, u, y, buffer("g", 4)], body, (Fresh("y"),))
     assert got.places["v"] == got.places["t"] != got.places["u"]
+
+
+def test_what_reads_only_constants_is_prepared() -> None:
+    w, x, y = buffer("w", 8, role="input"), buffer("x", 8, role="input"), buffer("y", 8, role="output")
+    p, q, r, t = buffer("p", 8), buffer("q", 8), buffer("r", 8), buffer("t", 8)
+    body = [unary("k0", x, t), unary("k1", w, p), unary("k2", p, q), unary("k3", q, r), unary("k4", r, y)]
+    prog = replace(program([w, x, y, p, q, r, t], (Fresh("y"),)), consts=("w",))
+    got = plan(Scheduled(prog, tuple(body)), Options())
+    assert [s.bufs for s in got.prepare] == [("w", "p"), ("p", "q"), ("q", "r")]  # type: ignore[union-attr]
+    assert [s.bufs for s in got.run if isinstance(s, Launch)] == [("x", "t"), ("r", "y")]
+    assert got.consts == (0,) and got.state == 128
+    assert got.places["r"] != got.places["q"] and isinstance(got.places["r"], State)
+    verify_plan(got)
+    assert "state" in print_plan(got)
+
+
+@pytest.mark.parametrize("case", ["result", "other writer", "written back", "not a const", "nobody reads"])
+def test_what_must_not_be_prepared(case: str) -> None:
+    w, x, y = buffer("w", 8, role="input"), buffer("x", 8, role="input"), buffer("y", 8, role="output")
+    p = buffer("p", 8)
+    body = [unary("k1", w, p), unary("k2", p, y)]
+    results: tuple = (Fresh("y"), Fresh("p")) if case == "result" else (Fresh("y"),)
+    if case == "other writer":
+        body.insert(1, unary("k3", x, p))
+    if case == "nobody reads":
+        body = [unary("k1", w, p), unary("k2", x, y)]
+    backs = (("w", "y"),) if case == "written back" else ()
+    prog = replace(program([w, x, y, p], results, write_backs=backs), consts=() if case == "not a const" else ("w",))
+    got = plan(Scheduled(prog, tuple(body)), Options())
+    assert got.prepare == () and got.state == 0 and got.consts == ()
+    verify_plan(got)

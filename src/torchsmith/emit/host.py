@@ -26,6 +26,7 @@ from ..ir.plan import (
     PlanCond,
     PlanRepeat,
     ResultPlace,
+    State,
     Step,
     Taken,
 )
@@ -103,6 +104,10 @@ class _Host:
         self.depth = 1
         self.symbols(used=set(walk(plan.workspace)))
         size = [*self.lines, f"  return {self.expr(plan.workspace)};"]
+        self.lines = []
+        for step in plan.prepare:
+            self.step(step)
+        prepare, self.lines = self.lines, []
         scalars = sum(1 for s in plan.symbols if s.origin[0] == "scalar")
         views = sum(2 * len(r.shape) + 1 for r in plan.results if isinstance(r, ViewResult))
         syms = views + sum(isinstance(r, SizeResult) for r in plan.results)
@@ -114,10 +119,10 @@ class _Host:
             "static int64_t ts_workspace(const ts_tensor *in, const int64_t *sc) {", "  (void)in; (void)sc;", *size, "}",
             "static int32_t ts_run(const ts_host *host, const ts_tensor *in, const int64_t *sc, const void *state, ts_tensor *res,",
             "                      int64_t *out) {", *body, "}",
-            "static int32_t ts_prepare(const ts_host *host, const ts_tensor *consts, void *state) {",
-            "  (void)host; (void)consts; (void)state;", "  return 0;", "}",
+            "static int32_t ts_prepare(const ts_host *host, const ts_tensor *in, void *state) {",
+            "  (void)host; (void)in; (void)state;", *prepare, "  return 0;", "}",
             f"TS_EXPORT const ts_graph {SYMBOL} = {{TS_ABI, {len(plan.inputs)}, {scalars}, {len(plan.results)}, {syms},",
-            "  ts_workspace, ts_prepare, ts_run};", "",
+            f"  {plan.state}, ts_workspace, ts_prepare, ts_run}};", "",
         ))  # fmt: skip
 
     def put(self, line: str) -> None:
@@ -214,6 +219,8 @@ class _Host:
         place = self.plan.places[buf]
         if isinstance(place, Arena):
             return f"(ws + {self.expr(place.offset)})"
+        if isinstance(place, State):
+            return f"((char *)state + {self.expr(place.offset)})"
         if isinstance(place, Taken):
             return f"t_{_c_name(self.root(buf))}"
         return f"{self.tensor_of(buf)}.data"
@@ -477,6 +484,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "results": _describe_results(plan),
         "externs": [_describe_extern(plan, s.extern) for s in _steps(plan.run) if isinstance(s, Call)],
         "kernels": len(plan.kernels),
+        "consts": list(plan.consts),
     }
 
 

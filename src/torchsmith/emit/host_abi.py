@@ -29,8 +29,9 @@ enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, 
 typedef struct ts_graph {
   uint32_t abi;
   int32_t n_inputs, n_scalars, n_results, n_result_syms;
+  int64_t state_bytes;
   int64_t (*workspace)(const ts_tensor *inputs, const int64_t *scalars);
-  int32_t (*prepare)(const ts_host *host, const ts_tensor *consts, void *state);
+  int32_t (*prepare)(const ts_host *host, const ts_tensor *inputs, void *state);
   int32_t (*run)(const ts_host *host, const ts_tensor *inputs, const int64_t *scalars, const void *state, ts_tensor *results,
                  int64_t *result_syms);
 } ts_graph;

@@ -1,6 +1,6 @@
 """Plan: the host program as data, with two entries, `prepare` and `run` (no torch).
 
-    Plan = (name, symbols, inputs, buffers, kernels, workspace, prepare: Step*, run: Step*, results)
+    Plan = (name, symbols, inputs, buffers, kernels, workspace, prepare: Step*, run: Step*, results, state, consts)
     Step = Alloc | Launch | Call | Free | Bind | Check | PlanCond | PlanRepeat
 
 A Plan is printed once as C (emit/host.py) and linked with its kernels into one shared library, which serves compile() and packages.
@@ -14,7 +14,8 @@ Invariants
   the offsets use input symbols only.
 - Launches that write an input (write-backs) come after the last Check and the last Call.
 - A symbol's value is one int64 everywhere: index, integer and bool as themselves, f64 by its bits.
-- `prepare` runs when constants change, `run` per call.
+- `prepare` runs when constants (inputs that stay the same between calls) change, `run` per call. State places keep what prepare
+  computed: run only reads them, prepare's launches write nothing else and use no symbols.
 """
 
 from __future__ import annotations
@@ -59,7 +60,14 @@ class Taken:
     size: Expr
 
 
-Place = Input | Arena | ResultPlace | Given | Taken
+@dataclass(frozen=True, slots=True)
+class State:
+    """Bytes [offset, offset + size) of the block that lives from one prepare to the next."""
+
+    offset: Expr
+
+
+Place = Input | Arena | ResultPlace | Given | Taken | State
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +137,5 @@ class Plan:
     prepare: tuple[Step, ...]
     run: tuple[Step, ...]
     results: tuple[Result, ...]
+    state: int = 0  # bytes of the State block
+    consts: tuple[int, ...] = ()  # inputs that prepare reads

@@ -12,7 +12,7 @@ from typing import Any
 from .dtype import DType
 from .expr import Axis, Expr
 from .kernel import Contract, Kernel, Let, Loop, Scheduled, StoreStmt
-from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace
+from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .program import (
     Bind,
     BufArg,
@@ -53,6 +53,8 @@ def print_plan(plan: Plan) -> str:
     """Places, then the two entries step by step, then the kernels."""
     lines = [f"plan {plan.name}", f"workspace: {print_expr(plan.workspace)}", *_symbols(plan.symbols)]
     lines.append(f"inputs: {_names(plan.inputs)}")
+    if plan.consts:
+        lines.append(f"state: {plan.state} bytes from inputs {', '.join(map(str, plan.consts))}")
     lines.append("buffers:")
     for name, b in plan.buffers.items():
         place = plan.places.get(name)
@@ -148,6 +150,8 @@ _PLACES: dict[type, Callable[[Any], str]] = {
     Arena: lambda p: f"arena {print_expr(p.offset)}",
     ResultPlace: lambda p: f"result {p.index}",
     Given: lambda p: "given",
+    Taken: lambda p: f"taken {print_expr(p.size)}",
+    State: lambda p: f"state {print_expr(p.offset)}",
 }
 
 

@@ -13,7 +13,7 @@ from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, walk
 from .kernel import Contract, Kernel, Let, Loop, Param, Scheduled, Scratch, StoreStmt
 from .ops import OPS
-from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace
+from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .print import print_element
 from .program import (
     Bind,
@@ -528,7 +528,9 @@ def verify_plan(plan: Plan) -> None:
     for k in plan.kernels:
         verify_kernel(k)
     walker = _Steps(plan, symbols)
+    walker.preparing = True
     walker.block(plan.prepare)
+    walker.preparing = False
     walker.block(plan.run)
     _no_overlap(plan)
 
@@ -540,6 +542,7 @@ class _Steps:
         self.plan, self.symbols = plan, symbols
         self.alive: set[str] = set()
         self.wrote_input: Launch | None = None
+        self.preparing = False
 
     def block(self, steps: Iterable[Any]) -> None:
         for s in steps:
@@ -551,8 +554,12 @@ class _Steps:
 
     def alloc(self, s: Alloc) -> None:
         self._known(s.buf, s)
-        if not isinstance(self.plan.places[s.buf], ResultPlace):
+        place = self.plan.places[s.buf]
+        if not isinstance(place, ResultPlace | Taken):
             fail("places", f"{s.buf} is allocated but is no result", s)
+        if isinstance(place, Taken):
+            self._host(place.size, s)
+            self.alive.add(s.buf)
 
     def launch(self, s: Launch) -> None:
         if not 0 <= s.kernel < len(self.plan.kernels):
@@ -565,13 +572,16 @@ class _Steps:
             if self.plan.buffers[name].dtype is not p.dtype:
                 fail("types", f"{name} holds {self.plan.buffers[name].dtype}, {kernel.name} wants {p.dtype}", s)
             self._given(name, s)
-            if p.written and isinstance(self.plan.places[name], Input):
+            place = self.plan.places[name]
+            if p.written and isinstance(place, Input):
                 self.wrote_input = s
+            if p.written and isinstance(place, State) != self.preparing:
+                fail("prepare", f"{name} is {'no state' if self.preparing else 'state'} and may not be written here", s)
         for e in (*s.syms, s.grid, s.grain):
             self._host(e, s)
 
     def _given(self, name: str, at: Any) -> None:
-        if isinstance(self.plan.places[name], Given) and self.plan.buffers[name].storage_of is None and name not in self.alive:
+        if isinstance(self.plan.places[name], Given | Taken) and self.plan.buffers[name].storage_of is None and name not in self.alive:
             fail("given", f"{name} is used before its Call or after its Free", at)
 
     def _host(self, e: Expr, at: Any) -> None:

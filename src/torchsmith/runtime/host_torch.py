@@ -33,8 +33,13 @@ def setup() -> None:
         "increment_version": _bump_version,
         "is_autocast": functools.partial(torch.is_autocast_enabled, "cpu"),
         "disable_autocast": _enter_no_autocast,
+        "on_prepare": _on_prepare,
         "error": NativeError,
     })  # fmt: skip
+
+
+def _on_prepare(name: str, size: int) -> None:
+    events.emit("prepare", graph=name, bytes=size)
 
 
 def _enter_no_autocast() -> Any:
@@ -50,14 +55,17 @@ def _bump_version(tensor: torch.Tensor) -> None:
         torch._C._increment_version([tensor])
 
 
-def graph(library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str) -> Callable[..., tuple[Any, ...]]:
+def graph(
+    library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool
+) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
     inputs = [_input(row) for row in manifest.inputs]
     results = [_result(row, manifest) for row in manifest.results]
     externs = [bind(row) for row in manifest.externs]
-    fallback = None if eager is None else functools.partial(_repeat, eager, name or manifest.name)
-    return _native.Graph(library, manifest.symbol, inputs, results, externs, fallback)
+    name = name or manifest.name
+    fallback = None if eager is None else functools.partial(_repeat, eager, name)
+    return _native.Graph(library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen)
 
 
 def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:

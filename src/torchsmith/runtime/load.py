@@ -18,12 +18,16 @@ class NativeError(RuntimeError):
 
 
 def load(
-    library: Path | str, manifest: Manifest, *, eager: Callable[..., Any] | None = None, name: str = ""
+    library: Path | str, manifest: Manifest, *, eager: Callable[..., Any] | None = None, name: str = "", frozen: bool = False
 ) -> Callable[..., tuple[Any, ...]]:
-    """The compiled graph. `eager` takes the same inputs and gives the same tuple; it repeats calls that fail natively."""
+    """The compiled graph. `eager` takes the same inputs and gives the same tuple; it repeats calls that fail natively.
+
+    `frozen`: constants that are inference tensors, whose writes cannot be seen, may be prepared once. The callable's `refreeze()`
+    forgets what was prepared.
+    """
     from . import host_torch
 
     try:
-        return host_torch.graph(str(library), manifest, eager, name)
+        return host_torch.graph(str(library), manifest, eager, name, frozen)
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e

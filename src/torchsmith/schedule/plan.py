@@ -23,6 +23,7 @@ from ..ir.plan import (
     PlanCond,
     PlanRepeat,
     ResultPlace,
+    State,
     Step,
     Taken,
 )
@@ -39,11 +40,14 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     """Place every buffer, then write the steps."""
     program, body = end_with_write_backs(scheduled)
     body = _plan_shared_results(program, body)
+    roots = {name: _root(program.buffers, name) for name in program.buffers}
+    first, body = _split_prepare(program, body, roots)
     bound, derived = _symbols(body)
     uses = _Uses(program)
     uses.block(body, 0)
     places = _fixed_places(program, body)
-    roots = {name: _root(program.buffers, name) for name in program.buffers}
+    state, total_state = _place_state(program, first, body, roots)
+    places |= state
     lives = uses.lives(roots)
     sizes = {n: substitute(nbytes(b), derived) for n, b in program.buffers.items() if roots[n] == n and n not in places}
     dynamic = {n for n, e in sizes.items() if n in lives and any(x in bound for x in walk(e))}
@@ -55,13 +59,17 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
         if root in places:
             places.setdefault(name, places[root])
     writer = _Writer(places, roots, frozenset(r.buf for r in program.results if isinstance(r, Fresh)))
+    prepare = writer.block(first, top=True)
     run = writer.block(body, top=True)
+    inputs = {roots[b] for n in first for b, _ in touched(n)}
+    consts = tuple(i for i, name in enumerate(program.inputs) if name in inputs)
     missing = [r.buf for r in program.results if isinstance(r, Fresh) and r.buf not in writer.allocated]
     allocs = tuple(Alloc(b) for b in dict.fromkeys(missing) if isinstance(places[b], ResultPlace))
     buffers = {n: b for n, b in program.buffers.items() if n in places}
     return Plan(
-        program.name, program.symbols, program.inputs, buffers, places, tuple(writer.kernels), total, (), (*run, *allocs), program.results
-    )
+        program.name, program.symbols, program.inputs, buffers, places, tuple(writer.kernels), total, prepare, (*run, *allocs),
+        program.results, total_state, consts,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- buffers
@@ -249,6 +257,66 @@ def replace_children(node: Node) -> Node:
     if isinstance(node, Repeat):
         return replace(node, body=())
     return node
+
+
+# ---------------------------------------------------------------- prepare
+
+
+def _split_prepare(
+    program: Program, body: tuple[Node, ...], roots: dict[str, str]
+) -> tuple[tuple[Kernel, ...], tuple[Node, ...]]:
+    """Kernels that read constants only, or what such kernels wrote, run once: body -> (those, the rest).
+
+    A buffer that anything else writes, that is a result, or whose size is symbolic stays in the run.
+    """
+    if not program.consts:
+        return (), body
+    written = {roots[b] for n in _all_nodes(body) for b, w in touched(n) if w}
+    const_bufs = {b for b in program.consts if b not in written}
+    fixed = {roots[r.buf] for r in program.results if isinstance(r, Fresh)} | {b for b in program.inputs if b}
+    candidates = [n for n in body if isinstance(n, Kernel) and not n.syms]
+    while True:  # a writer that falls out takes its readers and fellow writers along
+        chosen: list[Kernel] = []
+        known = set(const_bufs)
+        for k in candidates:
+            reads = {roots[p.buf] for p in k.params if not p.written}
+            writes = {roots[p.buf] for p in k.params if p.written}
+            static = all(isinstance(nbytes(program.buffers[b]), Const) for b in writes)
+            if reads <= known and static and not writes & fixed:
+                chosen.append(k)
+                known |= writes
+        taken = {id(k) for k in chosen}
+        others = {roots[b] for n in body if id(n) not in taken for b, w in touched(n) if w}
+        spoiled = [k for k in chosen if any(p.written and roots[p.buf] in others for p in k.params)]
+        if not spoiled:
+            break
+        candidates = [k for k in chosen if all(k is not s for s in spoiled)]
+    read_later = {roots[b] for n in body if id(n) not in taken for b, _ in touched(n)}
+    if not any(roots[p.buf] in read_later for k in chosen for p in k.params if p.written):
+        return (), body
+    return tuple(chosen), tuple(n for n in body if id(n) not in taken)
+
+
+def _place_state(
+    program: Program, first: tuple[Kernel, ...], body: tuple[Node, ...], roots: dict[str, str]
+) -> tuple[dict[str, Place], int]:
+    """Offsets in the state block: what the run reads lives for ever, steps between only while prepare runs."""
+    later = {roots[b] for n in body for b, _ in touched(n)}
+    lives: dict[str, tuple[int, int]] = {}
+    for at, k in enumerate(first):
+        for p in k.params:
+            root = roots[p.buf]
+            if root in program.inputs:
+                continue
+            start, _ = lives.get(root, (at, at))
+            lives[root] = (start, len(first) if root in later else at)
+    sizes: dict[str, int] = {}
+    for name in lives:
+        size = nbytes(program.buffers[name])
+        assert isinstance(size, Const)
+        sizes[name] = int(size.value)
+    offsets, height = pack_static(sizes, lives)
+    return {n: State(const(o)) for n, o in offsets.items()}, height
 
 
 # ---------------------------------------------------------------- places
