@@ -140,11 +140,11 @@ def test_generators_comprehensions_and_classes_run_as_they_are():
         class Local:
             field = helper(5)
 
-        return list(gen(3)), [helper(i) for i in range(2)], Local.field, (lambda: helper(7))()
+        return list(gen(3)), [helper(i) for i in range(2)], Local.field, max([7], key=helper), sorted([2, 1], key=helper)
 
     d = dispatcher_of(helper, entry([(LOCAL, -1, 0, "x")], [], [0], lambda x: (-x,)))
     serve({"helper": d})
-    assert _frame.run_hooked(KEY, user) == ([0, -1, -2], [0, -1], -5, -7)
+    assert _frame.run_hooked(KEY, user) == ([0, -1, -2], [0, -1], -5, 7, [2, 1])
 
 
 def test_nothing_leaks():

@@ -13,6 +13,7 @@ import traceback
 import types
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,7 +80,6 @@ class State:
     settings: Settings
     label: str
     hooked: bool = False  # found by the frame hook, not compiled by the user
-    count: int = 0  # graphs captured so far
     broken: dict[Any, int] = field(default_factory=dict)  # signatures of calls that cannot be captured -> calls
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     may_be_dynamic: bool = True
@@ -272,7 +272,7 @@ def location(fn: types.FunctionType) -> str:
 
 def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
     settings = state.settings
-    name = f"{_safe(state.label)}_{state.count}"
+    name = _graph_name(state.label)
     try:
         with events.timed("capture", graph=name):
             captured = _capture_with_retry(state, fn, args, kwargs)
@@ -291,7 +291,6 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
             what = f"{type(error).__name__}: {error}"
             warnings.warn(f"torchsmith: internal error while compiling {state.label}; it runs as it is. {what}", stacklevel=2)
         raise Unsupported("API005", at=location(fn), detail=f"{type(error).__name__}: {error}") from error
-    state.count += 1
     return _install(d, state, fn, captured, compiled, name)
 
 
@@ -365,6 +364,16 @@ def _make_finish(finish: Any, name: str) -> Callable[..., Any]:
     namespace = dict(finish.namespace)
     exec(compile(finish.text, f"<torchsmith finish of {name}>", "exec"), namespace)
     return namespace["finish"]  # type: ignore[no-any-return]
+
+
+_GRAPHS: Counter[str] = Counter()
+
+
+def _graph_name(label: str) -> str:
+    """A name that no other graph of this process has."""
+    safe = _safe(label)
+    _GRAPHS[safe] += 1
+    return f"{safe}_{_GRAPHS[safe] - 1}"
 
 
 def _safe(label: str) -> str:
