@@ -118,7 +118,8 @@ def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -
                 return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
         if _dict_of(obj) is not None and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
-            world.guard(track.source, "missing", name)
+            base = track.source if not isinstance(obj, dict) else Attr(track.source, "__dict__", "getattr")
+            world.guard(base, "missing", name)
     else:
         d = _dict_of(obj)
         if d is not None and name in d:

@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import operator
+import os
 import sys
 import types
 import typing
@@ -25,6 +26,7 @@ from . import calls
 from . import protocols as pr
 from .attributes import Raised, find
 from .calls import _OPERATOR_ROWS, Args, Kwargs, row
+from .source import Attr, FixedObject
 from .world import CONTAINERS, MISSING, SCALARS
 
 Tensor = torch.Tensor
@@ -202,8 +204,6 @@ def dir_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @row(globals)
 def globals_(m: Any, args: Args, kwargs: Kwargs) -> Any:
-    from .source import Attr, FixedObject
-
     g = m.frames[-1].globals
     return m.world.wrap(g, FixedObject(g, "globals()")) if Attr else None
 
@@ -676,8 +676,6 @@ def _logging(level: int | None) -> Any:
 
 
 def _guard_logger(m: Any, logger: Any, track: Any) -> None:
-    from .source import Attr, FixedObject
-
     m.world.guard(Attr(FixedObject(logger, f"logger {logger.name}"), "level", "instance"), "equals", logger.level)
     m.world.guard(Attr(FixedObject(logger.manager, "logging.manager"), "_disable", "getattr"), "equals", logger.manager.disable)
     parent = logger.parent
@@ -705,6 +703,20 @@ def get_logger(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(print)
 def print_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("CAP016", at=m.loc(), detail="print")
+
+
+@row(os._Environ.__getitem__)
+def environ_getitem(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    """One variable of the environment, guarded."""
+    data = m.world.wrap(os.environ._data, FixedObject(os.environ._data, "os.environ"))
+    value = pr._read_key(m, m.world.of(data), os.environ.encodekey(args[1]))
+    if value is MISSING:
+        raise Raised(KeyError(args[1]))
+    return os.environ.decodevalue(value)
+
+
+row(os.getenv)(lambda m, args, kwargs: m.inline(os.getenv, args, kwargs))
+row(os.fspath)(lambda m, args, kwargs: m.native(os.fspath, args, kwargs))
 
 
 @row(typing.cast)

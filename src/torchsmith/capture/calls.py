@@ -187,7 +187,7 @@ _REFUSED = {"random": "CAP016", "time": "CAP016", "datetime": "CAP016", "os": "C
             "subprocess": "CAP016", "socket": "CAP016", "asyncio": "CAP002", "multiprocessing": "CAP016", "pickle": "CAP016",
             "shutil": "CAP016", "tempfile": "CAP016", "pdb": "CAP016"}  # fmt: skip
 _NATIVE_LIBRARIES = frozenset({"re", "inspect", "numpy", "textwrap", "string", "json", "fractions", "decimal", "statistics", "enum", "typing",
-                               "ast", "tokenize", "linecache", "traceback", "packaging", "importlib", "posixpath", "ntpath"})  # fmt: skip
+                               "ast", "tokenize", "linecache", "traceback", "packaging", "importlib"})  # fmt: skip
 
 
 @by_type(types.MethodType)

@@ -560,6 +560,8 @@ def capture(
 ) -> Captured:
     """Capture one call of a Python function."""
     m = Machine(fn)
+    if m.autocast:
+        raise Unsupported("CAP017", at=_where(fn))
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
     m.world.guard(FixedObject(None), "global_state", global_state())

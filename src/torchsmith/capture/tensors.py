@@ -177,6 +177,9 @@ class Recorder:
             return list(value)
         if isinstance(value, (types.BuiltinFunctionType, torch._ops.OpOverload, torch.finfo, torch.iinfo)):
             return value
+        for plain in (int, float, str):
+            if isinstance(value, plain):  # members of IntEnum and the like
+                return plain(value)
         if t.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             return value.item()
         raise Unsupported("CAP024", at=self.loc(), detail=f"an argument of type {t.__name__} to a torch function")

@@ -61,6 +61,8 @@ constant(False, *_named("compiler.is_exporting", "jit.is_scripting", "jit.is_tra
                         "overrides.has_torch_function", "overrides.has_torch_function_unary", "overrides.has_torch_function_variadic",
                         "_C._has_torch_function", "_C._has_torch_function_unary", "_C._has_torch_function_variadic",
                         "_C._is_torch_function_mode_enabled", "overrides.is_tensor_method_or_property", "_C._is_tracing"))  # fmt: skip
+constant(0, *_named("_C._len_torch_dispatch_stack"))
+constant(False, *_named("nn.modules.activation._is_make_fx_tracing"))
 constant(None, *_named("_C._get_tracing_state", "_C._log_api_usage_once", "_C._functorch.peek_interpreter_stack",
                        "_C._functorch.maybe_current_level", "_C._dynamo.compiled_autograd.set_autograd_compiler", "compiler.cudagraph_mark_step_begin",
                        "_C._autograd._saved_tensors_hooks_disable", "_C._autograd._saved_tensors_hooks_enable"))  # fmt: skip
@@ -112,18 +114,15 @@ def exit_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @row(torch.amp.autocast_mode.autocast.__enter__)
 def enter_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    self = args[0]
-    values = tuple(m.attr(self, n) for n in ("device", "fast_dtype", "_enabled", "_cache_enabled"))
-    node = m.recorder.effect(torch.amp.autocast_mode._enter_autocast, values)
-    m.contexts.append((self, node, m.autocast, None))
-    m.autocast = {**m.autocast, values[0]: (values[2], values[1])}
-    return self
+    """A region that leaves autocast off; one that turns it on is not captured yet."""
+    device, enabled = m.attr(args[0], "device"), m.attr(args[0], "_enabled")
+    if enabled or m.autocast:
+        raise Unsupported("CAP017", at=m.loc(), detail=f"autocast on {device}")
+    return args[0]
 
 
 @row(torch.amp.autocast_mode.autocast.__exit__)
 def exit_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    _, node, m.autocast, _ = m.contexts.pop()
-    m.recorder.effect_node(torch.amp.autocast_mode._exit_autocast, (node,))
     return False
 
 
@@ -147,7 +146,7 @@ def is_any_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 _STATE = _named(
     "get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
-    "get_num_threads", "get_num_interop_threads", "is_warn_always_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled",
+    "get_num_threads", "get_num_interop_threads", "is_warn_always_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled", "_C._get_privateuse1_backend_name", "_C._is_autocast_available", "amp.is_autocast_available", "amp.autocast_mode.is_autocast_available",
     "cuda.is_available", "cuda.device_count", "backends.mps.is_available", "xpu.is_available", "distributed.is_available",
     "distributed.is_initialized", "backends.cuda.is_built", "cuda.is_bf16_supported", "cuda.current_device", "cuda.get_device_capability",
     "promote_types", "can_cast", "typename", "compiled_with_cxx11_abi", "_C._get_cudnn_enabled", "_C._get_mkldnn_enabled", "_C._get_flash_sdp_enabled",
@@ -158,7 +157,7 @@ _STATE = _named(
     "mps.is_available", "accelerator.is_available", "accelerator.current_accelerator", "get_device_module", "_C._get_default_device",
     "_C._get_cudnn_allow_tf32", "_C._get_cudnn_deterministic", "_C._get_cudnn_benchmark", "_C._get_deterministic_algorithms",
     "_C._get_deterministic_algorithms_warn_only", "_C._get_onednn_allow_tf32", "_C._get_cublas_allow_tf32", "_C._get_float32_matmul_precision",
-    "_C._is_torch_function_enabled", "_C._len_torch_function_stack", "_C._len_torch_dispatch_stack_placeholder", "_C._get_nnpack_enabled",
+    "_C._is_torch_function_enabled", "_C._len_torch_function_stack", "_C._get_nnpack_enabled",
     "_C._get_fp32_precision_getter", "_C._get_warnAlways", "_C._get_mkldnn_deterministic",
 )  # fmt: skip
 
