@@ -133,6 +133,7 @@ def _reads_where_it_writes(body: tuple[Stmt, ...], src: str, dst: str) -> bool:
             return False
         elif isinstance(stmt, StoreStmt):
             found = _load_indices(stmt.value, dst).union(*(_load_indices(e, dst) for e in stmt.index))
+            found |= set() if stmt.mask is None else _load_indices(stmt.mask, dst)
         if found and not (len(stores) == 1 and i <= stores[0] and found == {body[stores[0]].index}):  # type: ignore[union-attr]
             return False
     return True
