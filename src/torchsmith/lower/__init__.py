@@ -7,12 +7,16 @@ from . import (  # noqa: F401
     convert,
     creation,
     gather,
+    indexing,
     loss,
     norm,
+    pad,
     pointwise,
     pool,
     product,
     reduce,
+    scan,
+    upsample,
     views,
 )
 from .core import lower

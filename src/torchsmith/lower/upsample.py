@@ -1,0 +1,165 @@
+"""Resizing by interpolation: nearest, linear, cubic, in one to three dimensions. In: a Ref; out: one stage of weighted loads.
+
+Source positions are computed in the dtype and the order of operations of eager's CPU kernels, since a floor depends on the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir import dtype as dt
+from ..ir.dtype import DType
+from ..ir.expr import Const, Expr, convert, op
+from ..ir.rules import round_to
+from .core import Builder
+from .numerics import cast, opmath
+from .ref import ZERO, Index, Ref, known, size
+from .table import lowers
+
+Taps = list[tuple[Expr, Expr]]  # (source index, weight) along one dimension
+
+
+def _scales(spec: Any, rank: int) -> list[float | None]:
+    """One scale factor (or None) for each spatial dimension."""
+    listed = [v for v in spec if not isinstance(v, Ref)]
+    if len(listed) == 1 and isinstance(listed[0], (tuple, list)):
+        listed = list(listed[0])
+    listed = [float(v) if isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0 else None for v in listed]
+    return listed if len(listed) == rank else [None] * rank
+
+
+def _static(x: Ref, cx: Builder, rank: int) -> list[tuple[int, int]] | None:
+    """(size, result size) of each spatial dimension, where all are known."""
+    pairs = [(known(n), known(m)) for n, m in zip(x.shape[-rank:], cx.shape[-rank:], strict=True)]
+    return [(n, m) for n, m in pairs if n is not None and m is not None] if all(n and m for n, m in pairs) else None
+
+
+# ---------------------------------------------------------------- nearest
+def _nearest_index(o: Expr, n: int, m: int, scale: float | None, exact: bool) -> Expr:
+    """The source of result element o: floor(o * n/m), or of its centre; in float32, as eager computes it."""
+    if n == m and not (exact and scale is not None):
+        return o
+    ratio = round_to(dt.f32, 1.0 / scale if scale is not None else round_to(dt.f32, n) / m)
+    if m == 2 * n and not exact:
+        return o // 2
+
+    def source(k: int) -> int:
+        moved = round_to(dt.f32, (k + 0.5 if exact else k) * ratio)
+        return min(int(moved), n - 1)
+
+    plain = [source(k) for k in range(m)]
+    if not exact and plain == [k * n // m for k in range(m)]:
+        return o * n // size(m)
+    if exact and plain == [((2 * k + 1) * n) // (2 * m) for k in range(m)]:
+        return (o * (2 * n) + n) // size(2 * m)
+    at: Expr = convert(o, dt.f32)
+    if exact:
+        at = op("add", at, Const(dt.f32, 0.5))
+    return op("min", convert(op("floor", op("mul", at, Const(dt.f32, ratio))), dt.index), size(n - 1))
+
+
+def _nearest(rank: int, exact: bool) -> Any:
+    def rule(cx: Builder, x: Ref, output_size: Any, *scales: Any) -> Any:
+        sizes = _static(x, cx, rank)
+        if sizes is None:
+            return NotImplemented
+        factors = _scales(scales, rank)
+
+        def at(i: Index) -> Expr:
+            place = [_nearest_index(o, n, m, f, exact) for o, (n, m), f in zip(i[-rank:], sizes, factors, strict=True)]
+            return x.load((*i[:-rank], *place))
+
+        return cx.stage(at)
+
+    return rule
+
+
+for _rank in (1, 2, 3):
+    lowers(f"aten.upsample_nearest{_rank}d.default", f"aten.upsample_nearest{_rank}d.vec")(_nearest(_rank, False))
+    lowers(f"aten._upsample_nearest_exact{_rank}d.default", f"aten._upsample_nearest_exact{_rank}d.vec")(_nearest(_rank, True))
+
+
+# ---------------------------------------------------------------- linear and cubic
+def _position(o: Expr, n: int, m: int, scale: float | None, align: bool, d: DType, clip: bool) -> Expr:
+    """The real source position of result element o."""
+    at = convert(o, d)
+    if align:
+        ratio = round_to(d, (n - 1) / (m - 1)) if m > 1 else 0.0
+        return op("mul", at, Const(d, ratio))
+    ratio = round_to(d, 1.0 / scale if scale is not None else round_to(d, n) / m)
+    moved = op("sub", op("mul", Const(d, ratio), op("add", at, Const(d, 0.5))), Const(d, 0.5))
+    return op("max", moved, Const(d, 0.0)) if clip else moved
+
+
+def _linear_taps(o: Expr, n: int, m: int, scale: float | None, align: bool, d: DType) -> Taps:
+    one = Const(d, 1.0)
+    if n == m:
+        return [(o, one)]
+    at = _position(o, n, m, scale, align, d, True)
+    low = op("min", convert(op("floor", at), dt.index), size(n - 1))
+    high = op("min", low + 1, size(n - 1))
+    part = op("min", op("max", op("sub", at, convert(low, d)), Const(d, 0.0)), one)
+    return [(low, op("sub", one, part)), (high, part)]
+
+
+def cubic_weights(t: Expr, d: DType) -> list[Expr]:
+    """Weights of the four neighbours at distances 1+t, t, 1-t, 2-t: cubic convolution with a = -0.75."""
+
+    def c(v: float) -> Expr:
+        return Const(d, v)
+
+    def near(x: Expr) -> Expr:  # ((a+2) x - (a+3)) x x + 1
+        return op("add", op("mul", op("mul", op("sub", op("mul", c(1.25), x), c(2.25)), x), x), c(1.0))
+
+    def far(x: Expr) -> Expr:  # ((a x - 5a) x + 8a) x - 4a
+        inner = op("add", op("mul", op("sub", op("mul", c(-0.75), x), c(-3.75)), x), c(-6.0))
+        return op("sub", op("mul", inner, x), c(-3.0))
+
+    rest = op("sub", c(1.0), t)
+    return [far(op("add", t, c(1.0))), near(t), near(rest), far(op("add", rest, c(1.0)))]
+
+
+def _cubic_taps(o: Expr, n: int, m: int, scale: float | None, align: bool, d: DType) -> Taps:
+    at = _position(o, n, m, scale, align, d, False)
+    floor = op("floor", at)
+    first = convert(floor, dt.index)
+    weights = cubic_weights(op("sub", at, floor), d)
+    return [(op("max", op("min", first + (k - 1), size(n - 1)), ZERO), w) for k, w in enumerate(weights)]
+
+
+def weighted(x: Ref, lead: Index, taps: Sequence[Taps], d: DType) -> Expr:
+    """Sum over all combinations of taps, the last dimension innermost."""
+    if not taps:
+        return cast(x.load(lead), d)
+    total: Expr | None = None
+    for place, weight in taps[0]:
+        part = weighted(x, (*lead, place), taps[1:], d)
+        if len(taps[0]) == 1:
+            return part
+        part = op("mul", weight, part)
+        total = part if total is None else op("add", total, part)
+    assert total is not None
+    return total
+
+
+def _smooth(rank: int, how: Any) -> Any:
+    def rule(cx: Builder, x: Ref, output_size: Any, align: bool = False, *scales: Any) -> Any:
+        sizes = _static(x, cx, rank)
+        if sizes is None or not x.dtype.is_float:
+            return NotImplemented
+        factors, d = _scales(scales, rank), opmath(x.dtype)
+
+        def at(i: Index) -> Expr:
+            taps = [how(o, n, m, f, align, d) for o, (n, m), f in zip(i[-rank:], sizes, factors, strict=True)]
+            return cast(weighted(x, i[:-rank], taps, d), x.dtype)
+
+        return cx.stage(at)
+
+    return rule
+
+
+lowers("aten.upsample_linear1d.default", "aten.upsample_linear1d.vec")(_smooth(1, _linear_taps))
+lowers("aten.upsample_bilinear2d.default", "aten.upsample_bilinear2d.vec")(_smooth(2, _linear_taps))
+lowers("aten.upsample_trilinear3d.default", "aten.upsample_trilinear3d.vec")(_smooth(3, _linear_taps))
+lowers("aten.upsample_bicubic2d.default", "aten.upsample_bicubic2d.vec")(_smooth(2, _cubic_taps))
