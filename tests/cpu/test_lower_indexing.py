@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lower_harness import check, interpret, program_of
+from lower_harness import call_eager, check, program_of, to_array
+from road_harness import check_all
 
-from torchsmith.ir.interpret import CheckFailed
+from torchsmith.ir.interpret import CheckFailed, run_program
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 DTYPES = [*FLOATS, torch.int64, torch.int32, torch.uint8]
@@ -121,7 +122,8 @@ def test_an_index_out_of_range_is_a_failed_check(fn: Any) -> None:
     x, good, bad = make(4), torch.tensor([0, 3]), torch.tensor([0, 4])
     check(fn, x, good)
     with pytest.raises(CheckFailed):
-        interpret(program_of(fn, (x, good)), (x, bad))
+        program, consts = program_of(fn, (x, good))
+        run_program(program, [to_array(a) for a in (x, bad, *consts)], call_eager)
 
 
 SCANS = [torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin]
@@ -201,3 +203,29 @@ def test_windows_as_columns(row: Any, dtype: torch.dtype) -> None:
     check(lambda x: F.unfold(x, kernel, dilation, padding, stride), make(3, 6, 7, dtype=dtype, turned=True))
     columns = F.unfold(make(2, 3, 6, 7, dtype=dtype), kernel, dilation, padding, stride)
     check(lambda x: F.fold(x, (6, 7), kernel, dilation, padding, stride), columns, **LOOSE.get(dtype, {}))
+
+
+# ---------------------------------------------------------------- the same rows, compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_compiled_indexing(dtype: torch.dtype) -> None:
+    cases = [(name, fn, (make(*shape, dtype=dtype), *given)) for name, fn, shape, given in INDEXED]
+    cases += [
+        (name, fn, (make(*shape, dtype=dtype, turned=True), index, make(*source, dtype=dtype)))
+        for name, fn, shape, index, source in SCATTERED
+    ]
+    check_all(cases, **LOOSE.get(dtype, {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_scans_pads_and_resizing(dtype: torch.dtype) -> None:
+    x = make(3, 4, 5, dtype=dtype)
+    cases: list[Any] = [(f"{fn.__name__} {dim}", lambda x, fn=fn, dim=dim: fn(x, dim), (x,)) for fn in SCANS for dim in (0, 1, 2)]
+    for shape, pad, modes in PADS:
+        cases += [(f"pad {mode} {pad}", lambda x, p=pad, m=mode: F.pad(x, p, m), (make(*shape, dtype=dtype),)) for mode in modes]
+    for mode in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        for sizes in SIZES:
+            cases.append((f"{mode} {sizes}", lambda x, m=mode, s=sizes: F.interpolate(x, mode=m, **s), (make(2, 3, 5, 4, dtype=dtype),)))
+    for kernel, dilation, padding, stride in WINDOWS:
+        cases.append(("unfold", lambda x, w=(kernel, dilation, padding, stride): F.unfold(x, *w), (make(2, 3, 6, 7, dtype=dtype),)))
+    cases.append(("masked_scatter", lambda x, m, v: x.masked_scatter(m, v), (x, make(3, 4, 5, dtype=torch.bool), make(60, dtype=dtype))))
+    check_all(cases, **LOOSE.get(dtype, {"rtol": 1e-4, "atol": 1e-5}))

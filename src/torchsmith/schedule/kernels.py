@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.expr import Expr, Load, Sym, const, op, walk
-from ..ir.kernel import Kernel, Loop, Param, Scheduled, Stmt, StoreStmt
+from ..ir.kernel import Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt
 from ..ir.linear import const_of
 from ..ir.program import Buffer, Cond, Element, Layout, Program, Repeat, Stage
 from ..options import Options
@@ -33,6 +33,7 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
 def stage_kernel(stage: Stage, buffers: dict[str, Buffer]) -> Kernel:
     """One stage, one kernel."""
     exprs = [e for s in stage.stores for e in (*s.index, s.value, *((s.mask,) if s.mask is not None else ()))]
+    exprs += [*stage.carry_next, *(e for _, e in (*stage.carry, *stage.lets))]
     nodes = list(walk(*exprs, *(e for _, e in stage.axes)))
     written = [s.buf for s in stage.stores]
     names = dict.fromkeys([*written, *(n.buf for n in nodes if isinstance(n, Load))])
@@ -41,7 +42,17 @@ def stage_kernel(stage: Stage, buffers: dict[str, Buffer]) -> Kernel:
     for p in params:
         nodes += list(walk(p.layout.offset, *p.layout.strides))
     syms = tuple(dict.fromkeys(n for n in nodes if isinstance(n, Sym)))
-    body: tuple[Stmt, ...] = tuple(StoreStmt(s.buf, s.index, s.value, s.mode, s.mask) for s in stage.stores)
+    stores = [StoreStmt(s.buf, s.index, s.value, s.mode, s.mask) for s in stage.stores]
+    body: tuple[Stmt, ...] = (*(Let(v, e) for v, e in stage.lets), *stores)
+    if stage.scan:
+        *outer, (axis, extent) = stage.axes
+        carry = tuple((v, e, after) for (v, e), after in zip(stage.carry, stage.carry_next, strict=True))
+        loop = Loop(axis, extent, "scan", body, carry)
+        return Kernel(stage.origin or "k", params, syms, tuple(outer), const(1), (), (loop,), origins=(stage.origin, stage.loc))
+    if not all(s.unique for s in stage.stores):  # in index order, by one thread
+        for axis, extent in reversed(stage.axes):
+            body = (Loop(axis, extent, "serial", body),)
+        return Kernel(stage.origin or "k", params, syms, (), const(1), (), body, origins=(stage.origin, stage.loc))
     if stage.axes:
         *outer, (axis, extent) = stage.axes
         body = (Loop(axis, extent, "vector", body),)

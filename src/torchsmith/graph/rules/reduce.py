@@ -158,18 +158,13 @@ def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
 @rule(aten.cumsum.default, aten.cumprod.default)
 def cumsum(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     axis(dim, self.dim())
-    return like(self, dtype or sum_dtype(self.dtype))
-
-
-def like(self: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keeps a dense layout."""
-    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), dtype)
+    return dense(self, dtype or sum_dtype(self.dtype))
 
 
 @rule(aten.logcumsumexp.default)
 def logcumsumexp(self: Tensor, dim: int) -> Tensor:
     axis(dim, self.dim())
-    return like(self, self.dtype)
+    return dense(self, self.dtype)
 
 
 @rule(aten.sort.default)

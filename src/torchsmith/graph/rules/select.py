@@ -76,12 +76,24 @@ def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return make(self.shape, copy_strides(self, None), self.dtype)
 
 
-for _op in (aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default,
-            aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
-            aten.index_fill.int_Tensor, aten.index_put.default, aten._unsafe_index_put.default, aten.index_reduce.default,
-            aten.masked_scatter.default, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
-            aten.put.default):  # fmt: skip
+for _op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_put.default, aten._unsafe_index_put.default,
+            aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.put.default):  # fmt: skip
     rule(_op)(kept)
+
+
+def row_major(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """An updated copy of self in row-major order."""
+    return dense(self.shape, self.dtype)
+
+
+for _op in (aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default,
+            aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default, aten.index_reduce.default):  # fmt: skip
+    rule(_op)(row_major)
+
+
+@rule(aten.masked_scatter.default)
+def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    return dense(broadcast(self.shape, mask.shape), self.dtype)
 
 
 @rule(aten.as_strided_scatter.default)
