@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..layout import broadcast, float_dtype, propagate_strides, result_dtype
+from ..layout import broadcast, contiguous_strides, float_dtype, propagate_strides, result_dtype
 from ..schema import info, overloads
 from ..tracing import RULES, make, rule
 
@@ -135,12 +135,9 @@ def float_power(self: Any, exponent: Any) -> torch.Tensor:
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
-    """Eager clones self (expanded to the common shape) and fills it in place."""
+    """Eager clones self, expanded to the common shape, in row-major order and fills that in place."""
     shape = broadcast(self.shape, mask.shape)
-    base = self if tuple(self.shape) == shape else None
-    if base is None:
-        return make(shape, propagate_strides(shape, (self, mask)), self.dtype)
-    return make(shape, propagate_strides(shape, (base,)), self.dtype)
+    return make(shape, contiguous_strides(shape), self.dtype)
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
