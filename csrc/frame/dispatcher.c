@@ -144,7 +144,7 @@ static PyObject *run_eager(Dispatcher *d, PyObject *const *args, Py_ssize_t narg
   }
   Py_INCREF(d);
   PyObject *key = Py_NewRef(d->key);
-  HookState before = ts_hook_enter(key);
+  HookState before = ts_hook_enter(key, d->fn);
   PyObject *result = run_plain(d, args, nargs, kwnames);
   ts_hook_leave(before);
   Py_DECREF(key);
@@ -361,11 +361,7 @@ static PyObject *dispatcher_repr(Dispatcher *d) {
   return PyUnicode_FromFormat("<torchsmith compiled %R>", d->fn ? d->fn : Py_None);
 }
 
-/* A compiled function is pickled and copied by reference, as functions are. */
-static PyObject *dispatcher_reduce(PyObject *self, PyObject *unused) {
-  PyObject *name = PyObject_GetAttrString(self, "__qualname__");
-  return name;
-}
+static PyObject *dispatcher_reduce(PyObject *self, PyObject *unused) { return PyObject_CallMethod(((Dispatcher *)self)->state, "reduce", "O", self); }
 static PyObject *dispatcher_copy(PyObject *self, PyObject *unused) { return Py_NewRef(self); }
 
 static PyMemberDef dispatcher_members[] = {

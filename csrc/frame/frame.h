@@ -98,7 +98,7 @@ PyObject *ts_set_gate(PyObject *self, PyObject *arg);
 /* ---- hook.c */
 int ts_hook_init(PyObject *module);
 typedef struct { int active; PyObject *key; } HookState;
-HookState ts_hook_enter(PyObject *key); /* this thread runs a frame as it is; `key` is borrowed until leave */
+HookState ts_hook_enter(PyObject *key, PyObject *function); /* this thread runs a function as it is; both are borrowed until leave */
 void ts_hook_leave(HookState before);
 int ts_hook_suspend(void); /* returns what ts_hook_resume wants back */
 void ts_hook_resume(int before);

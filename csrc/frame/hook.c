@@ -36,6 +36,7 @@ static _PyFrameEvalFunction before; /* evaluator that was installed when we came
 static int users;                   /* enters without leave, over all threads */
 static int buried;                  /* somebody installed another evaluator on top of ours: we stay where we are */
 static _Thread_local int active, depth;
+static _Thread_local PyCodeObject *entering; /* code of the function that is being run as it is: not its own first frame */
 static _Thread_local PyObject *key; /* whose settings apply; borrowed from the dispatcher being run */
 
 static PyObject *evaluate(PyThreadState *ts, RawFrame *frame, int throwflag) {
@@ -92,7 +93,9 @@ static PyObject *hook(PyThreadState *ts, RawFrame *frame, int throwflag) {
   PyCodeObject *code = FRAME_CODE(frame);
   int flags = code->co_flags;
   PyObject *function = FRAME_FUNCTION(frame);
-  if (!(flags & CO_OPTIMIZED) || flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR) || !function || !PyFunction_Check(function))
+  PyCodeObject *first = entering;
+  entering = NULL;
+  if (code == first || !(flags & CO_OPTIMIZED) || flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR) || !function || !PyFunction_Check(function))
     return evaluate(ts, frame, throwflag);
   PyObject *dispatcher = known(code, function), *result = NULL;
   if (!dispatcher || !Py_IS_TYPE(dispatcher, &Dispatcher_Type)) return evaluate(ts, frame, throwflag);
@@ -105,7 +108,7 @@ static PyObject *hook(PyThreadState *ts, RawFrame *frame, int throwflag) {
 }
 
 /* ------------------------------------------------------------------ switching on and off */
-HookState ts_hook_enter(PyObject *new_key) {
+HookState ts_hook_enter(PyObject *new_key, PyObject *function) {
   HookState s = {active, key};
   PyInterpreterState *interp = PyInterpreterState_Get();
   _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interp);
@@ -118,11 +121,12 @@ HookState ts_hook_enter(PyObject *new_key) {
   users++, depth++;
   active = 1;
   key = new_key;
+  entering = PyFunction_Check(function) ? (PyCodeObject *)PyFunction_GET_CODE(function) : NULL;
   return s;
 }
 
 void ts_hook_leave(HookState s) {
-  active = s.active, key = s.key;
+  active = s.active, key = s.key, entering = NULL;
   depth--;
   if (--users > 0) return;
   PyInterpreterState *interp = PyInterpreterState_Get();
@@ -159,7 +163,7 @@ static PyObject *py_installed(PyObject *self, PyObject *unused) {
 /* run_hooked(key, function, *args): call with the hook on, as a Dispatcher does for a function that cannot be captured */
 static PyObject *py_run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
   if (n < 2) { PyErr_SetString(PyExc_TypeError, "run_hooked(key, function, *args)"); return NULL; }
-  HookState s = ts_hook_enter(args[0]);
+  HookState s = ts_hook_enter(args[0], args[1]);
   PyObject *result = PyObject_Vectorcall(args[1], args + 2, (size_t)(n - 2), NULL);
   ts_hook_leave(s);
   return result;

@@ -67,13 +67,26 @@ def compile(
         recompile_limit=_checked_limit(recompile_limit),
         name=name,
         shapes=_checked_spec(shapes_spec),
+        again=_compile_pickled,
     )
     if disable or is_disabled():
         return model
+    return _compile_with(model, settings)
+
+
+def _compile_with(model: Any, settings: Settings) -> Any:
     for kind, make in _KINDS:
         if isinstance(model, kind):
             return make(model, settings)
     return _compile_object(model, settings)
+
+
+def _compile_pickled(
+    model: Any, options: Any, backend: Any, fullgraph: bool, dynamic: bool | None, recompile_limit: int, name: str | None
+) -> Any:
+    """What unpickling a compiled callable calls: the original, compiled here."""
+    settings = Settings(_compile_graph, options, backend, fullgraph, dynamic, recompile_limit, name, again=_compile_pickled)
+    return _compile_with(model, settings)
 
 
 def _compile_graph(*args: Any, **kwargs: Any) -> Any:

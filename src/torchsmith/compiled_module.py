@@ -71,13 +71,7 @@ class CompiledModule:
     def __reduce_ex__(self, protocol: Any) -> Any:
         cls = type(self)
         s: Settings = cls._torchsmith_settings
-        return _rebuild, (cls._torchsmith_original, s.options, s.backend, s.fullgraph, s.dynamic, s.recompile_limit, s.name)
-
-
-def _rebuild(module: Any, options: Any, backend: Any, fullgraph: bool, dynamic: bool | None, limit: int, name: str | None) -> Any:
-    from .api import _compile_graph
-
-    return compile_module(module, Settings(_compile_graph, options, backend, fullgraph, dynamic, limit, name))
+        return s.again, (cls._torchsmith_original, *s.pickled())
 
 
 def _global_hooks() -> bool:

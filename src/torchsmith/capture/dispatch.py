@@ -7,6 +7,7 @@ In: a call that missed (function, args, kwargs) and the function's State. Out: t
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import threading
 import traceback
@@ -60,6 +61,10 @@ class Settings:
     recompile_limit: int = 8
     name: str | None = None
     shapes: Mapping[str, Any] | None = None
+    again: Callable[..., Any] | None = None  # (callable, *pickled()) -> compiled; a module-level function, for pickle
+
+    def pickled(self) -> tuple[Any, ...]:
+        return self.options, self.backend, self.fullgraph, self.dynamic, self.recompile_limit, self.name
 
 
 @dataclass(slots=True)
@@ -84,6 +89,14 @@ class State:
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     may_be_dynamic: bool = True
     warned: bool = False
+
+    def reduce(self, dispatcher: Any) -> Any:
+        """For pickle: by name, as functions are; where the name means something else, the original compiled again."""
+        original = dispatcher.__wrapped__
+        found: Any = sys.modules.get(dispatcher.__module__)
+        for part in dispatcher.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return dispatcher.__qualname__ if found is dispatcher else (self.settings.again, (original, *self.settings.pickled()))
 
 
 ALL: weakref.WeakSet[Any] = weakref.WeakSet()  # every Dispatcher, for reset()

@@ -1,0 +1,583 @@
+"""torchsmith.compile: torch.compile's meaning of every argument, on everything that can be compiled."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchsmith
+from torchsmith import compiler, events
+from torchsmith.capture.dispatch import Settings
+
+
+def module_level(x, scale=2):
+    """Doc of module_level."""
+    return x.sin() * scale
+
+
+compiled_level = torchsmith.compile(module_level, backend="eager")
+
+
+@torchsmith.compile(backend="eager")
+def decorated_level(x):
+    return x + 1
+
+
+class Counting:
+    """A backend that counts graphs and runs them eagerly."""
+
+    def __init__(self):
+        self.graphs, self.inputs = [], []
+
+    def __call__(self, gm, example_inputs):
+        self.graphs.append(gm)
+        self.inputs.append(example_inputs)
+        return gm.forward
+
+
+def breaks(got):
+    return [e.fields["code"] for e in got if e.kind == "graph_break"]
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(3, 4)
+
+
+# ---------------------------------------------------------------- what can be compiled
+
+
+def test_function_keeps_its_looks(x):
+    backend = Counting()
+    c = torchsmith.compile(module_level, backend=backend)
+    assert c.__name__ == "module_level" and c.__doc__ == "Doc of module_level." and c.__wrapped__ is module_level
+    assert inspect.signature(c) == inspect.signature(module_level)
+    assert torch.equal(c(x), module_level(x)) and torch.equal(c(x, scale=3), module_level(x, 3))
+    assert len(backend.graphs) == 2
+    assert torch.equal(c(x + 1), module_level(x + 1))
+    assert len(backend.graphs) == 2
+    with pytest.raises(TypeError, match=r"module_level\(\) got an unexpected keyword argument 'wrong'"):
+        c(x, wrong=1)
+
+
+def test_decorator_with_and_without_arguments(x):
+    @torchsmith.compile
+    def f(x):
+        return x + 1
+
+    @torchsmith.compile(backend="eager", fullgraph=True)
+    def g(x):
+        return x + 2
+
+    assert torch.equal(f(x), x + 1) and torch.equal(g(x), x + 2)
+
+
+def test_methods_and_callables(x):
+    class A:
+        def __init__(self, k):
+            self.k = k
+
+        @torchsmith.compile(backend="eager")
+        def method(self, x):
+            return x * self.k
+
+        def plain(self, x):
+            return x + self.k
+
+        def __call__(self, x):
+            return x - self.k
+
+    a, b = A(2), A(3)
+    assert torch.equal(a.method(x), x * 2) and torch.equal(b.method(x), x * 3) and torch.equal(A.method(a, x), x * 2)
+    a.k = 5
+    assert torch.equal(a.method(x), x * 5)
+    c = torchsmith.compile(a.plain, backend="eager")
+    assert torch.equal(c(x), x + 5)
+    a.k = 6
+    assert torch.equal(c(x), x + 6)
+    assert torch.equal(torchsmith.compile(a, backend="eager")(x), x - 6)
+    part = functools.partial(module_level, scale=7)
+    assert torch.equal(torchsmith.compile(part, backend="eager")(x), module_level(x, 7))
+    assert torch.equal(torchsmith.compile(torch.sin, backend="eager")(x), torch.sin(x))
+    again = torchsmith.compile(torchsmith.compile(module_level), backend="eager")
+    assert torch.equal(again(x), module_level(x)) and again.function is module_level
+
+
+def test_classes(x):
+    @torchsmith.compile(backend="eager")
+    class M(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    assert isinstance(M(), torch.nn.Module) and torch.equal(M()(x), x + 1)
+
+
+def test_pickle_and_copy_of_functions(x):
+    assert pickle.loads(pickle.dumps(decorated_level)) is decorated_level  # by name, as functions are
+    again = pickle.loads(pickle.dumps(compiled_level))  # its name means the original: that one, compiled again
+    assert again.function is module_level and torch.equal(again(x), module_level(x))
+    assert copy.deepcopy(compiled_level) is compiled_level
+
+
+# ---------------------------------------------------------------- modules
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 4)
+        self.drop = torch.nn.Dropout(0.5)
+        self.scale = 2.0
+
+    def forward(self, x, *, shift=0.0):
+        return self.drop(self.lin(x)) * self.scale + shift
+
+
+def compiled_net(**kw):
+    torch.manual_seed(0)
+    net = Net().eval()
+    backend = Counting()
+    return net, torchsmith.compile(net, backend=backend, **kw), backend
+
+
+def test_a_compiled_module_is_the_module_to_everyone(x):
+    net, c, backend = compiled_net()
+    assert isinstance(c, Net) and type(c).__name__ == "Net" and repr(c) == repr(net)
+    assert torch.equal(c(x), net(x)) and torch.equal(c(x, shift=1.0), net(x, shift=1.0))
+    assert list(c.state_dict()) == list(net.state_dict()) == ["lin.weight", "lin.bias"]
+    assert [n for n, _ in c.named_parameters()] == [n for n, _ in net.named_parameters()]
+    assert c.lin is net.lin and type(net) is Net
+    c.scale = 3.0
+    assert net.scale == 3.0 and torch.equal(c(x), net(x))
+    c.extra = torch.nn.Linear(1, 1)
+    assert "extra" in dict(net.named_modules())
+    del c.extra
+    assert not hasattr(net, "extra")
+    c.train()
+    assert net.training and net.drop.training
+    c.eval()
+    assert not net.drop.training
+    assert c._orig_mod is net
+    n = len(backend.graphs)
+    c(x)
+    assert len(backend.graphs) == n
+
+
+def test_weights_changes_are_noticed(x):
+    net, c, _ = compiled_net()
+    want = net(x)
+    assert torch.equal(c(x), want)
+    with torch.no_grad():
+        net.lin.weight.mul_(2)
+    assert torch.equal(c(x), net(x)) and not torch.equal(c(x), want)
+    other = Net().eval()
+    c.load_state_dict(other.state_dict())
+    assert torch.equal(c(x), net(x))
+    net.lin = torch.nn.Linear(4, 2)
+    assert c(x).shape == (3, 2)
+    c.to(torch.float64)
+    assert torch.equal(c(x.double()), net(x.double()))
+    c.requires_grad_(False)
+    assert not c(x.double()).requires_grad
+
+
+def test_hooks_run_once(x):
+    net, c, _ = compiled_net()
+    seen = []
+    h1 = c.register_forward_pre_hook(lambda m, a: seen.append("pre"))
+    h2 = net.register_forward_hook(lambda m, a, out: seen.append("post") or out + 1)
+    plain = net.forward(x) + 1
+    assert torch.equal(c(x), plain) and seen == ["pre", "post"]
+    h1.remove()
+    h2.remove()
+    h3 = net.lin.register_forward_hook(lambda m, a, out: out * 3)
+    assert torch.equal(c(x), net(x))
+    h3.remove()
+    assert torch.equal(c(x), net(x))
+
+
+def test_copies_pickles_and_functional_call(x):
+    net, c, _ = compiled_net()
+    want = c(x)
+    d = copy.deepcopy(c)
+    assert isinstance(d, Net) and d.lin is not net.lin and torch.equal(d(x), want)
+    with torch.no_grad():
+        d.lin.bias.add_(1)
+    assert torch.equal(c(x), want) and not torch.equal(d(x), want)
+    e = torchsmith.compile(net, backend="eager")
+    f = pickle.loads(pickle.dumps(e))
+    assert torch.equal(f(x), want) and f.lin is not net.lin and hasattr(f, "_orig_mod")
+    zeros = {k: torch.zeros_like(v) for k, v in net.state_dict().items()}
+    assert torch.equal(torch.func.functional_call(c, zeros, (x,)), torch.zeros(3, 4))
+    assert torch.equal(c(x), want)
+
+
+def test_sequential(x):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    c = torchsmith.compile(net, backend="eager")
+    assert len(c) == 3 and c[0] is net[0] and list(c) == list(net)
+    assert torch.equal(c(x), net(x)) and torch.equal(c[:2](x), net[:2](x))
+    parent = torch.nn.ModuleDict({"a": c})
+    assert list(parent.state_dict()) == ["a." + k for k in net.state_dict()]
+    outer = torch.nn.Sequential(c, torch.nn.ReLU())
+    assert torch.equal(torchsmith.compile(outer, backend="eager")(x), outer(x))
+
+
+def test_gradients(x):
+    net, c, _ = compiled_net()
+    net(x).sum().backward()
+    want = net.lin.weight.grad.clone()
+    net.zero_grad()
+    c(x).sum().backward()
+    assert torch.equal(net.lin.weight.grad, want)
+    with torch.no_grad():
+        assert not c(x).requires_grad
+    with torch.inference_mode():
+        assert c(x).is_inference()
+    assert c(x).requires_grad
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_argument_errors():
+    with pytest.raises(RuntimeError, match="Either mode or options"):
+        torchsmith.compile(module_level, mode="default", options={"max_autotune": True})
+    with pytest.raises(RuntimeError, match="no_such_option"):
+        torchsmith.compile(module_level, options={"no_such_option": 1})
+    with pytest.raises(RuntimeError, match="no-such-mode"):
+        torchsmith.compile(module_level, mode="no-such-mode")
+    with pytest.raises(RuntimeError, match="no_such_backend"):
+        torchsmith.compile(module_level, backend="no_such_backend")
+    with pytest.raises(TypeError):
+        torchsmith.compile(3)
+    with pytest.raises(ValueError, match="recompile_limit"):
+        torchsmith.compile(module_level, recompile_limit=0)
+
+
+def test_disable(x):
+    assert torchsmith.compile(module_level, disable=True) is module_level
+    code = "import torchsmith; f = lambda x: x; assert torchsmith.compile(f) is f"
+    src = str(Path(torchsmith.__file__).parents[1])
+    for name in ("TORCHSMITH_DISABLE", "TORCH_COMPILE_DISABLE"):
+        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": src, name: "1"})
+
+
+def test_fullgraph(x):
+    def f(x):
+        print("side effect", end="")
+        return x + 1
+
+    with pytest.raises(torchsmith.Unsupported):
+        torchsmith.compile(f, fullgraph=True, backend="eager")(x)
+    with events.recording() as got:
+        assert torch.equal(torchsmith.compile(f, backend="eager")(x), x + 1)
+    assert len(breaks(got)) == 1
+
+
+def test_breaks_run_once_per_call_and_are_counted_once(x, capsys):
+    calls = []
+
+    def f(x):
+        calls.append(1)
+        print("here")
+        return x + 1
+
+    c = torchsmith.compile(f, backend="eager")
+    with events.recording() as got:
+        for _ in range(50):
+            assert torch.equal(c(x), x + 1)
+    assert len(calls) == 50 and capsys.readouterr().out == "here\n" * 50
+    assert len(breaks(got)) == 1
+    assert got[[e.kind for e in got].index("graph_break")].fields["loc"].startswith(__file__)
+
+
+def helper_of_break(x):
+    return torch.sin(x) + torch.cos(x)
+
+
+def test_functions_called_after_a_break_are_compiled(x, capsys):
+    net = Net().eval()
+
+    def f(x):
+        print("break", end="")
+        return helper_of_break(x), net(x)
+
+    backend = Counting()
+    c = torchsmith.compile(f, backend=backend)
+    for _ in range(3):
+        a, b = c(x)
+        assert torch.equal(a, helper_of_break(x)) and torch.equal(b, net(x))
+    assert len(backend.graphs) == 2
+    capsys.readouterr()
+
+
+def test_disabled_functions_stay_out(x):
+    ran = []
+
+    @compiler.disable
+    def outside(x):
+        ran.append(compiler.is_compiling())
+        return helper_of_break(x)
+
+    def f(x):
+        return outside(x) + 1
+
+    backend = Counting()
+    c = torchsmith.compile(f, backend=backend)
+    assert torch.equal(c(x), f(x))
+    assert ran == [False, False] and not backend.graphs
+
+
+def test_recompile_limit(x):
+    def f(x, n):
+        return x * n
+
+    backend = Counting()
+    c = torchsmith.compile(f, backend=backend, recompile_limit=3, dynamic=False)
+    with warnings.catch_warnings(record=True) as seen, events.recording() as got:
+        warnings.simplefilter("always")
+        for n in range(1, 7):
+            assert torch.equal(c(x, f"{n}" and n + 0.5), x * (n + 0.5))
+    messages = [str(w.message) for w in seen if "recompile_limit" in str(w.message)]
+    assert len(messages) == 1 and "L['n']" in messages[0] and __file__ in messages[0]
+    assert len(backend.graphs) == 3 and breaks(got) == ["API003"]
+    full = torchsmith.compile(f, backend="eager", recompile_limit=1, fullgraph=True, dynamic=False)
+    full(x, 0.5)
+    with pytest.raises(torchsmith.RecompileLimitHit, match=r"L\['n'\]"):
+        full(x, 1.5)
+
+
+def test_recompiles_are_explained(x):
+    c = torchsmith.compile(module_level, backend="eager", dynamic=False)
+    c(x)
+    with events.recording() as got:
+        c(x.double())
+    (e,) = [e for e in got if e.kind == "recompile"]
+    assert "float64" in e.fields["guard"] and "L['x']" in e.fields["guard"]
+
+
+def test_sizes_become_dynamic():
+    backend = Counting()
+    c = torchsmith.compile(module_level, backend=backend)
+    for n in (4, 5, 6, 7, 8, 9):
+        t = torch.randn(n, 3)
+        assert torch.equal(c(t), module_level(t))
+    assert len(backend.graphs) <= 3
+    marked = Counting()
+    c = torchsmith.compile(module_level, backend=marked)
+    for n in (4, 5, 6):
+        t = torch.randn(n, 3)
+        torchsmith.mark_dynamic(t, 0)
+        assert torch.equal(c(t), module_level(t))
+    assert len(marked.graphs) == 1
+    static = Counting()
+    c = torchsmith.compile(module_level, backend=static, dynamic=False)
+    for n in (4, 5, 6):
+        c(torch.randn(n, 3))
+    assert len(static.graphs) == 3
+
+
+def test_exceptions_keep_type_and_traceback(x):
+    def inner(x):
+        raise KeyError("from the user")
+
+    def f(x):
+        return inner(x + 1)
+
+    c = torchsmith.compile(f, backend="eager")
+    for _ in range(3):
+        with pytest.raises(KeyError, match="from the user") as e:
+            c(x)
+        names = [frame.name for frame in traceback.extract_tb(e.value.__traceback__)]
+        assert names[-2:] == ["f", "inner"]
+
+
+def test_custom_backend_gets_module_and_inputs(x):
+    seen = {}
+
+    def backend(gm, example_inputs):
+        seen["gm"], seen["inputs"] = gm, example_inputs
+        return gm.forward
+
+    def f(a, b):
+        return a @ b, a.sum()
+
+    c = torchsmith.compile(f, backend=backend)
+    p, q = c(x, x.t())
+    assert torch.equal(p, x @ x.t()) and torch.equal(q, x.sum())
+    assert isinstance(seen["gm"], torch.fx.GraphModule) and len(seen["inputs"]) >= 1
+
+    def bad(gm, example_inputs):
+        raise ZeroDivisionError("in the backend")
+
+    with pytest.raises(torchsmith.BackendFailed, match="in the backend"):
+        torchsmith.compile(f, backend=bad)(x, x.t())
+
+
+def test_named_backends(x):
+    backend = Counting()
+    compiler.register_backend(backend, name="test_api_counting")
+    assert "test_api_counting" in compiler.list_backends() and "eager" not in compiler.list_backends()
+    assert {"eager", "aot_eager", "inductor"} <= set(compiler.list_backends(exclude_tags=None))
+    torchsmith.compile(module_level, backend="test_api_counting")(x)
+    assert len(backend.graphs) == 1
+    torchsmith.compile(module_level, backend="aot_eager")(x)
+
+
+# ---------------------------------------------------------------- calls that are not ours
+
+
+def fallbacks(got):
+    return [e.fields["code"] for e in got if e.kind == "fallback"]
+
+
+def test_other_tracers_get_the_plain_function(x):
+    c = torchsmith.compile(module_level, backend="eager")
+    c(x)
+
+    class Mode(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls):
+            return False
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    with events.recording() as got, Mode():
+        assert torch.equal(c(x), module_level(x))
+    assert seen and "API001" in fallbacks(got)
+    with events.recording() as got:
+        assert torch.allclose(torch.vmap(c)(x), torch.vmap(module_level)(x))
+        assert torch.allclose(torch.func.grad(lambda t: c(t).sum())(x), torch.func.grad(lambda t: module_level(t).sum())(x))
+    assert fallbacks(got).count("API001") == 2
+    with events.recording() as got:
+        traced = torch.fx.symbolic_trace(lambda t: c(t) + 1)
+    assert "API002" in fallbacks(got) and any(n.op == "call_method" and n.target == "sin" for n in traced.graph.nodes)
+
+
+def test_subclasses_run_as_they_are(x):
+    class Sub(torch.Tensor):
+        pass
+
+    c = torchsmith.compile(module_level, backend="eager")
+    s = x.as_subclass(Sub)
+    with events.recording() as got:
+        out = c(s)
+    assert type(out) is Sub and fallbacks(got) == ["API002"]
+
+
+def test_stances(x):
+    backend = Counting()
+    c = torchsmith.compile(module_level, backend=backend, dynamic=False)
+    with compiler.set_stance("force_eager"):
+        assert torch.equal(c(x), module_level(x)) and not backend.graphs
+    c(x)
+    assert len(backend.graphs) == 1
+    with compiler.set_stance("eager_on_recompile"):
+        c(x)
+        c(x.double())
+    assert len(backend.graphs) == 1
+    with compiler.set_stance("fail_on_recompile"):
+        c(x)
+        with pytest.raises(RuntimeError, match="recompil"):
+            c(x.double())
+    with pytest.raises(RuntimeError):
+        compiler.set_stance("no such stance")
+
+    @compiler.set_stance("force_eager")
+    def under():
+        return c(x.double())
+
+    under()
+    assert len(backend.graphs) == 1
+    c(x.double())
+    assert len(backend.graphs) == 2
+
+
+def test_reset(x):
+    backend = Counting()
+    c = torchsmith.compile(module_level, backend=backend)
+    c(x)
+    compiler.reset()
+    c(x)
+    assert len(backend.graphs) == 2
+
+
+# ---------------------------------------------------------------- threads, fork, profiler
+
+
+def test_two_threads(x):
+    net, c, backend = compiled_net()
+    want = net(x)
+    wrong = []
+
+    def work():
+        for i in range(100):
+            if not torch.equal(c(x), want):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and len(backend.graphs) == 1
+
+
+def test_fork(x):
+    _net, c, _ = compiled_net()
+    want = c(x)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ok = torch.equal(c(x), want) and torch.equal(c(x.double().float()), want) and c(x[:2]).shape == (2, 4)
+        except BaseException:
+            ok = False
+        os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_profiler_shows_the_name(x):
+    c = torchsmith.compile(module_level, backend="eager", name="my_region")
+    c(x)
+    with torch.profiler.profile() as prof:
+        c(x)
+    assert any("my_region" in e.name for e in prof.events())
+
+
+def test_explain(x):
+    e = torchsmith.explain(module_level, backend="eager")(x)
+    assert len(e.graphs) == 1 and not e.breaks
+
+
+def test_closures_and_globals(x):
+    k = 2.0
+
+    def f(x):
+        return x * k
+
+    c = torchsmith.compile(f, backend="eager")
+    assert torch.equal(c(x), x * 2.0)
+    k = 3.0
+    assert torch.equal(c(x), x * 3.0)
+
+
+def test_settings_are_compared_by_identity():
+    assert Settings(print) != Settings(print)
