@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from graph_harness import graph_of
+from graph_harness import captured, graph_of
 
+from torchsmith.graph.sizes import SizeFacts
 from torchsmith.ir.interpret import Tensor, run_program
 from torchsmith.ir.program import Enum, Extern, Fresh, Program
 from torchsmith.ir.verify import verify_program
@@ -16,6 +17,7 @@ from torchsmith.lower.numerics import TORCH_DTYPES
 from torchsmith.lower.ref import known
 from torchsmith.lower.table import overload
 from torchsmith.options import Options
+from torchsmith.pipeline import Report, compile_graph
 
 
 def program_of(fn: Any, args: tuple[torch.Tensor, ...], dynamic: tuple[int, ...] = ()) -> tuple[Program, tuple[torch.Tensor, ...]]:
@@ -82,3 +84,16 @@ def check(
                 s for n, s in zip(e.shape, e.stride(), strict=True) if n != 1
             ]
     return program
+
+
+def check_native(fn: Any, *args: torch.Tensor, rtol: float | None = None, atol: float | None = None, dynamic: bool = False) -> Report:
+    """The whole road below capture: compiled equals eager, and runs natively."""
+    facts = SizeFacts()
+    gm = captured(fn, args, facts, tuple(range(len(args))) if dynamic else ())
+    done = compile_graph(gm, facts.freeze(), args, options=Options())
+    assert done.report.road == "native", done.report
+    expected, got = flat(fn(*args)), list(done.call(*args))
+    assert len(got) == len(expected)
+    for k, (g, e) in enumerate(zip(got, expected, strict=True)):
+        torch.testing.assert_close(g, e, rtol=rtol, atol=atol, equal_nan=True, check_stride=True, msg=lambda m, k=k: f"result {k}: {m}")
+    return done.report

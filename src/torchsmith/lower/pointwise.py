@@ -483,7 +483,9 @@ def ldexp(cx: Builder, x: Ref, n: Ref) -> Ref:
 
 
 @lowers("aten.frexp.Tensor")
-def frexp(cx: Builder, x: Ref) -> tuple[Ref, ...]:
+def frexp(cx: Builder, x: Ref) -> Any:
+    if not OPS["frexp_m"].native:
+        return NotImplemented
     compute = opmath(x.dtype)
     return cx.stages(
         lambda i: cast(op("frexp_m", cast(x.load(i), compute)), x.dtype),

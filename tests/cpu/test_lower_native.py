@@ -1,0 +1,69 @@
+"""Lowered operators through the whole road below capture: many rows in one graph, compiled, equal eager."""
+
+from __future__ import annotations
+
+import pytest
+import test_lower_ops as rows
+import torch
+import torch.nn.functional as F
+from lower_harness import check_native
+
+TOLERANCE = {torch.bfloat16: {"rtol": 8e-3, "atol": 1e-3}, torch.float16: {"rtol": 1e-3, "atol": 1e-4}}
+
+
+def batch(functions, *args, **kwargs):
+    """One graph of all functions; native."""
+    return check_native(lambda *a: [f(*a) for f in functions], *args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_unary(dtype):
+    batch(rows.UNARY, rows.make((7, 36), dtype), **TOLERANCE.get(dtype, {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+def test_int_unary(dtype):
+    batch(rows.INT_UNARY, rows.make((5, 33), dtype))
+
+
+@pytest.mark.parametrize("pair", [rows.PAIRS[0], rows.PAIRS[3], rows.PAIRS[6]], ids=str)
+def test_binary(pair):
+    batch(rows.BINARY, rows.make((3, 34), pair[0]), rows.make((34,), pair[1], 1.0, 4.0), **TOLERANCE.get(torch.promote_types(*pair), {}))
+
+
+@pytest.mark.parametrize("layout", ["rows", "transposed"])
+def test_reductions(layout):
+    batch([f for k, f in enumerate(rows.REDUCTIONS) if k not in (30, 31, 33)], rows.make((3, 20, 33), layout=layout))
+
+
+def test_views():
+    batch([*rows.VIEWS, *rows.MORE], rows.make((3, 4, 5)))
+
+
+def test_creation_and_pools():
+    batch(rows.CREATION, rows.make((3, 4)))
+    batch(rows.POOLS, rows.make((2, 3, 8, 7)))
+    # TODO(graph): strides of a global pool in channels-last
+    pools = [f for k, f in enumerate(rows.POOLS) if k != 7]
+    batch(pools, rows.make((2, 3, 8, 7)).contiguous(memory_format=torch.channels_last))
+
+
+def test_norms_and_losses():
+    x, w, b, m, v = rows.make((4, 6, 5, 10)), rows.make((6,)), rows.make((6,)), rows.make((6,)), rows.make((6,), low=0.5)
+    check_native(
+        lambda x, w, b, m, v: (
+            F.batch_norm(x, m, v, w, b),
+            F.batch_norm(x, None, None, w, b, True),
+            F.group_norm(x, 3, w, b),
+            F.layer_norm(x, (5, 10)),
+            F.rms_norm(x, (10,)),
+            F.instance_norm(x, weight=w, bias=b),
+        ),
+        x, w, b, m, v,
+    )  # fmt: skip
+    batch(rows.LOSSES, rows.make((3, 4)), rows.make((3, 4)).flip(0) * 0.7)
+
+
+def test_dynamic():
+    batch([f for k, f in enumerate(rows.REDUCTIONS) if k not in (30, 31, 33)], rows.make((3, 4, 6)), dynamic=True)
+    batch(rows.UNARY, rows.make((3, 4, 6)), dynamic=True)
