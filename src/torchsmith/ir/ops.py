@@ -200,7 +200,7 @@ def _shr(a: int, b: int) -> int:
 define("copysign", "TT>T", FLOAT, "arith", "|a| with b's sign bit")(math.copysign)
 define("nextafter", "TT>T", FLOAT, "arith", "next representable value after a towards b")(math.nextafter)
 define("ldexp", "Ti>T", FLOAT, "arith", "a * 2**n")(_total(math.ldexp))
-define("frexp_m", "T>T", FLOAT, "arith", "mantissa in [0.5, 1) of a; a itself where there is none", native=False)(lambda a: math.frexp(a)[0])
+define("frexp_m", "T>T", FLOAT, "arith", "mantissa in [0.5, 1) of a; else a itself", native=False)(lambda a: math.frexp(a)[0])
 define("frexp_e", "T>e", FLOAT, "arith", "exponent of a = m * 2**e", native=False)(lambda a: math.frexp(a)[1])
 define("floor", "T>T", FLOAT, "math", "round down")(lambda a: float(math.floor(a)) if math.isfinite(a) else a)
 define("ceil", "T>T", FLOAT, "math", "round up")(lambda a: math.copysign(math.ceil(a), a) if math.isfinite(a) else a)

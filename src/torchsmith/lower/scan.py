@@ -132,4 +132,3 @@ def lower_masked_scatter(cx: Builder, x: Ref, mask: Ref, source: Ref) -> Any:
         return masked(flat, (convert(number.load(i), dt.index) - 1,), boolean(mask.at(i)), x.at(i))
 
     return cx.stage(at)
-
