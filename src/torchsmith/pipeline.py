@@ -28,6 +28,7 @@ from .ir.print import print_plan, print_program, print_scheduled
 from .ir.program import Program
 from .ir.verify import verify_plan, verify_program
 from .lower import lower
+from .lower.layout import prefer_channels_last
 from .options import Options
 from .runtime import build as building
 from .runtime import cache
@@ -95,6 +96,7 @@ def show_source(s: Source) -> str:
 
 # The road below the functional graph: what a cache hit skips.
 COMPILE: tuple[Pass, ...] = (
+    Pass("layout", prefer_channels_last),
     Pass("lower", lower, verify_program, print_program),
     Pass("fuse", fuse, verify_program, print_program),
     Pass("form_kernels", form_kernels, show=print_scheduled),

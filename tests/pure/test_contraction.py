@@ -10,7 +10,8 @@ from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Const, Fold, Load, Var, const, op, substitute
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.schedule.contraction import ACC, choose_tile, form_contraction, pack, recognise
-from torchsmith.schedule.kernels import row_major, stage_kernel
+from torchsmith.schedule.kernels import stage_kernel
+from torchsmith.schedule.layouts import dense
 
 A0, B0 = Var("fa0", dt.f32), Var("fb0", dt.f32)
 
@@ -43,7 +44,7 @@ def run(stage: Stage, buffers: dict[str, Buffer], arrays: dict[str, np.ndarray],
 def test_matmul_with_bias_and_relu(m: int, n: int, k: int, transposed: bool) -> None:
     i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
     shapes = {"x": (m, k), "w": (n, k) if transposed else (k, n), "b": (n,), "y": (m, n)}
-    buffers = {s: Buffer(s, dt.f32, e, row_major(e), "temp") for s, e in ((s, tuple(map(const, e))) for s, e in shapes.items())}
+    buffers = {s: Buffer(s, dt.f32, e, dense(e), "temp") for s, e in ((s, tuple(map(const, e))) for s, e in shapes.items())}
     rng = np.random.default_rng(0)
     arrays = {s: rng.standard_normal(e).astype(np.float32) for s, e in shapes.items()}
     w = Load("w", dt.f32, (j, r) if transposed else (r, j))
@@ -54,7 +55,7 @@ def test_matmul_with_bias_and_relu(m: int, n: int, k: int, transposed: bool) -> 
     np.testing.assert_allclose(arrays["y"], want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", [row_major, channels_last])
+@pytest.mark.parametrize("layout", [dense, channels_last])
 @pytest.mark.parametrize(
     ("n", "c", "h", "w", "oc", "kh", "stride", "pad", "dilation"),
     [(2, 3, 9, 11, 20, 3, 1, 1, 1), (1, 16, 14, 14, 32, 3, 2, 1, 1), (1, 8, 7, 7, 40, 1, 1, 0, 1), (1, 5, 12, 10, 17, 3, 1, 2, 2), (1, 3, 30, 30, 64, 7, 2, 3, 1)],
@@ -63,11 +64,11 @@ def test_convolution(layout, n, c, h, w, oc, kh, stride, pad, dilation) -> None:
     span = dilation * (kh - 1) + 1
     oh, ow = (h + 2 * pad - span) // stride + 1, (w + 2 * pad - span) // stride + 1
     shapes = {"x": (n, c, h, w), "w": (oc, c, kh, kh), "y": (n, oc, oh, ow)}
-    layouts = {"x": layout, "y": layout, "w": row_major}
+    layouts = {"x": layout, "y": layout, "w": dense}
 
     def buffer(s):
         shape = tuple(map(const, shapes[s]))
-        at = channels_last(shapes[s]) if layouts[s] is channels_last else row_major(shape)
+        at = channels_last(shapes[s]) if layouts[s] is channels_last else dense(shape)
         return Buffer(s, dt.f32, shape, at, "temp")
 
     buffers = {s: buffer(s) for s in shapes}

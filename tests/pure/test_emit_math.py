@@ -13,7 +13,8 @@ from torchsmith.ir.expr import Axis, Load, const, op
 from torchsmith.ir.ops import OPS
 from torchsmith.ir.program import Buffer, Fresh, Program, Stage, Store
 from torchsmith.options import Options
-from torchsmith.schedule.kernels import form_kernels, row_major
+from torchsmith.schedule.kernels import form_kernels
+from torchsmith.schedule.layouts import dense
 
 # name -> (range of samples, allowed ulp in f32, in f64)
 UNARY = {
@@ -43,7 +44,7 @@ def apply(name: str, dtype: dt.DType, *xs: np.ndarray) -> np.ndarray:
     i = Axis("i0")
     shape = (const(n),)
     names = [f"x{k}" for k in range(len(xs))]
-    buffers = {b: Buffer(b, dtype, shape, row_major(shape), "input") for b in names} | {"y": Buffer("y", dtype, shape, None, "output")}
+    buffers = {b: Buffer(b, dtype, shape, dense(shape), "input") for b in names} | {"y": Buffer("y", dtype, shape, None, "output")}
     value = op(name, *(Load(b, dtype, (i,)) for b in names), dtype=dtype)
     program = Program("p", (), tuple(names), buffers, (Stage(((i, const(n)),), (Store("y", (i,), value),)),), (Fresh("y"),))
     return run(form_kernels(program, Options()), dict(zip(names, xs, strict=True)))["y"].copy()

@@ -10,14 +10,15 @@ from torchsmith.ir.expr import Axis, Load, const, op
 from torchsmith.ir.program import Buffer, Fresh, Program, Stage, Store
 from torchsmith.options import Options
 from torchsmith.schedule.fuse import fuse
-from torchsmith.schedule.kernels import form_kernels, row_major
+from torchsmith.schedule.kernels import form_kernels
+from torchsmith.schedule.layouts import dense
 
 
 def test_sin_cos() -> None:
     n = 10003
     i = Axis("i0")
     shape = (const(n),)
-    buffers = {name: Buffer(name, dt.f32, shape, row_major(shape) if role != "temp" else None, role)
+    buffers = {name: Buffer(name, dt.f32, shape, dense(shape) if role != "temp" else None, role)
                for name, role in (("x", "input"), ("t", "temp"), ("y", "output"))}  # fmt: skip
     body = (
         Stage(((i, const(n)),), (Store("t", (i,), op("cos", Load("x", dt.f32, (i,)))),), origin="cos"),

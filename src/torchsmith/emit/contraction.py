@@ -34,13 +34,16 @@ _UP = {
 }
 
 
-def tile_function(rows: int, vectors: int, a: DType, b: DType, pointers: bool) -> tuple[str, str]:
-    """(name, C text) of the multiply-add tile; `pointers`: rows come as a table of addresses instead of a fixed step."""
-    name = f"tile_{rows}x{vectors}_{a}_{b}{'_p' if pointers else ''}"
-    source = f"const {STORED[a.name]}a *const *a" if pointers else f"const {STORED[a.name]}a *a, i64 step"
+def tile_function(rows: int, vectors: int, a: DType, b: DType, way: str) -> tuple[str, str]:
+    """(name, C text) of the multiply-add tile. `way` says how it finds row m of `a`: "step" from row to row, a table of "pointers",
+    or pointers with a k stride each ("scattered": 0 for a row of zeros)."""
+    name = f"tile_{rows}x{vectors}_{a}_{b}_{way}"
+    element = f"const {STORED[a.name]}a"
+    source = {"step": f"{element} *a, i64 step, i64 ka", "pointers": f"{element} *const *a, i64 ka", "scattered": f"{element} *const *a, const i64 *ka"}[way]
+    places = {"step": "a[{m} * step + k * ka]", "pointers": "a[{m}][k * ka]", "scattered": "a[{m}][k * ka[{m}]]"}
     acc = [(f"c{m}_{v}", f"acc + {LANES * (m * vectors + v)}") for m in range(rows) for v in range(vectors)]
     lines = [
-        f"static __attribute__((noinline)) void {name}(f32a *acc, {source}, i64 ka, const {STORED[b.name]}a *b, i64 kb, i64 n) {{",
+        f"static __attribute__((noinline)) void {name}(f32a *acc, {source}, const {STORED[b.name]}a *b, i64 kb, i64 n) {{",
         f"  for (i64 k0 = 0; k0 < n; k0 += {CHUNK}) {{",
         f"    i64 k1 = k0 + {CHUNK} < n ? k0 + {CHUNK} : n;",
         *(f"    xf32 {c} = {{0}};" for c, _ in acc),
@@ -48,8 +51,7 @@ def tile_function(rows: int, vectors: int, a: DType, b: DType, pointers: bool) -
         *(f"      xf32 w{v} = {_VECTOR[b.name].format(f'b + k * kb + {LANES * v}')};" for v in range(vectors)),
     ]
     for m in range(rows):
-        place = f"a[{m}][k * ka]" if pointers else f"a[{m} * step + k * ka]" if m else "a[k * ka]"
-        lines.append(f"      {{ xf32 x = {_SCALAR[a.name].format(place)} - (xf32){{0}};")
+        lines.append(f"      {{ xf32 x = {_SCALAR[a.name].format(places[way].format(m=m))} - (xf32){{0}};")
         lines += [f"        c{m}_{v} = fma_xf32(x, w{v}, c{m}_{v});" for v in range(vectors)]
         lines.append("      }")
     lines.append("    }")
@@ -58,12 +60,12 @@ def tile_function(rows: int, vectors: int, a: DType, b: DType, pointers: bool) -
     return name, "\n".join(lines) + "\n"
 
 
-def _need_tile(self: Emitter, s: Contract, pointers: bool) -> str:
+def _need_tile(self: Emitter, s: Contract, way: str) -> str:
     """Make sure the tile's function (and its conversions) stand before the kernel; its name."""
     for d in (s.a.dtype, s.b.dtype):
         if d.name in _UP:
             self.functions.setdefault(d.name, _UP[d.name])
-    name, text = tile_function(s.rows, s.vectors, s.a.dtype, s.b.dtype, pointers)
+    name, text = tile_function(s.rows, s.vectors, s.a.dtype, s.b.dtype, way)
     self.use("fma_xf32(")
     self.functions.setdefault(name, text)
     return name
@@ -102,46 +104,54 @@ def _one_tap(self: Emitter, s: Contract, acc: str) -> None:
     start = {s.m: zero, s.k: zero, s.n: zero}
     a_start = substitute(a.expr(), start)
     b_text = f"{self.base(s.b.buf)[0]} + {_text(self, substitute(b.expr(), start))}"
-    a_name, a_dtype = self.base(s.a.buf)
-    n = _text(self, s.extent)
-    count = f"{_text(self, ka)}, {b_text}, {_text(self, kb)}, {n}"
+    a_name, _ = self.base(s.a.buf)
+    ka_text = _text(self, ka)
+    rest = f"{b_text}, {_text(self, kb)}, {_text(self, s.extent)}"
     # A mask is a conjunction of linear bounds, so it holds on a range of rows if it holds at both ends.
-    inside = [f"{_text(self, s.live)} >= {s.rows}"] if const_of(s.live) is None else []
-    always = const_of(s.live) is None or (const_of(s.live) or 0) >= s.rows
+    live = const_of(s.live)
+    inside = [f"{_text(self, s.live)} >= {s.rows}"] if live is None else []
     if s.a.mask is not None:
         inside += [_text(self, substitute(s.a.mask, {s.m: const(m)})) for m in sorted({0, s.rows - 1})]
-    fast = f"{_need_tile(self, s, False)}({acc}, {a_name} + {_text(self, a_start)}, {_text(self, step)}, {count});"
-    if always and not inside:
-        self.line(fast)
-        return
-    if always:
-        self.line(f"if ({' && '.join(inside)}) {fast}")
-        self.line("else {")
+    if live is None or live >= s.rows:
+        tile = _need_tile(self, s, "step")
+        fast = f"{tile}({acc}, {a_name} + {_text(self, a_start)}, {_text(self, step)}, {ka_text}, {rest});"
+        self.line(f"if ({' && '.join(inside)}) {fast} else {{" if inside else fast)
+        if not inside:
+            return
     else:
         self.line("{")
-    self.line(f"  const {STORED[a_dtype.name]}a *p[{s.rows}];")
-    row = self.fresh("i")
-    self.open(f"for (i64 q = 0; q < {s.rows}; q++) {{ i64 {row} = q < {_text(self, s.live)} ? q : {_text(self, s.live)} - 1;", [s.m])
-    self.scopes[-1].memo[s.m] = Val(row, dt.index, False)
-    place = f"{a_name} + {_text(self, substitute(a.expr(), {s.k: zero, s.n: zero}))}"
-    if s.a.mask is None:
-        self.line(f"p[q] = {place};")
-    else:
-        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}; else p[q] = {_zeros(self, s, ka, a_dtype)};")
-    self.close()
-    self.line(f"  {_need_tile(self, s, True)}({acc}, p, {count});")
+    _by_pointers(self, s, acc, a, ka, rest)
     self.line("}")
 
 
-def _zeros(self: Emitter, s: Contract, ka: Expr, dtype: DType) -> str:
-    """The name of a row of zeros as long as k runs."""
-    extent, stride = const_of(s.extent), const_of(ka)
-    if extent is None or stride is None or extent * stride > MAX_ZEROS:
-        raise Unsupported("EMI001", detail="padded contraction over an unknown or scattered inner extent")
-    self.functions.setdefault("zeros", "")
+def _by_pointers(self: Emitter, s: Contract, acc: str, a: Linear, ka: Expr, rest: str) -> None:
+    """One tap of a tile with rows that do not exist or that fall into the padding."""
+    name, dtype = self.base(s.a.buf)
+    scattered = s.a.mask is not None and const_of(ka) != 1
+    self.line(f"const {STORED[dtype.name]}a *p[{s.rows}];{f' i64 ks[{s.rows}];' if scattered else ''}")
+    row = self.fresh("i")
+    live = _text(self, s.live)
+    self.open(f"for (i64 q = 0; q < {s.rows}; q++) {{ i64 {row} = q < {live} ? q : {live} - 1;", [s.m])
+    self.scopes[-1].memo[s.m] = Val(row, dt.index, False)
+    place = f"{name} + {_text(self, substitute(a.expr(), {s.k: const(0), s.n: const(0)}))}"
+    if s.a.mask is None:
+        self.line(f"p[q] = {place};")
+    elif scattered:
+        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}, ks[q] = {_text(self, ka)}; else p[q] = {_zeros(self, dtype, 1)}, ks[q] = 0;")
+    else:
+        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}; else p[q] = {_zeros(self, dtype, const_of(s.extent))};")
+    self.close()
+    tile = _need_tile(self, s, "scattered" if scattered else "pointers")
+    self.line(f"{tile}({acc}, p, {'ks' if scattered else _text(self, ka)}, {rest});")
+
+
+def _zeros(self: Emitter, dtype: DType, count: int | None) -> str:
+    """The address of a row of `count` zeros."""
+    if count is None or count > MAX_ZEROS:
+        raise Unsupported("EMI001", detail="padded contraction over an unknown inner extent")
     name = f"zeros_{dtype}"
-    have = int(self.functions.get(name, "0 0").split("[")[-1].split("]")[0]) if name in self.functions else 0
-    self.functions[name] = f"static const {STORED[dtype.name]} {name}[{max(have, (extent - 1) * stride + 1)}] = {{0}};\n"
+    have = int(self.functions[name].split("[")[1].split("]")[0]) if name in self.functions else 0
+    self.functions[name] = f"static const {STORED[dtype.name]} {name}[{max(have, count)}] = {{0}};\n"
     return f"(const {STORED[dtype.name]}a *){name}"
 
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import fx
+
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, op
+from ..options import Options
 from .cat import masked
 from .core import Builder
-from .numerics import cast, scalar
+from .numerics import cast, ir_dtype, scalar
 from .pool import per_dim, window
 from .ref import ZERO, Index, Ref, is_one, known, size
 from .table import lowers
@@ -69,15 +72,34 @@ def lower_addmm(cx: Builder, bias: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: An
     return _matrices(cx, a, b, finish)
 
 
+def is_native_convolution(node: fx.Node, options: Options) -> bool:
+    """Will the row for aten.convolution take this call?"""
+    x, w, transposed, groups = node.args[0], node.args[1], node.args[6], node.args[8]
+    assert isinstance(x, fx.Node) and isinstance(w, fx.Node)
+    image, weight = x.meta["spec"], w.meta["spec"]
+    grouping = _grouping(image.shape, weight.shape, groups)
+    return options.native_contractions and ir_dtype(image.dtype) in ACCUMULATED_IN_F32 and not transposed and grouping is not None
+
+
+def _grouping(image: Sequence[Expr], weight: Sequence[Expr], groups: Any) -> str | None:
+    """ "dense", "depthwise", or None for what the row leaves to the extern call."""
+    if len(image) < 3:
+        return None
+    if groups == 1:
+        return "dense"
+    return "depthwise" if is_one(weight[1]) and known(weight[0]) == known(image[1]) else None
+
+
 @lowers("aten.convolution.default")
 def lower_convolution(
     cx: Builder, x: Ref, w: Ref, bias: Ref | None, stride: Any, padding: Any, dilation: Any, transposed: bool, _: Any, groups: int
 ) -> Any:
     """out[n, o, p] = bias[o] + sum over c, r of x[n, g * C / groups + c, p * stride + r * dilation - padding] * w[o, c, r]."""
     rank = x.rank - 2
-    depthwise = groups != 1 and is_one(w.shape[1]) and known(w.shape[0]) == known(x.shape[1])
-    if _declines(cx, x, w) or transposed or rank < 1 or not (groups == 1 or depthwise):
+    grouping = _grouping(x.shape, w.shape, groups)
+    if _declines(cx, x, w) or transposed or grouping is None:
         return NotImplemented
+    depthwise = grouping == "depthwise"
     s, p, d = per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank)
     taps = [size(k) for k in w.shape[2:]]
     inside = _never_leaves(x, cx.shape, [known(t) for t in taps], s, p, d)

@@ -11,12 +11,14 @@ two. The clones are ordinary pointwise stages, so fusion folds them into whateve
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
 from ..ir.expr import Const, Expr, const
 from ..options import Options
+from .contraction import is_native_convolution
 from .table import LOWERINGS
 
 aten = torch.ops.aten
@@ -36,8 +38,8 @@ def same_strides(shape: tuple[Expr, ...], a: tuple[Expr, ...], b: tuple[Expr, ..
 
 
 def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
-    """Rewrite every 2-d convolution of the graph to run on channels-last activations."""
-    if not options.layout_optimization or not any(_is_candidate(n) for n in fg.graph.nodes):
+    """Rewrite the 2-d convolutions that stay extern calls to run on channels-last activations."""
+    if not options.layout_optimization or not any(_is_candidate(n, options) for n in fg.graph.nodes):
         return fg
     if any(n.target in (aten.as_strided.default, aten.as_strided_copy.default) for n in fg.graph.nodes):
         return fg  # as_strided names memory, not values
@@ -47,7 +49,7 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
     renamed = {old.name: new for old, new in copies.items()}
     kept = {o.node: renamed[o.node] for o in fg.outputs if isinstance(o, FreshOutput)}
     kept |= {name: renamed[name] for _, name in fg.write_backs}
-    for node in [n for n in graph.nodes if _is_candidate(n)]:
+    for node in [n for n in graph.nodes if _is_candidate(n, options)]:
         _rewrite(graph, node)
     # What leaves the graph keeps the strides that eager gives it.
     back = {name: _restore(graph, node) for name, node in kept.items()}
@@ -58,10 +60,10 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
     graph.output(results)
     outputs = tuple(FreshOutput(back[o.node].name) if isinstance(o, FreshOutput) else o for o in fg.outputs)
     write_backs = tuple((i, back[name].name) for i, name in fg.write_backs)
-    return FunctionalGraph(graph, fg.inputs, outputs, write_backs, fg.symbols, fg.key_text)
+    return replace(fg, graph=graph, outputs=outputs, write_backs=write_backs)
 
 
-def _is_candidate(node: torch.fx.Node) -> bool:
+def _is_candidate(node: torch.fx.Node, options: Options) -> bool:
     spec = node.meta.get("spec")
     return (
         node.op == "call_function"
@@ -71,6 +73,7 @@ def _is_candidate(node: torch.fx.Node) -> bool:
         and spec.device == "cpu"
         and spec.dtype in DTYPES
         and not any(isinstance(s, Const) and s.value == 0 for s in spec.shape)
+        and not is_native_convolution(node, options)
         and is_profitable(node)
     )
 

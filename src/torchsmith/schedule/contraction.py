@@ -53,6 +53,16 @@ def _axes_of(e: Load) -> frozenset[Expr]:
     return frozenset(x for x in walk(e) if isinstance(x, Axis))
 
 
+def dense(shape: tuple[Expr, ...], order: tuple[int, ...] | None = None) -> Layout:
+    """Strides without gaps; `order` lists the dimensions from outermost to innermost (default: row-major)."""
+    strides: list[Expr] = [const(1)] * len(shape)
+    step: Expr = const(1)
+    for d in reversed(order or range(len(shape))):
+        strides[d] = step
+        step = op("mul", step, shape[d])
+    return Layout(tuple(strides), const(0))
+
+
 def recognise(stage: Stage) -> Contraction | None:
     """The Stage as a contraction, or None."""
     if stage.scan or stage.lets or len(stage.stores) != 1:
@@ -152,17 +162,8 @@ def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
     renamed = tuple((names[x], e) for x, e in axes)
     store = Store(name, tuple(x for x, _ in renamed), substitute(value, dict(names.items())))
     shape = tuple(e for _, e in axes)
-    buffer = Buffer(name, c.b.dtype, shape, _row_major(shape), "temp", None, c.stage.loc)
+    buffer = Buffer(name, c.b.dtype, shape, dense(shape), "temp", None, c.stage.loc)
     return Stage(renamed, (store,), loc=c.stage.loc, origin="pack"), buffer
-
-
-def _row_major(shape: tuple[Expr, ...]) -> Layout:
-    strides: list[Expr] = []
-    step: Expr = const(1)
-    for extent in reversed(shape):
-        strides.append(step)
-        step = op("mul", step, extent)
-    return Layout(tuple(reversed(strides)), const(0))
 
 
 def form_contraction(

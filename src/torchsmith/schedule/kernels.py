@@ -7,27 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.expr import Expr, Load, Sym, const, op, walk
+from ..ir.expr import Load, Sym, const, walk
 from ..ir.kernel import Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt
 from ..ir.linear import const_of
-from ..ir.program import Buffer, Cond, Element, Layout, Program, Repeat, Stage
+from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from .contraction import Contraction, choose_tile, form_contraction, pack, recognise
-
-
-def row_major(shape: tuple[Expr, ...]) -> Layout:
-    """Contiguous strides."""
-    strides: list[Expr] = []
-    step: Expr = const(1)
-    for extent in reversed(shape):
-        strides.append(step)
-        step = op("mul", step, extent)
-    return Layout(tuple(reversed(strides)), const(0))
-
-
-def choose_layouts(program: Program) -> dict[str, Buffer]:
-    """Every buffer gets a layout."""
-    return {n: b if b.layout is not None else replace(b, layout=row_major(b.shape)) for n, b in program.buffers.items()}
+from .layouts import choose_layouts, dense
 
 
 def stage_kernel(stage: Stage, buffers: dict[str, Buffer]) -> Kernel:
@@ -37,7 +23,7 @@ def stage_kernel(stage: Stage, buffers: dict[str, Buffer]) -> Kernel:
     nodes = list(walk(*exprs, *(e for _, e in stage.axes)))
     written = [s.buf for s in stage.stores]
     names = dict.fromkeys([*written, *(n.buf for n in nodes if isinstance(n, Load))])
-    chosen = {n: buffers[n].layout or row_major(buffers[n].shape) for n in names}
+    chosen = {n: buffers[n].layout or dense(buffers[n].shape) for n in names}
     params = tuple(Param(n, buffers[n].dtype, buffers[n].shape, chosen[n], n in written) for n in names)
     for p in params:
         nodes += list(walk(p.layout.offset, *p.layout.strides))
