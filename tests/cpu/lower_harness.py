@@ -20,10 +20,12 @@ from torchsmith.options import Options
 from torchsmith.pipeline import Report, compile_graph
 
 
-def program_of(fn: Any, args: tuple[torch.Tensor, ...], dynamic: tuple[int, ...] = ()) -> tuple[Program, tuple[torch.Tensor, ...]]:
+def program_of(
+    fn: Any, args: tuple[torch.Tensor, ...], dynamic: tuple[int, ...] = (), options: Options | None = None
+) -> tuple[Program, tuple[torch.Tensor, ...]]:
     """The verified Program, and the tensors that its call appends to the inputs."""
     fg = graph_of(fn, *args, dynamic=dynamic)
-    program = lower(fg, Options())
+    program = lower(fg, options or Options())
     verify_program(program)
     return program, fg.consts
 
@@ -64,9 +66,10 @@ def check(
     atol: float | None = None,
     native: bool = True,
     dynamic: bool = False,
+    options: Options | None = None,
 ) -> Program:
     """Lowered and interpreted equals eager, layouts of fresh results too; `native`: without any extern call."""
-    program, consts = program_of(fn, args, tuple(range(len(args))) if dynamic else ())
+    program, consts = program_of(fn, args, tuple(range(len(args))) if dynamic else (), options)
     if native:
         assert not [e.op for e in program.body if isinstance(e, Extern)]
     expected = flat(fn(*args))
