@@ -68,6 +68,7 @@ define("GRA007", "two results overlap in memory and neither contains the other",
 define("GRA008", "a condition on sizes contradicts what was assumed before", "check the sizes of the inputs")
 define("GRA009", "the shape of a result depends on the data in a way that is not supported", "call it outside the compiled function")
 define("GRA010", "an operator's shape was learned by running it once on made-up data", "nothing to do; tracing is slower")
+define("GRA012", "torch refuses an operation while tracing", "see the detail; if eager accepts it, call it outside the compiled function")
 define("GRA011", "an operator works on a kind of tensor that is not supported", "use dense (strided) tensors")
 # ---------------------------------------------------------------- emit (host program)
 define("EMI101", "the host program cannot compute this expression",

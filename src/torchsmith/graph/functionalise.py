@@ -40,6 +40,10 @@ def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
     with recording:
         try:
             outs = run_captured(gm, recording)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError, AssertionError) as e:
+            # whatever torch or a Python function refuses on tracing tensors; eager then says whether the program is at fault
+            detail = f"{type(e).__name__}: {e}".split("\n", 1)[0][:300]
+            raise Unsupported("GRA012", at=facts.loc, detail=detail) from e
         finally:  # a graph that fails inside an autocast region must not leave it on
             for device, enabled, dtype in autocast:
                 torch.set_autocast_enabled(device, enabled)
@@ -131,7 +135,7 @@ class Recording(Tracing):
         """`t` is memory of its own that holds `node`."""
         value = Value(Root(node, spec, t, number))
         t._ts_value = value  # type: ignore[attr-defined]
-        self.roots[t.untyped_storage()._cdata] = value.root
+        self.roots.setdefault(t.untyped_storage()._cdata, value.root)  # _unsafe_view shares storage and counts as memory of its own
         return value
 
     def value_of(self, t: torch.Tensor) -> Value:
@@ -267,6 +271,8 @@ class Recording(Tracing):
             return None
         if len(func._schema.returns) == 1 and not fresh:
             return bound[row.writes[0]]
+        if len(func._schema.returns) == 1:
+            return fresh[0]
         return (*fresh, *targets)[: len(func._schema.returns)]
 
     def assign(self, target: torch.Tensor, new: torch.Tensor) -> None:
@@ -288,6 +294,12 @@ def unbind(op: OpOverload, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict
     row = info(op)
     positional = tuple(bound[p] for p, k in zip(row.params, row.keyword_only, strict=True) if not k)
     return positional, {p: bound[p] for p, k in zip(row.params, row.keyword_only, strict=True) if k}
+
+
+def span(t: torch.Tensor, offset: int) -> tuple[int, int]:
+    """First and one-past-last storage element of a tensor at the hints of its sizes."""
+    sizes, strides = [hint_of(n) for n in t.shape], [hint_of(s) for s in t.stride()]
+    return offset, offset if 0 in sizes else offset + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
 def _expr(v: Any) -> Expr | int:
@@ -381,7 +393,11 @@ def spell_expand(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: t
 @_spell(aten.as_strided.default)
 def spell_as_strided(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
     """The offset counts from the start of the memory, of which an input shows an unknown part: there it must stay the base's."""
-    offset = t.storage_offset() - rec.value_of(base).root.tensor.storage_offset()
+    root = rec.value_of(base).root
+    offset = t.storage_offset() - root.tensor.storage_offset()
+    reach, have = span(t, hint_of(offset)), span(root.tensor, 0)
+    if reach[0] < 0 or reach[1] > have[1]:
+        raise Unsupported("GRA006", at=rec.facts.loc, detail="as_strided outside of the memory that a tensor shows")
     return aten.as_strided.default, (list(t.shape), list(t.stride()), offset)
 
 
@@ -463,9 +479,7 @@ def write_batch_norm(
 
 def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """transpose_, squeeze_ ...: the object becomes another view of the same memory."""
-    name = func._schema.name.split("::")[1].rstrip("_")
-    packet = getattr(aten, {"swapaxes": "transpose", "swapdims": "transpose"}.get(name, name))
-    op = getattr(packet, func._overloadname)
+    op = GEOMETRY[func]
     before, value = spec_of(self), rec.value_of(self)
     bound = bind(func, (self, *args), kwargs)
     old = torch.as_strided(self, self.shape, self.stride(), self.storage_offset())
@@ -485,9 +499,16 @@ def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args
     return self
 
 
-for _name in ("transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_"):
-    _packet = getattr(aten, _name)
-    _writes(*(getattr(_packet, o) for o in _packet.overloads() if "name" not in o))(_change_geometry)
+GEOMETRY = {
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.as_strided_.default: aten.as_strided.default,
+}
+_writes(*GEOMETRY)(_change_geometry)
 
 
 @_writes(aten.resize_.default)

@@ -169,7 +169,7 @@ def _write_backs(rec: Recording) -> tuple[tuple[int, Node], ...]:
     for number, t in enumerate(rec.inputs):
         if not isinstance(t, torch.Tensor):
             continue
-        root = rec.roots[t.untyped_storage()._cdata]
+        root = rec.value_of(t).root
         if rec.value_of(t).steps:
             raise Unsupported("GRA006", detail="an input's own sizes or strides are changed")
         if root.node is rec.placeholders[number]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._mode_utils import no_dispatch
 
 from ..autocast import FUNCTIONS, cast_arguments
 from ..layout import SymTypes
@@ -130,7 +131,49 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
         return torch.full((), data, dtype=dtype, device=device)
     if _has_symbols(data):
         return torch.stack([tensor(trace, call, d, **kwargs) for d in data])
-    return trace.constant(torch.tensor(data, dtype=dtype), device)
+    with no_dispatch():
+        real = torch.tensor(data, dtype=dtype)
+    return trace.constant(real, device)
+
+
+@function_rule(torch.as_tensor, torch.asarray)
+def as_tensor(trace: Tracing, call: Any, data: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
+    if isinstance(data, Tensor):
+        return to(trace, Tensor.to, data, device_of(data) if device is None else device, data.dtype if dtype is None else dtype)
+    return tensor(trace, call, data, dtype=dtype, device=device)
+
+
+@function_rule(torch.from_numpy)
+def from_numpy(trace: Tracing, call: Any, data: Any) -> Tensor:
+    return trace.constant(call(data))
+
+
+@function_rule(Tensor.new_tensor)
+def new_tensor(trace: Tracing, call: Any, self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
+    if isinstance(data, Tensor):
+        return data.detach().clone().to(dtype or self.dtype)
+    return tensor(trace, call, data, dtype=dtype or self.dtype, device=device_of(self) if device is None else device)
+
+
+@function_rule(Tensor.__getitem__)
+def getitem(trace: Tracing, call: Any, self: Tensor, index: Any) -> Tensor:
+    return call(self, _with_tensors(trace, index))
+
+
+@function_rule(Tensor.__setitem__)
+def setitem(trace: Tracing, call: Any, self: Tensor, index: Any, value: Any) -> None:
+    call(self, _with_tensors(trace, index), value)
+
+
+def _with_tensors(trace: Tracing, index: Any) -> Any:
+    """Lists of numbers become constants; torch would make them meta tensors and forget the numbers."""
+    if isinstance(index, tuple):
+        return tuple(_with_tensors(trace, i) for i in index)
+    if isinstance(index, list) and all(isinstance(i, (bool, int, list, *SymTypes)) for i in index):
+        return tensor(trace, None, index) if index else trace.constant(torch.empty(0, dtype=torch.int64))
+    if type(index).__module__ == "numpy":
+        return trace.constant(torch.as_tensor(index))
+    return index
 
 
 def _has_symbols(data: Any) -> bool:

@@ -228,8 +228,30 @@ def unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, ret
 @rule(aten.unique_consecutive.default)
 def unique_consecutive(self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
     if dim is not None:
-        raise Unsupported("GRA009", at=current().facts.loc, detail="unique_consecutive with dim")
+        return unique_dim(self, dim, True, return_inverse, return_counts)
     return unique2(self, True, return_inverse, return_counts)
+
+
+@rule(aten.unique_dim.default, aten.unique_dim_consecutive.default)
+def unique_dim(
+    self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel computes the inverse and, where asked, the counts; unique rows are moved back from the front."""
+    d = axis(dim, self.dim())
+    if type(self.shape[d]) is int and self.shape[d] == 0:
+        raise Unsupported("GRA009", at=current().facts.loc, detail="unique rows of an empty tensor")
+    n = unbacked(self.shape[d])
+    rows = (n, *(s for i, s in enumerate(self.shape) if i != d))
+    steps = list(contiguous_strides(rows))
+    front = steps.pop(0)
+    steps.insert(d, front)
+    shape = [n if i == d else s for i, s in enumerate(self.shape)]
+    return make(shape, steps, self.dtype), dense((self.shape[d],), torch.int64), dense((n,), torch.int64)
+
+
+@rule(aten.repeat_interleave.Tensor)
+def repeat_interleave(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
+    return dense((unbacked() if output_size is None else output_size,), torch.int64)
 
 
 @rule(aten._local_scalar_dense.default)
