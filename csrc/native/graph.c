@@ -1,12 +1,13 @@
 /* Graph: one compiled library, callable with the graph's inputs; gives a tuple of results.
  *
- * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust)
+ * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust, tail)
  *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written
- *   results  [(kind, of, ndim, at, dtype)]     kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
- *                                              5 int, 6 float, 7 bool; dtype: torch.dtype of a view that changes it, or None
+ *   results  [(kind, of, ndim, at, row, dtype)] kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
+ *                                              5 int, 6 float, 7 bool; a view's dtype row and torch.dtype
  *   externs  specs for extern_new
  *   eager    called with the inputs when native code reports an error; None: NativeError is raised
  *   consts   inputs that `prepare` reads; trust: believe that inference tensors among them do not change
+ *   tail     tuple of objects that always are the last inputs
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -24,7 +25,7 @@ typedef struct {
 } InputSpec;
 
 typedef struct {
-  int32_t kind, of, ndim, at;
+  int32_t kind, of, ndim, at, row;
   PyObject *dtype;
 } ResultSpec;
 
@@ -37,7 +38,7 @@ typedef struct {
   InputSpec *inputs;
   ResultSpec *results;
   Extern **externs;
-  PyObject *eager, *name;
+  PyObject *eager, *name, *tail;
   Consts consts;
   bool writes;
 } Graph;
@@ -138,11 +139,18 @@ static PyObject *ints(const int64_t *values, int n) {
 
 static PyObject *view_of(PyObject *base, const ResultSpec *r, const int64_t *syms) {
   int64_t offset = 0;
+  int32_t dtype = 0;
   PyObject *typed = NULL;
-  if (r->dtype != Py_None) {
+  if (torch.get_dtype(handle_of(base), &dtype)) return PyErr_Format(torch.error, "the base of a view cannot be read");
+  if (dtype != torch.dtypes[r->row]) {
     typed = PyObject_CallFunctionObjArgs(torch.view, base, r->dtype, NULL);
     if (!typed) return NULL;
     base = typed;
+    int64_t n = 0, *have = NULL, *steps = NULL;
+    if (syms[r->at + 2 * r->ndim] == 0 && !torch.get_dim(handle_of(base), &n) && n == r->ndim && !torch.get_sizes(handle_of(base), &have) &&
+        !torch.get_strides(handle_of(base), &steps) && !memcmp(have, syms + r->at, sizeof(int64_t) * (size_t)n) &&
+        !memcmp(steps, syms + r->at + n, sizeof(int64_t) * (size_t)n))
+      return typed;
   }
   PyObject *got = NULL, *sizes = ints(syms + r->at, r->ndim), *strides = ints(syms + r->at + r->ndim, r->ndim);
   if (torch.get_storage_offset(handle_of(base), &offset) == 0 && sizes && strides) {
@@ -237,7 +245,7 @@ static PyObject *fail(Graph *g, PyObject *const *args, Call *call) {
     Py_XDECREF(call->exc_type);
     Py_XDECREF(call->exc_value);
     Py_XDECREF(call->exc_trace);
-    return PyObject_Vectorcall(g->eager, args, (size_t)g->n_inputs, NULL);
+    return PyObject_Vectorcall(g->eager, args, (size_t)(g->n_inputs - PyTuple_GET_SIZE(g->tail)), NULL);
   }
   if (call->exc_type) {
     PyErr_Restore(call->exc_type, call->exc_value, call->exc_trace);
@@ -249,13 +257,20 @@ static PyObject *fail(Graph *g, PyObject *const *args, Call *call) {
 static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
   Graph *g = (Graph *)self;
   const ts_graph *entry = g->entry;
-  if (PyVectorcall_NARGS(nargsf) != g->n_inputs || (kwnames && PyTuple_GET_SIZE(kwnames)))
-    return PyErr_Format(PyExc_TypeError, "the graph takes %d inputs, not %zd", g->n_inputs, PyVectorcall_NARGS(nargsf));
-  size_t words = (size_t)g->n_inputs * 4 + (size_t)g->n_results * 4 + (size_t)entry->n_scalars + (size_t)entry->n_result_syms + 1;
+  int n_tail = (int)PyTuple_GET_SIZE(g->tail), n_given = g->n_inputs - n_tail;
+  if (PyVectorcall_NARGS(nargsf) != n_given || (kwnames && PyTuple_GET_SIZE(kwnames)))
+    return PyErr_Format(PyExc_TypeError, "the graph takes %d inputs, not %zd", n_given, PyVectorcall_NARGS(nargsf));
+  size_t words = (size_t)g->n_inputs * 5 + (size_t)g->n_results * 4 + (size_t)entry->n_scalars + (size_t)entry->n_result_syms + 1;
   int64_t few[256], *room = few;
   if (words > 256 && !(room = PyMem_Malloc(words * 8))) return PyErr_NoMemory();
   ts_tensor *tensors = (ts_tensor *)room, *results = tensors + g->n_inputs;
   int64_t *scalars = (int64_t *)(results + g->n_results), *syms = scalars + entry->n_scalars;
+  if (n_tail) {
+    PyObject **all = (PyObject **)(syms + entry->n_result_syms);
+    memcpy(all, args, sizeof(PyObject *) * (size_t)n_given);
+    memcpy(all + n_given, &PyTuple_GET_ITEM(g->tail, 0), sizeof(PyObject *) * (size_t)n_tail);
+    args = all;
+  }
   memset(results, 0, sizeof(ts_tensor) * (size_t)g->n_results);
   PyObject *out = NULL;
   Call call;
@@ -329,12 +344,12 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
   }
   for (int i = 0; i < g->n_results; i++) {
     ResultSpec *r = &g->results[i];
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(results, i), "iiiiO", &r->kind, &r->of, &r->ndim, &r->at, &r->dtype)) return -1;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(results, i), "iiiiiO", &r->kind, &r->of, &r->ndim, &r->at, &r->row, &r->dtype)) return -1;
     Py_INCREF(r->dtype);
     bool of_result = r->kind == OUT_SAME || r->kind == OUT_VIEW_RESULT, of_input = r->kind == OUT_INPUT || r->kind == OUT_VIEW_INPUT;
     int limit = of_result ? g->n_results : of_input ? g->n_inputs : 1;
     int need = r->kind == OUT_VIEW_INPUT || r->kind == OUT_VIEW_RESULT ? 2 * r->ndim + 1 : r->kind >= OUT_INT;
-    if (r->of < 0 || r->of >= limit || r->at < 0 || r->at + need > g->entry->n_result_syms) {
+    if (r->row < 0 || r->row >= (int)(sizeof torch.dtypes / sizeof *torch.dtypes) || r->of < 0 || r->of >= limit || r->at < 0 || r->at + need > g->entry->n_result_syms) {
       PyErr_SetString(PyExc_ValueError, "a result of the manifest is out of range");
       return -1;
     }
@@ -377,10 +392,10 @@ static PyMethodDef graph_methods[] = {
 
 static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   const char *path, *symbol;
-  PyObject *inputs, *results, *externs, *eager, *consts, *name;
+  PyObject *inputs, *results, *externs, *eager, *consts, *name, *tail;
   int trust;
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!Op", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
-                        &eager, &PyList_Type, &consts, &name, &trust))
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
+                        &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail))
     return NULL;
   if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
   Graph *g = (Graph *)type->tp_alloc(type, 0);
@@ -388,6 +403,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   g->vectorcall = graph_call;
   g->eager = Py_NewRef(eager);
   g->name = Py_NewRef(name);
+  g->tail = Py_NewRef(tail);
   g->consts.trust = trust;
   g->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!g->lib) {
@@ -402,7 +418,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   if (read_specs(g, inputs, results, externs) < 0 || read_consts(g, consts) < 0) goto bad;
   int scalars = 0;
   for (int i = 0; i < g->n_inputs; i++) scalars += g->inputs[i].kind >= IN_INT;
-  if (g->entry->n_inputs != g->n_inputs || g->entry->n_results != g->n_results || g->entry->n_scalars != scalars) {
+  if (g->entry->n_inputs != g->n_inputs || PyTuple_GET_SIZE(tail) > g->n_inputs || g->entry->n_results != g->n_results || g->entry->n_scalars != scalars) {
     PyErr_SetString(PyExc_ValueError, "manifest and library do not belong together");
     goto bad;
   }
@@ -415,6 +431,7 @@ bad:
 static int graph_traverse(PyObject *self, visitproc visit, void *arg) {
   Graph *g = (Graph *)self;
   Py_VISIT(g->eager);
+  Py_VISIT(g->tail);
   for (int i = 0; i < g->n_externs; i++) {
     int r = extern_visit(g->externs[i], visit, arg);
     if (r) return r;
@@ -442,6 +459,7 @@ static void graph_dealloc(PyObject *self) {
   state_close(g->consts.state);
   PyMem_Free(g->consts.inputs);
   Py_CLEAR(g->name);
+  Py_CLEAR(g->tail);
   if (g->lib) dlclose(g->lib);
   Py_TYPE(self)->tp_free(self);
 }

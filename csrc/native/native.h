@@ -33,6 +33,7 @@ typedef struct {
   int32_t (*get_strides)(Handle, int64_t **);
   int32_t (*get_dim)(Handle, int64_t *);
   int32_t (*get_dtype)(Handle, int32_t *);
+  size_t (*element_size)(int32_t);
   int32_t (*get_storage_offset)(Handle, int64_t *);
   int32_t (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
   int32_t (*from_blob)(void *, int64_t, const int64_t *, const int64_t *, int64_t, int32_t, int32_t, int32_t, Handle *);

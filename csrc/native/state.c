@@ -66,14 +66,12 @@ static bool is_same(const Consts *c, const State *s, PyObject *const *args, cons
 
 static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t) {
   int64_t ndim = 0, *sizes = NULL, *strides = NULL, last = 0;
-  int32_t dtype = 0, row = 0;
-  static const int BYTES[10] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1};
+  int32_t dtype = 0;
   if (torch.get_dim(t->handle, &ndim) || torch.get_sizes(t->handle, &sizes) || torch.get_strides(t->handle, &strides) ||
       torch.get_dtype(t->handle, &dtype)) {
     PyErr_SetString(torch.error, "a constant input cannot be read");
     return -1;
   }
-  while (row < 9 && torch.dtypes[row] != dtype) row++;
   for (int64_t d = 0; d < ndim; d++) {
     last += (sizes[d] - 1) * strides[d];
     if (sizes[d] == 0) last = INT64_MIN / 4;
@@ -81,7 +79,7 @@ static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t) {
   snap->impl = *(void **)t->handle;
   snap->data = t->data;
   snap->version = version_of(tensor);
-  snap->span = last < 0 ? 0 : (last + 1) * BYTES[row];
+  snap->span = last < 0 ? 0 : (last + 1) * (int64_t)torch.element_size(dtype);
   sample(snap, snap->words);
   return 0;
 }

@@ -20,6 +20,7 @@ static const Symbol SYMBOLS[] = {
     NEED("aoti_torch_get_strides", get_strides),
     NEED("aoti_torch_get_dim", get_dim),
     NEED("aoti_torch_get_dtype", get_dtype),
+    NEED("aoti_torch_dtype_element_size", element_size),
     NEED("aoti_torch_get_storage_offset", get_storage_offset),
     NEED("aoti_torch_empty_strided", empty_strided),
     NEED("aoti_torch_create_tensor_from_blob", from_blob),

@@ -154,20 +154,11 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
     manifest, library, cached = compile_functional(fg, options, name)
     with events.timed("load", graph=name):
-        call = _with_consts(gm, fg, library, manifest, options, name)
+        call = load(library, manifest, eager=gm.forward, name=name, frozen=options.freezing, tail=fg.consts)
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached)
     return Compiled(call, (*facts.guards, *facts.late), report)
-
-
-def _with_consts(gm: torch.fx.GraphModule, fg: FunctionalGraph, library: str, manifest: Manifest, options: Options, name: str) -> Call:
-    """The loaded graph as a function of the captured graph's inputs; constant tensors follow them."""
-    if not fg.consts:
-        return load(library, manifest, eager=gm.forward, name=name, frozen=options.freezing)
-    own, consts = len(fg.inputs) - len(fg.consts), fg.consts
-    native = load(library, manifest, eager=lambda *inputs: gm.forward(*inputs[:own]), name=name, frozen=options.freezing)
-    return lambda *inputs: native(*inputs, *consts)
 
 
 def compile_graph(

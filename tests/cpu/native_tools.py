@@ -19,6 +19,7 @@ from torchsmith.schedule.plan import plan
 
 MAP = """
 typedef __INT64_TYPE__ int64_t; typedef __INT32_TYPE__ int32_t; typedef __INT16_TYPE__ int16_t; typedef __INT8_TYPE__ int8_t;
+typedef __UINT64_TYPE__ uint64_t; typedef __UINT32_TYPE__ uint32_t;
 typedef __UINT16_TYPE__ uint16_t; typedef __UINT8_TYPE__ uint8_t;
 void TS_KERNEL(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi) {
   const T_ *x = bufs[0]; T_ *y = bufs[1];
@@ -63,6 +64,7 @@ def compile_body(
     buffers: Sequence[Buffer], body: Sequence[Any], results: Sequence[Any], texts: dict[str, str], *, symbols: Sequence[Symbol] = (),
     write_backs: Sequence[tuple[str, str]] = (), eager: Callable[..., Any] | None = None, inputs: Sequence[str] | None = None,
     options: Options | None = None, consts: Sequence[str] = (), frozen: bool = False,
+    tail: Sequence[Any] = (),
 ) -> Callable[..., Any]:  # fmt: skip
     """Plan, print, build and load."""
     options = options or Options()
@@ -72,4 +74,4 @@ def compile_body(
     given = [texts[k.name] for k in made.kernels]
     kernels = [kernel_name(t) for t in given]
     path: Path = build(emit_host(made, kernels), given, options)
-    return load(path, Manifest.of(describe(made)), eager=eager, name="g", frozen=frozen)
+    return load(path, Manifest.of(describe(made)), eager=eager, name="g", frozen=frozen, tail=tail)

@@ -286,3 +286,29 @@ def test_small_constants(n: int) -> None:
     assert prepares(g, w, x) == 1
     w.data.add_(1)
     assert prepares(g, w, x) == (n > 0)
+
+
+def test_inputs_that_are_always_the_same() -> None:
+    x, w, y = buffer("x", 4, role="input"), buffer("w", 4, role="input"), buffer("y", 4, role="output")
+    text = map_text("x[i] + z[i]").replace("float *y = bufs[1]", "float *z = bufs[1], *y = bufs[2]")
+    v, tail = torch.randn(4), torch.randn(4)
+    ok = buffer("ok", role="input", d=dt.bool_)
+    body = [kernel("k", [x, w], [y], 4), Check(Load("ok", dt.bool_, ()), "index", "no")]
+    results = [Fresh("y"), ViewResult(2, (const(2),), (const(1),), const(2), dt.f32)]
+    g = compile_body(
+        [x, ok, w, y], body, results, {"k": text}, tail=[tail], eager=lambda *args: (len(args),), inputs=["x", "ok", "w"]
+    )
+    got, view = g(v, torch.tensor(True))
+    assert torch.equal(got, v + tail) and view._base is tail
+    assert g(v, torch.tensor(False)) == (2,)
+    with pytest.raises(TypeError):
+        g(v, v, v)
+
+
+def test_views_of_inputs_that_nothing_else_uses() -> None:
+    g = compile_body([], [], [ViewResult(0, (const(4),), (const(1),), const(0), dt.i32)], {}, inputs=[""])
+    v = torch.randn(4)
+    assert torch.equal(g(v)[0], v.view(torch.int32)) and g(v)[0].data_ptr() == v.data_ptr()
+    assert g(v)[0]._base is v.view(torch.int32)._base
+    i = torch.arange(4, dtype=torch.int32)
+    assert torch.equal(g(i)[0], i)

@@ -476,19 +476,28 @@ def _arg_exprs(arg: ExternArg) -> list[Expr]:
 
 def describe(plan: Plan) -> dict[str, Any]:
     """What the host outside needs to know, as JSON values (runtime/manifest.py documents the fields)."""
+    steps = _steps(plan.run)
+    externs = [s.extern for s in steps if isinstance(s, Call)]
+    passed = {b for e in externs for a in _args(e) for b in _arg_buffers(a)}
+    written = {b for e in externs for b in e.mutates}
+    for s in steps:
+        if isinstance(s, Launch):
+            written |= {b for b, p in zip(s.bufs, plan.kernels[s.kernel].params, strict=True) if p.written}
+    changed = {place.index for b in written if isinstance(place := plan.places[b], Input)}
     return {
         "abi": 1,
         "symbol": SYMBOL,
         "name": plan.name,
-        "inputs": [_describe_input(plan, i) for i in range(len(plan.inputs))],
+        "inputs": [_describe_input(plan, i, passed, changed) for i in range(len(plan.inputs))],
         "results": _describe_results(plan),
-        "externs": [_describe_extern(plan, s.extern) for s in _steps(plan.run) if isinstance(s, Call)],
+        "externs": [_describe_extern(plan, e) for e in externs],
         "kernels": len(plan.kernels),
         "consts": list(plan.consts),
     }
 
 
-def _describe_input(plan: Plan, i: int) -> dict[str, Any]:
+def _describe_input(plan: Plan, i: int, passed: set[str], changed: set[int]) -> dict[str, Any]:
+    """`passed`: buffers that externs read, `changed`: inputs that something writes."""
     scalar: Symbol | None = next((s for s in plan.symbols if s.origin == ("scalar", i)), None)
     if scalar is not None:
         return {"kind": "number", "dtype": scalar.sym.dtype.name}
@@ -496,18 +505,10 @@ def _describe_input(plan: Plan, i: int) -> dict[str, Any]:
     measured = any(s.origin[0] in ("size", "stride") and s.origin[1] == i for s in plan.symbols)
     if not name:
         return {"kind": "unused", "measured": measured}
-    buffer = plan.buffers.get(name)
-    steps = _steps(plan.run)
-    written = any(
-        (isinstance(s, Launch) and any(p.written and plan.places[b] == Input(i) for b, p in
-                                      zip(s.bufs, plan.kernels[s.kernel].params, strict=True)))
-        or (isinstance(s, Call) and any(plan.places[b] == Input(i) for b in s.extern.mutates))
-        for s in steps
-    )  # fmt: skip
-    extern = any(isinstance(s, Call) and name in [b for a in _args(s.extern) for b in _arg_buffers(a)] for s in steps)
+    buffer = plan.buffers[name]
     return {
-        "kind": "tensor", "dtype": buffer.dtype.name if buffer else "", "ndim": len(buffer.shape) if buffer else -1,
-        "measured": measured or extern, "written": written,
+        "kind": "tensor", "dtype": buffer.dtype.name, "ndim": len(buffer.shape), "measured": measured or name in passed,
+        "written": i in changed,
     }  # fmt: skip
 
 

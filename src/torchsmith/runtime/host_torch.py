@@ -6,7 +6,7 @@ In: a library and its manifest. Out: a `_native.Graph` whose extern calls are bo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,16 +56,16 @@ def _bump_version(tensor: torch.Tensor) -> None:
 
 
 def graph(
-    library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool
+    library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool, tail: Sequence[Any]
 ) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
     inputs = [_input(row) for row in manifest.inputs]
-    results = [_result(row, manifest) for row in manifest.results]
+    results = [_result(row) for row in manifest.results]
     externs = [bind(row) for row in manifest.externs]
     name = name or manifest.name
     fallback = None if eager is None else functools.partial(_repeat, eager, name)
-    return _native.Graph(library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen)
+    return _native.Graph(library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail))
 
 
 def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
@@ -83,17 +83,15 @@ def _input(row: Mapping[str, Any]) -> tuple[int, int, int, int]:
     return (1, DTYPE_ROWS.get(row["dtype"], -1), row["ndim"], flags)
 
 
-def _result(row: Mapping[str, Any], manifest: Manifest) -> tuple[int, int, int, int, Any]:
+def _result(row: Mapping[str, Any]) -> tuple[int, int, int, int, int, Any]:
     kind = row["kind"]
     if kind == "fresh":
-        return (0, 0, 0, 0, None)
+        return (0, 0, 0, 0, 0, None)
     if kind == "same":
-        return (1, row["of"], 0, 0, None)
+        return (1, row["of"], 0, 0, 0, None)
     if kind == "input":
-        return (2, row["of"], 0, 0, None)
+        return (2, row["of"], 0, 0, 0, None)
     if kind == "number":
-        return (3 + NUMBER_KINDS.get(row["dtype"], 2), 0, 0, row["at"], None)
+        return (3 + NUMBER_KINDS.get(row["dtype"], 2), 0, 0, row["at"], 0, None)
     where, of = row["of"]
-    have = manifest.inputs[of]["dtype"] if where == "input" else manifest.results[of]["dtype"]
-    dtype = None if have == row["dtype"] else DTYPES[row["dtype"]]
-    return (3 if where == "input" else 4, of, row["ndim"], row["at"], dtype)
+    return (3 if where == "input" else 4, of, row["ndim"], row["at"], DTYPE_ROWS[row["dtype"]], DTYPES[row["dtype"]])

@@ -5,7 +5,7 @@ In: library path, manifest. Out: `_native.Graph`: call(*inputs) -> tuple of resu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,17 @@ class NativeError(RuntimeError):
 
 
 def load(
-    library: Path | str, manifest: Manifest, *, eager: Callable[..., Any] | None = None, name: str = "", frozen: bool = False
-) -> Callable[..., tuple[Any, ...]]:
-    """The compiled graph. `eager` takes the same inputs and gives the same tuple; it repeats calls that fail natively.
+    library: Path | str, manifest: Manifest, *, eager: Callable[..., Any] | None = None, name: str = "", frozen: bool = False,
+    tail: Sequence[Any] = (),
+) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
+    """The compiled graph, called with all inputs but the last ones, which are `tail`.
 
-    `frozen`: constants that are inference tensors, whose writes cannot be seen, may be prepared once. The callable's `refreeze()`
-    forgets what was prepared.
+    `eager` takes what the caller gives and returns the same tuple; it repeats calls that fail natively. `frozen`: constants that are
+    inference tensors, whose writes cannot be seen, may be prepared once. The callable's `refreeze()` forgets what was prepared.
     """
     from . import host_torch
 
     try:
-        return host_torch.graph(str(library), manifest, eager, name, frozen)
+        return host_torch.graph(str(library), manifest, eager, name, frozen, tail)
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
