@@ -32,6 +32,7 @@ ROOMS["aot"] = frozenset(ROOMS) - {"backends"}
 ROOMS["debug"] = frozenset(ROOMS)
 ROOMS["api"] = frozenset(ROOMS)
 ROOMS["compiler"] = frozenset(ROOMS)  # the namespace torchsmith.compiler: a front door like api
+ROOMS["compiled_module"] = frozenset(ROOMS)  # what compile() gives for a module: a front door like api
 ROOMS["__init__"] = frozenset(ROOMS)
 
 # pipeline looks a backend up by name, and only then: the one step against the order, and a late one.
