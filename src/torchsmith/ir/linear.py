@@ -84,14 +84,20 @@ def _linear(e: Expr) -> Linear:
 
 
 def _rejoin(lin: Linear) -> Linear:
-    # c*d*(x//d) + c*(x%d) -> c*x
+    # c*d*(x//d) + c*(x%d) -> c*x; the same with x = y//p, whose x//d is written y//(p*d)
     for atom, coef in lin.terms.items():
         if isinstance(atom, Op) and atom.name == "mod":
             x, d = atom.args
-            other = Op("floordiv", dt.index, (x, d))
-            if lin.terms.get(other) is op("mul", coef, d) and is_invariant(d):
-                rest = Linear({k: v for k, v in lin.terms.items() if k is not atom and k is not other}, lin.const)
-                return _rejoin(rest.plus(_linear(x), coef))
+            if not is_invariant(d):
+                continue
+            outer = op("mul", coef, d)
+            forms = [Op("floordiv", dt.index, (x, d))]
+            if isinstance(x, Op) and x.name == "floordiv":
+                forms.append(Op("floordiv", dt.index, (x.args[0], op("mul", x.args[1], d))))
+            for other in forms:
+                if lin.terms.get(other) is outer:
+                    rest = Linear({k: v for k, v in lin.terms.items() if k is not atom and k is not other}, lin.const)
+                    return _rejoin(rest.plus(_linear(x), coef))
     return lin
 
 

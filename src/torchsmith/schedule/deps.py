@@ -1,0 +1,183 @@
+"""Who reads and writes what: the buffers of every element, the pinned buffers of a Program, sizes as estimates.
+
+In: elements of a Program's body. Out: sets of buffer names, estimated trip counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, walk
+from ..ir.kernel import Contract, Kernel, Let, Loop, Stmt
+from ..ir.program import Bind, BufArg, Check, Cond, Element, Extern, ExternArg, Fresh, Program, Repeat, Stage, ViewResult
+
+SYMBOL_GUESS = 97  # what an unknown size is taken for in estimates (never in code)
+
+
+def stage_exprs(s: Stage) -> list[Expr]:
+    """Every expression of a Stage."""
+    out = [e for _, e in s.axes] + [e for _, e in s.lets] + [e for _, e in s.carry] + list(s.carry_next)
+    for t in s.stores:
+        out += [*t.index, t.value]
+        if t.mask is not None:
+            out.append(t.mask)
+    return out
+
+
+def loads_in(*roots: Expr) -> tuple[Load, ...]:
+    """Distinct Loads."""
+    return tuple(e for e in walk(*roots) if isinstance(e, Load))
+
+
+@lru_cache(maxsize=65536)
+def stage_loads(s: Stage) -> tuple[Load, ...]:
+    return loads_in(*stage_exprs(s))
+
+
+def _args(args: Iterable[ExternArg]) -> Iterator[str]:
+    for a in args:
+        if isinstance(a, BufArg):
+            yield a.buf
+        elif isinstance(a, tuple):
+            yield from _args(a)
+        elif isinstance(a, Expr):
+            yield from (x.buf for x in loads_in(a))
+
+
+def reads(e: object) -> frozenset[str]:
+    """Buffers that a body element reads (accumulating stores read too)."""
+    return _rw(e)[0]
+
+
+def writes(e: object) -> frozenset[str]:
+    """Buffers that a body element writes."""
+    return _rw(e)[1]
+
+
+@lru_cache(maxsize=65536)
+def _rw(e: object) -> tuple[frozenset[str], frozenset[str]]:
+    if isinstance(e, Stage):
+        got = {x.buf for x in stage_loads(e)} | {s.buf for s in e.stores if s.mode != "set" or not s.unique or s.mask is not None}
+        return frozenset(got), frozenset(s.buf for s in e.stores)
+    if isinstance(e, Kernel):
+        return frozenset(p.buf for p in e.params), frozenset(p.buf for p in e.params if p.written)
+    if isinstance(e, Extern):
+        got = set(_args((*e.args, *(v for _, v in e.kwargs))))
+        return frozenset(got | set(e.mutates)), frozenset((*e.outs, *e.mutates))
+    if isinstance(e, Check):
+        return frozenset(x.buf for x in loads_in(e.cond)), frozenset()
+    if isinstance(e, Bind):
+        return frozenset(x.buf for x in loads_in(e.value)), frozenset()
+    if isinstance(e, Cond):
+        inner = (*e.then, *e.orelse)
+        head = frozenset(x.buf for x in loads_in(e.pred))
+        return head.union(*(reads(x) for x in inner)), frozenset().union(*(writes(x) for x in inner))
+    if isinstance(e, Repeat):
+        return frozenset().union(*(reads(x) for x in e.body)), frozenset().union(*(writes(x) for x in e.body))
+    raise TypeError(f"not a body element: {e!r}")
+
+
+def pinned(program: Program) -> set[str]:
+    """Buffers that must exist in memory whatever the Stages do: results, write-backs, whatever is not a temp, what hosts and views see."""
+    out = {n for n, b in program.buffers.items() if b.role != "temp" or b.storage_of is not None}
+    out |= {b.storage_of for b in program.buffers.values() if b.storage_of is not None}
+    for r in program.results:
+        if isinstance(r, Fresh):
+            out.add(r.buf)
+        elif isinstance(r, ViewResult):
+            if isinstance(r.of, str):
+                out.add(r.of)
+        else:
+            value = getattr(r, "value", None)
+            if isinstance(value, Expr):
+                out |= {x.buf for x in loads_in(value)}
+    for pair in program.write_backs:
+        out |= set(pair)
+    for e in program.body:
+        if not isinstance(e, Stage):
+            out |= reads(e) | writes(e)
+    return out
+
+
+def writers(body: tuple[Element, ...]) -> dict[str, list[int]]:
+    """Positions at which each buffer is written."""
+    out: dict[str, list[int]] = {}
+    for i, e in enumerate(body):
+        for b in writes(e):
+            out.setdefault(b, []).append(i)
+    return out
+
+
+def estimate(e: Expr) -> int:
+    """A size as a number: exact where constant, a guess where symbolic."""
+    if isinstance(e, Const):
+        return int(e.value)
+    if isinstance(e, Sym | Axis):
+        return SYMBOL_GUESS
+    if isinstance(e, Op) and e.args:
+        a = [estimate(x) for x in e.args]
+        rules = {"add": sum, "mul": _product, "sub": lambda v: v[0] - v[1], "min": min, "max": max, "neg": lambda v: -v[0],
+                 "floordiv": lambda v: v[0] // v[1] if v[1] else 0, "mod": lambda v: v[0] % v[1] if v[1] else 0}  # fmt: skip
+        rule = rules.get(e.name)
+        if rule is not None:
+            return int(rule(a))  # type: ignore[operator]
+    return SYMBOL_GUESS
+
+
+def _product(v: Iterable[int]) -> int:
+    n = 1
+    for x in v:
+        n *= x
+    return n
+
+
+def numel(extents: Iterable[Expr]) -> int:
+    return _product(max(0, estimate(e)) for e in extents)
+
+
+def fold_extents(*roots: Expr) -> dict[Axis, Expr]:
+    """Extents of all Fold axes under `roots`."""
+    out: dict[Axis, Expr] = {}
+    for e in walk(*roots):
+        if isinstance(e, Fold):
+            out.update(zip(e.axes, e.extents, strict=True))
+    return out
+
+
+_FREE: dict[Expr, frozenset[Axis]] = {}
+
+
+def free_axes(e: Expr) -> frozenset[Axis]:
+    """Axes that occur in `e` and are not bound by a Fold inside it."""
+    done = _FREE.get(e)
+    if done is None:
+        if isinstance(e, Axis):
+            done = frozenset((e,))
+        else:
+            done = frozenset().union(*(free_axes(a) for a in e.args)) if e.args else frozenset()
+            if isinstance(e, Fold):
+                done -= frozenset(e.axes)
+        if len(_FREE) > 200_000:
+            _FREE.clear()
+        _FREE[e] = done
+    return done
+
+
+def map_stmts(body: tuple[Stmt, ...]) -> Iterator[Expr]:
+    """Every expression in statements."""
+    for s in body:
+        if isinstance(s, Loop):
+            yield s.extent
+            for _, a, b in s.carry:
+                yield a
+                yield b
+            yield from map_stmts(s.body)
+        elif isinstance(s, Let):
+            yield s.value
+        elif isinstance(s, Contract):
+            yield from (s.live, s.extent, s.a, s.b)
+        else:
+            yield from (*s.index, s.value)
+            if s.mask is not None:
+                yield s.mask
