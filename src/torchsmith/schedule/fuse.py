@@ -47,7 +47,9 @@ def own_cost(e: Expr) -> int:
     return 1 if isinstance(e, Cast) and e.dtype is not dt.index else 0
 
 
-_MATH = frozenset("tan asin acos atan atan2 sinh cosh asinh acosh atanh erfc lgamma digamma erfinv hypot log2 log10 nextafter".split())
+_MATH = frozenset(
+    "tan asin acos atan atan2 sinh cosh asinh acosh atanh erfc lgamma digamma erfinv hypot log2 log10 nextafter".split()  # noqa: SIM905
+)
 
 
 def cost(e: Expr) -> int:
@@ -158,7 +160,7 @@ def score(producer: Stage, consumers: list[Stage], options: Options) -> float:
     evaluations = 0
     widened = False
     for c in consumers:
-        extents = {a: e for a, e in c.axes} | deps.fold_extents(*deps.stage_exprs(c))
+        extents = dict(c.axes) | deps.fold_extents(*deps.stage_exprs(c))
         total = numel(e for _, e in c.axes)
         for f in deps_folds(c):
             total = max(total, total * numel(f.extents))
@@ -226,7 +228,8 @@ def inline(producer: Stage, consumer: Stage) -> Stage:
         return done
 
     stores = tuple(
-        replace(s, index=tuple(go(i) for i in s.index), value=go(s.value), mask=None if s.mask is None else go(s.mask)) for s in consumer.stores
+        replace(s, index=tuple(go(i) for i in s.index), value=go(s.value), mask=None if s.mask is None else go(s.mask))
+        for s in consumer.stores
     )
     origin = producer.origin if not consumer.origin else consumer.origin if not producer.origin else f"{producer.origin},{consumer.origin}"
     return replace(
@@ -278,9 +281,8 @@ def fuse(program: Program, options: Options) -> Program:
             continue
         users = sorted(readers.get(buf, set()))
         consumers = [c for c in (body[u] for u in users) if isinstance(c, Stage)]
-        if buf in keep or len(consumers) != len(users) or not consumers:
-            if not (buf in keep and _is_trivial(stage)):
-                continue
+        if (buf in keep or len(consumers) != len(users) or not consumers) and not (buf in keep and _is_trivial(stage)):
+            continue
         if any(can_fuse(stage, c) for c in consumers) or _overwritten(stage, p, users, written):
             continue
         if score(stage, consumers, options) <= 0:

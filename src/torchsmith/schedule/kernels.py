@@ -1,49 +1,38 @@
-"""Stages -> Kernels: grouping, loop order, the vector axis, layouts of temporaries.
+"""Stages -> Kernels: layouts, grouping, then one Kernel per group.
 
 In: a Program (after vertical fusion). Out: Scheduled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.expr import Load, Sym, const, walk
-from ..ir.kernel import Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt
+from ..ir.kernel import Kernel, Scheduled
 from ..ir.linear import const_of
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
+from . import deps
 from .contraction import Contraction, choose_tile, form_contraction, pack, recognise
+from .draft import build, build_special
+from .group import Group, Grouper, group_stages
 from .layouts import choose_layouts, dense
+from .split import split_reductions
+
+row_major = dense
+
+__all__ = ["choose_layouts", "form_kernels", "row_major", "stage_kernel"]
 
 
-def stage_kernel(stage: Stage, buffers: dict[str, Buffer]) -> Kernel:
+def stage_kernel(stage: Stage, buffers: Mapping[str, Buffer]) -> Kernel:
     """One stage, one kernel."""
-    exprs = [e for s in stage.stores for e in (*s.index, s.value, *((s.mask,) if s.mask is not None else ()))]
-    exprs += [*stage.carry_next, *(e for _, e in (*stage.carry, *stage.lets))]
-    nodes = list(walk(*exprs, *(e for _, e in stage.axes)))
-    written = [s.buf for s in stage.stores]
-    names = dict.fromkeys([*written, *(n.buf for n in nodes if isinstance(n, Load))])
-    chosen = {n: buffers[n].layout or dense(buffers[n].shape) for n in names}
-    params = tuple(Param(n, buffers[n].dtype, buffers[n].shape, chosen[n], n in written) for n in names)
-    for p in params:
-        nodes += list(walk(p.layout.offset, *p.layout.strides))
-    syms = tuple(dict.fromkeys(n for n in nodes if isinstance(n, Sym)))
-    stores = [StoreStmt(s.buf, s.index, s.value, s.mode, s.mask) for s in stage.stores]
-    body: tuple[Stmt, ...] = (*(Let(v, e) for v, e in stage.lets), *stores)
-    if stage.scan:
-        *outer, (axis, extent) = stage.axes
-        carry = tuple((v, e, after) for (v, e), after in zip(stage.carry, stage.carry_next, strict=True))
-        loop = Loop(axis, extent, "scan", body, carry)
-        return Kernel(stage.origin or "k", params, syms, tuple(outer), const(1), (), (loop,), origins=(stage.origin, stage.loc))
-    if not all(s.unique for s in stage.stores):  # in index order, by one thread
-        for axis, extent in reversed(stage.axes):
-            body = (Loop(axis, extent, "serial", body),)
-        return Kernel(stage.origin or "k", params, syms, (), const(1), (), body, origins=(stage.origin, stage.loc))
-    if stage.axes:
-        *outer, (axis, extent) = stage.axes
-        body = (Loop(axis, extent, "vector", body),)
-        return Kernel(stage.origin or "k", params, syms, tuple(outer), const(1), (), body, origins=(stage.origin, stage.loc))
-    return Kernel(stage.origin or "k", params, syms, (), const(1), (), body, origins=(stage.origin, stage.loc))
+    return group_kernel(Grouper(buffers, Options()).single(stage), buffers, set())
+
+
+def group_kernel(group: Group, buffers: Mapping[str, Buffer], own: set[str]) -> Kernel:
+    """One group, one kernel."""
+    name = "_".join(dict.fromkeys(w for s in group.stages for w in (s.origin or "stage").split(",")))[:80]
+    return build_special(group, buffers, name) if group.closed else build(group, buffers, own, name)
 
 
 def contraction_kernels(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Kernel, Kernel]:
@@ -59,23 +48,33 @@ def contraction_kernels(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Ker
 
 def form_kernels(program: Program, options: Options) -> Scheduled:
     """Group stages into kernels."""
+    program = split_reductions(program)
     buffers = choose_layouts(program)
+    keep = deps.pinned(program)
 
-    def form(body: tuple[Element, ...]) -> tuple[Element, ...]:
+    def form(body: tuple[Element, ...], nested: bool) -> tuple[Element, ...]:
+        items = group_stages(body, buffers, options)
+        readers: dict[str, int] = {}
+        for item in items:
+            for b in item.reads if isinstance(item, Group) else deps.reads(item):
+                readers[b] = readers.get(b, 0) + 1
         out: list[Element] = []
-        for e in body:
-            if isinstance(e, Stage):
-                product = recognise(e)
+        for item in items:
+            if isinstance(item, Group):
+                product = recognise(item.stages[0]) if item.closed else None
                 if product is not None:
                     out.extend(contraction_kernels(product, buffers))  # type: ignore[arg-type]
                 else:
-                    out.append(stage_kernel(e, buffers))  # type: ignore[arg-type]
-            elif isinstance(e, Cond):
-                out.append(Cond(e.pred, form(e.then), form(e.orelse)))
-            elif isinstance(e, Repeat):
-                out.append(Repeat(e.sym, e.count, form(e.body)))
+                    own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}
+                    out.append(group_kernel(item, buffers, own))  # type: ignore[arg-type]
+            elif isinstance(item, Cond):
+                out.append(Cond(item.pred, form(item.then, True), form(item.orelse, True)))
+            elif isinstance(item, Repeat):
+                out.append(Repeat(item.sym, item.count, form(item.body, True)))
             else:
-                out.append(e)
+                out.append(item)
         return tuple(out)
 
-    return Scheduled(replace(program, buffers=buffers), form(program.body))  # type: ignore[arg-type]
+    body = form(program.body, False)
+    used = keep.union(*(deps.reads(e) | deps.writes(e) for e in body)) if body else keep
+    return Scheduled(replace(program, buffers={n: b for n, b in buffers.items() if n in used}), body)  # type: ignore[arg-type]

@@ -1,68 +1,73 @@
-"""Choose where temporaries lie: every buffer without a required layout gets dense strides in some order of its dimensions.
+"""Layouts of temporaries: row-major, or in the order in which their main operand lies.
 
-In: a Program. Out: its buffers, all with layouts. A contraction writes vectors along the axis that only its packed operand depends on, so
-that dimension goes innermost (a convolution's channels: channels-last). What is computed from a buffer of the same rank follows its order,
-so that loops run contiguously on both sides. Wrong choices cost time, never correctness.
+In: a Program. Out: its buffers, each with a layout. A contraction writes vectors along the axis that only its packed operand depends on,
+so that dimension goes innermost (a convolution's channels: channels-last). Wrong choices cost time, never correctness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir.expr import Axis, Load, walk
-from ..ir.linear import const_of
+from ..ir.expr import Axis
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from .contraction import dense, recognise
+from .deps import estimate, stage_loads
+from .fuse import simple_axes
+
+
+def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> list[int] | None:
+    """Dimensions of the stored buffer in the order of the largest operand that has them all."""
+    store = next(s for s in stage.stores if s.buf == buffer.name)
+    axes = simple_axes(stage, store)
+    if axes is None:
+        return None
+    product = recognise(stage)
+    if product is not None:
+        last = axes.index(product.n[0]) if product.n[0] in axes else len(axes) - 1
+        return [*(d for d in range(len(axes)) if d != last), last]
+    best: tuple[int, list[int]] | None = None
+    for x in stage_loads(stage):
+        layout = buffers[x.buf].layout
+        if layout is None or layout.splits:
+            continue
+        at: dict[Axis, int] = {}
+        for i, stride in zip(x.index, layout.strides, strict=True):
+            if isinstance(i, Axis):
+                at[i] = at.get(i, 0) + estimate(stride)
+        wide = [d for d, a in enumerate(axes) if a is not None]
+        if not all(axes[d] in at and at[axes[d]] > 0 for d in wide):  # type: ignore[index]
+            continue
+        order = sorted(range(len(axes)), key=lambda d: (-at[axes[d]], d) if axes[d] is not None else (-(1 << 60), d))  # type: ignore[index]
+        size = 1
+        for e in buffers[x.buf].shape:
+            size *= estimate(e)
+        if best is None or size > best[0]:
+            best = (size, order)
+    return best[1] if best is not None else None
 
 
 def choose_layouts(program: Program) -> dict[str, Buffer]:
-    """Every buffer of the program, with a layout."""
-    orders: dict[str, tuple[int, ...]] = {}
-    for stage in _stages(program.body):
-        order = _order(stage, program.buffers, orders)
-        for store in stage.stores:
-            if order is not None and len(order) == len(store.index):
-                orders.setdefault(store.buf, order)
-    return {n: b if b.layout is not None else replace(b, layout=dense(b.shape, orders.get(n))) for n, b in program.buffers.items()}
+    """Every buffer gets a layout."""
+    buffers = dict(program.buffers)
+
+    def visit(body: tuple[Element, ...]) -> None:
+        for e in body:
+            if isinstance(e, Stage):
+                for s in e.stores:
+                    b = buffers[s.buf]
+                    if b.layout is None:
+                        order = _main_order(e, b, buffers)
+                        buffers[s.buf] = replace(b, layout=dense(b.shape, None if order is None else tuple(order)))
+            elif isinstance(e, Cond):
+                visit(e.then)
+                visit(e.orelse)
+            elif isinstance(e, Repeat):
+                visit(e.body)
+
+    visit(program.body)
+    return {n: b if b.layout is not None else replace(b, layout=dense(b.shape)) for n, b in buffers.items()}
 
 
-def _stages(body: tuple[Element, ...]) -> Iterator[Stage]:
-    for e in body:
-        if isinstance(e, Stage):
-            yield e
-        elif isinstance(e, Cond):
-            yield from _stages((*e.then, *e.orelse))
-        elif isinstance(e, Repeat):
-            yield from _stages(e.body)
-
-
-def _order(stage: Stage, buffers: dict[str, Buffer], orders: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The order of dimensions that suits what `stage` writes, or None for row-major."""
-    product = recognise(stage)
-    if product is not None:
-        axes = [i for i in stage.stores[0].index if isinstance(i, Axis)]
-        if len(axes) == len(stage.stores[0].index) and product.n[0] in axes:
-            last = axes.index(product.n[0])
-            return (*(d for d in range(len(axes)) if d != last), last)
-        return None
-    rank = len(stage.stores[0].index)
-    for e in walk(*(s.value for s in stage.stores)):
-        if isinstance(e, Load) and len(e.index) == rank and rank > 2:
-            b = buffers[e.buf]
-            order = orders.get(e.buf) or (_order_of(b) if b.layout is not None else None)
-            if order is not None:
-                return order
-    return None
-
-
-def _order_of(buffer: Buffer) -> tuple[int, ...] | None:
-    """Dimensions from the largest stride to the smallest, where all are known and none overlaps."""
-    assert buffer.layout is not None
-    strides = [const_of(s) for s in buffer.layout.strides]
-    if any(s is None or s == 0 for s in strides):
-        return None
-    return tuple(sorted(range(len(strides)), key=lambda d: (-(strides[d] or 0), d)))
 
 
 __all__ = ["choose_layouts", "dense"]

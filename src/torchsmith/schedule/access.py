@@ -1,0 +1,226 @@
+"""Memory accesses of loop bodies: flat addresses as linear forms, which axes are used in other ways, simplified indices.
+
+In: expressions, layouts, extents of axes. Out: simplified expressions, Access records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..ir import dtype as dt
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op
+from ..ir.kernel import StoreStmt
+from ..ir.linear import Linear, Range, linear, range_of, simplify_index
+from ..ir.program import Buffer, Layout
+from .deps import free_axes
+
+
+def _lt(a: Range, b: Range) -> bool | None:
+    """a < b for certain, or not for certain."""
+    if a[1] is not None and b[0] is not None and a[1] < b[0]:
+        return True
+    return False if a[0] is not None and b[1] is not None and a[0] >= b[1] else None
+
+
+def _not(x: bool | None) -> bool | None:
+    return None if x is None else not x
+
+
+COMPARE: dict[str, Callable[[Range, Range], bool | None]] = {
+    "lt": _lt, "ge": lambda a, b: _not(_lt(a, b)), "gt": lambda a, b: _lt(b, a), "le": lambda a, b: _not(_lt(b, a)),
+}  # fmt: skip
+TRUE, FALSE = Const(dt.bool_, True), Const(dt.bool_, False)
+
+
+def simplify(e: Expr, extents: Mapping[Axis, Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
+    """Index arithmetic and the masks made of it, given how far the axes run: masks that always hold disappear."""
+    memo = {} if memo is None else memo
+    done = memo.get(e)
+    if done is not None:
+        return done
+    if not e.args:
+        return e
+    out = e.rebuild(tuple(simplify(a, extents, memo) for a in e.args))
+    if isinstance(out, Op):
+        if out.dtype is dt.index:
+            out = simplify_index(out, extents)
+        elif out.name in COMPARE and out.args[0].dtype is dt.index:
+            known = COMPARE[out.name](range_of(out.args[0], extents), range_of(out.args[1], extents))
+            out = out if known is None else TRUE if known else FALSE
+        elif out.name == "and":
+            a, b = out.args
+            out = b if a is TRUE or a is b else a if b is TRUE else FALSE if FALSE in (a, b) else out
+        elif out.name == "or":
+            a, b = out.args
+            out = b if a is FALSE else a if b is FALSE else TRUE if TRUE in (a, b) else out
+        elif out.name == "where" and out.args[0] in (TRUE, FALSE):
+            out = out.args[1] if out.args[0] is TRUE else out.args[2]
+    elif isinstance(out, Load) and out.mask is not None and out.mask in (TRUE, FALSE):
+        assert out.other is not None
+        out = Load(out.buf, out.dtype, out.index) if out.mask is TRUE else out.other
+    memo[e] = out
+    return out
+
+
+@dataclass(slots=True)
+class Access:
+    """One load or store: the coefficient of every axis in its flat address; `rough`: axes it depends on in other ways."""
+
+    buf: str
+    coefs: dict[Axis, Expr]
+    rough: frozenset[Axis]
+    store: bool
+    itemsize: int
+
+    def stride(self, axis: Axis) -> int | None:
+        """Elements per step of `axis`; None when it is not affine or not constant."""
+        if axis in self.rough:
+            return None
+        c = self.coefs.get(axis)
+        return 0 if c is None else int(c.value) if isinstance(c, Const) else None
+
+    def axes(self) -> frozenset[Axis]:
+        return frozenset(self.coefs) | self.rough
+
+
+@dataclass(slots=True)
+class Accesses:
+    """All accesses of some expressions; `impure`: axes used outside of linear addresses (masks, values, div and mod)."""
+
+    items: list[Access] = field(default_factory=list)
+    impure: set[Axis] = field(default_factory=set)
+
+
+def flat(layout: Layout, index: tuple[Expr, ...]) -> Linear:
+    """The element number of an index."""
+    total = Linear(None, layout.offset)
+    for i, stride in zip(index, layout.strides, strict=True):
+        total = total.plus(linear(i), stride)
+    return linear(total.expr())
+
+
+def collect(roots: Iterable[Expr], stores: Iterable[StoreStmt], buffers: Mapping[str, Buffer]) -> Accesses:
+    """Accesses of value expressions and of stores (whose indices, values and masks are among the roots' concerns too)."""
+    out = Accesses()
+    seen: set[Expr] = set()
+
+    def address(buf: str, index: tuple[Expr, ...], store: bool, dtype: dt.DType) -> None:
+        layout = buffers[buf].layout
+        assert layout is not None
+        lin = flat(layout, index)
+        coefs: dict[Axis, Expr] = {}
+        rough: frozenset[Axis] = frozenset()
+        for atom, coef in lin.terms.items():
+            if isinstance(atom, Axis):
+                coefs[atom] = coef
+            else:
+                rough |= free_axes(atom)
+                nested(atom)
+        out.impure.update(rough)
+        out.items.append(Access(buf, coefs, rough, store, dtype.itemsize))
+
+    def nested(e: Expr) -> None:  # Loads inside an address
+        if isinstance(e, Load):
+            visit(e)
+        else:
+            for a in e.args:
+                nested(a)
+
+    def visit(e: Expr) -> None:
+        if e in seen:
+            return
+        seen.add(e)
+        if isinstance(e, Axis):
+            out.impure.add(e)
+        elif isinstance(e, Load):
+            address(e.buf, e.index, False, e.dtype)
+            if e.mask is not None and e.other is not None:
+                visit(e.mask)
+                visit(e.other)
+        else:
+            for a in e.args:
+                visit(a)
+
+    for r in roots:
+        visit(r)
+    for s in stores:
+        address(s.buf, s.index, True, buffers[s.buf].dtype)
+        visit(s.value)
+        if s.mask is not None:
+            visit(s.mask)
+    return out
+
+
+def chains(axes: list[tuple[Axis, Expr]], accesses: Accesses) -> list[list[tuple[Axis, Expr]]]:
+    """Groups of axes (outermost first) that every access treats as one: coef(a) = coef(b) * extent(b)."""
+    pure = [(a, e) for a, e in axes if a not in accesses.impure]
+    follows: dict[Axis, tuple[Axis, Expr]] = {}
+    taken: set[Axis] = set()
+    zero = const(0)
+    for a, _ in pure:
+        for b, extent in pure:
+            if a is b or b in taken or a in follows:
+                continue
+            if all(x.coefs.get(a, zero) is op("mul", x.coefs.get(b, zero), extent) for x in accesses.items):
+                follows[a] = (b, extent)
+                taken.add(b)
+    extents = dict(axes)
+    out: list[list[tuple[Axis, Expr]]] = []
+    used: set[Axis] = set()
+    for a, e in axes:
+        if a in taken or a in used:
+            continue
+        chain = [(a, e)]
+        while chain[-1][0] in follows and follows[chain[-1][0]][0] not in used:
+            b = follows[chain[-1][0]][0]
+            if b in {x for x, _ in chain}:
+                break
+            chain.append((b, extents[b]))
+        used |= {x for x, _ in chain}
+        out.append(chain)
+    out += [[(a, e)] for a, e in axes if a not in used]  # a cycle cannot be, but an axis must not be lost
+    return out
+
+
+def merge_table(chain: list[tuple[Axis, Expr]], merged: Axis) -> dict[Expr, Expr]:
+    """axis -> its part of the merged axis: f // P, (f // P) % E, ..."""
+    table: dict[Expr, Expr] = {}
+    step: Expr = const(1)
+    for k in range(len(chain) - 1, -1, -1):
+        a, e = chain[k]
+        part = op("floordiv", merged, step)
+        table[a] = part if k == 0 else op("mod", part, e)
+        step = op("mul", step, e)
+    return table
+
+
+def splits(axes: Iterable[tuple[Axis, Expr]], roots: Iterable[Expr]) -> dict[Axis, int]:
+    """Axes that occur as a // d and a % d with d dividing their constant extent: the least such d > 1."""
+    want = {a: int(e.value) for a, e in axes if isinstance(e, Const)}
+    out: dict[Axis, int] = {}
+    seen: set[Expr] = set()
+    stack = list(roots)
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        stack.extend(e.args)
+        if isinstance(e, Op) and e.name in ("floordiv", "mod") and isinstance(e.args[0], Axis) and isinstance(e.args[1], Const):
+            a, d = e.args[0], int(e.args[1].value)
+            n = want.get(a)
+            if n is not None and 1 < d < n and n % d == 0:
+                out[a] = min(out.get(a, d), d)
+    return out
+
+
+def map_folds(e: Expr, fn: object, memo: dict[Expr, Expr]) -> Expr:
+    """Rebuild `e` with every Fold (innermost first) replaced by fn(fold)."""
+    done = memo.get(e)
+    if done is None:
+        out = e.rebuild(tuple(map_folds(a, fn, memo) for a in e.args)) if e.args else e
+        if isinstance(out, Fold):
+            out = fn(out)  # type: ignore[operator]
+        done = memo[e] = out
+    return done
