@@ -16,12 +16,10 @@ from . import deps
 from .contraction import Contraction, choose_tile, form_contraction, pack, recognise
 from .draft import build, build_special
 from .group import Group, Grouper, group_stages
-from .layouts import choose_layouts, dense
+from .layouts import choose_layouts
 from .split import split_reductions
 
-row_major = dense
-
-__all__ = ["choose_layouts", "form_kernels", "row_major", "stage_kernel"]
+__all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
 
 def stage_kernel(stage: Stage, buffers: Mapping[str, Buffer]) -> Kernel:
