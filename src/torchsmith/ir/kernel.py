@@ -17,7 +17,8 @@ components that differ in `pick`, and vectorises its innermost axis where it sta
 is then an identity of `combine`). Statements run in order; a Load of a buffer that the kernel itself writes sees the stores before it.
 
 Invariants: params lists every buffer read or written, once; an Axis is bound by exactly one enclosing Loop; at most one `vector`
-loop on a path, innermost; `grid` axes come first and are flattened row-major into [lo, hi).
+loop on a path (serial and scan loops may stand inside: all lanes run them together); `grid` axes come first and are flattened
+row-major into [lo, hi).
 """
 
 from __future__ import annotations

@@ -488,8 +488,8 @@ def _statements(body: Iterable[Any], axes: tuple[Axis, ...], names: tuple[Var, .
         elif isinstance(s, Loop):
             if s.axis in axes:
                 fail("bound", f"{s.axis!r} is bound twice on one path", s)
-            if vector:
-                fail("vector", "a loop inside a vector loop", s)
+            if vector and s.kind == "vector":
+                fail("vector", "a vector loop inside a vector loop", s)
             if s.carry and s.kind != "scan":
                 fail("scan", f"a {s.kind} loop carries state", s)
             scope.check(s.extent, axes, names, s)
