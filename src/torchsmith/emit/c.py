@@ -12,6 +12,7 @@ other a scalar. Kernels that compute 8-byte elements use 8 lanes, all others 16.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -345,8 +346,6 @@ def literal(e: Const) -> str:
     if d is dt.bool_:
         return "1" if v else "0"
     if d in HALF:
-        import struct
-
         if d is dt.f16:
             return str(struct.unpack("<H", struct.pack("<e", v))[0]) if math.isfinite(v) and abs(v) < 65520 else (
                 "32256" if v != v else "31744" if v > 0 else "64512"
