@@ -33,7 +33,6 @@ ROOMS["debug"] = frozenset(ROOMS)
 ROOMS["compiled_module"] = frozenset(ROOMS)  # what compile() gives for a module: a front door like api
 ROOMS["api"] = frozenset(ROOMS)
 ROOMS["compiler"] = frozenset(ROOMS)  # the namespace torchsmith.compiler: a front door like api
-ROOMS["compiled_module"] = frozenset(ROOMS)  # a compiled nn.Module: a front door like api
 ROOMS["__init__"] = frozenset(ROOMS)
 
 # pipeline looks a backend up by name, and only then: the one step against the order, and a late one.
@@ -51,16 +50,6 @@ LATE_FILES: dict[str, tuple[str, ...]] = {
     "runtime/load.py": ("host_torch",),  # torchsmith.runtime works where torch is absent
     "graph/tracing.py": ("rules",),  # the rows register themselves, and need Tracing to do so
     "pipeline.py": ("graph", "backends"),  # adapters: only when such a backend is asked for
-    # TODO(rooms): to be moved to the top, or given a reason
-    "api.py": ("pipeline", "debug"),
-    "capture/builtin_rows.py": ("opcodes",),
-    "capture/bytecode.py": ("codes",),
-    "capture/calls.py": ("collections", "source", "tensor_attrs"),
-    "capture/dispatch.py": ("machine",),
-    "capture/finish.py": ("functools",),
-    "capture/policy.py": ("functional",),
-    "capture/tensors.py": ("guards",),
-    "graph/outputs.py": ("functionalise",),
 }
 
 

@@ -125,7 +125,7 @@ def test_a_good_kernel_passes() -> None:
     assert "model.py:4" in print_scheduled(s)
 
 
-VECTOR = Loop(J, const(4), "vector", (Loop(K, const(4), "serial", ()),))
+VECTOR = Loop(J, const(4), "vector", (Loop(K, const(4), "vector", ()),))
 BROKEN_KERNELS: list[tuple[str, Kernel]] = [
     ("params", replace(KERNEL, params=PARAMS[1:] + PARAMS)),
     ("params", replace(KERNEL, params=(PARAMS[0], replace(PARAMS[1], written=False)))),
