@@ -113,7 +113,11 @@ def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -
                 return value
         else:
             d = _dict_of(obj)
-            if d is not None and name in d:
+            inner = world.tracks.get(id(d))
+            if inner is not None and inner.dirty:
+                if name in inner.image:
+                    return inner.image[name]
+            elif d is not None and name in d:
                 world.use(track)
                 return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
@@ -227,9 +231,7 @@ def _slot(m: Any, cattr: Any, obj: Any, t: type, name: str, track: Track | None)
         return track.attrs[name]
     m.world.use(track)
     if name == "__dict__":
-        if track.attrs:
-            raise Unsupported("CAP012", at=m.loc(), detail=f"{track.source}.__dict__ after a write to an attribute")
-        return m.world.wrap(obj.__dict__, Attr(track.source, "__dict__", "getattr"))
+        return m.world.dict_of(track)
     try:
         value = cattr.__get__(obj, t)
     except AttributeError as e:
@@ -463,7 +465,7 @@ def default_setattr(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
     """object.__setattr__."""
     if isinstance(obj, PINNED_TYPES):
         if id(obj) in m.world.fresh_pinned:
-            m.native(setattr, [obj, name, value], {})
+            m.native(setattr, [obj, name, value], {}, store=True)
         else:
             m.world.set_attr(m.world.track_pinned(obj), name, value)
             m.found.clear()
@@ -484,7 +486,7 @@ def default_setattr(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
             raise Unsupported("CAP012", at=m.loc(), detail=f"{t.__name__}.{name} = ...")
         track = m.world.of(obj)
         if track is None:
-            m.native(ct.__set__, [cattr, obj, value], {})
+            m.native(ct.__set__, [cattr, obj, value], {}, store=True)
         else:
             m.world.set_attr(track, name, value)
         return
@@ -497,7 +499,7 @@ def _store_instance(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
         m.world.use(track)
         m.world.set_attr(track, name, value)
     else:
-        m.native(object.__setattr__ if not isinstance(obj, type) else type.__setattr__, [obj, name, value], {})
+        m.native(object.__setattr__ if not isinstance(obj, type) else type.__setattr__, [obj, name, value], {}, store=True)
 
 
 def module_setattr(m: Any, obj: Any, name: str, value: Any) -> None:

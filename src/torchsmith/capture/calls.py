@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -173,6 +174,8 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         name = policy.tensor_functions().get(fn)
         if name is not None:
             return _tensor_method(m, args[0], name, args[1:], kwargs)
+    if fn.__dict__ and fn.__dict__.get("_dynamo_marked_constant"):
+        return m.native(fn, args, kwargs, plain=True)  # its author declares the result constant
     top = str(fn.__globals__.get("__name__", "")).partition(".")[0]
     refused = _REFUSED.get(top)
     if refused is not None:
@@ -187,7 +190,7 @@ _REFUSED = {"random": "CAP016", "time": "CAP016", "datetime": "CAP016", "os": "C
             "subprocess": "CAP016", "socket": "CAP016", "asyncio": "CAP002", "multiprocessing": "CAP016", "pickle": "CAP016",
             "shutil": "CAP016", "tempfile": "CAP016", "pdb": "CAP016"}  # fmt: skip
 _NATIVE_LIBRARIES = frozenset({"re", "inspect", "numpy", "textwrap", "string", "json", "fractions", "decimal", "statistics", "enum", "typing",
-                               "ast", "tokenize", "linecache", "traceback", "packaging", "importlib"})  # fmt: skip
+                               "ast", "tokenize", "linecache", "traceback", "importlib"})  # fmt: skip
 
 
 @by_type(types.MethodType)
@@ -212,6 +215,8 @@ def _call_partial(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @by_type(functools._lru_cache_wrapper)
 def _call_cached(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    if getattr(fn.__wrapped__, "_dynamo_marked_constant", False):
+        return m.native(fn, args, kwargs, plain=True)
     return m.call(fn.__wrapped__, args, kwargs)
 
 
@@ -381,6 +386,8 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
     track = m.world.tracks.get(id(self))
     if t is types.ModuleType:
         return _call_c_function(m, fn, args, kwargs)
+    if t in _LOCKS:
+        return True if name != "release" else None  # held by nobody else: capture is one thread's
     special_row = _METHOD_ROWS.get(name)
     if special_row is not None:
         out = special_row(m, self, t, track, args, kwargs)
@@ -429,6 +436,7 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
     raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
 
 
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _IDENTITY_METHODS = frozenset({"__hash__", "__eq__", "__ne__", "__init_subclass__", "__subclasshook__"})
 _SAFE_SELF = CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview}
 
@@ -442,7 +450,7 @@ def _formattable(m: Any, value: Any) -> Any:
 def _single_read(m: Any, self: Any, name: str, args: Args) -> Any:
     key = args[0]
     if name == "__getitem__":
-        return pr.getitem(m, self, key)
+        return pr._item_outside(m, m.world.of(self), key)
     if not isinstance(self, dict):
         return pr.contains(m, m.world.image(m.world.of(self)), key)
     value = pr._read_key(m, m.world.of(self), key)

@@ -190,6 +190,21 @@ class World:
         track.attrs.pop(name, None)
         track.attrs[name] = value
         self._mark(track)
+        inner = self.tracks.get(id(getattr(track.obj, "__dict__", None)))
+        if inner is not None and inner.image is not None:
+            _put(inner.image, name, value)
+
+    def dict_of(self, track: Track) -> Any:
+        """An outside object's __dict__; what was written to the object is in its image."""
+        d = track.obj.__dict__
+        self.wrap(d, Attr(track.source, "__dict__", "getattr"))
+        if track.attrs:
+            inner = self.tracks[id(d)]
+            if inner.image is None:
+                self.image(inner)
+                for name, value in track.attrs.items():
+                    _put(inner.image, name, value)
+        return d
 
     def track_pinned(self, obj: Any) -> Track:
         """A Track for a class, function or module that is about to be written to."""
@@ -198,6 +213,13 @@ class World:
             self.track(obj, self.pinned.get(id(obj)) or FixedObject(obj, getattr(obj, "__name__", "object")))
             track = self.tracks[id(obj)]
         return track
+
+
+def _put(image: dict[str, Any], name: str, value: Any) -> None:
+    if value is DELETED:
+        image.pop(name, None)
+    else:
+        image[name] = value
 
 
 # ---------------------------------------------------------------- rows: how an object of this exact type is read
