@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +23,7 @@ from . import attributes as at
 from . import policy, torch_rows
 from . import protocols as pr
 from .attributes import Raised, find
-from .source import Attr
+from .source import Attr, FixedObject
 from .tensor_attrs import TensorMethod
 from .world import CONTAINERS, MISSING, SCALARS, container_base
 
@@ -75,6 +77,10 @@ def call(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _call_object(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """An instance whose class defines __call__."""
     t = type(fn)
+    if t.__name__ == "Dispatcher" and t.__module__.endswith("_frame"):  # a compiled function: what it compiles is inlined
+        return m.call(fn.function, args if fn.__self__ is None else [fn.__self__, *args], kwargs)
+    if isinstance(fn, torch.nn.Module) and hasattr(t, "_torchsmith_original"):
+        return _call_module(m, m.world.wrap(fn._orig_mod, FixedObject(fn._orig_mod, "compiled module")), args, kwargs)
     f = find(m, t, "__call__")
     if f is torch.nn.Module.__call__:
         return _call_module(m, fn, args, kwargs)
@@ -137,8 +143,6 @@ def _call_module(m: Any, module: Any, args: Args, kwargs: Kwargs) -> Any:
             m.world.guard(Attr(track.source, name, "instance"), "length", 0)
     if not m.global_hooks_guarded:
         m.global_hooks_guarded = True
-        from .source import FixedObject
-
         for name in _GLOBAL_HOOKS:
             m.world.guard(FixedObject(_MODULE_GLOBALS[name], name), "length", len(_MODULE_GLOBALS[name]))
     if hooked:
@@ -166,7 +170,7 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if found is not None:
         return found(m, args, kwargs)
     name = policy.leaf_functions().get(fn)
-    if name is not None:
+    if name is not None and _is_recordable(args) and _is_recordable(kwargs.values()):
         return _record(m, fn, args, kwargs)
     if fn in MACHINE_FUNCTIONS:
         return fn(*args, **kwargs)
@@ -177,12 +181,48 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn.__dict__ and fn.__dict__.get("_dynamo_marked_constant"):
         return m.native(fn, args, kwargs, plain=True)  # its author declares the result constant
     top = str(fn.__globals__.get("__name__", "")).partition(".")[0]
+    if top == "torchsmith" or fn.__dict__:
+        out = _own_api(m, fn, args, kwargs)
+        if out is not MISSING:
+            return out
     refused = _REFUSED.get(top)
     if refused is not None:
         raise Unsupported(refused, at=m.loc(), detail=f"{fn.__module__}.{fn.__qualname__}")
     if top in _NATIVE_LIBRARIES:
         return m.native(fn, args, kwargs)
     return m.inline(fn, args, kwargs)
+
+
+def _own_api(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """torchsmith.compiler's marks on functions, and its own predicates."""
+    d = fn.__dict__
+    if d.get("_torchsmith_disabled"):
+        raise Unsupported("CAP018", at=m.loc(), detail=str(d.get("_torchsmith_reason") or fn.__qualname__))
+    if d.get("_torchsmith_constant"):
+        return m.native(fn, args, kwargs, plain=True)
+    compiler = sys.modules.get("torchsmith.compiler")
+    if compiler is None or fn.__globals__ is not compiler.__dict__:
+        return _record(m, fn, args, kwargs) if compiler is not None and fn in compiler.ALLOWED else MISSING
+    if fn.__name__ in ("is_compiling", "is_dynamo_compiling"):
+        return True
+    return MISSING
+
+
+def _is_recordable(values: Any) -> bool:
+    """Whether a graph node can hold these arguments (a function that is given others is inlined)."""
+    for v in values:
+        t = type(v)
+        if t in SCALARS or isinstance(v, Tensor) or t in _RECORDABLE:
+            continue
+        if t in (list, tuple):
+            if not _is_recordable(v):
+                return False
+        elif t is Function or isinstance(v, torch.nn.Module) or (t.__flags__ & 0x200 and not isinstance(v, (int, float, str, tuple))):
+            return False
+    return True
+
+
+_RECORDABLE = frozenset({torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, dict, slice, torch.layout, torch.memory_format})
 
 
 # Python libraries that are entered, not inlined, or not at all.
@@ -438,6 +478,8 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _IDENTITY_METHODS = frozenset({"__hash__", "__eq__", "__ne__", "__init_subclass__", "__subclasshook__"})
+ROWS[weakref.ref] = lambda m, args, kwargs: m.native(weakref.ref, args[:1], {}, plain=True)
+BY_TYPE[weakref.ref] = lambda m, fn, args, kwargs: fn()
 _SAFE_SELF = CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview}
 
 
@@ -630,4 +672,4 @@ def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 _ = itertools
 _OPERATOR_ROWS: dict[Any, Row] = {}
-from . import builtin_rows  # noqa: E402,F401  (fills ROWS)
+from . import autograd_rows, builtin_rows  # noqa: E402,F401  (fill ROWS)

@@ -322,21 +322,24 @@ def _plain_setattr(track: Track) -> bool:
 
 
 def _replay_container(b: _Builder, track: Track, target: str) -> None:
+    """The container takes its image's contents, by the builtin's own methods: a subclass's would run twice."""
     image = track.image
+    base = b.const(type(image))
+    if isinstance(image, dict):
+        pairs = ", ".join(f"({b.value(k)}, {b.value(x)})" for k, x in image.items())
+        name = f"w{len(b.lines)}"
+        b.lines.append(f"{name} = [{pairs}]")
+        b.lines.append(f"{base}.clear({target})")
+        put = b.const(OrderedDict) if isinstance(image, OrderedDict) else "dict"
+        b.lines.append(f"for k, x in {name}: {put}.__setitem__({target}, k, x)")
+        return
+    name = f"w{len(b.lines)}"
+    b.lines.append(f"{name} = [{', '.join(b.value(x) for x in image)}]")
     if type(image) is list:
-        b.lines.append(f"{target}[:] = [{', '.join(b.value(x) for x in image)}]")
-    elif isinstance(image, dict):
-        pairs = [f"({b.value(k)}, {b.value(x)})" for k, x in image.items()]
-        fresh = f"w{len(b.lines)}"
-        b.lines.append(f"{fresh} = [{', '.join(pairs)}]")
-        b.lines.append(f"{target}.clear()")
-        b.lines.append(f"{target}.update({fresh})")
+        b.lines.append(f"list.__setitem__({target}, slice(None), {name})")
     else:
-        items = ", ".join(b.value(x) for x in image)
-        add = "extend" if isinstance(image, deque) else "update"
-        b.lines.append(f"w{len(b.lines)} = [{items}]")
-        b.lines.append(f"{target}.clear()")
-        b.lines.append(f"{target}.{add}(w{len(b.lines) - 2})")
+        b.lines.append(f"{base}.clear({target})")
+        b.lines.append(f"{base}.{'extend' if isinstance(image, deque) else 'update'}({target}, {name})")
 
 
 # ---------------------------------------------------------------- recipe

@@ -262,7 +262,7 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
         return _make_default(m, m.world.change(track) if track is not None else obj, key)
     if isinstance(obj, dict):
         missing = special(m, t, "__missing__")
-        if missing is not None and key not in obj:
+        if missing is not None and not dict.__contains__(obj if track is None else track.image, key):
             return m.call(missing, [obj, key], {})
     return m.native(operator.getitem, [obj, key], {})
 

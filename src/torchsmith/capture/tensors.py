@@ -203,8 +203,6 @@ class Recorder:
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
             raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {str(e)[:300]}") from e
         if not _holds_tensor(result):
-            if _holds_symbol_without_node(result):
-                raise Unsupported("CAP023", at=loc, detail="a data-dependent number")
             return result
         node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
         node.meta["loc"] = loc
@@ -223,6 +221,25 @@ class Recorder:
         node = self.graph.create_node("call_function", target, tuple([self.fx(a) for a in args]), {})
         node.meta.update(loc=self.loc(), val=val)
         return node
+
+    def take_back(self, mark: torch.fx.Node | None) -> None:
+        """Forget the nodes recorded after `mark`; placeholders stay."""
+        for node in reversed(list(self.graph.nodes)):
+            if node is mark or (mark is None and node.op == "placeholder"):
+                break
+            if node.op != "placeholder":
+                if node in self.exprs.values():
+                    self.exprs = {e: n for e, n in self.exprs.items() if n is not node}
+                self.graph.erase_node(node)
+
+    def replace_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """A node for a call whose result's metadata is known from elsewhere."""
+        loc = self.loc()
+        node = self.graph.create_node("call_function", target, tuple([self.fx(a) for a in args]), {k: self.fx(v) for k, v in kwargs.items()})
+        new = _renewed(result, {id(a) for a in args})
+        node.meta.update(loc=loc, val=new)
+        self._own(new, node, True)
+        return new
 
     def effect_node(self, target: Any, args: tuple[torch.fx.Node, ...]) -> torch.fx.Node:
         """Like effect, for arguments that are nodes already."""
@@ -275,8 +292,11 @@ class Recorder:
                 self._own(x, item, grad)
 
 
-def _holds_symbol_without_node(result: Any) -> bool:
-    return False
+def _renewed(value: Any, inputs: set[int]) -> Any:
+    """The same metadata in tensors that no node owns yet."""
+    if isinstance(value, torch.Tensor):
+        return tracing.tensor_like(value, tuple(value.shape), None)
+    return type(value)([_renewed(v, inputs) for v in value]) if type(value) in (tuple, list) else value
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -215,7 +215,7 @@ def disable(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @row(*_named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
              "cuda.synchronize", "set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms",
-             "utils.checkpoint.checkpoint", "vmap", "cond", "while_loop", "autograd.grad", "autograd.backward", "set_printoptions"))  # fmt: skip
+             "utils.checkpoint.checkpoint", "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "cond", "while_loop", "autograd.grad", "autograd.backward", "set_printoptions"))  # fmt: skip
 def refused(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="a torch function that changes state")
 

@@ -1,0 +1,482 @@
+"""What a capture relied on: for each thing the world can change, a guard that then fails; and effects that happen exactly once."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+
+import pytest
+import torch
+from capturing import Run, same
+
+from torchsmith.codes import Unsupported
+
+X = torch.ones(2, 3)
+FACTOR = 2
+SETTINGS = {"scale": 3, "names": ["a", "b"]}
+NUMBERS = [1, 2, 3]
+COUNT = 0
+
+
+class Options:
+    depth = 1
+
+    def __init__(self):
+        self.flag = True
+        self.pair = (1, 2)
+        self.inner = types.SimpleNamespace(v=5)
+
+    def scaled(self, x):
+        return x * 2
+
+
+OPTIONS = Options()
+
+
+def helper(x, k=3):
+    return x * k
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 3)
+        self.bn = torch.nn.BatchNorm1d(3)
+        self.drop = torch.nn.Dropout(0.5)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.ReLU()])
+        self.register_buffer("shift", torch.ones(3))
+        self.scale = 2.0
+
+    def forward(self, x):
+        x = self.bn(self.fc(x)) * self.scale + self.shift
+        for layer in self.layers:
+            x = layer(x)
+        return self.drop(x)
+
+
+def stale(run: Run, *args, **kwargs) -> None:
+    assert run.failing(*args, **kwargs) is not None, "nothing noticed the change"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.ones(3, 3), torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 2).T, torch.ones(2, 3).requires_grad_(), torch.nn.Parameter(X), None, 4],
+)
+def test_tensor_argument(other):
+    run = Run(lambda x: x * 2, X)
+    assert run.failing(torch.zeros(2, 3)) is None
+    stale(run, other)
+
+
+@pytest.mark.parametrize(("first", "other"), [(2, 3), (2, 2.0), (True, 1), ("a", "b"), (None, 1), ((1, 2), (1, 3)), (0.0, -0.0), (b"a", b"b")])
+def test_constant_argument(first, other):
+    run = Run(lambda x, k: (x, k), X, first)
+    assert run.failing(X, first) is None
+    stale(run, X, other)
+
+
+def test_list_and_dict_arguments():
+    run = Run(lambda xs, d: [v * 2 for v in xs] + [d["k"]], [X, X + 1], {"k": 1})
+    assert run.failing([X, X + 3], {"k": 1}) is None
+    stale(run, [X], {"k": 1})
+    stale(run, (X, X), {"k": 1})
+    stale(run, [X, 3], {"k": 1})
+    stale(run, [X, X + 1], {"k": 2})
+    stale(run, [X, X + 1], {})
+    run = Run(lambda d: [d[k] for k in d], {"a": X, "b": X + 1})
+    stale(run, {"b": X, "a": X})
+    run = Run(lambda d: "z" in d, {"a": X})
+    stale(run, {"a": X, "z": 1})
+
+
+def test_same_tensor_given_twice():
+    run = Run(lambda a, b: a.add_(1) + b, X.clone(), X.clone())
+    y = X.clone()
+    stale(run, y, y)
+    run = Run(lambda a, b: a.add_(1) + b, y, y)
+    stale(run, X.clone(), X.clone())
+
+
+def test_written_input_that_overlaps_another():
+    run = Run(lambda a, b: a.add_(1) + b, torch.ones(2), torch.ones(2))
+    base = torch.ones(3)
+    stale(run, base[:2], base[1:])
+    with pytest.raises(Unsupported, match="CAP013"):
+        Run(lambda a, b: a.add_(1) + b, base[:2], base[1:])
+
+
+def test_global_number(monkeypatch):
+    run = Run(lambda x: x * FACTOR, X)
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    stale(run, X)
+
+
+def test_global_dictionary_and_list(monkeypatch):
+    run = Run(lambda x: x * SETTINGS["scale"], X)
+    monkeypatch.setitem(SETTINGS, "other", 1)
+    assert run.failing(X) is None
+    monkeypatch.setitem(SETTINGS, "scale", 4)
+    stale(run, X)
+    run = Run(lambda x: x * sum(NUMBERS), X)
+    monkeypatch.setitem(globals(), "NUMBERS", [1, 2, 4])
+    stale(run, X)
+
+
+def test_global_function(monkeypatch):
+    run = Run(lambda x: helper(x), X)
+    monkeypatch.setitem(globals(), "helper", lambda x: x)
+    stale(run, X)
+
+
+def test_function_defaults_and_code(monkeypatch):
+    run = Run(lambda x: helper(x), X)
+    monkeypatch.setattr(helper, "__defaults__", (9,))
+    stale(run, X)
+    monkeypatch.undo()
+    assert run.failing(X) is None
+    monkeypatch.setattr(helper, "__code__", (lambda x, k=3: x).__code__)
+    stale(run, X)
+
+
+def test_closure():
+    def make():
+        k = 2
+
+        def change(v):
+            nonlocal k
+            k = v
+
+        return (lambda x: x * k), change
+
+    fn, change = make()
+    run = Run(fn, X)
+    change(5)
+    stale(run, X)
+
+
+def test_closure_of_an_inner_function():
+    def make():
+        k = 2
+
+        def inner(x):
+            return x * k
+
+        def change(v):
+            nonlocal k
+            k = v
+
+        return inner, change
+
+    inner, change = make()
+    run = Run(lambda x: inner(x), X)
+    change(5)
+    stale(run, X)
+
+
+def test_object_attributes(monkeypatch):
+    def fn(x):
+        return (x if OPTIONS.flag else -x) * OPTIONS.inner.v + OPTIONS.pair[0] * OPTIONS.depth
+
+    for target, name, value in ((OPTIONS, "flag", False), (OPTIONS.inner, "v", 6), (OPTIONS, "pair", (3, 2)), (Options, "depth", 4), (OPTIONS, "depth", 2)):
+        run = Run(fn, X)
+        with monkeypatch.context() as m:
+            m.setattr(target, name, value, raising=False)
+            stale(run, X)
+        assert run.failing(X) is None
+
+
+def test_method_replaced(monkeypatch):
+    run = Run(lambda x: OPTIONS.scaled(x), X)
+    with monkeypatch.context() as m:
+        m.setattr(Options, "scaled", lambda self, x: x)
+        stale(run, X)
+    with monkeypatch.context() as m:
+        m.setattr(OPTIONS, "scaled", lambda x: x, raising=False)
+        stale(run, X)
+
+
+def test_object_of_another_class():
+    class A:
+        def f(self, x):
+            return x
+
+    class B:
+        def f(self, x):
+            return -x
+
+    run = Run(lambda o, x: o.f(x), A(), X)
+    assert run.failing(A(), X) is None
+    stale(run, B(), X)
+
+
+def test_missing_attribute():
+    o = types.SimpleNamespace()
+    run = Run(lambda o, x: x * getattr(o, "k", 1), o, X)
+    o.k = 5
+    stale(run, o, X)
+
+
+def test_function_argument():
+    run = Run(lambda f, x: f(x), lambda x: x + 1, X)
+    stale(run, lambda x: x + 2, X)
+
+    def make(k):
+        return lambda x: x + k
+
+    run = Run(lambda f, x: f(x), make(1), X)
+    assert run.failing(make(1), X) is None
+    stale(run, make(2), X)
+
+
+def net_changes():
+    def parameter(n):
+        n.fc.weight = torch.nn.Parameter(torch.ones(4, 3))
+
+    def drop_parameter_grad(n):
+        n.fc.weight.requires_grad_(False)
+
+    def hook(n):
+        n.fc.register_forward_hook(lambda m, a, o: o * 2)
+
+    def pre_hook(n):
+        n.layers[0].register_forward_pre_hook(lambda m, a: (a[0] * 2,))
+
+    def train(n):
+        n.train()
+
+    def train_inner(n):
+        n.bn.train()
+
+    def attribute(n):
+        n.scale = 3.0
+
+    def swap(n):
+        n.fc = torch.nn.Sequential(torch.nn.Linear(3, 3))
+
+    def append(n):
+        n.layers.append(torch.nn.ReLU())
+
+    def replace_layer(n):
+        n.layers[1] = torch.nn.GELU()
+
+    def forward_patched(n):
+        n.fc.forward = lambda x: x
+
+    def probability(n):
+        n.train()
+        n.drop.p = 0.1
+
+    def no_bias(n):
+        n.fc.bias = None
+
+    def to_double(n):
+        n.double()
+
+    def buffer_gone(n):
+        n.shift = None
+
+    return [parameter, drop_parameter_grad, hook, pre_hook, train, train_inner, attribute, swap, append, replace_layer, forward_patched,
+            probability, no_bias, to_double, buffer_gone]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", net_changes(), ids=lambda f: f.__name__)
+def test_module(change):
+    net = Net().eval()
+    run = Run(net, X)
+    assert run.failing(net, X) is None
+    same(run(net, X), net(X))
+    change(net)
+    stale(run, net, X)
+
+
+def test_weight_values_are_inputs():
+    net = Net().eval()
+    run = Run(net, X)
+    with torch.no_grad():
+        net.fc.weight.add_(1)
+        net.shift.mul_(2)
+    net.load_state_dict({k: v + 1 for k, v in net.state_dict().items()})
+    assert run.failing(net, X) is None
+    same(run(net, X), net(X))
+
+
+def test_tied_weights():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    run = Run(net, X)
+    assert sum(n.op == "placeholder" for n in run.captured.graph.graph.nodes) == 4
+    net[1].weight = torch.nn.Parameter(torch.ones(3, 3))
+    stale(run, net, X)
+
+
+@pytest.mark.parametrize("name", ["grad", "inference", "dtype", "deterministic", "autocast"])
+def test_global_state(name):
+    run = Run(lambda x: x * 2, X)
+    if name == "grad":
+        with torch.no_grad():
+            stale(run, X)
+    elif name == "inference":
+        with torch.inference_mode():
+            stale(run, X)
+    elif name == "dtype":
+        torch.set_default_dtype(torch.float64)
+        try:
+            stale(run, X)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    elif name == "deterministic":
+        torch.use_deterministic_algorithms(True)
+        try:
+            stale(run, X)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    else:
+        with torch.autocast("cpu"):
+            stale(run, X)
+
+
+def test_dynamic_sizes():
+    run = Run(lambda x: x * x.shape[0] if x.shape[0] > 3 else x, torch.ones(5, 3), dynamic=True)
+    for n in (4, 7):
+        x = torch.rand(n, 3)
+        assert run.failing(x) is None
+        same(run(x), x * n)
+    stale(run, torch.ones(3, 3))
+
+
+# ---------------------------------------------------------------- effects
+
+CALLS = collections.Counter()
+
+
+def test_no_user_statement_runs_while_capturing():
+    log = []
+
+    class Counter:
+        n = 0
+
+    counter = Counter()
+
+    def noted(x):
+        global COUNT
+        COUNT += 1
+        counter.n += 1
+        log.append(counter.n)
+        CALLS["noted"] += 1
+        return x + counter.n
+
+    def fn(x):
+        return noted(noted(x))
+
+    run = Run(fn, X)
+    assert (COUNT, counter.n, log, CALLS["noted"]) == (0, 0, [], 0)
+    out = run(X)
+    assert (COUNT, counter.n, log, CALLS["noted"]) == (2, 2, [1, 2], 2)
+    same(out, X + 3)
+
+
+def test_module_state_is_written_back():
+    class Steps(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+            self.seen = []
+            self.last = None
+
+        def forward(self, x):
+            self.mean = self.mean * 0.9 + x.mean(0) * 0.1
+            self.seen.append(x.sum())
+            self.last = x
+            self.extra = {"n": len(self.seen)}
+            return x - self.mean
+
+    a, b = Steps(), Steps()
+    run = Run(a, X)
+    same(run(a, X), b(X))
+    same(a.mean, b.mean)
+    assert "mean" in a._buffers
+    same(a.seen, b.seen)
+    assert a.last is X
+    assert a.extra == b.extra
+
+
+def test_returned_objects_keep_identity():
+    items = [X]
+    obj = types.SimpleNamespace(v=items)
+    run = Run(lambda o, x: (o, o.v, x, (x, o)), obj, X)
+    out = run(obj, X)
+    assert out[0] is obj and out[1] is items and out[2] is X and out[3][1] is obj
+
+
+def test_shared_results_stay_shared():
+    def fn(x):
+        a = [x + 1]
+        return a, {"a": a}
+
+    out = Run(fn, X)(X)
+    assert out[0] is out[1]["a"]
+
+
+def test_hooks_run_in_the_graph():
+    net = torch.nn.Linear(3, 3)
+    net2 = torch.nn.Sequential(net)
+    net.register_forward_hook(lambda m, args, out: out * 2)
+    net.register_forward_pre_hook(lambda m, args: (args[0] + 1,))
+    run = Run(net2, X)
+    same(run(net2, X), net2(X))
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def raising(x):
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("fn", "code"),
+    [
+        (lambda x: x if x.sum() > 0 else -x, "CAP020"),
+        (lambda x: x * x.sum().item(), "CAP020"),
+        (lambda x: print(x), "CAP016"),
+        (lambda x: x.tolist(), "CAP020"),
+        (raising, "CAP006"),
+        (lambda x: torch.manual_seed(0), "CAP014"),
+        (lambda x: open("/dev/null"), "CAP016"),
+        (lambda x: __import__("time").time(), "CAP016"),
+        (lambda x: f"{x}", "CAP020"),
+        (lambda x: x.backward(), "CAP026"),
+        (lambda x: x @ torch.ones(7), "CAP025"),
+    ],
+)
+def test_refused_with_code_and_line(fn, code):
+    with pytest.raises(Unsupported) as e:
+        Run(fn, X)
+    assert e.value.code == code
+    assert e.value.at.startswith(__file__.rsplit("/", 1)[0])
+
+
+def test_functions_called_natively_are_noticed():
+    @functools.total_ordering
+    class Key:
+        def __init__(self, k):
+            self.k = k
+
+        def __lt__(self, other):
+            CALLS["lt"] += 1
+            return self.k < other.k
+
+        def __eq__(self, other):
+            return self.k == other.k
+
+        def __hash__(self):
+            return hash(self.k)
+
+    def fn(x):
+        keys = sorted([Key(3), Key(1)])
+        return x * keys[0].k, {Key(1): 2}[Key(1)] if False else 0, max(Key(1), Key(2)).k
+
+    run = Run(fn, X)
+    assert CALLS["lt"] == 0
+    same(run(X), (X, 0, 2))
