@@ -251,7 +251,7 @@ static PyMemberDef entry_members[] = {
 static PyObject *entry_recorded(Entry *e, void *closure) {
   if (!e->record) Py_RETURN_NONE;
   int counts[8] = {0};
-  for (int i = 0; i < e->record->n_ops; i++) counts[e->record->ops[i].kind]++;
+  for (int i = 0; i < e->record->n_ops; i++) counts[OP_KIND(&e->record->ops[i])]++;
   return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "dict", counts[OP_DICT], "object_dict", counts[OP_OBJECT_DICT], "type", counts[OP_TYPE],
                        "type_version", counts[OP_TYPE_VERSION], "tensor", counts[OP_TENSOR], "pin", counts[OP_PIN], "guard", counts[OP_GUARD]);
 }
@@ -270,7 +270,20 @@ static PyObject *entry_check(Entry *e, PyObject *args) {
   return PyBool_FromLong(r);
 }
 
-static PyGetSetDef entry_getset[] = {{"recorded", (getter)entry_recorded, NULL, "how many witnesses of each kind", NULL}, {NULL}};
+/* Numbers of the guards that the record does not cover: evaluated on every call. */
+static PyObject *entry_evaluated(Entry *e, void *closure) {
+  PyObject *list = PyList_New(0);
+  for (int i = 0; list && e->record && i < e->record->n_ops; i++) {
+    if (OP_KIND(&e->record->ops[i]) != OP_GUARD) continue;
+    PyObject *n = PyLong_FromLong(e->record->about[i]);
+    if (!n || PyList_Append(list, n) < 0) Py_CLEAR(list);
+    Py_XDECREF(n);
+  }
+  return list;
+}
+
+static PyGetSetDef entry_getset[] = {{"evaluated", (getter)entry_evaluated, NULL, "numbers of the guards evaluated on every call", NULL},
+                                     {"recorded", (getter)entry_recorded, NULL, "how many witnesses of each kind", NULL}, {NULL}};
 static PyMethodDef entry_methods[] = {{"check", (PyCFunction)entry_check, METH_VARARGS, "check(locals, globals, closure) -> bool"}, {NULL}};
 
 PyTypeObject Entry_Type = {

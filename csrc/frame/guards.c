@@ -21,26 +21,30 @@ static inline uint64_t dict_version(PyObject *d) { return 0; }
 void ts_record_free(Record *r) {
   if (!r || --r->users > 0) return;
   for (int i = 0; i < r->n_ops; i++)
-    if (r->ops[i].kind == OP_PIN) Py_XDECREF(r->ops[i].b);
-    else if (r->ops[i].kind == OP_TYPE_VERSION) Py_XDECREF(r->ops[i].a);
+    if (OP_KIND(&r->ops[i]) == OP_PIN) Py_XDECREF((PyObject *)r->ops[i].b);
+    else if (OP_KIND(&r->ops[i]) == OP_TYPE_VERSION) Py_XDECREF((PyObject *)OP_POINTER(&r->ops[i]));
   PyMem_Free(r->ops);
+  PyMem_Free(r->about);
   PyMem_Free(r->slot);
   PyMem_Free(r->values);
   PyMem_Free(r);
 }
 
 /* ------------------------------------------------------------------ building a record */
-static RecordOp *push_op(Check *c, int kind, int node, void *a, void *b, uint64_t n) {
+static int push_op(Check *c, int kind, int about, void *a, uintptr_t b) {
   Record *r = c->build;
   if (r->n_ops == r->cap_ops) {
     int cap = r->cap_ops ? 2 * r->cap_ops : 64;
     RecordOp *ops = PyMem_Realloc(r->ops, (size_t)cap * sizeof *ops);
-    if (!ops) { c->build_failed = 1; return NULL; }
-    r->ops = ops, r->cap_ops = cap;
+    if (ops) r->ops = ops;
+    int *abouts = PyMem_Realloc(r->about, (size_t)cap * sizeof *abouts);
+    if (abouts) r->about = abouts;
+    if (!ops || !abouts) { c->build_failed = 1; return 0; }
+    r->cap_ops = cap;
   }
-  RecordOp *op = &r->ops[r->n_ops++];
-  *op = (RecordOp){kind, node, a, b, n};
-  return op;
+  r->about[r->n_ops] = about;
+  r->ops[r->n_ops++] = (RecordOp){(uintptr_t)a | (uintptr_t)kind, b};
+  return 1;
 }
 
 /* Was this (kind, pointer) noted already? Remembers it if not. */
@@ -71,19 +75,19 @@ static int seen(Check *c, int kind, void *p) {
 }
 
 static void note_dict(Check *c, int node, PyObject *dict) {
-  if (c->build && !seen(c, 1, dict)) push_op(c, OP_DICT, node, dict, NULL, dict_version(dict));
+  if (c->build && !seen(c, 1, dict)) push_op(c, OP_DICT, node, dict, dict_version(dict));
 }
 static void note_object_dict(Check *c, int node, PyObject *obj, PyObject **slot, PyObject *dict) {
-  if (c->build && !seen(c, 2, obj)) push_op(c, OP_OBJECT_DICT, node, slot, dict, 0);
+  if (c->build && !seen(c, 2, obj)) push_op(c, OP_OBJECT_DICT, node, slot, (uintptr_t)dict);
 }
 static void note_type(Check *c, int node, PyObject *obj) {
-  if (c->build && (Py_TYPE(obj)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !seen(c, 3, obj)) push_op(c, OP_TYPE, node, obj, Py_TYPE(obj), 0);
+  if (c->build && (Py_TYPE(obj)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !seen(c, 3, obj)) push_op(c, OP_TYPE, node, obj, (uintptr_t)Py_TYPE(obj));
 }
 /* 1: noted (or known); 0: this type has no version, look it up each time */
 static int note_type_version(Check *c, int node, PyTypeObject *type) {
   if (!c->build) return 0;
   if (!(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) || !type->tp_version_tag) return 0;
-  if (!seen(c, 4, type)) push_op(c, OP_TYPE_VERSION, node, Py_NewRef(type), NULL, type->tp_version_tag);
+  if (!seen(c, 4, type)) push_op(c, OP_TYPE_VERSION, node, Py_NewRef(type), type->tp_version_tag);
   return 1;
 }
 
@@ -98,7 +102,7 @@ static int static_base(Check *c, int b) {
   if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(v)) || ts_is_tensor(v)) return 0;
   PyObject *ref = PyWeakref_NewRef(v, NULL);
   if (!ref) { PyErr_Clear(); return 0; }
-  if (!push_op(c, OP_PIN, b, v, ref, 0)) { Py_DECREF(ref); return 0; }
+  if (!push_op(c, OP_PIN, b, v, (uintptr_t)ref)) { Py_DECREF(ref); return 0; }
   c->status[b] = ST_PINNED;
   return 1;
 }
@@ -153,21 +157,21 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
   switch (n->kind) {
   case NODE_LOCAL: return n->arg < f->n_locals ? Py_XNewRef(f->locals[n->arg]) : NULL;
   case NODE_FIXED: *is_static = 1; return Py_NewRef(n->key);
-  case NODE_GLOBAL: {
-    v = PyDict_GetItemWithError(f->globals, n->key);
-    if (v || PyErr_Occurred()) return Py_XNewRef(v);
-    PyObject *b = PyDict_GetItemString(f->globals, "__builtins__");
-    if (b && PyModule_Check(b)) b = PyModule_GetDict(b);
-    return b && PyDict_Check(b) ? Py_XNewRef(PyDict_GetItemWithError(b, n->key)) : NULL;
-  }
+  case NODE_GLOBAL:
   case NODE_GLOBAL_IN: {
-    PyObject *d = PyModule_Check(n->extra) ? PyModule_GetDict(n->extra) : n->extra;
+    PyObject *d = n->kind == NODE_GLOBAL ? f->globals : PyModule_Check(n->extra) ? PyModule_GetDict(n->extra) : n->extra;
     if (!PyDict_Check(d)) return NULL;
+    /* a call under other globals never gets this far: the entry is for one namespace */
+    keep = TS_HAS_DICT_VERSION && c->build && c->e->unstable[i] < UNSTABLE && (n->kind == NODE_GLOBAL_IN || c->e->globals == d);
+    if (keep) note_dict(c, i, d);
     v = PyDict_GetItemWithError(d, n->key);
-    if (v || PyErr_Occurred()) return Py_XNewRef(v);
+    if (v || PyErr_Occurred()) break;
     PyObject *b = PyDict_GetItemString(d, "__builtins__");
     if (b && PyModule_Check(b)) b = PyModule_GetDict(b);
-    return b && PyDict_Check(b) ? Py_XNewRef(PyDict_GetItemWithError(b, n->key)) : NULL;
+    if (!b || !PyDict_Check(b)) return NULL;
+    if (keep) note_dict(c, i, b);
+    v = PyDict_GetItemWithError(b, n->key);
+    break;
   }
   case NODE_CELL:
     if (!f->closure || n->arg >= PyTuple_GET_SIZE(f->closure)) return NULL;
@@ -483,38 +487,52 @@ static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
 }
 
 /* ------------------------------------------------------------------ the two checks */
+/* What was recorded about this op is not so any more: after a few times its node is evaluated on every call instead. */
+static void note_unstable(Check *c, const RecordOp *op) {
+  Entry *e = c->e;
+  int node = c->fast->about[op - c->fast->ops];
+  if (e->unstable[node] < UNSTABLE) e->unstable[node]++;
+  if (OP_KIND(op) != OP_DICT) return;
+  for (int i = 0; i < e->n_nodes; i++) { /* every global read from a namespace that keeps changing */
+    const Node *n = &e->nodes[i];
+    if (i == node || (n->kind != NODE_GLOBAL && n->kind != NODE_GLOBAL_IN)) continue;
+    PyObject *d = n->kind == NODE_GLOBAL ? c->f->globals : PyModule_Check(n->extra) ? PyModule_GetDict(n->extra) : n->extra;
+    if (d == OP_POINTER(op) && e->unstable[i] < UNSTABLE) e->unstable[i]++;
+  }
+}
+
 static int check_fast(Check *c) {
   Record *r = c->fast;
   int ignored, ok;
   for (const RecordOp *op = r->ops, *end = op + r->n_ops; op < end; op++) {
-    switch (op->kind) {
-    case OP_DICT: if (dict_version(op->a) != op->n) goto changed; break;
-    case OP_OBJECT_DICT: if (*(PyObject **)op->a != op->b) goto changed; break;
-    case OP_TYPE: if (Py_TYPE((PyObject *)op->a) != op->b) goto changed; break;
+    switch (OP_KIND(op)) {
+    case OP_DICT: if (dict_version((PyObject *)op->a) != op->b) goto changed; break; /* OP_DICT is 0: `a` is the pointer */
+    case OP_OBJECT_DICT: if (*(uintptr_t *)OP_POINTER(op) != op->b) goto changed; break;
+    case OP_TYPE: if ((uintptr_t)Py_TYPE((PyObject *)OP_POINTER(op)) != op->b) goto changed; break;
     case OP_TYPE_VERSION: {
-      PyTypeObject *t = op->a;
-      if (!(t->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) || t->tp_version_tag != (unsigned)op->n) goto changed;
+      PyTypeObject *t = OP_POINTER(op);
+      if (!(t->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) || t->tp_version_tag != (unsigned)op->b) goto changed;
       break;
     }
     case OP_TENSOR: /* a parameter: same object, is its metadata still the same? */
-      ok = ts_tensor_check(op->b, op->a);
-      if (ok <= 0) { c->e->failed = (int)op->n; return ok; }
+      ok = ts_tensor_check((TensorGuard *)op->b, OP_POINTER(op));
+      if (ok <= 0) { c->e->failed = r->about[op - r->ops]; return ok; }
       break;
     case OP_PIN: {
-      PyObject *v = node_get(c, op->node);
+      PyObject *v = node_get(c, r->about[op - r->ops]);
       if (!v && PyErr_Occurred()) return -1;
-      if (v != op->a || PyWeakref_GET_OBJECT(op->b) != v) goto changed;
+      if (v != OP_POINTER(op) || PyWeakref_GET_OBJECT((PyObject *)op->b) != v) goto changed;
       break;
     }
     case OP_GUARD:
-      ok = guard_holds(c, &c->e->guards[op->n], &ignored);
-      if (ok <= 0) { c->e->failed = (int)op->n; return ok; }
+      ok = guard_holds(c, &c->e->guards[r->about[op - r->ops]], &ignored);
+      if (ok <= 0) { c->e->failed = r->about[op - r->ops]; return ok; }
       break;
     default: return 0;
     }
     continue;
   changed:
-    if (c->e->unstable[op->node] < UNSTABLE) c->e->unstable[op->node]++;
+    note_unstable(c, op);
     return 2;
   }
   return 1;
@@ -527,8 +545,8 @@ static int check_full(Check *c) {
     if (ok <= 0) { e->failed = i; return ok; }
     if (!c->build || is_static) continue;
     const GuardOp *g = &e->guards[i];
-    if (g->kind == GUARD_TENSOR && c->status[g->node] == ST_STATIC) push_op(c, OP_TENSOR, g->node, c->values[g->node], g->tensor, (uint64_t)i);
-    else push_op(c, OP_GUARD, g->node, NULL, NULL, (uint64_t)i);
+    if (g->kind == GUARD_TENSOR && c->status[g->node] == ST_STATIC) push_op(c, OP_TENSOR, i, c->values[g->node], (uintptr_t)g->tensor);
+    else push_op(c, OP_GUARD, i, NULL, 0);
   }
   return 1;
 }

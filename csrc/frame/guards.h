@@ -3,15 +3,21 @@
 #define TS_GUARDS_H
 #include "frame.h"
 
+#define OP_KIND(op) ((int)((op)->a & 7))
+#define OP_POINTER(op) ((void *)((op)->a & ~(uintptr_t)7))
 enum { OP_DICT, OP_OBJECT_DICT, OP_TYPE, OP_TYPE_VERSION, OP_TENSOR, OP_PIN, OP_GUARD };
 enum { ST_NONE, ST_STATIC, ST_DYNAMIC, ST_PINNED };
 enum { SH_CONST, SH_NODE, SH_NOT, SH_NEG, SH_ABS, SH_ADD, SH_SUB, SH_MUL, SH_FLOORDIV, SH_MOD, SH_TRUNCDIV, SH_MIN, SH_MAX, SH_EQ, SH_NE, SH_LT,
        SH_LE, SH_GT, SH_GE, SH_AND, SH_OR };
 
-typedef struct { int kind, node; void *a, *b; uint64_t n; } RecordOp;
+/* Two words an op, because a large model has thousands: the kind stands in the low bits of `a`.
+ *   DICT (dict, version)  OBJECT_DICT (place of the __dict__ pointer, dict)  TYPE (object, type)  TYPE_VERSION (type, tag)
+ *   TENSOR (object, TensorGuard)  PIN (object, weak reference)  GUARD (-, -) */
+typedef struct { uintptr_t a, b; } RecordOp;
 struct Record {
   int users, n_ops, cap_ops, n_slots;
   RecordOp *ops;
+  int *about;        /* per op: the node it speaks of; for TENSOR and GUARD the guard's number */
   int *slot;         /* per node: place in a call's values, or -1: static */
   PyObject **values; /* per static node: the object, borrowed from whoever the witnesses watch */
 };
