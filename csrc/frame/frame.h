@@ -95,6 +95,10 @@ int ts_dispatcher_frame(PyObject *dispatcher, PyObject **locals, PyObject *funct
 PyObject *ts_setup_dispatch(PyObject *self, PyObject *args);
 PyObject *ts_set_gate(PyObject *self, PyObject *arg);
 
+/* ---- module_call.c */
+extern PyTypeObject ModuleCall_Type;
+PyObject *ts_setup_module(PyObject *self, PyObject *args);
+
 /* ---- hook.c */
 int ts_hook_init(PyObject *module);
 typedef struct { int active; PyObject *key; } HookState;

@@ -8,6 +8,7 @@ static PyMethodDef methods[] = {
     {"setup_state", ts_setup_state, METH_VARARGS, "find out how this torch keeps its global state"},
     {"setup_dispatch", ts_setup_dispatch, METH_O, "set the gate handler"},
     {"setup_profiled", ts_setup_profiled, METH_O, "set the profiled call"},
+    {"setup_module", ts_setup_module, METH_VARARGS, "setup_module(global hook dicts, slow call)"},
     {"tensor_info", ts_tensor_info, METH_O, "(dtype, device type, device index, ndim, requires_grad, first byte, end)"},
     {"state_info", ts_state_info, METH_NOARGS, "the present global state, as C reads it"},
     {"use_raw", ts_use_raw, METH_O, "switch raw tensor fields on or off; returns the setting before"},
@@ -20,7 +21,8 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_frame", "Dispatcher, guards and the frame hook.", -1, methods};
 
 PyMODINIT_FUNC PyInit__frame(void) {
-  if (PyType_Ready(&Entry_Type) < 0 || PyType_Ready(&Dispatcher_Type) < 0) return NULL;
+  ModuleCall_Type.tp_new = PyBaseObject_Type.tp_new; /* so that object.__new__ makes its subclasses */
+  if (PyType_Ready(&Entry_Type) < 0 || PyType_Ready(&Dispatcher_Type) < 0 || PyType_Ready(&ModuleCall_Type) < 0) return NULL;
   PyObject *m = PyModule_Create(&module);
   if (!m) return NULL;
   ts_run_hooked = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type), ts_run_plain = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
@@ -29,6 +31,7 @@ PyMODINIT_FUNC PyInit__frame(void) {
       PyModule_AddObjectRef(m, "RUN_PLAIN", ts_run_plain) < 0 || PyModule_AddObjectRef(m, "GO_ON", ts_go_on) < 0)
     return NULL;
   if (PyModule_AddObjectRef(m, "Entry", (PyObject *)&Entry_Type) < 0 || PyModule_AddObjectRef(m, "Dispatcher", (PyObject *)&Dispatcher_Type) < 0 ||
+      PyModule_AddObjectRef(m, "ModuleCall", (PyObject *)&ModuleCall_Type) < 0 ||
       PyModule_AddFunctions(m, ts_hook_methods) < 0 || ts_hook_init(m) < 0)
     return NULL;
   return m;

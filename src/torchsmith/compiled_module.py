@@ -17,12 +17,17 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
+from .capture import _frame
 from .capture.dispatch import Settings, make_dispatcher
 
+_GLOBAL_HOOKS = (
+    torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks, torch_module._global_backward_pre_hooks,
+)  # fmt: skip
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class CompiledModule:
+class CompiledModule(_frame.ModuleCall):  # type: ignore[misc]
     """First base of every compiled module's class."""
 
     _torchsmith_original: Any = None
@@ -52,12 +57,6 @@ class CompiledModule:
     def forward(self) -> None:
         del self.__dict__["forward"]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        own = self.__dict__
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"] or _global_hooks():
-            return torch.nn.Module.__call__(self, *args, **kwargs)  # type: ignore[arg-type]
-        return _forward_of(type(self))(*args, **kwargs)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         cls = type(self)
         made = compile_module(copy.deepcopy(cls._torchsmith_original, memo), cls._torchsmith_settings)
@@ -74,9 +73,17 @@ class CompiledModule:
         return s.again, (cls._torchsmith_original, *s.pickled())
 
 
-def _global_hooks() -> bool:
-    m = torch_module
-    return bool(m._global_forward_hooks or m._global_forward_pre_hooks or m._global_backward_hooks or m._global_backward_pre_hooks)
+def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    """Every call that C does not serve directly: the first one, hooks, a forward of the module's own."""
+    cls = type(compiled)
+    own = compiled.__dict__
+    if any(own[name] for name in _HOOKS) or any(_GLOBAL_HOOKS):
+        return torch.nn.Module.__call__(compiled, *args, **kwargs)
+    d = _forward_of(cls)
+    if "forward" not in own and isinstance(d, _frame.Dispatcher):
+        base = type(cls._torchsmith_original)
+        cls._torchsmith_forward = (base, base.forward, d)
+    return d(*args, **kwargs)
 
 
 def _forward_of(cls: Any) -> Any:
@@ -124,3 +131,6 @@ def _own_call(module: Any, base: Any, settings: Settings) -> Any:
         return lambda self, *args, **kwargs: module(*args, **kwargs)
     d = make_dispatcher(fn, settings, bound=module)
     return lambda self, *args, **kwargs: d(*args, **kwargs)
+
+
+_frame.setup_module(_GLOBAL_HOOKS, _call)
