@@ -90,10 +90,17 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
     s->refs++;
     return s;
   }
-  s = PyMem_Calloc(1, sizeof(State) + sizeof(Snapshot) * (size_t)c->n);
-  if (!s) return (State *)PyErr_NoMemory();
+  c->state = NULL;
+  if (s && s->refs > 1) { /* calls still run on it */
+    state_close(s);
+    s = NULL;
+  }
+  if (!s) {
+    s = PyMem_Calloc(1, sizeof(State) + sizeof(Snapshot) * (size_t)c->n);
+    if (!s) return (State *)PyErr_NoMemory();
+    s->block = block_new(entry->state_bytes);
+  }
   s->refs = 2; /* the graph's and the caller's */
-  s->block = block_new(entry->state_bytes);
   bool bad = s->block == NULL;
   if (bad) PyErr_NoMemory();
   for (int i = 0; !bad && i < c->n; i++) bad = take_snapshot(&s->snaps[i], args[c->inputs[i]], &tensors[c->inputs[i]]) < 0;

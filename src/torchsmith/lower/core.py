@@ -223,7 +223,20 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     by_name = {n.name: n for n in fg.graph.nodes}
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
     results = _lower_results(cx, fg, env, by_name, inputs)
-    return Program(name, tuple(cx.symbols), tuple(inputs), dict(cx.buffers), tuple(cx.body), results, write_backs, notes=tuple(cx.notes))
+    consts = _constants(fg, inputs)
+    return Program(
+        name, tuple(cx.symbols), tuple(inputs), dict(cx.buffers), tuple(cx.body), results, write_backs, consts, tuple(cx.notes)
+    )
+
+
+def _constants(fg: FunctionalGraph, inputs: list[str]) -> tuple[str, ...]:
+    """Inputs that are expected to be the same in the next call: the host checks, and prepares anew when one is not."""
+    written = {number for number, _ in fg.write_backs}
+    return tuple(
+        name
+        for i, (name, role) in enumerate(zip(inputs, fg.roles, strict=False))
+        if name and role in ("param", "buffer", "const") and i not in written
+    )
 
 
 def _name_of(target: Any) -> str:
