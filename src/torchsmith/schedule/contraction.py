@@ -10,6 +10,7 @@ n is the axis that only `b` depends on, m the innermost axis that only `a` depen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..ir import dtype as dt
@@ -17,6 +18,7 @@ from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, 
 from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Layout, Stage, Store
+from .affine import split_axes
 
 LANES = 16
 REGISTERS = 28  # accumulators of a tile; 32 vector registers less operands
@@ -64,24 +66,30 @@ def dense(shape: tuple[Expr, ...], order: tuple[int, ...] | None = None) -> Layo
 
 
 def recognise(stage: Stage) -> Contraction | None:
-    """The Stage as a contraction, or None."""
-    if stage.scan or stage.lets or len(stage.stores) != 1:
+    """The Stage (its axes split where that makes its operands affine) as a contraction, or None."""
+    if not any(isinstance(e, Fold) for s in stage.stores for e in walk(s.value)):
         return None
+    found = [c for s in dict.fromkeys((stage, split_axes(stage))) for c in _readings(s)]
+    # Of a matrix product either side could be packed: take the one that gives vectors along the result's last dimension.
+    natural = [c for c in found if c.stage.stores[0].index[-1] is c.n[0]]
+    return (natural or found or [None])[0]
+
+
+def _readings(stage: Stage) -> Iterator[Contraction]:
+    """The ways to see a Stage as a contraction: either factor may be the packed one."""
+    if stage.scan or stage.lets or len(stage.stores) != 1:
+        return
     store = stage.stores[0]
     if store.mode != "set" or store.mask is not None:
-        return None
+        return
     folds = [e for e in walk(store.value) if isinstance(e, Fold)]
-    if len(folds) != 1:
-        return None
-    fold = folds[0]
-    factors = _factors(fold)
+    factors = _factors(folds[0]) if len(folds) == 1 else None
     if factors is None:
-        return None
+        return
     for a, b in (factors, factors[::-1]):
-        found = _classify(stage, fold, a, b)
+        found = _classify(stage, folds[0], a, b)
         if found is not None:
-            return found
-    return None
+            yield found
 
 
 def _factors(fold: Fold) -> tuple[Load, Load] | None:
