@@ -366,7 +366,7 @@ static PyObject *dispatcher_copy(PyObject *self, PyObject *unused) { return Py_N
 
 static PyMemberDef dispatcher_members[] = {
     {"function", T_OBJECT, offsetof(Dispatcher, fn), READONLY, "the user's function"},
-    {"__self__", T_OBJECT_EX, offsetof(Dispatcher, self_obj), READONLY, NULL},
+    {"__self__", T_OBJECT, offsetof(Dispatcher, self_obj), READONLY, "bound object or None"},
     {"names", T_OBJECT, offsetof(Dispatcher, names), READONLY, "parameter names in order"},
     {"free_names", T_OBJECT, offsetof(Dispatcher, free_names), READONLY, "closure names in order"},
     {"on_miss", T_OBJECT, offsetof(Dispatcher, on_miss), 0, NULL},

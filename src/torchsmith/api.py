@@ -56,7 +56,7 @@ def compile(
         )  # fmt: skip
     if mode is not None and options is not None:
         raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
-    if not callable(model):
+    if not callable(model) and not isinstance(model, classmethod):
         raise TypeError(f"torchsmith.compile takes a callable, not {type(model).__name__}")
     settings = Settings(
         compile_graph=_compile_graph,
@@ -134,6 +134,11 @@ def _compile_method(method: types.MethodType, settings: Settings) -> Any:
     return _dress(make_dispatcher(fn, settings, bound=method.__self__), method)
 
 
+def _compile_wrapped(wrapped: Any, settings: Settings) -> Any:
+    """staticmethod and classmethod objects, met in a class body."""
+    return type(wrapped)(_compile_with(wrapped.__func__, settings))
+
+
 def _compile_again(d: Any, settings: Settings) -> Any:
     """A compiled function compiled again: the original, under the new settings."""
     return _dress(make_dispatcher(d.function, settings, bound=getattr(d, "__self__", None)), d.__wrapped__)
@@ -166,6 +171,8 @@ _KINDS: tuple[tuple[type, Callable[[Any, Settings], Any]], ...] = (
     (_frame.Dispatcher, _compile_again),
     (torch.nn.Module, compile_module),
     (type, _compile_class),
+    (staticmethod, _compile_wrapped),
+    (classmethod, _compile_wrapped),
 )
 
 

@@ -392,6 +392,28 @@ def test_sizes_become_dynamic():
     assert len(static.graphs) == 3
 
 
+def test_dynamic_sizes_do_not_loosen_layouts():
+    """An entry for any size is still one for this memory layout, and not for broadcasting."""
+
+    def f(a, b):
+        return (a + b).reshape(-1)
+
+    backend = Counting()
+    c = torchsmith.compile(f, backend=backend, dynamic=True)
+    calls = [(torch.randn(4, 6), torch.randn(4, 6)), (torch.randn(5, 7), torch.randn(5, 7))]
+    for a, b in calls:
+        assert torch.equal(c(a, b), f(a, b))
+    n = len(backend.graphs)
+    for a, b in [
+        (torch.randn(7, 5).t(), torch.randn(5, 7)), (torch.randn(5, 14)[:, ::2], torch.randn(5, 7)), (torch.randn(1, 7), torch.randn(5, 7)),
+        (torch.randn(5, 7), torch.randn(5, 1)), (torch.randn(7, 5).t(), torch.randn(7, 5).t()), (torch.randn(0, 7), torch.randn(0, 7)),
+        (torch.randn(5, 9)[:, :7], torch.randn(5, 7)),
+    ]:  # fmt: skip
+        got, want = c(a, b), f(a, b)
+        assert torch.equal(got, want) and got.stride() == want.stride()
+    assert len(backend.graphs) > n
+
+
 def test_exceptions_keep_type_and_traceback(x):
     def inner(x):
         raise KeyError("from the user")

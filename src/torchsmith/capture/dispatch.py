@@ -23,6 +23,8 @@ import torch
 
 from .. import events
 from ..codes import Unsupported, define
+from ..graph.sizes import expr_of
+from ..ir.expr import Const, Expr, Sym, const, op
 from ..options import Options
 from . import _frame, guards
 from .guards import Call
@@ -340,7 +342,7 @@ def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
 
 def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str) -> Any:
     symbols: dict[str, Source] = dict(getattr(captured.facts, "sources", None) or {})
-    sizes = [Guard(FixedObject(None), "shape", e) for e in compiled.guards]
+    sizes = [Guard(FixedObject(None), "shape", e) for e in (*compiled.guards, *_layout_conditions(captured, symbols))]
     known = {g.value for g in captured.guards if g.kind == "shape"}
     all_guards = [*captured.guards, *(g for g in sizes if g.value not in known)]
     keep = state.settings.options.guard_filter_fn
@@ -363,6 +365,29 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
     )
     events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
     return entry
+
+
+def _layout_conditions(captured: Any, symbols: dict[str, Source]) -> list[Expr]:
+    """What the graph takes for granted of dynamic inputs: each symbol's range, and strides that follow from the sizes."""
+    conditions: list[Expr] = []
+    for name, row in getattr(captured.facts, "symbols", {}).items():
+        if name in symbols:
+            conditions.append(op("ge", row.sym, const(row.lo)))
+            if row.hi is not None:
+                conditions.append(op("le", row.sym, const(row.hi)))
+    rows = {g.source: g.value for g in captured.guards if g.kind == "tensor"}
+    placeholders = [n for n in captured.graph.graph.nodes if n.op == "placeholder"]
+    for node, source in zip(placeholders, captured.inputs, strict=True):
+        guard: TensorGuard | None = rows.get(source)
+        val = node.meta.get("val")
+        if guard is None or None not in guard.strides or not isinstance(val, torch.Tensor):
+            continue
+        for d, (known, stride) in enumerate(zip(guard.strides, val.stride(), strict=True)):
+            if known is None:
+                symbol = f"{source}.stride({d})"
+                symbols[symbol] = TensorProperty(source, "stride", d)
+                conditions.append(op("eq", Sym(symbol), expr_of(stride)))
+    return [c for c in conditions if not isinstance(c, Const)]
 
 
 def _filter(keep: Callable[..., Any], rows: Sequence[Guard]) -> list[Guard]:
@@ -484,4 +509,4 @@ def profiled(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 _frame.setup_profiled(profiled)
-__all__ = ["ALL", "BackendFailed", "RecompileLimitHit", "Settings", "State", "TensorProperty", "make_dispatcher", "on_miss", "reset"]
+__all__ = ["ALL", "BackendFailed", "RecompileLimitHit", "Settings", "State", "make_dispatcher", "on_miss", "reset"]
