@@ -27,6 +27,7 @@ KERNEL = map_text("x[i] + 1")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    toolchain._identify.cache_clear()
     return tmp_path / "cache" / "v1"
 
 
@@ -102,7 +103,7 @@ DAMAGE = {
 def test_damaged_files_are_rebuilt(folder: Path, kind: str, how: str) -> None:
     path = build.build(HOST, [KERNEL], Options())
     cache.keep("k", MANIFEST, path)
-    (victim,) = (folder / kind).iterdir()
+    (victim,) = (p for p in (folder / kind).iterdir() if not p.name.startswith("toolchain-"))
     whole = victim.read_bytes()
     victim.write_bytes(DAMAGE[how](whole))
     if kind == "obj":
@@ -210,7 +211,21 @@ def test_concurrent_processes(folder: Path) -> None:
         _, err = w.communicate(timeout=120)
         assert w.returncode == 0, err
     assert list(folder.rglob(".*")) == []
-    assert len(list((folder / "graph").iterdir())) == 6
+    assert len([p for p in (folder / "graph").iterdir() if not p.name.startswith("toolchain-")]) == 6
+
+
+def test_the_compiler_is_asked_once_per_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHSMITH_CC", fake_compiler(tmp_path, 'exec cc "$@"'))
+    first = toolchain.toolchain()
+    toolchain._identify.cache_clear()
+    monkeypatch.setattr(toolchain, "_ask", None)
+    assert toolchain.toolchain() == first
+    toolchain._identify.cache_clear()
+    with open(tmp_path / "fakecc", "a") as f:
+        f.write("# another compiler now\n")
+    with pytest.raises(TypeError):
+        toolchain.toolchain()
+    toolchain._identify.cache_clear()
 
 
 def test_a_killed_writer_leaves_nothing_that_counts(folder: Path) -> None:

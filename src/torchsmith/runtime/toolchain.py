@@ -5,10 +5,13 @@ In: the environment. Out: one Toolchain value, made once per process and compile
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from pathlib import Path
 
 from ..codes import Unsupported
 from ..options import compiler_command
+from . import store
 
 # Vector features that generated code may use, as /proc/cpuinfo names them, and the compiler's flag for each.
 FEATURES: dict[str, str] = {
@@ -70,7 +74,26 @@ def toolchain() -> Toolchain:
 
 @cache
 def _identify(command: tuple[str, ...], path: str) -> Toolchain:
-    """Ask the compiler who it is. Raises Unsupported("RUN001") when it does not answer."""
+    """Who the compiler is: as remembered for this very file, else by asking. Raises Unsupported("RUN001") when it does not answer."""
+    found = shutil.which(command[0], path=path or None)
+    if found is None:
+        raise Unsupported("RUN001", detail=f"{command[0]} is not in PATH")
+    info = os.stat(found)
+    facts = (*command, os.path.realpath(found), info.st_size, info.st_mtime_ns, cpu_features(), FLAGS, platform.machine())
+    memory = store.folder("graph") / f"toolchain-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.json"
+    known = store.get(memory)
+    if known is not None:
+        row = json.loads(known)
+        return Toolchain(command, row["version"], row["target"], tuple(row["features"]), tuple(row["flags"]))
+    tools = _ask_all(command)
+    row = {"version": tools.version, "target": tools.target, "features": tools.features, "flags": tools.flags}
+    with contextlib.suppress(Unsupported):  # a cache that cannot be written costs time only
+        store.put(memory, json.dumps(row).encode())
+    return tools
+
+
+def _ask_all(command: tuple[str, ...]) -> Toolchain:
+    """Version, target, and which of the flags for this processor it accepts."""
     try:
         version = _ask((*command, "--version"))
         target = _ask((*command, "-dumpmachine")).strip()
