@@ -6,7 +6,7 @@ class Slot:
 
 class Graph:
     def __new__(
-        cls, path: str, symbol: str, inputs: list[tuple[int, int, int, int]], results: list[tuple[Any, ...]], externs: list[tuple[Any, ...]],
+        cls, path: str, symbol: str, inputs: list[Any], results: list[Any], externs: list[Any],
         eager: Callable[..., Any] | None, consts: list[int], name: str, trust: bool, tail: tuple[Any, ...],
     ) -> Graph: ...
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...

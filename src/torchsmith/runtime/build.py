@@ -53,7 +53,7 @@ def build(host_text: str, kernel_texts: Iterable[str], options: Options) -> Path
         with events.timed("build", kernels=len(kernels)):
             objects = _compile_all(tools, host_text, kernels, work, caching, options)
             out = work / "graph.so"
-            link = [*tools.flags, "-shared", "-Wl,-z,now", "-Wl,--as-needed", "-o", str(out), *map(str, objects), "-lm"]
+            link = [*tools.flags, "-shared", "-Wl,-z,now,-z,defs", "-o", str(out), *map(str, objects), "-Wl,--as-needed", "-lm"]
             run_compiler(tools, link, work, "linking")
         content = out.read_bytes()
         if not caching:  # a library of its own, so that nothing written before is loaded
