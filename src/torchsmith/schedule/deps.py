@@ -5,12 +5,12 @@ In: elements of a Program's body. Out: sets of buffer names, estimated trip coun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, walk
 from ..ir.kernel import Contract, Kernel, Let, Loop, Stmt
-from ..ir.program import Bind, BufArg, Check, Cond, Element, Extern, ExternArg, Fresh, Program, Repeat, Stage, ViewResult
+from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Element, Extern, ExternArg, Fresh, Program, Repeat, Stage, ViewResult
 
 SYMBOL_GUESS = 97  # what an unknown size is taken for in estimates (never in code)
 
@@ -78,6 +78,16 @@ def _rw(e: object) -> tuple[frozenset[str], frozenset[str]]:
     raise TypeError(f"not a body element: {e!r}")
 
 
+def roots_of(buffers: Mapping[str, Buffer]) -> dict[str, str]:
+    """buffer -> the buffer whose storage it lies in, for views."""
+    return {n: b.storage_of for n, b in buffers.items() if b.storage_of is not None}
+
+
+def rooted(names: frozenset[str], roots: Mapping[str, str]) -> frozenset[str]:
+    """The storages behind `names`."""
+    return frozenset(roots.get(n, n) for n in names) if roots else names
+
+
 def pinned(program: Program) -> set[str]:
     """Buffers that must exist in memory whatever the Stages do: results, write-backs, whatever is not a temp, what hosts and views see."""
     out = {n for n, b in program.buffers.items() if b.role != "temp" or b.storage_of is not None}
@@ -100,11 +110,11 @@ def pinned(program: Program) -> set[str]:
     return out
 
 
-def writers(body: tuple[Element, ...]) -> dict[str, list[int]]:
-    """Positions at which each buffer is written."""
+def writers(body: tuple[Element, ...], roots: Mapping[str, str]) -> dict[str, list[int]]:
+    """Positions at which each storage is written."""
     out: dict[str, list[int]] = {}
     for i, e in enumerate(body):
-        for b in writes(e):
+        for b in rooted(writes(e), roots):
             out.setdefault(b, []).append(i)
     return out
 

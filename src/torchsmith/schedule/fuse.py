@@ -265,7 +265,8 @@ def fuse(program: Program, options: Options) -> Program:
         if e is not None:
             for b in reads(e):
                 readers.setdefault(b, set()).add(i)
-    written = deps.writers(tuple(e for e in body if e is not None))
+    roots = deps.roots_of(program.buffers)
+    written = deps.writers(tuple(e for e in body if e is not None), roots)
     fuel = options.fuel
     for p in range(len(body) - 1, -1, -1):
         stage = body[p]
@@ -283,7 +284,7 @@ def fuse(program: Program, options: Options) -> Program:
         consumers = [c for c in (body[u] for u in users) if isinstance(c, Stage)]
         if (buf in keep or len(consumers) != len(users) or not consumers) and not (buf in keep and _is_trivial(stage)):
             continue
-        if any(can_fuse(stage, c) for c in consumers) or _overwritten(stage, p, users, written):
+        if any(can_fuse(stage, c) for c in consumers) or _overwritten(stage, p, users, written, roots):
             continue
         if score(stage, consumers, options) <= 0:
             continue
@@ -312,10 +313,10 @@ def _is_trivial(stage: Stage) -> bool:
     return not any(isinstance(x, Load | Fold) for x in walk(stage.stores[0].value)) and cost(stage.stores[0].value) <= 4
 
 
-def _overwritten(stage: Stage, p: int, users: list[int], written: dict[str, list[int]]) -> bool:
+def _overwritten(stage: Stage, p: int, users: list[int], written: dict[str, list[int]], roots: dict[str, str]) -> bool:
     """Would a load move past a write of what it reads?"""
     last = max(users, default=p)
-    return any(p < w <= last for b in reads(stage) for w in written.get(b, ()))
+    return any(p < w <= last for b in deps.rooted(reads(stage), roots) for w in written.get(b, ()))
 
 
 def _too_big(stage: Stage, options: Options) -> bool:

@@ -78,6 +78,7 @@ class Grouper:
 
     def __init__(self, buffers: Mapping[str, Buffer], options: Options) -> None:
         self.buffers, self.options = buffers, options
+        self.roots = deps.roots_of(buffers)
         self.names: Iterator[int] = itertools.count()
         self.chance = random.Random(options.chaos) if options.chaos else None
 
@@ -197,8 +198,8 @@ class Grouper:
                 g = items[k]
                 assert isinstance(g, Group)
                 between = items[k + 1 :]
-                down = not any(_conflict(g, x) for x in between)
-                up = not down and not any(isinstance(x, Check | Bind) or _conflict(alone, x) for x in between)
+                down = not any(self.conflict(g, x) for x in between)
+                up = not down and not any(isinstance(x, Check | Bind) or self.conflict(alone, x) for x in between)
                 if not down and not up:
                     continue
                 merged = self.join(g, s)
@@ -212,6 +213,13 @@ class Grouper:
                 return
         items.append(alone)
 
+    def conflict(self, a: Group, b: Item) -> bool:
+        """May `a` not pass `b`?"""
+        r, w = (b.reads, b.writes) if isinstance(b, Group) else (reads(b), writes(b))
+        r, w = deps.rooted(r, self.roots), deps.rooted(w, self.roots)
+        mine = deps.rooted(a.writes, self.roots)
+        return bool(mine & (r | w) or w & deps.rooted(a.reads, self.roots))
+
     def partners(self, items: list[Item], s: Stage) -> list[int]:
         """Groups to try, those that produce what `s` reads first, the latest first."""
         near = range(len(items) - 1, max(-1, len(items) - 1 - WINDOW), -1)
@@ -223,12 +231,6 @@ class Grouper:
 def _covers(x: Load, outer: tuple[tuple[Axis, Expr], ...]) -> bool:
     axes = {a for i in x.index for a in walk(i) if isinstance(a, Axis)}
     return all(a in axes for a, e in outer if not (isinstance(e, Const) and e.value == 1))
-
-
-def _conflict(a: Group, b: Item) -> bool:
-    """May `a` not pass `b`?"""
-    r, w = (b.reads, b.writes) if isinstance(b, Group) else (reads(b), writes(b))
-    return bool(a.writes & (r | w) or w & a.reads)
 
 
 def group_stages(body: tuple[Element, ...], buffers: Mapping[str, Buffer], options: Options) -> list[Item]:
