@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib
+import importlib.util
 import json
 import math
 import os
@@ -39,6 +39,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+if importlib.util.find_spec("torchsmith") is None:  # not installed: the checkout beside this folder
+    sys.path.insert(0, str(HERE.parent / "src"))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 DEFAULT_OUT = HERE / "results" / "op_db"
 
 # Their values are whatever was in memory: only metadata can be compared.
@@ -408,6 +411,8 @@ class Worker:
 
     def fail(self, verdict: str, why: str) -> list[dict[str, Any]]:
         """The worker is gone: that is the result of the entry it was at; go on with the next."""
+        if not self.read:
+            raise SystemExit(f"a worker ended before its first entry: {why}")
         name = self.current or (self.names[0] if self.names else "")
         self.names = [n for n in self.names if n != name]
         row = {"name": name, **verdict_of([{"verdict": verdict}]), "samples": [{"verdict": verdict, "why": why}]}

@@ -32,6 +32,7 @@ ROOMS["aot"] = frozenset(ROOMS) - {"backends"}
 ROOMS["debug"] = frozenset(ROOMS)
 ROOMS["compiled_module"] = frozenset(ROOMS)  # what compile() gives for a module: a front door like api
 ROOMS["api"] = frozenset(ROOMS)
+ROOMS["compiled_module"] = frozenset(ROOMS)  # what compile returns for an nn.Module: part of the front door
 ROOMS["compiler"] = frozenset(ROOMS)  # the namespace torchsmith.compiler: a front door like api
 ROOMS["__init__"] = frozenset(ROOMS)
 
@@ -48,6 +49,7 @@ LATE_PACKAGES = ("platformdirs", "filelock", "rich", "numpy", "importlib", "symp
 LATE_FILES: dict[str, tuple[str, ...]] = {
     "ir/expr.py": ("print",),  # str(expr) is the printer's text, and the printer reads expressions
     "runtime/load.py": ("host_torch",),  # torchsmith.runtime works where torch is absent
+    "api.py": ("pipeline", "debug"),  # `import torchsmith` stays cheap; the road is loaded by the first compile
     "graph/tracing.py": ("rules",),  # the rows register themselves, and need Tracing to do so
     "pipeline.py": ("graph", "backends"),  # adapters: only when such a backend is asked for
 }
