@@ -208,7 +208,7 @@ def check(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
 
-@row(*_named("compiler.disable", "_dynamo.disable"))
+@row(*_named("compiler.disable"))
 def disable(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="torch.compiler.disable")
 
