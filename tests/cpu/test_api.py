@@ -414,6 +414,15 @@ def test_dynamic_sizes_do_not_loosen_layouts():
     assert len(backend.graphs) > n
 
 
+def test_dynamic_sizes_run_natively():
+    c = torchsmith.compile(lambda a, b: (a + b).sin().sum(-1), dynamic=True)
+    with events.recording() as got:
+        for n in (4, 5, 9):
+            a, b = torch.randn(n, n + 1), torch.randn(n, n + 1)
+            torch.testing.assert_close(c(a, b), (a + b).sin().sum(-1))
+    assert [e.fields["report"].road for e in got if e.kind == "graph"] == ["native"]
+
+
 def test_exceptions_keep_type_and_traceback(x):
     def inner(x):
         raise KeyError("from the user")

@@ -9,6 +9,7 @@ import copyreg
 import enum
 import types
 from collections import OrderedDict, defaultdict, deque
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -410,12 +411,17 @@ def finished(m: Any, result: Any) -> Captured:
 
 
 def _drop_unused(m: Any, b: _Builder) -> tuple[Source, ...]:
-    """Placeholders nothing reads are no inputs."""
+    """Placeholders nothing reads are no inputs; one that gives a size its meaning stays. Symbols then learn their input's number."""
     outs = set(b.outs)
+    facts = m.recorder.facts
+    measured = {s.origin[0] for s in facts.symbols.values()}
     keep: list[Source] = []
     placeholders = [n for n in m.recorder.graph.nodes if n.op == "placeholder"]
     for node, source in zip(placeholders, m.recorder.inputs, strict=True):
-        if node.users or node in outs:
+        if node.users or node in outs or node.name in measured:
+            for name, row in facts.symbols.items():
+                if row.origin[:2] == (node.name, "size"):
+                    facts.symbols[name] = replace(row, origin=("size", len(keep), row.origin[2]))
             keep.append(source)
         else:
             m.recorder.graph.erase_node(node)
