@@ -743,6 +743,19 @@ def autocast_region(x):
     return y, x @ x.T, torch.is_autocast_enabled("cpu")
 
 
+@program(X, torch.nn.Linear(3, 3))
+def autocast_on(x, layer):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x) @ x.T
+        z = torch.nn.functional.layer_norm(torch.cat([y, x]) if y.shape[1] == 3 else y, y.shape[-1:])
+        with torch.autocast("cpu", enabled=False):
+            w = x @ x.T
+        a = torch.nn.functional.mse_loss(y, y * 2) + torch.softmax(y, -1).sum()
+        b = torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])
+        on = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return y, z, w, a, b, x @ x.T, on
+
+
 @program(torch.float64, torch.device("cpu"))
 def dtype_argument(dtype, device):
     return torch.ones(2, dtype=dtype, device=device) * 2

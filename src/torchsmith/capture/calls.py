@@ -180,7 +180,13 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
             return _tensor_method(m, args[0], name, args[1:], kwargs)
     if fn.__dict__ and fn.__dict__.get("_dynamo_marked_constant"):
         return m.native(fn, args, kwargs, plain=True)  # its author declares the result constant
-    top = str(fn.__globals__.get("__name__", "")).partition(".")[0]
+    module = str(fn.__globals__.get("__name__", ""))
+    found = torch_rows.BY_NAME.get((module, fn.__name__))
+    if found is not None:
+        return found(m, args, kwargs)
+    if module == "torch._compile" and hasattr(fn, "__wrapped__"):  # torch's lazy `disable` around a function of its own
+        return m.call(fn.__wrapped__, args, kwargs)
+    top = module.partition(".")[0]
     if top == "torchsmith" or fn.__dict__:
         out = _own_api(m, fn, args, kwargs)
         if out is not MISSING:
@@ -479,7 +485,18 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _IDENTITY_METHODS = frozenset({"__hash__", "__eq__", "__ne__", "__init_subclass__", "__subclasshook__"})
 ROWS[weakref.ref] = lambda m, args, kwargs: m.native(weakref.ref, args[:1], {}, plain=True)
-BY_TYPE[weakref.ref] = lambda m, fn, args, kwargs: fn()
+
+
+@by_type(weakref.ref)
+def _call_weakref(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    track = m.world.of(fn)
+    target = fn()
+    if track is None or target is None:
+        return target
+    m.world.use(track)
+    return m.world.wrap(target, FixedObject(target, f"{track.source}()"))
+
+
 _SAFE_SELF = CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview}
 
 

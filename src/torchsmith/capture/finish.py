@@ -8,6 +8,7 @@ from __future__ import annotations
 import copyreg
 import enum
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import replace
 from typing import Any
@@ -271,7 +272,7 @@ _BUILD: dict[type, Any] = {
     list: _build_list, tuple: _build_tuple, dict: _build_dict, OrderedDict: _build_ordered, defaultdict: _build_defaultdict,
     set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
     types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
-    range: lambda b, v: b.const(v),
+    range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.value(v())})"),
 }  # fmt: skip
 
 

@@ -560,8 +560,6 @@ def capture(
 ) -> Captured:
     """Capture one call of a Python function."""
     m = Machine(fn)
-    if m.autocast:
-        raise Unsupported("CAP017", at=_where(fn))
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
     m.world.guard(FixedObject(None), "global_state", global_state())
@@ -581,6 +579,7 @@ def capture(
         finally:
             m.active = False
             m.frames.clear()
+            torch_rows.leave_regions(m)
 
 
 def _arguments(m: Machine, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

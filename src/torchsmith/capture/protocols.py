@@ -97,7 +97,7 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
         fn, name = INPLACE[sign]
         if ta not in _PLAIN:
             if isinstance(a, Tensor):
-                return m.recorder.record("function", fn, (a, _operand(m, b)), {})
+                return m.record("function", fn, (a, _operand(m, b)), {})
             f = special(m, ta, name)
             if f is not None:
                 out = m.call(f, [a, b], {})
@@ -132,7 +132,7 @@ def _dyadic(m: Any, fn: Callable[[Any, Any], Any], name: str, reflected: str, a:
         if (f is not None and not tensor_a) or (g is not None and not tensor_b):
             pass
         else:
-            return m.recorder.record("function", fn, (_operand(m, a), _operand(m, b)), {})
+            return m.record("function", fn, (_operand(m, a), _operand(m, b)), {})
     if f is not None or g is not None:
         tries = []
         if f is not None and not tensor_a:
@@ -189,7 +189,7 @@ def _same_items(m: Any, a: Any, b: Any) -> bool | None:
 def unary(m: Any, sign: str, a: Any) -> Any:
     fn, name = UNARY[sign]
     if isinstance(a, Tensor):
-        return m.recorder.record("function", fn, (a,), {})
+        return m.record("function", fn, (a,), {})
     f = special(m, type(a), name)
     return m.call(f, [a], {}) if f is not None else m.native(fn, [a], {})
 
@@ -212,7 +212,7 @@ def contains(m: Any, container: Any, item: Any) -> bool:
     if track is not None and track.image is None and isinstance(track.obj, dict) and m.is_key(item):
         return _read_key(m, track, item) is not MISSING
     if isinstance(container, Tensor):
-        return truth(m, m.recorder.record("method", "__contains__", (container, item), {}))
+        return truth(m, m.record("method", "__contains__", (container, item), {}))
     if special(m, t, "__iter__") is not None and find(m, t, "__contains__") is MISSING:
         return any(m.world.canonical(x) is m.world.canonical(item) or truth(m, compare(m, "==", x, item)) for x in iterate(m, container))
     if t in (list, tuple) and (_has_objects(container) or type(item) not in SCALARS):
@@ -247,7 +247,7 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
     if isinstance(obj, Tensor):
-        return m.recorder.record("function", operator.getitem, (obj, m.index_key(key)), {})
+        return m.record("function", operator.getitem, (obj, m.index_key(key)), {})
     track = m.world.tracks.get(id(obj))
     if isinstance(key, Tensor) and t in (list, tuple):
         raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")
@@ -379,7 +379,7 @@ def iterate(m: Any, obj: Any) -> Any:
     if isinstance(obj, Tensor):
         if obj.dim() == 0:
             raise Raised(TypeError("iteration over a 0-d tensor"))
-        return iter(m.recorder.record("method", "unbind", (obj, 0), {}))
+        return iter(m.record("method", "unbind", (obj, 0), {}))
     track = m.world.tracks.get(id(obj))
     f = special(m, t, "__iter__")
     if f is not None:

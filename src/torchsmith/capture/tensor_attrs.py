@@ -38,7 +38,7 @@ for _n in ("dtype", "ndim", "itemsize", "is_sparse", "is_quantized", "is_nested"
            "is_vulkan", "is_ort"):  # fmt: skip
     ROWS[_n] = _plain(_n)
 for _n in ("T", "mT", "H", "mH", "real", "imag"):
-    ROWS[_n] = (lambda name: lambda m, t: m.recorder.record("function", getattr, (t, name), {}))(_n)
+    ROWS[_n] = (lambda name: lambda m, t: m.record("function", getattr, (t, name), {}))(_n)
 
 
 @row("shape")
@@ -49,7 +49,7 @@ def shape(m: Any, t: torch.Tensor) -> Any:
 
 @row("data")
 def data(m: Any, t: torch.Tensor) -> Any:
-    return m.recorder.record("method", "detach", (t,), {})
+    return m.record("method", "detach", (t,), {})
 
 
 @row("nbytes")

@@ -204,6 +204,8 @@ class Recorder:
             raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {str(e)[:300]}") from e
         if not _holds_tensor(result):
             return result
+        if kind == "function":
+            target = _nameable(target)
         node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
         node.meta["loc"] = loc
         node.meta["val"] = result
@@ -297,6 +299,25 @@ def _renewed(value: Any, inputs: set[int]) -> Any:
     if isinstance(value, torch.Tensor):
         return tracing.tensor_like(value, tuple(value.shape), None)
     return type(value)([_renewed(v, inputs) for v in value]) if type(value) in (tuple, list) else value
+
+
+_WRAPPED: dict[Any, Any] = {}
+
+
+def _nameable(fn: Any) -> Any:
+    """fx prints torch's C functions as torch.<name>: those that a Python function of that name hides get a wrapper."""
+    if type(fn) is not types.BuiltinFunctionType or type(fn.__self__) is not type or fn.__self__.__name__ != "_VariableFunctionsClass":
+        return fn
+    if getattr(torch, fn.__name__, None) is fn:
+        return fn
+    if fn not in _WRAPPED:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return fn(*args, **kwargs)
+
+        call.__name__ = call.__qualname__ = f"torch_c_{fn.__name__}"
+        _WRAPPED[fn] = call
+    return _WRAPPED[fn]
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -96,7 +96,7 @@ def enter_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     self = args[0]
     mode = m.attr(self, "mode")
     node = m.recorder.effect(torch.autograd.grad_mode._enter_inference_mode, (mode,))
-    m.contexts.append((self, node, m.grad, m.inference))
+    m.contexts.append((None, node, m.grad, m.inference))
     m.inference = bool(mode)
     m.grad = m.grad and not mode
     return None
@@ -114,16 +114,35 @@ def exit_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @row(torch.amp.autocast_mode.autocast.__enter__)
 def enter_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A region that leaves autocast off; one that turns it on is not captured yet."""
-    device, enabled = m.attr(args[0], "device"), m.attr(args[0], "_enabled")
-    if enabled or m.autocast:
+    """The region is two nodes; torch's own state is set too, for the tracing below. A region that changes nothing leaves none."""
+    device, dtype, enabled, cached = (m.attr(args[0], n) for n in ("device", "fast_dtype", "_enabled", "_cache_enabled"))
+    if device not in ("cpu", "cuda"):
         raise Unsupported("CAP017", at=m.loc(), detail=f"autocast on {device}")
+    node = real = None
+    if enabled or m.autocast.get(device, (False, None))[0]:
+        values = (device, dtype, enabled, cached)
+        node = m.recorder.effect(torch.amp.autocast_mode._enter_autocast, values)
+        real = torch.amp.autocast_mode._enter_autocast(*values)
+    m.contexts.append((real, node, m.autocast, None))
+    m.autocast = {**m.autocast, device: (enabled, dtype)}
     return args[0]
 
 
 @row(torch.amp.autocast_mode.autocast.__exit__)
 def exit_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    real, node, m.autocast, _ = m.contexts.pop()
+    if node is not None:
+        torch.amp.autocast_mode._exit_autocast(real)
+        m.recorder.effect_node(torch.amp.autocast_mode._exit_autocast, (node,))
     return False
+
+
+def leave_regions(m: Any) -> None:
+    """A capture that ended inside an autocast region must not leave it on."""
+    while m.contexts:
+        real = m.contexts.pop()[0]
+        if isinstance(real, torch.amp.autocast_mode.autocast):
+            torch.amp.autocast_mode._exit_autocast(real)
 
 
 @row(torch.is_autocast_enabled)
@@ -215,9 +234,23 @@ def disable(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @row(*_named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
              "cuda.synchronize", "set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms",
-             "utils.checkpoint.checkpoint", "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "cond", "while_loop", "autograd.grad", "autograd.backward", "set_printoptions"))  # fmt: skip
+             "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "cond", "while_loop", "autograd.grad", "autograd.backward", "set_printoptions"))  # fmt: skip
 def refused(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="a torch function that changes state")
+
+
+_CHECKPOINT_OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
+
+
+def checkpoint(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Checkpointing changes what is kept for backward, not what is computed."""
+    if kwargs.get("context_fn") is not None and kwargs["context_fn"].__name__ != "noop_context_fn":
+        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with context_fn")
+    return m.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS})
+
+
+# Functions of modules that must not be imported for their own sake, by (module, name).
+BY_NAME: dict[tuple[str, str], Row] = {("torch._compile", "checkpoint"): checkpoint}
 
 
 # ---------------------------------------------------------------- tensors reached natively
