@@ -34,7 +34,8 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 def language(kind, *, config=None, mask=True, **inputs):
     import transformers
 
-    model = getattr(transformers, kind)(getattr(transformers, kind.removesuffix("Model").removesuffix("ForCausalLM") + "Config")(**TINY | (config or {})))
+    config_class = getattr(transformers, kind.removesuffix("Model").removesuffix("ForCausalLM") + "Config")
+    model = getattr(transformers, kind)(config_class(**TINY | (config or {})))
     ids = torch.randint(0, 90, (2, 10))
     if mask:
         inputs["attention_mask"] = torch.ones_like(ids)
