@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ir import dtype as dt
-from ..ir.expr import Expr, convert, op, select
+from ..ir.expr import Const, Expr, convert, op, select
 from .core import Builder
-from .ref import ZERO, Index, Ref
+from .ref import ZERO, Index, Ref, known
 from .table import lowers
 from .views import wrap_dim
 
@@ -51,7 +51,9 @@ def lower_index_select(cx: Builder, x: Ref, dim: int, indices: Ref) -> Any:
 
 @lowers("aten.gather.default")
 def lower_gather(cx: Builder, x: Ref, dim: int, indices: Ref, sparse_grad: bool = False) -> Any:
-    if x.rank == 0 or indices.rank == 0:
+    if any(known(n) == 0 for n in indices.shape):
+        return cx.stage(lambda i: Const(x.dtype, 0))
+    if x.rank == 0 or x.rank != indices.rank:
         return NotImplemented
     dim = wrap_dim(dim, x.rank)
     n = x.shape[dim]

@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.expr import Const, Expr, op, select
 from .core import Builder
 from .gather import position_of
-from .numerics import cast, opmath
+from .numerics import cast, opmath, rounded_to
 from .pointwise import c, element
 from .reduce import Split, accumulator, total
 from .ref import ZERO, Index, Ref, known
@@ -85,7 +85,13 @@ def huber_loss(cx: Builder, x: Ref, y: Ref, reduction: int = MEAN, delta: Any = 
 
 @lowers("aten.soft_margin_loss.default")
 def soft_margin_loss(cx: Builder, x: Ref, y: Ref, reduction: int = MEAN) -> Ref:
-    return reduced(cx, lambda a, b: op("log1p", op("exp", op("mul", op("neg", b), a))), reduction, x, y)
+    d = cx.dtype
+
+    def value(a: Expr, b: Expr) -> Expr:
+        product = rounded_to(op("mul", op("neg", b), a), d)
+        return op("log1p", rounded_to(op("exp", product), d))
+
+    return reduced(cx, value, reduction, x, y)
 
 
 @lowers("aten.binary_cross_entropy.default")

@@ -100,6 +100,11 @@ def cast(e: Expr, d: DType) -> Expr:
     return convert(e, d)
 
 
+def rounded_to(e: Expr, d: DType) -> Expr:
+    """`e` as eager holds it between two kernels on dtype `d`: through a half format and back."""
+    return cast(cast(e, d), e.dtype) if d in (dt.bf16, dt.f16) else e
+
+
 def scalar(value: Any, d: DType) -> Expr:
     """A Python number or Expr as a value of dtype `d`."""
     if isinstance(value, Expr):

@@ -17,8 +17,8 @@ from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, op, select
 from ..ir.ops import OPS
 from .core import Builder
-from .numerics import IR_DTYPES, TORCH_DTYPES, boolean, cast, number_dtype, opmath, result_type, scalar
-from .ref import Index, Ref
+from .numerics import IR_DTYPES, TORCH_DTYPES, boolean, cast, number_dtype, opmath, result_type, rounded_to, scalar
+from .ref import Index, Ref, known
 from .table import lowers, overload
 
 
@@ -253,13 +253,13 @@ def guarded_divisor(cx: Builder, y: Any, d: DType) -> Callable[[Expr], Expr]:
     return lambda e: select(op("eq", e, Const(d, 0)), Const(d, 1), e)
 
 
-def floor_quotient(x: Expr, y: Expr) -> Expr:
-    """Floats: (x - fmod(x, y)) / y, corrected to the floor; x / y where y is 0."""
+def floor_quotient(x: Expr, y: Expr, d: DType) -> Expr:
+    """Floats: (x - fmod(x, y)) / y, corrected to the floor; x / y where y is 0. Steps on tensors round to `d`, as eager's do."""
     zero = c(x, 0.0)
-    rest = op("fmod", x, y)
-    quotient = op("div", op("sub", x, rest), y)
+    rest = rounded_to(op("fmod", x, y), d)
+    quotient = rounded_to(op("div", rounded_to(op("sub", x, rest), d), y), d)
     crossed = op("and", op("ne", rest, zero), op("ne", op("lt", y, zero), op("lt", rest, zero)))
-    quotient = select(crossed, op("sub", quotient, c(x, 1.0)), quotient)
+    quotient = select(crossed, rounded_to(op("sub", quotient, c(x, 1.0)), d), quotient)
     floored = op("floor", quotient)
     floored = select(op("gt", op("sub", quotient, floored), c(x, 0.5)), op("add", floored, c(x, 1.0)), floored)
     exact = op("div", x, y)
@@ -273,8 +273,10 @@ def divide_rounding(cx: Builder, x: Any, y: Any, mode: str | None) -> Ref:
     if mode is None:
         return map_elements(cx, direct("div"), x, y, exact=True)
     if d.is_float:
-        by = floor_quotient if mode == "floor" else lambda a, b: op("trunc", op("div", a, b))
-        return map_elements(cx, by, x, y, exact=True)
+        between = d if isinstance(y, Ref) and any(known(n) != 1 for n in y.shape) else opmath(d)
+        if mode == "floor":
+            return map_elements(cx, lambda a, b: floor_quotient(a, b, between), x, y, exact=True)
+        return map_elements(cx, lambda a, b: op("trunc", rounded_to(op("div", a, b), between)), x, y, exact=True)
     safe = guarded_divisor(cx, y, d)
     name = "floordiv" if mode == "floor" else "truncdiv"
     return map_elements(cx, lambda a, b: op(name, a, safe(b)), x, y)

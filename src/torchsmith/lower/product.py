@@ -10,7 +10,7 @@ from typing import Any
 from ..ir.expr import Expr, op
 from .core import Builder
 from .loss import broadcast_shape
-from .numerics import cast, opmath, scalar
+from .numerics import cast, opmath, rounded_to, scalar
 from .pointwise import map_elements
 from .reduce import Split, accumulator, norm_of, total
 from .ref import Index, Ref
@@ -64,10 +64,11 @@ def lower_addr(cx: Builder, x: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 
     compute = opmath(d)
 
     def value(i: Index) -> Expr:
-        outer = op("mul", op("mul", scalar(alpha, compute), cast(a.load((i[0],)), compute)), cast(b.load((i[1],)), compute))
+        left = rounded_to(op("mul", scalar(alpha, compute), cast(a.load((i[0],)), compute)), d)
+        outer = rounded_to(op("mul", left, cast(b.load((i[1],)), compute)), d)
         if beta == 0:
             return cast(outer, d)
-        return cast(op("add", op("mul", scalar(beta, compute), cast(x.at(i), compute)), outer), d)
+        return cast(op("add", rounded_to(op("mul", scalar(beta, compute), cast(x.at(i), compute)), d), outer), d)
 
     return cx.stage(value)
 
@@ -92,7 +93,8 @@ def lower_cross(cx: Builder, x: Ref, y: Ref, dim: int = -1) -> Any:
         def read(ref: Ref, turn: int) -> Expr:
             return cast(ref.at((*i[:dim], (i[dim] + turn) % 3, *i[dim + 1 :])), compute)
 
-        return cast(op("sub", op("mul", read(x, 1), read(y, 2)), op("mul", read(x, 2), read(y, 1))), d)
+        first = rounded_to(op("mul", read(x, 1), read(y, 2)), d)
+        return cast(op("sub", first, rounded_to(op("mul", read(x, 2), read(y, 1)), d)), d)
 
     return cx.stage(value)
 

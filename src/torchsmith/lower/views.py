@@ -313,7 +313,8 @@ def start_of(n: Expr, start: Any) -> Expr:
         return ZERO
     s = known(start)
     if s is None:
-        raise NotImplementedError
+        first = op("where", op("lt", start, ZERO), start + n, start)
+        return op("min", op("max", first, ZERO), n)
     if s >= 0:
         return size(min(s, int(n.value)) if isinstance(n, Const) else s)
     return size(max(s + int(n.value), 0)) if isinstance(n, Const) else op("max", n + s, ZERO)
@@ -322,13 +323,8 @@ def start_of(n: Expr, start: Any) -> Expr:
 @lowers("aten.slice.Tensor", "aten.slice_copy.Tensor")
 def lower_slice(cx: Builder, x: Ref, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Ref:
     dim = wrap_dim(dim, x.rank)
-    if isinstance(start, Expr) and known(start) is None:
-        first = op("where", op("lt", start, ZERO), start + x.shape[dim], start)
-        at = op("min", op("max", first, ZERO), x.shape[dim])
-    else:
-        at = start_of(x.shape[dim], start)
     by = known(step)
-    return slice_dim(x, dim, at, cx.shape[dim], by if by is not None else step)
+    return slice_dim(x, dim, start_of(x.shape[dim], start), cx.shape[dim], by if by is not None else step)
 
 
 @lowers("aten.narrow.default", "aten.narrow_copy.default")
