@@ -10,6 +10,9 @@
 #if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
 #error "torchsmith's frame extension knows CPython 3.11, 3.12 and 3.13 only"
 #endif
+#ifdef Py_GIL_DISABLED
+#error "torchsmith's frame extension needs the GIL"
+#endif
 #define TS_HAS_DICT_VERSION (PY_VERSION_HEX < 0x030D0000)
 
 /* ---- tensor.c: metadata of a torch.Tensor without torch's headers */

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import events
-from .backends.registry import list_backends, lookup_backend, register_backend, resolve_backend
+from .backends.registry import DEFAULT, list_backends, lookup_backend, register_backend, resolve_backend
 from .capture import _frame, dispatch
 
 __all__ = [
@@ -154,17 +154,16 @@ _frame.setup_dispatch(_on_gate)
 
 # ---------------------------------------------------------------- defaults
 
-_default_backend: list[Any] = ["inductor"]
 
 
 def get_default_backend() -> Any:
     """What `compile` uses where no backend is given."""
-    return _default_backend[0]
+    return DEFAULT[0]
 
 
 def set_default_backend(backend: Any) -> None:
-    """Make `backend` the default of later `compile` calls; None: inductor."""
-    _default_backend[0] = "inductor" if backend is None else resolve_backend(backend)
+    """Make `backend` the default of later `compile` calls; None: inductor, torchsmith's own."""
+    DEFAULT[0] = "inductor" if backend is None else resolve_backend(backend)
 
 
 def cudagraph_mark_step_begin() -> None:

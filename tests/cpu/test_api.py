@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import os
 import pickle
@@ -12,6 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -468,6 +470,59 @@ def test_named_backends(x):
     torchsmith.compile(module_level, backend="test_api_counting")(x)
     assert len(backend.graphs) == 1
     torchsmith.compile(module_level, backend="aot_eager")(x)
+
+
+def test_default_backend(x):
+    backend = Counting()
+    compiler.set_default_backend(backend)
+    try:
+        assert compiler.get_default_backend() is backend
+        torchsmith.compile(module_level)(x)
+        assert len(backend.graphs) == 1
+    finally:
+        compiler.set_default_backend(None)
+    assert compiler.get_default_backend() == "inductor"
+
+
+def test_nothing_keeps_models_alive(x):
+    @torchsmith.compile(backend="eager")
+    def f(m, x):
+        return m(x)
+
+    net = Net().eval()
+    f(net, x)
+    c = torchsmith.compile(net, backend="eager")
+    c(x)
+    refs = [weakref.ref(net), weakref.ref(net.lin.weight), weakref.ref(c)]
+    del net, c
+    gc.collect()
+    assert [r() for r in refs] == [None, None, None]
+    other = Net().eval()
+    assert torch.equal(f(other, x), other(x))
+
+
+def test_calls_leak_nothing(x):
+    net, c, _ = compiled_net()
+
+    def broken(x):
+        print(end="")
+        return x + 1
+
+    d = torchsmith.compile(broken, backend="eager")
+
+    def toggle():
+        net.scale = 2.0
+        c(x)
+
+    for work in (lambda: c(x), lambda: c(x=x), lambda: d(x), toggle):
+        for _ in range(50):
+            work()
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(300):
+            work()
+        gc.collect()
+        assert sys.getallocatedblocks() - before < 100
 
 
 # ---------------------------------------------------------------- calls that are not ours

@@ -14,6 +14,7 @@ from typing import Any
 Backend = Callable[..., Any]
 BUILTIN = {"inductor": (), "eager": ("debug",), "aot_eager": ("debug",)}
 GROUPS = ("torchsmith_backends", "torch_dynamo_backends")
+DEFAULT: list[Any] = ["inductor"]  # what the name "inductor" stands for in compile(); set_default_backend changes it
 BACKENDS: dict[str, tuple[Backend, tuple[str, ...]]] = {}
 
 
@@ -69,6 +70,8 @@ def lookup_backend(name: str | Backend) -> Backend:
 
 def resolve_backend(backend: Any) -> Any:
     """What compile() keeps: a built-in name as it is, everything else as a callable. Raises InvalidBackend now, not at the first call."""
+    if backend == "inductor":
+        backend = DEFAULT[0]
     if isinstance(backend, str):
         return backend if backend in BUILTIN else lookup_backend(backend)
     if not callable(backend):

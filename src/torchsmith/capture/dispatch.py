@@ -261,7 +261,7 @@ def on_frame(settings: Settings, fn: types.FunctionType) -> Any:
     code = fn.__code__
     if not is_entry_file(code.co_filename) or (code.co_name.startswith("<") and code.co_name != "<lambda>"):
         return None
-    if getattr(fn, "_torchsmith_disabled", False) or code.co_name in ("__init__", "__new__", "__repr__", "__del__", "__getattr__"):
+    if getattr(fn, "_torchsmith_disabled", False) or getattr(fn, "_torchdynamo_disable", False) or code.co_name in ("__init__", "__new__", "__repr__", "__del__", "__getattr__"):
         return None
     return make_dispatcher(None, replace(settings, fullgraph=False, name=None), code=code)
 
@@ -430,7 +430,7 @@ def _is_dead(entry: Any) -> bool:
 def _note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, key: Any) -> Any:
     """Say why; at the limit warn once and run as it is. Learns which dimensions vary."""
     latest: Installed = d.entries[-1].source
-    failed = guards.first_failure(latest.guards, call, latest.symbols)
+    failed = _failed_guard(d.entries[-1], call)
     why = guards.explain(failed, call, latest.symbols) if failed is not None else "its guards hold now, but did not when they were checked"
     loc = (failed.loc if failed is not None else "") or location(fn)
     settings = state.settings
@@ -450,6 +450,14 @@ def _note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, ke
         for e in d.entries:
             _learn_dynamic(state, e.source, call)
     return None
+
+
+def _failed_guard(entry: Any, call: Call) -> Guard | None:
+    """The guard that C found false, or, where the world changed since, the first that is false now."""
+    known: Installed = entry.source
+    if 0 <= entry.failed < len(known.guards) and not guards.holds(known.guards[entry.failed], call, known.symbols):
+        return known.guards[entry.failed]
+    return guards.first_failure(known.guards, call, known.symbols)
 
 
 def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
