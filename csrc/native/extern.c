@@ -20,6 +20,7 @@
  * f(integers..., doubles...) puts every argument where f(mixed...) reads it, and surplus arguments are harmless. */
 #include <dlfcn.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "native.h"
@@ -50,7 +51,22 @@ typedef struct {
   int16_t dtype, ndim;
 } Spec;
 
+/* A tensor object over memory that we own costs 0.6 us to make and free, so the shims' ones are kept and used again while address,
+ * sizes, strides and inference mode are the same (which block of the workspace list a call gets is mostly the same). */
+#define VIEW_DIMS 6
+typedef struct {
+  Handle handle;
+  void *data;
+  int64_t sizes[VIEW_DIMS], strides[VIEW_DIMS];
+  bool inference;
+} View;
+struct Views {
+  int n;
+  View slots[];
+};
+
 struct Extern {
+  int first_slot; /* of n_tensors + n_outs in Views */
   int kind, n_params, n_tensors, n_outs, n_args, planned, scratch;
   PyObject *name, *target, *args, *kwnames, *keep;
   void *fn;
@@ -165,7 +181,19 @@ static int read_shim(Extern *e) {
   return 0;
 }
 
-Extern *extern_new(PyObject *spec) {
+Views *views_new(int slots) {
+  Views *v = calloc(1, sizeof(Views) + sizeof(View) * (size_t)slots);
+  if (v) v->n = slots;
+  return v;
+}
+
+void views_free(Views *v) {
+  for (int i = 0; v && i < v->n; i++)
+    if (v->slots[i].handle) torch.delete_tensor(v->slots[i].handle);
+  free(v);
+}
+
+Extern *extern_new(PyObject *spec, int *slots) {
   PyObject *name, *target, *args, *kwnames, *tensors, *outs;
   int kind, planned;
   if (!PyArg_ParseTuple(spec, "iOOO!OO!O!p", &kind, &name, &target, &PyList_Type, &args, &kwnames, &PyList_Type, &tensors, &PyList_Type,
@@ -185,6 +213,8 @@ Extern *extern_new(PyObject *spec) {
     extern_free(e);
     return NULL;
   }
+  e->first_slot = *slots;
+  *slots += kind == 0 ? e->n_tensors + e->n_outs : 0;
   return e;
 }
 
@@ -204,8 +234,29 @@ int extern_visit(Extern *e, visitproc visit, void *arg) {
 
 /* ---------------------------------------------------------------- tensors in and out */
 
-/* An owned or borrowed handle for each tensor; those that we made are marked in `mine`. */
-static int open_handles(Call *call, const Spec *specs, int n, const ts_tensor *given, Handle *out, bool *mine) {
+/* The kept tensor for this memory, made anew if it does not fit; NULL when there is none to keep. */
+static Handle kept_view(View *v, const Spec *spec, const ts_tensor *t) {
+  if (spec->ndim > VIEW_DIMS) return NULL;
+  size_t bytes = sizeof(int64_t) * (size_t)spec->ndim;
+  bool inference = torch.inference();
+  if (v->handle && v->data == t->data && v->inference == inference && !memcmp(v->sizes, t->sizes, bytes) &&
+      !memcmp(v->strides, t->strides, bytes))
+    return v->handle;
+  if (v->handle) torch.delete_tensor(v->handle);
+  v->handle = NULL;
+  if (torch.from_blob(t->data, spec->ndim, t->sizes, t->strides, 0, torch.dtypes[spec->dtype], torch.cpu, -1, &v->handle)) {
+    v->handle = NULL;
+    return NULL;
+  }
+  v->data = t->data;
+  v->inference = inference;
+  memcpy(v->sizes, t->sizes, bytes);
+  memcpy(v->strides, t->strides, bytes);
+  return v->handle;
+}
+
+/* An owned or borrowed handle for each tensor; those that we made are marked in `mine`. `views`: kept ones, or NULL. */
+static int open_handles(Call *call, View *views, const Spec *specs, int n, const ts_tensor *given, Handle *out, bool *mine) {
   for (int i = 0; i < n; i++) {
     const ts_tensor *t = &given[i];
     mine[i] = t->handle == NULL;
@@ -213,6 +264,10 @@ static int open_handles(Call *call, const Spec *specs, int n, const ts_tensor *g
     if (!mine[i]) continue;
     if (specs[i].ndim < 0) {
       mine[i] = false; /* a result that nobody wants */
+      continue;
+    }
+    if (views && (out[i] = kept_view(&views[i], &specs[i], t))) {
+      mine[i] = false;
       continue;
     }
     if (torch.from_blob(t->data, specs[i].ndim, t->sizes, t->strides, 0, torch.dtypes[specs[i].dtype], torch.cpu, -1, &out[i])) {
@@ -278,9 +333,10 @@ static int32_t run_shim(Call *call, Extern *e, const ts_tensor *args, const int6
   bool mine[nt + 1], ours[no + 1];
   int64_t scratch[e->scratch + 1], w[MAX_WORDS] = {0}, *at = scratch;
   double d[MAX_DOUBLES] = {0};
-  if (open_handles(call, e->tensors, nt, args, handles, mine)) return TS_ERROR_EXTERN;
+  View *views = call->views ? call->views->slots + e->first_slot : NULL;
+  if (open_handles(call, views, e->tensors, nt, args, handles, mine)) return TS_ERROR_EXTERN;
   memset(results, 0, sizeof results);
-  if (e->planned && open_handles(call, e->outs, no, outs, results, ours)) {
+  if (e->planned && open_handles(call, views ? views + nt : NULL, e->outs, no, outs, results, ours)) {
     close_handles(nt, handles, mine);
     return TS_ERROR_EXTERN;
   }
@@ -429,8 +485,8 @@ static int32_t run_python(Call *call, Extern *e, const ts_tensor *args, const in
   int nt = e->n_tensors, no = e->n_outs, na = e->n_args, bad = 1;
   Handle handles[nt + 1], results[no + 1];
   bool mine[nt + 1], ours[no + 1];
-  if (open_handles(call, e->tensors, nt, args, handles, mine)) return TS_ERROR_EXTERN;
-  if (e->planned && open_handles(call, e->outs, no, outs, results, ours)) {
+  if (open_handles(call, NULL, e->tensors, nt, args, handles, mine)) return TS_ERROR_EXTERN;
+  if (e->planned && open_handles(call, NULL, e->outs, no, outs, results, ours)) {
     close_handles(nt, handles, mine);
     return TS_ERROR_EXTERN;
   }

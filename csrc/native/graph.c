@@ -40,6 +40,8 @@ typedef struct {
   Extern **externs;
   PyObject *eager, *name, *tail;
   Consts consts;
+  Views *views; /* idle one: a call takes it and brings it back (with the GIL) */
+  int n_views;
   bool writes;
 } Graph;
 
@@ -278,6 +280,9 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   call.text[0] = 0;
   call.exc_type = call.exc_value = call.exc_trace = NULL;
   call.graph = g;
+  call.views = g->views;
+  g->views = NULL;
+  if (!call.views && g->n_views) call.views = views_new(g->n_views);
   ts_host host = HOST;
   host.self = &call;
   if (read_inputs(g, args, tensors, scalars) < 0) goto done;
@@ -320,11 +325,17 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
     if (results[i].handle) torch.delete_tensor(results[i].handle);
   if (rc) out = fail(g, args, &call);
 done:
+  if (call.views) {
+    if (g->views) views_free(call.views); /* another thread was quicker */
+    else g->views = call.views;
+  }
   if (room != few) PyMem_Free(room);
   return out;
 }
 
 /* ---------------------------------------------------------------- life */
+
+static int n_graphs; /* alive; with the GIL */
 
 static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *externs) {
   g->n_inputs = (int)PyList_GET_SIZE(inputs);
@@ -355,9 +366,10 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
     }
   }
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(externs); i++) {
-    if (!(g->externs[i] = extern_new(PyList_GET_ITEM(externs, i)))) return -1;
+    if (!(g->externs[i] = extern_new(PyList_GET_ITEM(externs, i), &g->n_views))) return -1;
     g->n_externs++;
   }
+  if (!torch.inference) g->n_views = 0; /* kept tensors must not cross inference mode */
   return 0;
 }
 
@@ -400,6 +412,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
   Graph *g = (Graph *)type->tp_alloc(type, 0);
   if (!g) return NULL;
+  n_graphs++;
   g->vectorcall = graph_call;
   g->eager = Py_NewRef(eager);
   g->name = Py_NewRef(name);
@@ -456,11 +469,13 @@ static void graph_dealloc(PyObject *self) {
   PyMem_Free(g->externs);
   PyMem_Free(g->results);
   PyMem_Free(g->inputs);
+  views_free(g->views);
   state_close(g->consts.state);
   PyMem_Free(g->consts.inputs);
   Py_CLEAR(g->name);
   Py_CLEAR(g->tail);
   if (g->lib) dlclose(g->lib);
+  if (--n_graphs == 0) workspace_trim();
   Py_TYPE(self)->tp_free(self);
 }
 

@@ -43,6 +43,7 @@ typedef struct {
   bool (*grad_enabled)(void);
   void (*set_grad)(bool);
   int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *); /* optional */
+  bool (*inference)(void);                                                                       /* optional */
   const char *(*what)(void);                                                                     /* optional */
 } Torch;
 
@@ -66,7 +67,10 @@ void block_free(void *block);
 /* ---- extern.c: calls into torch */
 typedef struct Extern Extern;
 typedef struct Call Call;
-Extern *extern_new(PyObject *spec); /* NULL with an exception */
+typedef struct Views Views; /* tensors over arena memory, kept from call to call; one call uses it at a time */
+Extern *extern_new(PyObject *spec, int *slots); /* NULL with an exception; counts the tensors of all externs in *slots */
+Views *views_new(int slots);
+void views_free(Views *v);
 void extern_free(Extern *e);
 int extern_visit(Extern *e, visitproc visit, void *arg);
 int32_t extern_run(Call *call, Extern *e, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs);
@@ -93,6 +97,7 @@ struct Call {
   char text[512];
   PyObject *exc_type, *exc_value, *exc_trace; /* of a Python extern */
   void *graph;
+  Views *views; /* or NULL */
 };
 void call_error(Call *call, int32_t kind, const char *text);
 void call_torch_error(Call *call, const char *what);

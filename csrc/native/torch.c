@@ -109,6 +109,8 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
     }
     torch.wrap = good ? wrap : NULL;
   }
+  void *c10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
+  if (c10) torch.inference = (bool (*)(void))dlsym(c10, "_ZN3c1013InferenceMode10is_enabledEv");
   torch.ready = true;
   Py_RETURN_NONE;
 }

@@ -10,6 +10,7 @@
 #include "native.h"
 
 #define KEPT 16
+#define WINDOW 512 /* calls after which blocks much larger than any of them needed are freed */
 #define HUGE_PAGE ((size_t)2 << 20)
 
 typedef struct Block {
@@ -23,6 +24,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Block *kept[KEPT];
 static int n_kept;
 static int64_t n_fresh, bytes_live;
+static int64_t n_taken, largest; /* of the current window */
 
 static void drop(Block *b) {
   __atomic_fetch_sub(&bytes_live, b->size, __ATOMIC_RELAXED);
@@ -59,6 +61,7 @@ void *workspace_take(int64_t bytes) {
   Block *found = NULL, *old = NULL;
   if (bytes < 0 || bytes > ((int64_t)1 << 46)) return NULL;
   pthread_mutex_lock(&lock);
+  if (bytes > largest) largest = bytes;
   int best = -1;
   for (int i = n_kept - 1; i >= 0; i--) /* the smallest that fits; the most recent among equals */
     if (kept[i]->size >= bytes && (best < 0 || kept[i]->size < kept[best]->size)) best = i;
@@ -79,8 +82,17 @@ void *workspace_take(int64_t bytes) {
 }
 
 void workspace_give(void *block) {
-  Block *b = (Block *)block - 1, *out = NULL;
+  Block *b = (Block *)block - 1, *out = NULL, *old[KEPT];
+  int n_old = 0;
   pthread_mutex_lock(&lock);
+  if (++n_taken >= WINDOW) { /* a call with a large batch, long ago, must not hold its memory for ever */
+    for (int i = n_kept - 1; i >= 0; i--)
+      if (kept[i]->size > 4 * largest + (int64_t)HUGE_PAGE) {
+        old[n_old++] = kept[i];
+        kept[i] = kept[--n_kept];
+      }
+    n_taken = largest = 0;
+  }
   if (n_kept < KEPT) {
     kept[n_kept++] = b;
   } else { /* full: the smallest goes */
@@ -96,6 +108,7 @@ void workspace_give(void *block) {
   }
   pthread_mutex_unlock(&lock);
   if (out) drop(out);
+  for (int i = 0; i < n_old; i++) drop(old[i]);
 }
 
 void workspace_trim(void) {

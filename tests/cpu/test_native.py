@@ -140,6 +140,21 @@ def test_workspaces_are_reused() -> None:
     assert torch.equal(g(x)[0], (x + 1) * 2)
 
 
+def test_memory_of_a_large_call_is_given_back() -> None:
+    n = Sym("n")
+    x, t, y = buffer("x", n, role="input"), buffer("t", n), buffer("y", n, role="output")
+    body = [kernel("k", [x], [t], n), kernel("k2", [t], [y], n)]
+    g = compile_body([x, t, y], body, [Fresh("y")], {"k": SIN_COS, "k2": SIN_COS}, symbols=[Symbol(n, ("size", 0, 0))])
+    gc.collect()
+    g(torch.randn(1 << 24))
+    assert _native.workspace_stats()["bytes"] >= 1 << 26
+    small = torch.randn(8)
+    for _ in range(1200):
+        g(small)
+    assert _native.workspace_stats()["bytes"] < 1 << 26
+    assert torch.allclose(g(small)[0], small.cos().sin().cos().sin())
+
+
 def test_many_threads_and_thread_counts() -> None:
     g = big(1 << 16)
     wrong: list[int] = []
