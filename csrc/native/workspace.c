@@ -86,14 +86,17 @@ void workspace_give(void *block) {
   int n_old = 0;
   pthread_mutex_lock(&lock);
   if (++n_taken >= WINDOW) { /* a call with a large batch, long ago, must not hold its memory for ever */
+    int64_t limit = 4 * largest + (int64_t)HUGE_PAGE;
     for (int i = n_kept - 1; i >= 0; i--)
-      if (kept[i]->size > 4 * largest + (int64_t)HUGE_PAGE) {
+      if (kept[i]->size > limit) {
         old[n_old++] = kept[i];
         kept[i] = kept[--n_kept];
       }
+    if (b->size > limit) out = b;
     n_taken = largest = 0;
   }
-  if (n_kept < KEPT) {
+  if (out) {
+  } else if (n_kept < KEPT) {
     kept[n_kept++] = b;
   } else { /* full: the smallest goes */
     int least = 0;
