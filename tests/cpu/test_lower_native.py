@@ -67,3 +67,9 @@ def test_norms_and_losses():
 def test_dynamic():
     batch([f for k, f in enumerate(rows.REDUCTIONS) if k not in (30, 31, 33)], rows.make((3, 4, 6)), dynamic=True)
     batch(rows.UNARY, rows.make((3, 4, 6)), dynamic=True)
+
+
+def test_results_keep_eagers_strides():
+    x = rows.make((4, 8))
+    batch([lambda x: (x + 1).expand(3, 4, 8), lambda x: (x + 1).sum(1, keepdim=True).expand(4, 8), lambda x: (x + 1).unfold(1, 3, 1)], x)
+    batch([lambda x: torch.nonzero(x > 0) * 2, lambda x: x[x > 0].sum(), lambda x: (x + 1)[::2, 1::3], lambda x: x.t() + 1], x)

@@ -471,7 +471,6 @@ MORE = [
     lambda x: torch.addmv(x[0, :, 0], x[0], x[1, 0], beta=0.5, alpha=2),
     lambda x: torch.addr(x[0], x[0, :, 0], x[0, 0], beta=0, alpha=2),
     lambda x: x[0].trace(),
-    torch.frexp,
     torch.angle,
     lambda x: torch.renorm(x, 2, 1, 2.0),
     lambda x: F.pixel_shuffle(
