@@ -19,6 +19,7 @@ from .codes import Unsupported
 from .emit.c import emit_kernel
 from .emit.host import describe, emit_host
 from .graph.functionalise import functionalise
+from .graph.readable import readable
 from .graph.sizes import SizeFacts
 from .graph.spec import FunctionalGraph
 from .ir.expr import Expr
@@ -71,6 +72,7 @@ class Source:
     host: str
     kernels: tuple[str, ...]
     manifest: Manifest
+    origins: tuple[str, ...] = ()  # per kernel: operators and user's lines; beside the text, which is shared by equal kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,15 @@ def emit(p: Plan, options: Options) -> Source:
     """Plan -> C text of the host program and of its kernels, and the manifest that the loader reads."""
     kernels = tuple(emit_kernel(k) for k in p.kernels)
     names = tuple(building.kernel_name(text) for text in kernels)
-    return Source(emit_host(p, names), kernels, Manifest.of(describe(p)))
+    origins = tuple(f"{name}: {', '.join(k.origins)}" for name, k in zip(names, p.kernels, strict=True))
+    return Source(emit_host(p, names), kernels, Manifest.of(describe(p)), origins)
 
 
 def show_source(s: Source) -> str:
-    return "\n".join([s.host, *dict.fromkeys(s.kernels)])
+    made: dict[str, list[str]] = {}  # kernel text -> where it comes from
+    for text, origin in zip(s.kernels, s.origins, strict=True):
+        made.setdefault(text, []).append(f"/* {origin.replace('*/', '* /')} */")
+    return "\n".join([s.host, *(line for text, origins in made.items() for line in (*origins, text))])
 
 
 # The road below the functional graph: what a cache hit skips.
@@ -176,7 +182,7 @@ def compile_graph(
     Whatever cannot be compiled natively runs as the captured graph, eagerly, and is counted with its code (event "fallback").
     """
     if options.trace_enabled:
-        events.emit("artifact", graph=name, name="captured_graph.py", text=gm.print_readable(print_output=False))
+        events.emit("artifact", graph=name, name="captured_graph.py", text=readable(gm))
     operators = sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
     if backend != "inductor":
         with events.timed("backend", graph=name):
