@@ -1,6 +1,6 @@
 """Script: functionalise every op_db entry at one dtype and compare with eager; prints what differs and a summary.
 
-python tests/cpu/op_db_graph.py [--only GLOB] [--samples N] [--dtype float32] [--inplace]
+python tests/cpu/op_db_graph.py [--only GLOB] [--samples N] [--dtype float32] [--inplace] [--layout given] [--dynamic]
 """
 
 from __future__ import annotations
@@ -17,17 +17,26 @@ import torch
 from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).parent))
-from graph_harness import difference, graph_of
+from graph_harness import difference, graph_of  # noqa: I001
 
 from torchsmith import events
 from torchsmith.codes import Unsupported
 
 
-def try_sample(fn, sample) -> str:
+LAYOUTS = {
+    "given": lambda t: t,
+    "transposed": lambda t: t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() >= 2 else t,
+    "reversed": lambda t: t.permute(tuple(range(t.dim())[::-1])).contiguous().permute(tuple(range(t.dim())[::-1])),
+    "channels_last": lambda t: t.to(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim(), torch.preserve_format)),
+    "gaps": lambda t: torch.stack([t, t], -1)[..., 0] if t.dim() else t,
+}
+
+
+def try_sample(fn, sample, layout, dynamic: bool) -> str:
     """ "ok", "CODE detail", or what differs."""
     leaves, tree = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
-    tensors = tuple(leaves[i].detach() for i in at)
+    tensors = tuple(layout(leaves[i].detach()) for i in at)
 
     def call(*given):
         filled = list(leaves)
@@ -37,7 +46,7 @@ def try_sample(fn, sample) -> str:
         return fn(first, *args, **kwargs)
 
     try:
-        fg = graph_of(call, *tensors)
+        fg = graph_of(call, *tensors, dynamic=tuple(range(len(tensors))) if dynamic else ())
     except Unsupported as e:
         return f"{e.code} {e.detail}"
     return difference(call, tensors, fg, exact=False) or "ok"
@@ -49,6 +58,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--inplace", action="store_true")
+    parser.add_argument("--layout", default="given", choices=LAYOUTS)
+    parser.add_argument("--dynamic", action="store_true")
     options = parser.parse_args()
     from torch.testing._internal import common_methods_invocations as invocations
 
@@ -77,7 +88,7 @@ def main() -> None:
                     continue
                 count += 1
                 try:
-                    result = try_sample(fn, sample)
+                    result = try_sample(fn, sample, LAYOUTS[options.layout], options.dynamic)
                 except Exception as e:  # the script's purpose is to list every kind of failure
                     result = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
                 if result != "ok":

@@ -211,30 +211,47 @@ def propagate_strides(shape: Sizes, operands: Sequence[torch.Tensor]) -> Sizes:
 
 
 def sorted_strides(shape: Sizes, operands: Sequence[torch.Tensor]) -> Sizes:
+    """Dimensions in the order of the operands' strides. Sizes that vary are compared by their hints: one order for all sizes."""
+    return strides_by_rows(shape, [(t.shape, t.stride()) for t in operands])
+
+
+def strides_by_rows(shape: Sizes, operands: Sequence[tuple[Sequence[Size], Sequence[Size]]]) -> Sizes:
     n = len(shape)
+    sizes = [hint_of(s) for s in shape]
     rows = []
-    for t in operands:
-        sizes, strides = t.shape, t.stride()
-        offset = n - len(sizes)
-        row: list[Size] = [0] * n
-        for i in range(len(sizes)):
-            row[offset + i] = 0 if is_static_one(sizes[i]) and not is_static_one(shape[offset + i]) else strides[i]
+    for given, strides in operands:
+        offset = n - len(given)
+        row = [0] * n
+        for i in range(len(given)):
+            row[offset + i] = 0 if is_static_one(given[i]) and not is_static_one(shape[offset + i]) else hint_of(strides[i])
         rows.append(row)
+    perm = dimension_order(sizes, rows)
+    if perm == list(range(n - 1, -1, -1)):
+        return contiguous_strides(shape)
+    out: list[Size] = [0] * n
+    step: Size = 1
+    for d in perm:
+        out[d] = step
+        step = step * shape[d]
+    return tuple(out)
+
+
+def dimension_order(sizes: list[int], rows: list[list[int]]) -> list[int]:
+    """Dimensions from fastest to slowest; a stride of 0 has no opinion, the first row that has one decides."""
 
     def should_swap(a: int, b: int) -> int:
         for row in rows:
             x, y = row[a], row[b]
-            if is_zero(x) or is_zero(y):
+            if x == 0 or y == 0:
                 continue
-            if same(x, y):
-                if not same(shape[a], shape[b]) and shape[a] > shape[b]:
+            if x == y:
+                if sizes[a] > sizes[b]:
                     return 1
-            elif x < y:
-                return -1
             else:
-                return 1
+                return -1 if x < y else 1
         return 0
 
+    n = len(sizes)
     perm = list(range(n - 1, -1, -1))
     for i in range(1, n):
         high = i
@@ -245,14 +262,7 @@ def sorted_strides(shape: Sizes, operands: Sequence[torch.Tensor]) -> Sizes:
                 high = low
             elif c < 0:
                 break
-    if perm == list(range(n - 1, -1, -1)):
-        return contiguous_strides(shape)
-    out: list[Size] = [0] * n
-    step: Size = 1
-    for d in perm:
-        out[d] = step
-        step = step * shape[d]
-    return tuple(out)
+    return perm
 
 
 def is_static_one(s: Size) -> bool:

@@ -170,7 +170,7 @@ def _write_backs(rec: Recording) -> tuple[tuple[int, Node], ...]:
         if not isinstance(t, torch.Tensor):
             continue
         root = rec.value_of(t).root
-        if rec.value_of(t).steps:
+        if _spec(t) != root.spec or t.storage_offset():
             raise Unsupported("GRA006", detail="an input's own sizes or strides are changed")
         if root.node is rec.placeholders[number]:
             continue

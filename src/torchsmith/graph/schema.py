@@ -34,7 +34,7 @@ class OpInfo:
 
 
 def _signature(op: OpOverload, without: frozenset[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((a.name, str(a.type)) for a in op._schema.arguments if a.name not in without)
+    return tuple(sorted((a.name, str(a.type)) for a in op._schema.arguments if a.name not in without))
 
 
 @cache

@@ -12,6 +12,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -165,13 +167,47 @@ class _Functions(TorchFunctionMode):
     def __init__(self, trace: Tracing) -> None:
         super().__init__()
         self.trace = trace
+        self.entered: list[FunctionType] = []  # Python functions being run for this mode, innermost last
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.trace.note_autocast()
         found = FUNCTION_RULES.get(func)
-        if found is None:
-            return func(*args, **(kwargs or {}))
-        return found(self.trace, func, *args, **(kwargs or {}))
+        if found is not None:
+            return found(self.trace, self.plainly(func), *args, **(kwargs or {}))
+        return self.plainly(func)(*args, **(kwargs or {}))
+
+    def plainly(self, func: Any) -> Any:
+        """`func` itself, past this mode; a Python function so that the torch functions it calls still come here."""
+        if type(func) is not FunctionType or func in self.entered:
+            return func
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.entered.append(func)
+            try:
+                with self:
+                    return without_check(func)(*args, **kwargs)
+            finally:
+                self.entered.pop()
+
+        return call
+
+
+CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def _never(*args: Any) -> bool:
+    return False
+
+
+@cache
+def without_check(func: FunctionType) -> FunctionType:
+    """The same function in a copy of its globals where torch's question "does a mode want this call?" is answered no."""
+    if not any(name in func.__globals__ for name in CHECKS):
+        return func
+    names = func.__globals__ | dict.fromkeys(CHECKS, _never)
+    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
 
 
 class Tracing(AbstractContextManager["Tracing"]):

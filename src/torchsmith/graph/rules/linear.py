@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from ..layout import Sizes, contiguous_strides
+from ..layout import Sizes, contiguous_strides, result_dtype
 from ..tracing import make, rule
+from .pointwise import elementwise
+from .views import unsqueeze
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -86,4 +88,5 @@ def dot(self: Tensor, other: Tensor) -> Tensor:
 
 @rule(aten.addr.default)
 def addr(self: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return product((vec1.shape[0], vec2.shape[0]), vec1)
+    operands = ((self,) if beta else ()) + (unsqueeze(vec1, 1), unsqueeze(vec2, 0))
+    return elementwise(operands, result_dtype(*operands))

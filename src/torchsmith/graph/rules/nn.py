@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, contiguous_strides, format_strides, same, suggest_format
-from ..tracing import make, rule
-from .views import axis, copy_strides
+from .. import learn
+from ..layout import Size, contiguous_strides, format_strides, is_symbolic, propagate_strides, same, suggest_format
+from ..tracing import current, make, rule
+from .views import axis, copy_strides, slice_, unsqueeze
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -61,12 +62,23 @@ def convolution(
         if out[-1] <= 0 and not transposed:
             raise RuntimeError("Calculated output size is too small: kernel size can't be greater than actual input size")
     shape = [*([input.shape[0]] if batched else []), channels, *out]
-    return fresh(shape, input.dtype, _convolution_format(input, weight))
+    kept = _convolution_format(input if batched else unsqueeze(input, 0), weight)
+    if n == 3 and kept is not CONTIGUOUS and not is_symbolic((*input.shape, *weight.shape)):
+        return learn.shapes(
+            aten.convolution.default,
+            (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups),
+            {},
+            current().facts,
+        )  # which 3-d kernel eager picks depends on sizes and threads
+    if n == 1 and kept is not CONTIGUOUS:  # computed in two dimensions
+        strides = list(format_strides((shape[0], channels, 1, out[0]) if batched else (1, channels, 1, out[0]), kept))
+        return make(shape, strides[:2] + strides[3:] if batched else [strides[1], strides[3]], input.dtype)
+    return fresh(shape, input.dtype, kept if batched else CONTIGUOUS)
 
 
 def _convolution_format(input: Tensor, weight: Tensor) -> torch.memory_format:
-    if input.dim() not in (4, 5):
-        return CONTIGUOUS
+    if weight.dim() == 3:
+        input, weight = unsqueeze(input, 2), unsqueeze(weight, 2)
     formats = (suggest_format(input), suggest_format(weight))
     return next((f for f in formats if f is not CONTIGUOUS), CONTIGUOUS)
 
@@ -262,7 +274,7 @@ def _pad(n: int) -> Any:
         sizes = list(self.shape)
         for i in range(n):
             sizes[-1 - i] = sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1]
-        return fresh(sizes, self.dtype, suggest_format(self) if n == 2 else CONTIGUOUS)
+        return fresh(sizes, self.dtype, suggest_format(self) if n > 1 else CONTIGUOUS)
 
     return shape
 
@@ -289,7 +301,11 @@ def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
 @rule(aten.glu.default)
 def glu(self: Tensor, dim: int = -1) -> Tensor:
     d = axis(dim, self.dim())
-    return make_dense([s // 2 if i == d else s for i, s in enumerate(self.shape)], self.dtype)
+    n = self.shape[d]
+    if n % 2:
+        raise RuntimeError(f"Halving dimension must be even, but dimension {d} is size {n}")
+    halves = (slice_(self, d, 0, n // 2), slice_(self, d, n // 2, n))
+    return make(halves[0].shape, propagate_strides(tuple(halves[0].shape), halves), self.dtype)
 
 
 def make_dense(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:

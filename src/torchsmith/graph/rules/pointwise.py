@@ -45,7 +45,7 @@ POINTWISE: dict[Dtype, str] = {
         erf erfc erfinv lgamma digamma logit sinc special_i0e special_i1 special_i1e special_entr special_ndtri special_log_ndtr
         special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_erfcx special_modified_bessel_i0
         special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
-        special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai i0 polygamma mvlgamma deg2rad rad2deg
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai i0 polygamma deg2rad rad2deg
         special_ndtr special_polygamma special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_hermite_polynomial_h
         special_hermite_polynomial_he special_laguerre_polynomial_l special_chebyshev_polynomial_v special_chebyshev_polynomial_w
         special_legendre_polynomial_p igamma igammac""",
@@ -171,9 +171,19 @@ def angle(self: torch.Tensor) -> torch.Tensor:
     return elementwise((self,), self.dtype.to_real() if self.dtype.is_complex else float_dtype(self.dtype))
 
 
+@rule(aten.bernoulli.default, aten.bernoulli.p)
+def bernoulli(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return make(self.shape, contiguous_strides(tuple(self.shape)), self.dtype)
+
+
+@rule(aten.mvlgamma.default)
+def mvlgamma(self: torch.Tensor, p: int) -> torch.Tensor:
+    return make(self.shape, contiguous_strides(tuple(self.shape)), float_dtype(self.dtype))
+
+
 def register_random() -> None:
     """Random results have the layout of their operand."""
-    names = """bernoulli.default bernoulli.p bernoulli.Tensor uniform.default normal_functional.default exponential.default
+    names = """bernoulli.Tensor uniform.default normal_functional.default exponential.default
         random.default random.from random.to cauchy.default log_normal.default geometric.default poisson.default"""
     for name in names.split():
         packet, overload = name.split(".")

@@ -8,9 +8,18 @@ from typing import Any
 import torch
 
 from ...codes import Unsupported
-from ..layout import Size, broadcast, contiguous_strides, format_strides, is_static_one, propagate_strides, result_dtype, suggest_format
+from ..layout import (
+    Size,
+    broadcast,
+    contiguous_strides,
+    format_strides,
+    is_static_one,
+    result_dtype,
+    strides_by_rows,
+    suggest_format,
+)
 from ..tracing import current, make, rule
-from .views import axis, copy_strides, split, split_with_sizes
+from .views import axis, copy_strides, split, split_with_sizes, unsqueeze
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -50,7 +59,14 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         if tuple(t.shape) != tuple(first.shape):
             raise RuntimeError(f"stack expects each tensor to be equal size, but got {list(first.shape)} and {list(t.shape)}")
     d = axis(dim, first.dim() + 1)
-    return dense((*first.shape[:d], len(tensors), *first.shape[d:]), result_dtype(*tensors))
+    if d == first.dim():
+        return cat([unsqueeze(t, d) for t in tensors], d)
+    joined = cat(tensors, d)  # eager joins along the dimension and splits it
+    if not joined._has_symbolic_sizes_strides:
+        return joined.view(*first.shape[:d], len(tensors), *first.shape[d:])
+    strides = list(joined.stride())
+    shape = (*first.shape[:d], len(tensors), *first.shape[d:])
+    return make(shape, (*strides[:d], first.shape[d] * strides[d], *strides[d:]), joined.dtype)
 
 
 @rule(aten.embedding.default)
@@ -77,8 +93,18 @@ def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 for _op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_put.default, aten._unsafe_index_put.default,
-            aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.put.default):  # fmt: skip
+            aten.put.default):  # fmt: skip
     rule(_op)(kept)
+
+
+def same_strides(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """An updated copy with the very strides of self, gaps included; a self that overlaps itself is copied as an element-wise kernel does."""
+    overlaps = any(type(s) is int and s == 0 and not is_static_one(n) for n, s in zip(self.shape, self.stride(), strict=True))
+    return kept(self) if overlaps else make(self.shape, self.stride(), self.dtype)
+
+
+for _op in (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default):
+    rule(_op)(same_strides)
 
 
 def row_major(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -98,7 +124,7 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 @rule(aten.as_strided_scatter.default)
 def as_strided_scatter(self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
-    return make(self.shape, copy_strides(self, None), self.dtype)
+    return same_strides(self)
 
 
 @rule(aten.copy.default)
@@ -114,10 +140,16 @@ def take(self: Tensor, index: Tensor) -> Tensor:
 
 @rule(aten.tril.default, aten.triu.default)
 def tril(self: Tensor, diagonal: int = 0) -> Tensor:
-    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), self.dtype)
+    return dense(self.shape, self.dtype)
 
 
-@rule(aten.flip.default, aten.roll.default)
+@rule(aten.roll.default)
+def roll(self: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    """Eager joins two slices."""
+    return make(self.shape, format_strides(tuple(self.shape), suggest_format(self) if dims else None), self.dtype)
+
+
+@rule(aten.flip.default)
 def flip(self: Tensor, *args: Any) -> Tensor:
     return make(self.shape, copy_strides(self, None), self.dtype)
 
@@ -178,16 +210,14 @@ def index(self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 def _index_strides(self: Tensor, before: list[int], after: list[int], common: Any, indices: list[Tensor], shape: Any) -> Any:
     """The element-wise kernel behind indexing sees self restrided over the result and the indices reshaped into it."""
-    if len(shape) <= 1 or any(t._has_symbolic_sizes_strides for t in (self, *indices)):
+    if len(shape) <= 1:
         return contiguous_strides(shape)
-    seen = []
     lead, tail = len(before), len(after)
-    mine = [self.stride(d) for d in before] + [0] * len(common) + [self.stride(d) for d in after]
-    seen.append(torch.empty(0, dtype=self.dtype, device="meta").as_strided(shape, mine))
+    rows = [(shape, [self.stride(d) for d in before] + [0] * len(common) + [self.stride(d) for d in after])]
     for t in indices:
         own = [0] * (len(common) - t.dim()) + [0 if is_static_one(s) else st for s, st in zip(t.shape, t.stride(), strict=True)]
-        seen.append(torch.empty(0, dtype=t.dtype, device="meta").as_strided(shape, [0] * lead + own + [0] * tail))
-    return propagate_strides(tuple(shape), seen)
+        rows.append((shape, [0] * lead + own + [0] * tail))
+    return strides_by_rows(tuple(shape), rows)
 
 
 # ---------------------------------------------------------------- sizes that depend on the data
