@@ -98,7 +98,7 @@ for _op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_p
 
 
 def same_strides(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """An updated copy with the very strides of self, gaps included; a self that overlaps itself is copied as an element-wise kernel does."""
+    """An updated copy with the very strides of self, gaps included, unless self overlaps itself."""
     overlaps = any(type(s) is int and s == 0 and not is_static_one(n) for n, s in zip(self.shape, self.stride(), strict=True))
     return kept(self) if overlaps else make(self.shape, self.stride(), self.dtype)
 
