@@ -13,7 +13,9 @@
 #ifdef Py_GIL_DISABLED
 #error "torchsmith's frame extension needs the GIL"
 #endif
-#define TS_HAS_DICT_VERSION (PY_VERSION_HEX < 0x030D0000)
+#ifndef TS_WATCHES /* dicts tell us of changes (3.12 on); before, they carry a version */
+#define TS_WATCHES (PY_VERSION_HEX >= 0x030C0000)
+#endif
 
 /* ---- tensor.c: metadata of a torch.Tensor without torch's headers */
 typedef struct {
@@ -46,6 +48,12 @@ int ts_state_is_foreign(const State *s); /* under a dispatch mode or functorch *
 int ts_profiling(void);
 PyObject *ts_setup_state(PyObject *self, PyObject *args);
 PyObject *ts_state_info(PyObject *self, PyObject *unused);
+
+/* ---- watch.c: a word that changes whenever the dict does */
+const uint64_t *ts_version_acquire(PyObject *dict); /* NULL without an error: not to be had */
+const uint64_t *ts_version_peek(PyObject *dict);    /* the word if somebody has acquired it */
+void ts_version_release(const uint64_t *word);
+int ts_watch_init(void);
 
 /* ---- guards.c: a guard program, run against one call */
 enum { NODE_LOCAL, NODE_GLOBAL, NODE_GLOBAL_IN, NODE_CELL, NODE_FIXED, NODE_INSTANCE, NODE_MODULE_DICT, NODE_TYPE_ATTR, NODE_GETATTR,

@@ -10,18 +10,13 @@
 #include "guards.h"
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* dict versions and borrowed weak references: known and wanted */
 
-#if PY_VERSION_HEX < 0x030D0000
-
-static inline uint64_t dict_version(PyObject *d) { return ((PyDictObject *)d)->ma_version_tag; }
-#else
-static inline uint64_t dict_version(PyObject *d) { return 0; }
-#endif
 #define UNSTABLE 4 /* a node whose record broke this often is evaluated on every call instead */
 
 void ts_record_free(Record *r) {
   if (!r || --r->users > 0) return;
   for (int i = 0; i < r->n_ops; i++)
     if (OP_KIND(&r->ops[i]) == OP_PIN) Py_XDECREF((PyObject *)r->ops[i].b);
+    else if (OP_KIND(&r->ops[i]) == OP_DICT) ts_version_release(OP_POINTER(&r->ops[i]));
     else if (OP_KIND(&r->ops[i]) == OP_TYPE_VERSION) Py_XDECREF((PyObject *)OP_POINTER(&r->ops[i]));
   PyMem_Free(r->ops);
   PyMem_Free(r->about);
@@ -75,7 +70,10 @@ static int seen(Check *c, int kind, void *p) {
 }
 
 static void note_dict(Check *c, int node, PyObject *dict) {
-  if (c->build && !seen(c, 1, dict)) push_op(c, OP_DICT, node, dict, dict_version(dict));
+  if (!c->build || seen(c, 1, dict)) return;
+  const uint64_t *word = ts_version_acquire(dict);
+  if (!word) c->build_failed = 1;
+  else if (!push_op(c, OP_DICT, node, (void *)word, *word)) ts_version_release(word);
 }
 static void note_object_dict(Check *c, int node, PyObject *obj, PyObject **slot, PyObject *dict) {
   if (c->build && !seen(c, 2, obj)) push_op(c, OP_OBJECT_DICT, node, slot, (uintptr_t)dict);
@@ -83,19 +81,19 @@ static void note_object_dict(Check *c, int node, PyObject *obj, PyObject **slot,
 static void note_type(Check *c, int node, PyObject *obj) {
   if (c->build && (Py_TYPE(obj)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !seen(c, 3, obj)) push_op(c, OP_TYPE, node, obj, (uintptr_t)Py_TYPE(obj));
 }
+static inline int has_version(PyTypeObject *type) {
+  return (PY_VERSION_HEX >= 0x030C0000 || type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) && type->tp_version_tag;
+}
 /* 1: noted (or known); 0: this type has no version, look it up each time */
 static int note_type_version(Check *c, int node, PyTypeObject *type) {
   if (!c->build) return 0;
-  if (!(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) || !type->tp_version_tag) return 0;
+  if (!has_version(type)) return 0;
   if (!seen(c, 4, type)) push_op(c, OP_TYPE_VERSION, node, Py_NewRef(type), type->tp_version_tag);
   return 1;
 }
 
 /* May values reached through node b be called static? Pins a dynamic node to its present object. */
 static int static_base(Check *c, int b) {
-#if !TS_HAS_DICT_VERSION
-  return 0;
-#endif
   if (!c->build || c->e->unstable[b] >= UNSTABLE) return 0;
   if (c->status[b] == ST_STATIC || c->status[b] == ST_PINNED) return 1;
   PyObject *v = c->values[b];
@@ -162,7 +160,7 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     PyObject *d = n->kind == NODE_GLOBAL ? f->globals : PyModule_Check(n->extra) ? PyModule_GetDict(n->extra) : n->extra;
     if (!PyDict_Check(d)) return NULL;
     /* a call under other globals never gets this far: the entry is for one namespace */
-    keep = TS_HAS_DICT_VERSION && c->build && c->e->unstable[i] < UNSTABLE && (n->kind == NODE_GLOBAL_IN || c->e->globals == d);
+    keep = c->build && c->e->unstable[i] < UNSTABLE && (n->kind == NODE_GLOBAL_IN || c->e->globals == d);
     if (keep) note_dict(c, i, d);
     v = PyDict_GetItemWithError(d, n->key);
     if (v || PyErr_Occurred()) break;
@@ -217,7 +215,7 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
   case NODE_ITEM_DICT:
   dict_item:
     if (!PyDict_Check(base)) return NULL;
-    keep = c->build && c->status[n->base] == ST_STATIC && c->e->unstable[n->base] < UNSTABLE && TS_HAS_DICT_VERSION;
+    keep = c->build && c->status[n->base] == ST_STATIC && c->e->unstable[n->base] < UNSTABLE;
     if (keep) note_dict(c, n->base, base);
     v = PyDict_GetItemWithError(base, n->key);
     break;
@@ -497,7 +495,7 @@ static void note_unstable(Check *c, const RecordOp *op) {
     const Node *n = &e->nodes[i];
     if (i == node || (n->kind != NODE_GLOBAL && n->kind != NODE_GLOBAL_IN)) continue;
     PyObject *d = n->kind == NODE_GLOBAL ? c->f->globals : PyModule_Check(n->extra) ? PyModule_GetDict(n->extra) : n->extra;
-    if (d == OP_POINTER(op) && e->unstable[i] < UNSTABLE) e->unstable[i]++;
+    if (ts_version_peek(d) == OP_POINTER(op) && e->unstable[i] < UNSTABLE) e->unstable[i]++;
   }
 }
 
@@ -506,12 +504,12 @@ static int check_fast(Check *c) {
   int ignored, ok;
   for (const RecordOp *op = r->ops, *end = op + r->n_ops; op < end; op++) {
     switch (OP_KIND(op)) {
-    case OP_DICT: if (dict_version((PyObject *)op->a) != op->b) goto changed; break; /* OP_DICT is 0: `a` is the pointer */
+    case OP_DICT: if (*(const uint64_t *)op->a != op->b) goto changed; break; /* OP_DICT is 0: `a` is the pointer */
     case OP_OBJECT_DICT: if (*(uintptr_t *)OP_POINTER(op) != op->b) goto changed; break;
     case OP_TYPE: if ((uintptr_t)Py_TYPE((PyObject *)OP_POINTER(op)) != op->b) goto changed; break;
     case OP_TYPE_VERSION: {
       PyTypeObject *t = OP_POINTER(op);
-      if (!(t->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) || t->tp_version_tag != (unsigned)op->b) goto changed;
+      if (!has_version(t) || t->tp_version_tag != (unsigned)op->b) goto changed;
       break;
     }
     case OP_TENSOR: /* a parameter: same object, is its metadata still the same? */

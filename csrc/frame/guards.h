@@ -11,7 +11,7 @@ enum { SH_CONST, SH_NODE, SH_NOT, SH_NEG, SH_ABS, SH_ADD, SH_SUB, SH_MUL, SH_FLO
        SH_LE, SH_GT, SH_GE, SH_AND, SH_OR };
 
 /* Two words an op, because a large model has thousands: the kind stands in the low bits of `a`.
- *   DICT (dict, version)  OBJECT_DICT (place of the __dict__ pointer, dict)  TYPE (object, type)  TYPE_VERSION (type, tag)
+ *   DICT (version word, version)  OBJECT_DICT (place of the __dict__ pointer, dict)  TYPE (object, type)  TYPE_VERSION (type, tag)
  *   TENSOR (object, TensorGuard)  PIN (object, weak reference)  GUARD (-, -) */
 typedef struct { uintptr_t a, b; } RecordOp;
 struct Record {

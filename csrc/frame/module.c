@@ -32,7 +32,7 @@ PyMODINIT_FUNC PyInit__frame(void) {
     return NULL;
   if (PyModule_AddObjectRef(m, "Entry", (PyObject *)&Entry_Type) < 0 || PyModule_AddObjectRef(m, "Dispatcher", (PyObject *)&Dispatcher_Type) < 0 ||
       PyModule_AddObjectRef(m, "ModuleCall", (PyObject *)&ModuleCall_Type) < 0 ||
-      PyModule_AddFunctions(m, ts_hook_methods) < 0 || ts_hook_init(m) < 0)
+      PyModule_AddFunctions(m, ts_hook_methods) < 0 || ts_hook_init(m) < 0 || ts_watch_init() < 0)
     return NULL;
   return m;
 }

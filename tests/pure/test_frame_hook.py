@@ -337,6 +337,7 @@ def test_guards_on_objects_notice_changes():
         assert got[0] == got[1] == got[2]
         return got[0]
 
+    assert ok() and e.recorded["dict"] >= 1
     for _ in range(3):
         assert ok()
         b.a = 2
@@ -372,6 +373,53 @@ def test_guards_on_objects_notice_changes():
         object.__setattr__(b, "a", 9)
         assert not ok()
         b.a = 1
+
+
+def test_watched_things_may_die():
+    class Box:
+        pass
+
+    def made():
+        outer, inner = Box(), Box()
+        outer.inner, inner.a, inner.table = inner, 1, {"k": 1}
+        return outer
+
+    nodes = [(LOCAL, -1, 0, "x"), (INSTANCE, 0, 0, "inner"), (INSTANCE, 1, 0, "a"), (INSTANCE, 1, 0, "table"), (DICT, 3, 0, "k")]
+    rows = [(TYPE, 0, Box), (TYPE, 1, Box), (EQUALS, 2, 1), (EQUALS, 4, 1)]
+    entries = [entry(nodes, rows, [], lambda: ()) for _ in range(3)]
+    for round_ in range(20):
+        boxes = [made() for _ in range(3)]
+        for _ in range(2):
+            assert all(e.check((b,), {}, None) for e in entries for b in boxes)
+        assert all(e.check((boxes[0],), {}, None) for e in entries)
+        boxes[0].inner = made().inner
+        assert all(e.check((boxes[0],), {}, None) for e in entries)
+        boxes[0].inner.table["k"] = round_ + 2
+        assert not any(e.check((boxes[0],), {}, None) for e in entries)
+        del boxes[0].inner
+        assert not any(e.check((boxes[0],), {}, None) for e in entries)
+        if round_ % 5 == 0:
+            entries[0] = entry(nodes, rows, [], lambda: ())
+        gc.collect()
+
+
+def test_globals_are_noticed():
+    space = {"a": 1, "__builtins__": {"later": 5}}
+    e = entry([(GLOBAL, -1, 0, "a"), (GLOBAL, -1, 0, "later")], [(EQUALS, 0, 1), (EQUALS, 1, 5)], [], lambda: ())
+    for i in range(10):
+        assert e.check((), space, None)
+        assert e.check((), space, None)
+        space["other"] = i
+        assert e.check((), space, None)
+        space["a"] = 2
+        assert not e.check((), space, None)
+        space["a"] = 1
+        space["later"] = 6
+        assert not e.check((), space, None)
+        del space["later"]
+        space["__builtins__"]["later"] = 7
+        assert not e.check((), space, None)
+        space["__builtins__"]["later"] = 5
 
 
 TESTS = [f for name, f in sorted(globals().items()) if name.startswith("test_")]
