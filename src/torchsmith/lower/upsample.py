@@ -59,11 +59,19 @@ def _nearest_index(o: Expr, n: int, m: int, scale: float | None, exact: bool) ->
     return op("min", convert(op("floor", op("mul", at, Const(dt.f32, ratio))), dt.index), size(n - 1))
 
 
+def _nearest_whole(cx: Builder, x: Ref, rank: int, exact: bool) -> Any:
+    """Unknown sizes that grow by whole factors: every element is repeated."""
+    factors = [m // n for n, m in zip(x.shape[-rank:], cx.shape[-rank:], strict=True)]
+    if any(known(f) is None for f in factors):
+        return NotImplemented
+    return cx.stage(lambda i: x.load((*i[:-rank], *(o // f for o, f in zip(i[-rank:], factors, strict=True)))))
+
+
 def _nearest(rank: int, exact: bool) -> Any:
     def rule(cx: Builder, x: Ref, output_size: Any, *scales: Any) -> Any:
         sizes = _static(x, cx, rank)
         if sizes is None:
-            return NotImplemented
+            return _nearest_whole(cx, x, rank, exact)
         factors = _scales(scales, rank)
 
         def at(i: Index) -> Expr:

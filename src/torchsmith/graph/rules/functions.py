@@ -61,6 +61,55 @@ for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     function_rule(getattr(torch, _name))(_whole(getattr(aten, _name).input))
 
 
+RESIZERS = {
+    (1, "nearest"): aten.upsample_nearest1d, (2, "nearest"): aten.upsample_nearest2d, (3, "nearest"): aten.upsample_nearest3d,
+    (1, "nearest-exact"): aten._upsample_nearest_exact1d, (2, "nearest-exact"): aten._upsample_nearest_exact2d,
+    (3, "nearest-exact"): aten._upsample_nearest_exact3d, (1, "linear"): aten.upsample_linear1d,
+    (2, "bilinear"): aten.upsample_bilinear2d, (2, "bicubic"): aten.upsample_bicubic2d, (3, "trilinear"): aten.upsample_trilinear3d,
+}  # fmt: skip
+
+
+@function_rule(F.interpolate, F.upsample)
+def interpolate(
+    trace: Tracing, call: Any, input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+    align_corners: bool | None = None, *rest: Any, **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    """Symbolic sizes: torch computes the result's sizes from scale factors only where they are known."""
+    op = RESIZERS.get((input.dim() - 2, mode))
+    if op is None or rest or kwargs.get("antialias") or not input._has_symbolic_sizes_strides or (size is None) == (scale_factor is None):
+        return call(input, size, scale_factor, mode, align_corners, *rest, **kwargs)
+    rank = input.dim() - 2
+    steps: list[Any] = [None] * rank
+    if size is not None:
+        sizes = list(size) if isinstance(size, (tuple, list)) else [size] * rank
+    else:
+        factors = list(scale_factor) if isinstance(scale_factor, (tuple, list)) else [scale_factor] * rank
+        sizes = [_scaled(n, f) for n, f in zip(input.shape[2:], factors, strict=True)]
+        if not kwargs.get("recompute_scale_factor"):
+            steps = [float(f) for f in factors]
+    if any(s is None for s in sizes):
+        return call(input, size, scale_factor, mode, align_corners, **kwargs)
+    flags = () if mode.startswith("nearest") else (bool(align_corners),)
+    return trace.dispatch(op.default, (input, sizes, *flags, *steps), {})
+
+
+def _scaled(n: Any, factor: float) -> Any:
+    """The size that torch gives: the product cut off; None where a symbol meets a fraction."""
+    if isinstance(n, int):
+        return int(n * factor)
+    return n * int(factor) if factor == int(factor) else None
+
+
+@function_rule(F.upsample_nearest)
+def upsample_nearest(trace: Tracing, call: Any, input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
+    return interpolate(trace, F.interpolate, input, size, scale_factor, "nearest")
+
+
+@function_rule(F.upsample_bilinear)
+def upsample_bilinear(trace: Tracing, call: Any, input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
+    return interpolate(trace, F.interpolate, input, size, scale_factor, "bilinear", True)
+
+
 @function_rule(Tensor.device.__get__)  # type: ignore[attr-defined]
 def device(trace: Tracing, call: Any, self: Tensor) -> torch.device:
     return device_of(self)
