@@ -95,10 +95,9 @@ void workspace_give(void *block) {
     if (b->size > limit) out = b;
     n_taken = largest = 0;
   }
-  if (out) {
-  } else if (n_kept < KEPT) {
+  if (!out && n_kept < KEPT) {
     kept[n_kept++] = b;
-  } else { /* full: the smallest goes */
+  } else if (!out) { /* full: the smallest goes */
     int least = 0;
     for (int i = 1; i < n_kept; i++)
       if (kept[i]->size < kept[least]->size) least = i;

@@ -216,3 +216,43 @@ def test_what_must_not_be_prepared(case: str) -> None:
     got = plan(Scheduled(prog, tuple(body)), Options())
     assert got.prepare == () and got.state == 0 and got.consts == ()
     verify_plan(got)
+
+
+def scatter(name: str, value: Buffer, dst: Buffer, at: Expr, mode: str = "set", reads: bool = False) -> Kernel:
+    """dst[at + i] (mode)= value[i] (+ dst[i])."""
+    i = Axis("i")
+    e: Expr = Load(value.name, value.dtype, (i,))
+    if reads:
+        e = op("add", e, Load(dst.name, dst.dtype, (i,)))
+    params = tuple(Param(b.name, b.dtype, b.shape, b.layout, b is dst) for b in (value, dst))  # type: ignore[arg-type]
+    store = StoreStmt(dst.name, (at + i,), e, mode)  # type: ignore[arg-type]
+    return Kernel(name, params, (), (), const(1), (), (Loop(i, value.shape[0], "vector", (store,)),))
+
+
+def identity(src: Buffer, dst: Buffer) -> Kernel:
+    (kernel,) = (unary("copy", src, dst),)
+    loop = kernel.body[0]
+    assert isinstance(loop, Loop)
+    return replace(kernel, body=(replace(loop, body=(StoreStmt(dst.name, (Axis("i"),), Load(src.name, src.dtype, (Axis("i"),))),)),))
+
+
+@pytest.mark.parametrize("case", ["plain", "then extern and check", "extern reads it", "adds", "adds, then extern", "reads", "old value read"])
+def test_scatter_goes_into_the_input_itself(case: str) -> None:
+    x, v, t, y = buffer("x", 8, role="input"), buffer("v", 2, role="input"), buffer("t", 8), buffer("y", 8, role="output")
+    ok, h, w = buffer("ok", role="input", d=dt.bool_), buffer("h", 8), buffer("w", 4, storage_of="t")
+    mode = "add" if "adds" in case else "set"
+    body = [identity(x, t), scatter("s", v, t, const(3), mode, case == "reads"), unary("k", t, y)]
+    if "then extern" in case:
+        body += [Extern("aten.sin.default", (BufArg("y"),), (), ("h",)), Check(Load("ok", dt.bool_, ()), "index", "no")]
+    if case == "extern reads it":
+        body.append(Extern("aten.cat.default", ((BufArg("w"), BufArg("t")),), (), ("h",)))
+    if case == "old value read":
+        body.append(unary("k2", x, h))
+    got = make([x, v, t, y, ok, h, w], body, (Fresh("y"),), write_backs=(("x", "t"),))
+    if case in ("plain", "then extern and check", "extern reads it"):
+        assert copies(got) == [] and "t" not in got.buffers
+        assert [s.bufs for s in got.run if isinstance(s, Launch)] == [("v", "x"), ("x", "y")]
+        calls = [s.extern for s in got.run if isinstance(s, Call)]
+        assert case != "extern reads it" or (calls[0].args == ((BufArg("w"), BufArg("x")),) and got.places["w"] == Input(0))
+    else:
+        assert copies(got) == [("t", "x")]

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from . import dtype as dt
 from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, walk
-from .kernel import Contract, Kernel, Let, Loop, Param, Scheduled, Scratch, StoreStmt
+from .kernel import Contract, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions
 from .ops import OPS
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .print import print_element
@@ -535,6 +535,16 @@ def verify_plan(plan: Plan) -> None:
     _no_overlap(plan)
 
 
+def _depends_on_itself(kernel: Kernel, buf: str) -> bool:
+    """Would running the kernel twice give something else? A call that fails is repeated, so such writes come after the last Check."""
+
+    def adds(body: tuple[Stmt, ...]) -> bool:
+        return any(adds(s.body) if isinstance(s, Loop) else isinstance(s, StoreStmt) and s.buf == buf and s.mode != "set" for s in body)
+
+    reads = any(isinstance(n, Load) and n.buf == buf for s in kernel.body for e in expressions(s) for n in walk(e))
+    return reads or adds(kernel.body)
+
+
 class _Steps:
     """Walks the steps of a Plan in order."""
 
@@ -573,7 +583,7 @@ class _Steps:
                 fail("types", f"{name} holds {self.plan.buffers[name].dtype}, {kernel.name} wants {p.dtype}", s)
             self._given(name, s)
             place = self.plan.places[name]
-            if p.written and isinstance(place, Input):
+            if p.written and isinstance(place, Input) and _depends_on_itself(kernel, p.buf):
                 self.wrote_input = s
             if p.written and isinstance(place, State) != self.preparing:
                 fail("prepare", f"{name} is {'no state' if self.preparing else 'state'} and may not be written here", s)

@@ -3,7 +3,8 @@
 In: Scheduled, whose program lists (input, source) pairs. Out: the program without them, and a body that ends with the copies; a
 kernel that computes the source may write the input itself when nobody needs the old value afterwards.
 
-    k(x -> t); ...; x := t        becomes        ...; k(x -> x)        or        k(x -> t); ...; copy(t -> x)
+    k(x -> t); ...; x := t                     becomes  ...; k(x -> x)         or  k(x -> t); ...; copy(t -> x)
+    copy(x -> t); scatter(v -> t); ...; x := t  becomes  scatter(v -> x); ...
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 from ..ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
 from ..ir.kernel import Contract, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite
-from ..ir.program import Bind, Buffer, Check, Cond, Extern, Fresh, Layout, Program, Repeat
+from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Layout, Program, Repeat
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
 
@@ -41,9 +42,14 @@ def end_with_write_backs(scheduled: Scheduled) -> tuple[Program, tuple[Node, ...
     body = (*body, *copies)
     ends: list[Kernel] = []
     for dst, src in pairs:
-        direct = None if src.endswith("_old") else _write_directly(program, buffers, body, dst, src, pairs)
+        direct = None
+        if _is_private(program, buffers, dst, src, pairs):
+            direct = _scatter_in_place(buffers, body, dst, src) or _write_directly(buffers, body, dst, src)
         if direct is not None:
             body = direct
+            for name, b in buffers.items():
+                if b.storage_of == src:
+                    buffers[name] = replace(b, storage_of=dst)
             del buffers[src]
         else:
             ends.append(copy_kernel(f"write_back_{dst}", buffers[src], buffers[dst]))
@@ -83,18 +89,110 @@ def copy_kernel(name: str, src: Buffer, dst: Buffer) -> Kernel:
     return Kernel(name, params, tuple(syms), grid, const(max(1, COPY_GRAIN // max(1, width))), (), (stmt,), origins=("write back",))
 
 
-def _write_directly(
-    program: Program, buffers: dict[str, Buffer], body: tuple[Node, ...], dst: str, src: str, pairs: list[tuple[str, str]]
-) -> tuple[Node, ...] | None:
-    """Let the one kernel that computes `src` write `dst`; None when somebody could see the difference."""
+def _is_private(program: Program, buffers: dict[str, Buffer], dst: str, src: str, pairs: list[tuple[str, str]]) -> bool:
+    """`src` is a temp that only becomes `dst`, element by element, and `dst` becomes nothing else."""
     a, b = buffers[src], buffers[dst]
-    if a.role != "temp" or a.storage_of is not None or a.dtype is not b.dtype or a.shape != b.shape or b.layout is None:
-        return None
+    if src.endswith("_old") or a.role != "temp" or a.storage_of is not None or a.dtype is not b.dtype or a.shape != b.shape:
+        return False
+    if b.layout is None or (a.layout is not None and (a.layout.splits or a.layout.pad)):
+        return False
     if any(isinstance(r, Fresh) and r.buf == src for r in program.results) or [s for _, s in pairs].count(src) > 1:
+        return False
+    return not any(s == dst for _, s in pairs) and not any(o.storage_of == dst for o in buffers.values())
+
+
+def _scatter_in_place(buffers: dict[str, Buffer], body: tuple[Node, ...], dst: str, src: str) -> tuple[Node, ...] | None:
+    """Scatter into the input itself instead of into a copy of it; None when the old value is read, or could be written twice.
+
+    A later step may fail, and then the call is repeated eagerly: that is right because what is written does not depend on `dst`.
+    """
+    if buffers[src].layout != buffers[dst].layout:
         return None
-    if any(s == dst for _, s in pairs) or any(o.storage_of in (src, dst) for o in buffers.values()):
+    writers = [i for i, n in enumerate(body) if isinstance(n, Kernel) and any(p.buf == src and p.written for p in n.params)]
+    views = {name for name, b in buffers.items() if b.storage_of == src}
+    if len(writers) < 2 or not _is_copy(body[writers[0]], src, dst):
         return None
-    if a.layout is not None and (a.layout.splits or a.layout.pad):
+    for i, node in enumerate(body):
+        if isinstance(node, Cond | Repeat):
+            return None
+        if isinstance(node, Extern) and (dst in _names(node) or (views | {src}) & set(node.mutates) or set(node.outs) & {src, dst}):
+            return None
+        if isinstance(node, Check | Bind) and any(
+            isinstance(e, Load) and e.buf in (src, dst) for e in walk(node.cond if isinstance(node, Check) else node.value)
+        ):
+            return None
+        if isinstance(node, Kernel) and i != writers[0] and any(p.buf == dst for p in node.params):
+            return None
+        if i in writers[1:] and not _only_sets(node, src):
+            return None
+    return tuple(_rename_node(n, src, buffers[dst]) for i, n in enumerate(body) if i != writers[0])
+
+
+def _is_copy(node: Node, src: str, dst: str) -> bool:
+    """The kernel does nothing but src[i] = dst[i]."""
+    if not isinstance(node, Kernel) or {p.buf for p in node.params} != {src, dst} or node.scratch:
+        return False
+    body = node.body
+    lets: dict[Expr, Expr] = {}
+    while len(body) == 1 and isinstance(body[0], Loop) and not body[0].carry:
+        body = body[0].body
+    for stmt in body[:-1]:
+        if not isinstance(stmt, Let):
+            return False
+        lets[stmt.var] = stmt.value
+    last = body[-1] if body else None
+    if not isinstance(last, StoreStmt) or last.buf != src or last.mode != "set" or last.mask is not None:
+        return False
+    value = substitute(last.value, lets)
+    return isinstance(value, Load) and value.buf == dst and value.index == last.index and value.mask is None
+
+
+def _only_sets(node: Node, src: str) -> bool:
+    """The kernel stores into `src` without reading it or adding to it."""
+
+    def stores(body: tuple[Stmt, ...]) -> bool:
+        return all(stores(s.body) if isinstance(s, Loop) else not (isinstance(s, StoreStmt) and s.buf == src and s.mode != "set")
+                   for s in body)
+
+    if not isinstance(node, Kernel) or not stores(node.body):
+        return False
+    return not any(_load_indices(e, src) for s in node.body for e in expressions(s))
+
+
+def _names(extern: Extern) -> set[str]:
+    """Buffers among the arguments."""
+    found: set[str] = set()
+    stack: list[ExternArg] = [*extern.args, *(v for _, v in extern.kwargs)]
+    while stack:
+        arg = stack.pop()
+        if isinstance(arg, BufArg):
+            found.add(arg.buf)
+        elif isinstance(arg, tuple):
+            stack.extend(arg)
+    return found
+
+
+def _rename_node(node: Node, old: str, new: Buffer) -> Node:
+    """Kernels and externs with buffer `old` replaced by `new`."""
+
+    def argument(arg: ExternArg) -> ExternArg:
+        if isinstance(arg, BufArg) and arg.buf == old:
+            return BufArg(new.name)
+        return tuple(argument(a) for a in arg) if isinstance(arg, tuple) else arg
+
+    if isinstance(node, Kernel):
+        return _rename(node, old, new)
+    if isinstance(node, Extern):
+        return replace(
+            node, args=tuple(argument(a) for a in node.args), kwargs=tuple((k, argument(v)) for k, v in node.kwargs)
+        )
+    return node
+
+
+def _write_directly(buffers: dict[str, Buffer], body: tuple[Node, ...], dst: str, src: str) -> tuple[Node, ...] | None:
+    """Let the one kernel that computes `src` write `dst`; None when somebody could see the difference."""
+    b = buffers[dst]
+    if any(o.storage_of == src for o in buffers.values()):
         return None
     at = [i for i, n in enumerate(body) if isinstance(n, Kernel) and any(p.buf == src and p.written for p in n.params)]
     if len(at) != 1:
