@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ..codes import Unsupported
-from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec, ViewOutput
+from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, op
@@ -225,7 +225,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
             raise Unsupported("LOW002", at=node.meta.get("loc", ""), detail=str(node.target))
     by_name = {n.name: n for n in fg.graph.nodes}
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
-    results = _lower_results(cx, fg, env, by_name, inputs)
+    results = _lower_results(cx, fg, env, by_name)
     consts = _constants(fg, inputs)
     return Program(name, tuple(cx.symbols), tuple(inputs), dict(cx.buffers), tuple(cx.body), results, write_backs, consts, tuple(cx.notes))
 
@@ -385,38 +385,38 @@ def _as_output(cx: Builder, ref: Ref, spec: TensorSpec, taken: set[str]) -> str:
     return cx.copy(ref, spec.strides, role="output")
 
 
-def _lower_results(
-    cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value], by_name: dict[str, fx.Node], inputs: list[str]
-) -> tuple[Result, ...]:
-    results: list[Result] = []
+def _lower_results(cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value], by_name: dict[str, fx.Node]) -> tuple[Result, ...]:
+    fresh: dict[str, str] = {}  # fx node -> buffer; a node returned twice is one tensor
     taken: set[str] = set()
     for out in fg.outputs:
-        if isinstance(out, InputOutput):
-            results.append(InputResult(out.index))
-        elif isinstance(out, SizeOutput):
-            results.append(SizeResult(out.value))
-        elif isinstance(out, FreshOutput):
+        if isinstance(out, FreshOutput) and out.node not in fresh:
             node = by_name[out.node]
             cx.loc, cx.origin = node.meta.get("loc", ""), "result"
             ref = env[node]
             if not isinstance(ref, Ref):
                 raise Unsupported("LOW001", at=cx.loc, detail=f"result {out.node}")
-            name = _as_output(cx, ref, node.meta["spec"], taken)
-            taken.add(name)
-            results.append(Fresh(name))
-        else:
-            assert isinstance(out, ViewOutput)
-            spec = out.spec
-            of: int | str
-            if isinstance(out.of, int):
-                of = out.of
-            else:
-                base = results[out.of[1]]
-                if not isinstance(base, Fresh):
-                    raise Unsupported("LOW004", detail="a view of a result that is not fresh")
-                of = base.buf
-            results.append(ViewResult(of, spec.shape, spec.strides, spec.offset if spec.offset is not None else ZERO, ir_dtype(spec.dtype)))
-    return tuple(results)
+            fresh[out.node] = _as_output(cx, ref, node.meta["spec"], taken)
+            taken.add(fresh[out.node])
+    return tuple(_result_of(fg, out, fresh) for out in fg.outputs)
+
+
+def _result_of(fg: FunctionalGraph, out: Output, fresh: dict[str, str]) -> Result:
+    if isinstance(out, FreshOutput):
+        return Fresh(fresh[out.node])
+    if isinstance(out, InputOutput):
+        return InputResult(out.index)
+    if isinstance(out, SizeOutput):
+        return SizeResult(out.value)
+    of: int | str
+    if isinstance(out.of, int):
+        of = out.of
+    else:
+        base = fg.outputs[out.of[1]]
+        if not isinstance(base, FreshOutput):
+            raise Unsupported("LOW004", detail="a view of a result that is not fresh")
+        of = fresh[base.node]
+    spec = out.spec
+    return ViewResult(of, spec.shape, spec.strides, spec.offset if spec.offset is not None else ZERO, ir_dtype(spec.dtype))
 
 
 def _lower_write_backs(
