@@ -73,11 +73,11 @@ def load_attr(m: Any, obj: Any, name: str) -> Any:
     row = ATTR_ROWS.get(t)
     if row is not None:
         return row(m, obj, name)
-    if isinstance(obj, torch.Tensor):
+    if issubclass(type(obj), torch.Tensor):
         return m.tensor_attr(obj, name)
-    if isinstance(obj, type):
+    if issubclass(type(obj), type):
         return _class_attr(m, obj, name)
-    if isinstance(obj, types.ModuleType):
+    if issubclass(type(obj), types.ModuleType):
         return _python_module_attr(m, obj, name)
     return _instance_attr(m, obj, t, name)
 
@@ -93,7 +93,7 @@ def attr_or(m: Any, obj: Any, name: str, default: Any) -> Any:
 
 def _instance_attr(m: Any, obj: Any, t: type, name: str) -> Any:
     getattribute = find(m, t, "__getattribute__")
-    if isinstance(getattribute, Function):
+    if issubclass(type(getattribute), Function):
         return m.call(getattribute, [obj, name], {})
     return default_getattribute(m, obj, t, name, fallback=True)
 
@@ -122,7 +122,7 @@ def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -
                 return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
         if _dict_of(obj) is not None and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
-            base = track.source if not isinstance(obj, dict) else Attr(track.source, "__dict__", "getattr")
+            base = track.source if not issubclass(type(obj), dict) else Attr(track.source, "__dict__", "getattr")
             world.guard(base, "missing", name)
     else:
         d = _dict_of(obj)
@@ -134,7 +134,7 @@ def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -
         getter = find(m, t, "__getattr__")
         if getter is _MODULE_GETATTR:
             return _module_attr(m, obj, name, track)
-        if isinstance(getter, Function):
+        if issubclass(type(getter), Function):
             class_guard(m, t, "__getattr__", getter)
             return m.call(getter, [obj, name], {})
     raise Raised(_attribute_error(obj, t, name))
@@ -193,12 +193,12 @@ def _get_descriptor(m: Any, cattr: Any, obj: Any, t: type, name: str, track: Tra
     if getter is MISSING:
         if t.__module__ == "builtins" or id(t) in m.world.fresh_pinned:
             return cattr
-        if policy.is_trusted(t.__module__) and (type(cattr) in SCALARS or isinstance(cattr, PINNED_TYPES)):
+        if policy.is_trusted(t.__module__) and (type(cattr) in SCALARS or issubclass(type(cattr), PINNED_TYPES)):
             class_guard(m, t, name, cattr)
             return cattr
         return m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type"))
-    if isinstance(getter, Function):
-        if isinstance(cattr, enum.property):
+    if issubclass(type(getter), Function):
+        if issubclass(type(cattr), enum.property):
             return _native_get(cattr, obj, t)
         class_guard(m, t, name, cattr)
         return m.call(getter, [m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type")), obj, t], {})
@@ -213,7 +213,7 @@ def _native_get(cattr: Any, obj: Any, t: type) -> Any:
 
 
 def _bind_class(m: Any, func: Any, cls: type) -> Any:
-    if isinstance(func, Function):
+    if issubclass(type(func), Function):
         return types.MethodType(func, cls)
     return types.MethodType(func, cls) if callable(func) else func.__get__(cls)
 
@@ -280,7 +280,7 @@ def _python_module_attr(m: Any, mod: types.ModuleType, name: str) -> Any:
         return m.world.wrap(value, None if policy.is_trusted(mod.__name__) else Attr(FixedObject(mod, mod.__name__), name, "getattr"))
     value = d[name]
     if policy.is_trusted(mod.__name__):
-        if isinstance(value, PINNED_TYPES):
+        if issubclass(type(value), PINNED_TYPES):
             return value
         if mod.__name__ in ("math", "cmath", "sys") and type(value) in SCALARS:
             return value
@@ -294,7 +294,7 @@ def _class_attr(m: Any, cls: type, name: str) -> Any:
     meta = type(cls)
     mattr = find(m, meta, name) if meta is not type else type.__dict__.get(name, MISSING)
     if mattr is not MISSING and _is_data(m, type(mattr)):
-        if isinstance(mattr, property) and isinstance(mattr.fget, Function) and not policy.is_trusted(meta.__module__):
+        if issubclass(type(mattr), property) and issubclass(type(mattr.fget), Function) and not policy.is_trusted(meta.__module__):
             return m.call(mattr.fget, [cls], {})
         value = _bound(m, cls, cls, name)
         if name == "__dict__":
@@ -312,7 +312,7 @@ def _class_attr(m: Any, cls: type, name: str) -> Any:
         if vt is staticmethod:
             class_guard(m, cls, name, value)
             return value.__func__
-        if isinstance(value, property) or vt is functools.cached_property:
+        if issubclass(type(value), property) or vt is functools.cached_property:
             return value
         if issubclass(cls, enum.Enum):
             return _bound(m, cls, cls, name)
@@ -323,14 +323,14 @@ def _class_attr(m: Any, cls: type, name: str) -> Any:
             if cls.__module__ == "builtins":
                 return value
             return m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type"))
-        if isinstance(getter, Function) and not policy.is_trusted(vt.__module__):
+        if issubclass(type(getter), Function) and not policy.is_trusted(vt.__module__):
             return m.call(getter, [m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type")), None, cls], {})
         return _bound(m, cls, cls, name)
-    if isinstance(mattr, Function):
+    if issubclass(type(mattr), Function):
         return types.MethodType(mattr, cls)
     if mattr is MISSING:
         getter = find(m, meta, "__getattr__")
-        if isinstance(getter, Function) and not policy.is_trusted(meta.__module__):
+        if issubclass(type(getter), Function) and not policy.is_trusted(meta.__module__):
             return m.call(getter, [cls, name], {})
         m.world.guard(FixedObject(cls, cls.__qualname__), "missing", name)
     return _bound(m, cls, cls, name)
@@ -373,7 +373,7 @@ def _super_attr(m: Any, sup: Any, name: str) -> Any:
             value = base.__dict__[name]
             break
     else:
-        if isinstance(obj, torch.nn.Module) and name == "__call__":
+        if issubclass(type(obj), torch.nn.Module) and name == "__call__":
             return types.MethodType(torch.nn.Module.__call__, obj)
         raise Raised(AttributeError(f"'super' object has no attribute '{name}'"))
     vt = type(value)
@@ -389,9 +389,9 @@ def _super_attr(m: Any, sup: Any, name: str) -> Any:
     getter = find(m, vt, "__get__")
     if getter is MISSING:
         return m.world.wrap(value, Attr(FixedObject(base, base.__qualname__), name, "type"))
-    if isinstance(getter, Function):
+    if issubclass(type(getter), Function):
         return m.call(getter, [value, obj, start], {})
-    if isinstance(obj, type) and obj is start:
+    if issubclass(type(obj), type) and obj is start:
         return value.__get__(None, obj)
     return _native_get(value, obj, start)
 
@@ -447,14 +447,14 @@ ATTR_ROWS[functools.partial] = _partial_attr
 
 def store_attr(m: Any, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`."""
-    if isinstance(obj, torch.Tensor):
+    if issubclass(type(obj), torch.Tensor):
         m.tensor_setattr(obj, name, value)
         return
     t = type(obj)
     setter = find(m, t, "__setattr__")
     if setter is _MODULE_SETATTR:
         module_setattr(m, obj, name, value)
-    elif isinstance(setter, Function):
+    elif issubclass(type(setter), Function):
         class_guard(m, t, "__setattr__", setter)
         m.call(setter, [obj, name, value], {})
     else:
@@ -463,7 +463,7 @@ def store_attr(m: Any, obj: Any, name: str, value: Any) -> None:
 
 def default_setattr(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
     """object.__setattr__."""
-    if isinstance(obj, PINNED_TYPES):
+    if issubclass(type(obj), PINNED_TYPES):
         if id(obj) in m.world.fresh_pinned:
             m.native(setattr, [obj, name, value], {}, store=True)
         else:
@@ -479,7 +479,7 @@ def default_setattr(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
             m.call(cattr.fset, [obj, value], {})
             return
         setter = find(m, ct, "__set__")
-        if isinstance(setter, Function):
+        if issubclass(type(setter), Function):
             m.call(setter, [m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type")), obj, value], {})
             return
         if name in ("__dict__", "__class__") and m.world.of(obj) is not None:
@@ -499,7 +499,7 @@ def _store_instance(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
         m.world.use(track)
         m.world.set_attr(track, name, value)
     else:
-        m.native(object.__setattr__ if not isinstance(obj, type) else type.__setattr__, [obj, name, value], {}, store=True)
+        m.native(object.__setattr__ if not issubclass(type(obj), type) else type.__setattr__, [obj, name, value], {}, store=True)
 
 
 def module_setattr(m: Any, obj: Any, name: str, value: Any) -> None:
@@ -509,7 +509,7 @@ def module_setattr(m: Any, obj: Any, name: str, value: Any) -> None:
         m.inline(_MODULE_SETATTR, [obj, name, value], {})
         return
     cattr = find(m, type(obj), name)
-    if isinstance(cattr, property):
+    if issubclass(type(cattr), property):
         default_setattr(m, obj, type(obj), name, value)
         return
     m.world.use(track)
@@ -521,10 +521,10 @@ def delete_attr(m: Any, obj: Any, name: str) -> None:
     t = type(obj)
     deleter = find(m, t, "__delattr__")
     track = m.world.of(obj)
-    if isinstance(deleter, Function) and not (deleter is _MODULE_DELATTR and track is not None):
+    if issubclass(type(deleter), Function) and not (deleter is _MODULE_DELATTR and track is not None):
         m.call(deleter, [obj, name], {})
         return
-    if track is None and not isinstance(obj, PINNED_TYPES):
+    if track is None and not issubclass(type(obj), PINNED_TYPES):
         m.native(object.__delattr__, [obj, name], {})
         return
     load_attr(m, obj, name)

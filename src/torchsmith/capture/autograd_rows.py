@@ -40,7 +40,7 @@ class Context:
 @row(torch.autograd.Function.apply.__func__)
 def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
     cls, rest = args[0], args[1:]
-    needs = tuple(isinstance(a, Tensor) and m.recorder.info(a).requires_grad for a in rest)
+    needs = tuple(issubclass(type(a), Tensor) and m.recorder.info(a).requires_grad for a in rest)
     if not (m.grad and any(needs)):
         return _distinct(m, _forward(m, cls, rest, kwargs, needs), rest)
     recorder = m.recorder
@@ -82,7 +82,7 @@ def _forward(m: Any, cls: Any, args: Args, kwargs: Kwargs, needs: tuple[bool, ..
 
 def _distinct(m: Any, result: Any, args: Args) -> Any:
     """An input that forward returns comes back as another tensor on the same memory."""
-    if isinstance(result, Tensor) and any(result is a for a in args):
+    if issubclass(type(result), Tensor) and any(result is a for a in args):
         return m.record("method", "view_as", (result, result), {})
     if type(result) is tuple:
         return tuple(_distinct(m, r, args) for r in result)

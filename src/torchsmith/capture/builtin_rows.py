@@ -37,12 +37,12 @@ Function = types.FunctionType
 
 
 def type_of(m: Any, value: Any) -> type:
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         return m.recorder.info(value).cls  # type: ignore[no-any-return]
     track = m.world.tracks.get(id(value))
     if track is not None:
         m.world.use(track)
-    if isinstance(value, calls.TensorMethod):
+    if issubclass(type(value), calls.TensorMethod):
         return types.BuiltinMethodType
     return type(value)
 
@@ -60,15 +60,15 @@ def type_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(isinstance)
 def isinstance_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     value, classes = args
-    if isinstance(classes, tuple):
+    if issubclass(type(classes), tuple):
         return any(isinstance_(m, [value, c], {}) for c in classes)
-    if isinstance(classes, types.UnionType):
+    if issubclass(type(classes), types.UnionType):
         return any(isinstance_(m, [value, c], {}) for c in classes.__args__)
     t = type_of(m, value)
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         if classes is torch.nn.Buffer:
             return False
-        if isinstance(classes, type) and issubclass(t, classes):
+        if issubclass(type(classes), type) and issubclass(t, classes):
             return True
         if classes in _LEGACY:
             return _LEGACY[classes](value)
@@ -80,7 +80,12 @@ def isinstance_(m: Any, args: Args, kwargs: Kwargs) -> Any:
         plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[t]
         if classes in (int, float, bool):
             return issubclass(plain, classes)
+    if getattr(type(classes), "__instancecheck__", None) in _PLAIN_CHECKS:
+        return m.native(issubclass, [t, classes], {}, plain=True)  # isinstance would ask the object for __class__
     return m.native(isinstance, [value, classes], {}, plain=True)
+
+
+_PLAIN_CHECKS = (type.__instancecheck__, abc.ABCMeta.__instancecheck__)
 
 
 _LEGACY = {torch.FloatTensor: lambda t: t.dtype is torch.float32, torch.LongTensor: lambda t: t.dtype is torch.int64,
@@ -96,7 +101,7 @@ def issubclass_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(callable)
 def callable_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     type_of(m, args[0])
-    return callable(args[0]) or isinstance(args[0], calls.TensorMethod)
+    return callable(args[0]) or issubclass(type(args[0]), calls.TensorMethod)
 
 
 @row(getattr)
@@ -155,7 +160,7 @@ def vars_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(id)
 def id_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     obj = args[0]
-    if isinstance(obj, Tensor):
+    if issubclass(type(obj), Tensor):
         info = m.recorder.info(obj)
         return id(info.real) if info.real is not None else id(obj)
     track = m.world.of(obj)
@@ -176,7 +181,7 @@ def hash_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     f = pr.special(m, type(args[0]), "__hash__")
     if f is not None:
         return m.call(f, [args[0]], {})
-    if isinstance(args[0], Tensor) or m.world.of(args[0]) is not None:
+    if issubclass(type(args[0]), Tensor) or m.world.of(args[0]) is not None:
         raise Unsupported("CAP011", at=m.loc(), detail="hash() of an object from outside")
     return m.native(hash, args, {})
 
@@ -192,7 +197,7 @@ def super_(m: Any, args: Args, kwargs: Kwargs) -> Any:
         if type(first) is types.CellType:
             first = m.load_cell(first)
         args = [cls, first]
-    if isinstance(args[1], Tensor):
+    if issubclass(type(args[1]), Tensor):
         raise Unsupported("CAP021", at=m.loc(), detail="super() of a tensor")
     return m.native(super, args, {}, plain=True)
 
@@ -254,7 +259,7 @@ def _number(cls: type, name: str) -> Any:
     def convert(m: Any, args: Args, kwargs: Kwargs) -> Any:
         if args:
             value = args[0]
-            if isinstance(value, Tensor):
+            if issubclass(type(value), Tensor):
                 raise Unsupported("CAP020", at=m.loc(), detail=f"{cls.__name__}(tensor)")
             for special in (name, "__index__"):
                 f = pr.special(m, type(value), special)
@@ -319,7 +324,7 @@ def _mapping(cls: type) -> Any:
         lead = [args.pop(0)] if cls is defaultdict and args else []
         if args:
             source = args[0]
-            if isinstance(source, dict) or pr.special(m, type(source), "keys") or hasattr(type(source), "keys"):
+            if issubclass(type(source), dict) or pr.special(m, type(source), "keys") or hasattr(type(source), "keys"):
                 args = [m.mapped(source)]
             else:
                 args = [[tuple(m.unpack(pair, 2)) for pair in m.listed(source)]]
@@ -395,7 +400,7 @@ def reversed_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     f = pr.special(m, type(value), "__reversed__")
     if f is not None:
         return pr.iterator(m, m.call(f, [value], {}))
-    if isinstance(value, (list, tuple, range, str, dict, deque)) or hasattr(type(value), "__reversed__"):
+    if issubclass(type(value), (list, tuple, range, str, dict, deque)) or hasattr(type(value), "__reversed__"):
         return m.native(reversed, [value], {})
     n = pr.length(m, value)
     return iter([pr.getitem(m, value, i) for i in range(n - 1, -1, -1)])
@@ -577,7 +582,7 @@ def sorted_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(abs)
 def abs_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         return m.record("method", "abs", (value,), {})
     f = pr.special(m, type(value), "__abs__")
     return m.call(f, [value], {}) if f is not None else m.native(abs, args, {})
@@ -585,7 +590,7 @@ def abs_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @row(round)
 def round_(m: Any, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[0], Tensor):
+    if issubclass(type(args[0]), Tensor):
         decimals = args[1] if len(args) > 1 else kwargs.get("ndigits")
         return m.record("method", "round", (args[0],), {} if decimals is None else {"decimals": decimals})
     return m.native(round, args, kwargs)
@@ -624,7 +629,7 @@ row(operator.is_not)(lambda m, args, kwargs: not pr.is_same(m, *args))
 
 def _math(fn: Any) -> Any:
     def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
-        if any(isinstance(a, Tensor) for a in args):
+        if any(issubclass(type(a), Tensor) for a in args):
             raise Unsupported("CAP020", at=m.loc(), detail=f"math.{fn.__name__} of a tensor")
         if any(type(a) in (torch.SymInt, torch.SymFloat) for a in args):
             known = {math.ceil: "ceil", math.floor: "floor", math.trunc: "trunc", math.sqrt: "sqrt"}.get(fn)
@@ -664,7 +669,7 @@ def warn(m: Any, args: Args, kwargs: Kwargs) -> Any:
 def _logging(level: int | None) -> Any:
     def log(m: Any, args: Args, kwargs: Kwargs) -> Any:
         logger = args[0]
-        if not isinstance(logger, logging.Logger):
+        if not issubclass(type(logger), logging.Logger):
             raise Unsupported("CAP016", at=m.loc(), detail="logging")
         wanted = args[1] if level is None else level
         if logger.isEnabledFor(wanted):

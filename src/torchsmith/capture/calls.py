@@ -67,9 +67,9 @@ def call(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     found = BY_TYPE.get(t)
     if found is not None:
         return found(m, fn, args, kwargs)
-    if isinstance(fn, type):
+    if issubclass(type(fn), type):
         return _call_class(m, fn, args, kwargs)
-    if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if issubclass(type(fn), (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return _record(m, fn, args, kwargs)
     return _call_object(m, fn, args, kwargs)
 
@@ -79,12 +79,12 @@ def _call_object(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     t = type(fn)
     if t.__name__ == "Dispatcher" and t.__module__.endswith("_frame"):  # a compiled function: what it compiles is inlined
         return m.call(fn.function, args if fn.__self__ is None else [fn.__self__, *args], kwargs)
-    if isinstance(fn, torch.nn.Module) and hasattr(t, "_torchsmith_original"):
+    if issubclass(type(fn), torch.nn.Module) and hasattr(t, "_torchsmith_original"):
         return _call_module(m, m.world.wrap(fn._orig_mod, FixedObject(fn._orig_mod, "compiled module")), args, kwargs)
     f = find(m, t, "__call__")
     if f is torch.nn.Module.__call__:
         return _call_module(m, fn, args, kwargs)
-    if isinstance(f, Function):
+    if issubclass(type(f), Function):
         at.class_guard(m, t, "__call__", f)
         track = m.world.tracks.get(id(fn))
         if track is not None:
@@ -174,7 +174,7 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return _record(m, fn, args, kwargs)
     if fn in MACHINE_FUNCTIONS:
         return fn(*args, **kwargs)
-    if args and isinstance(args[0], Tensor):
+    if args and issubclass(type(args[0]), Tensor):
         name = policy.tensor_functions().get(fn)
         if name is not None:
             return _tensor_method(m, args[0], name, args[1:], kwargs)
@@ -218,12 +218,12 @@ def _is_recordable(values: Any) -> bool:
     """Whether a graph node can hold these arguments (a function that is given others is inlined)."""
     for v in values:
         t = type(v)
-        if t in SCALARS or isinstance(v, Tensor) or t in _RECORDABLE:
+        if t in SCALARS or issubclass(type(v), Tensor) or t in _RECORDABLE:
             continue
         if t in (list, tuple):
             if not _is_recordable(v):
                 return False
-        elif t is Function or isinstance(v, torch.nn.Module) or (t.__flags__ & 0x200 and not isinstance(v, (int, float, str, tuple))):
+        elif t is Function or issubclass(type(v), torch.nn.Module) or (t.__flags__ & 0x200 and not issubclass(type(v), (int, float, str, tuple))):
             return False
     return True
 
@@ -376,11 +376,11 @@ def _call_builtin(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn in policy.leaf_functions():
         return _record(m, fn, args, kwargs)
     self = fn.__self__
-    if self is None or isinstance(self, types.ModuleType):
+    if self is None or issubclass(type(self), types.ModuleType):
         return _call_c_function(m, fn, args, kwargs)
-    if isinstance(self, Tensor):
+    if issubclass(type(self), Tensor):
         return _tensor_method(m, self, fn.__name__, args, kwargs)
-    if isinstance(self, type):
+    if issubclass(type(self), type):
         return _call_class_builtin(m, fn, self, args, kwargs)
     return _call_bound(m, self, fn.__name__, fn, args, kwargs)
 
@@ -456,22 +456,22 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
         if name == "__iter__":
             return iter(body)
         self = body
-    if name in _ITERABLE_FIRST and args and not isinstance(self, (str, bytes)):
-        args = [a if isinstance(a, (dict, set, frozenset)) or type(a) in SCALARS else pr.iterate(m, a) for a in args]
-        if name == "update" and isinstance(self, dict) and args and not isinstance(args[0], dict) and hasattr(args[0], "__next__"):
+    if name in _ITERABLE_FIRST and args and not issubclass(type(self), (str, bytes)):
+        args = [a if issubclass(type(a), (dict, set, frozenset)) or type(a) in SCALARS else pr.iterate(m, a) for a in args]
+        if name == "update" and issubclass(type(self), dict) and args and not issubclass(type(args[0]), dict) and hasattr(args[0], "__next__"):
             args = [list(map(tuple, map(m.listed, args[0])))]
     elif name == "join" and args:
         args = [m.listed(args[0])]
-    elif name == "format" and isinstance(self, str):
+    elif name == "format" and issubclass(type(self), str):
         args = [_formattable(m, a) for a in args]
         kwargs = {k: _formattable(m, v) for k, v in kwargs.items()}
     elif name == "sort" and "key" in kwargs:
         kwargs = {**kwargs, "key": m.callback(kwargs["key"])}
-    if isinstance(self, Iterator) or t in _SAFE_SELF:
+    if issubclass(type(self), Iterator) or t in _SAFE_SELF:
         return m.native(fn, args, kwargs, store=name in _STORING)
     if name in ("__reduce_ex__", "__reduce__", "__sizeof__"):
         raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__name__}.{name}")
-    if isinstance(self, (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)) or t.__module__ in policy.PURE_MODULES:
+    if issubclass(type(self), (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)) or t.__module__ in policy.PURE_MODULES:
         return m.native(fn, args, kwargs, store=name in _STORING)
     if t.__module__.startswith("torch"):
         if t in (torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo):
@@ -501,7 +501,7 @@ _SAFE_SELF = CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.key
 
 
 def _formattable(m: Any, value: Any) -> Any:
-    if type(value) in SCALARS or isinstance(value, (list, tuple, dict)):
+    if type(value) in SCALARS or issubclass(type(value), (list, tuple, dict)):
         return value
     return pr.to_str(m, value)
 
@@ -510,7 +510,7 @@ def _single_read(m: Any, self: Any, name: str, args: Args) -> Any:
     key = args[0]
     if name == "__getitem__":
         return pr._item_outside(m, m.world.of(self), key)
-    if not isinstance(self, dict):
+    if not issubclass(type(self), dict):
         return pr.contains(m, m.world.image(m.world.of(self)), key)
     value = pr._read_key(m, m.world.of(self), key)
     if name == "__contains__":
@@ -524,14 +524,14 @@ _METHOD_ROWS: dict[str, Callable[..., Any]] = {}
 def _row_init(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     """object.__init__ and the like: nothing to do."""
     owner = find(m, t, "__init__")
-    if owner is object.__init__ or not isinstance(self, (dict, list, set, BaseException, super)):
+    if owner is object.__init__ or not issubclass(type(self), (dict, list, set, BaseException, super)):
         return None
-    if isinstance(self, dict) and args:
-        args = [args[0] if isinstance(args[0], dict) and m.world.of(args[0]) is None else m.mapped(args[0]) if hasattr(args[0], "keys")
+    if issubclass(type(self), dict) and args:
+        args = [args[0] if issubclass(type(args[0]), dict) and m.world.of(args[0]) is None else m.mapped(args[0]) if hasattr(args[0], "keys")
                 else m.listed(args[0])]  # fmt: skip
-    elif isinstance(self, (list, set)) and args:
+    elif issubclass(type(self), (list, set)) and args:
         args = [m.listed(args[0])]
-    base = next(b for b in (*_C_BASES, BaseException) if isinstance(self, b))
+    base = next(b for b in (*_C_BASES, BaseException) if issubclass(type(self), b))
     return m.native(base.__init__, [self, *args], kwargs)
 
 
@@ -573,13 +573,13 @@ _METHOD_ROWS["__delattr__"] = _row_delattr
 @by_type(types.MethodWrapperType)
 def _call_method_wrapper(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     self = fn.__self__
-    if isinstance(self, Tensor):
+    if issubclass(type(self), Tensor):
         return _tensor_method(m, self, fn.__name__, args, kwargs)
-    if isinstance(self, (Function, types.MethodType)) and fn.__name__ in ("__call__", "__get__"):
+    if issubclass(type(self), (Function, types.MethodType)) and fn.__name__ in ("__call__", "__get__"):
         if fn.__name__ == "__call__":
             return m.call(self, args, kwargs)
         return m.native(fn, args, kwargs, plain=True)
-    if isinstance(self, type) and fn.__name__ == "__call__":
+    if issubclass(type(self), type) and fn.__name__ == "__call__":
         return m.call(self, args, kwargs)
     return _call_bound(m, self, fn.__name__, fn, args, kwargs)
 
@@ -593,7 +593,7 @@ def _call_descriptor(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if not args:
         return m.native(fn, args, kwargs)
     self = args[0]
-    if isinstance(self, Tensor):
+    if issubclass(type(self), Tensor):
         return _tensor_method(m, self, fn.__name__, args[1:], kwargs)
     if fn.__objclass__ is type and fn.__name__ == "__call__":
         return _instantiate(m, self, args[1:], kwargs)
@@ -611,7 +611,7 @@ def _call_descriptor(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def is_python_class(cls: Any) -> bool:
     """Whether making an instance runs Python code."""
-    return isinstance(cls, type) and bool(cls.__flags__ & 0x200)
+    return issubclass(type(cls), type) and bool(cls.__flags__ & 0x200)
 
 
 def _call_class(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
@@ -621,7 +621,7 @@ def _call_class(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta = type(cls)
     if meta is not type:
         own = find(m, meta, "__call__")
-        if isinstance(own, Function):
+        if issubclass(type(own), Function):
             if policy.is_trusted(meta.__module__) and meta.__module__ in ("enum",):
                 return m.native(cls, args, kwargs)
             if not meta.__module__.startswith(("torch", "abc")):
@@ -639,10 +639,10 @@ def _instantiate(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(cls, (Tensor, torch.UntypedStorage)):
         raise Unsupported("CAP021", at=m.loc(), detail=cls.__name__)
     new, init = find(m, cls, "__new__"), find(m, cls, "__init__")
-    raw_new = new.__func__ if isinstance(new, staticmethod) else new
+    raw_new = new.__func__ if issubclass(type(new), staticmethod) else new
     if not is_python_class(cls):
         return _instantiate_c(m, cls, args, kwargs)
-    if isinstance(raw_new, Function):
+    if issubclass(type(raw_new), Function):
         at.class_guard(m, cls, "__new__", new)
         obj = m.call(raw_new, [cls, *args], kwargs)
     elif raw_new is object.__new__:
@@ -651,11 +651,11 @@ def _instantiate(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
         obj = m.native(object.__new__, [cls], {}, plain=True)
     else:
         obj = _c_new(m, cls, raw_new, args, kwargs)
-    if isinstance(obj, cls):
-        if isinstance(init, Function):
+    if issubclass(type(obj), cls):
+        if issubclass(type(init), Function):
             at.class_guard(m, cls, "__init__", init)
             m.call(init, [obj, *args], kwargs)
-        elif init is not object.__init__ and isinstance(obj, (dict, list, set)):
+        elif init is not object.__init__ and issubclass(type(obj), (dict, list, set)):
             _row_init(m, obj, cls, None, args, kwargs)
     return obj
 

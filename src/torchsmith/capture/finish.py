@@ -60,21 +60,21 @@ class _Builder:
 
     def source(self, s: Source) -> str:
         """Python text that reads a source."""
-        if isinstance(s, Local):
+        if issubclass(type(s), Local):
             return f"L[{s.name!r}]"
-        if isinstance(s, Global):
+        if issubclass(type(s), Global):
             space = "G" if s.namespace is None else self.const(s.namespace.value)
             return f"{space}[{s.name!r}]"
-        if isinstance(s, Cell):
+        if issubclass(type(s), Cell):
             return f"C[{s.name!r}].cell_contents"
-        if isinstance(s, FixedObject):
+        if issubclass(type(s), FixedObject):
             return self.const(s.value)
-        if isinstance(s, TypeOf):
+        if issubclass(type(s), TypeOf):
             return f"type({self.source(s.base)})"
-        if isinstance(s, Item):
+        if issubclass(type(s), Item):
             base = self.source(s.base)
             return f"{base}.cell_contents" if s.key == "cell_contents" and not _is_container(s.base) else f"{base}[{self.const(s.key)}]"
-        if isinstance(s, Attr):
+        if issubclass(type(s), Attr):
             base = self.source(s.base)
             row = {"param": "_parameters", "buffer": "_buffers", "module": "_modules"}.get(s.via)
             if row:
@@ -91,25 +91,25 @@ class _Builder:
             return repr(v)
         if t in SCALARS:
             return self.const(v)
-        if isinstance(v, torch.Tensor):
+        if issubclass(type(v), torch.Tensor):
             return self._tensor(v)
         if t in _SYMBOLS:
             node = self.m.recorder.fx(v)
-            return f"outs[{self.out(node)}]" if isinstance(node, torch.fx.Node) else repr(node)
+            return f"outs[{self.out(node)}]" if issubclass(type(node), torch.fx.Node) else repr(node)
         known = self.names.get(id(v))
         if known is not None:
             return known
         track = self.m.world.tracks.get(id(v))
         if track is not None:
             return self._name(v, self.source(track.source))
-        if id(v) not in self.m.world.fresh_pinned and isinstance(v, PINNED_TYPES) and t not in (slice, range):
+        if id(v) not in self.m.world.fresh_pinned and issubclass(type(v), PINNED_TYPES) and t not in (slice, range):
             return self.const(v)
         row = _BUILD.get(t)
         if row is not None:
             return row(self, v)
-        if isinstance(v, enum.Enum) or t.__module__ == "numpy":
+        if issubclass(type(v), enum.Enum) or t.__module__ == "numpy":
             return self.const(v)
-        if isinstance(v, tuple) and type(v).__new__ is not object.__new__:
+        if issubclass(type(v), tuple) and type(v).__new__ is not object.__new__:
             return self._tuple_like(v)
         return self._object(v)
 
@@ -135,24 +135,24 @@ class _Builder:
     def _object(self, v: Any) -> str:
         """An instance of a user's class, attribute by attribute."""
         t = type(v)
-        if t in (types.GeneratorType, types.FrameType) or isinstance(v, torch.nn.Module):
+        if t in (types.GeneratorType, types.FrameType) or issubclass(type(v), torch.nn.Module):
             raise Unsupported("CAP015", at=self.m.loc(), detail=t.__name__)
-        if t.__new__ is not object.__new__ and not isinstance(v, (dict, list, set, BaseException)):
+        if t.__new__ is not object.__new__ and not issubclass(type(v), (dict, list, set, BaseException)):
             return self._reduced(v)
-        base = next((b for b in (OrderedDict, dict, list, set, BaseException) if isinstance(v, b)), object)
+        base = next((b for b in (OrderedDict, dict, list, set, BaseException) if issubclass(type(v), b)), object)
         name = self._name(v, f"{self.const(base)}.__new__({self.const(t)})")
-        if isinstance(v, BaseException):
+        if issubclass(type(v), BaseException):
             self.lines.append(f"{name}.args = {self.value(v.args)}")
-        elif isinstance(v, dict):
-            put = "OrderedDict" if isinstance(v, OrderedDict) else "dict"
+        elif issubclass(type(v), dict):
+            put = "OrderedDict" if issubclass(type(v), OrderedDict) else "dict"
             self.namespace.setdefault("OrderedDict", OrderedDict)
-            if isinstance(v, OrderedDict):
+            if issubclass(type(v), OrderedDict):
                 self.lines.append(f"OrderedDict.__init__({name})")
             for k, x in dict.items(v):
                 self.lines.append(f"{put}.__setitem__({name}, {self.value(k)}, {self.value(x)})")
-        elif isinstance(v, list):
+        elif issubclass(type(v), list):
             self.lines.append(f"list.extend({name}, [{', '.join(self.value(x) for x in list.__iter__(v))}])")
-        elif isinstance(v, set):
+        elif issubclass(type(v), set):
             self.lines.append(f"set.update({name}, [{', '.join(self.value(x) for x in set.__iter__(v))}])")
         d = getattr(v, "__dict__", None)
         if d:
@@ -256,7 +256,7 @@ def _build_cell(b: _Builder, cell: Any) -> str:
     if id(cell) in b.m.cell_sources:
         b.keep.append(cell)
         source = b.m.cell_sources[id(cell)]
-        if isinstance(source, Cell):
+        if issubclass(type(source), Cell):
             return b._name(cell, f"C[{source.name!r}]")
         return b.const(cell)
     name = b._name(cell, f"{b.const(types.CellType)}()")
@@ -301,14 +301,14 @@ def _replay(b: _Builder) -> None:
             elif _plain_setattr(track):
                 b.lines.append(f"setattr({target}, {name!r}, {b.value(value)})")
             else:
-                base = "type" if isinstance(track.obj, type) else "object"
+                base = "type" if issubclass(type(track.obj), type) else "object"
                 b.lines.append(f"{base}.__setattr__({target}, {name!r}, {b.value(value)})")
     for space, source, value in m.global_writes.values():
         where = "G" if source.namespace is None else b.const(space)
         b.lines.append(f"del {where}[{source.name!r}]" if value is NULL else f"{where}[{source.name!r}] = {b.value(value)}")
     for cell, value in m.cell_writes.values():
         source = m.cell_sources[id(cell)]
-        where = f"C[{source.name!r}]" if isinstance(source, Cell) else (b.const(cell) if _fixed(source) else b.source(source.base))
+        where = f"C[{source.name!r}]" if issubclass(type(source), Cell) else (b.const(cell) if _fixed(source) else b.source(source.base))
         b.lines.append(f"del {where}.cell_contents" if value is NULL else f"{where}.cell_contents = {b.value(value)}")
     for fn, args, kwargs in m.effects:
         text = ", ".join([*(b.value(a) for a in args), *(f"{k}={b.value(v)}" for k, v in kwargs.items())])
@@ -316,23 +316,23 @@ def _replay(b: _Builder) -> None:
 
 
 def _fixed(source: Source) -> bool:
-    return isinstance(source, Item) and isinstance(source.base, FixedObject)
+    return issubclass(type(source), Item) and issubclass(type(source.base), FixedObject)
 
 
 def _plain_setattr(track: Track) -> bool:
-    return isinstance(track.obj, (torch.nn.Module, types.ModuleType, types.FunctionType))
+    return issubclass(type(track.obj), (torch.nn.Module, types.ModuleType, types.FunctionType))
 
 
 def _replay_container(b: _Builder, track: Track, target: str) -> None:
     """The container takes its image's contents, by the builtin's own methods: a subclass's would run twice."""
     image = track.image
     base = b.const(type(image))
-    if isinstance(image, dict):
+    if issubclass(type(image), dict):
         pairs = ", ".join(f"({b.value(k)}, {b.value(x)})" for k, x in image.items())
         name = f"w{len(b.lines)}"
         b.lines.append(f"{name} = [{pairs}]")
         b.lines.append(f"{base}.clear({target})")
-        put = b.const(OrderedDict) if isinstance(image, OrderedDict) else "dict"
+        put = b.const(OrderedDict) if issubclass(type(image), OrderedDict) else "dict"
         b.lines.append(f"for k, x in {name}: {put}.__setitem__({target}, k, x)")
         return
     name = f"w{len(b.lines)}"
@@ -341,7 +341,7 @@ def _replay_container(b: _Builder, track: Track, target: str) -> None:
         b.lines.append(f"list.__setitem__({target}, slice(None), {name})")
     else:
         b.lines.append(f"{base}.clear({target})")
-        b.lines.append(f"{base}.{'extend' if isinstance(image, deque) else 'update'}({target}, {name})")
+        b.lines.append(f"{base}.{'extend' if issubclass(type(image), deque) else 'update'}({target}, {name})")
 
 
 # ---------------------------------------------------------------- recipe
@@ -351,14 +351,14 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
     """The recipe of a plain result, or None where text is needed."""
     t = type(v)
     m = b.m
-    if isinstance(v, torch.Tensor):
+    if issubclass(type(v), torch.Tensor):
         info = m.recorder.info(v)
         return ("source", info.source) if info.source is not None else ("out", b.out(info.node))
     if t in SCALARS:
         return ("const", v)
     if t in _SYMBOLS:
         node = m.recorder.fx(v)
-        return ("out", b.out(node)) if isinstance(node, torch.fx.Node) else ("const", node)
+        return ("out", b.out(node)) if issubclass(type(node), torch.fx.Node) else ("const", node)
     track = m.world.tracks.get(id(v))
     if track is not None:
         return ("source", track.source)
@@ -370,7 +370,7 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
     if t is dict and all(type(k) in SCALARS for k in v):
         pairs = [(k, _recipe(b, x)) for k, x in v.items()]
         return None if any(r is None for _, r in pairs) else ("dict", tuple(pairs))
-    if isinstance(v, PINNED_TYPES) and id(v) not in m.world.fresh_pinned and t not in CONTAINERS:
+    if issubclass(type(v), PINNED_TYPES) and id(v) not in m.world.fresh_pinned and t not in CONTAINERS:
         return ("const", v)
     return None
 

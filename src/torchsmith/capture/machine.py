@@ -185,14 +185,14 @@ class Machine:
         g = frame.globals
         if name not in g:
             builtins = g.get("__builtins__", __builtins__)
-            builtins = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
+            builtins = vars(builtins) if issubclass(type(builtins), types.ModuleType) else builtins
             if name not in builtins:
                 raise Raised(NameError(f"name '{name}' is not defined"))
             value = builtins[name]
         else:
             value = g[name]
             trusted = policy.is_trusted(str(g.get("__name__", "")))
-            if not (trusted and (isinstance(value, PINNED_TYPES) or type(value) in SCALARS)):
+            if not (trusted and (issubclass(type(value), PINNED_TYPES) or type(value) in SCALARS)):
                 value = self.world.wrap(value, self.global_source(g, name))
         self.global_cache[key] = value
         return value
@@ -333,13 +333,13 @@ class Machine:
             fast[at_end] = rest
 
     def _default(self, value: Any, source: Source | None, which: str, key: Any) -> Any:
-        if type(value) in SCALARS or source is None or isinstance(value, PINNED_TYPES):
+        if type(value) in SCALARS or source is None or issubclass(type(value), PINNED_TYPES):
             return value
         return self.world.wrap(value, Item(Attr(source, which, "getattr"), key))
 
     def callback(self, fn: Any) -> Any:
         """A native callable that interprets `fn`: for C functions that call back."""
-        if fn is None or (isinstance(fn, (type, types.BuiltinFunctionType)) and not calls.is_python_class(fn)):
+        if fn is None or (issubclass(type(fn), (type, types.BuiltinFunctionType)) and not calls.is_python_class(fn)):
             return fn
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -365,7 +365,7 @@ class Machine:
                 t = type(a)
                 if t in SCALARS:
                     continue
-                if isinstance(a, torch.Tensor) or (t in (list, tuple, dict) and _has_tensor(a)):
+                if issubclass(type(a), torch.Tensor) or (t in (list, tuple, dict) and _has_tensor(a)):
                     tensors = True
                 elif t is types.FunctionType or t is types.MethodType or t.__flags__ & 0x200:
                     risky = risky or not store
@@ -392,7 +392,7 @@ class Machine:
             return a
         if container_base(t) or track.image is not None or t is types.MappingProxyType:
             return self.world.image(track)
-        if t is types.FunctionType or t is types.MethodType or isinstance(a, PINNED_TYPES) or t is types.CellType:
+        if t is types.FunctionType or t is types.MethodType or issubclass(type(a), PINNED_TYPES) or t is types.CellType:
             return a
         if t.__hash__ is object.__hash__ and t.__eq__ is object.__eq__:
             return a  # compared by identity only; anything Python it might run is caught
@@ -448,7 +448,7 @@ class Machine:
         known = self.world.tracks.get(id(value))
         if known is not None and not known.used:
             self.world.use(known)
-        elif known is None and isinstance(track.source, FixedObject) and isinstance(value, PINNED_TYPES):
+        elif known is None and issubclass(type(track.source), FixedObject) and issubclass(type(value), PINNED_TYPES):
             return
         _ = item_of
 
@@ -463,7 +463,7 @@ class Machine:
         f = at.find(self, t, name)
         if f is MISSING:
             raise Raised(TypeError(f"'{t.__name__}' object does not support the context manager protocol"))
-        if isinstance(f, types.FunctionType):
+        if issubclass(type(f), types.FunctionType):
             at.class_guard(self, t, name, f)
             return types.MethodType(f, obj)
         return f.__get__(obj, t)
@@ -524,7 +524,7 @@ class Machine:
 
 def _has_tensor(value: Any) -> bool:
     for x in value.values() if type(value) is dict else value:
-        if isinstance(x, torch.Tensor) or (type(x) in (list, tuple, dict) and _has_tensor(x)):
+        if issubclass(type(x), torch.Tensor) or (type(x) in (list, tuple, dict) and _has_tensor(x)):
             return True
     return False
 
@@ -537,6 +537,9 @@ def _where(fn: types.FunctionType) -> str:
 def _no_python(m: Machine) -> Iterator[None]:
     """Refuse Python code of the user below a C function; the standard library, torch and the machine may run."""
     previous = sys.getprofile()
+    if previous is not None and not callable(previous):  # a C profiler, which Python cannot put back
+        yield
+        return
 
     def watch(frame: Any, event: str, arg: Any) -> None:
         if event == "call" and not policy.is_library_file(frame.f_code.co_filename):

@@ -637,7 +637,7 @@ def op_make_function(f: Frame, i: Instr) -> None:
     fn.__kwdefaults__ = kwdefaults
     fn.__qualname__ = code.co_qualname
     if annotations:
-        fn.__annotations__ = dict(zip(annotations[::2], annotations[1::2])) if isinstance(annotations, tuple) else annotations
+        fn.__annotations__ = dict(zip(annotations[::2], annotations[1::2])) if issubclass(type(annotations), tuple) else annotations
     f.machine.made_function(fn)
     f.stack.append(fn)
 
@@ -715,7 +715,7 @@ def op_RAISE_VARARGS(f: Frame, i: Instr) -> None:
     if not isinstance(exc, BaseException):
         raise Raised(TypeError("exceptions must derive from BaseException"))
     if cause is not NULL:
-        exc.__cause__ = m.call(cause, [], {}) if isinstance(cause, type) else cause
+        exc.__cause__ = m.call(cause, [], {}) if issubclass(type(cause), type) else cause
     raise Raised(exc)
 
 
@@ -743,7 +743,7 @@ def op_RERAISE(f: Frame, i: Instr) -> None:
 @op()
 def op_CHECK_EXC_MATCH(f: Frame, i: Instr) -> None:
     kind = f.stack.pop()
-    f.stack.append(f.machine.native(lambda: isinstance(f.stack[-1], kind), [], {}))
+    f.stack.append(f.machine.native(lambda: issubclass(type(f.stack[-1]), kind), [], {}))
 
 
 @op("CHECK_EG_MATCH", "PREP_RERAISE_STAR", until=(3, 11))
@@ -851,13 +851,13 @@ def op_GET_LEN(f: Frame, i: Instr) -> None:
 
 @op()
 def op_MATCH_MAPPING(f: Frame, i: Instr) -> None:
-    f.stack.append(isinstance(f.stack[-1], collections.abc.Mapping))
+    f.stack.append(issubclass(type(f.stack[-1]), collections.abc.Mapping))
 
 
 @op()
 def op_MATCH_SEQUENCE(f: Frame, i: Instr) -> None:
     value = f.stack[-1]
-    f.stack.append(isinstance(value, collections.abc.Sequence) and not isinstance(value, (str, bytes, bytearray)))
+    f.stack.append(issubclass(type(value), collections.abc.Sequence) and not issubclass(type(value), (str, bytes, bytearray)))
 
 
 @op()

@@ -61,11 +61,11 @@ def leaf_functions() -> dict[Any, str]:
     found: dict[Any, str] = {}
     for namespace in (F, torch.functional):
         for name, value in vars(namespace).items():
-            if isinstance(value, types.FunctionType) and not name.startswith("__") and name not in _NOT_LEAVES:
+            if issubclass(type(value), types.FunctionType) and not name.startswith("__") and name not in _NOT_LEAVES:
                 if (value.__module__ or "").startswith(("torch.nn.functional", "torch.functional", "torch._jit_internal")):
                     found[value] = name
     for name, value in vars(torch).items():
-        if isinstance(value, types.FunctionType) and name not in _NOT_LEAVES and not name.startswith("_"):
+        if issubclass(type(value), types.FunctionType) and name not in _NOT_LEAVES and not name.startswith("_"):
             if value.__globals__.get("__name__") in ("torch.functional", "torch.nn.functional", "torch._lobpcg", "torch._linalg_utils"):
                 found[value] = name
     found[torch.unravel_index] = "unravel_index"
@@ -75,7 +75,7 @@ def leaf_functions() -> dict[Any, str]:
             if name.startswith("__"):
                 continue
             value = getattr(namespace, name, None)
-            if isinstance(value, types.BuiltinFunctionType) and name not in _NOT_LEAVES:
+            if issubclass(type(value), types.BuiltinFunctionType) and name not in _NOT_LEAVES:
                 if namespace is not torch or name in torch.overrides.get_overridable_functions().get(torch, ()):
                     found[value] = name
     for value in (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.sparse_coo_tensor,
@@ -92,7 +92,7 @@ def tensor_functions() -> dict[Any, str]:
     found: dict[Any, str] = {}
     for cls in (torch.Tensor, torch._C.TensorBase):
         for name, value in vars(cls).items():
-            if isinstance(value, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)) and value not in found:
+            if issubclass(type(value), (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)) and value not in found:
                 found[value] = name
     return found
 

@@ -28,7 +28,7 @@ def special(m: Any, t: type, name: str) -> Any:
     if t in _PLAIN or t in CONTAINERS or t is tuple:
         return None
     f = find(m, t, name)
-    if isinstance(f, Function):
+    if issubclass(type(f), Function):
         class_guard(m, t, name, f)
         return f
     return None
@@ -44,7 +44,7 @@ def truth(m: Any, value: Any) -> bool:
     t = type(value)
     if t in SCALARS:
         return bool(value)
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         return m.tensor_truth(value)  # type: ignore[no-any-return]
     track = m.world.tracks.get(id(value))
     for name in ("__bool__", "__len__"):
@@ -96,7 +96,7 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
     if sign in INPLACE:
         fn, name = INPLACE[sign]
         if ta not in _PLAIN:
-            if isinstance(a, Tensor):
+            if issubclass(type(a), Tensor):
                 return m.record("function", fn, (a, _operand(m, b)), {})
             f = special(m, ta, name)
             if f is not None:
@@ -110,7 +110,7 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
             if ta is list:
                 m.native(list.extend, [a, iterate(m, b)], {})
                 return a
-            if hasattr(ta, name) and not isinstance(b, Tensor):
+            if hasattr(ta, name) and not issubclass(type(b), Tensor):
                 return m.native(fn, [a, b], {})
         sign = sign[:-1]
     fn, name, reflected = BINARY[sign]
@@ -127,7 +127,7 @@ def _operand(m: Any, value: Any) -> Any:
 def _dyadic(m: Any, fn: Callable[[Any, Any], Any], name: str, reflected: str, a: Any, b: Any) -> Any:
     ta, tb = type(a), type(b)
     f, g = special(m, ta, name), special(m, tb, reflected)
-    tensor_a, tensor_b = isinstance(a, Tensor), isinstance(b, Tensor)
+    tensor_a, tensor_b = issubclass(type(a), Tensor), issubclass(type(b), Tensor)
     if tensor_a or tensor_b:
         if (f is not None and not tensor_a) or (g is not None and not tensor_b):
             pass
@@ -166,9 +166,9 @@ def compare(m: Any, sign: str, a: Any, b: Any) -> Any:
         return m.native(fn, [a, b], {}) if ta not in _SYMBOLS and tb not in _SYMBOLS else m.symbolic(fn, a, b)
     if (a is None or b is None) and sign in ("==", "!="):
         other = b if a is None else a
-        if isinstance(other, Tensor):
+        if issubclass(type(other), Tensor):
             return sign == "!="
-    if sign in ("==", "!=") and isinstance(a, (list, tuple, dict)) and isinstance(b, (list, tuple, dict)):
+    if sign in ("==", "!=") and issubclass(type(a), (list, tuple, dict)) and issubclass(type(b), (list, tuple, dict)):
         same = _same_items(m, _operand(m, a), _operand(m, b))
         if same is not None:
             return same if sign == "==" else not same
@@ -188,7 +188,7 @@ def _same_items(m: Any, a: Any, b: Any) -> bool | None:
 
 def unary(m: Any, sign: str, a: Any) -> Any:
     fn, name = UNARY[sign]
-    if isinstance(a, Tensor):
+    if issubclass(type(a), Tensor):
         return m.record("function", fn, (a,), {})
     f = special(m, type(a), name)
     return m.call(f, [a], {}) if f is not None else m.native(fn, [a], {})
@@ -209,9 +209,9 @@ def contains(m: Any, container: Any, item: Any) -> bool:
     f = special(m, t, "__contains__")
     if f is not None:
         return truth(m, m.call(f, [container, item], {}))
-    if track is not None and track.image is None and isinstance(track.obj, dict) and m.is_key(item):
+    if track is not None and track.image is None and issubclass(type(track.obj), dict) and m.is_key(item):
         return _read_key(m, track, item) is not MISSING
-    if isinstance(container, Tensor):
+    if issubclass(type(container), Tensor):
         return truth(m, m.record("method", "__contains__", (container, item), {}))
     if special(m, t, "__iter__") is not None and find(m, t, "__contains__") is MISSING:
         return any(m.world.canonical(x) is m.world.canonical(item) or truth(m, compare(m, "==", x, item)) for x in iterate(m, container))
@@ -246,21 +246,21 @@ def _read_key(m: Any, track: Any, key: Any) -> Any:
 def getitem(m: Any, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
-    if isinstance(obj, Tensor):
+    if issubclass(type(obj), Tensor):
         return m.record("function", operator.getitem, (obj, m.index_key(key)), {})
     track = m.world.tracks.get(id(obj))
-    if isinstance(key, Tensor) and t in (list, tuple):
+    if issubclass(type(key), Tensor) and t in (list, tuple):
         raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")
     f = special(m, t, "__getitem__")
     if f is not None:
         return m.call(f, [obj, key], {})
     if track is not None and track.image is None:
         return _item_outside(m, track, key)
-    if isinstance(obj, type):
+    if issubclass(type(obj), type):
         return m.native(operator.getitem, [obj, key], {}) if not special(m, type(obj), "__getitem__") else None
     if t is defaultdict and key not in (track.image if track is not None else obj):
         return _make_default(m, m.world.change(track) if track is not None else obj, key)
-    if isinstance(obj, dict):
+    if issubclass(type(obj), dict):
         missing = special(m, t, "__missing__")
         if missing is not None and not dict.__contains__(obj if track is None else track.image, key):
             return m.call(missing, [obj, key], {})
@@ -300,7 +300,7 @@ def _make_default(m: Any, body: Any, key: Any) -> Any:
 
 def setitem(m: Any, obj: Any, key: Any, value: Any) -> None:
     """`obj[key] = value`."""
-    if isinstance(obj, Tensor):
+    if issubclass(type(obj), Tensor):
         m.tensor_setitem(obj, key, value)
         return
     f = special(m, type(obj), "__setitem__")
@@ -328,7 +328,7 @@ def delitem(m: Any, obj: Any, key: Any) -> None:
 def length(m: Any, obj: Any) -> Any:
     """len(obj)."""
     t = type(obj)
-    if isinstance(obj, Tensor):
+    if issubclass(type(obj), Tensor):
         if obj.dim() == 0:
             raise Raised(TypeError("len() of a 0-d tensor"))
         return obj.shape[0]
@@ -376,7 +376,7 @@ def _sequence(m: Any, obj: Any, get: Any) -> Iterator[Any]:
 def iterate(m: Any, obj: Any) -> Any:
     """iter(obj) as a real Python iterator that never runs user code natively."""
     t = type(obj)
-    if isinstance(obj, Tensor):
+    if issubclass(type(obj), Tensor):
         if obj.dim() == 0:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(m.record("method", "unbind", (obj, 0), {}))
@@ -390,7 +390,7 @@ def iterate(m: Any, obj: Any) -> Any:
         get = special(m, t, "__getitem__")
         if get is not None:
             return _sequence(m, obj, get)
-    meta_iter = special(m, t, "__iter__") if isinstance(obj, type) else None
+    meta_iter = special(m, t, "__iter__") if issubclass(type(obj), type) else None
     if meta_iter is not None:
         return iterator(m, m.call(meta_iter, [obj], {}))
     if special(m, t, "__next__") is not None:
@@ -424,7 +424,7 @@ def to_str(m: Any, value: Any, kind: str = "__str__", spec: str = "") -> str:
     t = type(value)
     if t in SCALARS:
         return str(value) if kind == "__str__" else repr(value) if kind == "__repr__" else format(value, spec)
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         raise Unsupported("CAP020", at=m.loc(), detail="text of a tensor")
     names = {"__str__": ("__str__", "__repr__"), "__repr__": ("__repr__",), "__format__": ("__format__", "__str__", "__repr__")}[kind]
     for name in names:
@@ -433,7 +433,7 @@ def to_str(m: Any, value: Any, kind: str = "__str__", spec: str = "") -> str:
             return str(m.call(f, [value, spec] if name == "__format__" else [value], {}))
         if name in t.__dict__:
             break
-    if isinstance(value, BaseException):
+    if issubclass(type(value), BaseException):
         return str(m.native(str, [value], {})) if kind != "__repr__" else repr(value)
     fn: Any = {"__str__": str, "__repr__": repr}.get(kind)
     return str(m.native(fn, [value], {}) if fn else m.native(format, [value, spec], {}))

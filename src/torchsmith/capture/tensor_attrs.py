@@ -130,11 +130,11 @@ def load(m: Any, t: torch.Tensor, name: str) -> Any:
         cattr = m.found_tensor[name] = _find(name)
     if cattr is None:
         return _own_attribute(m, t, name)
-    if isinstance(cattr, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+    if issubclass(type(cattr), (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
         return TensorMethod(t, name)
-    if isinstance(cattr, staticmethod):
+    if issubclass(type(cattr), staticmethod):
         return cattr.__func__
-    if isinstance(cattr, (classmethod, types.BuiltinFunctionType, type)) or not hasattr(type(cattr), "__get__"):
+    if issubclass(type(cattr), (classmethod, types.BuiltinFunctionType, type)) or not hasattr(type(cattr), "__get__"):
         return getattr(torch.Tensor, name)
     raise Unsupported("CAP011", at=m.loc(), detail=f"tensor attribute {name}")
 
@@ -203,5 +203,5 @@ def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
         raise Unsupported("CAP025", at=loc, detail=f"setitem: {e}") from e
     node = r.graph.call_function(operator.setitem, fx_args)
     node.meta.update(loc=loc, val=None)
-    if isinstance(value, torch.Tensor) and m.grad and r.info(value).requires_grad:
+    if issubclass(type(value), torch.Tensor) and m.grad and r.info(value).requires_grad:
         info.requires_grad, info.leaf = True, False

@@ -156,7 +156,7 @@ class Recorder:
         t = type(value)
         if t in _FX_LEAVES:
             return value
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             return self.info(value).node
         if t is tuple or t is torch.Size:
             return tuple([self.fx(v) for v in value])
@@ -166,19 +166,19 @@ class Recorder:
             return slice(self.fx(value.start), self.fx(value.stop), self.fx(value.step))
         if t in (torch.SymInt, torch.SymFloat, torch.SymBool):
             node = self.size_node(value.node.expr)
-            if isinstance(node, torch.fx.Node):
+            if issubclass(type(node), torch.fx.Node):
                 node.meta.setdefault("val", value)
             return node
         if t is dict:
             return {k: self.fx(v) for k, v in value.items()}
-        if isinstance(value, tuple):
+        if issubclass(type(value), tuple):
             return tuple([self.fx(v) for v in value])
         if t is range:
             return list(value)
-        if isinstance(value, (types.BuiltinFunctionType, torch._ops.OpOverload, torch.finfo, torch.iinfo)):
+        if issubclass(type(value), (types.BuiltinFunctionType, torch._ops.OpOverload, torch.finfo, torch.iinfo)):
             return value
         for plain in (int, float, str):
-            if isinstance(value, plain):  # members of IntEnum and the like
+            if issubclass(type(value), plain):  # members of IntEnum and the like
                 return plain(value)
         if t.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             return value.item()
@@ -200,7 +200,7 @@ class Recorder:
                 e.at = loc
             raise
         except Exception as e:  # whatever torch raises on these arguments, eager shall raise to the user
-            name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+            name = target if issubclass(type(target), str) else getattr(target, "__name__", str(target))
             raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {str(e)[:300]}") from e
         if not _holds_tensor(result):
             return result
@@ -210,7 +210,7 @@ class Recorder:
         node.meta["loc"] = loc
         node.meta["val"] = result
         grad = self.machine.grad and self._any_requires_grad(args, kwargs)
-        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        name = target if issubclass(type(target), str) else getattr(target, "__name__", "")
         if name in _NO_GRAD_RESULT:
             grad = False
         if kwargs.get("requires_grad"):
@@ -261,7 +261,7 @@ class Recorder:
 
     def _any_requires_grad(self, args: Any, kwargs: dict[str, Any]) -> bool:
         for a in (*args, *kwargs.values()):
-            if isinstance(a, torch.Tensor):
+            if issubclass(type(a), torch.Tensor):
                 if self.infos[id(a)].requires_grad:
                     return True
             elif type(a) in (list, tuple) and self._any_requires_grad(a, {}):
@@ -270,7 +270,7 @@ class Recorder:
 
     def _own(self, result: Any, node: torch.fx.Node, grad: bool) -> None:
         """Give every tensor in a result its node."""
-        if isinstance(result, torch.Tensor):
+        if issubclass(type(result), torch.Tensor):
             known = self.infos.get(id(result))
             if known is not None:
                 known.requires_grad |= grad and result.is_floating_point()
@@ -279,15 +279,15 @@ class Recorder:
             info.leaf = not info.requires_grad
             self.infos[id(result)] = info
             self.keep.append(result)
-        elif isinstance(result, (tuple, list)):
+        elif issubclass(type(result), (tuple, list)):
             for i, x in enumerate(result):
                 if _holds_tensor(x):
-                    if isinstance(x, torch.Tensor) and id(x) in self.infos:
+                    if issubclass(type(x), torch.Tensor) and id(x) in self.infos:
                         continue
                     item = self.graph.call_function(operator.getitem, (node, i))
                     item.meta.update(loc=node.meta["loc"], val=x)
                     self._own(x, item, grad)
-        elif isinstance(result, dict):
+        elif issubclass(type(result), dict):
             for k, x in result.items():
                 item = self.graph.call_function(operator.getitem, (node, k))
                 item.meta.update(loc=node.meta["loc"], val=x)
@@ -296,7 +296,7 @@ class Recorder:
 
 def _renewed(value: Any, inputs: set[int]) -> Any:
     """The same metadata in tensors that no node owns yet."""
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         return tracing.tensor_like(value, tuple(value.shape), None)
     return type(value)([_renewed(v, inputs) for v in value]) if type(value) in (tuple, list) else value
 
@@ -321,19 +321,19 @@ def _nameable(fn: Any) -> Any:
 
 
 def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         return True
-    if isinstance(value, (tuple, list)):
+    if issubclass(type(value), (tuple, list)):
         return any(_holds_tensor(v) for v in value)
-    return isinstance(value, dict) and any(_holds_tensor(v) for v in value.values())
+    return issubclass(type(value), dict) and any(_holds_tensor(v) for v in value.values())
 
 
 def _role(real: torch.Tensor, source: Source) -> str:
-    if isinstance(real, torch.nn.Parameter):
+    if issubclass(type(real), torch.nn.Parameter):
         return "param"
     s: Any = source
-    while isinstance(s, Attr) or hasattr(s, "base"):
-        if isinstance(s, Attr):
+    while issubclass(type(s), Attr) or hasattr(s, "base"):
+        if issubclass(type(s), Attr):
             return "buffer" if s.via == "buffer" else "const"
         s = s.base
     return "input" if isinstance(root_of(source), Local) else "const"

@@ -141,7 +141,7 @@ def leave_regions(m: Any) -> None:
     """A capture that ended inside an autocast region must not leave it on."""
     while m.contexts:
         real = m.contexts.pop()[0]
-        if isinstance(real, torch.amp.autocast_mode.autocast):
+        if issubclass(type(real), torch.amp.autocast_mode.autocast):
             torch.amp.autocast_mode._exit_autocast(real)
 
 
@@ -192,7 +192,7 @@ for _f in _STATE:
 
 @row(torch.is_tensor)
 def is_tensor(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return isinstance(args[0], torch.Tensor)
+    return issubclass(type(args[0]), torch.Tensor)
 
 
 @row(torch.result_type)
@@ -216,9 +216,9 @@ for _f in _named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min"):
 @row(*_named("_check", "_check_value", "_check_index", "_check_type", "_check_is_size", "_check_with", "_assert"))
 def check(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     cond = args[0] if args else kwargs.get("cond", kwargs.get("b"))
-    if isinstance(cond, type) and len(args) > 1:
+    if issubclass(type(cond), type) and len(args) > 1:
         cond = args[1]
-    if isinstance(cond, torch.Tensor):
+    if issubclass(type(cond), torch.Tensor):
         return m.recorder.record("function", torch._assert_async, (cond,), {}) if False else None
     if type(cond) is int:
         return None
@@ -269,7 +269,7 @@ class Recording(TorchFunctionMode):
             prop = getattr(func.__self__, "__name__", "")
             if prop in TENSOR_ROWS:
                 return TENSOR_ROWS[prop](self.machine, args[0])
-        if isinstance(func, types.MethodWrapperType):
+        if issubclass(type(func), types.MethodWrapperType):
             raise Unsupported("CAP014", at=self.machine.loc(), detail=f"{func} called from C")
         try:
             return self.machine.call(func, list(args), dict(kwargs or {}))

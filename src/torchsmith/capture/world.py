@@ -60,7 +60,7 @@ class Track:
 
 def item_of(base: Source, key: Any) -> Source:
     """The source of base[key]; entries of nn.Module's dictionaries are named as attributes."""
-    if isinstance(base, Attr) and base.via == "instance" and isinstance(key, str):
+    if issubclass(type(base), Attr) and base.via == "instance" and issubclass(type(key), str):
         via = _MODULE_DICTS.get(base.name)
         if via is not None:
             return Attr(base.base, key, via)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ _MODULE_DICTS = {"_modules": "module", "_parameters": "param", "_buffers": "buff
 
 
 def root_of(source: Source) -> Source:
-    while isinstance(source, (Attr, Item, TypeOf)):
+    while issubclass(type(source), (Attr, Item, TypeOf)):
         source = source.base
     return source
 
@@ -112,25 +112,25 @@ class World:
         return self._wrap_other(obj, source)
 
     def _wrap_other(self, obj: Any, source: Source | None) -> Any:
-        if isinstance(obj, torch.Tensor):
+        if issubclass(type(obj), torch.Tensor):
             return self._tensor(obj, source or FixedObject(obj, "tensor"))
-        if isinstance(obj, PINNED_TYPES):
+        if issubclass(type(obj), PINNED_TYPES):
             return self.pin(obj, source)
-        if isinstance(obj, tuple) and type(obj).__new__ is not tuple.__new__ and hasattr(type(obj), "_fields"):
+        if issubclass(type(obj), tuple) and type(obj).__new__ is not tuple.__new__ and hasattr(type(obj), "_fields"):
             return _wrap_tuple(self, obj, source)
         if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and getattr(obj, "ndim", 1) == 0:
             return self._equals(obj, source)
         return self.track(obj, source or FixedObject(obj, type(obj).__name__))
 
     def _equals(self, obj: Any, source: Source | None) -> Any:
-        if source is not None and not isinstance(source, FixedObject):
+        if source is not None and not issubclass(type(source), FixedObject):
             self.guard(source, "equals", obj)
         return obj
 
     def pin(self, obj: Any, source: Source | None) -> Any:
         """An object that is a constant once its identity is guarded."""
-        if source is not None and not isinstance(source, FixedObject):
-            if isinstance(root_of(source), Local) and isinstance(obj, types.FunctionType):
+        if source is not None and not issubclass(type(source), FixedObject):
+            if isinstance(root_of(source), Local) and issubclass(type(obj), types.FunctionType):
                 return self.track(obj, source)  # made anew for each call perhaps: guarded by its code instead
             self.guard(source, "identity", obj)
             self.pinned.setdefault(id(obj), source)
@@ -287,16 +287,16 @@ def _image_deque(world: World, track: Track) -> Any:
 
 def is_key(key: Any) -> bool:
     """Whether a dictionary key can be compared by a guard."""
-    return _is_constant(key) or isinstance(key, PINNED_TYPES) or (type(key) is tuple and all(map(is_key, key)))
+    return _is_constant(key) or issubclass(type(key), PINNED_TYPES) or (type(key) is tuple and all(map(is_key, key)))
 
 
 def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
-    keys = tuple(dict.keys(track.obj)) if isinstance(track.obj, dict) else tuple(track.obj)
+    keys = tuple(dict.keys(track.obj)) if issubclass(type(track.obj), dict) else tuple(track.obj)
     for key in keys:
         if not is_key(key):
             raise Unsupported("CAP011", at=world.loc(), detail=f"dictionary key of type {type(key).__name__} in {track.source}")
     world.guard(track.source, "dict_keys", keys)
-    return [(k, world.wrap(v, item_of(track.source, k))) for k, v in (dict.items(track.obj) if isinstance(track.obj, dict) else track.obj.items())]
+    return [(k, world.wrap(v, item_of(track.source, k))) for k, v in (dict.items(track.obj) if issubclass(type(track.obj), dict) else track.obj.items())]
 
 
 def _image_set(world: World, track: Track) -> Any:
