@@ -33,3 +33,4 @@ class Captured:
     guards: tuple[Guard, ...]
     facts: Any
     finish: Finish
+    needs_grad: bool = False  # a result requires grad, whatever the inputs do

@@ -408,7 +408,9 @@ def finished(m: Any, result: Any) -> Captured:
     for cond in recorder.facts.guards:
         guards.append(Guard(FixedObject(None), "shape", cond, recorder.facts.locs.get(cond, "")))
     recorder.facts.freeze()
-    return Captured(graph, inputs, tuple(guards), recorder.facts, finish)
+    made = {id(i.node): i for i in recorder.infos.values()}
+    needs_grad = any(made[id(n)].requires_grad for n in b.outs if id(n) in made)
+    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad)
 
 
 def _drop_unused(m: Any, b: _Builder) -> tuple[Source, ...]:

@@ -40,7 +40,7 @@ _SIZE_OPS: dict[str, Any] = {
 }  # fmt: skip
 _FX_LEAVES = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _NO_GRAD_RESULT = frozenset({"detach", "detach_", "data", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like",
-                             "randint_like", "new_zeros", "new_ones", "new_empty", "new_full", "argmax", "argmin", "bernoulli"})  # fmt: skip
+                             "randint_like", "new_zeros", "new_ones", "new_empty", "new_full", "argmax", "argmin"})  # fmt: skip
 _MODE_DEFAULT: frozenset[str] = frozenset()
 
 

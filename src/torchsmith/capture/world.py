@@ -261,7 +261,7 @@ def _wrap_container(world: World, obj: Any, source: Source | None) -> Any:
     return obj
 
 
-for _t in SCALARS | {torch.Size}:
+for _t in SCALARS | {torch.Size, torch.device, range, slice, types.GenericAlias, types.UnionType}:
     _WRAP[_t] = World._equals
 _WRAP[tuple] = _wrap_tuple
 _WRAP[frozenset] = lambda world, obj, source: world._equals(obj, source) if _is_constant(obj) else world.track(obj, source or FixedObject(obj))
