@@ -36,7 +36,7 @@ def _scalar(s: str, t: str, a: str) -> str:
 
 def _up32(s: str, a: str) -> str:
     """A small integer vector as xi32."""
-    return {"i8": f"up_xi8({a})", "u8": f"up_xu8({a})", "i16": f"CV({a}, xi32)"}.get(s, a)
+    return {"i8": f"up_xi8({a})", "u8": f"up_xu8({a})", "i16": f"up_xi16({a})"}.get(s, a)
 
 
 def _vector(s: str, t: str, a: str) -> str:

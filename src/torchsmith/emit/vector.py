@@ -229,14 +229,29 @@ for _f, _i in (("f32", "i32"), ("f64", "i64")):
            f"for (int l = 0; l < $L; l++) {{ {_f} d; {_i} n; reduce_{_f}(x[l], &d, &n); (*r)[l] = d; (*q)[l] = n; }} }}")  # fmt: skip
 
 # ---------------------------------------------------------------- conversions that gcc prints badly in one step
-vector("up_xu8", f"{ATTR}xi32 up_xu8(xu8 x) {{ return CV(CV(x, xu16), xi32); }}")
-vector("up_xi8", f"{ATTR}xi32 up_xi8(xi8 x) {{ return CV(CV(x, xi16), xi32); }}")
-vector("down_xu8", f"{ATTR}xu8 down_xu8(xi32 x) {{ return CV(CV(x, xu16), xu8); }}")
-vector("down_xi8", f"{ATTR}xi8 down_xi8(xi32 x) {{ return CV(CV(x, xi16), xi8); }}")
-vector("f_xbf16", f"{ATTR}xf32 f_xbf16(xu16 x) {{ return (xf32)(CV(x, xi32) << 16); }}")
+def _narrowing(name: str, source: str, target: str, builtin: str, arg: str, result: str, slow: str) -> None:
+    """One instruction on AVX-512, two steps of the compiler elsewhere."""
+    k = "(unsigned short)-1"
+    vector(name, f"""{ATTR}x{target} {name}(x{source} x) {{
+#if defined(__AVX512F__) && $L == 16
+  return (x{target})__builtin_ia32_{builtin}512_mask(({arg})x, ({result}){{0}}, {k});
+#else
+  return {slow};
+#endif
+}}""")
+
+
+_narrowing("up_xu8", "u8", "i32", "pmovzxbd", "char __attribute__((vector_size(16)))", "xi32", "CV(CV(x, xu16), xi32)")
+_narrowing("up_xi8", "i8", "i32", "pmovsxbd", "char __attribute__((vector_size(16)))", "xi32", "CV(CV(x, xi16), xi32)")
+_narrowing("up_xu16", "u16", "i32", "pmovzxwd", "xi16", "xi32", "CV(x, xi32)")
+_narrowing("up_xi16", "i16", "i32", "pmovsxwd", "xi16", "xi32", "CV(x, xi32)")
+_narrowing("down_xu8", "i32", "u8", "pmovdb", "xi32", "char __attribute__((vector_size(16)))", "CV(CV(x, xu16), xu8)")
+_narrowing("down_xi8", "i32", "i8", "pmovdb", "xi32", "char __attribute__((vector_size(16)))", "CV(CV(x, xi16), xi8)")
+_narrowing("down_xu16", "i32", "u16", "pmovdw", "xi32", "xi16", "CV(x, xu16)")
+vector("f_xbf16", f"{ATTR}xf32 f_xbf16(xu16 x) {{ return (xf32)(up_xu16(x) << 16); }}")
 vector("h_xbf16", f"""{ATTR}xu16 h_xbf16(xf32 x) {{
   xu32 b = (xu32)x, r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16; xi32 nan = x != x;
-  return CV((xi32)((r & ~(xu32)nan) | (0x7fc0u & (xu32)nan)), xu16);
+  return down_xu16((xi32)((r & ~(xu32)nan) | (0x7fc0u & (xu32)nan)));
 }}""")
 scalar("f_bf16", f"{ATTR}f32 f_bf16(u16 x) {{ u32 b = (u32)x << 16; f32 r; __builtin_memcpy(&r, &b, 4); return r; }}")
 scalar("h_bf16", f"""{ATTR}u16 h_bf16(f32 x) {{

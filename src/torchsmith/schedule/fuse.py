@@ -93,8 +93,6 @@ def can_inline(producer: Stage) -> Reason | None:
         return Reason("store accumulates or is partial")
     if simple_axes(producer, store) is None:
         return Reason("store index is not the stage's axes")
-    if recognise(producer) is not None:
-        return Reason("contraction")
     return None
 
 
@@ -116,8 +114,11 @@ def can_fuse(producer: Stage, consumer: Stage) -> Reason | None:
             return Reason("a fold would run twice")
         if any(u in set(walk(f)) for f in deps_folds(consumer) for u in uses):
             return Reason("a fold would run inside a fold")
-    if recognise(consumer) is not None:
-        return Reason("contraction operand")
+    product = recognise(consumer)
+    if product is not None and any(u in set(walk(product.fold)) for u in uses):
+        return Reason("contraction operand")  # it would be computed again for every tile
+    if (product is not None or recognise(producer) is not None) and recognise(inline(producer, consumer)) is None:
+        return Reason("no contraction any more")
     return None
 
 
