@@ -1,0 +1,291 @@
+"""Fusion and grouping: the number of kernels, and answers equal to the interpreter's, whatever the heuristics choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emit_harness import run
+from program_kit import F32, Kit, f, random
+
+from torchsmith.ir import dtype as dt
+from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Var, const, op
+from torchsmith.ir.interpret import run_program
+from torchsmith.ir.kernel import Kernel
+from torchsmith.ir.program import BufArg, Buffer, Extern, Program, Stage, Store
+from torchsmith.ir.verify import verify_program, verify_scheduled
+from torchsmith.options import Options
+from torchsmith.schedule.fuse import can_fuse, fuse
+from torchsmith.schedule.kernels import form_kernels
+from torchsmith.schedule.layouts import dense
+
+Case = tuple[Program, dict[str, np.ndarray], int]
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(fn: Callable[[], Case]) -> Callable[[], Case]:
+    CASES[fn.__name__] = fn
+    return fn
+
+
+@case
+def chain() -> Case:
+    k = Kit()
+    x = k.input("x", (1003,))
+    a = k.stage("a", (1003,), lambda i: op("cos", x(i)))
+    b = k.stage("b", (1003,), lambda i: op("mul", a(i), f(2)))
+    k.stage("y", (1003,), lambda i: op("add", op("sin", a(i)), b(i)), out=True)
+    return k.program("y"), {"x": random((1003,))}, 1
+
+
+@case
+def broadcast() -> Case:
+    k = Kit()
+    x, s = k.input("x", (3, 5, 37)), k.input("s", (5,))
+    k.stage("y", (3, 5, 37), lambda i, j, m: op("mul", x(i, j, m), s(j)), out=True)
+    return k.program("y"), {"x": random((3, 5, 37)), "s": random((5,), 1)}, 1
+
+
+def _softmax(rows: int | str, n: int | str, rn: tuple[int, int], axis: int = 1) -> Case:
+    k = Kit()
+    shape = (rows, n)
+    x = k.input("x", shape)
+    at = (x) if axis == 1 else (lambda i, r: x(r, i))
+    kept, run_over = (rows, n) if axis == 1 else (n, rows)
+    m = k.stage("m", (kept,), lambda i: k.fold((run_over,), -np.inf, lambda r: at(i, r), "max"))
+    s = k.stage("s", (kept,), lambda i: k.fold((run_over,), 0, lambda r: op("exp", op("sub", at(i, r), m(i)))))
+    pick = (lambda i, j: i) if axis == 1 else (lambda i, j: j)
+    k.stage("y", shape, lambda i, j: op("div", op("exp", op("sub", x(i, j), m(pick(i, j)))), s(pick(i, j))), out=True)
+    return k.program("y"), {"x": random(rn)}, 1
+
+
+@case
+def softmax() -> Case:
+    return _softmax(19, 133, (19, 133))
+
+
+@case
+def softmax_short() -> Case:
+    return _softmax(7, 5, (7, 5))
+
+
+@case
+def softmax_symbolic() -> Case:
+    return _softmax("s0", "s1", (11, 45))
+
+
+@case
+def softmax_columns() -> Case:
+    program, data, _ = _softmax(40, 70, (40, 70), axis=0)
+    return program, data, 2
+
+
+@case
+def layer_norm_of_sum() -> Case:
+    k = Kit()
+    n = 100
+    x, y, w = k.input("x", (40, n)), k.input("y", (40, n)), k.input("w", (n,))
+    h = k.stage("h", (40, n), lambda i, j: op("add", x(i, j), y(i, j)), out=True)
+    mean = k.stage("mean", (40,), lambda i: op("div", k.fold((n,), 0, lambda r: h(i, r)), f(n)))
+    var = k.stage("var", (40,), lambda i: k.fold((n,), 0, lambda r: op("mul", op("sub", h(i, r), mean(i)), op("sub", h(i, r), mean(i)))))
+    k.stage("z", (40, n), lambda i, j: op("mul", op("mul", op("sub", h(i, j), mean(i)), op("rsqrt", op("add", var(i), f(1)))), w(j)), out=True)
+    return k.program("h", "z"), {"x": random((40, n)), "y": random((40, n), 1), "w": random((n,), 2)}, 1
+
+
+@case
+def batch_norm_channels_first() -> Case:
+    k = Kit()
+    x = k.input("x", (4, 16, 14, 14))
+    mean = k.stage("mean", (16,), lambda c: op("div", k.fold((4, 14, 14), 0, lambda n, h, w: x(n, c, h, w)), f(784)))
+    k.stage("y", (4, 16, 14, 14), lambda n, c, h, w: op("max", op("sub", x(n, c, h, w), mean(c)), f(0)), out=True)
+    return k.program("y"), {"x": random((4, 16, 14, 14))}, 1
+
+
+@case
+def batch_norm_channels_last() -> Case:
+    k = Kit()
+    order = (0, 2, 3, 1)
+    x = k.input("x", (4, 16, 14, 14), order=order)
+    mean = k.stage("mean", (16,), lambda c: op("div", k.fold((4, 14, 14), 0, lambda n, h, w: x(n, c, h, w)), f(784)))
+    k.stage("y", (4, 16, 14, 14), lambda n, c, h, w: op("max", op("sub", x(n, c, h, w), mean(c)), f(0)), out=True, order=order)
+    return k.program("y"), {"x": random((4, 16, 14, 14))}, 2
+
+
+@case
+def sum_of_everything() -> Case:
+    k = Kit()
+    x = k.input("x", (300000,))
+    k.stage("y", (), lambda: k.fold((300000,), 0, x), out=True)
+    return k.program("y"), {"x": random((300000,))}, 2
+
+
+@case
+def column_sums_in_two_steps() -> Case:
+    k = Kit()
+    x = k.input("x", (5000, 33))
+    k.stage("y", (33,), lambda c: k.fold((5000,), 0, lambda r: x(r, c)), out=True)
+    return k.program("y"), {"x": random((5000, 33))}, 2
+
+
+@case
+def transpose() -> Case:
+    k = Kit()
+    x = k.input("x", (33, 50))
+    k.stage("y", (50, 33), lambda i, j: op("add", x(j, i), f(1)), out=True)
+    return k.program("y"), {"x": random((33, 50))}, 1
+
+
+@case
+def reshape_with_division() -> Case:
+    k = Kit()
+    x = k.input("x", (6, 4, 5))
+    a = k.stage("a", (4, 6, 5), lambda i, j, m: x(j, i, m))
+    k.stage("y", (24, 5), lambda i, m: op("neg", a(op("floordiv", i, const(6)), op("mod", i, const(6)), m)), out=True)
+    return k.program("y"), {"x": random((6, 4, 5))}, 1
+
+
+@case
+def pooling_with_border() -> Case:
+    k = Kit()
+    x = k.input("x", (2, 3, 15, 17))
+    r = k.stage("r", (2, 3, 15, 17), lambda n, c, h, w: op("max", x(n, c, h, w), f(0)))
+    del r
+
+    def window(n: Expr, c: Expr, h: Expr, w: Expr) -> Callable[[Expr, Expr], Expr]:
+        def at(i: Expr, j: Expr) -> Expr:
+            y, z = h * 2 - 1 + i, w * 2 - 1 + j
+            inside = op("and", op("and", op("ge", y, const(0)), op("lt", y, const(15))), op("and", op("ge", z, const(0)), op("lt", z, const(17))))
+            return Load("r", F32, (n, c, y, z), inside, Const(F32, -np.inf))
+
+        return at
+
+    k.stage("y", (2, 3, 8, 9), lambda n, c, h, w: k.fold((3, 3), -np.inf, window(n, c, h, w), "max"), out=True)
+    return k.program("y"), {"x": random((2, 3, 15, 17))}, 1
+
+
+@case
+def gather_rows() -> Case:
+    k = Kit()
+    w, i = k.input("w", (50, 37)), k.input("i", (11,), dt.i64)
+    k.stage("y", (11, 37), lambda a, b: w(Cast(dt.index, i(a)), b), out=True)
+    return k.program("y"), {"w": random((50, 37)), "i": np.random.default_rng(0).integers(0, 50, 11)}, 1
+
+
+@case
+def several_types() -> Case:
+    k = Kit()
+    a, b = k.input("a", (70,), dt.i64), k.input("b", (70,), dt.u8)
+    c = k.stage("c", (70,), lambda i: op("lt", a(i), Cast(dt.i64, b(i))))
+    k.stage("y", (70,), lambda i: op("where", c(i), Cast(dt.f64, a(i)), Cast(dt.f64, b(i))), out=True)
+    k.stage("z", (70,), lambda i: op("floordiv", a(i), Const(dt.i64, -7)), out=True)
+    k.stage("w", (70,), lambda i: Cast(dt.i8, op("mul", a(i), a(i))), out=True)
+    data = {"a": random((70,), 0, "int64"), "b": np.random.default_rng(1).integers(0, 90, 70).astype(np.uint8)}
+    return k.program("y", "z", "w"), data, 1
+
+
+@case
+def empty() -> Case:
+    k = Kit()
+    x = k.input("x", (3, 0))
+    k.stage("y", (3,), lambda i: k.fold((0,), 0, lambda r: x(i, r)), out=True)
+    k.stage("z", (3, 0), lambda i, j: op("exp", x(i, j)), out=True)
+    return k.program("y", "z"), {"x": random((3, 0))}, 2
+
+
+@case
+def scan_over_rows() -> Case:
+    k = Kit()
+    k.input("x", (20, 30))
+    i, j, v = Axis("i0"), Axis("i1"), Var("c", F32)
+    nxt = op("add", v, Load("x", F32, (i, j)))
+    shape = (const(20), const(30))
+    k.buffers["y"] = Buffer("y", F32, shape, dense(shape), "output")
+    k.body.append(Stage(((i, shape[0]), (j, shape[1])), (Store("y", (i, j), nxt),), scan=True, carry=((v, f(0)),), carry_next=(nxt,)))
+    return k.program("y"), {"x": random((20, 30))}, 1
+
+
+@case
+def scatter_add() -> Case:
+    k = Kit()
+    z = k.input("x", (9, 33))
+    k.input("i", (20,), dt.i64)
+    k.input("u", (20, 33))
+    shape = (const(9), const(33))
+    k.stage("y", (9, 33), z, out=True)
+    i, j = Axis("i0"), Axis("i1")
+    store = Store("y", (Cast(dt.index, Load("i", dt.i64, (i,))), j), Load("u", F32, (i, j)), "add", unique=False)
+    k.body.append(Stage(((i, const(20)), (j, shape[1])), (store,), origin="scatter"))
+    return k.program("y"), {"x": random((9, 33)), "i": np.random.default_rng(0).integers(0, 9, 20), "u": random((20, 33), 2)}, 2
+
+
+def check(name: str, options: Options) -> int:
+    program, data, _ = CASES[name]()
+    verify_program(program)
+    want = run_program(program, [data[n].copy() for n in program.inputs])
+    fused = fuse(program, options)
+    verify_program(fused)
+    scheduled = form_kernels(fused, options)
+    verify_scheduled(scheduled)
+    env = {s.sym.name: data[program.inputs[s.origin[1]]].shape[s.origin[2]] for s in program.symbols}  # type: ignore[index]
+    for chunks in (1, 3):
+        got = run(scheduled, data, env, chunks)
+        for r, w in zip(program.results, want, strict=True):
+            np.testing.assert_allclose(got[r.buf].astype(np.float64), np.asarray(w, np.float64), rtol=2e-5, atol=1e-4)  # type: ignore[union-attr]
+    return sum(isinstance(k, Kernel) for k in scheduled.body)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_kernels(name: str) -> None:
+    assert check(name, Options()) == CASES[name]()[2]
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("name", ["chain", "softmax", "layer_norm_of_sum", "pooling_with_border", "several_types", "reshape_with_division"])
+def test_chaos_never_changes_answers(name: str, seed: int) -> None:
+    check(name, replace(Options(), chaos=seed))
+
+
+@pytest.mark.parametrize("fuel", [0, 1, 2])
+def test_fuel_bounds_fusion(fuel: int) -> None:
+    program, _, _ = CASES["chain"]()
+    assert len(fuse(program, replace(Options(), fuel=fuel)).body) == 3 - fuel
+    check("chain", replace(Options(), fuel=fuel))
+
+
+def test_a_fold_is_not_run_in_a_wider_loop() -> None:
+    program, _, _ = CASES["softmax"]()
+    m, s, y = (e for e in program.body if isinstance(e, Stage))
+    assert can_fuse(m, s) is not None
+    assert can_fuse(s, y) is not None
+
+
+def test_stages_do_not_move_across_an_extern_that_reads_a_view_of_what_they_write() -> None:
+    k = Kit()
+    x = k.input("x", (8, 8))
+    a = k.stage("a", (8, 8), lambda i, j: op("mul", x(i, j), f(2)))
+    shape = (const(64),)
+    k.buffers["v"] = Buffer("v", F32, shape, dense(shape), "temp", storage_of="a")
+    k.buffers["e"] = Buffer("e", F32, (const(8), const(8)), dense((const(8), const(8))), "temp")
+    k.body.append(Extern("own::op", (BufArg("v"),), (), ("e",)))
+    k.stage("y", (8, 8), lambda i, j: op("add", Load("e", F32, (i, j)), a(i, j)), out=True)
+    program = k.program("y")
+    k.buffers["a"] = replace(k.buffers["a"], layout=dense((const(8), const(8))))
+    scheduled = form_kernels(fuse(program, Options()), Options())
+    assert [type(e).__name__ for e in scheduled.body] == ["Kernel", "Extern", "Kernel"]
+
+
+def test_equal_kernels_have_equal_text() -> None:
+    from torchsmith.emit.c import emit_kernel
+
+    texts = set()
+    for offset in (0, 3):
+        k = Kit()
+        k.folds = offset
+        x = k.input(f"x{offset}", (12, 64))
+        k.stage(f"y{offset}", (12,), lambda i, k=k, x=x: k.fold((64,), 0, lambda r: x(i, r)), out=True)
+        (kernel,) = form_kernels(k.program(f"y{offset}"), Options()).body
+        assert isinstance(kernel, Kernel)
+        texts.add(emit_kernel(kernel))
+    assert len(texts) == 1
