@@ -8,6 +8,7 @@ In: a captured fx graph, its size facts, options. Out: Compiled(call, guards, re
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,9 @@ from .schedule.kernels import form_kernels
 from .schedule.plan import plan
 
 Call = Callable[..., Sequence[Any]]
+
+MACHINE_FAULTS = frozenset({"RUN001", "RUN002", "RUN003"})
+_WARNED: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +180,12 @@ def compile_graph(
     backend: str | Callable[..., Any] = "inductor",
     needs_grad: bool = False,
     name: str = "graph",
+    fullgraph: bool = False,
 ) -> Compiled:
     """Compile one captured graph for `backend`.
 
-    Whatever cannot be compiled natively runs as the captured graph, eagerly, and is counted with its code (event "fallback").
+    Whatever cannot be compiled natively runs as the captured graph, eagerly, and is counted with its code (event "fallback"). Where that is
+    the machine's fault (no compiler, a compiler that dies, no room to write) it is also said in a warning; under fullgraph it is an error.
     """
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="captured_graph.py", text=readable(gm))
@@ -195,6 +201,10 @@ def compile_graph(
         try:
             done = compile_native(gm, facts, options, name)
         except Unsupported as why:
+            if why.code in MACHINE_FAULTS:
+                if fullgraph:
+                    raise
+                _warn_once(why)
             done = _run_captured(gm, facts, why, operators, name)
     events.emit("graph", name=name, report=done.report, module=gm)
     return done
@@ -211,6 +221,13 @@ def _call_backend(backend: str | Callable[..., Any], gm: torch.fx.GraphModule, f
 
         backend = lookup_backend(backend)
     return backend(gm, list(inputs))
+
+
+def _warn_once(why: Unsupported) -> None:
+    """One warning per code: every later graph would say the same."""
+    if why.code not in _WARNED:
+        _WARNED.add(why.code)
+        warnings.warn(f"torchsmith: {why}. The program runs eagerly, which is correct but not faster.", stacklevel=2)
 
 
 def _run_captured(gm: torch.fx.GraphModule, facts: SizeFacts, why: Unsupported, operators: int, name: str) -> Compiled:

@@ -330,8 +330,9 @@ def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
     needs_grad = needs_grad or getattr(captured, "needs_grad", False)
     try:
         return settings.compile_graph(
-            captured.graph, captured.facts, inputs, options=settings.options, backend=settings.backend, needs_grad=needs_grad, name=name
-        )
+            captured.graph, captured.facts, inputs, options=settings.options, backend=settings.backend, needs_grad=needs_grad, name=name,
+            fullgraph=settings.fullgraph,
+        )  # fmt: skip
     except Unsupported:
         raise
     except Exception as error:  # a user's backend may raise anything
