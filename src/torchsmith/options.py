@@ -29,7 +29,7 @@ class Options:
     # code generation
     max_autotune: bool = False
     freezing: bool = False
-    native_contractions: bool = False  # matmul and convolution as generated kernels instead of extern calls
+    native_contractions: bool = True  # products with constant weights as generated kernels instead of extern calls
     epilogue_fusion: bool = True
     max_fusion_size: int = 64
     shape_padding: bool = False

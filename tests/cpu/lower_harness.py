@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from torchsmith.pipeline import Report, compile_graph
 
 
 def program_of(
-    fn: Any, args: tuple[torch.Tensor, ...], dynamic: tuple[int, ...] = (), options: Options | None = None
+    fn: Any, args: tuple[torch.Tensor, ...], dynamic: tuple[int, ...] = (), role: str = "input"
 ) -> tuple[Program, tuple[torch.Tensor, ...]]:
-    """The verified Program, and the tensors that its call appends to the inputs."""
+    """The verified Program, and the tensors that its call appends to the inputs; `role` is that of every argument."""
     fg = graph_of(fn, *args, dynamic=dynamic)
-    program = lower(fg, options or Options())
+    fg = replace(fg, roles=tuple(role if r == "input" else r for r in fg.roles))
+    program = lower(fg, Options())
     verify_program(program)
     return program, fg.consts
 
@@ -66,10 +68,10 @@ def check(
     atol: float | None = None,
     native: bool = True,
     dynamic: bool = False,
-    options: Options | None = None,
+    role: str = "input",
 ) -> Program:
     """Lowered and interpreted equals eager, layouts of fresh results too; `native`: without any extern call."""
-    program, consts = program_of(fn, args, tuple(range(len(args))) if dynamic else (), options)
+    program, consts = program_of(fn, args, tuple(range(len(args))) if dynamic else (), role)
     if native:
         assert not [e.op for e in program.body if isinstance(e, Extern)]
     expected = flat(fn(*args))

@@ -6,8 +6,6 @@ import pytest
 import torch
 from lower_harness import check
 
-from torchsmith.options import Options
-
 F = torch.nn.functional
 CASES = {
     "mm": (torch.mm, [(3, 5), (5, 4)]),
@@ -32,4 +30,4 @@ def test_equal_to_eager_without_an_extern_call(name: str, dtype: torch.dtype) ->
     torch.manual_seed(0)
     args = tuple(torch.randn(s).to(dtype) for s in shapes)
     rtol, atol = (2e-2, 1e-2) if dtype is torch.bfloat16 else (1e-5, 1e-5)
-    check(fn, *args, rtol=rtol, atol=atol, options=Options(native_contractions=True))
+    check(fn, *args, rtol=rtol, atol=atol, role="param")

@@ -3,12 +3,13 @@
     mm(a, b)[i, j] = Fold(k: a0 + a[i, k] * b[k, j])
 
 The schedule recognises the shape of the Fold and gives it the contraction template; nothing here names a kernel. A row declines (and the
-operator stays an extern call) for dtypes whose products are not accumulated in float32, and where `options.native_contractions` is off.
+operator stays an extern call) for dtypes whose products are not accumulated in float32, for operands that change from call to call, and
+where `options.native_contractions` is off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import fx
@@ -26,8 +27,12 @@ from .table import lowers
 ACCUMULATED_IN_F32 = frozenset({dt.f32, dt.bf16, dt.f16})
 
 
-def _declines(cx: Builder, *operands: Ref) -> bool:
-    return not cx.options.native_contractions or any(r.dtype not in ACCUMULATED_IN_F32 for r in operands)
+def _declines(cx: Builder, packed: Ref, *others: Ref) -> bool:
+    """Does the product stay an extern call? `packed` is the operand that is rearranged first: worth it where it is constant, so that
+    the packed form is kept from call to call."""
+    if not cx.options.native_contractions or any(r.dtype not in ACCUMULATED_IN_F32 for r in (packed, *others)):
+        return True
+    return packed.strided is None or packed.strided.root not in cx.constants
 
 
 def dot(cx: Builder, extents: Sequence[Expr], a: Callable[[Index], Expr], b: Callable[[Index], Expr]) -> Expr:
@@ -51,7 +56,7 @@ def _matrices(cx: Builder, a: Ref, b: Ref, finish: Callable[[Index, Expr], Expr]
 
 @lowers("aten.mm.default", "aten.bmm.default")
 def lower_mm(cx: Builder, a: Ref, b: Ref, *_: Any) -> Any:
-    if _declines(cx, a, b):
+    if _declines(cx, b, a):
         return NotImplemented
     return _matrices(cx, a, b, lambda _, total: cast(total, cx.dtype))
 
@@ -59,7 +64,7 @@ def lower_mm(cx: Builder, a: Ref, b: Ref, *_: Any) -> Any:
 @lowers("aten.addmm.default", "aten.baddbmm.default")
 def lower_addmm(cx: Builder, bias: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 1) -> Any:
     """beta * bias + alpha * (a @ b); beta 0 ignores the bias, NaN included."""
-    if _declines(cx, bias, a, b):
+    if _declines(cx, b, a, bias):
         return NotImplemented
 
     def finish(index: Index, total: Expr) -> Expr:
@@ -72,13 +77,13 @@ def lower_addmm(cx: Builder, bias: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: An
     return _matrices(cx, a, b, finish)
 
 
-def is_native_convolution(node: fx.Node, options: Options) -> bool:
-    """Will the row for aten.convolution take this call?"""
+def is_native_convolution(node: fx.Node, constant: Collection[fx.Node], options: Options) -> bool:
+    """Will the row for aten.convolution take this call? `constant`: placeholders that keep their values."""
     x, w, transposed, groups = node.args[0], node.args[1], node.args[6], node.args[8]
     assert isinstance(x, fx.Node) and isinstance(w, fx.Node)
     image, weight = x.meta["spec"], w.meta["spec"]
-    grouping = _grouping(image.shape, weight.shape, groups)
-    return options.native_contractions and ir_dtype(image.dtype) in ACCUMULATED_IN_F32 and not transposed and grouping is not None
+    taken = not transposed and _grouping(image.shape, weight.shape, groups) is not None
+    return options.native_contractions and taken and w in constant and ir_dtype(image.dtype) in ACCUMULATED_IN_F32
 
 
 def _grouping(image: Sequence[Expr], weight: Sequence[Expr], groups: Any) -> str | None:
@@ -97,7 +102,7 @@ def lower_convolution(
     """out[n, o, p] = bias[o] + sum over c, r of x[n, g * C / groups + c, p * stride + r * dilation - padding] * w[o, c, r]."""
     rank = x.rank - 2
     grouping = _grouping(x.shape, w.shape, groups)
-    if _declines(cx, x, w) or transposed or grouping is None:
+    if _declines(cx, w, x) or transposed or grouping is None:
         return NotImplemented
     depthwise = grouping == "depthwise"
     s, p, d = per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank)

@@ -56,6 +56,7 @@ class Builder:
         self.symbols: list[Symbol] = list(symbols)
         self.bound: set[Sym] = {s.sym for s in symbols if s.origin[0] != "bound"}
         self.notes: list[str] = []
+        self.constants: tuple[str, ...] = ()  # input buffers that keep their values from call to call
         self.spec: Any = None
         self.loc = ""
         self.origin = ""
@@ -216,6 +217,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     cx = Builder(options, fg.symbols)
     env: dict[fx.Node, Value] = {}
     inputs = _lower_inputs(cx, fg, env)
+    cx.constants = tuple(inputs[i] for i in constant_inputs(fg) if inputs[i])
     wanted = _live_nodes(fg)
     for node in fg.graph.nodes:
         if node.op == "call_function" and node in wanted:
@@ -226,18 +228,14 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     by_name = {n.name: n for n in fg.graph.nodes}
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
     results = _lower_results(cx, fg, env, by_name)
-    consts = _constants(fg, inputs)
-    return Program(name, tuple(cx.symbols), tuple(inputs), dict(cx.buffers), tuple(cx.body), results, write_backs, consts, tuple(cx.notes))
+    buffers, body, notes = dict(cx.buffers), tuple(cx.body), tuple(cx.notes)
+    return Program(name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes)
 
 
-def _constants(fg: FunctionalGraph, inputs: list[str]) -> tuple[str, ...]:
+def constant_inputs(fg: FunctionalGraph) -> tuple[int, ...]:
     """Inputs that are expected to be the same in the next call: the host checks, and prepares anew when one is not."""
     written = {number for number, _ in fg.write_backs}
-    return tuple(
-        name
-        for i, (name, role) in enumerate(zip(inputs, fg.roles, strict=False))
-        if name and role in ("param", "buffer", "const") and i not in written
-    )
+    return tuple(i for i, role in enumerate(fg.roles) if role in ("param", "buffer", "const") and i not in written)
 
 
 def _name_of(target: Any) -> str:

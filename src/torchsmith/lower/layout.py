@@ -19,6 +19,7 @@ from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
 from ..ir.expr import Const, Expr, const
 from ..options import Options
 from .contraction import is_native_convolution
+from .core import constant_inputs
 from .table import LOWERINGS
 
 aten = torch.ops.aten
@@ -39,7 +40,8 @@ def same_strides(shape: tuple[Expr, ...], a: tuple[Expr, ...], b: tuple[Expr, ..
 
 def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
     """Rewrite the 2-d convolutions that stay extern calls to run on channels-last activations."""
-    if not options.layout_optimization or not any(_is_candidate(n, options) for n in fg.graph.nodes):
+    candidates = _candidates(fg, options) if options.layout_optimization else []
+    if not candidates:
         return fg
     if any(n.target in (aten.as_strided.default, aten.as_strided_copy.default) for n in fg.graph.nodes):
         return fg  # as_strided names memory, not values
@@ -49,8 +51,8 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
     renamed = {old.name: new for old, new in copies.items()}
     kept = {o.node: renamed[o.node] for o in fg.outputs if isinstance(o, FreshOutput)}
     kept |= {name: renamed[name] for _, name in fg.write_backs}
-    for node in [n for n in graph.nodes if _is_candidate(n, options)]:
-        _rewrite(graph, node)
+    for node in candidates:
+        _rewrite(graph, copies[node])
     # What leaves the graph keeps the strides that eager gives it.
     back = {name: _restore(graph, node) for name, node in kept.items()}
     results = tuple(back.values())
@@ -63,7 +65,15 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
     return replace(fg, graph=graph, outputs=outputs, write_backs=write_backs)
 
 
-def _is_candidate(node: torch.fx.Node, options: Options) -> bool:
+def _candidates(fg: FunctionalGraph, options: Options) -> list[torch.fx.Node]:
+    """Convolutions that stay extern calls and are faster on channels-last activations."""
+    placeholders = [n for n in fg.graph.nodes if n.op == "placeholder"]
+    constant = {placeholders[i] for i in constant_inputs(fg)}
+    return [n for n in fg.graph.nodes if _is_plain(n) and not is_native_convolution(n, constant, options) and is_profitable(n)]
+
+
+def _is_plain(node: torch.fx.Node) -> bool:
+    """A 2-d convolution of non-empty floats on the CPU."""
     spec = node.meta.get("spec")
     return (
         node.op == "call_function"
@@ -73,8 +83,6 @@ def _is_candidate(node: torch.fx.Node, options: Options) -> bool:
         and spec.device == "cpu"
         and spec.dtype in DTYPES
         and not any(isinstance(s, Const) and s.value == 0 for s in spec.shape)
-        and not is_native_convolution(node, options)
-        and is_profitable(node)
     )
 
 
