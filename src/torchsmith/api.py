@@ -162,7 +162,7 @@ def _compile_object(obj: Any, settings: Settings) -> Any:
     def calling(*args: Any, **kwargs: Any) -> Any:
         return obj(*args, **kwargs)
 
-    return _dress(make_dispatcher(calling, settings), obj)
+    return _dress(make_dispatcher(calling, settings), obj)  # type: ignore[arg-type]
 
 
 _KINDS: tuple[tuple[type, Callable[[Any, Settings], Any]], ...] = (

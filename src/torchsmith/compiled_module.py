@@ -112,7 +112,7 @@ def compile_module(module: Any, settings: Settings) -> Any:
     """The compiled look-alike of `module`."""
     if isinstance(module, CompiledModule):
         module = module._orig_mod
-    base = type(module)
+    base: Any = type(module)
     names: dict[str, Any] = {
         "_torchsmith_original": module, "_torchsmith_settings": settings, "_torchsmith_calls": {},
         "__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__,

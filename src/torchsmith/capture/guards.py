@@ -81,7 +81,7 @@ def global_state() -> GlobalState:
         deterministic=(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
             torch._C._is_torch_function_enabled(),
         ),
         torch_function_modes=tuple(map(type, modes)),
@@ -367,7 +367,7 @@ def _print_tensor(g: Guard) -> str:
 
 def _describe(v: Any) -> str:
     if isinstance(v, (type, types.FunctionType, types.ModuleType)):
-        return getattr(v, "__qualname__", None) or getattr(v, "__name__", "object")
+        return str(getattr(v, "__qualname__", None) or getattr(v, "__name__", "object"))
     if isinstance(v, torch.nn.Module):
         return type(v).__name__
     text = repr(v) if not isinstance(v, torch.Tensor) else f"tensor of shape {tuple(v.shape)}"
@@ -457,7 +457,8 @@ class Flattener:
 
     def guard(self, g: Guard) -> tuple[int, int, Any, tuple[int, ...]]:
         """The C form of one guard: (kind, node, value, numbers)."""
-        kind, value, numbers = g.kind, g.value, ()
+        kind, value = g.kind, g.value
+        numbers: tuple[int, ...] = ()
         node = self.node(g.source)
         name: str = kind
         if kind == "identity" and isinstance(value, weakref.ref):
