@@ -390,10 +390,7 @@ static int read_consts(Graph *g, PyObject *consts) {
 }
 
 static PyObject *graph_refreeze(PyObject *self, PyObject *none) {
-  Graph *g = (Graph *)self;
-  State *old = g->consts.state;
-  g->consts.state = NULL;
-  state_close(old);
+  states_clear(&((Graph *)self)->consts);
   Py_RETURN_NONE;
 }
 
@@ -470,7 +467,7 @@ static void graph_dealloc(PyObject *self) {
   PyMem_Free(g->results);
   PyMem_Free(g->inputs);
   views_free(g->views);
-  state_close(g->consts.state);
+  states_clear(&g->consts);
   PyMem_Free(g->consts.inputs);
   Py_CLEAR(g->name);
   Py_CLEAR(g->tail);

@@ -82,11 +82,13 @@ typedef struct {
   int n;
   int *inputs;
   bool trust; /* inference tensors, which have no version counter, count as constant too */
-  State *state;
+  State **states; /* one per set of constants that was met (several modules may share one graph), the latest used first */
+  int n_states;
 } Consts;
 /* The state that belongs to these inputs, prepared if need be; a new reference, or NULL with an exception. All with the GIL. */
 State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObject *name, PyObject *const *args, const ts_tensor *tensors);
 void state_close(State *s);
+void states_clear(Consts *c);
 const void *state_memory(const State *s);
 
 /* ---- graph.c */

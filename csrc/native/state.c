@@ -2,12 +2,14 @@
  *
  * Before every run each constant input is compared with what was seen when the state was prepared: the same tensor object's
  * implementation, data pointer and version counter, and eight words spread over its memory (writes through .data or NumPy move no
- * counter). Any difference prepares again into fresh memory; calls that still run keep the old block by their reference. */
+ * counter). Any difference prepares again; calls that still run keep the old block by their reference. Several modules of one class
+ * may share a graph, so a graph keeps one state for each set of tensors, as long as those live. */
 #include <string.h>
 
 #include "native.h"
 
 #define WORDS 8
+#define MOST 256 /* states of one graph */
 
 typedef struct {
   void *impl, *data;
@@ -19,6 +21,7 @@ typedef struct {
 struct State {
   int refs;
   void *block;
+  PyObject *alive; /* weak reference to the first constant */
   Snapshot snaps[];
 };
 
@@ -27,7 +30,47 @@ const void *state_memory(const State *s) { return s->block; }
 void state_close(State *s) {
   if (!s || --s->refs) return;
   if (s->block) block_free(s->block);
+  Py_XDECREF(s->alive);
   PyMem_Free(s);
+}
+
+void states_clear(Consts *c) {
+  State **old = c->states;
+  int n = c->n_states;
+  c->states = NULL;
+  c->n_states = 0;
+  for (int i = 0; i < n; i++) state_close(old[i]);
+  PyMem_Free(old);
+}
+
+/* The same tensor objects, whatever they hold. */
+static bool is_of(const Consts *c, const State *s, const ts_tensor *tensors) {
+  for (int i = 0; i < c->n; i++)
+    if (s->snaps[i].impl != *(void **)tensors[c->inputs[i]].handle) return false;
+  return true;
+}
+
+static void remove_state(Consts *c, int i) {
+  State *s = c->states[i];
+  memmove(&c->states[i], &c->states[i + 1], sizeof(State *) * (size_t)(--c->n_states - i));
+  state_close(s);
+}
+
+/* Put `s` first; takes over the reference. */
+static int keep_state(Consts *c, State *s) {
+  for (int i = c->n_states - 1; i >= 0; i--)
+    if (c->states[i]->alive && PyWeakref_GetObject(c->states[i]->alive) == Py_None) remove_state(c, i);
+  while (c->n_states >= MOST) remove_state(c, c->n_states - 1);
+  State **more = PyMem_Realloc(c->states, sizeof(State *) * (size_t)(c->n_states + 1));
+  if (!more) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  c->states = more;
+  memmove(&more[1], more, sizeof(State *) * (size_t)c->n_states);
+  more[0] = s;
+  c->n_states++;
+  return 0;
 }
 
 static void sample(const Snapshot *s, uint64_t *words) {
@@ -85,24 +128,33 @@ static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t) {
 }
 
 State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObject *name, PyObject *const *args, const ts_tensor *tensors) {
-  State *s = c->state;
-  if (s && is_same(c, s, args, tensors)) {
-    s->refs++;
-    return s;
-  }
-  c->state = NULL;
-  if (s && s->refs > 1) { /* calls still run on it */
-    state_close(s);
-    s = NULL;
+  State *s = NULL;
+  for (int i = 0; i < c->n_states && !s; i++) {
+    if (!is_of(c, c->states[i], tensors)) continue;
+    s = c->states[i];
+    memmove(&c->states[1], c->states, sizeof(State *) * (size_t)i);
+    c->states[0] = s;
+    if (is_same(c, s, args, tensors)) {
+      s->refs++;
+      return s;
+    }
+    s->refs++; /* changed: out of the list, and used again if no call runs on it */
+    remove_state(c, 0);
+    if (s->refs > 1) {
+      state_close(s);
+      s = NULL;
+      break;
+    }
   }
   if (!s) {
     s = PyMem_Calloc(1, sizeof(State) + sizeof(Snapshot) * (size_t)c->n);
     if (!s) return (State *)PyErr_NoMemory();
+    s->refs = 1;
     s->block = block_new(entry->state_bytes);
+    if (!s->block) PyErr_NoMemory();
   }
-  s->refs = 2; /* the graph's and the caller's */
-  bool bad = s->block == NULL;
-  if (bad) PyErr_NoMemory();
+  Py_XSETREF(s->alive, s->block ? PyWeakref_NewRef(args[c->inputs[0]], NULL) : NULL); /* an address may belong to a new tensor */
+  bool bad = s->alive == NULL;
   for (int i = 0; !bad && i < c->n; i++) bad = take_snapshot(&s->snaps[i], args[c->inputs[i]], &tensors[c->inputs[i]]) < 0;
   if (!bad && entry->prepare(host, tensors, s->block)) {
     PyErr_SetString(torch.error, "constants could not be prepared");
@@ -110,16 +162,13 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
   }
   if (!bad) {
     PyObject *told = PyObject_CallFunction(torch.on_prepare, "OL", name, (long long)entry->state_bytes);
-    bad = told == NULL;
+    bad = told == NULL || keep_state(c, s) < 0;
     Py_XDECREF(told);
   }
   if (bad) {
-    s->refs = 1;
     state_close(s);
     return NULL;
   }
-  State *old = c->state; /* the callback may have let another thread in: the last one wins */
-  c->state = s;
-  state_close(old);
+  s->refs++; /* the list's and the caller's */
   return s;
 }

@@ -261,11 +261,25 @@ def test_constants_are_prepared_once_and_watched() -> None:
         w.data = torch.randn(1000)
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
         other = torch.nn.Parameter(w.detach().clone())
-        assert [prepares(g, other, x), prepares(g, other, x), prepares(g, w, x)] == [1, 0, 1]
+        assert [prepares(g, other, x), prepares(g, other, x), prepares(g, w, x), prepares(g, other, x)] == [1, 0, 0, 0]
         w.numpy()[...] = 3.0
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
         g.refreeze()
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+
+
+def test_constants_of_dead_modules_are_forgotten() -> None:
+    def resident() -> int:
+        return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
+
+    g, x = prepared(1 << 20), torch.randn(1 << 20)
+    for i in range(40):
+        assert prepares(g, torch.randn(1 << 20), x) == 1
+        if i == 5:
+            before = resident()
+    assert resident() - before < 20 << 10
+    many = [torch.randn(1 << 20) for _ in range(5)]
+    assert [prepares(g, w, x) for w in many * 2] == [1] * 5 + [0] * 5
 
 
 def test_inference_tensors_are_constant_only_when_frozen() -> None:
