@@ -18,7 +18,7 @@ import numpy as np
 from . import dtype as dt
 from .arrays import CARRIERS, Array, apply, convert, literal, round_bf16
 from .dtype import DType
-from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var
+from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, walk
 from .kernel import Contract, Kernel, Let, Loop, Scheduled, StoreStmt
 from .program import (
     Bind,
@@ -241,7 +241,7 @@ class _Machine:
                 self.writable(p.buf)
         axes, extents = [a for a, _ in k.grid], [int(self.value(n)) for _, n in k.grid]
         frame = _Frame(self)
-        if not k.scratch:
+        if not k.scratch and not _ragged(k.body):
             self.statements(k.body, frame.over(axes, extents))
             return
         for point in np.ndindex(*extents):  # a grid item has its scratch to itself
@@ -274,6 +274,19 @@ class _Machine:
     _HANDLERS: dict[type, Callable[..., None]] = {
         Stage: stage, Check: check, Extern: call, Bind: bind, Cond: cond, Repeat: repeat, Kernel: kernel,
     }  # fmt: skip
+
+
+def _ragged(body: Iterable[Any]) -> bool:
+    """Does a loop or Fold run a different number of times for different grid items?"""
+    for s in body:
+        if isinstance(s, Loop):
+            if any(isinstance(e, Axis) for e in walk(s.extent)) or _ragged(s.body):
+                return True
+        elif isinstance(s, Let | StoreStmt):
+            for e in walk(s.value):
+                if isinstance(e, Fold) and any(isinstance(x, Axis) for x in walk(*e.extents)):
+                    return True
+    return False
 
 
 class _Frame:

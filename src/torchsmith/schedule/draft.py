@@ -394,6 +394,7 @@ def collapse(d: Draft, buffers: Mapping[str, Buffer], names: Iterator[int]) -> N
     stores = [s for s in d.statements() if isinstance(s, StoreStmt)]
     found = collect([e for s in d.statements() if isinstance(s, Let) for e in _exprs(s)], stores, buffers)
     table: dict[Expr, Expr] = {}
+    made: dict[tuple[Axis, ...], Axis] = {}  # nests may share axes: equal chains become one axis
 
     def join(axes: list[tuple[Axis, Expr]]) -> list[tuple[Axis, Expr]]:
         out = []
@@ -404,9 +405,11 @@ def collapse(d: Draft, buffers: Mapping[str, Buffer], names: Iterator[int]) -> N
             size: Expr = const(1)
             for _, e in chain:
                 size = op("mul", size, e)
-            new = Axis(f"m{next(names)}")
-            table.update(merge_table(chain, new))
-            out.append((new, size))
+            key = tuple(a for a, _ in chain)
+            if key not in made:
+                made[key] = Axis(f"m{next(names)}")
+                table.update(merge_table(chain, made[key]))
+            out.append((made[key], size))
         return out
 
     outer = join(d.outer)
