@@ -1,0 +1,21 @@
+"""Random tensor programs through lowering, fusion and kernels (interpreted) and as native code: equal to eager."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz import compare
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_interpreted_kernels(seed: int) -> None:
+    compare(seed, 10, "sched")
+
+
+@pytest.mark.parametrize("seed", range(300, 320))
+def test_interpreted_lowering(seed: int) -> None:
+    compare(seed, 14, "lower")
+
+
+@pytest.mark.parametrize("seed", range(600, 606))
+def test_native_code(seed: int) -> None:
+    compare(seed, 14, "compile")
