@@ -37,7 +37,10 @@ UNARY = [
     lambda x: x.to(torch.bfloat16).to(torch.float32), lambda x: x.double().float(), lambda x: torch.sqrt(x.abs() + 1),
     lambda x: (x > 0).to(x.dtype), lambda x: x.masked_fill(x < -1, 0.5), lambda x: x.pow(2), lambda x: 1 / (x.abs() + 1),
 ]  # fmt: skip
-BINARY = [torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (b.abs() + 1), torch.atan2, lambda a, b: torch.lerp(a, b, 0.3)]
+BINARY = [
+    torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (b.abs() + 1), torch.atan2,
+    lambda a, b: torch.lerp(a, b, 0.3),
+]  # fmt: skip
 
 
 @step
@@ -139,7 +142,8 @@ def written(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
         return None
     y = x.clone()
     r.choice([
-        lambda: y.add_(1), lambda: y[0].mul_(2), lambda: y.select(-1, 0).fill_(3), lambda: y.transpose(0, -1).sub_(0.5), lambda: y.copy_(x.sin()),
+        lambda: y.add_(1), lambda: y[0].mul_(2), lambda: y.select(-1, 0).fill_(3), lambda: y.transpose(0, -1).sub_(0.5),
+        lambda: y.copy_(x.sin()),
         lambda: y.narrow(0, 0, 1).copy_(x.narrow(0, 0, 1) * 2), y.relu_,
     ])()  # fmt: skip
     return y
