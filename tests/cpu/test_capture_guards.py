@@ -480,3 +480,51 @@ def test_functions_called_natively_are_noticed():
     run = Run(fn, X)
     assert CALLS["lt"] == 0
     same(run(X), (X, 0, 2))
+
+
+def test_identity_of_arguments():
+    def fn(a, b):
+        return a + b if a is b else a - b
+
+    run = Run(fn, X.clone(), X.clone())
+    stale(run, X, X)
+    run = Run(fn, X, X)
+    stale(run, X, X.clone())
+
+
+def test_messages_come_after_the_graph(capsys):
+    import logging
+    import warnings
+
+    log = logging.getLogger("torchsmith test")
+    once = functools.lru_cache(None)(lambda text: log.warning(text))
+
+    def fn(x):
+        print("shape", x.shape)
+        log.debug("never")
+        once("once")
+        warnings.warn("careful", stacklevel=1)
+        return x + 1
+
+    run = Run(fn, X)
+    assert capsys.readouterr().out == ""
+    with pytest.warns(UserWarning, match="careful"):
+        run(X)
+    assert capsys.readouterr().out == "shape torch.Size([2, 3])\n"
+    log.setLevel(logging.DEBUG)
+    stale(run, X)
+
+
+@pytest.mark.parametrize("text", ["np.random.rand()", "datetime.datetime.now()", "random.random()", "os.urandom(1)", "time.time()", "id(OPTIONS)"])
+def test_nothing_that_varies_is_a_constant(text):
+    import datetime
+    import os
+    import random
+    import time
+
+    import numpy as np
+
+    names = {"np": np, "datetime": datetime, "random": random, "os": os, "time": time, "OPTIONS": OPTIONS}
+    fn = eval(f"lambda x: (x, {text})", names)
+    with pytest.raises(Unsupported):
+        Run(fn, X)

@@ -281,7 +281,7 @@ def _python_module_attr(m: Any, mod: types.ModuleType, name: str) -> Any:
     value = d[name]
     if policy.is_trusted(mod.__name__):
         if issubclass(type(value), PINNED_TYPES):
-            return value
+            return m.world.pin(value, None)
         if mod.__name__ in ("math", "cmath", "sys") and type(value) in SCALARS:
             return value
     return m.world.wrap(value, Attr(FixedObject(mod, mod.__name__), name, "instance"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextvars
 import functools
 import itertools
 import logging
@@ -27,7 +26,7 @@ from . import protocols as pr
 from .attributes import Raised, find
 from .calls import _OPERATOR_ROWS, Args, Kwargs, row
 from .source import Attr, FixedObject
-from .world import CONTAINERS, MISSING, SCALARS
+from .world import CONTAINERS, MISSING, SCALARS, is_constant
 
 Tensor = torch.Tensor
 Function = types.FunctionType
@@ -672,10 +671,11 @@ def _logging(level: int | None) -> Any:
         if not issubclass(type(logger), logging.Logger):
             raise Unsupported("CAP016", at=m.loc(), detail="logging")
         wanted = args[1] if level is None else level
-        if logger.isEnabledFor(wanted):
-            raise Unsupported("CAP016", at=m.loc(), detail="an enabled log message")
-        track = m.world.of(logger)
-        _guard_logger(m, logger, track)
+        _guard_logger(m, logger, m.world.of(logger))
+        if logger.isEnabledFor(wanted):  # shown once the graph has run
+            if not all(is_constant(a) for a in (*args[1:], *kwargs.values())):
+                raise Unsupported("CAP016", at=m.loc(), detail="an enabled log message of more than constants")
+            m.effects.append((logging.Logger.log, [logger, wanted, *args[(2 if level is None else 1) :]], kwargs))
 
     return log
 
@@ -707,7 +707,10 @@ def get_logger(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @row(print)
 def print_(m: Any, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("CAP016", at=m.loc(), detail="print")
+    """Printed once the graph has run; only what cannot change until then."""
+    if not all(is_constant(a) for a in (*args, *kwargs.values())):
+        raise Unsupported("CAP016", at=m.loc(), detail="print of more than constants")
+    m.effects.append((print, list(args), kwargs))
 
 
 @row(os._Environ.__getitem__)
@@ -732,6 +735,10 @@ def cast_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(sys.exc_info)
 def exc_info(m: Any, args: Args, kwargs: Kwargs) -> Any:
     return (None, None, None) if m.exc is None else (type(m.exc), m.exc, None)
+
+
+if hasattr(sys, "exception"):
+    row(sys.exception)(lambda m, args, kwargs: m.exc)
 
 
 @row(sys._getframe)
@@ -759,26 +766,6 @@ def range_(m: Any, args: Args, kwargs: Kwargs) -> Any:
         m.recorder.facts.loc = m.loc()
         args = [int(a) for a in args]
     return m.native(range, args, kwargs)
-
-
-_context_get = type(contextvars.ContextVar("probe")).get
-_context_set = contextvars.ContextVar.set
-
-
-@row(_context_get)
-def contextvar_get(m: Any, args: Args, kwargs: Kwargs) -> Any:
-    var = args[0]
-    written = m.context_writes.get(id(var))
-    if written is not None:
-        return written[1]
-    try:
-        value = var.get(*args[1:]) if len(args) > 1 else var.get()
-    except LookupError as e:
-        raise Raised(e) from None
-    if value is None or type(value) in SCALARS or value is (args[1] if len(args) > 1 else MISSING):
-        m.world.use(m.world.of(var)) if m.world.of(var) is not None else None
-        return value
-    raise Unsupported("CAP011", at=m.loc(), detail=f"the context variable {var.name}")
 
 
 _ = (abc, find, Function, CONTAINERS, _OPERATOR_ROWS)

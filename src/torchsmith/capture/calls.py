@@ -263,7 +263,12 @@ def _call_partial(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _call_cached(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if getattr(fn.__wrapped__, "_dynamo_marked_constant", False):
         return m.native(fn, args, kwargs, plain=True)
-    return m.call(fn.__wrapped__, args, kwargs)
+    before = len(m.effects)
+    out = m.call(fn.__wrapped__, args, kwargs)
+    if len(m.effects) > before:  # a message shown once: by the cache itself
+        del m.effects[before:]
+        m.effects.append((fn, args, kwargs))
+    return out
 
 
 # ---------------------------------------------------------------- tensor methods
@@ -407,6 +412,9 @@ def _call_class_builtin(m: Any, fn: Any, cls: type, args: Args, kwargs: Kwargs) 
         args = [pr.iterate(m, args[0]), *args[1:]] if fn.__name__ == "fromkeys" else args
     if cls.__module__.partition(".")[0] == "torch" and fn not in policy.leaf_functions():
         raise Unsupported("CAP014", at=m.loc(), detail=f"{cls.__qualname__}.{fn.__name__}")
+    module = cls.__module__.partition(".")[0]
+    if module not in policy.PURE_MODULES and not is_python_class(cls) and module != "torch":
+        raise Unsupported("CAP016" if module == "datetime" else "CAP014", at=m.loc(), detail=f"{module}.{cls.__qualname__}.{fn.__name__}")
     return m.native(fn, args, kwargs)
 
 

@@ -20,6 +20,7 @@ from ..codes import Unsupported
 from .captured import Captured, Finish
 from .opcodes import NULL
 from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TypeOf
+from .tensors import extent
 from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -437,7 +438,7 @@ def _guard_overlap(m: Any) -> None:
     written = [i for i in infos if i.tensor._version > 0]
     if not written:
         return
-    ends = sorted((_extent(i.real), n) for n, i in enumerate(infos) if i.real.numel())
+    ends = sorted((extent(i.real), n) for n, i in enumerate(infos) if i.real.numel())
     reach, holder = -1, -1
     marked = {id(i) for i in written}
     for (lo, hi), n in ends:
@@ -450,10 +451,3 @@ def _guard_overlap(m: Any) -> None:
         others = tuple(s for s in (arguments if i.node.meta["role"] != "input" else [j.source for j in infos]) if s != i.source)
         if others:
             m.world.guard(i.source, "no_overlap", others)
-
-
-def _extent(t: torch.Tensor) -> tuple[int, int]:
-    """First byte and the byte after the last one a strided tensor can touch."""
-    first = t.data_ptr()
-    span = sum((s - 1) * st for s, st in zip(t.shape, t.stride()))
-    return first, first + (span + 1) * t.element_size()

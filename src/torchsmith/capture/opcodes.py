@@ -549,6 +549,11 @@ def op_DICT_MERGE(f: Frame, i: Instr) -> None:
 # ---------------------------------------------------------------- text
 
 
+def _escaped(text: str) -> str:
+    """What ascii() makes of a repr."""
+    return text.encode("ascii", "backslashreplace").decode()
+
+
 @op("FORMAT_VALUE", until=(3, 12))
 def op_format_value(f: Frame, i: Instr) -> None:
     spec = f.stack.pop() if i.arg & 4 else ""
@@ -557,14 +562,14 @@ def op_format_value(f: Frame, i: Instr) -> None:
     if how:
         value = pr.to_str(f.machine, value, "__str__" if how == 1 else "__repr__")
         if how == 3:
-            value = ascii(value)
+            value = _escaped(value)
     f.stack.append(pr.to_str(f.machine, value, "__format__", spec))
 
 
 @op(since=(3, 13))
 def op_CONVERT_VALUE(f: Frame, i: Instr) -> None:
     text = pr.to_str(f.machine, f.stack[-1], "__str__" if i.arg == 1 else "__repr__")
-    f.stack[-1] = ascii(text) if i.arg == 3 else text
+    f.stack[-1] = _escaped(text) if i.arg == 3 else text
 
 
 @op(since=(3, 13))

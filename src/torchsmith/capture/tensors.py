@@ -130,6 +130,17 @@ class Recorder:
             raise Unsupported("CAP022", at=self.loc(), detail="a tensor made by a call that was not recorded")
         return got
 
+    def differ(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """The program relied on two arguments being different tensors."""
+        x, y = self.infos.get(id(a)), self.infos.get(id(b))
+        if x is None or y is None or x.source is None or y.source is None:
+            return
+        if "input" in (x.node.meta["role"], y.node.meta["role"]):
+            (lo, hi), (lo2, hi2) = extent(x.real), extent(y.real)
+            if lo < hi2 and lo2 < hi:
+                raise Unsupported("CAP013", at=self.loc(), detail=f"{x.source} is {y.source}")
+            self.machine.world.guard(x.source, "no_overlap", (y.source,))
+
     def size_node(self, e: Expr) -> Any:
         """A node (or number) that computes a size expression when the graph runs."""
         if isinstance(e, Const):
@@ -299,6 +310,13 @@ def _renewed(value: Any, inputs: set[int]) -> Any:
     if issubclass(type(value), torch.Tensor):
         return tracing.tensor_like(value, tuple(value.shape), None)
     return type(value)([_renewed(v, inputs) for v in value]) if type(value) in (tuple, list) else value
+
+
+def extent(t: Any) -> tuple[int, int]:
+    """First byte and the byte after the last one a strided tensor can touch."""
+    first = t.data_ptr()
+    span = sum((s - 1) * st for s, st in zip(t.shape, t.stride()))
+    return first, first + (span + 1) * t.element_size()
 
 
 _WRAPPED: dict[Any, Any] = {}

@@ -118,6 +118,8 @@ class World:
             return self.pin(obj, source)
         if issubclass(type(obj), tuple) and type(obj).__new__ is not tuple.__new__ and hasattr(type(obj), "_fields"):
             return _wrap_tuple(self, obj, source)
+        if issubclass(type(obj), tuple) and hasattr(type(obj), "n_sequence_fields") and is_constant(tuple(obj)):
+            return self._equals(obj, source)  # sys.version_info and the like
         if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and getattr(obj, "ndim", 1) == 0:
             return self._equals(obj, source)
         return self.track(obj, source or FixedObject(obj, type(obj).__name__))
@@ -129,6 +131,8 @@ class World:
 
     def pin(self, obj: Any, source: Source | None) -> Any:
         """An object that is a constant once its identity is guarded."""
+        if type(obj) is types.BuiltinFunctionType and not issubclass(type(obj.__self__), (types.ModuleType, type, type(None))):
+            self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # a method: what it belongs to is from outside
         if source is not None and not issubclass(type(source), FixedObject):
             if isinstance(root_of(source), Local) and issubclass(type(obj), types.FunctionType):
                 return self.track(obj, source)  # made anew for each call perhaps: guarded by its code instead
@@ -228,14 +232,15 @@ _WRAP: dict[type, Callable[[World, Any, Source | None], Any]] = {}
 _IMAGE: dict[type, Callable[[World, Track], Any]] = {}
 
 
-def _is_constant(obj: Any) -> bool:
+def is_constant(obj: Any) -> bool:
+    """Whether a value is immutable through and through and can be compared by a guard."""
     t = type(obj)
-    return t in SCALARS or t is torch.Size or t is torch.dtype or t is torch.device or (t in (tuple, frozenset) and all(map(_is_constant, obj)))
+    return t in SCALARS or t is torch.Size or t is torch.dtype or t is torch.device or (t in (tuple, frozenset) and all(map(is_constant, obj)))
 
 
 def _wrap_tuple(world: World, obj: Any, source: Source | None) -> Any:
-    if source is None or _is_constant(obj):
-        if source is None and not _is_constant(obj):
+    if source is None or is_constant(obj):
+        if source is None and not is_constant(obj):
             source = FixedObject(obj, "tuple")
         else:
             return world._equals(obj, source)
@@ -264,7 +269,7 @@ def _wrap_container(world: World, obj: Any, source: Source | None) -> Any:
 for _t in SCALARS | {torch.Size, torch.device, range, slice, types.GenericAlias, types.UnionType}:
     _WRAP[_t] = World._equals
 _WRAP[tuple] = _wrap_tuple
-_WRAP[frozenset] = lambda world, obj, source: world._equals(obj, source) if _is_constant(obj) else world.track(obj, source or FixedObject(obj))
+_WRAP[frozenset] = lambda world, obj, source: world._equals(obj, source) if is_constant(obj) else world.track(obj, source or FixedObject(obj))
 for _t in CONTAINERS:
     _WRAP[_t] = _wrap_container
 for _t in (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType):
@@ -279,7 +284,7 @@ def _image_list(world: World, track: Track) -> Any:
 
 
 def _image_deque(world: World, track: Track) -> Any:
-    if not all(_is_constant(x) for x in track.obj):
+    if not all(is_constant(x) for x in track.obj):
         raise Unsupported("CAP011", at=world.loc(), detail=f"deque of objects from {track.source}")
     world.guard(track.source, "equals", deque(track.obj, track.obj.maxlen))
     return deque(track.obj, track.obj.maxlen)
@@ -287,7 +292,7 @@ def _image_deque(world: World, track: Track) -> Any:
 
 def is_key(key: Any) -> bool:
     """Whether a dictionary key can be compared by a guard."""
-    return _is_constant(key) or issubclass(type(key), PINNED_TYPES) or (type(key) is tuple and all(map(is_key, key)))
+    return is_constant(key) or issubclass(type(key), PINNED_TYPES) or (type(key) is tuple and all(map(is_key, key)))
 
 
 def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
