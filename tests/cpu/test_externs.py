@@ -8,6 +8,7 @@ import pytest
 import torch
 from native_tools import buffer, compile_body, kernel, map_text
 
+import torchsmith
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Sym, const
 from torchsmith.ir.program import BufArg, Enum, Extern, Fresh, Symbol
@@ -280,3 +281,13 @@ def test_threads_share_a_graph(via: str) -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_constants_without_inputs_are_computed_in_every_run() -> None:
+    """The zero state of an LSTM is a kernel that reads nothing: no constant input would ever start `prepare` for it."""
+    torch.manual_seed(0)
+    module, x = torch.nn.LSTM(4, 3).eval(), torch.randn(2, 1, 4)
+    with torch.no_grad():
+        (got, (h, c)), (want, (h0, c0)) = torchsmith.compile(module)(x), module(x)
+    for a, b in ((got, want), (h, h0), (c, c0)):
+        torch.testing.assert_close(a, b)

@@ -292,8 +292,9 @@ def _split_prepare(
             break
         candidates = [k for k in chosen if all(k is not s for s in spoiled)]
     read_later = {roots[b] for n in body if id(n) not in taken for b, _ in touched(n)}
-    if not any(roots[p.buf] in read_later for k in chosen for p in k.params if p.written):
-        return (), body
+    is_read = any(roots[p.buf] in read_later for k in chosen for p in k.params if p.written)
+    if not is_read or not any(roots[p.buf] in const_bufs for k in chosen for p in k.params):
+        return (), body  # nothing is gained, or there is no constant input whose arrival would start `prepare`
     return tuple(chosen), tuple(n for n in body if id(n) not in taken)
 
 
