@@ -228,6 +228,21 @@ def test_the_compiler_is_asked_once_per_file(tmp_path: Path, monkeypatch: pytest
     toolchain._identify.cache_clear()
 
 
+def test_tidy_bounds_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = store.folder("lib").parent
+    for i in range(6):
+        store.put(root / "obj" / f"{i}.o", bytes(1000))
+        os.utime(root / "obj" / f"{i}.o", (i, i))
+    (root / "lib" / ".newdead").write_bytes(b"half")
+    os.utime(root / "lib" / ".newdead", (0, 0))
+    (root / "lib" / ".newlive").write_bytes(b"half")
+    assert store.get(root / "obj" / "0.o") is not None  # used: now the newest
+    monkeypatch.setattr(store, "MOST_BYTES", 3500)
+    store.tidy(root, -1)
+    assert sorted(p.name for p in (root / "obj").iterdir()) == ["0.o", "4.o", "5.o"]
+    assert [p.name for p in (root / "lib").iterdir()] == [".newlive"]
+
+
 def test_a_killed_writer_leaves_nothing_that_counts(folder: Path) -> None:
     store.folder("lib")
     (folder / "lib" / ".newabc").write_bytes(b"half")

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from ..codes import Unsupported
 
 TRAILER = b"torchsmith-sha256:"
 TAIL = len(TRAILER) + 32
+MOST_BYTES = 2 << 30  # of all files; the ones used longest ago go first
+STALE_SECONDS = 3600  # a temporary file this old belongs to a process that died
 
 
 def folder(kind: str) -> Path:
@@ -56,8 +59,29 @@ def _root(wanted: Path, pid: int) -> Path:
     return root
 
 
+@cache
+def tidy(root: Path, pid: int) -> None:
+    """Once a process: delete what dead writers left, and the oldest files of a cache that has grown too large."""
+    rows: list[tuple[float, int, Path]] = []
+    for path in root.glob("*/*"):
+        with contextlib.suppress(OSError):
+            info = path.stat()
+            if path.name.startswith(".new") and time.time() - info.st_mtime > STALE_SECONDS:
+                path.unlink()
+            else:
+                rows.append((info.st_mtime, info.st_size, path))
+    total = sum(size for _, size, _ in rows)
+    for _, size, path in sorted(rows):
+        if total <= MOST_BYTES:
+            break
+        total -= size
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def put(path: Path, content: bytes) -> None:
     """Write content and its digest under a temporary name, then rename: readers see all of it or nothing."""
+    tidy(path.parent.parent, os.getpid())
     handle, temp = -1, ""
     try:
         handle, temp = tempfile.mkstemp(dir=path.parent, prefix=".new")
@@ -85,6 +109,9 @@ def get(path: Path) -> bytes | None:
     private = info.st_uid == os.getuid() and not info.st_mode & 0o022 and stat.S_ISREG(info.st_mode)
     content, mark, digest = raw[:-TAIL], raw[-TAIL:-32], raw[-32:]
     if private and mark == TRAILER and hashlib.sha256(content).digest() == digest:
+        if time.time() - info.st_mtime > STALE_SECONDS:
+            with contextlib.suppress(OSError):
+                os.utime(path)  # `tidy` deletes by last use
         return content
     events.emit("cache", name="damaged", path=str(path))
     with contextlib.suppress(OSError):
