@@ -62,7 +62,8 @@ define("GRA002", "an operator has neither a shape rule nor a kernel that can tel
        "move the call out of the compiled function, or write it with other operators")
 define("GRA003", "a tensor's value is needed while tracing", "avoid .item(), bool(tensor) and int(tensor) in the compiled function")
 define("GRA004", "a size that is known only at run time was asked a question", "state what holds of it with torch._check")
-define("GRA005", "an operator has no shape rule for sizes that vary", "mark the sizes static or call it outside the compiled function")
+define("GRA005", "an operator has no shape rule for sizes that vary, so the sizes at hand are assumed",
+       "mark the sizes static or call it outside the compiled function")
 define("GRA006", "a tensor is mutated in a way that has no functional form", "use the out-of-place form of the operator")
 define("GRA007", "two results overlap in memory and neither contains the other", "clone one of the results")
 define("GRA008", "a condition on sizes contradicts what was assumed before", "check the sizes of the inputs")

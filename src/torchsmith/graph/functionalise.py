@@ -18,10 +18,10 @@ from ..ir.expr import Expr
 from .canonical import emit_graph
 from .layout import SymTypes, hint_of
 from .outputs import describe_outputs
-from .schema import OpInfo, bind, info
+from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import FunctionalGraph, TensorSpec
-from .tracing import RULES, Tracing, check_in_place, device_of, fit_out, make_unseen, remember_device
+from .tracing import RULES, Tracing, change_geometry, check_in_place, device_of, fit_out, make_unseen, remember_device
 from .values import Node, Root, Step, Value, read, same_layout, write
 
 aten = torch.ops.aten
@@ -483,7 +483,7 @@ def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args
     before, value = spec_of(self), rec.value_of(self)
     bound = bind(func, (self, *args), kwargs)
     old = torch.as_strided(self, self.shape, self.stride(), self.storage_offset())
-    func(self, *args, **kwargs)
+    change_geometry(func, bound)
     shape = tuple(self.shape)
     is_same = tuple(old.shape) == shape and same_layout(shape, tuple(self.stride()), tuple(old.stride()))
     if is_same and self.storage_offset() == old.storage_offset():
@@ -499,15 +499,6 @@ def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args
     return self
 
 
-GEOMETRY = {
-    aten.transpose_.default: aten.transpose.int,
-    aten.t_.default: aten.t.default,
-    aten.squeeze_.default: aten.squeeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.squeeze_.dims: aten.squeeze.dims,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-    aten.as_strided_.default: aten.as_strided.default,
-}
 _writes(*GEOMETRY)(_change_geometry)
 
 

@@ -65,7 +65,10 @@ def shapes(func: OpOverload, args: Any, kwargs: Any, facts: SizeFacts) -> Any:
     tensors: list[torch.Tensor] = []
     map_tensors(tensors.append, (args, kwargs))
     if any(t._has_symbolic_sizes_strides for t in tensors) or _has_symbols((args, kwargs)):
-        raise Unsupported("GRA005", at=facts.loc, detail=str(func))
+        emit("fallback", code="GRA005", op=str(func), loc=facts.loc)
+        args, kwargs = specialise(args), specialise(kwargs)
+        tensors = []
+        map_tensors(tensors.append, (args, kwargs))
     can_run = func.namespace in ("aten", "torchvision", "prims")
     small = sum(t.numel() for t in tensors) <= RUN_LIMIT
     ways = [("GRA010", _by_running), ("GRA001", _by_meta_kernel)]
@@ -83,6 +86,24 @@ def shapes(func: OpOverload, args: Any, kwargs: Any, facts: SizeFacts) -> Any:
         emit("fallback", code=code, op=str(func), loc=facts.loc)
         return result
     raise Unsupported("GRA002", at=facts.loc, detail=f"{func}: {failed}")
+
+
+def specialise(value: Any) -> Any:
+    """The same arguments at the sizes at hand, which are assumed from now on (Unsupported where a size is not known yet)."""
+    if isinstance(value, torch.Tensor):
+        if not value._has_symbolic_sizes_strides:
+            return value
+        sizes, strides = [int(s) for s in value.shape], [int(s) for s in value.stride()]
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+    if isinstance(value, (tuple, list)):
+        return type(value)(specialise(v) for v in value)
+    if isinstance(value, dict):
+        return {k: specialise(v) for k, v in value.items()}
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    return bool(value) if isinstance(value, torch.SymBool) else value
 
 
 def _has_symbols(value: Any) -> bool:

@@ -26,7 +26,7 @@ from ..codes import Unsupported
 from . import learn
 from .autocast import autocast_state, cast_arguments, target_dtype
 from .layout import Size
-from .schema import OpInfo, bind, info
+from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts
 
 Rule = Callable[..., Any]
@@ -70,7 +70,7 @@ def make(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def make_unseen(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     """A tracing tensor, made past whatever modes are on."""
-    with no_dispatch():
+    with torch._C.DisableTorchFunction(), no_dispatch():
         return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
@@ -249,6 +249,8 @@ class Tracing(AbstractContextManager["Tracing"]):
     # -------- one operator
     def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operator as torch hands it over: cast by autocast where it is on, then answered."""
+        if func in SIZE_QUERIES:
+            return SIZE_QUERIES[func](args[0])
         if self.autocast:
             tensors = tensors_in((args, kwargs))
             dtype = target_dtype(func, device_of(tensors[0]).type, self.autocast) if tensors else None
@@ -288,6 +290,8 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def _mutate(self, func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Any:
         """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
+        if func in GEOMETRY:
+            return change_geometry(func, bound)
         given = [bound[w] for w in row.writes]
         if row.functional is not None:
             call = {p: bound[p] for p in info(row.functional).params}
@@ -318,6 +322,25 @@ class Tracing(AbstractContextManager["Tracing"]):
             for t in tensors_in(result):
                 remember_device(t, device)
         return result
+
+
+def change_geometry(func: OpOverload, bound: dict[str, Any]) -> torch.Tensor:
+    """transpose_, squeeze_ ...: the tensor object itself becomes the view."""
+    target = bound["self"]
+    shown = RULES[GEOMETRY[func]](**bound)
+    return target.as_strided_(shown.shape, shown.stride(), shown.storage_offset())
+
+
+# C++ that is not ready for symbols asks for plain numbers: the sizes at hand are assumed.
+SIZE_QUERIES: dict[Any, Callable[[torch.Tensor], Any]] = {
+    torch.ops.aten.size.default: lambda t: [int(s) for s in t.shape],
+    torch.ops.aten.stride.default: lambda t: [int(s) for s in t.stride()],
+    torch.ops.aten.numel.default: lambda t: int(t.numel()),
+    torch.ops.aten.sym_size.default: lambda t: t.shape,
+    torch.ops.aten.sym_stride.default: lambda t: t.stride(),
+    torch.ops.aten.sym_numel.default: lambda t: t.numel(),
+    torch.ops.aten.sym_storage_offset.default: lambda t: t.storage_offset(),
+}
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

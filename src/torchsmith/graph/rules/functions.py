@@ -61,53 +61,45 @@ for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     function_rule(getattr(torch, _name))(_whole(getattr(aten, _name).input))
 
 
-RESIZERS = {
-    (1, "nearest"): aten.upsample_nearest1d, (2, "nearest"): aten.upsample_nearest2d, (3, "nearest"): aten.upsample_nearest3d,
-    (1, "nearest-exact"): aten._upsample_nearest_exact1d, (2, "nearest-exact"): aten._upsample_nearest_exact2d,
-    (3, "nearest-exact"): aten._upsample_nearest_exact3d, (1, "linear"): aten.upsample_linear1d,
-    (2, "bilinear"): aten.upsample_bilinear2d, (2, "bicubic"): aten.upsample_bicubic2d, (3, "trilinear"): aten.upsample_trilinear3d,
-}  # fmt: skip
+def _resample(name: str) -> None:
+    """interpolate: the output size computed here, for torch's composite asks for plain sizes of the whole input."""
+    op = getattr(aten, name).default
 
+    def resample(trace: Tracing, call: Any, input: Tensor, output_size: Any, *rest: Any) -> Tensor:
+        if not input._has_symbolic_sizes_strides:
+            return call(input, output_size, *rest)
+        *flags, factors = rest
+        sizes = output_size
+        if sizes is None:
+            sizes = [_scaled(n, f) for n, f in zip(input.shape[2:], factors, strict=True)]
+        scales = [None] * len(sizes) if factors is None else list(factors)
+        return trace.dispatch(op, (input, sizes, *flags, *scales), {})
 
-@function_rule(F.interpolate, F.upsample)
-def interpolate(
-    trace: Tracing, call: Any, input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
-    align_corners: bool | None = None, *rest: Any, **kwargs: Any,
-) -> Tensor:  # fmt: skip
-    """Symbolic sizes: torch computes the result's sizes from scale factors only where they are known."""
-    op = RESIZERS.get((input.dim() - 2, mode))
-    if op is None or rest or kwargs.get("antialias") or not input._has_symbolic_sizes_strides or (size is None) == (scale_factor is None):
-        return call(input, size, scale_factor, mode, align_corners, *rest, **kwargs)
-    rank = input.dim() - 2
-    steps: list[Any] = [None] * rank
-    if size is not None:
-        sizes = list(size) if isinstance(size, (tuple, list)) else [size] * rank
-    else:
-        factors = list(scale_factor) if isinstance(scale_factor, (tuple, list)) else [scale_factor] * rank
-        sizes = [_scaled(n, f) for n, f in zip(input.shape[2:], factors, strict=True)]
-        if not kwargs.get("recompute_scale_factor"):
-            steps = [float(f) for f in factors]
-    if any(s is None for s in sizes):
-        return call(input, size, scale_factor, mode, align_corners, **kwargs)
-    flags = () if mode.startswith("nearest") else (bool(align_corners),)
-    return trace.dispatch(op.default, (input, sizes, *flags, *steps), {})
+    function_rule(getattr(torch._C._nn, name))(resample)
 
 
 def _scaled(n: Any, factor: float) -> Any:
-    """The size that torch gives: the product cut off; None where a symbol meets a fraction."""
-    if isinstance(n, int):
-        return int(n * factor)
-    return n * int(factor) if factor == int(factor) else None
+    """The size that torch gives: the product cut off."""
+    if factor == int(factor):
+        return n * int(factor)
+    return int(n * factor) if isinstance(n, int) else torch.sym_int(n * factor)
 
 
-@function_rule(F.upsample_nearest)
-def upsample_nearest(trace: Tracing, call: Any, input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
-    return interpolate(trace, F.interpolate, input, size, scale_factor, "nearest")
-
-
-@function_rule(F.upsample_bilinear)
-def upsample_bilinear(trace: Tracing, call: Any, input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
-    return interpolate(trace, F.interpolate, input, size, scale_factor, "bilinear", True)
+for _name in [
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+]:
+    _resample(_name)
 
 
 @function_rule(Tensor.device.__get__)  # type: ignore[attr-defined]
@@ -180,7 +172,7 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
         return torch.full((), data, dtype=dtype, device=device)
     if _has_symbols(data):
         return torch.stack([tensor(trace, call, d, **kwargs) for d in data])
-    with no_dispatch():
+    with torch._C.DisableTorchFunction(), no_dispatch():  # past every mode, those of an outer Tracing included
         real = torch.tensor(data, dtype=dtype)
     return trace.constant(real, device)
 
@@ -194,7 +186,9 @@ def as_tensor(trace: Tracing, call: Any, data: Any, dtype: Any = None, device: A
 
 @function_rule(torch.from_numpy)
 def from_numpy(trace: Tracing, call: Any, data: Any) -> Tensor:
-    return trace.constant(call(data))
+    with torch._C.DisableTorchFunction(), no_dispatch():
+        real = torch.from_numpy(data)
+    return trace.constant(real)
 
 
 @function_rule(Tensor.new_tensor)
@@ -219,9 +213,9 @@ def _with_tensors(trace: Tracing, index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_with_tensors(trace, i) for i in index)
     if isinstance(index, list) and all(isinstance(i, (bool, int, list, *SymTypes)) for i in index):
-        return tensor(trace, None, index) if index else trace.constant(torch.empty(0, dtype=torch.int64))
+        return tensor(trace, None, index) if index else tensor(trace, None, [], dtype=torch.int64)
     if type(index).__module__ == "numpy":
-        return trace.constant(torch.as_tensor(index))
+        return tensor(trace, None, index)
     return index
 
 

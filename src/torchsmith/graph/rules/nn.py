@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from .. import learn
-from ..layout import Size, contiguous_strides, format_strides, is_symbolic, propagate_strides, same, suggest_format
+from ..layout import Size, broadcast, contiguous_strides, format_strides, is_symbolic, propagate_strides, result_dtype, same, suggest_format
 from ..tracing import current, make, rule
+from .pointwise import elementwise
 from .views import axis, copy_strides, slice_, unsqueeze
 
 aten = torch.ops.aten
@@ -358,6 +359,61 @@ def nll_loss(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 @rule(aten.nll_loss2d_forward.default)
 def nll_loss2d(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: Size) -> tuple[Tensor, Tensor]:
     return fresh((self.shape[0], *self.shape[2:]) if reduction == 0 else (), self.dtype), fresh((), self.dtype)
+
+
+def _reduced_loss(operands: tuple[Tensor, ...], reduction: int) -> Tensor:
+    if reduction:
+        return fresh((), result_dtype(*operands))
+    return elementwise(operands, result_dtype(*operands))
+
+
+@rule(aten.mse_loss.default, aten.soft_margin_loss.default)
+def mse_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    return _reduced_loss((self, target), reduction)
+
+
+@rule(aten.smooth_l1_loss.default, aten.huber_loss.default)
+def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0, *, delta: float = 1.0) -> Tensor:
+    return _reduced_loss((self, target), reduction)
+
+
+@rule(aten.binary_cross_entropy.default)
+def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+    return fresh((), self.dtype) if reduction else make(self.shape, copy_strides(self, None), self.dtype)
+
+
+# ---------------------------------------------------------------- sampling and windows
+
+
+@rule(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    shape = (*input.shape[:2], *grid.shape[1:-1])
+    return fresh(shape, input.dtype, suggest_format(input) if input.dim() == 4 else CONTIGUOUS)
+
+
+@rule(aten.im2col.default)
+def im2col(self: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    kernel, dilation, padding, stride = (_spread(v, 2) for v in (kernel_size, dilation, padding, stride))
+    blocks: Size = 1
+    for i in range(2):
+        blocks = blocks * ((self.shape[i - 2] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1)
+    return fresh((*self.shape[:-3], self.shape[-3] * kernel[0] * kernel[1], blocks), self.dtype)
+
+
+@rule(aten.channel_shuffle.default)
+def channel_shuffle(self: Tensor, groups: int) -> Tensor:
+    return fresh(self.shape, self.dtype, suggest_format(self))
+
+
+@rule(aten._cdist_forward.default)
+def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
+    batch = broadcast(x1.shape[:-2], x2.shape[:-2])
+    return make_dense((*batch, x1.shape[-2], x2.shape[-2]), x1.dtype)
+
+
+@rule(aten._prelu_kernel.default)
+def prelu(self: Tensor, weight: Tensor) -> Tensor:
+    return elementwise((self, weight), self.dtype)
 
 
 # ---------------------------------------------------------------- recurrent networks, whole

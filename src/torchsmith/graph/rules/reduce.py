@@ -186,3 +186,29 @@ def topk(self: Tensor, k: Size, dim: int = -1, largest: bool = True, sorted: boo
         raise RuntimeError("selected index k out of range")
     strides = contiguous_strides(shape)
     return make(shape, strides, self.dtype), make(shape, strides, torch.int64)
+
+
+@rule(aten.cummax.default, aten.cummin.default)
+def cummax(self: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    axis(dim, self.dim())
+    return dense(self, self.dtype), dense(self, torch.int64)
+
+
+@rule(aten.kthvalue.default)
+def kthvalue(self: Tensor, k: Size, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, torch.int64)
+
+
+@rule(aten.mode.default)
+def mode(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, torch.int64)
+
+
+@rule(aten.trace.default)
+def trace(self: Tensor) -> Tensor:
+    return make((), (), sum_dtype(self.dtype))
+
+
+@rule(aten.dist.default)
+def dist(self: Tensor, other: Tensor, p: Any = 2) -> Tensor:
+    return make((), (), self.dtype)

@@ -19,7 +19,7 @@ from ..layout import (
     suggest_format,
 )
 from ..tracing import current, make, rule
-from .views import axis, copy_strides, split, split_with_sizes, unsqueeze
+from .views import axis, copy_strides, split, split_with_sizes, transpose, unsqueeze
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -218,6 +218,37 @@ def _index_strides(self: Tensor, before: list[int], after: list[int], common: An
         own = [0] * (len(common) - t.dim()) + [0 if is_static_one(s) else st for s, st in zip(t.shape, t.stride(), strict=True)]
         rows.append((shape, [0] * lead + own + [0] * tail))
     return strides_by_rows(tuple(shape), rows)
+
+
+@rule(aten.bucketize.Tensor)
+def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return dense(self.shape, torch.int32 if out_int32 else torch.int64)
+
+
+@rule(aten.searchsorted.Tensor)
+def searchsorted(sorted_sequence: Tensor, self: Tensor, *, out_int32: bool = False, **options: Any) -> Tensor:
+    return dense(self.shape, torch.int32 if out_int32 else torch.int64)
+
+
+@rule(aten.diag_embed.default)
+def diag_embed(self: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    n = self.dim() + 1
+    a, b = axis(dim1, n), axis(dim2, n)
+    width = self.shape[-1] + abs(offset)
+    rest = list(self.shape[:-1])
+    return dense([width if d in (a, b) else rest.pop(0) for d in range(n)], self.dtype)
+
+
+@rule(aten.multinomial.default)
+def multinomial(self: Tensor, num_samples: Size, replacement: bool = False, *, generator: Any = None) -> Tensor:
+    return dense((*self.shape[:-1], num_samples), torch.int64)
+
+
+@rule(aten.rot90.default)
+def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    a, b = (axis(d, self.dim()) for d in dims)
+    turned = transpose(self, a, b) if k % 2 else self
+    return make(turned.shape, copy_strides(turned, None), self.dtype)
 
 
 # ---------------------------------------------------------------- sizes that depend on the data

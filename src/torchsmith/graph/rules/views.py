@@ -9,7 +9,7 @@ import torch
 
 from ...codes import Unsupported
 from ..layout import Size, Sizes, contiguous_strides, format_strides, is_contiguous, is_dense, is_static_one, propagate_strides, same
-from ..tracing import current, make, rule
+from ..tracing import RULES, current, make, rule
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -103,25 +103,22 @@ def _is_one(s: Size) -> bool:
 @view(aten.expand.default)
 def expand(self: Tensor, size: Sequence[Size], *, implicit: bool = False) -> Tensor:
     lead = len(size) - self.dim()
-    sizes: list[Size] = []
-    strides: list[Size] = []
-    for i, want in enumerate(size):
-        have, step = (1, 0) if i < lead else (self.shape[i - lead], self.stride(i - lead))
+    sizes: list[Size] = [0] * len(size)
+    strides: list[Size] = [0] * len(size)
+    for i in range(len(size) - 1, -1, -1):
+        want = size[i]
+        have = 1 if i < lead else self.shape[i - lead]
+        step = self.stride(i - lead) if i >= lead else 1 if i == len(size) - 1 else sizes[i + 1] * strides[i + 1]
         if type(want) is int and want == -1:
             want = have
-        if same(have, want):
-            sizes.append(want)
-            strides.append(0 if i < lead else step)
-        elif is_static_one(have) or _is_one(have):
-            sizes.append(want)
-            strides.append(0)
-        elif have == want:
-            sizes.append(have)
-            strides.append(step)
-        else:
-            raise RuntimeError(
-                f"The expanded size of the tensor ({want}) must match the existing size ({have}) at non-singleton dimension {i}"
-            )
+        if not same(have, want):
+            if is_static_one(have) or _is_one(have):
+                step = 0
+            elif have != want:
+                raise RuntimeError(
+                    f"The expanded size of the tensor ({want}) must match the existing size ({have}) at non-singleton dimension {i}"
+                )
+        sizes[i], strides[i] = want, step
     return strided(self, sizes, strides)
 
 
@@ -317,3 +314,25 @@ def to_copy(
     non_blocking: bool = False, memory_format: torch.memory_format | None = None,
 ) -> Tensor:  # fmt: skip
     return make(self.shape, copy_strides(self, memory_format), self.dtype if dtype is None else dtype)
+
+
+# Views that come as copies: the view's sizes, dense.
+COPIES = """alias detach transpose.int t permute unsqueeze squeeze squeeze.dim squeeze.dims expand slice.Tensor select.int split.Tensor
+    split_with_sizes unbind.int diagonal unfold view"""
+
+
+def _copying(op: Any) -> Any:
+    def copy(*args: Any, **kwargs: Any) -> Any:
+        made = RULES[op](*args, **kwargs)
+        if isinstance(made, Tensor):
+            return make(made.shape, copy_strides(made, torch.contiguous_format), made.dtype)
+        return [make(t.shape, copy_strides(t, torch.contiguous_format), t.dtype) for t in made]
+
+    return copy
+
+
+for _name in COPIES.split():
+    _packet, _, _overload = _name.partition(".")
+    rule(getattr(getattr(aten, f"{_packet}_copy"), _overload or "default"))(
+        _copying(getattr(getattr(aten, _packet), _overload or "default"))
+    )
