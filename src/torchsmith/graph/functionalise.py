@@ -21,7 +21,7 @@ from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import FunctionalGraph, TensorSpec
-from .tracing import RULES, Tracing, change_geometry, check_in_place, device_of, fit_out, make_unseen, remember_device
+from .tracing import RULES, Tracing, change_geometry, device_of, finish_write, make_unseen, remember_device
 from .values import Node, Root, Step, Value, read, same_layout, write
 
 aten = torch.ops.aten
@@ -258,22 +258,7 @@ class Recording(Tracing):
         node.effect = row.is_random
         self.attach(node, result)
         values = list(result) if isinstance(result, (tuple, list)) else [result]
-        targets = [t for w in row.writes for t in (bound[w] if isinstance(bound[w], (tuple, list)) else [bound[w]])]
-        fresh = values[: len(values) - len(targets)]
-        if len(values) < len(targets):
-            raise Unsupported("GRA006", at=self.facts.loc, detail=row.name)
-        for target, new in zip(targets, values[len(fresh) :], strict=True):
-            fit = fit_out if row.out else check_in_place
-            if target is not None:
-                fit(target, new)
-                self.assign(target, new)
-        if not func._schema.returns:
-            return None
-        if len(func._schema.returns) == 1 and not fresh:
-            return bound[row.writes[0]]
-        if len(func._schema.returns) == 1:
-            return fresh[0]
-        return (*fresh, *targets)[: len(func._schema.returns)]
+        return finish_write(func, row, bound, values, self.assign)
 
     def assign(self, target: torch.Tensor, new: torch.Tensor) -> None:
         """target takes new's value (same shape; cast to target's dtype)."""

@@ -292,23 +292,13 @@ class Tracing(AbstractContextManager["Tracing"]):
         """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
         if func in GEOMETRY:
             return change_geometry(func, bound)
-        given = [bound[w] for w in row.writes]
+        if func is torch.ops.aten.resize_.default:
+            return resize(bound["self"], bound["size"], bound["memory_format"])
+        values: list[Any] = []
         if row.functional is not None:
-            call = {p: bound[p] for p in info(row.functional).params}
-            results = self.shapes(row.functional, (), call)
-            values = results if isinstance(results, (tuple, list)) else (results,)
-            if row.out:
-                for target, value in zip(given, values, strict=True):
-                    fit_out(target, value)
-            else:
-                check_in_place(given[0], values[0])
-        flat = given[0] if len(given) == 1 else tuple(given)
-        returns = func._schema.returns
-        if not returns:
-            return None
-        if len(returns) == len(given) or row.functional is None:
-            return flat
-        return results
+            results = self.shapes(row.functional, (), {p: bound[p] for p in info(row.functional).params})
+            values = list(results) if isinstance(results, (tuple, list)) else [results]
+        return finish_write(func, row, bound, values, lambda target, new: None)
 
     def _place(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         device = kwargs.get("device")
@@ -352,6 +342,35 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         return [t for v in value.values() for t in tensors_in(v)]
     return []
+
+
+def finish_write(
+    func: OpOverload, row: OpInfo, bound: dict[str, Any], values: list[Any], assign: Callable[[torch.Tensor, torch.Tensor], None]
+) -> Any:
+    """Hand the functional form's results to the arguments that `func` writes; gives what `func` returns.
+
+    The functional form returns func's own new results first, then one value per written argument (none where it was not asked).
+    """
+    targets = [t for w in row.writes for t in (bound[w] if isinstance(bound[w], (tuple, list)) else [bound[w]])]
+    fresh = values[: max(0, len(values) - len(targets))]
+    if values:
+        for target, new in zip(targets, values[len(fresh) :], strict=True):
+            if target is not None:
+                (fit_out if row.out else check_in_place)(target, new)
+                assign(target, new)
+    count = len(func._schema.returns)
+    if not count:
+        return None
+    if count == 1:
+        return fresh[0] if fresh else bound[row.writes[0]]
+    return (*fresh, *targets)[:count]
+
+
+def resize(target: torch.Tensor, size: Any, memory_format: Any) -> torch.Tensor:
+    """resize_: within the memory it shows other sizes of it; beyond, the new memory's content is anything."""
+    if tuple(target.shape) != tuple(size):
+        target.resize_(size) if memory_format is None else target.resize_(size, memory_format=memory_format)
+    return target
 
 
 def fit_out(target: torch.Tensor, value: torch.Tensor) -> None:
