@@ -135,7 +135,7 @@ class Recording(Tracing):
         """`t` is memory of its own that holds `node`."""
         value = Value(Root(node, spec, t, number))
         t._ts_value = value  # type: ignore[attr-defined]
-        self.roots.setdefault(t.untyped_storage()._cdata, value.root)  # _unsafe_view shares storage and counts as memory of its own
+        self.roots.setdefault(t.untyped_storage()._cdata, value.root)
         return value
 
     def value_of(self, t: torch.Tensor) -> Value:
@@ -193,6 +193,7 @@ class Recording(Tracing):
         if row.is_composite and func not in RULES:
             return self.shapes(func, args, kwargs)  # decomposes; its parts come back here
         if row.writes:
+            self.has_writes = True
             special = WRITES.get(func)
             return special(self, func, *args, **kwargs) if special is not None else self.record_write(func, row, args, kwargs)
         if row.is_view:
@@ -315,14 +316,14 @@ def _dim(bound: dict[str, Any], base: torch.Tensor) -> int:
     return bound["dim"] % max(base.dim(), 1)
 
 
-@_spell(aten.split.Tensor)
+@_spell(aten.split.Tensor, aten.unsafe_split.Tensor)
 def spell_split(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
     d = _dim(bound, base)
     start = i * bound["split_size"]
     return aten.slice.Tensor, (d, start, start + t.shape[d], 1)
 
 
-@_spell(aten.split_with_sizes.default)
+@_spell(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def spell_split_sizes(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
     start: Any = 0
     for s in bound["split_sizes"][:i]:
@@ -365,7 +366,7 @@ def spell_select(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: t
     return aten.select.int, (d, index + base.shape[d] if index < 0 else index)
 
 
-@_spell(aten.view.default, aten._reshape_alias.default)
+@_spell(aten.view.default, aten._reshape_alias.default, aten._unsafe_view.default)
 def spell_view(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
     return aten.view.default, (list(t.shape),)
 

@@ -63,6 +63,8 @@ FUNCTIONAL_OPS = {
 }
 
 
+# Views whose schema promises that nobody writes the original; in eager they alias it all the same.
+UNSAFE_VIEWS = frozenset({aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default})
 # In-place operators that change what a tensor shows, not what memory holds -> the view they make.
 GEOMETRY = {
     aten.transpose_.default: aten.transpose.int,
@@ -105,7 +107,7 @@ def info(op: OpOverload) -> OpInfo:
         keyword_only=tuple(a.kwarg_only for a in schema.arguments),
         writes=writes,
         out=out,
-        is_view=not writes and any(r.alias_info is not None for r in schema.returns),
+        is_view=op in UNSAFE_VIEWS or (not writes and any(r.alias_info is not None for r in schema.returns)),
         functional=find_functional(op, frozenset(out)) if writes else None,
         is_data_shaped=torch.Tag.dynamic_output_shape in tags,
         is_value_needed=torch.Tag.data_dependent_output in tags,

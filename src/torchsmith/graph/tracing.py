@@ -216,6 +216,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     def __init__(self, facts: SizeFacts) -> None:
         self.facts = facts
         self.autocast: dict[str, torch.dtype] = {}
+        self.has_writes = False
         self.has_devices = False  # some tensor stands for another device than cpu
         self._operators, self._functions = _Operators(self), _Functions(self)
         self._guards: list[Any] = []
@@ -241,6 +242,10 @@ class Tracing(AbstractContextManager["Tracing"]):
         t = make_unseen(real.shape, real.stride(), real.dtype)
         t._ts_constant = real  # type: ignore[attr-defined]
         return t if device is None else remember_device(t, torch.device(device))
+
+    def known_data(self, t: torch.Tensor) -> torch.Tensor | None:
+        """The data of a constant, while nothing has been written that could have changed it."""
+        return None if self.has_writes else getattr(t, "_ts_constant", None)
 
     def note_autocast(self) -> None:
         """Remember which devices autocast: inside a dispatch mode torch always reports it off."""
@@ -290,6 +295,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def _mutate(self, func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Any:
         """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
+        self.has_writes = True
         if func in GEOMETRY:
             return change_geometry(func, bound)
         if func is torch.ops.aten.resize_.default:

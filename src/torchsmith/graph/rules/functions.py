@@ -198,6 +198,16 @@ def new_tensor(trace: Tracing, call: Any, self: Tensor, data: Any, *, dtype: Any
     return tensor(trace, call, data, dtype=dtype or self.dtype, device=device_of(self) if device is None else device)
 
 
+@function_rule(torch.tensor_split, Tensor.tensor_split)
+def tensor_split(trace: Tracing, call: Any, self: Tensor, parts: Any, dim: int = 0, **kwargs: Any) -> Any:
+    known = trace.known_data(parts) if isinstance(parts, Tensor) else None
+    if known is not None:
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            parts = known.tolist()
+        parts = tuple(parts) if isinstance(parts, list) else parts
+    return call(self, parts, dim, **kwargs)
+
+
 @function_rule(Tensor.__getitem__)
 def getitem(trace: Tracing, call: Any, self: Tensor, index: Any) -> Tensor:
     return call(self, _with_tensors(trace, index))

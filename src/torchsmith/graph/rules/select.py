@@ -19,7 +19,7 @@ from ..layout import (
     suggest_format,
 )
 from ..tracing import current, make, rule
-from .views import axis, copy_strides, split, split_with_sizes, transpose, unsqueeze
+from .views import axis, copy_strides, transpose, unsqueeze
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -171,20 +171,6 @@ def constant_pad(self: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
     return make(shape, format_strides(shape, suggest_format(self)), self.dtype)
 
 
-@rule(aten.unsafe_split.Tensor)
-def unsafe_split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
-    return [_part(t) for t in split(self, split_size, dim)]
-
-
-@rule(aten.unsafe_split_with_sizes.default)
-def unsafe_split_sizes(self: Tensor, split_sizes: Sequence[Size], dim: int = 0) -> list[Tensor]:
-    return [_part(t) for t in split_with_sizes(self, split_sizes, dim)]
-
-
-def _part(t: Tensor) -> Tensor:
-    return make(t.shape, t.stride(), t.dtype)
-
-
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Advanced indexing: indexed dimensions go to the front unless adjacent; sizes and strides as eager's kernel restrides them."""
@@ -317,4 +303,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: Size | None = None) -> Te
 
 @rule(aten._local_scalar_dense.default)
 def item(self: Tensor) -> Any:
+    known = current().known_data(self)
+    if known is not None:
+        return known.item()
     raise Unsupported("GRA003", at=current().facts.loc, detail="item()")

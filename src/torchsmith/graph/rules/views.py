@@ -39,11 +39,16 @@ def view(*ops: Any) -> Any:
     return add
 
 
+SAFE = {aten.unsafe_split.Tensor: aten.split.Tensor, aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default}
+
+
 def _choose(op: Any, fn: Any) -> Any:
+    native = SAFE.get(op, op)  # torch drops the alias of an unsafe view as soon as it makes it
+
     def choose(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self._has_symbolic_sizes_strides or any(_is_symbolic(a) for a in args) or any(_is_symbolic(a) for a in kwargs.values()):
             return fn(self, *args, **kwargs)
-        return op(self, *args, **kwargs)
+        return native(self, *args, **kwargs)
 
     return choose
 
@@ -165,7 +170,7 @@ def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], stora
     return strided(self, size, stride, storage_offset)
 
 
-@view(aten.split.Tensor)
+@view(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
     d = axis(dim, self.dim())
     n = self.shape[d]
@@ -173,7 +178,7 @@ def split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
     return [slice_(self, d, i * split_size, n if i == count - 1 else (i + 1) * split_size) for i in range(max(count, 1))]
 
 
-@view(aten.split_with_sizes.default)
+@view(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(self: Tensor, split_sizes: Sequence[Size], dim: int = 0) -> list[Tensor]:
     d = axis(dim, self.dim())
     out, at, offset, step = [], 0, self.storage_offset(), self.stride(d)
