@@ -387,6 +387,13 @@ def test_sizes_become_dynamic():
         torchsmith.mark_dynamic(t, 0)
         assert torch.equal(c(t), module_level(t))
     assert len(marked.graphs) == 1
+    fixed = Counting()
+    c = torchsmith.compile(module_level, backend=fixed, dynamic=True)
+    for n in (4, 5):
+        t = torch.randn(n, 3)
+        torchsmith.mark_static(t, 0)
+        c(t)
+    assert len(fixed.graphs) == 2
     static = Counting()
     c = torchsmith.compile(module_level, backend=static, dynamic=False)
     for n in (4, 5, 6):
@@ -460,6 +467,9 @@ def test_custom_backend_gets_module_and_inputs(x):
 
     with pytest.raises(torchsmith.BackendFailed, match="in the backend"):
         torchsmith.compile(f, backend=bad)(x, x.t())
+    with events.recording() as got:
+        assert torch.equal(torchsmith.compile(f, backend=bad, options={"suppress_errors": True})(x, x.t())[0], x @ x.t())
+    assert fallbacks(got) == ["API008"]
 
 
 def test_named_backends(x):

@@ -36,6 +36,7 @@ define("API003", "the recompile limit was reached", "raise recompile_limit, or p
 define("API004", "guards fail right after capture", "inputs that share memory or change while they are read cannot be guarded")
 define("API005", "an internal error of torchsmith", "please report it; the function runs as it is")
 define("API007", "nothing to compile", "no tensor operation was found")
+define("API008", "the backend raised an error, which suppress_errors hides", "set suppress_errors to False to see it")
 define("API006", "compilation was switched off by set_stance or an environment variable", "set the stance back to default")
 
 
@@ -216,6 +217,12 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
     _read_marks(state, call)
     try:
         entry = _suspended(_make, d, state, fn, args, kwargs, call)
+    except BackendFailed as error:
+        if settings.fullgraph or not settings.options.suppress_errors:
+            raise
+        events.emit("fallback", code="API008", at=location(fn), detail=str(error))
+        state.broken[key] = 1
+        return _frame.RUN_PLAIN
     except Unsupported as why:
         if settings.fullgraph:
             raise

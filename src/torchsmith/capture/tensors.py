@@ -106,6 +106,7 @@ class Recorder:
         asked |= set(getattr(real, "_dynamo_dynamic_indices", ()))
         if self.dynamic and _role(real, source) == "input":
             asked |= set(range(real.dim()))
+        asked -= set(getattr(real, "_torchsmith_static", ()))
         return {d for d in asked if d < real.dim() and real.shape[d] > 1} if self.dynamic is not False else set()
 
     def _placeholder(self, name: str) -> torch.fx.Node:
