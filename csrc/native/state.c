@@ -1,25 +1,28 @@
 /* Prepared constants: packed weights and the like, computed once and kept while their inputs stay the same.
  *
  * Before every run each constant input is compared with what was seen when the state was prepared: the same tensor object's
- * implementation, data pointer and version counter, and eight words spread over its memory (writes through .data or NumPy move no
- * counter). Any difference prepares again; calls that still run keep the old block by their reference. Several modules of one class
+ * implementation, data pointer and version counter. Writes through .data or NumPy move no counter: small tensors are compared whole
+ * with a copy, large ones by words spread over their memory. Any difference prepares again; calls that still run keep the old block by their reference. Several modules of one class
  * may share a graph, so a graph keeps one state for each set of tensors, as long as those live. */
 #include <string.h>
 
 #include "native.h"
 
-#define WORDS 8
+#define WORDS 16
+#define WHOLE 16384     /* bytes of a tensor that is compared whole, */
+#define BUDGET (1 << 18) /* and of all of them together: the comparison must stay small beside the run */
 #define MOST 256 /* states of one graph */
 
 typedef struct {
   void *impl, *data;
   int64_t version; /* -1: an inference tensor */
   int64_t span;    /* bytes from the first to the last element */
+  char *copy; /* of all of them, or NULL */
   uint64_t words[WORDS];
 } Snapshot;
 
 struct State {
-  int refs;
+  int refs, n;
   void *block;
   PyObject *alive; /* weak reference to the first constant */
   Snapshot snaps[];
@@ -30,6 +33,7 @@ const void *state_memory(const State *s) { return s->block; }
 void state_close(State *s) {
   if (!s || --s->refs) return;
   if (s->block) block_free(s->block);
+  for (int i = 0; i < s->n; i++) PyMem_Free(s->snaps[i].copy);
   Py_XDECREF(s->alive);
   PyMem_Free(s);
 }
@@ -100,14 +104,19 @@ static bool is_same(const Consts *c, const State *s, PyObject *const *args, cons
   }
   bool same = true;
   for (int i = 0; i < c->n; i++) { /* a loop of its own: the cache misses overlap */
+    const Snapshot *snap = &s->snaps[i];
     uint64_t words[WORDS];
-    sample(&s->snaps[i], words);
-    same &= memcmp(words, s->snaps[i].words, sizeof words) == 0;
+    if (snap->copy) {
+      same &= memcmp(snap->copy, snap->data, (size_t)snap->span) == 0;
+      continue;
+    }
+    sample(snap, words);
+    same &= memcmp(words, snap->words, sizeof words) == 0;
   }
   return same;
 }
 
-static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t) {
+static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, int64_t *budget) {
   int64_t ndim = 0, *sizes = NULL, *strides = NULL, last = 0;
   int32_t dtype = 0;
   if (torch.get_dim(t->handle, &ndim) || torch.get_sizes(t->handle, &sizes) || torch.get_strides(t->handle, &strides) ||
@@ -123,7 +132,18 @@ static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t) {
   snap->data = t->data;
   snap->version = version_of(tensor);
   snap->span = last < 0 ? 0 : (last + 1) * (int64_t)torch.element_size(dtype);
-  sample(snap, snap->words);
+  PyMem_Free(snap->copy);
+  snap->copy = NULL;
+  if (snap->span > (int64_t)sizeof snap->words && snap->span <= WHOLE && snap->span <= *budget) {
+    if (!(snap->copy = PyMem_Malloc((size_t)snap->span))) {
+      PyErr_NoMemory();
+      return -1;
+    }
+    memcpy(snap->copy, t->data, (size_t)snap->span);
+    *budget -= snap->span;
+  } else {
+    sample(snap, snap->words);
+  }
   return 0;
 }
 
@@ -150,12 +170,14 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
     s = PyMem_Calloc(1, sizeof(State) + sizeof(Snapshot) * (size_t)c->n);
     if (!s) return (State *)PyErr_NoMemory();
     s->refs = 1;
+    s->n = c->n;
     s->block = block_new(entry->state_bytes);
     if (!s->block) PyErr_NoMemory();
   }
   Py_XSETREF(s->alive, s->block ? PyWeakref_NewRef(args[c->inputs[0]], NULL) : NULL); /* an address may belong to a new tensor */
   bool bad = s->alive == NULL;
-  for (int i = 0; !bad && i < c->n; i++) bad = take_snapshot(&s->snaps[i], args[c->inputs[i]], &tensors[c->inputs[i]]) < 0;
+  int64_t budget = BUDGET;
+  for (int i = 0; !bad && i < c->n; i++) bad = take_snapshot(&s->snaps[i], args[c->inputs[i]], &tensors[c->inputs[i]], &budget) < 0;
   if (!bad && entry->prepare(host, tensors, s->block)) {
     PyErr_SetString(torch.error, "constants could not be prepared");
     bad = true;

@@ -264,6 +264,8 @@ def test_constants_are_prepared_once_and_watched() -> None:
         assert [prepares(g, other, x), prepares(g, other, x), prepares(g, w, x), prepares(g, other, x)] == [1, 0, 0, 0]
         w.numpy()[...] = 3.0
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+        w.data[517] = 4.0  # one element of a small tensor
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
         g.refreeze()
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
 
@@ -309,7 +311,7 @@ def test_threads_with_other_constants() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 17])
+@pytest.mark.parametrize("n", [0, 1, 3, 17, 40, 4096, 4097])
 def test_small_constants(n: int) -> None:
     g, w, x = prepared(n), torch.randn(n), torch.randn(n)
     assert prepares(g, w, x) == 1
