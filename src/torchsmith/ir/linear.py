@@ -6,7 +6,7 @@ An atom is an Axis or any node that is not linear in axes (a floordiv, a mod, a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from . import dtype as dt
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op
@@ -152,7 +152,7 @@ def _r_mul(a: Range, b: Range) -> Range:
 def _r_floordiv(a: Range, b: Range) -> Range:
     if b[0] is None or b[0] <= 0 or a[0] is None:
         return None, None
-    lo = a[0] // (b[0] if a[0] < 0 else b[1]) if a[0] < 0 or b[1] is not None else 0
+    lo = a[0] // b[0] if a[0] < 0 else 0 if b[1] is None else a[0] // b[1]
     return lo, None if a[1] is None else a[1] // (b[0] if a[1] >= 0 or b[1] is None else b[1])
 
 
@@ -174,7 +174,7 @@ def _r_max(a: Range, b: Range) -> Range:
     return (max(lo) if lo else None), (None if a[1] is None or b[1] is None else max(a[1], b[1]))
 
 
-_RANGES = {
+_RANGES: dict[str, Callable[..., Range]] = {
     "add": _r_add, "sub": lambda a, b: _r_add(a, _r_neg(b)), "neg": _r_neg, "mul": _r_mul, "floordiv": _r_floordiv, "mod": _r_mod,
     "min": _r_min, "max": _r_max, "where": lambda c, a, b: (_r_min(a, b)[0], _r_max(a, b)[1]),
 }  # fmt: skip
