@@ -170,7 +170,8 @@ def lower_block_diag(cx: Builder, parts: Sequence[Ref]) -> Any:
 
     def at(i: Index) -> Expr:
         value: Expr = Const(d, 0)
-        row, column = ZERO, ZERO
+        row: Expr = ZERO
+        column: Expr = ZERO
         for p in parts:
             r, k = i[0] - row, i[1] - column
             inside = conjunction([op("ge", r, ZERO), op("lt", r, p.shape[0]), op("ge", k, ZERO), op("lt", k, p.shape[1])])
@@ -201,14 +202,14 @@ def lower_as_strided_scatter(cx: Builder, x: Ref, src: Ref, shape: Sequence[Any]
         number: Expr = ZERO
         for k, n in zip(i, x.shape, strict=True):
             number = number * n + k
-        rest = number - first
+        rest: Expr = number - first
         tests = [op("ge", rest, ZERO)]
         place: list[Expr] = [ZERO] * len(sizes)
-        for k in order:
-            step = steps[k] or 1
-            place[k] = rest // step
+        for d in order:
+            step = steps[d] or 1
+            place[d] = rest // step
             rest = rest % step
-            tests.append(op("lt", place[k], size(sizes[k] or 0)))
+            tests.append(op("lt", place[d], size(sizes[d] or 0)))
         tests.append(op("eq", rest, ZERO))
         inside = conjunction(tests)
         return select(inside, cast(masked(src, tuple(place), inside, Const(src.dtype, 0)), x.dtype), x.load(i))
