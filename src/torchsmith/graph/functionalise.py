@@ -203,8 +203,8 @@ class Recording(Tracing):
     def record_pure(self, func: OpOverload, row: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lowered = tuple(self.lower_args(a) for a in args), {k: self.lower_args(v) for k, v in kwargs.items()}
         result = self.shapes(func, args, kwargs)
-        if isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "meta" and isinstance(result, torch.Tensor):
-            lowered[1]["device"] = device_of(result)  # torch took the device from a tracing tensor
+        if "device" in row.params and isinstance(result, torch.Tensor):  # torch may have taken it from a tracing tensor
+            lowered[1]["device"] = device_of(result)
         node = self.emit(func, *lowered, None, self.facts.loc)
         node.effect = row.is_random or not func._schema.returns or func.namespace not in ("aten", "prims", "torchvision")
         self.attach(node, result)

@@ -174,6 +174,8 @@ class _Functions(TorchFunctionMode):
         found = FUNCTION_RULES.get(func)
         if found is not None:
             return found(self.trace, self.plainly(func), *args, **(kwargs or {}))
+        if kwargs and kwargs.get("device") is not None:
+            return self.trace.made_on(torch.device(kwargs["device"]), self.plainly(func), args, kwargs)
         return self.plainly(func)(*args, **(kwargs or {}))
 
     def plainly(self, func: Any) -> Any:
@@ -217,6 +219,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.facts = facts
         self.autocast: dict[str, torch.dtype] = {}
         self.has_writes = False
+        self.making_on: torch.device | None = None
         self.has_devices = False  # some tensor stands for another device than cpu
         self._operators, self._functions = _Operators(self), _Functions(self)
         self._guards: list[Any] = []
@@ -242,6 +245,16 @@ class Tracing(AbstractContextManager["Tracing"]):
         t = make_unseen(real.shape, real.stride(), real.dtype)
         t._ts_constant = real  # type: ignore[attr-defined]
         return t if device is None else remember_device(t, torch.device(device))
+
+    def made_on(self, device: torch.device, call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A factory for another device: torch would start that device, so it is told nothing of it."""
+        if device.type in ("cpu", "meta"):
+            return call(*args, **kwargs)
+        before, self.making_on, self.has_devices = self.making_on, device, True
+        try:
+            return call(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+        finally:
+            self.making_on = before
 
     def known_data(self, t: torch.Tensor) -> torch.Tensor | None:
         """The data of a constant, while nothing has been written that could have changed it."""
@@ -307,7 +320,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         return finish_write(func, row, bound, values, lambda target, new: None)
 
     def _place(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        device = kwargs.get("device")
+        device = self.making_on or kwargs.get("device")
         if device is None:
             device = next((device_of(t) for t in tensors_in((args, kwargs)) if device_of(t) != _CPU), _CPU)
         device = torch.device(device)

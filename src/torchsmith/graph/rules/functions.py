@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
 from ..autocast import FUNCTIONS, cast_arguments
-from ..layout import SymTypes
+from ..layout import SymTypes, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
 
@@ -42,6 +42,22 @@ def attention(
         attn_mask = torch.where(attn_mask, 0.0, torch.full((), -torch.inf, dtype=query.dtype, device=device_of(query)))
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
     return trace.dispatch(flash, (query, key, value, 0.0, is_causal), {"attn_mask": attn_mask, "scale": scale})[0]
+
+
+@function_rule(torch.group_norm)
+def group_norm(
+    trace: Tracing, call: Any, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: Any = True
+) -> Tensor:
+    """Only on CPU does eager keep channels-last, and a tracing tensor does not look like CPU to torch."""
+    kept = suggest_format(input)
+    if kept is torch.contiguous_format or device_of(input).type != "cpu":
+        return call(input, num_groups, weight, bias, eps, cudnn)
+    n, c, *rest = input.shape
+    area: Any = 1
+    for s in rest:
+        area = area * s
+    args = (input.contiguous(memory_format=kept), weight, bias, n, c, area, num_groups, eps)
+    return trace.dispatch(aten.native_group_norm.default, args, {})[0]
 
 
 def _whole(op: Any) -> Any:

@@ -388,7 +388,7 @@ def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = N
 @rule(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     shape = (*input.shape[:2], *grid.shape[1:-1])
-    return fresh(shape, input.dtype, suggest_format(input) if input.dim() == 4 else CONTIGUOUS)
+    return fresh(shape, input.dtype)
 
 
 @rule(aten.im2col.default)

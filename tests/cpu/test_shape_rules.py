@@ -1,0 +1,320 @@
+"""Tracing gives the sizes, strides, dtype and view-ness that eager's CPU kernels give, without loading torch's own compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchsmith import events
+from torchsmith.codes import Unsupported
+from torchsmith.graph.sizes import SizeFacts, expr_of, print_condition, symint
+from torchsmith.graph.tracing import Tracing, device_of, tensor_like
+
+
+def describe(t: Tensor) -> tuple:
+    return tuple(t.shape), tuple(t.stride()), t.dtype, t.storage_offset()
+
+
+def layouts(*sizes: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """One tensor of these sizes in every layout a user can make."""
+    base = torch.randn(*sizes).to(dtype) if dtype.is_floating_point else torch.randint(0, 2, sizes).to(dtype)
+    found = [base]
+    if len(sizes) >= 2:
+        found.append(base.transpose(0, -1).contiguous().transpose(0, -1))
+        found.append(base.transpose(-2, -1).contiguous().transpose(-2, -1))
+        found.append(base[:1].expand(sizes))
+        found.append(torch.stack([base, base], -1)[..., 0])
+    if len(sizes) == 4:
+        found.append(base.to(memory_format=torch.channels_last))
+    return found
+
+
+UNARY = [
+    torch.relu,
+    torch.sigmoid,
+    torch.neg,
+    torch.logical_not,
+    torch.isnan,
+    torch.exp,
+    torch.abs,
+    F.gelu,
+    F.silu,
+    lambda t: t + 1,
+    lambda t: t * 2.5,
+    lambda t: 1 - t,
+    lambda t: t > 0,
+    lambda t: t.clamp(0, 1),
+    lambda t: t**2,
+    lambda t: t / 3,
+    lambda t: t // 2,
+    torch.zeros_like,
+    torch.rand_like,
+    lambda t: t.clone(),
+    lambda t: t.contiguous(),
+    lambda t: t.to(torch.float16),
+    lambda t: t.double(),
+    lambda t: t.sum(0),
+    lambda t: t.sum(),
+    lambda t: t.mean(-1, True),
+    lambda t: t.amax((0, -1)),
+    lambda t: t.float().softmax(-1),
+    lambda t: t.cumsum(0),
+    lambda t: t.argmax(-1),
+    lambda t: t.max(-1),
+    lambda t: t.var(-1),
+    lambda t: t.sort(-1),
+    lambda t: t.topk(1, -1),
+    lambda t: torch.cat([t, t], -1),
+    lambda t: torch.stack([t, t], 1),
+    lambda t: t.flip(0),
+    lambda t: t.roll(1, 0),
+    lambda t: F.pad(t, (1, 2)),
+    lambda t: t.tril(),
+    lambda t: t.repeat(*[2] * t.dim()),
+    lambda t: t.masked_fill(t > 0, 0.0),
+    lambda t: t.index_select(0, torch.tensor([0, 1])),
+    lambda t: t[torch.tensor([1, 0])],
+    lambda t: t[:, [0, 1]],
+    lambda t: torch.where(t > 0, t, 0.0),
+    lambda t: F.glu(t, -1),
+    lambda t: t.new_zeros(2, 3),
+    lambda t: F.layer_norm(t, t.shape[-1:]),
+    lambda t: F.normalize(t, dim=-1),
+    lambda t: F.dropout(t, 0.5),
+    lambda t: t.logsumexp(-1),
+    lambda t: t.std(),
+    lambda t: t.norm(dim=-1),
+]
+VIEWS = [
+    lambda t: t.transpose(0, -1),
+    lambda t: t.unsqueeze(0),
+    lambda t: t[1:],
+    lambda t: t[..., ::2],
+    lambda t: t[0],
+    lambda t: t.select(-1, 1),
+    lambda t: t.permute(*range(t.dim())[::-1]) if t.dim() else t,
+    lambda t: t.expand(3, *t.shape),
+    lambda t: t.split(1, 0)[-1],
+    lambda t: t.chunk(2, -1)[1],
+    lambda t: t.unbind(0)[1],
+    lambda t: t.detach(),
+    lambda t: t.unfold(-1, 2, 1),
+    lambda t: t.narrow(0, 1, 1),
+    lambda t: t.diagonal(0, 0, 1),
+    lambda t: t.squeeze(),
+    lambda t: t.movedim(0, -1),
+    lambda t: t.view(t.shape),
+]
+PICTURES = [
+    lambda t: F.conv2d(t, torch.randn(4, 6, 3, 3), torch.randn(4), padding=1),
+    lambda t: F.conv2d(t, torch.randn(6, 1, 3, 3), groups=6, stride=2),
+    lambda t: F.conv_transpose2d(t, torch.randn(6, 3, 2, 2), stride=2),
+    lambda t: F.max_pool2d(t, 2),
+    lambda t: F.max_pool2d(t, 3, 2, 1, ceil_mode=True),
+    lambda t: F.avg_pool2d(t, 2),
+    lambda t: F.adaptive_avg_pool2d(t, 1),
+    lambda t: F.adaptive_avg_pool2d(t, (3, 2)),
+    lambda t: F.adaptive_max_pool2d(t, 2),
+    lambda t: F.batch_norm(t, torch.zeros(6), torch.ones(6), torch.ones(6), torch.zeros(6)),
+    lambda t: F.group_norm(t, 2),
+    F.instance_norm,
+    lambda t: F.interpolate(t, scale_factor=2.0),
+    lambda t: F.interpolate(t, size=(5, 5), mode="bilinear"),
+    lambda t: F.pad(t, (1, 1, 1, 1), mode="reflect"),
+    lambda t: F.pixel_shuffle(t[:, :4], 2),
+    lambda t: F.unfold(t, 2),
+    lambda t: F.relu(t).add_(1),
+    lambda t: t.mean((2, 3)),
+    lambda t: F.dropout2d(t, 0.5),
+    lambda t: F.grid_sample(t, torch.rand(2, 4, 4, 2), align_corners=False),
+    lambda t: F.channel_shuffle(t, 3),
+    lambda t: F.local_response_norm(t, 2),
+]
+
+
+def outcome(fn, *args: Tensor):
+    """What a call gives, described; the exception's type where it raises."""
+    try:
+        out = fn(*args)
+    except (RuntimeError, IndexError, ValueError) as e:
+        return type(e)
+    return [describe(t) for t in (out if isinstance(out, (tuple, list)) else [out])]
+
+
+def compare(fn, *real: Tensor) -> None:
+    want = outcome(fn, *real)
+    with Tracing(SizeFacts()):
+        got = outcome(fn, *(tensor_like(t) for t in real))
+    if not isinstance(want, type):  # what eager refuses may be refused later
+        assert got == want
+
+
+@pytest.mark.parametrize("number", range(len(UNARY)))
+def test_every_layout(number: int) -> None:
+    for shape in [(4,), (3, 4), (2, 3, 4), (2, 6, 4, 4)]:
+        for t in layouts(*shape):
+            compare(UNARY[number], t)
+
+
+@pytest.mark.parametrize("number", range(len(VIEWS)))
+def test_views_alias_their_base(number: int) -> None:
+    for shape in [(4,), (3, 4), (2, 3, 4)]:
+        for t in layouts(*shape):
+            compare(VIEWS[number], t)
+    with Tracing(SizeFacts()):
+        t = tensor_like(torch.randn(3, 4))
+        assert VIEWS[number](t).untyped_storage()._cdata == t.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("number", range(len(PICTURES)))
+def test_pictures_keep_their_memory_format(number: int) -> None:
+    base = torch.randn(2, 6, 8, 8)
+    for t in (base, base.to(memory_format=torch.channels_last)):
+        compare(PICTURES[number], t)
+
+
+def test_binary_layouts_and_broadcasting() -> None:
+    for a in layouts(2, 3, 4):
+        for b in [*layouts(2, 3, 4), torch.randn(4), torch.randn(3, 1), torch.randn(()), torch.randn(1, 1, 4), torch.randn(2, 1, 1)]:
+            for fn in (torch.add, torch.mul, torch.maximum, torch.lt, torch.atan2):
+                compare(fn, a, b)
+                compare(fn, b, a)
+
+
+DTYPES = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def test_type_promotion() -> None:
+    scalars = [True, 2, 2.5]
+    for fn in (torch.add, torch.mul, torch.div, torch.eq, torch.maximum, torch.pow, torch.floor_divide):
+        for a in DTYPES:
+            x = torch.ones(3, dtype=a)
+            for b in DTYPES:
+                for y in (torch.ones(3, dtype=b), torch.ones((), dtype=b)):
+                    compare(fn, x, y)
+                    compare(fn, y, x)
+            for s in scalars:
+                if fn is not torch.maximum:
+                    compare(lambda t, s=s, fn=fn: fn(t, s), x)
+                    compare(lambda t, s=s, fn=fn: fn(t, s), x[0])
+    for a in DTYPES:
+        for fn in (torch.sum, torch.prod, torch.cumsum, torch.sqrt, torch.sigmoid, torch.any, torch.argmax, torch.mean):
+            compare(fn if fn is not torch.cumsum else lambda t: t.cumsum(0), torch.ones(3, dtype=a))
+
+
+def test_empty_and_scalar_tensors() -> None:
+    for t in (torch.randn(0), torch.randn(2, 0, 3), torch.randn(()), torch.randn(1, 1)):
+        for fn in (
+            torch.relu,
+            lambda t: t + 1,
+            lambda t: t.sum(),
+            lambda t: t.reshape(-1),
+            lambda t: t.clone(),
+            lambda t: torch.cat([t.view(-1)] * 2),
+            lambda t: t * t,
+            lambda t: t.unsqueeze(0),
+            lambda t: t.to(torch.int64),
+        ):
+            compare(fn, t)
+
+
+def test_common_rules_need_no_kernel() -> None:
+    with events.recording() as seen:
+        for fn in (*UNARY, *PICTURES):
+            with Tracing(SizeFacts()):
+                outcome(fn, tensor_like(torch.randn(2, 6, 8, 8)))
+    assert not [e.fields for e in seen if e.kind == "fallback"]
+
+
+def test_device_is_remembered() -> None:
+    with Tracing(SizeFacts()):
+        t = tensor_like(torch.randn(3))
+        assert t.device == torch.device("cpu")
+        assert torch.zeros(2, device=t.device).device == torch.device("cpu")
+        assert t.to("cpu") is t and t.cpu() is t
+        g = torch.zeros(2, device="cuda")
+        assert (g + 1).device.type == "cuda" and device_of(g.sum()).type == "cuda"
+        assert g.cpu().device.type == "cpu" and g.is_cuda and not g.is_cpu
+        assert g.new_zeros(3).device.type == "cuda" and torch.zeros_like(g).device.type == "cuda"
+
+
+def test_symbolic_sizes_flow_and_guard() -> None:
+    facts = SizeFacts()
+    n = facts.fresh(5, ("size", 0, 0))
+    with Tracing(facts):
+        t = tensor_like(torch.randn(5, 6), (n, 6))
+        y = F.layer_norm(F.linear(t, torch.empty(8, 6), torch.empty(8)), (8,)).relu()
+        z = torch.cat([y, y]).view(2, -1, 4).transpose(1, 2).reshape(-1)
+        assert print_condition(expr_of(z.shape[0])) == "(s0 * 16)"
+        assert not facts.guards
+        if y.shape[0] > 3:
+            y = y + 1
+    assert [print_condition(g) for g in facts.guards] == ["(s0 > 3)"]
+    assert symint(expr_of(n), facts) == n
+    facts.freeze()
+    assert bool(n < 100)
+    assert len(facts.guards) == 1 and [print_condition(g) for g in facts.late] == ["(s0 < 100)"]
+
+
+def test_sizes_decide_what_follows() -> None:
+    facts = SizeFacts()
+    n, m = facts.fresh(5, ("size", 0, 0)), facts.fresh(7, ("size", 0, 1), hi=10)
+    assert n * 6 // 6 == n and (n + m) - m == n and (n * m) % m == 0
+    assert n != 1 and n > 0 and n * m > 3 and m <= 10 and not facts.guards
+    assert n != m
+    assert len(facts.guards) == 1
+    assert int(n) == 5 and bool(n == 5) and n + 0 == 5
+    u = facts.fresh(None, ("bound",), 0)
+    with pytest.raises(Unsupported) as e:
+        bool(u > 3)
+    assert e.value.code == "GRA004"
+    torch._check(u > 3)
+    assert u > 3
+
+
+def test_autocast_casts_as_eager_does() -> None:
+    def fn(a: Tensor, w: Tensor) -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = F.linear(a, w)
+            return [
+                y,
+                y.softmax(-1),
+                y @ w,
+                F.mse_loss(y, y),
+                F.layer_norm(y, y.shape[-1:]),
+                y + a.sum(),
+                F.cross_entropy(y, y.float().softmax(-1)),
+            ]
+
+    compare(fn, torch.randn(6, 6), torch.randn(6, 6))
+
+
+def test_tracing_does_not_load_another_compiler() -> None:
+    program = """
+import sys, torch, torch.nn as nn, torch.nn.functional as F
+from torchsmith.graph.sizes import SizeFacts
+from torchsmith.graph.tracing import Tracing, tensor_like
+m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 5),
+                  nn.GELU(), nn.LayerNorm(5))
+e = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+with Tracing(SizeFacts()):
+    x = tensor_like(torch.randn(2, 3, 8, 8))
+    for p in (*m.modules(), *e.modules()):
+        for k, v in (*p._parameters.items(), *p._buffers.items()):
+            if v is not None:
+                p.__dict__[k] = tensor_like(v)
+                (p._parameters if k in p._parameters else p._buffers).pop(k)
+    y = m(x)
+    z = e(tensor_like(torch.randn(2, 4, 16)))
+    w = F.embedding(torch.zeros(2, dtype=torch.int64), y.t()) + torch.arange(2)[:, None]
+    w[w > 0] = 1
+    (w * torch.tensor(2.0)).softmax(-1).argmax(-1)
+print([m for m in ("torch._dynamo", "torch._inductor") if m in sys.modules])
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert out.stdout.strip() == "[]", out.stdout + out.stderr
