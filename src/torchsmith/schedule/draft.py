@@ -19,6 +19,7 @@ from .access import Access, chains, collect, map_folds, merge_table, simplify, s
 from .deps import estimate, free_axes, numel
 from .fuse import cost, simple_axes
 from .group import Group
+from .rows import TILE_U, TILE_V, column_loops, find_shared, shared_row, tile_partner, transposing_tile
 
 LANES = 16
 GRAIN = 16384  # element operations worth a thread
@@ -501,6 +502,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
     fold_memo: dict[Expr, Expr] = {}
     d.map(lambda e: map_folds(e, lambda f: tidy_fold(f, buffers), fold_memo))
     d.seq = merge_folds(_dedupe(d.seq))
+    buffers, own = share_rows(d, buffers, own)
     nests = any(isinstance(i, Nest) and i.axes for i in d.seq)
     vector = None if nests else choose_outer_vector(d, buffers)
     stores = [s for s in d.statements() if isinstance(s, StoreStmt)]
@@ -513,8 +515,17 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
     if vector is not None:
         axis, extent = grid.pop()
         inner: tuple[Stmt, ...] = tuple(y for s in d.seq for y in ((s,) if isinstance(s, Let) else s.body))
-        block = block_size(extent, numel(e for _, e in grid), work)
-        if block is not None:
+        column = _is_column(d, found.items, axis)
+        block = block_size(extent, numel(e for _, e in grid), work, column)
+        partner = None if column else tile_partner(grid, axis, found)
+        if partner is not None:
+            far = {x: _steps_far(x, axis, buffers) for s in inner for x in walk(*_exprs(s)) if isinstance(x, Load)}  # type: ignore[arg-type]
+            u = next(x for x in grid if x[0] is partner)
+            tiles, tiled = transposing_tile(inner, u, (axis, extent), far, names, scratch)  # type: ignore[arg-type]
+            grid = [x for x in grid if x[0] is not partner] + tiles
+            body = list(tiled)
+            work *= TILE_U * TILE_V
+        elif block is not None:
             part, lane = Axis("vb"), Axis("vl")
             at = op("add", op("mul", part, const(block)), lane)
             inner = tuple(_map(s, lambda e: substitute(e, {axis: at})) for s in inner)  # type: ignore[arg-type]
@@ -523,10 +534,14 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
             count = op("floordiv", op("add", extent, const(block - 1)), const(block))
             grid.append((part, const((n or 0) // block) if exact else count))
             rest = op("sub", extent, op("mul", part, const(block)))
-            body = [Loop(lane, const(block) if exact else op("min", const(block), rest), "vector", inner)]
+            length = const(block) if exact else op("min", const(block), rest)
+            turned = column_loops(inner, lane, length, block, scratch) if column else None  # type: ignore[arg-type]
+            body = list(turned or (Loop(lane, length, "vector", inner),))
             work *= block
         else:
-            body = [Loop(axis, extent, "vector", inner)]
+            width = const_of(extent)
+            turned = column_loops(inner, axis, extent, width, scratch) if column and width is not None else None  # type: ignore[arg-type]
+            body = list(turned or (Loop(axis, extent, "vector", inner),))
             work *= max(1, estimate(extent))
     else:
         keep = _scratch(d, own, buffers, scratch)
@@ -543,11 +558,66 @@ def _statement_cost(s: Let | StoreStmt) -> int:
     return 1 + cost(s.value)
 
 
-def block_size(extent: Expr, others: int, work: int) -> int | None:
+def share_rows(d: Draft, buffers: Mapping[str, Buffer], own: set[str]) -> tuple[Mapping[str, Buffer], set[str]]:
+    """Dear values that a Fold and a later loop both compute are computed once, into a row: softmax's exponentials."""
+    rows: dict[str, Buffer] = {}
+    k = 0
+    while k < len(d.seq):
+        item = d.seq[k]
+        k += 1
+        if not isinstance(item, Let) or not isinstance(item.value, Fold) or len(item.value.axes) != 1:
+            continue
+        f = item.value
+        for nest in d.seq[k:]:
+            if not isinstance(nest, Nest) or len(nest.axes) != 1 or nest.axes[0][1] is not f.extents[0]:
+                continue
+            axis, extent = nest.axes[0]
+            e = find_shared(f, [x for s in nest.body for x in _exprs(s)], axis)
+            row = shared_row(e, extent, f"own_row{len(rows)}") if e is not None else None
+            if e is None or row is None:
+                continue
+            rows[row.name] = row
+            table: dict[Expr, Expr] = {substitute(e, {f.axes[0]: axis}): Load(row.name, row.dtype, (axis,))}
+            nest.body = [_map(s, lambda x, t=table: substitute(x, t)) for s in nest.body]  # type: ignore[misc]
+            fill = Nest([(axis, extent)], [StoreStmt(row.name, (axis,), substitute(e, {f.axes[0]: axis}))])
+            used: dict[Expr, Expr] = {e: Load(row.name, row.dtype, (f.axes[0],))}
+            d.seq[k - 1 : k] = [fill, Let(item.var, substitute(f, used))]
+            k += 1
+            break
+    return (buffers, own) if not rows else ({**buffers, **rows}, own | set(rows))
+
+
+def _is_column(d: Draft, items: list[Access], vector: Axis) -> bool:
+    """Is this a reduction over rows, whose loads lie contiguous along the vector axis?"""
+    folds = [s.value for s in d.seq if isinstance(s, Let) and isinstance(s.value, Fold)]
+    if not folds:
+        return False
+    axes = {a for f in folds for a in f.axes}  # type: ignore[attr-defined]
+    return all(x.stride(vector) in (0, 1) for x in items if x.axes() & axes)
+
+
+def _steps_far(x: Load, axis: Axis, buffers: Mapping[str, Buffer]) -> bool:
+    if x.mask is not None:
+        return False
+    for a in collect([x], [], buffers).items:
+        if a.buf == x.buf:
+            step = a.stride(axis)
+            return step is not None and abs(step) >= 16
+    return False
+
+
+def block_size(extent: Expr, others: int, work: int, column: bool = False) -> int | None:
     """Elements per grid item of a long vector axis; None: all of them."""
     n = const_of(extent)
     if n is None:
         return BLOCK
+    if column:
+        if n * others * work <= 2 * GRAIN or n < 32:
+            return None
+        target = 1024 if others >= 16 else max(64, min(1024, n * others // 16 // LANES * LANES))
+        if n <= target:
+            return None
+        return next((b for b in range(target, 31, -LANES) if n % b == 0), target)
     total = n * max(1, others) * max(1, work)
     if total <= 2 * GRAIN or (n <= 2 * BLOCK and others >= 8):
         return None
