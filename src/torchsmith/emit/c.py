@@ -548,6 +548,13 @@ def _print_load(self: Emitter, e: Expr, at: int) -> Val:
         else:
             self.line(f"{ctype} {out} = {full};", at)
         return self.load_bool(raw, at)
+    if varying is not None and coef is None and not self.tail and not guard and kind in ("f32", "i32"):
+        index = self.emit(varying)
+        if index.narrow:
+            name = self.base(e.buf)[0]
+            offset = "" if const_of(scalar) == 0 else f" + {self.emit(scalar).text}"
+            self.line(f"{ctype} {out} = gat_x{kind}({name}{offset}, {index.text});", at)
+            return self.load_bool(raw, at)
     at_lane = self.lane_address(scalar, coef, varying)
     start = other_text if guard else f"(x{kind}){{0}}" if self.tail else None
     loop = f"{guard}for (int l = 0; l < {n}; l++) {out}[l] = {self.base(e.buf)[0]}[{at_lane}];"

@@ -228,6 +228,16 @@ for _f, _i in (("f32", "i32"), ("f64", "i64")):
     vector(f"reduce_x{_f}", f"static __attribute__((noinline)) void reduce_x{_f}(x{_f} x, x{_f} *r, x{_i} *q) {{ "
            f"for (int l = 0; l < $L; l++) {{ {_f} d; {_i} n; reduce_{_f}(x[l], &d, &n); (*r)[l] = d; (*q)[l] = n; }} }}")  # fmt: skip
 
+for _t in ("f32", "i32"):
+    _b = {"f32": "gathersiv16sf", "i32": "gathersiv16si"}[_t]
+    vector(f"gat_x{_t}", f"""{ATTR}x{_t} gat_x{_t}(const {_t}a *p, xi32 at) {{
+#if defined(__AVX512F__) && $L == 16
+  return (x{_t})__builtin_ia32_{_b}((x{_t}){{0}}, (const void *)p, at, (unsigned short)-1, 4);
+#else
+  x{_t} r; for (int l = 0; l < $L; l++) r[l] = p[at[l]]; return r;
+#endif
+}}""")
+
 # ---------------------------------------------------------------- conversions that gcc prints badly in one step
 def _narrowing(name: str, source: str, target: str, builtin: str, arg: str, result: str, slow: str) -> None:
     """One instruction on AVX-512, two steps of the compiler elsewhere."""

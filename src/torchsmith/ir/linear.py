@@ -120,7 +120,9 @@ def range_of(e: Expr, extents: Extents) -> Range:
     if isinstance(e, Sym):
         return 0, None
     if isinstance(e, Cast):
-        lo_hi = {"bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "i16": (-(2**15), 2**15 - 1)}
+        # whole numbers that f32 holds exactly are far below 2**31
+        word = (-(2**31), 2**31 - 1)
+        lo_hi = {"bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "i16": (-(2**15), 2**15 - 1), "i32": word, "f32": word}
         return lo_hi.get(e.arg.dtype.name, (None, None))
     if isinstance(e, Op):
         rule = _RANGES.get(e.name)

@@ -434,7 +434,7 @@ def _access_cost(x: Access, axis: Axis) -> float:
     s = x.stride(axis)
     if s == 0:
         return 0.3
-    return (1.0 if x.itemsize <= 4 else 2.0) if s == 1 else GATHER
+    return (1.0 if x.itemsize <= 4 else 2.0) if s == 1 else GATHER * (1.5 if x.store else 1.0)
 
 
 def vector_cost(items: list[Access], extents: Mapping[Axis, Expr], axis: Axis, weigh: Callable[[Access], float]) -> float:
