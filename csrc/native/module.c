@@ -20,6 +20,7 @@ static PyMethodDef methods[] = {
     {"setup", torch_setup, METH_O, "Find torch's functions; takes a dict of Python callables and samples."},
     {"has_symbol", has_symbol, METH_O, "True when libtorch_cpu exports this name."},
     {"dtype_number", dtype_number, METH_O, "torch's number of a dtype row."},
+    {"refreeze", refreeze, METH_NOARGS, "Every graph prepares its constants anew at its next call."},
     {"workspace_stats", workspace_stats, METH_NOARGS, "Blocks made, bytes held, blocks kept."},
     {"workspace_trim", trim, METH_NOARGS, "Free every idle workspace."},
     {NULL, NULL, 0, NULL},

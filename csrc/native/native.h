@@ -89,6 +89,7 @@ typedef struct {
 State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObject *name, PyObject *const *args, const ts_tensor *tensors);
 void state_close(State *s);
 void states_clear(Consts *c);
+PyObject *refreeze(PyObject *module, PyObject *none);
 const void *state_memory(const State *s);
 
 /* ---- graph.c */

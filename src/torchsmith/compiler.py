@@ -10,17 +10,27 @@ from typing import Any
 from . import events
 from .backends.registry import DEFAULT, list_backends, lookup_backend, register_backend, resolve_backend
 from .capture import _frame, dispatch
+from .runtime import _native
 
 __all__ = [
     "allow_in_graph", "assume_constant_result", "cudagraph_mark_step_begin", "disable", "get_default_backend", "is_compiling",
-    "is_dynamo_compiling", "is_exporting", "list_backends", "lookup_backend", "register_backend", "reset", "set_default_backend",
-    "set_stance",
+    "is_dynamo_compiling", "is_exporting", "list_backends", "lookup_backend", "refreeze", "register_backend", "reset",
+    "set_default_backend", "set_stance",
 ]  # fmt: skip
 
 
 def reset() -> None:
     """Forget all compilations of this process; what is on disk stays."""
     dispatch.reset()
+
+
+def refreeze() -> None:
+    """Compiled graphs compute anew, at their next call, what they keep of parameters (packed weights, folded constants).
+
+    Ordinary changes of parameters are noticed without it. Needed only after a write into the middle of a large parameter that moves
+    no version counter: through `.data`, NumPy or another process.
+    """
+    _native.refreeze()
 
 
 def is_compiling() -> bool:

@@ -266,6 +266,8 @@ def test_constants_are_prepared_once_and_watched() -> None:
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
         w.data[517] = 4.0  # one element of a small tensor
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
+        _native.refreeze()
+        assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
         g.refreeze()
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
 
