@@ -52,7 +52,7 @@ static int read_guard(Entry *e, GuardOp *g, PyObject *item) {
   g->value = Py_NewRef(value);
   if (g->kind < 0 || g->kind >= GUARD_KINDS || g->node < 0 || g->node >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad guard"); return -1; }
   if (g->kind == GUARD_TENSOR && !(g->tensor = ts_tensor_guard_new(value))) return -1;
-  if (g->kind == GUARD_SHAPE || g->kind == GUARD_NO_OVERLAP) return read_ints(e, g, ints);
+  if (g->kind == GUARD_SHAPE || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_PYTHON) return read_ints(e, g, ints);
   if (g->kind == GUARD_LENGTH) g->n = (int)PyLong_AsLong(value);
   if (g->kind == GUARD_ALIAS) {
     g->n = (int)PyLong_AsLong(value);

@@ -421,18 +421,30 @@ static int shape_holds(Check *c, const GuardOp *g) {
   return sp == 1 && st[0] != 0;
 }
 
-static int python_guard(PyObject *fn, PyObject *v) {
-  PyObject *r = PyObject_CallOneArg(fn, v);
+static int truth_of(PyObject *r) {
   if (!r) return -1;
   int t = PyObject_IsTrue(r);
   Py_DECREF(r);
   return t;
 }
 
+/* value(*values of the nodes): what C has no words for */
+static int python_holds(Check *c, const GuardOp *g) {
+  PyObject *args = PyTuple_New(g->n), *v;
+  for (int i = 0; args && i < g->n; i++) {
+    if (!(v = node_get(c, g->nodes[i]))) { Py_DECREF(args); return PyErr_Occurred() ? -1 : 0; }
+    PyTuple_SET_ITEM(args, i, Py_NewRef(v));
+  }
+  if (!args) return -1;
+  int t = truth_of(PyObject_CallObject(g->value, args));
+  Py_DECREF(args);
+  return t;
+}
+
 static int state_holds(Check *c, const GuardOp *g) {
   Entry *e = c->e;
   if (c->f->state_complete && e->state_known && !memcmp(&e->state, c->f->state, sizeof(State))) return 1;
-  int t = python_guard(g->value, Py_None); /* the meaning: guards.py compares the whole GlobalState */
+  int t = truth_of(PyObject_CallNoArgs(g->value)); /* the meaning: guards.py compares the whole GlobalState */
   if (t == 1 && c->f->state_complete && c->f->state->function_modes >> 8 == 0) e->state = *c->f->state, e->state_known = 1;
   return t;
 }
@@ -452,6 +464,7 @@ static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
   *is_static = 0;
   if (g->kind == GUARD_STATE) return state_holds(c, g);
   if (g->kind == GUARD_SHAPE) return shape_holds(c, g);
+  if (g->kind == GUARD_PYTHON) return python_holds(c, g);
   PyObject *v = node_get(c, g->node);
   if (!v) return PyErr_Occurred() ? -1 : 0;
   int on_static = c->build && c->status[g->node] == ST_STATIC;
@@ -479,7 +492,6 @@ static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
     return o == v;
   }
   case GUARD_FUNCTION: return same_function(g->value, v);
-  case GUARD_PYTHON: return python_guard(g->value, v);
   default: return 0;
   }
 }

@@ -432,6 +432,7 @@ def test_shapes():
         (cond("ge", s0 * s1, Const(dt.index, 12)), (3, 4), (3, 3)),
         (cond("lt", s0 // two, s1), (5, 3), (6, 3)),
         (cond("ne", s0, s1), (1, 2), (2, 2)),
+        (cond("eq", cond("pow", s0, two), s1), (3, 9), (3, 8)),
     ]:
         c = Call1([Guard(FixedObject(None), "shape", e)], torch.ones(good[0], 1), torch.ones(1, good[1]), symbols=symbols)
         assert c.check()

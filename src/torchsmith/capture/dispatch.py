@@ -37,6 +37,7 @@ define("API004", "guards fail right after capture", "inputs that share memory or
 define("API005", "an internal error of torchsmith", "please report it; the function runs as it is")
 define("API007", "nothing to compile", "no tensor operation was found")
 define("API008", "the backend raised an error, which suppress_errors hides", "set suppress_errors to False to see it")
+define("API009", "a guard needs a size that is known only while the graph runs", "check the size outside of the compiled function")
 define("API006", "compilation was switched off by set_stance or an environment variable", "set the stance back to default")
 
 
@@ -301,6 +302,7 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
         if state.hooked and not any(n.op.startswith("call") for n in captured.graph.graph.nodes):
             raise _NothingToCompile("API007", at=location(fn))
         compiled = _compile(state, captured, call, name)
+        return _install(d, state, fn, captured, compiled, name)
     except (Unsupported, BackendFailed):
         raise
     except Exception as error:  # a bug of ours must not take the user's program down; it is counted and shown
@@ -313,7 +315,6 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
             what = f"{type(error).__name__}: {error}"
             warnings.warn(f"torchsmith: internal error while compiling {state.label}; it runs as it is. {what}", stacklevel=2)
         raise Unsupported("API005", at=location(fn), detail=f"{type(error).__name__}: {error}") from error
-    return _install(d, state, fn, captured, compiled, name)
 
 
 def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

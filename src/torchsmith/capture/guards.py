@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
+from ..codes import Unsupported
 from ..ir.expr import Const, Expr, Sym
 from . import _frame
 from .source import (
@@ -465,7 +466,7 @@ class Flattener:
             name = "weak_identity"
         elif kind == "global_state":
             want = value
-            value = lambda _: want == global_state()
+            value = lambda: want == global_state()
         elif kind == "no_overlap":
             numbers = tuple(self.node(s) for s in value)
         elif kind == "alias":
@@ -473,6 +474,9 @@ class Flattener:
         elif kind == "dict_keys":
             value = tuple(value)
         elif kind == "shape":
+            unknown = symbols_of(value) - set(self.symbols)
+            if unknown:
+                raise Unsupported("API009", at=g.loc, detail=f"{', '.join(sorted(unknown))} in {value!r}")
             code = self.shape(value)
             if code is None:
                 return self._python_shape(g)
@@ -484,7 +488,7 @@ class Flattener:
         if isinstance(e, Const):
             return (0, int(e.value)) if isinstance(e.value, (bool, int)) and abs(e.value) < 2**62 else None
         if isinstance(e, Sym):
-            return (1, self.node(self.symbols[e.name])) if e.name in self.symbols else None
+            return (1, self.node(self.symbols[e.name]))
         op = _SHAPE_OPS.get(getattr(e, "name", ""))
         parts = [self.shape(a) for a in e.args]
         if op is None or any(p is None for p in parts):
@@ -492,8 +496,14 @@ class Flattener:
         return (*(x for p in parts for x in p or ()), op) if len(parts) < 3 else None
 
     def _python_shape(self, g: Guard) -> tuple[int, int, Any, tuple[int, ...]]:
-        """A size condition outside the C program: one symbol's value is the argument, the others are read beside it."""
-        raise NotImplementedError(f"size condition {g.value!r}")
+        """A size condition outside the C program (powers, floats): evaluated in Python, given its symbols' values."""
+        names = sorted(symbols_of(g.value))
+        expr = g.value
+
+        def condition(*values: Any) -> bool:
+            return bool(eval_expr(expr, dict(zip(names, values, strict=True))))
+
+        return _GUARD_KINDS["python"], self.node(g.source), condition, tuple(self.node(self.symbols[n]) for n in names)
 
     def recipe(self, recipe: Any, extra: list[int]) -> tuple[int, Any]:
         """C form of a result recipe; `extra` collects the nodes that its sources need."""
