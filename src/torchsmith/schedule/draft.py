@@ -400,7 +400,8 @@ def collapse(d: Draft, buffers: Mapping[str, Buffer], names: Iterator[int]) -> N
     def join(axes: list[tuple[Axis, Expr]]) -> list[tuple[Axis, Expr]]:
         out = []
         for chain in chains(axes, found):
-            if len(chain) == 1:
+            # an empty nest has nothing to gain, and no index to take a merged axis apart
+            if len(chain) == 1 or any(e is const(0) for _, e in chain):
                 out += chain
                 continue
             size: Expr = const(1)
