@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -810,3 +811,175 @@ def numpy_scalars(x):
     import numpy as np
 
     return x * np.float32(2.0), int(np.prod(x.shape)), x + np.pi, float(np.sqrt(4.0))
+
+
+LAYOUT = types.SimpleNamespace(sizes=[1, 2], options={"a": (1, [2])}, point=Point(X, 3))
+
+
+@program()
+def copies(x):
+    a = copy.deepcopy(LAYOUT)
+    a.sizes.append(3)
+    a.options["a"][1][0] = 9
+    b = copy.copy(LAYOUT)
+    b.extra = 1
+    seen = {id(LAYOUT), id(LAYOUT.sizes)}
+    return x, a.sizes, a.options, LAYOUT.sizes, b.sizes is LAYOUT.sizes, id(LAYOUT) in seen, id(b) in seen, copy.deepcopy([x, {"k": x}]), a.point.y
+
+
+class Base:
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.made = True
+
+
+class Mixin:
+    def run(self, x):
+        return self.step(x) + 1
+
+
+class Child(Mixin, Base):
+    table: typing.ClassVar = {"relu": torch.relu, "neg": lambda v: -v}
+
+    def step(self, x):
+        return self.table["neg"](self.table["relu"](x))
+
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, (value, name) if name == "odd" else value)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        return False
+
+    def __iter__(self):
+        yield from (1, 2)
+
+    def __index__(self):
+        return 1
+
+    def __lt__(self, other):
+        return True
+
+    def __matmul__(self, other):
+        return other * 2
+
+    def __delitem__(self, key):
+        self.deleted = key
+
+    def __missing__(self, key):
+        return key
+
+
+@program()
+def protocol_methods(x):
+    c = Child()
+    c.odd = 3
+    del c[4]
+    with c as d:
+        y = d.run(x)
+    return y, c.odd, c.deleted, list(c), [10, 20][c], c < 3, c @ x, Child.made, sorted([c, c])[0] is c, x[c]
+
+
+@program()
+def string_methods(x):
+    s = "Layer.0.weight"
+    return (x, s.split("."), s.startswith("Layer"), s.replace(".", "_"), s.partition("."), s.rsplit(".", 1), s.lower().title(), s.find("0"),
+            s.encode().decode(), s.isidentifier(), "".join(c for c in s if c.isalpha()), s[::2], "0" in s, "{:>8}".format(s[:3]), "a,b".split(","),
+            " x ".strip(), "%05.1f" % 2.5, s.zfill(20), "ab".center(6, "*"), "x".join(str(i) for i in range(3)), len(s), s * 2, sorted(set("abca")))
+
+
+@program()
+def nested_functions_and_defaults(x, scale=2.0, *, bias=None):
+    def outer(a, b=[1], *args, c, d=4, **kw):  # noqa: B006
+        b = b + [a]
+
+        def inner(*, k=d):
+            nonlocal a
+            a = a + k
+            return a
+
+        return inner() + c, b, args, kw, a
+
+    first = outer(x, c=1)
+    second = outer(x, [5], 6, 7, c=scale, e=8)
+    return first, second, bias
+
+
+@program()
+def early_returns(x):
+    for i in range(3):
+        try:
+            if i == 1:
+                return x + i
+        finally:
+            x = x + 10
+    return x
+
+
+@program()
+def while_else_and_nested_breaks(x):
+    found = []
+    for i in range(3):
+        for j in range(3):
+            if i * j == 2:
+                found.append((i, j))
+                break
+        else:
+            found.append(i)
+    n = 3
+    while n:
+        n -= 1
+    else:
+        found.append("else")
+    return x * n, found
+
+
+@program()
+def generator_expressions_and_methods(x):
+    def chain(*its):
+        for it in its:
+            yield from it
+
+    def guarded():
+        try:
+            yield 1
+            yield 2
+        finally:
+            done.append("closed")
+
+    def catching():
+        while True:
+            try:
+                yield 1
+            except ValueError:
+                yield 2
+
+    done = []
+    g = guarded()
+    next(g)
+    g.close()
+    c = catching()
+    next(c)
+    thrown = c.throw(ValueError)
+    squares = (v * v for v in (x, x + 1))
+    return list(chain([1], (v for v in (2, 3)))), done, thrown, next(squares), list(squares), dict((k, v) for k, v in [("a", x)])
+
+
+@program(X, torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh()))
+def modules_as_arguments(x, net):
+    out = net(x)
+    names = [n for n, _ in net.named_parameters()]
+    kids = [type(m).__name__ for m in net.children()]
+    sizes = {k: tuple(v.shape) for k, v in net.state_dict().items()}
+    return out, names, kids, sizes, net.training, len(net), net[0].weight.sum(), isinstance(net[1], torch.nn.Tanh), list(net)[0] is net[0]
+
+
+@program(X, Vec(X))
+def object_argument(x, v):
+    v.name = "changed"
+    v.v = v.v + 1
+    v.extra = [x]
+    del v._cache
+    return v.doubled + x, v

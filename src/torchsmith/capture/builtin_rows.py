@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import copy
+import enum
 import functools
 import itertools
 import logging
@@ -26,7 +28,7 @@ from . import protocols as pr
 from .attributes import Raised, find
 from .calls import _OPERATOR_ROWS, Args, Kwargs, row
 from .source import Attr, FixedObject
-from .world import CONTAINERS, MISSING, SCALARS, is_constant
+from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, container_base, is_constant
 
 Tensor = torch.Tensor
 Function = types.FunctionType
@@ -162,17 +164,79 @@ def id_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(obj), Tensor):
         info = m.recorder.info(obj)
         return id(info.real) if info.real is not None else id(obj)
+    return Identity(id(m.world.canonical(obj)))
+
+
+class Identity(int):
+    """id() of an object: good for telling objects apart while capturing; it cannot be part of the result."""
+
+    __slots__ = ()
+
+
+def blank(t: type) -> Any:
+    """An instance without attributes of a class that adds nothing in C to object, else None."""
+    try:
+        return types.SimpleNamespace.__new__(t) if issubclass(t, types.SimpleNamespace) else object.__new__(t)
+    except TypeError:
+        return None
+
+
+def _copied(m: Any, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
+    """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use."""
+    t = type(obj)
+    if t in SCALARS or is_constant(obj) or issubclass(t, PINNED_TYPES) or issubclass(t, (types.MethodType, enum.Enum)):
+        return obj
+    key = id(m.world.canonical(obj))
+    if deep and key in memo:
+        return memo[key]
+    if issubclass(t, Tensor):
+        memo[key] = m.record("method", "clone", (obj,), {}) if deep else m.record("method", "view_as", (obj, obj), {})
+        return memo[key]
+    own = pr.special(m, t, "__deepcopy__" if deep else "__copy__")
+    if own is not None:
+        out = m.call(own, [obj, {}] if deep else [obj], {})
+        memo[key] = out
+        return out
+    if issubclass(t, torch.nn.Module) or pr.special(m, t, "__reduce_ex__") or pr.special(m, t, "__getstate__"):
+        raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
+
+    def part(x: Any) -> Any:
+        return _copied(m, x, memo, True) if deep else x
+
+    if t is tuple:
+        return tuple(part(x) for x in obj)
+    base = container_base(t)
+    if base is None and blank(t) is None:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
     track = m.world.of(obj)
-    if track is not None:
-        raise Unsupported("CAP011", at=m.loc(), detail="id() of an object from outside") if type(obj) in SCALARS else _identity(m, track)
-    return id(obj)
+    new: Any = base.__new__(t) if base is not None else blank(t)
+    memo[key] = new
+    if base is not None:
+        body = m.world.image(track) if track is not None else obj
+        if issubclass(base, dict):
+            if base is defaultdict:
+                new.default_factory = body.default_factory
+            for k, v in dict.items(body):
+                base.__setitem__(new, k, part(v))
+        elif base is set:
+            set.update(new, body)
+        else:
+            base.extend(new, [part(x) for x in body])
+    if getattr(obj if track is None else track.obj, "__dict__", None) is not None and base is not t:
+        d = at.load_attr(m, obj, "__dict__")
+        for k, v in m.mapped(d).items():
+            new.__dict__[k] = part(v)
+    return new
 
 
-class _Identity(Exception): ...
+@row(copy.deepcopy)
+def deepcopy_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _copied(m, args[0], {}, True)
 
 
-def _identity(m: Any, track: Any) -> Unsupported:
-    return Unsupported("CAP011", at=m.loc(), detail=f"id() of {track.source}")
+@row(copy.copy)
+def copy_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _copied(m, args[0], {}, False)
 
 
 @row(hash)

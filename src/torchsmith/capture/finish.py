@@ -138,9 +138,9 @@ class _Builder:
         t = type(v)
         if t in (types.GeneratorType, types.FrameType) or issubclass(type(v), torch.nn.Module):
             raise Unsupported("CAP015", at=self.m.loc(), detail=t.__name__)
-        if t.__new__ is not object.__new__ and not issubclass(type(v), (dict, list, set, BaseException)):
-            return self._reduced(v)
-        base = next((b for b in (OrderedDict, dict, list, set, BaseException) if issubclass(type(v), b)), object)
+        base = next((b for b in (OrderedDict, dict, list, set, BaseException, types.SimpleNamespace) if issubclass(t, b)), object)
+        if base is object and _is_made_in_c(t):
+            raise Unsupported("CAP015", at=self.m.loc(), detail=f"{t.__module__}.{t.__qualname__}")
         name = self._name(v, f"{self.const(base)}.__new__({self.const(t)})")
         if issubclass(type(v), BaseException):
             self.lines.append(f"{name}.args = {self.value(v.args)}")
@@ -164,8 +164,14 @@ class _Builder:
                 self.lines.append(f"object.__setattr__({name}, {slot!r}, {self.value(getattr(v, slot))})")
         return name
 
-    def _reduced(self, v: Any) -> str:
-        raise Unsupported("CAP015", at=self.m.loc(), detail=f"{type(v).__module__}.{type(v).__qualname__}")
+
+def _is_made_in_c(t: type) -> bool:
+    """Whether object.__new__ refuses this class: its instances hold more than attributes."""
+    try:
+        object.__new__(t)
+    except TypeError:
+        return True
+    return False
 
 
 def _is_container(s: Source) -> bool:

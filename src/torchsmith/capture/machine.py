@@ -81,6 +81,8 @@ class Frame:
 
     def _raise_to_handler(self, exc: BaseException) -> None:
         m = self.machine
+        if m.raised is not exc:
+            m.raised, m.raised_at = exc, m.loc()
         if m.exc is not None and m.exc is not exc and exc.__context__ is None:
             exc.__context__ = m.exc
         row = self.code.handlers[self.ins.index]
@@ -136,6 +138,8 @@ class Machine:
         self.found: dict[tuple[type, str], Any] = {}
         self.data_types: dict[type, bool] = {}
         self.exc: BaseException | None = None
+        self.raised: BaseException | None = None  # the program's last exception, and where it was raised
+        self.raised_at = ""
         self.active = True
         self.steps = 0
         self.global_cache: dict[tuple[int, str], Any] = {}
@@ -578,7 +582,7 @@ def capture(
             return finish.finished(m, result)
         except Raised as r:
             detail = f"{type(r.exc).__name__}: {r.exc}"
-            raise Unsupported("CAP006", at=m.loc(), detail=detail) from r.exc
+            raise Unsupported("CAP006", at=m.raised_at, detail=detail) from r.exc
         finally:
             m.active = False
             m.frames.clear()

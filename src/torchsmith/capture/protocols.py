@@ -250,6 +250,9 @@ def _read_key(m: Any, track: Any, key: Any) -> Any:
 def getitem(m: Any, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
+    index = special(m, type(key), "__index__") if type(key).__flags__ & 0x200 and not issubclass(type(key), Tensor) else None
+    if index is not None and (t in (list, tuple, str, range, bytes) or issubclass(t, Tensor)):
+        key = m.call(index, [key], {})
     if issubclass(type(obj), Tensor):
         return m.record("function", operator.getitem, (obj, m.index_key(key)), {})
     track = m.world.tracks.get(id(obj))
