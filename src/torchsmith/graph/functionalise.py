@@ -7,7 +7,7 @@ out= operators become their functional forms and rebind what their memory holds;
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -21,15 +21,10 @@ from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import FunctionalGraph, TensorSpec
-from .tracing import RULES, Tracing, change_geometry, device_of, finish_write, make_unseen, remember_device
+from .tracing import RULES, Tracing, change_geometry, device_of, finish_write, make_unseen, remember_device, spec_of
 from .values import Node, Root, Step, Value, read, same_layout, write
 
 aten = torch.ops.aten
-
-
-def spec_of(t: torch.Tensor) -> TensorSpec:
-    """What is known of a tracing tensor."""
-    return TensorSpec(t.dtype, tuple(map(expr_of, t.shape)), tuple(map(expr_of, t.stride())), str(device_of(t)))
 
 
 def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
@@ -59,8 +54,8 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     calls: dict[str, Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]] = {
         "placeholder": lambda n, a, k: recording.input(n.meta["val"], n.meta.get("role") or "input"),
         "get_attr": lambda n, a, k: recording.attribute(_attribute(gm, n.target)),
-        "call_function": lambda n, a, k: n.target(*a, **k),
-        "call_method": lambda n, a, k: getattr(a[0], n.target)(*a[1:], **k),
+        "call_function": lambda n, a, k: cast(Any, n.target)(*a, **k),
+        "call_method": lambda n, a, k: getattr(a[0], str(n.target))(*a[1:], **k),
         "call_module": lambda n, a, k: _attribute(gm, n.target)(*a, **k),
     }
     for node in gm.graph.nodes:

@@ -16,6 +16,7 @@ from ..ir.expr import Expr, const
 from .layout import SymTypes, hint_of, is_dense
 from .sizes import evaluate_hint, expr_of
 from .spec import TensorSpec
+from .tracing import spec_of
 from .values import Node, extent, read
 
 if TYPE_CHECKING:
@@ -71,18 +72,12 @@ def describe_outputs(rec: Recording, outs: list[Any]) -> Outputs:
     return Outputs(tuple(results), _write_backs(rec))
 
 
-def _spec(t: torch.Tensor) -> TensorSpec:
-    from .functionalise import spec_of
-
-    return spec_of(t)
-
-
 def _of_input(rec: Recording, out: torch.Tensor, number: int) -> InputNumber | ViewOf:
     given = rec.inputs[number]
     if out is given:
         return InputNumber(number)
     _refuse_lazy(rec, out)
-    return ViewOf(number, replace(_spec(out), offset=expr_of(out.storage_offset() - given.storage_offset())))
+    return ViewOf(number, replace(spec_of(out), offset=expr_of(out.storage_offset() - given.storage_offset())))
 
 
 def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: list[Any], taken: set[Node]) -> None:
@@ -95,7 +90,7 @@ def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: lis
     def offset(i: int) -> int:
         return hint(expr_of(outs[i].storage_offset()))
 
-    spans = {i: extent(_spec(outs[i]), offset(i), hint) for i in members}
+    spans = {i: extent(spec_of(outs[i]), offset(i), hint) for i in members}
     leader = next((i for i in members if is_dense(outs[i]) and all(_contains(spans[i], spans[j]) for j in members)), None)
     if leader is None and len({id(outs[i]) for i in members}) > 1 and _overlap(outs, members, spans):
         raise Unsupported("GRA007", at=rec.facts.loc)
@@ -110,7 +105,7 @@ def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: lis
         else:
             _refuse_lazy(rec, out)
             away = out.storage_offset() - outs[leader].storage_offset()
-            results[i] = ViewOf(("out", leader), replace(_spec(out), offset=expr_of(away)))
+            results[i] = ViewOf(("out", leader), replace(spec_of(out), offset=expr_of(away)))
 
 
 def _refuse_lazy(rec: Recording, out: torch.Tensor) -> None:
@@ -154,7 +149,7 @@ def _owner(node: Node) -> Node:
 def _fresh(rec: Recording, out: torch.Tensor, taken: set[Node]) -> Node:
     """A node whose memory nothing else returned shows, with eager's strides; a copy where there is none."""
     value = rec.value_of(out)
-    node, spec = read(rec.emit, value.root, value.steps), _spec(out)
+    node, spec = read(rec.emit, value.root, value.steps), spec_of(out)
     owner = _owner(node)
     if owner.kind == "placeholder" or owner in taken or node.spec != spec:
         node = owner = rec.emit(aten.clone.default, (node,), {}, spec, node.loc)
@@ -170,7 +165,7 @@ def _write_backs(rec: Recording) -> tuple[tuple[int, Node], ...]:
         if not isinstance(t, torch.Tensor):
             continue
         root = rec.value_of(t).root
-        if _spec(t) != root.spec or t.storage_offset():
+        if spec_of(t) != root.spec or t.storage_offset():
             raise Unsupported("GRA006", detail="an input's own sizes or strides are changed")
         if root.node is rec.placeholders[number]:
             continue

@@ -20,6 +20,7 @@ from ..ir.program import Symbol
 from .polynomial import Range, add, expr, interval, normal, poly
 
 Number = int | float | bool
+Text = str  # SizeNode has a method of that name, which torch's protocol asks for
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
@@ -180,7 +181,7 @@ class SizeNode:
 
     __slots__ = ("expr", "facts", "hint", "kind")
 
-    def __init__(self, e: Expr, hint: Any, facts: SizeFacts, kind: str) -> None:
+    def __init__(self, e: Expr, hint: Any, facts: SizeFacts, kind: Text) -> None:
         self.expr, self.hint, self.facts, self.kind = e, hint, facts, kind
 
     # -------- what torch asks about the node itself
@@ -232,7 +233,7 @@ class SizeNode:
     def maybe_as_bool(self) -> bool | None:
         return bool(self.expr.value) if isinstance(self.expr, Const) and self.kind == "bool" else None
 
-    def str(self) -> str:
+    def str(self) -> Text:
         return print_condition(self.expr)
 
     __str__ = __repr__ = _graph_repr = str
@@ -251,11 +252,11 @@ class SizeNode:
         return SizeNode(TRUE if v else FALSE, v, self.facts, "bool")
 
     # -------- questions that need an answer now
-    def _decided(self, file: str, line: int) -> bool:
+    def _decided(self, file: Text, line: int) -> bool:
         loc = self.facts.loc or (f"{file}:{line}" if file else "")
         return self.facts.ask(self.expr, self.hint, loc)
 
-    def guard_bool(self, file: str = "", line: int = 0) -> bool:
+    def guard_bool(self, file: Text = "", line: int = 0) -> bool:
         return self._decided(file, line)
 
     def bool_(self) -> bool:
@@ -263,32 +264,32 @@ class SizeNode:
             return self._decided("", 0)
         return self.ne(self.wrap_int(0))._decided("", 0)
 
-    def expect_true(self, file: str = "", line: int = 0) -> bool:
+    def expect_true(self, file: Text = "", line: int = 0) -> bool:
         """torch._check: assumed even where the value is unknown until run time."""
         if self.hint is None:
             self.facts.assume(self.expr)
             return True
         return self._decided(file, line)
 
-    def guard_size_oblivious(self, file: str = "", line: int = 0) -> bool:
+    def guard_size_oblivious(self, file: Text = "", line: int = 0) -> bool:
         return self._decided(file, line)
 
-    def guard_or_false(self, file: str = "", line: int = 0) -> bool:
+    def guard_or_false(self, file: Text = "", line: int = 0) -> bool:
         known = self.facts.decide(self.expr)
         if known is None and self.hint is None:
             return False
         return self._decided(file, line)
 
-    def guard_or_true(self, file: str = "", line: int = 0) -> bool:
+    def guard_or_true(self, file: Text = "", line: int = 0) -> bool:
         known = self.facts.decide(self.expr)
         if known is None and self.hint is None:
             return True
         return self._decided(file, line)
 
-    def statically_known_true(self, file: str = "", line: int = 0) -> bool:
+    def statically_known_true(self, file: Text = "", line: int = 0) -> bool:
         return self.facts.decide(self.expr) is True
 
-    def guard_int(self, file: str = "", line: int = 0) -> int:
+    def guard_int(self, file: Text = "", line: int = 0) -> int:
         """The program needs this very number: specialise."""
         if isinstance(self.expr, Const):
             return int(self.expr.value)
@@ -300,7 +301,7 @@ class SizeNode:
     def int_(self) -> int:
         return self.guard_int()
 
-    def guard_float(self, file: str = "", line: int = 0) -> float:
+    def guard_float(self, file: Text = "", line: int = 0) -> float:
         if isinstance(self.expr, Const):
             return float(self.expr.value)
         if self.hint is None:
@@ -309,15 +310,15 @@ class SizeNode:
         if inner is not None and inner.dtype is dt.index:  # float(s0): pin the integer
             self.facts.assume(_comparison("eq", inner, const(int(self.hint))))
         else:
-            self.facts.assume(Op("eq", dt.bool_, (self.expr, Const(dt.f64, self.hint))))
+            self.facts.assume(Op("eq", dt.bool_, (self.expr, Const(dt.f64, float(self.hint)))))
         return float(self.hint)
 
     # -------- arithmetic
-    def _arith(self, other: SizeNode, name: str, fn: Callable[[Any, Any], Any]) -> SizeNode:
+    def _arith(self, other: SizeNode, name: Text, fn: Callable[[Any, Any], Any]) -> SizeNode:
         hint = None if self.hint is None or other.hint is None else fn(self.hint, other.hint)
         if self.kind == "float" or other.kind == "float":
             a, b = as_float(self.expr), as_float(other.expr)
-            e: Expr = Const(dt.f64, hint) if isinstance(a, Const) and isinstance(b, Const) else Op(name, dt.f64, (a, b))
+            e: Expr = Const(dt.f64, float(hint or 0.0)) if isinstance(a, Const) and isinstance(b, Const) else Op(name, dt.f64, (a, b))
             return SizeNode(e, hint, self.facts, "float")
         return SizeNode(normal(name, self.expr, other.expr), hint, self.facts, "int")
 
@@ -387,7 +388,7 @@ class SizeNode:
             return self
         return SizeNode(as_float(self.expr), None if self.hint is None else float(self.hint), self.facts, "float")
 
-    def _to_int(self, name: str, fn: Callable[[float], int]) -> SizeNode:
+    def _to_int(self, name: Text, fn: Callable[[float], int]) -> SizeNode:
         if self.kind == "int":
             return self
         e = Cast(dt.index, Op(name, dt.f64, (self.expr,)))
@@ -412,7 +413,7 @@ class SizeNode:
         return SizeNode(Op("sqrt", dt.f64, (x.expr,)), None if x.hint is None else math.sqrt(x.hint), self.facts, "float")
 
     # -------- comparisons and logic
-    def _compare(self, other: SizeNode, name: str) -> SizeNode:
+    def _compare(self, other: SizeNode, name: Text) -> SizeNode:
         hint = None if self.hint is None or other.hint is None else COMPARE[name](self.hint, other.hint)
         a, b = (self, other) if self.kind == other.kind else self._as_float_pair(other)
         return SizeNode(_comparison(name, a.expr, b.expr), hint, self.facts, "bool")

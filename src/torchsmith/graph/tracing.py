@@ -27,7 +27,8 @@ from . import learn
 from .autocast import autocast_state, cast_arguments, target_dtype
 from .layout import Size
 from .schema import GEOMETRY, OpInfo, bind, info
-from .sizes import SizeFacts
+from .sizes import SizeFacts, expr_of
+from .spec import TensorSpec
 
 Rule = Callable[..., Any]
 RULES: dict[OpOverload, Rule] = {}
@@ -79,6 +80,11 @@ def device_of(t: torch.Tensor) -> torch.device:
     if t.device.type != "meta":
         return t.device
     return getattr(t, "_ts_device", _CPU)
+
+
+def spec_of(t: torch.Tensor) -> TensorSpec:
+    """What is known of a tracing tensor."""
+    return TensorSpec(t.dtype, tuple(map(expr_of, t.shape)), tuple(map(expr_of, t.stride())), str(device_of(t)))
 
 
 _CPU = torch.device("cpu")
@@ -227,7 +233,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     def __enter__(self) -> Tracing:
         from . import rules  # noqa: F401  (fills RULES; sits above this file)
 
-        guards = [torch.inference_mode(False), torch.no_grad(), self._operators, self._functions]
+        guards: list[Any] = [torch.inference_mode(False), torch.no_grad(), self._operators, self._functions]
         for g in guards:
             g.__enter__()
         self._guards.append(guards)

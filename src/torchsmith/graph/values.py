@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def write(emit: Emit, value: Value, node: Node, loc: str) -> None:
         undo = INVERSES.get(step.op)
         if undo is None:
             raise Unsupported("GRA006", at=loc, detail=f"a write through {step.op}")
-        node = undo(emit, step, lambda k=k: read(emit, root, steps[:k]), node, loc)
+        node = undo(emit, step, partial(read, emit, root, steps[:k]), node, loc)
     if node.spec != root.spec:  # the memory keeps its layout whatever layout the new value was computed in
         node = emit(aten.clone.default, (node,), {}, root.spec, loc)
     root.node = node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -185,7 +185,7 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
     """Constants: a number becomes `full`, a list with symbolic sizes is stacked, other data stays a real tensor until it is used."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     if isinstance(data, (bool, int, float, *SymTypes)):
-        return torch.full((), data, dtype=dtype, device=device)
+        return torch.full((), cast(Any, data), dtype=dtype, device=device)
     if _has_symbols(data):
         return torch.stack([tensor(trace, call, d, **kwargs) for d in data])
     with torch._C.DisableTorchFunction(), no_dispatch():  # past every mode, those of an outer Tracing included
