@@ -281,8 +281,7 @@ def test_disable(x):
 
 def test_fullgraph(x):
     def f(x):
-        print("side effect", end="")
-        return x + 1
+        return x + 1 if x.sum() < 1e9 else x  # a branch on data
 
     with pytest.raises(torchsmith.Unsupported):
         torchsmith.compile(f, fullgraph=True, backend="eager")(x)
@@ -291,19 +290,18 @@ def test_fullgraph(x):
     assert len(breaks(got)) == 1
 
 
-def test_breaks_run_once_per_call_and_are_counted_once(x, capsys):
+def test_breaks_run_once_per_call_and_are_counted_once(x):
     calls = []
 
     def f(x):
         calls.append(1)
-        print("here")
-        return x + 1
+        return x + 1 if x.sum() < 1e9 else x
 
     c = torchsmith.compile(f, backend="eager")
     with events.recording() as got:
         for _ in range(50):
             assert torch.equal(c(x), x + 1)
-    assert len(calls) == 50 and capsys.readouterr().out == "here\n" * 50
+    assert len(calls) == 50
     assert len(breaks(got)) == 1
     assert got[[e.kind for e in got].index("graph_break")].fields["loc"].startswith(__file__)
 
@@ -312,11 +310,12 @@ def helper_of_break(x):
     return torch.sin(x) + torch.cos(x)
 
 
-def test_functions_called_after_a_break_are_compiled(x, capsys):
+def test_functions_called_after_a_break_are_compiled(x):
     net = Net().eval()
 
     def f(x):
-        print("break", end="")
+        if x.sum() > 1e9:
+            return x, x
         return helper_of_break(x), net(x)
 
     backend = Counting()
@@ -325,7 +324,6 @@ def test_functions_called_after_a_break_are_compiled(x, capsys):
         a, b = c(x)
         assert torch.equal(a, helper_of_break(x)) and torch.equal(b, net(x))
     assert len(backend.graphs) == 2
-    capsys.readouterr()
 
 
 def test_disabled_functions_stay_out(x):
@@ -515,8 +513,7 @@ def test_calls_leak_nothing(x):
     net, c, _ = compiled_net()
 
     def broken(x):
-        print(end="")
-        return x + 1
+        return x + 1 if x.sum() < 1e9 else x
 
     d = torchsmith.compile(broken, backend="eager")
 
