@@ -71,6 +71,9 @@ define("GRA009", "the shape of a result depends on the data in a way that is not
 define("GRA010", "an operator's shape was learned by running it once on made-up data", "nothing to do; tracing is slower")
 define("GRA012", "torch refuses an operation while tracing", "see the detail; if eager accepts it, call it outside the compiled function")
 define("GRA011", "an operator works on a kind of tensor that is not supported", "use dense (strided) tensors")
+# ---------------------------------------------------------------- schedule (memory plan)
+define("SCH101", "memory is needed before its size is known, so the graph runs eagerly",
+       "compute data-dependent sizes outside of branches and loops of the compiled function")
 # ---------------------------------------------------------------- emit (host program)
 define("EMI101", "the host program cannot compute this expression",
        "please report it with the program; the frame runs eagerly")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from torchsmith.codes import Unsupported
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Expr, Load, Sym, const, op
 from torchsmith.ir.kernel import Kernel, Loop, Param, Scheduled, StoreStmt
@@ -16,10 +17,12 @@ from torchsmith.ir.program import (
     BufArg,
     Buffer,
     Check,
+    Cond,
     Extern,
     Fresh,
     Layout,
     Program,
+    SizeResult,
     Symbol,
     ViewResult,
 )
@@ -256,3 +259,19 @@ def test_scatter_goes_into_the_input_itself(case: str) -> None:
         assert case != "extern reads it" or (calls[0].args == ((BufArg("w"), BufArg("x")),) and got.places["w"] == Input(0))
     else:
         assert copies(got) == [("t", "x")]
+
+
+def test_numbers_read_from_given_results_keep_them_alive() -> None:
+    x, g, y = buffer("x", 8, role="input"), buffer("g"), buffer("y", 8, role="output")
+    body = [Extern("aten.sum.default", (BufArg("x"),), (), ("g",)), unary("k", x, y)]
+    got = make([x, g, y], body, (Fresh("y"), SizeResult(Load("g", dt.f32, ()))))
+    assert not [s for s in got.run if isinstance(s, Free)]  # the host program releases what is left at its end
+
+
+def test_memory_before_its_size_is_refused() -> None:
+    u = Sym("u0")
+    x, n, t, y = buffer("x", 8, role="input"), buffer("n", u), buffer("t", u), buffer("y", 8, role="output")
+    inner = (Extern("aten.nonzero.default", (BufArg("x"),), (), ("n",), (), ((u, 0, 0),)), unary("k", n, t), unary("k2", t, y))
+    body = [Cond(Load("p", dt.bool_, ()), inner, (unary("k3", x, y),))]  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match="SCH101"):
+        make([x, n, t, y, buffer("p", role="input", d=dt.bool_)], body, (Fresh("y"),), symbols=(Symbol(u, ("bound",)),))

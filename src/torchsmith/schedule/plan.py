@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from ..codes import Unsupported
 from ..ir.expr import Const, Expr, Load, const, op, substitute, walk
 from ..ir.kernel import Kernel, Scheduled
 from ..ir.plan import (
@@ -58,7 +59,9 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     for name, root in roots.items():
         if root in places:
             places.setdefault(name, places[root])
-    writer = _Writer(places, roots, frozenset(r.buf for r in program.results if isinstance(r, Fresh)))
+    kept = {r.buf for r in program.results if isinstance(r, Fresh)}
+    kept |= {roots[b] for r in program.results if isinstance(r, SizeResult) for b in _loads(r.value)}
+    writer = _Writer(places, roots, frozenset(kept), set(bound))
     prepare = writer.block(first, top=True)
     run = writer.block(body, top=True)
     inputs = {roots[b] for n in first for b, _ in touched(n)}
@@ -422,7 +425,8 @@ class _Writer:
 
     places: dict[str, Place]
     roots: dict[str, str]
-    results: frozenset[str]
+    kept: frozenset[str]  # read after the last step: results, and what numbers among the results are read from
+    unknown: set[Expr]  # symbols that are not bound yet
     kernels: list[Kernel] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
     allocated: set[str] = field(default_factory=set)
@@ -434,14 +438,21 @@ class _Writer:
             names = list(dict.fromkeys(self.roots[b] for b, _ in touched(node)))
             if top:  # results and taken workspaces are asked for at the top, so that every path has them
                 for b in names:
-                    if b not in self.allocated and isinstance(self.places[b], ResultPlace | Taken):
+                    place = self.places[b]
+                    if b not in self.allocated and isinstance(place, ResultPlace | Taken):
+                        if isinstance(place, Taken) and any(e in self.unknown for e in walk(place.size)):
+                            raise Unsupported("SCH101", at=node.loc if isinstance(node, Extern) else "", detail=b)
                         self.allocated.add(b)
                         steps.append(Alloc(b))
             steps.append(self.step(node))
+            if isinstance(node, Extern):
+                self.unknown -= {sym for sym, _, _ in node.binds}
+            elif isinstance(node, Bind):
+                self.unknown.discard(node.sym)
             for b in names:
                 place = self.places[b]
                 ends = last[b] == i and (top if isinstance(place, Taken) else isinstance(place, Given))
-                if ends and b not in self.results and (top or self.owns(body, b)):
+                if ends and b not in self.kept and (top or self.owns(body, b)):
                     steps.append(Free(b))
         return tuple(steps)
 
