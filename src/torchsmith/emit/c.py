@@ -109,6 +109,7 @@ class Emitter:
         done = self.free_memo.get(e)
         if done is not None:
             return done
+        out: frozenset[Expr]
         if isinstance(e, Axis | Var):
             out = frozenset((e,))
         elif not e.args:
@@ -250,6 +251,22 @@ class Emitter:
 
     axis_text = ""
 
+    def lane_address(self, scalar: Expr, coef: Expr | None, varying: Expr | None) -> str:
+        """Element number of lane `l`, as C text."""
+        parts = [] if const_of(scalar) == 0 else [self.emit(scalar).text]
+        if coef is not None:
+            parts.append(f"({self.axis_text} + l) * {self.emit(coef).text}")
+        if varying is not None:
+            parts.append(f"{self.emit(varying).text}[l]")
+        return " + ".join(parts) or "0"
+
+    def load_bool(self, raw: Val, at: int) -> Val:
+        """A stored bool byte becomes a mask (vectors) or 0/1 (scalars)."""
+        if raw.dtype is not dt.bool_:
+            return raw
+        text = f"(up_xu8({raw.text}) != 0)" if raw.vec else f"({raw.text} != 0)"
+        return self.define(text, Val("", dt.bool_, raw.vec), at)
+
     # ------------------------------------------------------------ statements
     def block(self, body: tuple[Stmt, ...]) -> None:
         for stmt in body:
@@ -267,8 +284,8 @@ class Emitter:
             qualifier = "" if p.written else "const "
             kind = STORED[p.dtype.name]
             self.line(f"{qualifier}{kind}a *{name} = ({qualifier}{kind}a *)bufs[{name[1:]}];", 0)
-        for name, s in self.scratch.values():
-            self.line(f"{STORED[s.dtype.name]}a {name}[{s.size}] __attribute__((aligned(64)));", 0)
+        for name, row in self.scratch.values():
+            self.line(f"{STORED[row.dtype.name]}a {name}[{row.size}] __attribute__((aligned(64)));", 0)
         self.grid()
         lines = self.scopes[0].lines
         body = "\n".join("  " + text for text in lines)
@@ -562,28 +579,6 @@ def _print_load(self: Emitter, e: Expr, at: int) -> Val:
     return self.load_bool(raw, at)
 
 
-def _lane_address(self: Emitter, scalar: Expr, coef: Expr | None, varying: Expr | None) -> str:
-    """Element number of lane `l`, as C text."""
-    parts = [] if const_of(scalar) == 0 else [self.emit(scalar).text]
-    if coef is not None:
-        parts.append(f"({self.axis_text} + l) * {self.emit(coef).text}")
-    if varying is not None:
-        parts.append(f"{self.emit(varying).text}[l]")
-    return " + ".join(parts) or "0"
-
-
-def _load_bool(self: Emitter, raw: Val, at: int) -> Val:
-    """A stored bool byte becomes a mask (vectors) or 0/1 (scalars)."""
-    if raw.dtype is not dt.bool_:
-        return raw
-    text = f"(up_xu8({raw.text}) != 0)" if raw.vec else f"({raw.text} != 0)"
-    return self.define(text, Val("", dt.bool_, raw.vec), at)
-
-
-Emitter.lane_address = _lane_address  # type: ignore[attr-defined]
-Emitter.load_bool = _load_bool  # type: ignore[attr-defined]
-
-
 def _print_fold(self: Emitter, e: Expr, at: int) -> Val:
     assert isinstance(e, Fold)
     return print_fold(self, e, at)
@@ -664,7 +659,7 @@ def _do_store(self: Emitter, s: StoreStmt) -> None:
             else:
                 self.line(f"{guard}*(x{stored}u *)({p}) = {text};")
         else:
-            at_lane = self.lane_address(scalar, coef, varying)  # type: ignore[attr-defined]
+            at_lane = self.lane_address(scalar, coef, varying)
             test = f"if ({m}[l]) " if m else ""
             self.line(f"{guard}{{ x{stored} q = {text}; for (int l = 0; l < {n}; l++) {test}{name}[{at_lane}] = q[l]; }}")
     self.forget(s.buf)
@@ -679,7 +674,7 @@ def _accumulate(self: Emitter, s: StoreStmt, value: Val, mask: Val | None, dtype
     scalar, coef, varying = self.split(self.address(s.buf, s.index))
     vec = self.vector_axis is not None
     stored = STORED[dtype.name]
-    at_lane = self.lane_address(scalar, coef, varying) if vec else self.pointer(s.buf, scalar, coef)  # type: ignore[attr-defined]
+    at_lane = self.lane_address(scalar, coef, varying) if vec else self.pointer(s.buf, scalar, coef)
     place = f"{name}[{at_lane}]" if vec else f"*({at_lane})"
     one = "q[l]" if vec else "q"
     reg = "f32" if dtype in HALF else "bool" if dtype is dt.bool_ else dtype.name

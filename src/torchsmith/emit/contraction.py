@@ -17,7 +17,8 @@ from ..ir.dtype import DType
 from ..ir.expr import Expr, Load, const, substitute
 from ..ir.kernel import Contract
 from ..ir.linear import Linear, const_of
-from .c import STATEMENTS, STORED, Emitter, Val
+from .c import STATEMENTS, Emitter
+from .values import STORED, Val
 
 LANES = 16
 CHUNK = 256  # partial sums of this many products are added up, so that the error grows with the chunks, not with k
@@ -101,7 +102,7 @@ def _one_tap(self: Emitter, s: Contract, acc: str) -> None:
     a, b = _linear_address(self, s.a), _linear_address(self, s.b)
     zero = const(0)
     step, ka, kb = (lin.terms.get(x, zero) for lin, x in ((a, s.m), (a, s.k), (b, s.k)))
-    start = {s.m: zero, s.k: zero, s.n: zero}
+    start: dict[Expr, Expr] = {s.m: zero, s.k: zero, s.n: zero}
     a_start = substitute(a.expr(), start)
     b_text = f"{self.base(s.b.buf)[0]} + {_text(self, substitute(b.expr(), start))}"
     a_name, _ = self.base(s.a.buf)
@@ -155,4 +156,4 @@ def _zeros(self: Emitter, dtype: DType, count: int | None) -> str:
     return f"(const {STORED[dtype.name]}a *){name}"
 
 
-STATEMENTS[Contract] = do_contract  # type: ignore[index]
+STATEMENTS[Contract] = do_contract  # type: ignore[assignment]

@@ -188,12 +188,14 @@ def partial_text(name: str, t: str, lanes: int) -> str:
     }[name]
     if row is not None:
         load, store = row
-        ptr = f"({bits} *)"
+        # the 512-bit builtins take pointers to elements, the 256-bit ones pointers to vectors
+        point = _CTYPE[t] if SIZES[t] * lanes == 64 else bits
+        ptr = f"({point} *)"
         nmask = f"({k})((1u << n) - 1u)"
         fast = {
-            "ldn": f"return (x{t})__builtin_ia32_{load}((const {bits} *)p, ({bits}){{}}, {nmask});",
+            "ldn": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits}){{}}, {nmask});",
             "stn": f"__builtin_ia32_{store}({ptr}p, ({bits})v, {nmask});",
-            "ldm": f"return (x{t})__builtin_ia32_{load}((const {bits} *)p, ({bits})o, {testm});",
+            "ldm": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits})o, {testm});",
             "stm": f"__builtin_ia32_{store}({ptr}p, ({bits})v, {testm});",
         }[name]
         open_, close = "#ifdef __AVX512VL__\n", "#endif\n"
@@ -268,10 +270,10 @@ scalar("h_bf16", f"""{ATTR}u16 h_bf16(f32 x) {{
   u32 b; __builtin_memcpy(&b, &x, 4); return (u16)(x != x ? 0x7fc0u : (b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
 }}""")
 scalar("ldexp_f32", """static inline f32 ldexp_f32(f32 a, f32 b) {
-  i64 n = b < -300.0f ? -300 : b > 300.0f ? 300 : (i64)b, e = (n + 1023) << 52; f64 p; __builtin_memcpy(&p, &e, 8); return (f32)((f64)a * p);
+  i64 n = b > -300.0f ? b < 300.0f ? (i64)b : 300 : -300, e = (n + 1023) << 52; f64 p; __builtin_memcpy(&p, &e, 8); return (f32)((f64)a * p);
 }""")
 scalar("ldexp_f64", """static inline f64 ldexp_f64(f64 a, f64 b) {
-  i64 n = b < -2200.0 ? -2200 : b > 2200.0 ? 2200 : (i64)b, e; f64 p;
+  i64 n = b > -2200.0 ? b < 2200.0 ? (i64)b : 2200 : -2200, e; f64 p;
   for (; n > 1000; n -= 1000) a *= 0x1p1000;
   for (; n < -1000; n += 900) a *= 0x1p-900;
   e = (n + 1023) << 52; __builtin_memcpy(&p, &e, 8); return a * p;

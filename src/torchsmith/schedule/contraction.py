@@ -72,7 +72,7 @@ def recognise(stage: Stage) -> Contraction | None:
     found = [c for s in dict.fromkeys((stage, split_axes(stage))) for c in _readings(s)]
     # Of a matrix product either side could be packed: take the one that gives vectors along the result's last dimension.
     natural = [c for c in found if c.stage.stores[0].index[-1] is c.n[0]]
-    return (natural or found or [None])[0]
+    return next(iter(natural or found), None)
 
 
 def _readings(stage: Stage) -> Iterator[Contraction]:

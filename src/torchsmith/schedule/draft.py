@@ -772,7 +772,10 @@ def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Ker
     (s,) = group.members
     memo: dict[Expr, Expr] = {}
     extents = dict(s.axes) | deps.fold_extents(*deps.stage_exprs(s))
-    sim = lambda e: simplify(e, extents, memo)
+
+    def sim(e: Expr) -> Expr:
+        return simplify(e, extents, memo)
+
     scan = s.axes[-1:] if s.scan else ()
     free = list(s.axes[:-1] if s.scan else s.axes)
     ordered = any(t.mode != "set" or not t.unique for t in s.stores)
@@ -794,7 +797,7 @@ def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Ker
         small = (const_of(cheap[1]) or LANES) < 4
         vector = cheap[0] if (unit and not small) or not scalar_ok else None
     grid = order_axes(free, found.items, vector)
-    work = (1 + sum(1 + cost(b.value) for b in body)) * numel(e for _, e in (*serial, *scan))  # type: ignore[union-attr]
+    work = (1 + sum(1 + cost(b.value) for b in body if isinstance(b, Let | StoreStmt))) * numel(e for _, e in (*serial, *scan))
     inner: tuple[Stmt, ...] = tuple(body)
     if scan:
         inner = (Loop(scan[0][0], scan[0][1], "scan", inner, carry),)

@@ -241,13 +241,16 @@ def inline(producer: Stage, consumer: Stage) -> Stage:
 
 def drop_unit_axes(stage: Stage) -> Stage:
     """Axes of extent 1 are the constant 0."""
-    ones = {a: Const(dt.index, 0) for a, e in stage.axes if isinstance(e, Const) and e.value == 1}
+    ones: dict[Axis, Const] = {a: Const(dt.index, 0) for a, e in stage.axes if isinstance(e, Const) and e.value == 1}
     if stage.scan and stage.axes and stage.axes[-1][0] in ones:
         del ones[stage.axes[-1][0]]
     if not ones:
         return stage
-    table: dict[Expr, Expr] = dict(ones)
-    sub = lambda e: substitute(e, table)
+    table: dict[Expr, Expr] = {a: zero for a, zero in ones.items()}  # noqa: C416
+
+    def sub(e: Expr) -> Expr:
+        return substitute(e, table)
+
     stores = tuple(
         replace(s, index=tuple(map(sub, s.index)), value=sub(s.value), mask=None if s.mask is None else sub(s.mask)) for s in stage.stores
     )
