@@ -1,13 +1,13 @@
 /* Graph: one compiled library, callable with the graph's inputs; gives a tuple of results.
  *
- * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust, tail)
+ * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust, tail, threads)
  *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written
  *   results  [(kind, of, ndim, at, row, dtype)] kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
  *                                              5 int, 6 float, 7 bool; a view's dtype row and torch.dtype
  *   externs  specs for extern_new
  *   eager    called with the inputs when native code reports an error; None: NativeError is raised
  *   consts   inputs that `prepare` reads; trust: believe that inference tensors among them do not change
- *   tail     tuple of objects that always are the last inputs
+ *   tail     tuple of objects that always are the last inputs; threads: at most so many, 0 for as many as torch uses
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -41,7 +41,7 @@ typedef struct {
   PyObject *eager, *name, *tail;
   Consts consts;
   Views *views; /* idle one: a call takes it and brings it back (with the GIL) */
-  int n_views;
+  int n_views, threads;
   bool writes;
 } Graph;
 
@@ -73,7 +73,9 @@ static void run_range(int64_t lo, int64_t hi, void *ctx) {
 }
 
 static void host_parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
-  if (!torch.parallel_for || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
+  const Graph *g = ((Call *)self)->graph;
+  if (g->threads > 0 && grain < (n + g->threads - 1) / g->threads) grain = (n + g->threads - 1) / g->threads;
+  if (n <= grain || !torch.parallel_for || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
 }
 
 static int32_t host_extern(void *self, int32_t number, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs) {
@@ -402,9 +404,9 @@ static PyMethodDef graph_methods[] = {
 static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   const char *path, *symbol;
   PyObject *inputs, *results, *externs, *eager, *consts, *name, *tail;
-  int trust;
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
-                        &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail))
+  int trust, threads;
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!i", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
+                        &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail, &threads))
     return NULL;
   if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
   Graph *g = (Graph *)type->tp_alloc(type, 0);
@@ -415,6 +417,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   g->name = Py_NewRef(name);
   g->tail = Py_NewRef(tail);
   g->consts.trust = trust;
+  g->threads = threads;
   g->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!g->lib) {
     PyErr_Format(PyExc_OSError, "%s", dlerror());

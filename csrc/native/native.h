@@ -61,6 +61,7 @@ void *workspace_take(int64_t bytes);
 void workspace_give(void *block);
 PyObject *workspace_stats(PyObject *module, PyObject *none);
 void workspace_trim(void);
+void workspace_init(void);
 void *block_new(int64_t bytes); /* not on the list */
 void block_free(void *block);
 

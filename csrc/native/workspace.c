@@ -133,3 +133,8 @@ void *block_new(int64_t bytes) {
 }
 
 void block_free(void *block) { drop((Block *)block - 1); }
+
+/* A child of fork must not find the list locked by a thread that it does not have. */
+static void hold(void) { pthread_mutex_lock(&lock); }
+static void let_go(void) { pthread_mutex_unlock(&lock); }
+void workspace_init(void) { pthread_atfork(hold, let_go, let_go); }

@@ -64,7 +64,7 @@ def compile_body(
     buffers: Sequence[Buffer], body: Sequence[Any], results: Sequence[Any], texts: dict[str, str], *, symbols: Sequence[Symbol] = (),
     write_backs: Sequence[tuple[str, str]] = (), eager: Callable[..., Any] | None = None, inputs: Sequence[str] | None = None,
     options: Options | None = None, consts: Sequence[str] = (), frozen: bool = False,
-    tail: Sequence[Any] = (),
+    tail: Sequence[Any] = (), threads: int = 0,
 ) -> Callable[..., Any]:  # fmt: skip
     """Plan, print, build and load."""
     options = options or Options()
@@ -74,4 +74,4 @@ def compile_body(
     given = [texts[k.name] for k in made.kernels]
     kernels = [kernel_name(t) for t in given]
     path: Path = build(emit_host(made, kernels), given, options)
-    return load(path, Manifest.of(describe(made)), eager=eager, name="g", frozen=frozen, tail=tail)
+    return load(path, Manifest.of(describe(made)), eager=eager, name="g", frozen=frozen, tail=tail, threads=threads)

@@ -178,6 +178,21 @@ def test_many_threads_and_thread_counts() -> None:
     assert not wrong
 
 
+def test_thread_limit_of_a_graph() -> None:
+    x = torch.randn(1 << 16)
+    n, grain = 1 << 16, 4096
+    text = map_text("0").replace("y[i] = 0;", "if (i == lo || hi - lo > 40000) y[i] = hi - lo;")
+    a, y = buffer("x", n, role="input"), buffer("y", n, role="output")
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        for threads, chunk in ((0, 1 << 14), (2, 1 << 15), (1, 1 << 16)):
+            g = compile_body([a, y], [kernel("k", [a], [y], n, grain=grain)], [Fresh("y")], {"k": text}, threads=threads)
+            assert g(x)[0][0] == chunk
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_other_python_threads_run_during_a_call() -> None:
     spin = map_text("x[i]").replace("for (", "for (volatile int64_t w = 0; w < 600000000; w++); for (")
     x, y = buffer("x", 1, role="input"), buffer("y", 1, role="output")

@@ -56,7 +56,7 @@ def _bump_version(tensor: torch.Tensor) -> None:
 
 
 def graph(
-    library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool, tail: Sequence[Any]
+    library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool, tail: Sequence[Any], threads: int
 ) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
@@ -65,7 +65,7 @@ def graph(
     externs = [bind(row) for row in manifest.externs]
     name = name or manifest.name
     fallback = None if eager is None else functools.partial(_repeat, eager, name)
-    return _native.Graph(library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail))
+    return _native.Graph(library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail), threads)
 
 
 def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
