@@ -135,6 +135,19 @@ def test_a_manifest_of_another_shape_is_a_miss(folder: Path) -> None:
     assert cache.find("k") is None
 
 
+def test_a_folder_that_others_may_write_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "open"))
+    with events.recording() as got:
+        path = build.build(HOST, [KERNEL], Options())
+    assert tmp_path not in path.parents and "RUN003" in counts(got)
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "sticky"))
+    assert tmp_path in build.build(HOST, [KERNEL], Options()).parents
+
+
 def test_unwritable_folder_falls_back_to_a_temporary_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "file" / "cache"))
@@ -154,6 +167,16 @@ def test_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="RUN001") as e:
         build.build(HOST, [KERNEL], Options())
     assert "TORCHSMITH_CC" in str(e.value)
+
+
+def test_flags_that_a_compiler_lacks_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = '#!/bin/sh\ncase "$*" in *-fno-gnu-unique*|*-mavx2*) exit 1;; esac\nexec cc "$@"\n'
+    (tmp_path / "cc2").write_text(script)
+    (tmp_path / "cc2").chmod(0o755)
+    monkeypatch.setenv("TORCHSMITH_CC", str(tmp_path / "cc2"))
+    flags = toolchain.toolchain().flags
+    assert not {"-fno-gnu-unique", "-mavx2"} & set(flags) and "-fwrapv" in flags
+    assert build.build(HOST, [KERNEL], Options()).exists()
 
 
 def test_failing_compiler_keeps_a_log(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ def _root(wanted: Path, pid: int) -> Path:
                 raise PermissionError(f"{part} belongs to somebody else")
             if stat.S_IMODE(info.st_mode) & 0o077:
                 part.chmod(0o700)
+        mode = wanted.stat().st_mode
+        if mode & 0o022 and not mode & stat.S_ISVTX:
+            raise PermissionError(f"others may write to {wanted}")
         probe = root / f".probe{pid}"
         probe.write_bytes(b"")
         probe.unlink()

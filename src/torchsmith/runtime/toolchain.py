@@ -105,8 +105,7 @@ def _ask_all(command: tuple[str, ...]) -> Toolchain:
         machine += [FEATURES[f] for f in features]
     else:
         machine = []
-    machine = _accepted(command, machine)
-    return Toolchain(command, version, target, features, (*FLAGS, *machine))
+    return Toolchain(command, version, target, features, tuple(_accepted(command, [*FLAGS, *machine])))
 
 
 def _ask(command: tuple[str, ...]) -> str:
@@ -114,15 +113,15 @@ def _ask(command: tuple[str, ...]) -> str:
 
 
 def _accepted(command: tuple[str, ...], flags: list[str]) -> list[str]:
-    """All flags if the compiler takes them together, else those it takes one by one (old compilers lack the newest features)."""
+    """All flags if the compiler takes them together, else those it takes one by one (clang and old compilers lack some)."""
 
     def takes(some: list[str]) -> bool:
         done = subprocess.run(
-            (*command, *FLAGS, *some, "-x", "c", "-fsyntax-only", "-"), input=b"int x;\n", capture_output=True, timeout=30, check=False
+            (*command, *some, "-x", "c", "-fsyntax-only", "-"), input=b"int x;\n", capture_output=True, timeout=30, check=False
         )
         return done.returncode == 0
 
-    if not flags or takes(flags):
+    if takes(flags):
         return flags
     return [f for f in flags if takes([f])]
 
