@@ -8,6 +8,7 @@ In: a captured fx graph, its size facts, options. Out: Compiled(call, guards, re
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -156,10 +157,22 @@ def compile_functional(fg: FunctionalGraph, options: Options, name: str) -> tupl
     return source.manifest, library, False
 
 
-def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str) -> Compiled:
+def without_uncounted(fg: FunctionalGraph, inputs: Sequence[Any]) -> FunctionalGraph:
+    """Inference tensors have no version counter, so nothing may be kept of them between calls: they become plain inputs."""
+    uncounted = [i for i, (t, role) in enumerate(zip(inputs, fg.roles, strict=False))
+                 if role in ("param", "buffer", "const") and isinstance(t, torch.Tensor) and t.is_inference()]  # fmt: skip
+    if not uncounted:
+        return fg
+    roles = tuple("input" if i in uncounted else role for i, role in enumerate(fg.roles))
+    return dataclasses.replace(fg, roles=roles, key_text=f"{fg.key_text}\nuncounted {uncounted}")
+
+
+def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
     """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
     with events.timed("functionalise", graph=name):
         fg = functionalise(gm, facts)
+    if not options.freezing:
+        fg = without_uncounted(fg, inputs)
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
     manifest, library, cached = compile_functional(fg, options, name)
@@ -199,7 +212,7 @@ def compile_graph(
         done = _run_captured(gm, facts, Unsupported("AUT001"), operators, name)
     else:
         try:
-            done = compile_native(gm, facts, options, name)
+            done = compile_native(gm, facts, options, name, example_inputs)
         except Unsupported as why:
             if why.code in MACHINE_FAULTS:
                 if fullgraph:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from native_tools import buffer, compile_body, kernel, map_text
 
+import torchsmith
 from torchsmith import events
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Load, Sym, const
@@ -360,3 +361,22 @@ def test_views_of_inputs_that_nothing_else_uses() -> None:
     assert g(v)[0]._base is v.view(torch.int32)._base
     i = torch.arange(4, dtype=torch.int32)
     assert torch.equal(g(i)[0], i)
+
+
+def test_nothing_is_kept_of_inference_parameters_unless_frozen() -> None:
+    def prepared_by(model: torch.nn.Module, x: torch.Tensor, **options: bool) -> int:
+        compiled = torchsmith.compile(model, options=options)
+        with events.recording() as got:
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), model(x))
+                model[0].weight.mul_(2)
+                if options:
+                    _native.refreeze()
+        return sum(e.kind == "prepare" for e in got)
+
+    with torch.inference_mode():
+        model, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()), torch.randn(4, 64)
+        assert prepared_by(model, x) == 0
+        assert prepared_by(model, x, freezing=True) == 2
+    with torch.no_grad():
+        assert prepared_by(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()), torch.randn(4, 64)) == 2
