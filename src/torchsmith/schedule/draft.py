@@ -22,7 +22,8 @@ from .group import Group
 from .rows import TILE_U, TILE_V, column_loops, find_shared, shared_row, tile_partner, transposing_tile
 
 LANES = 16
-GRAIN = 16384  # element operations worth a thread
+GRAIN = 16384  # element operations of one grid item, where an axis is cut into blocks
+THREAD = 1 << 17  # element operations worth a thread: some 10 us, against 2 us to wake one
 SCRATCH_BYTES = 1 << 16
 BLOCK = 4096  # elements of a long vector loop that one grid item takes
 GATHER = 14.0  # a strided vector load against a contiguous one
@@ -518,7 +519,8 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
         inner: tuple[Stmt, ...] = tuple(y for s in d.seq for y in ((s,) if isinstance(s, Let) else s.body))
         column = _is_column(d, found.items, axis)
         block = block_size(extent, numel(e for _, e in grid), work, column)
-        partner = None if column else tile_partner(grid, axis, found)
+        folded = any(isinstance(x, Fold) for x in walk(*d.roots()))
+        partner = None if folded else tile_partner(grid, axis, found)
         if partner is not None:
             far = {x: _steps_far(x, axis, buffers) for s in inner for x in walk(*_exprs(s)) if isinstance(x, Load)}  # type: ignore[arg-type]
             u = next(x for x in grid if x[0] is partner)
@@ -551,7 +553,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
                 body.append(keep(item))  # type: ignore[arg-type]
             else:
                 body.extend(_nest_loops(item, buffers, keep))
-    grain = const(max(1, GRAIN // max(1, work)))
+    grain = const(max(1, THREAD // max(1, work)))
     return finish(name, tuple(grid), grain, tuple(scratch), tuple(body), buffers, group)
 
 
@@ -762,52 +764,3 @@ def _stores(body: tuple[Stmt, ...]) -> Iterator[StoreStmt]:
             yield s
         elif isinstance(s, Loop):
             yield from _stores(s.body)
-
-
-# ---------------------------------------------------------------- kernels of one stage that keep their order
-
-
-def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Kernel:
-    """Scans, scatters and partial stores: only axes that index the store run in parallel or over lanes, the others in order."""
-    (s,) = group.members
-    memo: dict[Expr, Expr] = {}
-    extents = dict(s.axes) | deps.fold_extents(*deps.stage_exprs(s))
-
-    def sim(e: Expr) -> Expr:
-        return simplify(e, extents, memo)
-
-    scan = s.axes[-1:] if s.scan else ()
-    free = list(s.axes[:-1] if s.scan else s.axes)
-    ordered = any(t.mode != "set" or not t.unique for t in s.stores)
-    serial: list[tuple[Axis, Expr]] = []
-    if ordered:
-        serial = [x for x in free if not all(x[0] in t.index for t in s.stores)]
-        free = [x for x in free if x not in serial]
-    body: list[Stmt] = [Let(v, sim(e)) for v, e in s.lets]
-    body += [StoreStmt(t.buf, tuple(map(sim, t.index)), sim(t.value), t.mode, None if t.mask is None else sim(t.mask)) for t in s.stores]
-    stores = [b for b in body if isinstance(b, StoreStmt)]
-    found = collect([b.value for b in body if isinstance(b, Let)], stores, buffers)
-    carry = tuple((v, sim(i), sim(n)) for (v, i), n in zip(s.carry, s.carry_next, strict=True))
-    found_all = collect([e for _, i, n in carry for e in (i, n)] + [b.value for b in body if isinstance(b, Let)], stores, buffers)
-    vector = None
-    if free:
-        cheap = min(free, key=lambda x: vector_cost(found_all.items, extents, x[0], lambda x: 1.0))
-        scalar_ok = ordered or s.scan
-        unit = all(x.stride(cheap[0]) in (0, 1) for x in found_all.items)
-        small = (const_of(cheap[1]) or LANES) < 4
-        vector = cheap[0] if (unit and not small) or not scalar_ok else None
-    grid = order_axes(free, found.items, vector)
-    work = (1 + sum(1 + cost(b.value) for b in body if isinstance(b, Let | StoreStmt))) * numel(e for _, e in (*serial, *scan))
-    inner: tuple[Stmt, ...] = tuple(body)
-    if scan:
-        inner = (Loop(scan[0][0], scan[0][1], "scan", inner, carry),)
-    for axis, extent in reversed(serial):
-        inner = (Loop(axis, extent, "serial", inner),)
-    if vector is not None:
-        axis, extent = grid.pop()
-        inner = (Loop(axis, extent, "vector", inner),)
-        work *= max(1, estimate(extent))
-    grain = const(max(1, GRAIN // max(1, work)))
-    return finish(name, tuple(grid), grain, (), inner, buffers, group)
-
-

@@ -14,9 +14,10 @@ from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from . import deps
 from .contraction import Contraction, choose_tile, form_contraction, pack, recognise
-from .draft import build, build_special
+from .draft import build
 from .group import Group, Grouper, group_stages
 from .layouts import choose_layouts
+from .special import build_special
 from .split import split_reductions
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
