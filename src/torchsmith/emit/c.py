@@ -441,6 +441,11 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
     if kind is dt.index and e.name in ("floordiv", "mod"):
         text = _index_division(self, e, reg, vec, texts)
         return self.define(text, Val("", e.dtype, vec, narrow), at)
+    if e.name in ("max", "min") and kind in (dt.f32, dt.f64):  # with a number that is not NaN the bare instruction does, number first
+        for k in (0, 1):
+            c = e.args[k]
+            if isinstance(c, Const) and c.value == c.value:
+                return self.define(f"{e.name}i_{'x' if vec else ''}{reg}({texts[k]}, {texts[1 - k]})", Val("", e.dtype, vec), at)
     fn = ROWS.get(e.name)
     if fn is None:
         raise Unsupported("EMI001", detail=f"operator {e.name}")

@@ -304,6 +304,15 @@ vector("h_xf16", f"""{ATTR}xu16 h_xf16(xf32 x) {{
 # ---------------------------------------------------------------- arithmetic with PyTorch's meaning
 template("max", "FLT max@(FLT a, FLT b) { return sel@(a != a, a, maxi@(a, b)); }")  # maxi gives b when either is NaN
 template("min", "FLT min@(FLT a, FLT b) { return sel@(a != a, a, mini@(a, b)); }")
+for _n in ("max", "min"):  # masked: where a is NaN it stays, elsewhere the instruction gives b if b is NaN
+    for _t, _s, _l, _k in (("f32", "ps", 16, "unsigned short"), ("f64", "pd", 8, "unsigned char")):
+        vector(f"{_n}_x{_t}", f"""{ATTR}x{_t} {_n}_x{_t}(x{_t} a, x{_t} b) {{
+#if defined(__AVX512F__) && $L == {_l}
+  return __builtin_ia32_{_n}{_s}512_mask(a, b, a, __builtin_ia32_cmp{_s}512_mask(a, a, 7, ({_k})-1, 4), 4);
+#else
+  return sel_x{_t}(a != a, a, {_n}i_x{_t}(a, b));
+#endif
+}}""")
 template("fmax", "FLT fmax@(FLT a, FLT b) { return sel@(b != b, a, maxi@(a, b)); }")
 template("fmin", "FLT fmin@(FLT a, FLT b) { return sel@(b != b, a, mini@(a, b)); }")
 template("abs", "FLT abs@(FLT x) { return asf@(asi@(x) & KMAX); }")

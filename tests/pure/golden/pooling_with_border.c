@@ -34,7 +34,7 @@ void TS_KERNEL(void *const *bufs, const i64 *syms, i64 lo, i64 hi) {
           xi32 v13 = (((i32)(-(v5)) + (xi32){0}) & v12);
           i64 v21 = (v20 + i4);
           xf32 v14 = ((f32)(0x0.0p+0f) - (xf32){0}); { xi32 m = (v13 & (((xi32){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}) < 9)); for (int l = 0; l < 16; l++) if (m[l]) v14[l] = b1[v21 + (i2 + l) * 2]; }
-          xf32 v22 = max_xf32(v14, ((f32)(0x0.0p+0f) - (xf32){0}));
+          xf32 v22 = maxi_xf32(((f32)(0x0.0p+0f) - (xf32){0}), v14);
           xf32 v23 = sel_xf32(v13, v22, ((f32)((-__builtin_inff())) - (xf32){0}));
           xf32 v24 = max_xf32(a0, v23);
           a0 = v24;
