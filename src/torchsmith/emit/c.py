@@ -555,6 +555,9 @@ def _print_load(self: Emitter, e: Expr, at: int) -> Val:
         m = f"({mask.text} & (({lane_iota(self.lanes)}) < {self.tail}))" if self.tail else mask.text
         if unit:
             self.line(f"{ctype} {out} = ldm_x{kind}({p}, {m}, {other_text});", at)
+        elif varying is None and kind in ("f32", "i32") and coef is not None and 0 < abs(const_of(coef) or 0) < 1 << 24:
+            steps = ", ".join(str(k * (const_of(coef) or 0)) for k in range(self.lanes))
+            self.line(f"{ctype} {out} = gam_x{kind}({p}, (xi32){{{steps}}}, {m}, {other_text});", at)
         else:
             at_lane = self.lane_address(scalar, coef, varying)
             self.line(f"{ctype} {out} = {other_text}; {{ xi32 m = {m}; for (int l = 0; l < {self.lanes}; l++) "

@@ -240,6 +240,14 @@ for _t in ("f32", "i32"):
 #endif
 }}""")
 
+    vector(f"gam_x{_t}", f"""{ATTR}x{_t} gam_x{_t}(const {_t}a *p, xi32 at, xi32 m, x{_t} o) {{
+#if defined(__AVX512F__) && $L == 16
+  return (x{_t})__builtin_ia32_{_b}(o, (const void *)p, at, __builtin_ia32_ptestmd512(m, m, (unsigned short)-1), 4);
+#else
+  for (int l = 0; l < $L; l++) if (m[l]) o[l] = p[at[l]]; return o;
+#endif
+}}""")
+
 # ---------------------------------------------------------------- conversions that gcc prints badly in one step
 def _narrowing(name: str, source: str, target: str, builtin: str, arg: str, result: str, slow: str) -> None:
     """One instruction on AVX-512, two steps of the compiler elsewhere."""
