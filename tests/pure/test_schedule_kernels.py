@@ -276,6 +276,20 @@ def test_stages_do_not_move_across_an_extern_that_reads_a_view_of_what_they_writ
     assert [type(e).__name__ for e in scheduled.body] == ["Kernel", "Extern", "Kernel"]
 
 
+@pytest.mark.parametrize("out", [False, True])
+def test_long_chains_do_not_exhaust_the_stack(out: bool) -> None:
+    k = Kit()
+    x = k.input("x", (70,))
+    for n in range(400):
+        x = k.stage(f"a{n}", (70,), lambda i, x=x, n=n: op("max", op("add", x(i), f(0.01 * n)), f(-1)), out=out or n == 399)
+    program = k.program("a399")
+    data = {"x": random((70,))}
+    (want,) = run_program(program, [data["x"]])
+    scheduled = form_kernels(fuse(program, Options()), Options())
+    np.testing.assert_allclose(run(scheduled, data)["a399"], want, rtol=1e-5)
+    assert len(scheduled.body) <= 12
+
+
 def test_equal_kernels_have_equal_text() -> None:
     from torchsmith.emit.c import emit_kernel
 

@@ -155,6 +155,22 @@ def fold_extents(*roots: Expr) -> dict[Axis, Expr]:
     return out
 
 
+_DEPTH: dict[Expr, int] = {}
+
+
+def depth(e: Expr) -> int:
+    """Levels of an expression: what recursive walks over it need of the stack."""
+    found = _DEPTH.get(e)
+    if found is not None:
+        return found
+    if len(_DEPTH) > 200_000:
+        _DEPTH.clear()
+    for node in walk(e):
+        if node not in _DEPTH:
+            _DEPTH[node] = 1 + max((_DEPTH.get(a, 0) for a in node.args), default=0)
+    return _DEPTH[e]
+
+
 _FREE: dict[Expr, frozenset[Axis]] = {}
 
 

@@ -25,6 +25,7 @@ LANES = 16
 GRAIN = 16384  # element operations of one grid item, where an axis is cut into blocks
 THREAD = 1 << 17  # element operations worth a thread: some 10 us, against 2 us to wake one
 SCRATCH_BYTES = 1 << 16
+DEEP = 40  # levels of an expression from which on it gets a name, so that later ones do not grow out of it
 BLOCK = 4096  # elements of a long vector loop that one grid item takes
 GATHER = 14.0  # a strided vector load against a contiguous one
 
@@ -146,6 +147,10 @@ class Drafter:
         assert isinstance(nest, Nest)
         stored = {s.buf: s for s in nest.body if isinstance(s, StoreStmt)}
         value = _reuse(value, stored)
+        if deps.depth(value) > DEEP:
+            var = self.var(value.dtype)
+            nest.body.append(Let(var, value))
+            value = var
         nest.body.append(StoreStmt(buf, index, value))
         self.place[buf] = at
 

@@ -24,6 +24,7 @@ COSTS = {  # in simple operations; others 1
     "div": 4, "sqrt": 5, "rsqrt": 8, "exp": 12, "exp2": 12, "sigmoid": 16, "tanh": 20, "erf": 30, "log": 14, "sin": 24, "cos": 24,
     "floordiv": 4, "mod": 4, "truncdiv": 12, "fmod": 20, "remainder": 20, "expm1": 14, "log1p": 18, "pow": 80, "bitcast": 0,
 }  # fmt: skip
+MAX_DEPTH = 100  # levels of one expression: passes walk them by recursion
 MATH_COST = 60  # other elementary functions
 
 
@@ -326,7 +327,8 @@ def _overwritten(stage: Stage, p: int, users: list[int], written: dict[str, list
 def _too_big(stage: Stage, options: Options) -> bool:
     nodes = sum(isinstance(e, Op) and e.dtype is not dt.index for e in walk(*deps.stage_exprs(stage)))
     loads = {x.buf for x in stage_loads(stage)}
-    return nodes > 16 * options.max_fusion_size or len(loads) > 40
+    deep = max(deps.depth(s.value) for s in stage.stores)
+    return nodes > 16 * options.max_fusion_size or len(loads) > 40 or deep > MAX_DEPTH
 
 
 
