@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <stddef.h>
 #include <string.h>
+#include <time.h>
 
 #include "native.h"
 
@@ -43,7 +44,11 @@ typedef struct {
   Views *views; /* idle one: a call takes it and brings it back (with the GIL) */
   int n_views, threads;
   bool writes;
+  double *times; /* while `profile` runs: seconds of each launch, in order */
+  int n_times;
 } Graph;
+
+enum { MOST_TIMES = 1 << 16 };
 
 /* ---------------------------------------------------------------- services */
 
@@ -72,10 +77,18 @@ static void run_range(int64_t lo, int64_t hi, void *ctx) {
   l->fn(l->bufs, l->syms, lo, hi);
 }
 
+static double seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void host_parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
-  const Graph *g = ((Call *)self)->graph;
+  Graph *g = ((Call *)self)->graph;
+  double start = g->times ? seconds() : 0;
   if (g->threads > 0 && grain < (n + g->threads - 1) / g->threads) grain = (n + g->threads - 1) / g->threads;
   if (n <= grain || !torch.parallel_for || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
+  if (g->times && g->n_times < MOST_TIMES) g->times[g->n_times++] = seconds() - start;
 }
 
 static int32_t host_extern(void *self, int32_t number, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs) {
@@ -396,7 +409,27 @@ static PyObject *graph_refreeze(PyObject *self, PyObject *none) {
   Py_RETURN_NONE;
 }
 
+static PyObject *graph_profile(PyObject *self, PyObject *args) {
+  Graph *g = (Graph *)self;
+  if (g->times) return PyErr_Format(PyExc_RuntimeError, "another call of this graph is being profiled");
+  double *times = PyMem_Calloc(MOST_TIMES, sizeof(double));
+  if (!times) return PyErr_NoMemory();
+  g->times = times;
+  g->n_times = 0;
+  PyObject *result = PyObject_Call(self, args, NULL), *list = result ? PyList_New(0) : NULL;
+  g->times = NULL;
+  for (int i = 0; list && i < g->n_times; i++) {
+    PyObject *t = PyFloat_FromDouble(times[i]);
+    if (!t || PyList_Append(list, t) < 0) Py_CLEAR(list);
+    Py_XDECREF(t);
+  }
+  PyMem_Free(times);
+  Py_XDECREF(result);
+  return list;
+}
+
 static PyMethodDef graph_methods[] = {
+    {"profile", graph_profile, METH_VARARGS, "Run the graph on these inputs alone; the seconds that each kernel launch took, in order."},
     {"refreeze", graph_refreeze, METH_NOARGS, "Forget what was prepared from constant inputs; the next call prepares anew."},
     {NULL, NULL, 0, NULL},
 };
