@@ -17,6 +17,7 @@ from .contraction import Contraction, choose_tile, form_contraction, pack, recog
 from .draft import build
 from .group import Group, Grouper, group_stages
 from .layouts import choose_layouts
+from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
 
@@ -49,6 +50,7 @@ def form_kernels(program: Program, options: Options) -> Scheduled:
     """Group stages into kernels."""
     program = split_reductions(program)
     buffers = choose_layouts(program)
+    program = repack_constants(program, buffers)
     keep = deps.pinned(program)
 
     def form(body: tuple[Element, ...], nested: bool) -> tuple[Element, ...]:

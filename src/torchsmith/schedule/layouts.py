@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.expr import Axis
+from ..ir.linear import linear
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from .contraction import dense, recognise
 from .deps import estimate, stage_loads
@@ -32,8 +33,9 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
             continue
         at: dict[Axis, int] = {}
         for i, stride in zip(x.index, layout.strides, strict=True):
-            if isinstance(i, Axis):
-                at[i] = at.get(i, 0) + estimate(stride)
+            for a in linear(i).terms:  # a window's index (2 * i + r - 1) follows i too
+                if isinstance(a, Axis):
+                    at[a] = at.get(a, 0) + estimate(stride)
         wide = [d for d, a in enumerate(axes) if a is not None]
         if not all(axes[d] in at and at[axes[d]] > 0 for d in wide):  # type: ignore[index]
             continue
@@ -66,8 +68,6 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
 
     visit(program.body)
     return {n: b if b.layout is not None else replace(b, layout=dense(b.shape)) for n, b in buffers.items()}
-
-
 
 
 __all__ = ["choose_layouts", "dense"]
