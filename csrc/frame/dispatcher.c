@@ -240,6 +240,8 @@ fail:
 }
 
 /* ------------------------------------------------------------------ the type */
+static PyTypeObject BoundDispatcher_Type;
+
 static PyObject *attribute_int(PyObject *code, const char *name, int *out) {
   PyObject *v = PyObject_GetAttrString(code, name);
   if (v) *out = (int)PyLong_AsLong(v);
@@ -254,6 +256,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kw
     if (!PyFunction_Check(fn)) { PyErr_Format(PyExc_TypeError, "Dispatcher takes a Python function, not %.100s", Py_TYPE(fn)->tp_name); return NULL; }
     code = PyFunction_GET_CODE(fn);
   } else if (!code || !PyCode_Check(code)) { PyErr_SetString(PyExc_TypeError, "Dispatcher needs a function or a code object"); return NULL; }
+  if (bound && bound != Py_None && type == &Dispatcher_Type) type = &BoundDispatcher_Type;
   Dispatcher *d = (Dispatcher *)type->tp_alloc(type, 0);
   if (!d) return NULL;
   int flags = 0;
@@ -295,9 +298,10 @@ static void dispatcher_dealloc(Dispatcher *d) {
 }
 
 static PyObject *dispatcher_get(PyObject *self, PyObject *obj, PyObject *type) {
-  if (!obj || obj == Py_None || ((Dispatcher *)self)->self_obj) return Py_NewRef(self);
+  if (!obj || obj == Py_None) return Py_NewRef(self);
   return PyMethod_New(self, obj);
 }
+static PyObject *bound_get(PyObject *self, PyObject *obj, PyObject *type) { return Py_NewRef(self); }
 
 static PyObject *get_entries(Dispatcher *d, void *c) { return Py_NewRef(d->entries); }
 static int set_entries(Dispatcher *d, PyObject *value, void *c) {
@@ -410,6 +414,22 @@ PyTypeObject Dispatcher_Type = {
     .tp_getattro = PyObject_GenericGetAttr,
     .tp_setattro = PyObject_GenericSetAttr,
 };
+
+/* With a bound object it is no method descriptor: as the attribute of a class it is not bound again. */
+static PyTypeObject BoundDispatcher_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "torchsmith.capture._frame.BoundDispatcher",
+    .tp_base = &Dispatcher_Type,
+    .tp_basicsize = sizeof(Dispatcher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "A Dispatcher with its first argument.",
+    .tp_dealloc = (destructor)dispatcher_dealloc,
+    .tp_traverse = (traverseproc)dispatcher_traverse,
+    .tp_clear = (inquiry)dispatcher_clear,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Dispatcher, vectorcall),
+    .tp_descr_get = bound_get,
+};
+int ts_dispatcher_init(void) { return PyType_Ready(&Dispatcher_Type) < 0 || PyType_Ready(&BoundDispatcher_Type) < 0 ? -1 : 0; }
 
 /* ------------------------------------------------------------------ settings */
 PyObject *ts_setup_dispatch(PyObject *self, PyObject *fn) {

@@ -101,6 +101,7 @@ PyObject *ts_use_state(PyObject *self, PyObject *flag);
 
 /* ---- dispatcher.c */
 extern PyTypeObject Dispatcher_Type;
+int ts_dispatcher_init(void);
 extern PyObject *ts_run_hooked, *ts_run_plain, *ts_go_on;
 int ts_dispatcher_frame(PyObject *dispatcher, PyObject **locals, PyObject *function, PyObject **result);
 PyObject *ts_setup_dispatch(PyObject *self, PyObject *args);

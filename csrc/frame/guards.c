@@ -11,6 +11,7 @@
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* dict versions and borrowed weak references: known and wanted */
 
 #define UNSTABLE 4 /* a node whose record broke this often is evaluated on every call instead */
+#define RARELY 16  /* a record that served more calls than this was worth making again (train and eval alternating by the epoch) */
 
 void ts_record_free(Record *r) {
   if (!r || --r->users > 0) return;
@@ -106,20 +107,13 @@ static int static_base(Check *c, int b) {
 }
 
 /* ------------------------------------------------------------------ evaluating nodes */
-static PyObject **dict_slot(PyObject *obj) {
-  PyObject **slot = _PyObject_GetDictPtr(obj);
-  if (!slot || !*slot || !PyDict_Check(*slot)) return NULL;
-  return slot;
-}
-
 /* The attribute `key` in obj's own __dict__; borrowed. NULL without an error: absent. */
 static PyObject *own_attribute(Check *c, int base, PyObject *obj, PyObject *key, int note) {
-  PyObject **slot = dict_slot(obj);
-  if (!slot) return NULL;
-  if (note) {
-    note_object_dict(c, base, obj, slot, *slot);
-    note_dict(c, base, *slot);
-  }
+  PyObject **slot = _PyObject_GetDictPtr(obj);
+  if (!slot) return NULL; /* this type of object has no __dict__ */
+  if (note) note_object_dict(c, base, obj, slot, *slot); /* also where there is none yet: one may come */
+  if (!*slot || !PyDict_Check(*slot)) return NULL;
+  if (note) note_dict(c, base, *slot);
   return PyDict_GetItemWithError(*slot, key);
 }
 
@@ -501,6 +495,7 @@ static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
 static void note_unstable(Check *c, const RecordOp *op) {
   Entry *e = c->e;
   int node = c->fast->about[op - c->fast->ops];
+  if (c->fast->good > RARELY) return;
   if (e->unstable[node] < UNSTABLE) e->unstable[node]++;
   if (OP_KIND(op) != OP_DICT) return;
   for (int i = 0; i < e->n_nodes; i++) { /* every global read from a namespace that keeps changing */
@@ -545,6 +540,7 @@ static int check_fast(Check *c) {
     note_unstable(c, op);
     return 2;
   }
+  r->good++;
   return 1;
 }
 

@@ -16,6 +16,7 @@ enum { SH_CONST, SH_NODE, SH_NOT, SH_NEG, SH_ABS, SH_ADD, SH_SUB, SH_MUL, SH_FLO
 typedef struct { uintptr_t a, b; } RecordOp;
 struct Record {
   int users, n_ops, cap_ops, n_slots;
+  unsigned good; /* calls it served */
   RecordOp *ops;
   int *about;        /* per op: the node it speaks of; for TENSOR and GUARD the guard's number */
   int *slot;         /* per node: place in a call's values, or -1: static */

@@ -22,7 +22,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_frame", "Dispatcher
 
 PyMODINIT_FUNC PyInit__frame(void) {
   ModuleCall_Type.tp_new = PyBaseObject_Type.tp_new; /* so that object.__new__ makes its subclasses */
-  if (PyType_Ready(&Entry_Type) < 0 || PyType_Ready(&Dispatcher_Type) < 0 || PyType_Ready(&ModuleCall_Type) < 0) return NULL;
+  if (PyType_Ready(&Entry_Type) < 0 || ts_dispatcher_init() < 0 || PyType_Ready(&ModuleCall_Type) < 0) return NULL;
   PyObject *m = PyModule_Create(&module);
   if (!m) return NULL;
   ts_run_hooked = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type), ts_run_plain = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);

@@ -122,6 +122,8 @@ def test_methods_bind_self():
     bound = _frame.Dispatcher(original, lambda *a: _frame.RUN_PLAIN, a)
     bound.entries = d.entries
     assert bound(5) == (a, 5) and bound(x=5) == (a, 5)
+    A.g = bound  # a bound method as the attribute of a class is not bound again
+    assert A().g(6) == (a, 6) and A.g(6) == (a, 6) and isinstance(bound, _frame.Dispatcher)
 
 
 def test_exceptions_pass_through_and_nothing_leaks():

@@ -252,6 +252,20 @@ def test_same_values_again_hold():
     assert not c.check()
 
 
+def test_rare_changes_do_not_wear_a_record_out():
+    net = Net()
+    c = Call1(net_rows(net), torch.ones(1), net)
+    for i in range(12):
+        net.counter = i
+        for _ in range(30):
+            assert c.entry.check((c.x, net), c.G, (c.cell,))
+    assert c.entry.recorded["dict"] > 5 and len(c.entry.evaluated) < 6
+    for i in range(12):
+        net.counter = -i
+        assert c.entry.check((c.x, net), c.G, (c.cell,))
+    assert len(c.entry.evaluated) > 6
+
+
 def test_class_attributes():
     class Mine(Net):
         pass

@@ -403,6 +403,25 @@ def test_watched_things_may_die():
         gc.collect()
 
 
+def test_a_dict_that_comes_later_is_noticed():
+    def f():
+        pass
+
+    class Slots:
+        __slots__ = ("a", "__weakref__")
+
+    e = entry([(LOCAL, -1, 0, "x")], [(MISSING, 0, "mark")], [], lambda: ())
+    for _ in range(3):
+        assert e.check((f,), {}, None) and e.check((Slots(),), {}, None)
+    e = entry([(LOCAL, -1, 0, "x")], [(MISSING, 0, "mark")], [], lambda: ())
+    for _ in range(3):
+        assert e.check((f,), {}, None)
+    f.mark = 1
+    assert not e.check((f,), {}, None)
+    del f.mark
+    assert e.check((f,), {}, None)
+
+
 def test_globals_are_noticed():
     space = {"a": 1, "__builtins__": {"later": 5}}
     e = entry([(GLOBAL, -1, 0, "a"), (GLOBAL, -1, 0, "later")], [(EQUALS, 0, 1), (EQUALS, 1, 5)], [], lambda: ())
