@@ -408,7 +408,7 @@ def test_a_dict_that_comes_later_is_noticed():
         pass
 
     class Slots:
-        __slots__ = ("a", "__weakref__")
+        __slots__ = ("__weakref__", "a")
 
     e = entry([(LOCAL, -1, 0, "x")], [(MISSING, 0, "mark")], [], lambda: ())
     for _ in range(3):
