@@ -6,10 +6,11 @@ Inside a vector loop a Fold is a serial loop over vector states. Elsewhere its i
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from ..ir import dtype as dt
-from ..ir.expr import Expr, Fold
+from ..ir.expr import Expr, Fold, const, substitute, walk
 from ..ir.linear import const_of
 from .optable import ROWS
 from .values import TooWide, Val, lane_iota
@@ -38,12 +39,34 @@ def in_scope(self: Emitter, e: Fold, at: int) -> list[Val]:
         self.vector_axis, self.vector_level, self.axis_text, self.tail = None, 1 << 30, "", ""
     hidden = {b: self.level.pop(b) for scope in deeper for b in scope.bound if b in self.level}
     try:
+        if self.vector_axis is not None and is_short(e):
+            return written_out(self, e)
         vectorise = self.vector_axis is None and e.order == "any" and len(e.combine) > 0 and worth_lanes(e, self.lanes)
         return lane_fold(self, e) if vectorise else serial_fold(self, e)
     finally:
         self.level.update(hidden)
         self.vector_axis, self.vector_level, self.axis_text, self.tail = saved
         self.scopes.extend(deeper)
+
+
+SHORT = 16  # trips of a Fold that is written out inside a vector loop: a pooling window, the taps of a depthwise convolution
+
+
+def is_short(e: Fold) -> bool:
+    trips, nodes = 1, sum(1 for u in e.update for x in walk(u) if x.dtype is not dt.index)
+    for n in e.extents:
+        trips *= const_of(n) or 1 << 20
+    return 0 < trips <= SHORT and len(e.init) == 1 and nodes <= 24 and not any(isinstance(x, Fold) for x in walk(*e.update))
+
+
+def written_out(self: Emitter, e: Fold) -> list[Val]:
+    """Every trip as text: masks and addresses of a trip do not change along the vector loop, so they are computed outside of it."""
+    state = e.init[0]
+    for point in itertools.product(*(range(const_of(n) or 0) for n in e.extents)):
+        table: dict[Expr, Expr] = {a: const(i) for a, i in zip(e.axes, point, strict=True)}
+        table[e.state(0)] = state
+        state = substitute(e.update[0], table)
+    return [self.emit(state)]
 
 
 def worth_lanes(e: Fold, lanes: int) -> bool:

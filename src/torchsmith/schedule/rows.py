@@ -64,7 +64,7 @@ def column_loops(
     states = {f.state(i, s) for i in range(len(f.init)) for s in "ab"}
     if any(isinstance(x, Var) and x not in states for x in walk(*f.update, *f.init)) or set(f.axes) & set(walk(*f.extents)):
         return None
-    if numel(f.extents) < 8 or width * len(f.init) > 4096 or any(isinstance(x, Fold) for x in walk(*f.update)):
+    if numel(f.extents) < 32 or width * len(f.init) > 4096 or any(isinstance(x, Fold) for x in walk(*f.update)):
         return None
     if any(e.picking(0) is f and not any(e is s.value for s in lets) for s in inner for e in walk(*_values(s)) if isinstance(e, Fold)):
         return None
