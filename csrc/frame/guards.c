@@ -80,7 +80,7 @@ static void note_object_dict(Check *c, int node, PyObject *obj, PyObject **slot,
   if (c->build && !seen(c, 2, obj)) push_op(c, OP_OBJECT_DICT, node, slot, (uintptr_t)dict);
 }
 static void note_type(Check *c, int node, PyObject *obj) {
-  if (c->build && (Py_TYPE(obj)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !seen(c, 3, obj)) push_op(c, OP_TYPE, node, obj, (uintptr_t)Py_TYPE(obj));
+  if (c->build && (Py_TYPE(obj)->tp_flags & Py_TPFLAGS_HEAPTYPE) && !seen(c, 3, obj)) push_op(c, OP_TYPE, node, &obj->ob_type, (uintptr_t)Py_TYPE(obj));
 }
 static inline int has_version(PyTypeObject *type) {
   return (PY_VERSION_HEX >= 0x030C0000 || type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) && type->tp_version_tag;
@@ -510,10 +510,11 @@ static int check_fast(Check *c) {
   Record *r = c->fast;
   int ignored, ok;
   for (const RecordOp *op = r->ops, *end = op + r->n_ops; op < end; op++) {
+    if (OP_IS_WORD(op)) { /* nine of ten */
+      if (*(const uint64_t *)OP_POINTER(op) != op->b) goto changed;
+      continue;
+    }
     switch (OP_KIND(op)) {
-    case OP_DICT: if (*(const uint64_t *)op->a != op->b) goto changed; break; /* OP_DICT is 0: `a` is the pointer */
-    case OP_OBJECT_DICT: if (*(uintptr_t *)OP_POINTER(op) != op->b) goto changed; break;
-    case OP_TYPE: if ((uintptr_t)Py_TYPE((PyObject *)OP_POINTER(op)) != op->b) goto changed; break;
     case OP_TYPE_VERSION: {
       PyTypeObject *t = OP_POINTER(op);
       if (!has_version(t) || t->tp_version_tag != (unsigned)op->b) goto changed;

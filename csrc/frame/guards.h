@@ -5,13 +5,16 @@
 
 #define OP_KIND(op) ((int)((op)->a & 7))
 #define OP_POINTER(op) ((void *)((op)->a & ~(uintptr_t)7))
-enum { OP_DICT, OP_OBJECT_DICT, OP_TYPE, OP_TYPE_VERSION, OP_TENSOR, OP_PIN, OP_GUARD };
+enum { OP_DICT, OP_OBJECT_DICT, OP_TYPE, OP_TYPE_VERSION = 4, OP_TENSOR, OP_PIN, OP_GUARD };
+#define OP_IS_WORD(op) (!((op)->a & 4))
 enum { ST_NONE, ST_STATIC, ST_DYNAMIC, ST_PINNED };
 enum { SH_CONST, SH_NODE, SH_NOT, SH_NEG, SH_ABS, SH_ADD, SH_SUB, SH_MUL, SH_FLOORDIV, SH_MOD, SH_TRUNCDIV, SH_MIN, SH_MAX, SH_EQ, SH_NE, SH_LT,
        SH_LE, SH_GT, SH_GE, SH_AND, SH_OR };
 
 /* Two words an op, because a large model has thousands: the kind stands in the low bits of `a`.
- *   DICT (version word, version)  OBJECT_DICT (place of the __dict__ pointer, dict)  TYPE (object, type)  TYPE_VERSION (type, tag)
+ *   one word in memory must have a value:  DICT (version word, version)  OBJECT_DICT (place of the __dict__ pointer, dict)
+ *     TYPE (place of the type pointer, type)
+ *   others:  TYPE_VERSION (type, tag)
  *   TENSOR (object, TensorGuard)  PIN (object, weak reference)  GUARD (-, -) */
 typedef struct { uintptr_t a, b; } RecordOp;
 struct Record {
