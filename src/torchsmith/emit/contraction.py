@@ -14,7 +14,7 @@ from __future__ import annotations
 from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Expr, Load, const, substitute
+from ..ir.expr import Expr, Load, const, substitute, walk
 from ..ir.kernel import Contract
 from ..ir.linear import Linear, const_of
 from .c import STATEMENTS, Emitter
@@ -111,8 +111,11 @@ def _one_tap(self: Emitter, s: Contract, acc: str) -> None:
     # A mask is a conjunction of linear bounds, so it holds on a range of rows if it holds at both ends.
     live = const_of(s.live)
     inside = [f"{_text(self, s.live)} >= {s.rows}"] if live is None else []
+    cut = s.a.mask is not None and s.k in set(walk(s.a.mask))  # the padding may cut the inner loop too
     if s.a.mask is not None:
-        inside += [_text(self, substitute(s.a.mask, {s.m: const(m)})) for m in sorted({0, s.rows - 1})]
+        last = s.extent - 1 if cut else const(0)
+        ends = dict.fromkeys((const(m), k) for m in (0, s.rows - 1) for k in (const(0), last))
+        inside += dict.fromkeys(_text(self, substitute(s.a.mask, {s.m: m, s.k: k})) for m, k in ends)
     if live is None or live >= s.rows:
         tile = _need_tile(self, s, "step")
         fast = f"{tile}({acc}, {a_name} + {_text(self, a_start)}, {_text(self, step)}, {ka_text}, {rest});"
@@ -121,7 +124,15 @@ def _one_tap(self: Emitter, s: Contract, acc: str) -> None:
             return
     else:
         self.line("{")
-    _by_pointers(self, s, acc, a, ka, rest)
+    if cut:
+        name = self.fresh("i")
+        self.extents[s.k] = s.extent
+        self.open(f"for (i64 {name} = 0; {name} < {_text(self, s.extent)}; {name}++) {{", [s.k])
+        self.scopes[-1].memo[s.k] = Val(name, dt.index, False)
+        _by_pointers(self, s, acc, a, const(1), f"{b_text} + {name} * {_text(self, kb)}, 0, 1")
+        self.close()
+    else:
+        _by_pointers(self, s, acc, a, ka, rest)
     self.line("}")
 
 
@@ -134,13 +145,14 @@ def _by_pointers(self: Emitter, s: Contract, acc: str, a: Linear, ka: Expr, rest
     live = _text(self, s.live)
     self.open(f"for (i64 q = 0; q < {s.rows}; q++) {{ i64 {row} = q < {live} ? q : {live} - 1;", [s.m])
     self.scopes[-1].memo[s.m] = Val(row, dt.index, False)
-    place = f"{name} + {_text(self, substitute(a.expr(), {s.k: const(0), s.n: const(0)}))}"
+    at = {s.n: const(0)} if s.k in self.level else {s.k: const(0), s.n: const(0)}
+    place = f"{name} + {_text(self, substitute(a.expr(), dict(at)))}"
     if s.a.mask is None:
         self.line(f"p[q] = {place};")
     elif scattered:
         self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}, ks[q] = {_text(self, ka)}; else p[q] = {_zeros(self, dtype, 1)}, ks[q] = 0;")
     else:
-        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}; else p[q] = {_zeros(self, dtype, const_of(s.extent))};")
+        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}; else p[q] = {_zeros(self, dtype, 1 if s.k in self.level else const_of(s.extent))};")
     self.close()
     tile = _need_tile(self, s, "scattered" if scattered else "pointers")
     self.line(f"{tile}({acc}, p, {'ks' if scattered else _text(self, ka)}, {rest});")

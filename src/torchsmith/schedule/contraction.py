@@ -21,7 +21,9 @@ from ..ir.program import Buffer, Layout, Stage, Store
 from .affine import split_axes
 
 LANES = 16
+CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-level cache
 REGISTERS = 28  # accumulators of a tile; 32 vector registers less operands
+SHORT = 8  # an inner loop below this many steps spends its time on starting
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})
 
 
@@ -119,10 +121,14 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     batch = tuple(x for x in stage.axes if x[0] in in_a and x[0] in in_b)
     rows = tuple(x for x in stage.axes if x[0] not in in_b)
     loops = [(x, e) for x, e in zip(fold.axes, fold.extents, strict=True)]
-    inner = [x for x in loops if x[0] in in_a and x[0] in in_b and (a.mask is None or x[0] not in set(walk(a.mask)))]
-    if not rows or not inner or any(x not in in_a or x not in in_b for x, _ in loops):
+    if not rows or not loops or any(x not in in_a or x not in in_b for x, _ in loops):
         return None
-    k = max(inner, key=lambda x: const_of(x[1]) or 1 << 30)
+    # The inner loop runs over channels; where they are few (an image's three), over taps that the padding may cut, if those are more.
+    masked = set(walk(a.mask)) if a.mask is not None else set()
+    free_k = [x for x in loops if x[0] not in masked]
+    k = max(free_k or loops, key=lambda x: const_of(x[1]) or 1 << 30)
+    if a.mask is not None and (const_of(k[1]) or SHORT) < SHORT:
+        k = max(reversed(loops), key=lambda x: const_of(x[1]) or 0)
     taps = tuple(x for x in loops if x is not k)
     if not all(_is_affine(e, (rows[-1][0], k[0])) for e in a.index):
         return None
@@ -196,8 +202,11 @@ def form_contraction(
         epilogue = Loop(nl, wide, "serial", (Loop(ml, live, "vector", body),))
     else:
         epilogue = Loop(ml, live, "serial", (Loop(nl, wide, "vector", body),))
-    grid = (*c.batch, (nt, op("floordiv", n_extent + (width - 1), const(width))), *c.rows[:-1],
-            (mt, op("floordiv", m_extent + (rows - 1), const(rows))))  # fmt: skip
+    n_tiles = (nt, op("floordiv", n_extent + (width - 1), const(width)))
+    m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
+    # A packed operand that stays in the second-level cache is swept for every row tile, so that results are written in order.
+    is_small = _product([*packed.shape]) * packed.dtype.itemsize <= CACHED
+    grid = (*c.batch, *m_tiles, n_tiles) if is_small else (*c.batch, n_tiles, *m_tiles)
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
     params, syms = _params((contract, epilogue), stores, c, packed, buffers, [e for _, e in grid])
