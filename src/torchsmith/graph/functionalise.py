@@ -83,6 +83,11 @@ def _flat(value: Any) -> list[Any]:
     return [value]
 
 
+def _is_tracing(t: torch.Tensor) -> bool:
+    """Whether `t` is a tracing tensor; while tracing, t.device is the device it stands for."""
+    return torch._C._dispatch_keys(t).has(torch._C.DispatchKey.Meta)
+
+
 class Recording(Tracing):
     """Tracing that also writes down, on values, what every operator did."""
 
@@ -137,7 +142,7 @@ class Recording(Tracing):
         found = getattr(t, "_ts_value", None)
         if found is not None:
             return found
-        real = getattr(t, "_ts_constant", None) if t.device.type == "meta" else t
+        real = getattr(t, "_ts_constant", None) if _is_tracing(t) else t
         if real is not None:
             return self._constant_value(t, real)
         root = self.roots.get(t.untyped_storage()._cdata)
@@ -162,7 +167,7 @@ class Recording(Tracing):
             node = Node("placeholder", f"const{len(self.consts)}", (), {}, spec)
             self.consts.append(real)
             self.const_nodes.append(node)
-        if t.device.type == "meta":
+        if _is_tracing(t):
             return self.own(t, node, spec)
         value = Value(Root(node, spec, t))
         t._ts_value = value  # type: ignore[attr-defined]
