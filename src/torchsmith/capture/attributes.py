@@ -17,7 +17,7 @@ import torch
 from ..codes import Unsupported
 from . import policy
 from .source import Attr, FixedObject, Item, TypeOf
-from .world import CONTAINERS, DELETED, MISSING, PINNED_TYPES, SCALARS, Track
+from .world import CONTAINERS, DELETED, MISSING, PINNED_TYPES, SCALARS, Track, own_dict
 
 Function = types.FunctionType
 _MODULE_GETATTR = torch.nn.Module.__getattr__
@@ -145,10 +145,7 @@ def _attribute_error(obj: Any, t: type, name: str) -> AttributeError:
 
 
 def _dict_of(obj: Any) -> dict[str, Any] | None:
-    try:
-        d = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return None
+    d = own_dict(obj)
     return d if type(d) is dict else None
 
 
@@ -407,9 +404,10 @@ def _container_attr(m: Any, obj: Any, name: str) -> Any:
     return _bound(m, obj, type(obj), name)
 
 
-for _t in SCALARS | {tuple, frozenset, torch.Size, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format,
+_PLAIN_OBJECTS: frozenset[Any] = SCALARS | {tuple, frozenset, torch.Size, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format,
                      torch.SymInt, torch.SymFloat, torch.SymBool, types.BuiltinFunctionType, types.MethodDescriptorType,
-                     types.WrapperDescriptorType, types.MethodWrapperType, types.GeneratorType, types.CodeType}:  # fmt: skip
+                     types.WrapperDescriptorType, types.MethodWrapperType, types.GeneratorType, types.CodeType}  # fmt: skip
+for _t in _PLAIN_OBJECTS:
     ATTR_ROWS[_t] = _scalar_attr
 for _t in CONTAINERS:
     ATTR_ROWS[_t] = _container_attr

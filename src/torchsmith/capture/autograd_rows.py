@@ -37,7 +37,7 @@ class Context:
     def set_materialize_grads(self, value: bool) -> None: ...
 
 
-@row(torch.autograd.Function.apply.__func__)
+@row(vars(torch.autograd.Function)["apply"].__func__)
 def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
     cls, rest = args[0], args[1:]
     needs = tuple(issubclass(type(a), Tensor) and m.recorder.info(a).requires_grad for a in rest)

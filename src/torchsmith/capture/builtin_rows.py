@@ -28,10 +28,12 @@ from . import protocols as pr
 from .attributes import Raised, find
 from .calls import _OPERATOR_ROWS, Args, Kwargs, row
 from .source import Attr, FixedObject
-from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, container_base, is_constant
+from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
 
 Tensor = torch.Tensor
 Function = types.FunctionType
+_cls: Any
+_fn: Any
 
 
 # ---------------------------------------------------------------- types and attributes
@@ -205,7 +207,7 @@ def _copied(m: Any, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
 
     if t is tuple:
         return tuple(part(x) for x in obj)
-    base = container_base(t)
+    base: Any = container_base(t)
     if base is None and blank(t) is None:
         raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
     track = m.world.of(obj)
@@ -222,7 +224,7 @@ def _copied(m: Any, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
             set.update(new, body)
         else:
             base.extend(new, [part(x) for x in body])
-    if getattr(obj if track is None else track.obj, "__dict__", None) is not None and base is not t:
+    if own_dict(obj if track is None else track.obj) is not None and base is not t:
         d = at.load_attr(m, obj, "__dict__")
         for k, v in m.mapped(d).items():
             new.__dict__[k] = part(v)
@@ -273,7 +275,7 @@ def dir_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(globals)
 def globals_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     g = m.frames[-1].globals
-    return m.world.wrap(g, FixedObject(g, "globals()")) if Attr else None
+    return m.world.wrap(g, FixedObject(g, "globals()"))
 
 
 @row(locals)
@@ -697,7 +699,7 @@ def _math(fn: Any) -> Any:
         if any(type(a) in (torch.SymInt, torch.SymFloat) for a in args):
             known = {math.ceil: "ceil", math.floor: "floor", math.trunc: "trunc", math.sqrt: "sqrt"}.get(fn)
             if known == "sqrt":
-                return m.symbolic(torch.sym_sqrt if hasattr(torch, "sym_sqrt") else torch._sym_sqrt, *args)
+                return m.symbolic(torch.sym_sqrt, *args)
             if known:
                 return m.symbolic(fn, *args)
             raise Unsupported("CAP023", at=m.loc(), detail=f"math.{fn.__name__} of a size")
@@ -780,7 +782,8 @@ def print_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(os._Environ.__getitem__)
 def environ_getitem(m: Any, args: Args, kwargs: Kwargs) -> Any:
     """One variable of the environment, guarded."""
-    data = m.world.wrap(os.environ._data, FixedObject(os.environ._data, "os.environ"))
+    raw = vars(os.environ)["_data"]
+    data = m.world.wrap(raw, FixedObject(raw, "os.environ"))
     value = pr._read_key(m, m.world.of(data), os.environ.encodekey(args[1]))
     if value is MISSING:
         raise Raised(KeyError(args[1]))

@@ -391,7 +391,7 @@ def _call_builtin(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    module = (getattr(fn, "__module__", None) or getattr(fn.__self__, "__name__", "")).partition(".")[0]
+    module = str(getattr(fn, "__module__", None) or getattr(fn.__self__, "__name__", "")).partition(".")[0]
     if module in policy.PURE_MODULES and not (module == "builtins" and fn.__name__ in policy.IMPURE_BUILTINS):
         by_name = _OPERATOR_ROWS.get(fn)
         if by_name is not None:
@@ -539,7 +539,7 @@ def _row_init(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs
                 else m.listed(args[0])]  # fmt: skip
     elif issubclass(type(self), (list, set)) and args:
         args = [m.listed(args[0])]
-    base = next(b for b in (*_C_BASES, BaseException) if issubclass(type(self), b))
+    base: Any = next(b for b in (*_C_BASES, BaseException) if issubclass(t, b))
     return m.native(base.__init__, [self, *args], kwargs)
 
 

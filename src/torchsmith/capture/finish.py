@@ -11,7 +11,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -61,21 +61,21 @@ class _Builder:
 
     def source(self, s: Source) -> str:
         """Python text that reads a source."""
-        if issubclass(type(s), Local):
+        if isinstance(s, Local):
             return f"L[{s.name!r}]"
-        if issubclass(type(s), Global):
+        if isinstance(s, Global):
             space = "G" if s.namespace is None else self.const(s.namespace.value)
             return f"{space}[{s.name!r}]"
-        if issubclass(type(s), Cell):
+        if isinstance(s, Cell):
             return f"C[{s.name!r}].cell_contents"
-        if issubclass(type(s), FixedObject):
+        if isinstance(s, FixedObject):
             return self.const(s.value)
-        if issubclass(type(s), TypeOf):
+        if isinstance(s, TypeOf):
             return f"type({self.source(s.base)})"
-        if issubclass(type(s), Item):
+        if isinstance(s, Item):
             base = self.source(s.base)
             return f"{base}.cell_contents" if s.key == "cell_contents" and not _is_container(s.base) else f"{base}[{self.const(s.key)}]"
-        if issubclass(type(s), Attr):
+        if isinstance(s, Attr):
             base = self.source(s.base)
             row = {"param": "_parameters", "buffer": "_buffers", "module": "_modules"}.get(s.via)
             if row:
@@ -263,7 +263,7 @@ def _build_cell(b: _Builder, cell: Any) -> str:
     if id(cell) in b.m.cell_sources:
         b.keep.append(cell)
         source = b.m.cell_sources[id(cell)]
-        if issubclass(type(source), Cell):
+        if isinstance(source, Cell):
             return b._name(cell, f"C[{source.name!r}]")
         return b.const(cell)
     name = b._name(cell, f"{b.const(types.CellType)}()")
@@ -315,7 +315,7 @@ def _replay(b: _Builder) -> None:
         b.lines.append(f"del {where}[{source.name!r}]" if value is NULL else f"{where}[{source.name!r}] = {b.value(value)}")
     for cell, value in m.cell_writes.values():
         source = m.cell_sources[id(cell)]
-        where = f"C[{source.name!r}]" if issubclass(type(source), Cell) else (b.const(cell) if _fixed(source) else b.source(source.base))
+        where = f"C[{source.name!r}]" if isinstance(source, Cell) else (b.const(cell) if _fixed(source) else b.source(cast(Item, source).base))
         b.lines.append(f"del {where}.cell_contents" if value is NULL else f"{where}.cell_contents = {b.value(value)}")
     for fn, args, kwargs in m.effects:
         text = ", ".join([*(b.value(a) for a in args), *(f"{k}={b.value(v)}" for k, v in kwargs.items())])
@@ -323,7 +323,7 @@ def _replay(b: _Builder) -> None:
 
 
 def _fixed(source: Source) -> bool:
-    return issubclass(type(source), Item) and issubclass(type(source.base), FixedObject)
+    return isinstance(source, Item) and isinstance(source.base, FixedObject)
 
 
 def _plain_setattr(track: Track) -> bool:

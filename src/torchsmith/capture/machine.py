@@ -313,10 +313,10 @@ class Machine:
                     fast[k] = self._default(defaults[k - first], source, "__defaults__", k - first)
         for k in range(npos, npos + nkw):
             if fast[k] is NULL:
-                name = names[k]
-                if name not in (fn.__kwdefaults__ or {}):
+                name, keywords = names[k], fn.__kwdefaults__ or {}
+                if name not in keywords:
                     raise Raised(TypeError(f"{fn.__qualname__}() missing 1 required keyword-only argument: '{name}'"))
-                fast[k] = self._default(fn.__kwdefaults__[name], source, "__kwdefaults__", name)
+                fast[k] = self._default(keywords[name], source, "__kwdefaults__", name)
         return fast
 
     def _bind_keywords(self, fn: types.FunctionType, fast: list[Any], kwargs: dict[str, Any], at_end: int) -> None:

@@ -69,8 +69,8 @@ def leaf_functions() -> dict[Any, str]:
             if value.__globals__.get("__name__") in ("torch.functional", "torch.nn.functional", "torch._lobpcg", "torch._linalg_utils"):
                 found[value] = name
     found[torch.unravel_index] = "unravel_index"
-    for namespace in (torch._C._VariableFunctions, torch._C._nn, torch._C._special, torch._C._linalg, torch._C._fft, torch._C._nested,
-                      torch._C._sparse, torch):
+    c: Any = torch._C
+    for namespace in (c._VariableFunctions, c._nn, c._special, c._linalg, c._fft, c._nested, c._sparse, torch):
         for name in dir(namespace):
             if name.startswith("__"):
                 continue

@@ -196,7 +196,7 @@ def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
     r.facts.loc = loc
     fx_args = (info.node, r.fx(key), r.fx(value))
     try:
-        operator.setitem(t, key, value)
+        t[key] = value
     except Unsupported:
         raise
     except Exception as e:  # eager shall raise it

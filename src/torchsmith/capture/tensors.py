@@ -92,7 +92,7 @@ class Recorder:
                 symbol = sizes[d].node.expr.name
                 self.size_nodes[symbol] = (node, d)
                 self.facts.sources[symbol] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
-        tensor = tracing.tensor_like(real, sizes, self.facts)
+        tensor = tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts)
         info = Info(tensor, node, source, real, real.requires_grad)
         node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
         self.inputs.append(source)

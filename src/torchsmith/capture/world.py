@@ -45,6 +45,14 @@ def container_base(t: type) -> type | None:
     return _BASES[t]
 
 
+def own_dict(obj: Any) -> Any:
+    """An object's __dict__ without asking its class; None where it has none."""
+    try:
+        return object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+
+
 class Track:
     """An object from outside: where it came from, its image or overlay, whether its type is guarded."""
 
@@ -60,7 +68,7 @@ class Track:
 
 def item_of(base: Source, key: Any) -> Source:
     """The source of base[key]; entries of nn.Module's dictionaries are named as attributes."""
-    if issubclass(type(base), Attr) and base.via == "instance" and issubclass(type(key), str):
+    if isinstance(base, Attr) and base.via == "instance" and issubclass(type(key), str):
         via = _MODULE_DICTS.get(base.name)
         if via is not None:
             return Attr(base.base, key, via)  # type: ignore[arg-type]
@@ -71,7 +79,7 @@ _MODULE_DICTS = {"_modules": "module", "_parameters": "param", "_buffers": "buff
 
 
 def root_of(source: Source) -> Source:
-    while issubclass(type(source), (Attr, Item, TypeOf)):
+    while isinstance(source, (Attr, Item, TypeOf)):
         source = source.base
     return source
 
@@ -125,7 +133,7 @@ class World:
         return self.track(obj, source or FixedObject(obj, type(obj).__name__))
 
     def _equals(self, obj: Any, source: Source | None) -> Any:
-        if source is not None and not issubclass(type(source), FixedObject):
+        if source is not None and not isinstance(source, FixedObject):
             self.guard(source, "equals", obj)
         return obj
 
@@ -133,7 +141,7 @@ class World:
         """An object that is a constant once its identity is guarded."""
         if type(obj) is types.BuiltinFunctionType and not issubclass(type(obj.__self__), (types.ModuleType, type, type(None))):
             self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # a method: what it belongs to is from outside
-        if source is not None and not issubclass(type(source), FixedObject):
+        if source is not None and not isinstance(source, FixedObject):
             if isinstance(root_of(source), Local) and issubclass(type(obj), types.FunctionType):
                 return self.track(obj, source)  # made anew for each call perhaps: guarded by its code instead
             self.guard(source, "identity", obj)
@@ -194,20 +202,20 @@ class World:
         track.attrs.pop(name, None)
         track.attrs[name] = value
         self._mark(track)
-        inner = self.tracks.get(id(getattr(track.obj, "__dict__", None)))
+        inner = self.tracks.get(id(own_dict(track.obj)))
         if inner is not None and inner.image is not None:
             _put(inner.image, name, value)
 
     def dict_of(self, track: Track) -> Any:
         """An outside object's __dict__; what was written to the object is in its image."""
-        d = track.obj.__dict__
+        d = own_dict(track.obj)
         self.wrap(d, Attr(track.source, "__dict__", "getattr"))
         if track.attrs:
             inner = self.tracks[id(d)]
             if inner.image is None:
-                self.image(inner)
+                image = self.image(inner)
                 for name, value in track.attrs.items():
-                    _put(inner.image, name, value)
+                    _put(image, name, value)
         return d
 
     def track_pinned(self, obj: Any) -> Track:
@@ -266,7 +274,8 @@ def _wrap_container(world: World, obj: Any, source: Source | None) -> Any:
     return obj
 
 
-for _t in SCALARS | {torch.Size, torch.device, range, slice, types.GenericAlias, types.UnionType}:
+_VALUES: frozenset[Any] = SCALARS | {torch.Size, torch.device, range, slice, types.GenericAlias, types.UnionType}
+for _t in _VALUES:
     _WRAP[_t] = World._equals
 _WRAP[tuple] = _wrap_tuple
 _WRAP[frozenset] = lambda world, obj, source: world._equals(obj, source) if is_constant(obj) else world.track(obj, source or FixedObject(obj))
