@@ -70,14 +70,11 @@ def leaf_functions() -> dict[Any, str]:
                 found[value] = name
     found[torch.unravel_index] = "unravel_index"
     c: Any = torch._C
-    for namespace in (c._VariableFunctions, c._nn, c._special, c._linalg, c._fft, c._nested, c._sparse, torch):
+    for namespace in (c._VariableFunctions, c._nn, c._special, c._linalg, c._fft, c._nested, c._sparse):
         for name in dir(namespace):
-            if name.startswith("__"):
-                continue
             value = getattr(namespace, name, None)
-            if issubclass(type(value), types.BuiltinFunctionType) and name not in _NOT_LEAVES:
-                if namespace is not torch or name in torch.overrides.get_overridable_functions().get(torch, ()):
-                    found[value] = name
+            if issubclass(type(value), types.BuiltinFunctionType) and not name.startswith("__") and name not in _NOT_LEAVES:
+                found[value] = name
     for value in (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.sparse_coo_tensor,
                   torch.sparse_csr_tensor, torch.sparse_compressed_tensor, torch._C._nn.scaled_dot_product_attention):
         found[value] = value.__name__
