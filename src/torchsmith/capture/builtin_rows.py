@@ -27,6 +27,7 @@ from . import calls
 from . import protocols as pr
 from .attributes import Raised, find
 from .calls import _OPERATOR_ROWS, Args, Kwargs, row
+from .opcodes import NULL
 from .source import Attr, FixedObject
 from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
 
@@ -283,7 +284,6 @@ def locals_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     frame = m.frames[-1]
     if frame.names is not None:
         return frame.names
-    from .opcodes import NULL
 
     out = {}
     for name, value in zip(frame.code.names, frame.fast):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from ..codes import Unsupported
+
 VERSION = sys.version_info[:2]
 Handler = Callable[[Any, "Instr"], Any]
 HANDLERS: dict[str, Handler] = {}
@@ -74,8 +76,6 @@ def op(*names: str, since: tuple[int, int] = (3, 11), until: tuple[int, int] = (
 
 
 def unknown(frame: Any, ins: Instr) -> Any:
-    from ..codes import Unsupported
-
     raise Unsupported("CAP002", at=frame.machine.loc(), detail=ins.name)
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 
 from ..codes import Unsupported
 from . import attributes as at
-from . import policy, torch_rows
+from . import policy, tensor_attrs, torch_rows
 from . import protocols as pr
 from .attributes import Raised, find
 from .source import Attr, FixedObject
@@ -319,9 +320,7 @@ def tensor_method(*names: str) -> Callable[[Any], Any]:
 def _requires_grad_(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
     value = bool(args[0] if args else kwargs.get("requires_grad", True))
     if m.recorder.info(t).requires_grad != value:
-        from . import tensor_attrs
-
-        tensor_attrs._set_requires_grad(m, t, value)
+        tensor_attrs.set_requires_grad(m, t, value)
     return t
 
 
@@ -544,8 +543,6 @@ def _row_init(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs
 
 
 def _c_bases() -> tuple[type, ...]:
-    from collections import OrderedDict, defaultdict, deque
-
     return (OrderedDict, defaultdict, dict, list, set, deque)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copyreg
 import enum
+import functools
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -284,8 +285,6 @@ _BUILD: dict[type, Any] = {
 
 
 def _partials() -> None:
-    import functools
-
     _BUILD[functools.partial] = _build_partial
 
 

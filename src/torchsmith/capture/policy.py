@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 # Namespaces whose functions, classes and modules are taken as they are, without a guard: nobody rebinds them at run time.
 _TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "torchsmith", "builtins", "typing_extensions"}
@@ -56,8 +57,6 @@ _NOT_LEAVES = frozenset({
 @cache
 def leaf_functions() -> dict[Any, str]:
     """Callables that are one call_function node, with the name shown."""
-    import torch.nn.functional as F
-
     found: dict[Any, str] = {}
     for namespace in (F, torch.functional):
         for name, value in vars(namespace).items():

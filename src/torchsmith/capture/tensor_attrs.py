@@ -171,7 +171,7 @@ def store(m: Any, t: torch.Tensor, name: str, value: Any) -> None:
     info = m.recorder.info(t)
     if name == "requires_grad":
         if bool(value) != info.requires_grad:
-            _set_requires_grad(m, t, bool(value))
+            set_requires_grad(m, t, bool(value))
         return
     if name in ("data", "grad", "names", "_grad", "__class__") or name in ROWS:
         raise Unsupported("CAP026", at=m.loc(), detail=f"tensor.{name} = ...")
@@ -179,7 +179,7 @@ def store(m: Any, t: torch.Tensor, name: str, value: Any) -> None:
     m.effects.append((setattr, [t, name, value], {}))
 
 
-def _set_requires_grad(m: Any, t: torch.Tensor, value: bool) -> None:
+def set_requires_grad(m: Any, t: torch.Tensor, value: bool) -> None:
     info = m.recorder.info(t)
     if info.real is not None:
         raise Unsupported("CAP026", at=m.loc(), detail="requires_grad of an input")

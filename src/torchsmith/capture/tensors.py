@@ -18,6 +18,7 @@ from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.sizes import SizeFacts
 from ..ir.expr import Cast, Const, Expr, Op, Sym
+from .guards import tensor_guard
 from .source import Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
 from .world import root_of
 
@@ -69,8 +70,6 @@ class Recorder:
 
     def tensor_input(self, real: torch.Tensor, source: Source) -> torch.Tensor:
         """The tracing tensor of a tensor from outside: one placeholder for each object."""
-        from .guards import tensor_guard
-
         known = self.real.get(id(real))
         if known is not None:
             if known.source != source and known.source is not None:
