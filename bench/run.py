@@ -229,7 +229,7 @@ def suite_compile(args: argparse.Namespace) -> list[Row]:
             with tempfile.TemporaryDirectory() as cache:
                 env = {"TORCHSMITH_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
                 case = {"suite": "compile", "model": model, "compiler": compiler}
-                row[compiler] = {state: child(case, env, timeout=900) for state in ("cold", "warm")}
+                row[compiler] = {state: child(case, env, timeout=900) for state in args.states}
         rows.append(row)
         print(compile_table([row]).split("\n")[2], flush=True)
         save(args.out, "compile", rows, compile_table(rows))
@@ -242,7 +242,7 @@ def compile_table(rows: list[Row]) -> str:
     ratios = []
     for r in rows:
         got = {(c, s): r.get(c, {}).get(s) or {"error": "-"} for c, s in columns}
-        cells = [f"{v['cpu']:.2f} ({v['wall']:.2f})" if "cpu" in v else "failed" for v in got.values()]
+        cells = [f"{v['cpu']:.2f} ({v['wall']:.2f})" if "cpu" in v else v["error"][-60:] for v in got.values()]
         ours, theirs = got["torchsmith", "cold"].get("cpu"), got["torch.compile", "cold"].get("cpu")
         ratios += [theirs / ours] if ours and theirs else []
         out.append("| " + " | ".join([r["model"], *cells, f"{theirs / ours:.1f}" if ours and theirs else "-"]) + " |")
@@ -387,6 +387,7 @@ def main() -> int:
     p.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     p.add_argument("--peers", nargs="+", default=list(PEER_NAMES), choices=PEER_NAMES, metavar="PEER")
     p.add_argument("--pairs", type=int, default=PAIRS)
+    p.add_argument("--states", nargs="+", default=["cold", "warm"], choices=("cold", "warm"), help="of the compile suite")
     p.add_argument("--quick", action="store_true", help="smoke run: a few short bursts, results in a temporary folder")
     p.add_argument("--resume", action="store_true", help="keep the rows that the last run wrote")
     p.add_argument("--out", type=Path, help="folder of the results; default: bench/results")
