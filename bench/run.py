@@ -142,13 +142,14 @@ def suite_seeds(args: argparse.Namespace) -> list[Row]:
                 row["peers"] |= frozen.get("peers", {})
                 row["control freezing"], row["noisy freezing"] = frozen.get("control"), frozen.get("noisy")
             rows.append(row)
-            print(seeds_table([row], args.peers).split("\n")[2], flush=True)
-            save(args.out, "seeds", rows, seeds_table(rows, args.peers))
+            print(seeds_table([row]).split("\n")[2], flush=True)
+            save(args.out, "seeds", rows, seeds_table(rows))
     return rows
 
 
-def seeds_table(rows: list[Row], peers: list[str]) -> str:
+def seeds_table(rows: list[Row]) -> str:
     """One line per model and batch, geomeans last. Ratios are peer's time over torchsmith's: above 1, torchsmith is faster."""
+    peers = [p for p in PEER_NAMES if any(p in r.get("peers", {}) or p in r.get("failed", {}) for r in rows)]
     titles = [f"vs {p} [95 %]" for p in peers]
     out = ["| model | batch | torchsmith ms | eager ms | " + " | ".join(titles) + " | A/A | error |", "|---" * (6 + len(peers)) + "|"]
     for r in rows:
@@ -363,7 +364,8 @@ def load_rows(folder: Path, suite: str) -> list[Row]:
 
 def save(folder: Path, suite: str, rows: list[Row], table: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    facts = about() | {"command": "python bench/run.py " + " ".join(sys.argv[1:])}
+    command = "python bench/run.py " + " ".join(a for a in sys.argv[1:] if not a.startswith("/"))
+    facts = about() | {"command": command}
     (folder / f"{suite}.json").write_text(json.dumps({"about": facts, "rows": rows}, indent=1) + "\n")
     header = "\n".join([f"# bench/run.py --suite {suite}", "", *(f"- {k}: {v}" for k, v in facts.items()), "", NOTES[suite], "", ""])
     (folder / f"{suite}.md").write_text(header + table + "\n")
