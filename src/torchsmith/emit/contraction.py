@@ -145,8 +145,8 @@ def _by_pointers(self: Emitter, s: Contract, acc: str, a: Linear, ka: Expr, rest
     live = _text(self, s.live)
     self.open(f"for (i64 q = 0; q < {s.rows}; q++) {{ i64 {row} = q < {live} ? q : {live} - 1;", [s.m])
     self.scopes[-1].memo[s.m] = Val(row, dt.index, False)
-    at = {s.n: const(0)} if s.k in self.level else {s.k: const(0), s.n: const(0)}
-    place = f"{name} + {_text(self, substitute(a.expr(), dict(at)))}"
+    at: dict[Expr, Expr] = {s.n: const(0)} if s.k in self.level else {s.k: const(0), s.n: const(0)}
+    place = f"{name} + {_text(self, substitute(a.expr(), at))}"
     if s.a.mask is None:
         self.line(f"p[q] = {place};")
     elif scattered:
