@@ -55,6 +55,21 @@ def test_matmul_with_bias_and_relu(m: int, n: int, k: int, transposed: bool) -> 
     np.testing.assert_allclose(arrays["y"], want, rtol=1e-5, atol=1e-5)
 
 
+def test_vector_times_matrix_of_flattened_channels() -> None:
+    """y[j] = sum over k of x[k // 6, k % 6] * w[j, k], x stored with the first dimension innermost."""
+    n, c, s = 40, 5, 6
+    j, r = Axis("i0"), Axis("r0")
+    at = Layout((const(1), const(c)), const(0))
+    buffers = {"x": Buffer("x", dt.f32, (const(c), const(s)), at, "temp")}
+    buffers |= {b: Buffer(b, dt.f32, e, dense(e), "temp") for b, e in (("w", (const(n), const(c * s))), ("y", (const(n),)))}
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((c, s)).astype(np.float32), rng.standard_normal((n, c * s)).astype(np.float32)
+    arrays = {"x": np.ascontiguousarray(x.T), "w": w, "y": np.zeros(n, np.float32)}
+    product = multiply_add(((r, const(c * s)),), Load("x", dt.f32, (r // s, r % s)), Load("w", dt.f32, (j, r)))
+    run(Stage(((j, const(n)),), (Store("y", (j,), product),)), buffers, arrays)
+    np.testing.assert_allclose(arrays["y"], w.astype(np.float64) @ x.reshape(-1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("layout", [dense, channels_last])
 @pytest.mark.parametrize(
     ("n", "c", "h", "w", "oc", "kh", "stride", "pad", "dilation"),

@@ -119,9 +119,10 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     if any(isinstance(x, Load) and x is not b for x in walk(b)):
         return None
     batch = tuple(x for x in stage.axes if x[0] in in_a and x[0] in in_b)
-    rows = tuple(x for x in stage.axes if x[0] not in in_b)
+    # A product with one row (a vector times a matrix) has lost its row axis: give it one.
+    rows = tuple(x for x in stage.axes if x[0] not in in_b) or ((Axis("m_one"), const(1)),)
     loops = [(x, e) for x, e in zip(fold.axes, fold.extents, strict=True)]
-    if not rows or not loops or any(x not in in_a or x not in in_b for x, _ in loops):
+    if not loops or any(x not in in_a or x not in in_b for x, _ in loops):
         return None
     # The inner loop runs over channels; where they are few (an image's three), over taps that the padding may cut, if those are more.
     masked = set(walk(a.mask)) if a.mask is not None else set()
