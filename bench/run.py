@@ -205,6 +205,8 @@ def case_compile(case: dict[str, Any]) -> Row:
     model, inputs = make_model(case["model"]), inputs_of(case["model"], 1)
     if case["compiler"] == "torchsmith":
         import torchsmith
+        import torchsmith.capture.machine
+        import torchsmith.pipeline
 
         compile_: Callable[..., Any] = torchsmith.compile
     else:
