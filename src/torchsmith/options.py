@@ -46,7 +46,7 @@ class Options:
     guard_filter_fn: Any = None
     # debugging (none of these changes generated code)
     trace_enabled: bool = False
-    check: int = 1  # 0: no verification, 1: verify Program and Plan, 2: verify after every pass, digest inputs
+    check: int = 1  # 0: no verification, 1: verify the Program after lowering and after fusion, and the Plan
     fuel: int = -1  # stop applying optional rewrites after this many; -1: never
     chaos: int = 0  # seed that makes profitability heuristics choose at random; 0: off
 

@@ -1,6 +1,6 @@
 """Small products that are cheap as plain loops: dot, matrix times vector, outer products, trace, cross. In: Refs; out: one stage.
 
-Matrix products and convolutions are extern calls (extern.py).
+Matrix products and convolutions have a file of their own (contraction.py).
 """
 
 from __future__ import annotations
