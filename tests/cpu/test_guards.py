@@ -526,7 +526,9 @@ def test_function_modes_are_compared_by_type():
 
 
 def test_raw_fields_were_found_here():
-    assert guards.PROBED["raw"] and guards.PROBED["raw_grad"] and guards.PROBED["state"]
+    """Where a probe finds nothing the slow reading answers; on the versions that we measure every probe must find its field."""
+    assert guards.PROBED["raw"] and guards.PROBED["state"]
+    assert guards.PROBED["raw_grad"] or torch.__version__ < "2.13"
 
 
 def test_missing_sources_fail():
