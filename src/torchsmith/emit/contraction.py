@@ -22,6 +22,7 @@ from .values import STORED, Val
 
 LANES = 16
 CHUNK = 256  # partial sums of this many products are added up, so that the error grows with the chunks, not with k
+AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
 # storage type -> C text of one f32 from memory: scalar of `a`, 16 lanes of `b`
 _SCALAR = {"f32": "{}", "bf16": "up_bf16({})", "f16": "up_f16({})"}
@@ -49,6 +50,7 @@ def tile_function(rows: int, vectors: int, a: DType, b: DType, way: str) -> tupl
         f"    i64 k1 = k0 + {CHUNK} < n ? k0 + {CHUNK} : n;",
         *(f"    xf32 {c} = {{0}};" for c, _ in acc),
         '    _Pragma("GCC unroll 4") for (i64 k = k0; k < k1; k++) {',
+        *(f"      __builtin_prefetch(b + (k + {AHEAD}) * kb + {LANES * v});" for v in range(vectors)),
         *(f"      xf32 w{v} = {_VECTOR[b.name].format(f'b + k * kb + {LANES * v}')};" for v in range(vectors)),
     ]
     for m in range(rows):
