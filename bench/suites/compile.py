@@ -1,0 +1,96 @@
+"""First calls in fresh processes, with empty and filled caches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paired import geomean
+
+from .harness import Row, child, load_rows, save
+
+NOTE = (
+    "CPU seconds of the process and its children from call to return, wall time in brackets, one fresh process per figure; "
+    "imports and building the model are not counted. torch.compile uses one compile thread (worker processes would add their own start)."
+)
+
+
+def tree_cpu() -> float:
+    """CPU seconds of this process, its finished children and its living descendants."""
+    tick = os.sysconf("SC_CLK_TCK")
+    stats: dict[int, tuple[int, float]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue  # it ended meanwhile
+            stats[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15])) / tick
+    family = {os.getpid()}
+    while True:
+        more = {pid for pid, (parent, _) in stats.items() if parent in family} - family
+        if not more:
+            return sum(stats[pid][1] for pid in family if pid in stats)
+        family |= more
+
+
+def run_case(case: dict[str, Any]) -> Row:
+    """One first call in this process. Imports and the model's construction are not counted, the compilers' own imports included."""
+    import torch
+
+    from models import inputs_of, make_model
+
+    model, inputs = make_model(case["model"]), inputs_of(case["model"], 1)
+    if case["compiler"] == "torchsmith":
+        import torchsmith
+        import torchsmith.capture.machine
+        import torchsmith.pipeline
+
+        compile_: Callable[..., Any] = torchsmith.compile
+    else:
+        import torch._inductor.compile_fx
+
+        compile_ = torch.compile
+    with torch.no_grad():
+        model(*inputs)  # thread pools and the operators' own first-call work belong to nobody
+        cpu, wall = tree_cpu(), time.perf_counter()
+        compile_(model)(*inputs)
+        return {"cpu": round(tree_cpu() - cpu, 2), "wall": round(time.perf_counter() - wall, 2)}
+
+
+def suite(args: argparse.Namespace) -> list[Row]:
+    rows = load_rows(args.out, "compile") if args.resume else []
+    for model in args.models:
+        if any(r["model"] == model for r in rows):
+            continue
+        row: Row = {"model": model}
+        for compiler in ("torchsmith", "torch.compile"):
+            if compiler not in ("torchsmith", *args.peers):
+                continue
+            with tempfile.TemporaryDirectory() as cache:
+                env = {"TORCHSMITH_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+                case = {"suite": "compile", "model": model, "compiler": compiler}
+                row[compiler] = {state: child(case, env, timeout=900) for state in args.states}
+        rows.append(row)
+        print(table([row]).split("\n")[2], flush=True)
+        save(args.out, "compile", rows, table(rows), NOTE)
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    columns = [(c, s) for c in ("torchsmith", "torch.compile") for s in ("cold", "warm")]
+    out = ["| model | " + " | ".join(f"{c} {s}: CPU s (wall)" for c, s in columns) + " | cold ratio |", "|---" * (len(columns) + 2) + "|"]
+    ratios = []
+    for r in rows:
+        got = {(c, s): r.get(c, {}).get(s) or {"error": "-"} for c, s in columns}
+        cells = [f"{v['cpu']:.2f} ({v['wall']:.2f})" if "cpu" in v else v["error"][-60:] for v in got.values()]
+        ours, theirs = got["torchsmith", "cold"].get("cpu"), got["torch.compile", "cold"].get("cpu")
+        ratios += [theirs / ours] if ours and theirs else []
+        out.append("| " + " | ".join([r["model"], *cells, f"{theirs / ours:.1f}" if ours and theirs else "-"]) + " |")
+    out.append(f"| geomean | | | | | {geomean(ratios):.2f} (of {len(ratios)}) |" if ratios else "| geomean | | | | | - |")
+    return "\n".join(out)

@@ -1,0 +1,84 @@
+"""What every suite needs: where and with what it ran, a fresh process per case, result files.
+
+In: rows. Out: <out>/<suite>.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from paired import QUICK, Protocol
+
+BENCH = Path(__file__).resolve().parents[1]
+Row = dict[str, Any]
+
+
+def about() -> dict[str, str]:
+    """Date, hardware and versions: what a figure is worth nothing without."""
+    cpuinfo = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().replace("\t", "").split("\n") if ":" in line)
+    cpu, flags = cpuinfo.get("model name", "?").strip(), cpuinfo.get("flags", "")
+    wide = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "SSE"
+    found = {}
+    for package in ("torch", "torchvision", "transformers", "timm", "onnxruntime", "openvino"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": f"{cpu}, {os.cpu_count()} cores, {wide}",
+        "python": platform.python_version(),
+        "commit": _output("git", "-C", str(BENCH), "rev-parse", "--short", "HEAD"),
+        "compiler": _output("cc", "--version").split("\n")[0],
+        **found,
+    }
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "?"
+
+
+def child(case: dict[str, Any], env: dict[str, str] | None = None, timeout: float = 3600) -> Row:
+    """Run one case in a fresh process; its result, or {"error": ...}."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        command = [sys.executable, str(BENCH / "run.py"), "--case", json.dumps(case), "--case-out", str(out)]
+        try:
+            done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout, check=False)
+        except subprocess.TimeoutExpired:
+            return {"error": f"no answer in {timeout:.0f} s"}
+        if out.exists():
+            return dict(json.loads(out.read_text()))
+        return {"error": f"exit code {done.returncode}: {done.stderr.strip()[-400:]}"}
+
+
+def protocol_of(args: argparse.Namespace) -> dict[str, Any]:
+    p = QUICK if args.quick else Protocol(pairs=args.pairs)
+    return {"pairs": p.pairs, "burst_s": p.burst_s, "idle_s": p.idle_s}
+
+
+def load_rows(folder: Path, suite: str) -> list[Row]:
+    path = folder / f"{suite}.json"
+    return list(json.loads(path.read_text())["rows"]) if path.exists() else []
+
+
+def save(folder: Path, suite: str, rows: list[Row], table: str, note: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    command = "python bench/run.py " + " ".join(a for a in sys.argv[1:] if not a.startswith("/"))
+    facts = about() | {"command": command}
+    (folder / f"{suite}.json").write_text(json.dumps({"about": facts, "rows": rows}, indent=1) + "\n")
+    header = "\n".join([f"# bench/run.py --suite {suite}", "", *(f"- {k}: {v}" for k, v in facts.items()), "", note, "", ""])
+    (folder / f"{suite}.md").write_text(header + table + "\n")
