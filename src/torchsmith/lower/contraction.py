@@ -3,45 +3,48 @@
     mm(a, b)[i, j] = Fold(k: a0 + a[i, k] * b[k, j])
 
 The schedule recognises the shape of the Fold and gives it the contraction template; nothing here names a kernel. A row declines (and the
-operator stays an extern call) for dtypes whose products are not accumulated in float32, for operands that change from call to call, and
-where `options.native_contractions` is off.
+operator stays an extern call) for complex numbers and booleans, and where `options.native_contractions` is off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
 
 from ..ir import dtype as dt
-from ..ir.expr import Const, Expr, op
+from ..ir.dtype import DType
+from ..ir.expr import Const, Expr, const, op
 from ..options import Options
-from .cat import masked
+from .cat import conjunction, masked
 from .core import Builder
 from .numerics import cast, ir_dtype, scalar
 from .pool import per_dim, window
 from .ref import ZERO, Index, Ref, is_one, known, size
 from .table import lowers
 
-ACCUMULATED_IN_F32 = frozenset({dt.f32, dt.bf16, dt.f16})
+# dtype of the operands -> that of their sum: small floats and integers are summed wider, and rounded (or wrapped) once at the end
+SUMS: dict[DType, DType] = {
+    dt.f32: dt.f32, dt.bf16: dt.f32, dt.f16: dt.f32, dt.f64: dt.f64,
+    dt.i64: dt.i64, dt.i32: dt.i32, dt.i16: dt.i32, dt.i8: dt.i32, dt.u8: dt.i32,
+}  # fmt: skip
 
 
-def _declines(cx: Builder, packed: Ref, *others: Ref) -> bool:
-    """Does the product stay an extern call? `packed` is the operand that is rearranged first: worth it where it is constant, so that
-    the packed form is kept from call to call."""
-    if not cx.options.native_contractions or any(r.dtype not in ACCUMULATED_IN_F32 for r in (packed, *others)):
-        return True
-    return packed.strided is None or packed.strided.root not in cx.constants
+def _declines(cx: Builder, *operands: Ref) -> bool:
+    """Does the product stay an extern call?"""
+    return not cx.options.native_contractions or any(r.dtype not in SUMS for r in operands)
 
 
 def dot(cx: Builder, extents: Sequence[Expr], a: Callable[[Index], Expr], b: Callable[[Index], Expr]) -> Expr:
-    """Sum over `extents` of a(index) * b(index), in float32."""
+    """Sum over `extents` of a(index) * b(index), in the dtype that SUMS names."""
+    acc = SUMS[cx.dtype]
 
     def step(index: Index, state: tuple[Expr, ...]) -> list[Expr]:
-        return [op("add", state[0], op("mul", cast(a(index), dt.f32), cast(b(index), dt.f32)))]
+        return [op("add", state[0], op("mul", cast(a(index), acc), cast(b(index), acc)))]
 
-    return cx.fold(extents, [Const(dt.f32, 0.0)], step, lambda x, y: [op("add", x[0], y[0])])
+    return cx.fold(extents, [Const(acc, 0.0 if acc.is_float else 0)], step, lambda x, y: [op("add", x[0], y[0])])
 
 
 def _matrices(cx: Builder, a: Ref, b: Ref, finish: Callable[[Index, Expr], Expr]) -> Ref:
@@ -56,7 +59,7 @@ def _matrices(cx: Builder, a: Ref, b: Ref, finish: Callable[[Index, Expr], Expr]
 
 @lowers("aten.mm.default", "aten.bmm.default")
 def lower_mm(cx: Builder, a: Ref, b: Ref, *_: Any) -> Any:
-    if _declines(cx, b, a):
+    if _declines(cx, a, b):
         return NotImplemented
     return _matrices(cx, a, b, lambda _, total: cast(total, cx.dtype))
 
@@ -64,68 +67,133 @@ def lower_mm(cx: Builder, a: Ref, b: Ref, *_: Any) -> Any:
 @lowers("aten.addmm.default", "aten.baddbmm.default")
 def lower_addmm(cx: Builder, bias: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 1) -> Any:
     """beta * bias + alpha * (a @ b); beta 0 ignores the bias, NaN included."""
-    if _declines(cx, b, a, bias):
+    if _declines(cx, bias, a, b):
         return NotImplemented
+    acc = SUMS[cx.dtype]
 
     def finish(index: Index, total: Expr) -> Expr:
-        value = total if alpha == 1 else op("mul", total, scalar(alpha, dt.f32))
+        value = total if alpha == 1 else op("mul", total, scalar(alpha, acc))
         if beta != 0:
-            added = cast(bias.at(index[len(index) - bias.rank :]), dt.f32)
-            value = op("add", value, added if beta == 1 else op("mul", added, scalar(beta, dt.f32)))
+            added = cast(bias.at(index[len(index) - bias.rank :]), acc)
+            value = op("add", value, added if beta == 1 else op("mul", added, scalar(beta, acc)))
         return cast(value, cx.dtype)
 
     return _matrices(cx, a, b, finish)
 
 
-def is_native_convolution(node: fx.Node, constant: Collection[fx.Node], options: Options) -> bool:
-    """Will the row for aten.convolution take this call? `constant`: placeholders that keep their values."""
-    x, w, transposed, groups = node.args[0], node.args[1], node.args[6], node.args[8]
-    assert isinstance(x, fx.Node) and isinstance(w, fx.Node)
-    image, weight = x.meta["spec"], w.meta["spec"]
-    taken = not transposed and _grouping(image.shape, weight.shape, groups) is not None
-    return options.native_contractions and taken and w in constant and ir_dtype(image.dtype) in ACCUMULATED_IN_F32
-
-
-def _grouping(image: Sequence[Expr], weight: Sequence[Expr], groups: Any) -> str | None:
-    """ "dense", "depthwise", or None for what the row leaves to the extern call."""
-    if len(image) < 3:
-        return None
-    if groups == 1:
-        return "dense"
-    return "depthwise" if is_one(weight[1]) and known(weight[0]) == known(image[1]) else None
+def is_native_convolution(node: fx.Node, options: Options) -> bool:
+    """Will the row for aten.convolution take this call?"""
+    x = node.args[0]
+    assert isinstance(x, fx.Node)
+    return options.native_contractions and ir_dtype(x.meta["spec"].dtype) in SUMS
 
 
 @lowers("aten.convolution.default")
 def lower_convolution(
-    cx: Builder, x: Ref, w: Ref, bias: Ref | None, stride: Any, padding: Any, dilation: Any, transposed: bool, _: Any, groups: int
+    cx: Builder, x: Ref, w: Ref, bias: Ref | None, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, groups: int
 ) -> Any:
     """out[n, o, p] = bias[o] + sum over c, r of x[n, g * C / groups + c, p * stride + r * dilation - padding] * w[o, c, r]."""
-    rank = x.rank - 2
-    grouping = _grouping(x.shape, w.shape, groups)
-    if _declines(cx, w, x) or transposed or grouping is None:
+    if _declines(cx, x, w):
         return NotImplemented
-    depthwise = grouping == "depthwise"
+    rank = x.rank - 2
     s, p, d = per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank)
+    if transposed:
+        return _transposed(cx, x, w, bias, s, p, d, groups)
     taps = [size(k) for k in w.shape[2:]]
     inside = _never_leaves(x, cx.shape, [known(t) for t in taps], s, p, d)
+    channels, wide = w.shape[1], op("floordiv", w.shape[0], const(groups))
+    depthwise = groups > 1 and is_one(channels)
 
     def at(index: Index) -> Expr:
         n, o, *_ = index
+        first = ZERO if groups == 1 else o if is_one(wide) else op("floordiv", o, wide)
 
         def image(k: Index) -> Expr:
-            channel, tap = (o, k) if depthwise else (k[0], k[1:])
+            channel, tap = (first, k) if depthwise else (first * channels + k[0] if groups > 1 else k[0], k[1:])
             place, test = window(x, rank, (n, channel, *index[2:]), tap, s, p, d)
             return x.load(place) if inside else masked(x, place, test, Const(x.dtype, 0.0))
 
         def weight(k: Index) -> Expr:
             return w.load((o, ZERO, *k) if depthwise else (o, *k))
 
-        total = dot(cx, taps if depthwise else [w.shape[1], *taps], image, weight)
-        if bias is not None:
-            total = op("add", total, cast(bias.at((o,)), dt.f32))
-        return cast(total, cx.dtype)
+        return _with_bias(cx, dot(cx, taps if depthwise else [channels, *taps], image, weight), bias, o)
 
     return cx.stage(at)
+
+
+def _transposed(
+    cx: Builder, x: Ref, w: Ref, bias: Ref | None, s: Sequence[int], p: Sequence[int], d: Sequence[int], groups: int
+) -> Ref:
+    """out[n, o, y] = bias[o] + sum over c, t of x[n, c, (y + p - t * d) / s] * w[c, o, t], where the division leaves no rest.
+
+    Results y = q * s + f of one phase f read every s-th tap, and step through x by one: with y split into q and f, each phase is an
+    ordinary convolution, and no loop divides. A result whose size is no multiple of s is cut out of a larger one.
+    """
+    rank = x.rank - 2
+    phases = [_phase(s[i], p[i], d[i], known(w.shape[2 + i]), w.shape[2 + i]) for i in range(rank)]
+    channels, wide = op("floordiv", w.shape[0], const(groups)), w.shape[1]
+
+    def at(index: Index) -> Expr:
+        n, o, *spatial = index
+        group, inner = (ZERO, o) if groups == 1 else (o, ZERO) if is_one(wide) else (op("floordiv", o, wide), op("mod", o, wide))
+        first = ZERO if groups == 1 else group * channels
+
+        def places(k: Index) -> tuple[Index, Index, Expr]:
+            tests: list[Expr] = []
+            where, taps = [], []
+            for i, (y, j) in enumerate(zip(spatial, k[1:], strict=True)):
+                tap, place, live = phases[i][1](y, j)
+                tests += [*live, op("ge", place, ZERO), op("lt", place, x.shape[2 + i])]
+                taps.append(tap)
+                where.append(place)
+            return tuple(where), tuple(taps), conjunction(tests)
+
+        def image(k: Index) -> Expr:
+            where, _, test = places(k)
+            return masked(x, (n, first + k[0], *where), test, Const(x.dtype, 0.0))
+
+        def weight(k: Index) -> Expr:
+            _, taps, _ = places(k)
+            inside = [op("lt", t, w.shape[2 + i]) for i, t in enumerate(taps) if not phases[i][2]]
+            return masked(w, (first + k[0], inner, *taps), conjunction(inside), Const(w.dtype, 0.0))
+
+        return _with_bias(cx, dot(cx, [channels, *(count for count, _, _ in phases)], image, weight), bias, o)
+
+    if all((known(n) or 1) % s[i] == 0 for i, n in enumerate(cx.shape[2:])):
+        return cx.stage(at)
+    whole = (*cx.shape[:2], *(op("floordiv", n + (s[i] - 1), const(s[i])) * s[i] for i, n in enumerate(cx.shape[2:])))
+    return cx.stage(at, whole, cx.dtype).remap(cx.shape, lambda i: i)
+
+
+Place = Callable[[Expr, Expr], tuple[Expr, Expr, list[Expr]]]
+
+
+def _phase(s: int, p: int, d: int, taps: int | None, extent: Expr) -> tuple[Expr, Place, bool]:
+    """One dimension: how many taps a phase has, (y, j) -> (j-th tap, where it reads, when it exists), and do all phases have that many.
+
+    The taps of phase f solve t * d = f + p modulo s: t = first(f) + j * step, with step = s / gcd(s, d).
+    """
+    common = math.gcd(s, d)
+    step = s // common
+    inverse = pow(d // common, -1, step) if step > 1 else 0
+    exact = taps is not None and taps % step == 0
+
+    def place(y: Expr, j: Expr) -> tuple[Expr, Expr, list[Expr]]:
+        q, f = (y, ZERO) if s == 1 else (op("floordiv", y, const(s)), op("mod", y, const(s)))
+        first = ZERO if step == 1 else op("mod", op("floordiv", f + p, const(common)) * inverse, const(step))
+        tap = first + j * step
+        live = [] if common == 1 else [op("eq", op("mod", f + p, const(common)), ZERO)]
+        if not exact:
+            live.append(op("lt", tap, extent))
+        return tap, q + op("floordiv", f + p - first * d, const(s)) - j * (d // common), live
+
+    return op("floordiv", extent + (step - 1), const(step)), place, exact
+
+
+def _with_bias(cx: Builder, total: Expr, bias: Ref | None, o: Expr) -> Expr:
+    if bias is not None:
+        total = op("add", total, cast(bias.at((o,)), total.dtype))
+    return cast(total, cx.dtype)
 
 
 def _never_leaves(x: Ref, out: Sequence[Expr], taps: Sequence[int | None], s: Sequence[int], p: Sequence[int], d: Sequence[int]) -> bool:

@@ -19,7 +19,6 @@ from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
 from ..ir.expr import Const, Expr, const
 from ..options import Options
 from .contraction import is_native_convolution
-from .core import constant_inputs
 from .table import LOWERINGS
 
 aten = torch.ops.aten
@@ -67,9 +66,7 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
 
 def _candidates(fg: FunctionalGraph, options: Options) -> list[torch.fx.Node]:
     """Convolutions that stay extern calls and are faster on channels-last activations."""
-    placeholders = [n for n in fg.graph.nodes if n.op == "placeholder"]
-    constant = {placeholders[i] for i in constant_inputs(fg)}
-    return [n for n in fg.graph.nodes if _is_plain(n) and not is_native_convolution(n, constant, options) and is_profitable(n)]
+    return [n for n in fg.graph.nodes if _is_plain(n) and not is_native_convolution(n, options) and is_profitable(n)]
 
 
 def _is_plain(node: torch.fx.Node) -> bool:

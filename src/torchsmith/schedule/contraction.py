@@ -44,6 +44,7 @@ class Contraction:
 
 
 ACC = Var("acc", dt.f32)
+ONE_ROW = Axis("m_one")
 
 
 def _factor(e: Expr) -> Load | None:
@@ -72,9 +73,9 @@ def recognise(stage: Stage) -> Contraction | None:
     if not any(isinstance(e, Fold) for s in stage.stores for e in walk(s.value)):
         return None
     found = [c for s in dict.fromkeys((stage, split_axes(stage))) for c in _readings(s)]
-    # Of a matrix product either side could be packed: take the one that gives vectors along the result's last dimension.
-    natural = [c for c in found if c.stage.stores[0].index[-1] is c.n[0]]
-    return next(iter(natural or found), None)
+    # Either side of a matrix product could be packed: take the one that gives vectors along the result's last dimension. A reading with
+    # one row is the last resort: split axes may show more (a transposed convolution's).
+    return min(found, key=lambda c: (c.stage.stores[0].index[-1] is not c.n[0], c.rows[0][0] is ONE_ROW), default=None)
 
 
 def _readings(stage: Stage) -> Iterator[Contraction]:
@@ -120,7 +121,7 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
         return None
     batch = tuple(x for x in stage.axes if x[0] in in_a and x[0] in in_b)
     # A product with one row (a vector times a matrix) has lost its row axis: give it one.
-    rows = tuple(x for x in stage.axes if x[0] not in in_b) or ((Axis("m_one"), const(1)),)
+    rows = tuple(x for x in stage.axes if x[0] not in in_b) or ((ONE_ROW, const(1)),)
     loops = [(x, e) for x, e in zip(fold.axes, fold.extents, strict=True)]
     if not loops or any(x not in in_a or x not in in_b for x, _ in loops):
         return None

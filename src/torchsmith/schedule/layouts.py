@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.expr import Axis
+from ..ir.expr import Axis, walk
 from ..ir.linear import linear
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from .contraction import dense, recognise
@@ -24,7 +24,9 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
         return None
     product = recognise(stage)
     if product is not None:
-        last = axes.index(product.n[0]) if product.n[0] in axes else len(axes) - 1
+        # where axes were split to see the product, its dimension is the one indexed by a part of it
+        parts = product.stage.stores[0].index
+        last = max((d for d, i in enumerate(parts) if product.n[0] in set(walk(i))), default=len(axes) - 1)
         return [*(d for d in range(len(axes)) if d != last), last]
     best: tuple[int, list[int]] | None = None
     for x in stage_loads(stage):

@@ -1,0 +1,126 @@
+"""Every form of product and convolution: native, without an extern call, equal to eager on random small shapes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchsmith
+
+F = torch.nn.functional
+Case = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def check(fn: Callable[..., torch.Tensor], *args: torch.Tensor) -> None:
+    """One native graph without extern calls; no further from a float64 run than the numerics bar allows; layout as eager's."""
+    with torch.no_grad():
+        torchsmith.compiler.reset()
+        done = torchsmith.explain(fn)(*args)
+        want = fn(*args)
+        exact = fn(*(a.double() if a.is_floating_point() else a for a in args))
+    assert [(g.road, g.externs) for g in done.graphs] == [("native", ())]
+    got = done.result
+    assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
+    if not want.is_floating_point():
+        assert torch.equal(got, want)
+    elif want.numel():
+        error, eager = ((t.double() - exact).abs().max().item() for t in (got, want))
+        assert error <= max(2 * eager, 4 * torch.finfo(want.dtype).eps * exact.abs().max().item())
+
+
+def numbers(rng: random.Random, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        return torch.randint(-9, 9, shape, dtype=dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rng.randrange(1 << 30))).to(dtype)
+
+
+def convolution(rng: random.Random, dtype: torch.dtype) -> Case:
+    """Any rank, groups, stride, padding, dilation."""
+    rank = rng.choice((1, 2, 2, 3))
+    groups = rng.choice((1, 1, 2, 3, 8))
+    ic, oc = groups * rng.choice((1, 1, 2, 4, 5)), groups * rng.choice((1, 2, 4, 8, 17))
+    k = [rng.choice((1, 2, 3, 5)) for _ in range(rank)]
+    how: dict[str, Any] = {w: tuple(rng.choice(v) for _ in range(rank)) for w, v in (("stride", (1, 1, 2, 3)), ("dilation", (1, 1, 2)))}
+    how["padding"] = tuple(rng.choice((0, n // 2, n - 1)) for n in k)
+    size = [rng.randint(max(1, d * (n - 1) + 1), d * (n - 1) + 12) for n, d in zip(k, how["dilation"], strict=True)]
+    x = numbers(rng, dtype, rng.choice((1, 1, 2)), ic, *size)
+    w, b = numbers(rng, dtype, oc, ic // groups, *k), numbers(rng, dtype, oc)
+    call = getattr(F, f"conv{rank}d")
+    return (lambda x, w, b: call(x, w, b, groups=groups, **how)), (x, w, b)
+
+
+def transposed(rng: random.Random, dtype: torch.dtype) -> Case:
+    rank = rng.choice((1, 2, 2, 3))
+    groups = rng.choice((1, 1, 2, 4))
+    ic, oc = groups * rng.choice((1, 2, 5)), groups * rng.choice((1, 3, 8))
+    k = [rng.choice((1, 2, 3, 4, 5)) for _ in range(rank)]
+    stride, dilation = ([rng.choice(v) for _ in range(rank)] for v in ((1, 2, 2, 3), (1, 1, 2, 3)))
+    extra = [rng.randrange(max(s, d)) for s, d in zip(stride, dilation, strict=True)]
+    padding = [rng.randint(0, d * (n - 1) // 2) for n, d in zip(k, dilation, strict=True)]
+    x = numbers(rng, dtype, rng.choice((1, 2)), ic, *(rng.randint(1, 6) for _ in k))
+    w, b = numbers(rng, dtype, ic, oc // groups, *k), numbers(rng, dtype, oc)
+    call = getattr(F, f"conv_transpose{rank}d")
+    return (lambda x, w, b: call(x, w, b, stride, padding, extra, groups, dilation)), (x, w, b)
+
+
+def product(rng: random.Random, dtype: torch.dtype) -> Case:
+    """Matrices and vectors, batches that broadcast, either operand transposed."""
+    m, n, k = (rng.choice((1, 2, 5, 16, 33, 70)) for _ in range(3))
+    batch = rng.choice(((), (), (3,), (3, 1), (1, 3)))
+    left = numbers(rng, dtype, *batch, k, m).mT if rng.random() < 0.3 else numbers(rng, dtype, *batch, m, k)
+    right = numbers(rng, dtype, *(3,) * rng.randint(0, len(batch)), n, k).mT if rng.random() < 0.4 else numbers(rng, dtype, k, n)
+    if not batch and rng.random() < 0.3:
+        left, right = (left[0], right) if rng.random() < 0.5 else (left, right[:, 0])
+    return torch.matmul, (left, right)
+
+
+def check_seeds(make: Callable[[random.Random, torch.dtype], Case], dtype: torch.dtype, count: int) -> None:
+    for seed in range(count):
+        fn, args = make(random.Random(f"{make.__name__}{dtype}{seed}"), dtype)
+        try:
+            check(fn, *args)
+        except AssertionError as e:
+            raise AssertionError(f"seed {seed}: {[tuple(a.shape) for a in args]}") from e
+
+
+@pytest.mark.parametrize("make", [convolution, transposed, product])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_random_forms(make: Callable[[random.Random, torch.dtype], Case], dtype: torch.dtype) -> None:
+    check_seeds(make, dtype, 10 if dtype is torch.float32 else 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int8])
+def test_integer_products(dtype: torch.dtype) -> None:
+    check_seeds(product, dtype, 3)
+
+
+R = torch.randn
+OTHERS: dict[str, Case] = {
+    "same": (lambda x, w: F.conv2d(x, w, padding="same", dilation=2), (R(1, 3, 9, 8), R(4, 3, 4, 3))),
+    "unbatched": (lambda x, w: F.conv2d(x, w, padding=1), (R(3, 9, 8), R(4, 3, 3, 3))),
+    "empty batch": (lambda x, w: F.conv2d(x, w, padding=1), (R(0, 3, 9, 8), R(4, 3, 3, 3))),
+    "circular": (torch.nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), (R(1, 3, 8, 8),)),
+    "reflect": (torch.nn.Conv1d(3, 5, 3, padding=1, padding_mode="reflect"), (R(1, 3, 8),)),
+    "baddbmm": (lambda i, a, b: torch.baddbmm(i, a, b, beta=0.3, alpha=2), (R(2, 5, 7), R(2, 5, 8), R(2, 8, 7))),
+    "addmv": (lambda i, a, b: torch.addmv(i, a, b, beta=0.3, alpha=2), (R(5), R(5, 8), R(8))),
+    "addr": (lambda i, a, b: torch.addr(i, a, b, beta=0.3, alpha=2), (R(5, 8), R(5), R(8))),
+    "dot": (torch.dot, (R(100), R(100))),
+    "outer": (torch.outer, (R(10), R(20))),
+    "einsum": (lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), (R(2, 5, 3, 8), R(2, 7, 3, 8))),
+    "chain": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), (R(5, 8), R(8, 9), R(9, 3))),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_forms(name: str) -> None:
+    fn, args = OTHERS[name]
+    if isinstance(fn, torch.nn.Module):
+        done = torchsmith.explain(fn.requires_grad_(False))(*args)
+        assert [(g.road, g.externs) for g in done.graphs] == [("native", ())]
+        torch.testing.assert_close(done.result, fn(*args))
+    else:
+        check(fn, *args)
