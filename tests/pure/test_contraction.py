@@ -9,9 +9,10 @@ from emit_harness import launch
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Const, Fold, Load, Var, const, op, substitute
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
-from torchsmith.schedule.contraction import ACC, choose_tile, form_contraction, pack, recognise
+from torchsmith.schedule.contraction import ACC, form_contraction, pack, recognise, work_of
 from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
+from torchsmith.schedule.tiling import Tiling, choose_tiling
 
 A0, B0 = Var("fa0", dt.f32), Var("fb0", dt.f32)
 
@@ -28,15 +29,14 @@ def channels_last(shape) -> Layout:
 def run(stage: Stage, buffers: dict[str, Buffer], arrays: dict[str, np.ndarray], epilogue=lambda v, index: v, tile=None) -> None:
     c = recognise(stage)
     assert c is not None
-    m, n = (e[1].value for e in (c.rows[-1], c.n))
-    tile = tile or choose_tile(m, n)
-    packing, packed = pack(c, "packed", tile[1])
+    tiling = Tiling(*tile, "columns") if tile else choose_tiling(work_of(c))
+    packing, packed = pack(c, "packed", tiling.vectors)
     table = {**buffers, "packed": packed}
     arrays["packed"] = np.full(int(np.prod([e.value for e in packed.shape])), np.nan, np.float32)
     launch(stage_kernel(packing, table), arrays, {})
     store = stage.stores[0]
     stores = (Store(store.buf, store.index, epilogue(substitute(store.value, {c.fold: ACC}), store.index)),)
-    launch(form_contraction(c, stores, packed, tile, buffers, ()), arrays, {}, chunks=3)
+    launch(form_contraction(c, stores, packed, tiling, buffers, ()), arrays, {}, chunks=3)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 3, 7), (128, 96, 64), (33, 70, 19), (1, 200, 40), (14, 32, 0)])

@@ -10,6 +10,7 @@ n is the axis that only `b` depends on, m the innermost axis that only `a` depen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,10 +20,8 @@ from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Layout, Stage, Store
 from .affine import split_axes
+from .tiling import LANES, Tiling, Work
 
-LANES = 16
-CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-level cache
-REGISTERS = 28  # accumulators of a tile; 32 vector registers less operands
 SHORT = 8  # an inner loop below this many steps spends its time on starting
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})
 
@@ -143,24 +142,24 @@ def _is_affine(e: Expr, axes: tuple[Axis, ...]) -> bool:
     return all(atom in axes or not any(x in axes for x in walk(atom)) for atom in linear(e).terms)
 
 
-def choose_tile(m: int | None, n: int | None) -> tuple[int, int]:
-    """(rows, vectors) of the register tile for an m x n result: the largest share of useful multiply-adds per cycle.
+def work_of(c: Contraction) -> Work:
+    """The sizes that a tiling may depend on."""
 
-    A tile step costs rows * vectors multiply-adds, or its loads (vectors of b, rows of a, two per cycle) if they are more.
-    """
-    if m is None:
-        m = 1 << 20
-    if n is None:
-        n = 1 << 20
-    best, choice = 0.0, (1, 1)
-    for rows in range(1, min(REGISTERS, m) + 1):
-        for vectors in range(1, min(REGISTERS // rows, 8, -(-n // LANES)) + 1):
-            useful = m / (-(-m // rows) * rows) * n / (-(-n // (LANES * vectors)) * LANES * vectors)
-            work = rows * vectors
-            score = useful * work / max(work, vectors + rows / 2, 8) * work / (work + 0.4)
-            if score > best + 1e-9:
-                best, choice = score, (rows, vectors)
-    return choice
+    def product(axes: tuple[tuple[Axis, Expr], ...]) -> int | None:
+        sizes = [const_of(e) for _, e in axes]
+        return None if None in sizes else math.prod(s for s in sizes if s is not None)
+
+    return Work(
+        batch=product(c.batch),
+        outer=product(c.rows[:-1]),
+        m=product(c.rows[-1:]),
+        n=product((c.n,)),
+        taps=product(c.taps),
+        k=product((c.k,)),
+        a=c.a.dtype.name,
+        b=c.b.dtype.name,
+        is_padded=c.a.mask is not None,
+    )
 
 
 def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
@@ -183,10 +182,10 @@ def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
 
 
 def form_contraction(
-    c: Contraction, stores: tuple[Store, ...], packed: Buffer, tile: tuple[int, int], buffers: dict[str, Buffer], origins: tuple[str, ...]
+    c: Contraction, stores: tuple[Store, ...], packed: Buffer, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]
 ) -> Kernel:
     """The kernel of `c` and its epilogue: `stores` over the axes of c.stage, reading the product as ACC."""
-    (rows, vectors), width = tile, LANES * tile[1]
+    rows, vectors, width = tiling.rows, tiling.vectors, LANES * tiling.vectors
     (m, m_extent), (n, n_extent) = c.rows[-1], c.n
     mt, ml, nt, nl = Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl")
     row, column = mt * rows + ml, nt * width + nl
@@ -206,9 +205,7 @@ def form_contraction(
         epilogue = Loop(ml, live, "serial", (Loop(nl, wide, "vector", body),))
     n_tiles = (nt, op("floordiv", n_extent + (width - 1), const(width)))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
-    # A packed operand that stays in the second-level cache is swept for every row tile, so that results are written in order.
-    is_small = _product([*packed.shape]) * packed.dtype.itemsize <= CACHED
-    grid = (*c.batch, *m_tiles, n_tiles) if is_small else (*c.batch, n_tiles, *m_tiles)
+    grid = (*c.batch, *m_tiles, n_tiles) if tiling.sweep == "rows" else (*c.batch, n_tiles, *m_tiles)
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
     params, syms = _params((contract, epilogue), stores, c, packed, buffers, [e for _, e in grid])

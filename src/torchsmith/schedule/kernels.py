@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir.kernel import Kernel, Scheduled
-from ..ir.linear import const_of
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from . import deps
-from .contraction import Contraction, choose_tile, form_contraction, pack, recognise
+from .contraction import Contraction, form_contraction, pack, recognise, work_of
 from .draft import build
 from .group import Group, Grouper, group_stages
 from .layouts import choose_layouts
 from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
+from .tiling import choose_tiling
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
@@ -37,13 +37,13 @@ def group_kernel(group: Group, buffers: Mapping[str, Buffer], own: set[str]) -> 
 
 def contraction_kernels(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Kernel, Kernel]:
     """Pack the right-hand operand (into a new buffer, entered in `buffers`), then multiply."""
-    tile = choose_tile(const_of(c.rows[-1][1]), const_of(c.n[1]))
-    packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tile[1])
+    tiling = choose_tiling(work_of(c))
+    packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
     buffers[packed.name] = packed
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
     origins = (c.stage.origin, c.stage.loc)
-    return stage_kernel(packing, buffers), form_contraction(c, stores, packed, tile, buffers, origins)
+    return stage_kernel(packing, buffers), form_contraction(c, stores, packed, tiling, buffers, origins)
 
 
 def form_kernels(program: Program, options: Options) -> Scheduled:

@@ -1,0 +1,107 @@
+"""The tiling decision of a contraction: what it is, what it may depend on, and the cost model behind the default.
+
+In: Work, the sizes of one contraction as numbers. Out: Tilings, the best guess first; `mode="max-autotune"` measures the rest of them.
+Nothing here knows a model or an operator: equal Work, equal decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import Literal
+
+LANES = 16
+CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-level cache
+REGISTERS = 28  # accumulators of a tile; 32 vector registers less operands
+UNKNOWN = 1 << 20  # what a symbolic size counts as
+CANDIDATES = 6  # most tilings that are measured
+WORTH = 0.8  # tilings whose score is below this part of the best are not measured
+
+Sweep = Literal["rows", "columns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """rows x (16 * vectors) accumulators in registers. sweep "rows": all column tiles for a row tile, then the next row tile, so that
+    results are written in order; "columns": the packed operand's tile stays in the first-level cache while the rows pass."""
+
+    rows: int
+    vectors: int
+    sweep: Sweep
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.vectors} by {self.sweep}"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """batch x outer x m x n results of taps x k multiply-adds each; m is the tiled row axis, `outer` the product of the others; None:
+    known at run time only. a, b: storage dtypes; is_padded: rows may fall into padding."""
+
+    batch: int | None
+    outer: int | None
+    m: int | None
+    n: int | None
+    taps: int | None
+    k: int | None
+    a: str
+    b: str
+    is_padded: bool
+
+    @property
+    def key(self) -> str:
+        """Text that names this work in a file of remembered decisions."""
+        return " ".join("?" if v is None else str(int(v)) if isinstance(v, bool) else str(v) for v in astuple(self))
+
+    @property
+    def packed_bytes(self) -> int:
+        sizes = [64 if v is None else v for v in (self.batch, self.n, self.taps, self.k)]
+        return sizes[0] * sizes[1] * sizes[2] * sizes[3] * {"f32": 4, "f64": 8}.get(self.b, 2)
+
+
+def score(work: Work, rows: int, vectors: int) -> float:
+    """Useful multiply-adds per cycle, as a part of the most that is possible.
+
+    A tile step costs rows * vectors multiply-adds, or its loads (vectors of b, rows of a, two per cycle) if they are more.
+    """
+    m, n = work.m or UNKNOWN, work.n or UNKNOWN
+    useful = m / (-(-m // rows) * rows) * n / (-(-n // (LANES * vectors)) * LANES * vectors)
+    steps = rows * vectors
+    return useful * steps / max(steps, vectors + rows / 2, 8) * steps / (steps + 0.4)
+
+
+def default_sweep(work: Work) -> Sweep:
+    """A packed operand that stays in the second-level cache is swept for every row tile."""
+    return "rows" if work.packed_bytes <= CACHED else "columns"
+
+
+def candidates(work: Work, most: int = CANDIDATES) -> tuple[Tiling, ...]:
+    """Tilings worth measuring, the default first; then other tiles of about its score, then the other sweep."""
+    m, n = work.m or UNKNOWN, work.n or UNKNOWN
+    scored: list[tuple[float, int, int]] = []
+    for rows in range(1, min(REGISTERS, m) + 1):
+        for vectors in range(1, min(REGISTERS // rows, 8, -(-n // LANES)) + 1):
+            scored.append((score(work, rows, vectors), rows, vectors))
+    first = 0
+    for i, row in enumerate(scored):
+        if row[0] > scored[first][0] + 1e-9:
+            first = i
+    best, rows, vectors = scored[first]
+    sweep = default_sweep(work)
+    other: Sweep = "columns" if sweep == "rows" else "rows"
+    near = sorted((-s, r, v) for s, r, v in scored if (r, v) != (rows, vectors) and s >= WORTH * best)
+    tiles = [(rows, vectors), *_apart([(r, v) for _, r, v in near], (rows, vectors), most)]
+    found = [Tiling(rows, vectors, sweep), Tiling(rows, vectors, other), *(Tiling(r, v, sweep) for r, v in tiles[1:])]
+    return tuple(found[:most])
+
+
+def _apart(tiles: list[tuple[int, int]], first: tuple[int, int], most: int) -> list[tuple[int, int]]:
+    """Some of `tiles`, best first, no two with equal vectors and nearly equal rows."""
+    kept = [first]
+    for rows, vectors in tiles:
+        if len(kept) <= most and all(v != vectors or abs(r - rows) >= max(2, rows // 4) for r, v in kept):
+            kept.append((rows, vectors))
+    return kept[1:]
+
+
+def choose_tiling(work: Work) -> Tiling:
+    return candidates(work, 1)[0]

@@ -1,0 +1,36 @@
+"""The tiling decision: candidates are possible, distinct, bounded in number, and the default comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchsmith.schedule.tiling import CANDIDATES, LANES, REGISTERS, Work, candidates, choose_tiling
+
+SIZES = [0, 1, 5, 7, 14, 49, 100, 128, 3136, None]
+
+
+def work(m: int | None, n: int | None, k: int | None = 64) -> Work:
+    return Work(batch=1, outer=1, m=m, n=n, taps=9, k=k, a="f32", b="f32", is_padded=False)
+
+
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("n", [0, 1, 3, 16, 24, 96, 1000, None])
+def test_candidates_are_possible_and_few(m: int | None, n: int | None) -> None:
+    found = candidates(work(m, n))
+    assert 1 <= len(found) <= CANDIDATES and len(set(found)) == len(found)
+    assert found[0] == choose_tiling(work(m, n))
+    for t in found:
+        assert 1 <= t.rows and 1 <= t.vectors and t.rows * t.vectors <= REGISTERS
+        assert not m or t.rows <= m
+        assert not n or t.vectors <= -(-n // LANES)
+
+
+def test_a_key_names_one_work() -> None:
+    keys = {w.key for m in SIZES for n in SIZES for k in SIZES for w in [work(m, n, k)]}
+    assert len(keys) == len(SIZES) ** 3
+    assert all("\n" not in k for k in keys)
+
+
+def test_small_packed_operands_are_swept_for_every_row_tile() -> None:
+    assert choose_tiling(work(3136, 64, 8)).sweep == "rows"
+    assert choose_tiling(work(49, 2048, 512)).sweep == "columns"
