@@ -20,7 +20,7 @@ def test_candidates_are_possible_and_few(m: int | None, n: int | None) -> None:
     assert 1 <= len(found) <= CANDIDATES and len(set(found)) == len(found)
     assert found[0] == choose_tiling(work(m, n))
     for t in found:
-        assert 1 <= t.rows and 1 <= t.vectors and t.rows * t.vectors <= REGISTERS
+        assert t.rows >= 1 and t.vectors >= 1 and t.rows * t.vectors <= REGISTERS
         assert not m or t.rows <= m
         assert not n or t.vectors <= -(-n // LANES)
 
