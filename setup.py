@@ -1,11 +1,13 @@
 """The two C extensions: frame hook and guards, and the native host. CPython headers only, never torch's."""
 
+import shutil
 import sysconfig
 from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 FLAGS = ["-O2", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
 
@@ -20,8 +22,19 @@ class BuildExtensions(build_ext):
         super().build_extensions()
 
 
+class BuildPackage(build_py):
+    """build_py that takes the C sources along: models are linked against them on the user's machine."""
+
+    def run(self) -> None:
+        super().run()
+        for path in (p for p in Path("csrc").rglob("*.[ch]") if p.parts[1] != "frame"):
+            target = Path(self.build_lib) / "torchsmith" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+
 setup(
-    cmdclass={"build_ext": BuildExtensions},
+    cmdclass={"build_ext": BuildExtensions, "build_py": BuildPackage},
     ext_modules=[
         Extension(
             "torchsmith.capture._frame",
@@ -33,7 +46,7 @@ setup(
         Extension(
             "torchsmith.runtime._native",
             sources=sorted(glob("csrc/native/*.c")),
-            depends=["csrc/native/native.h", "csrc/torchsmith.h"],
+            depends=["csrc/torchsmith.h", *sorted(glob("csrc/native/*.h")), *sorted(glob("csrc/include/torchsmith/*.h"))],
             include_dirs=["csrc"],
             extra_compile_args=FLAGS,
         ),

@@ -2,10 +2,18 @@
 #include <dlfcn.h>
 
 #include "native.h"
+#include "package.h"
 
 static PyObject *trim(PyObject *module, PyObject *none) {
   workspace_trim();
   Py_RETURN_NONE;
+}
+
+static PyObject *stats(PyObject *module, PyObject *none) {
+  int64_t fresh = 0, bytes = 0;
+  int kept = 0;
+  workspace_stats(&fresh, &bytes, &kept);
+  return Py_BuildValue("{s:L,s:L,s:i}", "fresh", (long long)fresh, "bytes", (long long)bytes, "kept", kept);
 }
 
 static PyObject *has_symbol(PyObject *module, PyObject *name);
@@ -18,10 +26,11 @@ static PyObject *dtype_number(PyObject *module, PyObject *row) {
 
 static PyMethodDef methods[] = {
     {"setup", torch_setup, METH_O, "Find torch's functions; takes a dict of Python callables and samples."},
+    {"setup_packages", package_setup, METH_O, "The exception that packages raise: called with text and status."},
     {"has_symbol", has_symbol, METH_O, "True when libtorch_cpu exports this name."},
     {"dtype_number", dtype_number, METH_O, "torch's number of a dtype row."},
     {"refreeze", refreeze, METH_NOARGS, "Every graph prepares its constants anew at its next call."},
-    {"workspace_stats", workspace_stats, METH_NOARGS, "Blocks made, bytes held, blocks kept."},
+    {"workspace_stats", stats, METH_NOARGS, "Blocks made, bytes held, blocks kept."},
     {"workspace_trim", trim, METH_NOARGS, "Free every idle workspace."},
     {NULL, NULL, 0, NULL},
 };
@@ -35,11 +44,12 @@ static PyObject *has_symbol(PyObject *module, PyObject *name) {
 }
 
 PyMODINIT_FUNC PyInit__native(void) {
-  if (PyType_Ready(&GraphType) < 0 || PyType_Ready(&SlotType) < 0) return NULL;
+  if (PyType_Ready(&GraphType) < 0 || PyType_Ready(&SlotType) < 0 || package_ready() < 0) return NULL;
   workspace_init();
   PyObject *m = PyModule_Create(&module);
   if (!m) return NULL;
-  if (PyModule_AddObjectRef(m, "Graph", (PyObject *)&GraphType) < 0 || PyModule_AddObjectRef(m, "Slot", (PyObject *)&SlotType) < 0) {
+  if (PyModule_AddObjectRef(m, "Graph", (PyObject *)&GraphType) < 0 || PyModule_AddObjectRef(m, "Slot", (PyObject *)&SlotType) < 0 ||
+      PyModule_AddObjectRef(m, "Package", (PyObject *)&PackageType) < 0) {
     Py_DECREF(m);
     return NULL;
   }

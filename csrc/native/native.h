@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "torchsmith.h"
+#include "workspace.h"
 
 #define TS_DTYPES 16 /* rows of ts_dtype */
 
@@ -56,14 +57,6 @@ static inline Handle handle_of(PyObject *tensor) { return (char *)tensor + torch
 static inline bool is_tensor(PyObject *o) { return PyObject_TypeCheck(o, torch.tensor); }
 int describe_tensor(Handle h, ts_tensor *out, bool with_sizes);
 
-/* ---- workspace.c: a bounded, process-wide list of aligned blocks */
-void *workspace_take(int64_t bytes);
-void workspace_give(void *block);
-PyObject *workspace_stats(PyObject *module, PyObject *none);
-void workspace_trim(void);
-void workspace_init(void);
-void *block_new(int64_t bytes); /* not on the list */
-void block_free(void *block);
 
 /* ---- extern.c: calls into torch */
 typedef struct Extern Extern;

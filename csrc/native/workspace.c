@@ -2,12 +2,12 @@
  *
  * The list is shared by all graphs of the process, so that its size follows the largest graphs that run at one time, not the
  * number of graphs. A block carries its size in a 64-byte header before the address handed out. */
+#include "workspace.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#include "native.h"
 
 #define KEPT 16
 #define WINDOW 512 /* calls after which blocks much larger than any of them needed are freed */
@@ -123,8 +123,10 @@ void workspace_trim(void) {
   for (int i = 0; i < n; i++) drop(out[i]);
 }
 
-PyObject *workspace_stats(PyObject *module, PyObject *none) {
-  return Py_BuildValue("{s:L,s:L,s:i}", "fresh", (long long)n_fresh, "bytes", (long long)bytes_live, "kept", n_kept);
+void workspace_stats(int64_t *fresh_blocks, int64_t *bytes, int *idle) {
+  *fresh_blocks = n_fresh;
+  *bytes = bytes_live;
+  *idle = n_kept;
 }
 
 void *block_new(int64_t bytes) {

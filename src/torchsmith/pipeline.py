@@ -157,6 +157,12 @@ def compile_functional(fg: FunctionalGraph, options: Options, name: str) -> tupl
     return source.manifest, library, False
 
 
+def compile_source(fg: FunctionalGraph, options: Options, name: str) -> Source:
+    """FunctionalGraph -> the texts of a library and their manifest; who links them, and around what, is the caller's affair."""
+    source: Source = run_passes(COMPILE, fg, options, name)
+    return source
+
+
 def without_uncounted(fg: FunctionalGraph, inputs: Sequence[Any]) -> FunctionalGraph:
     """Inference tensors have no version counter, so nothing may be kept of them between calls: they become plain inputs."""
     uncounted = [i for i, (t, role) in enumerate(zip(inputs, fg.roles, strict=False))

@@ -141,6 +141,8 @@ class _Host:
                 number += 1
             elif kind in ("size", "stride"):
                 value = f"in[{s.origin[1]}].{kind}s[{s.origin[2]}]"
+                if len(s.origin) == 5:  # a derived dimension: size = scale * symbol + offset
+                    value = f"({value} - ({s.origin[4]})) / {s.origin[3]}"
             else:
                 continue
             if wanted:
@@ -471,6 +473,15 @@ def _arg_exprs(arg: ExternArg) -> list[Expr]:
     return [e for a in arg for e in _arg_exprs(a)] if isinstance(arg, tuple) else []
 
 
+def size_text(e: Expr) -> str:
+    """C text of an expression over sizes, whose symbols are the C variables `c_name(symbol)`."""
+    return _Host(_NO_PLAN, ()).expr(e)
+
+
+c_name, c_string = _c_name, _c_string  # also used by emit/model.py
+_NO_PLAN = Plan("", (), (), {}, {}, (), Const(dt.index, 0), (), (), ())
+
+
 # ---------------------------------------------------------------- manifest
 
 
@@ -479,6 +490,8 @@ def describe(plan: Plan) -> dict[str, Any]:
     steps = _steps(plan.run)
     externs = [s.extern for s in steps if isinstance(s, Call)]
     passed = {b for e in externs for a in _args(e) for b in _arg_buffers(a)}
+    launched = {b for s in steps if isinstance(s, Launch) for b in s.bufs}
+    needed = {place.index for b in passed | launched | set(_loaded(steps)) if isinstance(place := plan.places.get(b), Input)}
     written = {b for e in externs for b in e.mutates}
     for s in steps:
         if isinstance(s, Launch):
@@ -488,16 +501,24 @@ def describe(plan: Plan) -> dict[str, Any]:
         "abi": 1,
         "symbol": SYMBOL,
         "name": plan.name,
-        "inputs": [_describe_input(plan, i, passed, changed) for i in range(len(plan.inputs))],
+        "inputs": [_describe_input(plan, i, passed, changed, needed) for i in range(len(plan.inputs))],
         "results": _describe_results(plan),
         "externs": [_describe_extern(plan, e) for e in externs],
         "kernels": len(plan.kernels),
         "consts": list(plan.consts),
+        "state": plan.state,
     }
 
 
-def _describe_input(plan: Plan, i: int, passed: set[str], changed: set[int]) -> dict[str, Any]:
-    """`passed`: buffers that externs read, `changed`: inputs that something writes."""
+def _loaded(steps: list[Step]) -> list[str]:
+    """Buffers that host expressions read."""
+    exprs = [e for s in steps for e in ((s.cond,) if isinstance(s, Check) else (s.value,) if isinstance(s, Bind) else ())]
+    exprs += [s.pred for s in steps if isinstance(s, PlanCond)]
+    return [e.buf for e in walk(*exprs) if isinstance(e, Load)]
+
+
+def _describe_input(plan: Plan, i: int, passed: set[str], changed: set[int], needed: set[int]) -> dict[str, Any]:
+    """`passed`: buffers that externs read, `changed`: inputs that something writes, `needed`: inputs that the run reads or writes."""
     scalar: Symbol | None = next((s for s in plan.symbols if s.origin == ("scalar", i)), None)
     if scalar is not None:
         return {"kind": "number", "dtype": scalar.sym.dtype.name}
@@ -508,7 +529,7 @@ def _describe_input(plan: Plan, i: int, passed: set[str], changed: set[int]) -> 
     buffer = plan.buffers[name]
     return {
         "kind": "tensor", "dtype": buffer.dtype.name, "ndim": len(buffer.shape), "measured": measured or name in passed,
-        "written": i in changed,
+        "written": i in changed, "read": i in needed,
     }  # fmt: skip
 
 

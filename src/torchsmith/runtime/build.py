@@ -66,6 +66,12 @@ def build(host_text: str, kernel_texts: Iterable[str], options: Options) -> Path
     return library
 
 
+def kernel_objects(tools: Toolchain, host_text: str, kernel_texts: Iterable[str], work: Path, options: Options) -> list[Path]:
+    """Objects of a host program and its kernels in `work`, to be linked by somebody else."""
+    kernels = {kernel_name(text): text for text in kernel_texts}
+    return _compile_all(tools, host_text, kernels, work, not options.force_disable_caches, options)
+
+
 def _compile_all(
     tools: Toolchain, host_text: str, kernels: Mapping[str, str], work: Path, caching: bool, options: Options
 ) -> list[Path]:
@@ -90,7 +96,7 @@ def _compile_all(
     def host() -> None:
         source = work / "host.c"
         source.write_text(host_text)
-        run_compiler(tools, [*HOST_FLAGS, "-c", str(source), "-o", str(work / "host.o")], work, "host program")
+        run_compiler(tools, [*HOST_FLAGS, *tools.host_flags, "-c", str(source), "-o", str(work / "host.o")], work, "host program")
 
     with ThreadPoolExecutor(jobs) as pool:
         waits = [pool.submit(host)]

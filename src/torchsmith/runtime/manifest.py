@@ -2,10 +2,11 @@
 
 In: the dict that emit.host.describe made, or JSON text from the cache. Out: Manifest.
 
-    inputs   [{kind: tensor|number|unused, dtype, ndim, measured, written}]    measured: sizes and strides are read
+    inputs   [{kind: tensor|number|unused, dtype, ndim, measured, written, read}]    measured: sizes and strides are read; read: by run
     results  [{kind: fresh, dtype} | {kind: same, of} | {kind: input, of}
               | {kind: view, of: [input|result, i], ndim, dtype, at} | {kind: number, dtype, at}]    at: place in result_syms
     consts   [i]    inputs that `prepare` reads: it runs again when one of them changes
+    state    bytes of what prepare computes
     externs  [{op, args, kwargs, returned, via, loc, tensors: [[dtype, ndim]], outs: [[dtype, ndim] | null], numbers, mutates}]
              an argument is null, bool, int, float, or [tensor, i] | [number, i, dtype] | [str, s] | [dtype, name]
              | [enum, kind, value] | [list, argument...]
@@ -48,6 +49,7 @@ class Manifest:
     externs: list[ExternRow]
     kernels: int
     consts: list[int]
+    state: int = 0
     abi: int = VERSION
 
     @classmethod
@@ -59,7 +61,7 @@ class Manifest:
             return cls(
                 str(given["symbol"]), str(given["name"]), list(given["inputs"]), list(given["results"]),
                 [ExternRow(**row) for row in given["externs"]], int(given["kernels"]),
-                [int(i) for i in given["consts"]],
+                [int(i) for i in given["consts"]], int(given.get("state", 0)),
             )  # fmt: skip
         except (KeyError, TypeError) as e:
             raise ValueError(f"not a manifest: {e!r}") from e

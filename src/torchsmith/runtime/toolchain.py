@@ -48,6 +48,7 @@ class Toolchain:
     target: str
     features: tuple[str, ...]
     flags: tuple[str, ...]
+    host_flags: tuple[str, ...] = ()  # for host programs, besides HOST_FLAGS
 
     @property
     def identity(self) -> str:

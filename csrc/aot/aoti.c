@@ -1,0 +1,394 @@
+/* The door for PyTorch's own loaders: AOTInductor's container interface, versions 2.11 to 2.15.
+ *
+ * libtorch is not linked. Its C functions are looked up when a container is made, in whatever libtorch the process has loaded, so the same
+ * library also opens where there is none. Input handles belong to us: each is deleted and its slot cleared, on errors too. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model.h"
+
+typedef void *Handle; /* at::Tensor* */
+
+static struct {
+  int32_t (*get_data_ptr)(Handle, void **);
+  int32_t (*get_dim)(Handle, int64_t *);
+  int32_t (*get_sizes)(Handle, int64_t **);
+  int32_t (*get_strides)(Handle, int64_t **);
+  int32_t (*get_dtype)(Handle, int32_t *);
+  int32_t (*get_device_type)(Handle, int32_t *);
+  int32_t (*get_storage_offset)(Handle, int64_t *);
+  int32_t (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
+  int32_t (*delete_tensor)(Handle);
+  int32_t (*new_handle)(Handle, Handle *);
+  int32_t (*nothing)(Handle *);
+  int32_t (*reinterpret)(Handle, int64_t, const int64_t *, const int64_t *, int64_t, Handle *);
+  int32_t (*from_blob)(void *, int64_t, const int64_t *, const int64_t *, int64_t, int32_t, int32_t, int32_t, Handle *);
+  int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *); /* optional */
+  int32_t cpu, dtypes[16];
+  bool ready;
+} torch;
+
+static const struct { const char *name; void **where; bool needed; } SYMBOLS[] = {
+    {"aoti_torch_get_data_ptr", (void **)&torch.get_data_ptr, true},
+    {"aoti_torch_get_dim", (void **)&torch.get_dim, true},
+    {"aoti_torch_get_sizes", (void **)&torch.get_sizes, true},
+    {"aoti_torch_get_strides", (void **)&torch.get_strides, true},
+    {"aoti_torch_get_dtype", (void **)&torch.get_dtype, true},
+    {"aoti_torch_get_device_type", (void **)&torch.get_device_type, true},
+    {"aoti_torch_get_storage_offset", (void **)&torch.get_storage_offset, true},
+    {"aoti_torch_empty_strided", (void **)&torch.empty_strided, true},
+    {"aoti_torch_delete_tensor_object", (void **)&torch.delete_tensor, true},
+    {"aoti_torch_new_tensor_handle", (void **)&torch.new_handle, true},
+    {"aoti_torch_new_uninitialized_tensor", (void **)&torch.nothing, true},
+    {"aoti_torch__reinterpret_tensor", (void **)&torch.reinterpret, true},
+    {"aoti_torch_create_tensor_from_blob", (void **)&torch.from_blob, true},
+    {"torch_parallel_for", (void **)&torch.parallel_for, false},
+};
+
+static const char *DTYPES[16] = {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
+                                 "complex64", "complex128", "complex32", "uint16", "uint32", "uint64"};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void *find(void *lib, const char *name) {
+  void *found = dlsym(RTLD_DEFAULT, name);
+  return found ? found : lib ? dlsym(lib, name) : NULL;
+}
+
+static int32_t connect(void) {
+  pthread_mutex_lock(&lock);
+  void *lib = torch.ready ? NULL : dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+  int32_t rc = TSM_OK;
+  for (size_t i = 0; !torch.ready && !rc && i < sizeof SYMBOLS / sizeof *SYMBOLS; i++) {
+    *SYMBOLS[i].where = find(lib, SYMBOLS[i].name);
+    if (!*SYMBOLS[i].where && SYMBOLS[i].needed) rc = ts_fail(TSM_ERROR_OPERATOR, "this process has no libtorch that offers %s", SYMBOLS[i].name);
+  }
+  for (int i = 0; !torch.ready && !rc && i < 16; i++) {
+    char name[64];
+    snprintf(name, sizeof name, "aoti_torch_dtype_%s", DTYPES[i]);
+    int32_t (*fn)(void) = (int32_t(*)(void))find(lib, name);
+    torch.dtypes[i] = fn ? fn() : -1;
+  }
+  if (!torch.ready && !rc) {
+    int32_t (*fn)(void) = (int32_t(*)(void))find(lib, "aoti_torch_device_type_cpu");
+    torch.cpu = fn ? fn() : 0;
+    torch.ready = true;
+  }
+  pthread_mutex_unlock(&lock);
+  return rc;
+}
+
+static int32_t row_of(int32_t number) {
+  for (int32_t i = 0; i < 16; i++)
+    if (torch.dtypes[i] == number) return i;
+  return -1;
+}
+
+/* ---------------------------------------------------------------- errors */
+
+/* 2.11 and 2.12 do not ask for the text, so it is also written to stderr, as their own models do. */
+static int32_t answer(int32_t status) {
+  if (status) fprintf(stderr, "Error: %s\n", ts_error_text());
+  return status != 0;
+}
+
+static int32_t refuse(const char *what) {
+  ts_error_clear();
+  ts_fail(TSM_ERROR_ARGUMENT, "%s is not offered by torchsmith's models", what);
+  return 1;
+}
+
+TS_EXPORT int32_t AOTInductorGetLastError(const char **text) {
+  *text = ts_error_text();
+  return 0;
+}
+
+/* ---------------------------------------------------------------- life */
+
+TS_EXPORT int32_t AOTInductorModelContainerCreateWithDevice(void **out, size_t n, const char *device, const char *folder) {
+  ts_error_clear();
+  if (device && strncmp(device, "cpu", 3) != 0) return answer(ts_fail(TSM_ERROR_DEVICE, "the model was compiled for the CPU, not for %s", device));
+  int32_t rc = connect();
+  tsm_config config = {.size = sizeof config};
+  return answer(rc ? rc : ts_model_open(&config, (tsm_model **)out));
+}
+
+TS_EXPORT int32_t AOTInductorModelContainerCreate(void **out, size_t n, bool is_cpu, const char *folder) {
+  return AOTInductorModelContainerCreateWithDevice(out, n, is_cpu ? "cpu" : "cuda", folder);
+}
+
+TS_EXPORT int32_t AOTInductorModelContainerDelete(void *m) {
+  ts_model_close(m);
+  return 0;
+}
+
+/* ---------------------------------------------------------------- run */
+
+static int32_t alloc_result(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides, ts_tensor *out) {
+  Handle h = NULL;
+  if (torch.empty_strided(ndim, sizes, strides, torch.dtypes[dtype], torch.cpu, -1, &h)) {
+    ts_fail(0, "libtorch could not allocate output %d", (int)index);
+    return TS_ERROR_MEMORY;
+  }
+  out->handle = h;
+  out->sizes = out->strides = NULL;
+  return torch.get_data_ptr(h, &out->data) ? TS_ERROR_MEMORY : 0;
+}
+
+static void run_range(int64_t lo, int64_t hi, void *launch) {
+  const ts_launch *l = launch;
+  l->fn(l->bufs, l->syms, lo, hi);
+}
+
+static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
+  if (n <= grain || !torch.parallel_for || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
+}
+
+static int32_t describe(Handle h, ts_tensor *t, int32_t *dtype, int32_t *ndim, int32_t *device) {
+  int64_t n = 0, *sizes = NULL, *strides = NULL;
+  t->handle = h;
+  if (torch.get_device_type(h, device) || torch.get_dtype(h, dtype) || torch.get_dim(h, &n) || torch.get_sizes(h, &sizes) ||
+      torch.get_strides(h, &strides) || torch.get_data_ptr(h, &t->data))
+    return ts_fail(TSM_ERROR_ARGUMENT, "a tensor without memory or sizes");
+  t->sizes = sizes;
+  t->strides = strides;
+  *dtype = row_of(*dtype);
+  *ndim = (int32_t)n;
+  *device = *device == torch.cpu ? 0 : *device + 1;
+  return TSM_OK;
+}
+
+static int32_t read_inputs(Handle *handles, ts_tensor *in) {
+  const ts_model_desc *d = &torchsmith_model;
+  for (int32_t i = 0; i < d->n_inputs; i++) {
+    ts_tensor *t = &in[d->inputs[i].graph_input];
+    int32_t dtype = -1, ndim = 0, device = 0;
+    if (!handles[i]) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s) is NULL", i, d->inputs[i].name);
+    int32_t rc = describe(handles[i], t, &dtype, &ndim, &device);
+    if (!rc) rc = ts_check_input(i, t, dtype, ndim, device);
+    if (rc) return rc;
+  }
+  return ts_check_all(in);
+}
+
+static int32_t view_of(Handle base, const ts_output_desc *d, const int64_t *syms, Handle *out) {
+  int64_t offset = 0;
+  const int64_t *sizes = syms + d->at, *strides = sizes + d->ndim;
+  int32_t dtype = -1;
+  if (torch.get_dtype(base, &dtype) || dtype != torch.dtypes[d->dtype]) return ts_fail(TSM_ERROR_OPERATOR, "an output views another dtype");
+  if (torch.get_storage_offset(base, &offset) || torch.reinterpret(base, d->ndim, sizes, strides, offset + sizes[2 * d->ndim], out))
+    return ts_fail(TSM_ERROR_OPERATOR, "libtorch could not make a view");
+  return TSM_OK;
+}
+
+/* A constant that is returned or viewed, as a tensor over the model's memory: valid while the model is. */
+static int32_t constant_handle(int32_t graph_input, const ts_tensor *t, Handle *out) {
+  for (int32_t i = 0; i < torchsmith_model.n_constants; i++) {
+    const ts_constant_desc *c = &torchsmith_model.constants[i];
+    if (c->graph_input != graph_input) continue;
+    if (torch.from_blob(t->data, c->ndim, c->sizes, c->strides, 0, torch.dtypes[c->dtype], torch.cpu, -1, out)) break;
+    return TSM_OK;
+  }
+  return ts_fail(TSM_ERROR_OPERATOR, "an output is a constant that libtorch cannot show");
+}
+
+static int32_t number_output(const ts_output_desc *d, const int64_t *syms, Handle *out) {
+  static const int64_t none[1] = {0};
+  void *data = NULL;
+  if (torch.empty_strided(0, none, none, torch.dtypes[d->dtype], torch.cpu, -1, out) || torch.get_data_ptr(*out, &data))
+    return ts_fail(TSM_ERROR_MEMORY, "libtorch could not allocate an output");
+  if (d->dtype == TSM_BOOL) *(uint8_t *)data = syms[d->at] != 0;
+  else memcpy(data, &syms[d->at], 8);
+  return TSM_OK;
+}
+
+static int32_t finish_output(int32_t i, const ts_tensor *in, ts_tensor *results, const int64_t *syms, Handle *outs) {
+  const ts_output_desc *d = &torchsmith_model.outputs[i];
+  Handle base = NULL, mine = NULL;
+  int32_t rc = TSM_OK;
+  switch (d->kind) {
+    case TS_OUT_FRESH:
+      outs[i] = results[d->result].handle;
+      results[d->result].handle = NULL;
+      return TSM_OK;
+    case TS_OUT_NONE: return torch.nothing(&outs[i]) ? ts_fail(TSM_ERROR_MEMORY, "out of memory") : TSM_OK;
+    case TS_OUT_NUMBER: return number_output(d, syms, &outs[i]);
+    case TS_OUT_INPUT:
+    case TS_OUT_VIEW_INPUT:
+      base = in[d->of].handle;
+      if (!base && (rc = constant_handle(d->of, &in[d->of], &mine)) != 0) return rc;
+      if (mine) base = mine;
+      break;
+    default: /* a result: an output before or after this one */
+      for (int32_t k = 0; k < torchsmith_model.n_outputs && !base; k++)
+        if (torchsmith_model.outputs[k].kind == TS_OUT_FRESH && torchsmith_model.outputs[k].result == d->of) base = outs[k];
+      if (!base) base = results[d->of].handle;
+  }
+  bool is_view = d->kind == TS_OUT_VIEW_INPUT || d->kind == TS_OUT_VIEW_RESULT;
+  rc = is_view ? view_of(base, d, syms, &outs[i]) : torch.new_handle(base, &outs[i]) ? ts_fail(TSM_ERROR_MEMORY, "out of memory") : TSM_OK;
+  if (mine) torch.delete_tensor(mine);
+  return rc;
+}
+
+static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
+  const ts_model_desc *d = &torchsmith_model;
+  const ts_graph *g = &torchsmith_graph;
+  ts_tensor in[g->n_inputs + 1], results[g->n_results + 1];
+  int64_t syms[g->n_result_syms + 1];
+  ts_generation *now = ts_hold(m);
+  memcpy(in, now->inputs, sizeof(ts_tensor) * (size_t)g->n_inputs);
+  memset(results, 0, sizeof results);
+  ts_host host = TS_PLAIN_HOST;
+  host.self = m;
+  host.alloc_result = alloc_result;
+  host.parallel_for = parallel;
+  int32_t rc = read_inputs(inputs, in);
+  if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
+  for (int32_t i = 0; i < d->n_outputs; i++) outputs[i] = NULL;
+  for (int pass = 0; pass < 2; pass++) /* views of results after the results */
+    for (int32_t i = 0; !rc && i < d->n_outputs; i++)
+      if ((d->outputs[i].kind == TS_OUT_VIEW_RESULT || d->outputs[i].kind == TS_OUT_SAME) == pass) rc = finish_output(i, in, results, syms, outputs);
+  ts_let_go(m, now);
+  for (int32_t i = 0; i < g->n_results; i++)
+    if (results[i].handle) torch.delete_tensor(results[i].handle);
+  for (int32_t i = 0; rc && i < d->n_outputs; i++) {
+    if (outputs[i]) torch.delete_tensor(outputs[i]);
+    outputs[i] = NULL;
+  }
+  return rc;
+}
+
+/* torchsmith's own loader in Python calls this one: a status, and nothing on stderr. */
+TS_EXPORT int32_t tsm_run_torch(tsm_model *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out) {
+  ts_error_clear();
+  const ts_model_desc *d = &torchsmith_model;
+  int32_t rc = torch.ready ? TSM_OK : connect();
+  if (rc) return rc; /* nothing can be deleted either */
+  if (!m || (n_in && !inputs) || (n_out && !outputs)) rc = ts_fail(TSM_ERROR_ARGUMENT, "an argument is NULL");
+  else if (n_in != (size_t)d->n_inputs) rc = ts_fail(TSM_ERROR_COUNT, "%d inputs expected, got %zu", (int)d->n_inputs, n_in);
+  else if (n_out != (size_t)d->n_outputs) rc = ts_fail(TSM_ERROR_COUNT, "room for %d outputs expected, got %zu", (int)d->n_outputs, n_out);
+  else rc = run(m, inputs, outputs);
+  for (size_t i = 0; inputs && i < n_in; i++) {
+    if (inputs[i]) torch.delete_tensor(inputs[i]);
+    inputs[i] = NULL; /* 2.15 frees what it finds here */
+  }
+  return rc;
+}
+
+TS_EXPORT int32_t AOTInductorModelContainerRun(void *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out, void *stream, void *proxy) {
+  return answer(tsm_run_torch(m, inputs, n_in, outputs, n_out));
+}
+
+TS_EXPORT int32_t AOTInductorModelContainerRunSingleThreaded(void *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out, void *stream, void *proxy) {
+  return AOTInductorModelContainerRun(m, inputs, n_in, outputs, n_out, stream, proxy);
+}
+
+/* ---------------------------------------------------------------- what the model is */
+
+TS_EXPORT int32_t AOTInductorModelContainerGetNumInputs(void *m, size_t *n) { return *n = (size_t)torchsmith_model.n_inputs, 0; }
+TS_EXPORT int32_t AOTInductorModelContainerGetNumOutputs(void *m, size_t *n) { return *n = (size_t)torchsmith_model.n_outputs, 0; }
+TS_EXPORT int32_t AOTInductorModelContainerGetNumConstants(void *m, size_t *n) { return *n = (size_t)torchsmith_model.n_constants, 0; }
+
+TS_EXPORT int32_t AOTInductorModelContainerGetInputName(void *m, size_t i, const char **name) {
+  if (i >= (size_t)torchsmith_model.n_inputs) return refuse("an input of this number");
+  return *name = torchsmith_model.inputs[i].name, 0;
+}
+
+TS_EXPORT int32_t AOTInductorModelContainerGetOutputName(void *m, size_t i, const char **name) {
+  if (i >= (size_t)torchsmith_model.n_outputs) return refuse("an output of this number");
+  return *name = "output", 0;
+}
+
+TS_EXPORT int32_t AOTInductorModelContainerGetCallSpec(void *m, const char **in, const char **out) {
+  *in = torchsmith_model.in_spec;
+  *out = torchsmith_model.out_spec;
+  return 0;
+}
+
+static const ts_constant_desc *constant(size_t i) {
+  return i < (size_t)torchsmith_model.n_constants ? &torchsmith_model.constants[i] : NULL;
+}
+
+#define CONSTANT_GETTER(suffix, type, value) \
+  TS_EXPORT int32_t AOTInductorModelContainerGetConstant##suffix(void *m, size_t i, type *out) { \
+    const ts_constant_desc *c = constant(i); \
+    if (!c) return refuse("a constant of this number"); \
+    *out = value; \
+    return 0; \
+  }
+CONSTANT_GETTER(Name, const char *, c->name)
+CONSTANT_GETTER(OriginalFQN, const char *, c->fqn)
+CONSTANT_GETTER(FromFolded, bool, false)
+CONSTANT_GETTER(Type, int32_t, c->type)
+CONSTANT_GETTER(Dtype, int32_t, torch.dtypes[c->dtype])
+CONSTANT_GETTER(DataSize, size_t, (size_t)c->bytes)
+
+/* ---------------------------------------------------------------- new constants */
+
+typedef struct { const char *name; Handle handle; } Entry; /* AOTInductorConstantMapEntry */
+
+static int32_t update(tsm_model *m, const Entry *entries, size_t n, bool is_next, bool is_full) {
+  ts_error_clear();
+  ts_given *given = malloc((sizeof(ts_given) + sizeof(tsm_tensor)) * (n + 1));
+  if (!given) return answer(ts_fail(TSM_ERROR_MEMORY, "out of memory"));
+  tsm_tensor *values = (tsm_tensor *)(given + n + 1);
+  int32_t rc = TSM_OK;
+  for (size_t i = 0; i < n && !rc; i++) {
+    ts_tensor t;
+    int32_t dtype = -1, ndim = 0, device = 0;
+    rc = describe(entries[i].handle, &t, &dtype, &ndim, &device);
+    values[i] = (tsm_tensor){t.data, t.sizes, t.strides, ndim, dtype, device, 0, NULL};
+    given[i] = (ts_given){entries[i].name, &values[i]};
+  }
+  if (!rc) rc = ts_update(m, given, n, is_next, is_full);
+  free(given);
+  return answer(rc);
+}
+
+/* std::unordered_map<std::string, at::Tensor*> of libstdc++ (the C++11 ABI, frozen since GCC 5): a list of nodes, read only. */
+typedef struct Node {
+  struct Node *next;
+  const char *text;
+  size_t length;
+  char small[16];
+  Handle handle;
+} Node;
+typedef struct { void *buckets; size_t n_buckets; Node *first; size_t count; } Map;
+
+static int32_t update_map(tsm_model *m, const Map *map, bool is_next, bool is_full) {
+  Entry *entries = malloc(sizeof(Entry) * (map->count + 1));
+  if (!entries) return answer(ts_fail(TSM_ERROR_MEMORY, "out of memory"));
+  size_t n = 0;
+  for (const Node *node = map->first; node && n < map->count; node = node->next) entries[n++] = (Entry){node->text, node->handle};
+  int32_t rc = update(m, entries, n, is_next, is_full);
+  free(entries);
+  return rc;
+}
+
+TS_EXPORT int32_t AOTInductorModelContainerUpdateConstantBuffer(void *m, const void *map, bool inactive, bool full) { return update_map(m, map, inactive, full); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateConstantBufferFromCpu(void *m, const void *map, bool inactive, bool full) { return update_map(m, map, inactive, full); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBuffer(void *m, const void *map, bool inactive, bool full) { return update_map(m, map, inactive, full); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateInactiveConstantBuffer(void *m, const void *map) { return update_map(m, map, true, false); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateConstantBufferPairs(void *m, const Entry *pairs, size_t n, bool inactive, bool full) { return update(m, pairs, n, inactive, full); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateConstantBufferFromCpuPairs(void *m, const Entry *pairs, size_t n, bool inactive, bool full) { return update(m, pairs, n, inactive, full); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(void *m, const Entry *pairs, size_t n, bool inactive, bool full) { return update(m, pairs, n, inactive, full); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateInactiveConstantBufferPairs(void *m, const Entry *pairs, size_t n) { return update(m, pairs, n, true, false); }
+
+TS_EXPORT int32_t AOTInductorModelContainerSwapConstantBuffer(void *m) {
+  ts_error_clear();
+  return answer(ts_swap(m));
+}
+
+/* An update prepares its constants at once: there is nothing left to fold. */
+TS_EXPORT int32_t AOTInductorModelContainerRunConstantFolding(void *m, bool inactive, void *stream, void *proxy) { return 0; }
+TS_EXPORT int32_t AOTInductorModelContainerFreeInactiveConstantBuffer(void *m) { return ts_forget_next(m), 0; }
+TS_EXPORT int32_t AOTInductorModelContainerDidCallLoadConstants(void *m, bool *out) { return *out = true, 0; }
+TS_EXPORT int32_t AOTInductorModelContainerSetUseStreamAffinity(void *m, bool use) { return 0; }
+
+TS_EXPORT int32_t AOTInductorModelContainerGetConstantsBlobSize(void *m, uint64_t *size) { return *size = 0, 0; }
+TS_EXPORT int32_t AOTInductorModelUpdateConstantsFromBlob(void *m, const uint8_t *blob) { return refuse("loading weights from a blob"); }
+TS_EXPORT int32_t AOTInductorModelContainerExtractConstantsMap(void *m, void *map, bool inactive) { return refuse("extracting constants"); }
+TS_EXPORT int32_t AOTInductorModelContainerExtractConstantsMapEntries(void *m, const Entry **entries, size_t *n, bool inactive) { return refuse("extracting constants"); }
+TS_EXPORT int32_t AOTInductorModelContainerCreateWithExternalConstants(void **out, size_t n, const char *device, const char *folder, const void *map) { return refuse("a container over constants from outside"); }

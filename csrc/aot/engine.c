@@ -1,0 +1,366 @@
+/* The engine of a model library: models, their sets of constants, input checks, the services that generated code calls.
+ *
+ * In: torchsmith_model and torchsmith_graph, which are generated. Out: what plain.c and aoti.c need to be doors. libc only. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "model.h"
+#include "native/workspace.h"
+
+/* ---------------------------------------------------------------- errors */
+
+static __thread char error_text[512];
+static __thread int32_t error_kind; /* reported by generated code during a call */
+
+int32_t ts_fail(int32_t status, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  vsnprintf(error_text, sizeof error_text, format, args);
+  va_end(args);
+  return status;
+}
+
+const char *ts_error_text(void) { return error_text; }
+
+void ts_error_clear(void) {
+  error_text[0] = 0;
+  error_kind = 0;
+}
+
+int32_t ts_run_status(int32_t rc) {
+  if (!error_text[0]) ts_fail(0, rc == TS_ERROR_MEMORY ? "out of memory" : "compiled code reported error %d", (int)rc);
+  return rc == TS_ERROR_CHECK ? TSM_ERROR_CHECK : rc == TS_ERROR_MEMORY ? TSM_ERROR_MEMORY : rc == TS_ERROR_EXTERN ? TSM_ERROR_OPERATOR : TSM_ERROR_CHECK;
+}
+
+/* ---------------------------------------------------------------- services */
+
+static void *take(void *self, int64_t bytes) { return workspace_take(bytes); }
+static void give(void *self, void *block, int64_t bytes) { workspace_give(block); }
+static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) { l->fn(l->bufs, l->syms, 0, n); }
+
+static int32_t no_extern(void *self, int32_t call, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs) {
+  ts_fail(0, "operator number %d needs libtorch", (int)call);
+  return TS_ERROR_EXTERN;
+}
+
+static int32_t no_conform(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides) { return TS_ERROR_EXTERN; }
+static void no_release(void *self, ts_tensor *given) { given->handle = NULL; }
+
+static void report(void *self, int32_t kind, const char *text) {
+  if (error_kind) return; /* the first one is the cause */
+  error_kind = kind;
+  ts_fail(0, "%s", text);
+}
+
+const ts_host TS_PLAIN_HOST = {TS_ABI, NULL, NULL, take, give, parallel, no_extern, no_conform, no_release, report};
+
+/* ---------------------------------------------------------------- dtypes */
+
+static const struct { const char *name; size_t size; } DTYPES[] = {
+    {"float64", 8}, {"float32", 4}, {"bfloat16", 2}, {"float16", 2}, {"int64", 8}, {"int32", 4}, {"int16", 2}, {"int8", 1},
+    {"uint8", 1}, {"bool", 1}, {"complex64", 8}, {"complex128", 16}, {"complex32", 4}, {"uint16", 2}, {"uint32", 4}, {"uint64", 8}};
+#define N_DTYPES ((int32_t)(sizeof DTYPES / sizeof *DTYPES))
+
+size_t ts_itemsize(int32_t dtype) { return dtype >= 0 && dtype < N_DTYPES ? DTYPES[dtype].size : 0; }
+const char *ts_dtype_name(int32_t dtype) { return dtype >= 0 && dtype < N_DTYPES ? DTYPES[dtype].name : "an unknown dtype"; }
+
+/* ---------------------------------------------------------------- checks */
+
+int32_t ts_check_input(int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device) {
+  const ts_input_desc *d = &torchsmith_model.inputs[index];
+  if (dtype != d->dtype)
+    return ts_fail(TSM_ERROR_DTYPE, "input %d (%s): dtype %s expected, got %s", index, d->name, ts_dtype_name(d->dtype), ts_dtype_name(dtype));
+  if (device != 0) return ts_fail(TSM_ERROR_DEVICE, "input %d (%s): a tensor on the CPU expected", index, d->name);
+  if (ndim != d->ndim)
+    return ts_fail(TSM_ERROR_RANK, "input %d (%s): %d dimensions expected, got %d", index, d->name, (int)d->ndim, (int)ndim);
+  int64_t count = 1;
+  for (int32_t k = 0; k < ndim; k++) {
+    int64_t n = t->sizes[k];
+    count *= n;
+    if (n >= d->lo[k] && (n <= d->hi[k] || d->hi[k] < 0)) continue;
+    if (d->lo[k] == d->hi[k])
+      return ts_fail(TSM_ERROR_SIZE, "input %d (%s): size %lld expected at dimension %d, got %lld", index, d->name, (long long)d->lo[k], (int)k, (long long)n);
+    return ts_fail(TSM_ERROR_SIZE, "input %d (%s): size at dimension %d must be between %lld and %lld, got %lld", index, d->name, (int)k,
+                   (long long)d->lo[k], (long long)d->hi[k], (long long)n);
+  }
+  if (count && !t->data) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s): its data is NULL", index, d->name);
+  size_t item = DTYPES[d->dtype].size;
+  if (((uintptr_t)t->data & ((item > 8 ? 8 : item) - 1)) != 0)
+    return ts_fail(TSM_ERROR_ALIGNMENT, "input %d (%s): its address is not a multiple of the element size %d", index, d->name, (int)item);
+  return TSM_OK;
+}
+
+int32_t ts_check_all(const ts_tensor *in) {
+  int64_t found[2] = {0, 0};
+  int32_t bad = torchsmith_model.check(in, found);
+  if (bad < 0) return TSM_OK;
+  const ts_condition *c = &torchsmith_model.conditions[bad];
+  if (found[0] == found[1]) return ts_fail(c->status, "%s", c->text);
+  return ts_fail(c->status, "%s: got %lld where %lld was expected", c->text, (long long)found[0], (long long)found[1]);
+}
+
+/* ---------------------------------------------------------------- sets of constants */
+
+static ts_generation *generation_new(void) {
+  size_t bytes = sizeof(ts_generation) + sizeof(ts_tensor) * (size_t)torchsmith_graph.n_inputs;
+  ts_generation *g = calloc(1, bytes);
+  if (g) g->refs = 1;
+  return g;
+}
+
+static void generation_free(ts_generation *g) {
+  if (!g) return;
+  free(g->owned_values);
+  if (g->owned_state) block_free(g->owned_state);
+  free(g);
+}
+
+ts_generation *ts_hold(tsm_model *m) {
+  pthread_mutex_lock(&m->lock);
+  ts_generation *g = m->now;
+  g->refs++;
+  pthread_mutex_unlock(&m->lock);
+  if (torchsmith_model.writes) pthread_mutex_lock(&m->turn);
+  return g;
+}
+
+static void drop(tsm_model *m, ts_generation *g) {
+  while (g) {
+    pthread_mutex_lock(&m->lock);
+    bool last = --g->refs == 0;
+    pthread_mutex_unlock(&m->lock);
+    ts_generation *parent = g->parent;
+    if (!last) return;
+    generation_free(g);
+    g = parent;
+  }
+}
+
+void ts_let_go(tsm_model *m, ts_generation *g) {
+  if (torchsmith_model.writes) pthread_mutex_unlock(&m->turn);
+  drop(m, g);
+}
+
+/* What prepare computes from g's values: from the file, or computed now. */
+static int32_t prepare(ts_generation *g) {
+  if (g->state || !torchsmith_graph.state_bytes) return TSM_OK;
+  g->owned_state = block_new(torchsmith_graph.state_bytes);
+  if (!g->owned_state) return ts_fail(TSM_ERROR_MEMORY, "no memory for %lld bytes of prepared weights", (long long)torchsmith_graph.state_bytes);
+  g->state = g->owned_state;
+  int32_t rc = torchsmith_graph.prepare(&TS_PLAIN_HOST, g->inputs, g->owned_state);
+  return rc ? ts_run_status(rc) : TSM_OK;
+}
+
+static void describe_constant(ts_tensor *t, const ts_constant_desc *c, void *data) {
+  t->data = data;
+  t->sizes = c->sizes;
+  t->strides = c->strides;
+  t->handle = NULL;
+}
+
+/* The values that the file holds. */
+static int32_t first_generation(tsm_model *m) {
+  const ts_model_desc *d = &torchsmith_model;
+  ts_generation *g = m->now = generation_new();
+  if (!g) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  for (int32_t i = 0; i < d->n_constants; i++) {
+    const ts_constant_desc *c = &d->constants[i];
+    if (c->offset >= 0) describe_constant(&g->inputs[c->graph_input], c, (char *)m->map + c->offset);
+  }
+  if (d->state_offset >= 0) {
+    g->state = m->map + d->state_offset;
+    return TSM_OK;
+  }
+  return prepare(g);
+}
+
+static const ts_constant_desc *find_constant(const char *name) {
+  for (int32_t i = 0; i < torchsmith_model.n_constants; i++) {
+    const ts_constant_desc *c = &torchsmith_model.constants[i];
+    if (!strcmp(c->name, name) || !strcmp(c->fqn, name)) return c;
+  }
+  return NULL;
+}
+
+static size_t padded(int64_t bytes) { return ((size_t)bytes + 63) & ~(size_t)63; }
+
+static int32_t check_given(const ts_constant_desc *c, const tsm_tensor *v) {
+  if (v->dtype != c->dtype)
+    return ts_fail(TSM_ERROR_DTYPE, "constant %s: dtype %s expected, got %s", c->fqn, ts_dtype_name(c->dtype), ts_dtype_name(v->dtype));
+  if (v->ndim != c->ndim) return ts_fail(TSM_ERROR_RANK, "constant %s: %d dimensions expected, got %d", c->fqn, (int)c->ndim, (int)v->ndim);
+  for (int32_t k = 0; k < c->ndim; k++)
+    if (v->sizes[k] != c->sizes[k])
+      return ts_fail(TSM_ERROR_SIZE, "constant %s: size %lld expected at dimension %d, got %lld", c->fqn, (long long)c->sizes[k], (int)k, (long long)v->sizes[k]);
+  if (v->device != 0) return ts_fail(TSM_ERROR_DEVICE, "constant %s: a tensor on the CPU expected", c->fqn);
+  if (c->bytes && !v->data) return ts_fail(TSM_ERROR_ARGUMENT, "constant %s: its data is NULL", c->fqn);
+  return TSM_OK;
+}
+
+/* Copy v, whatever its strides, into the layout of c. */
+static void copy_constant(const ts_constant_desc *c, const tsm_tensor *v, char *to) {
+  size_t item = ts_itemsize(c->dtype);
+  int64_t at[16] = {0}, from = 0, into = 0, n = 1, step[16], contiguous = 1;
+  for (int32_t k = c->ndim - 1; k >= 0; k--) {
+    step[k] = v->strides ? v->strides[k] : contiguous;
+    contiguous *= c->sizes[k];
+  }
+  bool same = true;
+  for (int32_t k = 0; k < c->ndim; k++) {
+    n *= c->sizes[k];
+    same &= c->sizes[k] == 1 || step[k] == c->strides[k];
+  }
+  if (same) {
+    memcpy(to, v->data, (size_t)c->bytes);
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    memcpy(to + (size_t)into * item, (const char *)v->data + from * (int64_t)item, item);
+    for (int32_t k = c->ndim - 1; k >= 0; k--) {
+      from += step[k];
+      into += c->strides[k];
+      if (++at[k] < c->sizes[k]) break;
+      from -= step[k] * c->sizes[k];
+      into -= c->strides[k] * c->sizes[k];
+      at[k] = 0;
+    }
+  }
+}
+
+static bool touches_prepared(const ts_given *given, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    const ts_constant_desc *c = find_constant(given[i].name);
+    if (c && c->flags & TS_CONST_PREPARED) return true;
+  }
+  return false;
+}
+
+/* Fill g with `given` over the values of `base`. */
+static int32_t fill(ts_generation *g, const ts_generation *base, const ts_given *given, size_t n, bool is_full) {
+  const ts_model_desc *d = &torchsmith_model;
+  size_t bytes = 64;
+  for (int32_t i = 0; i < d->n_constants; i++) bytes += padded(d->constants[i].bytes);
+  bool is_packed_anew = !base || touches_prepared(given, n);
+  if (!is_packed_anew) g->state = base->state;
+  char *room = g->owned_values = aligned_alloc(64, bytes);
+  if (!room) return ts_fail(TSM_ERROR_MEMORY, "no memory for %llu bytes of constants", (unsigned long long)bytes);
+  for (size_t i = 0; i < n; i++) {
+    const ts_constant_desc *c = find_constant(given[i].name);
+    if (!c) return ts_fail(TSM_ERROR_NAME, "the model has no constant named %s", given[i].name);
+    int32_t rc = check_given(c, given[i].value);
+    if (rc) return rc;
+    copy_constant(c, given[i].value, room);
+    describe_constant(&g->inputs[c->graph_input], c, room);
+    room += padded(c->bytes);
+  }
+  for (int32_t i = 0; i < d->n_constants; i++) {
+    const ts_constant_desc *c = &d->constants[i];
+    ts_tensor *t = &g->inputs[c->graph_input];
+    if (t->data || !c->bytes || !(c->flags & (TS_CONST_PREPARED | TS_CONST_READ))) continue;
+    if (is_full) return ts_fail(TSM_ERROR_WEIGHTS, "constant %s is missing, and all of them are needed for a full update", c->fqn);
+    const ts_tensor *old = &base->inputs[c->graph_input];
+    if (!old->data && !(c->flags & TS_CONST_READ) && !is_packed_anew) continue; /* what was prepared stays */
+    if (!old->data)
+      return ts_fail(TSM_ERROR_WEIGHTS, "constant %s is missing: the package holds it in packed form only, so it must be loaded with those it was packed with "
+                     "(or compile with options={'keep_constants': True})", c->fqn);
+    memcpy(room, old->data, (size_t)c->bytes);
+    describe_constant(t, c, room);
+    room += padded(c->bytes);
+  }
+  return prepare(g);
+}
+
+int32_t ts_update(tsm_model *m, const ts_given *given, size_t n, bool is_next, bool is_full) {
+  ts_generation *g = generation_new();
+  if (!g) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  ts_generation *base = ts_hold(m);
+  int32_t rc = fill(g, base, given, n, is_full);
+  if (!rc && g->state && g->state == base->state) {
+    pthread_mutex_lock(&m->lock);
+    base->refs++;
+    pthread_mutex_unlock(&m->lock);
+    g->parent = base;
+  }
+  ts_let_go(m, base);
+  if (rc) {
+    generation_free(g);
+    return rc;
+  }
+  pthread_mutex_lock(&m->lock);
+  ts_generation **place = is_next ? &m->next : &m->now, *old = *place;
+  *place = g;
+  pthread_mutex_unlock(&m->lock);
+  drop(m, old);
+  return TSM_OK;
+}
+
+int32_t ts_swap(tsm_model *m) {
+  pthread_mutex_lock(&m->lock);
+  ts_generation *next = m->next;
+  if (next) {
+    m->next = m->now;
+    m->now = next;
+  }
+  pthread_mutex_unlock(&m->lock);
+  return next ? TSM_OK : ts_fail(TSM_ERROR_WEIGHTS, "there are no other constants to swap in: update the inactive ones first");
+}
+
+void ts_forget_next(tsm_model *m) {
+  pthread_mutex_lock(&m->lock);
+  ts_generation *next = m->next;
+  m->next = NULL;
+  pthread_mutex_unlock(&m->lock);
+  drop(m, next);
+}
+
+int32_t ts_pack(const ts_given *given, size_t n, void *state) {
+  int32_t rc = ts_check_cpu(torchsmith_model.cpu);
+  ts_generation *g = rc ? NULL : generation_new();
+  if (!g) return rc ? rc : ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  rc = fill(g, NULL, given, n, true);
+  if (!rc) memcpy(state, g->state, (size_t)torchsmith_graph.state_bytes);
+  generation_free(g);
+  return rc;
+}
+
+/* ---------------------------------------------------------------- models */
+
+int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
+  const ts_model_desc *d = &torchsmith_model;
+  *out = NULL;
+  if (d->abi != TS_MODEL_ABI || torchsmith_graph.abi != TS_ABI) return ts_fail(TSM_ERROR_VERSION, "the parts of this library do not belong together");
+  int32_t rc = ts_check_cpu(d->cpu);
+  if (rc) return rc;
+  tsm_model *m = calloc(1, sizeof *m);
+  if (!m) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  pthread_mutex_init(&m->lock, NULL);
+  pthread_mutex_init(&m->turn, NULL);
+  if (config) {
+    m->threads = config->threads;
+    m->allocate = config->allocate;
+    m->release = config->release;
+    m->context = config->context;
+  }
+  if (d->weights_size && (rc = ts_map_weights(m, config)) != 0) {
+    ts_model_close(m);
+    return rc;
+  }
+  if ((rc = first_generation(m)) != 0) {
+    ts_model_close(m);
+    return rc;
+  }
+  *out = m;
+  return TSM_OK;
+}
+
+void ts_model_close(tsm_model *m) {
+  if (!m) return;
+  drop(m, m->next);
+  drop(m, m->now);
+  if (m->map_base) munmap(m->map_base, m->map_size);
+  pthread_mutex_destroy(&m->lock);
+  pthread_mutex_destroy(&m->turn);
+  free(m);
+}

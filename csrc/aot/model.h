@@ -1,0 +1,142 @@
+/* Between a generated model and the fixed sources around it (no torch, libc only).
+ *
+ * The generated unit defines one `ts_model_desc torchsmith_model`: everything a door has to know besides the ts_graph. The engine
+ * (engine.c) makes models from it; plain.c and aoti.c are doors, which differ only in how tensors come in and go out.
+ */
+#ifndef TORCHSMITH_AOT_MODEL_H
+#define TORCHSMITH_AOT_MODEL_H
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "torchsmith.h"
+#include "torchsmith/model.h"
+
+#define TS_MODEL_ABI 1
+#define TS_HIDDEN __attribute__((visibility("hidden")))
+#define TS_EXPORT __attribute__((visibility("default")))
+
+/* ---- the description */
+
+typedef struct {
+  const char *name;
+  int16_t dtype, ndim;
+  int32_t graph_input;    /* its number among the graph's inputs */
+  const int64_t *lo, *hi; /* per dimension; hi -1: no limit */
+} ts_input_desc;
+
+enum { TS_OUT_FRESH, TS_OUT_SAME, TS_OUT_INPUT, TS_OUT_VIEW_INPUT, TS_OUT_VIEW_RESULT, TS_OUT_NUMBER, TS_OUT_NONE };
+
+typedef struct {
+  int16_t kind, dtype, ndim; /* ndim of views; dtype of numbers and views */
+  int32_t of;                /* graph input or result that is viewed */
+  int32_t at;                /* first of its numbers in result_syms */
+  int32_t result;            /* its number among the graph's results; -1 for nothing */
+} ts_output_desc;
+
+enum { TS_CONST_PREPARED = 1, TS_CONST_READ = 2, TS_CONST_WRITTEN = 4 };
+
+typedef struct {
+  const char *name, *fqn;
+  int16_t dtype, ndim;
+  int16_t flags, type;  /* type: 1 parameter, 2 buffer, 3 tensor constant, as PyTorch numbers them */
+  int32_t graph_input;  /* constants that are tied share it */
+  const int64_t *sizes, *strides;
+  int64_t bytes;
+  int64_t offset; /* in the weights; -1: not stored, because only what was prepared from it is needed */
+} ts_constant_desc;
+
+typedef struct { /* a condition on sizes and strides; `limit` texts name the input */
+  int32_t status; /* tsm_status */
+  const char *text;
+} ts_condition;
+
+typedef struct {
+  uint32_t abi;
+  const char *name, *in_spec, *out_spec, *info;
+  const char *cpu; /* features it needs, as /proc/cpuinfo names them, separated by blanks */
+  int32_t n_inputs, n_outputs, n_constants;
+  const ts_input_desc *inputs;
+  const ts_output_desc *outputs;
+  const ts_constant_desc *constants;
+  const ts_condition *conditions;
+  int32_t (*check)(const ts_tensor *in, int64_t *found); /* number of the condition that fails, or -1 */
+  uint8_t weights_id[16];
+  int64_t weights_size;
+  int64_t state_offset; /* of what prepare computed, in the weights; -1: not stored */
+  int32_t writes;       /* the graph writes constants (buffers): its calls go one after the other */
+} ts_model_desc;
+
+extern TS_HIDDEN const ts_model_desc torchsmith_model;
+extern const ts_graph torchsmith_graph;
+
+/* ---- the weights in a file: this header, then blocks at the offsets that the description names */
+
+#define TS_WEIGHTS_MAGIC "TSWEIGHT"
+typedef struct {
+  char magic[8];
+  uint32_t version, reserved;
+  uint64_t size; /* header included */
+  uint8_t id[16];
+  uint8_t rest[24];
+} ts_weights_header;
+
+/* At the end of a model library that carries its weights. */
+#define TS_TAIL_MAGIC "TSMODEL1"
+typedef struct {
+  uint64_t code_size; /* bytes of the ELF file */
+  uint64_t weights_offset, weights_size;
+  uint32_t code_crc, reserved;
+  char magic[8];
+} ts_tail;
+
+/* ---- the engine */
+
+typedef struct ts_generation ts_generation;
+struct ts_generation { /* one set of constant values; calls hold a reference while they run */
+  int64_t refs;
+  const void *state;
+  void *owned_state, *owned_values;
+  ts_generation *parent; /* whose state this one uses, because nothing changed that is prepared */
+  ts_tensor inputs[]; /* one per graph input; those that the caller gives are zero */
+};
+
+struct tsm_model {
+  const char *map; /* the weights, or NULL */
+  size_t map_size;
+  void *map_base;
+  pthread_mutex_t lock; /* of `now` and `next` */
+  pthread_mutex_t turn; /* of calls, where they write constants */
+  ts_generation *now, *next;
+  int32_t threads;
+  void *(*allocate)(void *, size_t);
+  void (*release)(void *, void *);
+  void *context;
+};
+
+typedef struct { const char *name; const tsm_tensor *value; } ts_given;
+
+TS_HIDDEN int32_t ts_fail(int32_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+TS_HIDDEN const char *ts_error_text(void);
+TS_HIDDEN void ts_error_clear(void);
+TS_HIDDEN int32_t ts_model_open(const tsm_config *config, tsm_model **out);
+TS_HIDDEN void ts_model_close(tsm_model *m);
+/* Checks one input; `seen` has the caller's dtype, rank and device. */
+TS_HIDDEN int32_t ts_check_input(int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device);
+TS_HIDDEN int32_t ts_check_all(const ts_tensor *in);
+TS_HIDDEN ts_generation *ts_hold(tsm_model *m);
+TS_HIDDEN void ts_let_go(tsm_model *m, ts_generation *g);
+/* A new set of constants: `given` over those that hold now; is_next keeps it aside until ts_swap. */
+TS_HIDDEN int32_t ts_update(tsm_model *m, const ts_given *given, size_t n, bool is_next, bool is_full);
+TS_HIDDEN int32_t ts_swap(tsm_model *m);
+TS_HIDDEN void ts_forget_next(tsm_model *m);
+TS_HIDDEN int32_t ts_pack(const ts_given *given, size_t n, void *state);
+TS_HIDDEN int32_t ts_run_status(int32_t rc);
+extern TS_HIDDEN const ts_host TS_PLAIN_HOST; /* everything but results and errors' owner */
+TS_HIDDEN size_t ts_itemsize(int32_t dtype);
+TS_HIDDEN const char *ts_dtype_name(int32_t dtype);
+
+/* ---- cpu.c, weights.c */
+TS_HIDDEN int32_t ts_check_cpu(const char *needed);
+TS_HIDDEN int32_t ts_map_weights(tsm_model *m, const tsm_config *config);
+#endif

@@ -1,0 +1,267 @@
+/* The plain door: the functions of <torchsmith/model.h>. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "model.h"
+
+/* Memory of an output: this header, then sizes and strides, then (64-byte aligned) the data, unless the user's allocator gave it. */
+typedef struct {
+  void (*release)(void *, void *);
+  void *context, *memory;
+} Block;
+
+typedef struct {
+  tsm_model *model;
+  tsm_tensor *outputs;
+  const int16_t *output_of; /* per result of the graph: the output it becomes, or -1 */
+  void **others; /* memory of results that are no outputs themselves */
+} Run;
+
+static int64_t span(int32_t ndim, const int64_t *sizes, const int64_t *strides) {
+  int64_t last = 0;
+  for (int32_t k = 0; k < ndim; k++) {
+    if (sizes[k] == 0) return 0;
+    last += (sizes[k] - 1) * strides[k];
+  }
+  return last + 1;
+}
+
+/* A tensor of these sizes in memory of its own. */
+static int32_t allocate(tsm_model *m, tsm_tensor *out, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
+  size_t head = (sizeof(Block) + 2 * sizeof(int64_t) * (size_t)ndim + 63) & ~(size_t)63;
+  size_t bytes = ((size_t)span(ndim, sizes, strides) * ts_itemsize(dtype) + 63) & ~(size_t)63;
+  Block *b = aligned_alloc(64, head + (m->allocate ? 0 : bytes));
+  if (!b) return ts_fail(TSM_ERROR_MEMORY, "no memory for an output");
+  int64_t *numbers = (int64_t *)(b + 1);
+  *b = (Block){m->release, m->context, NULL};
+  if (m->allocate && !(b->memory = m->allocate(m->context, bytes ? bytes : 64))) {
+    free(b);
+    return ts_fail(TSM_ERROR_MEMORY, "the allocator gave no memory for an output");
+  }
+  for (int32_t k = 0; k < ndim; k++) {
+    numbers[k] = sizes[k];
+    numbers[ndim + k] = strides[k];
+  }
+  *out = (tsm_tensor){b->memory ? b->memory : (char *)b + head, numbers, numbers + ndim, ndim, dtype, 0, 0, b};
+  return TSM_OK;
+}
+
+TS_EXPORT void tsm_release(tsm_tensor *output) {
+  if (!output || !output->block) return;
+  Block *b = output->block;
+  if (b->memory && b->release) b->release(b->context, b->memory);
+  free(b);
+  memset(output, 0, sizeof *output);
+}
+
+/* The caller's memory, if the result fits it exactly. */
+static int32_t use_given(tsm_tensor *out, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
+  if (out->dtype != dtype) return ts_fail(TSM_ERROR_DTYPE, "output %d: dtype %s is made, not %s", index, ts_dtype_name(dtype), ts_dtype_name(out->dtype));
+  if (out->ndim != ndim) return ts_fail(TSM_ERROR_RANK, "output %d has %d dimensions, not %d", index, (int)ndim, (int)out->ndim);
+  int64_t contiguous = 1;
+  for (int32_t k = ndim - 1; k >= 0; k--) {
+    if (out->sizes[k] != sizes[k])
+      return ts_fail(TSM_ERROR_SIZE, "output %d: size %lld is made at dimension %d, not %lld", index, (long long)sizes[k], (int)k, (long long)out->sizes[k]);
+    int64_t step = out->strides ? out->strides[k] : contiguous;
+    if (sizes[k] > 1 && step != strides[k])
+      return ts_fail(TSM_ERROR_STRIDE, "output %d: stride %lld is made at dimension %d, not %lld", index, (long long)strides[k], (int)k, (long long)step);
+    contiguous *= sizes[k];
+  }
+  return TSM_OK;
+}
+
+static int32_t alloc_result(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides, ts_tensor *t) {
+  Run *r = self;
+  int32_t number = r->output_of[index];
+  tsm_tensor fresh = {0}, *out = number >= 0 ? &r->outputs[number] : &fresh;
+  int32_t rc = out->data ? use_given(out, number, dtype, ndim, sizes, strides) : allocate(r->model, out, dtype, ndim, sizes, strides);
+  if (rc) return TS_ERROR_MEMORY;
+  if (number < 0) r->others[index] = fresh.block;
+  *t = (ts_tensor){out->data, NULL, NULL, out};
+  return 0;
+}
+
+/* Outputs that are no fresh results: views and inputs are copied out, numbers become 0-d tensors, nothing stays nothing. */
+static int32_t finish_output(tsm_model *m, int32_t i, const ts_tensor *in, const ts_tensor *results, const int64_t *syms, const tsm_tensor *inputs, tsm_tensor *outs) {
+  const ts_output_desc *d = &torchsmith_model.outputs[i];
+  static const int64_t none[1] = {0};
+  int64_t sizes[64], strides[64], dense[64], step = 1;
+  const char *from = NULL;
+  int32_t ndim = d->ndim, dtype = d->dtype;
+  if (d->kind == TS_OUT_FRESH) return TSM_OK;
+  if (d->kind == TS_OUT_NONE) {
+    outs[i].kind = 1;
+    return TSM_OK;
+  }
+  if (d->kind == TS_OUT_NUMBER) {
+    double value;
+    memcpy(&value, &syms[d->at], sizeof value);
+    int32_t rc = outs[i].data ? use_given(&outs[i], i, dtype, 0, none, none) : allocate(m, &outs[i], dtype, 0, none, none);
+    if (rc) return rc;
+    if (dtype == TSM_F64) *(double *)outs[i].data = value;
+    else if (dtype == TSM_BOOL) *(uint8_t *)outs[i].data = syms[d->at] != 0;
+    else *(int64_t *)outs[i].data = syms[d->at];
+    return TSM_OK;
+  }
+  if (d->kind == TS_OUT_INPUT) {
+    const ts_tensor *t = &in[d->of];
+    memcpy(sizes, t->sizes, sizeof(int64_t) * (size_t)ndim);
+    memcpy(strides, t->strides, sizeof(int64_t) * (size_t)ndim);
+    from = t->data;
+  } else if (d->kind == TS_OUT_SAME) {
+    const tsm_tensor *base = results[d->of].handle;
+    memcpy(sizes, base->sizes, sizeof(int64_t) * (size_t)(ndim = base->ndim));
+    memcpy(strides, base->strides, sizeof(int64_t) * (size_t)ndim);
+    from = base->data;
+  } else {
+    memcpy(sizes, syms + d->at, sizeof(int64_t) * (size_t)ndim);
+    memcpy(strides, syms + d->at + ndim, sizeof(int64_t) * (size_t)ndim);
+    const char *base = d->kind == TS_OUT_VIEW_INPUT ? in[d->of].data : results[d->of].data;
+    from = base + syms[d->at + 2 * ndim] * (int64_t)ts_itemsize(dtype);
+  }
+  for (int32_t k = ndim - 1; k >= 0; k--) {
+    dense[k] = step;
+    step *= sizes[k];
+  }
+  int32_t rc = outs[i].data ? use_given(&outs[i], i, dtype, ndim, sizes, dense) : allocate(m, &outs[i], dtype, ndim, sizes, dense);
+  if (rc) return rc;
+  size_t item = ts_itemsize(dtype);
+  int64_t at[64] = {0};
+  char *to = outs[i].data;
+  for (int64_t n = step; n > 0; n--, to += item) {
+    memcpy(to, from, item);
+    for (int32_t k = ndim - 1; k >= 0; k--) {
+      from += strides[k] * (int64_t)item;
+      if (++at[k] < sizes[k]) break;
+      from -= strides[k] * sizes[k] * (int64_t)item;
+      at[k] = 0;
+    }
+  }
+  return TSM_OK;
+}
+
+static int32_t read_inputs(const tsm_tensor *inputs, ts_tensor *in, int64_t *dense) {
+  const ts_model_desc *d = &torchsmith_model;
+  for (int32_t i = 0; i < d->n_inputs; i++) {
+    const tsm_tensor *u = &inputs[i];
+    const int64_t *strides = u->strides;
+    if (u->ndim > 0 && !u->sizes) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s): its sizes are NULL", i, d->inputs[i].name);
+    ts_tensor *t = &in[d->inputs[i].graph_input];
+    *t = (ts_tensor){u->data, u->sizes, strides, NULL};
+    int32_t rc = ts_check_input(i, t, u->dtype, u->ndim, u->device);
+    if (rc) return rc;
+    if (!strides) {
+      int64_t step = 1;
+      for (int32_t k = u->ndim - 1; k >= 0; k--) {
+        dense[k] = step;
+        step *= u->sizes[k];
+      }
+      t->strides = dense;
+      dense += u->ndim;
+    }
+  }
+  return ts_check_all(in);
+}
+
+static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) {
+  const ts_model_desc *d = &torchsmith_model;
+  const ts_graph *g = &torchsmith_graph;
+  int32_t dims = 1;
+  for (int32_t i = 0; i < d->n_inputs; i++) dims += d->inputs[i].ndim;
+  ts_tensor in[g->n_inputs + 1], results[g->n_results + 1];
+  int64_t syms[g->n_result_syms + 1], dense[dims];
+  int16_t output_of[g->n_results + 1];
+  void *others[g->n_results + 1];
+  ts_generation *now = ts_hold(m);
+  memcpy(in, now->inputs, sizeof(ts_tensor) * (size_t)g->n_inputs);
+  memset(results, 0, sizeof results);
+  memset(others, 0, sizeof others);
+  memset(output_of, -1, sizeof output_of);
+  for (int32_t i = 0; i < d->n_outputs; i++)
+    if (d->outputs[i].kind == TS_OUT_FRESH) output_of[d->outputs[i].result] = (int16_t)i;
+  Run r = {m, outputs, output_of, others};
+  ts_host host = TS_PLAIN_HOST;
+  host.self = &r;
+  host.alloc_result = alloc_result;
+  int32_t rc = read_inputs(inputs, in, dense);
+  if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
+  for (int32_t i = 0; !rc && i < d->n_outputs; i++) rc = finish_output(m, i, in, results, syms, inputs, outputs);
+  ts_let_go(m, now);
+  for (int32_t i = 0; i < g->n_results; i++)
+    if (others[i]) tsm_release(&(tsm_tensor){.block = others[i]});
+  if (rc)
+    for (int32_t i = 0; i < d->n_outputs; i++) tsm_release(&outputs[i]);
+  return rc;
+}
+
+TS_EXPORT int32_t tsm_run(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs) {
+  ts_error_clear();
+  const ts_model_desc *d = &torchsmith_model;
+  if (!model || (n_inputs && !inputs) || (n_outputs && !outputs)) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_run: an argument is NULL");
+  if (n_inputs != (size_t)d->n_inputs) return ts_fail(TSM_ERROR_COUNT, "%d inputs expected, got %zu", (int)d->n_inputs, n_inputs);
+  if (n_outputs != (size_t)d->n_outputs) return ts_fail(TSM_ERROR_COUNT, "room for %d outputs expected, got %zu", (int)d->n_outputs, n_outputs);
+  return run(model, inputs, outputs);
+}
+
+TS_EXPORT uint32_t tsm_abi_version(void) { return TSM_ABI_VERSION; }
+TS_EXPORT const char *tsm_last_error(void) { return ts_error_text(); }
+
+TS_EXPORT int32_t tsm_create(const tsm_config *config, tsm_model **out) {
+  ts_error_clear();
+  if (!out) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_create: an argument is NULL");
+  tsm_config mine;
+  memset(&mine, 0, sizeof mine);
+  if (config) memcpy(&mine, config, config->size < sizeof mine ? config->size : sizeof mine);
+  return ts_model_open(&mine, out);
+}
+
+TS_EXPORT void tsm_delete(tsm_model *model) { ts_model_close(model); }
+
+TS_EXPORT int32_t tsm_load_constants(tsm_model *model, const char *const *names, const tsm_tensor *values, size_t count) {
+  ts_error_clear();
+  if (!model || (count && (!names || !values))) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_load_constants: an argument is NULL");
+  ts_given *given = malloc(sizeof(ts_given) * (count + 1));
+  if (!given) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  for (size_t i = 0; i < count; i++) given[i] = (ts_given){names[i], &values[i]};
+  int32_t rc = ts_update(model, given, count, false, false);
+  free(given);
+  return rc;
+}
+
+TS_EXPORT size_t tsm_input_count(const tsm_model *model) { return (size_t)torchsmith_model.n_inputs; }
+TS_EXPORT size_t tsm_output_count(const tsm_model *model) { return (size_t)torchsmith_model.n_outputs; }
+TS_EXPORT size_t tsm_constant_count(const tsm_model *model) { return (size_t)torchsmith_model.n_constants; }
+TS_EXPORT const char *tsm_info(const tsm_model *model) { return torchsmith_model.info; }
+
+TS_EXPORT int32_t tsm_input(const tsm_model *model, size_t index, tsm_tensor_info *out) {
+  if (!out || index >= (size_t)torchsmith_model.n_inputs) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_input: no input has this number");
+  const ts_input_desc *d = &torchsmith_model.inputs[index];
+  *out = (tsm_tensor_info){d->name, d->dtype, d->ndim, 0, d->lo, d->hi};
+  return TSM_OK;
+}
+
+TS_EXPORT int32_t tsm_output(const tsm_model *model, size_t index, tsm_tensor_info *out) {
+  if (!out || index >= (size_t)torchsmith_model.n_outputs) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_output: no output has this number");
+  const ts_output_desc *d = &torchsmith_model.outputs[index];
+  *out = (tsm_tensor_info){"", d->dtype, d->ndim, d->kind == TS_OUT_NONE, NULL, NULL};
+  return TSM_OK;
+}
+
+TS_EXPORT int32_t tsm_constant(const tsm_model *model, size_t index, tsm_constant_info *out) {
+  if (!out || index >= (size_t)torchsmith_model.n_constants) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_constant: no constant has this number");
+  const ts_constant_desc *c = &torchsmith_model.constants[index];
+  *out = (tsm_constant_info){c->fqn, c->dtype, c->ndim, c->sizes, c->strides, (uint64_t)c->bytes};
+  return TSM_OK;
+}
+
+/* For those who make packages: what prepare computes from these values, to be stored beside the model. */
+TS_EXPORT int32_t tsm_pack(const char *const *names, const tsm_tensor *values, size_t count, void *state) {
+  ts_error_clear();
+  if (count && (!names || !values)) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_pack: an argument is NULL");
+  ts_given *given = malloc(sizeof(ts_given) * (count + 1));
+  if (!given) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  for (size_t i = 0; i < count; i++) given[i] = (ts_given){names[i], &values[i]};
+  int32_t rc = ts_pack(given, count, state);
+  free(given);
+  return rc;
+}

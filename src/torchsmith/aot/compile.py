@@ -1,0 +1,256 @@
+"""From an Entry to the parts of a package: the model library, its weights, and what is known of them.
+
+In: Entry, options. Out: Model(library, weights, info). The road is the one of `compile`: functionalise, lower, fuse, plan, emit; what
+differs is what is linked around the result and where constants come from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__, events
+from ..codes import Unsupported, define
+from ..emit.model import PREPARED, READ, WRITTEN, ConstantRow, Description, InputRow, emit_model, output_rows
+from ..graph.functionalise import functionalise
+from ..graph.sizes import print_condition
+from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.tracing import spec_of
+from ..ir.expr import Const, Expr
+from ..options import Options
+from ..pipeline import Source, compile_source
+from ..runtime.manifest import Manifest
+from ..runtime.model_library import build_model, features_of
+from .entry import CONSTANT, Constant, Entry
+from .weights import Block, Weights, align
+
+define("AOT020", "operators that only libtorch has remain in the program",
+       "replace them, or compile with options={'libtorch': 'allow'} for use inside PyTorch only")
+define("AOT021", "the compiled library refused the constants", "please report it")
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64", torch.int32: "i32",
+    torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
+    torch.complex32: "c32", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One compiled model: library bytes, weights (content to be written once), the info text that is also inside the library."""
+
+    name: str
+    library: bytes
+    weights: Weights
+    info: dict[str, Any]
+    cpu: tuple[str, ...]
+
+
+def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False) -> Model:
+    """The whole road. Raises Unsupported with the user's line."""
+    with events.timed("functionalise", graph=entry.name):
+        fg = functionalise(entry.graph, entry.facts)
+    source = compile_source(fg, options, entry.name)
+    refuse_externs(source.manifest)
+    features = features_of(cpu)
+    constants = [*entry.constants, *(Constant((f"_const{i}",), t, CONSTANT) for i, t in enumerate(fg.consts))]
+    rows, weights = place_constants(constants, fg, source.manifest, keep_constants)
+    info = describe(entry, fg, source, rows, features)
+    description = Description(
+        entry.name, input_rows(entry), outputs_of(entry, fg, source.manifest), tuple(rows), symbols_of(entry, fg),
+        conditions_of(entry), entry.in_spec, entry.out_spec, json.dumps(info, sort_keys=True), features,
+        weights.id, weights.size, weights.state_offset, entry.labels,
+    )  # fmt: skip
+    library = build_model(source.host, source.kernels, emit_model(description), features, options)
+    if weights.state_bytes:
+        weights = replace(weights, state=pack(library, rows, constants, weights.state_bytes))
+    return Model(entry.name, library, weights, info, features)
+
+
+def refuse_externs(manifest: Manifest) -> None:
+    """Ahead of time nothing may need libtorch: say which operators do, and where they come from."""
+    if manifest.externs:
+        found = dict.fromkeys(f"{e.op} at {e.loc or 'an unknown line'}" for e in manifest.externs)
+        raise Unsupported("AOT020", at=manifest.externs[0].loc, detail="; ".join(found))
+
+
+# ---------------------------------------------------------------- inputs and outputs
+
+
+def _placeholder_specs(entry: Entry) -> list[TensorSpec]:
+    return [spec_of(n.meta["val"]) for n in entry.graph.graph.nodes if n.op == "placeholder"]
+
+
+def input_rows(entry: Entry) -> tuple[InputRow, ...]:
+    specs = _placeholder_specs(entry)
+    rows = []
+    for a in entry.arguments:
+        if a.placeholder is not None:
+            spec = specs[a.placeholder]
+            rows.append(InputRow(a.name, DTYPES[spec.dtype], spec.shape, spec.strides, a.placeholder))
+    return tuple(rows)
+
+
+def outputs_of(entry: Entry, fg: FunctionalGraph, manifest: Manifest) -> Any:
+    """One row per returned leaf; ranks of fresh results come from the functional graph."""
+    nodes = {n.name: n for n in fg.graph.nodes}
+    specs = _placeholder_specs(entry)
+    dtypes: list[tuple[str, int]] = []
+    for out in fg.outputs:
+        spec = getattr(out, "spec", None)
+        if hasattr(out, "node"):
+            spec = nodes[out.node].meta["spec"]
+        elif hasattr(out, "index"):
+            spec = specs[out.index]
+        dtypes.append((DTYPES[spec.dtype], len(spec.shape)) if isinstance(spec, TensorSpec) else ("i64", 0))
+    return output_rows(manifest.results, entry.returned, dtypes)
+
+
+def symbols_of(entry: Entry, fg: FunctionalGraph) -> tuple[Any, ...]:
+    """Every symbol with an origin in an input: the checks need also those that the body does not."""
+    return tuple(s for s in entry.facts.symbols.values() if s.origin[0] in ("size", "stride"))
+
+
+def conditions_of(entry: Entry) -> tuple[tuple[Expr, str], ...]:
+    """What tracing and compiling assumed of sizes, as checks of each call."""
+    rows = []
+    for cond in (*entry.facts.guards, *entry.facts.late):
+        if not isinstance(cond, Const):
+            text = print_condition(cond)
+            for name, label in entry.labels.items():
+                text = text.replace(name, label)
+            loc = entry.facts.locs.get(cond, "")
+            rows.append((cond, f"the sizes of the inputs must satisfy {text}" + (f", because of {loc}" if loc else "")))
+    return tuple(rows)
+
+
+# ---------------------------------------------------------------- constants
+
+
+def place_constants(
+    constants: Sequence[Constant], fg: FunctionalGraph, manifest: Manifest, keep: bool
+) -> tuple[list[ConstantRow], Weights]:
+    """Where each constant lies in the weights: those the run reads, and what prepare computes from the others."""
+    first = len(fg.inputs) - len(constants)
+    offset = align(64, 4096)
+    state_offset = -1
+    if manifest.state:
+        state_offset, offset = offset, align(offset + manifest.state, 64)
+    rows: list[ConstantRow] = []
+    blocks: list[Block] = []
+    for i, c in enumerate(constants):
+        number = first + i
+        row = manifest.inputs[number]
+        flags = PREPARED * (number in manifest.consts) | READ * bool(row.get("read")) | WRITTEN * bool(row.get("written"))
+        if _is_result(manifest, number):
+            flags |= READ
+        nbytes = storage_bytes(c.value)
+        where = -1
+        if (flags & (READ | WRITTEN) or keep) and flags and nbytes:
+            where, offset = offset, align(offset + nbytes, 64)
+            blocks.append(Block(where, c.value))
+        dtype, sizes, strides = DTYPES[c.value.dtype], tuple(c.value.shape), tuple(c.value.stride())
+        rows += [ConstantRow(n, dtype, sizes, strides, nbytes, number, flags, c.type, where) for n in c.names]
+    if not blocks and not manifest.state:
+        return rows, Weights(bytes(16), 0, -1, 0, b"", ())
+    return rows, Weights(identity(constants, rows, manifest), offset, state_offset, manifest.state, b"", tuple(blocks))
+
+
+def _is_result(manifest: Manifest, number: int) -> bool:
+    """Is this input returned, or viewed by a result?"""
+    return any(
+        (r["kind"] == "input" and r["of"] == number) or (r["kind"] == "view" and r["of"] == ["input", number]) for r in manifest.results
+    )
+
+
+def storage_bytes(t: torch.Tensor) -> int:
+    """From the first to the last element."""
+    if t.numel() == 0:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size()
+
+
+def identity(constants: Sequence[Constant], rows: Sequence[ConstantRow], manifest: Manifest) -> bytes:
+    """What ties a library to its weights: their content and their places."""
+    h = hashlib.sha256(repr((rows, manifest.state)).encode())
+    for c in constants:
+        h.update(Block(0, c.value).content())
+    return h.digest()[:16]
+
+
+class _Tensor(ctypes.Structure):
+    """tsm_tensor"""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("sizes", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("ndim", ctypes.c_int32), ("dtype", ctypes.c_int32), ("device", ctypes.c_int32), ("kind", ctypes.c_int32),
+        ("block", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+def pack(library: bytes, rows: Sequence[ConstantRow], constants: Sequence[Constant], size: int) -> bytes:
+    """Run prepare, once, here: the package stores what it computes."""
+    by_name = {n: c.value for c in constants for n in c.names}
+    wanted = {r.graph_input: r.fqn for r in rows if r.flags & (PREPARED | READ)}
+    values = (_Tensor * (len(wanted) + 1))()
+    names = (ctypes.c_char_p * (len(wanted) + 1))()
+    for k, fqn in enumerate(wanted.values()):
+        t = by_name[fqn]
+        numbers = ctypes.c_int64 * max(1, t.dim())
+        values[k] = _Tensor(t.data_ptr(), numbers(*t.shape), numbers(*t.stride()), t.dim(), list(DTYPES).index(t.dtype), 0, 0, None)
+        names[k] = fqn.encode()
+    state = ctypes.create_string_buffer(size)
+    with tempfile.TemporaryDirectory(prefix="torchsmith-pack-") as folder:
+        path = Path(folder) / "model.so"
+        path.write_bytes(library)
+        lib = ctypes.CDLL(str(path))
+        lib.tsm_last_error.restype = ctypes.c_char_p
+        rc = lib.tsm_pack(names, values, ctypes.c_size_t(len(wanted)), state)
+        if rc:
+            raise Unsupported("AOT021", detail=lib.tsm_last_error().decode())
+    return state.raw
+
+
+# ---------------------------------------------------------------- info
+
+
+def describe(entry: Entry, fg: FunctionalGraph, source: Source, rows: Sequence[ConstantRow], features: Sequence[str]) -> dict[str, Any]:
+    """What `inspect` prints, and what loaders in Python read: plain JSON values."""
+    inputs = [
+        {"name": r.name, "dtype": r.dtype, "shape": [_size(e, entry.labels) for e in r.shape], "input": r.graph_input}
+        for r in input_rows(entry)
+    ]
+    ranges = {
+        entry.labels.get(s.sym.name, s.sym.name): [s.lo, s.hi] for s in entry.facts.symbols.values() if s.origin[0] in ("size", "stride")
+    }
+    return {
+        "format": 1, "torchsmith": __version__, "name": entry.name, "inputs": inputs, "ranges": ranges,
+        "arguments": [[a.name, None if a.placeholder is None else "tensor", _plain(a.value)] for a in entry.arguments],
+        "outputs": [None if leaf is not None else _plain(v) for leaf, v in zip(entry.returned, entry.values, strict=True)],
+        "returned": list(entry.returned),
+        "results": source.manifest.results,
+        "constants": [{"name": r.fqn, "dtype": r.dtype, "shape": list(r.sizes), "bytes": r.nbytes, "stored": r.offset >= 0} for r in rows],
+        "kernels": list(source.origins),
+        "cpu": list(features),
+        "in_spec": json.loads(entry.in_spec), "out_spec": json.loads(entry.out_spec),
+    }  # fmt: skip
+
+
+def _size(e: Expr, labels: dict[str, str]) -> int | str:
+    if isinstance(e, Const):
+        return int(e.value)
+    text = print_condition(e)
+    return labels.get(text, text)
+
+
+def _plain(value: Any) -> Any:
+    """A Python constant as JSON; others are named by their type."""
+    return value if value is None or isinstance(value, bool | int | float | str) else f"<{type(value).__name__}>"

@@ -1,0 +1,137 @@
+"""The front door of ahead-of-time compilation: aot_compile, compile_and_package, package.
+
+In: a module with example arguments, or an exported program (ours, torch.export's, or a file of either). Out: paths of what was written.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import options as settings
+from ..codes import Unsupported, define
+from .archive import Part, read_library, write_library, write_package
+from .compile import Model, compile_entry
+from .entry import Entry
+from .programs import export_module, is_torch_program, load_program, read_program
+
+define("AOT050", "this is no program that can be compiled ahead of time",
+       "give an nn.Module with example arguments, an ExportedProgram, or the path of a saved one")
+define("AOT051", "an option of ahead-of-time compilation is unknown or has a wrong value", "see torchsmith.aot.aot_compile")
+define("AOT052", "two processors want differently packed weights", "write one package for each")
+
+PREFIX = "aot_inductor."
+KNOWN = frozenset({"output_path", "package", "cpu", "keep_constants", "libtorch", "model_name"})
+# The incumbent's switches whose effect torchsmith always has or never needs.
+ACCEPTED = frozenset({
+    "debug_compile", "debug_intermediate_value_printer", "use_runtime_constant_folding", "force_mmap_weights", "embed_kernel_binary",
+    "package_cpp_only", "metadata", "raise_error_on_ignored_optimization", "presets", "compile_wrapper_opt_level", "link_libtorch",
+    "package_constants_in_so", "package_constants_on_disk", "allow_stack_allocation", "use_minimal_arrayref_interface",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of one call, split: ours, and those of the road."""
+
+    options: settings.Options
+    output_path: str | None = None
+    package: bool = False
+    cpu: tuple[str, ...] = ("native",)
+    keep_constants: bool = False
+    libtorch: str = "forbid"
+
+
+def read_settings(given: Mapping[str, Any] | None) -> Settings:
+    """{"aot_inductor.output_path": ..., "cpu": ..., "max_autotune": ...} -> Settings. Raises Unsupported("AOT051")."""
+    mine: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for key, value in (given or {}).items():
+        name = key.removeprefix(PREFIX)
+        if name in KNOWN:
+            mine[name] = value
+        elif not (key.startswith(PREFIX) and name in ACCEPTED):
+            rest[key] = value
+    cpu = mine.pop("cpu", "native")
+    mine["cpu"] = (cpu,) if isinstance(cpu, str) else tuple(cpu)
+    mine.pop("model_name", None)
+    if mine.get("libtorch", "forbid") not in ("forbid", "allow"):
+        raise Unsupported("AOT051", detail=f"libtorch={mine['libtorch']!r} is neither 'forbid' nor 'allow'")
+    if not mine["cpu"]:
+        raise Unsupported("AOT051", detail="cpu names no processor")
+    return Settings(settings.from_user(None, rest), **mine)
+
+
+def entry_of(program: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Entry:
+    """Whatever the user has -> Entry."""
+    if isinstance(program, str | os.PathLike):
+        program = load_program(program)
+    if is_torch_program(program):
+        return read_program(program)
+    if hasattr(program, "entry"):  # our own ExportedProgram
+        return program.entry()  # type: ignore[no-any-return]
+    if isinstance(program, torch.nn.Module) and args is not None:
+        return read_program(export_module(program, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes))
+    raise Unsupported("AOT050", detail=type(program).__name__)
+
+
+def compile_part(entry: Entry, s: Settings) -> Part:
+    """One model, for every processor asked for."""
+    models: list[tuple[str, Model]] = []
+    for cpu in s.cpu:
+        models.append((cpu, compile_entry(entry, s.options, cpu=cpu, keep_constants=s.keep_constants)))
+    main = models[0][1]
+    for cpu, m in models[1:]:
+        if (m.weights.id, m.weights.state) != (main.weights.id, main.weights.state):
+            raise Unsupported("AOT052", detail=f"{s.cpu[0]} and {cpu}")
+    return Part(tuple((cpu, m.library) for cpu, m in models), main.weights, main.cpu)
+
+
+def aot_compile(
+    model: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, dynamic_shapes: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
+    """Compile to one model library, a .so that carries its weights; returns its path.
+
+    options: "aot_inductor.output_path": where to write (default: a temporary folder); "aot_inductor.package": True: the result is meant for
+    `package`; "cpu": processor target, such as "native" or "x86-64-v3"; "keep_constants": keep the original weights beside the packed ones;
+    and every option of torchsmith.compile.
+    """
+    s = read_settings(options)
+    if len(s.cpu) > 1:
+        raise Unsupported("AOT051", detail="a library is for one processor; use compile_and_package for several")
+    path = s.output_path or os.path.join(tempfile.mkdtemp(prefix="torchsmith-aot-"), "model.so")
+    with torch.no_grad():
+        part = compile_part(entry_of(model, args, kwargs, dynamic_shapes), s)
+    return write_library(path, part)
+
+
+def compile_and_package(program: Any, *, package_path: Any = None, inductor_configs: Mapping[str, Any] | None = None) -> str:
+    """Compile an exported program and write it as a package (.pt2); returns its path. `inductor_configs`: options of aot_compile."""
+    s = read_settings(inductor_configs)
+    path = os.fspath(package_path) if package_path is not None else os.path.join(tempfile.mkdtemp(prefix="torchsmith-aot-"), "model.pt2")
+    if not path.endswith(".pt2"):
+        raise Unsupported("AOT051", detail=f"the path of a package ends with .pt2: {path}")
+    with torch.no_grad():
+        part = compile_part(entry_of(program), s)
+    return write_package(path, {"model": part})
+
+
+def package(path: str | os.PathLike[str], models: Mapping[str, Any], *, options: Mapping[str, Any] | None = None) -> str:
+    """Write several models into one package. Values: libraries that aot_compile wrote, exported programs, or saved ones."""
+    s = read_settings(options)
+    parts: dict[str, Part] = {}
+    for name, value in models.items():
+        if isinstance(value, str | os.PathLike) and Path(value).suffix == ".so":
+            parts[name] = read_library(value)
+        else:
+            with torch.no_grad():
+                parts[name] = compile_part(entry_of(value), s)
+    return write_package(path, parts)
+

@@ -1,0 +1,124 @@
+"""load_package: a file -> a callable with the original signature; with torch, or with NumPy or DLPack alone.
+
+In: path of a package (.pt2) or of a model library (.so). Out: PackagedModel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from ..codes import Unsupported, define
+from ..runtime.package import Loaded, PackageError, use_torch
+from .tree import Spec, UnknownNode, read_spec
+
+define("AOT040", "a package is for another device", "torchsmith's packages run on the CPU: leave device_index at -1")
+
+__all__ = ["PackageError", "PackagedModel", "load_package"]
+
+
+class PackagedModel:
+    """A compiled model: call it like the module it was made of. Several threads may call it at once."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.info = info = loaded.info
+        self._arguments: list[Any] = info["arguments"]
+        self._tensors = [i for i, (_, kind, _) in enumerate(self._arguments) if kind is not None]
+        self._constants = [(i, name, value) for i, (name, kind, value) in enumerate(self._arguments) if kind is None]
+        self._returned: list[int | None] = info["returned"]
+        self._values: list[Any] = info["outputs"]
+        self._in = _spec(info["in_spec"])
+        self._out = _spec(info["out_spec"])
+        self._plain = self._positional()
+        self._single = info["out_spec"][1]["type"] is None and not any(v is not None for v in self._values)
+
+    def _positional(self) -> int:
+        """How many arguments a call has when all of them are positional tensors, or -1."""
+        spec = self._in
+        if not isinstance(spec, Spec) or self._constants or len(spec.children) != 2 or spec.children[1].children:
+            return -1
+        flat = all(c.kind is None for c in spec.children[0].children)
+        return len(spec.children[0].children) if flat else -1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors: Sequence[Any] = args if len(args) == self._plain and not kwargs else self._flatten(args, kwargs)
+        torch = sys.modules.get("torch")
+        if torch is not None and (not tensors or isinstance(tensors[0], torch.Tensor)):
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, torch.Tensor)):
+                tensors = [t.detach() for t in tensors]
+            out = self._loaded.run_torch(tensors) if use_torch() else []
+        else:
+            out = self._loaded.run(tensors)
+        if self._single:
+            return out[0]
+        leaves = [self._leaf(o, r, v) for o, r, v in zip(out, self._returned, self._values, strict=True)]
+        return self._unflatten(leaves)
+
+    def _leaf(self, value: Any, returned: int | None, constant: Any) -> Any:
+        if returned is None:
+            return constant
+        if self.info["results"][returned]["kind"] == "number":
+            return value.item()
+        return value
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        if isinstance(self._in, Spec):
+            try:
+                leaves = list(self._in.flatten((args, kwargs)))
+            except ValueError as e:
+                raise TypeError(f"{self.info['name']}: the arguments differ from those it was exported with: {e}") from None
+        else:
+            leaves = self._in[0]((args, kwargs))
+        for i, name, value in self._constants:
+            if isinstance(value, bool | int | float | str | None) and leaves[i] != value:
+                raise ValueError(f"{self.info['name']} was exported with {name}={value!r}; it cannot be called with {leaves[i]!r}")
+        return [leaves[i] for i in self._tensors]
+
+    def _unflatten(self, leaves: list[Any]) -> Any:
+        return self._out.unflatten(iter(leaves)) if isinstance(self._out, Spec) else self._out[1](leaves)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What is known of the model: shapes, ranges, processor, version."""
+        return {k: v for k, v in self.info.items() if k not in ("in_spec", "out_spec", "results", "returned", "arguments", "outputs")}
+
+    def get_constant_fqns(self) -> list[str]:
+        """Names of the weights and buffers, as in the module."""
+        return [c["name"] for c in self.info["constants"]]
+
+    def load_constants(self, values: Mapping[str, Any], *, check_full_update: bool = False) -> None:
+        """New weights by name. Calls that run meanwhile see all old values or all new ones."""
+        missing = [n for n in self.get_constant_fqns() if n not in values]
+        if check_full_update and missing:
+            raise PackageError(f"constants are missing for a full update: {', '.join(missing)}", 14)
+        self._loaded.load_constants(values)
+
+
+def _spec(given: Any) -> Spec | tuple[Callable[[Any], list[Any]], Callable[[list[Any]], Any]]:
+    """Our reader of nested arguments; torch's, where a type is registered with it only."""
+    try:
+        return read_spec(given)
+    except UnknownNode:
+        _pytree = import_module("torch.utils._pytree")
+        spec = _pytree.treespec_loads(json.dumps(given))
+        return (lambda value: _pytree.tree_flatten(value)[0]), (lambda leaves: _pytree.tree_unflatten(leaves, spec))
+
+
+def load_package(
+    path: str | os.PathLike[str], model_name: str = "model", *, run_single_threaded: bool = False, num_runners: int = 1,
+    device_index: int = -1, verify: bool = False,
+) -> PackagedModel:  # fmt: skip
+    """Load one model of a package, or a model library.
+
+    run_single_threaded: kernels run on the calling thread. num_runners: accepted; a model serves any number of threads. verify: check the
+    weights too, which reads all of them (code and manifest are always checked). Raises PackageError.
+    """
+    if device_index != -1:
+        raise Unsupported("AOT040", detail=f"device_index={device_index}")
+    if num_runners < 1:
+        raise ValueError(f"num_runners must be at least 1, not {num_runners}")
+    return PackagedModel(Loaded(path, model_name, threads=1 if run_single_threaded else 0, verify=verify))
