@@ -2,7 +2,7 @@
 
 In: a captured fx graph, its size facts, options. Out: Compiled(call, guards, report). A new reader starts here.
 
-    captured GraphModule --functionalise--> FunctionalGraph --lower--> Program --fuse--> Program --form_kernels--> Scheduled
+    captured GraphModule --functionalise--> FunctionalGraph --lower--> Program --attention, fuse--> Program --form_kernels--> Scheduled
         --plan--> Plan --emit--> Source --build--> library --load--> callable
 """
 
@@ -39,6 +39,7 @@ from .runtime.load import load
 from .runtime.manifest import Manifest
 from .schedule.fuse import fuse
 from .schedule.kernels import form_kernels
+from .schedule.merge_attention import merge_attention
 from .schedule.plan import plan
 
 Call = Callable[..., Sequence[Any]]
@@ -109,6 +110,7 @@ def show_source(s: Source) -> str:
 COMPILE: tuple[Pass, ...] = (
     Pass("layout", prefer_channels_last),
     Pass("lower", lower, verify_program, print_program),
+    Pass("attention", merge_attention, verify_program),
     Pass("fuse", fuse, verify_program, print_program),
     Pass("form_kernels", form_kernels, show=print_scheduled),
     Pass("plan", plan, verify_plan, print_plan),

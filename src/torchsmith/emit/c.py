@@ -331,13 +331,15 @@ class Emitter:
         n, lanes = const_of(extent), self.lanes
         name = self.fresh("i")
         end = str(n - n % lanes) if n is not None else None
+        whole = False
         if n is None:
             total = self.emit(extent).text
             end = self.fresh("e")
-            self.line(f"i64 {end} = {total} & -{lanes};")
+            whole = is_multiple(extent, lanes)
+            self.line(f"i64 {end} = {total};" if whole else f"i64 {end} = {total} & -{lanes};")
         if n is None or n >= lanes:
             self.vector_body(f"for (i64 {name} = 0; {name} < {end}; {name} += {lanes}) {{", axis, name, body)
-        if n is None or n % lanes:
+        if (n is None and not whole) or (n is not None and n % lanes):
             live = str(n % lanes) if n is not None else self.fresh("n")
             if n is None:
                 self.line(f"int {live} = (int)({total} - {end});")
@@ -353,6 +355,13 @@ class Emitter:
         body()
         self.close()
         self.vector_axis, self.vector_level, self.axis_text = before
+
+
+def is_multiple(e: Expr, n: int) -> bool:
+    """Is every term of the index `e` written with a factor that `n` divides?"""
+    lin = linear(e)
+    factors = [const_of(c) for c in (lin.const, *lin.terms.values())]
+    return all(c is not None and c % n == 0 for c in factors)
 
 
 # ---------------------------------------------------------------- printers of expressions

@@ -1,7 +1,8 @@
 """Kernel: one fused loop nest with its tiling decisions taken; what emit prints (no torch).
 
     Kernel = (name, params, syms, axes, scratch, body, grid, grain, origins)
-    Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask) | Contract(...)
+    Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask)
+           | Contract(...) | Product(...) | Turn(...)        each defined by its `meaning()`, in the other statements
     kind   = grid | thread | block | serial | vector | unroll | scan
 
 The CPU calling convention of a printed kernel is fixed (emit/ prints it, emit/host.py calls it):
@@ -119,7 +120,63 @@ class Contract:
         return Loop(self.m, self.live, "serial", (Loop(self.n, const(width), "vector", (store,)),))
 
 
-Stmt = Loop | Let | StoreStmt | Contract
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A block product of f32 operands that lie as they are, into the scratch array `out` (rows of `pitch` elements):
+
+        out[m, n] = sum over k of a(m, k) * b(k, n)         m < rows, n < columns;  `add`: += instead of =
+
+    a: Load affine in m and k. b: Load with n contiguous. Both `b` and `out` have room up to the next multiple of 16 columns; what lies
+    there holds no meaning.
+    """
+
+    out: str
+    pitch: int
+    m: Axis
+    rows: Expr
+    n: Axis
+    columns: Expr
+    k: Axis
+    extent: Expr
+    a: Load
+    b: Load
+    add: bool = False
+
+    def meaning(self) -> Loop:
+        """The same block in plain statements."""
+        old, partial = Var("product_a0", dt.f32), Var("product_b0", dt.f32)
+        update, combine = op("add", old, op("mul", self.a, self.b)), op("add", old, partial)
+        total = Fold(((self.k, self.extent),), (Const(dt.f32, 0.0),), (update,), (combine,), prefix="product_")
+        store = StoreStmt(self.out, (self.m * self.pitch + self.n,), total, "add" if self.add else "set")
+        return Loop(self.m, self.rows, "serial", (Loop(self.n, self.columns, "vector", (store,)),))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A block read along n and laid out along m, as f32, in the scratch array `out` (rows of `pitch` elements):
+
+        out[n, m] = source(m, n) where m < rows, else 0         n < columns, m < rows rounded up to 16
+    """
+
+    out: str
+    pitch: int
+    m: Axis
+    rows: Expr
+    n: Axis
+    columns: Expr
+    source: Load
+
+    def meaning(self) -> Loop:
+        """The same block in plain statements."""
+        s = self.source
+        inside = Load(s.buf, s.dtype, s.index, op("lt", self.m, self.rows), Const(s.dtype, 0))
+        store = StoreStmt(self.out, (self.n * self.pitch + self.m,), convert(inside, dt.f32))
+        wide = op("floordiv", self.rows + 15, const(16)) * 16
+        return Loop(self.n, self.columns, "serial", (Loop(self.m, wide, "vector", (store,)),))
+
+
+Stmt = Loop | Let | StoreStmt | Contract | Product | Turn
+BLOCKS = (Contract, Product, Turn)  # statements that have a meaning() in the others
 
 
 def expressions(s: Stmt) -> tuple[Expr, ...]:
@@ -130,6 +187,10 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
         return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
     if isinstance(s, Contract):
         return (s.live, s.extent, *(e for _, e in s.taps), s.a, s.b)
+    if isinstance(s, Product):
+        return (s.rows, s.columns, s.extent, s.a, s.b)
+    if isinstance(s, Turn):
+        return (s.rows, s.columns, s.source)
     return (s.value,)
 
 
@@ -146,6 +207,15 @@ def rewrite(s: Stmt, table: dict[Expr, Expr], rename: dict[str, str]) -> Stmt:
         a, b = substitute(s.a, table), substitute(s.b, table)
         assert isinstance(a, Load) and isinstance(b, Load)
         return replace(s, a=a, b=b)
+    if isinstance(s, Product):
+        a, b = substitute(s.a, table), substitute(s.b, table)
+        assert isinstance(a, Load) and isinstance(b, Load)
+        rows, columns, extent = (substitute(e, table) for e in (s.rows, s.columns, s.extent))
+        return replace(s, rows=rows, columns=columns, extent=extent, a=a, b=b)
+    if isinstance(s, Turn):
+        source = substitute(s.source, table)
+        assert isinstance(source, Load)
+        return replace(s, rows=substitute(s.rows, table), columns=substitute(s.columns, table), source=source)
     return replace(s, value=substitute(s.value, table))
 
 

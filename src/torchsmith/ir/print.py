@@ -11,7 +11,7 @@ from typing import Any
 
 from .dtype import DType
 from .expr import Axis, Expr
-from .kernel import Contract, Kernel, Let, Loop, Scheduled, StoreStmt
+from .kernel import Contract, Kernel, Let, Loop, Product, Scheduled, StoreStmt, Turn
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .program import (
     Bind,
@@ -258,6 +258,16 @@ def _contract(c: Contract) -> Lines:
     yield f"  {print_expr(c.b)}"
 
 
+def _product(p: Product) -> Lines:
+    yield f"product {p.out}[{p.pitch}] {'+=' if p.add else '='} [{_axes(((p.m, p.rows), (p.n, p.columns), (p.k, p.extent)))}]"
+    yield f"  {print_expr(p.a)}"
+    yield f"  {print_expr(p.b)}"
+
+
+def _turn(t: Turn) -> Lines:
+    yield f"turn {t.out}[{t.pitch}] [{_axes(((t.m, t.rows), (t.n, t.columns)))}] = {print_expr(t.source)}"
+
+
 def _let(let: Let) -> Lines:
     yield f"let {print_expr(let.var)} = {print_expr(let.value)}"
 
@@ -279,6 +289,8 @@ _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     Loop: _loop,
     StoreStmt: _store_stmt,
     Contract: _contract,
+    Product: _product,
+    Turn: _turn,
     Let: _let,
     Launch: _launch,
     Alloc: lambda s: iter([f"alloc {s.buf}"]),

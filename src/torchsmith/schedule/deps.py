@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, walk
-from ..ir.kernel import Contract, Kernel, Let, Loop, Stmt
+from ..ir.kernel import BLOCKS, Kernel, Let, Loop, Stmt, expressions
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Element, Extern, ExternArg, Fresh, Program, Repeat, Stage, ViewResult
 
 SYMBOL_GUESS = 97  # what an unknown size is taken for in estimates (never in code)
@@ -201,8 +201,8 @@ def map_stmts(body: tuple[Stmt, ...]) -> Iterator[Expr]:
             yield from map_stmts(s.body)
         elif isinstance(s, Let):
             yield s.value
-        elif isinstance(s, Contract):
-            yield from (s.live, s.extent, s.a, s.b)
+        elif isinstance(s, BLOCKS):
+            yield from expressions(s)
         else:
             yield from (*s.index, s.value)
             if s.mask is not None:

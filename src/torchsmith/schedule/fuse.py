@@ -17,6 +17,7 @@ from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, op, select, subst
 from ..ir.program import Element, Program, Stage, Store
 from ..options import Options
 from . import deps
+from .attention import is_operand, recognise_attention
 from .contraction import recognise
 from .deps import free_axes, numel, reads, stage_loads, writes
 
@@ -120,6 +121,11 @@ def can_fuse(producer: Stage, consumer: Stage) -> Reason | None:
         return Reason("contraction operand")  # it would be computed again for every tile
     if (product is not None or recognise(producer) is not None) and recognise(inline(producer, consumer)) is None:
         return Reason("no contraction any more")
+    attention = recognise_attention(consumer)
+    if attention is not None and any(is_operand(attention, u) for u in uses):
+        return Reason("attention operand")  # it would be computed again for every block
+    if (attention or recognise_attention(producer)) is not None and recognise_attention(inline(producer, consumer)) is None:
+        return Reason("no attention any more")
     return None
 
 

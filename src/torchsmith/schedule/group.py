@@ -18,6 +18,7 @@ from ..ir.program import Bind, Buffer, Check, Element, Stage
 from ..options import Options
 from . import deps
 from .access import collect
+from .attention import recognise_attention
 from .contraction import recognise
 from .deps import estimate, numel, reads, stage_loads, writes
 from .fuse import simple_axes
@@ -57,7 +58,7 @@ def is_special(s: Stage) -> bool:
     if s.scan or s.lets:
         return True
     odd = any(t.mode != "set" or not t.unique or t.mask is not None or simple_axes(s, t) is None for t in s.stores)
-    return odd or recognise(s) is not None
+    return odd or recognise(s) is not None or recognise_attention(s) is not None
 
 
 def rename(s: Stage, table: Mapping[Axis, Axis]) -> Stage:

@@ -12,6 +12,8 @@ from ..ir.kernel import Kernel, Scheduled
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from . import deps
+from .attention import recognise_attention
+from .attention_kernel import form_attention
 from .contraction import Contraction, form_contraction, pack, recognise, work_of
 from .draft import build
 from .group import Group, Grouper, group_stages
@@ -63,7 +65,10 @@ def form_kernels(program: Program, options: Options) -> Scheduled:
         for item in items:
             if isinstance(item, Group):
                 product = recognise(item.stages[0]) if item.closed else None
-                if product is not None:
+                attention = recognise_attention(item.stages[0]) if item.closed else None
+                if attention is not None:
+                    out.append(form_attention(attention, buffers))  # type: ignore[arg-type]
+                elif product is not None:
                     out.extend(contraction_kernels(product, buffers))  # type: ignore[arg-type]
                 else:
                     own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}

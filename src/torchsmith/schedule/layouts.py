@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.expr import Axis, walk
+from ..ir.expr import Axis, Expr, const, walk
 from ..ir.linear import linear
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
+from .attention import Attention, recognise_attention
 from .contraction import dense, recognise
 from .deps import estimate, stage_loads
 from .fuse import simple_axes
@@ -22,6 +23,9 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
     axes = simple_axes(stage, store)
     if axes is None:
         return None
+    attention = recognise_attention(stage)
+    if attention is not None:  # as the queries lie: what was split into heads is joined again
+        return _order_of(attention, buffers)
     product = recognise(stage)
     if product is not None:
         # where axes were split to see the product, its dimension is the one indexed by a part of it
@@ -48,6 +52,24 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
         if best is None or size > best[0]:
             best = (size, order)
     return best[1] if best is not None else None
+
+
+def _order_of(a: Attention, buffers: dict[str, Buffer]) -> list[int] | None:
+    """Dimensions of the result from the farthest step of the queries to the nearest, the values' columns innermost."""
+    layout = buffers[a.q.buf].layout
+    if layout is None:
+        return None
+    total: Expr = const(0)
+    for i, step in zip(a.q.index, layout.strides, strict=True):
+        total = total + i * step
+    steps = linear(total).terms
+
+    def reach(index: Expr) -> int:
+        axes = [x for x in walk(index) if isinstance(x, Axis)]
+        return -1 if a.d[0] in axes else min((estimate(steps[x]) for x in axes if x in steps), default=1 << 60)
+
+    index = a.stage.stores[0].index
+    return sorted(range(len(index)), key=lambda d: -reach(index[d]))
 
 
 def choose_layouts(program: Program) -> dict[str, Buffer]:

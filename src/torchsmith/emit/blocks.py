@@ -1,0 +1,158 @@
+"""Product and Turn statements -> C text: small products between operands that need no packing, and blocks turned in registers.
+
+In: statements (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope, and one static function per shape:
+
+    product_RxV(c, a, sm, ka, b, rows, n)     c[m][v] (+)= sum over k < n of splat(a[m * sm + k * ka]) * b[k * kb + 16 v ...]
+    turn_T(to, pitch, from, sm, rows, n)      to[n][m] = from[m][n], 16 x 16 elements at a time
+
+R x V accumulators stay in registers while k runs; rows past the end repeat the last one and are not stored.
+"""
+
+from __future__ import annotations
+
+from ..codes import Unsupported
+from ..ir.dtype import DType
+from ..ir.expr import Expr, const, substitute
+from ..ir.kernel import Product, Turn
+from ..ir.linear import const_of
+from .c import STATEMENTS, Emitter
+from .values import STORED
+
+LANES = 16
+WIDEST = 4  # vectors of a register tile
+ROWS = {1: 8, 2: 8, 3: 8, 4: 6}  # vectors of a tile -> rows
+# storage type -> C text of 16 elements as f32: whole, and the first n
+_WHOLE = {"f32": "*(const xf32u *)({0})", "bf16": "f_xbf16(*(const xu16u *)({0}))", "f16": "f_xf16(*(const xu16u *)({0}))",
+          "bool": "CV(up_xu8(*(const xu8u *)({0})), xf32)"}  # fmt: skip
+_PART = {"f32": "ldn_xf32({0}, {1})", "bf16": "f_xbf16(ldn_xu16({0}, {1}))", "f16": "f_xf16(ldn_xu16({0}, {1}))",
+         "bool": "CV(up_xu8(ldn_xu8({0}, {1})), xf32)"}  # fmt: skip
+TURNED = frozenset(_WHOLE)
+
+
+def product_function(vectors: int, pitch: int, kb: str, sm: str, ka: str, add: bool) -> tuple[str, str]:
+    """(name, C text) of one column of register tiles. Strides are C literals, or "" where they are only known in the call."""
+    rows = ROWS[vectors]
+    known = "_".join(x or "n" for x in (str(pitch), kb, sm, ka))
+    name = f"product_{rows}x{vectors}_{known}{'_add' if add else ''}"
+    rest = "".join(f", i64 {p}" for p, value in (("kb", kb), ("sm", sm), ("ka", ka)) if not value)
+    kb, sm, ka = kb or "kb", sm or "sm", ka or "ka"
+    acc = [[f"c{m}_{v}" for v in range(vectors)] for m in range(rows)]
+    lines = [
+        f"static __attribute__((noinline)) void {name}(f32a *c, const f32a *a, const f32a *b, i64 rows, i64 n{rest}) {{",
+        f"  for (i64 m = 0; m < rows; m += {rows}, c += {rows * pitch}) {{",
+        "    i64 last = rows - m - 1;",
+        *(f"    const f32a *p{m} = a + (m + ({m} < last ? {m} : last)) * {sm};" for m in range(rows)),
+        *(f"    xf32 {', '.join(f'{c} = {{0}}' for c in row)};" for row in acc),
+        "    const f32a *w = b;",
+        f"    for (i64 k = 0; k < n; k++, w += {kb}) {{",
+        *(f"      xf32 w{v} = *(const xf32u *)(w + {LANES * v});" for v in range(vectors)),
+    ]
+    for m, row in enumerate(acc):
+        fma = " ".join(f"{c} = fma_xf32(x, w{v}, {c});" for v, c in enumerate(row))
+        lines.append(f"      {{ xf32 x = p{m}[k * {ka}] - (xf32){{0}}; {fma} }}")
+    lines.append("    }")
+    for m, row in enumerate(acc):
+        places = [f"*(xf32u *)(c + {m * pitch + LANES * v})" for v in range(vectors)]
+        body = " ".join(f"{p} {'+=' if add else '='} {c};" for p, c in zip(places, row, strict=True))
+        lines.append(f"    {f'if ({m} <= last) ' if m else ''}{{ {body} }}")
+    return name, "\n".join([*lines, "  }", "}"]) + "\n"
+
+
+def _text(self: Emitter, e: Expr) -> str:
+    return self.emit(e).text
+
+
+def do_product(self: Emitter, s: Product) -> None:
+    """Cut the columns into register tiles."""
+    a, b = self.address(s.a.buf, s.a.index), self.address(s.b.buf, s.b.index)
+    if s.a.mask is not None or s.b.mask is not None or const_of(b.terms.get(s.n, const(0))) != 1:
+        raise Unsupported("EMI001", detail="product of masked or strided operands")
+    zero = const(0)
+    sm, ka, kb = (lin.terms.get(x, zero) for lin, x in ((a, s.m), (a, s.k), (b, s.k)))
+    start: dict[Expr, Expr] = {s.m: zero, s.k: zero, s.n: zero}
+    a_text = f"{self.base(s.a.buf)[0]} + {_text(self, substitute(a.expr(), start))}"
+    b_text = f"{self.base(s.b.buf)[0]} + {_text(self, substitute(b.expr(), start))}"
+    fixed = [str(const_of(e)) if const_of(e) is not None else "" for e in (kb, sm, ka)]
+    rest = "".join(f", {_text(self, e)}" for e, value in zip((kb, sm, ka), fixed, strict=True) if not value)
+    rows, extent = _text(self, s.rows), _text(self, s.extent)
+    out, _ = self.base(s.out)
+    self.use("fma_xf32(")
+
+    def tile(vectors: int, at: str) -> str:
+        name, text = product_function(vectors, s.pitch, fixed[0], fixed[1], fixed[2], s.add)
+        self.functions.setdefault(name, text)
+        return f"{name}({out} + {at}, {a_text}, {b_text} + {at}, {rows}, {extent}{rest});"
+
+    columns = const_of(s.columns)
+    if columns is not None:
+        at = 0
+        for vectors in even_parts(-(-columns // LANES)):
+            self.line(tile(vectors, str(at)))
+            at += LANES * vectors
+    else:
+        left, at_name = self.fresh("n"), self.fresh("q")
+        widest = min(WIDEST, s.pitch // LANES)
+        self.line(f"for (i64 {left} = ({_text(self, s.columns)} + {LANES - 1}) / {LANES}, {at_name} = 0; {left} > 0; ) {{")
+        for vectors in range(widest, 0, -1):
+            head = "" if vectors == widest else "else "
+            test = f"if ({left} >= {vectors}) " if vectors > 1 else ""
+            self.line(f"  {head}{test}{{ {tile(vectors, at_name)} {left} -= {vectors}; {at_name} += {LANES * vectors}; }}")
+        self.line("}")
+    self.forget(s.out)
+
+
+def even_parts(vectors: int) -> list[int]:
+    """5 -> [3, 2]: tiles of nearly the same width."""
+    count = -(-vectors // WIDEST)
+    return [vectors // count + (i < vectors % count) for i in range(count)]
+
+
+def turn_function(d: DType) -> tuple[str, str]:
+    """(name, C text): 16 rows are loaded, exchanged at distances 1, 2, 4, 8, and stored as 16 columns."""
+    name, kind = f"turn_{d}", STORED[d.name]
+    steps = []
+    for s in (1, 2, 4, 8):
+        low = ", ".join(str(q if not q & s else q - s + LANES) for q in range(LANES))
+        high = ", ".join(str(q + s if not q & s else q + LANES) for q in range(LANES))
+        steps.append(
+            f"      for (int i = 0; i < 16; i++) if (!(i & {s})) {{ xf32 a = r[i], b = r[i + {s}]; "
+            f"r[i] = __builtin_shufflevector(a, b, {low}); r[i + {s}] = __builtin_shufflevector(a, b, {high}); }}"
+        )
+    whole, part = _WHOLE[d.name].format("p"), _PART[d.name].format("p", "(int)(n - j)")
+    unroll = '      _Pragma("GCC unroll 16")\n'
+    return name, (
+        f"static __attribute__((noinline)) void {name}(f32a *to, i64 pitch, const {kind}a *from, i64 sm, i64 rows, i64 n) {{\n"
+        "  for (i64 m = 0; m < rows; m += 16) for (i64 j = 0; j < n; j += 16) {\n"
+        "#ifdef __AVX512F__\n    xf32 r[16]; int live = rows - m < 16 ? (int)(rows - m) : 16, cut = n - j < 16;\n"
+        f"{unroll}      for (int i = 0; i < 16; i++) {{ const {kind}a *p = from + (m + i) * sm + j; "
+        f"if (i >= live) r[i] = (xf32){{0}}; else if (cut) r[i] = {part}; else r[i] = {whole}; }}\n"
+        + "".join(f"{unroll}{step}\n" for step in steps)
+        + f"{unroll}      for (int i = 0; i < 16; i++) if (j + i < n) *(xf32u *)(to + (j + i) * pitch + m) = r[i];\n"
+        "#else\n    for (i64 k = j; k < n && k < j + 16; k++) for (i64 i = m; i < m + 16; i++) {\n"
+        f"      f32 x = 0; if (i < rows) {{ const {kind}a *p = from + i * sm + k; x = {_ONE[d.name].format('*p')}; }}\n"
+        "      to[k * pitch + i] = x;\n    }\n#endif\n  }\n}\n"
+    )
+
+
+_ONE = {"f32": "{}", "bf16": "f_bf16({})", "f16": "f_f16({})", "bool": "(f32)({} != 0)"}
+
+
+def do_turn(self: Emitter, s: Turn) -> None:
+    """One call."""
+    source = self.address(s.source.buf, s.source.index)
+    d = s.source.dtype
+    if d.name not in TURNED or s.source.mask is not None or const_of(source.terms.get(s.n, const(0))) != 1:
+        raise Unsupported("EMI001", detail=f"turning a masked or strided block of {d}")
+    zero = const(0)
+    at = _text(self, substitute(source.expr(), {s.m: zero, s.n: zero}))
+    name, text = turn_function(d)
+    self.use(text)
+    self.functions.setdefault(name, text)
+    step = _text(self, source.terms.get(s.m, zero))
+    out, base = self.base(s.out)[0], self.base(s.source.buf)[0]
+    self.line(f"{name}({out}, {s.pitch}, {base} + {at}, {step}, {_text(self, s.rows)}, {_text(self, s.columns)});")
+    self.forget(s.out)
+
+
+STATEMENTS[Product] = do_product  # type: ignore[assignment]
+STATEMENTS[Turn] = do_turn  # type: ignore[assignment]

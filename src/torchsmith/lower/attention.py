@@ -1,0 +1,75 @@
+"""Scaled dot-product attention, written out as its definition: scores, softmax, product. In: Refs; out: one stage per step.
+
+    s[b, h, i, j] = q[b, h, i, :] . k[b, h', j, :] * scale + mask       h' = h / (heads of q per head of k);  -inf where causal and j > i
+    p = softmax over j of s, 0 in rows that are -inf throughout;    out[b, h, i, d] = sum over j of p[b, h, i, j] * v[b, h', j, d]
+
+The schedule recognises the chain and computes it block by block (schedule/merge_attention.py), as it does for attention that a user wrote
+out. The row declines (and the operator stays an extern call) for dropout and where `options.native_contractions` is off.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..ir.expr import Const, Expr, op, select
+from .contraction import SUMS, dot
+from .core import Builder
+from .numerics import cast, scalar
+from .reduce import Split, accumulator, fold_with, hold, total
+from .ref import ZERO, Index, Ref, is_one, known
+from .table import lowers
+
+
+def _shared_head(h: Expr, heads: Expr, shared: Expr) -> Expr:
+    """The head of k or v that head `h` of q reads."""
+    if heads is shared:
+        return h
+    if is_one(shared):
+        return ZERO
+    return op("floordiv", h, op("floordiv", heads, shared))
+
+
+@lowers("aten._scaled_dot_product_flash_attention_for_cpu.default")
+def lower_flash_attention(
+    cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any = 0.0, is_causal: Any = False, mask: Ref | None = None, scale: Any = None
+) -> Any:
+    """(out, log of the sum of exponentials)."""
+    width = known(q.shape[-1])
+    if dropout or not cx.options.native_contractions or q.dtype not in SUMS or not q.dtype.is_float:
+        return NotImplemented
+    if scale is None and not width:
+        return NotImplemented
+    acc = SUMS[q.dtype]
+    factor, lowest = scalar(1.0 / math.sqrt(width or 1) if scale is None else scale, acc), Const(acc, float("-inf"))
+    b, h, n, _ = q.shape
+    keys = k.shape[2]
+
+    def score(index: Index) -> Expr:
+        *lead, i, j = index
+        at = (lead[0], _shared_head(lead[1], h, k.shape[1]))
+        value = op("mul", dot(cx, [q.shape[3]], lambda e: q.load((*lead, i, e[0])), lambda e: k.load((*at, j, e[0]))), factor)
+        if mask is not None:
+            value = op("add", value, cast(mask.at(index), acc))
+        return select(op("le", j, i), value, lowest) if is_causal else value
+
+    s = hold(cx, (b, h, n, keys), acc, score)
+    how = Split(s.shape, (3,), True)
+    top = hold(cx, how.kept, acc, fold_with(cx, how, "max", lowest, s.load))
+
+    def power(i: Index) -> Expr:
+        return op("exp", op("sub", s.load(i), top.at(i)))
+
+    summed = total(cx, how, power, accumulator(acc, how))
+    below = hold(cx, how.kept, acc, lambda i: cast(summed(i), acc))
+    none = Const(acc, 0.0)
+    p = hold(cx, s.shape, acc, lambda i: select(op("eq", top.at(i), lowest), none, op("div", power(i), below.at(i))))
+
+    def product(index: Index) -> Expr:
+        *lead, i, d = index
+        at = (lead[0], _shared_head(lead[1], h, v.shape[1]))
+        return cast(dot(cx, [keys], lambda j: p.load((*lead, i, j[0])), lambda j: v.load((*at, j[0], d))), cx.dtype)
+
+    out = cx.stage(product)
+    logs = Ref(acc, (b, h, n), lambda i: op("add", top.load((*i, ZERO)), op("log", below.load((*i, ZERO)))))
+    return out, logs
