@@ -1,0 +1,120 @@
+"""Attention: every form of scaled_dot_product_attention, and attention that a user wrote out, as one native kernel as exact as eager's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graph_harness import captured
+
+from torchsmith.graph.sizes import SizeFacts
+from torchsmith.options import Options
+from torchsmith.pipeline import compile_graph
+
+sdpa = torch.nn.functional.scaled_dot_product_attention
+
+
+def heads(b: int, n: int, h: int, d: int) -> torch.Tensor:
+    """[b, h, n, d] as a projection of [b, n, h * d] gives it."""
+    return torch.randn(b, n, h, d).transpose(1, 2)
+
+
+def check(fn: Callable[..., torch.Tensor], *args: torch.Tensor, kernels: int | None = 1) -> None:
+    """Compiled without an extern call; as near to float64 as eager, and NaN and 0 where eager has them."""
+    facts = SizeFacts()
+    done = compile_graph(captured(fn, args, facts), facts.freeze(), args, options=Options())
+    assert done.report.road == "native"
+    assert not done.report.externs
+    assert kernels is None or done.report.kernels == kernels
+    (got,), want = done.call(*args), fn(*args)
+    reference = fn(*(a.double() if a.is_floating_point() else a for a in args))
+    assert got.stride() == want.stride()
+    assert got.dtype == want.dtype
+    assert torch.equal(got.isnan(), want.isnan())
+
+    def error(x: torch.Tensor) -> float:
+        return float((x.double() - reference).abs().nan_to_num(0).max())
+
+    eps = torch.finfo(got.dtype).eps
+    assert error(got) <= max(2 * error(want), 4 * eps * float(reference.abs().nan_to_num(0).max()))
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return sdpa(q, k, v)
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return sdpa(q, k, v, is_causal=True)
+
+
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    return sdpa(q, k, v, attn_mask=m)
+
+
+def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return sdpa(q, k, v, enable_gqa=True, scale=0.3)
+
+
+FORMS: dict[str, tuple[Any, Callable[[], tuple[torch.Tensor, ...]]]] = {
+    "bert": (plain, lambda: (heads(1, 128, 12, 64), heads(1, 128, 12, 64), heads(1, 128, 12, 64))),
+    "197 queries": (plain, lambda: (heads(2, 197, 2, 64), heads(2, 197, 2, 64), heads(2, 197, 2, 64))),
+    "causal": (causal, lambda: (heads(2, 150, 3, 64), heads(2, 150, 3, 64), heads(2, 150, 3, 64))),
+    "causal, more keys, width 40": (causal, lambda: (heads(2, 150, 3, 40), heads(2, 190, 3, 40), heads(2, 190, 3, 40))),
+    "one query": (plain, lambda: (heads(2, 1, 3, 80), heads(2, 1000, 3, 80), heads(2, 1000, 3, 80))),
+    "one of all": (plain, lambda: (heads(1, 1, 1, 1), heads(1, 1, 1, 1), heads(1, 1, 1, 1))),
+    "grouped heads": (grouped, lambda: (heads(2, 33, 8, 16), heads(2, 70, 2, 16), heads(2, 70, 2, 16))),
+    "mask": (masked, lambda: (heads(2, 33, 8, 16), heads(2, 70, 8, 16), heads(2, 70, 8, 16), torch.randn(2, 1, 33, 70))),
+    "turned mask": (masked, lambda: (heads(2, 33, 2, 8), heads(2, 70, 2, 8), heads(2, 70, 2, 8), torch.randn(70, 33).t())),
+    "keys left out": (masked, lambda: (heads(2, 33, 2, 8), heads(2, 70, 2, 8), heads(2, 70, 2, 8), torch.randn(2, 1, 1, 70) > 0)),
+    "expanded": (masked, lambda: (heads(2, 33, 2, 8), heads(2, 70, 2, 8), heads(2, 70, 2, 8), torch.randn(2, 1, 1, 70).expand(2, 1, 33, 70))),
+    "contiguous, wide": (plain, lambda: (torch.randn(1, 2, 20, 200), torch.randn(1, 2, 40, 200), torch.randn(1, 2, 40, 200))),
+    "three dimensions": (plain, lambda: (torch.randn(8, 33, 16), torch.randn(8, 70, 16), torch.randn(8, 70, 16))),
+    "bfloat16": (causal, lambda: tuple(heads(1, 90, 2, 64).bfloat16() for _ in range(3))),
+    "float16": (plain, lambda: tuple(heads(1, 90, 2, 24).half() for _ in range(3))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_form(name: str) -> None:
+    torch.manual_seed(0)
+    fn, make = FORMS[name]
+    check(fn, *make())
+
+
+def test_rows_without_a_key_are_zero_and_odd_values_spread_as_in_eager() -> None:
+    torch.manual_seed(0)
+    q, k, v = heads(2, 33, 4, 16), heads(2, 70, 4, 16), heads(2, 70, 4, 16)
+    mask = torch.randn(33, 70) > 0
+    mask[3] = False
+    check(masked, q, k, v, mask, kernels=2)
+    k[0, 2, 7], v[1, 2, 8, 1], q[0, 0, 0, 0] = float("inf"), float("nan"), float("nan")
+    k[1, 0, 5, 2], q[1, 0, :, 2] = 1e30, 1e10
+    check(masked, q, k, v, mask, kernels=2)
+
+
+def test_dropout_is_not_ours() -> None:
+    q = heads(1, 8, 1, 8)
+    facts = SizeFacts()
+    gm = captured(lambda q: sdpa(q, q, q, dropout_p=0.5), (q,), facts)
+    report = compile_graph(gm, facts.freeze(), (q,), options=Options()).report
+    assert report.road != "native" or report.externs
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_forms(seed: int) -> None:
+    """Sizes, masks and layouts nobody picked by hand."""
+    r = random.Random(seed)
+    torch.manual_seed(seed)
+    b, shared, group = r.randint(1, 3), r.randint(1, 3), r.choice((1, 1, 2, 3))
+    n, keys, d = r.choice((1, 2, 7, 50, 100)), r.choice((1, 3, 64, 65, 130)), r.choice((3, 8, 16, 33, 64))
+    kind = r.choice(("none", "causal", "float", "bool", "row"))
+    make = r.choice((heads, lambda b, n, h, d: torch.randn(b, h, n, d)))
+    args = [make(b, n, shared * group, d), make(b, keys, shared, d), make(b, keys, shared, d)]
+    if kind in ("float", "bool", "row"):
+        shape = (r.choice((1, b)), r.choice((1, shared * group)), 1 if kind == "row" else n, keys)
+        args.append(torch.randn(shape) if kind == "float" else torch.randn(shape) > -0.5)
+    options = {"is_causal": kind == "causal", "enable_gqa": True, "scale": r.choice((None, 0.2))}
+    check(lambda q, k, v, m=None: sdpa(q, k, v, attn_mask=m, **options), *args, kernels=None)
