@@ -69,7 +69,7 @@ FORMS: dict[str, tuple[Any, Callable[[], tuple[torch.Tensor, ...]]]] = {
     "mask": (masked, lambda: (heads(2, 33, 8, 16), heads(2, 70, 8, 16), heads(2, 70, 8, 16), torch.randn(2, 1, 33, 70))),
     "turned mask": (masked, lambda: (heads(2, 33, 2, 8), heads(2, 70, 2, 8), heads(2, 70, 2, 8), torch.randn(70, 33).t())),
     "keys left out": (masked, lambda: (heads(2, 33, 2, 8), heads(2, 70, 2, 8), heads(2, 70, 2, 8), torch.randn(2, 1, 1, 70) > 0)),
-    "expanded": (masked, lambda: (heads(2, 33, 2, 8), heads(2, 70, 2, 8), heads(2, 70, 2, 8), torch.randn(2, 1, 1, 70).expand(2, 1, 33, 70))),
+    "expanded": (masked, lambda: (*(heads(2, n, 2, 8) for n in (33, 70, 70)), torch.randn(2, 1, 1, 70).expand(2, 1, 33, 70))),
     "contiguous, wide": (plain, lambda: (torch.randn(1, 2, 20, 200), torch.randn(1, 2, 40, 200), torch.randn(1, 2, 40, 200))),
     "three dimensions": (plain, lambda: (torch.randn(8, 33, 16), torch.randn(8, 70, 16), torch.randn(8, 70, 16))),
     "bfloat16": (causal, lambda: tuple(heads(1, 90, 2, 64).bfloat16() for _ in range(3))),
