@@ -26,7 +26,6 @@ ROOMS: dict[str, frozenset[str]] = {
     "autograd": MIDDLE | {"graph"},
     "capture": MIDDLE | {"graph"},
 }
-ROOMS["tuning"] = MIDDLE  # max-autotune: what to measure; the pipeline builds, runtime runs
 ROOMS["pipeline"] = frozenset(ROOMS)
 ROOMS["backends"] = frozenset(ROOMS)
 ROOMS["aot"] = frozenset(ROOMS) - {"backends"}
@@ -34,6 +33,7 @@ ROOMS["debug"] = frozenset(ROOMS)
 ROOMS["api"] = frozenset({*ROOMS, "compiled_module"})
 ROOMS["compiled_module"] = frozenset(ROOMS)  # what compile returns for an nn.Module: part of the front door
 ROOMS["compiler"] = frozenset(ROOMS)  # the namespace torchsmith.compiler: a front door like api
+ROOMS["export"] = frozenset(ROOMS)  # the namespace torchsmith.export: a front door like api
 ROOMS["__init__"] = frozenset(ROOMS)
 
 # pipeline looks a backend up by name, and only then: the one step against the order, and a late one.

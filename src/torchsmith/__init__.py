@@ -17,6 +17,9 @@ _PUBLIC = {
     "BackendFailed": "capture.dispatch",
     "compiler": "compiler",
     "aot": "aot",
+    "export": "export",
+    "Dim": "export",
+    "ExportedProgram": "export",
 }
 
 

@@ -6,6 +6,7 @@ In: a call that missed (function, args, kwargs) and the function's State. Out: t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -284,6 +285,17 @@ def _suspended(work: Callable[..., Any], *args: Any) -> Any:
         return work(*args)
     finally:
         _frame.suspend(-1)
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """One capture at a time, with compiled functions met on the way run as they are."""
+    with _LOCK:
+        _frame.suspend(1)
+        try:
+            yield
+        finally:
+            _frame.suspend(-1)
 
 
 def location(fn: types.FunctionType) -> str:

@@ -393,7 +393,7 @@ def _has_shared(v: Any, seen: set[int]) -> bool:
 
 def finished(m: Any, result: Any) -> Captured:
     """Close the graph and say how the result is made."""
-    recorder, world = m.recorder, m.world
+    world = m.world
     b = _Builder(m)
     world.changed = [t for t in world.changed if t.dirty or t.attrs]
     has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects)
@@ -406,11 +406,17 @@ def finished(m: Any, result: Any) -> Captured:
         _replay(b)
         body = "\n".join(f"    {line}" for line in [*b.lines, f"return {text}"])
         finish = Finish(None, f"def finish(outs, L, G, C):\n{body}\n", b.namespace)
+    return closed(m, b, finish)
+
+
+def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captured:
+    """The graph ends with the outputs that `b` collected; its facts are final. keep: arguments stay inputs even if nothing reads them."""
+    recorder = m.recorder
     _guard_overlap(m)
-    inputs = _drop_unused(m, b)
+    inputs = _drop_unused(m, b, keep)
     recorder.graph.output(tuple(b.outs))
     graph = torch.fx.GraphModule({}, recorder.graph)
-    guards = list(world.guards.values())
+    guards = list(m.world.guards.values())
     for cond in recorder.facts.guards:
         guards.append(Guard(FixedObject(None), "shape", cond, recorder.facts.locs.get(cond, "")))
     recorder.facts.freeze()
@@ -419,7 +425,7 @@ def finished(m: Any, result: Any) -> Captured:
     return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad)
 
 
-def _drop_unused(m: Any, b: _Builder) -> tuple[Source, ...]:
+def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:
     """Placeholders nothing reads are no inputs; one that gives a size its meaning stays. Symbols then learn their input's number."""
     outs = set(b.outs)
     facts = m.recorder.facts
@@ -427,10 +433,10 @@ def _drop_unused(m: Any, b: _Builder) -> tuple[Source, ...]:
     keep: list[Source] = []
     placeholders = [n for n in m.recorder.graph.nodes if n.op == "placeholder"]
     for node, source in zip(placeholders, m.recorder.inputs, strict=True):
-        if node.users or node in outs or node.name in measured:
+        if node.users or node in outs or node.name in measured or (keep_arguments and node.meta["role"] == "input"):
             for name, row in facts.symbols.items():
                 if row.origin[:2] == (node.name, "size"):
-                    facts.symbols[name] = replace(row, origin=("size", len(keep), row.origin[2]))
+                    facts.symbols[name] = replace(row, origin=("size", len(keep), *row.origin[2:]))
             keep.append(source)
         else:
             m.recorder.graph.erase_node(node)

@@ -10,7 +10,7 @@ import contextlib
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -564,9 +564,12 @@ def capture(
     dynamic: bool | None = None,
     dynamic_dims: dict[str, Any] | None = None,
     fullgraph: bool = False,
+    given: Mapping[str, Mapping[int, Any]] | None = None,
+    close: Callable[[Machine, Any], Captured] = finish.finished,
 ) -> Captured:
-    """Capture one call of a Python function."""
+    """Capture one call of a Python function. `given`: sizes that export declares, by input; `close` turns the machine and the frame's result into what is captured."""
     m = Machine(fn)
+    m.recorder.given = given or {}
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
     m.world.guard(FixedObject(None), "global_state", global_state())
@@ -579,7 +582,7 @@ def capture(
                 raise Unsupported("CAP003", at=_where(fn))
             result = frame.run()[1]
             m.frames.append(frame)
-            return finish.finished(m, result)
+            return close(m, result)
         except Raised as r:
             detail = f"{type(r.exc).__name__}: {r.exc}"
             raise Unsupported("CAP006", at=m.raised_at, detail=detail) from r.exc

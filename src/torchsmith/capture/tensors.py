@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import operator
 import types
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import torch.fx
 
 from ..codes import Unsupported
 from ..graph import tracing
+from ..graph.declared import DeclaredSize
 from ..graph.sizes import SizeFacts
 from ..ir.expr import Cast, Const, Expr, Op, Sym
 from .guards import tensor_guard
@@ -56,12 +59,14 @@ class Recorder:
         self.real: dict[int, Info] = {}  # id of an outside tensor -> its placeholder
         self.facts = SizeFacts()
         self.facts.sources = {}  # type: ignore[attr-defined]
-        self.size_nodes: dict[str, tuple[torch.fx.Node, int]] = {}
+        self.size_nodes: dict[str, tuple[torch.fx.Node, int, int, int]] = {}  # where a symbol is measured: (size(node, dim) - shift) / scale
         self.exprs: dict[Expr, torch.fx.Node] = {}
         self.last_input: torch.fx.Node | None = None
         self.keep: list[Any] = []
         self.dynamic: bool | None = None
         self.dynamic_dims: dict[str, set[int]] = {}
+        self.given: Mapping[str, Mapping[int, DeclaredSize]] = {}  # by source; set by export, and stronger than everything else
+        self.declared_symbols: dict[str, torch.SymInt] = {}
 
     def tracing(self) -> AbstractContextManager[Any]:
         return tracing.Tracing(self.facts)  # type: ignore[no-any-return]
@@ -86,11 +91,11 @@ class Recorder:
         sizes: list[Any] | None = None
         if dims:
             sizes = list(real.shape)
+            given = self.given.get(str(source), {})
             for d in sorted(dims):
-                sizes[d] = self.facts.fresh(real.shape[d], (node.name, "size", d))
-                symbol = sizes[d].node.expr.name
-                self.size_nodes[symbol] = (node, d)
-                self.facts.sources[symbol] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
+                sizes[d] = self._declared_size(given[d], real.shape[d], node, d) if d in given else self._fresh_size(real.shape[d], node, d)
+                if type(sizes[d].node.expr) is Sym:
+                    self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
         tensor = tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts)
         info = Info(tensor, node, source, real, real.requires_grad)
         node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
@@ -99,8 +104,29 @@ class Recorder:
         self.keep += [tensor, real]
         return tensor
 
+    def _fresh_size(self, now: int, node: torch.fx.Node, d: int) -> torch.SymInt:
+        size = self.facts.fresh(now, (node.name, "size", d))
+        self.size_nodes[size.node.expr.name] = (node, d, 1, 0)
+        return size
+
+    def _declared_size(self, row: DeclaredSize, now: int, node: torch.fx.Node, d: int) -> torch.SymInt:
+        """scale * symbol + shift. The symbol is measured at the first dimension that is the symbol itself, or else at the first of all."""
+        symbol, here = row.symbol, (node, d, row.scale, row.shift)
+        known = self.declared_symbols.get(symbol.name)
+        origin = (node.name, "size", d) if (row.scale, row.shift) == (1, 0) else (node.name, "size", d, row.scale, row.shift)
+        if known is None:
+            known = self.declared_symbols[symbol.name] = self.facts.fresh((now - row.shift) // row.scale, origin, symbol.lo, symbol.hi)
+            self.size_nodes[known.node.expr.name] = here
+        name = known.node.expr.name
+        if len(origin) == 3 and self.size_nodes[name][2:] != (1, 0):
+            self.size_nodes[name] = here
+            self.facts.symbols[name] = replace(self.facts.symbols[name], origin=origin)
+        return known * row.scale + row.shift
+
     def _dynamic_dims(self, real: torch.Tensor, source: Source) -> set[int]:
         """Dimensions that become symbols: all of an argument under dynamic=True (0 and 1 stay), else those asked for."""
+        if self.given:
+            return set(self.given.get(str(source), ()))
         asked = set(self.dynamic_dims.get(str(source), ()))
         asked |= set(getattr(real, "_dynamo_dynamic_indices", ()))
         if self.dynamic and _role(real, source) == "input":
@@ -149,8 +175,10 @@ class Recorder:
         if known is not None:
             return known
         if isinstance(e, Sym):
-            base, dim = self.size_nodes[e.name]
+            base, dim, scale, shift = self.size_nodes[e.name]
             node = self.graph.call_method("size", (base, dim))
+            if (scale, shift) != (1, 0):
+                node = self.graph.call_function(operator.floordiv, (self.graph.call_function(operator.sub, (node, shift)), scale))
         elif isinstance(e, Op) and e.name in _SIZE_OPS:
             node = self.graph.call_function(_SIZE_OPS[e.name], tuple(self.size_node(a) for a in e.args))
         elif isinstance(e, Cast):

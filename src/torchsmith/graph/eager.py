@@ -5,7 +5,7 @@ In: FunctionalGraph. Out: a callable on real tensors that does write-backs and r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,8 +47,13 @@ def eager_callable(fg: FunctionalGraph) -> Callable[..., tuple[Any, ...]]:
     return call
 
 
+def run_functional(fg: FunctionalGraph, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """One run on `inputs` (without fg.consts) under the grad mode of the caller; write-backs are not recorded by autograd."""
+    return _run(fg, (*inputs, *fg.consts))
+
+
 def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    symbols = {s.sym.name: _origin(s.origin, inputs) for s in fg.symbols if s.origin[0] != "bound"}
+    symbols = {s.sym.name: origin_value(s.origin, inputs) for s in fg.symbols if s.origin[0] != "bound"}
     env: dict[fx.Node, Any] = {}
     by_name: dict[str, Any] = {}
     given = iter(inputs)
@@ -75,7 +80,8 @@ def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         elif isinstance(out, SizeOutput):
             results[i] = evaluate(out.value, symbols)
     for number, name in fg.write_backs:
-        inputs[number].copy_(by_name[name])
+        with torch.no_grad():
+            inputs[number].copy_(by_name[name])
     for i, out in enumerate(fg.outputs):
         if isinstance(out, ViewOutput):
             base = inputs[out.of] if isinstance(out.of, int) else results[out.of[1]]
@@ -83,11 +89,13 @@ def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(results)
 
 
-def _origin(origin: tuple[str | int, ...], inputs: tuple[Any, ...]) -> Any:
+def origin_value(origin: tuple[str | int, ...], inputs: Sequence[Any]) -> Any:
+    """What a symbol's origin (ir.program.Symbol) says of real inputs."""
     kind, number, *dim = origin
     value = inputs[int(number)]
     if kind == "size":
-        return value.shape[int(dim[0])]
+        scale, shift = dim[1:] or (1, 0)
+        return (value.shape[int(dim[0])] - int(shift)) // int(scale)
     return value.stride(int(dim[0])) if kind == "stride" else value
 
 

@@ -94,7 +94,8 @@ class _Machine:
 
     def _symbol(self, sym: Sym, origin: tuple[Any, ...]) -> None:
         if origin[0] == "size":
-            self.syms[sym] = self.inputs[origin[1]].shape[origin[2]]
+            scale, shift = origin[3:] or (1, 0)
+            self.syms[sym] = (self.inputs[origin[1]].shape[origin[2]] - shift) // scale
         elif origin[0] == "stride":
             x = self.inputs[origin[1]]
             self.syms[sym] = x.strides[origin[2]] // x.itemsize

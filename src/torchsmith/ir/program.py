@@ -207,7 +207,8 @@ Result = Fresh | InputResult | ViewResult | SizeResult
 class Symbol:
     """A size or scalar input: where the value comes from, and the range it was assumed to lie in (hi None: unbounded).
 
-    origin: ("size", input, dim) | ("stride", input, dim) | ("scalar", input) | ("bound",) for Bind/Extern.binds.
+    origin: ("size", input, dim) | ("stride", input, dim) | ("scalar", input) | ("bound",) for Bind/Extern.binds; or
+    ("size", input, dim, scale, shift), where that size is scale * symbol + shift.
     """
 
     sym: Sym

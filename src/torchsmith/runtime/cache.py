@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -30,7 +29,6 @@ class Found:
 
     manifest: Manifest
     library: str
-    tuned: tuple[str, ...] = ()  # what max-autotune said when this was compiled
 
 
 @cache
@@ -87,7 +85,6 @@ def find(key: str) -> Found | None:
     try:
         entry = json.loads(content)
         manifest, library = Manifest.of(entry["manifest"]), store.folder("lib") / entry["library"]
-        tuned = tuple(str(line) for line in entry["tuned"])
     except (ValueError, KeyError, TypeError) as e:
         events.emit("cache", name="damaged", path=str(path), detail=repr(e))
         with contextlib.suppress(OSError):
@@ -97,12 +94,12 @@ def find(key: str) -> Found | None:
         events.emit("cache", name="graph miss")
         return None
     events.emit("cache", name="graph hit")
-    return Found(manifest, str(library), tuned)
+    return Found(manifest, str(library))
 
 
-def keep(key: str, manifest: Manifest, library: Path | str, tuned: Sequence[str] = ()) -> str:
+def keep(key: str, manifest: Manifest, library: Path | str) -> str:
     """Remember a built library under its graph key; gives the library's path. A cache that cannot be written is no error."""
-    text = json.dumps({"manifest": json.loads(manifest.to_json()), "library": Path(library).name, "tuned": list(tuned)})
+    text = json.dumps({"manifest": json.loads(manifest.to_json()), "library": Path(library).name})
     try:
         store.put(store.folder("graph") / f"{key}.json", text.encode())
     except Unsupported as e:

@@ -1,0 +1,210 @@
+"""Dim: what the user says of a dimension; and how a `dynamic_shapes` argument is read.
+
+In: Dims and a nest of them that follows the arguments. Out: for each tensor leaf, {dimension: DeclaredSize}.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.utils import _pytree as pytree
+
+from ..codes import define
+from ..graph.declared import DeclaredSize, DeclaredSymbol
+
+define("AOT010", "dynamic_shapes does not fit the arguments", "give it the arguments' structure, with {dimension: Dim} at each tensor")
+define("AOT011", "a declared dimension cannot take all the sizes it was declared for", "change the declaration or the program")
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, perhaps with bounds: a dimension without a name of its own."""
+
+    kind: str  # "auto" | "dynamic" | "static"
+    min: int | None = None
+    max: int | None = None
+
+    def __call__(self, *, min: int | None = None, max: int | None = None) -> Hint:
+        return Hint(self.kind, min, max)
+
+    def __repr__(self) -> str:
+        return f"Dim.{self.kind.upper()}"
+
+
+class Dim:
+    """A dimension that varies: `Dim("batch", min=1, max=1024)`. Dimensions with one Dim have equal sizes; `2 * d + 1` derives others.
+
+    min: default 1, raised by itself where the program needs more; max: default none. A bound that is stated is kept or refused.
+    Dim.AUTO: let the exporter find out; Dim.DYNAMIC: the same, but a single size is an error; Dim.STATIC: the size of the example.
+    """
+
+    AUTO: ClassVar[Hint] = Hint("auto")
+    DYNAMIC: ClassVar[Hint] = Hint("dynamic")
+    STATIC: ClassVar[Hint] = Hint("static")
+
+    def __init__(self, name: str, *, min: int | None = None, max: int | None = None) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"Dim's name must be an identifier, not {name!r}")
+        if min is not None and min < 0:
+            raise ValueError(f"Dim {name}: min is {min}; sizes are not negative")
+        if min is not None and max is not None and max < min:
+            raise ValueError(f"Dim {name}: max {max} is below min {min}")
+        self.__name__, self.min, self.max = name, min, max
+
+    def __repr__(self) -> str:
+        bounds = "".join(f", {k}={v}" for k, v in (("min", self.min), ("max", self.max)) if v is not None)
+        return f"Dim({self.__name__!r}{bounds})"
+
+    def __add__(self, other: int) -> Derived:
+        return Derived(self, 1, other)
+
+    def __sub__(self, other: int) -> Derived:
+        return Derived(self, 1, -other)
+
+    def __mul__(self, other: int) -> Derived:
+        return Derived(self, other, 0)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+class Derived:
+    """scale * dim + shift."""
+
+    def __init__(self, root: Dim, scale: int, shift: int) -> None:
+        if not isinstance(scale, int) or not isinstance(shift, int) or scale < 1:
+            raise TypeError("a derived dimension is a positive integer times a Dim, plus an integer")
+        self.root, self.scale, self.shift = root, scale, shift
+
+    def __repr__(self) -> str:
+        text = self.root.__name__ if self.scale == 1 else f"{self.scale}*{self.root.__name__}"
+        return text if not self.shift else f"{text} {'+' if self.shift > 0 else '-'} {abs(self.shift)}"
+
+    def __add__(self, other: int) -> Derived:
+        return Derived(self.root, self.scale, self.shift + other)
+
+    def __sub__(self, other: int) -> Derived:
+        return Derived(self.root, self.scale, self.shift - other)
+
+    def __mul__(self, other: int) -> Derived:
+        return Derived(self.root, self.scale * other, self.shift * other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[Dim, ...]:
+    """Several Dims at once."""
+    return tuple(Dim(name, min=min, max=max) for name in names)
+
+
+Declared = dict[int, dict[int, DeclaredSize]]  # number of a flat leaf -> {dimension: size}
+
+
+def children(spec: Any) -> list[Any]:
+    """The parts of a pytree structure (torch renamed the attribute)."""
+    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
+
+
+def read_shapes(
+    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any
+) -> tuple[Declared, dict[int, str]]:
+    """What `dynamic_shapes` declares of each leaf of (args, kwargs), and each leaf's name for messages ("x", "mask[0]").
+
+    shapes: a dictionary by parameter name, or a sequence by position; nested as the arguments are; at a tensor {dim: Dim}, a sequence
+    with an entry for every dimension, or None. Raises ValueError naming the argument.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    numbered_args, numbered_kwargs = pytree.tree_unflatten(list(range(len(leaves))), spec)
+    bound = inspect.signature(forward).bind(*numbered_args, **numbered_kwargs).arguments
+    named: dict[str, Any] = {}
+    for p in inspect.signature(forward).parameters.values():
+        if p.name in bound:
+            named.update(bound[p.name] if p.kind is p.VAR_KEYWORD else {p.name: bound[p.name]})
+    names: dict[int, str] = {}
+    for name, value in named.items():
+        for path, number in pytree.tree_flatten_with_path(value)[0]:
+            names[number] = name + pytree.keystr(path)
+    declared: Declared = {}
+    if shapes is not None:
+        reader = _Reader(leaves, names, declared)
+        if isinstance(shapes, Mapping):
+            unknown = [k for k in shapes if k not in named]
+            if unknown:
+                raise ValueError(f"dynamic_shapes names {unknown[0]!r}; the arguments are {', '.join(named) or 'none'}")
+            for k, v in shapes.items():
+                reader.visit(named[k], v, k)
+        else:
+            values = list(named.values())
+            if not isinstance(shapes, Sequence) or len(shapes) != len(values):
+                raise ValueError(f"dynamic_shapes must have one entry for each of the {len(values)} arguments ({', '.join(named)})")
+            for (k, value), v in zip(named.items(), shapes, strict=True):
+                reader.visit(value, v, k)
+    return declared, names
+
+
+class _Reader:
+    def __init__(self, leaves: list[Any], names: dict[int, str], declared: Declared) -> None:
+        self.leaves, self.names, self.declared = leaves, names, declared
+        self.symbols: dict[str, DeclaredSymbol] = {}
+        self.roots: dict[str, Dim] = {}
+
+    def visit(self, numbers: Any, shapes: Any, where: str) -> None:
+        """Walk the arguments (leaf numbers in their place) and the declarations side by side."""
+        if shapes is None:
+            return
+        if isinstance(numbers, int):
+            self.leaf(numbers, shapes, where)
+        elif isinstance(numbers, Mapping) and isinstance(shapes, Mapping):
+            for k, v in shapes.items():
+                if k not in numbers:
+                    raise ValueError(f"dynamic_shapes has a key {k!r} that argument {where} has not")
+                self.visit(numbers[k], v, f"{where}[{k!r}]")
+        elif isinstance(numbers, (list, tuple)) and isinstance(shapes, (list, tuple)) and len(numbers) == len(shapes):
+            for i, (n, v) in enumerate(zip(numbers, shapes, strict=True)):
+                self.visit(n, v, f"{where}[{i}]")
+        elif pytree.tree_leaves(numbers):
+            children, rows = pytree.tree_leaves(numbers), list(shapes.values()) if isinstance(shapes, Mapping) else shapes
+            if not isinstance(rows, (list, tuple)) or len(rows) != len(children):
+                raise ValueError(f"dynamic_shapes of argument {where} does not have its structure")
+            for n, v in zip(children, rows, strict=True):
+                self.visit(n, v, self.names[n])
+
+    def leaf(self, number: int, shapes: Any, where: str) -> None:
+        tensor = self.leaves[number]
+        rank = getattr(tensor, "dim", lambda: -1)()
+        if rank < 0:
+            raise ValueError(f"dynamic_shapes gives sizes to argument {where}, which is not a tensor but {type(tensor).__name__}")
+        rows = dict(shapes) if isinstance(shapes, Mapping) else dict(enumerate(shapes))
+        if not isinstance(shapes, Mapping) and len(rows) != rank:
+            raise ValueError(f"dynamic_shapes of argument {where} has {len(rows)} entries for {rank} dimensions")
+        for d, row in rows.items():
+            if not isinstance(d, int) or not -rank <= d < rank:
+                raise ValueError(f"dynamic_shapes of argument {where}: no dimension {d} in a tensor with {rank} dimensions")
+            size = self.size(row, f"{where}.shape[{d % rank}]", tensor.shape[d])
+            if size is not None:
+                self.declared.setdefault(number, {})[d % rank] = size
+
+    def size(self, row: Any, where: str, now: int) -> DeclaredSize | None:
+        if row is None or (isinstance(row, Hint) and row.kind == "static"):
+            return None
+        if isinstance(row, bool):
+            raise ValueError(f"dynamic_shapes: {where} is {row!r}")
+        if isinstance(row, int):
+            if row != now:
+                raise ValueError(f"dynamic_shapes says that {where} is always {row}; the example has {now}")
+            return None
+        if isinstance(row, Hint):
+            name = f"d{len(self.symbols)}"
+            self.symbols[name] = DeclaredSymbol.of(name, row.kind, row.min, row.max)
+            return DeclaredSize(self.symbols[name])
+        root, scale, shift = (row.root, row.scale, row.shift) if isinstance(row, Derived) else (row, 1, 0)
+        if not isinstance(root, Dim):
+            raise ValueError(f"dynamic_shapes: {where} is {row!r}, neither a Dim nor an int")
+        name = root.__name__
+        known = self.roots.setdefault(name, root)
+        if (known.min, known.max) != (root.min, root.max):
+            raise ValueError(f"two Dims are called {name!r} and have different ranges: {known} and {root}")
+        symbol = self.symbols.setdefault(name, DeclaredSymbol.of(name, "named", root.min, root.max))
+        return DeclaredSize(symbol, scale, shift)

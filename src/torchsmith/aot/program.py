@@ -1,0 +1,323 @@
+"""ExportedProgram: a module's computation as a value, without the module: functional graph, weights, signature, ranges.
+
+`functional` is the graph.spec.FunctionalGraph that the compiler takes; `inputs` and `outputs` say what its placeholders and results are
+to the user. Nothing here is ever written after export, except the contents of `state_dict` tensors that the program itself mutates.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..graph.eager import evaluate, origin_value, run_functional
+from ..graph.sizes import SizeFacts, print_condition
+from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, TensorSpec
+from ..ir.expr import Const
+from .dims import children
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One placeholder of the functional graph. kind: "user" (leaf number `leaf` of the call's arguments), "param", "buffer" or "constant".
+
+    name: the argument's path ("x", "mask[0]") or the tensor's qualified name; spec: what is declared of it.
+    """
+
+    kind: str
+    name: str
+    spec: TensorSpec
+    leaf: int = -1
+    persistent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRow:
+    """One leaf of the result: kind "out" (number `value` of functional.outputs) or "const" (a Python scalar)."""
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSignature:
+    """Which placeholder is what, by name; `buffers_to_mutate` maps a functional node to the buffer that takes its value."""
+
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    non_persistent_buffers: tuple[str, ...]
+    constants: tuple[str, ...]
+    user_inputs: tuple[str, ...]
+    user_outputs: tuple[Any, ...]
+    buffers_to_mutate: Mapping[str, str]
+    user_inputs_to_mutate: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Sizes from lo to hi, both included; hi None: no bound."""
+
+    lo: int
+    hi: int | None
+
+    def __repr__(self) -> str:
+        return f"[{self.lo}, {'inf' if self.hi is None else self.hi}]"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedProgram:
+    """What `torchsmith.export` returns.
+
+    leaves: the example's flat arguments, tensors replaced by None, so that constants (numbers, strings) can be checked at a call.
+    symbol_names: symbol of the graph -> name of its Dim.
+    """
+
+    functional: FunctionalGraph
+    facts: SizeFacts
+    inputs: tuple[InputRow, ...]
+    outputs: tuple[OutputRow, ...]
+    in_spec: Any
+    out_spec: Any
+    leaves: tuple[Any, ...]
+    leaf_names: tuple[str, ...]
+    state_dict: dict[str, Tensor]
+    constants: dict[str, Tensor]
+    symbol_names: Mapping[str, str]
+    name: str
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    # ------------------------------------------------------------ views of it
+    @property
+    def range_constraints(self) -> dict[str, Range]:
+        """Dim name -> the sizes it may take."""
+        return {self.symbol_names.get(s.sym.name, s.sym.name): Range(s.lo, s.hi) for s in self.functional.symbols}
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        return self.functional.graph
+
+    @property
+    def graph_module(self) -> torch.fx.GraphModule:
+        """The functional graph as a module of ATen calls (weights are its first inputs)."""
+        return torch.fx.GraphModule(nn.Module(), self.functional.graph)
+
+    @property
+    def graph_signature(self) -> GraphSignature:
+        by = {k: tuple(r.name for r in self.inputs if r.kind == k) for k in ("param", "buffer", "constant", "user")}
+        written = {node: self.inputs[i] for i, node in self.functional.write_backs}
+        return GraphSignature(
+            by["param"], by["buffer"], tuple(r.name for r in self.inputs if r.kind == "buffer" and not r.persistent),
+            by["constant"], by["user"],
+            tuple(self._output_name(r) for r in self.outputs), {n: r.name for n, r in written.items() if r.kind == "buffer"},
+            {n: r.name for n, r in written.items() if r.kind == "user"},
+        )  # fmt: skip
+
+    def _output_name(self, row: OutputRow) -> Any:
+        if row.kind == "const":
+            return row.value
+        out = self.functional.outputs[row.value]
+        if isinstance(out, FreshOutput):
+            return out.node
+        return self.inputs[out.index].name if isinstance(out, InputOutput) else f"out{row.value}"
+
+    @property
+    def call_spec(self) -> Any:
+        """in_spec and out_spec, as torch names them."""
+        return _CallSpec(self.in_spec, self.out_spec)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return ((r.name, self.state_dict[r.name]) for r in self.inputs if r.kind == "param")
+
+    def parameters(self) -> Iterator[Tensor]:
+        return (t for _, t in self.named_parameters())
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        return ((r.name, self.tensor_of(r)) for r in self.inputs if r.kind == "buffer")
+
+    def buffers(self) -> Iterator[Tensor]:
+        return (t for _, t in self.named_buffers())
+
+    def tensor_of(self, row: InputRow) -> Tensor:
+        """The tensor behind a placeholder that is not a user input."""
+        return self.state_dict[row.name] if row.name in self.state_dict else self.constants[row.name]
+
+    # ------------------------------------------------------------ running
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("an ExportedProgram is not called itself: call exported_program.module()(...)")
+
+    def module(self) -> nn.Module:
+        """An nn.Module that runs the program with torch's own operators, sharing the program's tensors."""
+        return ExportedModule(self)
+
+    def run_decompositions(self, decomp_table: Any = None) -> ExportedProgram:
+        """The graph is in functional ATen already; a table of further decompositions is not taken."""
+        if decomp_table:
+            raise ValueError("torchsmith's compiler decomposes operators itself; no table is needed")
+        return self
+
+    def flat_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call's arguments, in the example's order; TypeError where the structure differs."""
+        given = dict(kwargs)
+        wanted = children(self.in_spec)[1].context
+        if set(given) == set(wanted):
+            given = {k: given[k] for k in wanted}
+        leaves, spec = pytree.tree_flatten((tuple(args), given))
+        if spec != self.in_spec:
+            raise TypeError(f"{self.name} takes arguments of the structure {_structure(self.in_spec)}; it was given {_structure(spec)}")
+        return leaves
+
+    def check(self, leaves: Sequence[Any]) -> dict[str, int]:
+        """Compare a call's leaves with the program's declaration; the symbols' values. Raises ValueError naming argument and dimension."""
+        specs = {r.leaf: r.spec for r in self.inputs if r.kind == "user"}
+        for i, (leaf, constant) in enumerate(zip(leaves, self.leaves, strict=True)):
+            spec, name = specs.get(i), self.leaf_names[i]
+            if spec is not None:
+                _check_tensor(self, name, leaf, spec)
+            elif isinstance(leaf, Tensor) or leaf != constant:
+                why = f"argument {name} was {constant!r} when it was exported; a call with {leaf!r} needs an export of its own"
+                raise ValueError(f"{self.name}: {why}")
+        given = [leaves[r.leaf] if r.kind == "user" else None for r in self.inputs]
+        symbols = {s.sym.name: origin_value(s.origin, given) for s in self.functional.symbols}
+        for s in self.functional.symbols:
+            value = symbols[s.sym.name]
+            if value < s.lo or (s.hi is not None and value > s.hi):
+                dim = self.symbol_names.get(s.sym.name, s.sym.name)
+                raise ValueError(f"{self.name}: {dim} is {value}; it was exported for sizes in {Range(s.lo, s.hi)}")
+        for i, spec in specs.items():
+            _check_sizes(self, self.leaf_names[i], leaves[i], spec, symbols)
+        return symbols
+
+    # ------------------------------------------------------------ printing
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def text(self) -> str:
+        """Readable listing: signature, ranges, the graph with the user's file:line beside each operator."""
+        fg = self.functional
+        lines = [f"ExportedProgram {self.name}", "  inputs:"]
+        for row, node in zip(self.inputs, fg.graph.nodes, strict=False):
+            lines.append(f"    {node.name}: {row.kind} {row.name} {print_tensor(row.spec, self.symbol_names)}")
+        if self.range_constraints:
+            lines.append("  sizes: " + ", ".join(f"{k} in {v}" for k, v in self.range_constraints.items()))
+        lines.append("  graph:")
+        for node in fg.graph.nodes:
+            if node.op == "call_function":
+                target = "getitem" if node.target is operator.getitem else str(node.target).removeprefix("aten.")
+                args = [*map(_argument, node.args), *(f"{k}={_argument(v)}" for k, v in node.kwargs.items())]
+                note = f"{print_tensor(node.meta['spec'], self.symbol_names)}  {node.meta.get('loc', '')}".rstrip()
+                lines.append(f"    {node.name} = {target}({', '.join(args)})  # {note}")
+        lines += [f"  after the run: {self.inputs[i].name} takes {node}" for i, node in fg.write_backs]
+        lines.append(f"  results: {', '.join(str(self._output_name(r)) for r in self.outputs)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallSpec:
+    in_spec: Any
+    out_spec: Any
+
+
+class ExportedModule(nn.Module):
+    """ExportedProgram.module(): parameters and buffers under their own names; calls are checked against the declaration."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        self._program = program
+        for row in program.inputs:
+            if row.kind in ("param", "buffer"):
+                _install(self, row, program.tensor_of(row))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        program = self._program
+        leaves = program.flat_arguments(args, kwargs)
+        program.check(leaves)
+        values = [leaves[r.leaf] if r.kind == "user" else self._tensor(r) for r in program.inputs]
+        results = run_functional(program.functional, values)
+        return pytree.tree_unflatten([results[r.value] if r.kind == "out" else r.value for r in program.outputs], program.out_spec)
+
+    def _tensor(self, row: InputRow) -> Tensor:
+        if row.kind == "constant":
+            return self._program.constants[row.name]
+        *path, last = row.name.split(".")
+        found: Any = self
+        for part in path:
+            found = found._modules[part]
+        return found._parameters[last] if row.kind == "param" else found._buffers[last]  # type: ignore[no-any-return]
+
+
+def _install(root: nn.Module, row: InputRow, tensor: Tensor) -> None:
+    *path, last = row.name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root._modules[part]  # type: ignore[assignment]
+    if row.kind == "buffer":
+        root.register_buffer(last, tensor, persistent=row.persistent)
+    else:
+        root.register_parameter(
+            last, tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=tensor.requires_grad)
+        )
+
+
+def _check_tensor(program: ExportedProgram, name: str, leaf: Tensor, spec: TensorSpec) -> None:
+    if not isinstance(leaf, Tensor):
+        raise TypeError(f"{program.name}: argument {name} must be a tensor, not {type(leaf).__name__}")
+    if leaf.dtype != spec.dtype:
+        raise ValueError(f"{program.name}: argument {name} has dtype {leaf.dtype}; it was exported for {spec.dtype}")
+    if leaf.dim() != len(spec.shape):
+        raise ValueError(f"{program.name}: argument {name} has {leaf.dim()} dimensions; it was exported for {len(spec.shape)}")
+    if str(leaf.device) != spec.device:
+        raise ValueError(f"{program.name}: argument {name} is on {leaf.device}; it was exported for {spec.device}")
+
+
+def _check_sizes(program: ExportedProgram, name: str, leaf: Tensor, spec: TensorSpec, symbols: dict[str, int]) -> None:
+    for d, (e, n) in enumerate(zip(spec.shape, leaf.shape, strict=True)):
+        want = evaluate(e, symbols)
+        if want != n:
+            text = print_size(e, program.symbol_names)
+            needed = str(want) if isinstance(e, Const) else f"{text} = {want}"
+            raise ValueError(f"{program.name}: argument {name} has size {n} in dimension {d}; it must be {needed}")
+
+
+def print_size(e: Any, names: Mapping[str, str]) -> str:
+    """A size with Dims for symbols: "2*batch"."""
+    text = print_condition(e)
+    for symbol, name in names.items():
+        text = text.replace(symbol, name)
+    return text.removeprefix("(").removesuffix(")") if text.startswith("(") else text
+
+
+def print_tensor(spec: Any, names: Mapping[str, str]) -> str:
+    if isinstance(spec, TensorSpec):
+        return f"{str(spec.dtype)[6:]}[{', '.join(print_size(s, names) for s in spec.shape)}]"
+    if isinstance(spec, tuple):
+        return f"({', '.join(print_tensor(s, names) for s in spec)})"
+    return print_size(spec, names) if spec is not None else "None"
+
+
+def _argument(v: Any) -> str:
+    if isinstance(v, (list, tuple)):
+        return f"[{', '.join(map(_argument, v))}]"
+    return print_condition(v) if hasattr(v, "dtype") and not isinstance(v, torch.fx.Node) else str(v)
+
+
+def _structure(spec: Any) -> str:
+    args, kwargs = children(spec)
+    named = (f"{k}={_short(s)}" for k, s in zip(kwargs.context, children(kwargs), strict=True))
+    return ", ".join([*(_short(s) for s in children(args)), *named]) or "()"
+
+
+def _short(spec: Any) -> str:
+    if spec.is_leaf():
+        return "*"
+    if spec.type is dict:
+        return "{" + ", ".join(f"{k!r}: {_short(s)}" for k, s in zip(spec.context, children(spec), strict=True)) + "}"
+    inner = ", ".join(map(_short, children(spec)))
+    return {tuple: f"({inner})", list: f"[{inner}]"}.get(spec.type, f"{getattr(spec.type, '__name__', spec.type)}({inner})")

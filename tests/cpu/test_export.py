@@ -1,0 +1,309 @@
+"""torchsmith.export: dimensions, signatures, mutation, results, files, programs of torch.export; refusals name dimension, line and cure."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+import torchsmith
+from torchsmith.aot.saved import ArchiveError
+from torchsmith.codes import Unsupported
+from torchsmith.export import Dim, dims, export, load, save
+
+
+class Net(nn.Module):
+    """A buffer that is assigned, one that is written, nested arguments, a number and a size among the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(10, 4)
+        self.tied = nn.Linear(10, 4)
+        self.tied.weight = self.fc.weight
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(4), persistent=False)
+        self.scale = torch.full((4,), 3.0)
+
+    def forward(self, x, pair, *, flag=True, extra=None):
+        self.count = self.count + 1
+        y = torch.sigmoid(self.fc(x)) * self.scale if flag else x
+        self.seen.add_(y.sum(0))
+        return {"y": y + self.tied(pair[0]), "n": x.shape[0], "extra": [extra["a"] * 2, None]}
+
+
+def arguments(n: int) -> tuple[tuple, dict]:
+    generator = torch.Generator().manual_seed(n)
+    x, y = torch.randn(n, 10, generator=generator), torch.randn(n, 10, generator=generator)
+    return (x, (y, torch.zeros(2))), {"extra": {"a": torch.ones(n)}}
+
+
+def exported(net: nn.Module, dim: Dim) -> torchsmith.ExportedProgram:
+    args, kwargs = arguments(5)
+    return torchsmith.export(net, args, kwargs, dynamic_shapes={"x": {0: dim}, "pair": ({0: dim}, None), "extra": {"a": {0: dim}}})
+
+
+def equal(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def program(net) -> torchsmith.ExportedProgram:
+    return exported(net, Dim("batch", min=1, max=64))
+
+
+@torch.no_grad()
+def test_module_equals_the_original_at_every_size(net, program):
+    reference = Net().eval()
+    reference.load_state_dict(net.state_dict())
+    module = program.module()
+    for n in (1, 2, 5, 64):
+        args, kwargs = arguments(n)
+        assert equal(module(*args, **kwargs), reference(*args, **kwargs))
+        assert torch.equal(module.count, reference.count) and torch.equal(module.seen, reference.seen)
+
+
+def test_signature(program):
+    s = program.graph_signature
+    assert set(s.parameters) == {"fc.weight", "fc.bias", "tied.bias"} and set(s.buffers) == {"count", "seen"}
+    assert s.non_persistent_buffers == ("seen",) and set(s.buffers_to_mutate.values()) == {"count", "seen"}
+    assert s.user_inputs == ("x", "pair[0]", "pair[1]", "extra['a']") and len(s.constants) == 1
+    assert repr(program.range_constraints) == "{'batch': [1, 64]}"
+    assert set(program.state_dict) == {"fc.weight", "fc.bias", "tied.weight", "tied.bias", "count"}
+    assert "test_export.py:" in str(program) and "batch, 10" in str(program)
+
+
+def test_gradients_flow_through_the_module(net, program):
+    args, kwargs = arguments(3)
+    program.module()(*args, **kwargs)["y"].sum().backward()
+    assert net.fc.weight.grad is not None and net.fc.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a, k: (a[0][:, :9], a[1]), "argument x has size 9 in dimension 1; it must be 10"),
+        (lambda a, k: (a[0].double(), a[1]), "argument x has dtype torch.float64"),
+        (lambda a, k: (a[0][0], a[1]), "argument x has 1 dimensions"),
+        (lambda a, k: (a[0][:2], a[1]), "dimension 0; it must be batch = "),
+        (lambda a, k: (torch.randn(65, 10), (torch.randn(65, 10), a[1][1])), "batch is 65; it was exported for sizes in [1, 64]"),
+    ],
+)
+def test_calls_are_checked(program, change, words):
+    args, kwargs = arguments(5)
+    with pytest.raises(ValueError) as error:
+        program.module()(*change(args, kwargs), **kwargs)
+    assert words in str(error.value)
+
+
+def test_another_structure_is_refused(program):
+    args, kwargs = arguments(5)
+    with pytest.raises(TypeError, match="structure"):
+        program.module()(args[0], [*args[1]], **kwargs)
+    with pytest.raises(RuntimeError, match="module"):
+        program(*args, **kwargs)
+
+
+# ---------------------------------------------------------------- dimensions
+
+
+class Branch(nn.Module):
+    def forward(self, x, y):
+        if x.shape[0] > 5:
+            x = x * 2
+        return x + y
+
+
+class Twice(nn.Module):
+    def forward(self, x, y):
+        return torch.cat([x, x]) + y
+
+
+class Halves(nn.Module):
+    def forward(self, x):
+        return x.view(x.shape[0] // 2, 2, -1).sum(1)
+
+
+class Fixed(nn.Module):
+    def forward(self, x):
+        return x.reshape(8, 3)
+
+
+A, B = torch.randn(8, 3), torch.randn(16, 3)
+b, c = Dim("b"), Dim("c")
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "shapes", "ranges"),
+    [
+        (Branch(), (A, A), ({0: b}, {0: b}), "{'b': [6, inf]}"),
+        (Branch(), (A, A), ({0: Dim.AUTO}, {0: b}), "{'b': [6, inf]}"),
+        (Branch(), (A, A), ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: 3}), "{'d0': [6, inf]}"),
+        (Branch(), (A, A), ((Dim("k", min=6), None), [Dim("k", min=6), Dim.STATIC]), "{'k': [6, inf]}"),
+        (Twice(), (A, B), ({0: b}, {0: 2 * b}), "{'b': [1, inf]}"),
+        (Twice(), (A, B), {"y": {0: 2 * b}, "x": {0: b}}, "{'b': [1, inf]}"),
+        (Halves(), (A,), ({0: 2 * b},), "{'b': [1, inf]}"),
+        (Fixed(), (A,), ({0: Dim.AUTO},), "{}"),
+        (Fixed(), (A,), None, "{}"),
+    ],
+)
+def test_ranges(module, args, shapes, ranges):
+    program = export(module, args, dynamic_shapes=shapes)
+    assert repr(program.range_constraints) == ranges
+    assert torch.equal(program.module()(*args), module(*args))
+
+
+def test_a_derived_size_runs_at_other_sizes():
+    program = export(Halves(), (A,), dynamic_shapes=({0: 2 * b},))
+    for n in (2, 4, 30):
+        x = torch.randn(n, 3)
+        assert torch.equal(program.module()(x), Halves()(x))
+    with pytest.raises(ValueError, match=r"2\*b|b \* 2"):
+        program.module()(torch.randn(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "shapes", "words"),
+    [
+        (Branch(), (A, A), ({0: Dim("b", min=2)}, {0: Dim("b", min=2)}), ("x.shape[0]", "b > 5", "Dim('b', min=6)", "test_export.py:")),
+        (Branch(), (A, A), ({0: b}, {0: c}), ("b == c", "one Dim for both")),
+        (Branch(), (A, A), ({0: b, 1: Dim.DYNAMIC}, {0: b}), ("x.shape[1]", "Dim.STATIC")),
+        (Fixed(), (A,), ({0: b},), ("b * 3", "24", "Dim.STATIC (the size is always 8)")),
+        (Halves(), (A,), ({0: b},), ("Dim.AUTO", "derived Dim")),
+    ],
+)
+def test_refusals_say_what_to_declare(module, args, shapes, words):
+    with pytest.raises(Unsupported) as error:
+        export(module, args, dynamic_shapes=shapes)
+    assert error.value.code == "AOT011" and all(w in str(error.value) for w in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (({0: b}, {0: 2 * b}), "no 2*b"),
+        (({0: b}, {0: b + 1}), "b is 8 in x.shape[0] and 7 in y.shape[0]"),
+        (({5: b}, None), "no dimension 5"),
+        ({"z": {0: b}}, "'z'"),
+        (({0: b},), "one entry for each"),
+        (({0: "n"}, None), "neither a Dim nor an int"),
+        (({0: 9}, None), "is always 9"),
+        (({0: Dim("b", max=4)}, None), "outside of its range"),
+        (({0: Dim("b", max=40)}, {0: b}), "different ranges"),
+    ],
+)
+def test_wrong_declarations(shapes, words):
+    with pytest.raises(ValueError) as error:
+        export(Branch(), (A, A if words != "no 2*b" else B[:15]), dynamic_shapes=shapes)
+    assert words in str(error.value)
+
+
+def test_dims():
+    h, w = dims("h", "w", min=2)
+    assert (h.min, w.__name__, repr(2 * h + 1)) == (2, "w", "2*h + 1")
+    for bad in (lambda: Dim("no name"), lambda: Dim("a", min=3, max=2), lambda: Dim("a", min=-1)):
+        with pytest.raises(ValueError):
+            bad()
+
+
+# ---------------------------------------------------------------- what leaves the module
+
+
+class Keeps(nn.Module):
+    def forward(self, x):
+        self.last = x * 2
+        return x
+
+
+class Counts(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + 1, x
+
+
+class OldValue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.zeros(3))
+
+    def forward(self, x):
+        old = self.h
+        self.h = old + x
+        return old, old[1:]
+
+
+def test_effects():
+    with pytest.raises(Unsupported, match="CAP030"):
+        export(Keeps(), (A,))
+    program = export(Counts(), (A,))
+    assert program.module()(A)[1] is A
+    module, eager = export(OldValue(), (torch.ones(3),)).module(), OldValue()
+    for _ in range(2):
+        assert equal(module(torch.ones(3)), eager(torch.ones(3)))
+
+
+def test_not_a_module():
+    with pytest.raises(TypeError, match=r"nn\.Module"):
+        export(lambda x: x, (A,))
+
+
+# ---------------------------------------------------------------- files
+
+
+@torch.no_grad()
+def test_file(net, program, tmp_path):
+    path = tmp_path / "net.tsep"
+    save(program, path)
+    again = load(path)
+    assert str(again) == str(program) and again.functional.key_text == program.functional.key_text
+    assert again.state_dict["fc.weight"] is again.state_dict["tied.weight"]
+    for n in (1, 7):
+        args, kwargs = arguments(n)
+        assert equal(again.module()(*args, **kwargs), program.module()(*args, **kwargs))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def rewritten(blob: bytes, name: str, change) -> io.BytesIO:
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(blob)) as old, zipfile.ZipFile(out, "w") as new:
+        for n in old.namelist():
+            data = old.read(n)
+            if n != name or change is not None:
+                new.writestr(n, change(data) if n == name else data)
+    out.seek(0)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda d: io.BytesIO(d[: len(d) // 2]), "damaged"),
+        (lambda d: io.BytesIO(b"no zip"), "damaged"),
+        (lambda d: rewritten(d, "tensors.safetensors", None), "not a program"),
+        (lambda d: rewritten(d, "tensors.safetensors", lambda t: t[:-1] + bytes([t[-1] ^ 1])), "digest"),
+        (lambda d: rewritten(d, "program.json", lambda t: t.replace(b'"version": 1', b'"version": 99')), "version 99"),
+        (lambda d: rewritten(d, "program.json", lambda t: t.replace(b"addmm", b"no_such_op")), "cannot be read|not registered"),
+        (lambda d: rewritten(d, "program.json", lambda t: t[:-20]), "damaged"),
+    ],
+)
+def test_bad_files(program, spoil, words):
+    out = io.BytesIO()
+    save(program, out)
+    with pytest.raises(ArchiveError, match=words):
+        load(spoil(out.getvalue()))
