@@ -124,3 +124,19 @@ def test_other_forms(name: str) -> None:
         torch.testing.assert_close(done.result, fn(*args))
     else:
         check(fn, *args)
+
+
+def nearby(rng: random.Random, dtype: torch.dtype) -> Case:
+    """Grouped and depthwise convolutions in the layout that a model's middle has: channels last."""
+    groups = rng.choice((2, 3, 8, 13, 24))
+    ic, oc = groups * rng.choice((1, 2, 4, 8, 16)), groups * rng.choice((1, 2, 4, 8, 16))
+    k, stride, dilation = rng.choice((1, 3, 3, 5)), rng.choice((1, 1, 2)), rng.choice((1, 1, 2))
+    size = [rng.randint(dilation * (k - 1) + 1, 17) for _ in range(2)]
+    x = numbers(rng, dtype, rng.choice((1, 2)), ic, *size).contiguous(memory_format=torch.channels_last)
+    w, b, padding = numbers(rng, dtype, oc, ic // groups, k, k), numbers(rng, dtype, oc), rng.choice((0, k // 2))
+    return (lambda x, w, b: F.conv2d(x, w, b, stride, padding, dilation, groups)), (x, w, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_channels_last(dtype: torch.dtype) -> None:
+    check_seeds(nearby, dtype, 10 if dtype is torch.float32 else 4)

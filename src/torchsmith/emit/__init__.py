@@ -2,3 +2,4 @@
 
 from . import blocks as blocks
 from . import contraction as contraction
+from . import grouped as grouped

@@ -2,7 +2,7 @@
 
     Kernel = (name, params, syms, axes, scratch, body, grid, grain, origins)
     Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask)
-           | Contract(...) | Product(...) | Turn(...)        each defined by its `meaning()`, in the other statements
+           | Contract(...) | Product(...) | Turn(...) | Banded(...)        each defined by its `meaning()`, in the other statements
     kind   = grid | thread | block | serial | vector | unroll | scan
 
 The CPU calling convention of a printed kernel is fixed (emit/ prints it, emit/host.py calls it):
@@ -175,8 +175,54 @@ class Turn:
         return Loop(self.n, self.columns, "serial", (Loop(self.m, wide, "vector", (store,)),))
 
 
-Stmt = Loop | Let | StoreStmt | Contract | Product | Turn
-BLOCKS = (Contract, Product, Turn)  # statements that have a meaning() in the others
+@dataclass(frozen=True, slots=True)
+class Banded:
+    """One tile of a grouped convolution, left in the scratch array `acc` (row-major, 16 * vectors columns, f32): lanes hold output
+    channels, `per` of each group side by side, and every lane meets the input channels of its own group only.
+
+        acc[m, l] = sum over taps, w and c of a(m, taps, w, c, g = l // per) * b(taps, w, c, l)        m < rows, l < 16 * vectors
+
+    m and w step along the same dimension of `a`, so that tiles read each of its columns once. a: Load, affine in m, w, c and g; where
+    its mask (a conjunction of bounds) fails the product is 0. b: Load of a packed buffer, l contiguous. `groups` groups of `a` may be
+    read; rows from `live` on do not exist: their accumulators hold no meaning.
+    """
+
+    acc: str
+    rows: int
+    vectors: int
+    per: int
+    m: Axis
+    live: Expr
+    taps: tuple[tuple[Axis, Expr], ...]
+    w: Axis
+    width: int
+    c: Axis
+    channels: int
+    g: Axis
+    groups: Expr
+    lane: Axis
+    a: Load
+    b: Load
+
+    def meaning(self) -> Loop:
+        """The same tile in plain statements."""
+        lanes = 16 * self.vectors
+        group = op("min", op("floordiv", self.lane, const(self.per)), self.groups - 1)
+        loops = (*self.taps, (self.w, const(self.width)), (self.c, const(self.channels)))
+        total = multiply_add(loops, substitute(self.a, {self.g: group}), self.b)
+        store = StoreStmt(self.acc, (self.m * lanes + self.lane,), total)
+        return Loop(self.m, self.live, "serial", (Loop(self.lane, const(lanes), "vector", (store,)),))
+
+
+def multiply_add(axes: tuple[tuple[Axis, Expr], ...], a: Expr, b: Expr) -> Fold:
+    """Sum over `axes` of a * b in float32."""
+    old, partial = Var("tile_a0", dt.f32), Var("tile_b0", dt.f32)
+    update = op("add", old, op("mul", convert(a, dt.f32), convert(b, dt.f32)))
+    return Fold(axes, (Const(dt.f32, 0.0),), (update,), (op("add", old, partial),), prefix="tile_")
+
+
+Stmt = Loop | Let | StoreStmt | Contract | Product | Turn | Banded
+BLOCKS = (Contract, Product, Turn, Banded)  # statements that have a meaning() in the others
 
 
 def expressions(s: Stmt) -> tuple[Expr, ...]:
@@ -187,6 +233,8 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
         return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
     if isinstance(s, Contract):
         return (s.live, s.extent, *(e for _, e in s.taps), s.a, s.b)
+    if isinstance(s, Banded):
+        return (s.live, s.groups, *(e for _, e in s.taps), s.a, s.b)
     if isinstance(s, Product):
         return (s.rows, s.columns, s.extent, s.a, s.b)
     if isinstance(s, Turn):
@@ -203,7 +251,7 @@ def rewrite(s: Stmt, table: dict[Expr, Expr], rename: dict[str, str]) -> Stmt:
         mask = None if s.mask is None else substitute(s.mask, table)
         index = tuple(substitute(i, table) for i in s.index)
         return replace(s, buf=rename.get(s.buf, s.buf), index=index, value=substitute(s.value, table), mask=mask)
-    if isinstance(s, Contract):
+    if isinstance(s, Contract | Banded):
         a, b = substitute(s.a, table), substitute(s.b, table)
         assert isinstance(a, Load) and isinstance(b, Load)
         return replace(s, a=a, b=b)

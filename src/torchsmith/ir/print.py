@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .dtype import DType
-from .expr import Axis, Expr
-from .kernel import Contract, Kernel, Let, Loop, Product, Scheduled, StoreStmt, Turn
+from .expr import Axis, Expr, const
+from .kernel import Banded, Contract, Kernel, Let, Loop, Product, Scheduled, StoreStmt, Turn
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .program import (
     Bind,
@@ -268,6 +268,13 @@ def _turn(t: Turn) -> Lines:
     yield f"turn {t.out}[{t.pitch}] [{_axes(((t.m, t.rows), (t.n, t.columns)))}] = {print_expr(t.source)}"
 
 
+def _banded(s: Banded) -> Lines:
+    loops = ((s.m, s.live), *s.taps, (s.w, const(s.width)), (s.c, const(s.channels)), (s.g, s.groups))
+    yield f"banded {s.acc} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.lane.name}, {s.per} a group"
+    yield f"  {print_expr(s.a)}"
+    yield f"  {print_expr(s.b)}"
+
+
 def _let(let: Let) -> Lines:
     yield f"let {print_expr(let.var)} = {print_expr(let.value)}"
 
@@ -291,6 +298,7 @@ _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     Contract: _contract,
     Product: _product,
     Turn: _turn,
+    Banded: _banded,
     Let: _let,
     Launch: _launch,
     Alloc: lambda s: iter([f"alloc {s.buf}"]),

@@ -43,7 +43,7 @@ class Contraction:
 
 
 ACC = Var("acc", dt.f32)
-ONE_ROW = Axis("m_one")
+ONE_ROW, ONE_COLUMN = Axis("m_one"), Axis("n_one")
 
 
 def _factor(e: Expr) -> Load | None:
@@ -74,7 +74,9 @@ def recognise(stage: Stage) -> Contraction | None:
     found = [c for s in dict.fromkeys((stage, split_axes(stage))) for c in _readings(s)]
     # Either side of a matrix product could be packed: take the one that gives vectors along the result's last dimension. A reading with
     # one row is the last resort: split axes may show more (a transposed convolution's).
-    return min(found, key=lambda c: (c.stage.stores[0].index[-1] is not c.n[0], c.rows[0][0] is ONE_ROW), default=None)
+    return min(
+        found, key=lambda c: (c.n[0] is ONE_COLUMN, c.stage.stores[0].index[-1] is not c.n[0], c.rows[0][0] is ONE_ROW), default=None
+    )
 
 
 def _readings(stage: Stage) -> Iterator[Contraction]:
@@ -113,9 +115,9 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     """Sort the axes, with `b` as the packed operand."""
     in_a, in_b = _axes_of(a), _axes_of(b)
     free = [(x, e) for x, e in stage.axes if x not in in_a and x in in_b]
-    if b.mask is not None or any(isinstance(x, Load) and x is not a for x in walk(a)) or len(free) != 1:
+    if b.mask is not None or any(isinstance(x, Load) and x is not a for x in walk(a)) or len(free) > 1:
         return None
-    n = free[0]
+    n = free[0] if free else (ONE_COLUMN, const(1))
     if any(isinstance(x, Load) and x is not b for x in walk(b)):
         return None
     batch = tuple(x for x in stage.axes if x[0] in in_a and x[0] in in_b)
@@ -124,6 +126,8 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     loops = [(x, e) for x, e in zip(fold.axes, fold.extents, strict=True)]
     if not loops or any(x not in in_a or x not in in_b for x, _ in loops):
         return None
+    if not free and not (batch and _slides(a, rows[-1][0], {x for x, _ in loops})):
+        return None  # sums of products row by row, without an operand that is used again
     # The inner loop runs over channels; where they are few (an image's three), over taps that the padding may cut, if those are more.
     masked = set(walk(a.mask)) if a.mask is not None else set()
     free_k = [x for x in loops if x[0] not in masked]
@@ -135,6 +139,11 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
         return None
     value = substitute(stage.stores[0].value, {fold: ACC})
     return Contraction(stage, fold, a, b, batch, rows, n, taps, k, value)
+
+
+def _slides(a: Load, m: Axis, loops: set[Axis]) -> bool:
+    """Does a window move over `a` along m: is there a dimension in which m and a summed axis step together?"""
+    return any(m in terms and loops & set(terms) for terms in (linear(i).terms for i in a.index))
 
 
 def _is_affine(e: Expr, axes: tuple[Axis, ...]) -> bool:

@@ -14,9 +14,11 @@ from ..options import Options
 from . import deps
 from .attention import recognise_attention
 from .attention_kernel import form_attention
-from .contraction import Contraction, form_contraction, pack, recognise, work_of
+from .contraction import ONE_COLUMN, Contraction, form_contraction, pack, recognise, work_of
 from .draft import build
+from .fuse import simple_axes
 from .group import Group, Grouper, group_stages
+from .grouped import form_grouped
 from .layouts import choose_layouts
 from .repack import repack_constants
 from .special import build_special
@@ -37,8 +39,21 @@ def group_kernel(group: Group, buffers: Mapping[str, Buffer], own: set[str]) -> 
     return build_special(group, buffers, name) if group.closed else build(group, buffers, own, name)
 
 
-def contraction_kernels(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Kernel, Kernel]:
-    """Pack the right-hand operand (into a new buffer, entered in `buffers`), then multiply."""
+def plain_kernel(stage: Stage, buffers: Mapping[str, Buffer]) -> Kernel:
+    """The loops as they stand, without a template."""
+    group = Grouper(buffers, Options()).single(stage)
+    if simple_axes(stage, stage.stores[0]) is None:
+        return build_special(group, buffers, stage.origin)
+    return build(replace(group, closed=False), buffers, set(), stage.origin)
+
+
+def contraction_kernels(stage: Stage, c: Contraction, buffers: dict[str, Buffer]) -> tuple[Kernel, ...]:
+    """The kernels of `stage`, seen as `c`: pack the right-hand operand (into a new buffer, entered in `buffers`), then multiply."""
+    banded = form_grouped(c, buffers)
+    if banded is not None:
+        return stage_kernel(banded[0], buffers), banded[1]
+    if c.n[0] is ONE_COLUMN:  # a depthwise convolution whose channels do not lie side by side
+        return (plain_kernel(stage, buffers),)
     tiling = choose_tiling(work_of(c))
     packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
     buffers[packed.name] = packed
@@ -69,7 +84,7 @@ def form_kernels(program: Program, options: Options) -> Scheduled:
                 if attention is not None:
                     out.append(form_attention(attention, buffers))  # type: ignore[arg-type]
                 elif product is not None:
-                    out.extend(contraction_kernels(product, buffers))  # type: ignore[arg-type]
+                    out.extend(contraction_kernels(item.stages[0], product, buffers))  # type: ignore[arg-type]
                 else:
                     own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}
                     out.append(group_kernel(item, buffers, own))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from ..ir.expr import Axis, Expr, const, walk
 from ..ir.linear import linear
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from .attention import Attention, recognise_attention
-from .contraction import dense, recognise
+from .contraction import ONE_COLUMN, dense, recognise
 from .deps import estimate, stage_loads
 from .fuse import simple_axes
 
@@ -27,7 +27,7 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
     if attention is not None:  # as the queries lie: what was split into heads is joined again
         return _order_of(attention, buffers)
     product = recognise(stage)
-    if product is not None:
+    if product is not None and product.n[0] is not ONE_COLUMN:
         # where axes were split to see the product, its dimension is the one indexed by a part of it
         parts = product.stage.stores[0].index
         last = max((d for d, i in enumerate(parts) if product.n[0] in set(walk(i))), default=len(axes) - 1)

@@ -1,0 +1,198 @@
+"""A Banded statement -> C text: tiles of grouped and depthwise convolutions.
+
+In: a Banded (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope. Accumulators are variables of the kernel:
+rows x vectors of them. For every tap row and channel each column of the input is loaded once, spread over the lanes of its groups (one
+permutation; a splat where a tile holds one group; nothing where a group is one channel), and multiplied into every row whose window it
+is in. Columns in the padding are left out, so that padding contributes nothing, not even 0 * inf.
+"""
+
+from __future__ import annotations
+
+from ..codes import Unsupported
+from ..ir import dtype as dt
+from ..ir.expr import Expr, Op, const, op, substitute, walk
+from ..ir.kernel import Banded
+from ..ir.linear import const_of, linear, range_of
+from . import vector
+from .c import STATEMENTS, Emitter
+from .contraction import _SCALAR, _UP, _VECTOR
+from .values import STORED, Val
+
+LANES = 16
+
+vector.vector("spread_xf32", """static inline __attribute__((always_inline)) xf32 spread_xf32(xf32 x, xi32 at) {
+#if defined(__AVX512F__) && $L == 16
+  return (xf32)__builtin_ia32_permvarsf512_mask(x, at, x, (unsigned short)-1);
+#else
+  xf32 r; for (int l = 0; l < $L; l++) r[l] = x[at[l]]; return r;
+#endif
+}""")
+vector.vector("spread2_xf32", """static inline __attribute__((always_inline)) xf32 spread2_xf32(xf32 x, xf32 y, xi32 at) {
+#if defined(__AVX512F__) && $L == 16
+  return (xf32)__builtin_ia32_vpermt2varps512_mask(at, x, y, (unsigned short)-1);
+#else
+  xf32 r; for (int l = 0; l < $L; l++) r[l] = at[l] < $L ? x[at[l]] : y[at[l] - $L]; return r;
+#endif
+}""")
+
+
+def conjuncts(e: Expr | None) -> list[Expr]:
+    """a and b and c -> a, b, c."""
+    if e is None:
+        return []
+    return [x for a in e.args for x in conjuncts(a)] if isinstance(e, Op) and e.name == "and" else [e]
+
+
+def column_bounds(s: Banded) -> tuple[list[Expr], list[Expr], list[Expr]] | None:
+    """The mask of `a` as (conditions on the taps, least columns, ends of columns); None if it is of another form.
+
+    Column j of a tile is what row m reads through window element w where m * stride + w * dilation = j.
+    """
+    stride, dilation = steps(s)
+    fixed: list[Expr] = []
+    least: list[Expr] = []
+    ends: list[Expr] = []
+    for test in conjuncts(s.a.mask):
+        if not {s.m, s.w, s.c, s.g} & set(walk(test)):
+            fixed.append(test)
+            continue
+        if not isinstance(test, Op) or test.name not in ("ge", "lt") or {s.m, s.w, s.c, s.g} & set(walk(test.args[1])):
+            return None
+        terms = linear(test.args[0]).terms
+        if {s.c, s.g} & set(terms) or const_of(terms.get(s.m, const(0))) != stride or const_of(terms.get(s.w, const(0))) not in (dilation, None):
+            return None
+        if s.width > 1 and s.w not in terms:
+            return None
+        start = substitute(test.args[0], {s.m: const(0), s.w: const(0)})
+        (least if test.name == "ge" else ends).append(linear(test.args[1] - start).expr())
+    return fixed, least, ends
+
+
+def steps(s: Banded) -> tuple[int, int]:
+    """(stride, dilation): how far m and w step along the dimension of `a` that they share."""
+    for i in s.a.index:
+        terms = linear(i).terms
+        if s.m in terms:
+            return const_of(terms[s.m]) or 0, const_of(terms.get(s.w, const(1))) or 1
+    return 1, 1
+
+
+def do_banded(self: Emitter, s: Banded) -> None:
+    """Zero the accumulators; for every tap row run over channels and columns; leave the sums in scratch."""
+    bounds = column_bounds(s)
+    if bounds is None or s.a.dtype.name not in _SCALAR or s.b.dtype.name not in _VECTOR:
+        raise Unsupported("EMI001", detail=f"grouped convolution of {s.a.dtype} and {s.b.dtype}")
+    for d in (s.a.dtype, s.b.dtype):
+        if d.name in _UP:
+            self.functions.setdefault(d.name, _UP[d.name])
+    acc, _ = self.base(s.acc)
+    names = [[self.fresh("q") for _ in range(s.vectors)] for _ in range(s.rows)]
+    self.line(f"xf32 {', '.join(f'{q} = {{0}}' for row in names for q in row)};")
+    for axis, extent in s.taps:
+        self.extents[axis] = extent
+        name = self.fresh("i")
+        self.open(f"for (i64 {name} = 0; {name} < {self.emit(extent).text}; {name}++) {{", [axis])
+        self.scopes[-1].memo[axis] = Val(name, dt.index, False)
+    _tap_row(self, s, names, *bounds)
+    for _ in s.taps:
+        self.close()
+    for m, row in enumerate(names):
+        for v, q in enumerate(row):
+            self.line(f"*(xf32u *)({acc} + {LANES * (m * s.vectors + v)}) = {q};")
+    self.forget(s.acc)
+
+
+def _tap_row(self: Emitter, s: Banded, names: list[list[str]], fixed: list[Expr], least: list[Expr], ends: list[Expr]) -> None:
+    """All channels and columns of one tap row, where it lies inside."""
+    stride, dilation = steps(s)
+    a, b = self.address(s.a.buf, s.a.index), self.address(s.b.buf, s.b.index)
+    zero = const(0)
+    start: dict[Expr, Expr] = {s.m: zero, s.w: zero, s.c: zero, s.g: zero, s.lane: zero}
+    a_text = f"{self.base(s.a.buf)[0]} + {self.emit(substitute(a.expr(), start)).text}"
+    b_text = f"{self.base(s.b.buf)[0]} + {self.emit(substitute(b.expr(), start)).text}"
+    column = self.emit(op("floordiv", a.terms.get(s.m, zero), const(stride))).text
+    kc, kg = (const_of(a.terms.get(x, zero)) or 0 for x in (s.c, s.g))
+    kw, bc = (self.emit(b.terms.get(x, zero)).text for x in (s.w, s.c))
+    tests = _column_tests(self, s, least, ends)
+    guard = " && ".join(self.emit(t).text for t in fixed)
+    p, q, i = self.fresh("p"), self.fresh("p"), self.fresh("i")
+    self.line(f"{f'if ({guard}) ' if guard else ''}{{ const {STORED[s.a.dtype.name]}a *{p} = {a_text}; const {STORED[s.b.dtype.name]}a *{q} = {b_text};")
+    span = 0 if s.per >= LANES * s.vectors else kg * (LANES // s.per - 1) + kc * (s.channels - 1) + 1
+    load = _loader(self, s, span, kc, kg, i)
+    self.line(f'_Pragma("GCC unroll 1") for (i64 {i} = 0; {i} < {s.channels}; {i}++) {{ __asm__ volatile("" ::: "memory");  /* no columns kept over channels */')
+    weights = [[self.fresh("w") for _ in range(s.vectors)] for _ in range(s.width)]
+    for w, row in enumerate(weights):
+        for v, name in enumerate(row):
+            self.line(f"  xf32 {name} = {_VECTOR[s.b.dtype.name].format(f'{q} + {i} * {bc} + {w} * {kw} + {LANES * v}')};")
+    columns: dict[int, list[tuple[int, int]]] = {}
+    for m in range(s.rows):
+        for w in range(s.width):
+            columns.setdefault(m * stride + w * dilation, []).append((m, w))
+    for j in sorted(columns):
+        test = tests(j)
+        if test is None:
+            continue
+        adds = " ".join(f"{names[m][v]} = fma_xf32(x, {weights[w][v]}, {names[m][v]});" for m, w in columns[j] for v in range(s.vectors))
+        self.line(f"  {f'if ({test}) ' if test else ''}{{ xf32 x = {load(f'{p} + {j} * {column}')}; {adds} }}")
+    self.line("} }")
+
+
+def _column_tests(self: Emitter, s: Banded, least: list[Expr], ends: list[Expr]):  # type: ignore[no-untyped-def]
+    """column -> the condition under which it may be read: "" for always, None for never."""
+    stride, dilation = steps(s)
+    last = (s.width - 1) * dilation + 1
+    live = const_of(s.live)
+    if live is None or live < s.rows:
+        ends = [*ends, (s.live - 1) * stride + last]
+    lower = [(range_of(e, self.extents), e) for e in least]
+    upper = [(range_of(e, self.extents), e) for e in ends]
+
+    def test(j: int) -> str | None:
+        parts = []
+        for (lo, hi), e in lower:
+            if lo is not None and j < lo:
+                return None
+            if hi is None or j < hi:
+                parts.append(f"{j} >= {self.emit(e).text}")
+        for (lo, hi), e in upper:
+            if hi is not None and j >= hi:
+                return None
+            if lo is None or j >= lo:
+                parts.append(f"{j} < {self.emit(e).text}")
+        return " && ".join(dict.fromkeys(parts))
+
+    return test
+
+
+def _loader(self: Emitter, s: Banded, span: int, kc: int, kg: int, channel: str):  # type: ignore[no-untyped-def]
+    """address of a column -> C text of its value of the current channel in every lane."""
+    scalar, whole = _SCALAR[s.a.dtype.name], _VECTOR[s.a.dtype.name]
+    stored = STORED[s.a.dtype.name]
+    if span == 0:
+        return lambda p: f"{scalar.format(f'({p})[{channel} * {kc}]')} - (xf32){{0}}"
+    exact = const_of(s.groups) == LANES // s.per
+    live = self.fresh("n")
+    if not exact:
+        self.line(f"int {live} = (int)({self.emit(s.groups).text} - 1) * {kg} + {kc * (s.channels - 1) + 1};")
+
+    def part(p: str, first: int) -> str:
+        """16 elements from `first` on, as many as there are."""
+        have = min(LANES, span - first)
+        if exact and have == LANES:
+            return whole.format(f"{p} + {first}")
+        count = str(have) if exact else f"({live} > {first + LANES - 1} ? {LANES} : {live} > {first} ? {live} - {first} : 0)"
+        text = f"ldn_x{stored}({p} + {first}, {count})"
+        return text if stored == "f32" else whole.replace(f"*(const x{stored}u *)({{}})", text)
+
+    if span == LANES and s.channels == 1 and kg == 1:
+        return lambda p: part(p, 0)
+    at = self.fresh("t")
+    places = ", ".join(str(min(lane // s.per, LANES // s.per - 1) * kg) for lane in range(LANES))
+    self.line(f"const xi32 {at} = (xi32){{{places}}};")
+    where = f"{at} + (int){channel} * {kc}" if s.channels > 1 else at
+    if span <= LANES:
+        return lambda p: f"spread_xf32({part(p, 0)}, {where})"
+    return lambda p: f"spread2_xf32({part(p, 0)}, {part(p, LANES)}, {where})"
+
+
+STATEMENTS[Banded] = do_banded  # type: ignore[assignment]
