@@ -108,24 +108,29 @@ class _Expansion:
     def run(self, weights: Load) -> Stage | None:
         store = self.stage.stores[0]
         value = substitute(store.value, {weights: self.expand(weights)})
+        outer = outer_product(value)
+        loads = [x for f in (outer and multiply_add(outer)) or () if (x := factor(f)) is not None]
+        value = substitute(value, {x: self.uncopied(x) for x in loads})
         if not self.inlined or len(self.inlined) > CHAIN:
             return None
         extents = dict(self.stage.axes) | deps.fold_extents(value)
         merged = replace(self.stage, stores=(replace(store, value=simplify(value, extents)),), origin="attention")
-        if recognise_attention(merged) is None or not self.is_legal(merged):
+        if recognise_attention(merged) is None or not self.is_legal():
             return None
         return merged
 
-    def is_legal(self, merged: Stage) -> bool:
+    def is_legal(self) -> bool:
         """Scores have no other reader, and nothing that is read now is written between its old readers and here."""
         here = {*self.inlined, self.p}
         for stage in self.inlined.values():
             buf = stage.stores[0].buf
             if buf in self.m.pinned or self.m.readers.get(buf, set()) - here:
                 return False
-        first = min(*self.inlined, *self.copied, self.p)
-        read = deps.rooted(frozenset(x.buf for x in deps.loads_in(merged.stores[0].value)), self.m.roots)
-        return not any(first < w < self.p for b in read for w in self.m.written.get(b, ()))
+        for at, stage in {**self.inlined, **self.copied}.items():
+            for b in deps.rooted(deps.reads(stage), self.m.roots):
+                if any(at < w < self.p for w in self.m.written.get(b, ())):
+                    return False
+        return True
 
     def leads(self, buf: str, load: Load) -> bool:
         """Does a chain of inlinable Stages lead from `buf` to a product?"""
@@ -159,11 +164,14 @@ class _Expansion:
             return substitute(value, {dot: self.unscaled(dot), **{x: self.expand(x) for x in rest}})
         if self.leads(load.buf, load):
             self.inlined[p] = stage
-        elif is_cheap(value, self.m.program.buffers):
-            self.copied[p] = stage
-        else:
+            return substitute(value, {x: self.expand(x) for x in deps.loads_in(value)})
+        if operations(value) > CHEAP:
             return load
-        return substitute(value, {x: self.expand(x) for x in deps.loads_in(value)})
+        whole = substitute(value, {x: self.expand(x) for x in deps.loads_in(value)})
+        if operations(whole) > CHEAP or not all(_is_vector(x, self.m.program.buffers) for x in deps.loads_in(whole)):
+            return load  # a mask that is cheaper to load than to make again
+        self.copied[p] = stage
+        return whole
 
     def unscaled(self, dot: Fold) -> Expr:
         """Fold (q c)(k c') -> c c' Fold q k, where an operand is stored multiplied by a constant."""
@@ -171,19 +179,36 @@ class _Expansion:
         assert factors is not None
         plain, scale = [], 1.0
         for f in factors:
-            found = self.m.producer(f) if isinstance(f, Load) else None
-            if found is not None and isinstance(f, Load):
-                value = inline_value(found[1], f)
+            stored = factor(f)
+            x = f if stored is None else substitute(f, {stored: self.uncopied(stored)})
+            found = self.m.producer(x) if isinstance(x, Load) else None
+            if found is not None and isinstance(x, Load):
+                value = inline_value(found[1], x)
                 if isinstance(value, Op) and value.name == "mul" and value.dtype is dt.f32 and isinstance(value.args[0], Load):
                     c = value.args[1]
                     if isinstance(c, Const):
                         self.copied[found[0]] = found[1]
-                        f, scale = value.args[0], scale * float(c.value)
-            plain.append(f)
+                        x, scale = self.uncopied(value.args[0]), scale * float(c.value)
+            plain.append(x)
         update = op("add", dot.state(0), op("mul", *plain))
         axes = tuple(zip(dot.axes, dot.extents, strict=True))
         whole = Fold(axes, dot.init, (update,), dot.combine, dot.order, 0, dot.prefix)
         return whole if scale == 1.0 else op("mul", whole, Const(dt.f32, scale))
+
+
+    def uncopied(self, load: Load) -> Load:
+        """What `load` is a copy of: an operand is read where it lies."""
+        for _ in range(4):
+            found = self.m.producer(load)
+            value = inline_value(found[1], load) if found is not None else None
+            if found is None or not isinstance(value, Load) or value.mask is not None:
+                break
+            self.copied[found[0]] = found[1]
+            extents = dict(self.stage.axes) | deps.fold_extents(self.stage.stores[0].value)
+            simple = simplify(value, extents)
+            assert isinstance(simple, Load)
+            load = simple
+        return load
 
 
 def _dot(value: Expr) -> Fold | None:
@@ -193,10 +218,9 @@ def _dot(value: Expr) -> Fold | None:
     return folds[0] if factors is not None and all(factor(f) is not None for f in factors) else None
 
 
-def is_cheap(value: Expr, buffers: Mapping[str, Buffer]) -> bool:
-    """Is this (a mask) cheaper to make than to load? Only if none of its loads runs over a whole matrix."""
-    work = sum(isinstance(x, Op | Cast) and x.dtype is not dt.index for x in walk(value))
-    return work <= CHEAP and not any(isinstance(x, Fold) for x in walk(value)) and all(_is_vector(x, buffers) for x in deps.loads_in(value))
+def operations(value: Expr) -> int:
+    """Operations of one element; a Fold is beyond every limit."""
+    return sum(1 << 20 if isinstance(x, Fold) else isinstance(x, Op | Cast) and x.dtype is not dt.index for x in walk(value))
 
 
 def _is_vector(load: Load, buffers: Mapping[str, Buffer]) -> bool:
