@@ -118,3 +118,60 @@ def test_random_forms(seed: int) -> None:
         args.append(torch.randn(shape) if kind == "float" else torch.randn(shape) > -0.5)
     options = {"is_causal": kind == "causal", "enable_gqa": True, "scale": r.choice((None, 0.2))}
     check(lambda q, k, v, m=None: sdpa(q, k, v, attn_mask=m, **options), *args, kernels=None)
+
+
+# ---------------------------------------------------------------- attention written out
+
+
+def hub(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """As model hubs write it."""
+    p = torch.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.25 + m, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(torch.nn.functional.dropout(p, 0.1, training=False), v)
+
+
+def repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    b, shared, n, d = k.shape
+    k, v = (x[:, :, None].expand(b, shared, q.shape[1] // shared, n, d).reshape(b, q.shape[1], n, d) for x in (k, v))
+    return torch.softmax(q @ k.transpose(2, 3) / 4.0, -1) @ v
+
+
+def einsum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("bhij,bhjd->bihd", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v)
+
+
+def triangular(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    above = torch.triu(torch.ones(q.shape[2], k.shape[2], dtype=torch.bool), 1)
+    return (q @ k.transpose(2, 3) * 0.25).masked_fill(above, float("-inf")).softmax(-1) @ v
+
+
+def exponentials(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    s = q @ k.transpose(2, 3) * 0.25
+    e = torch.exp(s - s.amax(-1, keepdim=True))
+    return (e / e.sum(-1, keepdim=True)) @ v
+
+
+def capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (torch.tanh(q @ k.transpose(2, 3) * 0.25 / 30) * 30).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("fn", [hub, repeated, einsum, triangular, exponentials, capped], ids=lambda f: f.__name__)
+def test_written_out(fn: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    shared = 2 if fn is repeated else 4
+    args = [heads(2, 33, 4, 16), heads(2, 70, shared, 16), heads(2, 70, shared, 16)]
+    check(fn, *args, *([torch.randn(2, 1, 33, 70)] if fn is hub else []))
+
+
+def test_weights_that_are_returned_are_computed_once() -> None:
+    q = heads(1, 20, 2, 16)
+    facts = SizeFacts()
+
+    def both(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        p = (q @ q.transpose(2, 3)).softmax(-1)
+        return p @ q, p
+
+    gm = captured(both, (q,), facts)
+    done = compile_graph(gm, facts.freeze(), (q,), options=Options())
+    assert done.report.kernels > 2  # the parts, not attention
+    for got, want in zip(done.call(q), both(q), strict=True):
+        torch.testing.assert_close(got, want)

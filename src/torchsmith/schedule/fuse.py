@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, op, select, substitute, walk
+from ..ir.linear import const_of, linear
 from ..ir.program import Element, Program, Stage, Store
 from ..options import Options
 from . import deps
+from .access import simplify
 from .attention import is_operand, recognise_attention
 from .contraction import recognise
 from .deps import free_axes, numel, reads, stage_loads, writes
@@ -108,7 +110,7 @@ def can_fuse(producer: Stage, consumer: Stage) -> Reason | None:
     if store.buf in writes(consumer):
         return Reason("consumer writes the same buffer")
     if has_fold(store.value):
-        extents = {a for a, _ in consumer.axes}
+        extents = dict(consumer.axes)
         for u in uses:
             if u.mask is not None or not _is_renaming(u.index, extents) or len(free_of(u.index)) != len(consumer.axes):
                 return Reason("a fold would run in a wider loop")
@@ -141,15 +143,29 @@ def free_of(index: tuple[Expr, ...]) -> frozenset[Axis]:
     return frozenset().union(*(free_axes(i) for i in index)) if index else frozenset()
 
 
-def _is_renaming(index: tuple[Expr, ...], axes: set[Axis]) -> bool:
+def _is_renaming(index: tuple[Expr, ...], extents: dict[Axis, Expr]) -> bool:
+    """Does every element come from one iteration only? Each dimension is an axis, or axes joined: (b, h) read at b * H + h."""
     seen: set[Expr] = set()
     for i in index:
-        if isinstance(i, Const):
-            continue
-        if i not in axes or i in seen:
+        joined = _joined(i, extents)
+        if joined is None or seen & set(joined):
             return False
-        seen.add(i)
+        seen.update(joined)
     return True
+
+
+def _joined(e: Expr, extents: dict[Axis, Expr]) -> list[Axis] | None:
+    """The axes of b * H + h, each with a step of all that lies inside of it; None if `e` is anything else."""
+    if isinstance(e, Const) or e in extents:
+        return [a for a in (e,) if isinstance(a, Axis)]
+    lin = linear(e)
+    steps = sorted((const_of(c) or 0, a.name, a) for a, c in lin.terms.items() if isinstance(a, Axis) and a in extents)
+    inner = 1
+    for step, _, a in steps:
+        if step != inner:
+            return None
+        inner *= const_of(extents[a]) or 0
+    return [a for _, _, a in steps] if len(steps) == len(lin.terms) and const_of(lin.const) == 0 else None
 
 
 # ---------------------------------------------------------------- profit
@@ -239,6 +255,10 @@ def inline(producer: Stage, consumer: Stage) -> Stage:
         replace(s, index=tuple(go(i) for i in s.index), value=go(s.value), mask=None if s.mask is None else go(s.mask))
         for s in consumer.stores
     )
+    joined = any(not isinstance(i, Axis | Const) for u in stage_loads(consumer) if u.buf == buf for i in u.index)
+    if joined and has_fold(producer.stores[0].value):
+        extents = dict(consumer.axes) | deps.fold_extents(*(s.value for s in stores))
+        stores = tuple(replace(s, value=simplify(s.value, extents)) for s in stores)
     origin = producer.origin if not consumer.origin else consumer.origin if not producer.origin else f"{producer.origin},{consumer.origin}"
     return replace(
         consumer, stores=stores, lets=tuple((v, go(e)) for v, e in consumer.lets), carry=tuple((v, go(e)) for v, e in consumer.carry),
