@@ -8,8 +8,10 @@
  *   eager    called with the inputs when native code reports an error; None: NativeError is raised
  *   consts   inputs that `prepare` reads; trust: believe that inference tensors among them do not change
  *   tail     tuple of objects that always are the last inputs; threads: at most so many, 0 for as many as torch uses
+ *   pool     whose threads: 0 torch's, 1 our own (pool.h)
  */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <string.h>
 #include <time.h>
@@ -42,13 +44,14 @@ typedef struct {
   PyObject *eager, *name, *tail;
   Consts consts;
   Views *views; /* idle one: a call takes it and brings it back (with the GIL) */
-  int n_views, threads;
+  int n_views, threads, pool;
+  int launches; /* of the latest call that were large enough for several threads */
   bool writes;
   double *times; /* while `profile` runs: seconds of each launch, in order */
   int n_times;
 } Graph;
 
-enum { MOST_TIMES = 1 << 16 };
+enum { MOST_TIMES = 1 << 16, POOL_TORCH = 0, POOL_OWN = 1 };
 
 /* ---------------------------------------------------------------- services */
 
@@ -83,12 +86,77 @@ static double seconds(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static int32_t threads_of(const Graph *g) {
+  uint32_t most = 0;
+  if (!torch.num_threads || torch.num_threads(&most) || !most) most = (uint32_t)ts_pool_processors();
+  return g->threads > 0 && (uint32_t)g->threads < most ? g->threads : (int32_t)most;
+}
+
+/* In a child of fork OpenMP waits for threads that exist no more; our own pool starts new ones. */
+static bool is_child;
+static void in_child(void) { is_child = true; }
+void graph_init(void) { pthread_atfork(NULL, NULL, in_child); }
+
+static bool is_own(const Graph *g) { return g->pool == POOL_OWN || is_child || !torch.parallel_for; }
+
 static void host_parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
-  Graph *g = ((Call *)self)->graph;
+  Call *call = self;
+  Graph *g = call->graph;
   double start = g->times ? seconds() : 0;
-  if (g->threads > 0 && grain < (n + g->threads - 1) / g->threads) grain = (n + g->threads - 1) / g->threads;
-  if (n <= grain || !torch.parallel_for || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
+  if (n >= 2 * grain) call->launches++;
+  if (call->crew) {
+    ts_crew_for(call->crew, l, n, grain, call->threads);
+  } else if (is_own(g)) {
+    ts_pool_for(l, n, grain, call->threads);
+  } else {
+    int64_t share = (n + call->threads - 1) / call->threads;
+    if (grain < share) grain = share;
+    if (n <= grain || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
+  }
   if (g->times && g->n_times < MOST_TIMES) g->times[g->n_times++] = seconds() - start;
+}
+
+typedef struct {
+  Call *call;
+  const ts_host *host;
+  const ts_tensor *inputs;
+  const int64_t *scalars;
+  const void *state;
+  ts_tensor *results;
+  int64_t *syms;
+  int32_t rc;
+} Run;
+
+static void run_member(int64_t lo, int64_t hi, void *ctx) {
+  Run *r = ctx;
+  Graph *g = r->call->graph;
+  if (lo > 0) {
+    ts_crew_help(r->call->crew);
+    return;
+  }
+  r->rc = g->entry->run(r->host, r->inputs, r->scalars, r->state, r->results, r->syms);
+  ts_crew_end(r->call->crew);
+}
+
+/* The native run, without the GIL. A graph that launches several times does so from inside one parallel region of torch's pool: its
+ * threads then wait for our launches, not for torch's. Not so where externs run: torch does not nest its regions. */
+static int32_t run_native(Run *r) {
+  Call *call = r->call;
+  Graph *g = call->graph;
+  call->launches = 0;
+  call->crew = NULL;
+  bool ours = is_own(g);
+  if (!ours && !g->n_externs && call->threads > 1 && g->launches > 1) call->crew = ts_crew_open();
+  if (call->crew) {
+    if (torch.parallel_for(0, call->threads, 1, run_member, r)) call_error(call, r->rc = TS_ERROR_EXTERN, "no parallel region");
+    ts_crew_close(call->crew);
+  } else {
+    if (ours) ts_pool_enter();
+    r->rc = g->entry->run(r->host, r->inputs, r->scalars, r->state, r->results, r->syms);
+    if (ours) ts_pool_leave();
+  }
+  g->launches = call->launches;
+  return r->rc;
 }
 
 static int32_t host_extern(void *self, int32_t number, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs) {
@@ -295,11 +363,13 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   call.text[0] = 0;
   call.exc_type = call.exc_value = call.exc_trace = NULL;
   call.graph = g;
+  call.crew = NULL;
   call.views = g->views;
   g->views = NULL;
   if (!call.views && g->n_views) call.views = views_new(g->n_views);
   ts_host host = HOST;
   host.self = &call;
+  call.threads = threads_of(g);
   if (read_inputs(g, args, tensors, scalars) < 0) goto done;
   State *state = NULL;
   if (g->consts.n && !(state = state_open(&g->consts, entry, &host, g->name, args, tensors))) goto done;
@@ -316,7 +386,8 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   }
   call.thread = PyEval_SaveThread();
   if (grad) torch.set_grad(false);
-  int32_t rc = entry->run(&host, tensors, scalars, state ? state_memory(state) : NULL, results, syms);
+  Run run = {&call, &host, tensors, scalars, state ? state_memory(state) : NULL, results, syms, 0};
+  int32_t rc = run_native(&run);
   if (grad) torch.set_grad(true);
   PyEval_RestoreThread(call.thread);
   state_close(state);
@@ -437,9 +508,9 @@ static PyMethodDef graph_methods[] = {
 static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   const char *path, *symbol;
   PyObject *inputs, *results, *externs, *eager, *consts, *name, *tail;
-  int trust, threads;
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!i", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
-                        &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail, &threads))
+  int trust, threads, pool;
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!ii", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
+                        &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail, &threads, &pool))
     return NULL;
   if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
   Graph *g = (Graph *)type->tp_alloc(type, 0);
@@ -451,6 +522,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   g->tail = Py_NewRef(tail);
   g->consts.trust = trust;
   g->threads = threads;
+  g->pool = pool;
   g->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!g->lib) {
     PyErr_Format(PyExc_OSError, "%s", dlerror());

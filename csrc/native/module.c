@@ -46,6 +46,7 @@ static PyObject *has_symbol(PyObject *module, PyObject *name) {
 PyMODINIT_FUNC PyInit__native(void) {
   if (PyType_Ready(&GraphType) < 0 || PyType_Ready(&SlotType) < 0 || package_ready() < 0) return NULL;
   workspace_init();
+  graph_init();
   PyObject *m = PyModule_Create(&module);
   if (!m) return NULL;
   if (PyModule_AddObjectRef(m, "Graph", (PyObject *)&GraphType) < 0 || PyModule_AddObjectRef(m, "Slot", (PyObject *)&SlotType) < 0 ||

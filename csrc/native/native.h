@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "pool.h"
 #include "torchsmith.h"
 #include "workspace.h"
 
@@ -44,6 +45,7 @@ typedef struct {
   bool (*grad_enabled)(void);
   void (*set_grad)(bool);
   int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *); /* optional */
+  int32_t (*num_threads)(uint32_t *);                                                            /* optional */
   bool (*inference)(void);                                                                       /* optional */
   const char *(*what)(void);                                                                     /* optional */
 } Torch;
@@ -88,9 +90,12 @@ const void *state_memory(const State *s);
 
 /* ---- graph.c */
 extern PyTypeObject GraphType;
+void graph_init(void);
 struct Call {
   PyThreadState *thread; /* saved while the GIL is released */
-  int32_t kind;
+  int32_t kind, threads;
+  int launches;
+  ts_crew *crew; /* or NULL */
   char text[512];
   PyObject *exc_type, *exc_value, *exc_trace; /* of a Python extern */
   void *graph;

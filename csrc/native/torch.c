@@ -30,6 +30,7 @@ static const Symbol SYMBOLS[] = {
     NEED("aoti_torch_grad_mode_is_enabled", grad_enabled),
     NEED("aoti_torch_grad_mode_set_enabled", set_grad),
     MAY("torch_parallel_for", parallel_for),
+    MAY("torch_get_num_threads", num_threads),
     MAY("torch_exception_get_what_without_backtrace", what),
 };
 

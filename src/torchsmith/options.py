@@ -36,6 +36,7 @@ class Options:
     layout_optimization: bool = True
     triton_cudagraphs: bool = False
     cpp_threads: int = 0  # 0: torch.get_num_threads() at call time
+    thread_pool: str = "torch"  # whose threads run kernels: "torch" its intra-op pool, "own" torchsmith's; see docs/threads.md
     cpp_simdlen: int = 0  # vector bits; 0: the widest of this CPU
     size_asserts: bool = True
     # building
@@ -52,7 +53,8 @@ class Options:
 
     def codegen_key(self) -> tuple[tuple[str, Any], ...]:
         """The part that changes generated code: goes into cache keys."""
-        skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check"}
+        skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check",
+                "cpp_threads", "thread_pool"}  # fmt: skip
         return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in skip)
 
 
@@ -62,6 +64,8 @@ ACCEPTED = frozenset({
     "pattern_matcher", "cpp_wrapper", "split_reductions", "memory_planning", "aggressive_fusion", "prologue_fusion", "combo_kernels",
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
+
+CHOICES: dict[str, tuple[str, ...]] = {"thread_pool": ("torch", "own")}
 
 
 def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
@@ -85,6 +89,8 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
         default = known[name].default
         if default is not None and not isinstance(value, type(default)):
             raise RuntimeError(f"option {key!r} takes {type(default).__name__}, not {type(value).__name__}")
+        if name in CHOICES and value not in CHOICES[name]:
+            raise RuntimeError(f"option {key!r} is one of {', '.join(map(repr, CHOICES[name]))}, not {value!r}")
         changes[name] = value
     return replace(from_environment(), **changes)
 

@@ -185,7 +185,10 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
     manifest, library, cached = compile_functional(fg, options, name)
     with events.timed("load", graph=name):
-        call = load(library, manifest, eager=gm.forward, name=name, frozen=options.freezing, tail=fg.consts, threads=options.cpp_threads)
+        call = load(
+            library, manifest, eager=gm.forward, name=name, frozen=options.freezing, tail=fg.consts, threads=options.cpp_threads,
+            pool=options.thread_pool,
+        )  # fmt: skip
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached)

@@ -10,7 +10,7 @@ from torchsmith.emit.host import describe, emit_host
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Expr, Sym, const
 from torchsmith.ir.kernel import Kernel, Param, Scheduled
-from torchsmith.ir.program import Buffer, Layout, Program, Symbol
+from torchsmith.ir.program import Buffer, Fresh, Layout, Program, Symbol
 from torchsmith.options import Options
 from torchsmith.runtime.build import build, kernel_name
 from torchsmith.runtime.load import load
@@ -60,11 +60,21 @@ def kernel(
     return Kernel(name, params, tuple(syms), ((Axis("g"), const(n) if isinstance(n, int) else n),), const(grain), (), ())
 
 
+def compile_library(body: Sequence[Kernel], texts: dict[str, str]) -> Path:
+    """The library of kernels from inputs to results, as `compile_body` builds it."""
+    buffers = {p.buf: Buffer(p.buf, p.dtype, p.shape, p.layout, "output" if p.written else "input") for k in body for p in k.params}
+    inputs = tuple(n for n, b in buffers.items() if b.role == "input")
+    results = tuple(Fresh(n) for n, b in buffers.items() if b.role == "output")
+    made = plan(Scheduled(Program("g", (), inputs, buffers, (), results, (), ()), tuple(body)), Options())
+    given = [texts[k.name] for k in made.kernels]
+    return build(emit_host(made, [kernel_name(t) for t in given]), given, Options())
+
+
 def compile_body(
     buffers: Sequence[Buffer], body: Sequence[Any], results: Sequence[Any], texts: dict[str, str], *, symbols: Sequence[Symbol] = (),
     write_backs: Sequence[tuple[str, str]] = (), eager: Callable[..., Any] | None = None, inputs: Sequence[str] | None = None,
     options: Options | None = None, consts: Sequence[str] = (), frozen: bool = False,
-    tail: Sequence[Any] = (), threads: int = 0,
+    tail: Sequence[Any] = (), threads: int = 0, pool: str = "torch",
 ) -> Callable[..., Any]:  # fmt: skip
     """Plan, print, build and load."""
     options = options or Options()
@@ -74,4 +84,4 @@ def compile_body(
     given = [texts[k.name] for k in made.kernels]
     kernels = [kernel_name(t) for t in given]
     path: Path = build(emit_host(made, kernels), given, options)
-    return load(path, Manifest.of(describe(made)), eager=eager, name="g", frozen=frozen, tail=tail, threads=threads)
+    return load(path, Manifest.of(describe(made)), eager=eager, name="g", frozen=frozen, tail=tail, threads=threads, pool=pool)

@@ -1,12 +1,15 @@
 """The native host: results, views, numbers, write-backs, modes, threads, errors."""
 
 import gc
+import os
+import re
+import subprocess
 import threading
 import weakref
 
 import pytest
 import torch
-from native_tools import buffer, compile_body, kernel, map_text
+from native_tools import buffer, compile_body, compile_library, kernel, map_text
 
 import torchsmith
 from torchsmith import events
@@ -123,10 +126,10 @@ def test_a_failed_check_repeats_the_call_eagerly() -> None:
     assert seen == [False] and [e.fields["code"] for e in got if e.kind == "fallback"] == ["RUN004"]
 
 
-def big(n: int = 1 << 20):
+def big(n: int = 1 << 20, **kw):
     x, t, y = buffer("x", n, role="input"), buffer("t", n), buffer("y", n, role="output")
     body = [kernel("k", [x], [t], n, grain=4096), kernel("k2", [t], [y], n, grain=4096)]
-    return compile_body([x, t, y], body, [Fresh("y")], {"k": map_text("x[i] + 1"), "k2": map_text("x[i] * 2")})
+    return compile_body([x, t, y], body, [Fresh("y")], {"k": map_text("x[i] + 1"), "k2": map_text("x[i] * 2")}, **kw)
 
 
 def test_workspaces_are_reused() -> None:
@@ -156,8 +159,9 @@ def test_memory_of_a_large_call_is_given_back() -> None:
     assert torch.allclose(g(small)[0], small.cos().sin().cos().sin())
 
 
-def test_many_threads_and_thread_counts() -> None:
-    g = big(1 << 16)
+@pytest.mark.parametrize("pool", ["torch", "own"])
+def test_many_threads_and_thread_counts(pool: str) -> None:
+    g = big(1 << 16, pool=pool)
     wrong: list[int] = []
 
     def work(seed: int) -> None:
@@ -179,19 +183,66 @@ def test_many_threads_and_thread_counts() -> None:
     assert not wrong
 
 
-def test_thread_limit_of_a_graph() -> None:
+@pytest.mark.parametrize("pool", ["torch", "own"])
+def test_thread_limit_of_a_graph(pool: str) -> None:
+    """The kernel notes who runs it: never more threads than torch says, nor than the graph may use; one thread gets the whole range."""
     x = torch.randn(1 << 16)
     n, grain = 1 << 16, 4096
-    text = map_text("0").replace("y[i] = 0;", "if (i == lo || hi - lo > 40000) y[i] = hi - lo;")
+    text = map_text("0").replace("{\n", "{ extern long syscall(long, ...); float me = syscall(186);\n", 1).replace("y[i] = 0;", "y[i] = me;")
     a, y = buffer("x", n, role="input"), buffer("y", n, role="output")
+    body = [kernel("k", [a], [y], n, grain=grain)]
     before = torch.get_num_threads()
-    torch.set_num_threads(4)
     try:
-        for threads, chunk in ((0, 1 << 14), (2, 1 << 15), (1, 1 << 16)):
-            g = compile_body([a, y], [kernel("k", [a], [y], n, grain=grain)], [Fresh("y")], {"k": text}, threads=threads)
-            assert g(x)[0][0] == chunk
+        for torchs, limit, most in ((4, 0, 4), (4, 2, 2), (4, 1, 1), (1, 4, 1), (2, 0, 2)):
+            torch.set_num_threads(torchs)
+            g = compile_body([a, y], body, [Fresh("y")], {"k": text}, threads=limit, pool=pool)
+            assert all(1 <= len(g(x)[0].unique()) <= most for _ in range(20))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("pool", ["torch", "own"])
+def test_a_child_of_fork_has_threads_of_its_own(pool: str) -> None:
+    g, x = big(1 << 16, pool=pool), torch.randn(1 << 16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(3):
+            want = g(x)[0].numpy().tobytes()
+        child = os.fork()
+        if child == 0:  # torch's own parallel operators would wait for ever here
+            good = all(g(x)[0].numpy().tobytes() == want for _ in range(20))
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert g(x)[0].numpy().tobytes() == want
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("pool", ["torch", "own"])
+def test_every_thread_flushes_denormals_as_the_caller_does(pool: str) -> None:
+    g, x = big(1 << 16, pool=pool), torch.full((1 << 16,), 1e-45)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    n = 1 << 16
+    a, b, y = buffer("x", n, role="input"), buffer("b", n), buffer("y", n, role="output")
+    body = [kernel("k", [a], [b], n, grain=64), kernel("k", [b], [y], n, grain=64)]
+    g = compile_body([a, b, y], body, [Fresh("y")], {"k": map_text("x[i] * 1.0f + 0.0f")}, pool=pool)
+    try:
+        for flush in (False, True, False):
+            if not torch.set_flush_denormal(flush):
+                pytest.skip("this processor cannot flush denormals")
+            assert all(int((g(x)[0].view(torch.int32) != 0).sum()) == (0 if flush else n) for _ in range(20))
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(before)
+
+
+def test_a_library_needs_libc_only() -> None:
+    """No OpenMP, no libtorch, no C++ runtime: what a program that loads it must have."""
+    found = compile_library([kernel("k", [buffer("x", 8)], [buffer("y", 8)], 8)], {"k": SIN_COS})
+    text = subprocess.run(["objdump", "-p", found], capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"NEEDED\s+(\S+)", text)) <= {"libc.so.6", "libm.so.6"}
 
 
 def test_other_python_threads_run_during_a_call() -> None:

@@ -56,7 +56,8 @@ def _bump_version(tensor: torch.Tensor) -> None:
 
 
 def graph(
-    library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool, tail: Sequence[Any], threads: int
+    library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool, tail: Sequence[Any], threads: int,
+    pool: str,
 ) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
@@ -65,7 +66,9 @@ def graph(
     externs = [bind(row) for row in manifest.externs]
     name = name or manifest.name
     fallback = None if eager is None else functools.partial(_repeat, eager, name)
-    return _native.Graph(library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail), threads)
+    return _native.Graph(
+        library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail), threads, pool == "own"
+    )
 
 
 def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
