@@ -21,14 +21,16 @@ def test_pool(build: str, tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     few = build == "threads"  # twenty times slower, and a child of fork is more than ThreadSanitizer follows
     rounds = [str(10 if few else 100), *([] if few else ["fork"])]
-    done = subprocess.run([str(program), *rounds], capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "LD_PRELOAD": ""})
+    environment = {**os.environ, "LD_PRELOAD": ""}
+    done = subprocess.run([str(program), *rounds], capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_the_pool_needs_libc_only(tmp_path: Path) -> None:
     """Plain C hosts link it: no libgomp, nothing of Python or torch."""
     out = tmp_path / "libpool.so"
-    subprocess.run(["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}", str(ROOT / "csrc/native/pool.c"), "-o", str(out)], check=True)
+    flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}"]
+    subprocess.run(["cc", *flags, str(ROOT / "csrc/native/pool.c"), "-o", str(out)], check=True)
     text = subprocess.run(["objdump", "-p", str(out)], capture_output=True, text=True, check=True).stdout
     needed = {line.split()[1] for line in text.split("\n") if "NEEDED" in line}
     assert {n for n in needed if not n.startswith("ld-linux")} == {"libc.so.6"}  # thread-local variables belong to the loader
