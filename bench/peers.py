@@ -6,12 +6,15 @@ In: a module in eval mode and its inputs. Out: a Runner; a peer that is not inst
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 from torch import Tensor, nn
 
@@ -68,17 +71,31 @@ def torch_compile_freezing(model: nn.Module, inputs: tuple[Tensor, ...]) -> Runn
     return torch_compile(model, inputs)
 
 
+def exported(model: nn.Module, inputs: tuple[Tensor, ...]) -> str:
+    """Path of the model as ONNX. Exports are slow: those of bench/models.py are kept in the user's cache folder, by model, seed, input
+    shapes and versions."""
+    key = getattr(model, "bench_key", None)
+    versions = "-".join(f"{p}{version(p)}" for p in ("torch", "onnx", "onnxscript"))
+    folder = Path(platformdirs.user_cache_dir("torchsmith-bench")) / versions if key else Path(tempfile.mkdtemp(prefix="torchsmith-bench-"))
+    sizes = "_".join("x".join(map(str, t.shape)) for t in inputs)
+    path = folder / f"{key or 'model'}-{sizes}" / "model.onnx"
+    if not path.exists():
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent.parent) as temporary, warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(model, inputs, str(Path(temporary) / "model.onnx"), dynamo=True, verbose=False)
+            if not path.parent.exists():  # weights may lie in a file beside it
+                shutil.copytree(temporary, path.parent)
+    return str(path)
+
+
 @peer("onnxruntime")
 def onnxruntime(model: nn.Module, inputs: tuple[Tensor, ...]) -> Runner:
     import onnxruntime as ort
 
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        path = str(Path(folder) / "model.onnx")
-        torch.onnx.export(model, inputs, path, dynamo=True, verbose=False)
-        settings = ort.SessionOptions()
-        settings.intra_op_num_threads = THREADS
-        session = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = THREADS
+    session = ort.InferenceSession(exported(model, inputs), settings, providers=["CPUExecutionProvider"])
     feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
 
     def run() -> Any:
@@ -87,14 +104,21 @@ def onnxruntime(model: nn.Module, inputs: tuple[Tensor, ...]) -> Runner:
     return run
 
 
-@peer("openvino")
-def openvino(model: nn.Module, inputs: tuple[Tensor, ...]) -> Runner:
+def openvino_model(model: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
     import openvino as ov
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         converted = ov.convert_model(model, example_input=inputs if len(inputs) > 1 else inputs[0])
         converted.reshape({p: list(t.shape) for p, t in zip(converted.inputs, inputs, strict=True)})
+    return converted
+
+
+@peer("openvino")
+def openvino(model: nn.Module, inputs: tuple[Tensor, ...]) -> Runner:
+    import openvino as ov
+
+    converted = openvino_model(model, inputs)
     # float32 as everyone else here: its default would use bfloat16 where the CPU has it
     settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": THREADS}
     compiled = ov.Core().compile_model(converted, "CPU", settings)

@@ -1,6 +1,7 @@
 """The measuring commands: steady state, contractions, compile time, per-call overhead, operator coverage.
 
-    python bench/run.py --suite seeds          ten models, batch 1 and 8, against eager, torch.compile, ONNX Runtime, OpenVINO
+    python bench/run.py --suite seeds          ten models and five others, batch 1 and 8, against four runtimes
+    python bench/run.py --suite seeds --layers MODEL    one model layer by layer beside ONNX Runtime and OpenVINO
     python bench/run.py --suite contractions   every distinct contraction, float32 and bfloat16, against ATen's best operator and the peak
     python bench/run.py --suite compile        first call in fresh processes, empty and filled caches
     python bench/run.py --suite overhead       the cost of a call: tiny functions, BERT with a no-op backend
@@ -26,7 +27,7 @@ sys.path.insert(0, str(HERE))
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
 from suites import compile, contractions, overhead, seeds  # noqa: E402
 
-from models import MODELS  # noqa: E402
+from models import MODELS, OUTSIDE  # noqa: E402
 
 SUITES = {"seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead}
 
@@ -34,7 +35,7 @@ SUITES = {"seeds": seeds, "contractions": contractions, "compile": compile, "ove
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--suite", choices=(*SUITES, "op_db"))
-    p.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL")
+    p.add_argument("--models", nargs="+", default=None, metavar="MODEL", help="default: the ten; of seeds: also five outside ones")
     p.add_argument("--batches", nargs="+", type=int, default=None, help="default: 1 and 8; of contractions: 1")
     p.add_argument("--peers", nargs="+", default=list(seeds.PEER_NAMES), choices=seeds.PEER_NAMES, metavar="PEER")
     p.add_argument("--pairs", type=int, default=PAIRS)
@@ -46,6 +47,7 @@ def main() -> int:
     p.add_argument("--quick", action="store_true", help="smoke run: a few short bursts, results in a temporary folder")
     p.add_argument("--resume", action="store_true", help="keep the rows that the last run wrote")
     p.add_argument("--out", type=Path, help="folder of the results; default: bench/results")
+    p.add_argument("--layers", metavar="MODEL", help="of seeds: one model layer by layer, beside ONNX Runtime and OpenVINO")
     p.add_argument("--case", help=argparse.SUPPRESS)
     p.add_argument("--case-out", type=Path, help=argparse.SUPPRESS)
     args = p.parse_args()
@@ -55,12 +57,15 @@ def main() -> int:
         return 0
     if args.suite is None:
         p.error("--suite is needed")
+    args.models = args.models or [*MODELS, *(OUTSIDE if args.suite == "seeds" else ())]
     args.batches = args.batches or ([1] if args.suite == "contractions" else [1, 8])
     if args.out is None:
         args.out = Path(tempfile.gettempdir()) / "torchsmith_bench_quick" if args.quick or args.prepare else HERE / "results"
     if args.suite == "op_db":
         return subprocess.call([sys.executable, str(HERE / "op_db.py"), *(["--sample", "20"] if args.quick else [])])
     SUITES[args.suite].suite(args)
+    if args.layers:
+        return 0
     print(f"\n{(args.out / f'{args.suite}.md').read_text()}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Steady state: the ten models, batch 1 and 8, against eager, torch.compile (and freezing), ONNX Runtime, OpenVINO."""
+"""Steady state: the ten models and five outside ones, batch 1 and 8, against eager, torch.compile, ONNX Runtime, OpenVINO."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 from paired import Protocol, geomean
 
+from models import MODELS, OUTSIDE
+
 from .harness import Row, child, load_rows, protocol_of, save
 
 PEER_NAMES = ("eager", "torch.compile", "torch.compile freezing", "onnxruntime", "openvino")
+BAR, OUTSIDE_BAR = 0.95, 0.9
 FREEZING = "torch.compile freezing"
 NOTE = (
     "Ratios are the peer's time over torchsmith's (above 1: torchsmith is faster), median of paired bursts with a bootstrap 95 % "
@@ -65,6 +68,10 @@ def _shaped(want: Any, got: Any) -> Any:
 
 
 def suite(args: argparse.Namespace) -> list[Row]:
+    if args.layers:
+        from . import layers
+
+        return layers.suite(args)
     rows = load_rows(args.out, "seeds") if args.resume else []
     for batch in args.batches:
         for model in args.models:
@@ -79,7 +86,7 @@ def suite(args: argparse.Namespace) -> list[Row]:
                 row["peers"] |= frozen.get("peers", {})
                 row["control freezing"], row["noisy freezing"] = frozen.get("control"), frozen.get("noisy")
             rows.append(row)
-            print(table([row]).split("\n")[2], flush=True)
+            print(next(t for t in table([row]).split("\n") if t.startswith(f"| {model} ")), flush=True)
             save(args.out, "seeds", rows, table(rows), NOTE)
     return rows
 
@@ -110,4 +117,24 @@ def table(rows: list[Row]) -> str:
             found = [r["peers"][p]["ratio"] for r in rows if r["batch"] == batch and p in r.get("peers", {})]
             means.append(f"{geomean(found):.2f} (of {len(found)})" if found else "-")
         out.append("| " + " | ".join(["geomean", str(batch), "", "", *means, "", ""]) + " |")
-    return "\n".join(out)
+    return "\n".join([*verdict(rows), "", *out])
+
+
+def best_peer(r: Row) -> tuple[str, Row] | None:
+    """The fastest peer of a cell, with its time over ours."""
+    return min(r.get("peers", {}).items(), key=lambda item: item[1]["ratio"], default=None)
+
+
+def verdict(rows: list[Row]) -> list[str]:
+    """How many cells are not shown below the bar: the upper end of the interval of (best peer's time / ours) reaches it."""
+    out = []
+    for title, names, bar in (("the ten models", MODELS, BAR), ("models outside the ten", OUTSIDE, OUTSIDE_BAR)):
+        cells = {(r["model"], r["batch"]): best_peer(r) for r in rows if r["model"] in names}
+        if not cells:
+            continue
+        below = [f"{m} b{b}: {c[0]} {c[1]['ratio']:.2f} [{c[1]['low']:.2f}, {c[1]['high']:.2f}]" if c else f"{m} b{b}: nothing measured"
+                 for (m, b), c in cells.items() if c is None or c[1]["high"] < bar]  # fmt: skip
+        ratios = [c[1]["ratio"] for c in cells.values() if c]
+        text = f"- {title}: {len(cells) - len(below)} of {len(cells)} cells not shown below {bar} x best peer; geomean to the best peer "
+        out += [text + f"{geomean(ratios):.2f}", *(f"  - below: {line}" for line in below)]
+    return out
