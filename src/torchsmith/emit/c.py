@@ -430,11 +430,11 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
     special = SPECIAL.get(e.name)
     if special is not None:
         return special(self, e, at)
-    if e.name == "add" and e.dtype is dt.f32:  # 1 + erf(x) in one, without the care erf takes near 0
+    if e.name == "add" and e.dtype is dt.f32:  # 1 + erf(x) = erfc(-x): nothing cancels
         for one, other in (e.args, e.args[::-1]):
             if isinstance(one, Const) and one.value == 1.0 and isinstance(other, Op) and other.name == "erf":
                 v = self.emit(other.args[0])
-                return self.define(f"erf1p_{'x' if v.vec else ''}f32({v.text})", Val("", e.dtype, v.vec), at)
+                return self.define(f"erfc_{'x' if v.vec else ''}f32(-({v.text}))", Val("", e.dtype, v.vec), at)
     vals, vec = self.operands(e.args)
     kind = e.args[-1].dtype  # what is computed on
     if vec and self.lanes == 16 and e.name in VIA_F64 and kind.is_float:

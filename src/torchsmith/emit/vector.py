@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from ..codes import Unsupported
 from ..ir.ops import OPS
-from .math import MATH
+from .math import ATTR, FAST, MATH, fast_text, instantiate
 
 SCALARS = {
     "f32": "float", "f64": "double", "i8": "signed char", "u8": "unsigned char", "i16": "short", "u16": "unsigned short",
@@ -27,7 +27,6 @@ SIZES = {"f32": 4, "f64": 8, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u3
 TEMPLATES: dict[str, str] = {}  # for float types, one text for vector and scalar
 VECTOR: dict[str, str] = {}  # full name -> text, $L lanes; #if inside
 SCALAR: dict[str, str] = {}  # full name -> text
-ATTR = "static inline __attribute__((always_inline)) "
 
 
 @lru_cache(maxsize=4)
@@ -124,6 +123,20 @@ _SCALAR_ISA = {
 _PARAMS = {"fma": ("a", "b", "c"), "maxi": ("a", "b"), "mini": ("a", "b"), "scalef": ("a", "b")}
 
 
+# one step of Newton and Markstein's correction from the 14 bits of the reciprocal root: rounded as the instruction rounds, at half its price
+SQRT32 = """static inline __attribute__((always_inline)) xf32 sqrt_xf32(xf32 a) {
+#ifdef __AVX512F__
+  xu32 b = (xu32)a - 0x0d000000u;
+  if (__builtin_expect(any_xi32((xi32)(b >= 0x72800000u)), 0)) return DIRECT;
+  xf32 y = __builtin_ia32_rsqrt14ps512_mask(a, a, (unsigned short)-1), g = a * y, h = y * 0.5f, r = fma_xf32(-h, g, (xf32){0} + 0.5f);
+  g = fma_xf32(g, r, g); h = fma_xf32(h, r, h);
+  return fma_xf32(fma_xf32(-g, g, a), h, g);
+#else
+  xf32 r; for (int l = 0; l < 16; l++) r[l] = __builtin_sqrtf(a[l]); return r;
+#endif
+}"""
+
+
 def isa_text(name: str, t: str, lanes: int) -> str:
     """maxi/mini give b when either operand is NaN (as the instruction does); scalef is a * 2**b for whole b, rounded once."""
     params = _PARAMS.get(name, ("a",))
@@ -132,6 +145,10 @@ def isa_text(name: str, t: str, lanes: int) -> str:
         return f"{ATTR}{t} {name}_{t}({decl}) {{ return {_SCALAR_ISA[name].replace('$f', _P[t]).replace('$t', t)}; }}"
     row = _isa(t, lanes, name)
     decl = ", ".join(f"x{t} {p}" for p in params)
+    if name == "scalef":
+        return f"{ATTR}x{t} {name}_x{t}({decl}) {{\n#ifdef {row['has']}\n  return {row['body']};\n#else\n  return scalefg_x{t}(a, b);\n#endif\n}}"
+    if name == "sqrt" and t == "f32" and lanes == 16:
+        return SQRT32.replace("DIRECT", row["body"])
     lanewise = _SCALAR_ISA[name].replace("$f", _P[t]).replace("$t", t)
     for p in params:
         lanewise = re.sub(rf"\b{p}\b", f"{p}[l]", lanewise)
@@ -143,6 +160,24 @@ def isa_text(name: str, t: str, lanes: int) -> str:
 
 ISA = frozenset(_SCALAR_ISA)
 
+# ---------------------------------------------------------------- exponent and mantissa: split (its generic text is splitg, in math.py)
+def _split_text(t: str) -> str:
+    """On AVX-512 getexp and getmant know zero, infinity, denormals and what is below 0 by themselves."""
+    s, text = _S[t], f"{ATTR}x{t} split_x{t}(x{t} x, x{t} *e) {{\n"
+    word = "#if"
+    for lanes, bits in ((64 // SIZES[t], 512), (32 // SIZES[t], 256)):
+        k = f"({'unsigned short' if lanes == 16 else 'unsigned char'})-1"
+        name, tail = f"{s}{bits}_mask", ", 4" if bits == 512 else ""
+        has = "__AVX512F__" if bits == 512 else "__AVX512VL__"
+        text += f"{word} defined({has}) && $L == {lanes}\n  x{t} m = __builtin_ia32_getmant{name}(x, 11, x, {k}{tail});\n"
+        text += f"  *e = __builtin_ia32_getexp{name}(x, x, {k}{tail}) - __builtin_ia32_getexp{name}(m, m, {k}{tail}); return m;\n"
+        word = "#elif"
+    return text + f"#else\n  return splitg_x{t}(x, e);\n#endif\n}}"
+
+
+for _t in ("f32", "f64"):
+    vector(f"split_x{_t}", _split_text(_t))
+    scalar(f"split_{_t}", f"#define split_{_t}(x, e) splitg_{_t}(x, e)")
 vector("any_xi32", """static inline __attribute__((always_inline)) int any_xi32(xi32 m) {
 #if defined(__AVX512F__) && $L == 16
   return __builtin_ia32_ptestmd512(m, m, (unsigned short)-1) != 0;
@@ -376,7 +411,6 @@ for _t in ("f32", "f64"):
                               f"r[l] = {_n}_{_t}(a[l], b[l]); return r; }}")
 
 _NAME = re.compile(r"\b([a-z][a-z0-9]*)_(x?)([a-z]+[0-9]+)\b")
-_CONST = re.compile(r"\bK\(([^()]*)\)")
 
 
 @lru_cache(maxsize=4096)
@@ -386,6 +420,9 @@ def snippet(full: str, lanes: int) -> str | None:
     if m is None:
         return None
     name, vec, t = m.groups()
+    if name in FAST and full.endswith("_xf32") and lanes == 16:
+        slow = instantiate(MATH[name, t], t, True)
+        return f"#ifdef __AVX512F__\n{fast_text(name)}\n#else\n{slow}\n#endif"
     if name in ISA and t in _S:
         return isa_text(name, t, lanes if vec else 1)
     if name in ("ldn", "stn", "ldm", "stm") and vec:
@@ -398,19 +435,6 @@ def snippet(full: str, lanes: int) -> str | None:
     if text is None or t not in _S:
         return None
     return instantiate(text, t, bool(vec))
-
-
-def instantiate(text: str, t: str, vec: bool) -> str:
-    """A template for float type `t`."""
-    x = "x" if vec else ""
-    i, u = ("i32", "u32") if t == "f32" else ("i64", "u64")
-    suffix = {"f32": "f", "f64": ""}[t]
-    text = _CONST.sub(lambda m: m.group(1) + suffix, text)
-    bits = {"f32": ("0x7fffffff", "0x3f800000", "(int)0xbf800000u"), "f64": ("0x7fffffffffffffffll", "0x3ff0000000000000ll", "(i64)0xbff0000000000000ull")}[t]
-    for word, value in (("KMAX", bits[0]), ("KMONE", bits[2]), ("KONE", bits[1])):
-        text = text.replace(word, value)
-    text = text.replace("FLT", x + t).replace("INT", x + i).replace("UNS", x + u).replace("MSK", x + i if vec else "int")
-    return ATTR + text.replace("@", f"_{x}{t}").replace("%", f"_{x}{i}").replace("$", f"_{x}f64")
 
 
 def close(names: set[str], lanes: int) -> str:

@@ -266,6 +266,8 @@ def _powi(a: Any, n: int) -> Any:
 # ---------------------------------------------------------------- special functions
 define("erf", "T>T", FLOAT, "math", "error function")(math.erf)
 define("erfc", "T>T", FLOAT, "math", "1 - erf(a)")(math.erfc)
+define("ndtr", "T>T", FLOAT, "math", "standard normal distribution function")(lambda a: 0.5 * math.erfc(-a * math.sqrt(0.5)))
+define("gelu", "T>T", FLOAT, "math", "a * ndtr(a)")(lambda a: a * (0.5 * math.erfc(-a * math.sqrt(0.5))))
 define("lgamma", "T>T", FLOAT, "math", "log|gamma(a)|")(_total(math.lgamma, INF))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 from ..ir.expr import Const, Expr, op, select
@@ -19,11 +20,14 @@ def relu(x: Expr) -> Expr:
 
 
 def silu(x: Expr) -> Expr:
-    return op("div", x, op("add", c(x, 1.0), op("exp", op("neg", x))))
+    return op("mul", x, op("sigmoid", x))
 
 
 def mish(x: Expr) -> Expr:
-    return op("mul", x, op("tanh", op("log1p", op("exp", x))))
+    """x tanh(log(1 + e)) = x n / (n + 2) with e = exp(x), n = e (e + 2); from 20 (in float32) on the factor is 1."""
+    e = op("exp", op("min", x, c(x, 20.0 if x.dtype.itemsize <= 4 else 40.0)))
+    n = op("mul", e, op("add", e, c(x, 2.0)))
+    return op("mul", x, op("div", n, op("add", n, c(x, 2.0))))
 
 
 def clipped(x: Expr) -> Expr:
@@ -43,27 +47,52 @@ rows(
 )
 
 
+def gelu_exact(e: Expr) -> Expr:
+    return op("gelu", e)
+
+
+def gelu_tanh(x: Expr) -> Expr:
+    """x (1 + tanh(t / 2)) / 2 with t = x (A + B x^2): x / (1 + e) or x e / (1 + e), e = exp(-|t|).
+
+    What the roundings of t lose is put back into e, for an exponential makes it large.
+    """
+    narrow = x.dtype.itemsize <= 4
+    a, b = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
+    high, low = struct.unpack("2f", struct.pack("2f", a, b)) if narrow else (a, b)
+    r = op("min", op("abs", x), c(x, 16.0 if narrow else 64.0))
+    square = op("mul", r, r)
+    lost = op("fma", r, r, op("neg", square))
+    scaled = op("mul", square, c(x, b))
+    w = op("add", scaled, c(x, high))
+    back = op("sub", w, scaled)
+    rest = op("add", op("sub", scaled, op("sub", w, back)), op("sub", c(x, high), back))
+    rest = op("add", rest, op("fma", square, c(x, b), op("neg", scaled)))
+    rest = op("add", rest, op("fma", lost, c(x, b), op("fma", square, c(x, b - low), c(x, a - high))))
+    t = op("mul", r, w)
+    less = op("fma", r, rest, op("fma", r, w, op("neg", t)))
+    e = op("exp", op("neg", t))
+    e = op("fma", e, op("neg", less), e)
+    return op("div", select(op("lt", x, c(x, 0.0)), op("mul", x, e), x), op("add", c(x, 1.0), e))
+
+
 @lowers("aten.gelu.default")
 def gelu(cx: Builder, x: Ref, approximate: str = "none") -> Ref:
-    def exact(e: Expr) -> Expr:
-        half = op("mul", e, c(e, 0.5))
-        return op("mul", half, op("add", c(e, 1.0), op("erf", op("mul", e, c(e, math.sqrt(0.5))))))
+    return map_elements(cx, gelu_tanh if approximate == "tanh" else gelu_exact, x)
 
-    def by_tanh(e: Expr) -> Expr:
-        cube = op("mul", op("mul", e, e), e)
-        inner = op("mul", c(e, math.sqrt(2 / math.pi)), op("add", e, op("mul", c(e, 0.044715), cube)))
-        return op("mul", op("mul", c(e, 0.5), e), op("add", c(e, 1.0), op("tanh", inner)))
 
-    return map_elements(cx, by_tanh if approximate == "tanh" else exact, x)
+def softplus_of(e: Expr, beta: Any = 1, threshold: Any = 20) -> Expr:
+    scaled = op("mul", e, c(e, beta)) if beta != 1 else e
+    soft = op("log1p", op("exp", scaled))
+    return select(op("gt", scaled, c(e, threshold)), e, op("div", soft, c(e, beta)) if beta != 1 else soft)
 
 
 @lowers("aten.softplus.default")
 def softplus(cx: Builder, x: Ref, beta: Any = 1, threshold: Any = 20) -> Ref:
-    def value(e: Expr) -> Expr:
-        scaled = op("mul", e, c(e, beta))
-        return select(op("gt", scaled, c(e, threshold)), e, op("div", op("log1p", op("exp", scaled)), c(e, beta)))
+    return map_elements(cx, lambda e: softplus_of(e, beta, threshold), x)
 
-    return map_elements(cx, value, x)
+
+def log_sigmoid_of(e: Expr) -> Expr:
+    return op("sub", op("min", e, c(e, 0.0)), op("log1p", op("exp", op("neg", op("abs", e)))))
 
 
 def elu_of(cx: Builder, x: Ref, alpha: float, scale: float, input_scale: float) -> Ref:
@@ -160,7 +189,4 @@ def log_sigmoid_forward(cx: Builder, x: Ref) -> tuple[Ref, ...]:
 
 @lowers("aten.log_sigmoid.default")
 def log_sigmoid(cx: Builder, x: Ref) -> Ref:
-    def value(e: Expr) -> Expr:
-        return op("sub", op("min", e, c(e, 0.0)), op("log1p", op("exp", op("neg", op("abs", e)))))
-
-    return map_elements(cx, value, x)
+    return map_elements(cx, log_sigmoid_of, x)
