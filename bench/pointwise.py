@@ -127,7 +127,7 @@ FUSED: dict[str, tuple[Callable[..., Any], Maker]] = {
     "layer_norm": (lambda x, w, b: F.layer_norm(x, w.shape, w, b), _rows),
     "rms_norm": (lambda x, w, b: F.rms_norm(x, w.shape, w), _rows),
     "group_norm": (lambda x, w, b: F.group_norm(x, 8, w, b), lambda n: (_image(n), torch.randn(64), torch.randn(64))),
-    "cross_entropy": (lambda x, t: F.cross_entropy(x, t), lambda n: (_rows(n)[0], torch.randint(0, 100, (_rows(n)[0].shape[0],)))),
+    "cross_entropy": (F.cross_entropy, lambda n: (_rows(n)[0], torch.randint(0, 100, (_rows(n)[0].shape[0],)))),
     "gelu": (F.gelu, _flat),
     "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), _flat),
     "gelu bf16": (F.gelu, _half),

@@ -396,7 +396,7 @@ define("erfc", "f64", f"""FLT erfc@(FLT x) {{
 define("gelu", "f64", "FLT gelu@(FLT x) { return x * ndtr@(x); }")
 define("ndtr", "f64", f"""FLT ndtr@(FLT x) {{
   FLT a = mini@((FLT){{0}} + K(39.5), abs@(x)), h = a * K(0.5), s = h * a, v = a * K(0x1.6a09e667f3bcdp-1);
-  FLT c = K(0.5) * sel@(a < K(0.5), K(1.0) - v * {horner(ERF64, "s")}, erfcsq@(v, s, fma@(h, a, -s)));
+  FLT c = K(0.5) * sel@(a < K(0.75), K(1.0) - v * {horner(ERF64, "s")}, erfcsq@(v, s, fma@(h, a, -s)));
   return sel@(x > K(0.0), K(1.0) - c, c);
 }}""")
 # log |x| in two parts: 2 s + s^3 (2/3 + ...) with s = f / (2 + f) in two parts; then y times that, and exp
