@@ -71,6 +71,7 @@ const char *ts_dtype_name(int32_t dtype) { return dtype >= 0 && dtype < N_DTYPES
 
 int32_t ts_check_input(int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device) {
   const ts_input_desc *d = &torchsmith_model.inputs[index];
+  if (d->dtype < 0) return TSM_OK; /* the graph does not use it */
   if (dtype != d->dtype)
     return ts_fail(TSM_ERROR_DTYPE, "input %d (%s): dtype %s expected, got %s", index, d->name, ts_dtype_name(d->dtype), ts_dtype_name(dtype));
   if (device != 0) return ts_fail(TSM_ERROR_DEVICE, "input %d (%s): a tensor on the CPU expected", index, d->name);

@@ -145,6 +145,7 @@ static int32_t read_inputs(const tsm_tensor *inputs, ts_tensor *in, int64_t *den
   for (int32_t i = 0; i < d->n_inputs; i++) {
     const tsm_tensor *u = &inputs[i];
     const int64_t *strides = u->strides;
+    if (u->ndim < 0 || u->ndim > 64) return ts_fail(TSM_ERROR_RANK, "input %d (%s): %d dimensions", i, d->inputs[i].name, (int)u->ndim);
     if (u->ndim > 0 && !u->sizes) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s): its sizes are NULL", i, d->inputs[i].name);
     ts_tensor *t = &in[d->inputs[i].graph_input];
     *t = (ts_tensor){u->data, u->sizes, strides, NULL};
@@ -167,7 +168,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   const ts_model_desc *d = &torchsmith_model;
   const ts_graph *g = &torchsmith_graph;
   int32_t dims = 1;
-  for (int32_t i = 0; i < d->n_inputs; i++) dims += d->inputs[i].ndim;
+  for (int32_t i = 0; i < d->n_inputs; i++) dims += inputs[i].ndim > 0 && inputs[i].ndim <= 64 ? inputs[i].ndim : 0;
   ts_tensor in[g->n_inputs + 1], results[g->n_results + 1];
   int64_t syms[g->n_result_syms + 1], dense[dims];
   int16_t output_of[g->n_results + 1];

@@ -17,19 +17,18 @@ from typing import Any
 
 import torch
 
-from .. import __version__, events
+from .. import __version__
 from ..codes import Unsupported, define
 from ..emit.model import PREPARED, READ, WRITTEN, ConstantRow, Description, InputRow, emit_model, output_rows
-from ..graph.functionalise import functionalise
 from ..graph.sizes import print_condition
-from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.spec import TensorSpec
 from ..graph.tracing import spec_of
 from ..ir.expr import Const, Expr
 from ..options import Options
 from ..pipeline import Source, compile_source
 from ..runtime.manifest import Manifest
 from ..runtime.model_library import build_model, features_of
-from .entry import CONSTANT, Constant, Entry
+from .entry import Constant, Entry
 from .weights import Block, Weights, align
 
 define("AOT020", "operators that only libtorch has remain in the program",
@@ -56,22 +55,19 @@ class Model:
 
 def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False) -> Model:
     """The whole road. Raises Unsupported with the user's line."""
-    with events.timed("functionalise", graph=entry.name):
-        fg = functionalise(entry.graph, entry.facts)
-    source = compile_source(fg, options, entry.name)
+    source = compile_source(entry.functional, options, entry.name)
     refuse_externs(source.manifest)
     features = features_of(cpu)
-    constants = [*entry.constants, *(Constant((f"_const{i}",), t, CONSTANT) for i, t in enumerate(fg.consts))]
-    rows, weights = place_constants(constants, fg, source.manifest, keep_constants)
-    info = describe(entry, fg, source, rows, features)
+    rows, weights = place_constants(entry.constants, source.manifest, keep_constants)
+    info = describe(entry, source, rows, features)
     description = Description(
-        entry.name, input_rows(entry), outputs_of(entry, fg, source.manifest), tuple(rows), symbols_of(entry, fg),
+        entry.name, input_rows(entry), outputs_of(entry, source.manifest), tuple(rows), symbols_of(entry),
         conditions_of(entry), entry.in_spec, entry.out_spec, json.dumps(info, sort_keys=True), features,
         weights.id, weights.size, weights.state_offset, entry.labels,
     )  # fmt: skip
     library = build_model(source.host, source.kernels, emit_model(description), features, options)
     if weights.state_bytes:
-        weights = replace(weights, state=pack(library, rows, constants, weights.state_bytes))
+        weights = replace(weights, state=pack(library, rows, entry.constants, weights.state_bytes))
     return Model(entry.name, library, weights, info, features)
 
 
@@ -85,24 +81,19 @@ def refuse_externs(manifest: Manifest) -> None:
 # ---------------------------------------------------------------- inputs and outputs
 
 
-def _placeholder_specs(entry: Entry) -> list[TensorSpec]:
-    return [spec_of(n.meta["val"]) for n in entry.graph.graph.nodes if n.op == "placeholder"]
-
-
 def input_rows(entry: Entry) -> tuple[InputRow, ...]:
-    specs = _placeholder_specs(entry)
-    rows = []
-    for a in entry.arguments:
-        if a.placeholder is not None:
-            spec = specs[a.placeholder]
-            rows.append(InputRow(a.name, DTYPES[spec.dtype], spec.shape, spec.strides, a.placeholder))
-    return tuple(rows)
+    return tuple(
+        InputRow(a.name, "", (), (), a.placeholder) if a.spec is None
+        else InputRow(a.name, DTYPES[a.spec.dtype], a.spec.shape, a.spec.strides, a.placeholder)
+        for a in entry.arguments if a.placeholder is not None
+    )  # fmt: skip
 
 
-def outputs_of(entry: Entry, fg: FunctionalGraph, manifest: Manifest) -> Any:
+def outputs_of(entry: Entry, manifest: Manifest) -> Any:
     """One row per returned leaf; ranks of fresh results come from the functional graph."""
+    fg = entry.functional
     nodes = {n.name: n for n in fg.graph.nodes}
-    specs = _placeholder_specs(entry)
+    specs = {a.placeholder: a.spec for a in entry.arguments} | {c.placeholder: spec_of(c.value) for c in entry.constants}
     dtypes: list[tuple[str, int]] = []
     for out in fg.outputs:
         spec = getattr(out, "spec", None)
@@ -114,7 +105,7 @@ def outputs_of(entry: Entry, fg: FunctionalGraph, manifest: Manifest) -> Any:
     return output_rows(manifest.results, entry.returned, dtypes)
 
 
-def symbols_of(entry: Entry, fg: FunctionalGraph) -> tuple[Any, ...]:
+def symbols_of(entry: Entry) -> tuple[Any, ...]:
     """Every symbol with an origin in an input: the checks need also those that the body does not."""
     return tuple(s for s in entry.facts.symbols.values() if s.origin[0] in ("size", "stride"))
 
@@ -135,19 +126,16 @@ def conditions_of(entry: Entry) -> tuple[tuple[Expr, str], ...]:
 # ---------------------------------------------------------------- constants
 
 
-def place_constants(
-    constants: Sequence[Constant], fg: FunctionalGraph, manifest: Manifest, keep: bool
-) -> tuple[list[ConstantRow], Weights]:
+def place_constants(constants: Sequence[Constant], manifest: Manifest, keep: bool) -> tuple[list[ConstantRow], Weights]:
     """Where each constant lies in the weights: those the run reads, and what prepare computes from the others."""
-    first = len(fg.inputs) - len(constants)
     offset = align(64, 4096)
     state_offset = -1
     if manifest.state:
         state_offset, offset = offset, align(offset + manifest.state, 64)
     rows: list[ConstantRow] = []
     blocks: list[Block] = []
-    for i, c in enumerate(constants):
-        number = first + i
+    for c in constants:
+        number = c.placeholder
         row = manifest.inputs[number]
         flags = PREPARED * (number in manifest.consts) | READ * bool(row.get("read")) | WRITTEN * bool(row.get("written"))
         if _is_result(manifest, number):
@@ -222,7 +210,7 @@ def pack(library: bytes, rows: Sequence[ConstantRow], constants: Sequence[Consta
 # ---------------------------------------------------------------- info
 
 
-def describe(entry: Entry, fg: FunctionalGraph, source: Source, rows: Sequence[ConstantRow], features: Sequence[str]) -> dict[str, Any]:
+def describe(entry: Entry, source: Source, rows: Sequence[ConstantRow], features: Sequence[str]) -> dict[str, Any]:
     """What `inspect` prints, and what loaders in Python read: plain JSON values."""
     inputs = [
         {"name": r.name, "dtype": r.dtype, "shape": [_size(e, entry.labels) for e in r.shape], "input": r.graph_input}

@@ -1,6 +1,6 @@
 """Entry: a whole program ready to be compiled ahead of time. What export makes, what the package compiler takes.
 
-In: nothing. Out: the value, and the facts about its constants that both sides need.
+In: nothing. Out: the value, and what tells tied tensors.
 """
 
 from __future__ import annotations
@@ -9,43 +9,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
 
 from ..graph.sizes import SizeFacts
+from ..graph.spec import FunctionalGraph, TensorSpec
 
 PARAMETER, BUFFER, CONSTANT = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One weight, buffer or lifted tensor under all of its names (tied weights have several)."""
+    """One weight, buffer or lifted tensor under all of its names (tied weights have several), and the placeholder it fills."""
 
     names: tuple[str, ...]
     value: torch.Tensor
     type: int
+    placeholder: int
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One leaf of the flat arguments: the placeholder it becomes, or None with the constant it must equal."""
+    """One leaf of the flat arguments: the placeholder it fills with its declared spec, or None with the constant it must equal."""
 
     name: str
     placeholder: int | None
+    spec: TensorSpec | None = None
     value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A captured graph (graph/spec.py: captured dialect) and where its inputs and results belong.
+    """A functional graph, and what its placeholders and results are to the user.
 
-    Placeholders are the caller's tensors first, then the constants, each in the order of `constants`. The graph returns a flat tuple;
-    `returned` has one entry per leaf of the result: the number of a graph output, or None with its constant in `values`.
+    `returned` has one entry per leaf of the result: the number of one of functional.outputs, or None with its constant in `values`.
     facts: symbols with origin ("size", placeholder, dimension) or ("size", placeholder, dimension, scale, offset) and declared ranges.
     labels: symbol name -> the dimension's name as the user wrote it.
     """
 
     name: str
-    graph: fx.GraphModule
+    functional: FunctionalGraph
     facts: SizeFacts
     arguments: tuple[Argument, ...]
     constants: tuple[Constant, ...]

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .. import options as settings
 from ..codes import Unsupported, define
 from .archive import Part, read_library, write_library, write_package
 from .compile import Model, compile_entry
-from .entry import Entry
-from .programs import export_module, is_torch_program, load_program, read_program
+from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry
+from .programs import export_module, is_torch_program, lifted, load_program, read_program
 
 define("AOT050", "this is no program that can be compiled ahead of time",
        "give an nn.Module with example arguments, an ExportedProgram, or the path of a saved one")
@@ -74,11 +75,35 @@ def entry_of(program: Any, args: Sequence[Any] | None = None, kwargs: Mapping[st
         program = load_program(program)
     if is_torch_program(program):
         return read_program(program)
-    if hasattr(program, "entry"):  # our own ExportedProgram
-        return program.entry()  # type: ignore[no-any-return]
+    if hasattr(program, "functional") and hasattr(program, "tensor_of"):  # our own ExportedProgram
+        return entry_of_exported(program)
     if isinstance(program, torch.nn.Module) and args is not None:
         return read_program(export_module(program, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes))
     raise Unsupported("AOT050", detail=type(program).__name__)
+
+
+TYPES = {"param": PARAMETER, "buffer": BUFFER, "constant": CONSTANT}
+
+
+def entry_of_exported(program: Any) -> Entry:
+    """torchsmith's ExportedProgram -> Entry."""
+    fg = program.functional
+    rows = list(enumerate(program.inputs))
+    specs = {i: getattr(r, "spec", None) or fg.inputs[i] for i, r in rows}
+    by_leaf = {r.leaf: i for i, r in rows if r.kind == "user"}
+    arguments = [
+        Argument(name, by_leaf.get(k), specs[by_leaf[k]] if k in by_leaf else None, None if k in by_leaf else value)
+        for k, (name, value) in enumerate(zip(program.leaf_names, program.leaves, strict=True))
+    ]
+    constants = [Constant((r.name,), program.tensor_of(r).detach(), TYPES[r.kind], i) for i, r in rows if r.kind != "user"]
+    known = {c.placeholder for c in constants} | set(by_leaf.values())
+    constants += [c for c in lifted(fg, len(fg.inputs) - len(fg.consts)) if c.placeholder not in known]
+    return Entry(
+        program.name, fg, program.facts, tuple(arguments), tuple(constants),
+        tuple(r.value if r.kind == "out" else None for r in program.outputs),
+        tuple(None if r.kind == "out" else r.value for r in program.outputs),
+        pytree.treespec_dumps(program.in_spec), pytree.treespec_dumps(program.out_spec), dict(program.symbol_names),
+    )  # fmt: skip
 
 
 def compile_part(entry: Entry, s: Settings) -> Part:

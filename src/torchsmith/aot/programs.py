@@ -16,8 +16,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..codes import Unsupported, define
+from ..graph.functionalise import functionalise
 from ..graph.sizes import SizeFacts
-from ..graph.tracing import make_unseen, remember_device
+from ..graph.spec import FunctionalGraph
+from ..graph.tracing import make_unseen, remember_device, spec_of
 from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry, same_memory
 
 define("AOT001", "a program cannot be read", "export it again with this version of torch")
@@ -72,10 +74,14 @@ class _Reader:
         outputs = self.copy(program.graph, program.graph_module)
         inputs = {name: self.made[n] for name, n in nodes.items() if n in self.made}
         returned, values = self.results(outputs, inputs)
-        gm = fx.GraphModule(self.root, self.graph)
+        with torch.no_grad():
+            functional = functionalise(fx.GraphModule(self.root, self.graph), self.facts)
         spec = program.call_spec
+        users = sum(a.placeholder is not None for a in arguments)
+        constants = [Constant(tuple(n), v, t, users + i) for i, (n, v, t, _) in enumerate(self.constants)]
+        constants += lifted(functional, users + len(constants))
         return Entry(
-            self.name, gm, self.facts, tuple(arguments), tuple(Constant(tuple(n), v, t) for n, v, t, _ in self.constants),
+            self.name, functional, self.facts, tuple(arguments), tuple(constants),
             tuple(returned), tuple(values), pytree.treespec_dumps(spec.in_spec), pytree.treespec_dumps(spec.out_spec),
             {str(v.node.expr.name): self.label(k) for k, v in self.symbols.items()},
         )  # fmt: skip
@@ -91,15 +97,15 @@ class _Reader:
         out: list[Argument] = []
         for n in leaves:
             if not isinstance(n, fx.Node):
-                out.append(Argument(str(getattr(n, "name", "")), None, getattr(n, "value", None)))
+                out.append(Argument(str(getattr(n, "name", "")), None, value=getattr(n, "value", None)))
             elif n in tensors:
-                self.placeholder(n, n.meta["val"], "input", n.name)
-                out.append(Argument(n.name, tensors.index(n)))
+                made = self.placeholder(n, n.meta["val"], "input", n.name)
+                out.append(Argument(n.name, tensors.index(n), spec_of(made.meta["val"])))
             elif isinstance(n.meta.get("val"), torch.SymInt | torch.SymFloat):
                 raise Unsupported("AOT004", detail=n.name)
             else:
                 self.made[n] = n.meta.get("val")
-                out.append(Argument(n.name, None, n.meta.get("val")))
+                out.append(Argument(n.name, None, value=n.meta.get("val")))
         return out
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:
@@ -257,6 +263,11 @@ class _Reader:
             self.graph.call_function(torch.ops.aten.copy_.default, (target, value)).meta["loc"] = ""
         self.graph.output(tuple(flat))
         return returned, values
+
+
+def lifted(functional: FunctionalGraph, first: int) -> list[Constant]:
+    """The tensors that functionalisation made of the program's own data: the last placeholders, from number `first`."""
+    return [Constant((f"_const{i}",), t, CONSTANT, first + i) for i, t in enumerate(functional.consts)]
 
 
 # ---------------------------------------------------------------- the exporter's sizes

@@ -21,7 +21,7 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """One tensor that the caller gives: sizes and strides as Exprs over the symbols."""
+    """One tensor that the caller gives: sizes and strides as Exprs over the symbols. dtype "": unused, so not checked."""
 
     name: str
     dtype: str
@@ -175,6 +175,8 @@ class _Model:
 
     def input(self, i: int, row: InputRow) -> str:
         """The input's table row; what the table cannot say becomes a condition."""
+        if not row.dtype:
+            return f"{{{c_string(row.name)}, -1, -1, {row.graph_input}, 0, 0}}"
         lo: list[int] = []
         hi: list[int] = []
         ranges = {s.origin: s for s in self.d.symbols}
