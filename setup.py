@@ -27,7 +27,8 @@ class BuildPackage(build_py):
 
     def run(self) -> None:
         super().run()
-        for path in (p for p in Path("csrc").rglob("*.[ch]") if p.parts[1] != "frame"):
+        kinds = {".c", ".h", ".hpp", ".cmake", ".pc"}
+        for path in (p for p in Path("csrc").rglob("*.*") if p.suffix in kinds and p.parts[1] != "frame"):
             target = Path(self.build_lib) / "torchsmith" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)

@@ -35,13 +35,14 @@ ROOMS["compiled_module"] = frozenset(ROOMS)  # what compile returns for an nn.Mo
 ROOMS["compiler"] = frozenset(ROOMS)  # the namespace torchsmith.compiler: a front door like api
 ROOMS["export"] = frozenset(ROOMS)  # the namespace torchsmith.export: a front door like api
 ROOMS["__init__"] = frozenset(ROOMS)
+ROOMS["__main__"] = frozenset(ROOMS)
 
 # pipeline looks a backend up by name, and only then: the one step against the order, and a late one.
 ALLOWED_BACK = {("pipeline", "backends")}
 
 TORCH_FREE = ("codes", "events", "options", "ir", "schedule", "emit")
 # Loading a package needs no torch; the rest of aot compiles.
-TORCH_FREE_AOT = {"aot/__init__.py", "aot/archive.py", "aot/load.py", "aot/tree.py", "aot/weights.py"}
+TORCH_FREE_AOT = {"aot/__init__.py", "aot/archive.py", "aot/cli.py", "aot/inspect.py", "aot/load.py", "aot/tree.py", "aot/weights.py"}
 TORCH_IN_RUNTIME = {"runtime/host_torch.py", "runtime/externs_torch.py"}
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.jit", "torch.export")
 FORBIDDEN_NAMES = ("utils", "common", "misc", "helpers")

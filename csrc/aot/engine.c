@@ -9,6 +9,10 @@
 
 #include "model.h"
 #include "native/workspace.h"
+#if __has_include("native/pool.h")
+#include "native/pool.h"
+#define HAS_POOL 1
+#endif
 
 /* ---------------------------------------------------------------- errors */
 
@@ -39,7 +43,18 @@ int32_t ts_run_status(int32_t rc) {
 
 static void *take(void *self, int64_t bytes) { return workspace_take(bytes); }
 static void give(void *self, void *block, int64_t bytes) { workspace_give(block); }
-static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) { l->fn(l->bufs, l->syms, 0, n); }
+void ts_parallel(const ts_launch *l, int64_t n, int64_t grain, int32_t threads) {
+#ifdef HAS_POOL
+  if (threads <= 0) threads = ts_pool_processors();
+  if (threads > 1) {
+    ts_pool_for(l, n, grain, threads);
+    return;
+  }
+#endif
+  l->fn(l->bufs, l->syms, 0, n);
+}
+
+static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) { ts_parallel(l, n, grain, 0); }
 
 static int32_t no_extern(void *self, int32_t call, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs) {
   ts_fail(0, "operator number %d needs libtorch", (int)call);
@@ -328,6 +343,8 @@ int32_t ts_pack(const ts_given *given, size_t n, void *state) {
 
 /* ---------------------------------------------------------------- models */
 
+static int32_t n_models; /* alive: the last one that goes takes the threads along, so that the library can be unloaded */
+
 int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
   const ts_model_desc *d = &torchsmith_model;
   *out = NULL;
@@ -336,6 +353,7 @@ int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
   if (rc) return rc;
   tsm_model *m = calloc(1, sizeof *m);
   if (!m) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  __atomic_add_fetch(&n_models, 1, __ATOMIC_ACQ_REL);
   pthread_mutex_init(&m->lock, NULL);
   pthread_mutex_init(&m->turn, NULL);
   if (config) {
@@ -364,4 +382,9 @@ void ts_model_close(tsm_model *m) {
   pthread_mutex_destroy(&m->lock);
   pthread_mutex_destroy(&m->turn);
   free(m);
+  if (__atomic_sub_fetch(&n_models, 1, __ATOMIC_ACQ_REL)) return;
+#ifdef HAS_POOL
+  ts_pool_stop();
+#endif
+  workspace_trim();
 }

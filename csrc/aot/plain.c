@@ -164,6 +164,8 @@ static int32_t read_inputs(const tsm_tensor *inputs, ts_tensor *in, int64_t *den
   return ts_check_all(in);
 }
 
+static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) { ts_parallel(l, n, grain, ((Run *)self)->model->threads); }
+
 static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) {
   const ts_model_desc *d = &torchsmith_model;
   const ts_graph *g = &torchsmith_graph;
@@ -184,6 +186,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   ts_host host = TS_PLAIN_HOST;
   host.self = &r;
   host.alloc_result = alloc_result;
+  host.parallel_for = parallel;
   int32_t rc = read_inputs(inputs, in, dense);
   if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
   for (int32_t i = 0; !rc && i < d->n_outputs; i++) rc = finish_output(m, i, in, results, syms, inputs, outputs);

@@ -21,7 +21,7 @@ from .. import __version__
 from ..codes import Unsupported, define
 from ..emit.model import PREPARED, READ, WRITTEN, ConstantRow, Description, InputRow, emit_model, output_rows
 from ..graph.sizes import print_condition
-from ..graph.spec import TensorSpec
+from ..graph.spec import FreshOutput, InputOutput, TensorSpec
 from ..graph.tracing import spec_of
 from ..ir.expr import Const, Expr
 from ..options import Options
@@ -223,13 +223,34 @@ def describe(entry: Entry, source: Source, rows: Sequence[ConstantRow], features
         "format": 1, "torchsmith": __version__, "name": entry.name, "inputs": inputs, "ranges": ranges,
         "arguments": [[a.name, None if a.placeholder is None else "tensor", _plain(a.value)] for a in entry.arguments],
         "outputs": [None if leaf is not None else _plain(v) for leaf, v in zip(entry.returned, entry.values, strict=True)],
-        "returned": list(entry.returned),
+        "returned": list(entry.returned), "described_outputs": described_outputs(entry),
         "results": source.manifest.results,
         "constants": [{"name": r.fqn, "dtype": r.dtype, "shape": list(r.sizes), "bytes": r.nbytes, "stored": r.offset >= 0} for r in rows],
         "kernels": list(source.origins),
         "cpu": list(features),
         "in_spec": json.loads(entry.in_spec), "out_spec": json.loads(entry.out_spec),
     }  # fmt: skip
+
+
+def described_outputs(entry: Entry) -> list[str]:
+    """Each returned leaf in words: "f32 [batch, 1]"."""
+    fg = entry.functional
+    nodes = {n.name: n for n in fg.graph.nodes}
+    out = []
+    for leaf, value in zip(entry.returned, entry.values, strict=True):
+        if leaf is None:
+            out.append(repr(_plain(value)))
+            continue
+        o = fg.outputs[leaf]
+        spec = nodes[o.node].meta["spec"] if isinstance(o, FreshOutput) else getattr(o, "spec", None)
+        if isinstance(o, InputOutput):
+            out.append("an input")
+        elif isinstance(spec, TensorSpec):
+            shape = ", ".join(str(_size(e, entry.labels)) for e in spec.shape)
+            out.append(f"{DTYPES[spec.dtype]} [{shape}]" + ("" if isinstance(o, FreshOutput) else ", a view"))
+        else:
+            out.append("a number")
+    return out
 
 
 def _size(e: Expr, labels: dict[str, str]) -> int | str:

@@ -59,6 +59,10 @@ class PackagedModel:
         leaves = [self._leaf(o, r, v) for o, r, v in zip(out, self._returned, self._values, strict=True)]
         return self._unflatten(leaves)
 
+    def run_flat(self, tensors: Sequence[Any]) -> list[Any]:
+        """Arrays or tensors in the order of info["inputs"] -> the flat results."""
+        return self._loaded.run(tensors)
+
     def _leaf(self, value: Any, returned: int | None, constant: Any) -> Any:
         if returned is None:
             return constant

@@ -310,10 +310,10 @@ def _dims(program: Any) -> dict[str, str]:
     fakes = (n.meta.get("val") for n in program.graph.nodes)
     mode = next((t.fake_mode for t in fakes if getattr(t, "fake_mode", None) is not None), None)
     env = getattr(mode, "shape_env", None)
-    for symbol, name in (getattr(env, "source_name_to_debug_name", None) or {}).items():
-        sources = getattr(env, "source_to_symbol", None) or {}
-        if symbol in sources:
-            found[str(sources[symbol])] = str(name)
+    symbols = getattr(env, "source_to_var", None) or {}
+    for source, name in (getattr(env, "source_name_to_debug_name", None) or {}).items():
+        if source in symbols:
+            found[str(symbols[source])] = str(name)
     return found
 
 

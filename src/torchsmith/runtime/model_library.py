@@ -28,7 +28,7 @@ _V3 = (*_V2, "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 TARGETS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
 
-ENGINE = ("aot/engine.c", "aot/plain.c", "aot/aoti.c", "aot/weights.c", "aot/cpu.c", "native/workspace.c")
+ENGINE = ("aot/engine.c", "aot/plain.c", "aot/aoti.c", "aot/weights.c", "aot/cpu.c", "native/workspace.c", "native/pool.c")
 ENGINE_FLAGS = (
     "-Os", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
     "-fdata-sections", "-fno-asynchronous-unwind-tables", "-w",
@@ -44,6 +44,12 @@ def sources() -> Path:
         if (folder / "aot" / "model.h").exists():
             return folder
     raise Unsupported("RUN003", detail="torchsmith's C sources are not installed")
+
+
+def paths() -> dict[str, Path]:
+    """Where users of packages find headers, the CMake config and the pkg-config file."""
+    folder = sources()
+    return {"include": folder / "include", "cmake": folder / "cmake", "pkgconfig": folder / "pkgconfig"}
 
 
 def features_of(target: str) -> tuple[str, ...]:
@@ -98,10 +104,12 @@ def _engine_objects(tools: Toolchain, work: Path) -> list[Path]:
     """The fixed part, from the cache where it has it."""
     folder = sources()
     headers = [p.read_text() for p in sorted(folder.glob("aot/*.h")) + sorted(folder.glob("include/torchsmith/*.h"))]
-    headers += [(folder / h).read_text() for h in ("torchsmith.h", "native/workspace.h")]
+    headers += [p.read_text() for p in sorted(folder.glob("*.h")) + sorted(folder.glob("native/*.h"))]
     out: list[Path] = []
     for name in ENGINE:
         source = folder / name
+        if not source.exists():
+            continue
         key = digest(tools.command[0], tools.version, tools.target, *ENGINE_FLAGS, *headers, source.read_text())
         cached = store.folder("obj") / f"{key}.o"
         target = work / f"engine_{source.stem}.o"

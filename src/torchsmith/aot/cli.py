@@ -1,0 +1,172 @@
+"""`python -m torchsmith aot compile|inspect|run|bench|paths`.
+
+In: command-line arguments. Out: text, files, an exit status: 0 well, 1 the work failed (reason on stderr), 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..codes import Unsupported
+from ..runtime.model_library import paths
+from ..runtime.package import PackageError
+from .inspect import inspect_text, verify
+from .load import PackagedModel, load_package
+
+NUMPY_TYPES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8",
+    "bool": "bool", "u16": "uint16", "u32": "uint32", "u64": "uint64", "c64": "complex64", "c128": "complex128",
+}  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = _parser()
+    args = parser.parse_args(list(argv))
+    work: Callable[[argparse.Namespace], int] = args.work
+    try:
+        return work(args)
+    except (Unsupported, PackageError, OSError, ValueError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m torchsmith")
+    aot = parser.add_subparsers(dest="room", required=True).add_parser("aot", help="packages of compiled models")
+    sub = aot.add_subparsers(dest="command", required=True)
+    p = sub.add_parser("compile", help="compile a saved exported program to a package or a library")
+    p.add_argument("program", help="file that torchsmith.export.save or torch.export.save wrote")
+    p.add_argument("-o", "--output", required=True, help="path ending with .pt2 or .so")
+    p.add_argument("--cpu", action="append", help="native, x86-64-v3, x86-64-v4, ...; several make variants in one package")
+    p.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of torchsmith.compile")
+    p.set_defaults(work=_compile)
+    p = sub.add_parser("inspect", help="what a package holds; its digests are verified")
+    p.add_argument("package")
+    p.add_argument("--json", action="store_true")
+    p.set_defaults(work=_inspect)
+    p = sub.add_parser("run", help="run a model on arrays")
+    p.add_argument("package")
+    p.add_argument("inputs", nargs="*", help=".npy files in order, or one .npz with the inputs' names")
+    p.add_argument("-o", "--output", help=".npz for the results (default: print them)")
+    _common(p)
+    p.set_defaults(work=_run)
+    p = sub.add_parser("bench", help="time calls on random inputs of the smallest and largest sizes, or of --size")
+    p.add_argument("package")
+    p.add_argument("--size", action="append", default=[], metavar="NAME=N", help="value of a dimension that varies")
+    p.add_argument("--seconds", type=float, default=1.0)
+    _common(p)
+    p.set_defaults(work=_bench)
+    p = sub.add_parser("paths", help="where the C headers, the CMake config and the pkg-config file are")
+    p.add_argument("what", choices=("include", "cmake", "pkgconfig"))
+    p.set_defaults(work=_paths)
+    return parser
+
+
+def _common(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--model", default="model", help="name inside the package")
+    p.add_argument("--threads", type=int, default=0)
+
+
+def _load(args: argparse.Namespace) -> PackagedModel:
+    return load_package(args.package, args.model, run_single_threaded=args.threads == 1)
+
+
+def _compile(args: argparse.Namespace) -> int:
+    front = import_module("torchsmith.aot.front")  # needs torch
+    options: dict[str, Any] = {"cpu": args.cpu or ["native"]}
+    for text in args.option:
+        name, _, value = text.partition("=")
+        options[name] = json.loads(value) if value[:1] in '0123456789-tfn["' else value
+    if args.output.endswith(".so"):
+        options["aot_inductor.output_path"] = args.output
+        print(front.aot_compile(args.program, options=options))
+    else:
+        print(front.compile_and_package(args.program, package_path=args.output, inductor_configs=options))
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    found = verify(args.package)
+    print(json.dumps(found, indent=1, default=str) if args.json else inspect_text(found))
+    return 0 if found["verified"] else 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    np = import_module("numpy")
+    model = _load(args)
+    inputs = model.info["inputs"]
+    if len(args.inputs) == 1 and args.inputs[0].endswith(".npz"):
+        held = np.load(args.inputs[0], allow_pickle=False)
+        missing = [r["name"] for r in inputs if r["name"] not in held]
+        if missing:
+            raise ValueError(f"{args.inputs[0]} lacks {', '.join(missing)}; it has {', '.join(held)}")
+        arrays = [held[r["name"]] for r in inputs]
+    else:
+        arrays = [np.load(p, allow_pickle=False) for p in args.inputs]
+    outputs = model.run_flat(arrays)
+    named = {f"output{i}": np.asarray(o) for i, o in enumerate(outputs) if o is not None}
+    if args.output:
+        np.savez(args.output, **named)
+    else:
+        for name, value in named.items():
+            print(f"{name} {value.dtype} {list(value.shape)}\n{value}")
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    model = _load(args)
+    ranges = model.info["ranges"]
+    given = {n: int(v) for n, _, v in (t.partition("=") for t in args.size)}
+    unknown = set(given) - set(ranges)
+    if unknown:
+        raise ValueError(f"no dimension is called {', '.join(sorted(unknown))}; the model has {', '.join(ranges) or 'none'}")
+    cases = [given] if given or not ranges else [{}, {n: hi if hi is not None else max(lo, 64) for n, (lo, hi) in ranges.items()}]
+    for case in cases:
+        sizes = {n: max(lo, 1) for n, (lo, _) in ranges.items()} | case
+        arrays = [_random(r, sizes) for r in model.info["inputs"]]
+        seconds, calls = _time(model, arrays, args.seconds)
+        text = ", ".join(f"{n}={v}" for n, v in sizes.items()) or "fixed sizes"
+        print(f"{text}: median {seconds * 1e6:.2f} us a call ({calls} calls)")
+    return 0
+
+
+def _random(row: dict[str, Any], sizes: dict[str, int]) -> Any:
+    np = import_module("numpy")
+    shape = [n if isinstance(n, int) else int(_evaluate(n, sizes)) for n in row["shape"]]
+    kind = np.dtype(NUMPY_TYPES[row["dtype"]])
+    if kind.kind in "iu":
+        return np.zeros(shape, kind)  # indices: any value but zero may be out of range
+    return np.random.default_rng(0).standard_normal(shape).astype(kind)
+
+
+def _evaluate(text: str, sizes: dict[str, int]) -> int:
+    """A derived size such as "(batch * 2)"."""
+    words = text.replace("(", " ( ").replace(")", " ) ").split()
+    allowed = {"+", "-", "*", "//", "%", "(", ")"}
+    if not all(w in allowed or w in sizes or w.lstrip("-").isdigit() for w in words):
+        raise ValueError(f"the size {text} needs a value: --size NAME=N")
+    return int(eval(" ".join(str(sizes.get(w, w)) for w in words), {"__builtins__": {}}))
+
+
+def _time(model: PackagedModel, arrays: list[Any], seconds: float) -> tuple[float, int]:
+    for _ in range(3):
+        model.run_flat(arrays)
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 5:
+        start = time.perf_counter()
+        model.run_flat(arrays)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2], len(times)
+
+
+def _paths(args: argparse.Namespace) -> int:
+    print(Path(paths()[args.what]))
+    return 0

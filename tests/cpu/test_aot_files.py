@@ -1,0 +1,172 @@
+"""Damaged, foreign and hostile package files; the command line; headers for C, C++, CMake and pkg-config."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_aot import ROOT, Perceptron, exported
+
+from torchsmith import aot
+from torchsmith.aot.cli import main
+from torchsmith.runtime.model_library import paths
+from torchsmith.runtime.package import PackageError
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    program = exported(Perceptron().eval(), torch.randn(8, 10), dynamic={"x": {0: torch.export.Dim("batch", min=1, max=1024)}})
+    folder = tmp_path_factory.mktemp("files")
+    aot.compile_and_package(program, package_path=folder / "model.pt2")
+    aot.aot_compile(program, options={"aot_inductor.output_path": str(folder / "model.so")})
+    return folder / "model.pt2"
+
+
+def rewritten(package: Path, target: Path, change: Any) -> Path:
+    """The package with `change(name, content)` applied to each member; it gives the new pair, or None to drop it."""
+    with zipfile.ZipFile(package) as old, zipfile.ZipFile(target, "w") as new:
+        for i in old.infolist():
+            pair = change(i.filename, old.read(i))
+            if pair is not None:
+                new.writestr(*pair)
+    return target
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.so"])
+def test_truncated_anywhere(package: Path, tmp_path: Path, name: str) -> None:
+    content = package.with_name(name).read_bytes()
+    for cut in (0, 3, 22, 64, 4096, len(content) // 2, len(content) - 4096, len(content) - 100, len(content) - 1):
+        path = tmp_path / f"{cut}.{name}"
+        path.write_bytes(content[:cut])
+        with pytest.raises(PackageError, match=r"truncated|damaged|neither") as caught:
+            aot.load_package(path)
+        assert caught.value.status == 12
+
+
+def test_flipped_bits_never_crash(package: Path, tmp_path: Path) -> None:
+    """Whatever one byte of code, directory or manifest becomes: an error, or (padding, names of other members) no difference."""
+    content = package.read_bytes()
+    x = torch.randn(3, 10)
+    want = aot.load_package(package)(x)
+    rng = random.Random(0)
+    refused = 0
+    for _ in range(60):
+        at = rng.randrange(len(content))
+        changed = bytearray(content)
+        changed[at] ^= 1 << rng.randrange(8)
+        path = tmp_path / "flipped.pt2"
+        path.write_bytes(changed)
+        try:
+            got = aot.load_package(path, verify=True)(x)
+        except PackageError:
+            refused += 1
+            continue
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert refused > 20
+
+
+def test_weights_are_verified_when_asked(package: Path, tmp_path: Path) -> None:
+    content = bytearray(package.read_bytes())
+    at = content.index(b"TSWEIGHT\x01\0\0\0")
+    content[at + 4096 + 8] ^= 1
+    path = tmp_path / "model.pt2"
+    path.write_bytes(content)
+    aot.load_package(path)  # weights are mapped, not read
+    with pytest.raises(PackageError, match="weights have another checksum"):
+        aot.load_package(path, verify=True)
+    assert main(["aot", "inspect", str(path)]) == 1
+
+
+def test_names_that_lead_outside(package: Path, tmp_path: Path) -> None:
+    for hostile in ("../evil", "model/../../evil", "/etc/evil", "a\\..\\evil"):
+        path = rewritten(package, tmp_path / "p.pt2", lambda n, c: (n, c))
+        with zipfile.ZipFile(path, "a") as z:
+            z.writestr(hostile, b"x")
+        with pytest.raises(PackageError, match="leads out of the package"):
+            aot.load_package(path)
+
+
+def test_future_format(package: Path, tmp_path: Path) -> None:
+    def change(name: str, content: bytes) -> tuple[str, bytes]:
+        if name.endswith("torchsmith.json"):
+            content = json.dumps(json.loads(content) | {"format": 2}).encode()
+        return name, content
+
+    with pytest.raises(PackageError, match="format 2, made by a newer torchsmith; this program reads up to 1") as caught:
+        aot.load_package(rewritten(package, tmp_path / "p.pt2", change))
+    assert caught.value.status == 13
+
+
+def test_missing_weights(package: Path, tmp_path: Path) -> None:
+    path = rewritten(package, tmp_path / "p.pt2", lambda n, c: None if n.endswith(".weights") else (n, c))
+    with pytest.raises(PackageError, match=r"\.weights: No such file") as caught:
+        aot.load_package(path)
+    assert caught.value.status == 14
+
+
+def test_weights_of_another_model(package: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    program = exported(Perceptron().eval(), torch.randn(8, 10), dynamic={"x": {0: torch.export.Dim("batch", min=1, max=1024)}})
+    aot.compile_and_package(program, package_path=tmp_path / "other.pt2")
+    with zipfile.ZipFile(tmp_path / "other.pt2") as z:
+        foreign = next(z.read(i) for i in z.infolist() if i.filename.endswith(".weights"))
+    path = rewritten(package, tmp_path / "p.pt2", lambda n, c: (n, foreign if n.endswith(".weights") else c))
+    with pytest.raises(PackageError, match="weights of another model"):
+        aot.load_package(path)
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello " * 100)
+    with zipfile.ZipFile(tmp_path / "foreign.zip", "w") as z:
+        z.writestr("a/b", b"x")
+    shutil.copyfile(shutil.which("true") or "/bin/true", tmp_path / "program.so")
+    for name in ("text", "foreign.zip", "program.so", "absent"):
+        with pytest.raises(PackageError, match=r"neither|no package|no model library|No such file"):
+            aot.load_package(tmp_path / name)
+
+
+def test_command_line(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["aot", "inspect", str(package)]) == 0
+    text = capsys.readouterr().out
+    assert "input x: f32 [batch, 10]" in text and "size batch: 1 to 1024" in text and "all digests are right" in text
+    x = np.random.default_rng(0).standard_normal((5, 10)).astype(np.float32)
+    np.savez(tmp_path / "in.npz", x=x)
+    np.save(tmp_path / "x.npy", x)
+    assert main(["aot", "run", str(package), str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz")]) == 0
+    got = np.load(tmp_path / "out.npz")["output0"]
+    np.testing.assert_array_equal(got, aot.load_package(package)(torch.from_numpy(x)).numpy())
+    assert main(["aot", "run", str(package), str(tmp_path / "x.npy")]) == 0
+    assert main(["aot", "bench", str(package), "--seconds", "0.01", "--size", "batch=3"]) == 0
+    assert "batch=3: median" in capsys.readouterr().out
+    np.save(tmp_path / "bad.npy", x.astype(np.float64))
+    assert main(["aot", "run", str(package), str(tmp_path / "bad.npy")]) == 1
+    assert "dtype float32 expected" in capsys.readouterr().err
+    assert main(["aot", "run", str(tmp_path / "absent.pt2")]) == 1
+
+
+def test_headers(package: Path, tmp_path: Path) -> None:
+    """C11 and C++17, without a warning; found by pkg-config; the examples print what eager computes."""
+    flags = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-missing-field-initializers", f"-I{paths()['include']}"]
+    source = ROOT / "examples" / "aoti" / "plain"
+    subprocess.run(["cc", "-std=gnu11", *flags, str(source / "main.c"), "-o", str(tmp_path / "c"), "-ldl"], check=True)
+    subprocess.run(["c++", "-std=c++17", *flags, str(source / "main.cpp"), "-o", str(tmp_path / "cpp"), "-ldl"], check=True)
+    want = aot.load_package(package)(torch.arange(80.0).reshape(8, 10) * 0.01).flatten()
+    for program in ("c", "cpp"):
+        for file in (package, package.with_name("model.so")):
+            done = subprocess.run([tmp_path / program, file], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            got = torch.tensor([float(t) for t in done.stdout.split("\n")[1:9]])
+            torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+    if shutil.which("pkg-config"):
+        env = {"PKG_CONFIG_PATH": str(paths()["pkgconfig"]), "PATH": "/usr/bin:/bin"}
+        out = subprocess.run(["pkg-config", "--cflags", "torchsmith"], capture_output=True, text=True, env=env, check=True).stdout
+        assert (Path(out.strip().removeprefix("-I")) / "torchsmith" / "package.h").exists()
