@@ -15,6 +15,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
@@ -269,7 +270,11 @@ class Emitter:
 
     # ------------------------------------------------------------ statements
     def block(self, body: tuple[Stmt, ...]) -> None:
-        for stmt in body:
+        for k, stmt in enumerate(body):
+            whole = WITH_REST.get(type(stmt))
+            if whole is not None:
+                whole(self, stmt, body[k + 1 :])
+                return
             STATEMENTS[type(stmt)](self, stmt)
 
     def emit_kernel(self) -> str:
@@ -712,6 +717,8 @@ def _accumulate(self: Emitter, s: StoreStmt, value: Val, mask: Val | None, dtype
         self.line(f"{{ {stored} q = ({stored}){value.text}; {test}{place} = ({stored})({merged}); }}")
 
 
+# Statements that print what follows them too, because it reads what they keep in registers.
+WITH_REST: dict[type, Callable[[Emitter, Any, tuple[Stmt, ...]], None]] = {}
 STATEMENTS: dict[type, Callable[[Emitter, Stmt], None]] = {Let: _do_let, Loop: _do_loop, StoreStmt: _do_store}  # type: ignore[dict-item]
 
 

@@ -1,163 +1,220 @@
 """A Contract statement -> C text: the register-tiled multiply-add at the heart of every matmul and convolution.
 
-In: a Contract (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope, and one static function per tile shape:
+In: a Contract (ir/kernel.py) inside a kernel being printed, and the statements that read its sums. Out: lines in the emitter's open scope.
 
-    tile(acc, a, step, ka, b, kb, n):   acc[m][v] += sum over k < n of splat(a[m * step + k * ka]) * b[k * kb + 16 v ...]
-
-rows x vectors accumulators stay in registers while k runs; between chunks of k and between taps their sums rest in the kernel's scratch.
-A tile whose rows all exist, and whose taps all fall inside the input, reads rows at a fixed step; any other reads them through a table of
-pointers, where a tap in the padding points at zeros and a row past the end at the last real one (computed, then dropped).
+    xf32 c0_0 = {0}, ...;                                  rows x vectors accumulators, in registers from here to the epilogue
+    for taps:                                              (long sums: partial ones rest in the kernel's scratch, see CHUNK)
+      if (every row exists and lies inside) for k: c[m][v] += splat(a[m * step + k * ka]) * b[k * kb + 16 v ..]
+      else rows through a table of pointers, where a tap in the padding points at zeros and a row past the end at the last real one
+    y[m, 16 v ..] = f(c[m][v])                             a whole tile stores from registers, a partial one from the scratch
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Expr, Load, const, substitute, walk
-from ..ir.kernel import Contract
+from ..ir.expr import Axis, Expr, Load, Op, const, substitute, walk
+from ..ir.kernel import Contract, Loop, Stmt, StoreStmt
 from ..ir.linear import Linear, const_of
-from .c import STATEMENTS, Emitter
+from .c import WITH_REST, Emitter
+from .math import MATH
 from .values import STORED, Val
 
 LANES = 16
-CHUNK = 256  # partial sums of this many products are added up, so that the error grows with the chunks, not with k
+CHUNK = 512  # products in one partial sum, or 1024 where taps end there: the error grows with the chunks, not with their number
 AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
+UNROLL = 4
+SHORT = 8  # an inner loop of so few steps is written out
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
-# storage type -> C text of one f32 from memory: scalar of `a`, 16 lanes of `b`
+# storage type -> C text of one f32 from memory: scalar of `a`, a vector of `b`
 _SCALAR = {"f32": "{}", "bf16": "up_bf16({})", "f16": "up_f16({})"}
 _VECTOR = {"f32": "*(const xf32u *)({})", "bf16": "upv_bf16(*(const xu16u *)({}))", "f16": "upv_f16(*(const xu16u *)({}))"}
 _UP = {
     "bf16": "static inline f32 up_bf16(u16 x) { u32 i = (u32)x << 16; f32 r; __builtin_memcpy(&r, &i, 4); return r; }\n"
     "static inline xf32 upv_bf16(xu16 x) { return (xf32)(CV(x, xu32) << 16); }\n",
     "f16": "static inline f32 up_f16(u16 x) { _Float16 h; __builtin_memcpy(&h, &x, 2); return (f32)h; }\n"
-    "typedef _Float16 xf16h __attribute__((vector_size(32)));\n"
+    "typedef _Float16 xf16h __attribute__((vector_size(sizeof(xf32) / 2)));\n"
     "static inline xf32 upv_f16(xu16 x) { return CV((xf16h)x, xf32); }\n",
 }
-
-
-def tile_function(rows: int, vectors: int, a: DType, b: DType, way: str) -> tuple[str, str]:
-    """(name, C text) of the multiply-add tile. `way` says how it finds row m of `a`: "step" from row to row, a table of "pointers",
-    or pointers with a k stride each ("scattered": 0 for a row of zeros)."""
-    name = f"tile_{rows}x{vectors}_{a}_{b}_{way}"
-    element = f"const {STORED[a.name]}a"
-    source = {"step": f"{element} *a, i64 step, i64 ka", "pointers": f"{element} *const *a, i64 ka", "scattered": f"{element} *const *a, const i64 *ka"}[way]
-    places = {"step": "a[{m} * step + k * ka]", "pointers": "a[{m}][k * ka]", "scattered": "a[{m}][k * ka[{m}]]"}
-    acc = [(f"c{m}_{v}", f"acc + {LANES * (m * vectors + v)}") for m in range(rows) for v in range(vectors)]
-    lines = [
-        f"static __attribute__((noinline)) void {name}(f32a *acc, {source}, const {STORED[b.name]}a *b, i64 kb, i64 n) {{",
-        f"  for (i64 k0 = 0; k0 < n; k0 += {CHUNK}) {{",
-        f"    i64 k1 = k0 + {CHUNK} < n ? k0 + {CHUNK} : n;",
-        *(f"    xf32 {c} = {{0}};" for c, _ in acc),
-        '    _Pragma("GCC unroll 4") for (i64 k = k0; k < k1; k++) {',
-        *(f"      __builtin_prefetch(b + (k + {AHEAD}) * kb + {LANES * v});" for v in range(vectors)),
-        *(f"      xf32 w{v} = {_VECTOR[b.name].format(f'b + k * kb + {LANES * v}')};" for v in range(vectors)),
-    ]
-    for m in range(rows):
-        lines.append(f"      {{ xf32 x = {_SCALAR[a.name].format(places[way].format(m=m))} - (xf32){{0}};")
-        lines += [f"        c{m}_{v} = fma_xf32(x, w{v}, c{m}_{v});" for v in range(vectors)]
-        lines.append("      }")
-    lines.append("    }")
-    lines += [f"    *(xf32u *)({place}) += {c};" for c, place in acc]
-    lines.append("  }\n}")
-    return name, "\n".join(lines) + "\n"
-
-
-def _need_tile(self: Emitter, s: Contract, way: str) -> str:
-    """Make sure the tile's function (and its conversions) stand before the kernel; its name."""
-    for d in (s.a.dtype, s.b.dtype):
-        if d.name in _UP:
-            self.functions.setdefault(d.name, _UP[d.name])
-    name, text = tile_function(s.rows, s.vectors, s.a.dtype, s.b.dtype, way)
-    self.use("fma_xf32(")
-    self.functions.setdefault(name, text)
-    return name
-
-
-def _linear_address(self: Emitter, load: Load) -> Linear:
-    return self.address(load.buf, load.index)
 
 
 def _text(self: Emitter, e: Expr) -> str:
     return self.emit(e).text
 
 
-def do_contract(self: Emitter, s: Contract) -> None:
-    """Zero the accumulators; for every tap run the tile over k."""
+def _columns(self: Emitter, s: Contract) -> int:
+    """Vectors of one row of the tile: twice as many where the kernel runs 8 lanes."""
+    return LANES * s.vectors // self.lanes
+
+
+def _names(self: Emitter, s: Contract) -> list[tuple[str, str]]:
+    """Each accumulator and its place in the scratch."""
+    acc, columns = self.base(s.acc)[0], _columns(self, s)
+    return [(f"c{m}_{v}", f"*(xf32u *)({acc} + {self.lanes * (m * columns + v)})") for m in range(s.rows) for v in range(columns)]
+
+
+def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
+    """The sums, and the statements that read them."""
     if s.a.dtype.name not in _SCALAR or s.b.dtype.name not in _VECTOR:
         raise Unsupported("EMI001", detail=f"contraction of {s.a.dtype} and {s.b.dtype}")
-    acc, _ = self.base(s.acc)
-    size = s.rows * s.vectors * LANES
-    self.line(f"for (int q = 0; q < {size}; q += {LANES}) *(xf32u *)({acc} + q) = (xf32){{0}};")
-    for axis, extent in s.taps:
-        self.extents[axis] = extent
-        name = self.fresh("i")
-        self.open(f"for (i64 {name} = 0; {name} < {_text(self, extent)}; {name}++) {{", [axis])
-        self.scopes[-1].memo[axis] = Val(name, dt.index, False)
-    _one_tap(self, s, acc)
-    for _ in s.taps:
-        self.close()
+    for d in (s.a.dtype, s.b.dtype):
+        if d.name in _UP:
+            self.functions.setdefault(d.name, _UP[d.name])
+    names = _names(self, s)
+    outer = _partial_sums([const_of(e) for _, e in (*s.taps, (s.k, s.extent))])
+    self.open("{", [])
+    if outer == 0:
+        self.line(f"xf32 {', '.join(f'{c} = {{0}}' for c, _ in names)};")
+        _taps(self, s, 0, None)
+    else:
+        acc, _ = self.base(s.acc)
+        self.line(f"for (int q = 0; q < {s.rows * s.vectors * LANES}; q += {self.lanes}) *(xf32u *)({acc} + q) = (xf32){{0}};")
+        _chunks(self, s, outer, names)
+        self.line(f"xf32 {', '.join(f'{c} = {place}' for c, place in names)};")
+    _epilogue(self, s, rest, names)
+    self.close()
     self.forget(s.acc)
 
 
-def _one_tap(self: Emitter, s: Contract, acc: str) -> None:
-    a, b = _linear_address(self, s.a), _linear_address(self, s.b)
+def _partial_sums(extents: list[int | None]) -> int:
+    """How many of the loops (taps, then k) run around partial sums; one more than there are taps: k itself is cut too."""
+    total: int | None = 1
+    for at in range(len(extents), 0, -1):
+        n = extents[at - 1]
+        total = None if total is None or n is None else total * n
+        if total is None or total > 2 * CHUNK:
+            return at
+    return 0
+
+
+def _chunks(self: Emitter, s: Contract, outer: int, names: list[tuple[str, str]]) -> None:
+    """Partial sums over the inner loops, added up in the scratch."""
+    cut = outer > len(s.taps)
+    around = s.taps[: min(outer, len(s.taps))]
+    for axis, extent in around:
+        _open_loop(self, axis, extent)
+    bounds = None
+    if cut:
+        lo, hi, n = self.fresh("k"), self.fresh("k"), _text(self, s.extent)
+        self.open(f"for (i64 {lo} = 0; {lo} < {n}; {lo} += {CHUNK}) {{ i64 {hi} = {lo} + {CHUNK} < {n} ? {lo} + {CHUNK} : {n};", [])
+        bounds = (lo, hi)
+    self.line(f"xf32 {', '.join(f'{c} = {{0}}' for c, _ in names)};")
+    _taps(self, s, len(around), bounds)
+    for c, place in names:
+        self.line(f"{place} += {c};")
+    for _ in range(len(around) + cut):
+        self.close()
+
+
+def _open_loop(self: Emitter, axis: Axis, extent: Expr) -> str:
+    self.extents[axis] = extent
+    name = self.fresh("i")
+    self.open(f"for (i64 {name} = 0; {name} < {_text(self, extent)}; {name}++) {{", [axis])
+    self.scopes[-1].memo[axis] = Val(name, dt.index, False)
+    return name
+
+
+def _taps(self: Emitter, s: Contract, done: int, bounds: tuple[str, str] | None) -> None:
+    """The taps from number `done` on, and k from bounds[0] to bounds[1] (None: all of it), added to the accumulators."""
+    for axis, extent in s.taps[done:]:
+        _open_loop(self, axis, extent)
+    _one_tap(self, s, bounds or ("0", _text(self, s.extent)))
+    for _ in s.taps[done:]:
+        self.close()
+
+
+def _one_tap(self: Emitter, s: Contract, bounds: tuple[str, str]) -> None:
+    a, b = (self.address(x.buf, x.index) for x in (s.a, s.b))
     zero = const(0)
-    step, ka, kb = (lin.terms.get(x, zero) for lin, x in ((a, s.m), (a, s.k), (b, s.k)))
+    step, ka, kb = (_text(self, lin.terms.get(x, zero)) for lin, x in ((a, s.m), (a, s.k), (b, s.k)))
     start: dict[Expr, Expr] = {s.m: zero, s.k: zero, s.n: zero}
-    a_start = substitute(a.expr(), start)
-    b_text = f"{self.base(s.b.buf)[0]} + {_text(self, substitute(b.expr(), start))}"
-    a_name, _ = self.base(s.a.buf)
-    ka_text = _text(self, ka)
-    rest = f"{b_text}, {_text(self, kb)}, {_text(self, s.extent)}"
+    a_start, b_start = (f"{self.base(x.buf)[0]} + {_text(self, substitute(lin.expr(), start))}" for x, lin in ((s.a, a), (s.b, b)))
     # A mask is a conjunction of linear bounds, so it holds on a range of rows if it holds at both ends.
     live = const_of(s.live)
     inside = [f"{_text(self, s.live)} >= {s.rows}"] if live is None else []
     cut = s.a.mask is not None and s.k in set(walk(s.a.mask))  # the padding may cut the inner loop too
     if s.a.mask is not None:
-        last = s.extent - 1 if cut else const(0)
-        ends = dict.fromkeys((const(m), k) for m in (0, s.rows - 1) for k in (const(0), last))
+        last = s.extent - 1 if cut else zero
+        ends = dict.fromkeys((const(m), k) for m in (0, s.rows - 1) for k in (zero, last))
         inside += dict.fromkeys(_text(self, substitute(s.a.mask, {s.m: m, s.k: k})) for m, k in ends)
+    self.line(f"const {STORED[s.b.dtype.name]}a *w = {b_start};")
     if live is None or live >= s.rows:
-        tile = _need_tile(self, s, "step")
-        fast = f"{tile}({acc}, {a_name} + {_text(self, a_start)}, {_text(self, step)}, {ka_text}, {rest});"
-        self.line(f"if ({' && '.join(inside)}) {fast} else {{" if inside else fast)
+        self.open(f"if ({' && '.join(inside)}) {{" if inside else "{", [])
+        self.line(f"const {STORED[s.a.dtype.name]}a *p = {a_start};")
+        _steps(self, s, bounds, kb, lambda m, k: f"p[{_sum(_times(str(m), step), _times(k, ka))}]")
+        self.close()
         if not inside:
             return
+        self.open("else {", [])
     else:
-        self.line("{")
+        self.open("{", [])
     if cut:
-        name = self.fresh("i")
         self.extents[s.k] = s.extent
-        self.open(f"for (i64 {name} = 0; {name} < {_text(self, s.extent)}; {name}++) {{", [s.k])
+        name = self.fresh("i")
+        self.open(f"for (i64 {name} = {bounds[0]}; {name} < {bounds[1]}; {name}++) {{", [s.k])
         self.scopes[-1].memo[s.k] = Val(name, dt.index, False)
-        _by_pointers(self, s, acc, a, const(1), f"{b_text} + {name} * {_text(self, kb)}, 0, 1")
+        _by_pointers(self, s, a, const(1), (name, f"{name} + 1"), kb)
         self.close()
     else:
-        _by_pointers(self, s, acc, a, ka, rest)
-    self.line("}")
+        _by_pointers(self, s, a, a.terms.get(s.k, zero), bounds, kb)
+    self.close()
 
 
-def _by_pointers(self: Emitter, s: Contract, acc: str, a: Linear, ka: Expr, rest: str) -> None:
-    """One tap of a tile with rows that do not exist or that fall into the padding."""
+def _times(a: str, b: str) -> str:
+    return "0" if "0" in (a, b) else a if b == "1" else b if a == "1" else f"{a} * {b}"
+
+
+def _sum(a: str, b: str) -> str:
+    return b if a == "0" else a if b == "0" else f"{a} + {b}"
+
+
+def _steps(self: Emitter, s: Contract, bounds: tuple[str, str], kb: str, place: Callable[[int, str], str]) -> None:
+    """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`."""
+    n = const_of(s.extent)
+    unroll = n if n is not None and n <= SHORT and bounds[0] == "0" else UNROLL
+    self.line(f'_Pragma("GCC unroll {unroll}")')
+    self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
+    for v in range(_columns(self, s)):
+        at = f"{self.lanes * v}"
+        if v % (LANES // self.lanes) == 0:
+            self.line(f"__builtin_prefetch(w + {_sum(_times(f'(k + {AHEAD})', kb), at)});")
+        place_b = _sum(_times("k", kb), at)
+        self.line(f"xf32 w{v} = {_VECTOR[s.b.dtype.name].format(f'w + {place_b}')};")
+    for m in range(s.rows):
+        self.line(f"{{ xf32 x = {_SCALAR[s.a.dtype.name].format(place(m, 'k'))} - (xf32){{0}};")
+        for v in range(_columns(self, s)):
+            self.line(f"  c{m}_{v} = fma_xf32(x, w{v}, c{m}_{v});")
+        self.line("}")
+    self.close()
+
+
+def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: tuple[str, str], kb: str) -> None:
+    """One tap of a tile with rows that do not exist or that fall into the padding. `ka` is 0 where a row is a zero: it has a stride each."""
     name, dtype = self.base(s.a.buf)
+    alone = s.k in self.level  # one step of k
     scattered = s.a.mask is not None and const_of(ka) != 1
-    self.line(f"const {STORED[dtype.name]}a *p[{s.rows}];{f' i64 ks[{s.rows}];' if scattered else ''}")
-    row = self.fresh("i")
-    live = _text(self, s.live)
+    self.line(f"const {STORED[dtype.name]}a *p[{s.rows}];{f' i64 ks[{s.rows}];' if scattered else ''}{' int any = 0;' if s.a.mask is not None else ''}")
+    row, live = self.fresh("i"), _text(self, s.live)
     self.open(f"for (i64 q = 0; q < {s.rows}; q++) {{ i64 {row} = q < {live} ? q : {live} - 1;", [s.m])
     self.scopes[-1].memo[s.m] = Val(row, dt.index, False)
-    at: dict[Expr, Expr] = {s.n: const(0)} if s.k in self.level else {s.k: const(0), s.n: const(0)}
+    at: dict[Expr, Expr] = {s.n: const(0)} if alone else {s.k: const(0), s.n: const(0)}
     place = f"{name} + {_text(self, substitute(a.expr(), at))}"
     if s.a.mask is None:
         self.line(f"p[q] = {place};")
-    elif scattered:
-        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}, ks[q] = {_text(self, ka)}; else p[q] = {_zeros(self, dtype, 1)}, ks[q] = 0;")
     else:
-        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}; else p[q] = {_zeros(self, dtype, 1 if s.k in self.level else const_of(s.extent))};")
+        zeros = _zeros(self, dtype, 1 if alone or scattered else const_of(s.extent))
+        strides = (f", ks[q] = {_text(self, ka)}", ", ks[q] = 0") if scattered else ("", "")
+        self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}{strides[0]}, any = 1; else p[q] = {zeros}{strides[1]};")
     self.close()
-    tile = _need_tile(self, s, "scattered" if scattered else "pointers")
-    self.line(f"{tile}({acc}, p, {'ks' if scattered else _text(self, ka)}, {rest});")
+    if s.a.mask is not None:
+        self.open("if (any) {", [])
+    stride = "{0}" if scattered else _text(self, ka)
+    _steps(self, s, bounds, kb, lambda m, k: f"p[{m}][{'0' if alone else _times(k, f'ks[{m}]' if scattered else stride)}]")
+    if s.a.mask is not None:
+        self.close()
 
 
 def _zeros(self: Emitter, dtype: DType, count: int | None) -> str:
@@ -170,4 +227,72 @@ def _zeros(self: Emitter, dtype: DType, count: int | None) -> str:
     return f"(const {STORED[dtype.name]}a *){name}"
 
 
-STATEMENTS[Contract] = do_contract  # type: ignore[assignment]
+# ---------------------------------------------------------------- what reads the sums
+
+
+def _epilogue(self: Emitter, s: Contract, rest: tuple[Stmt, ...], names: list[tuple[str, str]]) -> None:
+    """`rest`, from registers where the tile is whole and the statements are short; else from the scratch."""
+    inner = _register_loop(s, rest)
+    if inner is not None:
+        whole = [f"{_text(self, e)} == {n}" for e, n in ((s.live, s.rows), (inner.extent, LANES * s.vectors)) if const_of(e) is None]
+        if whole:
+            self.open(f"if ({' && '.join(whole)}) {{", [])
+        _from_registers(self, s, inner)
+        if not whole:
+            return
+        self.close()
+        self.open("else {", [])
+    for c, place in names:
+        self.line(f"{place} = {c};")
+    self.block(rest)
+    if inner is not None:
+        self.close()
+
+
+def _register_loop(s: Contract, rest: tuple[Stmt, ...]) -> Loop | None:
+    """The loop over columns, if `rest` is one nest over the tile with short values, stored along the columns."""
+    if len(rest) != 1 or not isinstance(rest[0], Loop) or rest[0].axis is not s.m or rest[0].extent is not s.live:
+        return None
+    inner = rest[0].body[0]
+    if len(rest[0].body) != 1 or not isinstance(inner, Loop) or inner.axis is not s.n or inner.kind != "vector":
+        return None
+    if not all(isinstance(x, StoreStmt) and x.mode == "set" and _is_short(x.value) for x in inner.body):
+        return None
+    if const_of(s.live) not in (None, s.rows):
+        return None
+    return inner
+
+
+def _is_short(value: Expr) -> bool:
+    """Few operators, and none that is a function of its own: the text stands there once for every accumulator."""
+    ops = [e for e in walk(value) if isinstance(e, Op) and e.dtype is not dt.index]
+    return len(ops) <= 16 and not any((e.name, "f32") in MATH for e in ops)
+
+
+def _from_registers(self: Emitter, s: Contract, inner: Loop) -> None:
+    """Store the whole tile, one column of vectors after the other: what belongs to a column is loaded once."""
+    wide = const_of(inner.extent) or LANES * s.vectors
+    before = self.vector_axis, self.vector_level, self.axis_text
+    self.extents[s.m], self.extents[s.n] = const(s.rows), inner.extent
+    for v in range(_columns(self, s)):
+        alive = min(self.lanes, wide - self.lanes * v)
+        if alive <= 0:
+            break
+        self.open("{", [s.n])
+        self.vector_axis, self.vector_level, self.axis_text = s.n, len(self.scopes) - 1, str(self.lanes * v)
+        self.tail = "" if alive == self.lanes else str(alive)
+        for m in range(s.rows):
+            self.open("{", [s.m])
+            self.scopes[-1].memo[s.m] = Val(str(m), dt.index, False)
+            for x in inner.body:
+                for e in walk(x.value):  # type: ignore[union-attr]
+                    if isinstance(e, Load) and e.buf == s.acc:
+                        self.scopes[-1].memo[e] = Val(f"c{m}_{v}", dt.f32, True)
+            self.block(inner.body)
+            self.close()
+        self.close()
+        self.tail = ""
+    self.vector_axis, self.vector_level, self.axis_text = before
+
+
+WITH_REST[Contract] = do_contract
