@@ -12,22 +12,24 @@ In: a Contract (ir/kernel.py) inside a kernel being printed, and the statements 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Axis, Expr, Load, Op, const, substitute, walk
+from ..ir.expr import Axis, Expr, Load, Op, const, op, substitute, walk
 from ..ir.kernel import Contract, Loop, Stmt, StoreStmt
-from ..ir.linear import Linear, const_of
+from ..ir.linear import Linear, const_of, linear
 from .c import WITH_REST, Emitter
 from .math import MATH
 from .values import STORED, Val
 
 LANES = 16
-CHUNK = 512  # products in one partial sum, or 1024 where taps end there: the error grows with the chunks, not with their number
+CHUNK = 256  # products in one partial sum, or up to twice that where taps end there: the error grows with the chunks, not with their number
 AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
-UNROLL = 4
-SHORT = 8  # an inner loop of so few steps is written out
+SHORT = 16  # the checks around an inner loop of so few steps would cost as much as the loop
+EDGE = 2  # rows at either end of a tile that padding usually reaches
+WINDOW = 128  # elements of a row of memory that a tile at the edge copies
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
 # storage type -> C text of one f32 from memory: scalar of `a`, a vector of `b`
 _SCALAR = {"f32": "{}", "bf16": "up_bf16({})", "f16": "up_f16({})"}
@@ -119,47 +121,154 @@ def _open_loop(self: Emitter, axis: Axis, extent: Expr) -> str:
 
 def _taps(self: Emitter, s: Contract, done: int, bounds: tuple[str, str] | None) -> None:
     """The taps from number `done` on, and k from bounds[0] to bounds[1] (None: all of it), added to the accumulators."""
-    for axis, extent in s.taps[done:]:
+    n = const_of(s.extent)
+    sure = _sure(self, s) if n is not None and n <= SHORT and s.a.mask is not None else []
+    if sure:  # the checks of a short loop would cost as much as the loop: one for all taps
+        test = _test(self, sure)
+        self.open(f"if ({test}) {{", [])
+        _tap_loops(self, replace(s, a=Load(s.a.buf, s.a.dtype, s.a.index), live=const(s.rows)), done, bounds)
+        self.close()
+        self.open(f"if (!{test}) {{", [])
+    _tap_loops(self, s, done, bounds)
+    if sure:
+        self.close()
+
+
+def _test(self: Emitter, conditions: list[str]) -> str:
+    """A name for their conjunction. "else" would not do: what its block hoists would stand between the two."""
+    name = self.fresh("q")
+    self.line(f"int {name} = {' && '.join(conditions)};")
+    return name
+
+
+def _tap_loops(self: Emitter, s: Contract, done: int, bounds: tuple[str, str] | None) -> None:
+    taps = s.taps[done:]
+    for axis, extent in taps:
         _open_loop(self, axis, extent)
     _one_tap(self, s, bounds or ("0", _text(self, s.extent)))
-    for _ in s.taps[done:]:
+    for _ in taps:
         self.close()
+
+
+def _sure(self: Emitter, s: Contract) -> list[str]:
+    """Conditions under which every row exists and no tap falls into the padding: the mask's bounds hold at the ends of all axes."""
+    assert s.a.mask is not None
+    ends = {s.m: const(s.rows - 1), s.k: s.extent - 1, **{axis: extent - 1 for axis, extent in s.taps}}
+    out = [] if const_of(s.live) == s.rows else [f"{_text(self, s.live)} >= {s.rows}"]
+    for bound in _conjuncts(s.a.mask):
+        tables: list[dict[Expr, Expr]] = [{}]
+        for axis in dict.fromkeys(x for x in walk(bound) if x in ends):
+            tables = [{**t, axis: end} for t in tables for end in (const(0), ends[axis])]  # type: ignore[index]
+        out += [_text(self, substitute(bound, t)) for t in tables]
+    return list(dict.fromkeys(out))
+
+
+def _conjuncts(e: Expr) -> list[Expr]:
+    return [x for a in e.args for x in _conjuncts(a)] if isinstance(e, Op) and e.name == "and" else [e]
 
 
 def _one_tap(self: Emitter, s: Contract, bounds: tuple[str, str]) -> None:
     a, b = (self.address(x.buf, x.index) for x in (s.a, s.b))
     zero = const(0)
-    step, ka, kb = (_text(self, lin.terms.get(x, zero)) for lin, x in ((a, s.m), (a, s.k), (b, s.k)))
+    ka = a.terms.get(s.k, zero)
+    step, ka_text, kb = (_text(self, e) for e in (a.terms.get(s.m, zero), ka, b.terms.get(s.k, zero)))
     start: dict[Expr, Expr] = {s.m: zero, s.k: zero, s.n: zero}
     a_start, b_start = (f"{self.base(x.buf)[0]} + {_text(self, substitute(lin.expr(), start))}" for x, lin in ((s.a, a), (s.b, b)))
-    # A mask is a conjunction of linear bounds, so it holds on a range of rows if it holds at both ends.
-    live = const_of(s.live)
-    inside = [f"{_text(self, s.live)} >= {s.rows}"] if live is None else []
-    cut = s.a.mask is not None and s.k in set(walk(s.a.mask))  # the padding may cut the inner loop too
-    if s.a.mask is not None:
-        last = s.extent - 1 if cut else zero
-        ends = dict.fromkeys((const(m), k) for m in (0, s.rows - 1) for k in (zero, last))
-        inside += dict.fromkeys(_text(self, substitute(s.a.mask, {s.m: m, s.k: k})) for m, k in ends)
+    live, cut = const_of(s.live), s.a.mask is not None and s.k in set(walk(s.a.mask))  # the padding may cut the inner loop too
     self.line(f"const {STORED[s.b.dtype.name]}a *w = {b_start};")
-    if live is None or live >= s.rows:
-        self.open(f"if ({' && '.join(inside)}) {{" if inside else "{", [])
-        self.line(f"const {STORED[s.a.dtype.name]}a *p = {a_start};")
-        _steps(self, s, bounds, kb, lambda m, k: f"p[{_sum(_times(str(m), step), _times(k, ka))}]")
+    stored = STORED[s.a.dtype.name]
+    if live is not None and live < s.rows:
+        self.open("{", [])
+    else:
+        inside = _inside(self, s, 0)
+        test = _test(self, inside) if inside else ""
+        self.open(f"if ({test}) {{" if inside else "{", [])
+        self.line(f"const {stored}a *p = {a_start};")
+        _steps(self, s, bounds, kb, lambda m, k: f"p[{_sum(_times(str(m), step), _times(k, ka_text))}]")
         self.close()
         if not inside:
             return
-        self.open("else {", [])
+        self.open(f"if (!{test}) {{", [])
+    if not cut:
+        _at_the_edge(self, s, a, bounds, kb, a_start, step)
+    elif const_of(ka) == 1 and _slides(s, a):
+        _by_window(self, s, bounds, kb, a, a_start)
     else:
-        self.open("{", [])
-    if cut:
         self.extents[s.k] = s.extent
         name = self.fresh("i")
         self.open(f"for (i64 {name} = {bounds[0]}; {name} < {bounds[1]}; {name}++) {{", [s.k])
         self.scopes[-1].memo[s.k] = Val(name, dt.index, False)
         _by_pointers(self, s, a, const(1), (name, f"{name} + 1"), kb)
         self.close()
-    else:
-        _by_pointers(self, s, a, a.terms.get(s.k, zero), bounds, kb)
+    self.close()
+
+
+def _inside(self: Emitter, s: Contract, margin: int) -> list[str]:
+    """Conditions under which rows [margin, rows - margin) exist and lie inside. A mask is a conjunction of linear bounds, so it holds on
+    a range of rows if it holds at both ends."""
+    out = [f"{_text(self, s.live)} >= {s.rows - margin}"] if const_of(s.live) is None else []
+    if s.a.mask is not None:
+        last = s.extent - 1 if s.k in set(walk(s.a.mask)) else const(0)
+        ends = dict.fromkeys((const(m), k) for m in (margin, s.rows - 1 - margin) for k in (const(0), last))
+        out += dict.fromkeys(_text(self, substitute(s.a.mask, {s.m: m, s.k: k})) for m, k in ends)
+    return out
+
+
+def _at_the_edge(self: Emitter, s: Contract, a: Linear, bounds: tuple[str, str], kb: str, a_start: str, step: str) -> None:
+    """A tap that some rows lack: mostly the first ones or the last, so only these go through pointers."""
+    ka = a.terms.get(s.k, const(0))
+    if const_of(ka) != 1 or s.rows < 3 * EDGE or (const_of(s.live) or s.rows) < s.rows:
+        _by_pointers(self, s, a, ka, bounds, kb)
+        return
+    test = _test(self, _inside(self, s, EDGE))
+    self.open(f"if ({test}) {{", [])
+    name, dtype = self.base(s.a.buf)
+    edge = [*range(EDGE), *range(s.rows - EDGE, s.rows)]
+    self.line(f"const {STORED[dtype.name]}a *p = {a_start};")
+    for m in edge:
+        at = const(m) if const_of(s.live) is not None else op("min", const(m), s.live - 1)
+        place = f"{name} + {_text(self, substitute(a.expr(), {s.m: at, s.k: const(0), s.n: const(0)}))}"
+        if s.a.mask is not None:
+            place = f"{_text(self, substitute(s.a.mask, {s.m: at}))} ? {place} : {_zeros(self, dtype, const_of(s.extent))}"
+        self.line(f"const {STORED[dtype.name]}a *p{m} = {place};")
+    _steps(self, s, bounds, kb, lambda m, k: f"p{m}[{k}]" if m in edge else f"p[{_sum(_times(str(m), step), k)}]")
+    self.close()
+    self.open(f"if (!{test}) {{", [])
+    _by_pointers(self, s, a, ka, bounds, kb)
+    self.close()
+
+
+def _slides(s: Contract, a: Linear) -> bool:
+    """Is one tap of the tile a window of few elements: does `a` (k with stride 1), and its mask, depend on m * step + k alone?"""
+    step = const_of(a.terms.get(s.m, const(0)))
+    n = const_of(s.extent)
+    if step is None or n is None or step <= 0 or (s.rows - 1) * step + n > WINDOW:
+        return False
+    assert s.a.mask is not None
+    for bound in _conjuncts(s.a.mask):
+        sides = [linear(x) for x in bound.args]
+        if any(x.terms.get(s.m, const(0)) is not const(step * (const_of(x.terms.get(s.k, const(0))) or 0)) for x in sides):
+            return False
+    return True
+
+
+def _by_window(self: Emitter, s: Contract, bounds: tuple[str, str], kb: str, a: Linear, a_start: str) -> None:
+    """One tap of a tile at the edge, whose rows are overlapping pieces of one row of memory: a copy with its padding."""
+    assert s.a.mask is not None
+    _, dtype = self.base(s.a.buf)
+    step, n = const_of(a.terms[s.m]) or 0, const_of(s.extent) or 0
+    window = (s.rows - 1) * step + n
+    self.extents[s.k] = const(window)
+    at = self.fresh("i")
+    self.line(f"{STORED[dtype.name]}a row[{window}]; int any = 0;")
+    self.open(f"for (int {at} = 0; {at} < {window}; {at}++) {{", [s.k])
+    self.scopes[-1].memo[s.k] = Val(at, dt.index, False)
+    live = "" if const_of(s.live) is not None else f" && {at} < {_text(self, (s.live - 1) * step + n)}"
+    test = f"({_text(self, substitute(s.a.mask, {s.m: const(0)}))}){live}"
+    self.line(f"row[{at}] = {test} ? ({a_start})[{at}] : ({STORED[dtype.name]})0; any |= {test};")
+    self.close()
+    self.open("if (any) {", [])
+    _steps(self, s, bounds, kb, lambda m, k: f"row[{_sum(str(m * step), k)}]")
     self.close()
 
 
@@ -173,9 +282,7 @@ def _sum(a: str, b: str) -> str:
 
 def _steps(self: Emitter, s: Contract, bounds: tuple[str, str], kb: str, place: Callable[[int, str], str]) -> None:
     """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`."""
-    n = const_of(s.extent)
-    unroll = n if n is not None and n <= SHORT and bounds[0] == "0" else UNROLL
-    self.line(f'_Pragma("GCC unroll {unroll}")')
+    self.line('_Pragma("GCC unroll 1")')  # unrolled, gcc hoists loads and spills accumulators
     self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
     for v in range(_columns(self, s)):
         at = f"{self.lanes * v}"
@@ -235,13 +342,14 @@ def _epilogue(self: Emitter, s: Contract, rest: tuple[Stmt, ...], names: list[tu
     inner = _register_loop(s, rest)
     if inner is not None:
         whole = [f"{_text(self, e)} == {n}" for e, n in ((s.live, s.rows), (inner.extent, LANES * s.vectors)) if const_of(e) is None]
+        test = _test(self, whole) if whole else ""
         if whole:
-            self.open(f"if ({' && '.join(whole)}) {{", [])
+            self.open(f"if ({test}) {{", [])
         _from_registers(self, s, inner)
         if not whole:
             return
         self.close()
-        self.open("else {", [])
+        self.open(f"if (!{test}) {{", [])
     for c, place in names:
         self.line(f"{place} = {c};")
     self.block(rest)

@@ -11,7 +11,7 @@ from typing import Literal
 
 LANES = 16
 CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-level cache
-REGISTERS = 28  # accumulators of a tile; 32 vector registers less operands
+REGISTERS = 32  # vector registers
 UNKNOWN = 1 << 20  # what a symbolic size counts as
 CANDIDATES = 6  # most tilings that are measured
 WORTH = 0.8  # tilings whose score is below this part of the best are not measured
@@ -61,12 +61,13 @@ class Work:
 def score(work: Work, rows: int, vectors: int) -> float:
     """Useful multiply-adds per cycle, as a part of the most that is possible.
 
-    A tile step costs rows * vectors multiply-adds, or its loads (vectors of b, rows of a, two per cycle) if they are more.
+    A tile step costs rows * vectors multiply-adds, two a cycle, or what takes longer: its loads (rows of a, vectors of b and their
+    prefetches), or the stream of b from the second-level cache, some 24 bytes a cycle.
     """
     m, n = work.m or UNKNOWN, work.n or UNKNOWN
     useful = m / (-(-m // rows) * rows) * n / (-(-n // (LANES * vectors)) * LANES * vectors)
     steps = rows * vectors
-    return useful * steps / max(steps, vectors + rows / 2, 8) * steps / (steps + 0.4)
+    return useful * steps / max(steps, 1.2 * (2 * vectors + rows), 5.3 * vectors, 8) * steps / (steps + 0.4)
 
 
 def default_sweep(work: Work) -> Sweep:
@@ -78,8 +79,9 @@ def candidates(work: Work, most: int = CANDIDATES) -> tuple[Tiling, ...]:
     """Tilings worth measuring, the default first; then other tiles of about its score, then the other sweep."""
     m, n = work.m or UNKNOWN, work.n or UNKNOWN
     scored: list[tuple[float, int, int]] = []
-    for rows in range(1, min(REGISTERS, m) + 1):
-        for vectors in range(1, min(REGISTERS // rows, 8, -(-n // LANES)) + 1):
+    for rows in range(1, min(REGISTERS // 2, m) + 1):
+        # beside the accumulators a register per vector of b and one for a: a tile without them spills in every step
+        for vectors in range(1, min((REGISTERS - 1) // (rows + 1), 8, -(-n // LANES)) + 1):
             scored.append((score(work, rows, vectors), rows, vectors))
     first = 0
     for i, row in enumerate(scored):
