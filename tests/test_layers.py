@@ -26,6 +26,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "autograd": MIDDLE | {"graph"},
     "capture": MIDDLE | {"graph"},
 }
+ROOMS["tuning"] = MIDDLE  # max-autotune: what to measure; the pipeline builds, runtime runs
 ROOMS["pipeline"] = frozenset(ROOMS)
 ROOMS["backends"] = frozenset(ROOMS)
 ROOMS["aot"] = frozenset(ROOMS) - {"backends"}

@@ -58,6 +58,8 @@ def suite(args: argparse.Namespace) -> list[Row]:
             row["error"] = f"{type(e).__name__}: {str(e)[:200]}"
         rows.append(row)
         print(line(row), flush=True)
+        if len(rows) % 16 == 0:  # a run that is cut off goes on with --resume
+            save(args.out, "contractions", rows, table(rows), NOTE)
     save(args.out, "contractions", rows, table(rows), NOTE)
     return rows
 

@@ -205,12 +205,14 @@ def explain(fn: Any, **settings: Any) -> Any:
 
 
 def _start_debug() -> None:
-    """Logs and debug folders listen to events as the environment asks."""
+    """Logs and debug folders listen to events as the environment asks; a terminal sees how far max-autotune is."""
     from .debug.folders import start_folders
     from .debug.logs import start_logs
+    from .debug.progress import start_progress
 
     start_logs()
     start_folders()
+    start_progress()
 
 
 _start_debug()

@@ -27,7 +27,7 @@ class Options:
     emulate_precision_casts: bool = True  # round to bfloat16/float16 at every operator border, as eager does
     fallback_random: bool = True  # random operators are extern calls, so that draws equal eager's
     # code generation
-    max_autotune: bool = False
+    max_autotune: bool = False  # measure the tilings of contractions in place (tuning.py); remembered per processor
     freezing: bool = False
     native_contractions: bool = True  # products with constant weights as generated kernels instead of extern calls
     epilogue_fusion: bool = True
@@ -62,6 +62,9 @@ class Options:
 ACCEPTED = frozenset({
     "trace.graph_diagram", "coordinate_descent_tuning", "max_autotune_gemm", "max_autotune_pointwise", "max_autotune_gemm_backends",
     "pattern_matcher", "cpp_wrapper", "split_reductions", "memory_planning", "aggressive_fusion", "prologue_fusion", "combo_kernels",
+    "coordinate_descent_check_all_directions", "coordinate_descent_search_radius", "max_autotune_conv_backends",
+    "max_autotune_gemm_search_space", "autotune_in_subproc", "autotune_local_cache", "autotune_remote_cache", "autotune_fallback_to_aten",
+    "autotune_num_choices_displayed", "benchmark_epilogue_fusion",
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
 

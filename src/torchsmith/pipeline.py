@@ -9,8 +9,9 @@ In: a captured fx graph, its size facts, options. Out: Compiled(call, guards, re
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +39,10 @@ from .runtime import cache
 from .runtime.load import load
 from .runtime.manifest import Manifest
 from .schedule.fuse import fuse
-from .schedule.kernels import form_kernels
+from .schedule.kernels import NOTHING, form_kernels
 from .schedule.merge_attention import merge_attention
 from .schedule.plan import plan
+from .tuning import Made, tune
 
 Call = Callable[..., Sequence[Any]]
 
@@ -79,6 +81,7 @@ class Source:
     kernels: tuple[str, ...]
     manifest: Manifest
     origins: tuple[str, ...] = ()  # per kernel: operators and user's lines; beside the text, which is shared by equal kernels
+    tuned: tuple[str, ...] = ()  # what max-autotune decided, for explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +110,24 @@ def show_source(s: Source) -> str:
 
 
 # The road below the functional graph: what a cache hit skips.
-COMPILE: tuple[Pass, ...] = (
+FRONT: tuple[Pass, ...] = (
     Pass("layout", prefer_channels_last),
     Pass("lower", lower, verify_program, print_program),
     Pass("attention", merge_attention, verify_program),
     Pass("fuse", fuse, verify_program, print_program),
-    Pass("form_kernels", form_kernels, show=print_scheduled),
-    Pass("plan", plan, verify_plan, print_plan),
-    Pass("emit", emit, show=show_source),
 )
+
+
+def back(decided: Mapping[str, str] = NOTHING) -> tuple[Pass, ...]:
+    """The passes from the fused Program on; `decided`: see form_kernels."""
+    return (
+        Pass("form_kernels", functools.partial(form_kernels, decided=decided), show=print_scheduled),
+        Pass("plan", plan, verify_plan, print_plan),
+        Pass("emit", emit, show=show_source),
+    )
+
+
+COMPILE: tuple[Pass, ...] = (*FRONT, *back())
 # File names of the debug folder, by pass.
 ARTIFACTS = {
     "lower": "program_before_fusion.txt", "fuse": "program_after_fusion.txt", "form_kernels": "kernels.txt",
@@ -145,24 +157,53 @@ def _note(value: Any, graph: str) -> None:
             events.emit("kernel", graph=graph, name=kernel.name, origins=kernel.origins)
 
 
-def compile_functional(fg: FunctionalGraph, options: Options, name: str) -> tuple[Manifest, str, bool]:
-    """FunctionalGraph -> (manifest, library path, was it cached)."""
+def compile_functional(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any] = ()) -> tuple[Manifest, str, bool]:
+    """FunctionalGraph -> (manifest, library path, was it cached). `inputs` of a call are what max-autotune measures with, if given."""
     key = cache.graph_key(fg.key_text, options)
     if not (options.force_disable_caches or options.trace_enabled):
         found = cache.find(key)
         if found is not None:
+            if found.tuned:
+                events.emit("tuned", graph=name, lines=found.tuned)
             return found.manifest, found.library, True
-    source = run_passes(COMPILE, fg, options, name)
+    source = compile_source(fg, options, name, inputs)
     library = str(building.build(source.host, source.kernels, options))
     if not options.force_disable_caches:
-        library = cache.keep(key, source.manifest, library)
+        library = cache.keep(key, source.manifest, library, source.tuned)
     return source.manifest, library, False
 
 
-def compile_source(fg: FunctionalGraph, options: Options, name: str) -> Source:
-    """FunctionalGraph -> the texts of a library and their manifest; who links them, and around what, is the caller's affair."""
-    source: Source = run_passes(COMPILE, fg, options, name)
-    return source
+def compile_source(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any] = ()) -> Source:
+    """FunctionalGraph -> the texts of a library and their manifest; who links them, and around what, is the caller's affair.
+
+    `inputs` of a call are what max-autotune measures with; without them the defaults are taken.
+    """
+    program = run_passes(FRONT, fg, options, name)
+    decided, lines = tune_program(program, fg, options, name, inputs) if options.max_autotune and inputs else (NOTHING, ())
+    source: Source = run_passes(back(decided), program, options, name)
+    return dataclasses.replace(source, tuned=lines)
+
+
+def tune_program(
+    program: Program, fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any]
+) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Decisions that were measured (or remembered), and what explain says of them."""
+
+    def make(decided: Mapping[str, str]) -> Made:
+        p = plan(form_kernels(program, options, decided), options)
+        source = emit(p, options)
+        library = building.build(source.host, source.kernels, options)
+
+        def start() -> Call:
+            frozen, threads = options.freezing, options.cpp_threads
+            return load(library, source.manifest, name=f"{name} (tuning)", frozen=frozen, tail=fg.consts, threads=threads)
+
+        return Made(p, source.manifest, start)
+
+    with events.timed("tune", graph=name):
+        decided, lines = tune(make, inputs, options.cpp_threads or torch.get_num_threads(), name)
+    events.emit("tuned", graph=name, lines=lines)
+    return decided, lines
 
 
 def without_uncounted(fg: FunctionalGraph, inputs: Sequence[Any]) -> FunctionalGraph:
@@ -183,7 +224,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         fg = without_uncounted(fg, inputs)
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
-    manifest, library, cached = compile_functional(fg, options, name)
+    manifest, library, cached = compile_functional(fg, options, name, inputs)
     with events.timed("load", graph=name):
         call = load(
             library, manifest, eager=gm.forward, name=name, frozen=options.freezing, tail=fg.consts, threads=options.cpp_threads,

@@ -57,6 +57,7 @@ class Explanation:
     kernels: tuple[str, ...]
     times: dict[str, tuple[float, float]]
     result: Any
+    tuned: tuple[str, ...] = ()  # what max-autotune chose, and its gain
 
     @property
     def graph_count(self) -> int:
@@ -123,6 +124,7 @@ def explanation(got: Sequence[Event], result: Any = None) -> Explanation:
         kernels=tuple(str(f["name"]) for f in by_kind["kernel"]),
         times=dict(times),
         result=result,
+        tuned=tuple(line for f in by_kind["tuned"] for line in f["lines"]),
     )
 
 
@@ -169,6 +171,7 @@ def _lines(e: Explanation) -> list[str]:
         out.append(f"  guards ({len(g.guards)}):")
         out += [f"    {text}" for text in g.guards[:20]]
         out += [f"    ... and {len(g.guards) - 20} more"] if len(g.guards) > 20 else []
+    out += [f"max-autotune: {line}" for line in e.tuned]
     out += [f"note: {text} x{n}" for text, n in Counter(map(str, e.notes)).items()]
     out.append("times (wall s, CPU s): " + ", ".join(f"{k} {w:.3f} {c:.3f}" for k, (w, c) in e.times.items()))
     return out

@@ -1,6 +1,6 @@
 """TORCHSMITH_LOGS: readable lines on stderr as things happen.
 
-In: events. Out: lines for the artifacts named in the variable: graph_breaks, recompiles, guards, kernels, graphs, cache, times.
+In: events. Out: lines for the artifacts named in the variable: graph_breaks, recompiles, guards, kernels, graphs, cache, autotuning, times.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ LOGS: dict[str, dict[str, Callable[[Fields], str]]] = {
     "kernels": {"kernel": _kernel},
     "graphs": {"graph": _graph},
     "cache": {"cache": lambda f: ", ".join(f"{k} {v}" for k, v in f.items())},
+    "autotuning": {"tuned": lambda f: "\n".join(f"{f.get('graph', '')}: {line}" for line in f["lines"])},
     "times": {"time": lambda f: f"{f.get('graph', '')} {f['name']}: {f['wall'] * 1e3:.1f} ms wall, {f['cpu'] * 1e3:.1f} ms CPU"},
 }
 

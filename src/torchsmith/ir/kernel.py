@@ -268,6 +268,16 @@ def rewrite(s: Stmt, table: dict[Expr, Expr], rename: dict[str, str]) -> Stmt:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision of speed that may be taken by measuring: `options` name the candidates, the default first; equal keys, equal decision.
+    `what` is for people."""
+
+    key: str
+    options: tuple[str, ...]
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One launch. `grid` extents multiply to the flattened range; `grain` is the least number of grid items worth a thread."""
 
@@ -280,7 +290,7 @@ class Kernel:
     body: tuple[Stmt, ...]
     target: str = "cpu"
     origins: tuple[str, ...] = ()  # operator names and user lines, for reports
-    choice: str | None = None
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)

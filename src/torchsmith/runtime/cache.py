@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -29,6 +30,7 @@ class Found:
 
     manifest: Manifest
     library: str
+    tuned: tuple[str, ...] = ()  # what max-autotune said when this was compiled
 
 
 @cache
@@ -85,6 +87,7 @@ def find(key: str) -> Found | None:
     try:
         entry = json.loads(content)
         manifest, library = Manifest.of(entry["manifest"]), store.folder("lib") / entry["library"]
+        tuned = tuple(str(line) for line in entry["tuned"])
     except (ValueError, KeyError, TypeError) as e:
         events.emit("cache", name="damaged", path=str(path), detail=repr(e))
         with contextlib.suppress(OSError):
@@ -94,12 +97,12 @@ def find(key: str) -> Found | None:
         events.emit("cache", name="graph miss")
         return None
     events.emit("cache", name="graph hit")
-    return Found(manifest, str(library))
+    return Found(manifest, str(library), tuned)
 
 
-def keep(key: str, manifest: Manifest, library: Path | str) -> str:
+def keep(key: str, manifest: Manifest, library: Path | str, tuned: Sequence[str] = ()) -> str:
     """Remember a built library under its graph key; gives the library's path. A cache that cannot be written is no error."""
-    text = json.dumps({"manifest": json.loads(manifest.to_json()), "library": Path(library).name})
+    text = json.dumps({"manifest": json.loads(manifest.to_json()), "library": Path(library).name, "tuned": list(tuned)})
     try:
         store.put(store.folder("graph") / f"{key}.json", text.encode())
     except Unsupported as e:

@@ -21,13 +21,14 @@ from .. import events, options
 from ..codes import Unsupported
 
 TRAILER = b"torchsmith-sha256:"
+KINDS = ("obj", "lib", "graph", "tuned")
 TAIL = len(TRAILER) + 32
 MOST_BYTES = 2 << 30  # of all files; the ones used longest ago go first
 STALE_SECONDS = 3600  # a temporary file this old belongs to a process that died
 
 
 def folder(kind: str) -> Path:
-    """The folder for `kind` ("obj", "lib", "graph") under the cache root."""
+    """The folder for `kind` (one of KINDS) under the cache root."""
     return _root(options.cache_dir(), os.getpid()) / kind
 
 
@@ -36,7 +37,7 @@ def _root(wanted: Path, pid: int) -> Path:
     """The cache root if it is ours and private, else a temporary one for this process."""
     try:
         root = wanted / "v1"
-        for part in (root, *(root / k for k in ("obj", "lib", "graph"))):
+        for part in (root, *(root / k for k in KINDS)):
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
             info = part.stat()
             if info.st_uid != os.getuid():
@@ -54,7 +55,7 @@ def _root(wanted: Path, pid: int) -> Path:
         events.emit("cache", code="RUN003", detail=f"{wanted}: {e}; using a temporary folder")
     try:
         root = Path(tempfile.mkdtemp(prefix="torchsmith-"))
-        for kind in ("obj", "lib", "graph"):
+        for kind in KINDS:
             (root / kind).mkdir(mode=0o700)
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e

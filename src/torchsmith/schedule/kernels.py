@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from ..ir.kernel import Kernel, Scheduled
+from ..ir.kernel import Choice, Kernel, Scheduled
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from . import deps
@@ -23,9 +24,12 @@ from .layouts import choose_layouts
 from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
-from .tiling import choose_tiling
+from .tiling import Tiling, candidates, choose_tiling
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
+
+Decisions = Mapping[str, str]
+NOTHING: Decisions = MappingProxyType({})
 
 
 def stage_kernel(stage: Stage, buffers: Mapping[str, Buffer]) -> Kernel:
@@ -47,24 +51,37 @@ def plain_kernel(stage: Stage, buffers: Mapping[str, Buffer]) -> Kernel:
     return build(replace(group, closed=False), buffers, set(), stage.origin)
 
 
-def contraction_kernels(stage: Stage, c: Contraction, buffers: dict[str, Buffer]) -> tuple[Kernel, ...]:
+def contraction_kernels(
+    stage: Stage, c: Contraction, buffers: dict[str, Buffer], options: Options, decided: Decisions
+) -> tuple[Kernel, ...]:
     """The kernels of `stage`, seen as `c`: pack the right-hand operand (into a new buffer, entered in `buffers`), then multiply."""
     banded = form_grouped(c, buffers)
     if banded is not None:
         return stage_kernel(banded[0], buffers), banded[1]
     if c.n[0] is ONE_COLUMN:  # a depthwise convolution whose channels do not lie side by side
         return (plain_kernel(stage, buffers),)
-    tiling = choose_tiling(work_of(c))
+    tiling, choice = _tiling(c, options, decided)
     packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
     buffers[packed.name] = packed
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
     origins = (c.stage.origin, c.stage.loc)
-    return stage_kernel(packing, buffers), form_contraction(c, stores, packed, tiling, buffers, origins)
+    product = form_contraction(c, stores, packed, tiling, buffers, origins)
+    return stage_kernel(packing, buffers), replace(product, choice=choice)
 
 
-def form_kernels(program: Program, options: Options) -> Scheduled:
-    """Group stages into kernels."""
+def _tiling(c: Contraction, options: Options, decided: Decisions) -> tuple[Tiling, Choice | None]:
+    """The tiling of `c`: as decided, else the default; under max-autotune also what could be decided."""
+    work = work_of(c)
+    if not options.max_autotune:
+        return choose_tiling(work), None
+    known = {str(t): t for t in candidates(work)}
+    choice = Choice(work.key, tuple(known), f"{c.stage.origin} {c.stage.loc} ({work})")
+    return known.get(decided.get(work.key, ""), next(iter(known.values()))), choice
+
+
+def form_kernels(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
+    """Group stages into kernels. `decided`: for the keys of Choices that were measured, the candidate to take."""
     program = split_reductions(program)
     buffers = choose_layouts(program)
     program = repack_constants(program, buffers)
@@ -84,7 +101,7 @@ def form_kernels(program: Program, options: Options) -> Scheduled:
                 if attention is not None:
                     out.append(form_attention(attention, buffers))  # type: ignore[arg-type]
                 elif product is not None:
-                    out.extend(contraction_kernels(item.stages[0], product, buffers))  # type: ignore[arg-type]
+                    out.extend(contraction_kernels(item.stages[0], product, buffers, options, decided))  # type: ignore[arg-type]
                 else:
                     own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}
                     out.append(group_kernel(item, buffers, own))  # type: ignore[arg-type]

@@ -52,6 +52,12 @@ class Work:
         """Text that names this work in a file of remembered decisions."""
         return " ".join("?" if v is None else str(int(v)) if isinstance(v, bool) else str(v) for v in astuple(self))
 
+    def __str__(self) -> str:
+        def product(*sizes: int | None) -> str:
+            return " x ".join("?" if s is None else str(s) for s in sizes if s != 1) or "1"
+
+        return f"{product(self.batch, self.outer, self.m)} rows, {product(self.n)} columns, {product(self.taps, self.k)} products"
+
     @property
     def packed_bytes(self) -> int:
         sizes = [64 if v is None else v for v in (self.batch, self.n, self.taps, self.k)]
