@@ -54,6 +54,14 @@ void ts_parallel(const ts_launch *l, int64_t n, int64_t grain, int32_t threads) 
   l->fn(l->bufs, l->syms, 0, n);
 }
 
+#ifdef HAS_POOL
+void ts_enter(int32_t threads) { if (threads != 1) ts_pool_enter(); }
+void ts_leave(int32_t threads) { if (threads != 1) ts_pool_leave(); }
+#else
+void ts_enter(int32_t threads) {}
+void ts_leave(int32_t threads) {}
+#endif
+
 static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) { ts_parallel(l, n, grain, 0); }
 
 static int32_t no_extern(void *self, int32_t call, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs) {
@@ -120,6 +128,8 @@ int32_t ts_check_all(const ts_tensor *in) {
 
 /* ---------------------------------------------------------------- sets of constants */
 
+static size_t padded(int64_t bytes) { return ((size_t)bytes + 63) & ~(size_t)63; }
+
 static ts_generation *generation_new(void) {
   size_t bytes = sizeof(ts_generation) + sizeof(ts_tensor) * (size_t)torchsmith_graph.n_inputs;
   ts_generation *g = calloc(1, bytes);
@@ -182,9 +192,21 @@ static int32_t first_generation(tsm_model *m) {
   const ts_model_desc *d = &torchsmith_model;
   ts_generation *g = m->now = generation_new();
   if (!g) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  size_t bytes = 0;
+  for (int32_t i = 0; i < d->n_constants; i++)
+    if (d->constants[i].flags & TS_CONST_WRITTEN) bytes += padded(d->constants[i].bytes);
+  char *room = g->owned_values = bytes ? aligned_alloc(64, bytes) : NULL;
+  if (bytes && !room) return ts_fail(TSM_ERROR_MEMORY, "no memory for %llu bytes of buffers", (unsigned long long)bytes);
   for (int32_t i = 0; i < d->n_constants; i++) {
     const ts_constant_desc *c = &d->constants[i];
-    if (c->offset >= 0) describe_constant(&g->inputs[c->graph_input], c, (char *)m->map + c->offset);
+    if (c->offset < 0) continue;
+    char *data = (char *)m->map + c->offset;
+    if (c->flags & TS_CONST_WRITTEN) { /* a buffer that calls write: the model's own memory */
+      memcpy(room, data, (size_t)c->bytes);
+      data = room;
+      room += padded(c->bytes);
+    }
+    describe_constant(&g->inputs[c->graph_input], c, data);
   }
   if (d->state_offset >= 0) {
     g->state = m->map + d->state_offset;
@@ -200,8 +222,6 @@ static const ts_constant_desc *find_constant(const char *name) {
   }
   return NULL;
 }
-
-static size_t padded(int64_t bytes) { return ((size_t)bytes + 63) & ~(size_t)63; }
 
 static int32_t check_given(const ts_constant_desc *c, const tsm_tensor *v) {
   if (v->dtype != c->dtype)

@@ -188,7 +188,11 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   host.alloc_result = alloc_result;
   host.parallel_for = parallel;
   int32_t rc = read_inputs(inputs, in, dense);
-  if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
+  if (!rc) {
+    ts_enter(m->threads);
+    if ((rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
+    ts_leave(m->threads);
+  }
   for (int32_t i = 0; !rc && i < d->n_outputs; i++) rc = finish_output(m, i, in, results, syms, inputs, outputs);
   ts_let_go(m, now);
   for (int32_t i = 0; i < g->n_results; i++)

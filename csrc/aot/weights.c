@@ -10,6 +10,16 @@
 
 #include "model.h"
 
+static int32_t check_header(const char *data, const char *path) {
+  const ts_model_desc *d = &torchsmith_model;
+  const ts_weights_header *h = (const ts_weights_header *)(const void *)data;
+  if (memcmp(h->magic, TS_WEIGHTS_MAGIC, sizeof h->magic) != 0) return ts_fail(TSM_ERROR_FORMAT, "%s holds no weights", path);
+  if (h->version != 1) return ts_fail(TSM_ERROR_VERSION, "%s: weights of format %u, which a newer torchsmith made", path, h->version);
+  if (memcmp(h->id, d->weights_id, sizeof h->id) != 0 || h->size != (uint64_t)d->weights_size)
+    return ts_fail(TSM_ERROR_WEIGHTS, "%s holds the weights of another model", path);
+  return TSM_OK;
+}
+
 /* Map [offset, offset + size) of an open file and see that it holds this model's weights. */
 static int32_t map_range(tsm_model *m, int fd, const char *path, uint64_t offset, uint64_t size) {
   const ts_model_desc *d = &torchsmith_model;
@@ -21,18 +31,12 @@ static int32_t map_range(tsm_model *m, int fd, const char *path, uint64_t offset
   if (size < (uint64_t)d->weights_size) return ts_fail(TSM_ERROR_FORMAT, "%s is truncated: %llu bytes of weights are needed", path, (unsigned long long)d->weights_size);
   uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = offset & ~(page - 1);
   size_t length = (size_t)(offset - start + (uint64_t)d->weights_size);
-  /* Private and writable: buffers that the model writes become the process's own pages, all others stay the file's. */
-  char *base = mmap(NULL, length, PROT_READ | (d->writes ? PROT_WRITE : 0), MAP_PRIVATE, fd, (off_t)start);
+  char *base = mmap(NULL, length, PROT_READ, MAP_PRIVATE, fd, (off_t)start);
   if (base == MAP_FAILED) return ts_fail(TSM_ERROR_FILE, "%s cannot be mapped: %s", path, strerror(errno));
   m->map_base = base;
   m->map_size = length;
   m->map = base + (offset - start);
-  const ts_weights_header *h = (const ts_weights_header *)(const void *)m->map;
-  if (memcmp(h->magic, TS_WEIGHTS_MAGIC, sizeof h->magic) != 0) return ts_fail(TSM_ERROR_FORMAT, "%s holds no weights", path);
-  if (h->version != 1) return ts_fail(TSM_ERROR_VERSION, "%s: weights of format %u, which a newer torchsmith made", path, h->version);
-  if (memcmp(h->id, d->weights_id, sizeof h->id) != 0 || h->size != (uint64_t)d->weights_size)
-    return ts_fail(TSM_ERROR_WEIGHTS, "%s holds the weights of another model", path);
-  return TSM_OK;
+  return check_header(m->map, path);
 }
 
 static int32_t map_path(tsm_model *m, const char *path, uint64_t offset, uint64_t size) {
@@ -58,6 +62,12 @@ static int32_t map_own(tsm_model *m, const char *path) {
 }
 
 int32_t ts_map_weights(tsm_model *m, const tsm_config *config) {
+  if (config && config->weights_data) {
+    if ((uintptr_t)config->weights_data % 64) return ts_fail(TSM_ERROR_ALIGNMENT, "weights in memory must start at a multiple of 64");
+    if (config->weights_size < (uint64_t)torchsmith_model.weights_size) return ts_fail(TSM_ERROR_FORMAT, "the weights in memory are truncated");
+    m->map = config->weights_data;
+    return check_header(m->map, "the memory given");
+  }
   if (config && config->weights_path) return map_path(m, config->weights_path, config->weights_offset, config->weights_size);
   Dl_info self;
   if (!dladdr(&torchsmith_model, &self) || !self.dli_fname) return ts_fail(TSM_ERROR_WEIGHTS, "the model does not know where its weights are: name their file");

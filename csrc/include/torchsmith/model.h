@@ -67,6 +67,7 @@ typedef struct tsm_config {
   void *(*allocate)(void *context, size_t bytes); /* 64-byte aligned memory for outputs; NULL: the model's own */
   void (*release)(void *context, void *memory);
   void *context;
+  const void *weights_data;  /* the weights in memory (64-byte aligned, not copied; weights_size says how many bytes), instead of a file */
 } tsm_config;
 
 typedef struct tsm_model tsm_model;
