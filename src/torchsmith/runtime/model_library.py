@@ -33,7 +33,10 @@ ENGINE_FLAGS = (
     "-Os", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
     "-fdata-sections", "-fno-asynchronous-unwind-tables", "-w",
 )  # fmt: skip
-LINK_FLAGS = ("-shared", "-s", "-Wl,-z,now,-z,defs,-z,noseparate-code", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--hash-style=gnu", "-Wl,--build-id=none")
+LINK_FLAGS = (
+    "-shared", "-s", "-Wl,-z,now,-z,defs,-z,noseparate-code", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--hash-style=gnu",
+    "-Wl,--build-id=none",
+)  # fmt: skip
 
 
 @cache
