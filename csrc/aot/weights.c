@@ -69,6 +69,9 @@ int32_t ts_map_weights(tsm_model *m, const tsm_config *config) {
     return check_header(m->map, "the memory given");
   }
   if (config && config->weights_path) return map_path(m, config->weights_path, config->weights_offset, config->weights_size);
+#ifdef TS_LINKED
+  return ts_fail(TSM_ERROR_WEIGHTS, "a model that is linked into a program must be told where its weights are: weights_path or weights_data");
+#else
   Dl_info self;
   if (!dladdr(&torchsmith_model, &self) || !self.dli_fname) return ts_fail(TSM_ERROR_WEIGHTS, "the model does not know where its weights are: name their file");
   int32_t rc = map_own(m, self.dli_fname);
@@ -82,4 +85,5 @@ int32_t ts_map_weights(tsm_model *m, const tsm_config *config) {
   rc = map_path(m, beside, 0, 0);
   free(beside);
   return rc;
+#endif
 }

@@ -170,3 +170,57 @@ def test_headers(package: Path, tmp_path: Path) -> None:
         env = {"PKG_CONFIG_PATH": str(paths()["pkgconfig"]), "PATH": "/usr/bin:/bin"}
         out = subprocess.run(["pkg-config", "--cflags", "torchsmith"], capture_output=True, text=True, env=env, check=True).stdout
         assert (Path(out.strip().removeprefix("-I")) / "torchsmith" / "package.h").exists()
+
+
+LINKED = r"""
+#include <stdio.h>
+#include "net.h"
+#include "other.h"
+int main(int argc, char **argv) {
+  tsm_config a = {.size = sizeof a, .threads = 1, .weights_path = argv[1]}, b = a;
+  tsm_model *m, *o;
+  b.weights_path = argv[2];
+  if (net_create(&a, &m)) { puts(net_last_error()); return 1; }
+  if (other_create(&b, &o)) { puts(other_last_error()); return 1; }
+  float x[10];
+  for (int i = 0; i < 10; i++) x[i] = 0.1f * (float)i;
+  int64_t sizes[] = {1, 10};
+  tsm_tensor in = {x, sizes, NULL, 2, TSM_F32, 0, 0, NULL}, y = {0}, z = {0};
+  if (net_run(m, &in, 1, &y, 1) || other_run(o, &in, 1, &z, 1)) { puts(net_last_error()); return 2; }
+  printf("%.6f %.6f\n", (double)*(float *)y.data, (double)*(float *)z.data);
+  net_release(&y);
+  other_release(&z);
+  net_delete(m);
+  other_delete(o);
+  a.weights_path = NULL;
+  printf("%d\n", (int)net_create(&a, &m));
+  return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["a", "c"])
+def test_models_linked_into_a_program(tmp_path: Path, form: str) -> None:
+    """Two models in one program, as static libraries and as C sources."""
+    nets = [Perceptron().eval(), Perceptron().eval()]
+    objects: list[str] = []
+    for name, net in zip(("net", "other"), nets, strict=True):
+        path = tmp_path / (f"{name}.a" if form == "a" else name)
+        options = {"aot_inductor.output_path": str(path), "format": form, "cpu": "x86-64-v3"}
+        assert aot.aot_compile(net, (torch.randn(1, 10),), options=options) == str(path)
+        if form == "c":
+            subprocess.run(["cmake", "-S", path, "-B", tmp_path / f"build_{name}"], check=True, capture_output=True)
+            subprocess.run(["cmake", "--build", tmp_path / f"build_{name}"], check=True, capture_output=True)
+            path = tmp_path / f"build_{name}" / f"lib{name}.a"
+        objects.append(str(path))
+    (tmp_path / "main.c").write_text(LINKED)
+    folders = [tmp_path, tmp_path / "net", tmp_path / "other", paths()["include"]]
+    command = ["cc", "-std=gnu11", "-Wall", "-Wno-missing-field-initializers", "-Werror", *(f"-I{f}" for f in folders), "main.c", *objects]
+    subprocess.run([*command, "-o", "main", "-lm", "-ldl", "-lpthread"], cwd=tmp_path, check=True)
+    weights = [str(tmp_path / ("." if form == "a" else n) / f"{n}.weights") for n in ("net", "other")]
+    done = subprocess.run([tmp_path / "main", *weights], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    x = torch.arange(10.0).reshape(1, 10) * 0.1
+    got = [float(t) for t in done.stdout.split()]
+    torch.testing.assert_close(torch.tensor(got[:2]), torch.tensor([net(x).item() for net in nets]), atol=2e-6, rtol=0)
+    assert got[2] == 14

@@ -27,7 +27,7 @@ with torch.no_grad():
     device = "cpu"
     model = Model().to(device=device)
     example_inputs = (torch.randn(8, 10, device=device),)
-    batch_dim = torch.export.Dim("batch", min=1, max=1024)
+    batch_dim = torchsmith.export.Dim("batch", min=1, max=1024)
     so_path = torchsmith.aot.aot_compile(
         model,
         example_inputs,

@@ -27,9 +27,9 @@ with torch.no_grad():
     device = "cpu"
     model = Model().to(device=device)
     example_inputs = (torch.randn(8, 10, device=device),)
-    batch_dim = torch.export.Dim("batch", min=1, max=1024)
+    batch_dim = torchsmith.export.Dim("batch", min=1, max=1024)
     # [Optional] Specify the first dimension of the input x as dynamic.
-    exported = torch.export.export(model, example_inputs, dynamic_shapes={"x": {0: batch_dim}})
+    exported = torchsmith.export.export(model, example_inputs, dynamic_shapes={"x": {0: batch_dim}})
     output_path = torchsmith.aot.compile_and_package(
         exported,
         # [Optional] Specify the generated package's path. If not specified, it is written to a temporary folder.

@@ -27,7 +27,7 @@ from ..ir.expr import Const, Expr
 from ..options import Options
 from ..pipeline import Source, compile_source
 from ..runtime.manifest import Manifest
-from ..runtime.model_library import build_model, features_of
+from ..runtime.model_library import Texts, build_model, features_of
 from .entry import Constant, Entry
 from .weights import Block, Weights, align
 
@@ -51,6 +51,7 @@ class Model:
     weights: Weights
     info: dict[str, Any]
     cpu: tuple[str, ...]
+    texts: Texts
 
 
 def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False) -> Model:
@@ -65,10 +66,11 @@ def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_c
         conditions_of(entry), entry.in_spec, entry.out_spec, json.dumps(info, sort_keys=True), features,
         weights.id, weights.size, weights.state_offset, entry.labels,
     )  # fmt: skip
-    library = build_model(source.host, source.kernels, emit_model(description), features, options)
+    texts = Texts(source.host, source.kernels, emit_model(description))
+    library = build_model(texts, features, options)
     if weights.state_bytes:
         weights = replace(weights, state=pack(library, rows, entry.constants, weights.state_bytes))
-    return Model(entry.name, library, weights, info, features)
+    return Model(entry.name, library, weights, info, features, texts)
 
 
 def refuse_externs(manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,15 @@ from torch.utils import _pytree as pytree
 
 from .. import options as settings
 from ..codes import Unsupported, define
+from ..emit.model import emit_header
+from ..runtime.model_library import build_archive, write_sources
 from .archive import Part, read_library, write_library, write_package
 from .compile import Model, compile_entry
 from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry
-from .programs import export_module, is_torch_program, lifted, load_program, read_program
+from .exporting import export
+from .program import ExportedProgram
+from .programs import is_torch_program, lifted, load_program, read_program
+from .saved import PROGRAM, load
 
 define("AOT050", "this is no program that can be compiled ahead of time",
        "give an nn.Module with example arguments, an ExportedProgram, or the path of a saved one")
@@ -28,11 +34,12 @@ define("AOT051", "an option of ahead-of-time compilation is unknown or has a wro
 define("AOT052", "two processors want differently packed weights", "write one package for each")
 
 PREFIX = "aot_inductor."
-KNOWN = frozenset({"output_path", "package", "cpu", "keep_constants", "libtorch", "model_name"})
+KNOWN = frozenset({"output_path", "package", "cpu", "keep_constants", "libtorch", "model_name", "format"})
+FORMATS = ("so", "a", "c")
 # The incumbent's switches whose effect torchsmith always has or never needs.
 ACCEPTED = frozenset({
     "debug_compile", "debug_intermediate_value_printer", "use_runtime_constant_folding", "force_mmap_weights", "embed_kernel_binary",
-    "package_cpp_only", "metadata", "raise_error_on_ignored_optimization", "presets", "compile_wrapper_opt_level", "link_libtorch",
+    "metadata", "raise_error_on_ignored_optimization", "presets", "compile_wrapper_opt_level", "link_libtorch",
     "package_constants_in_so", "package_constants_on_disk", "allow_stack_allocation", "use_minimal_arrayref_interface",
 })  # fmt: skip
 
@@ -47,6 +54,7 @@ class Settings:
     cpu: tuple[str, ...] = ("native",)
     keep_constants: bool = False
     libtorch: str = "forbid"
+    format: str = "so"
 
 
 def read_settings(given: Mapping[str, Any] | None) -> Settings:
@@ -64,6 +72,8 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     mine.pop("model_name", None)
     if mine.get("libtorch", "forbid") not in ("forbid", "allow"):
         raise Unsupported("AOT051", detail=f"libtorch={mine['libtorch']!r} is neither 'forbid' nor 'allow'")
+    if mine.get("format", "so") not in FORMATS:
+        raise Unsupported("AOT051", detail=f"format={mine['format']!r} is none of {', '.join(FORMATS)}")
     if not mine["cpu"]:
         raise Unsupported("AOT051", detail="cpu names no processor")
     return Settings(settings.from_user(None, rest), **mine)
@@ -71,25 +81,33 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
 
 def entry_of(program: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Entry:
     """Whatever the user has -> Entry."""
+    if isinstance(program, torch.nn.Module) and args is not None:
+        program = export(program, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     if isinstance(program, str | os.PathLike):
-        program = load_program(program)
+        program = load(program) if is_own_file(program) else load_program(program)
     if is_torch_program(program):
         return read_program(program)
-    if hasattr(program, "functional") and hasattr(program, "tensor_of"):  # our own ExportedProgram
+    if isinstance(program, ExportedProgram):
         return entry_of_exported(program)
-    if isinstance(program, torch.nn.Module) and args is not None:
-        return read_program(export_module(program, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes))
     raise Unsupported("AOT050", detail=type(program).__name__)
+
+
+def is_own_file(path: str | os.PathLike[str]) -> bool:
+    """Whether torchsmith.export.save wrote it; torch.export.save has the same suffix."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as z:
+        return PROGRAM in z.namelist()
 
 
 TYPES = {"param": PARAMETER, "buffer": BUFFER, "constant": CONSTANT}
 
 
-def entry_of_exported(program: Any) -> Entry:
+def entry_of_exported(program: ExportedProgram) -> Entry:
     """torchsmith's ExportedProgram -> Entry."""
     fg = program.functional
     rows = list(enumerate(program.inputs))
-    specs = {i: getattr(r, "spec", None) or fg.inputs[i] for i, r in rows}
+    specs = {i: r.spec for i, r in rows}
     by_leaf = {r.leaf: i for i, r in rows if r.kind == "user"}
     arguments = [
         Argument(name, by_leaf.get(k), specs[by_leaf[k]] if k in by_leaf else None, None if k in by_leaf else value)
@@ -124,17 +142,45 @@ def aot_compile(
 ) -> str:  # fmt: skip
     """Compile to one model library, a .so that carries its weights; returns its path.
 
-    options: "aot_inductor.output_path": where to write (default: a temporary folder); "aot_inductor.package": True: the result is meant for
-    `package`; "cpu": processor target, such as "native" or "x86-64-v3"; "keep_constants": keep the original weights beside the packed ones;
+    options:
+      "aot_inductor.output_path": where to write (default: a temporary folder)
+      "aot_inductor.package": True: the result is meant for `package`
+      "format": "so", "a" (a static library with NAME.h and NAME.weights beside it) or "c" (a folder with its sources)
+      "cpu": processor target, such as "native" or "x86-64-v3"
+      "keep_constants": keep the original weights beside the packed ones, so that some of them can be replaced
     and every option of torchsmith.compile.
     """
     s = read_settings(options)
     if len(s.cpu) > 1:
         raise Unsupported("AOT051", detail="a library is for one processor; use compile_and_package for several")
-    path = s.output_path or os.path.join(tempfile.mkdtemp(prefix="torchsmith-aot-"), "model.so")
+    path = s.output_path or os.path.join(tempfile.mkdtemp(prefix="torchsmith-aot-"), FILE_NAMES[s.format])
     with torch.no_grad():
-        part = compile_part(entry_of(model, args, kwargs, dynamic_shapes), s)
-    return write_library(path, part)
+        entry = entry_of(model, args, kwargs, dynamic_shapes)
+        if s.format == "so":
+            return write_library(path, compile_part(entry, s))
+        compiled = compile_entry(entry, s.options, cpu=s.cpu[0], keep_constants=s.keep_constants)
+    return write_linkable(Path(path), compiled, s)
+
+
+FILE_NAMES = {"so": "model.so", "a": "model.a", "c": "model"}
+
+
+def write_linkable(path: Path, m: Model, s: Settings) -> str:
+    """A static library, or its sources, with NAME.h and NAME.weights beside or inside; every function's name starts with NAME_."""
+    name = "".join(c if c.isalnum() else "_" for c in path.stem)
+    if not name[:1].isalpha():
+        raise Unsupported("AOT051", detail=f"{path.stem!r} is no start of a C name")
+    folder = path if s.format == "c" else path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if s.format == "c":
+        write_sources(folder, m.texts, m.cpu, s.options, f"{name}_")
+    else:
+        path.write_bytes(build_archive(m.texts, m.cpu, s.options, f"{name}_"))
+    (folder / f"{name}.h").write_text(emit_header(name))
+    if m.weights.size:
+        with open(folder / f"{name}.weights", "wb") as f:
+            f.writelines(m.weights.chunks())
+    return str(path)
 
 
 def compile_and_package(program: Any, *, package_path: Any = None, inductor_configs: Mapping[str, Any] | None = None) -> str:

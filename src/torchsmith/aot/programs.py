@@ -40,11 +40,6 @@ def load_program(path: Any) -> Any:
     return import_module("torch.export").load(path)
 
 
-def export_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic_shapes: Any = None) -> Any:
-    """torch.export.export."""
-    return import_module("torch.export").export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
-
-
 def read_program(program: Any, name: str = "model") -> Entry:
     """ExportedProgram -> Entry. Raises Unsupported with the user's line."""
     return _Reader(program, name).entry()

@@ -86,6 +86,29 @@ def emit_model(d: Description) -> str:
     return _Model(d).text()
 
 
+PROTOTYPES = (
+    "uint32_t {n}_abi_version(void);", "int32_t {n}_create(const tsm_config *config, tsm_model **out);", "void {n}_delete(tsm_model *model);",
+    "int32_t {n}_run(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs);",
+    "void {n}_release(tsm_tensor *output);", "const char *{n}_last_error(void);", "size_t {n}_input_count(const tsm_model *model);",
+    "size_t {n}_output_count(const tsm_model *model);", "size_t {n}_constant_count(const tsm_model *model);",
+    "int32_t {n}_input(const tsm_model *model, size_t index, tsm_tensor_info *out);",
+    "int32_t {n}_output(const tsm_model *model, size_t index, tsm_tensor_info *out);",
+    "int32_t {n}_constant(const tsm_model *model, size_t index, tsm_constant_info *out);", "const char *{n}_info(const tsm_model *model);",
+    "int32_t {n}_load_constants(tsm_model *model, const char *const *names, const tsm_tensor *values, size_t count);",
+)  # fmt: skip
+
+
+def emit_header(name: str) -> str:
+    """The C header of a model that is linked into a program: the functions of <torchsmith/model.h> under the model's own name."""
+    rows = "\n".join(p.format(n=name) for p in PROTOTYPES)
+    guard = f"TORCHSMITH_MODEL_{name.upper()}_H"
+    return (
+        f"/* The model {name}: what each function does is said in torchsmith/model.h. Weights: config.weights_path or weights_data. */\n"
+        f"#ifndef {guard}\n#define {guard}\n#ifndef TSM_NO_PROTOTYPES\n#define TSM_NO_PROTOTYPES\n#endif\n#include <torchsmith/model.h>\n"
+        f'#ifdef __cplusplus\nextern "C" {{\n#endif\n{rows}\n#ifdef __cplusplus\n}}\n#endif\n#endif\n'
+    )
+
+
 def output_rows(results: Sequence[dict[str, Any]], leaves: Sequence[int | None], dtypes: Sequence[tuple[str, int]]) -> tuple[OutputRow, ...]:
     """Rows for the returned leaves: a result's number (as manifest.results describes it), or None for nothing.
 

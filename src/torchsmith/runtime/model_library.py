@@ -1,16 +1,17 @@
 """From C texts to a model library: the host program, its kernels, the model's description, the engine and its doors, in one file.
 
-In: texts, the processor it is for. Out: bytes of a shared library that needs libc and libm only. The engine's objects are compiled once per
-compiler and cached; so are kernels, which the just-in-time road shares where the processor is this one.
+In: texts, the processor it is for. Out: bytes of a shared library that needs libc and libm only; or of a static one, or their sources.
+The engine's objects are compiled once per compiler and cached; so are kernels.
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from .. import events
 from ..codes import Unsupported, define
 from ..options import Options
 from . import store
-from .build import digest, kernel_objects
+from .build import MACRO, digest, kernel_name, kernel_objects
 from .toolchain import FEATURES, FLAGS, Toolchain, cpu_features, run_compiler, toolchain
 
-define("AOT010", "this processor target is unknown", "use 'native', 'x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4' or a list of features")
+define("AOT060", "this processor target is unknown", "use 'native', 'x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4' or a list of features")
 
 _V2 = ("sse4_2", "popcnt")
 _V3 = (*_V2, "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt")
@@ -33,6 +34,8 @@ ENGINE_FLAGS = (
     "-Os", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
     "-fdata-sections", "-fno-asynchronous-unwind-tables", "-w",
 )  # fmt: skip
+LINKED_ENGINE = tuple(name for name in ENGINE if name != "aot/aoti.c")  # of a model that is linked into a program
+LINKED_FLAGS = (*ENGINE_FLAGS, "-DTS_LINKED")
 LINK_FLAGS = (
     "-shared", "-s", "-Wl,-z,now,-z,defs,-z,noseparate-code", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--hash-style=gnu",
     "-Wl,--build-id=none",
@@ -62,7 +65,7 @@ def features_of(target: str) -> tuple[str, ...]:
     named = TARGETS.get(target) or tuple(target.replace(",", " ").split()) if target not in TARGETS else TARGETS[target]
     unknown = [f for f in named if f not in FEATURES]
     if unknown:
-        raise Unsupported("AOT010", detail=" ".join(unknown))
+        raise Unsupported("AOT060", detail=" ".join(unknown))
     return tuple(f for f in FEATURES if f in named)
 
 
@@ -75,50 +78,145 @@ def tools_for(features: Sequence[str]) -> Toolchain:
     return replace(tools, features=tuple(features), flags=(*mine, *wide, *(FEATURES[f] for f in features), *old), host_flags=old)
 
 
-def build_model(host: str, kernels: Sequence[str], model: str, features: Sequence[str], options: Options) -> bytes:
-    """The library's bytes."""
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What is generated for one model: the host program, its kernels, the description."""
+
+    host: str
+    kernels: tuple[str, ...]
+    model: str
+
+
+def build_model(texts: Texts, features: Sequence[str], options: Options) -> bytes:
+    """The shared library's bytes."""
+
+    def link(tools: Toolchain, objects: list[Path], work: Path) -> bytes:
+        out = work / "model.so"
+        run_compiler(tools, [*LINK_FLAGS, "-o", str(out), *map(str, objects), "-lm"], work, "linking")
+        return out.read_bytes()
+
+    return _build(texts, features, options, ENGINE, link)
+
+
+def build_archive(texts: Texts, features: Sequence[str], options: Options, prefix: str) -> bytes:
+    """A static library's bytes: every name that it exports starts with `prefix`, so that several models can be linked together."""
+
+    def archive(tools: Toolchain, objects: list[Path], work: Path) -> bytes:
+        renames = work / "renames"
+        renames.write_text("".join(f"{n} {prefix}{n.removeprefix('tsm_')}\n" for n in _defined(objects)))
+        for o in objects:
+            _tool("objcopy", [f"--redefine-syms={renames}", str(o)], work)
+        out = work / "model.a"
+        _tool("ar", ["rcsD", str(out), *map(str, objects)], work)
+        return out.read_bytes()
+
+    return _build(texts, features, options, LINKED_ENGINE, archive)
+
+
+def write_sources(folder: Path, texts: Texts, features: Sequence[str], options: Options, prefix: str) -> None:
+    """The same texts and the engine as a CMake project that makes a static library of them."""
+
+    def names(tools: Toolchain, objects: list[Path], work: Path) -> bytes:
+        rows = (f"#define {n} {prefix}{n.removeprefix('tsm_')}\n" for n in _defined(objects))
+        return ("/* Several models can be linked together: the names that they define differ. */\n" + "".join(rows)).encode()
+
+    renames = _build(texts, features, options, LINKED_ENGINE, names)
+    tools = tools_for(features)
+    root = sources()
+    files = {Path("names.h"): renames.decode(), Path("host.c"): texts.host, Path("description.c"): texts.model}
+    for k, text in enumerate(dict.fromkeys(texts.kernels)):
+        files[Path(f"kernel{k}.c")] = f"#define {MACRO} {kernel_name(text)}\n{text}"
+    copied = [*LINKED_ENGINE, "torchsmith.h", "aot/model.h", "aot/glibc.h", "include/torchsmith/model.h"]
+    copied += [str(p.relative_to(root)) for p in root.glob("native/*.h") if "Python.h" not in p.read_text()]
+    for name in copied:
+        if (root / name).exists():
+            files[Path("engine") / name] = (root / name).read_text()
+    kernel_flags = ";".join(f for f in tools.flags if f != "-include" and not f.endswith("glibc.h"))
+    files[Path("CMakeLists.txt")] = CMAKE.format(name=prefix.rstrip("_"), kernels=kernel_flags, engine=";".join(LINKED_FLAGS))
+    for file, text in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+
+
+CMAKE = """\
+cmake_minimum_required(VERSION 3.16)
+project({name} C)
+file(GLOB KERNELS ${{CMAKE_CURRENT_SOURCE_DIR}}/kernel*.c)
+file(GLOB ENGINE ${{CMAKE_CURRENT_SOURCE_DIR}}/engine/aot/*.c ${{CMAKE_CURRENT_SOURCE_DIR}}/engine/native/*.c)
+add_library({name} STATIC host.c description.c ${{KERNELS}} ${{ENGINE}})
+set(ENGINE_DIR ${{CMAKE_CURRENT_SOURCE_DIR}}/engine)
+target_include_directories({name} PRIVATE ${{ENGINE_DIR}} ${{ENGINE_DIR}}/native ${{ENGINE_DIR}}/include)
+target_include_directories({name} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}} ${{ENGINE_DIR}}/include)
+target_link_libraries({name} PUBLIC m pthread ${{CMAKE_DL_LIBS}})
+set_source_files_properties(${{KERNELS}} PROPERTIES COMPILE_OPTIONS "{kernels}")
+set_source_files_properties(description.c ${{ENGINE}} PROPERTIES COMPILE_OPTIONS "{engine}")
+set_source_files_properties(host.c PROPERTIES COMPILE_OPTIONS "-O1;-fwrapv;-fno-strict-aliasing;-ffp-contract=off;-w")
+target_compile_options({name} PRIVATE -include ${{CMAKE_CURRENT_SOURCE_DIR}}/names.h)
+"""
+
+
+def _build(
+    texts: Texts, features: Sequence[str], options: Options, engine: Sequence[str],
+    finish: Callable[[Toolchain, list[Path], Path], bytes],
+) -> bytes:  # fmt: skip
+    """Compile everything to objects in a folder of their own, and let `finish` make one file of them."""
     tools = tools_for(features)
     work = Path(tempfile.mkdtemp(prefix="torchsmith-build-"))
     try:
-        with events.timed("build", kernels=len(kernels)):
-            (work / "model.c").write_text(model)
+        with events.timed("build", kernels=len(texts.kernels)):
+            (work / "model.c").write_text(texts.model)
             with ThreadPoolExecutor(2) as pool:
-                engine = pool.submit(_engine_objects, tools, work)
-                mine = pool.submit(_compile, tools, work / "model.c", work / "model.o", work)
-                objects = kernel_objects(tools, host, kernels, work, options)
-                objects += [*engine.result(), mine.result()]
-            out = work / "model.so"
-            run_compiler(tools, [*LINK_FLAGS, "-o", str(out), *map(str, objects), "-lm"], work, "linking")
-        return out.read_bytes()
+                fixed = pool.submit(_engine_objects, tools, work, engine)
+                mine = pool.submit(_compile, tools, work / "model.c", work / "model.o", work, ENGINE_FLAGS)
+                objects = kernel_objects(tools, texts.host, texts.kernels, work, options)
+                objects += [*fixed.result(), mine.result()]
+            return finish(tools, objects, work)
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _compile(tools: Toolchain, source: Path, out: Path, work: Path) -> Path:
+def _tool(name: str, args: Sequence[str], work: Path) -> str:
+    """One of the binary utilities that come with a compiler."""
+    try:
+        return subprocess.run([name, *args], cwd=work, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as e:
+        detail = getattr(e, "stderr", "") or str(e)
+        raise Unsupported("RUN001", detail=f"{name}: {detail.strip()}") from e
+
+
+def _defined(objects: Sequence[Path]) -> list[str]:
+    """Names that the objects define for others, kernels apart: their names follow from their text."""
+    text = _tool("nm", ["-g", "--defined-only", "--format=posix", *map(str, objects)], objects[0].parent)
+    names = {line.split()[0] for line in text.splitlines() if line and not line.endswith(":")}
+    return sorted(n for n in names if not n.startswith("tsk_"))
+
+
+def _compile(tools: Toolchain, source: Path, out: Path, work: Path, base: Sequence[str]) -> Path:
     folder = sources()
-    flags = [*ENGINE_FLAGS, "-include", str(folder / "aot" / "glibc.h"), f"-I{folder}", f"-I{folder / 'include'}", f"-I{folder / 'native'}"]
+    flags = [*base, "-include", str(folder / "aot" / "glibc.h"), f"-I{folder}", f"-I{folder / 'include'}", f"-I{folder / 'native'}"]
     run_compiler(tools, [*flags, "-c", str(source), "-o", str(out)], work, source.name)
     return out
 
 
-def _engine_objects(tools: Toolchain, work: Path) -> list[Path]:
+def _engine_objects(tools: Toolchain, work: Path, engine: Sequence[str]) -> list[Path]:
     """The fixed part, from the cache where it has it."""
     folder = sources()
     headers = [p.read_text() for p in sorted(folder.glob("aot/*.h")) + sorted(folder.glob("include/torchsmith/*.h"))]
     headers += [p.read_text() for p in sorted(folder.glob("*.h")) + sorted(folder.glob("native/*.h"))]
     out: list[Path] = []
-    for name in ENGINE:
+    flags = ENGINE_FLAGS if engine is ENGINE else LINKED_FLAGS
+    for name in engine:
         source = folder / name
         if not source.exists():
             continue
-        key = digest(tools.command[0], tools.version, tools.target, *ENGINE_FLAGS, *headers, source.read_text())
+        key = digest(tools.command[0], tools.version, tools.target, *flags, *headers, source.read_text())
         cached = store.folder("obj") / f"{key}.o"
         target = work / f"engine_{source.stem}.o"
         content = store.get(cached)
         if content is None:
-            _compile(tools, source, target, work)
+            _compile(tools, source, target, work, flags)
             store.put(cached, target.read_bytes())
         else:
             target.write_bytes(content)
