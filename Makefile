@@ -3,6 +3,7 @@
 #   make test          the whole suite, cheap tests first
 #   make check         ruff, mypy, import order, pure tests, one small model (3 minutes at most)
 #   make test-models   the heavy models too
+#   make examples      the documents' C++ programs, built against PyTorch's headers and without them, and run
 #   make bench         what bench/run.py compares against (ONNX Runtime, OpenVINO), then the steady-state table
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
@@ -16,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 VISION_VERSION := $(shell sed -n 's/^torchvision==//p' constraints.txt)
 
-.PHONY: demo test check test-models bench setup extensions doctor clean
+.PHONY: demo test check test-models examples bench setup extensions doctor clean
 
 demo: setup
 	$(BIN)/python bench/demo.py
@@ -34,6 +35,22 @@ check: setup
 
 test-models: setup
 	$(PYTEST) tests/models
+
+# examples/aoti/README.md says what each folder is.
+EXAMPLES := $(VENV)/examples
+examples: setup
+	for kind in package library; do \
+	  mkdir -p $(EXAMPLES)/$$kind && \
+	  PATH="$(abspath $(BIN)):$$PATH" CMAKE_PREFIX_PATH=$$($(BIN)/python -c "import torch; print(torch.utils.cmake_prefix_path)") \
+	    cmake -S examples/aoti/$$kind -B $(EXAMPLES)/$$kind && \
+	  PATH="$(abspath $(BIN)):$$PATH" cmake --build $(EXAMPLES)/$$kind --config Release && \
+	  (cd $(EXAMPLES)/$$kind && LD_LIBRARY_PATH=. ./aoti_example) || exit 1; \
+	done
+	cmake -S examples/aoti/plain -B $(EXAMPLES)/plain -Dtorchsmith_DIR=$$($(BIN)/python -m torchsmith aot paths cmake)
+	cmake --build $(EXAMPLES)/plain
+	$(EXAMPLES)/plain/example_c $(EXAMPLES)/package/model.pt2
+	$(EXAMPLES)/plain/example_cpp $(EXAMPLES)/library/model.so
+	cd $(EXAMPLES)/package && $(abspath $(BIN))/python $(CURDIR)/examples/aoti/package/inference.py
 
 bench: setup
 	$(PIP) onnx onnxscript onnxruntime openvino

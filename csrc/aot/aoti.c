@@ -236,7 +236,11 @@ static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
   const ts_model_desc *d = &torchsmith_model;
   const ts_graph *g = &torchsmith_graph;
   ts_tensor in[g->n_inputs + 1], results[g->n_results + 1];
-  int64_t syms[g->n_result_syms + 1];
+  int32_t dims = 1;
+  for (int32_t i = 0; d->wanted && i < d->n_inputs; i++) dims += d->inputs[i].ndim > 0 ? d->inputs[i].ndim : 0;
+  int64_t syms[g->n_result_syms + 1], strides[dims];
+  void *copies[d->n_inputs + 1];
+  memset(copies, 0, sizeof copies);
   ts_generation *now = ts_hold(m);
   memcpy(in, now->inputs, sizeof(ts_tensor) * (size_t)g->n_inputs);
   memset(results, 0, sizeof results);
@@ -245,12 +249,14 @@ static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
   host.alloc_result = alloc_result;
   host.parallel_for = parallel;
   int32_t rc = read_inputs(inputs, in);
+  if (!rc && d->wanted) rc = ts_copy_inputs(in, copies, strides);
   if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
   for (int32_t i = 0; i < d->n_outputs; i++) outputs[i] = NULL;
   for (int pass = 0; pass < 2; pass++) /* views of results after the results */
     for (int32_t i = 0; !rc && i < d->n_outputs; i++)
       if ((d->outputs[i].kind == TS_OUT_VIEW_RESULT || d->outputs[i].kind == TS_OUT_SAME) == pass) rc = finish_output(i, in, results, syms, outputs);
   ts_let_go(m, now);
+  ts_copies_end(copies);
   for (int32_t i = 0; i < g->n_results; i++)
     if (results[i].handle) torch.delete_tensor(results[i].handle);
   for (int32_t i = 0; rc && i < d->n_outputs; i++) {

@@ -126,6 +126,47 @@ int32_t ts_check_all(const ts_tensor *in) {
   return ts_fail(c->status, "%s: got %lld where %lld was expected", c->text, (long long)found[0], (long long)found[1]);
 }
 
+int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides) {
+  const ts_model_desc *d = &torchsmith_model;
+  d->wanted(in, strides);
+  for (int32_t i = 0; i < d->n_inputs; i++) {
+    int32_t ndim = d->inputs[i].ndim < 0 ? 0 : d->inputs[i].ndim;
+    ts_tensor *t = &in[d->inputs[i].graph_input];
+    int64_t span = 1, n = 1, at[64] = {0}, from = 0, into = 0;
+    bool same = true;
+    for (int32_t k = 0; k < ndim; k++) {
+      same &= t->sizes[k] <= 1 || t->strides[k] == strides[k];
+      span += (t->sizes[k] - 1) * strides[k];
+      n *= t->sizes[k];
+    }
+    if (!same && n) {
+      size_t item = ts_itemsize(d->inputs[i].dtype);
+      char *to = copies[i] = workspace_take(span * (int64_t)item);
+      if (!to) return ts_fail(TSM_ERROR_MEMORY, "no memory for a copy of input %d (%s)", i, d->inputs[i].name);
+      for (int64_t e = 0; e < n; e++) {
+        memcpy(to + into * (int64_t)item, (const char *)t->data + from * (int64_t)item, item);
+        for (int32_t k = ndim - 1; k >= 0; k--) {
+          from += t->strides[k];
+          into += strides[k];
+          if (++at[k] < t->sizes[k]) break;
+          from -= t->strides[k] * t->sizes[k];
+          into -= strides[k] * t->sizes[k];
+          at[k] = 0;
+        }
+      }
+      t->data = to;
+      t->strides = strides;
+    }
+    strides += ndim;
+  }
+  return TSM_OK;
+}
+
+void ts_copies_end(void **copies) {
+  for (int32_t i = 0; i < torchsmith_model.n_inputs; i++)
+    if (copies[i]) workspace_give(copies[i]);
+}
+
 /* ---------------------------------------------------------------- sets of constants */
 
 static size_t padded(int64_t bytes) { return ((size_t)bytes + 63) & ~(size_t)63; }

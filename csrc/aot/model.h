@@ -61,6 +61,7 @@ typedef struct {
   const ts_constant_desc *constants;
   const ts_condition *conditions;
   int32_t (*check)(const ts_tensor *in, int64_t *found); /* number of the condition that fails, or -1 */
+  void (*wanted)(const ts_tensor *in, int64_t *strides); /* NULL, or: other strides are copied; writes each input's, in order */
   uint8_t weights_id[16];
   int64_t weights_size;
   int64_t state_offset; /* of what prepare computed, in the weights; -1: not stored */
@@ -124,6 +125,10 @@ TS_HIDDEN void ts_model_close(tsm_model *m);
 /* Checks one input; `seen` has the caller's dtype, rank and device. */
 TS_HIDDEN int32_t ts_check_input(int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device);
 TS_HIDDEN int32_t ts_check_all(const ts_tensor *in);
+/* Copies inputs whose strides are not those that were compiled for.
+ * `copies` has a place for each input, zero at first; `strides` one for each dimension of each input. */
+TS_HIDDEN int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides);
+TS_HIDDEN void ts_copies_end(void **copies);
 TS_HIDDEN ts_generation *ts_hold(tsm_model *m);
 TS_HIDDEN void ts_let_go(tsm_model *m, ts_generation *g);
 /* A new set of constants: `given` over those that hold now; is_next keeps it aside until ts_swap. */

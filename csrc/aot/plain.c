@@ -172,13 +172,15 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   int32_t dims = 1;
   for (int32_t i = 0; i < d->n_inputs; i++) dims += inputs[i].ndim > 0 && inputs[i].ndim <= 64 ? inputs[i].ndim : 0;
   ts_tensor in[g->n_inputs + 1], results[g->n_results + 1];
-  int64_t syms[g->n_result_syms + 1], dense[dims];
+  int64_t syms[g->n_result_syms + 1], dense[dims], strides[d->wanted ? dims : 1];
+  void *copies[d->n_inputs + 1];
   int16_t output_of[g->n_results + 1];
   void *others[g->n_results + 1];
   ts_generation *now = ts_hold(m);
   memcpy(in, now->inputs, sizeof(ts_tensor) * (size_t)g->n_inputs);
   memset(results, 0, sizeof results);
   memset(others, 0, sizeof others);
+  memset(copies, 0, sizeof copies);
   memset(output_of, -1, sizeof output_of);
   for (int32_t i = 0; i < d->n_outputs; i++)
     if (d->outputs[i].kind == TS_OUT_FRESH) output_of[d->outputs[i].result] = (int16_t)i;
@@ -188,6 +190,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   host.alloc_result = alloc_result;
   host.parallel_for = parallel;
   int32_t rc = read_inputs(inputs, in, dense);
+  if (!rc && d->wanted) rc = ts_copy_inputs(in, copies, strides);
   if (!rc) {
     ts_enter(m->threads);
     if ((rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
@@ -195,6 +198,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   }
   for (int32_t i = 0; !rc && i < d->n_outputs; i++) rc = finish_output(m, i, in, results, syms, inputs, outputs);
   ts_let_go(m, now);
+  ts_copies_end(copies);
   for (int32_t i = 0; i < g->n_results; i++)
     if (others[i]) tsm_release(&(tsm_tensor){.block = others[i]});
   if (rc)

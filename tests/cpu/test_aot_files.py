@@ -224,3 +224,16 @@ def test_models_linked_into_a_program(tmp_path: Path, form: str) -> None:
     got = [float(t) for t in done.stdout.split()]
     torch.testing.assert_close(torch.tensor(got[:2]), torch.tensor([net(x).item() for net in nets]), atol=2e-6, rtol=0)
     assert got[2] == 14
+
+
+def test_packages_of_format_1_stay_readable() -> None:
+    """A package that the first version wrote, for any x86-64 processor."""
+    path = ROOT / "tests" / "fixtures" / "package_format1.pt2"
+    assert main(["aot", "inspect", str(path)]) == 0
+    loaded = aot.load_package(path, verify=True)
+    x = torch.arange(20.0).reshape(2, 10) / 20
+    for call in range(2):
+        got = loaded(x, {"t": torch.ones(10)})
+        torch.testing.assert_close(got["out"].flatten(), torch.tensor([1.4735058546066284, 1.4975965023040771]) + call)
+        torch.testing.assert_close(got["sum"], x + 1)
+        assert got["none"] is None

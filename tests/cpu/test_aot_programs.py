@@ -153,6 +153,30 @@ def test_processors_share_weights(tmp_path: Path) -> None:
         packaged(tmp_path, program, cpu="x86-64-v9")
 
 
+def test_other_strides_are_copied_when_asked(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.exp() + y[0]
+
+    program = exported(Two(), torch.randn(6, 10), torch.randn(2, 10), dynamic={"x": {0: Dim("rows", min=1, max=64)}, "y": None})
+    loaded = packaged(tmp_path, program, copy_inputs=True)
+    for n in (1, 6, 20):
+        for x in (torch.randn(n, 10), torch.randn(10, n).t(), torch.randn(n, 20)[:, ::2], torch.randn(1, 10).expand(n, 10)):
+            y = torch.randn(10, 2).t()
+            torch.testing.assert_close(loaded(x, y), Two()(x, y))
+            torch.testing.assert_close(torch.from_numpy(loaded.run_flat([x.numpy(), y.numpy()])[0]), Two()(x, y))
+    with pytest.raises(PackageError, match="size 10 expected"):
+        loaded(torch.randn(4, 11), torch.randn(2, 10))
+    with pytest.raises(Unsupported, match="AOT022"):
+        packaged(tmp_path, exported(Counted(), torch.zeros(3)), copy_inputs=True)
+
+
+class Counted(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+
 def test_missing_processor_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that claims to need a feature nobody has says so instead of faulting."""
     from torchsmith.aot import compile as compiling

@@ -32,7 +32,8 @@ from .entry import Constant, Entry
 from .weights import Block, Weights, align
 
 define("AOT020", "operators that only libtorch has remain in the program",
-       "replace them, or compile with options={'libtorch': 'allow'} for use inside PyTorch only")
+       "replace them, or serve the module with torchsmith.compile")
+define("AOT022", "the program writes inputs or returns views of them, so they must not be copied", "compile it without copy_inputs")
 define("AOT021", "the compiled library refused the constants", "please report it")
 
 DTYPES: dict[torch.dtype, str] = {
@@ -54,17 +55,20 @@ class Model:
     texts: Texts
 
 
-def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False) -> Model:
+def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False, copy_inputs: bool = False) -> Model:
     """The whole road. Raises Unsupported with the user's line."""
     source = compile_source(entry.functional, options, entry.name)
     refuse_externs(source.manifest)
     features = features_of(cpu)
+    written = [a.name for a in entry.arguments if a.placeholder is not None and source.manifest.inputs[a.placeholder].get("written")]
+    if copy_inputs and (written or any(r["kind"] == "view" and r["of"][0] == "input" for r in source.manifest.results)):
+        raise Unsupported("AOT022", detail=", ".join(written))
     rows, weights = place_constants(entry.constants, source.manifest, keep_constants)
     info = describe(entry, source, rows, features)
     description = Description(
         entry.name, input_rows(entry), outputs_of(entry, source.manifest), tuple(rows), symbols_of(entry),
         conditions_of(entry), entry.in_spec, entry.out_spec, json.dumps(info, sort_keys=True), features,
-        weights.id, weights.size, weights.state_offset, entry.labels,
+        weights.id, weights.size, weights.state_offset, entry.labels, copy_inputs,
     )  # fmt: skip
     texts = Texts(source.host, source.kernels, emit_model(description))
     library = build_model(texts, features, options)

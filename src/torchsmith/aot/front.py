@@ -34,7 +34,7 @@ define("AOT051", "an option of ahead-of-time compilation is unknown or has a wro
 define("AOT052", "two processors want differently packed weights", "write one package for each")
 
 PREFIX = "aot_inductor."
-KNOWN = frozenset({"output_path", "package", "cpu", "keep_constants", "libtorch", "model_name", "format"})
+KNOWN = frozenset({"output_path", "package", "cpu", "keep_constants", "libtorch", "model_name", "format", "copy_inputs"})
 FORMATS = ("so", "a", "c")
 # The incumbent's switches whose effect torchsmith always has or never needs.
 ACCEPTED = frozenset({
@@ -53,6 +53,7 @@ class Settings:
     package: bool = False
     cpu: tuple[str, ...] = ("native",)
     keep_constants: bool = False
+    copy_inputs: bool = False
     libtorch: str = "forbid"
     format: str = "so"
 
@@ -70,8 +71,8 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     cpu = mine.pop("cpu", "native")
     mine["cpu"] = (cpu,) if isinstance(cpu, str) else tuple(cpu)
     mine.pop("model_name", None)
-    if mine.get("libtorch", "forbid") not in ("forbid", "allow"):
-        raise Unsupported("AOT051", detail=f"libtorch={mine['libtorch']!r} is neither 'forbid' nor 'allow'")
+    if mine.get("libtorch", "forbid") != "forbid":
+        raise Unsupported("AOT051", detail=f"libtorch={mine['libtorch']!r}: packages run without libtorch, so only 'forbid' is offered")
     if mine.get("format", "so") not in FORMATS:
         raise Unsupported("AOT051", detail=f"format={mine['format']!r} is none of {', '.join(FORMATS)}")
     if not mine["cpu"]:
@@ -128,7 +129,7 @@ def compile_part(entry: Entry, s: Settings) -> Part:
     """One model, for every processor asked for."""
     models: list[tuple[str, Model]] = []
     for cpu in s.cpu:
-        models.append((cpu, compile_entry(entry, s.options, cpu=cpu, keep_constants=s.keep_constants)))
+        models.append((cpu, compile_entry(entry, s.options, cpu=cpu, keep_constants=s.keep_constants, copy_inputs=s.copy_inputs)))
     main = models[0][1]
     for cpu, m in models[1:]:
         if (m.weights.id, m.weights.state) != (main.weights.id, main.weights.state):
@@ -148,6 +149,7 @@ def aot_compile(
       "format": "so", "a" (a static library with NAME.h and NAME.weights beside it) or "c" (a folder with its sources)
       "cpu": processor target, such as "native" or "x86-64-v3"
       "keep_constants": keep the original weights beside the packed ones, so that some of them can be replaced
+      "copy_inputs": inputs with other strides than those exported are copied instead of refused
     and every option of torchsmith.compile.
     """
     s = read_settings(options)
@@ -158,7 +160,7 @@ def aot_compile(
         entry = entry_of(model, args, kwargs, dynamic_shapes)
         if s.format == "so":
             return write_library(path, compile_part(entry, s))
-        compiled = compile_entry(entry, s.options, cpu=s.cpu[0], keep_constants=s.keep_constants)
+        compiled = compile_entry(entry, s.options, cpu=s.cpu[0], keep_constants=s.keep_constants, copy_inputs=s.copy_inputs)
     return write_linkable(Path(path), compiled, s)
 
 

@@ -79,6 +79,7 @@ class Description:
     weights_size: int = 0
     state_offset: int = -1
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> the name the user gave it
+    copies: bool = False  # inputs with other strides are copied instead of refused
 
 
 def emit_model(d: Description) -> str:
@@ -162,12 +163,20 @@ class _Model:
             f"static const ts_constant_desc constants[] = {{{', '.join(constants) or '{0}'}}};",
             f"static const ts_condition conditions[] = {{{', '.join(f'{{{s}, {c_string(t)}}}' for s, t in self.texts) or '{0}'}}};",
             "static int32_t check(const ts_tensor *in, int64_t *found) {", "  (void)in; (void)found;", *symbols, *self.checks,
-            "  return -1;", "}",
+            "  return -1;", "}", *self.wanted(symbols),
             f"const ts_model_desc torchsmith_model = {{TS_MODEL_ABI, {c_string(d.name)}, {c_string(d.in_spec)},",
             f"  {c_string(d.out_spec)},", f"  {c_string(d.info)},", f"  {c_string(' '.join(d.cpu))},",
-            f"  {len(d.inputs)}, {len(d.outputs)}, {len(d.constants)}, inputs, outputs, constants, conditions, check,",
+            f"  {len(d.inputs)}, {len(d.outputs)}, {len(d.constants)}, inputs, outputs, constants, conditions, check, {'wanted' if d.copies else '0'},",
             f"  {{{weights_id}}}, {_int(d.weights_size)}, {_int(d.state_offset)}, {writes}}};", "",
         ))  # fmt: skip
+
+    def wanted(self, symbols: Sequence[str]) -> list[str]:
+        """The function that says which strides each input must have."""
+        if not self.d.copies:
+            return []
+        strides = [e for row in self.d.inputs for e in row.strides]
+        rows = [f"  out[{k}] = {size_text(e)};" for k, e in enumerate(strides)]
+        return ["static void wanted(const ts_tensor *in, int64_t *out) {", "  (void)in; (void)out;", *symbols, *rows, "}"]
 
     def table(self, values: Sequence[int]) -> str:
         return self.tables.setdefault(tuple(values), f"t{len(self.tables)}") if values else "0"
@@ -218,7 +227,7 @@ class _Model:
                 have, want = f"in[{row.graph_input}].sizes[{k}]", size_text(size)
                 said = f"{label}: size at dimension {k} must be {self.describe(size)}"
                 self.condition(f"{have} != {want}", "TSM_ERROR_SIZE", said, have, want)
-            if isinstance(size, Const) and int(size.value) <= 1:
+            if self.d.copies or (isinstance(size, Const) and int(size.value) <= 1):
                 continue
             have, want = f"in[{row.graph_input}].strides[{k}]", size_text(stride)
             skip = "" if isinstance(size, Const) else f"in[{row.graph_input}].sizes[{k}] > 1 && "
