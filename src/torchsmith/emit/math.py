@@ -477,10 +477,54 @@ define("erfinv", "f64", """FLT erfinv@(FLT y) {
   return sel@(a <= K(1.0), copysign@(x, y), (FLT){0} + __builtin_nan(""));
 }""")
 
+# ---------------------------------------------------------------- special functions
+# Modified Bessel functions: power series below 30 (all terms positive), the asymptotic series from there on
+define("besseli", "f64", """FLT besseli@(FLT a, f64 o, int scaled) {
+  FLT b = mini@((FLT){0} + K(30.0), a), q = b * b * K(0.25), t = o == 0 ? (FLT){0} + K(1.0) : b * K(0.5), s = t;
+  for (int k = 1; k < 80; k++) { t = t * q * (1.0 / (k * (k + o))); s = s + t; }
+  FLT v = maxi@((FLT){0} + K(30.0), a), z = K(0.125) / v, u = (FLT){0} + K(1.0), w = u;
+  for (int k = 1; k < 25; k++) { u = u * z * (((2 * k - 1) * (2 * k - 1) - 4 * o) / k); w = w + u; }
+  w = w / sqrt@(v * K(0x1.921fb54442d18p+2));
+  FLT h = exp@(v * K(0.5)), far = scaled ? w : w * h * h;  /* of infinity NaN, as in eager */
+  return sel@(a < K(30.0), scaled ? s * exp@(-b) : s, sel@(a == a, far, a));
+}""")
+for _name, _o, _scaled in (("i0", "0.0", 0), ("i0e", "0.0", 1), ("i1", "1.0", 0), ("i1e", "1.0", 1)):
+    _value = f"besseli@(abs@(x), {_o}, {_scaled})"
+    define(_name, "f64", f"FLT {_name}@(FLT x) {{ FLT v = {_value}; return {'v' if _o == '0.0' else 'sel@(x < K(0.0), -v, v)'}; }}")
+# exp(x x) erfc(x); from 28 on the asymptotic series
+define("erfcx", "f64", f"""FLT erfcx@(FLT x) {{
+  FLT a = maxi@((FLT){{0}} + K(0.45), mini@((FLT){{0}} + K(28.0), x)), t = (a - K(2.0)) / (a + K(2.0));
+  FLT g = {horner(ERFCX64, "t")} / fma@(a, (FLT){{0}} + K(2.0), (FLT){{0}} + K(1.0));
+  FLT v = maxi@((FLT){{0}} + K(28.0), x), z = K(0.5) / v / v;
+  FLT far = K(0.5641895835477563) / v * (K(1.0) - z * (K(1.0) - K(3.0) * z * (K(1.0) - K(5.0) * z * (K(1.0) - K(7.0) * z * (K(1.0) - K(9.0) * z * (K(1.0) - K(11.0) * z))))));
+  FLT b = maxi@((FLT){{0}} - K(26.6287357137514), mini@((FLT){{0}} + K(0.45), x)), s = b * b, e = exp@(s);
+  e = sel@(x < K(-26.6287357137514), (FLT){{0}} + K(0x1p1023) * K(2.0), e);
+  return sel@(x < K(-26.6287357137514), e, sel@(x < K(0.45), fma@(e, fma@(b, b, -s), e) * erfc@(b), sel@(x < K(28.0), g, sel@(x == x, far, x))));
+}}""")
+define("logndtr", "f64", """FLT logndtr@(FLT x) {
+  FLT a = x * K(-0x1.6a09e667f3bcdp-1), b = maxi@((FLT){0} + K(0.7), a);
+  FLT low = log@(erfcx@(b) * K(0.5)) - x * x * K(0.5), high = log1p@(erfc@(-a) * K(-0.5));
+  return sel@(x < K(-1.0), sel@(abs@(x) == K(0x1p1023) * K(2.0), x, low), high);
+}""")
+# Newton on log N(x) = log p from the left, in the lower half; N(-x) = 1 - N(x)
+define("ndtri", "f64", """FLT ndtri@(FLT p) {
+  FLT q = mini@(p, K(1.0) - p), l = log@(q), x = -sqrt@(l * K(-2.0));
+  x = sel@(q > K(0.02), (q - K(0.5)) * K(2.5066282746310002), x);
+  for (int k = 0; k < 8; k++) {
+    FLT c = logndtr@(x), d = exp@(fma@(x * K(-0.5), x, -c)) * K(0.3989422804014327);
+    x = x - (c - l) / d;
+  }
+  FLT inf = (FLT){0} + K(0x1p1023) * K(2.0);
+  x = sel@(p > K(0.5), -x, x);
+  x = sel@(p == K(0.0), -inf, sel@(p == K(1.0), inf, x));
+  return sel@((p >= K(0.0)) & (p <= K(1.0)), x, inf - inf);
+}""")
+
 # ---------------------------------------------------------------- f32 through f64
-VIA_F64 = frozenset(["lgamma", "digamma"])
+VIA_F64 = frozenset(["lgamma", "digamma", "i0", "i0e", "i1", "i1e", "erfcx", "log_ndtr", "ndtri"])
 for _name in sorted(VIA_F64):
-    define(_name, "f32", f"FLT {_name}@(FLT x) {{ return tos@({_name}$(tod@(x))); }}")
+    _text = _name.replace("_", "")
+    define(_text, "f32", f"FLT {_text}@(FLT x) {{ return tos@({_text}$(tod@(x))); }}")
 
 # ---------------------------------------------------------------- piecewise polynomials, the coefficients chosen by permutations of registers (AVX-512)
 

@@ -136,7 +136,7 @@ for _name, _target in (("truncdiv", "tdiv"), ("floordiv", "fdiv"), ("mod", "fmod
                        ("fma", "fma"), ("floor", "floor"), ("ceil", "ceil"), ("trunc", "trunc"), ("round", "rint"), ("sqrt", "sqrt"),
                        ("rsqrt", "rsqrt"), ("remainder", "remainder")):  # fmt: skip
     row(_name)(_call_row(_name, _target))
-for _name in ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "atan2", "erf", "erfc", "lgamma", "sigmoid", "hypot", "nextafter", "digamma", "erfinv", "ndtr", "gelu", "i0", "i0e", "i1", "i1e", "ndtri", "log_ndtr"]:  # fmt: skip
+for _name in ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "atan2", "erf", "erfc", "lgamma", "sigmoid", "hypot", "nextafter", "digamma", "erfinv", "ndtr", "gelu", "i0", "i0e", "i1", "i1e", "erfcx", "ndtri", "log_ndtr"]:  # fmt: skip
     row(_name)(_call_row(_name, _name.replace("_", "")))
 
 

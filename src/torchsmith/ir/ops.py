@@ -264,8 +264,16 @@ def _powi(a: Any, n: int) -> Any:
 
 
 # ---------------------------------------------------------------- special functions
+def _erfcx(a: float) -> float:
+    if a < 20:
+        return float(_total(math.exp)(a * a)) * math.erfc(a)
+    z = 0.5 / a / a
+    return 1 / math.sqrt(math.pi) / a * (1 - z * (1 - 3 * z * (1 - 5 * z * (1 - 7 * z * (1 - 9 * z)))))
+
+
 define("erf", "T>T", FLOAT, "math", "error function")(math.erf)
 define("erfc", "T>T", FLOAT, "math", "1 - erf(a)")(math.erfc)
+define("erfcx", "T>T", FLOAT, "math", "exp(a * a) * erfc(a)")(_erfcx)
 define("ndtr", "T>T", FLOAT, "math", "standard normal distribution function")(lambda a: 0.5 * math.erfc(-a * math.sqrt(0.5)))
 define("gelu", "T>T", FLOAT, "math", "a * ndtr(a)")(lambda a: a * (0.5 * math.erfc(-a * math.sqrt(0.5))))
 define("lgamma", "T>T", FLOAT, "math", "log|gamma(a)|")(_total(math.lgamma, INF))
@@ -310,7 +318,7 @@ def _bessel_i(order: int, x: float, scaled: bool) -> float:
     """Modified Bessel function of the first kind, times exp(-|x|) when `scaled`."""
     a = abs(x)
     if x != x or math.isinf(a):
-        return x if x != x else 0.0 if scaled else INF
+        return math.copysign(0.0, x if order else 1.0) if scaled and x == x else NAN  # unscaled at infinity: NaN, as in eager
     if a < 30:
         q, term, total, k = a * a / 4, (a / 2) ** order, 0.0, 0
         while True:
@@ -329,13 +337,13 @@ def _bessel_i(order: int, x: float, scaled: bool) -> float:
     return -value if order == 1 and x < 0 else value
 
 
-define("i0", "T>T", FLOAT, "math", "modified Bessel function of order 0", native=False)(lambda x: _bessel_i(0, x, False))
-define("i0e", "T>T", FLOAT, "math", "i0(a) * exp(-|a|)", native=False)(lambda x: _bessel_i(0, x, True))
-define("i1", "T>T", FLOAT, "math", "modified Bessel function of order 1", native=False)(lambda x: _bessel_i(1, x, False))
-define("i1e", "T>T", FLOAT, "math", "i1(a) * exp(-|a|)", native=False)(lambda x: _bessel_i(1, x, True))
+define("i0", "T>T", FLOAT, "math", "modified Bessel function of order 0")(lambda x: _bessel_i(0, x, False))
+define("i0e", "T>T", FLOAT, "math", "i0(a) * exp(-|a|)")(lambda x: _bessel_i(0, x, True))
+define("i1", "T>T", FLOAT, "math", "modified Bessel function of order 1")(lambda x: _bessel_i(1, x, False))
+define("i1e", "T>T", FLOAT, "math", "i1(a) * exp(-|a|)")(lambda x: _bessel_i(1, x, True))
 
 
-@define("ndtri", "T>T", FLOAT, "math", "quantile of the standard normal distribution", native=False)
+@define("ndtri", "T>T", FLOAT, "math", "quantile of the standard normal distribution")
 def _ndtri(p: float) -> float:
     return math.sqrt(2.0) * _erfinv(2 * p - 1) if p > 0.02 else -INF if p == 0 else NAN if not p > 0 else _ndtri_tail(p)
 
@@ -349,7 +357,7 @@ def _ndtri_tail(p: float) -> float:
     return x
 
 
-@define("log_ndtr", "T>T", FLOAT, "math", "log of the standard normal distribution function", native=False)
+@define("log_ndtr", "T>T", FLOAT, "math", "log of the standard normal distribution function")
 def _log_ndtr(x: float) -> float:
     if x > -20:
         return math.log(0.5 * math.erfc(-x / math.sqrt(2.0)))

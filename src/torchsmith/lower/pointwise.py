@@ -89,7 +89,7 @@ FLOAT_UNARY = {
     for name in (
         "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2", "expm1",
         "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf", "erfc", "erfinv", "lgamma", "digamma", "sigmoid", "i0",
-        "special_i0e", "special_i1", "special_i1e", "special_ndtri", "special_log_ndtr",
+        "special_i0e", "special_i1", "special_i1e", "special_ndtri", "special_log_ndtr", "special_erfcx",
     )
     if OPS[name.removeprefix("special_")].native
 }  # fmt: skip

@@ -26,7 +26,7 @@ from .fuse import simple_axes
 WINDOW = 40  # how far back a partner is looked for
 SERIAL_WORK = 32768  # element operations below which one thread is enough
 PARALLEL = 8  # outer iterations that keep the threads busy
-ROW_BYTES = 1 << 18  # what one outer iteration may keep in the second-level cache
+ROW_BYTES = 1 << 19  # what one outer iteration may keep in the second-level cache (half a megabyte: x and y of a group of 8 x 64 x 64)
 
 
 @dataclass
