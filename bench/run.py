@@ -5,6 +5,8 @@
     python bench/run.py --suite contractions   every distinct contraction, float32 and bfloat16, against ATen's best operator and the peak
     python bench/run.py --suite compile        first call in fresh processes, empty and filled caches
     python bench/run.py --suite overhead       the cost of a call: tiny functions, BERT with a no-op backend
+    python bench/run.py --suite threads        two Python threads on one model against one thread
+    python bench/run.py --suite loaded         the same calls beside two busy processes
     python bench/run.py --suite op_db          bench/op_db.py, whole
 
 In: --models, --batches, --peers, --only, --threads narrow a run; --quick is a smoke run whose figures mean nothing. Out: a table on stdout
@@ -25,17 +27,18 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import compile, contractions, overhead, seeds  # noqa: E402
+from suites import compile, contractions, loaded, overhead, seeds, threads  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
-SUITES = {"seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead}
+SUITES = {"seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded}
+MODELS_OF = {"threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"]}
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--suite", choices=(*SUITES, "op_db"))
-    p.add_argument("--models", nargs="+", default=None, metavar="MODEL", help="default: the ten; of seeds: also five outside ones")
+    p.add_argument("--models", nargs="+", metavar="MODEL", help="default: ten; of seeds: five more; of threads, loaded: three")
     p.add_argument("--batches", nargs="+", type=int, default=None, help="default: 1 and 8; of contractions: 1")
     p.add_argument("--peers", nargs="+", default=list(seeds.PEER_NAMES), choices=seeds.PEER_NAMES, metavar="PEER")
     p.add_argument("--pairs", type=int, default=PAIRS)
@@ -57,7 +60,7 @@ def main() -> int:
         return 0
     if args.suite is None:
         p.error("--suite is needed")
-    args.models = args.models or [*MODELS, *(OUTSIDE if args.suite == "seeds" else ())]
+    args.models = args.models or MODELS_OF.get(args.suite) or [*MODELS, *(OUTSIDE if args.suite == "seeds" else ())]
     args.batches = args.batches or ([1] if args.suite == "contractions" else [1, 8])
     if args.out is None:
         args.out = Path(tempfile.gettempdir()) / "torchsmith_bench_quick" if args.quick or args.prepare else HERE / "results"
