@@ -36,6 +36,7 @@ int ts_tensor_dims(PyObject *obj, int *ndim, const int64_t **sizes, const int64_
 int ts_tensor_range(PyObject *obj, uintptr_t *lo, uintptr_t *hi); /* 0 ok, -1 error */
 int ts_tensor_offset(PyObject *obj, int64_t *out);
 PyObject *ts_setup_tensor(PyObject *self, PyObject *args);
+PyObject *ts_set_discarded(PyObject *self, PyObject *cls);
 PyObject *ts_tensor_info(PyObject *self, PyObject *obj);
 
 /* ---- state.c: process and thread state a graph depends on */

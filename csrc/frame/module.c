@@ -5,6 +5,7 @@ PyObject *ts_suspend(PyObject *self, PyObject *arg);
 
 static PyMethodDef methods[] = {
     {"setup_tensor", ts_setup_tensor, METH_VARARGS, "find out how this torch lays out tensors"},
+    {"set_discarded", ts_set_discarded, METH_O, "the class of parameters that exist only in packed form"},
     {"setup_state", ts_setup_state, METH_VARARGS, "find out how this torch keeps its global state"},
     {"setup_dispatch", ts_setup_dispatch, METH_O, "set the gate handler"},
     {"setup_profiled", ts_setup_profiled, METH_O, "set the profiled call"},

@@ -11,6 +11,7 @@ typedef int32_t (*get_ptr)(void *, void **);
 static struct {
   int ready;
   PyTypeObject *base;         /* torch._C.TensorBase */
+  PyTypeObject *discarded;    /* a parameter that exists only in packed form stays what it was for guards */
   Py_ssize_t cdata;           /* offset of the at::Tensor in the Python object */
   get_i64p sizes, strides;
   get_i64 dim, offset;
@@ -85,7 +86,7 @@ int ts_tensor_dims(PyObject *obj, int *ndim, const int64_t **sizes, const int64_
 int ts_tensor_offset(PyObject *obj, int64_t *out) { return T.offset(handle_of(obj), out) ? -1 : 0; }
 
 int ts_tensor_check(const TensorGuard *g, PyObject *obj) {
-  if (Py_TYPE(obj) != g->type) return 0;
+  if (Py_TYPE(obj) != g->type && !(T.discarded && Py_TYPE(obj) == T.discarded && g->type == T.discarded->tp_base)) return 0;
   if (T.raw) {
     char *impl = impl_of(obj);
     if (*(uint64_t *)(impl + T.o_keys) != g->keys) return 0;
@@ -248,6 +249,12 @@ static void probe_grad(PyObject *leaves) {
 }
 
 static void *symbol(void *lib, const char *name) { return lib ? dlsym(lib, name) : NULL; }
+
+PyObject *ts_set_discarded(PyObject *self, PyObject *cls) {
+  if (!PyType_Check(cls)) return PyErr_Format(PyExc_TypeError, "set_discarded takes a class");
+  T.discarded = (PyTypeObject *)Py_NewRef(cls);
+  Py_RETURN_NONE;
+}
 
 /* setup_tensor(libtorch_path, TensorBase, requires_grad_getset, dispatch_keys, examples, itemsizes {code: bytes}, (on, off, nonleaf, on, ...)) -> dict */
 PyObject *ts_setup_tensor(PyObject *self, PyObject *args) {

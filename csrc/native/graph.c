@@ -1,7 +1,8 @@
 /* Graph: one compiled library, callable with the graph's inputs; gives a tuple of results.
  *
- * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust, tail, threads)
- *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written
+ * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust, tail, threads, pool, packing, discard)
+ *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written,
+ *            4 read by `run`
  *   results  [(kind, of, ndim, at, row, dtype)] kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
  *                                              5 int, 6 float, 7 bool; a view's dtype row and torch.dtype
  *   externs  specs for extern_new
@@ -9,6 +10,7 @@
  *   consts   inputs that `prepare` reads; trust: believe that inference tensors among them do not change
  *   tail     tuple of objects that always are the last inputs; threads: at most so many, 0 for as many as torch uses
  *   pool     whose threads: 0 torch's, 1 our own (pool.h)
+ *   packing  names what `prepare` computes: graphs of one name share it; discard: free the memory of parameters that only it reads
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -20,7 +22,7 @@
 
 enum { IN_UNUSED, IN_TENSOR, IN_INT, IN_FLOAT, IN_BOOL };
 enum { OUT_FRESH, OUT_SAME, OUT_INPUT, OUT_VIEW_INPUT, OUT_VIEW_RESULT, OUT_INT, OUT_FLOAT, OUT_BOOL };
-enum { WANT_SIZES = 1, WRITTEN = 2 };
+enum { WANT_SIZES = 1, WRITTEN = 2, READ = 4 };
 
 typedef struct {
   int8_t kind, flags;
@@ -462,7 +464,8 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
 static int read_consts(Graph *g, PyObject *consts) {
   int n = (int)PyList_GET_SIZE(consts);
   g->consts.inputs = PyMem_Calloc((size_t)n + 1, sizeof(int));
-  if (!g->consts.inputs) return -1;
+  g->consts.prepared_only = PyMem_Calloc((size_t)n + 1, sizeof(bool));
+  if (!g->consts.inputs || !g->consts.prepared_only) return -1;
   for (int i = 0; i < n; i++) {
     long k = PyLong_AsLong(PyList_GET_ITEM(consts, i));
     if (k < 0 || k >= g->n_inputs || g->inputs[k].kind != IN_TENSOR) {
@@ -470,13 +473,15 @@ static int read_consts(Graph *g, PyObject *consts) {
       return -1;
     }
     g->consts.inputs[i] = (int)k;
+    g->consts.prepared_only[i] = !(g->inputs[k].flags & (READ | WRITTEN));
   }
   g->consts.n = n;
   return 0;
 }
 
 static PyObject *graph_refreeze(PyObject *self, PyObject *none) {
-  states_clear(&((Graph *)self)->consts);
+  Graph *g = (Graph *)self;
+  if (g->consts.list) states_clear(g->consts.list);
   Py_RETURN_NONE;
 }
 
@@ -506,11 +511,12 @@ static PyMethodDef graph_methods[] = {
 };
 
 static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  const char *path, *symbol;
+  const char *path, *symbol, *packing;
   PyObject *inputs, *results, *externs, *eager, *consts, *name, *tail;
-  int trust, threads, pool;
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!ii", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
-                        &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail, &threads, &pool))
+  int trust, threads, pool, discard;
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!iisp", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
+                        &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail, &threads, &pool,
+                        &packing, &discard))
     return NULL;
   if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
   Graph *g = (Graph *)type->tp_alloc(type, 0);
@@ -523,6 +529,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   g->consts.trust = trust;
   g->threads = threads;
   g->pool = pool;
+  g->consts.discard = discard;
   g->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!g->lib) {
     PyErr_Format(PyExc_OSError, "%s", dlerror());
@@ -533,7 +540,7 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyErr_Format(PyExc_OSError, "%s is not a torchsmith library of this version", path);
     goto bad;
   }
-  if (read_specs(g, inputs, results, externs) < 0 || read_consts(g, consts) < 0) goto bad;
+  if (read_specs(g, inputs, results, externs) < 0 || read_consts(g, consts) < 0 || consts_join(&g->consts, packing) < 0) goto bad;
   int scalars = 0;
   for (int i = 0; i < g->n_inputs; i++) scalars += g->inputs[i].kind >= IN_INT;
   if (g->entry->n_inputs != g->n_inputs || PyTuple_GET_SIZE(tail) > g->n_inputs || g->entry->n_results != g->n_results || g->entry->n_scalars != scalars) {
@@ -575,8 +582,9 @@ static void graph_dealloc(PyObject *self) {
   PyMem_Free(g->results);
   PyMem_Free(g->inputs);
   views_free(g->views);
-  states_clear(&g->consts);
+  consts_leave(&g->consts);
   PyMem_Free(g->consts.inputs);
+  PyMem_Free(g->consts.prepared_only);
   Py_CLEAR(g->name);
   Py_CLEAR(g->tail);
   if (g->lib) dlclose(g->lib);

@@ -29,7 +29,7 @@ static PyMethodDef methods[] = {
     {"setup_packages", package_setup, METH_O, "The exception that packages raise: called with text and status."},
     {"has_symbol", has_symbol, METH_O, "True when libtorch_cpu exports this name."},
     {"dtype_number", dtype_number, METH_O, "torch's number of a dtype row."},
-    {"refreeze", refreeze, METH_NOARGS, "Every graph prepares its constants anew at its next call."},
+    {"refreeze", refreeze, METH_VARARGS, "Graphs prepare these constants (none given: all) anew at their next call."},
     {"workspace_stats", stats, METH_NOARGS, "Blocks made, bytes held, blocks kept."},
     {"workspace_trim", trim, METH_NOARGS, "Free every idle workspace."},
     {NULL, NULL, 0, NULL},

@@ -23,7 +23,9 @@ typedef struct {
   PyObject *steal;       /* capsule of at::Tensor* -> Python tensor */
   PyObject *as_strided, *view, *increment_version;
   PyObject *is_autocast, *disable_autocast;
-  PyObject *on_prepare;  /* (graph name, bytes), after constants were prepared */
+  PyObject *on_prepare;  /* (graph name, bytes prepared, bytes of the constants), after constants were prepared */
+  PyObject *discard;     /* (tensors...): free their memory */
+  PyTypeObject *discarded; /* the class of those */
   getter version;        /* Tensor._version */
   void *version_closure;
   PyObject *error;       /* torchsmith.runtime.load.NativeError */
@@ -74,18 +76,29 @@ extern PyTypeObject SlotType;
 
 /* ---- state.c: what `prepare` computed from inputs that stay the same between calls */
 typedef struct State State;
+/* Graphs whose `prepare` does the same to its constants share what it computed: one list for each key. With the GIL. */
+typedef struct StateList {
+  struct StateList *next;
+  char *key; /* "": of one graph alone */
+  int graphs;
+  State **states; /* one per set of constants that was met (several modules may share one graph), the latest used first */
+  int n;
+} StateList;
 typedef struct {
   int n;
   int *inputs;
+  bool *prepared_only; /* is this one read by `prepare` and by nothing else? */
   bool trust; /* inference tensors, which have no version counter, count as constant too */
-  State **states; /* one per set of constants that was met (several modules may share one graph), the latest used first */
-  int n_states;
+  bool discard; /* free the memory of prepared_only parameters once they are prepared */
+  StateList *list;
 } Consts;
 /* The state that belongs to these inputs, prepared if need be; a new reference, or NULL with an exception. All with the GIL. */
 State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObject *name, PyObject *const *args, const ts_tensor *tensors);
 void state_close(State *s);
-void states_clear(Consts *c);
-PyObject *refreeze(PyObject *module, PyObject *none);
+int consts_join(Consts *c, const char *key);
+void consts_leave(Consts *c);
+void states_clear(StateList *list);
+PyObject *refreeze(PyObject *module, PyObject *tensors);
 const void *state_memory(const State *s);
 
 /* ---- graph.c */

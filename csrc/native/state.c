@@ -41,13 +41,45 @@ void state_close(State *s) {
   PyMem_Free(s);
 }
 
-void states_clear(Consts *c) {
-  State **old = c->states;
-  int n = c->n_states;
-  c->states = NULL;
-  c->n_states = 0;
+void states_clear(StateList *list) {
+  State **old = list->states;
+  int n = list->n;
+  list->states = NULL;
+  list->n = 0;
   for (int i = 0; i < n; i++) state_close(old[i]);
   PyMem_Free(old);
+}
+
+static StateList *lists;
+
+int consts_join(Consts *c, const char *key) {
+  if (!c->n) return 0;
+  for (StateList *l = lists; *key && l; l = l->next)
+    if (strcmp(l->key, key) == 0) {
+      l->graphs++;
+      c->list = l;
+      return 0;
+    }
+  StateList *l = PyMem_Calloc(1, sizeof *l + strlen(key) + 1);
+  if (!l) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  l->key = strcpy((char *)(l + 1), key);
+  l->graphs = 1;
+  l->next = lists;
+  lists = c->list = l;
+  return 0;
+}
+
+void consts_leave(Consts *c) {
+  StateList *l = c->list, **at = &lists;
+  c->list = NULL;
+  if (!l || --l->graphs) return;
+  while (*at != l) at = &(*at)->next;
+  *at = l->next;
+  states_clear(l);
+  PyMem_Free(l);
 }
 
 /* The same tensor objects, whatever they hold. */
@@ -57,26 +89,26 @@ static bool is_of(const Consts *c, const State *s, const ts_tensor *tensors) {
   return true;
 }
 
-static void remove_state(Consts *c, int i) {
-  State *s = c->states[i];
-  memmove(&c->states[i], &c->states[i + 1], sizeof(State *) * (size_t)(--c->n_states - i));
+static void remove_state(StateList *l, int i) {
+  State *s = l->states[i];
+  memmove(&l->states[i], &l->states[i + 1], sizeof(State *) * (size_t)(--l->n - i));
   state_close(s);
 }
 
 /* Put `s` first; takes over the reference. */
-static int keep_state(Consts *c, State *s) {
-  for (int i = c->n_states - 1; i >= 0; i--)
-    if (c->states[i]->alive && PyWeakref_GetObject(c->states[i]->alive) == Py_None) remove_state(c, i);
-  while (c->n_states >= MOST) remove_state(c, c->n_states - 1);
-  State **more = PyMem_Realloc(c->states, sizeof(State *) * (size_t)(c->n_states + 1));
+static int keep_state(StateList *l, State *s) {
+  for (int i = l->n - 1; i >= 0; i--)
+    if (l->states[i]->alive && PyWeakref_GetObject(l->states[i]->alive) == Py_None) remove_state(l, i);
+  while (l->n >= MOST) remove_state(l, l->n - 1);
+  State **more = PyMem_Realloc(l->states, sizeof(State *) * (size_t)(l->n + 1));
   if (!more) {
     PyErr_NoMemory();
     return -1;
   }
-  c->states = more;
-  memmove(&more[1], more, sizeof(State *) * (size_t)c->n_states);
+  l->states = more;
+  memmove(&more[1], more, sizeof(State *) * (size_t)l->n);
   more[0] = s;
-  c->n_states++;
+  l->n++;
   return 0;
 }
 
@@ -98,10 +130,13 @@ static int64_t version_of(PyObject *tensor) {
   return n;
 }
 
+static bool is_discarded(PyObject *tensor) { return Py_TYPE(tensor) == torch.discarded; }
+
 static bool is_same(const Consts *c, const State *s, PyObject *const *args, const ts_tensor *tensors) {
   for (int i = 0; i < c->n; i++) {
     const Snapshot *snap = &s->snaps[i];
     int k = c->inputs[i];
+    if (is_discarded(args[k])) continue; /* there is nothing left that could differ */
     if (snap->data != tensors[k].data || snap->impl != *(void **)tensors[k].handle) return false;
     if (snap->version < 0 ? !c->trust : snap->version != version_of(args[k])) return false;
   }
@@ -109,6 +144,7 @@ static bool is_same(const Consts *c, const State *s, PyObject *const *args, cons
   for (int i = 0; i < c->n; i++) { /* a loop of its own: the cache misses overlap */
     const Snapshot *snap = &s->snaps[i];
     uint64_t words[WORDS];
+    if (is_discarded(args[c->inputs[i]])) continue;
     if (snap->copy) {
       same &= memcmp(snap->copy, snap->data, (size_t)snap->span) == 0;
       continue;
@@ -150,25 +186,49 @@ static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, i
   return 0;
 }
 
+/* Free what only `prepare` read. */
+static int discard(const Consts *c, PyObject *const *args) {
+  int n = 0;
+  PyObject **chosen = PyMem_Malloc(sizeof(PyObject *) * (size_t)c->n), *done;
+  if (!chosen) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  for (int i = 0; i < c->n; i++)
+    if (c->prepared_only[i]) chosen[n++] = args[c->inputs[i]];
+  done = PyObject_Vectorcall(torch.discard, chosen, (size_t)n, NULL);
+  PyMem_Free(chosen);
+  Py_XDECREF(done);
+  return done ? 0 : -1;
+}
+
 State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObject *name, PyObject *const *args, const ts_tensor *tensors) {
   State *s = NULL;
-  for (int i = 0; i < c->n_states && !s; i++) {
-    if (!is_of(c, c->states[i], tensors)) continue;
-    s = c->states[i];
-    memmove(&c->states[1], c->states, sizeof(State *) * (size_t)i);
-    c->states[0] = s;
+  StateList *l = c->list;
+  for (int i = 0; i < l->n && !s; i++) {
+    if (!is_of(c, l->states[i], tensors)) continue;
+    s = l->states[i];
+    memmove(&l->states[1], l->states, sizeof(State *) * (size_t)i);
+    l->states[0] = s;
     if (s->generation == generation && is_same(c, s, args, tensors)) {
       s->refs++;
       return s;
     }
     s->refs++; /* changed: out of the list, and used again if no call runs on it */
-    remove_state(c, 0);
+    remove_state(l, 0);
     if (s->refs > 1) {
       state_close(s);
       s = NULL;
       break;
     }
   }
+  for (int i = 0; i < c->n; i++)
+    if (is_discarded(args[c->inputs[i]])) {
+      state_close(s);
+      return (State *)PyErr_Format(torch.error, "weights cannot be packed for %S: the memory of input %d was discarded when it was packed before "
+                                   "(options freezing_discard_parameters); give the parameter new values first, for instance by "
+                                   "load_state_dict(..., assign=True)", name, c->inputs[i]);
+    }
   if (!s) {
     s = PyMem_Calloc(1, sizeof(State) + sizeof(Snapshot) * (size_t)c->n);
     if (!s) return (State *)PyErr_NoMemory();
@@ -187,8 +247,10 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
     bad = true;
   }
   if (!bad) {
-    PyObject *told = PyObject_CallFunction(torch.on_prepare, "OL", name, (long long)entry->state_bytes);
-    bad = told == NULL || keep_state(c, s) < 0;
+    long long original = 0;
+    for (int i = 0; i < c->n; i++) original += s->snaps[i].span;
+    PyObject *told = PyObject_CallFunction(torch.on_prepare, "OLL", name, (long long)entry->state_bytes, original);
+    bad = told == NULL || keep_state(l, s) < 0 || (c->discard && discard(c, args) < 0);
     Py_XDECREF(told);
   }
   if (bad) {
@@ -199,7 +261,16 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
   return s;
 }
 
-PyObject *refreeze(PyObject *module, PyObject *none) {
-  generation++;
+PyObject *refreeze(PyObject *module, PyObject *tensors) {
+  if (PyTuple_GET_SIZE(tensors) == 0) generation++;
+  for (Py_ssize_t t = 0; t < PyTuple_GET_SIZE(tensors); t++) {
+    PyObject *tensor = PyTuple_GET_ITEM(tensors, t);
+    if (!torch.ready) break;
+    if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "refreeze takes tensors, not %s", Py_TYPE(tensor)->tp_name);
+    for (StateList *l = lists; l; l = l->next)
+      for (int i = 0; i < l->n; i++)
+        for (int k = 0; k < l->states[i]->n; k++)
+          if (l->states[i]->snaps[k].impl == *(void **)handle_of(tensor)) l->states[i]->generation = -1;
+  }
   Py_RETURN_NONE;
 }

@@ -90,7 +90,8 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
   if (!(torch.steal = take(settings, "steal")) || !(torch.as_strided = take(settings, "as_strided")) ||
       !(torch.view = take(settings, "view")) || !(torch.increment_version = take(settings, "increment_version")) ||
       !(torch.is_autocast = take(settings, "is_autocast")) || !(torch.disable_autocast = take(settings, "disable_autocast")) ||
-      !(torch.on_prepare = take(settings, "on_prepare")) || !(torch.error = take(settings, "error")))
+      !(torch.on_prepare = take(settings, "on_prepare")) || !(torch.discard = take(settings, "discard")) ||
+      !(torch.discarded = (PyTypeObject *)take(settings, "discarded")) || !(torch.error = take(settings, "error")))
     return NULL;
   PyObject *version = PyObject_GetAttrString(type, "_version");
   if (!version) return NULL;

@@ -16,6 +16,7 @@ _PUBLIC = {
     "RecompileLimitHit": "capture.dispatch",
     "BackendFailed": "capture.dispatch",
     "compiler": "compiler",
+    "refreeze": "compiler",
     "aot": "aot",
     "export": "export",
     "Dim": "export",

@@ -7,10 +7,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from . import events
 from .backends.registry import DEFAULT, list_backends, lookup_backend, register_backend, resolve_backend
 from .capture import _frame, dispatch
 from .runtime import _native
+from .runtime.discarded import DiscardedParameter
 
 __all__ = [
     "allow_in_graph", "assume_constant_result", "cudagraph_mark_step_begin", "disable", "get_default_backend", "is_compiling",
@@ -24,13 +27,21 @@ def reset() -> None:
     dispatch.reset()
 
 
-def refreeze() -> None:
-    """Compiled graphs compute anew, at their next call, what they keep of parameters (packed weights, folded constants).
+def refreeze(model: torch.nn.Module | None = None) -> None:
+    """Compiled graphs compute anew, at their next call, what they keep of the parameters and buffers of `model` (packed weights, folded
+    constants); without an argument, of all models.
 
     Ordinary changes of parameters are noticed without it. Needed only after a write into the middle of a large parameter that moves
     no version counter: through `.data`, NumPy or another process.
     """
-    _native.refreeze()
+    if model is None:
+        _native.refreeze()
+        return
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(isinstance(t, DiscardedParameter) for t in tensors):
+        raise RuntimeError("refreeze: parameters of this model were discarded after packing (options freezing_discard_parameters)")
+    if tensors:
+        _native.refreeze(*tensors)
 
 
 def is_compiling() -> bool:
@@ -161,6 +172,7 @@ def _only_compiled(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...
 
 
 _frame.setup_dispatch(_on_gate)
+_frame.set_discarded(DiscardedParameter)
 
 # ---------------------------------------------------------------- defaults
 

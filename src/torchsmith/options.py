@@ -28,7 +28,8 @@ class Options:
     fallback_random: bool = True  # random operators are extern calls, so that draws equal eager's
     # code generation
     max_autotune: bool = False  # measure the tilings of contractions in place (tuning.py); remembered per processor
-    freezing: bool = False
+    freezing: bool = False  # believe that parameters are constant even where writes to them cannot be seen: docs/freezing.md
+    freezing_discard_parameters: bool = False  # with freezing: free the memory of parameters once they are packed
     native_contractions: bool = True  # products with constant weights as generated kernels instead of extern calls
     epilogue_fusion: bool = True
     max_fusion_size: int = 64
@@ -54,7 +55,7 @@ class Options:
     def codegen_key(self) -> tuple[tuple[str, Any], ...]:
         """The part that changes generated code: goes into cache keys."""
         skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check",
-                "cpp_threads", "thread_pool"}  # fmt: skip
+                "cpp_threads", "thread_pool", "freezing_discard_parameters"}  # fmt: skip
         return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in skip)
 
 

@@ -20,7 +20,7 @@ import torch
 from . import events
 from .codes import Unsupported
 from .emit.c import emit_kernel
-from .emit.host import describe, emit_host
+from .emit.host import describe, emit_host, packing_key
 from .graph.functionalise import functionalise
 from .graph.readable import readable
 from .graph.sizes import SizeFacts
@@ -99,7 +99,7 @@ def emit(p: Plan, options: Options) -> Source:
     kernels = tuple(emit_kernel(k) for k in p.kernels)
     names = tuple(building.kernel_name(text) for text in kernels)
     origins = tuple(f"{name}: {', '.join(k.origins)}" for name, k in zip(names, p.kernels, strict=True))
-    return Source(emit_host(p, names), kernels, Manifest.of(describe(p)), origins)
+    return Source(emit_host(p, names), kernels, Manifest.of(describe(p) | {"packing": packing_key(p, names)}), origins)
 
 
 def show_source(s: Source) -> str:
@@ -228,7 +228,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     with events.timed("load", graph=name):
         call = load(
             library, manifest, eager=gm.forward, name=name, frozen=options.freezing, tail=fg.consts, threads=options.cpp_threads,
-            pool=options.thread_pool,
+            pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
         )  # fmt: skip
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchsmith.emit.host import describe, emit_host
+from torchsmith.emit.host import describe, emit_host, packing_key
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Expr, Sym, const
 from torchsmith.ir.kernel import Kernel, Param, Scheduled
@@ -74,7 +74,7 @@ def compile_body(
     buffers: Sequence[Buffer], body: Sequence[Any], results: Sequence[Any], texts: dict[str, str], *, symbols: Sequence[Symbol] = (),
     write_backs: Sequence[tuple[str, str]] = (), eager: Callable[..., Any] | None = None, inputs: Sequence[str] | None = None,
     options: Options | None = None, consts: Sequence[str] = (), frozen: bool = False,
-    tail: Sequence[Any] = (), threads: int = 0, pool: str = "torch",
+    tail: Sequence[Any] = (), threads: int = 0, pool: str = "torch", discard: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
     """Plan, print, build and load."""
     options = options or Options()
@@ -84,4 +84,7 @@ def compile_body(
     given = [texts[k.name] for k in made.kernels]
     kernels = [kernel_name(t) for t in given]
     path: Path = build(emit_host(made, kernels), given, options)
-    return load(path, Manifest.of(describe(made)), eager=eager, name="g", frozen=frozen, tail=tail, threads=threads, pool=pool)
+    return load(
+        path, Manifest.of(describe(made) | {"packing": packing_key(made, kernels)}), eager=eager, name="g", frozen=frozen, tail=tail, threads=threads,
+        pool=pool, discard=discard,
+    )  # fmt: skip

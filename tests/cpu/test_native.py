@@ -358,9 +358,20 @@ def test_inference_tensors_are_constant_only_when_frozen() -> None:
         w, x = torch.randn(1000), torch.randn(1000)
         g = prepared()
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 1]
-        g = prepared(frozen=True)
+        g, w = prepared(frozen=True), torch.randn(1000)
         assert [prepares(g, w, x), prepares(g, w, x)] == [1, 0]
     assert prepares(g, torch.randn(1000), x) == 1
+
+
+def test_graphs_that_pack_alike_share_what_they_packed() -> None:
+    one, two, w, x = prepared(), prepared(), torch.randn(1000), torch.randn(1000)
+    assert [prepares(one, w, x), prepares(two, w, x)] == [1, 0]
+    w.add_(1)
+    assert [prepares(two, w, x), prepares(one, w, x)] == [1, 0]
+    del one
+    gc.collect()
+    assert prepares(two, w, x) == 0
+    assert prepares(prepared(999), w[:999], x[:999]) == 1
 
 
 def test_threads_with_other_constants() -> None:

@@ -215,10 +215,15 @@ def _holds_tensor(g: Guard, v: Any, call: Call) -> bool:
     return isinstance(v, torch.Tensor) and not _tensor_differences(g.value, v)
 
 
+def _guarded_type(t: torch.Tensor) -> Any:
+    """A parameter that exists only in packed form stays what it was."""
+    return getattr(type(t), "_torchsmith_was", type(t))
+
+
 def _tensor_differences(want: TensorGuard, t: torch.Tensor) -> list[str]:
     """What differs, in words; empty: the guard holds."""
     rows: list[tuple[str, Any, Any]] = [
-        ("type", want.type, type(t)), ("dtype", want.dtype, t.dtype), ("device", want.device, t.device),
+        ("type", want.type, _guarded_type(t)), ("dtype", want.dtype, t.dtype), ("device", want.device, t.device),
         ("requires_grad", want.requires_grad, t.requires_grad), ("number of dimensions", len(want.sizes), t.dim()),
     ]  # fmt: skip
     found = [f"{name} was {was}, is {now}" for name, was, now in rows if was != now]

@@ -43,6 +43,7 @@ class GraphSummary:
     guards: tuple[str, ...]
     cached: bool
     library: str
+    constants: tuple[int, int] = (0, 0)  # bytes of the constants that were prepared (packed, folded), and of what they became
     module: Any = None  # the captured torch.fx.GraphModule
 
 
@@ -143,7 +144,9 @@ def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...
             reason = Reason(report.code)
         operators = _operators(module) if module is not None else ("?",) * report.operators
         ours = (report.kernels, tuple(report.externs), guards, report.cached, report.library)
-        found.append(GraphSummary(str(f["name"]), report.road, reason, operators, *ours, module))
+        prepared = [p for p in by_kind["prepare"] if p["graph"] == f["name"]]
+        constants = (sum(p["original"] for p in prepared), sum(p["bytes"] for p in prepared))
+        found.append(GraphSummary(str(f["name"]), report.road, reason, operators, *ours, constants, module))
     return tuple(found)
 
 
@@ -168,6 +171,9 @@ def _lines(e: Explanation) -> list[str]:
         out.append(f"  operators ({len(g.operators)}): {_counted(g.operators)}")
         out.append(f"  kernels: {g.kernels}")
         out.append(f"  extern calls ({len(g.externs)}): {_counted(g.externs) or 'none'}")
+        if g.constants[1]:
+            before, after = (f"{b / 1e6:.1f} MB" for b in g.constants)
+            out.append(f"  constants: {before} original, {after} packed")
         out.append(f"  guards ({len(g.guards)}):")
         out += [f"    {text}" for text in g.guards[:20]]
         out += [f"    ... and {len(g.guards) - 20} more"] if len(g.guards) > 20 else []

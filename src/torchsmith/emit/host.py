@@ -6,6 +6,8 @@ In: Plan and the C names of its kernels. Out: `emit_host` gives include-free C t
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -483,6 +485,18 @@ _NO_PLAN = Plan("", (), (), {}, {}, (), Const(dt.index, 0), (), (), ())
 
 
 # ---------------------------------------------------------------- manifest
+
+
+def packing_key(plan: Plan, kernel_names: Sequence[str]) -> str:
+    """Digest of what `prepare` does to its constants: same key, same bytes from the same constants (kernel names are digests)."""
+    if not plan.consts:
+        return ""
+    host = _Host(plan, tuple(kernel_names))
+    for step in plan.prepare:
+        host.step(step)
+    place = {i: n for n, i in enumerate(plan.consts)}  # other graphs may have other inputs before them
+    text = re.sub(r"\bin\[(\d+)\]", lambda m: f"const[{place[int(m[1])]}]", "\n".join(host.lines))
+    return hashlib.sha256(f"{plan.state} {len(place)}\n{text}".encode()).hexdigest()[:32]
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from .. import events
 from . import _native
 from .externs_torch import DTYPE_ROWS, DTYPES, bind
 from .load import NativeError
+from .discarded import DiscardedParameter, discard
 from .manifest import Manifest
 
 NUMBER_KINDS = {"f64": 3, "f32": 3, "bool": 4}  # index and integers: 2
@@ -34,12 +35,14 @@ def setup() -> None:
         "is_autocast": functools.partial(torch.is_autocast_enabled, "cpu"),
         "disable_autocast": _enter_no_autocast,
         "on_prepare": _on_prepare,
+        "discard": discard,
+        "discarded": DiscardedParameter,
         "error": NativeError,
     })  # fmt: skip
 
 
-def _on_prepare(name: str, size: int) -> None:
-    events.emit("prepare", graph=name, bytes=size)
+def _on_prepare(name: str, size: int, original: int) -> None:
+    events.emit("prepare", graph=name, bytes=size, original=original)
 
 
 def _enter_no_autocast() -> Any:
@@ -57,7 +60,7 @@ def _bump_version(tensor: torch.Tensor) -> None:
 
 def graph(
     library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool, tail: Sequence[Any], threads: int,
-    pool: str,
+    pool: str, discard: bool,
 ) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
@@ -67,8 +70,9 @@ def graph(
     name = name or manifest.name
     fallback = None if eager is None else functools.partial(_repeat, eager, name)
     return _native.Graph(
-        library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail), threads, pool == "own"
-    )
+        library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail), threads, pool == "own",
+        manifest.packing, discard,
+    )  # fmt: skip
 
 
 def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
@@ -80,7 +84,7 @@ def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
 def _input(row: Mapping[str, Any]) -> tuple[int, int, int, int]:
     if row["kind"] == "number":
         return (NUMBER_KINDS.get(row["dtype"], 2), 0, 0, 0)
-    flags = bool(row.get("measured")) | bool(row.get("written")) << 1
+    flags = bool(row.get("measured")) | bool(row.get("written")) << 1 | bool(row.get("read", True)) << 2
     if row["kind"] == "unused":
         return (0, 0, 0, flags)
     return (1, DTYPE_ROWS.get(row["dtype"], -1), row["ndim"], flags)

@@ -6,6 +6,7 @@ In: the dict that emit.host.describe made, or JSON text from the cache. Out: Man
     results  [{kind: fresh, dtype} | {kind: same, of} | {kind: input, of}
               | {kind: view, of: [input|result, i], ndim, dtype, at} | {kind: number, dtype, at}]    at: place in result_syms
     consts   [i]    inputs that `prepare` reads: it runs again when one of them changes
+    packing  digest of what `prepare` does; graphs with the same one share its results
     state    bytes of what prepare computes
     externs  [{op, args, kwargs, returned, via, loc, tensors: [[dtype, ndim]], outs: [[dtype, ndim] | null], numbers, mutates}]
              an argument is null, bool, int, float, or [tensor, i] | [number, i, dtype] | [str, s] | [dtype, name]
@@ -50,6 +51,7 @@ class Manifest:
     kernels: int
     consts: list[int]
     state: int = 0
+    packing: str = ""
     abi: int = VERSION
 
     @classmethod
@@ -62,6 +64,7 @@ class Manifest:
                 str(given["symbol"]), str(given["name"]), list(given["inputs"]), list(given["results"]),
                 [ExternRow(**row) for row in given["externs"]], int(given["kernels"]),
                 [int(i) for i in given["consts"]], int(given.get("state", 0)),
+                str(given.get("packing", "")),
             )  # fmt: skip
         except (KeyError, TypeError) as e:
             raise ValueError(f"not a manifest: {e!r}") from e

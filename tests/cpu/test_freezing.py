@@ -1,0 +1,89 @@
+"""Frozen weights: shared, repacked when something changes, discarded when asked; what the user is told."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import torchsmith
+from torchsmith import events
+from torchsmith.runtime.discarded import DiscardedParameter
+
+
+def model(n: int = 256) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(n, n), nn.GELU(), nn.Linear(n, n)).eval()
+
+
+def prepared(call, *args) -> int:
+    with events.recording() as got, torch.no_grad():
+        call(*args)
+    return sum(e.kind == "prepare" for e in got)
+
+
+def test_refreeze_of_one_model() -> None:
+    a, b, x = model(), model(), torch.randn(4, 256)
+    fa, fb = torchsmith.compile(a), torchsmith.compile(b)
+    assert [prepared(fa, x), prepared(fb, x), prepared(fa, x)] == [1, 1, 0]
+    torchsmith.refreeze(a)
+    assert [prepared(fa, x), prepared(fb, x)] == [1, 0]
+    torchsmith.refreeze()
+    assert [prepared(fa, x), prepared(fb, x)] == [1, 1]
+    with torch.no_grad():
+        a[0].weight.data.view(-1)[77777 % a[0].weight.numel()] = 40.0  # one number in the middle, seen by no counter
+        torchsmith.refreeze(fa)
+        torch.testing.assert_close(fa(x), a(x))
+
+
+def test_explain_names_original_and_packed_bytes() -> None:
+    with torch.no_grad():
+        report = torchsmith.explain(model())(torch.randn(4, 256))
+    original, packed = report.graphs[0].constants
+    assert original >= 2 * 256 * 256 * 4 and packed >= 2 * 256 * 256 * 4
+    assert "constants: " in str(report) and "packed" in str(report)
+
+
+def discarding(m: nn.Module):
+    return torchsmith.compile(m, options={"freezing": True, "freezing_discard_parameters": True})
+
+
+def test_discarded_parameters() -> None:
+    m, x = model(), torch.randn(4, 256)
+    with torch.no_grad():
+        want = m(x)
+        f = discarding(m)
+        for _ in range(3):
+            torch.testing.assert_close(f(x), want)
+        assert isinstance(m[0].weight, DiscardedParameter) and m[0].weight.untyped_storage().nbytes() == 0
+        assert m[0].weight.shape == (256, 256) and "Discarded" in repr(m[0].weight)
+        with pytest.raises(RuntimeError, match="discarded"):
+            m(x)
+        for use in (lambda w: w + 1, lambda w: w.data, lambda w: w.clone(), lambda w: w.numpy(), lambda w: w[0], lambda w: w.sum().item()):
+            with pytest.raises(RuntimeError, match="discarded"):
+                use(m[0].weight)
+        with pytest.raises(RuntimeError, match="discarded"):
+            torchsmith.refreeze(m)
+        torch.testing.assert_close(f(x), want)
+        fresh = model()
+        m.load_state_dict(fresh.state_dict(), assign=True)
+        torch.testing.assert_close(f(x), want)
+
+
+def test_memory_that_others_see_is_not_discarded() -> None:
+    m, x = model(), torch.randn(4, 256)
+    kept = m.state_dict()
+    with torch.no_grad():
+        want = m(x)
+        f = discarding(m)
+        torch.testing.assert_close(f(x), want)
+        assert type(m[0].weight) is nn.Parameter and torch.equal(kept["0.weight"], model()[0].weight)
+        torch.testing.assert_close(m(x), want)
+
+
+def test_discarding_needs_freezing() -> None:
+    m, x = model(), torch.randn(4, 256)
+    with torch.no_grad():
+        torchsmith.compile(m, options={"freezing_discard_parameters": True})(x)
+    assert type(m[0].weight) is nn.Parameter
+    gc.collect()
