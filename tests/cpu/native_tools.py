@@ -85,6 +85,6 @@ def compile_body(
     kernels = [kernel_name(t) for t in given]
     path: Path = build(emit_host(made, kernels), given, options)
     return load(
-        path, Manifest.of(describe(made) | {"packing": packing_key(made, kernels)}), eager=eager, name="g", frozen=frozen, tail=tail, threads=threads,
-        pool=pool, discard=discard,
+        path, Manifest.of(describe(made) | {"packing": packing_key(made, kernels)}), eager=eager, name="g", frozen=frozen, tail=tail,
+        threads=threads, pool=pool, discard=discard,
     )  # fmt: skip

@@ -25,14 +25,14 @@ class DiscardedParameter(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name in METADATA - {"__repr__", "__reduce_ex__"} and not (name == "__get__" and func.__self__ in _DATA):
+        if name in METADATA - {"__repr__", "__reduce_ex__"} and not (name == "__get__" and getattr(func, "__self__", None) in _DATA):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if name == "__repr__" and isinstance(args[0], cls):
             return f"DiscardedParameter(shape={tuple(args[0].shape)}, dtype={args[0].dtype})"
         raise RuntimeError(
-            f"{name}: this parameter was discarded after torchsmith had packed it (options freezing_discard_parameters=True). The model runs only "
-            "through its compiled graphs; to use the parameter again load new values, for instance load_state_dict(..., assign=True)"
+            f"{name}: this parameter was discarded after torchsmith had packed it (options freezing_discard_parameters=True). The model "
+            "runs only through its compiled graphs; to use the parameter again give it new values: load_state_dict(..., assign=True)"
         )
 
 

@@ -13,9 +13,9 @@ import torch
 
 from .. import events
 from . import _native
+from .discarded import DiscardedParameter, discard
 from .externs_torch import DTYPE_ROWS, DTYPES, bind
 from .load import NativeError
-from .discarded import DiscardedParameter, discard
 from .manifest import Manifest
 
 NUMBER_KINDS = {"f64": 3, "f32": 3, "bool": 4}  # index and integers: 2
