@@ -207,3 +207,12 @@ def map_stmts(body: tuple[Stmt, ...]) -> Iterator[Expr]:
             yield from (*s.index, s.value)
             if s.mask is not None:
                 yield s.mask
+
+
+def lasting(program: Program) -> set[str]:
+    """Buffers that hold the same from call to call: constants, and what is computed of nothing else."""
+    found = set(program.consts)
+    for e in program.body:
+        if isinstance(e, Stage) and reads(e) and reads(e) <= found:
+            found |= writes(e)
+    return found

@@ -15,7 +15,7 @@ from ..options import Options
 from . import deps
 from .attention import recognise_attention
 from .attention_kernel import form_attention
-from .contraction import ONE_COLUMN, Contraction, form_contraction, pack, recognise, work_of
+from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, recognise, work_of
 from .draft import build
 from .fuse import simple_axes
 from .group import Group, Grouper, group_stages
@@ -52,7 +52,7 @@ def plain_kernel(stage: Stage, buffers: Mapping[str, Buffer]) -> Kernel:
 
 
 def contraction_kernels(
-    stage: Stage, c: Contraction, buffers: dict[str, Buffer], options: Options, decided: Decisions
+    stage: Stage, c: Contraction, buffers: dict[str, Buffer], lasting: set[str], options: Options, decided: Decisions
 ) -> tuple[Kernel, ...]:
     """The kernels of `stage`, seen as `c`: pack the right-hand operand (into a new buffer, entered in `buffers`), then multiply."""
     banded = form_grouped(c, buffers)
@@ -60,6 +60,8 @@ def contraction_kernels(
         return stage_kernel(banded[0], buffers), banded[1]
     if c.n[0] is ONE_COLUMN:  # a depthwise convolution whose channels do not lie side by side
         return (plain_kernel(stage, buffers),)
+    if c.rows[0][0] is ONE_ROW and c.b.buf not in lasting:
+        return (plain_kernel(stage, buffers),)  # one row, and an operand that changes: packing it would cost as much as the product
     tiling, choice = _tiling(c, options, decided)
     packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
     buffers[packed.name] = packed
@@ -86,6 +88,7 @@ def form_kernels(program: Program, options: Options, decided: Decisions = NOTHIN
     buffers = choose_layouts(program)
     program = repack_constants(program, buffers)
     keep = deps.pinned(program)
+    lasting = deps.lasting(program)
 
     def form(body: tuple[Element, ...], nested: bool) -> tuple[Element, ...]:
         items = group_stages(body, buffers, options)
@@ -101,7 +104,7 @@ def form_kernels(program: Program, options: Options, decided: Decisions = NOTHIN
                 if attention is not None:
                     out.append(form_attention(attention, buffers))  # type: ignore[arg-type]
                 elif product is not None:
-                    out.extend(contraction_kernels(item.stages[0], product, buffers, options, decided))  # type: ignore[arg-type]
+                    out.extend(contraction_kernels(item.stages[0], product, buffers, lasting, options, decided))  # type: ignore[arg-type]
                 else:
                     own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}
                     out.append(group_kernel(item, buffers, own))  # type: ignore[arg-type]
