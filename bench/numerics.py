@@ -47,6 +47,7 @@ CASES = (
     Case("mm of activations", torch.mm, ((50, 129), (129, 65)), 2),
     Case("addmm", lambda x, w, b: torch.addmm(b, x, w, beta=0.5, alpha=2.0), ((33, 64), (64, 48), (48,))),
     Case("mv", torch.mv, ((60, 200), (200,))),
+    Case("one row of activations", torch.bmm, ((4, 1, 70), (4, 70, 50)), 2),
     Case("dot", torch.dot, ((5000,), (5000,)), 2),
     Case("bmm", torch.bmm, ((4, 30, 70), (4, 70, 20)), 2),
     Case("baddbmm", lambda x, y, b: torch.baddbmm(b, x, y), ((4, 30, 70), (4, 70, 20), (4, 30, 20)), 2),

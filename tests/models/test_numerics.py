@@ -7,7 +7,10 @@ import torch
 from numerics import CASES, Outcome, check_case, check_model, check_special, judge
 
 BY_NAME = {c.name: c for c in CASES}
-SAMPLE = ["linear", "linear long sum", "conv2d 3x3 stride 2", "conv2d depthwise", "conv2d transposed", "attention, causal"]
+SAMPLE = [
+    "linear", "mv", "one row of activations", "linear long sum", "conv2d 3x3 stride 2", "conv2d depthwise", "conv2d transposed",
+    "attention, causal",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SAMPLE)
