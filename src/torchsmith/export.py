@@ -7,11 +7,11 @@ import types
 from typing import Any
 
 from .aot.dims import Dim, dims
-from .aot.exporting import export
+from .aot.exporting import export, from_torch
 from .aot.program import ExportedProgram, GraphSignature
 from .aot.saved import load, save
 
-__all__ = ["Dim", "ExportedProgram", "GraphSignature", "dims", "export", "load", "save"]
+__all__ = ["Dim", "ExportedProgram", "GraphSignature", "dims", "export", "from_torch", "load", "save"]
 
 
 class _Callable(types.ModuleType):

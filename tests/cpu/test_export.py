@@ -12,7 +12,7 @@ from torch import nn
 import torchsmith
 from torchsmith.aot.saved import ArchiveError
 from torchsmith.codes import Unsupported
-from torchsmith.export import Dim, dims, export, load, save
+from torchsmith.export import Dim, dims, export, from_torch, load, save
 
 
 class Net(nn.Module):
@@ -307,3 +307,38 @@ def test_bad_files(program, spoil, words):
     save(program, out)
     with pytest.raises(ArchiveError, match=words):
         load(spoil(out.getvalue()))
+
+
+# ---------------------------------------------------------------- programs of torch.export
+
+
+class Holds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("h", torch.zeros(4))
+
+    def forward(self, x, k=2):
+        self.h.add_(x.sum(0))
+        return {"y": self.fc(x) * k + self.h, "n": x.shape[0]}
+
+
+@torch.no_grad()
+def test_torch_export(tmp_path):
+    torch.manual_seed(0)
+    net, eager = Holds(), Holds()
+    eager.load_state_dict(net.state_dict())
+    n = torch.export.Dim("n", min=1, max=9)
+    made = torch.export.export(net, (torch.randn(3, 4),), {"k": 3}, dynamic_shapes={"x": {0: n}, "k": None})
+    torch.export.save(made, tmp_path / "theirs.pt2")
+    for program in (from_torch(made), from_torch(tmp_path / "theirs.pt2")):
+        eager.h.zero_()
+        module = program.module()
+        (bounds,) = program.range_constraints.values()
+        assert repr(bounds) == "[1, 9]"
+        for n in (1, 2, 9):
+            x = torch.randn(n, 4)
+            assert equal(module(x, k=3), eager(x, k=3)) and torch.equal(module.h, eager.h)
+        with pytest.raises(ValueError, match=r"\[1, 9\]"):
+            module(torch.randn(10, 4), k=3)
+        program.module().h.zero_()

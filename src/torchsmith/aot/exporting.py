@@ -7,6 +7,7 @@ the program contradicts is an error with the dimension, the line that asked, and
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,13 @@ from ..graph.functionalise import functionalise
 from ..graph.polynomial import add, expr, poly
 from ..graph.sizes import print_condition
 from ..graph.spec import TensorSpec
+from ..graph.tracing import spec_of
 from ..ir import dtype as dt
 from ..ir.expr import Expr, Op, Sym, walk
 from .dims import Declared, children, read_shapes
+from .entry import BUFFER, CONSTANT, PARAMETER
 from .program import ExportedProgram, InputRow, OutputRow
+from .programs import load_program, read_program
 
 ROUNDS = 12  # captures until the open bounds have settled
 
@@ -300,3 +304,24 @@ def _advice(rows: Sequence[DeclaredSymbol], cond: Expr) -> str:
     if name in ("le", "lt"):
         return f"declare Dim({row.name!r}, max={value - (name == 'lt')})"
     return f"declare Dim({row.name!r}, min={value + 1})"
+
+
+def from_torch(program: Any) -> ExportedProgram:
+    """A torch.export.ExportedProgram, or the path of a file that torch.export.save wrote, as ours."""
+    entry = read_program(load_program(program) if isinstance(program, (str, os.PathLike)) else program)
+    rows = {a.placeholder: InputRow("user", a.name, a.spec, leaf) for leaf, a in enumerate(entry.arguments) if a.spec is not None}
+    state: dict[str, Tensor] = {}
+    constants: dict[str, Tensor] = {}
+    for c in entry.constants[: len(entry.constants) - len(entry.functional.consts)]:
+        kind = _KINDS[c.type]
+        rows[c.placeholder] = InputRow(kind, c.names[0], spec_of(c.value))
+        (constants if kind == "constant" else state).update(dict.fromkeys(c.names, c.value))
+    return ExportedProgram(
+        entry.functional, entry.facts, tuple(rows[i] for i in range(len(rows))),
+        tuple(OutputRow("const", v) if r is None else OutputRow("out", r) for r, v in zip(entry.returned, entry.values, strict=True)),
+        pytree.treespec_loads(entry.in_spec), pytree.treespec_loads(entry.out_spec), tuple(a.value for a in entry.arguments),
+        tuple(a.name for a in entry.arguments), state, constants, entry.labels, entry.name,
+    )  # fmt: skip
+
+
+_KINDS = {PARAMETER: "param", BUFFER: "buffer", CONSTANT: "constant"}

@@ -114,7 +114,13 @@ def entry_of_exported(program: ExportedProgram) -> Entry:
         Argument(name, by_leaf.get(k), specs[by_leaf[k]] if k in by_leaf else None, None if k in by_leaf else value)
         for k, (name, value) in enumerate(zip(program.leaf_names, program.leaves, strict=True))
     ]
-    constants = [Constant((r.name,), program.tensor_of(r).detach(), TYPES[r.kind], i) for i, r in rows if r.kind != "user"]
+    names: dict[int, list[str]] = {}  # tied weights have several
+    for name, t in program.state_dict.items():
+        names.setdefault(id(t), []).append(name)
+    constants = [
+        Constant(tuple(dict.fromkeys([r.name, *names.get(id(t), ())])), t.detach(), TYPES[r.kind], i)
+        for i, r in rows if r.kind != "user" for t in [program.tensor_of(r)]
+    ]  # fmt: skip
     known = {c.placeholder for c in constants} | set(by_leaf.values())
     constants += [c for c in lifted(fg, len(fg.inputs) - len(fg.consts)) if c.placeholder not in known]
     return Entry(
