@@ -189,7 +189,7 @@ def test_a_derived_size_runs_at_other_sizes():
 def test_refusals_say_what_to_declare(module, args, shapes, words):
     with pytest.raises(Unsupported) as error:
         export(module, args, dynamic_shapes=shapes)
-    assert error.value.code == "AOT011" and all(w in str(error.value) for w in words), str(error.value)
+    assert error.value.code == "AOT061" and all(w in str(error.value) for w in words), str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from ..codes import define
 from ..graph.declared import DeclaredSize, DeclaredSymbol
 
-define("AOT010", "dynamic_shapes does not fit the arguments", "give it the arguments' structure, with {dimension: Dim} at each tensor")
-define("AOT011", "a declared dimension cannot take all the sizes it was declared for", "change the declaration or the program")
+define("AOT060", "dynamic_shapes does not fit the arguments", "give it the arguments' structure, with {dimension: Dim} at each tensor")
+define("AOT061", "a declared dimension cannot take all the sizes it was declared for", "change the declaration or the program")
 
 
 @dataclass(frozen=True, slots=True)

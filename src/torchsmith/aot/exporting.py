@@ -60,7 +60,7 @@ def export(
         program = run.once(args, kwargs)
         if program is not None:
             return program
-    raise Unsupported("AOT011", detail="the sizes that the program allows did not settle")
+    raise Unsupported("AOT061", detail="the sizes that the program allows did not settle")
 
 
 def _check_hints(declared: Declared, leaves: Sequence[Any], names: Sequence[str]) -> None:
@@ -160,7 +160,7 @@ class _Export:
         found = list(dict.fromkeys(x.name for x in walk(cond) if isinstance(x, Sym)))
         rows = [symbols[x] for x in found if x in symbols]
         if not rows or not isinstance(cond, Op):
-            raise Unsupported("AOT011", at=loc, detail=_spoken(cond, symbols))
+            raise Unsupported("AOT061", at=loc, detail=_spoken(cond, symbols))
         bound = _bound(cond) if len(rows) == 1 else None
         if bound is not None:
             name, value = bound
@@ -221,7 +221,7 @@ class _Export:
     def _refusal(self, rows: Sequence[DeclaredSymbol], cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol]) -> Unsupported:
         where = [f"{self.names[i]}.shape[{d}]" for i, sizes in self.declared.items() for d, s in sizes.items() if s.symbol in rows]
         what = f"{' and '.join(where)} ({', '.join(r.name for r in rows)}): the program needs {_spoken(cond, symbols)}"
-        return Unsupported("AOT011", at=loc, detail=f"{what}; {_advice(rows, cond)}")
+        return Unsupported("AOT061", at=loc, detail=f"{what}; {_advice(rows, cond)}")
 
 
 def _spell(spec: Any, given: Any, space: dict[str, Any]) -> str:
