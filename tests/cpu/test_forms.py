@@ -140,3 +140,23 @@ def nearby(rng: random.Random, dtype: torch.dtype) -> Case:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_groups_channels_last(dtype: torch.dtype) -> None:
     check_seeds(nearby, dtype, 10 if dtype is torch.float32 else 4)
+
+
+HALVES: dict[str, Case] = {
+    "linear": (F.linear, (R(128, 96), R(80, 96), R(80))),
+    "few rows": (F.linear, (R(5, 64), R(40, 64), R(40))),
+    "a rest of rows": (F.linear, (R(197, 64), R(33, 64), R(33))),
+    "deep": (F.linear, (R(37, 1056), R(16, 1056))),
+    "odd pairs": (F.linear, (R(7, 34), R(9, 34))),
+    "batches": (torch.bmm, (R(3, 40, 64), R(3, 64, 50))),
+    "padded": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), (R(2, 32, 9, 9), R(48, 32, 3, 3))),
+    "image": (lambda x, w: F.conv2d(x, w, stride=2, padding=3), (R(1, 3, 20, 20), R(32, 3, 7, 7))),
+    "transposed": (lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1), (R(1, 32, 9, 9), R(32, 40, 4, 4))),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    fn, args = HALVES[name]
+    check(fn, *(a.to(dtype) for a in args))

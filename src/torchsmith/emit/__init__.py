@@ -3,3 +3,4 @@
 from . import blocks as blocks
 from . import contraction as contraction
 from . import grouped as grouped
+from . import paired as paired

@@ -111,7 +111,7 @@ def _tap_row(self: Emitter, s: Banded, names: list[list[str]], fixed: list[Expr]
     a_text = f"{self.base(s.a.buf)[0]} + {self.emit(substitute(a.expr(), start)).text}"
     b_text = f"{self.base(s.b.buf)[0]} + {self.emit(substitute(b.expr(), start)).text}"
     column = self.emit(op("floordiv", a.terms.get(s.m, zero), const(stride))).text
-    kc, kg = (const_of(a.terms.get(x, zero)) or 0 for x in (s.c, s.g))
+    kc, kg = (_known(a.terms.get(x, zero)) for x in (s.c, s.g))
     kw, bc = (self.emit(b.terms.get(x, zero)).text for x in (s.w, s.c))
     tests = _column_tests(self, s, least, ends)
     guard = " && ".join(self.emit(t).text for t in fixed)
@@ -135,6 +135,13 @@ def _tap_row(self: Emitter, s: Banded, names: list[list[str]], fixed: list[Expr]
         adds = " ".join(f"{names[m][v]} = fma_xf32(x, {weights[w][v]}, {names[m][v]});" for m, w in columns[j] for v in range(s.vectors))
         self.line(f"  {f'if ({test}) ' if test else ''}{{ xf32 x = {load(f'{p} + {j} * {column}')}; {adds} }}")
     self.line("} }")
+
+
+def _known(step: Expr) -> int:
+    n = const_of(step)
+    if n is None:
+        raise Unsupported("EMI001", detail="grouped convolution over channels at an unknown distance")
+    return n
 
 
 def _column_tests(self: Emitter, s: Banded, least: list[Expr], ends: list[Expr]):  # type: ignore[no-untyped-def]
@@ -186,7 +193,7 @@ def _loader(self: Emitter, s: Banded, span: int, kc: int, kg: int, channel: str)
 
     if span == LANES and s.channels == 1 and kg == 1:
         return lambda p: part(p, 0)
-    at = self.fresh("t")
+    at = self.fresh("lane")
     places = ", ".join(str(min(lane // s.per, LANES // s.per - 1) * kg) for lane in range(LANES))
     self.line(f"const xi32 {at} = (xi32){{{places}}};")
     where = f"{at} + (int){channel} * {kc}" if s.channels > 1 else at

@@ -2,7 +2,7 @@
 
     Kernel = (name, params, syms, axes, scratch, body, grid, grain, origins)
     Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask)
-           | Contract(...) | Product(...) | Turn(...) | Banded(...)        each defined by its `meaning()`, in the other statements
+           | Contract(...) | Product(...) | Turn(...) | Banded(...) | Paired(...)     with a `meaning()` in the others
     kind   = grid | thread | block | serial | vector | unroll | scan
 
 The CPU calling convention of a printed kernel is fixed (emit/ prints it, emit/host.py calls it):
@@ -221,8 +221,39 @@ def multiply_add(axes: tuple[tuple[Axis, Expr], ...], a: Expr, b: Expr) -> Fold:
     return Fold(axes, (Const(dt.f32, 0.0),), (update,), (op("add", old, partial),), prefix="tile_")
 
 
-Stmt = Loop | Let | StoreStmt | Contract | Product | Turn | Banded
-BLOCKS = (Contract, Product, Turn, Banded)  # statements that have a meaning() in the others
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A tile of a bfloat16 product, left in the scratch array `acc` (row-major, 16 * vectors columns, f32), k counted in pairs:
+
+        acc[m, n] = sum over taps, pair and part < 2 of a(m, taps, 2 * pair + part) * b(taps, pair, 2 * n + part)
+
+    a: Load without mask, affine in m, pair and part, the two parts side by side. b: Load of a packed buffer. Sums are taken as the
+    machine's bfloat16 instructions do, which treat denormals as zero. Rows from `live` on do not exist.
+    """
+
+    acc: str
+    rows: int
+    vectors: int
+    m: Axis
+    live: Expr
+    taps: tuple[tuple[Axis, Expr], ...]
+    pair: Axis
+    pairs: int
+    part: Axis
+    n: Axis
+    a: Load
+    b: Load
+
+    def meaning(self) -> Loop:
+        """The same tile in plain statements."""
+        lanes = 16 * self.vectors
+        total = multiply_add((*self.taps, (self.pair, const(self.pairs)), (self.part, const(2))), self.a, self.b)
+        store = StoreStmt(self.acc, (self.m * lanes + self.n,), total)
+        return Loop(self.m, self.live, "serial", (Loop(self.n, const(lanes), "vector", (store,)),))
+
+
+Stmt = Loop | Let | StoreStmt | Contract | Product | Turn | Banded | Paired
+BLOCKS = (Contract, Product, Turn, Banded, Paired)  # statements that have a meaning() in the others
 
 
 def expressions(s: Stmt) -> tuple[Expr, ...]:
@@ -233,6 +264,8 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
         return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
     if isinstance(s, Contract):
         return (s.live, s.extent, *(e for _, e in s.taps), s.a, s.b)
+    if isinstance(s, Paired):
+        return (s.live, *(e for _, e in s.taps), s.a, s.b)
     if isinstance(s, Banded):
         return (s.live, s.groups, *(e for _, e in s.taps), s.a, s.b)
     if isinstance(s, Product):
@@ -251,7 +284,7 @@ def rewrite(s: Stmt, table: dict[Expr, Expr], rename: dict[str, str]) -> Stmt:
         mask = None if s.mask is None else substitute(s.mask, table)
         index = tuple(substitute(i, table) for i in s.index)
         return replace(s, buf=rename.get(s.buf, s.buf), index=index, value=substitute(s.value, table), mask=mask)
-    if isinstance(s, Contract | Banded):
+    if isinstance(s, Contract | Banded | Paired):
         a, b = substitute(s.a, table), substitute(s.b, table)
         assert isinstance(a, Load) and isinstance(b, Load)
         return replace(s, a=a, b=b)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .dtype import DType
 from .expr import Axis, Expr, const
-from .kernel import Banded, Contract, Kernel, Let, Loop, Product, Scheduled, StoreStmt, Turn
+from .kernel import Banded, Contract, Kernel, Let, Loop, Paired, Product, Scheduled, StoreStmt, Turn
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .program import (
     Bind,
@@ -275,6 +275,13 @@ def _banded(s: Banded) -> Lines:
     yield f"  {print_expr(s.b)}"
 
 
+def _paired(s: Paired) -> Lines:
+    loops = ((s.m, s.live), *s.taps, (s.pair, const(s.pairs)), (s.part, const(2)))
+    yield f"paired {s.acc} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}"
+    yield f"  {print_expr(s.a)}"
+    yield f"  {print_expr(s.b)}"
+
+
 def _let(let: Let) -> Lines:
     yield f"let {print_expr(let.var)} = {print_expr(let.value)}"
 
@@ -299,6 +306,7 @@ _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     Product: _product,
     Turn: _turn,
     Banded: _banded,
+    Paired: _paired,
     Let: _let,
     Launch: _launch,
     Alloc: lambda s: iter([f"alloc {s.buf}"]),

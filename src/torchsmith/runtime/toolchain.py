@@ -27,7 +27,7 @@ FEATURES: dict[str, str] = {
     "sse4_2": "-msse4.2", "avx": "-mavx", "avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c", "bmi1": "-mbmi", "bmi2": "-mbmi2",
     "lzcnt": "-mlzcnt", "popcnt": "-mpopcnt", "avx512f": "-mavx512f", "avx512bw": "-mavx512bw", "avx512dq": "-mavx512dq",
     "avx512vl": "-mavx512vl", "avx512cd": "-mavx512cd", "avx512_vnni": "-mavx512vnni", "avx512_bf16": "-mavx512bf16",
-    "avx512_fp16": "-mavx512fp16",
+    "avx512_fp16": "-mavx512fp16", "amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16",
 }  # fmt: skip
 ALIASES = {"abm": "lzcnt"}
 

@@ -21,6 +21,7 @@ from .fuse import simple_axes
 from .group import Group, Grouper, group_stages
 from .grouped import form_grouped
 from .layouts import choose_layouts
+from .paired import form_paired
 from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
@@ -62,6 +63,9 @@ def contraction_kernels(
         return (plain_kernel(stage, buffers),)
     if c.rows[0][0] is ONE_ROW and c.b.buf not in lasting:
         return (plain_kernel(stage, buffers),)  # one row, and an operand that changes: packing it would cost as much as the product
+    paired = form_paired(c, buffers)
+    if paired is not None:
+        return (*(stage_kernel(s, buffers) for s in paired[0]), paired[1])
     tiling, choice = _tiling(c, options, decided)
     packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
     buffers[packed.name] = packed
