@@ -64,6 +64,10 @@ FORMS: dict[str, tuple[Any, Callable[[], tuple[torch.Tensor, ...]]]] = {
     "causal": (causal, lambda: (heads(2, 150, 3, 64), heads(2, 150, 3, 64), heads(2, 150, 3, 64))),
     "causal, more keys, width 40": (causal, lambda: (heads(2, 150, 3, 40), heads(2, 190, 3, 40), heads(2, 190, 3, 40))),
     "one query": (plain, lambda: (heads(2, 1, 3, 80), heads(2, 1000, 3, 80), heads(2, 1000, 3, 80))),
+    "two queries, masked": (masked, lambda: (*(heads(1, n, 3, 24) for n in (2, 300, 300)), torch.randn(3, 2, 300)[None] > 0)),
+    "three queries, causal": (causal, lambda: tuple(heads(2, 3, 2, 64) for _ in range(3))),
+    "heads are the rows": (grouped, lambda: (heads(1, 1, 8, 32), heads(1, 500, 2, 32), heads(1, 500, 2, 32))),
+    "width 300, many keys": (causal, lambda: (heads(1, 100, 1, 300), heads(1, 1100, 1, 300), heads(1, 1100, 1, 300))),
     "one of all": (plain, lambda: (heads(1, 1, 1, 1), heads(1, 1, 1, 1), heads(1, 1, 1, 1))),
     "grouped heads": (grouped, lambda: (heads(2, 33, 8, 16), heads(2, 70, 2, 16), heads(2, 70, 2, 16))),
     "mask": (masked, lambda: (heads(2, 33, 8, 16), heads(2, 70, 8, 16), heads(2, 70, 8, 16), torch.randn(2, 1, 33, 70))),
@@ -89,10 +93,10 @@ def test_rows_without_a_key_are_zero_and_odd_values_spread_as_in_eager() -> None
     q, k, v = heads(2, 33, 4, 16), heads(2, 70, 4, 16), heads(2, 70, 4, 16)
     mask = torch.randn(33, 70) > 0
     mask[3] = False
-    check(masked, q, k, v, mask, kernels=2)
+    check(masked, q, k, v, mask)
     k[0, 2, 7], v[1, 2, 8, 1], q[0, 0, 0, 0] = float("inf"), float("nan"), float("nan")
     k[1, 0, 5, 2], q[1, 0, :, 2] = 1e30, 1e10
-    check(masked, q, k, v, mask, kernels=2)
+    check(masked, q, k, v, mask)
 
 
 def test_dropout_is_not_ours() -> None:

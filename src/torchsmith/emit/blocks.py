@@ -29,9 +29,8 @@ _PART = {"f32": "ldn_xf32({0}, {1})", "bf16": "f_xbf16(ldn_xu16({0}, {1}))", "f1
 TURNED = frozenset(_WHOLE)
 
 
-def product_function(vectors: int, pitch: int, kb: str, sm: str, ka: str, add: bool) -> tuple[str, str]:
+def product_function(rows: int, vectors: int, pitch: int, kb: str, sm: str, ka: str, add: bool) -> tuple[str, str]:
     """(name, C text) of one column of register tiles. Strides are C literals, or "" where they are only known in the call."""
-    rows = ROWS[vectors]
     known = "_".join(x or "n" for x in (str(pitch), kb, sm, ka))
     name = f"product_{rows}x{vectors}_{known}{'_add' if add else ''}"
     rest = "".join(f", i64 {p}" for p, value in (("kb", kb), ("sm", sm), ("ka", ka)) if not value)
@@ -79,7 +78,8 @@ def do_product(self: Emitter, s: Product) -> None:
     self.use("fma_xf32(")
 
     def tile(vectors: int, at: str) -> str:
-        name, text = product_function(vectors, s.pitch, fixed[0], fixed[1], fixed[2], s.add)
+        height = min(ROWS[vectors], const_of(s.rows) or ROWS[vectors])
+        name, text = product_function(height, vectors, s.pitch, fixed[0], fixed[1], fixed[2], s.add)
         self.functions.setdefault(name, text)
         return f"{name}({out} + {at}, {a_text}, {b_text} + {at}, {rows}, {extent}{rest});"
 

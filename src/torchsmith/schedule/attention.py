@@ -28,6 +28,7 @@ class Attention:
 
     stage: Stage
     fold: Fold
+    dot: Fold
     q: Load
     k: Load
     v: Load
@@ -55,8 +56,9 @@ def recognise_attention(stage: Stage) -> Attention | None:
     outer = outer_product(stage.stores[0].value)
     if outer is None or not any(isinstance(x, Fold) for u in outer.update for x in walk(u)):
         return None
-    found = (_read(s) for s in dict.fromkeys((stage, split_axes(stage))))
-    return next((a for a in found if a is not None), None)
+    found = [a for s in dict.fromkeys((stage, split_axes(stage))) if (a := _read(s)) is not None]
+    # one query for each of several heads that share keys: the heads are the rows
+    return next((a for a in found if a.i[1] is not const(1)), found[0] if found else None)
 
 
 def outer_product(value: Expr) -> Fold | None:
@@ -157,7 +159,7 @@ def _classify(stage: Stage, outer: Fold, score: Expr, safe: bool, v: Load) -> At
     value = substitute(stage.stores[0].value, {outer: OUT})
     if any(isinstance(x, Fold) for x in walk(value)):
         return None
-    return Attention(stage, outer, q, k, v, score, safe, batch, i, (j, keys), (e, width), d, value)
+    return Attention(stage, outer, folds[0], q, k, v, score, safe, batch, i, (j, keys), (e, width), d, value)
 
 
 def _is_affine(load: Load, *axes: Axis) -> bool:

@@ -21,20 +21,23 @@ from dataclasses import dataclass, replace
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, select, substitute, walk
 from ..ir.kernel import Kernel, Let, Loop, Product, Scratch, Stmt, StoreStmt, Turn
-from ..ir.linear import const_of, linear
+from ..ir.linear import const_of
 from ..ir.program import Buffer, Store
 from . import deps
 from .attention import DOT, OUT, Attention
+from .attention_few import FEW, FewRows
+from .attention_parts import LANES, LOWEST, blocks_of, key_limit, least, stride_along
 from .draft import finish
 from .group import Group
 
-LANES = 16
-QUERIES = (48, 32, 16)  # widths of a block of queries
+QUERIES = 48  # of a block: three vectors, so that a tile of 8 keys fills the registers
+MANY = 1024  # keys from which on a block has two tiles of queries: their pages are walked half as often
+DEPTH = 128  # elements of a row of q that a register tile runs over at a time: with QUERIES columns they stay in the first-level cache
 KEYS = 64  # the most keys of a block
-BLOCK_BYTES = 40 << 10  # of q and o, which stay in the first-level cache
+TILE = 8  # keys of a register tile
+CHAINS = 4  # running maxima and sums that go down a block side by side
 WORK = 1 << 20  # multiply-adds worth a thread
 TURNED = frozenset({dt.f32, dt.bf16, dt.f16, dt.bool_})
-LOWEST = Const(dt.f32, float("-inf"))
 
 
 @dataclass(frozen=True)
@@ -52,39 +55,18 @@ class Shape:
 
 
 def choose_shape(a: Attention) -> Shape:
-    """Blocks of queries as wide as the first-level cache and the number of queries allow; blocks of keys of one size."""
+    """Blocks no wider than there are queries, and blocks of keys of nearly one size."""
     e, d, rows, keys = (const_of(x[1]) for x in (a.e, a.d, a.i, a.j))
     assert e is not None and d is not None
-    row = 4 * (e + -(-d // LANES) * LANES)
-    fits = [w for w in QUERIES if w * row <= BLOCK_BYTES and (rows is None or w < rows + LANES)] or [LANES]
-    if keys is None:
-        return Shape(fits[0], KEYS, e, d)
-    return Shape(fits[0], -(-keys // -(-keys // KEYS)), e, d)
+    wide = QUERIES if keys is None or keys <= MANY else 2 * QUERIES
+    wide = wide if rows is None else min(wide, -(-rows // LANES) * LANES)
+    return Shape(wide, KEYS if keys is None else -(-keys // (-(-keys // KEYS) * TILE)) * TILE, e, d)
 
 
-def _blocks(n: Expr, size: int) -> Expr:
-    return op("floordiv", n + (size - 1), const(size))
-
-
-def _least(size: int, rest: Expr, whole: Expr) -> Expr:
-    """min(size, rest), as a constant where blocks divide the whole."""
-    known = const_of(whole)
-    if known is not None and (known % size == 0 or known < size):
-        return const(min(size, known))
-    return op("min", const(size), rest)
-
-
-def stride_along(load: Load, axis: Axis, buffers: Mapping[str, Buffer]) -> Expr | None:
-    """Elements from one step of `axis` to the next; None where the address is not linear in it."""
-    layout = buffers[load.buf].layout
-    assert layout is not None
-    total: Expr = const(0)
-    for i, step in zip(load.index, layout.strides, strict=True):
-        total = total + i * step
-    lin = linear(total)
-    if any(axis in set(walk(atom)) and atom is not axis for atom in lin.terms):
-        return None
-    return lin.terms.get(axis, const(0))
+def from_both_ends(n: Axis, count: Expr) -> Expr:
+    """0, count - 1, 1, count - 2, ...: under a causal mask, any run of blocks is then about as long as any other."""
+    half = op("floordiv", n, const(2))
+    return half + op("mod", n, const(2)) * (count - 1 - half * 2)
 
 
 class _Former:
@@ -95,16 +77,18 @@ class _Former:
         self.scratch: list[Scratch] = []
         self.qb, self.kb, self.i, self.j, self.e, self.d = (Axis(n) for n in ("qb", "kb", "il", "jl", "el", "dl"))
         s = self.shape
-        self.row, self.key = self.qb * s.queries + self.i, self.kb * s.keys + self.j
-        self.wide = _least(s.queries, a.i[1] - self.qb * s.queries, a.i[1])
         limit = key_limit(a.score, a.i[0], a.j[0])
+        block = self.qb if limit is None else from_both_ends(self.qb, blocks_of(a.i[1], s.queries))
+        self.row, self.key = block * s.queries + self.i, self.kb * s.keys + self.j
+        self.wide = least(s.queries, a.i[1] - block * s.queries, a.i[1])
         self.keys = a.j[1]
         if limit is not None:  # the last query of the block sees keys up to its own limit
-            self.keys = op("max", const(0), op("min", self.keys, self.qb * s.queries + self.wide + limit))
+            self.keys = op("max", const(0), op("min", self.keys, block * s.queries + self.wide + limit))
             self.near: Expr = op("min", const(s.keys), self.keys - self.kb * s.keys)
         else:
-            self.near = _least(s.keys, self.keys - self.kb * s.keys, self.keys)
-        self.lanes = const(s.queries) if const_of(self.wide) is not None else _blocks(self.wide, LANES) * LANES
+            self.near = least(s.keys, self.keys - self.kb * s.keys, self.keys)
+        self.chains = blocks_of(self.near, CHAINS)
+        self.lanes = const(s.queries) if const_of(self.wide) is not None else blocks_of(self.wide, LANES) * LANES
 
     def array(self, name: str, size: int, dtype: dt.DType = dt.f32) -> str:
         self.scratch.append(Scratch(name, dtype, size))
@@ -132,11 +116,23 @@ class _Former:
         return self.over(axis, extent, self.over(self.i, self.wide, store, vector=True))
 
     # ------------------------------------------------------------ the score
-    def score(self) -> tuple[list[Stmt], Expr]:
+    def scaled(self) -> tuple[list[Stmt], Expr]:
+        """(what multiplies the turned queries, the score without that factor): q k c -> (q c) k where only q k c is used."""
+        score = self.a.score
+        users = {x for x in walk(score) if DOT in x.args}
+        factors = [x.args[1] for x in users if isinstance(x, Op) and x.name == "mul" and x.args[0] is DOT and isinstance(x.args[1], Const)]
+        if len(users) != 1 or not factors:
+            return [], score
+        z = Axis("z")
+        at = Load("qt", dt.f32, (z,))
+        scale = self.over(z, const(self.shape.e * self.shape.queries), StoreStmt("qt", (z,), op("mul", at, factors[0])), vector=True)
+        return [scale], substitute(score, dict.fromkeys(users, DOT))
+
+    def score(self, of_dot: Expr) -> tuple[list[Stmt], Expr]:
         """(what fills scratch before a block, the score of [j, i] reading it)."""
         a, w = self.a, self.shape.queries
         dot = Load("s", dt.f32, (self.j * w + self.i,))
-        value = substitute(a.score, {DOT: dot, a.i[0]: self.row, a.j[0]: self.key})
+        value = substitute(of_dot, {DOT: dot, a.i[0]: self.row, a.j[0]: self.key})
         fill: list[Stmt] = []
         table: dict[Expr, Expr] = {}
         for x in deps.loads_in(value):
@@ -171,22 +167,30 @@ class _Former:
         if score is not s:
             statements.append(self.over(j, self.near, StoreStmt("s", cell, score)))
         total = op("mul", lane["sum"], Load("shrink", dt.f32, (i,)))
+        rest = self.chains * CHAINS - self.near
+        if const_of(rest) != 0:  # so that all chains are of one length
+            x = Axis("xl")
+            statements.append(self.over(x, rest, StoreStmt("s", ((self.near + x) * w + i,), LOWEST)))
         statements += [
-            Let(new, op("max", lane["top"], self.fold("max", LOWEST, s))),
+            Let(new, op("max", lane["top"], self.fold("max", LOWEST))),
             Let(base, select(op("eq", new, LOWEST), Const(dt.f32, 0.0), new)),  # -inf - -inf would be NaN
             StoreStmt("shrink", (i,), op("exp", op("sub", lane["top"], base))),
             StoreStmt("top", (i,), new),
-            self.over(j, self.near, StoreStmt("s", cell, op("exp", op("sub", s, base)))),
-            StoreStmt("sum", (i,), op("add", total, self.fold("add", Const(dt.f32, 0.0), s))),
+            self.over(j, self.chains * CHAINS, StoreStmt("s", cell, op("exp", op("sub", s, base)))),
+            StoreStmt("sum", (i,), op("add", total, self.fold("add", Const(dt.f32, 0.0)))),
         ]
         return tuple(statements)
 
-    def fold(self, name: str, init: Expr, s: Load) -> Expr:
-        """The scores of a lane, reduced over the block's keys."""
-        r, prefix = Axis(f"r_{name}"), f"{name}_"
-        old, other = Var(f"{prefix}a0", dt.f32), Var(f"{prefix}b0", dt.f32)
-        value = substitute(s, {self.j: r})
-        return Fold(((r, self.near),), (init,), (op(name, old, value),), (op(name, old, other),), prefix=prefix)
+    def fold(self, name: str, init: Expr) -> Expr:
+        """The scores of a lane, reduced over the block's keys: every fourth key in a chain of its own."""
+        r, prefix, w = Axis(f"r_{name}"), f"{name}_", self.shape.queries
+        old, other = ([Var(f"{prefix}{side}{c}", dt.f32) for c in range(CHAINS)] for side in "ab")
+        values = [Load("s", dt.f32, ((r * CHAINS + c) * w + self.i,)) for c in range(CHAINS)]
+        update = tuple(op(name, a, v) for a, v in zip(old, values, strict=True))
+        combine = tuple(op(name, a, b) for a, b in zip(old, other, strict=True))
+        fold = Fold(((r, self.chains),), (init,) * CHAINS, update, combine, prefix=prefix)
+        pairs = [op(name, fold.picking(c), fold.picking(c + 1)) for c in range(0, CHAINS, 2)]
+        return op(name, *pairs)
 
     def operand(self, name: str, load: Load, row: tuple[Axis, int], pitch: int, plain: bool) -> tuple[list[Stmt], Load]:
         """A block of K or V: read where it lies if that is possible, else copied to scratch as f32."""
@@ -198,7 +202,7 @@ class _Former:
         copy = self.over(self.j, self.near, self.over(axis, const(extent), store, vector=True))
         return [copy], Load(name, dt.f32, (self.j * pitch + axis,))
 
-    def block(self) -> tuple[Stmt, ...]:
+    def block(self, of_dot: Expr) -> tuple[Stmt, ...]:
         """One block of keys."""
         a, s = self.a, self.shape
         w, i, j, d = s.queries, self.i, self.j, self.d
@@ -206,23 +210,32 @@ class _Former:
         unit = stride_along(v, d, self.buffers)
         copy_k, k = self.operand("kf", k, (self.e, s.e), s.e, True)
         copy_v, v = self.operand("vf", v, (d, s.d), s.pitch, s.d % LANES == 0 and unit is not None and const_of(unit) == 1)
-        fill, score = self.score()
+        fill, score = self.score(of_dot)
         qt = Load("qt", dt.f32, (self.e * w + i,))
         o = Load("o", dt.f32, (i * s.pitch + d,))
         shrunk = StoreStmt("o", o.index, op("mul", o, Load("shrink", dt.f32, (i,))))
         return (
             *copy_k, *fill,
-            Product("s", w, j, self.near, i, self.wide, self.e, const(s.e), k, qt),
+            *(self.product(k, qt, first) for first in range(0, s.e, DEPTH)),
             self.over(i, self.lanes, *self.softmax(score), vector=True),
             *copy_v,
             self.over(i, self.wide, self.over(d, const(s.pitch), shrunk, vector=True)),
             Product("o", s.pitch, i, self.wide, d, const(s.d), j, self.near, Load("s", dt.f32, (j * w + i,)), v, add=True),
         )  # fmt: skip
 
+    def product(self, k: Load, qt: Load, first: int) -> Stmt:
+        """Scores of the block from elements `first` on of the rows."""
+        s, count = self.shape, min(DEPTH, self.shape.e - first)
+        a, b = (substitute(x, {self.e: self.e + first}) for x in (k, qt))
+        assert isinstance(a, Load)
+        assert isinstance(b, Load)
+        return Product("s", s.queries, self.j, self.near, self.i, self.wide, self.e, const(count), a, b, add=first > 0)
+
     def body(self, stores: tuple[Store, ...]) -> tuple[Stmt, ...]:
         a, s = self.a, self.shape
         w, i, d = s.queries, self.i, self.d
         zero = Const(dt.f32, 0.0)
+        scale, of_dot = self.scaled()
         turn = self.turned("qt", s.e * w, self.at(a.q), (self.e, const(s.e)))
         for name, size in (("s", s.keys * w), ("top", w), ("sum", w), ("shrink", w), ("o", w * s.pitch)):
             self.array(name, size)
@@ -231,7 +244,7 @@ class _Former:
             self.over(i, const(w), StoreStmt("top", (i,), LOWEST), StoreStmt("sum", (i,), zero), vector=True),
             self.over(z, const(w * s.pitch), StoreStmt("o", (z,), zero), vector=True),
         )
-        blocks = self.over(self.kb, _blocks(self.keys, s.keys), *self.block())
+        blocks = self.over(self.kb, blocks_of(self.keys, s.keys), *self.block(of_dot))
         portion = op("div", Const(dt.f32, 1.0), Load("sum", dt.f32, (i,)))
         if a.safe:
             portion = select(op("eq", Load("top", dt.f32, (i,)), LOWEST), zero, portion)
@@ -239,65 +252,23 @@ class _Former:
         result = op("mul", Load("o", dt.f32, (i * s.pitch + d,)), Load("shrink", dt.f32, (i,)))
         table: dict[Expr, Expr] = {OUT: result, a.i[0]: self.row, a.d[0]: d}
         out = tuple(StoreStmt(t.buf, tuple(substitute(x, table) for x in t.index), substitute(t.value, table), t.mode) for t in stores)
-        return (turn, *start, blocks, invert, self.over(i, self.wide, self.over(d, const(s.d), *out, vector=True)))
+        return (turn, *scale, *start, blocks, invert, self.over(i, self.wide, self.over(d, const(s.d), *out, vector=True)))
 
 
 def form_attention(a: Attention, buffers: Mapping[str, Buffer]) -> Kernel:
     """The kernel of a Stage that was recognised."""
-    former = _Former(a, buffers)
     (store,) = a.stage.stores
-    body = former.body((replace(store, value=a.value),))
-    s = former.shape
-    grid = (*a.batch, (former.qb, _blocks(a.i[1], s.queries)))
-    grain = const(max(1, WORK // (s.queries * max(1, deps.estimate(a.j[1])) * (s.e + s.d))))
-    return finish("attention", grid, grain, tuple(former.scratch), body, buffers, Group([a.stage], a.stage.axes, True, stages=[a.stage]))
-
-
-# ---------------------------------------------------------------- causal masks
-
-
-def key_limit(score: Expr, i: Axis, j: Axis) -> Expr | None:
-    """c such that the score is -inf, whatever the product, for every j > i + c; None where no such c can be read off."""
-    if not (isinstance(score, Op) and score.name == "where"):
-        return None
-    test, yes, no = score.args
-    found = [b for c in _conjuncts(test) if (b := _bound(c, i, j)) is not None] if no is LOWEST else []
-    if yes is LOWEST and isinstance(test, Op) and test.name in _OPPOSITE:
-        found = [b for b in (_bound(op(_OPPOSITE[test.name], *test.args), i, j),) if b is not None]
-    return found[0] if found else None
-
-
-_OPPOSITE = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt"}
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    return [x for a in e.args for x in _conjuncts(a)] if isinstance(e, Op) and e.name == "and" else [e]
-
-
-def _bound(test: Expr, i: Axis, j: Axis) -> Expr | None:
-    """c of a test that implies j <= i + c."""
-    if not (isinstance(test, Op) and test.name in _OPPOSITE):
-        return None
-    sides = [_as_index(x) for x in test.args]
-    if sides[0] is None or sides[1] is None:
-        return None
-    low, high = (sides[0], sides[1]) if test.name in ("lt", "le") else (sides[1], sides[0])
-    rest = linear(high - low + (-1 if test.name in ("lt", "gt") else 0))  # rest >= 0
-    terms = dict(rest.terms)
-    if const_of(terms.pop(i, const(0))) != 1 or const_of(terms.pop(j, const(0))) != -1 or deps.free_axes(rest.expr()) - {i, j}:
-        return None
-    return substitute(rest.expr(), {i: const(0), j: const(0)})
-
-
-def _as_index(e: Expr) -> Expr | None:
-    """An integer expression of axes and constants as an index."""
-    if e.dtype is dt.index:
-        return e
-    if isinstance(e, Cast) and e.args[0].dtype is dt.index:
-        return e.args[0]
-    if isinstance(e, Const) and e.dtype.kind in ("int", "uint"):
-        return const(int(e.value))
-    if isinstance(e, Op) and e.name in ("add", "sub") and e.dtype.kind == "int":
-        sides = [_as_index(x) for x in e.args]
-        return None if sides[0] is None or sides[1] is None else op(e.name, sides[0], sides[1])
-    return None
+    stores = (replace(store, value=a.value),)
+    rows = const_of(a.i[1])
+    grid = a.batch
+    if rows is not None and rows <= FEW:
+        few = FewRows(a, buffers)
+        body, scratch = few.body(stores), few.scratch
+    else:
+        former = _Former(a, buffers)
+        rows = former.shape.queries
+        body, scratch = former.body(stores), former.scratch
+        grid = (*grid, (former.qb, blocks_of(a.i[1], rows)))
+    e, d = const_of(a.e[1]) or 1, const_of(a.d[1]) or 1
+    grain = const(max(1, WORK // (rows * max(1, deps.estimate(a.j[1])) * (e + d))))
+    return finish("attention", grid, grain, tuple(scratch), body, buffers, Group([a.stage], a.stage.axes, True, stages=[a.stage]))

@@ -168,7 +168,8 @@ class _Expansion:
         if operations(value) > CHEAP:
             return load
         whole = substitute(value, {x: self.expand(x) for x in deps.loads_in(value)})
-        if operations(whole) > CHEAP or not all(_is_vector(x, self.m.program.buffers) for x in deps.loads_in(whole)):
+        matrices = [x for x in deps.loads_in(whole) if not _is_vector(x, self.m.program.buffers)]
+        if operations(whole) > CHEAP or len(matrices) > 1:
             return load  # a mask that is cheaper to load than to make again
         self.copied[p] = stage
         return whole
