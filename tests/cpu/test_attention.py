@@ -179,3 +179,17 @@ def test_weights_that_are_returned_are_computed_once() -> None:
     assert done.report.kernels > 2  # the parts, not attention
     for got, want in zip(done.call(q), both(q), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_a_mask_that_is_looked_up() -> None:
+    """Relative positions: the mask is a gather from a table; q, k and v are pieces of one convolution's result."""
+    torch.manual_seed(0)
+    weight, table, places = torch.randn(48, 16, 1, 1), torch.randn(81, 2), torch.randint(0, 81, (25, 25))
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        bias = table[places.view(-1)].view(25, 25, -1).permute(2, 0, 1).unsqueeze(0).contiguous()
+        parts = torch.conv2d(x, weight).view(1, 2, 24, -1).chunk(3, dim=2)
+        q, k, v = (t.transpose(-1, -2).contiguous() for t in parts)
+        return sdpa(q, k, v, attn_mask=bias)
+
+    check(fn, torch.randn(1, 16, 5, 5), weight, table, places, kernels=None)
