@@ -12,6 +12,8 @@ _PUBLIC = {
     "explain": "api",
     "mark_dynamic": "api",
     "mark_static": "api",
+    "maybe_mark_dynamic": "api",
+    "ConstraintViolation": "capture.dispatch",
     "Unsupported": "codes",
     "RecompileLimitHit": "capture.dispatch",
     "BackendFailed": "capture.dispatch",

@@ -14,12 +14,15 @@ import torch
 
 from .backends.registry import resolve_backend
 from .capture import _frame
-from .capture.dispatch import BackendFailed, RecompileLimitHit, Settings, make_dispatcher
+from .capture.dispatch import BackendFailed, ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher
 from .codes import Unsupported
 from .compiled_module import CompiledModule, compile_module
 from .options import from_user, is_disabled
 
-__all__ = ["BackendFailed", "RecompileLimitHit", "Unsupported", "compile", "explain", "mark_dynamic", "mark_static"]
+__all__ = [
+    "BackendFailed", "ConstraintViolation", "RecompileLimitHit", "Unsupported", "compile", "explain", "mark_dynamic", "mark_static",
+    "maybe_mark_dynamic",
+]  # fmt: skip
 
 
 def compile(
@@ -179,21 +182,34 @@ _KINDS: tuple[tuple[type, Callable[[Any, Settings], Any]], ...] = (
 # ---------------------------------------------------------------- dynamic marks
 
 
-def _mark(t: torch.Tensor, index: int | Iterable[int], name: str) -> None:
+def _dims(t: torch.Tensor, index: int | Iterable[int]) -> frozenset[int]:
     dims = {index} if isinstance(index, int) else set(index)
     if not all(-t.dim() <= d < t.dim() for d in dims):
         raise IndexError(f"dimensions {sorted(dims)} of a tensor with {t.dim()} dimensions")
-    setattr(t, name, getattr(t, name, frozenset()) | {d % t.dim() for d in dims})
+    return frozenset(d % t.dim() for d in dims)
 
 
-def mark_dynamic(t: torch.Tensor, index: int | Iterable[int]) -> None:
-    """The size of these dimensions is a symbol when a call with `t` is captured."""
-    _mark(t, index, "_torchsmith_dynamic")
+def mark_dynamic(t: torch.Tensor, index: int | Iterable[int], *, min: int | None = None, max: int | None = None) -> None:
+    """The size of these dimensions is a symbol when a call with `t` is captured, good for every size (from `min` to `max`).
+
+    A program that makes a constant of such a size raises ConstraintViolation; `maybe_mark_dynamic` lets it.
+    """
+    dims = _dims(t, index)
+    low = 1 if min is None else min
+    if low < 0 or (max is not None and max < low):
+        raise ValueError(f"no size lies between min={min} and max={max}")
+    t._torchsmith_dynamic = {**getattr(t, "_torchsmith_dynamic", {}), **dict.fromkeys(dims, (low, max))}  # type: ignore[attr-defined]
+
+
+def maybe_mark_dynamic(t: torch.Tensor, index: int | Iterable[int]) -> None:
+    """The size of these dimensions is a symbol when a call with `t` is captured, unless the program makes a constant of it."""
+    t._torchsmith_maybe_dynamic = getattr(t, "_torchsmith_maybe_dynamic", frozenset()) | _dims(t, index)  # type: ignore[attr-defined]
 
 
 def mark_static(t: torch.Tensor, index: int | Iterable[int] | None = None) -> None:
     """The size of these dimensions (None: of all) stays a number even if it changes."""
-    _mark(t, range(t.dim()) if index is None else index, "_torchsmith_static")
+    dims = _dims(t, range(t.dim()) if index is None else index)
+    t._torchsmith_static = getattr(t, "_torchsmith_static", frozenset()) | dims  # type: ignore[attr-defined]
 
 
 def explain(fn: Any, **settings: Any) -> Any:

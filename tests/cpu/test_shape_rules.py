@@ -263,7 +263,7 @@ def test_symbolic_sizes_flow_and_guard() -> None:
 
 def test_sizes_decide_what_follows() -> None:
     facts = SizeFacts()
-    n, m = facts.fresh(5, ("size", 0, 0)), facts.fresh(7, ("size", 0, 1), hi=10)
+    n, m = facts.fresh(5, ("size", 0, 0), 2), facts.fresh(7, ("size", 0, 1), 2, 10)
     assert n * 6 // 6 == n and (n + m) - m == n and (n * m) % m == 0
     assert n != 1 and n > 0 and n * m > 3 and m <= 10 and not facts.guards
     assert n != m

@@ -24,8 +24,9 @@ import torch
 
 from .. import events
 from ..codes import Unsupported, define
-from ..graph.sizes import expr_of
+from ..graph.sizes import expr_of, print_condition
 from ..ir.expr import Const, Expr, Sym, const, op
+from ..ir.expr import walk as walk_expr
 from ..options import Options
 from . import _frame, guards
 from .guards import Call
@@ -44,6 +45,10 @@ define("API006", "compilation was switched off by set_stance or an environment v
 
 class RecompileLimitHit(RuntimeError):
     """fullgraph=True and one more compilation than recompile_limit would be needed."""
+
+
+class ConstraintViolation(RuntimeError):
+    """A dimension marked by mark_dynamic, of which the program makes a constant."""
 
 
 class _NothingToCompile(Unsupported):
@@ -92,6 +97,7 @@ class State:
     hooked: bool = False  # found by the frame hook, not compiled by the user
     broken: dict[Any, int] = field(default_factory=dict)  # signatures of calls that cannot be captured -> calls
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
+    marked: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)  # by mark_dynamic: (input, dimension) -> range
     may_be_dynamic: bool = True
     warned: bool = False
 
@@ -315,7 +321,7 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
             raise _NothingToCompile("API007", at=location(fn))
         compiled = _compile(state, captured, call, name)
         return _install(d, state, fn, captured, compiled, name)
-    except (Unsupported, BackendFailed):
+    except (Unsupported, BackendFailed, ConstraintViolation):
         raise
     except Exception as error:  # a bug of ours must not take the user's program down; it is counted and shown
         if settings.fullgraph:
@@ -334,13 +340,55 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
     dims = {k: set(v) for k, v in state.dynamic_dims.items()} if state.may_be_dynamic else {}
     settings = state.settings
     try:
-        return _capture(fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, fullgraph=settings.fullgraph)
+        return _capture_pinned(state, fn, args, kwargs, dims)
     except Unsupported as why:
         if not dims and not settings.dynamic:
             raise
         state.may_be_dynamic = False
         events.emit("fallback", code=why.code, at=why.at or location(fn), detail=f"sizes stay static: {why.detail}")
         return _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph)
+
+
+def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], dims: dict[str, set[int]]) -> Any:
+    """Capture until no symbol stands for one size only (kernels know constants); sizes of 1 are numbers where as symbols they are in the way."""
+    settings = state.settings
+    static: dict[str, set[int]] = {}
+    ones = bool(settings.dynamic or dims)
+    while True:
+        try:
+            captured = _capture(
+                fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
+                declared=state.marked, fullgraph=settings.fullgraph,
+            )  # fmt: skip
+        except Unsupported:
+            if not ones:
+                raise
+            ones = False
+            continue
+        pinned = _pinned(state, captured)
+        if not pinned:
+            return captured
+        for source, d in pinned:
+            static.setdefault(source, set()).add(d)
+
+
+def _pinned(state: State, captured: Any) -> list[tuple[str, int]]:
+    """Dynamic dimensions (input, number) that the captured program is for one size of."""
+    facts = captured.facts
+    found: list[tuple[str, int]] = []
+    for name, value in facts.pinned().items():
+        source: TensorProperty | None = (getattr(facts, "sources", None) or {}).get(name)
+        if source is None:
+            continue
+        place = (str(source.base), source.dim)
+        if place in state.marked:
+            why = next((g for g in facts.guards if any(x is facts.symbols[name].sym for x in walk_expr(g))), None)
+            raise ConstraintViolation(
+                f"torchsmith: dimension {place[1]} of {place[0]} is marked dynamic, but the program makes {value} of it"
+                f" ({facts.locs.get(why, '?')}: {'' if why is None else print_condition(why)}). Mend the program, or use maybe_mark_dynamic."
+            )
+        found.append(place)
+    return found
 
 
 def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
@@ -408,7 +456,9 @@ def _layout_conditions(captured: Any, symbols: dict[str, Source]) -> list[Expr]:
             if known is None:
                 symbol = f"{source}.stride({d})"
                 symbols[symbol] = TensorProperty(source, "stride", d)
-                conditions.append(op("eq", Sym(symbol), expr_of(stride)))
+                condition = op("eq", Sym(symbol), expr_of(stride))
+                size = expr_of(val.shape[d])  # the stride of a dimension of size 1 means nothing
+                conditions.append(condition if isinstance(size, Const) and size.value != 1 else op("or", condition, op("eq", size, const(1))))
     return [c for c in conditions if not isinstance(c, Const)]
 
 
@@ -500,8 +550,10 @@ def _read_marks(state: State, call: Call) -> None:
     """mark_dynamic / mark_static on the call's tensors."""
     for name, value in call.locals.items():
         for source, t in _sources(Local(name), value):
-            dynamic = set(getattr(t, "_torchsmith_dynamic", ())) | set(getattr(t, "_dynamo_dynamic_indices", ()))
-            static = set(getattr(t, "_torchsmith_static", ())) | set(getattr(t, "_dynamo_static_input_indices", ()))
+            marked = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None)) | dict(getattr(t, "_torchsmith_dynamic", {}))
+            state.marked.update({(str(source), d): span for d, span in marked.items()})
+            dynamic = {*marked, *getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
+            static = {*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())}
             if dynamic:
                 state.dynamic_dims.setdefault(str(source), set()).update(dynamic)
             if static and str(source) in state.dynamic_dims:

@@ -97,8 +97,8 @@ def tensor_guard(t: torch.Tensor, dynamic: Iterable[int] = ()) -> TensorGuard:
     """The metadata of `t`; sizes of `dynamic` dimensions, and strides that may depend on them, are left open."""
     open_dims = set(dynamic)
     sizes = tuple(None if i in open_dims else s for i, s in enumerate(t.shape))
-    widest = max((t.stride(i) for i in open_dims), default=None)
-    strides = tuple(None if i in open_dims or (widest is not None and s >= widest) else s for i, s in enumerate(t.stride()))
+    narrowest = min((t.stride(i) for i in open_dims), default=None)
+    strides = tuple(None if i in open_dims or (narrowest is not None and s >= narrowest) else s for i, s in enumerate(t.stride()))
     return TensorGuard(type(t), t.dtype, t.device, t.requires_grad, sizes, strides if open_dims else tuple(t.stride()), _raw_keys(t))
 
 

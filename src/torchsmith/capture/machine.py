@@ -562,16 +562,24 @@ def capture(
     kwargs: dict[str, Any],
     *,
     dynamic: bool | None = None,
-    dynamic_dims: dict[str, Any] | None = None,
+    dynamic_dims: Mapping[str, set[int]] | None = None,
+    static_dims: Mapping[str, set[int]] | None = None,
+    ones: bool = True,
+    declared: Mapping[tuple[str, int], tuple[int, int | None]] | None = None,
     fullgraph: bool = False,
     given: Mapping[str, Mapping[int, Any]] | None = None,
     close: Callable[[Machine, Any], Captured] = finish.finished,
 ) -> Captured:
-    """Capture one call of a Python function. `given`: sizes that export declares, by input; `close` turns the machine and the frame's result into what is captured."""
+    """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
+    (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `given`: sizes that export declares, by
+    input; `close` turns the machine and the frame's result into what is captured."""
     m = Machine(fn)
     m.recorder.given = given or {}
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
+    m.recorder.static_dims = dict(static_dims or {})
+    m.recorder.ones = ones
+    m.recorder.declared = dict(declared or {})
     m.world.guard(FixedObject(None), "global_state", global_state())
     values = _arguments(m, fn, args, kwargs)
     with torch_rows.preserved_state(), m.recorder.tracing():

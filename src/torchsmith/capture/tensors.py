@@ -67,6 +67,9 @@ class Recorder:
         self.dynamic_dims: dict[str, set[int]] = {}
         self.given: Mapping[str, Mapping[int, DeclaredSize]] = {}  # by source; set by export, and stronger than everything else
         self.declared_symbols: dict[str, torch.SymInt] = {}
+        self.static_dims: dict[str, set[int]] = {}
+        self.ones = True
+        self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
     def tracing(self) -> AbstractContextManager[Any]:
         return tracing.Tracing(self.facts)  # type: ignore[no-any-return]
@@ -93,7 +96,7 @@ class Recorder:
             sizes = list(real.shape)
             given = self.given.get(str(source), {})
             for d in sorted(dims):
-                sizes[d] = self._declared_size(given[d], real.shape[d], node, d) if d in given else self._fresh_size(real.shape[d], node, d)
+                sizes[d] = self._declared_size(given[d], real.shape[d], node, d) if d in given else self._fresh_size(real, source, node, d)
                 if type(sizes[d].node.expr) is Sym:
                     self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
         tensor = tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts)
@@ -104,8 +107,8 @@ class Recorder:
         self.keep += [tensor, real]
         return tensor
 
-    def _fresh_size(self, now: int, node: torch.fx.Node, d: int) -> torch.SymInt:
-        size = self.facts.fresh(now, (node.name, "size", d))
+    def _fresh_size(self, real: torch.Tensor, source: Source, node: torch.fx.Node, d: int) -> torch.SymInt:
+        size = self.facts.fresh(real.shape[d], (node.name, "size", d), *self.declared.get((str(source), d), ()))
         self.size_nodes[size.node.expr.name] = (node, d, 1, 0)
         return size
 
@@ -124,15 +127,14 @@ class Recorder:
         return known * row.scale + row.shift
 
     def _dynamic_dims(self, real: torch.Tensor, source: Source) -> set[int]:
-        """Dimensions that become symbols: all of an argument under dynamic=True (0 and 1 stay), else those asked for."""
+        """Dimensions that become symbols: all of an argument under dynamic=True, else those asked for. An empty one stays."""
         if self.given:
             return set(self.given.get(str(source), ()))
         asked = set(self.dynamic_dims.get(str(source), ()))
-        asked |= set(getattr(real, "_dynamo_dynamic_indices", ()))
         if self.dynamic and _role(real, source) == "input":
             asked |= set(range(real.dim()))
-        asked -= set(getattr(real, "_torchsmith_static", ()))
-        return {d for d in asked if d < real.dim() and real.shape[d] > 1} if self.dynamic is not False else set()
+        asked -= set(getattr(real, "_torchsmith_static", ())) | self.static_dims.get(str(source), set())
+        return {d for d in asked if d < real.dim() and real.shape[d] > (0 if self.ones else 1)} if self.dynamic is not False else set()
 
     def _placeholder(self, name: str) -> torch.fx.Node:
         if self.last_input is None:
@@ -225,6 +227,9 @@ class Recorder:
 
     def record(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one torch call on tracing tensors and write its node. kind: "function" or "method"."""
+        # a flag computed from sizes is a plain bool to torch's functions
+        args = tuple([bool(a) if type(a) is torch.SymBool else a for a in args])
+        kwargs = {k: bool(v) if type(v) is torch.SymBool else v for k, v in kwargs.items()}
         fx_args = tuple([self.fx(a) for a in args])
         fx_kwargs = {k: self.fx(v) for k, v in kwargs.items()}
         loc = self.loc()

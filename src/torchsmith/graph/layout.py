@@ -132,11 +132,19 @@ def is_known_positive(s: Size) -> bool:
 
 
 def gt_one(s: Size) -> bool:
-    return s > 1
+    return s > 1 if type(s) is int else likely(s > 1)
 
 
 def lt(a: Size, b: Size) -> bool:
-    return bool(a < b)
+    return likely(a < b)
+
+
+def likely(question: Any) -> bool:
+    """The answer to a question about memory order, which the stride of a dimension of size 1 must not decide."""
+    if not isinstance(question, torch.SymBool):
+        return bool(question)
+    node: SizeNode = question.node
+    return node.guard_size_oblivious()
 
 
 def suggest_format(t: torch.Tensor) -> torch.memory_format:
@@ -175,7 +183,7 @@ def broadcast(*shapes: Sequence[Size]) -> Sizes:
                 continue
             if type(have) is int and have == 1:
                 out[offset + i] = s
-            elif type(s) is int and s == 1:
+            elif (type(s) is int and s == 1) or (hint_of(have) == hint_of(s) and have == s):  # assumed equal: neither is repeated
                 continue
             elif is_one(have):
                 out[offset + i] = s

@@ -26,7 +26,13 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
 }  # fmt: skip
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+# guard `symbol op c` -> (c + this is the least, c + this is the greatest value)
+_BOUNDS: dict[str, tuple[int | None, int | None]] = {"eq": (0, 0), "lt": (None, -1), "le": (None, 0), "gt": (1, None), "ge": (0, None)}
 TRUE, FALSE = Const(dt.bool_, True), Const(dt.bool_, False)
+
+
+def _from(least: int, r: Range) -> Range:
+    return (least if r[0] is None else max(r[0], least), r[1])
 
 
 class SizeFacts:
@@ -34,6 +40,7 @@ class SizeFacts:
 
     `guards` are Exprs that must hold, in the order they were assumed; `locs` says which user line asked. After `freeze()` a
     condition that does not follow goes to `late`: the compiler's own assumptions, to be handed back with the compiled call.
+    `symbols` keep the declared ranges; `range` and `pinned` know what the guards have made of them.
     """
 
     def __init__(self) -> None:
@@ -45,9 +52,10 @@ class SizeFacts:
         self.loc = ""
         self.frozen = False
         self._known: set[Expr] = set()
+        self._narrowed: dict[str, Range] = {}
         self._values: dict[str, torch.SymInt] = {}
 
-    def fresh(self, hint: int | None, origin: tuple[str | int, ...], lo: int = 2, hi: int | None = None) -> torch.SymInt:
+    def fresh(self, hint: int | None, origin: tuple[str | int, ...], lo: int = 1, hi: int | None = None) -> torch.SymInt:
         """A new symbol. hint None: its value is known only at run time (a data-dependent size)."""
         prefix = "u" if hint is None else "s"
         name = f"{prefix}{sum(n.startswith(prefix) for n in self.symbols)}"
@@ -65,14 +73,19 @@ class SizeFacts:
 
     def range(self, name: str) -> Range:
         row = self.symbols.get(name)
-        return (None, None) if row is None else (row.lo, row.hi)
+        return self._narrowed.get(name) or ((None, None) if row is None else (row.lo, row.hi))
+
+    def pinned(self) -> dict[str, int]:
+        """Symbols that the guards leave one value: the program is for that size only."""
+        found = {name: self.range(name) for name in self.symbols}
+        return {name: lo for name, (lo, hi) in found.items() if lo is not None and lo == hi}
 
     def bound(self, e: Expr) -> Range:
         """Interval of an index Expr under the assumed ranges."""
         return interval(poly(e), self.range)
 
-    def decide(self, cond: Expr) -> bool | None:
-        """True or False when `cond` follows from the ranges and guards, else None."""
+    def decide(self, cond: Expr, least: int | None = None) -> bool | None:
+        """True or False when `cond` follows from the ranges and guards (and, given `least`, from no symbol being below it), else None."""
         if isinstance(cond, Const):
             return bool(cond.value)
         if cond in self._known:
@@ -80,8 +93,8 @@ class SizeFacts:
         if not isinstance(cond, Op):
             return None
         if cond.name in COMPARE:
-            return self._decide_comparison(cond)
-        sides = [self.decide(a) for a in cond.args]
+            return self._decide_comparison(cond, least)
+        sides = [self.decide(a, least) for a in cond.args]
         if cond.name == "not":
             return None if sides[0] is None else not sides[0]
         if cond.name == "and":
@@ -90,13 +103,14 @@ class SizeFacts:
             return True if True in sides else False if None not in sides else None
         return None
 
-    def _decide_comparison(self, cond: Op) -> bool | None:
+    def _decide_comparison(self, cond: Op, least: int | None = None) -> bool | None:
         if Op(_NEGATED[cond.name], dt.bool_, cond.args) in self._known:
             return False
         a, b = cond.args
         if a.dtype is not dt.index or b.dtype is not dt.index:
             return None
-        lo, hi = interval(add(poly(a), poly(b), -1), self.range)  # the sign of a - b
+        difference = add(poly(a), poly(b), -1)
+        lo, hi = interval(difference, self.range if least is None else lambda name: _from(least, self.range(name)))  # the sign of a - b
         if lo is not None and lo == hi:
             return COMPARE[cond.name](lo, 0)
         if lo is not None and lo > 0:
@@ -117,8 +131,29 @@ class SizeFacts:
                 raise Unsupported("GRA008", at=loc or self.loc, detail=print_condition(cond))
             return
         self._known.add(cond)
+        self._narrow(cond)
         (self.late if self.frozen else self.guards).append(cond)
         self.locs.setdefault(cond, loc or self.loc)
+
+    def _narrow(self, cond: Expr) -> None:
+        """What a guard on one symbol says of its range."""
+        if not (isinstance(cond, Op) and cond.name in _BOUNDS and isinstance(cond.args[0], Sym) and isinstance(cond.args[1], Const)):
+            return
+        name, value = cond.args[0].name, int(cond.args[1].value)
+        below, above = _BOUNDS[cond.name]
+        lo, hi = self.range(name)
+        if below is not None:
+            lo = value + below if lo is None else max(lo, value + below)
+        if above is not None:
+            hi = value + above if hi is None else min(hi, value + above)
+        self._narrowed[name] = (lo, hi)
+
+    def ask_likely(self, cond: Expr, hint: bool | None, loc: str = "") -> bool:
+        """`ask`, where the sizes 0 and 1 may share the answer of all others: nothing is assumed if that is also the answer at hand."""
+        known = self.decide(cond)
+        if known is None and hint is not None and self.decide(cond, 2) is hint:
+            return hint
+        return self.ask(cond, hint, loc)
 
     def ask(self, cond: Expr, hint: bool | None, loc: str = "") -> bool:
         """Answer a yes-or-no question about sizes by its hint and assume the answer from now on."""
@@ -253,11 +288,14 @@ class SizeNode:
 
     # -------- questions that need an answer now
     def _decided(self, file: Text, line: int) -> bool:
-        loc = self.facts.loc or (f"{file}:{line}" if file else "")
-        return self.facts.ask(self.expr, self.hint, loc)
+        return self.facts.ask(self.expr, self.hint, self._loc(file, line))
+
+    def _loc(self, file: Text, line: int) -> Text:
+        return self.facts.loc or (f"{file}:{line}" if file else "")
 
     def guard_bool(self, file: Text = "", line: int = 0) -> bool:
-        return self._decided(file, line)
+        """torch's own C++ asks (Python comes through bool_): mostly whether a dimension of size 1 may be left out of a stride rule."""
+        return self.facts.ask_likely(self.expr, self.hint, self._loc(file, line))
 
     def bool_(self) -> bool:
         if self.kind == "bool":
@@ -272,17 +310,16 @@ class SizeNode:
         return self._decided(file, line)
 
     def guard_size_oblivious(self, file: Text = "", line: int = 0) -> bool:
-        return self._decided(file, line)
+        return self.facts.ask_likely(self.expr, self.hint, self._loc(file, line))
 
+    # torch's promise where it asks these two: the answer False (True) is right for every size, the other one only quicker
     def guard_or_false(self, file: Text = "", line: int = 0) -> bool:
-        known = self.facts.decide(self.expr)
-        if known is None and self.hint is None:
+        if self.facts.decide(self.expr) is None and not self.hint:
             return False
         return self._decided(file, line)
 
     def guard_or_true(self, file: Text = "", line: int = 0) -> bool:
-        known = self.facts.decide(self.expr)
-        if known is None and self.hint is None:
+        if self.facts.decide(self.expr) is None and self.hint is not False:
             return True
         return self._decided(file, line)
 

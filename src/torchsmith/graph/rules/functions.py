@@ -44,6 +44,56 @@ def attention(
     return trace.dispatch(flash, (query, key, value, 0.0, is_causal), {"attn_mask": attn_mask, "scale": scale})[0]
 
 
+@function_rule(torch._native_multi_head_attention)
+def whole_attention(
+    trace: Tracing, call: Any, query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
+    qkv_bias: Any, proj_weight: Tensor, proj_bias: Any, mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True,
+    mask_type: Any = None,
+) -> Any:  # fmt: skip
+    """nn.MultiheadAttention's short cut in eval mode, in its parts, where it hides nothing: no mask, no weights asked for."""
+    if mask is not None or need_weights or query.dim() != 3:
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return call(query, key, value, embed_dim, num_head, *weights, mask, need_weights, average_attn_weights, mask_type)
+    biases = (None, None, None) if qkv_bias is None else qkv_bias.chunk(3)
+    parts = zip((query, key, value), qkv_weight.chunk(3), biases, strict=True)
+    heads = [F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts]
+    mixed = attention(trace, F.scaled_dot_product_attention, *heads)
+    return F.linear(mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), None
+
+
+@function_rule(torch._transformer_encoder_layer_fwd)
+def encoder_layer(
+    trace: Tracing, call: Any, src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Any, proj_weight: Tensor,
+    proj_bias: Any, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor,
+    norm_bias_2: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, mask: Any = None, mask_type: Any = None,
+) -> Any:  # fmt: skip
+    """nn.TransformerEncoderLayer's short cut in eval mode, in its parts, where there is no mask."""
+    if mask is not None or src.dim() != 3:
+        norms, products = (norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2), (weight_1, bias_1, weight_2, bias_2)
+        projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return call(src, embed_dim, num_heads, *projections, use_gelu, norm_first, eps, *norms, *products, mask, mask_type)
+
+    def attend(x: Tensor) -> Tensor:
+        rest = (embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return whole_attention(trace, torch._native_multi_head_attention, x, x, x, *rest, need_weights=False)[0]  # type: ignore[no-any-return]
+
+    def feed(x: Tensor) -> Tensor:
+        inner = F.linear(x, weight_1, bias_1)
+        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), weight_2, bias_2)
+
+    def first(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def second(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        src = src + attend(first(src))
+        return src + feed(second(src))
+    src = first(src + attend(src))
+    return second(src + feed(src))
+
+
 @function_rule(torch.group_norm)
 def group_norm(
     trace: Tracing, call: Any, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: Any = True

@@ -8,7 +8,18 @@ from typing import Any
 import torch
 
 from ...codes import Unsupported
-from ..layout import Size, Sizes, contiguous_strides, format_strides, is_contiguous, is_dense, is_static_one, propagate_strides, same
+from ..layout import (
+    Size,
+    Sizes,
+    contiguous_strides,
+    format_strides,
+    is_contiguous,
+    is_dense,
+    is_static_one,
+    likely,
+    propagate_strides,
+    same,
+)
 from ..tracing import RULES, current, make, rule
 
 aten = torch.ops.aten
@@ -265,7 +276,7 @@ def view_strides(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Siz
             position -= 1
             if type(have) is int and type(count) is int and have > count:
                 return None
-        if not same(have, count) and have != count:
+        if not same(have, count) and likely(have != count):
             return None
     while position >= 0:
         if not is_static_one(new[position]) and not _is_one(new[position]):

@@ -1,0 +1,219 @@
+"""Sizes as symbols: one compilation for every size, marks, sizes that turn out to vary, guards only where the program asks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchsmith
+from torchsmith import events
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(5)
+    with torch.no_grad():
+        yield
+
+
+def compiles(fn: Any, calls: Sequence[tuple[torch.Tensor, ...]], tolerance: float = 2e-5, **settings: Any) -> int:
+    """Compare compiled with eager on each call; how many graphs were compiled. All must run natively."""
+    c = torchsmith.compile(fn, **{"dynamic": True, **settings})
+    with events.recording() as got:
+        for args in calls:
+            torch.testing.assert_close(c(*args), fn(*args), rtol=tolerance, atol=tolerance)
+    graphs = [e.fields["report"] for e in got if e.kind == "graph"]
+    assert all(r.road == "native" for r in graphs), [(r.road, r.code) for r in graphs]
+    assert not [e for e in got if e.kind == "graph_break"]
+    return len(graphs)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 20, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(20)
+        self.depth = nn.Conv2d(20, 20, 3, padding=1, groups=20)
+        self.last = nn.Conv2d(20, 20, 1)
+        self.head = nn.Linear(20, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.max_pool2d(torch.relu(self.norm(self.first(x))), 3, 2, 1)
+        y = torch.relu(y + self.last(self.depth(y)))
+        z = torch.cat([y, nn.functional.avg_pool2d(y, 1)], 1)[:, 10:30]
+        return self.head(nn.functional.adaptive_avg_pool2d(z, 1).flatten(1))
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int = 24, heads: int = 3) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, width), nn.Embedding(64, width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 40), nn.GELU(), nn.Linear(40, width))
+        self.heads = heads
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        b, t = ids.shape
+        x = self.words(ids) + self.places(torch.arange(t))
+        q, k, v = self.qkv(self.one(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, -1))
+        return (x + self.feed(self.two(x))).softmax(-1)
+
+
+def images(*sizes: tuple[int, int, int]) -> list[tuple[torch.Tensor, ...]]:
+    return [(torch.randn(n, 3, h, w),) for n, h, w in sizes]
+
+
+def tokens(*sizes: tuple[int, int]) -> list[tuple[torch.Tensor, ...]]:
+    return [(torch.randint(50, s),) for s in sizes]
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[tuple[torch.Tensor, ...]]]] = {
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(24, 50), nn.ReLU(), nn.Linear(50, 33), nn.GELU(), nn.Linear(33, 10)),
+        [(torch.randn(n, 24),) for n in (5, 1, 2, 4, 7, 14, 16, 28, 29, 100)],
+    ),
+    "convolutions": (Residual, images((3, 32, 32), (1, 32, 32), (2, 33, 47), (5, 64, 16), (1, 7, 9), (16, 8, 8))),
+    "decoder": (Decoder, tokens((3, 10), (1, 10), (2, 1), (1, 1), (5, 33), (2, 64))),
+    "encoder": (
+        lambda: nn.TransformerEncoderLayer(24, 3, 40, batch_first=True),
+        [(torch.randn(*s, 24),) for s in ((3, 10), (1, 10), (2, 1), (1, 1), (5, 33))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_compilation_serves_every_size(name: str) -> None:
+    make, calls = MODELS[name]
+    assert compiles(make().eval(), calls) == 1
+
+
+@pytest.mark.parametrize("first", [1, 2, 9])
+def test_the_first_size_does_not_matter(first: int) -> None:
+    make, _ = MODELS["mlp"]
+    assert compiles(make().eval(), [(torch.randn(n, 24),) for n in (first, 1, 3, 8)]) == 1
+
+
+def test_a_constant_of_the_program_is_one_of_the_kernels() -> None:
+    """Channels are a number although dynamic=True asked for a symbol; another number of channels is another program."""
+    conv = nn.Conv2d(3, 16, 3)
+    c = torchsmith.compile(conv, dynamic=True)
+    with events.recording() as got:
+        c(torch.randn(2, 3, 9, 9))
+    (guards,) = [e.fields["list"] for e in got if e.kind == "guards"]
+    (row,) = [g for g in guards if g.startswith("L['input']: Tensor")]
+    assert "[?, 3, ?, ?]" in row
+    with pytest.raises(RuntimeError, match="channels"):
+        c(torch.randn(2, 4, 9, 9))
+
+
+DERIVED: list[Callable[..., torch.Tensor]] = [
+    lambda x, y: torch.cat([x, y, x], 0) @ torch.ones(6, 5),
+    lambda x, y: nn.functional.pad(x, (0, 0, 1, 0))[1:] * 2,
+    lambda x, y: nn.functional.avg_pool1d(torch.cat([x, y], 0).t()[None], 2)[0].sum(0),
+    lambda x, y: torch.arange(x.shape[0] * 2 + 1).float()[:, None] + y.sum(),
+    lambda x, y: x.unsqueeze(1).expand(-1, y.shape[0], -1).reshape(-1, 6).softmax(0),
+    lambda x, y: torch.einsum("ik,jk->ij", x, y).mean(1),
+    lambda x, y: x.repeat(2, 1).view(x.shape[0], -1).cumsum(1),
+]
+
+
+@pytest.mark.parametrize("k", range(len(DERIVED)))
+def test_derived_sizes(k: int) -> None:
+    calls = [(torch.randn(n, 6), torch.randn(m, 6)) for n, m in ((3, 5), (1, 2), (2, 1), (1, 1), (4, 4), (16, 31), (33, 2))]
+    assert compiles(DERIVED[k], calls) <= 2  # equal sizes may be a case of their own
+
+
+def test_a_question_about_a_size_is_a_guard() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 4 else x.sum(0, keepdim=True)
+
+    assert compiles(f, [(torch.randn(n, 3),) for n in (6, 5, 4, 3, 1, 9)]) == 2
+
+
+def test_broadcasting_is_not_assumed_away() -> None:
+    calls = [(torch.randn(n, 3), torch.randn(m, 3)) for n, m in ((4, 4), (1, 1), (5, 1), (1, 5), (7, 7))]
+    assert compiles(lambda x, y: x + y, calls) <= 3
+
+
+def test_empty_tensors() -> None:
+    assert compiles(lambda x: (x @ torch.ones(3, 4)).relu().sum(1), [(torch.randn(n, 3),) for n in (4, 0, 1)]) <= 2
+
+
+def test_sizes_that_vary_become_symbols_and_the_recompile_is_explained() -> None:
+    lin = nn.Linear(8, 4)
+    c = torchsmith.compile(lin)
+    with events.recording() as got:
+        for n in (5, 7, 1, 30):
+            x = torch.randn(n, 8)
+            torch.testing.assert_close(c(x), lin(x))
+    (again,) = [e for e in got if e.kind == "recompile"]
+    assert "size of dimension 0 was 5, is 7" in again.fields["guard"] and "L['input']" in again.fields["guard"]
+
+
+def test_one_first_then_any() -> None:
+    c = [0]
+
+    def count(gm: Any, inputs: Any) -> Any:
+        c[0] += 1
+        return gm.forward
+
+    f = torchsmith.compile(lambda x: x @ x.t(), backend=count)
+    for n in (1, 4, 9, 1, 3):
+        f(torch.randn(n, 3))
+    assert c[0] == 2
+
+
+# ---------------------------------------------------------------- marks
+
+
+def marked(fn: Any, mark: Callable[[torch.Tensor], None], sizes: Sequence[int]) -> int:
+    c = [0]
+
+    def count(gm: Any, inputs: Any) -> Any:
+        c[0] += 1
+        return gm.forward
+
+    f = torchsmith.compile(fn, backend=count)
+    for n in sizes:
+        x = torch.randn(n, 3)
+        mark(x)
+        torch.testing.assert_close(f(x), fn(x))
+    return c[0]
+
+
+def test_marks() -> None:
+    assert marked(lambda x: x + 1, lambda x: torchsmith.mark_dynamic(x, 0), (4, 1, 7)) == 1
+    assert marked(lambda x: x + 1, lambda x: torchsmith.maybe_mark_dynamic(x, [0]), (4, 1, 7)) == 1
+    assert marked(lambda x: x + 1, torchsmith.mark_static, (4, 1, 7)) == 3
+    assert marked(lambda x: x + 1, lambda x: torchsmith.mark_dynamic(x, 0, min=2, max=8), (4, 8, 2)) == 1
+    assert marked(lambda x: x + 1, lambda x: torchsmith.mark_dynamic(x, 0, min=2, max=8), (4, 9)) == 2
+    assert marked(lambda x: x + torch.ones(4, 3), lambda x: torchsmith.maybe_mark_dynamic(x, 0), (4,)) == 1
+
+
+def test_marked_dimensions_must_stay_open() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(4, 3)
+
+    with pytest.raises(torchsmith.ConstraintViolation, match=r"dimension 0 of L\['x'\].*makes 4 of it.*test_sizes.py"):
+        marked(f, lambda x: torchsmith.mark_dynamic(x, 0), (4,))
+    with pytest.raises(IndexError):
+        torchsmith.mark_dynamic(torch.randn(2), 1)
+    with pytest.raises(ValueError, match="no size"):
+        torchsmith.mark_dynamic(torch.randn(2), 0, min=3, max=2)
+
+
+def test_order_of_sizes_in_memory() -> None:
+    """Channels-last inputs, slices and transposes: another memory order is another program, a batch of one is not."""
+    conv = nn.Conv2d(4, 8, 3)
+    calls = [(torch.randn(n, 4, 6, 7).to(memory_format=torch.channels_last),) for n in (2, 1, 5)]
+    assert compiles(conv, calls) == 1
+    for a, b in itertools.pairwise([torch.randn(5, 6), torch.randn(6, 5).t(), torch.randn(5, 12)[:, ::2], torch.randn(10, 6)[::2]]):
+        assert compiles(lambda x: (x @ torch.ones(6, 3)).relu(), [(a,), (b,)]) <= 2
