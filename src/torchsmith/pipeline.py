@@ -42,6 +42,7 @@ from .schedule.fuse import fuse
 from .schedule.kernels import NOTHING, form_kernels
 from .schedule.merge_attention import merge_attention
 from .schedule.plan import plan
+from .schedule.share import share_kernels
 from .tuning import Made, tune
 
 Call = Callable[..., Sequence[Any]]
@@ -122,7 +123,8 @@ def back(decided: Mapping[str, str] = NOTHING) -> tuple[Pass, ...]:
     """The passes from the fused Program on; `decided`: see form_kernels."""
     return (
         Pass("form_kernels", functools.partial(form_kernels, decided=decided), show=print_scheduled),
-        Pass("plan", plan, verify_plan, print_plan),
+        Pass("plan", plan, verify_plan),
+        Pass("share", share_kernels, verify_plan, print_plan),
         Pass("emit", emit, show=show_source),
     )
 
@@ -131,7 +133,7 @@ COMPILE: tuple[Pass, ...] = (*FRONT, *back())
 # File names of the debug folder, by pass.
 ARTIFACTS = {
     "lower": "program_before_fusion.txt", "fuse": "program_after_fusion.txt", "form_kernels": "kernels.txt",
-    "plan": "plan.txt", "emit": "output_code.c",
+    "share": "plan.txt", "emit": "output_code.c",
 }  # fmt: skip
 
 

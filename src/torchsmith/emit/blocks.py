@@ -63,6 +63,8 @@ def _text(self: Emitter, e: Expr) -> str:
 
 def do_product(self: Emitter, s: Product) -> None:
     """Cut the columns into register tiles."""
+    if self.lanes != LANES:
+        raise Unsupported("EMI001", detail="a block product beside 8-byte elements")
     a, b = self.address(s.a.buf, s.a.index), self.address(s.b.buf, s.b.index)
     if s.a.mask is not None or s.b.mask is not None or const_of(b.terms.get(s.n, const(0))) != 1:
         raise Unsupported("EMI001", detail="product of masked or strided operands")
@@ -139,6 +141,8 @@ _ONE = {"f32": "{}", "bf16": "f_bf16({})", "f16": "f_f16({})", "bool": "(f32)({}
 
 def do_turn(self: Emitter, s: Turn) -> None:
     """One call."""
+    if self.lanes != LANES:
+        raise Unsupported("EMI001", detail="a block product beside 8-byte elements")
     source = self.address(s.source.buf, s.source.index)
     d = s.source.dtype
     if d.name not in TURNED or s.source.mask is not None or const_of(source.terms.get(s.n, const(0))) != 1:

@@ -54,7 +54,7 @@ class Emitter:
         self.functions: dict[str, str] = {}  # texts that stand before the kernel, by name
         self.scopes: list[Scope] = [Scope()]
         self.level: dict[Expr, int] = {}  # Axis, Var -> index of the scope that binds it
-        self.extents: dict[Axis, Expr] = {}
+        self.extents: dict[Axis | Sym, Expr] = {s: const(hi + 1) for s, _, hi in kernel.ranges if hi is not None}
         self.counter: dict[str, int] = {}
         self.vector_axis: Axis | None = None
         self.vector_level = 1 << 30

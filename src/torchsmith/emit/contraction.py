@@ -19,7 +19,7 @@ from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Expr, Load, Op, const, op, substitute, walk
 from ..ir.kernel import Contract, Loop, Stmt, StoreStmt
-from ..ir.linear import Linear, const_of, linear
+from ..ir.linear import Linear, const_of, linear, range_of
 from .c import WITH_REST, Emitter
 from .math import MATH
 from .values import STORED, Val
@@ -66,7 +66,7 @@ def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
         if d.name in _UP:
             self.functions.setdefault(d.name, _UP[d.name])
     names = _names(self, s)
-    outer = _partial_sums([const_of(e) for _, e in (*s.taps, (s.k, s.extent))])
+    outer = _partial_sums([range_of(e, self.extents)[1] for _, e in (*s.taps, (s.k, s.extent))])
     self.open("{", [])
     if outer == 0:
         self.line(f"xf32 {', '.join(f'{c} = {{0}}' for c, _ in names)};")
@@ -312,7 +312,7 @@ def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: tuple[
     if s.a.mask is None:
         self.line(f"p[q] = {place};")
     else:
-        zeros = _zeros(self, dtype, 1 if alone or scattered else const_of(s.extent))
+        zeros = _zeros(self, dtype, 1 if alone or scattered else range_of(s.extent, self.extents)[1])
         strides = (f", ks[q] = {_text(self, ka)}", ", ks[q] = 0") if scattered else ("", "")
         self.line(f"if ({_text(self, s.a.mask)}) p[q] = {place}{strides[0]}, any = 1; else p[q] = {zeros}{strides[1]};")
     self.close()

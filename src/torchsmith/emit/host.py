@@ -324,10 +324,16 @@ class _Host:
 
     def step_launch(self, step: Launch) -> None:
         bufs = ", ".join(f"(void *){self.address(b)}" for b in step.bufs) or "0"
-        syms = ", ".join(self.bits(s) for s in step.syms) or "0"
         self.put("{")
-        self.put(f"  void *const b[] = {{{bufs}}}; const int64_t y[] = {{{syms}}};")
-        self.put(f"  ts_go(host, {self.names[step.kernel]}, b, y, {self.expr(step.grid)}, {self.expr(step.grain)});")
+        self.depth += 1
+        if any(s.dtype.is_float for s in step.syms):
+            syms = "y"
+            self.put(f"const int64_t y[] = {{{', '.join(self.bits(s) for s in step.syms)}}};")
+        else:
+            syms = self.table(step.syms, "y")
+        self.put(f"void *const b[] = {{{bufs}}};")
+        self.put(f"ts_go(host, {self.names[step.kernel]}, b, {syms}, {self.expr(step.grid)}, {self.expr(step.grain)});")
+        self.depth -= 1
         self.put("}")
 
     def step_call(self, step: Call) -> None:

@@ -28,6 +28,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 # guard `symbol op c` -> (c + this is the least, c + this is the greatest value)
 _BOUNDS: dict[str, tuple[int | None, int | None]] = {"eq": (0, 0), "lt": (None, -1), "le": (None, 0), "gt": (1, None), "ge": (0, None)}
+LARGEST = 2**30  # size of a symbol by default: below it index arithmetic on lanes is 32 bits wide, rounding up to tiles included
 TRUE, FALSE = Const(dt.bool_, True), Const(dt.bool_, False)
 
 
@@ -57,6 +58,8 @@ class SizeFacts:
 
     def fresh(self, hint: int | None, origin: tuple[str | int, ...], lo: int = 1, hi: int | None = None) -> torch.SymInt:
         """A new symbol. hint None: its value is known only at run time (a data-dependent size)."""
+        if hi is None and hint is not None:
+            hi = LARGEST
         prefix = "u" if hint is None else "s"
         name = f"{prefix}{sum(n.startswith(prefix) for n in self.symbols)}"
         sym = Sym(name)

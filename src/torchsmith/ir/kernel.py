@@ -37,7 +37,8 @@ AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "sca
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A buffer as the kernel sees it: element (i, j, ...) lies at layout.offset + sum(i * stride)."""
+    """A buffer as the kernel sees it: element (i, j, ...) lies at layout.offset + sum(i * stride). `shape` is for reports: in a kernel
+    that several launches share it is the first one's."""
 
     buf: str
     dtype: DType
@@ -324,6 +325,7 @@ class Kernel:
     target: str = "cpu"
     origins: tuple[str, ...] = ()  # operator names and user lines, for reports
     choice: Choice | None = None
+    ranges: tuple[tuple[Sym, int, int | None], ...] = ()  # what is known of `syms`: least and greatest value
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ An atom is an Axis or any node that is not linear in axes (a floordiv, a mod, a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from . import dtype as dt
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op
 
-Extents = Mapping[Axis, Expr]
+Extents = Mapping[Any, Expr]  # an Axis or a Sym lies in [0, extent)
 Range = tuple[int | None, int | None]  # inclusive; None: unbounded
 ONE, ZERO = const(1), const(0)
 _INVARIANT: dict[Expr, bool] = {}
@@ -113,12 +114,10 @@ def range_of(e: Expr, extents: Extents) -> Range:
     v = const_of(e)
     if v is not None:
         return v, v
-    if isinstance(e, Axis):
+    if isinstance(e, Axis | Sym):
         extent = extents.get(e)
         hi = range_of(extent, extents)[1] if extent is not None else None
         return 0, None if hi is None else max(hi - 1, 0)
-    if isinstance(e, Sym):
-        return 0, None
     if isinstance(e, Cast):
         # whole numbers that f32 holds exactly are far below 2**31
         word = (-(2**31), 2**31 - 1)

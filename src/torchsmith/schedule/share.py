@@ -1,0 +1,311 @@
+"""Kernels that differ in numbers only become one kernel with the numbers as arguments: Plan in, Plan out.
+
+    for i < 56: for j < 56: y[i * 56 + j] ..       for i < n0: for j < n0: y[i * n0 + j] ..      launched with n0 = 56
+    for i < 28: for j < 28: y[i * 28 + j] ..   ->                                                launched with n0 = 28
+
+Two kernels are alike when their skeletons are equal: everything but the open numbers. Of alike kernels the least general generalisation is
+taken: a number that is the same in all of them stays a number, numbers that vary together are one argument, and what a symbolic program
+computes from its sizes (s0 * 49) is an argument computed by the host, once per launch. A kernel without a like stays as it is.
+
+What is open is a question of speed. In contractions (where a tile does thousands of steps between two looks at a number) and in what
+runs in `prepare`: every extent, stride and offset. In other loops: extents of the grid, and strides that the vector axis does not follow.
+Outside of the grid 0, 1 and -1 are never open, nor is a divisor: they are structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+
+from ..ir import dtype as dt
+from ..ir.bounds import Ranges
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
+from ..ir.kernel import BLOCKS, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, expressions
+from ..ir.linear import const_of, is_invariant
+from ..ir.plan import Launch, Plan, PlanCond, PlanRepeat, Step
+from ..options import Options
+
+Leaf = Callable[[Expr], Expr]
+DIVISIONS = frozenset({"floordiv", "mod"})
+# fields of a template's statement in which constants may open
+OPEN_FIELDS: dict[type, tuple[str, ...]] = {Contract: ("taps", "extent", "a", "b"), Product: ("extent",)}
+LONG = 512  # steps of a sum beyond which the printer adds partial sums
+FEW = 64  # loops of other kernels: smaller numbers are worth unrolling
+
+
+def share_kernels(plan: Plan, options: Options) -> Plan:
+    """The whole pass."""
+    preparing = {s.kernel for s in _launches(plan.prepare)}
+    groups: dict[tuple[object, ...], list[int]] = {}
+    leaves: list[tuple[Expr, ...]] = []
+    for i, kernel in enumerate(plan.kernels):
+        found: list[Expr] = []
+        walker = _Walker(kernel, i in preparing, lambda e, to=found: (to.append(e), e)[1])  # type: ignore[misc]
+        walker.kernel()
+        leaves.append(tuple(found))
+        groups.setdefault((i in preparing, kernel.choice, *walker.skeleton), []).append(i)
+    number: dict[int, int] = {}
+    arguments: dict[int, tuple[Expr, ...]] = {}
+    kernels: list[Kernel] = []
+    spans = Ranges({s.sym: (s.lo, s.hi) for s in plan.symbols})
+    for members in groups.values():
+        kernel, given = _generalise([plan.kernels[i] for i in members], [leaves[i] for i in members], members[0] in preparing, spans)
+        for i, values in zip(members, given, strict=True):
+            number[i], arguments[i] = len(kernels), values
+        kernels.append(kernel)
+
+    def renumber(steps: Iterable[Step]) -> tuple[Step, ...]:
+        out: list[Step] = []
+        for s in steps:
+            if isinstance(s, Launch):
+                s = replace(s, kernel=number[s.kernel], syms=arguments[s.kernel])
+            elif isinstance(s, PlanCond):
+                s = replace(s, then=renumber(s.then), orelse=renumber(s.orelse))
+            elif isinstance(s, PlanRepeat):
+                s = replace(s, body=renumber(s.body))
+            out.append(s)
+        return tuple(out)
+
+    return replace(plan, kernels=tuple(kernels), prepare=renumber(plan.prepare), run=renumber(plan.run))
+
+
+def _launches(steps: Iterable[Step]) -> Iterable[Launch]:
+    for s in steps:
+        if isinstance(s, Launch):
+            yield s
+        elif isinstance(s, PlanCond):
+            yield from _launches((*s.then, *s.orelse))
+        elif isinstance(s, PlanRepeat):
+            yield from _launches(s.body)
+
+
+def _generalise(
+    kernels: list[Kernel], leaves: list[tuple[Expr, ...]], preparing: bool, spans: Ranges
+) -> tuple[Kernel, list[tuple[Expr, ...]]]:
+    """Alike kernels -> (the one kernel, each one's arguments)."""
+    rows = list(zip(*leaves, strict=True))  # per leaf: its value in each kernel
+    symbols: dict[tuple[Expr, ...], Sym] = {}
+    names = iter(range(1 << 30))
+    for row in rows:
+        if row not in symbols and not (isinstance(row[0], Const) and all(v is row[0] for v in row)):
+            symbols[row] = Sym(f"n{next(names)}", row[0].dtype)
+    turn = iter(rows)
+
+    def put(e: Expr) -> Expr:
+        row = next(turn)
+        found: Expr = symbols.get(row, row[0])
+        return found
+
+    kernel = _Walker(kernels[0], preparing, put).kernel()
+    ranges = tuple((s, *_span(row, spans)) for row, s in symbols.items() if s.dtype is dt.index)
+    origins = tuple(dict.fromkeys(o for k in kernels for o in k.origins))
+    kernel = replace(kernel, syms=tuple(symbols.values()), ranges=ranges, origins=origins)
+    return kernel, [tuple(row[i] for row in symbols) for i in range(len(kernels))]
+
+
+def _span(values: tuple[Expr, ...], spans: Ranges) -> tuple[int, int | None]:
+    """The least and the greatest value."""
+    found = [spans.interval(v) for v in values]
+    his = [f.hi for f in found]
+    return min(f.lo or 0 for f in found), None if None in his else max(h for h in his if h is not None)
+
+
+class _Walker:
+    """Rebuilds a kernel, each open number replaced by `leaf(number)`; what it met on the way is `skeleton`.
+
+    Names of axes, variables and buffers do not count: the skeleton numbers them. Nodes are rebuilt as they are, never simplified.
+    """
+
+    def __init__(self, kernel: Kernel, preparing: bool, leaf: Leaf) -> None:
+        self.source, self.leaf = kernel, leaf
+        self.skeleton: list[object] = []
+        self.memo: dict[tuple[Expr, bool], tuple[int, Expr]] = {}
+        self.numbers: dict[object, int] = {}
+        self.preparing = preparing
+        self.loose = preparing or any(_has_block(s) for s in kernel.body)
+        self.scratch = {s.name for s in kernel.scratch}
+        self.vectors = {a for s in kernel.body for a in _vector_axes(s)}
+
+    def note(self, *tokens: object) -> None:
+        self.skeleton.extend(tokens)
+
+    def name(self, thing: object) -> int:
+        return self.numbers.setdefault(thing, len(self.numbers))
+
+    def kernel(self) -> Kernel:
+        k = self.source
+        params = tuple(self.param(p) for p in k.params)
+        for s in k.scratch:
+            self.note("scratch", self.name(s.name), s.dtype, s.size)
+        grid = tuple((self.axis(a), self.extent(e)) for a, e in k.grid)
+        return replace(k, params=params, grid=grid, body=self.block(k.body))
+
+    def param(self, p: Param) -> Param:
+        self.note("param", self.name(p.buf), p.dtype, p.written, p.layout.splits, p.layout.pad, p.layout.fill, len(p.shape))
+        fixed = () if self.loose else self.along_vectors(p.buf)
+        strides = tuple(self.expr(e, d in fixed) for d, e in enumerate(p.layout.strides))
+        layout = replace(p.layout, strides=strides, offset=self.expr(p.layout.offset))
+        return replace(p, layout=layout)
+
+    def along_vectors(self, buf: str) -> set[int]:
+        """Dimensions of `buf` whose index follows a vector axis somewhere."""
+        out: set[int] = set()
+        for s in self.source.body:
+            for b, index in _accesses(s):
+                if b == buf:
+                    out.update(d for d, i in enumerate(index) if any(a in self.vectors for a in walk(i)))
+        return out
+
+    # ------------------------------------------------------------ statements
+    def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        self.note("{")
+        out = tuple(self.statement(s) for s in body)
+        self.note("}")
+        return out
+
+    def statement(self, s: Stmt) -> Stmt:
+        self.note(type(s).__name__)
+        if isinstance(s, Loop):
+            self.note(s.kind, len(s.carry))
+            axis, extent = self.axis(s.axis), self.expr(s.extent, not self.preparing)
+            carry = tuple((self.var(v), self.expr(a), self.expr(b)) for v, a, b in s.carry)
+            return replace(s, axis=axis, extent=extent, body=self.block(s.body), carry=carry)  # type: ignore[arg-type]
+        if isinstance(s, Let):
+            value = self.expr(s.value)
+            return replace(s, var=self.var(s.var), value=value)  # type: ignore[arg-type]
+        if isinstance(s, StoreStmt):
+            self.note(self.name(s.buf), s.mode, s.mask is None)
+            index = tuple(self.expr(e) for e in s.index)
+            return replace(s, index=index, value=self.expr(s.value), mask=None if s.mask is None else self.expr(s.mask))
+        return self.whole(s)
+
+    def whole(self, s: Stmt) -> Stmt:
+        """A statement of a template, field by field."""
+        if isinstance(s, Contract):  # short sums are printed otherwise than long ones
+            steps = 1
+            for _, extent in reversed((*s.taps, (s.k, s.extent))):
+                steps *= const_of(extent) or LONG + 1
+                self.note(steps > LONG)
+        new: dict[str, object] = {}
+        for field in fields(s):
+            value, fixed = getattr(s, field.name), field.name not in OPEN_FIELDS.get(type(s), ())
+            if isinstance(value, str):
+                self.note(self.name(value))
+            elif isinstance(value, Axis):
+                self.axis(value)
+            elif isinstance(value, Expr):
+                new[field.name] = self.expr(value, fixed)
+            elif isinstance(value, tuple) and all(isinstance(v, tuple) for v in value):  # axes with their extents
+                self.note(len(value))
+                new[field.name] = tuple((self.axis(a), self.expr(e, fixed)) for a, e in value)
+            else:
+                self.note(value)
+        return replace(s, **new)  # type: ignore[arg-type]
+
+    def is_turned(self, e: Op) -> bool:
+        """Does the second operand of a commutative operator, and not the first, read the kernel's scratch?"""
+        if e.name not in ("add", "mul") or not e.dtype.is_float:
+            return False
+        first, second = (any(isinstance(x, Load) and x.buf in self.scratch for x in walk(a)) for a in e.args)
+        return second and not first
+
+    # ------------------------------------------------------------ expressions
+    def axis(self, a: Axis) -> Axis:
+        self.note("axis", self.name(a))
+        return a
+
+    def var(self, v: Var) -> Var:
+        self.note("var", self.name(v), v.dtype)
+        return v
+
+    def expr(self, e: Expr, fixed: bool = False) -> Expr:
+        """`fixed`: constants stay as they are."""
+        if isinstance(e, Const):
+            return self.constant(e, fixed)
+        if isinstance(e, Sym) or (e.dtype is dt.index and is_invariant(e)):
+            self.note("?", e.dtype)
+            return self.leaf(e)
+        if isinstance(e, Axis):
+            return self.axis(e)
+        if isinstance(e, Var):
+            return self.var(e)
+        known = self.memo.get((e, fixed))
+        if known is not None:
+            self.note("=", known[0])
+            return known[1]
+        made = self.node(e, fixed)
+        self.memo[e, fixed] = (len(self.memo), made)
+        return made
+
+    def extent(self, e: Expr) -> Expr:
+        """Of a grid axis: open, whatever it is."""
+        self.note("extent")
+        return self.leaf(e)
+
+    def constant(self, e: Const, fixed: bool) -> Expr:
+        if e.dtype is not dt.index or fixed or abs(int(e.value)) <= 1:
+            self.note("const", e)
+            return e
+        if int(e.value) < 0:  # arguments are never negative
+            self.note("-")
+            put = self.open(const(-int(e.value)))
+            return const(-int(put.value)) if isinstance(put, Const) else Op("mul", dt.index, (put, const(-1)))
+        return self.open(e)
+
+    def open(self, e: Const) -> Expr:
+        if not self.loose and int(e.value) <= FEW:
+            self.note("const", e)
+            return e
+        self.note("?", dt.index)
+        return self.leaf(e)
+
+    def node(self, e: Expr, fixed: bool) -> Expr:
+        if isinstance(e, Op):
+            self.note(e.name, e.dtype, len(e.args))
+            order = e.args[::-1] if self.is_turned(e) else e.args  # x + product and product + x are one text
+            args = [self.expr(a, fixed or (k == 1 and e.name in DIVISIONS)) for k, a in enumerate(order)]
+            return Op(e.name, e.dtype, tuple(args))
+        if isinstance(e, Cast):
+            self.note("cast", e.dtype)
+            return Cast(e.dtype, self.expr(e.args[0], fixed))
+        if isinstance(e, Load):
+            self.note("load", self.name(e.buf), e.dtype, len(e.index), e.mask is None)
+            index = tuple(self.expr(i, fixed) for i in e.index)
+            if e.mask is None or e.other is None:
+                return Load(e.buf, e.dtype, index)
+            return Load(e.buf, e.dtype, index, self.expr(e.mask, fixed), self.expr(e.other, fixed))
+        if isinstance(e, Fold):
+            self.note("fold", e.order, e.pick, len(e.axes), len(e.init), len(e.combine))
+            axes = tuple((self.axis(a), self.expr(n, fixed or not self.loose)) for a, n in zip(e.axes, e.extents, strict=True))
+            for i in range(len(e.init)):
+                self.note(*(self.name(e.state(i, side)) for side in "ab"))
+            init, update, combine = (tuple(self.expr(x, fixed) for x in part) for part in (e.init, e.update, e.combine))
+            return Fold(axes, init, update, combine, e.order, e.pick, e.prefix)
+        assert isinstance(e, Rand)
+        self.note("rand", e.kind, e.dtype)
+        return Rand(e.dtype, e.kind, self.expr(e.args[0], fixed), self.expr(e.args[1], fixed))
+
+
+def _has_block(s: Stmt) -> bool:
+    return isinstance(s, BLOCKS) or (isinstance(s, Loop) and any(_has_block(inner) for inner in s.body))
+
+
+def _vector_axes(s: Stmt) -> Iterable[Axis]:
+    """Axes that run over lanes: of vector loops, and the innermost of folds outside of them."""
+    if isinstance(s, Loop):
+        if s.kind == "vector":
+            yield s.axis
+        for inner in s.body:
+            yield from _vector_axes(inner)
+    else:
+        yield from (f.axes[-1] for f in walk(*expressions(s)) if isinstance(f, Fold))
+
+
+def _accesses(s: Stmt) -> Iterable[tuple[str, tuple[Expr, ...]]]:
+    """(buffer, index) of every load and store below."""
+    if isinstance(s, StoreStmt):
+        yield s.buf, s.index
+    elif isinstance(s, Loop):
+        for inner in s.body:
+            yield from _accesses(inner)
+    yield from ((e.buf, e.index) for e in walk(*expressions(s)) if isinstance(e, Load))

@@ -1,0 +1,89 @@
+"""Kernels that differ in numbers only become one, and still compute what each of them computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from emit_harness import launch
+from program_kit import Kit, f, random
+
+from torchsmith.emit.c import emit_kernel
+from torchsmith.ir.expr import Const, Expr, op
+from torchsmith.ir.plan import Launch, Plan
+from torchsmith.ir.verify import verify_plan
+from torchsmith.options import Options
+from torchsmith.schedule.fuse import fuse
+from torchsmith.schedule.kernels import form_kernels
+from torchsmith.schedule.plan import plan
+from torchsmith.schedule.share import share_kernels
+
+
+def planned(kit: Kit, *results: str) -> Plan:
+    got = plan(form_kernels(fuse(kit.program(*results), Options()), Options()), Options())
+    verify_plan(got)
+    return got
+
+
+def launches(p: Plan) -> list[Launch]:
+    return [s for s in (*p.prepare, *p.run) if isinstance(s, Launch)]
+
+
+def products(*sizes: tuple[int | str, int, int], relu: tuple[bool, ...] = ()) -> Plan:
+    """y_i[m, n] = x_i[m, k] @ w_i[k, n], with a relu after some."""
+    kit = Kit()
+    for i, (m, n, k) in enumerate(sizes):
+        x, w = kit.input(f"x{i}", (m, k)), kit.input(f"w{i}", (k, n))
+        fold = lambda a, b, x=x, w=w, k=k: kit.fold((k,), 0.0, lambda r: op("mul", x(a, r), w(r, b)))
+        kit.stage(f"y{i}", (m, n), (lambda a, b, g=fold: op("max", g(a, b), f(0.0))) if i in range(len(relu)) and relu[i] else fold, out=True)
+    return planned(kit, *(f"y{i}" for i in range(len(sizes))))
+
+
+def contractions(p: Plan) -> list[int]:
+    return [s.kernel for s in launches(p) if p.kernels[s.kernel].name == "contraction"]
+
+
+def test_sizes_do_not_make_kernels() -> None:
+    before = products((28, 64, 20), (56, 128, 33), (14, 64, 7))
+    after = share_kernels(before, Options())
+    verify_plan(after)
+    assert len(set(contractions(before))) == 3 and len(set(contractions(after))) == 1
+    assert len({emit_kernel(k) for k in after.kernels}) == len(after.kernels) < len(before.kernels)
+    one = after.kernels[contractions(after)[0]]
+    assert one.syms and all(len(s.syms) == len(after.kernels[s.kernel].syms) for s in launches(after))
+    assert all(lo >= 1 and hi is not None for _, lo, hi in one.ranges)
+
+
+def test_structure_does() -> None:
+    after = share_kernels(products((28, 64, 20), (28, 64, 21), (28, 64, 22), relu=(True, False, True)), Options())
+    assert len(set(contractions(after))) == 2
+
+
+def test_what_is_common_stays_a_number() -> None:
+    same = share_kernels(products((28, 64, 20), (28, 64, 20)), Options())
+    assert not same.kernels[contractions(same)[0]].syms
+
+
+def test_symbolic_sizes_are_computed_by_the_host() -> None:
+    after = share_kernels(products(("s0", 64, 20), ("s0", 64, 40)), Options())
+    kernels = {after.kernels[i].name: after.kernels[i] for i in contractions(after)}
+    assert len(set(contractions(after))) == 1
+    assert all(s.name.startswith("n") for k in kernels.values() for s in k.syms)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_shared_kernel_computes_what_each_did(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = [tuple(int(v) for v in rng.integers(1, 70, 3)) for _ in range(3)]
+    p = share_kernels(products(*sizes), Options())
+    arrays: dict[str, np.ndarray] = {}
+    for name, b in p.buffers.items():
+        shape = tuple(int(e.value) for e in b.shape if isinstance(e, Const))
+        arrays[name] = random(shape, seed) if b.role == "input" else np.full(shape, np.nan, np.float32)
+    for s in launches(p):
+        kernel = p.kernels[s.kernel]
+        renamed = {q.buf: arrays[actual].reshape(-1) for q, actual in zip(kernel.params, s.bufs, strict=True)}
+        values: dict[str, Expr | int] = {sym.name: int(v.value) for sym, v in zip(kernel.syms, s.syms, strict=True) if isinstance(v, Const)}
+        launch(kernel, renamed, values, chunks=2)
+    for i in range(3):
+        want = arrays[f"x{i}"].astype(np.float64) @ arrays[f"w{i}"]
+        np.testing.assert_allclose(arrays[f"y{i}"], want, rtol=1e-4, atol=1e-4)
