@@ -234,6 +234,17 @@ def _divide(name: str, x: Expr, d: Expr, extents: Extents) -> Expr:
     r = rest.expr()
     if _below(r, d, extents):
         return whole.expr() if name == "floordiv" else r
+    for f in _factors(d):  # (f*x + r) // (f*e) -> x // e, (f*x + r) % (f*e) -> f * (x % e) + r where 0 <= r < f
+        x, low, k = Linear(), Linear(None, rest.const), const_of(f)
+        for atom, coef in rest.terms.items():
+            quotient = _quotient(coef, f, k)
+            (x if quotient is not None else low).terms[atom] = coef if quotient is None else quotient
+        e = _quotient(d, f, k)
+        if x.terms and e is not None and _below(low.expr(), f, extents):
+            part = _divide(name, x.expr(), e, extents)
+            if name == "floordiv":
+                return linear(op("add", whole.expr(), part)).expr()
+            return linear(op("add", op("mul", part, f), low.expr())).expr()
     # (x // a) // b -> x // (a*b); (x // a) stays linear otherwise
     if name == "floordiv":
         if n is not None and n > 0 and not whole.terms and isinstance(r, Op) and r.name == "floordiv":
@@ -246,6 +257,15 @@ def _divide(name: str, x: Expr, d: Expr, extents: Extents) -> Expr:
         if m is not None and n > 0 and m % n == 0:
             return _divide("mod", r.args[0], d, extents)
     return op("mod", r, d)
+
+
+def _factors(d: Expr) -> list[Expr]:
+    """The factors of a product, and what is left without its last one."""
+    out: list[Expr] = []
+    while isinstance(d, Op) and d.name == "mul":
+        out += [d.args[1], d.args[0]]
+        d = d.args[0]
+    return list(dict.fromkeys(out))
 
 
 def _quotient(coef: Expr, d: Expr, n: int | None) -> Expr | None:

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
-from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, op, select, substitute, walk
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, const, op, select, substitute, walk
 from ..ir.linear import const_of, linear
 from ..ir.program import Element, Program, Stage, Store
 from ..options import Options
@@ -159,13 +159,17 @@ def _joined(e: Expr, extents: dict[Axis, Expr]) -> list[Axis] | None:
     if isinstance(e, Const) or e in extents:
         return [a for a in (e,) if isinstance(a, Axis)]
     lin = linear(e)
-    steps = sorted((const_of(c) or 0, a.name, a) for a, c in lin.terms.items() if isinstance(a, Axis) and a in extents)
-    inner = 1
-    for step, _, a in steps:
-        if step != inner:
+    left = {a: step for a, step in lin.terms.items() if isinstance(a, Axis) and a in extents}
+    found: list[Axis] = []
+    inner: Expr = const(1)
+    while left and len(left) + len(found) == len(lin.terms):
+        nxt = next((a for a, step in left.items() if step is inner), None)
+        if nxt is None:
             return None
-        inner *= const_of(extents[a]) or 0
-    return [a for _, _, a in steps] if len(steps) == len(lin.terms) and const_of(lin.const) == 0 else None
+        del left[nxt]
+        found.append(nxt)
+        inner = op("mul", inner, extents[nxt])
+    return found if len(found) == len(lin.terms) and const_of(lin.const) == 0 else None
 
 
 # ---------------------------------------------------------------- profit

@@ -21,6 +21,7 @@ from .fuse import simple_axes
 from .group import Group, Grouper, group_stages
 from .grouped import form_grouped
 from .layouts import choose_layouts
+from .merge_rows import merge_rows
 from .paired import form_paired
 from .repack import repack_constants
 from .special import build_special
@@ -66,13 +67,14 @@ def contraction_kernels(
     paired = form_paired(c, buffers)
     if paired is not None:
         return (*(stage_kernel(s, buffers) for s in paired[0]), paired[1])
+    c, seen = merge_rows(c, buffers)
     tiling, choice = _tiling(c, options, decided)
     packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
     buffers[packed.name] = packed
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
     origins = (c.stage.origin, c.stage.loc)
-    product = form_contraction(c, stores, packed, tiling, buffers, origins)
+    product = form_contraction(c, stores, packed, tiling, seen, origins)
     return stage_kernel(packing, buffers), replace(product, choice=choice)
 
 

@@ -13,6 +13,7 @@ LANES = 16
 CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-level cache
 REGISTERS = 32  # vector registers
 UNKNOWN = 1 << 20  # what a symbolic size counts as
+TYPICAL = (1, 8, 30, 100, 1000)  # rows that are known at run time only: a tile should serve all of these
 CANDIDATES = 6  # most tilings that are measured
 WORTH = 0.8  # tilings whose score is below this part of the best are not measured
 
@@ -70,8 +71,8 @@ def score(work: Work, rows: int, vectors: int) -> float:
     A tile step costs rows * vectors multiply-adds, two a cycle, or what takes longer: its loads (rows of a, vectors of b and their
     prefetches), or the stream of b from the second-level cache, some 24 bytes a cycle.
     """
-    m, n = work.m or UNKNOWN, work.n or UNKNOWN
-    useful = m / (-(-m // rows) * rows) * n / (-(-n // (LANES * vectors)) * LANES * vectors)
+    sizes, n = (work.m,) if work.m else TYPICAL, work.n or UNKNOWN
+    useful = sum(m / (-(-m // rows) * rows) for m in sizes) / len(sizes) * n / (-(-n // (LANES * vectors)) * LANES * vectors)
     steps = rows * vectors
     return useful * steps / max(steps, 1.2 * (2 * vectors + rows), 5.3 * vectors, 8) * steps / (steps + 0.4)
 
