@@ -235,13 +235,13 @@ def _divide(name: str, x: Expr, d: Expr, extents: Extents) -> Expr:
     if _below(r, d, extents):
         return whole.expr() if name == "floordiv" else r
     for f in _factors(d):  # (f*x + r) // (f*e) -> x // e, (f*x + r) % (f*e) -> f * (x % e) + r where 0 <= r < f
-        x, low, k = Linear(), Linear(None, rest.const), const_of(f)
+        high, low, k = Linear(), Linear(None, rest.const), const_of(f)
         for atom, coef in rest.terms.items():
             quotient = _quotient(coef, f, k)
-            (x if quotient is not None else low).terms[atom] = coef if quotient is None else quotient
+            (high if quotient is not None else low).terms[atom] = coef if quotient is None else quotient
         e = _quotient(d, f, k)
-        if x.terms and e is not None and _below(low.expr(), f, extents):
-            part = _divide(name, x.expr(), e, extents)
+        if high.terms and e is not None and _below(low.expr(), f, extents):
+            part = _divide(name, high.expr(), e, extents)
             if name == "floordiv":
                 return linear(op("add", whole.expr(), part)).expr()
             return linear(op("add", op("mul", part, f), low.expr())).expr()
