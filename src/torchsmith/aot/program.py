@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..graph.eager import evaluate, origin_value, run_functional
-from ..graph.sizes import SizeFacts, print_condition
+from ..graph.sizes import LARGEST, SizeFacts, print_condition
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, TensorSpec
 from ..ir.expr import Const
 from .dims import children
@@ -95,7 +95,8 @@ class ExportedProgram:
     @property
     def range_constraints(self) -> dict[str, Range]:
         """Dim name -> the sizes it may take."""
-        return {self.symbol_names.get(s.sym.name, s.sym.name): Range(s.lo, s.hi) for s in self.functional.symbols}
+        names = self.symbol_names
+        return {names.get(s.sym.name, s.sym.name): Range(s.lo, None if s.hi == LARGEST else s.hi) for s in self.functional.symbols}
 
     @property
     def graph(self) -> torch.fx.Graph:
