@@ -229,7 +229,7 @@ def _at_the_edge(self: Emitter, s: Contract, a: Linear, bounds: tuple[str, str],
         at = const(m) if const_of(s.live) is not None else op("min", const(m), s.live - 1)
         place = f"{name} + {_text(self, substitute(a.expr(), {s.m: at, s.k: const(0), s.n: const(0)}))}"
         if s.a.mask is not None:
-            place = f"{_text(self, substitute(s.a.mask, {s.m: at}))} ? {place} : {_zeros(self, dtype, const_of(s.extent))}"
+            place = f"{_text(self, substitute(s.a.mask, {s.m: at}))} ? {place} : {_zeros(self, dtype, range_of(s.extent, self.extents)[1])}"
         self.line(f"const {STORED[dtype.name]}a *p{m} = {place};")
     _steps(self, s, bounds, kb, lambda m, k: f"p{m}[{k}]" if m in edge else f"p[{_sum(_times(str(m), step), k)}]")
     self.close()
