@@ -20,7 +20,7 @@ from dataclasses import fields, replace
 from ..ir import dtype as dt
 from ..ir.bounds import Ranges
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
-from ..ir.kernel import BLOCKS, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, expressions
+from ..ir.kernel import BLOCKS, Banded, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, expressions
 from ..ir.linear import const_of, is_invariant
 from ..ir.plan import Launch, Plan, PlanCond, PlanRepeat, Step
 from ..options import Options
@@ -124,7 +124,8 @@ class _Walker:
         self.preparing = preparing
         self.loose = preparing or any(_has_block(s) for s in kernel.body)
         self.scratch = {s.name for s in kernel.scratch}
-        self.vectors = {a for s in kernel.body for a in _vector_axes(s)}
+        grouped = {a for s in kernel.body if isinstance(s, Banded) for a in (s.c, s.g, s.lane)}
+        self.vectors = grouped if self.loose else grouped.union(*(_vector_axes(s) for s in kernel.body))
 
     def note(self, *tokens: object) -> None:
         self.skeleton.extend(tokens)
@@ -142,13 +143,13 @@ class _Walker:
 
     def param(self, p: Param) -> Param:
         self.note("param", self.name(p.buf), p.dtype, p.written, p.layout.splits, p.layout.pad, p.layout.fill, len(p.shape))
-        fixed = () if self.loose else self.along_vectors(p.buf)
+        fixed = self.along_vectors(p.buf)
         strides = tuple(self.expr(e, d in fixed) for d, e in enumerate(p.layout.strides))
         layout = replace(p.layout, strides=strides, offset=self.expr(p.layout.offset))
         return replace(p, layout=layout)
 
     def along_vectors(self, buf: str) -> set[int]:
-        """Dimensions of `buf` whose index follows a vector axis somewhere."""
+        """Dimensions of `buf` whose index follows an axis that the printer wants constant steps of."""
         out: set[int] = set()
         for s in self.source.body:
             for b, index in _accesses(s):
