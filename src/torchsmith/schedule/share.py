@@ -20,7 +20,7 @@ from dataclasses import fields, replace
 from ..ir import dtype as dt
 from ..ir.bounds import Ranges
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
-from ..ir.kernel import BLOCKS, Banded, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, expressions
+from ..ir.kernel import BLOCKS, Banded, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, Turn, expressions
 from ..ir.linear import const_of, is_invariant
 from ..ir.plan import Launch, Plan, PlanCond, PlanRepeat, Step
 from ..options import Options
@@ -29,6 +29,7 @@ Leaf = Callable[[Expr], Expr]
 DIVISIONS = frozenset({"floordiv", "mod"})
 # fields of a template's statement in which constants may open
 OPEN_FIELDS: dict[type, tuple[str, ...]] = {Contract: ("taps", "extent", "a", "b"), Product: ("extent",)}
+STRIDED = (Contract, Product, Turn, Banded)  # templates that are printed for any strides
 LONG = 512  # steps of a sum beyond which the printer adds partial sums
 FEW = 64  # loops of other kernels: smaller numbers are worth unrolling
 
@@ -124,6 +125,7 @@ class _Walker:
         self.preparing = preparing
         self.loose = preparing or any(_has_block(s) for s in kernel.body)
         self.scratch = {s.name for s in kernel.scratch}
+        self.rigid = any(isinstance(s, BLOCKS) and not isinstance(s, STRIDED) for s in kernel.body)
         grouped = {a for s in kernel.body if isinstance(s, Banded) for a in (s.c, s.g, s.lane)}
         self.vectors = grouped if self.loose else grouped.union(*(_vector_axes(s) for s in kernel.body))
 
@@ -144,7 +146,7 @@ class _Walker:
     def param(self, p: Param) -> Param:
         self.note("param", self.name(p.buf), p.dtype, p.written, p.layout.splits, p.layout.pad, p.layout.fill, len(p.shape))
         fixed = self.along_vectors(p.buf)
-        strides = tuple(self.expr(e, d in fixed) for d, e in enumerate(p.layout.strides))
+        strides = tuple(self.expr(e, self.rigid or d in fixed) for d, e in enumerate(p.layout.strides))
         layout = replace(p.layout, strides=strides, offset=self.expr(p.layout.offset))
         return replace(p, layout=layout)
 
