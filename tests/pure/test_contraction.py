@@ -8,6 +8,7 @@ from emit_harness import launch
 
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Const, Fold, Load, Var, const, op, substitute
+from torchsmith.ir.kernel import Contract
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.schedule.contraction import ACC, form_contraction, pack, recognise, work_of
 from torchsmith.schedule.kernels import stage_kernel
@@ -73,7 +74,8 @@ def test_vector_times_matrix_of_flattened_channels() -> None:
 @pytest.mark.parametrize("layout", [dense, channels_last])
 @pytest.mark.parametrize(
     ("n", "c", "h", "w", "oc", "kh", "stride", "pad", "dilation"),
-    [(2, 3, 9, 11, 20, 3, 1, 1, 1), (1, 16, 14, 14, 32, 3, 2, 1, 1), (1, 8, 7, 7, 40, 1, 1, 0, 1), (1, 5, 12, 10, 17, 3, 1, 2, 2), (1, 3, 30, 30, 64, 7, 2, 3, 1)],
+    [(2, 3, 9, 11, 20, 3, 1, 1, 1), (1, 16, 14, 14, 32, 3, 2, 1, 1), (1, 8, 7, 7, 40, 1, 1, 0, 1), (1, 5, 12, 10, 17, 3, 1, 2, 2), (1, 3, 30, 30, 64, 7, 2, 3, 1),
+     (1, 16, 9, 20, 32, 5, 1, 2, 1), (1, 32, 6, 27, 32, 3, 1, 1, 1), (1, 3, 23, 47, 40, 11, 4, 2, 1), (1, 24, 5, 33, 16, 3, 1, 3, 3), (1, 64, 8, 15, 16, 3, 1, 1, 1)],
 )
 def test_convolution(layout, n, c, h, w, oc, kh, stride, pad, dilation) -> None:
     span = dilation * (kh - 1) + 1
@@ -116,3 +118,25 @@ def test_other_folds_are_not_contractions() -> None:
     assert recognise(Stage(((i, const(3)),), (Store("y", (i,), total),))) is None
     dot = multiply_add(((r, const(4)),), Load("x", dt.f32, (i, r)), Load("z", dt.f32, (i, r)))
     assert recognise(Stage(((i, const(3)),), (Store("y", (i,), dot),))) is None
+
+
+def test_the_next_tile_of_a_large_operand_is_prefetched() -> None:
+    """The hint names the tile behind the one in use, and never reaches past the one behind that."""
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    buffers = {s: Buffer(s, dt.f32, e, dense(e), "temp") for s, e in ((n, tuple(map(const, e))) for n, e in (("x", (70, 256)), ("w", (256, 640)), ("y", (70, 640))))}
+    product = multiply_add(((r, const(256)),), Load("x", dt.f32, (i, r)), Load("w", dt.f32, (r, j)))
+    stage = Stage(((i, const(70)), (j, const(640))), (Store("y", (i, j), product),))
+    c = recognise(stage)
+    assert c is not None
+    tiling = choose_tiling(work_of(c))
+    assert tiling.sweep == "columns"
+    _, packed = pack(c, "packed", tiling.vectors)
+    kernel = form_contraction(c, (Store("y", (i, j), substitute(product, {c.fold: ACC})),), packed, tiling, buffers, ())
+    (contract, *_) = kernel.body
+    assert isinstance(contract, Contract) and contract.soon is not None
+    start, by = contract.soon, contract.soon_vectors
+    tile = 256 * 16 * tiling.vectors
+    (nt, _), (mt, rows) = kernel.grid
+    for m in range(rows.value):
+        first = substitute(start, {nt: const(3), mt: const(m)}).value
+        assert 4 * tile <= first and first + 256 * 16 * by <= 5 * tile

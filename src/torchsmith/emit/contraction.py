@@ -176,6 +176,8 @@ def _one_tap(self: Emitter, s: Contract, bounds: tuple[str, str]) -> None:
     a_start, b_start = (f"{self.base(x.buf)[0]} + {_text(self, substitute(lin.expr(), start))}" for x, lin in ((s.a, a), (s.b, b)))
     live, cut = const_of(s.live), s.a.mask is not None and s.k in set(walk(s.a.mask))  # the padding may cut the inner loop too
     self.line(f"const {STORED[s.b.dtype.name]}a *w = {b_start};")
+    if s.soon is not None:
+        self.line(f"const {STORED[s.b.dtype.name]}a *f = {self.base(s.b.buf)[0]} + {_text(self, s.soon)};")
     stored = STORED[s.a.dtype.name]
     if live is not None and live < s.rows:
         self.open("{", [])
@@ -290,6 +292,9 @@ def _steps(self: Emitter, s: Contract, bounds: tuple[str, str], kb: str, place: 
             self.line(f"__builtin_prefetch(w + {_sum(_times(f'(k + {AHEAD})', kb), at)});")
         place_b = _sum(_times("k", kb), at)
         self.line(f"xf32 w{v} = {_VECTOR[s.b.dtype.name].format(f'w + {place_b}')};")
+    by = s.soon_vectors
+    for v in range(by):
+        self.line(f"__builtin_prefetch(f + {_sum(_times('k', str(LANES * by)), str(LANES * v))}, 0, 2);")
     for m in range(s.rows):
         self.line(f"{{ xf32 x = {_SCALAR[s.a.dtype.name].format(place(m, 'k'))} - (xf32){{0}};")
         for v in range(_columns(self, s)):

@@ -96,6 +96,8 @@ class Contract:
 
     a: Load over Axis m, the taps' axes and k, affine in m and k; where its mask (a conjunction of linear bounds) fails the product is 0.
     b: Load of a packed buffer, n contiguous. Rows from `live` on do not exist: their accumulators hold no meaning.
+    soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch 16 * soon_vectors elements of b's buffer from element
+    soon + 16 * soon_vectors * k on, which another tile will need.
     """
 
     acc: str
@@ -109,6 +111,8 @@ class Contract:
     n: Axis
     a: Load
     b: Load
+    soon: Expr | None = None
+    soon_vectors: int = 0
 
     def meaning(self) -> Loop:
         """The same tile in plain statements: what the verifier checks and the interpreter runs."""
@@ -264,7 +268,7 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
     if isinstance(s, StoreStmt):
         return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
     if isinstance(s, Contract):
-        return (s.live, s.extent, *(e for _, e in s.taps), s.a, s.b)
+        return (s.live, s.extent, *(e for _, e in s.taps), s.a, s.b, *(() if s.soon is None else (s.soon,)))
     if isinstance(s, Paired):
         return (s.live, *(e for _, e in s.taps), s.a, s.b)
     if isinstance(s, Banded):

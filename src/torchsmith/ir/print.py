@@ -256,6 +256,8 @@ def _contract(c: Contract) -> Lines:
     yield f"contract {c.acc} {c.rows}x{16 * c.vectors} [{_axes(((c.m, c.live), *c.taps, (c.k, c.extent)))}] lanes {c.n.name}"
     yield f"  {print_expr(c.a)}"
     yield f"  {print_expr(c.b)}"
+    if c.soon is not None:
+        yield f"  soon {print_expr(c.soon)} by {c.soon_vectors}"
 
 
 def _product(p: Product) -> Lines:

@@ -202,7 +202,6 @@ def form_contraction(
     a = substitute(c.a, {m: row})
     b = Load(packed.name, packed.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], nl))
     assert isinstance(a, Load)
-    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b)
     result = Load("acc", dt.f32, (ml * width + nl,))
     table: dict[Expr, Expr] = {ACC: result, m: row, n: column}
     body: tuple[Stmt, ...] = tuple(
@@ -215,11 +214,39 @@ def form_contraction(
     n_tiles = (nt, op("floordiv", n_extent + (width - 1), const(width)))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     grid = (*c.batch, *m_tiles, n_tiles) if tiling.sweep == "rows" else (*c.batch, n_tiles, *m_tiles)
+    soon = _next_tile(c, m_tiles, (nt, n_tiles[1]), vectors) if tiling.sweep == "columns" else (None, 0)
+    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon)
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
     params, syms = _params((contract, epilogue), stores, c, packed, buffers, [e for _, e in grid])
     scratch = (Scratch("acc", dt.f32, rows * width),)
     return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins)
+
+
+Axes = tuple[tuple[Axis, Expr], ...]
+
+
+def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Axis, Expr], vectors: int) -> tuple[Expr | None, int]:
+    """While the row tiles pass over one tile of `b`, the next one comes from memory, a piece with each of the first of them."""
+    sizes = [const_of(e) for _, e in (*m_tiles, *c.taps, c.k)]
+    others = [const_of(e) for _, e in (*c.batch, n_tile)]
+    if None in sizes or None in others:
+        return None, 0
+    tiles, steps = math.prod(s or 1 for s in sizes[: len(m_tiles)]), math.prod(s or 1 for s in sizes[len(m_tiles) :])
+    if tiles < 2:
+        return None, 0
+    by = -(-vectors // tiles)
+    whole, piece = steps * LANES * vectors, steps * LANES * by
+    start = (_flat((*c.batch, n_tile)) + 1) * whole + op("min", _flat(m_tiles) * piece, const(whole - piece))
+    return start + _flat(c.taps) * c.k[1] * (LANES * by), by
+
+
+def _flat(axes: Axes) -> Expr:
+    """The number of a point, counted row-major."""
+    total: Expr = const(0)
+    for axis, extent in axes:
+        total = total * extent + axis
+    return total
 
 
 def _product(extents: list[Expr]) -> int:
