@@ -1,6 +1,8 @@
 /* Whether this processor, and its operating system, offer the instructions that a model was compiled for. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "model.h"
 
@@ -53,6 +55,15 @@ static bool has(const char *name, size_t length, const uint32_t *words, uint64_t
   return false;
 }
 
+/* Linux lets a process use the tile registers only after it asked for them. */
+static bool may_use_tiles(void) {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+#else
+  return false;
+#endif
+}
+
 int32_t ts_check_cpu(const char *needed) {
   uint32_t words[N_WORDS];
   uint64_t state = read_words(words);
@@ -67,6 +78,7 @@ int32_t ts_check_cpu(const char *needed) {
     }
     at += n + (at[n] == ' ');
   }
+  if (!used && strstr(needed, "amx") && !may_use_tiles()) return ts_fail(TSM_ERROR_CPU, "the operating system does not allow the use of AMX, which the model was compiled for");
   if (!used) return TSM_OK;
   return ts_fail(TSM_ERROR_CPU, "this processor lacks%s, which the model was compiled for; compile it with options={'cpu': 'x86-64-v3'} or for this machine", missing);
 }

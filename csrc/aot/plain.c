@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "model.h"
+#include "native/workspace.h"
 
 /* Memory of an output: this header, then sizes and strides, then (64-byte aligned) the data, unless the user's allocator gave it. */
 typedef struct {
@@ -15,7 +16,22 @@ typedef struct {
   tsm_tensor *outputs;
   const int16_t *output_of; /* per result of the graph: the output it becomes, or -1 */
   void **others; /* memory of results that are no outputs themselves */
+  bool is_used; /* `few`: a small workspace needs no lock */
+  char few[4096] __attribute__((aligned(64)));
 } Run;
+
+static void *take(void *self, int64_t bytes) {
+  Run *r = self;
+  if (r->is_used || bytes > (int64_t)sizeof r->few) return workspace_take(bytes);
+  r->is_used = true;
+  return r->few;
+}
+
+static void give(void *self, void *block, int64_t bytes) {
+  Run *r = self;
+  if (block == r->few) r->is_used = false;
+  else workspace_give(block);
+}
 
 static int64_t span(int32_t ndim, const int64_t *sizes, const int64_t *strides) {
   int64_t last = 0;
@@ -184,11 +200,18 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   memset(output_of, -1, sizeof output_of);
   for (int32_t i = 0; i < d->n_outputs; i++)
     if (d->outputs[i].kind == TS_OUT_FRESH) output_of[d->outputs[i].result] = (int16_t)i;
-  Run r = {m, outputs, output_of, others};
+  Run r; /* not initialised as a whole: `few` is large */
+  r.model = m;
+  r.outputs = outputs;
+  r.output_of = output_of;
+  r.others = others;
+  r.is_used = false;
   ts_host host = TS_PLAIN_HOST;
   host.self = &r;
   host.alloc_result = alloc_result;
   host.parallel_for = parallel;
+  host.take_workspace = take;
+  host.give_workspace = give;
   int32_t rc = read_inputs(inputs, in, dense);
   if (!rc && d->wanted) rc = ts_copy_inputs(in, copies, strides);
   if (!rc) {

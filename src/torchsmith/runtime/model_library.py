@@ -31,9 +31,10 @@ TARGETS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v
 
 ENGINE = ("aot/engine.c", "aot/plain.c", "aot/aoti.c", "aot/weights.c", "aot/cpu.c", "native/workspace.c", "native/pool.c")
 ENGINE_FLAGS = (
-    "-Os", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
+    "-O2", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
     "-fdata-sections", "-fno-asynchronous-unwind-tables", "-w",
 )  # fmt: skip
+SELDOM = ("aot/aoti.c", "aot/weights.c", "aot/cpu.c")  # small rather than quick
 LINKED_ENGINE = tuple(name for name in ENGINE if name != "aot/aoti.c")  # of a model that is linked into a program
 LINKED_FLAGS = (*ENGINE_FLAGS, "-DTS_LINKED")
 LINK_FLAGS = (
@@ -206,8 +207,9 @@ def _engine_objects(tools: Toolchain, work: Path, engine: Sequence[str]) -> list
     headers = [p.read_text() for p in sorted(folder.glob("aot/*.h")) + sorted(folder.glob("include/torchsmith/*.h"))]
     headers += [p.read_text() for p in sorted(folder.glob("*.h")) + sorted(folder.glob("native/*.h"))]
     out: list[Path] = []
-    flags = ENGINE_FLAGS if engine is ENGINE else LINKED_FLAGS
+    base = ENGINE_FLAGS if engine is ENGINE else LINKED_FLAGS
     for name in engine:
+        flags = (*base, "-Os") if name in SELDOM else base
         source = folder / name
         if not source.exists():
             continue
