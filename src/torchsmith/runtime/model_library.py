@@ -22,7 +22,7 @@ from . import store
 from .build import MACRO, digest, kernel_name, kernel_objects
 from .toolchain import FEATURES, FLAGS, Toolchain, cpu_features, run_compiler, toolchain
 
-define("AOT060", "this processor target is unknown", "use 'native', 'x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4' or a list of features")
+define("AOT070", "this processor target is unknown", "use 'native', 'x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4' or a list of features")
 
 _V2 = ("sse4_2", "popcnt")
 _V3 = (*_V2, "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt")
@@ -66,7 +66,7 @@ def features_of(target: str) -> tuple[str, ...]:
     named = TARGETS.get(target) or tuple(target.replace(",", " ").split()) if target not in TARGETS else TARGETS[target]
     unknown = [f for f in named if f not in FEATURES]
     if unknown:
-        raise Unsupported("AOT060", detail=" ".join(unknown))
+        raise Unsupported("AOT070", detail=" ".join(unknown))
     return tuple(f for f in FEATURES if f in named)
 
 
