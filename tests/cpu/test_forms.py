@@ -108,6 +108,7 @@ OTHERS: dict[str, Case] = {
     "baddbmm": (lambda i, a, b: torch.baddbmm(i, a, b, beta=0.3, alpha=2), (R(2, 5, 7), R(2, 5, 8), R(2, 8, 7))),
     "addmv": (lambda i, a, b: torch.addmv(i, a, b, beta=0.3, alpha=2), (R(5), R(5, 8), R(8))),
     "addr": (lambda i, a, b: torch.addr(i, a, b, beta=0.3, alpha=2), (R(5, 8), R(5), R(8))),
+    "one tap a phase": (lambda x, w: F.conv_transpose2d(x, w, stride=2), (R(2, 8, 5, 6), R(8, 20, 2, 2))),
     "dot": (torch.dot, (R(100), R(100))),
     "outer": (torch.outer, (R(10), R(20))),
     "einsum": (lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), (R(2, 5, 3, 8), R(2, 7, 3, 8))),

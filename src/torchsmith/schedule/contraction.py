@@ -113,6 +113,11 @@ def _factors(fold: Fold) -> tuple[Load, Load] | None:
 
 def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     """Sort the axes, with `b` as the packed operand."""
+    # A loop of one iteration is none (a transposed convolution with one tap a phase), unless there is no other.
+    every = list(zip(fold.axes, fold.extents, strict=True))
+    loops = [(x, e) for x, e in every if e is not const(1)] or every[:1]
+    idle: dict[Expr, Expr] = {x: const(0) for x in fold.axes if x not in dict(loops)}
+    a, b = _without(a, idle), _without(b, idle)
     in_a, in_b = _axes_of(a), _axes_of(b)
     free = [(x, e) for x, e in stage.axes if x not in in_a and x in in_b]
     if b.mask is not None or any(isinstance(x, Load) and x is not a for x in walk(a)) or len(free) > 1:
@@ -123,7 +128,6 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     batch = tuple(x for x in stage.axes if x[0] in in_a and x[0] in in_b)
     # A product with one row (a vector times a matrix) has lost its row axis: give it one.
     rows = tuple(x for x in stage.axes if x[0] not in in_b) or ((ONE_ROW, const(1)),)
-    loops = [(x, e) for x, e in zip(fold.axes, fold.extents, strict=True)]
     if not loops or any(x not in in_a or x not in in_b for x, _ in loops):
         return None
     if not free and not (batch and _slides(a, rows[-1][0], {x for x, _ in loops})):
@@ -139,6 +143,12 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
         return None
     value = substitute(stage.stores[0].value, {fold: ACC})
     return Contraction(stage, fold, a, b, batch, rows, n, taps, k, value)
+
+
+def _without(e: Load, table: dict[Expr, Expr]) -> Load:
+    out = substitute(e, table) if table else e
+    assert isinstance(out, Load)
+    return out
 
 
 def _slides(a: Load, m: Axis, loops: set[Axis]) -> bool:
