@@ -7,6 +7,7 @@
     python bench/run.py --suite overhead       the cost of a call: tiny functions, BERT with a no-op backend
     python bench/run.py --suite threads        two Python threads on one model against one thread
     python bench/run.py --suite loaded         the same calls beside two busy processes
+    python bench/run.py --suite pointwise      elementary functions alone, softmax, norms, pooling, copies, against torch
     python bench/run.py --suite op_db          bench/op_db.py, whole
 
 In: --models, --batches, --peers, --only, --threads narrow a run; --quick is a smoke run whose figures mean nothing. Out: a table on stdout
@@ -27,11 +28,14 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import compile, contractions, loaded, overhead, seeds, threads  # noqa: E402
+from suites import compile, contractions, loaded, overhead, pointwise, seeds, threads  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
-SUITES = {"seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded}
+SUITES = {
+    "seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded,
+    "pointwise": pointwise,
+}  # fmt: skip
 MODELS_OF = {"threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"]}
 
 

@@ -2,7 +2,7 @@
 
 In: function names (none: all). Out: bench/results/ulp.md: per function the worst error, where it is, and how many special values differ.
 
-    python bench/ulp.py [--stride N] [--flags=-mavx2 ...] [names ...]
+    python bench/ulp.py [--stride N [--first K]] [--flags=-mavx2 ...] [names ...]
 
 The text of each function is printed by the emitter (one kernel of 4096 elements), compiled with the flags of the road and called by a small C driver
 that counts through all 2^32 bit patterns. References are glibc's double precision vector functions (libmvec, at most 4 ulp of a double, 2^-27 of a
@@ -129,10 +129,10 @@ static void judge(const float *x, const float *y, const float *out, int n, resul
 }
 
 void TS_KERNEL(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
-void unary(int64_t stride, int64_t grid, result *r) {
+void unary(int64_t stride, int64_t grid, result *r, int64_t first) {
   static float x[4096], y[4096]; void *bufs[2]; bufs[OUT] = y; bufs[1 - OUT] = x;
   for (uint64_t b = 0; b < 1ull << 32; b += 4096 * stride) {
-    for (int k = 0; k < 4096; k++) { uint32_t i = (uint32_t)(b + k * stride); memcpy(x + k, &i, 4); }
+    for (int k = 0; k < 4096; k++) { uint32_t i = (uint32_t)(b + k * stride + first); memcpy(x + k, &i, 4); }
     TS_KERNEL(bufs, 0, 0, grid);
     judge(x, x, y, 4096, r);
   }
@@ -172,7 +172,7 @@ def kernel_of(fn: Callable[..., Expr], operands: int, n: int = N, dtype: dt.DTyp
     return kernel
 
 
-def measure(name: str, stride: int, extra: list[str]) -> Result:
+def measure(name: str, stride: int, extra: list[str], first: int = 0) -> Result:
     """Compile and count through."""
     two = name in BINARY
     fn, reference = BINARY[name] if two else UNARY[name]
@@ -193,7 +193,7 @@ def measure(name: str, stride: int, extra: list[str]) -> Result:
         lib = ctypes.CDLL(str(at / "all.so"))
         found = Result()
         run, count = (lib.binary, max(1, (1 << 16) // stride)) if two else (lib.unary, stride)
-        run(ctypes.c_int64(count), ctypes.c_int64(grid), ctypes.byref(found))
+        run(ctypes.c_int64(count), ctypes.c_int64(grid), ctypes.byref(found), ctypes.c_int64(first))
     return found
 
 
@@ -201,6 +201,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else "")
     p.add_argument("names", nargs="*")
     p.add_argument("--stride", type=int, default=1)
+    p.add_argument("--first", type=int, default=0, help="with --stride N, 0 to N - 1: N runs see every input")
     p.add_argument("--flags", nargs="*", default=[], help="other machine flags, as -mavx2")
     p.add_argument("--out", type=Path)
     args = p.parse_args()
@@ -208,7 +209,7 @@ def main() -> None:
     print(*lines, sep="\n")
     for name in args.names or [*UNARY, *BINARY]:
         began = time.perf_counter()
-        r = measure(name, args.stride * (SLOW_STRIDE if name in SLOW else 1), args.flags)
+        r = measure(name, args.stride * (SLOW_STRIDE if name in SLOW else 1), args.flags, args.first)
         place = f"({r.x!r}, {r.y!r})" if name in BINARY else f"{r.x!r}"
         special = f"{r.special}" + (f", first at {r.sx!r}{f', {r.sy!r}' if name in BINARY else ''}: {r.sgot!r} for {r.swant!r}" if r.special else "")
         seen = f"{r.count:,}" if r.count < 1 << 32 else "all"

@@ -1,6 +1,6 @@
 """Pointwise functions, row reductions and data movement against torch: elements per second, one thread.
 
-In: names (none: all). Out: rows for bench/results/pointwise.json and .md.
+In: --only (names that match). Out: rows for bench/results/pointwise.json and .md.
 
 Functions alone are timed as kernels: the printed text called in a C loop on 16 K elements, against torch's operator with `out=`, from whose time a
 call on 16 elements is taken off (dispatch is not the question here). Fused operators are timed as calls of torchsmith.compile against eager, whole.
@@ -8,7 +8,9 @@ call on 16 elements is taken off (dispatch is not the question here). Fused oper
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import re
 import subprocess
 import tempfile
 import time
@@ -18,13 +20,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import ulp
 
 import torchsmith
 from torchsmith.emit.c import emit_kernel
 from torchsmith.ir.linear import const_of
 from torchsmith.runtime.toolchain import toolchain
 
-from . import ulp
+from .harness import Row, save
 
 SMALL, LARGE = 1 << 14, 1 << 22
 Maker = Callable[[int], tuple[Any, ...]]
@@ -164,7 +167,7 @@ def fused(name: str, n: int, rounds: int = 7) -> dict[str, Any]:
         compiled = torchsmith.compile(function)
         want, got = function(*args), compiled(*args)
         off = (want.double() - got.double()).abs().max().item()
-        reps = 200 if n == SMALL else 3
+        reps = 200 if n == SMALL else 2
         mine, theirs = 1e9, 1e9
         for _ in range(rounds):
             mine = min(mine, best(lambda: compiled(*args), reps, 2))
@@ -179,25 +182,30 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def measure(names: list[str], rounds: int = 7, sizes: tuple[int, ...] = (SMALL, LARGE)) -> list[dict[str, Any]]:
-    """All cases, or those named ("alone", "fused", or names)."""
+NOTE = (
+    "Least time of several bursts, one thread. Functions alone: the kernel on 16 K elements in cache against torch's operator with out=, less torch's"
+    " dispatch (a call on 16 elements). Fused operators: calls of torchsmith.compile against eager's, whole. `apart`: largest difference of results."
+)
+
+
+def suite(args: argparse.Namespace) -> list[Row]:
+    """All cases, or those whose name matches --only; with --prepare only compiled."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    out = []
+    rounds = 1 if args.quick or args.prepare else 7
+    rows: list[Row] = []
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        print(table([row]).rsplit("\n", maxsplit=1)[-1], flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         for name in ALONE:
-            if not names or name in names or "alone" in names:
-                out.append(alone(name, Path(folder), rounds=rounds))
-                print(table(out[-1:]).rsplit("\n", maxsplit=1)[-1], flush=True)
+            if re.search(args.only, f"alone {name}"):
+                add(alone(name, Path(folder), rounds=rounds))
     for name in FUSED:
-        for n in sizes:
-            if not names or name in names or "fused" in names:
-                out.append(fused(name, n, rounds))
-                print(table(out[-1:]).rsplit("\n", maxsplit=1)[-1], flush=True)
-    return out
-
-
-if __name__ == "__main__":
-    import sys
-
-    measure(sys.argv[1:])
+        for n in (SMALL, LARGE):
+            if re.search(args.only, f"fused {name}"):
+                add(fused(name, n, rounds if n == SMALL else min(rounds, 4)))
+    save(args.out, "pointwise", rows, table(rows), NOTE)
+    return rows
