@@ -23,6 +23,8 @@ def instantiate(text: str, t: str, vec: bool) -> str:
     i, u = ("i32", "u32") if t == "f32" else ("i64", "u64")
     suffix = {"f32": "f", "f64": ""}[t]
     text = _CONST.sub(lambda m: m.group(1) + suffix, text)
+    if t == "f32":  # gcc 13 refuses a double constant beside a vector of float, even an infinite one
+        text = text.replace('__builtin_nan("")', '__builtin_nanf("")').replace("__builtin_inf()", "__builtin_inff()")
     bits = {"f32": ("0x7fffffff", "0x3f800000", "(int)0xbf800000u"), "f64": ("0x7fffffffffffffffll", "0x3ff0000000000000ll", "(i64)0xbff0000000000000ull")}[t]
     for word, value in (("KMAX", bits[0]), ("KMONE", bits[2]), ("KONE", bits[1])):
         text = text.replace(word, value)
