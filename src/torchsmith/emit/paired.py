@@ -36,9 +36,10 @@ typedef xpairs xpairsu __attribute__((aligned(2), may_alias));
 typedef u32 xpair_bits __attribute__((vector_size(64)));
 typedef u32 u32u __attribute__((aligned(2), may_alias));
 static inline __attribute__((always_inline)) xf32 dot_pairs(xf32 c, u32 a, xpairs b) {
-#ifdef __AVX512BF16__
-  typedef short xhalves __attribute__((vector_size(64)));
-  return (xf32)__builtin_ia32_dpbf16ps_v16sf(c, (xhalves)(a + (xpair_bits){0}), (xhalves)b);
+#ifdef __AVX512BF16__ /* as text: compilers disagree on the type of the builtin's operands */
+  xpair_bits x = a + (xpair_bits){0};
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(x), "v"(b));
+  return c;
 #else
   union { u32 i; f32 f; } lo = {a << 16}, hi = {a & 0xffff0000u};
   c = fma_xf32(lo.f - (xf32){0}, (xf32)((xpair_bits)b << 16), c);
