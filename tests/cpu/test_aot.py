@@ -118,7 +118,7 @@ def test_torch_loads_it(built: Path, model: Perceptron) -> None:
         for n in (1, 3, 1024):
             x = torch.randn(n, 10)
             torch.testing.assert_close(loaded(x), model(x))
-    with pytest.raises(RuntimeError, match="between 1 and 1024, got 1025"):
+    with pytest.raises(RuntimeError, match="between 1 and 1024, got 1025" if torch.__version__ >= "2.13" else "API call failed"):
         loaded(torch.randn(1025, 10))
     state = {k: v + 1 for k, v in model.state_dict().items()}
     loaded.load_constants(state, check_full_update=True)

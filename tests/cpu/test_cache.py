@@ -48,7 +48,8 @@ def test_every_field_changes_the_key() -> None:
         assert replace(tools, **change).identity != tools.identity
     for f in fields(Options):
         value = getattr(Options(), f.name)
-        other = replace(Options(), **{f.name: (not value) if isinstance(value, bool) else (value or 0) + 1})
+        changed_value = (not value) if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else (value or 0) + 1
+        other = replace(Options(), **{f.name: changed_value})
         changed = cache.key_fields("graph", other, tools) != base
         assert changed == (f.name in dict(Options().codegen_key())), f.name
     # fields cannot run into each other

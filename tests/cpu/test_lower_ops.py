@@ -429,7 +429,7 @@ def test_integer_division_by_zero_is_reported():
 
 
 def test_extern_takes_views_without_copying():
-    p = check(lambda x, w, b: F.linear(x, w, b) + 1, make((3, 4)), make((5, 4)), make((5,)), native=False)
+    p = check(lambda x: torch.sort(x.t(), 0)[0] + 1, make((3, 4)), native=False)
     kinds = [type(e).__name__ for e in p.body]
     assert kinds == ["Extern", "Stage"], kinds
 
