@@ -193,3 +193,15 @@ def test_a_mask_that_is_looked_up() -> None:
         return sdpa(q, k, v, attn_mask=bias)
 
     check(fn, torch.randn(1, 16, 5, 5), weight, table, places, kernels=None)
+
+
+def test_a_mask_made_of_integers() -> None:
+    """64-bit values stay out of a kernel whose vectors hold 32-bit ones: the mask is made before."""
+    torch.manual_seed(0)
+    words = torch.ones(2, 33, dtype=torch.long)
+    words[1, 20:] = 0
+
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return sdpa(q, k, v, attn_mask=words[:, None, None, :] * torch.arange(1, 34)[None, None, :, None] > 0)
+
+    check(fn, heads(2, 33, 3, 16), heads(2, 33, 3, 16), heads(2, 33, 3, 16), words, kernels=None)

@@ -54,11 +54,16 @@ def recognise_attention(stage: Stage) -> Attention | None:
     if stage.scan or stage.lets or len(stage.stores) != 1 or stage.stores[0].mode != "set" or stage.stores[0].mask is not None:
         return None
     outer = outer_product(stage.stores[0].value)
-    if outer is None or not any(isinstance(x, Fold) for u in outer.update for x in walk(u)):
+    if outer is None or not any(isinstance(x, Fold) for u in outer.update for x in walk(u)) or is_wide(stage.stores[0].value):
         return None
     found = [a for s in dict.fromkeys((stage, split_axes(stage))) if (a := _read(s)) is not None]
     # one query for each of several heads that share keys: the heads are the rows
     return next((a for a in found if a.i[1] is not const(1)), found[0] if found else None)
+
+
+def is_wide(value: Expr) -> bool:
+    """Does it compute on 8-byte elements? The kernel's vectors hold 4-byte ones."""
+    return any(x.dtype.itemsize == 8 and x.dtype is not dt.index for x in walk(value))
 
 
 def outer_product(value: Expr) -> Fold | None:

@@ -18,7 +18,7 @@ from ..ir.program import Buffer, Element, Program, Stage
 from ..options import Options
 from . import deps
 from .access import simplify
-from .attention import DOT, outer_product, recognise_attention
+from .attention import DOT, is_wide, outer_product, recognise_attention
 from .fold_shapes import factor, multiply_add
 from .fuse import can_inline, drop_unit_axes, inline_value
 
@@ -169,7 +169,7 @@ class _Expansion:
             return load
         whole = substitute(value, {x: self.expand(x) for x in deps.loads_in(value)})
         matrices = [x for x in deps.loads_in(whole) if not _is_vector(x, self.m.program.buffers)]
-        if operations(whole) > CHEAP or len(matrices) > 1:
+        if operations(whole) > CHEAP or len(matrices) > 1 or is_wide(whole):
             return load  # a mask that is cheaper to load than to make again
         self.copied[p] = stage
         return whole
