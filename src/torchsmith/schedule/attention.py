@@ -62,8 +62,8 @@ def recognise_attention(stage: Stage) -> Attention | None:
 
 
 def is_wide(value: Expr) -> bool:
-    """Does it compute on 8-byte elements? The kernel's vectors hold 4-byte ones."""
-    return any(x.dtype.itemsize == 8 and x.dtype is not dt.index for x in walk(value))
+    """Does it load 8-byte elements? The kernel's vectors hold 4-byte ones (integers made of axes are narrow already)."""
+    return any(isinstance(x, Load) and x.dtype.itemsize == 8 for x in walk(value))
 
 
 def outer_product(value: Expr) -> Fold | None:
