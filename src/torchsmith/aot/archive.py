@@ -21,11 +21,11 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .. import __version__
 from ..codes import Unsupported, define
@@ -64,24 +64,29 @@ def metadata(cpu: Sequence[str]) -> dict[str, str]:
 
 
 def write_package(path: str | os.PathLike[str], models: Mapping[str, Part]) -> str:
-    """Write the package under a temporary name, then rename: readers see all of it or nothing."""
+    """One file for all models."""
     target = Path(path)
     _check_names(models)
+    with _replacing(target, 0o666) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as z:
+        _Writer(z, file, target.name.removesuffix(".pt2") or "model").write(models)
+    return str(target)
+
+
+@contextmanager
+def _replacing(target: Path, mode: int) -> Iterator[BinaryIO]:
+    """A file under a temporary name, renamed at the end: readers see all of it or nothing. AOT030 where it cannot be written."""
+    temp = ""
     try:
         handle, temp = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as e:
-        raise Unsupported("AOT030", detail=str(e)) from e
-    try:
-        with os.fdopen(handle, "w+b") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as z:
-            _Writer(z, file, target.name.removesuffix(".pt2") or "model").write(models)
-        os.chmod(temp, 0o666 & ~_umask())
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+        os.chmod(temp, mode & ~_umask())
         os.replace(temp, target)
     except OSError as e:
         raise Unsupported("AOT030", detail=str(e)) from e
     finally:
         with suppress(OSError):
             os.unlink(temp)
-    return str(target)
 
 
 def _umask() -> int:
@@ -156,23 +161,13 @@ def write_library(path: str | os.PathLike[str], part: Part) -> str:
     library = part.libraries[0][1]
     start = align(len(library), PAGE)
     tail = TAIL.pack(len(library), start, part.weights.size, zlib.crc32(library), 0, TAIL_MAGIC)
-    temp = ""
-    try:
-        handle, temp = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as f:
-            f.write(library)
-            if part.weights.size:
-                f.write(bytes(start - len(library)))
-                for chunk in part.weights.chunks():
-                    f.write(chunk)
-            f.write(tail)
-        os.chmod(temp, 0o777 & ~_umask())
-        os.replace(temp, target)
-    except OSError as e:
-        raise Unsupported("AOT030", detail=str(e)) from e
-    finally:
-        with suppress(OSError):
-            os.unlink(temp)
+    with _replacing(target, 0o777) as f:
+        f.write(library)
+        if part.weights.size:
+            f.write(bytes(start - len(library)))
+            for chunk in part.weights.chunks():
+                f.write(chunk)
+        f.write(tail)
     return str(target)
 
 
