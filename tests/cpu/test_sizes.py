@@ -95,6 +95,36 @@ def test_one_compilation_serves_every_size(name: str) -> None:
     assert compiles(make().eval(), calls) == 1
 
 
+class Layer(nn.Module):
+    """As encoders are written: three projections, heads split and joined by views, the norms behind."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, width))
+        self.heads = heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape = (*x.shape[:-1], self.heads, -1)
+        q, k, v = (part(x).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = self.one(x + self.out(y.transpose(1, 2).reshape(*x.shape[:-1], -1)))
+        return self.two(x + self.feed(x))
+
+
+def test_views_of_varying_sizes_are_read_as_views_of_fixed_ones() -> None:
+    """Rows that a view splits by a symbol are rows of a product: nothing that changes is packed, and attention is one kernel."""
+    layer, calls = Layer().eval(), [(torch.randn(*s, 32),) for s in ((2, 40), (1, 7), (3, 1), (1, 1), (1, 130))]
+    assert compiles(layer, calls) == 1
+    kernels = {}
+    for dynamic in (True, False):
+        with events.recording() as got:
+            torchsmith.compile(layer, dynamic=dynamic)(*calls[0])
+        kernels[dynamic] = next(e.fields["report"].kernels for e in got if e.kind == "graph")
+    assert kernels[True] == kernels[False]
+
+
 @pytest.mark.parametrize("first", [1, 2, 9])
 def test_the_first_size_does_not_matter(first: int) -> None:
     make, _ = MODELS["mlp"]

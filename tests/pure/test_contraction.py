@@ -7,12 +7,13 @@ import pytest
 from emit_harness import launch
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.expr import Axis, Const, Fold, Load, Var, const, op, substitute
+from torchsmith.ir.expr import Axis, Const, Fold, Load, Sym, Var, const, op, substitute
 from torchsmith.ir.kernel import Contract
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.schedule.contraction import ACC, form_contraction, pack, recognise, work_of
 from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
+from torchsmith.schedule.merge_rows import merge_rows
 from torchsmith.schedule.tiling import Tiling, choose_tiling
 
 A0, B0 = Var("fa0", dt.f32), Var("fb0", dt.f32)
@@ -110,6 +111,23 @@ def test_convolution(layout, n, c, h, w, oc, kh, stride, pad, dilation) -> None:
             want += np.einsum("nchw,oc->nohw", part, weight[:, :, p, q].astype(np.float64))
     got = arrays["y"].transpose(0, 3, 1, 2) if layout is channels_last else arrays["y"]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+def test_rows_that_a_view_splits_by_a_symbol() -> None:
+    """y[i] = x[i // s, i % s] @ w: two row axes as `x` lies, one again as it is read and written."""
+    b, s, n, k = Sym("b"), Sym("s"), 40, 24
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    shapes = {"x": (b, s, const(k)), "w": (const(n), const(k)), "y": (b * s, const(n))}
+    buffers = {name: Buffer(name, dt.f32, e, dense(e), "temp") for name, e in shapes.items()}
+    at = i * k + r
+    x = Load("x", dt.f32, (op("floordiv", at, s * k), op("mod", op("floordiv", at, const(k)), s), op("mod", at, const(k))))
+    stage = Stage(((i, b * s), (j, const(n))), (Store("y", (i, j), multiply_add(((r, const(k)),), x, Load("w", dt.f32, (j, r)))),))
+    c = recognise(stage)
+    assert c is not None and c.b.buf == "w" and [e for _, e in c.rows] == [b, s]
+    merged, seen = merge_rows(c, buffers)
+    ((row, extent),) = merged.rows
+    assert extent is b * s and merged.a.index == (row, merged.k[0]) and merged.stage.stores[0].index[0] is row
+    assert seen["x"].shape == (b * s, const(k)) and seen["y"] is buffers["y"]
 
 
 def test_other_folds_are_not_contractions() -> None:

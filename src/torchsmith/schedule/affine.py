@@ -8,28 +8,31 @@ A reshape between a product and what it reads leaves such indices (flattened cha
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
-from ..ir.expr import Axis, Expr, Fold, Load, Op, const, substitute, walk
-from ..ir.linear import const_of, simplify_index
+from ..ir.expr import Axis, Expr, Fold, Load, Op, const, op, substitute, walk
+from ..ir.linear import const_of, is_invariant, simplify_index
 from ..ir.program import Stage
 
 Axes = tuple[tuple[Axis, Expr], ...]
 
 
 def split_axes(stage: Stage) -> Stage:
-    """Split the axes of `stage` and of the Folds in it wherever constants divide them evenly."""
+    """Split the axes of `stage` and of the Folds in it wherever what divides them divides their extents too, by form."""
     if stage.scan or stage.lets or len(stage.stores) != 1:
         return stage
     store = stage.stores[0]
-    loads = [e for e in walk(store.value) if isinstance(e, Load)]
-    divided = _divisors(loads)
-    if not divided:
+    indices = [i for e in walk(store.value) if isinstance(e, Load) for i in e.index]
+    if not any(isinstance(e, Op) and e.name in ("floordiv", "mod") for e in walk(*indices)):
         return stage
-    pieces: dict[Axis, Axes] = {}
     folds = [e for e in walk(store.value) if isinstance(e, Fold)]
-    for axis, extent in (*stage.axes, *(x for f in folds for x in zip(f.axes, f.extents, strict=True))):
-        parts = _pieces(axis, const_of(extent), divided.get(axis, set()))
+    every = (*stage.axes, *(x for f in folds for x in zip(f.axes, f.extents, strict=True)))
+    whole, memo = dict(every), dict[Expr, Expr]()
+    divided = _divisors([simplify_index(i, whole, memo) for i in indices])
+    pieces: dict[Axis, Axes] = {}
+    for axis, extent in every:
+        parts = _pieces(axis, extent, divided.get(axis, ()))
         if parts:
             pieces[axis] = parts
     if not pieces:
@@ -61,40 +64,48 @@ def split_axes(stage: Stage) -> Stage:
     return replace(stage, axes=axes, stores=(replace(store, index=index, value=rebuild(store.value)),))
 
 
-def _divisors(loads: list[Load]) -> dict[Axis, set[int]]:
+def _divisors(indices: list[Expr]) -> dict[Axis, dict[Expr, None]]:
     """Axis -> where indices cut it: 4 for k // 4 and k % 4, 4 and 12 for (k // 4) % 3."""
-    found: dict[Axis, set[int]] = {}
+    found: dict[Axis, dict[Expr, None]] = {}
 
-    def cut(e: Expr) -> tuple[Axis, int] | None:
+    def cut(e: Expr) -> tuple[Axis, Expr] | None:
         """e as axis // step."""
         if isinstance(e, Axis):
-            return e, 1
-        if isinstance(e, Op) and e.name == "floordiv":
-            inner, c = cut(e.args[0]), const_of(e.args[1])
-            if inner is not None and c is not None:
-                found.setdefault(inner[0], set()).add(inner[1] * c)
-                return inner[0], inner[1] * c
-        return None
+            return e, const(1)
+        return divide(e) if isinstance(e, Op) and e.name == "floordiv" else None
 
-    for load in loads:
-        for e in walk(*load.index):
-            if isinstance(e, Op) and e.name in ("floordiv", "mod"):
-                inner, c = cut(e.args[0]), const_of(e.args[1])
-                if inner is not None and c is not None:
-                    found.setdefault(inner[0], set()).add(inner[1] * c)
+    def divide(e: Op) -> tuple[Axis, Expr] | None:
+        inner = cut(e.args[0])
+        if inner is None or not is_invariant(e.args[1]):
+            return None
+        at = op("mul", inner[1], e.args[1])
+        found.setdefault(inner[0], {})[at] = None
+        return inner[0], at
+
+    for e in walk(*indices):
+        if isinstance(e, Op) and e.name in ("floordiv", "mod"):
+            divide(e)
     return found
 
 
-def _pieces(axis: Axis, extent: int | None, divisors: set[int]) -> Axes:
+def _pieces(axis: Axis, extent: Expr, divisors: Iterable[Expr]) -> Axes:
     """axis < 12 cut at {4}  ->  (axis_0 < 3, axis_1 < 4); () where a cut does not divide evenly."""
-    cuts = [1, *sorted(d for d in divisors if extent is not None and 1 < d < extent)]
-    if extent is None or len(cuts) == 1:
+    n = const_of(extent)
+    cuts = [d for d in divisors if d is not const(1) and d is not extent and (n is None or const_of(d) is None or (const_of(d) or 0) < n)]
+    if not cuts:
         return ()
-    bounds = [*cuts, extent]
-    if any(b % a for a, b in itertools.pairwise(bounds)):
+    # what divides most of the others comes first
+    cuts.sort(key=lambda d: -sum(_quotient(other, d) is not None for other in cuts))
+    sizes = [_quotient(b, a) for a, b in itertools.pairwise([const(1), *cuts, extent])]
+    if None in sizes:
         return ()
-    sizes = [b // a for a, b in itertools.pairwise(bounds)]
-    return tuple((Axis(f"{axis.name}_{j}"), const(n)) for j, n in enumerate(reversed(sizes)))
+    return tuple((Axis(f"{axis.name}_{j}"), n) for j, n in enumerate(reversed(sizes)) if n is not None)
+
+
+def _quotient(a: Expr, b: Expr) -> Expr | None:
+    """a / b where that is exact by form."""
+    q = op("floordiv", a, b)
+    return q if op("mul", q, b) is a else None
 
 
 def _split(axes: Axes, pieces: dict[Axis, Axes]) -> Axes:

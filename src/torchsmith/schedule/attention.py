@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..ir import dtype as dt
-from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, Var, const, substitute, walk
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, substitute, walk
 from ..ir.linear import const_of, linear
 from ..ir.program import Stage
 from . import deps
@@ -63,8 +63,12 @@ def recognise_attention(stage: Stage) -> Attention | None:
 
 def is_wide(value: Expr) -> bool:
     """Does it compute on 8-byte elements? The kernel's vectors hold 4-byte ones. Integers made of axes are narrow; sizes need not be."""
-    values = [x for x in walk(value) if x.dtype.itemsize == 8 and x.dtype is not dt.index]
-    return any(isinstance(x, Load) for x in values) or any(isinstance(x, Sym) for x in walk(*values))
+    for x in walk(value):
+        if x.dtype.itemsize == 8 and x.dtype is not dt.index:
+            sized = isinstance(x, Cast) and x.arg.dtype is dt.index and any(isinstance(y, Sym) for y in walk(x.arg))
+            if sized or isinstance(x, Load | Sym):
+                return True
+    return False
 
 
 def outer_product(value: Expr) -> Fold | None:

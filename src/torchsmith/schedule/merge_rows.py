@@ -40,16 +40,16 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
     loads = [e for e in walk(c.value, c.a) if isinstance(e, Load)]
     places: dict[str, tuple[int, int]] = {}
     for buf, index in ((store.buf, store.index), *((e.buf, e.index) for e in loads)):
-        place = _place(index, o, m)
-        if place is None:
+        place = _place(index, o, m, m_extent)
+        if place is None or (place and places.setdefault(buf, place) != place):
             return None
-        if place:
+        if place and place[0] != place[1]:
             layout = buffers[buf].layout
-            if places.setdefault(buf, place) != place or layout is None or layout.splits or layout.pad:
+            if layout is None or layout.splits or layout.pad:
                 return None
             if op("mul", m_extent, layout.strides[place[1]]) is not layout.strides[place[0]]:
                 return None
-    untouched = {e.buf for e in loads if not _place(e.index, o, m)} & set(places)
+    untouched = {e.buf for e in loads if not _place(e.index, o, m, m_extent)} & set(places)
     bare = substitute(c.value, {e: Var(e.buf, e.dtype) for e in loads})
     masks = [x for e in loads if e.mask is not None and e.other is not None for x in (e.mask, e.other)]
     if untouched or any(x in (o, m) for x in walk(bare, *masks)):
@@ -60,10 +60,12 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
         if buf not in places:
             return index
         outer, inner = places[buf]
-        return tuple(row if d == inner else i for d, i in enumerate(index) if d != outer)
+        return tuple(row if d == inner else i for d, i in enumerate(index) if d == inner or d != outer)
 
     table: dict[Expr, Expr] = {e: Load(e.buf, e.dtype, moved(e.buf, e.index), e.mask, e.other) for e in loads}
     for buf, (outer, inner) in places.items():
+        if outer == inner:
+            continue
         b = buffers[buf]
         assert b.layout is not None
         shape = tuple(extent if d == inner else n for d, n in enumerate(b.shape) if d != outer)
@@ -76,11 +78,16 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
     return replace(c, stage=stage, a=a, rows=(*c.rows[:-2], (row, extent)), value=substitute(c.value, table))
 
 
-def _place(index: Index, o: Axis, m: Axis) -> tuple[int, int] | tuple[()] | None:
-    """The dimensions that `o` and `m` index, plainly; () where neither occurs; None where they occur otherwise."""
-    at_o = [d for d, i in enumerate(index) if i is o]
-    at_m = [d for d, i in enumerate(index) if i is m]
-    mixed = any(x in (o, m) for i in index if i is not o and i is not m for x in walk(i))
-    if not at_o and not at_m and not mixed:
+def _place(index: Index, o: Axis, m: Axis, m_extent: Expr) -> tuple[int, int] | tuple[()] | None:
+    """The dimensions that `o` and `m` index, plainly, or the one that both index as one row; () where neither occurs; None where they
+    occur otherwise."""
+    joint = o * m_extent + m
+    at_o, at_m, at_both = ([d for d, i in enumerate(index) if i is x] for x in (o, m, joint))
+    mixed = any(x in (o, m) for i in index if i is not o and i is not m and i is not joint for x in walk(i))
+    if mixed or len(at_both) > 1 or (at_both and (at_o or at_m)):
+        return None
+    if at_both:
+        return at_both[0], at_both[0]
+    if not at_o and not at_m:
         return ()
-    return (at_o[0], at_m[0]) if len(at_o) == len(at_m) == 1 and not mixed else None
+    return (at_o[0], at_m[0]) if len(at_o) == len(at_m) == 1 else None
