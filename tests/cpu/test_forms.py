@@ -112,6 +112,7 @@ OTHERS: dict[str, Case] = {
     "dot": (torch.dot, (R(100), R(100))),
     "outer": (torch.outer, (R(10), R(20))),
     "einsum": (lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), (R(2, 5, 3, 8), R(2, 7, 3, 8))),
+    "long grouped rows": (lambda x, w: F.conv1d(x, w, padding=1, groups=4), (R(1, 24, 89), R(40, 6, 3))),
     "chain": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), (R(5, 8), R(8, 9), R(9, 3))),
 }
 
@@ -141,6 +142,30 @@ def nearby(rng: random.Random, dtype: torch.dtype) -> Case:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_groups_channels_last(dtype: torch.dtype) -> None:
     check_seeds(nearby, dtype, 10 if dtype is torch.float32 else 4)
+
+
+def phases(rng: random.Random, dtype: torch.dtype) -> Case:
+    """Transposed convolutions whose phases lack taps and whose results are cut, several images, channels last."""
+    ic, oc, stride = rng.choice((8, 20)), rng.choice((8, 17)), rng.choice((2, 3))
+    k, padding, extra = rng.choice((1, 2, 3, 5)), rng.choice((0, 1)), rng.randrange(stride)
+    x = numbers(rng, dtype, rng.choice((1, 3)), ic, rng.randint(2, 9), rng.randint(2, 9)).contiguous(memory_format=torch.channels_last)
+    w, b = numbers(rng, dtype, ic, oc, max(k, 2 * padding), k + padding), numbers(rng, dtype, oc)
+    return (lambda x, w, b: F.conv_transpose2d(x, w, b, stride, padding, extra)), (x, w, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_phases_channels_last(dtype: torch.dtype) -> None:
+    check_seeds(phases, dtype, 10)
+
+
+def test_missing_taps_meet_no_infinity() -> None:
+    x = R(2, 8, 5, 6)
+    x[0, 3, 2, 2], x[1, 1, 0, 5] = float("inf"), float("nan")
+    w = R(8, 17, 3, 3)
+    with torch.no_grad():
+        got = torchsmith.compile(lambda x, w: F.conv_transpose2d(x, w, stride=2))(x, w)
+        want = F.conv_transpose2d(x.double(), w.double(), stride=2)
+    assert torch.equal(got.isfinite(), want.isfinite())
 
 
 HALVES: dict[str, Case] = {

@@ -19,7 +19,7 @@ from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Expr, Load, Op, const, op, substitute, walk
 from ..ir.kernel import Contract, Loop, Stmt, StoreStmt
-from ..ir.linear import Linear, const_of, linear, range_of
+from ..ir.linear import Linear, conjuncts, const_of, linear, range_of
 from .c import WITH_REST, Emitter
 from .math import MATH
 from .values import STORED, Val
@@ -155,16 +155,12 @@ def _sure(self: Emitter, s: Contract) -> list[str]:
     assert s.a.mask is not None
     ends = {s.m: const(s.rows - 1), s.k: s.extent - 1, **{axis: extent - 1 for axis, extent in s.taps}}
     out = [] if const_of(s.live) == s.rows else [f"{_text(self, s.live)} >= {s.rows}"]
-    for bound in _conjuncts(s.a.mask):
+    for bound in conjuncts(s.a.mask):
         tables: list[dict[Expr, Expr]] = [{}]
         for axis in dict.fromkeys(x for x in walk(bound) if x in ends):
             tables = [{**t, axis: end} for t in tables for end in (const(0), ends[axis])]  # type: ignore[index]
         out += [_text(self, substitute(bound, t)) for t in tables]
     return list(dict.fromkeys(out))
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    return [x for a in e.args for x in _conjuncts(a)] if isinstance(e, Op) and e.name == "and" else [e]
 
 
 def _one_tap(self: Emitter, s: Contract, bounds: tuple[str, str]) -> None:
@@ -247,7 +243,7 @@ def _slides(s: Contract, a: Linear) -> bool:
     if step is None or n is None or step <= 0 or (s.rows - 1) * step + n > WINDOW:
         return False
     assert s.a.mask is not None
-    for bound in _conjuncts(s.a.mask):
+    for bound in conjuncts(s.a.mask):
         sides = [linear(x) for x in bound.args]
         if any(x.terms.get(s.m, const(0)) is not const(step * (const_of(x.terms.get(s.k, const(0))) or 0)) for x in sides):
             return False

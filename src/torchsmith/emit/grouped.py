@@ -12,7 +12,7 @@ from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.expr import Expr, Op, const, op, substitute, walk
 from ..ir.kernel import Banded
-from ..ir.linear import const_of, linear, range_of
+from ..ir.linear import conjuncts, const_of, linear, range_of
 from . import vector
 from .c import STATEMENTS, Emitter
 from .contraction import _SCALAR, _UP, _VECTOR
@@ -34,13 +34,6 @@ vector.vector("spread2_xf32", """static inline __attribute__((always_inline)) xf
   xf32 r; for (int l = 0; l < $L; l++) r[l] = at[l] < $L ? x[at[l]] : y[at[l] - $L]; return r;
 #endif
 }""")
-
-
-def conjuncts(e: Expr | None) -> list[Expr]:
-    """a and b and c -> a, b, c."""
-    if e is None:
-        return []
-    return [x for a in e.args for x in conjuncts(a)] if isinstance(e, Op) and e.name == "and" else [e]
 
 
 def column_bounds(s: Banded) -> tuple[list[Expr], list[Expr], list[Expr]] | None:
@@ -116,10 +109,10 @@ def _tap_row(self: Emitter, s: Banded, names: list[list[str]], fixed: list[Expr]
     tests = _column_tests(self, s, least, ends)
     guard = " && ".join(self.emit(t).text for t in fixed)
     p, q, i = self.fresh("p"), self.fresh("p"), self.fresh("i")
-    self.line(f"{f'if ({guard}) ' if guard else ''}{{ const {STORED[s.a.dtype.name]}a *{p} = {a_text}; const {STORED[s.b.dtype.name]}a *{q} = {b_text};")
+    self.open(f"{f'if ({guard}) ' if guard else ''}{{ const {STORED[s.a.dtype.name]}a *{p} = {a_text}; const {STORED[s.b.dtype.name]}a *{q} = {b_text};", [])
     span = 0 if s.per >= LANES * s.vectors else kg * (LANES // s.per - 1) + kc * (s.channels - 1) + 1
     load = _loader(self, s, span, kc, kg, i)
-    self.line(f'_Pragma("GCC unroll 1") for (i64 {i} = 0; {i} < {s.channels}; {i}++) {{ __asm__ volatile("" ::: "memory");  /* no columns kept over channels */')
+    self.open(f'_Pragma("GCC unroll 1") for (i64 {i} = 0; {i} < {s.channels}; {i}++) {{ __asm__ volatile("" ::: "memory");  /* no columns kept over channels */', [])
     weights = [[self.fresh("w") for _ in range(s.vectors)] for _ in range(s.width)]
     for w, row in enumerate(weights):
         for v, name in enumerate(row):
@@ -134,7 +127,8 @@ def _tap_row(self: Emitter, s: Banded, names: list[list[str]], fixed: list[Expr]
             continue
         adds = " ".join(f"{names[m][v]} = fma_xf32(x, {weights[w][v]}, {names[m][v]});" for m, w in columns[j] for v in range(s.vectors))
         self.line(f"  {f'if ({test}) ' if test else ''}{{ xf32 x = {load(f'{p} + {j} * {column}')}; {adds} }}")
-    self.line("} }")
+    self.close()
+    self.close()
 
 
 def _known(step: Expr) -> int:

@@ -32,6 +32,13 @@ def const_of(e: Expr) -> int | None:
     return int(e.value) if isinstance(e, Const) else None
 
 
+def conjuncts(e: Expr | None) -> list[Expr]:
+    """a and b and c -> a, b, c."""
+    if e is None:
+        return []
+    return [x for a in e.args for x in conjuncts(a)] if isinstance(e, Op) and e.name == "and" else [e]
+
+
 class Linear:
     """const + sum(coef * atom); zero coefficients are absent."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Cast, Const, Expr, Load, Op, const, op, substitute, walk
-from ..ir.linear import const_of, linear
+from ..ir.linear import conjuncts, const_of, linear
 from ..ir.program import Buffer
 from . import deps
 
@@ -50,17 +50,13 @@ def key_limit(score: Expr, i: Axis, j: Axis) -> Expr | None:
     if not (isinstance(score, Op) and score.name == "where"):
         return None
     test, yes, no = score.args
-    found = [b for c in _conjuncts(test) if (b := _bound(c, i, j)) is not None] if no is LOWEST else []
+    found = [b for c in conjuncts(test) if (b := _bound(c, i, j)) is not None] if no is LOWEST else []
     if yes is LOWEST and isinstance(test, Op) and test.name in _OPPOSITE:
         found = [b for b in (_bound(op(_OPPOSITE[test.name], *test.args), i, j),) if b is not None]
     return found[0] if found else None
 
 
 _OPPOSITE = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt"}
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    return [x for a in e.args for x in _conjuncts(a)] if isinstance(e, Op) and e.name == "and" else [e]
 
 
 def _bound(test: Expr, i: Axis, j: Axis) -> Expr | None:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt
-from ..ir.linear import const_of, linear
+from ..ir.linear import conjuncts, const_of, linear
 from ..ir.program import Buffer, Layout, Stage, Store
 from .affine import split_axes
+from .deps import estimate
 from .tiling import LANES, Tiling, Work
 
 SHORT = 8  # an inner loop below this many steps spends its time on starting
@@ -73,10 +74,17 @@ def recognise(stage: Stage) -> Contraction | None:
         return None
     found = [c for s in dict.fromkeys((stage, split_axes(stage))) for c in _readings(s)]
     # Either side of a matrix product could be packed: take the one that gives vectors along the result's last dimension. A reading with
-    # one row is the last resort: split axes may show more (a transposed convolution's).
+    # one row is the last resort: split axes may show more (a transposed convolution's), and leave fewer products that share nothing.
     return min(
-        found, key=lambda c: (c.n[0] is ONE_COLUMN, c.stage.stores[0].index[-1] is not c.n[0], c.rows[0][0] is ONE_ROW), default=None
+        found,
+        key=lambda c: (c.n[0] is ONE_COLUMN, c.stage.stores[0].index[-1] is not c.n[0], c.rows[0][0] is ONE_ROW, batches(c)),
+        default=None,
     )
+
+
+def batches(c: Contraction) -> int:
+    """How many products with a `b` each."""
+    return math.prod(estimate(e) for _, e in c.batch)
 
 
 def _readings(stage: Stage) -> Iterator[Contraction]:
@@ -120,8 +128,10 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     a, b = _without(a, idle), _without(b, idle)
     in_a, in_b = _axes_of(a), _axes_of(b)
     free = [(x, e) for x, e in stage.axes if x not in in_a and x in in_b]
-    if b.mask is not None or any(isinstance(x, Load) and x is not a for x in walk(a)) or len(free) > 1:
+    if any(isinstance(x, Load) and x is not a for x in walk(a)) or len(free) > 1:
         return None
+    if not set(conjuncts(b.mask)) <= set(conjuncts(a.mask)):
+        return None  # where `b` does not exist (a tap that this phase of a transposed convolution lacks) the mask of `a` has to say so
     n = free[0] if free else (ONE_COLUMN, const(1))
     if any(isinstance(x, Load) and x is not b for x in walk(b)):
         return None
@@ -191,13 +201,19 @@ def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
     load = substitute(c.b, {n: at})
     assert isinstance(load, Load)
     exact = const_of(extent) is not None and (const_of(extent) or 0) % width == 0
-    value: Expr = load if exact else Load(load.buf, load.dtype, load.index, op("lt", at, extent), Const(load.dtype, 0.0))
+    value = load if exact else only_where(load, op("lt", at, extent))
     names = {x: Axis(f"i{j}") for j, (x, _) in enumerate(axes)}
     renamed = tuple((names[x], e) for x, e in axes)
     store = Store(name, tuple(x for x, _ in renamed), substitute(value, dict(names.items())))
     shape = tuple(e for _, e in axes)
     buffer = Buffer(name, c.b.dtype, shape, dense(shape), "temp", None, c.stage.loc)
     return Stage(renamed, (store,), loc=c.stage.loc, origin="pack"), buffer
+
+
+def only_where(load: Load, test: Expr) -> Load:
+    """`load` where `test` holds too, zero elsewhere."""
+    mask = test if load.mask is None else op("and", load.mask, test)
+    return Load(load.buf, load.dtype, load.index, mask, Const(load.dtype, 0.0))
 
 
 def form_contraction(

@@ -20,7 +20,7 @@ from ..options import Options
 from . import deps
 from .access import simplify
 from .attention import is_operand, recognise_attention
-from .contraction import recognise
+from .contraction import batches, recognise
 from .deps import free_axes, numel, reads, stage_loads, writes
 
 COSTS = {  # in simple operations; others 1
@@ -121,8 +121,13 @@ def can_fuse(producer: Stage, consumer: Stage) -> Reason | None:
     product = recognise(consumer)
     if product is not None and any(u in set(walk(product.fold)) for u in uses):
         return Reason("contraction operand")  # it would be computed again for every tile
-    if (product is not None or recognise(producer) is not None) and recognise(inline(producer, consumer)) is None:
-        return Reason("no contraction any more")
+    own = product or recognise(producer)
+    if own is not None:
+        joined = recognise(inline(producer, consumer))
+        if joined is None:
+            return Reason("no contraction any more")
+        if batches(joined) > batches(own):
+            return Reason("a contraction would lose its rows")  # a cut leaves axes that no longer split into rows and phases
     attention = recognise_attention(consumer)
     if attention is not None and any(is_operand(attention, u) for u in uses):
         return Reason("attention operand")  # it would be computed again for every block
