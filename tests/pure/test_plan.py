@@ -8,7 +8,8 @@ import pytest
 
 from torchsmith.codes import Unsupported
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.expr import Axis, Expr, Load, Sym, const, op
+from torchsmith.ir.bounds import Ranges
+from torchsmith.ir.expr import Axis, Expr, Load, Sym, const, op, substitute
 from torchsmith.ir.kernel import Kernel, Loop, Param, Scheduled, StoreStmt
 from torchsmith.ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, ResultPlace, State, Taken
 from torchsmith.ir.print import print_plan
@@ -28,7 +29,8 @@ from torchsmith.ir.program import (
 )
 from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options
-from torchsmith.schedule.plan import nbytes, pack_static, plan
+from torchsmith.schedule.arena import pack, pack_static
+from torchsmith.schedule.plan import nbytes, plan
 
 
 def buffer(name: str, *shape: Expr | int, role: str = "temp", d: dt.DType = dt.f32, storage_of: str | None = None) -> Buffer:
@@ -98,6 +100,28 @@ def test_symbolic_sizes_stack_and_reuse() -> None:
     )
     assert len({got.places[t.name] for t in temps}) == 2
     assert all(isinstance(got.places[t.name], Arena) for t in temps)
+
+
+def test_blocks_of_different_symbolic_sizes_share_memory() -> None:
+    """Sizes that are multiples of one symbol are packed as numbers are, and nothing overlaps whatever the symbols are."""
+    s, t = Sym("s0"), Sym("s1")
+    ranges = Ranges({s: (0, None), t: (1, 64)})
+    lives = {"a": (0, 1), "b": (1, 2), "c": (2, 3), "d": (3, 4)}
+    sizes = {"a": s * 512, "b": s * 256, "c": s * 384, "d": s * 128}
+    offsets, total = pack(sizes, lives, ranges)
+    assert total is s * 768 and offsets["c"] is const(0)
+    rng = random.Random(2)
+    for _ in range(30):
+        sizes = {f"b{i}": rng.choice((const(1), s, t, s * t, t * t)) * (64 * rng.randint(0, 9)) for i in range(25)}
+        lives = {n: tuple(sorted(rng.sample(range(40), 2))) for n in sizes}
+        offsets, total = pack(sizes, lives, ranges)
+        for at in ({s: const(0), t: const(1)}, {s: const(1), t: const(64)}, {s: const(500), t: const(3)}, {s: const(97), t: const(64)}):
+            number = {n: (int(substitute(offsets[n], at).value), int(substitute(sizes[n], at).value)) for n in sizes}  # type: ignore[attr-defined]
+            assert max(o + m for o, m in number.values()) <= int(substitute(total, at).value)  # type: ignore[attr-defined]
+            for a, b in itertools.combinations(sizes, 2):
+                (o, m), (p, n) = number[a], number[b]
+                if lives[a][0] <= lives[b][1] and lives[b][0] <= lives[a][1] and m and n:
+                    assert o + m <= p or p + n <= o
 
 
 def test_layout_with_padding_and_splits_counts() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,7 @@ class _Host:
     names: tuple[str, ...]
     lines: list[str] = field(default_factory=list)
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)  # constant int64 arrays by value
+    named: dict[Expr, str] = field(default_factory=dict)  # values that the function being printed has a name for
     externs: int = 0
     depth: int = 1
 
@@ -105,8 +106,9 @@ class _Host:
         body, self.lines = self.lines, []
         self.depth = 1
         self.symbols(used=set(walk(plan.workspace)))
+        self.heights([plan.workspace])
         size = [*self.lines, f"  return {self.expr(plan.workspace)};"]
-        self.lines = []
+        self.lines, self.named = [], {}
         for step in plan.prepare:
             self.step(step)
         prepare, self.lines = self.lines, []
@@ -150,7 +152,18 @@ class _Host:
             if wanted:
                 self.put(f"const {_c_type(s.sym.dtype)} {name} = {value}; (void){name};")
 
+    def heights(self, values: Iterable[Expr]) -> None:
+        """Name every maximum in `values`, where blocks of the workspace end: each is the start of others."""
+        self.named = {}
+        for e in walk(*values):
+            if isinstance(e, Op) and e.name == "max" and e.dtype is dt.index:
+                text, name = self.expr(e), f"h{len(self.named)}"
+                self.put(f"const int64_t {name} = {text}; (void){name};")
+                self.named[e] = name
+
     def expr(self, e: Expr) -> str:
+        if e in self.named:
+            return self.named[e]
         if isinstance(e, Const):
             return _c_const(e)
         if isinstance(e, Sym):
@@ -261,6 +274,7 @@ class _Host:
             self.put(f"ts_tensor g_{_c_name(b)} = {{0, 0, 0, 0}};")
         for b in taken:
             self.put(f"char *t_{_c_name(b)} = 0; int64_t m_{_c_name(b)} = 0;")
+        self.heights([plan.workspace, *(p.offset for p in plan.places.values() if isinstance(p, Arena))])
         none = isinstance(plan.workspace, Const) and plan.workspace.value == 0
         self.put(f"const int64_t bytes = {self.expr(plan.workspace)};")
         self.put("char *const ws = bytes ? (char *)host->take_workspace(host->self, bytes) : 0; (void)ws;")

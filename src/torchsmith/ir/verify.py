@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from . import dtype as dt
 from .bounds import Ranges
-from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, walk
+from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
 from .kernel import BLOCKS, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions
 from .ops import OPS
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
@@ -647,7 +647,7 @@ class _Steps:
 
 
 def _no_overlap(plan: Plan) -> None:
-    """Arena places with constant offsets and sizes that are live at the same step must not overlap."""
+    """Arena places that are live at the same step must not overlap: tried with every symbol at its least, and with different sizes."""
     live: dict[str, tuple[int, int]] = {}
     for at, step in enumerate(plan.run):
         for name in _names(step, plan):
@@ -656,22 +656,39 @@ def _no_overlap(plan: Plan) -> None:
                 root = of
             first, _ = live.get(root, (at, at))
             live[root] = (first, at)
-    spans = []
-    for name, (first, last) in live.items():
-        place, b = plan.places[name], plan.buffers[name]
-        size = _bytes(b)
-        if isinstance(place, Arena) and isinstance(place.offset, Const) and size is not None:
-            start = int(place.offset.value)
-            spans.append((start, start + size, first, last, name))
-            if isinstance(plan.workspace, Const) and start + size > int(plan.workspace.value):
+    places = [(n, p, plan.buffers[n]) for n in live if isinstance(p := plan.places[n], Arena)]
+    tables: list[dict[Expr, Expr]] = [{s.sym: const(s.lo) for s in plan.symbols}]
+    if not isinstance(plan.workspace, Const):
+        for step in (3, 50, 700):
+            tables.append({s.sym: const(max(s.lo, min(s.hi or 1 << 20, 2 + step * (i + 1)))) for i, s in enumerate(plan.symbols)})
+    for table in tables:
+        spans = []
+        memo: dict[Expr, Expr] = {}
+        total = _number(plan.workspace, table, memo)
+        for name, place, b in places:
+            start, size = _number(place.offset, table, memo), _bytes(b, table, memo)
+            if start is None or size is None:
+                continue
+            spans.append((start, start + size, *live[name], name))
+            if total is not None and start + size > total:
                 fail("workspace", f"{name} ends at {start + size}, behind the workspace of {plan.workspace!r} bytes")
-    spans.sort()
-    for i, (_, end, first, last, name) in enumerate(spans):
-        for other in spans[i + 1 :]:
-            if other[0] >= end:
-                break
-            if other[2] <= last and first <= other[3]:
-                fail("arena overlap", f"{name} and {other[4]} are live together and overlap")
+        spans.sort()
+        for i, (_, end, first, last, name) in enumerate(spans):
+            for other in spans[i + 1 :]:
+                if other[0] >= end:
+                    break
+                if other[2] <= last and first <= other[3]:
+                    fail("arena overlap", f"{name} and {other[4]} are live together and overlap")
+
+
+def _number(e: Expr, table: dict[Expr, Expr], memo: dict[Expr, Expr]) -> int | None:
+    """The value of `e` with sizes put in; None if something else is left. `memo`: of one table."""
+    for node in walk(e):
+        if node not in memo:
+            known = table.get(node)
+            memo[node] = known if known is not None else node.rebuild(tuple(memo[a] for a in node.args)) if node.args else node
+    found = memo[e]
+    return int(found.value) if isinstance(found, Const) else None
 
 
 def _names(step: Any, plan: Plan) -> Iterator[str]:
@@ -691,19 +708,21 @@ def _names(step: Any, plan: Plan) -> Iterator[str]:
         yield from (n.buf for n in walk(e) if isinstance(n, Load) and n.buf in plan.buffers)
 
 
-def _bytes(b: Buffer) -> int | None:
-    """Bytes from the buffer's base to its last element's end; None if symbolic."""
-    size = [int(e.value) for e in b.shape if isinstance(e, Const)]
-    if len(size) != len(b.shape):
-        return None
+def _bytes(b: Buffer, table: dict[Expr, Expr], memo: dict[Expr, Expr]) -> int | None:
+    """Bytes from the buffer's base to its last element's end; None if not known."""
+    size = [_number(e, table, memo) for e in b.shape]
     if 0 in size:
         return 0
     if b.layout is None or b.layout.splits or b.layout.pad:
-        total = 1
+        total = b.dtype.itemsize
         for n in size:
+            if n is None:
+                return None
             total *= n
-        return total * b.dtype.itemsize
-    strides = [int(e.value) for e in b.layout.strides if isinstance(e, Const)]
-    if len(strides) != len(size) or not isinstance(b.layout.offset, Const):
-        return None
-    return (int(b.layout.offset.value) + sum((n - 1) * s for n, s in zip(size, strides, strict=True)) + 1) * b.dtype.itemsize
+        return total
+    total = _number(b.layout.offset, table, memo) or 0
+    for n, stride in zip(size, (_number(e, table, memo) for e in b.layout.strides), strict=True):
+        if n is None or stride is None:
+            return None
+        total += (n - 1) * stride
+    return (total + 1) * b.dtype.itemsize

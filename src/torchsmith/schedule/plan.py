@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ..codes import Unsupported
+from ..ir.bounds import Ranges
 from ..ir.expr import Const, Expr, Load, const, op, substitute, walk
 from ..ir.kernel import Kernel, Scheduled
 from ..ir.plan import (
@@ -30,9 +31,8 @@ from ..ir.plan import (
 )
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Program, Repeat, SizeResult
 from ..options import Options
+from .arena import ALIGN, pack, pack_static
 from .write_back import end_with_write_backs
-
-ALIGN = 64
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
 
@@ -54,7 +54,7 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     dynamic = {n for n, e in sizes.items() if n in lives and any(x in bound for x in walk(e))}
     places |= {n: Taken(nbytes(program.buffers[n])) for n in dynamic}
     arena = {n: e for n, e in sizes.items() if n in lives and n not in dynamic}
-    offsets, total = _pack(arena, lives)
+    offsets, total = pack(arena, lives, Ranges({x.sym: (x.lo, x.hi) for x in program.symbols}))
     places |= {n: Arena(o) for n, o in offsets.items()}
     for name, root in roots.items():
         if root in places:
@@ -366,54 +366,6 @@ def _plan_shared_results(program: Program, body: tuple[Node, ...]) -> tuple[Node
         for buf, _ in touched(node):
             total[buf] = total.get(buf, 0) + 1
     return fix(body, 0)
-
-
-def _pack(sizes: dict[str, Expr], lives: dict[str, tuple[int, int]]) -> tuple[dict[str, Expr], Expr]:
-    """Offsets for all: known sizes packed below, symbolic ones stacked above, reusing a dead block of the same size."""
-    fixed = {n: int(e.value) for n, e in sizes.items() if isinstance(e, Const)}
-    packed, height = pack_static(fixed, lives)
-    offsets: dict[str, Expr] = {n: const(o) for n, o in packed.items()}
-    total: Expr = const(height)
-    blocks: list[tuple[Expr, Expr, int]] = []  # size, offset, last use
-    for name in sorted((n for n in sizes if n not in fixed), key=lambda n: lives[n]):
-        first, last = lives[name]
-        for i, (size, offset, until) in enumerate(blocks):
-            if size is sizes[name] and until < first:
-                offsets[name] = offset
-                blocks[i] = (size, offset, last)
-                break
-        else:
-            offsets[name] = total
-            blocks.append((sizes[name], total, last))
-            total = total + sizes[name]
-    return offsets, total
-
-
-def pack_static(sizes: dict[str, int], lives: dict[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
-    """Greedy by size: the largest first, each into the tightest gap among those alive with it. All sizes are aligned."""
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
-    offsets: dict[str, int] = {}
-    height = 0
-    for name in sorted(sizes, key=lambda n: (-sizes[n], lives[n], n)):
-        size, (first, last) = sizes[name], lives[name]
-        best, tightest, edge = -1, -1, 0
-        for offset, end, a, b in placed:  # ordered by offset
-            if b < first or last < a:
-                continue
-            gap = offset - edge
-            if gap >= size and (best < 0 or gap < tightest):
-                best, tightest = edge, gap
-            edge = max(edge, end)
-        at = best if best >= 0 else edge
-        offsets[name] = at
-        height = max(height, at + size)
-        row = (at, at + size, first, last)
-        lo, hi = 0, len(placed)
-        while lo < hi:
-            mid = (lo + hi) // 2
-            lo, hi = (mid + 1, hi) if placed[mid] < row else (lo, mid)
-        placed.insert(lo, row)
-    return offsets, height
 
 
 # ---------------------------------------------------------------- steps
