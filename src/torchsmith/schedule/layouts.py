@@ -1,7 +1,9 @@
 """Layouts of temporaries: row-major, or in the order in which their main operand lies.
 
 In: a Program. Out: its buffers, each with a layout. A contraction writes vectors along the axis that only its packed operand depends on,
-so that dimension goes innermost (a convolution's channels: channels-last). Wrong choices cost time, never correctness.
+so that dimension goes innermost (a convolution's channels: channels-last). Rows that a contraction tiles are set apart by a cache line
+where they would lie a multiple of 4 KB apart: a tile's rows would share the few places of one set of the first-level cache, and each would
+push the others out. Wrong choices cost time, never correctness.
 """
 
 from __future__ import annotations
@@ -9,15 +11,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.expr import Axis, Expr, const, walk
-from ..ir.linear import linear
-from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
+from ..ir.linear import const_of, linear
+from ..ir.program import Buffer, Cond, Element, Extern, Program, Repeat, Stage
 from .attention import Attention, recognise_attention
-from .contraction import ONE_COLUMN, dense, recognise
+from .contraction import ONE_COLUMN, Contraction, dense, recognise
 from .deps import estimate, stage_loads
 from .fuse import simple_axes
+from .plan import touched
+
+SET = 4096  # bytes between addresses that share a set of the first-level cache: 64 sets of 64-byte lines
+LINE = 64  # bytes
 
 
-def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> list[int] | None:
+def _main_order(stage: Stage, buffer: Buffer, product: Contraction | None, buffers: dict[str, Buffer]) -> list[int] | None:
     """Dimensions of the stored buffer in the order of the largest operand that has them all."""
     store = next(s for s in stage.stores if s.buf == buffer.name)
     axes = simple_axes(stage, store)
@@ -26,7 +32,6 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
     attention = recognise_attention(stage)
     if attention is not None:  # as the queries lie: what was split into heads is joined again
         return _order_of(attention, buffers)
-    product = recognise(stage)
     if product is not None and product.n[0] is not ONE_COLUMN:
         # where axes were split to see the product, its dimension is the one indexed by a part of it
         parts = product.stage.stores[0].index
@@ -75,23 +80,45 @@ def _order_of(a: Attention, buffers: dict[str, Buffer]) -> list[int] | None:
 def choose_layouts(program: Program) -> dict[str, Buffer]:
     """Every buffer gets a layout."""
     buffers = dict(program.buffers)
+    chosen: dict[str, tuple[int, ...] | None] = {}  # buffer -> the order taken for it here
+    tiled: set[str] = set()  # left-hand operands of contractions
+    fixed = {b.storage_of for b in buffers.values() if b.storage_of is not None}  # what others see the strides of
 
     def visit(body: tuple[Element, ...]) -> None:
         for e in body:
             if isinstance(e, Stage):
+                product = recognise(e)
+                tiled.update(() if product is None else (product.a.buf,))
                 for s in e.stores:
                     b = buffers[s.buf]
                     if b.layout is None:
-                        order = _main_order(e, b, buffers)
-                        buffers[s.buf] = replace(b, layout=dense(b.shape, None if order is None else tuple(order)))
+                        order = _main_order(e, b, product, buffers)
+                        chosen[s.buf] = None if order is None else tuple(order)
+                        buffers[s.buf] = replace(b, layout=dense(b.shape, chosen[s.buf]))
             elif isinstance(e, Cond):
                 visit(e.then)
                 visit(e.orelse)
             elif isinstance(e, Repeat):
                 visit(e.body)
+            elif isinstance(e, Extern):
+                fixed.update(b for b, _ in touched(e))
 
     visit(program.body)
+    for name in tiled & chosen.keys() - fixed:
+        b = buffers[name]
+        if b.role == "temp" and b.storage_of is None:
+            buffers[name] = _apart(b, chosen[name])
     return {n: b if b.layout is not None else replace(b, layout=dense(b.shape)) for n, b in buffers.items()}
+
+
+def _apart(buffer: Buffer, order: tuple[int, ...] | None) -> Buffer:
+    """The buffer with room between its rows, if they would share a set of the cache."""
+    inner = order[-1] if order else len(buffer.shape) - 1
+    extent = const_of(buffer.shape[inner]) if buffer.shape else None
+    if extent is None or extent * buffer.dtype.itemsize % SET != 0:
+        return buffer
+    wide = const(extent + LINE // buffer.dtype.itemsize)
+    return replace(buffer, layout=dense(tuple(wide if d == inner else e for d, e in enumerate(buffer.shape)), order))
 
 
 __all__ = ["choose_layouts", "dense"]

@@ -32,6 +32,7 @@ from ..ir.plan import (
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Program, Repeat, SizeResult
 from ..options import Options
 from .arena import ALIGN, pack, pack_static
+from .in_place import write_in_place
 from .write_back import end_with_write_backs
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
@@ -43,6 +44,8 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     body = _plan_shared_results(program, body)
     roots = {name: _root(program.buffers, name) for name in program.buffers}
     first, body = _split_prepare(program, body, roots)
+    program = replace(program, buffers=_in_place(program, first, body, roots))
+    roots = {name: _root(program.buffers, name) for name in program.buffers}
     bound, derived = _symbols(body)
     uses = _Uses(program)
     uses.block(body, 0)
@@ -73,6 +76,14 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
         program.name, program.symbols, program.inputs, buffers, places, tuple(writer.kernels), total, prepare, (*run, *allocs),
         program.results, total_state, consts,
     )  # fmt: skip
+
+
+def _in_place(program: Program, first: tuple[Kernel, ...], body: tuple[Node, ...], roots: dict[str, str]) -> dict[str, Buffer]:
+    """The buffers, those that are written over a dying one marked."""
+    shared = {b.storage_of for b in program.buffers.values()} | {b for n in first for b, _ in touched(n)}
+    shared |= {b for n in body if not isinstance(n, Kernel) for b, _ in touched(n)}
+    free = {n for n, b in program.buffers.items() if b.role == "temp" and b.storage_of is None and n not in shared}
+    return write_in_place(program, [(n if isinstance(n, Kernel) else None, {roots[b] for b, _ in touched(n)}) for n in body], free)
 
 
 # ---------------------------------------------------------------- buffers

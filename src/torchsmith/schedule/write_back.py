@@ -209,18 +209,18 @@ def _write_directly(buffers: dict[str, Buffer], body: tuple[Node, ...], dst: str
         if isinstance(earlier, Kernel) and any(p.buf == src for p in earlier.params):
             return None
     reads_old = any(p.buf == dst for p in writer.params)
-    if reads_old and not _reads_where_it_writes(writer.body, src, dst):
+    if reads_old and not reads_where_it_writes(writer.body, src, dst):
         return None
     if reads_old and any(p.written for p in writer.params if p.buf == dst):
         return None
     return tuple(_rename(n, src, b) if isinstance(n, Kernel) else n for n in body)
 
 
-def _reads_where_it_writes(body: tuple[Stmt, ...], src: str, dst: str) -> bool:
+def reads_where_it_writes(body: tuple[Stmt, ...], src: str, dst: str) -> bool:
     """Every read of `dst` has the index at which the same innermost block stores `src`, and comes before that store."""
     for stmt in body:
         carried = isinstance(stmt, Loop) and any(_load_indices(e, dst) for _, a, b in stmt.carry for e in (a, b))
-        if isinstance(stmt, Loop) and (carried or not _reads_where_it_writes(stmt.body, src, dst)):
+        if isinstance(stmt, Loop) and (carried or not reads_where_it_writes(stmt.body, src, dst)):
             return False
     stores = [i for i, s in enumerate(body) if isinstance(s, StoreStmt) and s.buf == src]
     for i, stmt in enumerate(body):
