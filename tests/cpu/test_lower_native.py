@@ -73,3 +73,18 @@ def test_results_keep_eagers_strides():
     x = rows.make((4, 8))
     batch([lambda x: (x + 1).expand(3, 4, 8), lambda x: (x + 1).sum(1, keepdim=True).expand(4, 8), lambda x: (x + 1).unfold(1, 3, 1)], x)
     batch([lambda x: torch.nonzero(x > 0) * 2, lambda x: x[x > 0].sum(), lambda x: (x + 1)[::2, 1::3], lambda x: x.t() + 1], x)
+
+
+def test_rows_4_kb_apart_and_a_sum_over_its_operand():
+    """Temporaries of 1024 channels have gaps between their rows; a residual sum takes the place of the branch that ends there."""
+    torch.manual_seed(0)
+    x, down, up = torch.randn(2, 1024, 5, 6), torch.randn(32, 1024, 1, 1) / 32, torch.randn(1024, 32, 1, 1) / 6
+
+    def block(x, down, up):
+        y = F.relu(x)
+        for _ in range(2):
+            y = F.relu(y + F.conv2d(F.relu(F.conv2d(y, down)), up))
+        return y, y.mean((2, 3)), y.flatten(1) @ y.flatten(1).T
+
+    check_native(block, x, down, up, rtol=1e-4, atol=1e-3)
+    check_native(block, x, down, up, rtol=1e-4, atol=1e-3, dynamic=True)

@@ -69,9 +69,47 @@ def test_chain_reuses_the_arena() -> None:
     temps = [buffer(f"t{i}", 1000) for i in range(4)]
     chain = [x, *temps, y]
     got = make(chain, [unary(f"k{i}", a, b) for i, (a, b) in enumerate(itertools.pairwise(chain))], (Fresh("y"),))
-    assert got.workspace is const(2 * 4032)
+    assert got.workspace is const(4032)  # each is written over the one before
     assert got.places["x"] == Input(0) and got.places["y"] == ResultPlace(0)
     assert [type(s) for s in got.run] == [Launch] * 4 + [Alloc, Launch]
+
+
+def test_what_reads_a_neighbour_is_not_written_in_place() -> None:
+    x, y = buffer("x", 1000, role="input"), buffer("y", 1000, role="output")
+    temps = [buffer(f"t{i}", 1000) for i in range(4)]
+    chain = [x, *temps, y]
+    got = make(chain, [unary(f"k{i}", a, b, shift=1) for i, (a, b) in enumerate(itertools.pairwise(chain))], (Fresh("y"),))
+    assert got.workspace is const(2 * 4032)
+    assert all(b.storage_of is None for b in got.buffers.values())
+
+
+def binary(name: str, a: Buffer, b: Buffer, dst: Buffer, around: Expr | int = 1) -> Kernel:
+    """dst[i] = a[i] + b[i], `around` times over."""
+    i, j = Axis("i"), Axis("j")
+    value = op("add", Load(a.name, a.dtype, (i,)), Load(b.name, b.dtype, (i,)))
+    params = tuple(Param(x.name, x.dtype, x.shape, x.layout, x is dst) for x in dict.fromkeys((a, b, dst)))  # type: ignore[arg-type]
+    loop = Loop(i, dst.shape[0], "vector", (StoreStmt(dst.name, (i,), value),))
+    body = (loop,) if around == 1 else (Loop(j, const(around) if isinstance(around, int) else around, "serial", (loop,)),)
+    return Kernel(name, params, (), (), const(1), (), body)
+
+
+def test_a_sum_is_written_over_the_operand_that_dies() -> None:
+    x, y = buffer("x", 1000, role="input"), buffer("y", 1000, role="output")
+    a, b, c = (buffer(n, 1000) for n in "abc")
+    first = [unary("k0", x, a), unary("k1", x, b)]
+    got = make([x, y, a, b, c], [*first, binary("k2", a, b, c), binary("k3", c, a, y)], (Fresh("y"),))
+    assert got.buffers["c"].storage_of == "b" and got.places["c"] == got.places["b"]  # `a` is read later
+    assert got.workspace is const(2 * 4032)
+
+
+@pytest.mark.parametrize("case", ["stored twice", "another size", "a result"])
+def test_sums_that_need_a_place_of_their_own(case: str) -> None:
+    x, y = buffer("x", 1000, role="input"), buffer("y", 1000, role="output")
+    a, c = buffer("a", 1001 if case == "another size" else 1000, role="output" if case == "a result" else "temp"), buffer("c", 1000)
+    sums = binary("k1", a, x, c, around=2 if case == "stored twice" else 1)
+    results = (Fresh("y"), Fresh("a")) if case == "a result" else (Fresh("y"),)
+    got = make([x, y, a, c], [unary("k0", x, a), sums, unary("k2", c, y)], results)
+    assert got.buffers["c"].storage_of is None
 
 
 def test_packing_never_overlaps() -> None:
@@ -95,7 +133,7 @@ def test_symbolic_sizes_stack_and_reuse() -> None:
     temps = [buffer(f"t{i}", s) for i in range(4)]
     chain = [x, *temps, y]
     got = make(
-        chain, [unary(f"k{i}", a, b) for i, (a, b) in enumerate(itertools.pairwise(chain))], (Fresh("y"),),
+        chain, [unary(f"k{i}", a, b, shift=1) for i, (a, b) in enumerate(itertools.pairwise(chain))], (Fresh("y"),),
         symbols=(Symbol(s, ("size", 0, 0)),),
     )
     assert len({got.places[t.name] for t in temps}) == 2

@@ -19,7 +19,7 @@ from torchsmith.ir.verify import verify_program, verify_scheduled
 from torchsmith.options import Options
 from torchsmith.schedule.fuse import can_fuse, fuse
 from torchsmith.schedule.kernels import form_kernels
-from torchsmith.schedule.layouts import dense
+from torchsmith.schedule.layouts import dense, rows_apart
 
 Case = tuple[Program, dict[str, np.ndarray], int]
 CASES: dict[str, Callable[[], Case]] = {}
@@ -303,3 +303,11 @@ def test_equal_kernels_have_equal_text() -> None:
         assert isinstance(kernel, Kernel)
         texts.add(emit_kernel(kernel))
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize(("extent", "itemsize", "step"), [(1024, 4, 1040), (2048, 4, 2064), (512, 4, 512), (512, 8, 520), (2048, 2, 2080)])
+def test_rows_do_not_share_a_set_of_the_cache(extent: int, itemsize: int, step: int) -> None:
+    d = {2: dt.bf16, 4: dt.f32, 8: dt.f64}[itemsize]
+    shape = (const(3), const(extent), const(7))
+    got = rows_apart(Buffer("a", d, shape, dense(shape, (0, 2, 1)), "temp"), (0, 2, 1)).layout
+    assert got is not None and got.strides == (const(7 * step), const(1), const(step))

@@ -107,11 +107,11 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
     for name in tiled & chosen.keys() - fixed:
         b = buffers[name]
         if b.role == "temp" and b.storage_of is None:
-            buffers[name] = _apart(b, chosen[name])
+            buffers[name] = rows_apart(b, chosen[name])
     return {n: b if b.layout is not None else replace(b, layout=dense(b.shape)) for n, b in buffers.items()}
 
 
-def _apart(buffer: Buffer, order: tuple[int, ...] | None) -> Buffer:
+def rows_apart(buffer: Buffer, order: tuple[int, ...] | None) -> Buffer:
     """The buffer with room between its rows, if they would share a set of the cache."""
     inner = order[-1] if order else len(buffer.shape) - 1
     extent = const_of(buffer.shape[inner]) if buffer.shape else None
