@@ -659,8 +659,8 @@ def _no_overlap(plan: Plan) -> None:
     places = [(n, p, plan.buffers[n]) for n in live if isinstance(p := plan.places[n], Arena)]
     tables: list[dict[Expr, Expr]] = [{s.sym: const(s.lo) for s in plan.symbols}]
     if not isinstance(plan.workspace, Const):
-        for step in (3, 50, 700):
-            tables.append({s.sym: const(max(s.lo, min(s.hi or 1 << 20, 2 + step * (i + 1)))) for i, s in enumerate(plan.symbols)})
+        for apart in (3, 50, 700):
+            tables.append({s.sym: const(max(s.lo, min(s.hi or 1 << 20, 2 + apart * (i + 1)))) for i, s in enumerate(plan.symbols)})
     for table in tables:
         spans = []
         memo: dict[Expr, Expr] = {}

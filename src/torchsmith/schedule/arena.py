@@ -54,7 +54,7 @@ def highest(values: Iterable[Expr], ranges: Ranges) -> Expr:
     return total
 
 
-def pack_static(sizes: dict[str, int], lives: dict[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
+def pack_static(sizes: Mapping[str, int], lives: Lives) -> tuple[dict[str, int], int]:
     """Greedy by size: the largest first, each into the tightest gap among those alive with it. All sizes are aligned."""
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
     offsets: dict[str, int] = {}
