@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     pointwise,
     pool,
     product,
+    recurrent,
     reduce,
     scan,
     upsample,
