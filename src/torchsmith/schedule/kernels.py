@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from ..ir.expr import Sym
 from ..ir.kernel import Choice, Kernel, Scheduled
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
@@ -18,6 +19,7 @@ from .attention_kernel import form_attention
 from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, recognise, work_of
 from .draft import build
 from .fuse import simple_axes
+from .gated import form_gated, recognise_gated
 from .group import Group, Grouper, group_stages
 from .grouped import form_grouped
 from .layouts import choose_layouts
@@ -88,6 +90,19 @@ def _tiling(c: Contraction, options: Options, decided: Decisions) -> tuple[Tilin
     return known.get(decided.get(work.key, ""), next(iter(known.values()))), choice
 
 
+def hoist(body: tuple[Element, ...], sym: Sym) -> tuple[tuple[Element, ...], tuple[Element, ...]]:
+    """Kernels of a Repeat's body that compute the same in every iteration (packing weights), and the rest of it."""
+    kernels = [e for e in body if isinstance(e, Kernel)]
+    while True:  # a kernel that stays keeps those that read what it writes
+        others = [e for e in body if all(e is not k for k in kernels)]
+        written = frozenset[str]().union(*(deps.writes(e) for e in others)) if others else frozenset()
+        again = [k for k in kernels if sym not in k.syms and not (deps.reads(k) | deps.writes(k)) & written]
+        if len(again) == len(kernels):
+            break
+        kernels = again
+    return tuple(kernels), tuple(others)
+
+
 def form_kernels(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
     """Group stages into kernels. `decided`: for the keys of Choices that were measured, the candidate to take."""
     program = split_reductions(program)
@@ -107,17 +122,23 @@ def form_kernels(program: Program, options: Options, decided: Decisions = NOTHIN
             if isinstance(item, Group):
                 product = recognise(item.stages[0]) if item.closed else None
                 attention = recognise_attention(item.stages[0]) if item.closed else None
+                gates = recognise_gated(item.stages[0]) if item.closed and nested else None
                 if attention is not None:
                     out.append(form_attention(attention, buffers))  # type: ignore[arg-type]
                 elif product is not None:
                     out.extend(contraction_kernels(item.stages[0], product, buffers, lasting, options, decided))  # type: ignore[arg-type]
+                elif gates is not None:
+                    packing, packed, kernel = form_gated(gates, buffers)
+                    buffers[packed.name] = packed
+                    out += [stage_kernel(packing, buffers), kernel]  # type: ignore[list-item]
                 else:
                     own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}
                     out.append(group_kernel(item, buffers, own))  # type: ignore[arg-type]
             elif isinstance(item, Cond):
                 out.append(Cond(item.pred, form(item.then, True), form(item.orelse, True)))
             elif isinstance(item, Repeat):
-                out.append(Repeat(item.sym, item.count, form(item.body, True)))
+                before, inner = hoist(form(item.body, True), item.sym)
+                out += [*before, Repeat(item.sym, item.count, inner)]
             else:
                 out.append(item)
         return tuple(out)
