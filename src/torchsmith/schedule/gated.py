@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Var, const, op, substitute, walk
-from ..ir.kernel import Contract, Kernel, Let, Loop, Scratch, StoreStmt
+from ..ir.kernel import Contract, Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .contraction import ONE_COLUMN, Contraction, _classify, _factors, _least, _next_tile, _params, dense, work_of
@@ -106,11 +106,11 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     a = substitute(c.a, {m: mt * rows + ml})
     b = Load(flat.name, flat.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], nl))
     assert isinstance(a, Load)
-    sums = {f: Load("acc", dt.f32, (ml * (gates * width) + (lane + k * width),)) for k, f in enumerate(g.folds)}
+    sums: dict[Expr, Expr] = {f: Load("acc", dt.f32, (ml * (gates * width) + (lane + k * width),)) for k, f in enumerate(g.folds)}
     table: dict[Expr, Expr] = {**sums, m: mt * rows + ml, n: nt * width + lane}
     stores = tuple(replace(s, index=tuple(substitute(i, table) for i in s.index), value=substitute(s.value, table)) for s in c.stage.stores)
     found = [Var(f"new{k}", s.value.dtype) for k, s in enumerate(stores)]  # before any store: a cell reads its own old state
-    body = (
+    body: tuple[Stmt, ...] = (
         *(Let(v, s.value) for v, s in zip(found, stores, strict=True)),
         *(StoreStmt(s.buf, s.index, v) for v, s in zip(found, stores, strict=True)),
     )

@@ -5,7 +5,7 @@ In: a Program (after vertical fusion). Out: Scheduled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -90,9 +90,9 @@ def _tiling(c: Contraction, options: Options, decided: Decisions) -> tuple[Tilin
     return known.get(decided.get(work.key, ""), next(iter(known.values()))), choice
 
 
-def hoist(body: tuple[Element, ...], sym: Sym) -> tuple[tuple[Element, ...], tuple[Element, ...]]:
+def hoist(body: Sequence[object], sym: Sym, buffers: Mapping[str, Buffer]) -> tuple[list[Kernel], list[object]]:
     """Kernels of a Repeat's body that compute the same in every iteration (packing weights), and the rest of it."""
-    kernels = [e for e in body if isinstance(e, Kernel)]
+    kernels = [e for e in body if isinstance(e, Kernel) and all(buffers[b].role == "temp" for b in deps.writes(e))]
     while True:  # a kernel that stays keeps those that read what it writes
         others = [e for e in body if all(e is not k for k in kernels)]
         written = frozenset[str]().union(*(deps.writes(e) for e in others)) if others else frozenset()
@@ -100,7 +100,7 @@ def hoist(body: tuple[Element, ...], sym: Sym) -> tuple[tuple[Element, ...], tup
         if len(again) == len(kernels):
             break
         kernels = again
-    return tuple(kernels), tuple(others)
+    return kernels, others
 
 
 def form_kernels(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
@@ -137,8 +137,8 @@ def form_kernels(program: Program, options: Options, decided: Decisions = NOTHIN
             elif isinstance(item, Cond):
                 out.append(Cond(item.pred, form(item.then, True), form(item.orelse, True)))
             elif isinstance(item, Repeat):
-                before, inner = hoist(form(item.body, True), item.sym)
-                out += [*before, Repeat(item.sym, item.count, inner)]
+                before, inner = hoist(form(item.body, True), item.sym, buffers)
+                out += [*before, Repeat(item.sym, item.count, tuple(inner))]  # type: ignore[list-item, arg-type]
             else:
                 out.append(item)
         return tuple(out)

@@ -1,0 +1,182 @@
+"""Recurrent networks: one Repeat over time, for any length, interpreted and compiled, just in time and in packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lower_harness import check, check_native, program_of
+from torch import nn
+
+import torchsmith
+from torchsmith import aot, events
+from torchsmith.export import Dim
+from torchsmith.ir.kernel import Kernel
+from torchsmith.ir.program import Extern, Program, Repeat, Stage
+from torchsmith.options import Options
+from torchsmith.schedule.fuse import fuse
+from torchsmith.schedule.kernels import form_kernels
+
+KINDS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
+    (nn.LSTM, {}),
+    (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+    (nn.LSTM, {"proj_size": 3, "num_layers": 2}),
+    (nn.LSTM, {"proj_size": 3, "bidirectional": True, "bias": False}),
+    (nn.GRU, {"num_layers": 2, "bias": False}),
+    (nn.GRU, {"bidirectional": True, "batch_first": True}),
+    (nn.RNN, {"num_layers": 2, "bidirectional": True}),
+    (nn.RNN, {"nonlinearity": "relu", "bias": False, "batch_first": True}),
+]
+OPERATORS = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
+
+
+def operator_of(kind: type[nn.RNNBase], how: dict[str, Any], sizes: tuple[int, ...], dtype: Any = torch.float32) -> tuple[Any, Any]:
+    """The module's one operator as a function of (input, states..., parameters...), and such arguments, the states not zero."""
+    torch.manual_seed(0)
+    m = kind(sizes[-1], 18, **how).eval().requires_grad_(False).to(dtype)
+    x = torch.randn(sizes).to(dtype)
+    states = m(x)[1]
+    given = [torch.randn_like(t) for t in (states if isinstance(states, tuple) else (states,))]
+    weights = list(m.parameters())
+
+    def call(x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        h, params = rest[: len(given)], list(rest[len(given) :])
+        hx = list(h) if m.mode == "LSTM" else h[0]
+        return OPERATORS[m.mode](x, hx, params, m.bias, m.num_layers, 0.0, False, m.bidirectional, m.batch_first)  # type: ignore[operator]
+
+    return call, (x, *given, *weights)
+
+
+@pytest.mark.parametrize("kind, how", KINDS, ids=str)
+def test_lowered(kind: type[nn.RNNBase], how: dict[str, Any]) -> None:
+    fn, args = operator_of(kind, how, (3, 2, 5))
+    for dynamic in (False, True):
+        program = check(fn, *args, dynamic=dynamic)
+        assert sum(isinstance(e, Repeat) for e in program.body) == how.get("num_layers", 1) * (1 + how.get("bidirectional", False))
+
+
+@pytest.mark.parametrize("kind, how", KINDS, ids=str)
+def test_native(kind: type[nn.RNNBase], how: dict[str, Any]) -> None:
+    """More rows and columns than a tile has, and a rest of both."""
+    fn, args = operator_of(kind, how, (4, 9, 21))
+    assert not check_native(fn, *args, rtol=1e-5, atol=1e-5, dynamic=how.get("batch_first", False)).externs
+
+
+@pytest.mark.parametrize("dtype, near", [(torch.float64, 1e-9), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
+def test_other_dtypes(dtype: Any, near: float) -> None:
+    for kind, how in ((nn.LSTM, {"bidirectional": True}), (nn.GRU, {})):
+        fn, args = operator_of(kind, how, (7, 2, 20), dtype)
+        assert not check_native(fn, *args, rtol=near, atol=near).externs
+
+
+def loops(fn: Any, args: Any) -> list[Repeat]:
+    program, _ = program_of(fn, args)
+    return [e for e in form_kernels(fuse(program, Options()), Options()).body if isinstance(e, Repeat)]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_one_launch_a_step(kind: type[nn.RNNBase]) -> None:
+    """Weights are packed in front of the loop, whether or not they are constants."""
+    (found,) = loops(*operator_of(kind, {}, (3, 2, 5)))
+    assert [isinstance(k, Kernel) and k.name != "pack" for k in found.body] == [True]
+
+
+def test_what_changes_stays_in_the_loop() -> None:
+    (found,) = loops(*operator_of(nn.LSTM, {"proj_size": 3}, (3, 2, 5)))
+    assert len(found.body) == 2  # the cell, and the projection of what it gives
+
+
+def test_dropout_in_training_is_a_call() -> None:
+    """It is random; without a layer behind it, or outside of training, there is none."""
+    _, (x, h, c, *weights) = operator_of(nn.LSTM, {"num_layers": 2}, (3, 2, 5))
+
+    def body(layers: int, p: float, train: bool) -> Program:
+        def call(x: Any, h: Any, c: Any, *w: Any) -> Any:
+            return torch.lstm(x, [h, c], list(w), True, layers, p, train, False, False)
+
+        return program_of(call, (x, h[:layers], c[:layers], *weights[: 4 * layers]))[0]
+
+    assert any(isinstance(e, Extern) for e in body(2, 0.5, True).body)
+    for layers, p, train in ((2, 0.0, True), (2, 0.5, False), (1, 0.5, True)):
+        assert not any(isinstance(e, Extern) for e in body(layers, p, train).body)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_lengths_that_change(kind: type[nn.RNNBase]) -> None:
+    """A size that changed once is any size from then on, 1 included."""
+    torch.manual_seed(0)
+    model = kind(6, 8, batch_first=True).eval()
+    compiled = torchsmith.compile(model, fullgraph=True)
+    with torch.no_grad(), events.recording() as got:
+        for batch, steps in ((2, 5), (2, 9), (3, 5), (1, 1), (7, 30), (3, 1), (1, 40)):
+            x = torch.randn(batch, steps, 6)
+            torch.testing.assert_close(compiled(x), model(x))
+    reports = [e.fields["report"] for e in got if e.kind == "graph"]
+    assert len(reports) == 3 and all(r.road == "native" and not r.externs for r in reports)
+
+
+def test_cells_in_a_loop() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LSTMCell(4, 6), nn.GRUCell(6, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = c = x.new_zeros(x.shape[1], 6)
+            g = x.new_zeros(x.shape[1], 5)
+            for row in x:
+                h, c = self.first(row, (h, c))
+                g = self.second(h, g)
+            return g
+
+    torch.manual_seed(0)
+    model = Loop().eval()
+    compiled = torchsmith.compile(model, fullgraph=True)
+    with torch.no_grad():
+        for batch in (1, 3, 2):
+            x = torch.randn(4, batch, 4)
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+class Tagger(nn.Module):
+    """Embedding, a deep network in both directions, a linear layer."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 8)
+        self.run = kind(8, 16, 2, bidirectional=True, batch_first=True)
+        self.out = nn.Linear(32, 3)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        y, last = self.run(self.words(ids))
+        return self.out(y), last
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_package_for_all_lengths(kind: type[nn.RNNBase], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Tagger(kind).eval()
+    sizes = {0: Dim("batch", min=1, max=8), 1: Dim("steps", min=1, max=64)}
+    program = torchsmith.export.export(model, (torch.randint(0, 50, (3, 7)),), dynamic_shapes=(sizes,))
+    path = str(tmp_path / "tagger.pt2")
+    aot.compile_and_package(program, package_path=path)
+    weights = sum(4 * p.numel() for p in model.parameters())
+    assert Path(path).stat().st_size < weights + (1 << 20)
+    loaders = [aot.load_package(path), torch._inductor.aoti_load_package(path)]
+    with torch.no_grad():
+        for batch, steps in ((1, 1), (8, 64), (3, 7), (1, 64), (8, 1)):
+            ids = torch.randint(0, 50, (batch, steps))
+            want = model(ids)
+            for run in loaders:
+                torch.testing.assert_close(run(ids), want, rtol=1e-5, atol=1e-5)
+
+
+def test_steps_are_stages_of_their_own() -> None:
+    """What the inputs give is one product over all steps, before the loop."""
+    fn, args = operator_of(nn.LSTM, {}, (3, 2, 5))
+    program, _ = program_of(fn, args)
+    at = next(i for i, e in enumerate(program.body) if isinstance(e, Repeat))
+    first = program.body[0]
+    assert at > 0 and isinstance(first, Stage) and len(first.axes) == 3
