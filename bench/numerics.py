@@ -1,6 +1,6 @@
 """How exact compiled code is: the error of every contraction operator and of whole models against a float64 reference, beside eager's.
 
-    python bench/numerics.py [--only REGEX] [--models MODEL ...] [--skip-models] [--out FOLDER]
+    python bench/numerics.py [--only REGEX] [--models MODEL ...] [--out FOLDER]
 
 The bar: error <= max(2 x eager's error, 4 eps x max|reference|), the largest element counts. Infinities, NaN and denormals must come out
 where eager has them. In: nothing. Out: a table on stdout and bench/results/numerics.md; exit status 1 if something misses the bar.

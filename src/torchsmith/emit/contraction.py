@@ -25,7 +25,8 @@ from .math import MATH
 from .values import STORED, Val
 
 LANES = 16
-CHUNK = 256  # products in one partial sum, or up to twice that where taps end there: the error grows with the chunks, not with their number
+CHUNK = 192  # most products in one partial sum: the error grows with the chunks, not with their number (BLAS libraries sum as many)
+GROUPED_CHUNK = 64  # the same for convolutions whose groups are batches: eager's have shorter sums
 AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
 SHORT = 16  # the checks around an inner loop of so few steps would cost as much as the loop
 EDGE = 2  # rows at either end of a tile that padding usually reaches
@@ -41,6 +42,10 @@ _UP = {
     "typedef _Float16 xf16h __attribute__((vector_size(sizeof(xf32) / 2)));\n"
     "static inline xf32 upv_f16(xu16 x) { return CV((xf16h)x, xf32); }\n",
 }
+
+
+Loops = tuple[tuple[Axis, Expr], ...]
+Bounds = tuple[str, str]  # C text of the first step and of the end
 
 
 def _text(self: Emitter, e: Expr) -> str:
@@ -66,70 +71,75 @@ def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
         if d.name in _UP:
             self.functions.setdefault(d.name, _UP[d.name])
     names = _names(self, s)
-    outer = _partial_sums([range_of(e, self.extents)[1] for _, e in (*s.taps, (s.k, s.extent))])
+    loops = (*s.taps, (s.k, s.extent))
+    is_grouped = len(s.taps) > 0 and len(s.b.index) > len(s.taps) + 3  # (groups, tile, taps, k, n)
+    cut = cut_sum([range_of(e, self.extents)[1] for _, e in loops], GROUPED_CHUNK if is_grouped else CHUNK)
     self.open("{", [])
-    if outer == 0:
+    if cut is None:
         self.line(f"xf32 {', '.join(f'{c} = {{0}}' for c, _ in names)};")
-        _taps(self, s, 0, None)
+        _taps(self, s, loops, {})
     else:
         acc, _ = self.base(s.acc)
         self.line(f"for (int q = 0; q < {s.rows * s.vectors * LANES}; q += {self.lanes}) *(xf32u *)({acc} + q) = (xf32){{0}};")
-        _chunks(self, s, outer, names)
+        _chunks(self, s, loops, cut, names)
         self.line(f"xf32 {', '.join(f'{c} = {place}' for c, place in names)};")
     _epilogue(self, s, rest, names)
     self.close()
     self.forget(s.acc)
 
 
-def _partial_sums(extents: list[int | None]) -> int:
-    """How many of the loops (taps, then k) run around partial sums; one more than there are taps: k itself is cut too."""
-    total: int | None = 1
-    for at in range(len(extents), 0, -1):
-        n = extents[at - 1]
-        total = None if total is None or n is None else total * n
-        if total is None or total > 2 * CHUNK:
-            return at
-    return 0
+def cut_sum(extents: list[int | None], chunk: int, inside: int = 1) -> tuple[int, int] | None:
+    """Which of the nested loops around a sum is cut, and into pieces of how many steps, so that a piece with the loops inside of it adds at
+    most `chunk` products, `inside` of them in one innermost step. None: the whole sum is as short. Pieces are as equal as can be."""
+    for at in range(len(extents) - 1, -1, -1):
+        n = extents[at]
+        if n is None or n * inside > chunk:
+            piece = max(1, chunk // inside)
+            return at, piece if n is None else -(-n // -(-n // piece))
+        inside *= n
+    return None
 
 
-def _chunks(self: Emitter, s: Contract, outer: int, names: list[tuple[str, str]]) -> None:
+def _chunks(self: Emitter, s: Contract, loops: Loops, cut: tuple[int, int], names: list[tuple[str, str]]) -> None:
     """Partial sums over the inner loops, added up in the scratch."""
-    cut = outer > len(s.taps)
-    around = s.taps[: min(outer, len(s.taps))]
-    for axis, extent in around:
-        _open_loop(self, axis, extent)
-    bounds = None
-    if cut:
-        lo, hi, n = self.fresh("k"), self.fresh("k"), _text(self, s.extent)
-        self.open(f"for (i64 {lo} = 0; {lo} < {n}; {lo} += {CHUNK}) {{ i64 {hi} = {lo} + {CHUNK} < {n} ? {lo} + {CHUNK} : {n};", [])
-        bounds = (lo, hi)
+    at, piece = cut
+    for axis, extent in loops[:at]:
+        _open_loop(self, axis, extent, None)
+    axis, extent = loops[at]
+    part = _open_pieces(self, extent, piece)
     self.line(f"xf32 {', '.join(f'{c} = {{0}}' for c, _ in names)};")
-    _taps(self, s, len(around), bounds)
+    _taps(self, s, loops[at:], {axis: part})
     for c, place in names:
         self.line(f"{place} += {c};")
-    for _ in range(len(around) + cut):
+    for _ in range(at + 1):
         self.close()
 
 
-def _open_loop(self: Emitter, axis: Axis, extent: Expr) -> str:
+def _open_loop(self: Emitter, axis: Axis, extent: Expr, bounds: Bounds | None) -> None:
     self.extents[axis] = extent
-    name = self.fresh("i")
-    self.open(f"for (i64 {name} = 0; {name} < {_text(self, extent)}; {name}++) {{", [axis])
+    name, (lo, hi) = self.fresh("i"), bounds or ("0", _text(self, extent))
+    self.open(f"for (i64 {name} = {lo}; {name} < {hi}; {name}++) {{", [axis])
     self.scopes[-1].memo[axis] = Val(name, dt.index, False)
-    return name
 
 
-def _taps(self: Emitter, s: Contract, done: int, bounds: tuple[str, str] | None) -> None:
-    """The taps from number `done` on, and k from bounds[0] to bounds[1] (None: all of it), added to the accumulators."""
+def _open_pieces(self: Emitter, extent: Expr, piece: int) -> Bounds:
+    """A loop over pieces of `piece` steps; what it returns bounds one."""
+    lo, hi, n = self.fresh("lo"), self.fresh("hi"), _text(self, extent)
+    self.open(f"for (i64 {lo} = 0; {lo} < {n}; {lo} += {piece}) {{ i64 {hi} = {lo} + {piece} < {n} ? {lo} + {piece} : {n};", [])
+    return lo, hi
+
+
+def _taps(self: Emitter, s: Contract, loops: Loops, cut: dict[Axis, Bounds]) -> None:
+    """The products of `loops` (taps, then k), of a cut loop those within its bounds, added to the accumulators."""
     n = const_of(s.extent)
     sure = _sure(self, s) if n is not None and n <= SHORT and s.a.mask is not None else []
     if sure:  # the checks of a short loop would cost as much as the loop: one for all taps
         test = _test(self, sure)
         self.open(f"if ({test}) {{", [])
-        _tap_loops(self, replace(s, a=Load(s.a.buf, s.a.dtype, s.a.index), live=const(s.rows)), done, bounds)
+        _tap_loops(self, replace(s, a=Load(s.a.buf, s.a.dtype, s.a.index), live=const(s.rows)), loops, cut)
         self.close()
         self.open(f"if (!{test}) {{", [])
-    _tap_loops(self, s, done, bounds)
+    _tap_loops(self, s, loops, cut)
     if sure:
         self.close()
 
@@ -141,11 +151,11 @@ def _test(self: Emitter, conditions: list[str]) -> str:
     return name
 
 
-def _tap_loops(self: Emitter, s: Contract, done: int, bounds: tuple[str, str] | None) -> None:
-    taps = s.taps[done:]
-    for axis, extent in taps:
-        _open_loop(self, axis, extent)
-    _one_tap(self, s, bounds or ("0", _text(self, s.extent)))
+def _tap_loops(self: Emitter, s: Contract, loops: Loops, cut: dict[Axis, Bounds]) -> None:
+    *taps, (k, extent) = loops
+    for axis, n in taps:
+        _open_loop(self, axis, n, cut.get(axis))
+    _one_tap(self, s, cut.get(k) or ("0", _text(self, extent)))
     for _ in taps:
         self.close()
 
@@ -163,7 +173,7 @@ def _sure(self: Emitter, s: Contract) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def _one_tap(self: Emitter, s: Contract, bounds: tuple[str, str]) -> None:
+def _one_tap(self: Emitter, s: Contract, bounds: Bounds) -> None:
     a, b = (self.address(x.buf, x.index) for x in (s.a, s.b))
     zero = const(0)
     ka = a.terms.get(s.k, zero)
@@ -212,7 +222,7 @@ def _inside(self: Emitter, s: Contract, margin: int) -> list[str]:
     return out
 
 
-def _at_the_edge(self: Emitter, s: Contract, a: Linear, bounds: tuple[str, str], kb: str, a_start: str, step: str) -> None:
+def _at_the_edge(self: Emitter, s: Contract, a: Linear, bounds: Bounds, kb: str, a_start: str, step: str) -> None:
     """A tap that some rows lack: mostly the first ones or the last, so only these go through pointers."""
     ka = a.terms.get(s.k, const(0))
     if const_of(ka) != 1 or s.rows < 3 * EDGE or (const_of(s.live) or s.rows) < s.rows:
@@ -250,7 +260,7 @@ def _slides(s: Contract, a: Linear) -> bool:
     return True
 
 
-def _by_window(self: Emitter, s: Contract, bounds: tuple[str, str], kb: str, a: Linear, a_start: str) -> None:
+def _by_window(self: Emitter, s: Contract, bounds: Bounds, kb: str, a: Linear, a_start: str) -> None:
     """One tap of a tile at the edge, whose rows are overlapping pieces of one row of memory: a copy with its padding."""
     assert s.a.mask is not None
     _, dtype = self.base(s.a.buf)
@@ -278,7 +288,7 @@ def _sum(a: str, b: str) -> str:
     return b if a == "0" else a if b == "0" else f"{a} + {b}"
 
 
-def _steps(self: Emitter, s: Contract, bounds: tuple[str, str], kb: str, place: Callable[[int, str], str]) -> None:
+def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str]) -> None:
     """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`."""
     self.line('_Pragma("GCC unroll 1")')  # unrolled, gcc hoists loads and spills accumulators
     self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
@@ -299,7 +309,7 @@ def _steps(self: Emitter, s: Contract, bounds: tuple[str, str], kb: str, place: 
     self.close()
 
 
-def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: tuple[str, str], kb: str) -> None:
+def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: Bounds, kb: str) -> None:
     """One tap of a tile with rows that do not exist or that fall into the padding. `ka` is 0 where a row is a zero: it has a stride each."""
     name, dtype = self.base(s.a.buf)
     alone = s.k in self.level  # one step of k

@@ -9,16 +9,16 @@ is in. Columns in the padding are left out, so that padding contributes nothing,
 from __future__ import annotations
 
 from ..codes import Unsupported
-from ..ir import dtype as dt
 from ..ir.expr import Expr, Op, const, op, substitute, walk
 from ..ir.kernel import Banded
 from ..ir.linear import conjuncts, const_of, linear, range_of
 from . import vector
 from .c import STATEMENTS, Emitter
-from .contraction import _SCALAR, _UP, _VECTOR
-from .values import STORED, Val
+from .contraction import _SCALAR, _UP, _VECTOR, Bounds, _open_loop, _open_pieces, cut_sum
+from .values import STORED
 
 LANES = 16
+CHUNK = 96  # most products in one partial sum: eager's grouped convolutions add few in a row
 
 vector.vector("spread_xf32", """static inline __attribute__((always_inline)) xf32 spread_xf32(xf32 x, xi32 at) {
 #if defined(__AVX512F__) && $L == 16
@@ -80,23 +80,31 @@ def do_banded(self: Emitter, s: Banded) -> None:
             self.functions.setdefault(d.name, _UP[d.name])
     acc, _ = self.base(s.acc)
     names = [[self.fresh("q") for _ in range(s.vectors)] for _ in range(s.rows)]
-    self.line(f"xf32 {', '.join(f'{q} = {{0}}' for row in names for q in row)};")
-    for axis, extent in s.taps:
-        self.extents[axis] = extent
-        name = self.fresh("i")
-        self.open(f"for (i64 {name} = 0; {name} < {self.emit(extent).text}; {name}++) {{", [axis])
-        self.scopes[-1].memo[axis] = Val(name, dt.index, False)
-    _tap_row(self, s, names, *bounds)
-    for _ in s.taps:
+    places = [(q, f"*(xf32u *)({acc} + {LANES * (m * s.vectors + v)})") for m, row in enumerate(names) for v, q in enumerate(row)]
+    self.line(f"xf32 {', '.join(f'{q} = {{0}}' for q, _ in places)};")
+    cut = cut_sum([*(range_of(e, self.extents)[1] for _, e in s.taps), s.channels], CHUNK, s.width)
+    at, piece = cut or (-1, 0)
+    part = None
+    if cut:
+        self.line(f"for (int q = 0; q < {LANES * len(places)}; q += {LANES}) *(xf32u *)({acc} + q) = (xf32){{0}};")
+    for j, (axis, extent) in enumerate((*s.taps, (s.c, const(s.channels)))):
+        part = _open_pieces(self, extent, piece) if j == at else None
+        if axis is not s.c:
+            _open_loop(self, axis, extent, part)
+    _tap_row(self, s, names, part or ("0", str(s.channels)), *bounds)
+    for _ in s.taps[max(at, 0) :]:
         self.close()
-    for m, row in enumerate(names):
-        for v, q in enumerate(row):
-            self.line(f"*(xf32u *)({acc} + {LANES * (m * s.vectors + v)}) = {q};")
+    for q, place in places:
+        self.line(f"{place} += {q}; {q} = (xf32){{0}};" if cut else f"{place} = {q};")
+    for _ in range(at + 1):
+        self.close()
     self.forget(s.acc)
 
 
-def _tap_row(self: Emitter, s: Banded, names: list[list[str]], fixed: list[Expr], least: list[Expr], ends: list[Expr]) -> None:
-    """All channels and columns of one tap row, where it lies inside."""
+def _tap_row(
+    self: Emitter, s: Banded, names: list[list[str]], channels: Bounds, fixed: list[Expr], least: list[Expr], ends: list[Expr]
+) -> None:
+    """All columns of some channels of one tap row, where it lies inside."""
     stride, dilation = steps(s)
     a, b = self.address(s.a.buf, s.a.index), self.address(s.b.buf, s.b.index)
     zero = const(0)
@@ -112,7 +120,7 @@ def _tap_row(self: Emitter, s: Banded, names: list[list[str]], fixed: list[Expr]
     self.open(f"{f'if ({guard}) ' if guard else ''}{{ const {STORED[s.a.dtype.name]}a *{p} = {a_text}; const {STORED[s.b.dtype.name]}a *{q} = {b_text};", [])
     span = 0 if s.per >= LANES * s.vectors else kg * (LANES // s.per - 1) + kc * (s.channels - 1) + 1
     load = _loader(self, s, span, kc, kg, i)
-    self.open(f'_Pragma("GCC unroll 1") for (i64 {i} = 0; {i} < {s.channels}; {i}++) {{ __asm__ volatile("" ::: "memory");  /* no columns kept over channels */', [])
+    self.open(f'_Pragma("GCC unroll 1") for (i64 {i} = {channels[0]}; {i} < {channels[1]}; {i}++) {{ __asm__ volatile("" ::: "memory");  /* no columns kept over channels */', [])
     weights = [[self.fresh("w") for _ in range(s.vectors)] for _ in range(s.width)]
     for w, row in enumerate(weights):
         for v, name in enumerate(row):
