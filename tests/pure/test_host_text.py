@@ -249,6 +249,19 @@ def test_symbols_sizes_and_scalars(tmp_path: Path) -> None:
     assert [i["kind"] for i in manifest["inputs"]] == ["tensor", "number", "number"] and manifest["inputs"][0]["measured"]
 
 
+def test_sizes_that_grow_out_of_each_other_are_computed_once(tmp_path: Path) -> None:
+    x, y = buffer("x", S, role="input"), buffer("y", S, role="output")
+    size: Expr = S
+    for _ in range(40):
+        size = (size + 1) // 2 + size
+    entry, _ = compiled(tmp_path, [x, y], [unit("a", [x], y, S)], [Fresh("y"), SizeResult(size)], {"a": "x[i]"}, [Symbol(S, ("size", 0, 0))])
+    want = 3
+    for _ in range(40):
+        want = (want + 1) // 2 + want
+    assert run(entry, Host(), [Array([1, 2, 3]).tensor()])[2] == [want]
+    assert len((tmp_path / "h.c").read_text()) < 40000
+
+
 def test_index_arithmetic_is_pythons(tmp_path: Path) -> None:
     a, b = Sym("a"), Sym("b")
     forms: list[tuple[Expr, Any]] = [

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..graph.eager import evaluate, origin_value, run_functional
+from ..graph.eager import origin_value, run_functional
 from ..graph.sizes import LARGEST, SizeFacts, print_condition
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, TensorSpec
 from ..ir.expr import Const
+from ..ir.number import number_of
 from .dims import children
 
 
@@ -280,7 +281,7 @@ def _check_tensor(program: ExportedProgram, name: str, leaf: Tensor, spec: Tenso
 
 def _check_sizes(program: ExportedProgram, name: str, leaf: Tensor, spec: TensorSpec, symbols: dict[str, int]) -> None:
     for d, (e, n) in enumerate(zip(spec.shape, leaf.shape, strict=True)):
-        want = evaluate(e, symbols)
+        want = number_of(e, symbols)
         if want != n:
             text = print_size(e, program.symbol_names)
             needed = str(want) if isinstance(e, Const) else f"{text} = {want}"

@@ -19,6 +19,7 @@ from torch.utils._device import DeviceContext
 
 from ..codes import Unsupported
 from ..ir.expr import Const, Expr, Sym
+from ..ir.number import number_of
 from . import _frame
 from .source import (
     Attr,
@@ -306,7 +307,8 @@ HOLDS: dict[str, Callable[[Guard, Any, Call], bool]] = {
 def holds(guard: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -> bool:
     """Is the guard true for this call? The slow definition of what C checks."""
     if guard.kind == "shape":
-        value = eval_expr(guard.value, {n: evaluate(s, call) for n, s in (symbols or {}).items()})
+        given = {n: evaluate(s, call) for n, s in (symbols or {}).items()}
+        value = number_of(guard.value, {n: v for n, v in given.items() if v is not MISSING})
         return value is not None and bool(value)
     v = evaluate(guard.source, call)
     return v is not MISSING and HOLDS[guard.kind](guard, v, call)
@@ -318,35 +320,6 @@ _SHAPE_OPS = {
     "not": 2, "neg": 3, "abs": 4, "add": 5, "sub": 6, "mul": 7, "floordiv": 8, "mod": 9, "truncdiv": 10, "min": 11, "max": 12,
     "eq": 13, "ne": 14, "lt": 15, "le": 16, "gt": 17, "ge": 18, "and": 19, "or": 20,
 }  # fmt: skip
-_PYTHON_OPS: dict[str, Callable[..., Any]] = {
-    "not": lambda a: not a, "neg": lambda a: -a, "abs": abs, "add": lambda a, b: a + b, "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b,
-    "truncdiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1), "min": min, "max": max,
-    "div": lambda a, b: a / b, "pow": lambda a, b: a**b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-    "and": lambda a, b: bool(a and b), "or": lambda a, b: bool(a or b),
-}  # fmt: skip
-
-
-def eval_expr(e: Expr, values: Mapping[str, Any]) -> Any:
-    """Value of a size condition; None where it has none (a missing symbol, division by zero)."""
-    if isinstance(e, Const):
-        return e.value
-    if isinstance(e, Sym):
-        v = values.get(e.name, MISSING)
-        return None if v is MISSING else v
-    args = [eval_expr(a, values) for a in e.args]
-    if None in args:
-        return None
-    name = getattr(e, "name", None)
-    if name is None:  # Cast
-        return float(args[0]) if e.dtype.is_float else int(args[0])
-    try:
-        return _PYTHON_OPS[name](*args)
-    except ZeroDivisionError:
-        return None
-
-
 def symbols_of(e: Expr) -> set[str]:
     if isinstance(e, Sym):
         return {e.name}
@@ -506,7 +479,7 @@ class Flattener:
         expr = g.value
 
         def condition(*values: Any) -> bool:
-            return bool(eval_expr(expr, dict(zip(names, values, strict=True))))
+            return bool(number_of(expr, dict(zip(names, values, strict=True))))
 
         return _GUARD_KINDS["python"], self.node(g.source), condition, tuple(self.node(self.symbols[n]) for n in names)
 

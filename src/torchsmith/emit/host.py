@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,13 @@ FLOAT_OPS = {
 }  # fmt: skip
 
 
+# What may be computed at the start, whether it is needed or not.
+SAFE_OPS = frozenset(
+    {"add", "sub", "mul", "neg", "abs", "min", "max", "sign", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "where"}
+)
+DIVISIONS = frozenset({"floordiv", "mod", "truncdiv"})
+
+
 def _c_name(name: str) -> str:
     return "s_" + "".join(c if c.isalnum() else f"_{ord(c):x}_" for c in name)
 
@@ -96,9 +103,11 @@ class _Host:
     names: tuple[str, ...]
     lines: list[str] = field(default_factory=list)
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)  # constant int64 arrays by value
-    named: dict[Expr, str] = field(default_factory=dict)  # values that the function being printed has a name for
     externs: int = 0
     depth: int = 1
+    known: dict[Expr, bool] = field(default_factory=dict)  # Sym -> it is declared at the start; Op -> it can be computed there
+    named: dict[Expr, str] = field(default_factory=dict)  # what is computed at the start: its variable
+    early: list[str] | None = None  # the lines that compute it; None where nothing is declared at the start
 
     def text(self) -> str:
         plan = self.plan
@@ -106,9 +115,9 @@ class _Host:
         body, self.lines = self.lines, []
         self.depth = 1
         self.symbols(used=set(walk(plan.workspace)))
-        self.heights([plan.workspace])
-        size = [*self.lines, f"  return {self.expr(plan.workspace)};"]
-        self.lines, self.named = [], {}
+        result = self.expr(plan.workspace)
+        size = [*self.lines, *(self.early or ()), f"  return {result};"]
+        self.lines, self.early = [], None
         for step in plan.prepare:
             self.step(step)
         prepare, self.lines = self.lines, []
@@ -136,6 +145,7 @@ class _Host:
 
     def symbols(self, used: set[Expr] | None = None) -> None:
         """Declare the input symbols (all, or those in `used`)."""
+        self.known, self.named, self.early = {}, {}, []
         number = 0
         for s in self.plan.symbols:
             kind, name = s.origin[0], _c_name(s.sym.name)
@@ -151,19 +161,20 @@ class _Host:
                 continue
             if wanted:
                 self.put(f"const {_c_type(s.sym.dtype)} {name} = {value}; (void){name};")
+                self.known[s.sym] = not s.sym.dtype.is_float
 
-    def heights(self, values: Iterable[Expr]) -> None:
-        """Name every maximum in `values`, where blocks of the workspace end: each is the start of others."""
-        self.named = {}
-        for e in walk(*values):
-            if isinstance(e, Op) and e.name == "max" and e.dtype is dt.index:
-                text, name = self.expr(e), f"h{len(self.named)}"
-                self.put(f"const int64_t {name} = {text}; (void){name};")
-                self.named[e] = name
+    def is_known(self, e: Expr) -> bool:
+        """Is this an integer of constants and the symbols declared at the start, whatever they are?"""
+        if isinstance(e, Const):
+            return not e.dtype.is_float
+        known = self.known.get(e)
+        if known is None:
+            wide = e.dtype in (dt.index, dt.i64, dt.bool_)
+            safe = isinstance(e, Op) and (e.name in SAFE_OPS or e.name in DIVISIONS)
+            known = self.known[e] = wide and safe and all(map(self.is_known, e.args))
+        return known
 
     def expr(self, e: Expr) -> str:
-        if e in self.named:
-            return self.named[e]
         if isinstance(e, Const):
             return _c_const(e)
         if isinstance(e, Sym):
@@ -172,11 +183,20 @@ class _Host:
             return self.load(e)
         if isinstance(e, Cast):
             return self.cast(e)
+        if self.early is not None and e in self.named:
+            return self.named[e]
         if isinstance(e, Op):
             table = FLOAT_OPS if e.args[0].dtype.is_float else INT_OPS
             form = table.get(e.name) or HOST_OPS.get(e.name)
             if form is not None and len(e.args) <= 3:
                 got = form.format(**dict(zip("abc", map(self.expr, e.args), strict=False)))
+                if self.early is not None and self.is_known(e):
+                    # Sizes grow out of each other: written out at every use, the text would grow exponentially.
+                    name = self.named[e] = f"e{len(self.named)}"
+                    if e.name in DIVISIONS and not isinstance(e.args[1], Const):
+                        got = f"({self.expr(e.args[1])} ? {got} : 0)"
+                    self.early.append(f"  const int64_t {name} = {got};")
+                    return name
                 narrow = (e.dtype.is_int and e.dtype.itemsize < 8) or e.dtype is dt.f32
                 return f"(({e.dtype.c}){got})" if narrow else got
         raise Unsupported("EMI101", detail=f"{type(e).__name__} {getattr(e, 'name', '')} in a host expression")
@@ -268,13 +288,13 @@ class _Host:
                 if sym not in declared:
                     declared.add(sym)
                     self.put(f"{_c_type(sym.dtype)} {_c_name(sym.name)} = 0; (void){_c_name(sym.name)};")
+        start = len(self.lines)
         given = [b for b, p in plan.places.items() if isinstance(p, Given) and plan.buffers[b].storage_of is None]
         taken = [b for b, p in plan.places.items() if isinstance(p, Taken) and plan.buffers[b].storage_of is None]
         for b in given:
             self.put(f"ts_tensor g_{_c_name(b)} = {{0, 0, 0, 0}};")
         for b in taken:
             self.put(f"char *t_{_c_name(b)} = 0; int64_t m_{_c_name(b)} = 0;")
-        self.heights([plan.workspace, *(p.offset for p in plan.places.values() if isinstance(p, Arena))])
         none = isinstance(plan.workspace, Const) and plan.workspace.value == 0
         self.put(f"const int64_t bytes = {self.expr(plan.workspace)};")
         self.put("char *const ws = bytes ? (char *)host->take_workspace(host->self, bytes) : 0; (void)ws;")
@@ -283,6 +303,7 @@ class _Host:
         for step in plan.run:
             self.step(step)
         self.finish()
+        self.lines[start:start] = self.early or ()
         self.lines.append("fail: __attribute__((unused));")
         for b in given:
             self.put(f"if (g_{_c_name(b)}.handle) host->release(host->self, &g_{_c_name(b)});")

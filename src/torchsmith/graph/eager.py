@@ -11,30 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..ir.expr import Cast, Const, Expr, Op, Sym
+from ..ir.expr import Expr, Sym
+from ..ir.number import number_of
 from .spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec, ViewOutput
 
 aten = torch.ops.aten
-NUMBERS: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b,
-    "mod": lambda a, b: a % b, "div": lambda a, b: a / b, "pow": lambda a, b: a**b, "min": min, "max": max, "neg": lambda a: -a,
-    "sqrt": lambda a: a**0.5, "floor": lambda a: a // 1, "ceil": lambda a: -(-a // 1), "trunc": int, "round": round,
-    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "and": lambda a, b: a and b, "or": lambda a, b: a or b, "not": lambda a: not a,
-}  # fmt: skip
-
-
-def evaluate(e: Expr, symbols: dict[str, Any]) -> Any:
-    """The number an Expr over symbols stands for."""
-    if isinstance(e, Const):
-        return e.value
-    if isinstance(e, Sym):
-        return symbols[e.name]
-    args = [evaluate(a, symbols) for a in e.args]
-    if isinstance(e, Cast):
-        return float(args[0]) if e.dtype.is_float else int(args[0])
-    assert isinstance(e, Op)
-    return NUMBERS[e.name](*args)
 
 
 def eager_callable(fg: FunctionalGraph) -> Callable[..., tuple[Any, ...]]:
@@ -62,7 +43,7 @@ def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if isinstance(v, fx.Node):
             return env[v]
         if isinstance(v, Expr):
-            return evaluate(v, symbols)
+            return number_of(v, symbols)
         return type(v)(real(x) for x in v) if isinstance(v, (list, tuple)) else v
 
     for node in fg.graph.nodes:
@@ -78,7 +59,7 @@ def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         elif isinstance(out, InputOutput):
             results[i] = inputs[out.index]
         elif isinstance(out, SizeOutput):
-            results[i] = evaluate(out.value, symbols)
+            results[i] = number_of(out.value, symbols)
     for number, name in fg.write_backs:
         with torch.no_grad():
             inputs[number].copy_(by_name[name])
@@ -108,8 +89,8 @@ def _call(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _view(base: torch.Tensor, spec: TensorSpec, symbols: dict[str, Any]) -> torch.Tensor:
-    shape, strides = [evaluate(s, symbols) for s in spec.shape], [evaluate(s, symbols) for s in spec.strides]
-    offset = 0 if spec.offset is None else evaluate(spec.offset, symbols)
+    shape, strides = [number_of(s, symbols) for s in spec.shape], [number_of(s, symbols) for s in spec.strides]
+    offset = 0 if spec.offset is None else number_of(spec.offset, symbols)
     if spec.dtype != base.dtype:
         flat = base.as_strided((base.untyped_storage().nbytes() // base.element_size() - base.storage_offset(),), (1,)).view(spec.dtype)
         return flat.as_strided(shape, strides, offset)
@@ -129,7 +110,7 @@ def _fit(value: Any, spec: Any, symbols: dict[str, Any]) -> Any:
     for e, n in zip(spec.shape, value.shape, strict=True):
         if isinstance(e, Sym):
             symbols.setdefault(e.name, n)
-    strides = [evaluate(s, symbols) for s in spec.strides]
+    strides = [number_of(s, symbols) for s in spec.strides]
     if value.numel() and any(n != 1 and a != b for n, a, b in zip(value.shape, strides, value.stride(), strict=True)):
         fitted = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
         return fitted.copy_(value) if 0 not in [s for s, n in zip(strides, value.shape, strict=True) if n != 1] else value

@@ -13,8 +13,9 @@ import torch
 
 from ..codes import Unsupported
 from ..ir.expr import Expr, const
+from ..ir.number import number_of
 from .layout import SymTypes, hint_of, is_dense
-from .sizes import evaluate_hint, expr_of
+from .sizes import expr_of
 from .spec import TensorSpec
 from .tracing import spec_of
 from .values import Node, extent, read
@@ -84,7 +85,7 @@ def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: lis
     """Results that share one fresh piece of memory: the one that contains the others is fresh, they are views of it."""
 
     def hint(e: Expr) -> int:
-        v = evaluate_hint(e, rec.facts)
+        v = number_of(e, rec.facts.hints)
         return 1 << 20 if v is None else v
 
     def offset(i: int) -> int:

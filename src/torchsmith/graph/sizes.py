@@ -16,6 +16,7 @@ import torch.fx.experimental.sym_node
 from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym, const
+from ..ir.number import number_of
 from ..ir.program import Symbol
 from .polynomial import Range, add, expr, interval, normal, poly
 
@@ -545,20 +546,4 @@ def symint(e: Expr, facts: SizeFacts) -> int | torch.SymInt:
     """The number of an index Expr: a plain int when it is known, else a SymInt over `facts`."""
     if isinstance(e, Const):
         return int(e.value)
-    return torch.SymInt(SizeNode(e, evaluate_hint(e, facts), facts, "int"))
-
-
-def evaluate_hint(e: Expr, facts: SizeFacts) -> int | None:
-    """Value of an index Expr at the hints; None when a symbol has none."""
-    if isinstance(e, Const):
-        return int(e.value)
-    if isinstance(e, Sym):
-        return facts.hints.get(e.name)
-    args = [evaluate_hint(a, facts) for a in e.args]
-    if None in args or not isinstance(e, Op):
-        return None
-    table: dict[str, Callable[..., int]] = {
-        "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b,
-        "mod": lambda a, b: a % b, "min": min, "max": max, "neg": lambda a: -a,
-    }  # fmt: skip
-    return table[e.name](*args) if e.name in table else None
+    return torch.SymInt(SizeNode(e, number_of(e, facts.hints), facts, "int"))
