@@ -168,12 +168,43 @@ def test_missing_taps_meet_no_infinity() -> None:
     assert torch.equal(got.isfinite(), want.isfinite())
 
 
+def windows(rng: random.Random, dtype: torch.dtype) -> Case:
+    """Few or odd channels into enough columns for a copy with padding, in either layout; taps beside each other join."""
+    ic, oc = rng.choice((1, 2, 3, 3, 5, 13, 16, 20, 33)), rng.choice((16, 17, 40, 64))
+    k, stride, dilation = (rng.choice((1, 3, 5, 7)), rng.choice((2, 3, 4))), rng.choice((1, 2, 4)), rng.choice((1, 1, 1, 2))
+    size = [rng.randint(dilation * (n - 1) + 1, 40) for n in k]
+    x = numbers(rng, dtype, rng.choice((1, 2)), ic, *size)
+    if rng.random() < 0.6:
+        x = x.contiguous(memory_format=torch.channels_last)
+    w, b, padding = numbers(rng, dtype, oc, ic, *k), numbers(rng, dtype, oc), [rng.choice((0, n // 2, n - 1)) for n in k]
+    return (lambda x, w, b: F.conv2d(x, w, b, stride, padding, dilation)), (x, w, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_windows(dtype: torch.dtype) -> None:
+    check_seeds(windows, dtype, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("last", [False, True])
+def test_infinities_stay_in_their_windows(dtype: torch.dtype, last: bool) -> None:
+    x, w = R(1, 3, 12, 13), R(20, 3, 3, 3)
+    x[0, 1, 5, 5], x[0, 2, 11, 12], x[0, 0, 0, 3] = float("inf"), float("nan"), float("-inf")
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    with torch.no_grad():
+        got = torchsmith.compile(lambda x, w: F.conv2d(x, w, padding=1))(x.to(dtype), w.to(dtype))
+        want = F.conv2d(x.double(), w.double(), padding=1)
+    assert torch.equal(got.isfinite(), want.isfinite())
+
+
 HALVES: dict[str, Case] = {
     "linear": (F.linear, (R(128, 96), R(80, 96), R(80))),
     "few rows": (F.linear, (R(5, 64), R(40, 64), R(40))),
     "a rest of rows": (F.linear, (R(197, 64), R(33, 64), R(33))),
     "deep": (F.linear, (R(37, 1056), R(16, 1056))),
     "odd pairs": (F.linear, (R(7, 34), R(9, 34))),
+    "odd": (F.linear, (R(45, 137), R(50, 137), R(50))),
+    "one": (F.linear, (R(19, 1), R(50, 1))),
     "batches": (torch.bmm, (R(3, 40, 64), R(3, 64, 50))),
     "padded": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), (R(2, 32, 9, 9), R(48, 32, 3, 3))),
     "image": (lambda x, w: F.conv2d(x, w, stride=2, padding=3), (R(1, 3, 20, 20), R(32, 3, 7, 7))),

@@ -30,7 +30,7 @@ def halves(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("m", "n", "k"), [(32, 32, 64), (37, 40, 32), (5, 9, 34), (70, 16, 608)])
+@pytest.mark.parametrize(("m", "n", "k"), [(32, 32, 64), (37, 40, 32), (5, 9, 34), (70, 16, 608), (13, 40, 35), (1, 33, 130), (35, 7, 1)])
 def test_product(target: str, m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emit_harness, "FLAGS", TARGETS[target])
     i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
@@ -43,14 +43,13 @@ def test_product(target: str, m: int, n: int, k: int, monkeypatch: pytest.Monkey
     assert found is not None
     formed = form_paired(found, buffers)
     assert formed is not None
-    stages, kernel = formed
+    packing, kernel, packed = formed
+    buffers[packed.name] = packed
     assert isinstance(kernel.body[0], Paired)
     rng = np.random.default_rng(0)
     x, w = ((rng.standard_normal(shapes[s]).astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32) for s in "xw")
     arrays = {"x": halves(x), "w": halves(w), "y": np.zeros((m, n), np.float32)}
-    packed = buffers["y_packed"]
     arrays["y_packed"] = np.full(int(np.prod([e.value for e in packed.shape])), 0x7FC0, np.uint16)
-    for s in stages:
-        launch(stage_kernel(s, buffers), arrays, {})
+    launch(stage_kernel(packing, buffers), arrays, {})
     launch(kernel, arrays, {}, chunks=3)
     np.testing.assert_allclose(arrays["y"], x.astype(np.float64) @ w.T.astype(np.float64), rtol=1e-5, atol=1e-4)

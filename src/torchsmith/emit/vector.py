@@ -196,9 +196,10 @@ _KTYPE = {16: "unsigned short", 8: "unsigned char"}
 _MASKED = {  # (type, lanes) -> (load, store) builtins of AVX-512
     ("f32", 16): ("loadups512_mask", "storeups512_mask"), ("i32", 16): ("loaddqusi512_mask", "storedqusi512_mask"),
     ("f32", 8): ("loadups256_mask", "storeups256_mask"), ("i32", 8): ("loaddqusi256_mask", "storedqusi256_mask"),
+    ("u16", 16): ("loaddquhi256_mask", "storedquhi256_mask"), ("u16", 8): ("loaddquhi128_mask", "storedquhi128_mask"),
     ("f64", 8): ("loadupd512_mask", "storeupd512_mask"), ("i64", 8): ("loaddqudi512_mask", "storedqudi512_mask"),
 }  # fmt: skip
-_CTYPE = {"f32": "float", "f64": "double", "i32": "int", "i64": "long long"}
+_CTYPE = {"f32": "float", "f64": "double", "i32": "int", "i64": "long long", "u16": "short"}
 
 
 def partial_text(name: str, t: str, lanes: int) -> str:
@@ -233,7 +234,8 @@ def partial_text(name: str, t: str, lanes: int) -> str:
             "ldm": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits})o, {testm});",
             "stm": f"__builtin_ia32_{store}({ptr}p, ({bits})v, {testm});",
         }[name]
-        open_, close = "#ifdef __AVX512VL__\n", "#endif\n"
+        test = "#if defined(__AVX512VL__) && defined(__AVX512BW__)\n" if t == "u16" else "#ifdef __AVX512VL__\n"
+        open_, close = test, "#endif\n"
         return f"{head} {{\n{open_}  {fast}\n#else\n  {slow}\n{close}}}"
     return f"{head} {{ {slow} }}"
 

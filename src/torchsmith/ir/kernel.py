@@ -232,8 +232,9 @@ class Paired:
 
         acc[m, n] = sum over taps, pair and part < 2 of a(m, taps, 2 * pair + part) * b(taps, pair, 2 * n + part)
 
-    a: Load without mask, affine in m, pair and part, the two parts side by side. b: Load of a packed buffer. Sums are taken as the
-    machine's bfloat16 instructions do, which treat denormals as zero. Rows from `live` on do not exist.
+    a: Load affine in m, pair and part, the two parts side by side; its mask, if any, says which taps exist and holds no m, pair or part.
+    b: Load of a packed buffer, dense over taps and pairs. `depth`: elements of k; where it is odd the last pair has no second part. Sums
+    are taken as the machine's bfloat16 instructions do, which treat denormals as zero. Rows from `live` on do not exist.
     """
 
     acc: str
@@ -243,7 +244,7 @@ class Paired:
     live: Expr
     taps: tuple[tuple[Axis, Expr], ...]
     pair: Axis
-    pairs: int
+    depth: int
     part: Axis
     n: Axis
     a: Load
@@ -251,8 +252,14 @@ class Paired:
 
     def meaning(self) -> Loop:
         """The same tile in plain statements."""
-        lanes = 16 * self.vectors
-        total = multiply_add((*self.taps, (self.pair, const(self.pairs)), (self.part, const(2))), self.a, self.b)
+        lanes, whole = 16 * self.vectors, self.depth // 2
+        sums = []
+        if whole:
+            sums.append(multiply_add((*self.taps, (self.pair, const(whole)), (self.part, const(2))), self.a, self.b))
+        if self.depth % 2:
+            end: dict[Expr, Expr] = {self.pair: const(whole)}
+            sums.append(multiply_add((*self.taps, (self.part, const(1))), substitute(self.a, end), substitute(self.b, end)))
+        total: Expr = sums[0] if len(sums) == 1 else op("add", sums[0], sums[1])
         store = StoreStmt(self.acc, (self.m * lanes + self.n,), total)
         return Loop(self.m, self.live, "serial", (Loop(self.n, const(lanes), "vector", (store,)),))
 

@@ -278,8 +278,8 @@ def _banded(s: Banded) -> Lines:
 
 
 def _paired(s: Paired) -> Lines:
-    loops = ((s.m, s.live), *s.taps, (s.pair, const(s.pairs)), (s.part, const(2)))
-    yield f"paired {s.acc} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}"
+    loops = ((s.m, s.live), *s.taps, (s.pair, const((s.depth + 1) // 2)), (s.part, const(2)))
+    yield f"paired {s.acc} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}, {s.depth} deep"
     yield f"  {print_expr(s.a)}"
     yield f"  {print_expr(s.b)}"
 

@@ -11,12 +11,14 @@ from types import MappingProxyType
 
 from ..ir.expr import Sym
 from ..ir.kernel import Choice, Kernel, Scheduled
+from ..ir.linear import const_of
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from . import deps
 from .attention import recognise_attention
 from .attention_kernel import form_attention
 from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, recognise, work_of
+from .deps import estimate
 from .draft import build
 from .fuse import simple_axes
 from .gated import form_gated, recognise_gated
@@ -24,11 +26,12 @@ from .group import Group, Grouper, group_stages
 from .grouped import form_grouped
 from .layouts import choose_layouts
 from .merge_rows import merge_rows
-from .paired import form_paired
+from .paired import form_paired, has_pairs, lies_plain
 from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
-from .tiling import Tiling, candidates, choose_tiling
+from .tiling import LANES, Tiling, candidates, choose_tiling
+from .windows import join_taps, narrow_k, with_padding
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
@@ -66,10 +69,12 @@ def contraction_kernels(
         return (plain_kernel(stage, buffers),)
     if c.rows[0][0] is ONE_ROW and c.b.buf not in lasting:
         return (plain_kernel(stage, buffers),)  # one row, and an operand that changes: packing it would cost as much as the product
-    paired = form_paired(c, buffers)
+    copies, c, seen = _plain_rows(c, buffers)
+    paired = form_paired(c, seen)
     if paired is not None:
-        return (*(stage_kernel(s, buffers) for s in paired[0]), paired[1])
-    c, seen = merge_rows(c, buffers)
+        packing, product, packed = paired
+        buffers[packed.name] = packed
+        return (*copies, stage_kernel(packing, buffers), product)
     tiling, choice = _tiling(c, options, decided)
     packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
     buffers[packed.name] = packed
@@ -77,7 +82,29 @@ def contraction_kernels(
     stores = (replace(store, value=c.value),)
     origins = (c.stage.origin, c.stage.loc)
     product = form_contraction(c, stores, packed, tiling, seen, origins)
-    return stage_kernel(packing, buffers), replace(product, choice=choice)
+    return (*copies, stage_kernel(packing, buffers), replace(product, choice=choice))
+
+
+def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kernel, ...], Contraction, dict[str, Buffer]]:
+    """`c` with rows and taps joined where they lie behind each other, after a copy with padding where that pays; and its buffers."""
+    c, seen = merge_rows(c, buffers)
+    narrow, pairs = narrow_k(c, seen), has_pairs(c)
+    if pairs and lies_plain(narrow, seen):
+        return (), join_taps(narrow, seen), seen
+    if pairs or (c.a.mask is not None and (const_of(narrow.k[1]) or LANES) < LANES):
+        made = with_padding(narrow, seen)
+        if made is not None:
+            views = {**seen, made.copy.name: made.copy}
+            joined = join_taps(made.product, views)
+            if not pairs or lies_plain(joined, views):
+                buffers[made.copy.name] = made.copy
+                return (stage_kernel(made.stage, {made.source.name: made.source, made.copy.name: made.copy}),), joined, views
+    if c.a.mask is None:
+        views = dict(seen)
+        joined = join_taps(narrow, views)
+        if estimate(joined.k[1]) > estimate(c.k[1]):
+            return (), joined, views
+    return (), c, seen
 
 
 def _tiling(c: Contraction, options: Options, decided: Decisions) -> tuple[Tiling, Choice | None]:

@@ -30,7 +30,7 @@ DIVISIONS = frozenset({"floordiv", "mod"})
 # fields of a template's statement in which constants may open
 OPEN_FIELDS: dict[type, tuple[str, ...]] = {Contract: ("taps", "extent", "a", "b", "soon"), Product: ("extent",)}
 STRIDED = (Contract, Product, Turn, Banded)  # templates that are printed for any strides
-LONG = 512  # steps of a sum beyond which the printer adds partial sums
+LONG = 192  # steps of a sum beyond which the printer adds partial sums
 FEW = 64  # loops of other kernels: smaller numbers are worth unrolling
 
 

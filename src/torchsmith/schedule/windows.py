@@ -1,0 +1,157 @@
+"""The windows of a convolution as plain rows: padding goes into a copy of the image, and taps that lie behind each other in memory join k.
+
+    x[y + r - 1, x + q - 1, c] inside the image, k = c        a copy with zeros around it
+    x1[y + r, (x + q) * C + c], k = c, taps r, q         ->   x1[y + r, x * C + j], k = j < 3 * C, taps r
+
+In: a Contraction and the buffers as its kernel sees them. Out: the same product, its new buffers, and the Stage that copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..ir.expr import Axis, Const, Expr, Load, Op, const, op, substitute, walk
+from ..ir.linear import conjuncts, const_of, linear, range_of
+from ..ir.program import Buffer, Layout, Stage, Store
+from .access import flat
+from .contraction import Contraction, _product, dense, only_where
+from .deps import estimate
+from .tiling import LANES
+
+COPIED = 2  # most elements of the copy for one of the image; beyond, most of it is padding
+SMALL = 4096  # elements that may be copied whatever they were
+
+
+def narrow_k(c: Contraction, buffers: Mapping[str, Buffer]) -> Contraction:
+    """Where k does not fill a vector, the summed axis along which the image lies contiguous is k."""
+    layout = buffers[c.a.buf].layout
+    if layout is None or layout.splits or (const_of(c.k[1]) or LANES) >= LANES:
+        return c
+    at = flat(layout, c.a.index).terms
+    k = next((x for x in (*c.taps, c.k) if const_of(at.get(x[0], const(0))) == 1), c.k)
+    return c if k is c.k else replace(c, k=k, taps=tuple(x for x in (*c.taps, c.k) if x is not k))
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """`stage` copies `source` (the image as it sees it) to `copy`; `product` reads the copy."""
+
+    stage: Stage
+    source: Buffer
+    copy: Buffer
+    product: Contraction
+
+
+def with_padding(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None:
+    """A copy of `a` over every index that is read, zeros outside, k innermost; and the product that reads the copy.
+
+    What the mask asks beside "inside the image" stays a mask; it may not depend on the tiled row or on k.
+    """
+    extents = dict((*c.stage.axes, *c.taps, c.k))
+    a, source = c.a, buffers[c.a.buf]
+    spans: list[tuple[int, int]] = []
+    for i in a.index:
+        lo, hi = range_of(i, extents)
+        if lo is None or hi is None:
+            return None
+        spans.append((lo, hi))
+    last = next((d for d, i in enumerate(a.index) if c.k[0] in linear(i).terms), None)
+    if last is None or any(const_of(n) is None for n in source.shape) or source.layout is None or source.layout.splits:
+        return None
+    if math.prod(hi - lo + 1 for lo, hi in spans) > COPIED * _product([*source.shape]) + SMALL or estimate(c.n[1]) < LANES:
+        return None  # mostly padding, or hardly used again
+    other = [t for t in conjuncts(a.mask) if not _is_bound(t, a, source)]
+    if any(x in (c.k[0], c.rows[-1][0]) for t in other for x in walk(t)) or a.other not in (None, Const(a.dtype, 0.0)):
+        return None
+    order = (*(d for d in range(len(spans)) if d != last), last)
+    index, spans, source = [a.index[d] for d in order], [spans[d] for d in order], _turned(source, order)
+    assert source.layout is not None
+    steps, size = source.layout.strides, const_of(source.shape[-1]) or 0
+    if len(order) > 1 and size % LANES and spans[-1] == (0, size - 1) and steps[-1] is const(1) and steps[-2] is const(size):
+        # few channels, and the pixels beside them: one run of memory, so one loop
+        lo, hi = spans[-2]
+        index = [*index[:-2], index[-2] * size + index[-1]]
+        spans = [*spans[:-2], (lo * size, hi * size + size - 1)]
+        shape = (*source.shape[:-2], op("mul", source.shape[-2], const(size)))
+        source = replace(source, shape=shape, layout=Layout((*source.layout.strides[:-2], const(1)), source.layout.offset))
+    axes = tuple(Axis(f"i{d}") for d in range(len(spans)))
+    inside = [op("ge", x, const(-lo)) for x, (lo, _) in zip(axes, spans, strict=True) if lo < 0]
+    inside += [op("lt", x, n - lo) for x, (lo, hi), n in zip(axes, spans, source.shape, strict=True) if hi >= (const_of(n) or 0)]
+    name = f"{c.stage.stores[0].buf}_padded"
+    sizes = tuple(const(hi - lo + 1) for lo, hi in spans)
+    copy = Buffer(name, a.dtype, sizes, dense(sizes), "temp", None, c.stage.loc)
+    value = _where(Load(a.buf, a.dtype, tuple(x + lo for x, (lo, _) in zip(axes, spans, strict=True))), inside)
+    stage = Stage(tuple(zip(axes, sizes, strict=True)), (Store(name, axes, value),), loc=c.stage.loc, origin="pad")
+    read = tuple(linear(i - lo).expr() for i, (lo, _) in zip(index, spans, strict=True))
+    return Padded(stage, source, copy, replace(c, a=_where(Load(name, a.dtype, read), other)))
+
+
+def _turned(b: Buffer, order: tuple[int, ...]) -> Buffer:
+    """The same memory with its dimensions in another order."""
+    assert b.layout is not None
+    strides = tuple(b.layout.strides[d] for d in order)
+    return replace(b, shape=tuple(b.shape[d] for d in order), layout=Layout(strides, b.layout.offset))
+
+
+def _where(load: Load, tests: list[Expr]) -> Load:
+    for t in tests:
+        load = only_where(load, t)
+    return load
+
+
+def _is_bound(t: Expr, a: Load, source: Buffer) -> bool:
+    """Does `t` say that some index of `a` lies inside?"""
+    return isinstance(t, Op) and any(
+        t.args[0] is i and ((t.name == "ge" and const_of(t.args[1]) == 0) or (t.name == "lt" and t.args[1] is n))
+        for i, n in zip(a.index, source.shape, strict=True)
+    )
+
+
+def join_taps(c: Contraction, buffers: dict[str, Buffer]) -> Contraction:
+    """Taps one step of which is the whole of k become part of k, innermost first; `buffers` gets the view of `a` that this takes."""
+    while True:
+        found = next((j for t in c.taps if (j := _join(c, t, buffers)) is not None), None)
+        if found is None:
+            return c
+        c = found
+
+
+def _join(c: Contraction, tap: tuple[Axis, Expr], buffers: dict[str, Buffer]) -> Contraction | None:
+    """The Contraction with `tap` in front of k, if element (tap + 1, 0) of a row follows element (tap, last k)."""
+    (t, count), (k, extent) = tap, c.k
+    source, a = buffers[c.a.buf], c.a
+    layout, size, taps = source.layout, const_of(extent), const_of(count)
+    if layout is None or layout.splits or layout.pad or size is None or taps is None or taps == 1:
+        return None
+    if a.mask is not None and any(x in (t, k) for x in walk(a.mask)):
+        return None
+    if any(isinstance(e, Load) and e.buf == a.buf for e in walk(c.value)) or any(s.buf == a.buf for s in c.stage.stores):
+        return None
+    of_t, of_k = ([d for d, i in enumerate(a.index) if any(x is axis for x in walk(i))] for axis in (t, k))
+    if len(of_t) != 1 or len(of_k) != 1:
+        return None
+    (dt_,), (dk,) = of_t, of_k
+    j = Axis(f"{t.name}_{k.name}")
+    terms = linear(a.index[dt_]).terms
+    if dt_ == dk:  # the run is one dimension already: t * size + k
+        if const_of(terms.get(t, const(0))) != size or const_of(terms.get(k, const(0))) != 1:
+            return None
+        index = tuple(linear(substitute(i, {t: const(0), k: j})).expr() if d == dk else i for d, i in enumerate(a.index))
+        seen = source
+    else:
+        if const_of(terms.get(t, const(0))) != 1 or a.index[dk] is not k or source.shape[dk] is not extent:
+            return None
+        if layout.strides[dt_] is not op("mul", source.shape[dk], layout.strides[dk]):
+            return None
+        joined = linear(substitute(a.index[dt_], {t: const(0)}) * size + j).expr()
+        index = tuple(joined if d == dk else i for d, i in enumerate(a.index) if d != dt_)
+        shape = tuple(op("mul", source.shape[dt_], n) if d == dk else n for d, n in enumerate(source.shape) if d != dt_)
+        strides = tuple(s for d, s in enumerate(layout.strides) if d != dt_)
+        seen = replace(source, shape=shape, layout=Layout(strides, layout.offset))
+    b = substitute(c.b, {t: op("floordiv", j, extent), k: op("mod", j, extent)})
+    assert isinstance(b, Load)
+    buffers[a.buf] = seen
+    moved = Load(a.buf, a.dtype, index, a.mask, a.other)
+    return replace(c, a=moved, b=b, k=(j, const(taps * size)), taps=tuple(x for x in c.taps if x is not tap))
