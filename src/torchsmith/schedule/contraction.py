@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..ir import dtype as dt
+from ..ir.bounds import NOTHING_KNOWN
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ..ir.linear import conjuncts, const_of, linear
@@ -188,6 +189,7 @@ def work_of(c: Contraction) -> Work:
         a=c.a.dtype.name,
         b=c.b.dtype.name,
         is_padded=c.a.mask is not None,
+        multiple=1 if const_of(c.rows[-1][1]) is not None else max(1, NOTHING_KNOWN.divisor(c.rows[-1][1])),
     )
 
 
@@ -253,15 +255,17 @@ Axes = tuple[tuple[Axis, Expr], ...]
 
 
 def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Axis, Expr], vectors: int) -> tuple[Expr | None, int]:
-    """While the row tiles pass over one tile of `b`, the next one comes from memory, a piece with each of the first of them."""
-    sizes = [const_of(e) for _, e in (*m_tiles, *c.taps, c.k)]
+    """While the row tiles pass over one tile of `b`, the next one comes from memory, a piece with each of the first of them. Of rows that
+    are not known there are taken to be enough."""
+    sizes = [const_of(e) for _, e in (*c.taps, c.k)]
     others = [const_of(e) for _, e in (*c.batch, n_tile)]
     if None in sizes or None in others:
         return None, 0
-    tiles, steps = math.prod(s or 1 for s in sizes[: len(m_tiles)]), math.prod(s or 1 for s in sizes[len(m_tiles) :])
+    passing = [const_of(e) for _, e in m_tiles]
+    tiles = vectors if None in passing else math.prod(e or 1 for e in passing)
     if tiles < 2:
         return None, 0
-    by = -(-vectors // tiles)
+    by, steps = -(-vectors // tiles), math.prod(s or 1 for s in sizes)
     whole, piece = steps * LANES * vectors, steps * LANES * by
     start = (_flat((*c.batch, n_tile)) + 1) * whole + op("min", _flat(m_tiles) * piece, const(whole - piece))
     return start + _flat(c.taps) * c.k[1] * (LANES * by), by

@@ -14,6 +14,7 @@ CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-l
 REGISTERS = 32  # vector registers
 UNKNOWN = 1 << 20  # what a symbolic size counts as
 TYPICAL = (1, 8, 30, 100, 1000)  # rows that are known at run time only: a tile should serve all of these
+BATCHES = (1, 2, 4, 8, 32)  # the same, where rows are known to be a multiple of a number
 CANDIDATES = 6  # most tilings that are measured
 WORTH = 0.8  # tilings whose score is below this part of the best are not measured
 
@@ -36,7 +37,8 @@ class Tiling:
 @dataclass(frozen=True, slots=True)
 class Work:
     """batch x outer x m x n results of taps x k multiply-adds each; m is the tiled row axis, `outer` the product of the others; None:
-    known at run time only. a, b: storage dtypes; is_padded: rows may fall into padding."""
+    known at run time only. a, b: storage dtypes; is_padded: rows may fall into padding. multiple: what divides an m that is not known (the
+    image of a batch of them)."""
 
     batch: int | None
     outer: int | None
@@ -47,6 +49,7 @@ class Work:
     a: str
     b: str
     is_padded: bool
+    multiple: int = 1
 
     @property
     def key(self) -> str:
@@ -71,7 +74,8 @@ def score(work: Work, rows: int, vectors: int) -> float:
     A tile step costs rows * vectors multiply-adds, two a cycle, or what takes longer: its loads (rows of a, vectors of b and their
     prefetches), or the stream of b from the second-level cache, some 24 bytes a cycle.
     """
-    sizes, n = (work.m,) if work.m else TYPICAL, work.n or UNKNOWN
+    unknown = TYPICAL if work.multiple == 1 else tuple(work.multiple * b for b in BATCHES)
+    sizes, n = (work.m,) if work.m else unknown, work.n or UNKNOWN
     useful = sum(m / (-(-m // rows) * rows) for m in sizes) / len(sizes) * n / (-(-n // (LANES * vectors)) * LANES * vectors)
     steps = rows * vectors
     return useful * steps / max(steps, 1.2 * (2 * vectors + rows), 5.3 * vectors, 8) * steps / (steps + 0.4)
