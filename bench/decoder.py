@@ -32,23 +32,35 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = self.parts(x, cos, sin)
+        return self.rest(x, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+    def step(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One more token each, all that came before in `keys` and `values`."""
+        q, k, v = self.parts(x, cos, sin)
+        keys, values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
+        return self.rest(x, F.scaled_dot_product_attention(q, keys, values)), keys, values
+
+    def parts(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = x.shape
         q, k, v = self.qkv(self.before(x)).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, WIDTH))
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         y = self.between(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
 class Decoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, length: int = LENGTH) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm = Norm()
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         half = WIDTH // HEADS // 2
-        angles = torch.arange(LENGTH)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+        angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(half) / half)
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
 
@@ -58,3 +70,20 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, cos, sin)
         return self.head(self.norm(x))
+
+
+class CachedDecoder(Decoder):
+    """The same, a token at a time: tokens[batch, 1] and a cache of [batch, heads, past, width] for the keys and values of each layer."""
+
+    def __init__(self) -> None:
+        super().__init__(1024)
+
+    def forward(self, tokens: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:  # type: ignore[override]
+        x = self.embed(tokens)
+        start = past[0].shape[2]
+        cos, sin = self.cos[start : start + 1], self.sin[start : start + 1]
+        kept: list[Tensor] = []
+        for i, block in enumerate(self.blocks):
+            x, keys, values = block.step(x, cos, sin, past[2 * i], past[2 * i + 1])
+            kept += [keys, values]
+        return self.head(self.norm(x)), kept

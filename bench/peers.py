@@ -71,19 +71,23 @@ def torch_compile_freezing(model: nn.Module, inputs: tuple[Tensor, ...]) -> Runn
     return torch_compile(model, inputs)
 
 
-def exported(model: nn.Module, inputs: tuple[Tensor, ...]) -> str:
-    """Path of the model as ONNX. Exports are slow: those of bench/models.py are kept in the user's cache folder, by model, seed, input
-    shapes and versions."""
-    key = getattr(model, "bench_key", None)
-    versions = "-".join(f"{p}{version(p)}" for p in ("torch", "onnx", "onnxscript"))
-    folder = Path(platformdirs.user_cache_dir("torchsmith-bench")) / versions if key else Path(tempfile.mkdtemp(prefix="torchsmith-bench-"))
-    sizes = "_".join("x".join(map(str, t.shape)) for t in inputs)
-    path = folder / f"{key or 'model'}-{sizes}" / "model.onnx"
+def cache_folder(model: nn.Module, *packages: str) -> Path:
+    """Where what peers make slowly of the models of bench/models.py is kept, by versions; a temporary folder for other models."""
+    if getattr(model, "bench_key", None) is None:
+        return Path(tempfile.mkdtemp(prefix="torchsmith-bench-"))
+    return Path(platformdirs.user_cache_dir("torchsmith-bench")) / "-".join(f"{p}{version(p)}" for p in packages)
+
+
+def exported(model: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> str:
+    """Path of the model as ONNX. Exports are slow: they are kept, by model, seed and input shapes; one with dynamic shapes serves all."""
+    sizes = "dynamic" if dynamic_shapes else "_".join("x".join(map(str, t.shape)) for t in inputs)
+    path = cache_folder(model, "torch", "onnx", "onnxscript") / f"{getattr(model, 'bench_key', 'model')}-{sizes}" / "model.onnx"
     if not path.exists():
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent.parent) as temporary, warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            torch.onnx.export(model, inputs, str(Path(temporary) / "model.onnx"), dynamo=True, verbose=False)
+            target = str(Path(temporary) / "model.onnx")
+            torch.onnx.export(model, inputs, target, dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes)
             if not path.parent.exists():  # weights may lie in a file beside it
                 shutil.copytree(temporary, path.parent)
     return str(path)

@@ -8,6 +8,7 @@
     python bench/run.py --suite threads        two Python threads on one model against one thread
     python bench/run.py --suite loaded         the same calls beside two busy processes
     python bench/run.py --suite pointwise      elementary functions alone, softmax, norms, pooling, copies, against torch
+    python bench/run.py --suite aot            packages with varying sizes against AOTInductor, ONNX Runtime, and packages of one size
     python bench/run.py --suite op_db          bench/op_db.py, whole
 
 In: --models, --batches, --peers, --only, --threads narrow a run; --quick is a smoke run whose figures mean nothing. Out: a table on stdout
@@ -28,15 +29,17 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import compile, contractions, loaded, overhead, pointwise, seeds, threads  # noqa: E402
+from suites import aot, compile, contractions, loaded, overhead, pointwise, seeds, threads  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
 SUITES = {
     "seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded,
-    "pointwise": pointwise,
+    "pointwise": pointwise, "aot": aot,
 }  # fmt: skip
-MODELS_OF = {"threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"]}
+MODELS_OF = {
+    "threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"], "aot": list(aot.CASES),
+}  # fmt: skip
 
 
 def main() -> int:
@@ -50,7 +53,7 @@ def main() -> int:
     p.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of the contractions suite")
     p.add_argument("--dtypes", nargs="+", default=list(contractions.DTYPES), choices=contractions.DTYPES, help="of the contractions suite")
     p.add_argument("--only", default="", metavar="REGEX", help="contractions whose set, origin, dtype or name match")
-    p.add_argument("--prepare", action="store_true", help="contractions: no timing; fills the cache for a short quiet run")
+    p.add_argument("--prepare", action="store_true", help="contractions, aot: no timing; fills the cache for a short quiet run")
     p.add_argument("--quick", action="store_true", help="smoke run: a few short bursts, results in a temporary folder")
     p.add_argument("--resume", action="store_true", help="keep the rows that the last run wrote")
     p.add_argument("--out", type=Path, help="folder of the results; default: bench/results")

@@ -1,0 +1,379 @@
+"""Packages: one with sizes declared to vary against AOTInductor, ONNX Runtime, and against packages made for each size alone.
+
+Every peer's file is made once for all sizes of a model; AOTInductor's and ONNX Runtime's are slow to make and kept in the user's
+cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paired import Protocol, geomean
+
+from .harness import Row, child, load_rows, protocol_of, save
+
+Size = tuple[int, ...]
+PEERS = ("AOTInductor", "onnxruntime", "static")
+LOADERS = ("torchsmith", "AOTInductor")
+LOADS = 7  # fresh processes whose median is the load time
+BAR, DYNAMIC, DYNAMIC_WORST = 0.9, 1.05, 1.10
+NOTE = (
+    "One package for all sizes, loaded with torchsmith.aot.load_package. `vs`: the peer's time over ours (above 1: ours is faster), median "
+    "of paired bursts with a bootstrap 95 % interval; static: our own package made for that size alone, so its ratio is 1 over (dynamic "
+    "over static). `error`: max|ours - eager| / max|eager|. Load: from a path to the loaded model, and to the first result at the smallest "
+    "size, in a fresh process that has imported torch, the file in the page cache; code: the package less its weights."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, the sizes it is measured at, and where they stand in its inputs: `shapes` as dynamic_shapes, with names for the Dims."""
+
+    make: Callable[[], Any]
+    inputs: Callable[..., tuple[Any, ...]]
+    sizes: tuple[Size, ...]
+    shapes: Any
+    ranges: dict[str, tuple[int, int]]
+    example: Size
+
+
+def _image(name: str) -> Case:
+    def inputs(batch: int) -> tuple[Any, ...]:
+        from models import inputs_of
+
+        return inputs_of(name, batch)
+
+    return Case(_model(name), inputs, ((1,), (3,), (8,)), ({0: "batch"},), {"batch": (1, 64)}, (2,))
+
+
+def _model(name: str) -> Callable[[], Any]:
+    def make() -> Any:
+        from models import make_model
+
+        return make_model(name)
+
+    return make
+
+
+def _words(name: str) -> Case:
+    def inputs(batch: int, length: int) -> tuple[Any, ...]:
+        from models import TOKENS
+
+        return (_tokens(TOKENS[name][0], batch, length),)
+
+    sizes = ((1, 17), (1, 128), (4, 64), (8, 128))
+    return Case(_model(name), inputs, sizes, ({0: "batch", 1: "length"},), {"batch": (1, 64), "length": (2, 512)}, (2, 96))
+
+
+def _tokens(vocabulary: int, *shape: int) -> Any:
+    import torch
+
+    return torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(1000))
+
+
+def _cached_decoder() -> Case:
+    from decoder import HEADS, LAYERS, VOCABULARY, WIDTH
+
+    def make() -> Any:
+        import torch
+        from decoder import CachedDecoder
+
+        torch.manual_seed(2026)
+        model = CachedDecoder().eval()
+        model.bench_key = "cached_decoder-seed2026"  # type: ignore[assignment]
+        return model
+
+    def inputs(batch: int, past: int) -> tuple[Any, ...]:
+        import torch
+
+        generator = torch.Generator().manual_seed(1)
+        cache = [torch.randn(batch, HEADS, past, WIDTH // HEADS, generator=generator) for _ in range(2 * LAYERS)]
+        return _tokens(VOCABULARY, batch, 1), cache
+
+    shapes = ({0: "batch"}, [{0: "batch", 2: "past"}] * (2 * LAYERS))
+    return Case(make, inputs, ((1, 16), (1, 500), (4, 128)), shapes, {"batch": (1, 64), "past": (1, 1000)}, (2, 40))
+
+
+def _lstm() -> Case:
+    def make() -> Any:
+        import torch
+
+        torch.manual_seed(2026)
+        model = torch.nn.LSTM(128, 256, 2, batch_first=True).eval()
+        model.bench_key = "lstm-seed2026"  # type: ignore[assignment]
+        return model
+
+    def inputs(batch: int, length: int) -> tuple[Any, ...]:
+        import torch
+
+        return (torch.randn(batch, length, 128, generator=torch.Generator().manual_seed(1)),)
+
+    ranges = {"batch": (1, 64), "length": (2, 512)}
+    return Case(make, inputs, ((1, 20), (1, 100), (8, 50)), ({0: "batch", 1: "length"},), ranges, (2, 30))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "resnet50": lambda: _image("resnet50"), "BERT_pytorch": lambda: _words("BERT_pytorch"), "mobilenet_v2": lambda: _image("mobilenet_v2"),
+    "timm_vision_transformer": lambda: _image("timm_vision_transformer"), "lstm": _lstm, "cached_decoder": _cached_decoder,
+}  # fmt: skip
+
+
+def dims(shapes: Any, ranges: dict[str, tuple[int, int]], make: Callable[..., Any]) -> Any:
+    """`shapes` with Dims in place of names."""
+    table = {n: make(n, min=lo, max=hi) for n, (lo, hi) in ranges.items()}
+
+    def go(x: Any) -> Any:
+        if isinstance(x, str):
+            return table[x]
+        if isinstance(x, dict):
+            return {k: go(v) for k, v in x.items()}
+        return type(x)(map(go, x)) if isinstance(x, list | tuple) else x
+
+    return go(shapes)
+
+
+# ---------------------------------------------------------------- files
+def our_package(case: Case, model: Any, folder: str, size: Size | None = None) -> str:
+    """Path of our package, for all sizes or for one."""
+    import torchsmith
+
+    shapes = None if size else dims(case.shapes, case.ranges, torchsmith.export.Dim)
+    program = torchsmith.export.export(model, case.inputs(*(size or case.example)), dynamic_shapes=shapes)
+    path = str(Path(folder) / f"ours{'-'.join(map(str, size or ()))}.pt2")
+    return torchsmith.aot.compile_and_package(program, package_path=path)
+
+
+def inductor_package(case: Case, model: Any) -> str:
+    """Path of AOTInductor's package, kept. The process must have set TORCHINDUCTOR_FREEZING=1 at its start."""
+    import torch
+    from peers import cache_folder
+    from torch._inductor import config
+
+    if not config.freezing:
+        raise RuntimeError("run this in a process that sets TORCHINDUCTOR_FREEZING=1 at its start")
+    path = cache_folder(model, "torch") / f"{model.bench_key}-aotinductor-freezing.pt2"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shapes = dims(case.shapes, case.ranges, torch.export.Dim)
+        with torch.no_grad(), warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model, case.inputs(*case.example), dynamic_shapes=shapes)
+            made = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / "model.pt2"))
+            Path(made).replace(path)
+    return str(path)
+
+
+def onnx_file(case: Case, model: Any) -> str:
+    import torch
+    from peers import exported
+
+    ranges = {n: (lo, hi) for n, (lo, hi) in case.ranges.items()}
+    return exported(model, case.inputs(*case.example), dims(case.shapes, ranges, torch.export.Dim))
+
+
+# ---------------------------------------------------------------- one process each
+def run_case(case: dict[str, Any]) -> Row:
+    return {"time": _time, "load": _load, "make": _make}[case["what"]](case)
+
+
+def _make(case: dict[str, Any]) -> Row:
+    """A peer's file, and what of it is code: bytes of the package less its weights."""
+    known = CASES[case["model"]]()
+    model = known.make()
+    began = time.process_time()
+    if case["who"] == "AOTInductor":
+        path = inductor_package(known, model)
+    elif case["who"] == "onnxruntime":
+        path = onnx_file(known, model)
+    else:
+        path = our_package(known, model, case["folder"])
+    kept = [t.untyped_storage() for t in itertools.chain(model.parameters(), model.buffers())]
+    weights = {s.data_ptr(): s.nbytes() for s in kept}
+    took = round(time.process_time() - began, 2)
+    return {"path": path, "cpu_s": took, "bytes": Path(path).stat().st_size, "weights": sum(weights.values())}
+
+
+def _load(case: dict[str, Any]) -> Row:
+    """Seconds until the loaded model has answered once, and by how much the process has grown."""
+    import torch
+
+    inputs = CASES[case["model"]]().inputs(*case["size"])
+    if case["who"] == "torchsmith":
+        import torchsmith.aot
+
+        load = torchsmith.aot.load_package
+    else:
+        import torch._inductor
+
+        load = torch._inductor.aoti_load_package
+    with torch.no_grad():
+        before, began = _resident(), time.perf_counter()
+        model = load(case["path"])
+        loaded = time.perf_counter() - began
+        model(*inputs)
+        return {"load_s": loaded, "first_s": time.perf_counter() - began, "rss": _resident() - before}
+
+
+def _resident() -> int:
+    """Bytes of memory of this process."""
+    return next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().split("\n") if line.startswith("VmRSS"))
+
+
+def _time(case: dict[str, Any]) -> Row:
+    """One model at one size: ours with varying sizes against the others."""
+    import peers
+    import torch
+    from paired import compare, is_noisy
+
+    import torchsmith
+    from models import tensors_of, worst_error
+
+    known, protocol, size = CASES[case["model"]](), Protocol(**case["protocol"]), tuple(case["size"])
+    model, inputs = known.make(), known.inputs(*size)
+    flat = list(tensors_of(inputs))
+    row: Row = {"peers": {}, "failed": {}, "error": {}}
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        want = model(*inputs)
+
+        def loaded(path: str) -> Callable[[], Any]:
+            run = torchsmith.aot.load_package(path)
+            return lambda: run(*inputs)
+
+        def inductor() -> Callable[[], Any]:
+            run = torch._inductor.aoti_load_package(case["paths"]["AOTInductor"])
+            return lambda: run(*inputs)
+
+        def onnx() -> Callable[[], Any]:
+            import onnxruntime as ort
+
+            settings = ort.SessionOptions()
+            settings.intra_op_num_threads = peers.THREADS
+            session = ort.InferenceSession(case["paths"]["onnxruntime"], settings, providers=["CPUExecutionProvider"])
+            feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), flat, strict=True)}
+            return lambda: [torch.from_numpy(a) for a in session.run(None, feed)]
+
+        makers: dict[str, Callable[[], Callable[[], Any]]] = {
+            "torchsmith": lambda: loaded(case["paths"]["torchsmith"]), "AOTInductor": inductor, "onnxruntime": onnx,
+            "static": lambda: loaded(our_package(known, model, folder, size)),
+        }  # fmt: skip
+        runners = {}
+        for who in ("torchsmith", *case["peers"]):
+            try:
+                run = makers[who]()
+                row["error"][who] = worst_error(want, list(tensors_of(run()))[: len(list(tensors_of(want)))])
+                runners[who] = run
+            except Exception as e:  # a peer that cannot take a model or a size is a line in the table
+                row["failed"][who] = f"{type(e).__name__}: {str(e)[:200]}"
+        ours = runners.pop("torchsmith", None)
+        for _ in range(2):
+            if ours is None:
+                break
+            control = compare(ours, ours, protocol)
+            row["control"], row["noisy"] = control.as_dict(), is_noisy(control)
+            row["peers"] = {who: compare(ours, run, protocol).as_dict() for who, run in runners.items()}
+            if not row["noisy"]:
+                break
+    return row
+
+
+# ---------------------------------------------------------------- the suite
+def suite(args: argparse.Namespace) -> list[Row]:
+    rows = load_rows(args.out, "aot") if args.resume else []
+    peers = [p for p in PEERS if p in (*args.peers, "AOTInductor", "static")]
+    for name in [m for m in args.models if m in CASES] or list(CASES):
+        if any(r["model"] == name for r in rows):
+            continue
+        case, row = CASES[name](), {"model": name, "sizes": [], "load": {}, "made": {}}
+        with tempfile.TemporaryDirectory() as folder:
+            for who in ("torchsmith", *(p for p in peers if p != "static")):
+                one = {"suite": "aot", "what": "make", "model": name, "who": who, "folder": folder}
+                row["made"][who] = child(one, {"TORCHINDUCTOR_FREEZING": "1"})
+            paths = {who: made["path"] for who, made in row["made"].items() if "path" in made}
+            if args.prepare:
+                print(name, {who: made.get("error", made.get("cpu_s")) for who, made in row["made"].items()}, flush=True)
+                continue
+            for size in case.sizes:
+                here = [p for p in peers if p == "static" or p in paths]
+                one = {"suite": "aot", "what": "time", "model": name, "size": size, "paths": paths, "peers": here}
+                row["sizes"].append({"size": size} | child(one | {"protocol": protocol_of(args)}))
+                print(table([row]).split("\n")[2 + len(row["sizes"]) - 1], flush=True)
+            for who in LOADERS:
+                if who in paths:
+                    one = {"suite": "aot", "what": "load", "model": name, "who": who, "path": paths[who], "size": case.sizes[0]}
+                    row["load"][who] = _medians([child(one) for _ in range(2 if args.quick else LOADS)])
+        rows.append(row)
+        save(args.out, "aot", rows, table(rows), NOTE)
+    if args.prepare:
+        save(args.out, "aot", [], "nothing timed", NOTE)
+    return rows
+
+
+def _medians(found: list[Row]) -> Row:
+    good = [r for r in found if "error" not in r]
+    return {k: statistics.median(r[k] for r in good) for k in good[0]} if good else found[0]
+
+
+def table(rows: list[Row]) -> str:
+    """A line per model and size; then loading and sizes of files; then the bars."""
+    titles = ["model", "size", "ours ms", *(f"vs {p} [95 %]" for p in PEERS), "A/A", "error"]
+    out = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for r in rows:
+        for s in r["sizes"]:
+            where = f"| {r['model']} | {'x'.join(map(str, s['size']))} |"
+            if "control" not in s:
+                why = s["failed"].get("torchsmith", "-") if "failed" in s else s.get("error", "-")
+                out.append(f"{where} failed: {why[-160:]} |")
+                continue
+            cells = []
+            for p in PEERS:
+                m = s["peers"].get(p)
+                cells.append(f"{m['ratio']:.2f} [{m['low']:.2f}, {m['high']:.2f}]" if m else "failed" if p in s["failed"] else "-")
+            control = f"{s['control']['ratio']:.3f}{' too noisy' if s['noisy'] else ''}"
+            out.append(f"{where} " + " | ".join([f"{s['control']['a_ms']:.3g}", *cells, control, f"{s['error']['torchsmith']:.1e}"]) + " |")
+    titles = ["model", *(f"{w}: load ms, first result ms, grown MB, code KB, CPU s to make" for w in LOADERS)]
+    out += ["", "| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for r in rows:
+        cells = []
+        for w in LOADERS:
+            load, made = r["load"].get(w, {}), r["made"].get(w, {})
+            if "load_s" not in load or "bytes" not in made:
+                cells.append(f"failed: {str(load.get('error', made.get('error', '-')))[-120:]}")
+                continue
+            code = (made["bytes"] - made["weights"]) / 1e3
+            times = f"{load['load_s'] * 1e3:.1f}, {load['first_s'] * 1e3:.1f}"
+            cells.append(f"{times}, {load['rss'] / 1e6:.0f}, {code:.0f}, {made['cpu_s']:.1f}")
+        out.append(f"| {r['model']} | " + " | ".join(cells) + " |")
+    return "\n".join([*out, "", *_bars(rows)])
+
+
+def _bars(rows: list[Row]) -> list[str]:
+    cells = [(f"{r['model']} {'x'.join(map(str, s['size']))}", s.get("peers", {})) for r in rows for s in r["sizes"]]
+    out = []
+    for p in PEERS:
+        found = {name: m[p]["ratio"] for name, m in cells if p in m}
+        if not found:
+            continue
+        if p == "static":
+            over = {name: 1 / v for name, v in found.items()}
+            worst = max(over, key=lambda n: over[n])
+            text = f"geomean {geomean(list(over.values())):.3f} (bar {DYNAMIC}), worst {worst} {over[worst]:.2f} (bar {DYNAMIC_WORST})"
+            out.append(f"- dynamic over static: {text}")
+        else:
+            worst = min(found, key=lambda n: found[n])
+            text = f"geomean {geomean(list(found.values())):.2f} (bar 1), least {worst} {found[worst]:.2f} (bar {BAR}), of {len(found)}"
+            out.append(f"- against {p}: {text}")
+    loads = [(r["model"], r["load"]["AOTInductor"]["load_s"] / r["load"]["torchsmith"]["load_s"]) for r in rows
+             if all("load_s" in r["load"].get(w, {}) for w in LOADERS)]  # fmt: skip
+    if loads:
+        least = min(loads, key=lambda x: x[1])
+        out.append(f"- load time of AOTInductor over ours: geomean {geomean([v for _, v in loads]):.2f}, least {least[0]} {least[1]:.2f}")
+    return out
