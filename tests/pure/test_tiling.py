@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from torchsmith.schedule.tiling import CANDIDATES, LANES, REGISTERS, Work, candidates, choose_tiling
@@ -34,3 +36,11 @@ def test_a_key_names_one_work() -> None:
 def test_small_packed_operands_are_swept_for_every_row_tile() -> None:
     assert choose_tiling(work(3136, 64, 8)).sweep == "rows"
     assert choose_tiling(work(49, 2048, 512)).sweep == "columns"
+
+
+@pytest.mark.parametrize("m", [49, 196, 12544])
+def test_rows_of_a_batch_of_images_are_tiled_as_one_image_is(m: int) -> None:
+    """A multiple of a number that is not known: the tile divides it."""
+    batch = Work(batch=1, outer=1, m=None, n=512, taps=1, k=64, a="f32", b="f32", is_padded=False, multiple=m)
+    assert m % choose_tiling(batch).rows == 0
+    assert choose_tiling(replace(batch, multiple=1)).rows == 8
