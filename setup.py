@@ -1,7 +1,13 @@
-"""The two C extensions: frame hook and guards, and the native host. CPython headers only, never torch's."""
+"""The two C extensions: frame hook and guards, and the native host. CPython headers only, never torch's.
 
+The fixed part of model libraries is compiled too, so that the first one that is made does not wait for it.
+"""
+
+import os
 import shutil
+import sys
 import sysconfig
+import tempfile
 from glob import glob
 from pathlib import Path
 
@@ -20,6 +26,30 @@ class BuildExtensions(build_ext):
             version = sysconfig.get_python_version()
             raise SystemExit(f"torchsmith needs the C headers of Python {version}: apt-get install python{version}-dev")
         super().build_extensions()
+
+    def run(self) -> None:
+        super().run()
+        in_place = self.inplace or getattr(self, "editable_mode", False)
+        prebuild(Path("src" if in_place else self.build_lib) / "torchsmith" / "runtime" / "engine")
+
+
+def prebuild(folder: Path) -> None:
+    """Without it, the same objects are compiled and cached where they are needed first."""
+    sys.path.insert(0, "src")
+    before = os.environ.get("TORCHSMITH_CACHE_DIR")
+    with tempfile.TemporaryDirectory(prefix="torchsmith-setup-") as cache:
+        os.environ["TORCHSMITH_CACHE_DIR"] = cache
+        try:
+            from torchsmith.codes import Unsupported
+            from torchsmith.runtime.model_library import prebuild as compile_engine
+
+            compile_engine(folder)
+        except Unsupported as e:
+            print(f"the engine of model libraries is not compiled now: {e}")
+        finally:
+            os.environ.pop("TORCHSMITH_CACHE_DIR")
+            os.environ.update({} if before is None else {"TORCHSMITH_CACHE_DIR": before})
+            sys.path.remove("src")
 
 
 class BuildPackage(build_py):

@@ -1,7 +1,8 @@
 """From C texts to a model library: the host program, its kernels, the model's description, the engine and its doors, in one file.
 
 In: texts, the processor it is for. Out: bytes of a shared library that needs libc and libm only; or of a static one, or their sources.
-The engine's objects are compiled once per compiler and cached; so are kernels.
+The engine is the same for every model and for every processor of a kind, so setup.py compiles it (prebuild); where these sources, flags
+or target differ from what was compiled then, it is compiled here and cached. Kernels are cached always.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ ENGINE_FLAGS = (
 )  # fmt: skip
 SELDOM = ("aot/aoti.c", "aot/weights.c", "aot/cpu.c")  # small rather than quick
 LINKED_ENGINE = tuple(name for name in ENGINE if name != "aot/aoti.c")  # of a model that is linked into a program
-LINKED_FLAGS = (*ENGINE_FLAGS, "-DTS_LINKED")
+LINKED = "-DTS_LINKED"
+PREBUILT = Path(__file__).resolve().parent / "engine"  # objects that setup.py compiled, named by what they were made of
 LINK_FLAGS = (
     "-shared", "-s", "-Wl,-z,now,-z,defs,-z,noseparate-code", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--hash-style=gnu",
     "-Wl,--build-id=none",
@@ -133,7 +135,7 @@ def write_sources(folder: Path, texts: Texts, features: Sequence[str], options: 
         if (root / name).exists():
             files[Path("engine") / name] = (root / name).read_text()
     kernel_flags = ";".join(f for f in tools.flags if f != "-include" and not f.endswith("glibc.h"))
-    files[Path("CMakeLists.txt")] = CMAKE.format(name=prefix.rstrip("_"), kernels=kernel_flags, engine=";".join(LINKED_FLAGS))
+    files[Path("CMakeLists.txt")] = CMAKE.format(name=prefix.rstrip("_"), kernels=kernel_flags, engine=";".join((*ENGINE_FLAGS, LINKED)))
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text)
@@ -167,10 +169,10 @@ def _build(
         with events.timed("build", kernels=len(texts.kernels)):
             (work / "model.c").write_text(texts.model)
             with ThreadPoolExecutor(2) as pool:
-                fixed = pool.submit(_engine_objects, tools, work, engine)
                 mine = pool.submit(_compile, tools, work / "model.c", work / "model.o", work, ENGINE_FLAGS)
+                fixed = [pool.submit(_engine_object, tools, name, engine is LINKED_ENGINE, work) for name in engine]
                 objects = kernel_objects(tools, texts.host, texts.kernels, work, options)
-                objects += [*fixed.result(), mine.result()]
+                objects += [*(f.result() for f in fixed), mine.result()]
             return finish(tools, objects, work)
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
@@ -201,26 +203,36 @@ def _compile(tools: Toolchain, source: Path, out: Path, work: Path, base: Sequen
     return out
 
 
-def _engine_objects(tools: Toolchain, work: Path, engine: Sequence[str]) -> list[Path]:
-    """The fixed part, from the cache where it has it."""
+def _engine_object(tools: Toolchain, name: str, linked: bool, work: Path, prebuilt: Path | None = None) -> Path:
+    """One file of the fixed part as an object in `work`: what setup.py compiled, else from the cache, else compiled now."""
+    source, target = sources() / name, work / f"engine_{Path(name).stem}.o"
+    text = source.read_text()
+    flags = (*ENGINE_FLAGS, *(("-Os",) if name in SELDOM else ()), *((LINKED,) if linked and "TS_LINKED" in text else ()))
+    key = digest(*tools.command[1:], tools.target, *flags, _headers(), text)  # objects of all compilers fit together
+    known = (prebuilt or PREBUILT) / f"{key}.o"
+    cached = store.folder("obj") / f"{key}.o"
+    content = known.read_bytes() if known.exists() else store.get(cached)
+    if content is None:
+        _compile(tools, source, target, work, flags)
+        store.put(cached, target.read_bytes())
+    else:
+        target.write_bytes(content)
+    if prebuilt is not None:
+        shutil.copyfile(target, known)
+        return known
+    return target
+
+
+def _headers() -> str:
     folder = sources()
-    headers = [p.read_text() for p in sorted(folder.glob("aot/*.h")) + sorted(folder.glob("include/torchsmith/*.h"))]
-    headers += [p.read_text() for p in sorted(folder.glob("*.h")) + sorted(folder.glob("native/*.h"))]
-    out: list[Path] = []
-    base = ENGINE_FLAGS if engine is ENGINE else LINKED_FLAGS
-    for name in engine:
-        flags = (*base, "-Os") if name in SELDOM else base
-        source = folder / name
-        if not source.exists():
-            continue
-        key = digest(tools.command[0], tools.version, tools.target, *flags, *headers, source.read_text())
-        cached = store.folder("obj") / f"{key}.o"
-        target = work / f"engine_{source.stem}.o"
-        content = store.get(cached)
-        if content is None:
-            _compile(tools, source, target, work, flags)
-            store.put(cached, target.read_bytes())
-        else:
-            target.write_bytes(content)
-        out.append(target)
-    return out
+    found = [p for pattern in ("*.h", "aot/*.h", "native/*.h", "include/torchsmith/*.h") for p in sorted(folder.glob(pattern))]
+    return "".join(p.read_text() for p in found)
+
+
+def prebuild(folder: Path) -> None:
+    """Compile the engine into `folder` (PREBUILT of an installation); what does not belong to it any more is deleted. For setup.py."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="torchsmith-build-") as work:
+        made = {_engine_object(toolchain(), name, False, Path(work), folder) for name in ENGINE}
+    for old in set(folder.glob("*.o")) - made:
+        old.unlink()
