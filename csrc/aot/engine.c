@@ -9,10 +9,7 @@
 
 #include "model.h"
 #include "native/workspace.h"
-#if __has_include("native/pool.h")
 #include "native/pool.h"
-#define HAS_POOL 1
-#endif
 
 /* ---------------------------------------------------------------- errors */
 
@@ -43,26 +40,7 @@ int32_t ts_run_status(int32_t rc) {
 
 static void *take(void *self, int64_t bytes) { return workspace_take(bytes); }
 static void give(void *self, void *block, int64_t bytes) { workspace_give(block); }
-void ts_parallel(const ts_launch *l, int64_t n, int64_t grain, int32_t threads) {
-#ifdef HAS_POOL
-  if (threads <= 0) threads = ts_pool_processors();
-  if (threads > 1) {
-    ts_pool_for(l, n, grain, threads);
-    return;
-  }
-#endif
-  l->fn(l->bufs, l->syms, 0, n);
-}
-
-#ifdef HAS_POOL
-void ts_enter(int32_t threads) { if (threads != 1) ts_pool_enter(); }
-void ts_leave(int32_t threads) { if (threads != 1) ts_pool_leave(); }
-#else
-void ts_enter(int32_t threads) {}
-void ts_leave(int32_t threads) {}
-#endif
-
-static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) { ts_parallel(l, n, grain, 0); }
+static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) { ts_pool_for(l, n, grain, ts_pool_processors()); }
 
 static int32_t no_extern(void *self, int32_t call, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs) {
   ts_fail(0, "operator number %d needs libtorch", (int)call);
@@ -417,8 +395,8 @@ int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
   __atomic_add_fetch(&n_models, 1, __ATOMIC_ACQ_REL);
   pthread_mutex_init(&m->lock, NULL);
   pthread_mutex_init(&m->turn, NULL);
+  m->threads = config && config->threads > 0 ? config->threads : ts_pool_processors();
   if (config) {
-    m->threads = config->threads;
     m->allocate = config->allocate;
     m->release = config->release;
     m->context = config->context;
@@ -444,8 +422,6 @@ void ts_model_close(tsm_model *m) {
   pthread_mutex_destroy(&m->turn);
   free(m);
   if (__atomic_sub_fetch(&n_models, 1, __ATOMIC_ACQ_REL)) return;
-#ifdef HAS_POOL
   ts_pool_stop();
-#endif
   workspace_trim();
 }

@@ -109,7 +109,7 @@ struct tsm_model {
   pthread_mutex_t lock; /* of `now` and `next` */
   pthread_mutex_t turn; /* of calls, where they write constants */
   ts_generation *now, *next;
-  int32_t threads;
+  int32_t threads; /* of a call, 1 or more */
   void *(*allocate)(void *, size_t);
   void (*release)(void *, void *);
   void *context;
@@ -137,10 +137,6 @@ TS_HIDDEN int32_t ts_swap(tsm_model *m);
 TS_HIDDEN void ts_forget_next(tsm_model *m);
 TS_HIDDEN int32_t ts_pack(const ts_given *given, size_t n, void *state);
 TS_HIDDEN int32_t ts_run_status(int32_t rc);
-TS_HIDDEN void ts_parallel(const ts_launch *l, int64_t n, int64_t grain, int32_t threads); /* 0: one per processor */
-/* Around a call: the pool's helpers stay awake between its launches. */
-TS_HIDDEN void ts_enter(int32_t threads);
-TS_HIDDEN void ts_leave(int32_t threads);
 extern TS_HIDDEN const ts_host TS_PLAIN_HOST; /* everything but results and errors' owner */
 TS_HIDDEN size_t ts_itemsize(int32_t dtype);
 TS_HIDDEN const char *ts_dtype_name(int32_t dtype);

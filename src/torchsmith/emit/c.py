@@ -596,7 +596,9 @@ def _print_load(self: Emitter, e: Expr, at: int) -> Val:
             return self.load_bool(raw, at)
     at_lane = self.lane_address(scalar, coef, varying)
     start = other_text if guard else f"(x{kind}){{0}}" if self.tail else None
-    loop = f"{guard}for (int l = 0; l < {n}; l++) {out}[l] = {self.base(e.buf)[0]}[{at_lane}];"
+    source = f"{self.base(e.buf)[0]}[{at_lane}]"
+    put = f"put_x{kind}({out}, l, {source})" if self.tail and kind in vector.PUT else f"{out}[l] = {source}"
+    loop = f"{guard}for (int l = 0; l < {n}; l++) {put};"
     self.line(f"{ctype} {out}{f' = {start}' if start else ''}; {loop}", at)
     return self.load_bool(raw, at)
 

@@ -285,6 +285,14 @@ for _t in ("f32", "i32"):
 #endif
 }}""")
 
+PUT = {"f32": ("movaps512", 16), "i32": ("movdqa32_512", 16), "f64": ("movapd512", 8)}
+for _t, (_b, _width) in PUT.items():
+    vector(f"put_x{_t}", f"""#if defined(__AVX512F__) && $L == {_width}
+#define put_x{_t}(v, l, x) v = __builtin_ia32_{_b}_mask(({_t})(x) - (x{_t}){{0}}, v, ({_KTYPE[_width]})(1u << (l)))
+#else
+#define put_x{_t}(v, l, x) (v)[l] = (x)
+#endif""")
+
 # ---------------------------------------------------------------- conversions that gcc prints badly in one step
 def _narrowing(name: str, source: str, target: str, builtin: str, arg: str, result: str, slow: str) -> None:
     """One instruction on AVX-512, two steps of the compiler elsewhere."""
