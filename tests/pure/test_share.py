@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from emit_harness import launch
@@ -18,8 +20,9 @@ from torchsmith.schedule.plan import plan
 from torchsmith.schedule.share import share_kernels
 
 
-def planned(kit: Kit, *results: str) -> Plan:
-    got = plan(form_kernels(fuse(kit.program(*results), Options()), Options()), Options())
+def planned(kit: Kit, *results: str, consts: tuple[str, ...] = ()) -> Plan:
+    program = replace(kit.program(*results), consts=consts)
+    got = plan(form_kernels(fuse(program, Options()), Options()), Options())
     verify_plan(got)
     return got
 
@@ -28,14 +31,15 @@ def launches(p: Plan) -> list[Launch]:
     return [s for s in (*p.prepare, *p.run) if isinstance(s, Launch)]
 
 
-def products(*sizes: tuple[int | str, int, int], relu: tuple[bool, ...] = ()) -> Plan:
-    """y_i[m, n] = x_i[m, k] @ w_i[k, n], with a relu after some."""
+def products(*sizes: tuple[int | str, int, int], relu: tuple[bool, ...] = (), constant: bool = True) -> Plan:
+    """y_i[m, n] = x_i[m, k] @ w_i[k, n], with a relu after some; w_i constant or changing."""
     kit = Kit()
     for i, (m, n, k) in enumerate(sizes):
         x, w = kit.input(f"x{i}", (m, k)), kit.input(f"w{i}", (k, n))
         fold = lambda a, b, x=x, w=w, k=k: kit.fold((k,), 0.0, lambda r: op("mul", x(a, r), w(r, b)))
         kit.stage(f"y{i}", (m, n), (lambda a, b, g=fold: op("max", g(a, b), f(0.0))) if i in range(len(relu)) and relu[i] else fold, out=True)
-    return planned(kit, *(f"y{i}" for i in range(len(sizes))))
+    consts = tuple(f"w{i}" for i in range(len(sizes))) if constant else ()
+    return planned(kit, *(f"y{i}" for i in range(len(sizes))), consts=consts)
 
 
 def contractions(p: Plan) -> list[int]:
@@ -70,11 +74,12 @@ def test_symbolic_sizes_are_computed_by_the_host() -> None:
     assert all(s.name.startswith("n") for k in kernels.values() for s in k.syms)
 
 
+@pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_shared_kernel_computes_what_each_did(seed: int) -> None:
+def test_the_shared_kernel_computes_what_each_did(seed: int, constant: bool) -> None:
     rng = np.random.default_rng(seed)
     sizes = [tuple(int(v) for v in rng.integers(1, 70, 3)) for _ in range(3)]
-    p = share_kernels(products(*sizes), Options())
+    p = share_kernels(products(*sizes, constant=constant), Options())
     arrays: dict[str, np.ndarray] = {}
     for name, b in p.buffers.items():
         shape = tuple(int(e.value) for e in b.shape if isinstance(e, Const))

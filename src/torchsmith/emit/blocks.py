@@ -3,7 +3,7 @@
 In: statements (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope, and one static function per shape:
 
     product_RxV(c, a, sm, ka, b, rows, n)     c[m][v] (+)= sum over k < n of splat(a[m * sm + k * ka]) * b[k * kb + 16 v ...]
-    turn_T(to, pitch, from, sm, rows, n)      to[n][m] = from[m][n], 16 x 16 elements at a time
+    turn_T(to, pitch, from, sm, rows, n)      to[n][m] = from[m][n], 16 x 16 elements at a time (8 x 8 of f64)
 
 R x V accumulators stay in registers while k runs; rows past the end repeat the last one and are not stored.
 """
@@ -21,10 +21,12 @@ from .values import STORED
 LANES = 16
 WIDEST = 4  # vectors of a register tile
 ROWS = {1: 8, 2: 8, 3: 8, 4: 6}  # vectors of a tile -> rows
-# storage type -> C text of 16 elements as f32: whole, and the first n
-_WHOLE = {"f32": "*(const xf32u *)({0})", "bf16": "f_xbf16(*(const xu16u *)({0}))", "f16": "f_xf16(*(const xu16u *)({0}))",
+# storage type -> C text of a vector of 64 bytes, as f32 (f64 as it is): whole, and the first n elements
+_WHOLE = {"f32": "*(const turned_f32u *)({0})", "f64": "*(const turned_f64u *)({0})", "bf16": "f_xbf16(*(const xu16u *)({0}))", "f16": "f_xf16(*(const xu16u *)({0}))",
           "bool": "CV(up_xu8(*(const xu8u *)({0})), xf32)"}  # fmt: skip
-_PART = {"f32": "ldn_xf32({0}, {1})", "bf16": "f_xbf16(ldn_xu16({0}, {1}))", "f16": "f_xf16(ldn_xu16({0}, {1}))",
+_PART = {"f32": "(turned_f32)__builtin_ia32_loadups512_mask((const float *)({0}), (turned_f32){{0}}, (unsigned short)((1u << {1}) - 1u))",
+         "f64": "(turned_f64)__builtin_ia32_loadupd512_mask((const double *)({0}), (turned_f64){{0}}, (unsigned char)((1u << {1}) - 1u))",
+         "bf16": "f_xbf16(ldn_xu16({0}, {1}))", "f16": "f_xf16(ldn_xu16({0}, {1}))",
          "bool": "CV(up_xu8(ldn_xu8({0}, {1})), xf32)"}  # fmt: skip
 TURNED = frozenset(_WHOLE)
 
@@ -110,41 +112,44 @@ def even_parts(vectors: int) -> list[int]:
 
 
 def turn_function(d: DType) -> tuple[str, str]:
-    """(name, C text): 16 rows are loaded, exchanged at distances 1, 2, 4, 8, and stored as 16 columns."""
+    """(name, C text): L rows of a vector of 64 bytes are loaded, exchanged at distances 1, 2, 4, .., and stored as L columns."""
     name, kind = f"turn_{d}", STORED[d.name]
-    steps = []
-    for s in (1, 2, 4, 8):
-        low = ", ".join(str(q if not q & s else q - s + LANES) for q in range(LANES))
-        high = ", ".join(str(q + s if not q & s else q + LANES) for q in range(LANES))
-        steps.append(
-            f"      for (int i = 0; i < 16; i++) if (!(i & {s})) {{ xf32 a = r[i], b = r[i + {s}]; "
-            f"r[i] = __builtin_shufflevector(a, b, {low}); r[i + {s}] = __builtin_shufflevector(a, b, {high}); }}"
+    made = "f64" if d.name == "f64" else "f32"
+    lanes = 8 if made == "f64" else LANES
+    unroll = f'      _Pragma("GCC unroll {lanes}")\n'
+    steps = ""
+    for s in (1, 2, 4, 8)[: lanes.bit_length() - 1]:
+        low = ", ".join(str(q if not q & s else q - s + lanes) for q in range(lanes))
+        high = ", ".join(str(q + s if not q & s else q + lanes) for q in range(lanes))
+        steps += (
+            f"{unroll}      for (int i = 0; i < {lanes}; i++) if (!(i & {s})) {{ turned_{made} a = r[i], b = r[i + {s}]; "
+            f"r[i] = __builtin_shufflevector(a, b, {low}); r[i + {s}] = __builtin_shufflevector(a, b, {high}); }}\n"
         )
     whole, part = _WHOLE[d.name].format("p"), _PART[d.name].format("p", "(int)(n - j)")
-    unroll = '      _Pragma("GCC unroll 16")\n'
     return name, (
-        f"static __attribute__((noinline)) void {name}(f32a *to, i64 pitch, const {kind}a *from, i64 sm, i64 rows, i64 n) {{\n"
-        "  for (i64 m = 0; m < rows; m += 16) for (i64 j = 0; j < n; j += 16) {\n"
-        "#ifdef __AVX512F__\n    xf32 r[16]; int live = rows - m < 16 ? (int)(rows - m) : 16, cut = n - j < 16;\n"
-        f"{unroll}      for (int i = 0; i < 16; i++) {{ const {kind}a *p = from + (m + i) * sm + j; "
-        f"if (i >= live) r[i] = (xf32){{0}}; else if (cut) r[i] = {part}; else r[i] = {whole}; }}\n"
-        + "".join(f"{unroll}{step}\n" for step in steps)
-        + f"{unroll}      for (int i = 0; i < 16; i++) if (j + i < n) *(xf32u *)(to + (j + i) * pitch + m) = r[i];\n"
-        "#else\n    for (i64 k = j; k < n && k < j + 16; k++) for (i64 i = m; i < m + 16; i++) {\n"
-        f"      f32 x = 0; if (i < rows) {{ const {kind}a *p = from + i * sm + k; x = {_ONE[d.name].format('*p')}; }}\n"
+        f"#ifndef TURNED_{made}\n#define TURNED_{made}\ntypedef {made} turned_{made} __attribute__((vector_size(64)));\n"
+        f"typedef turned_{made} turned_{made}u __attribute__((aligned(4), may_alias));\n#endif\n"
+        f"static __attribute__((noinline)) void {name}({made}a *to, i64 pitch, const {kind}a *from, i64 sm, i64 rows, i64 n) {{\n"
+        f"  for (i64 m = 0; m < rows; m += {lanes}) for (i64 j = 0; j < n; j += {lanes}) {{\n"
+        f"#ifdef __AVX512F__\n    turned_{made} r[{lanes}]; int live = rows - m < {lanes} ? (int)(rows - m) : {lanes}, cut = n - j < {lanes};\n"
+        f"{unroll}      for (int i = 0; i < {lanes}; i++) {{ const {kind}a *p = from + (m + i) * sm + j; "
+        f"if (i >= live) r[i] = (turned_{made}){{0}}; else if (cut) r[i] = {part}; else r[i] = {whole}; }}\n{steps}"
+        f"{unroll}      for (int i = 0; i < {lanes}; i++) if (j + i < n) *(turned_{made}u *)(to + (j + i) * pitch + m) = r[i];\n"
+        f"#else\n    for (i64 k = j; k < n && k < j + {lanes}; k++) for (i64 i = m; i < m + {lanes}; i++) {{\n"
+        f"      {made} x = 0; if (i < rows) {{ const {kind}a *p = from + i * sm + k; x = {_ONE[d.name].format('*p')}; }}\n"
         "      to[k * pitch + i] = x;\n    }\n#endif\n  }\n}\n"
     )
 
 
-_ONE = {"f32": "{}", "bf16": "f_bf16({})", "f16": "f_f16({})", "bool": "(f32)({} != 0)"}
+_ONE = {"f32": "{}", "f64": "{}", "bf16": "f_bf16({})", "f16": "f_f16({})", "bool": "(f32)({} != 0)"}
 
 
 def do_turn(self: Emitter, s: Turn) -> None:
     """One call."""
-    if self.lanes != LANES:
-        raise Unsupported("EMI001", detail="a block product beside 8-byte elements")
     source = self.address(s.source.buf, s.source.index)
     d = s.source.dtype
+    if self.lanes != LANES and d.name not in ("f32", "f64"):
+        raise Unsupported("EMI001", detail="a turned block beside 8-byte elements")
     if d.name not in TURNED or s.source.mask is not None or const_of(source.terms.get(s.n, const(0))) != 1:
         raise Unsupported("EMI001", detail=f"turning a masked or strided block of {d}")
     zero = const(0)

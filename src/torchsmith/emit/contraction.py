@@ -22,9 +22,8 @@ from ..ir.kernel import Contract, Loop, Stmt, StoreStmt
 from ..ir.linear import Linear, conjuncts, const_of, linear, range_of
 from .c import WITH_REST, Emitter
 from .math import MATH
-from .values import STORED, Val
+from .values import STORED, TooWide, Val
 
-LANES = 16
 CHUNK = 192  # most products in one partial sum: the error grows with the chunks, not with their number (BLAS libraries sum as many)
 GROUPED_CHUNK = 64  # the same for convolutions whose groups are batches: eager's have shorter sums
 AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
@@ -32,9 +31,14 @@ SHORT = 16  # the checks around an inner loop of so few steps would cost as much
 EDGE = 2  # rows at either end of a tile that padding usually reaches
 WINDOW = 128  # elements of a row of memory that a tile at the edge copies
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
-# storage type -> C text of one f32 from memory: scalar of `a`, a vector of `b`
-_SCALAR = {"f32": "{}", "bf16": "up_bf16({})", "f16": "up_f16({})"}
-_VECTOR = {"f32": "*(const xf32u *)({})", "bf16": "upv_bf16(*(const xu16u *)({}))", "f16": "upv_f16(*(const xu16u *)({}))"}
+# storage type -> C text of one summand from memory: scalar of `a`, a vector of `b`
+_SCALAR = {"f32": "{}", "f64": "{}", "bf16": "up_bf16({})", "f16": "up_f16({})"}
+_VECTOR = {
+    "f32": "*(const xf32u *)({})", "f64": "*(const xf64u *)({})", "bf16": "upv_bf16(*(const xu16u *)({}))", "f16": "upv_f16(*(const xu16u *)({}))",
+}  # fmt: skip
+_PART = {
+    "f32": "ldn_xf32({}, {})", "f64": "ldn_xf64({}, {})", "bf16": "upv_bf16(ldn_xu16({}, {}))", "f16": "upv_f16(ldn_xu16({}, {}))",
+}  # fmt: skip
 _UP = {
     "bf16": "static inline f32 up_bf16(u16 x) { u32 i = (u32)x << 16; f32 r; __builtin_memcpy(&r, &i, 4); return r; }\n"
     "static inline xf32 upv_bf16(xu16 x) { return (xf32)(CV(x, xu32) << 16); }\n",
@@ -54,19 +58,26 @@ def _text(self: Emitter, e: Expr) -> str:
 
 def _columns(self: Emitter, s: Contract) -> int:
     """Vectors of one row of the tile: twice as many where the kernel runs 8 lanes."""
-    return LANES * s.vectors // self.lanes
+    return s.width // self.lanes
 
 
 def _names(self: Emitter, s: Contract) -> list[tuple[str, str]]:
     """Each accumulator and its place in the scratch."""
-    acc, columns = self.base(s.acc)[0], _columns(self, s)
-    return [(f"c{m}_{v}", f"*(xf32u *)({acc} + {self.lanes * (m * columns + v)})") for m in range(s.rows) for v in range(columns)]
+    acc, columns = _acc(self, s), _columns(self, s)
+    return [(f"c{m}_{v}", f"*(x{s.dtype}u *)({acc} + {self.lanes * (m * columns + v)})") for m in range(s.rows) for v in range(columns)]
+
+
+def _acc(self: Emitter, s: Contract) -> str:
+    """Where the tile's first sum lies in the scratch."""
+    return _sum(self.base(s.acc)[0], _times(_text(self, s.first), str(s.width)))
 
 
 def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
     """The sums, and the statements that read them."""
     if s.a.dtype.name not in _SCALAR or s.b.dtype.name not in _VECTOR:
         raise Unsupported("EMI001", detail=f"contraction of {s.a.dtype} and {s.b.dtype}")
+    if s.lanes < self.lanes:
+        raise TooWide
     for d in (s.a.dtype, s.b.dtype):
         if d.name in _UP:
             self.functions.setdefault(d.name, _UP[d.name])
@@ -75,15 +86,17 @@ def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
     is_grouped = len(s.taps) > 0 and len(s.b.index) > len(s.taps) + 3  # (groups, tile, taps, k, n)
     cut = cut_sum([range_of(e, self.extents)[1] for _, e in loops], GROUPED_CHUNK if is_grouped else CHUNK)
     self.open("{", [])
-    if cut is None:
-        self.line(f"xf32 {', '.join(f'{c} = {{0}}' for c, _ in names)};")
+    if cut is None and not s.add:
+        self.line(f"x{s.dtype} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
         _taps(self, s, loops, {})
     else:
-        acc, _ = self.base(s.acc)
-        self.line(f"for (int q = 0; q < {s.rows * s.vectors * LANES}; q += {self.lanes}) *(xf32u *)({acc} + q) = (xf32){{0}};")
+        if not s.add:
+            self.line(f"for (int q = 0; q < {s.rows * s.width}; q += {self.lanes}) *(x{s.dtype}u *)({_acc(self, s)} + q) = (x{s.dtype}){{0}};")
         _chunks(self, s, loops, cut, names)
-        self.line(f"xf32 {', '.join(f'{c} = {place}' for c, place in names)};")
-    _epilogue(self, s, rest, names)
+        if rest:
+            self.line(f"x{s.dtype} {', '.join(f'{c} = {place}' for c, place in names)};")
+    if rest or (cut is None and not s.add):
+        _epilogue(self, s, rest, names)
     self.close()
     self.forget(s.acc)
 
@@ -100,18 +113,18 @@ def cut_sum(extents: list[int | None], chunk: int, inside: int = 1) -> tuple[int
     return None
 
 
-def _chunks(self: Emitter, s: Contract, loops: Loops, cut: tuple[int, int], names: list[tuple[str, str]]) -> None:
-    """Partial sums over the inner loops, added up in the scratch."""
-    at, piece = cut
+def _chunks(self: Emitter, s: Contract, loops: Loops, cut: tuple[int, int] | None, names: list[tuple[str, str]]) -> None:
+    """Partial sums over the inner loops (all of them, where nothing is cut), added up in the scratch."""
+    at, piece = cut or (0, 0)
     for axis, extent in loops[:at]:
         _open_loop(self, axis, extent, None)
     axis, extent = loops[at]
-    part = _open_pieces(self, extent, piece)
-    self.line(f"xf32 {', '.join(f'{c} = {{0}}' for c, _ in names)};")
-    _taps(self, s, loops[at:], {axis: part})
+    bounds = {axis: _open_pieces(self, extent, piece)} if cut is not None else {}
+    self.line(f"x{s.dtype} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
+    _taps(self, s, loops[at:], bounds)
     for c, place in names:
         self.line(f"{place} += {c};")
-    for _ in range(at + 1):
+    for _ in range(at + (cut is not None)):
         self.close()
 
 
@@ -290,23 +303,39 @@ def _sum(a: str, b: str) -> str:
 
 def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str]) -> None:
     """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`."""
+    live = _live_lanes(self, s)
     self.line('_Pragma("GCC unroll 1")')  # unrolled, gcc hoists loads and spills accumulators
     self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
     for v in range(_columns(self, s)):
         at = f"{self.lanes * v}"
-        if v % (LANES // self.lanes) == 0:
+        if v % (s.lanes // self.lanes) == 0:
             self.line(f"__builtin_prefetch(w + {_sum(_times(f'(k + {AHEAD})', kb), at)});")
         place_b = _sum(_times("k", kb), at)
-        self.line(f"xf32 w{v} = {_VECTOR[s.b.dtype.name].format(f'w + {place_b}')};")
+        whole, part = _VECTOR[s.b.dtype.name], _PART[s.b.dtype.name]
+        self.line(f"x{s.dtype} w{v} = {part.format(f'w + {place_b}', live[v]) if live[v] else whole.format(f'w + {place_b}')};")
     by = s.soon_vectors
     for v in range(by):
-        self.line(f"__builtin_prefetch(f + {_sum(_times('k', str(LANES * by)), str(LANES * v))}, 0, 2);")
+        self.line(f"__builtin_prefetch(f + {_sum(_times('k', str(s.lanes * by)), str(s.lanes * v))}, 0, 2);")
     for m in range(s.rows):
-        self.line(f"{{ xf32 x = {_SCALAR[s.a.dtype.name].format(place(m, 'k'))} - (xf32){{0}};")
+        self.line(f"{{ x{s.dtype} x = {_SCALAR[s.a.dtype.name].format(place(m, 'k'))} - (x{s.dtype}){{0}};")
         for v in range(_columns(self, s)):
-            self.line(f"  c{m}_{v} = fma_xf32(x, w{v}, c{m}_{v});")
+            self.line(f"  c{m}_{v} = fma_x{s.dtype}(x, w{v}, c{m}_{v});")
         self.line("}")
     self.close()
+
+
+def _live_lanes(self: Emitter, s: Contract) -> list[str]:
+    """Per vector of `b`, how many of its elements may be read, as C text; "" where all of them may."""
+    count, lanes = _columns(self, s), self.lanes
+    if s.wide is None:
+        return [""] * count
+    known = const_of(s.wide)
+    if known is not None:
+        return ["" if known >= lanes * (v + 1) else str(max(0, known - lanes * v)) for v in range(count)]
+    wide, names = _text(self, s.wide), [self.fresh("n") for _ in range(count)]
+    for v, name in enumerate(names):
+        self.line(f"int {name} = {wide} > {lanes * (v + 1)} ? {lanes} : {wide} > {lanes * v} ? (int)({wide} - {lanes * v}) : 0;")
+    return names
 
 
 def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: Bounds, kb: str) -> None:
@@ -352,7 +381,7 @@ def _epilogue(self: Emitter, s: Contract, rest: tuple[Stmt, ...], names: list[tu
     """`rest`, from registers where the tile is whole and the statements are short; else from the scratch."""
     inner = _register_loop(s, rest)
     if inner is not None:
-        whole = [f"{_text(self, e)} == {n}" for e, n in ((s.live, s.rows), (inner.extent, LANES * s.vectors)) if const_of(e) is None]
+        whole = [f"{_text(self, e)} == {n}" for e, n in ((s.live, s.rows), (inner.extent, s.width)) if const_of(e) is None]
         test = _test(self, whole) if whole else ""
         if whole:
             self.open(f"if ({test}) {{", [])
@@ -385,12 +414,12 @@ def _register_loop(s: Contract, rest: tuple[Stmt, ...]) -> Loop | None:
 def _is_short(value: Expr) -> bool:
     """Few operators, and none that is a function of its own: the text stands there once for every accumulator."""
     ops = [e for e in walk(value) if isinstance(e, Op) and e.dtype is not dt.index]
-    return len(ops) <= 16 and not any((e.name, "f32") in MATH for e in ops)
+    return len(ops) <= 16 and not any((e.name, t) in MATH for e in ops for t in ("f32", "f64"))
 
 
 def _from_registers(self: Emitter, s: Contract, inner: Loop) -> None:
     """Store the whole tile, one column of vectors after the other: what belongs to a column is loaded once."""
-    wide = const_of(inner.extent) or LANES * s.vectors
+    wide = const_of(inner.extent) or s.width
     before = self.vector_axis, self.vector_level, self.axis_text
     self.extents[s.m], self.extents[s.n] = const(s.rows), inner.extent
     for v in range(_columns(self, s)):
@@ -406,7 +435,7 @@ def _from_registers(self: Emitter, s: Contract, inner: Loop) -> None:
             for x in inner.body:
                 for e in walk(x.value):  # type: ignore[union-attr]
                     if isinstance(e, Load) and e.buf == s.acc:
-                        self.scopes[-1].memo[e] = Val(f"c{m}_{v}", dt.f32, True)
+                        self.scopes[-1].memo[e] = Val(f"c{m}_{v}", s.dtype, True)
             self.block(inner.body)
             self.close()
         self.close()

@@ -35,6 +35,9 @@ from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMo
 AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
 
 
+ZERO = const(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Param:
     """A buffer as the kernel sees it: element (i, j, ...) lies at layout.offset + sum(i * stride). `shape` is for reports: in a kernel
@@ -90,14 +93,15 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """One register tile of a multiply-add Fold, left in the scratch array `acc` (row-major, 16 * vectors columns, f32):
+    """One register tile of a multiply-add Fold, left in the scratch array `acc` (row-major, `width` columns of `dtype`):
 
-        acc[m, n] = sum over taps and k of a(m, taps, k) * b(taps, k, n)        m < rows, n < 16 * vectors
+        acc[first + m, n] = sum over taps and k of a(m, taps, k) * b(taps, k, n)        m < rows, n < width;  `add`: += instead of =
 
     a: Load over Axis m, the taps' axes and k, affine in m and k; where its mask (a conjunction of linear bounds) fails the product is 0.
-    b: Load of a packed buffer, n contiguous. Rows from `live` on do not exist: their accumulators hold no meaning.
-    soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch 16 * soon_vectors elements of b's buffer from element
-    soon + 16 * soon_vectors * k on, which another tile will need.
+    b: Load with n contiguous: of a packed operand, or of one that lies as it is, of which `wide` columns may be read (None: `width`).
+    Rows from `live` on and columns from `wide` on do not exist: their accumulators hold no meaning.
+    soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch lanes * soon_vectors elements of b's buffer from element
+    soon + lanes * soon_vectors * k on, which another tile will need.
     """
 
     acc: str
@@ -113,16 +117,30 @@ class Contract:
     b: Load
     soon: Expr | None = None
     soon_vectors: int = 0
+    wide: Expr | None = None
+    first: Expr = ZERO
+    add: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        """Of the sums."""
+        return dt.f64 if self.a.dtype is dt.f64 else dt.f32
+
+    @property
+    def lanes(self) -> int:
+        """Sums in a vector of 64 bytes."""
+        return 64 // self.dtype.itemsize
+
+    @property
+    def width(self) -> int:
+        return self.lanes * self.vectors
 
     def meaning(self) -> Loop:
         """The same tile in plain statements: what the verifier checks and the interpreter runs."""
-        width = 16 * self.vectors
-        old, partial = Var("tile_a0", dt.f32), Var("tile_b0", dt.f32)
-        update = op("add", old, op("mul", convert(self.a, dt.f32), convert(self.b, dt.f32)))
-        combine = op("add", old, partial)
-        total = Fold((*self.taps, (self.k, self.extent)), (Const(dt.f32, 0.0),), (update,), (combine,), prefix="tile_")
-        store = StoreStmt(self.acc, (self.m * width + self.n,), total)
-        return Loop(self.m, self.live, "serial", (Loop(self.n, const(width), "vector", (store,)),))
+        total = multiply_add((*self.taps, (self.k, self.extent)), self.a, self.b, self.dtype)
+        store = StoreStmt(self.acc, ((self.first + self.m) * self.width + self.n,), total, "add" if self.add else "set")
+        wide = const(self.width) if self.wide is None else self.wide
+        return Loop(self.m, self.live, "serial", (Loop(self.n, wide, "vector", (store,)),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +176,9 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A block read along n and laid out along m, as f32, in the scratch array `out` (rows of `pitch` elements):
+    """A block read along n and laid out along m, as f32 (f64 as it is), in the scratch array `out` (rows of `pitch` elements):
 
-        out[n, m] = source(m, n) where m < rows, else 0         n < columns, m < rows rounded up to 16
+        out[n, m] = source(m, n) where m < rows, else 0         n < columns, m < rows rounded up to a vector of 64 bytes
     """
 
     out: str
@@ -175,8 +193,10 @@ class Turn:
         """The same block in plain statements."""
         s = self.source
         inside = Load(s.buf, s.dtype, s.index, op("lt", self.m, self.rows), Const(s.dtype, 0))
-        store = StoreStmt(self.out, (self.n * self.pitch + self.m,), convert(inside, dt.f32))
-        wide = op("floordiv", self.rows + 15, const(16)) * 16
+        made = dt.f64 if s.dtype is dt.f64 else dt.f32
+        lanes = 64 // made.itemsize
+        store = StoreStmt(self.out, (self.n * self.pitch + self.m,), convert(inside, made))
+        wide = op("floordiv", self.rows + (lanes - 1), const(lanes)) * lanes
         return Loop(self.n, self.columns, "serial", (Loop(self.m, wide, "vector", (store,)),))
 
 
@@ -219,11 +239,11 @@ class Banded:
         return Loop(self.m, self.live, "serial", (Loop(self.lane, const(lanes), "vector", (store,)),))
 
 
-def multiply_add(axes: tuple[tuple[Axis, Expr], ...], a: Expr, b: Expr) -> Fold:
-    """Sum over `axes` of a * b in float32."""
-    old, partial = Var("tile_a0", dt.f32), Var("tile_b0", dt.f32)
-    update = op("add", old, op("mul", convert(a, dt.f32), convert(b, dt.f32)))
-    return Fold(axes, (Const(dt.f32, 0.0),), (update,), (op("add", old, partial),), prefix="tile_")
+def multiply_add(axes: tuple[tuple[Axis, Expr], ...], a: Expr, b: Expr, dtype: DType = dt.f32) -> Fold:
+    """Sum over `axes` of a * b in `dtype`."""
+    old, partial = Var("tile_a0", dtype), Var("tile_b0", dtype)
+    update = op("add", old, op("mul", convert(a, dtype), convert(b, dtype)))
+    return Fold(axes, (Const(dtype, 0.0),), (update,), (op("add", old, partial),), prefix="tile_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +295,8 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
     if isinstance(s, StoreStmt):
         return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
     if isinstance(s, Contract):
-        return (s.live, s.extent, *(e for _, e in s.taps), s.a, s.b, *(() if s.soon is None else (s.soon,)))
+        optional = (e for e in (s.soon, s.wide) if e is not None)
+        return (s.live, s.extent, s.first, *(e for _, e in s.taps), s.a, s.b, *optional)
     if isinstance(s, Paired):
         return (s.live, *(e for _, e in s.taps), s.a, s.b)
     if isinstance(s, Banded):

@@ -12,6 +12,7 @@ from typing import Any
 from .dtype import DType
 from .expr import Axis, Expr, const
 from .kernel import Banded, Contract, Kernel, Let, Loop, Paired, Product, Scheduled, StoreStmt, Turn
+from .linear import const_of
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .program import (
     Bind,
@@ -253,7 +254,9 @@ def _store_stmt(s: StoreStmt) -> Lines:
 
 
 def _contract(c: Contract) -> Lines:
-    yield f"contract {c.acc} {c.rows}x{16 * c.vectors} [{_axes(((c.m, c.live), *c.taps, (c.k, c.extent)))}] lanes {c.n.name}"
+    wide = "" if c.wide is None else f" of {print_expr(c.wide)}"
+    to = f"{c.acc}{'' if const_of(c.first) == 0 else f'[{print_expr(c.first)}]'}{' +=' if c.add else ''}"
+    yield f"contract {to} {c.rows}x{c.width} [{_axes(((c.m, c.live), *c.taps, (c.k, c.extent)))}] lanes {c.n.name}{wide}"
     yield f"  {print_expr(c.a)}"
     yield f"  {print_expr(c.b)}"
     if c.soon is not None:

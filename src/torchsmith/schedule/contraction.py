@@ -11,21 +11,24 @@ n is the axis that only `b` depends on, m the innermost axis that only `a` depen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..ir import dtype as dt
 from ..ir.bounds import NOTHING_KNOWN
+from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ..ir.linear import conjuncts, const_of, linear
 from ..ir.program import Buffer, Layout, Stage, Store
+from .access import flat
 from .affine import split_axes
 from .deps import estimate
-from .tiling import LANES, Tiling, Work
+from .tiling import Tiling, Work
 
 SHORT = 8  # an inner loop below this many steps spends its time on starting
-STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})
+STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})  # of operands that are summed in float32
+SUMMED = (dt.f32, dt.f64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +46,30 @@ class Contraction:
     k: tuple[Axis, Expr]
     value: Expr
 
+    @property
+    def lanes(self) -> int:
+        """Sums in a vector of 64 bytes."""
+        return 64 // self.fold.dtype.itemsize
 
-ACC = Var("acc", dt.f32)
+
 ONE_ROW, ONE_COLUMN = Axis("m_one"), Axis("n_one")
 
 
-def _factor(e: Expr) -> Load | None:
+def _factor(e: Expr, summed: DType) -> Load | None:
     """A factor's Load: x, or Cast(f32, x) of a narrower float."""
+    if summed is dt.f64:
+        return e if isinstance(e, Load) and e.dtype is dt.f64 else None
     if isinstance(e, Cast) and e.dtype is dt.f32:
         e = e.args[0]
     return e if isinstance(e, Load) and e.dtype in STORAGE else None
 
+
+def acc_of(summed: DType) -> Var:
+    """What stands for the product in a Contraction's value."""
+    return Var("acc", summed)
+
+
+ACC = acc_of(dt.f32)
 
 def _axes_of(e: Load) -> frozenset[Expr]:
     return frozenset(x for x in walk(e) if isinstance(x, Axis))
@@ -108,7 +124,7 @@ def _readings(stage: Stage) -> Iterator[Contraction]:
 def _factors(fold: Fold) -> tuple[Load, Load] | None:
     """The two Loads of a multiply-add Fold that starts at zero."""
     state = fold.state(0)
-    if len(fold.init) != 1 or fold.dtype is not dt.f32 or fold.init[0] is not Const(dt.f32, 0.0) or fold.order != "any":
+    if len(fold.init) != 1 or fold.dtype not in SUMMED or fold.init[0] is not Const(fold.dtype, 0.0) or fold.order != "any":
         return None
     update = fold.update[0]
     if not isinstance(update, Op) or update.name != "add":
@@ -116,7 +132,7 @@ def _factors(fold: Fold) -> tuple[Load, Load] | None:
     product = update.args[1] if update.args[0] is state else update.args[0] if update.args[1] is state else None
     if not isinstance(product, Op) or product.name != "mul":
         return None
-    a, b = (_factor(e) for e in product.args)
+    a, b = (_factor(e, fold.dtype) for e in product.args)
     return None if a is None or b is None else (a, b)
 
 
@@ -152,7 +168,7 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     taps = tuple(x for x in loops if x is not k)
     if not all(_is_affine(e, (rows[-1][0], k[0])) for e in a.index):
         return None
-    value = substitute(stage.stores[0].value, {fold: ACC})
+    value = substitute(stage.stores[0].value, {fold: acc_of(fold.dtype)})
     return Contraction(stage, fold, a, b, batch, rows, n, taps, k, value)
 
 
@@ -172,8 +188,10 @@ def _is_affine(e: Expr, axes: tuple[Axis, ...]) -> bool:
     return all(atom in axes or not any(x in axes for x in walk(atom)) for atom in linear(e).terms)
 
 
-def work_of(c: Contraction) -> Work:
+def work_of(c: Contraction, buffers: Mapping[str, Buffer] | None = None) -> Work:
     """The sizes that a tiling may depend on."""
+    layout = buffers[c.a.buf].layout if buffers is not None else None
+    step = const_of(flat(layout, c.a.index).terms.get(c.rows[-1][0], const(0))) if layout is not None else None
 
     def product(axes: tuple[tuple[Axis, Expr], ...]) -> int | None:
         sizes = [const_of(e) for _, e in axes]
@@ -190,12 +208,13 @@ def work_of(c: Contraction) -> Work:
         b=c.b.dtype.name,
         is_padded=c.a.mask is not None,
         multiple=1 if const_of(c.rows[-1][1]) is not None else max(1, NOTHING_KNOWN.divisor(c.rows[-1][1])),
+        step=None if step is None else step * c.a.dtype.itemsize,
     )
 
 
 def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
     """The Stage that writes `b` in tile order, zeros past the end of n."""
-    (n, extent), width = c.n, LANES * vectors
+    (n, extent), width = c.n, c.lanes * vectors
     tile, lane = Axis("nt"), Axis("nl")
     tiles = op("floordiv", extent + (width - 1), const(width))
     axes = (*c.batch, (tile, tiles), *c.taps, c.k, (lane, const(width)))
@@ -219,19 +238,22 @@ def only_where(load: Load, test: Expr) -> Load:
 
 
 def form_contraction(
-    c: Contraction, stores: tuple[Store, ...], packed: Buffer, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]
+    c: Contraction, stores: tuple[Store, ...], packed: Buffer | None, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]
 ) -> Kernel:
-    """The kernel of `c` and its epilogue: `stores` over the axes of c.stage, reading the product as ACC."""
-    rows, vectors, width = tiling.rows, tiling.vectors, LANES * tiling.vectors
+    """The kernel of `c` and its epilogue: `stores` over the axes of c.stage, reading the product as acc_of its dtype. Without `packed`,
+    `b` is read where it lies."""
+    rows, vectors, width = tiling.rows, tiling.vectors, c.lanes * tiling.vectors
     (m, m_extent), (n, n_extent) = c.rows[-1], c.n
     mt, ml, nt, nl = Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl")
     row, column = mt * rows + ml, nt * width + nl
     live, wide = _least(rows, m_extent - mt * rows, m_extent), _least(width, n_extent - nt * width, n_extent)
-    a = substitute(c.a, {m: row})
-    b = Load(packed.name, packed.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], nl))
+    a, b = substitute(c.a, {m: row}), substitute(c.b, {n: column})
+    if packed is not None:
+        b = Load(packed.name, packed.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], nl))
     assert isinstance(a, Load)
-    result = Load("acc", dt.f32, (ml * width + nl,))
-    table: dict[Expr, Expr] = {ACC: result, m: row, n: column}
+    assert isinstance(b, Load)
+    summed = c.fold.dtype
+    table: dict[Expr, Expr] = {acc_of(summed): Load("acc", summed, (ml * width + nl,)), m: row, n: column}
     body: tuple[Stmt, ...] = tuple(
         StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode) for s in stores
     )
@@ -242,12 +264,13 @@ def form_contraction(
     n_tiles = (nt, op("floordiv", n_extent + (width - 1), const(width)))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     grid = (*c.batch, *m_tiles, n_tiles) if tiling.sweep == "rows" else (*c.batch, n_tiles, *m_tiles)
-    soon = _next_tile(c, m_tiles, (nt, n_tiles[1]), vectors) if tiling.sweep == "columns" else (None, 0)
-    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon)
+    soon = _next_tile(c, m_tiles, (nt, n_tiles[1]), vectors) if tiling.sweep == "columns" and packed is not None else (None, 0)
+    readable = None if packed is not None or const_of(wide) == width else wide
+    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, wide=readable)
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
-    params, syms = _params((contract, epilogue), stores, c, packed, buffers, [e for _, e in grid])
-    scratch = (Scratch("acc", dt.f32, rows * width),)
+    params, syms = _params((contract, epilogue), stores, c, packed or buffers[c.b.buf], buffers, [e for _, e in grid])
+    scratch = (Scratch("acc", summed, rows * width),)
     return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins)
 
 
@@ -266,9 +289,9 @@ def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Axis, Expr], vectors
     if tiles < 2:
         return None, 0
     by, steps = -(-vectors // tiles), math.prod(s or 1 for s in sizes)
-    whole, piece = steps * LANES * vectors, steps * LANES * by
+    whole, piece = steps * c.lanes * vectors, steps * c.lanes * by
     start = (_flat((*c.batch, n_tile)) + 1) * whole + op("min", _flat(m_tiles) * piece, const(whole - piece))
-    return start + _flat(c.taps) * c.k[1] * (LANES * by), by
+    return start + _flat(c.taps) * c.k[1] * (c.lanes * by), by
 
 
 def _flat(axes: Axes) -> Expr:
@@ -310,15 +333,16 @@ def _steps_by_one(stores: tuple[Store, ...], m: Axis, buffers: dict[str, Buffer]
 
 
 def _params(
-    body: tuple[Stmt, ...], stores: tuple[Store, ...], c: Contraction, packed: Buffer, buffers: dict[str, Buffer], extents: list[Expr]
+    body: tuple[Stmt, ...], stores: tuple[Store, ...], c: Contraction, operand: Buffer, buffers: dict[str, Buffer], extents: list[Expr]
 ) -> tuple[tuple[Param, ...], tuple[Sym, ...]]:
-    """Every buffer the kernel touches, and every symbol in its extents, strides and values."""
+    """Every buffer the kernel touches, `operand` as its right-hand side, and every symbol in its extents, strides and values."""
     values = [e for s in stores for e in (*s.index, s.value)]
+    values += [c.b] if operand.name == c.b.buf else []
     nodes = list(walk(*values, c.a, *extents, *(e for _, e in (*c.taps, c.k, *c.rows, c.n))))
     written = [s.buf for s in stores]
     read = [x.buf for x in nodes if isinstance(x, Load)]
-    names = dict.fromkeys([*written, c.a.buf, packed.name, *read])
-    table = {**buffers, packed.name: packed}
+    names = dict.fromkeys([*written, c.a.buf, operand.name, *read])
+    table = {**buffers, operand.name: operand}
     params = []
     for name in names:
         buffer = table[name]

@@ -44,7 +44,7 @@ def group_of(c: Contraction, buffers: Mapping[str, Buffer]) -> Group | None:
     """The Contraction as Banded tiles, if it has that form and gains by it."""
     m = c.rows[-1][0]
     layout = buffers[c.a.buf].layout
-    if layout is None or layout.splits or not c.batch:
+    if layout is None or layout.splits or not c.batch or c.fold.dtype is not dt.f32:
         return None
     at = flat(layout, c.a.index)
     loops = (*c.taps, c.k)

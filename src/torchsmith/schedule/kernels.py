@@ -17,6 +17,7 @@ from ..options import Options
 from . import deps
 from .attention import recognise_attention
 from .attention_kernel import form_attention
+from .changing import form_changing, is_along_n
 from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, recognise, work_of
 from .deps import estimate
 from .draft import build
@@ -61,26 +62,30 @@ def plain_kernel(stage: Stage, buffers: Mapping[str, Buffer]) -> Kernel:
 def contraction_kernels(
     stage: Stage, c: Contraction, buffers: dict[str, Buffer], lasting: set[str], options: Options, decided: Decisions
 ) -> tuple[Kernel, ...]:
-    """The kernels of `stage`, seen as `c`: pack the right-hand operand (into a new buffer, entered in `buffers`), then multiply."""
+    """The kernels of `stage`, seen as `c`. A constant right-hand operand is packed (into a new buffer, entered in `buffers`)."""
     banded = form_grouped(c, buffers)
     if banded is not None:
         return stage_kernel(banded[0], buffers), banded[1]
     if c.n[0] is ONE_COLUMN:  # a depthwise convolution whose channels do not lie side by side
         return (plain_kernel(stage, buffers),)
-    if c.rows[0][0] is ONE_ROW and c.b.buf not in lasting:
-        return (plain_kernel(stage, buffers),)  # one row, and an operand that changes: packing it would cost as much as the product
     copies, c, seen = _plain_rows(c, buffers)
     paired = form_paired(c, seen)
     if paired is not None:
         packing, product, packed = paired
         buffers[packed.name] = packed
         return (*copies, stage_kernel(packing, buffers), product)
-    tiling, choice = _tiling(c, options, decided)
+    tiling, choice = _tiling(c, seen, options, decided)
+    origins = (c.stage.origin, c.stage.loc)
+    if c.b.buf not in lasting:
+        if c.rows[0][0] is ONE_ROW and not is_along_n(c, seen):
+            return (plain_kernel(stage, buffers),)  # one row: turning an operand would cost as much as the product
+        changing = form_changing(c, tiling, seen, origins)
+        if changing is not None:
+            return (*copies, replace(changing, choice=choice))
     packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
     buffers[packed.name] = packed
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
-    origins = (c.stage.origin, c.stage.loc)
     product = form_contraction(c, stores, packed, tiling, seen, origins)
     return (*copies, stage_kernel(packing, buffers), replace(product, choice=choice))
 
@@ -107,9 +112,9 @@ def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kerne
     return (), c, seen
 
 
-def _tiling(c: Contraction, options: Options, decided: Decisions) -> tuple[Tiling, Choice | None]:
+def _tiling(c: Contraction, buffers: Mapping[str, Buffer], options: Options, decided: Decisions) -> tuple[Tiling, Choice | None]:
     """The tiling of `c`: as decided, else the default; under max-autotune also what could be decided."""
-    work = work_of(c)
+    work = work_of(c, buffers)
     if not options.max_autotune:
         return choose_tiling(work), None
     known = {str(t): t for t in candidates(work)}

@@ -37,7 +37,7 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
     """The two innermost row axes as one; `buffers` gets the reshaped ones. None where some access forbids it."""
     (o, o_extent), (m, m_extent) = c.rows[-2:]
     store = c.stage.stores[0]
-    loads = [e for e in walk(c.value, c.a) if isinstance(e, Load)]
+    loads = [e for e in walk(c.value, c.a, c.b) if isinstance(e, Load)]
     places: dict[str, tuple[int, int]] = {}
     for buf, index in ((store.buf, store.index), *((e.buf, e.index) for e in loads)):
         place = _place(index, o, m, m_extent)

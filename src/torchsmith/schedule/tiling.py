@@ -6,15 +6,18 @@ Nothing here knows a model or an operator: equal Work, equal decision.
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass
 from typing import Literal
 
-LANES = 16
+LANES = 16  # float32 in a vector of 64 bytes
 CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-level cache
 REGISTERS = 32  # vector registers
+SETS, WAYS = 4096, 8  # bytes after which the first-level cache takes its sets in turn again, and lines that a set holds
 UNKNOWN = 1 << 20  # what a symbolic size counts as
 TYPICAL = (1, 8, 30, 100, 1000)  # rows that are known at run time only: a tile should serve all of these
 BATCHES = (1, 2, 4, 8, 32)  # the same, where rows are known to be a multiple of a number
+ALIASED = 0.7  # what is left of the speed where the rows of a tile share too few sets
 CANDIDATES = 6  # most tilings that are measured
 WORTH = 0.8  # tilings whose score is below this part of the best are not measured
 
@@ -23,8 +26,8 @@ Sweep = Literal["rows", "columns"]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """rows x (16 * vectors) accumulators in registers. sweep "rows": all column tiles for a row tile, then the next row tile, so that
-    results are written in order; "columns": the packed operand's tile stays in the first-level cache while the rows pass."""
+    """rows x (vectors of 64 bytes) accumulators in registers. sweep "rows": all column tiles for a row tile, then the next row tile, so
+    that results are written in order; "columns": the packed operand's tile stays in the first-level cache while the rows pass."""
 
     rows: int
     vectors: int
@@ -38,7 +41,7 @@ class Tiling:
 class Work:
     """batch x outer x m x n results of taps x k multiply-adds each; m is the tiled row axis, `outer` the product of the others; None:
     known at run time only. a, b: storage dtypes; is_padded: rows may fall into padding. multiple: what divides an m that is not known (the
-    image of a batch of them)."""
+    image of a batch of them). step: bytes from one row of a to the next, where known."""
 
     batch: int | None
     outer: int | None
@@ -50,6 +53,7 @@ class Work:
     b: str
     is_padded: bool
     multiple: int = 1
+    step: int | None = None
 
     @property
     def key(self) -> str:
@@ -63,6 +67,11 @@ class Work:
         return f"{product(self.batch, self.outer, self.m)} rows, {product(self.n)} columns, {product(self.taps, self.k)} products"
 
     @property
+    def lanes(self) -> int:
+        """Sums in a vector of 64 bytes."""
+        return 8 if self.a == "f64" else LANES
+
+    @property
     def packed_bytes(self) -> int:
         sizes = [64 if v is None else v for v in (self.batch, self.n, self.taps, self.k)]
         return sizes[0] * sizes[1] * sizes[2] * sizes[3] * {"f32": 4, "f64": 8}.get(self.b, 2)
@@ -72,12 +81,15 @@ def score(work: Work, rows: int, vectors: int) -> float:
     """Useful multiply-adds per cycle, as a part of the most that is possible.
 
     A tile step costs rows * vectors multiply-adds, two a cycle, or what takes longer: its loads (rows of a, vectors of b and their
-    prefetches), or the stream of b from the second-level cache, some 24 bytes a cycle.
+    prefetches), or the stream of b from the second-level cache, some 24 bytes a cycle. Rows that are a power of two apart drive each other
+    out of the first-level cache.
     """
     unknown = TYPICAL if work.multiple == 1 else tuple(work.multiple * b for b in BATCHES)
     sizes, n = (work.m,) if work.m else unknown, work.n or UNKNOWN
-    useful = sum(m / (-(-m // rows) * rows) for m in sizes) / len(sizes) * n / (-(-n // (LANES * vectors)) * LANES * vectors)
+    useful = sum(m / (-(-m // rows) * rows) for m in sizes) / len(sizes) * n / (-(-n // (work.lanes * vectors)) * work.lanes * vectors)
     steps = rows * vectors
+    if work.step and rows * math.gcd(work.step, SETS) > WAYS * SETS:
+        useful *= ALIASED
     return useful * steps / max(steps, 1.2 * (2 * vectors + rows), 5.3 * vectors, 8) * steps / (steps + 0.4)
 
 
@@ -92,7 +104,7 @@ def candidates(work: Work, most: int = CANDIDATES) -> tuple[Tiling, ...]:
     scored: list[tuple[float, int, int]] = []
     for rows in range(1, min(REGISTERS // 2, m) + 1):
         # beside the accumulators a register per vector of b and one for a: a tile without them spills in every step
-        for vectors in range(1, min((REGISTERS - 1) // (rows + 1), 8, -(-n // LANES)) + 1):
+        for vectors in range(1, min((REGISTERS - 1) // (rows + 1), 8, -(-n // work.lanes)) + 1):
             scored.append((score(work, rows, vectors), rows, vectors))
     first = 0
     for i, row in enumerate(scored):
