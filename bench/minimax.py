@@ -102,6 +102,18 @@ def mills(u: Any, k: Any, s: Any) -> Any:
     return mp.exp(a * a / s) * mp.erfc(a / mp.sqrt(s)) * (a + k) / k * (1 if s == 1 else mp.mpf(1) / 2)
 
 
+def _lgamma_near(t: Any) -> Any:
+    """lgamma(t) / ((t - 1) (t - 2))"""
+    t += mp.mpf("1e-20") if t in (1, 2) else 0
+    return mp.loggamma(t) / ((t - 1) * (t - 2))
+
+
+def _lgamma_tail(z: Any) -> Any:
+    """What Stirling's formula lacks at w = 1 / sqrt z, times w"""
+    w = 1 / mp.sqrt(z)
+    return (mp.loggamma(w) - ((w - mp.mpf(1) / 2) * mp.log(w) - w + mp.log(2 * mp.pi) / 2)) * w
+
+
 def _erfinv_of_w(w: Any) -> Any:
     """erfinv(x) / x with w = -log(1 - x^2)"""
     x2 = -mp.expm1(-w)
@@ -120,6 +132,8 @@ FITS: dict[str, tuple[Function, Any, Any, int, Function, int]] = {
     "NDTRG32": (lambda u: mills(u, mp.mpf(3), 2), -1, (mp.mpf(14.3) - 3) / (mp.mpf(14.3) + 3), 10, lambda u: 1 / mills(u, mp.mpf(3), 2), 32),
     "ERFINVA32": (lambda t: _erfinv_of_w(t + mp.mpf(2.5)), -2.499999, 2.5, 10, lambda t: 1 / _erfinv_of_w(t + mp.mpf(2.5)), 32),
     "POW32": (lambda z: (2 * mp.atanh(mp.sqrt(z)) / mp.sqrt(z) - 2) / z, E, mp.mpf("0.0417"), 4, lambda z: 1, 32),
+    "LGAMMA_NEAR": (lambda u: _lgamma_near(u + 2), -1, 1, 13, lambda u: 1 / _lgamma_near(u + 2), 64),
+    "LGAMMA_TAIL": (_lgamma_tail, mp.mpf("1e-9"), mp.mpf(1) / 9, 3, lambda z: 1, 64),
     "ERFINVB32": (lambda t: _erfinv_of_w((t + 3) ** 2), mp.sqrt(5) - 3, mp.sqrt(mp.mpf(17)) - 3, 9, lambda t: 1 / _erfinv_of_w((t + 3) ** 2), 32),
 }
 

@@ -70,8 +70,9 @@ def written_out(self: Emitter, e: Fold) -> list[Val]:
 
 
 def worth_lanes(e: Fold, lanes: int) -> bool:
+    """Are there lanes' worth of iterations, and none in a Fold inside?"""
     n = const_of(e.extents[-1])
-    return n is None or n >= lanes // 2
+    return (n is None or n >= lanes // 2) and not any(isinstance(x, Fold) and worth_lanes(x, lanes) for u in e.update for x in walk(u))
 
 
 def state_reg(self: Emitter, e: Fold, vec: bool) -> list[Val]:
@@ -132,6 +133,8 @@ def assign(self: Emitter, values: tuple[Expr, ...], states: list[Val], index: st
 
 def serial_fold(self: Emitter, e: Fold) -> list[Val]:
     """Nested loops over single states (or vectors of them inside a vector loop)."""
+    if self.vector_axis is not None and is_long(e):
+        return interleaved(self, e)
     states = declare(self, e, self.vector_axis is not None)
     depth = open_loops(self, e, len(e.axes))
     bind_states(self, e, states)
@@ -139,6 +142,35 @@ def serial_fold(self: Emitter, e: Fold) -> list[Val]:
     for _ in range(depth):
         self.close()
     return states
+
+
+CHAINS = 4  # independent sums of a long Fold inside a vector loop
+
+
+def is_long(e: Fold) -> bool:
+    """Would a single chain of updates wait for itself?"""
+    n = const_of(e.extents[-1])
+    if n is None or n < 64 or n % CHAINS or e.order != "any" or not e.combine or len(e.init) > 2:
+        return False
+    return not any(isinstance(x, Fold) for x in walk(*e.update))
+
+
+def interleaved(self: Emitter, e: Fold) -> list[Val]:
+    """Every CHAINS-th iteration of the innermost loop goes to a state of its own."""
+    states = declare(self, e, True, CHAINS)
+    depth = open_loops(self, e, len(e.axes) - 1)
+    axis, extent = e.axes[-1], e.extents[-1]
+    self.extents[axis] = extent
+    step, name, u = self.fresh("i"), self.fresh("i"), self.fresh("u")
+    self.open(f"for (i64 {step} = 0; {step} < {const_of(extent)}; {step} += {CHAINS}) {{", [])
+    self.line(f'_Pragma("GCC unroll {CHAINS}")')
+    self.open(f"for (int {u} = 0; {u} < {CHAINS}; {u}++) {{ i64 {name} = {step} + {u};", [axis])
+    self.scopes[-1].memo[axis] = Val(name, dt.index, False)
+    bind_states(self, e, states, "a", f"[{u}]")
+    assign(self, e.update, states, f"[{u}]")
+    for _ in range(depth + 2):
+        self.close()
+    return merge_copies(self, e, states, CHAINS)
 
 
 def open_loops(self: Emitter, e: Fold, count: int) -> int:
@@ -209,8 +241,8 @@ def unrolled(self: Emitter, e: Fold, states: list[Val], copies: int) -> None:
         self.tail = ""
 
 
-def merge(self: Emitter, e: Fold, states: list[Val], copies: int) -> list[Val]:
-    """Copies into one, then lanes by halves; lane 0 is the result."""
+def merge_copies(self: Emitter, e: Fold, states: list[Val], copies: int) -> list[Val]:
+    """One state of `copies`, lane by lane."""
     singles = []
     for s in states:
         name = self.fresh("a")
@@ -218,6 +250,12 @@ def merge(self: Emitter, e: Fold, states: list[Val], copies: int) -> list[Val]:
         singles.append(Val(name, s.dtype, True))
     for c in range(1, copies):
         combine_step(self, e, singles, [Val(f"{s.text}[{c}]", s.dtype, True) for s in states])
+    return singles
+
+
+def merge(self: Emitter, e: Fold, states: list[Val], copies: int) -> list[Val]:
+    """Copies into one, then lanes by halves; lane 0 is the result."""
+    singles = merge_copies(self, e, states, copies)
     half = self.lanes // 2
     while half:
         order = ", ".join(str((k + half) % self.lanes) for k in range(self.lanes))

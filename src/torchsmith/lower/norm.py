@@ -42,7 +42,7 @@ def layer_norm(cx: Builder, x: Ref, normalized: int, weight: Ref | None, bias: R
     compute = opmath(x.dtype)
     how = Split(x.shape, tuple(range(x.rank - normalized, x.rank)), True)
     acc = accumulator(compute, how)
-    mean, squares = moments(cx, how, lambda i: cast(x.load(i), compute), acc)
+    mean, squares = moments(cx, how, lambda i: cast(x.load(i), compute), acc, compute is dt.f32)
     rstd = hold(cx, how.kept, compute, lambda i: cast(_rstd(squares.at(i), how.count, eps), compute))
 
     def at(i: Index) -> Expr:
@@ -85,10 +85,10 @@ def rms_norm(cx: Builder, x: Ref, normalized: int, weight: Ref | None, eps: floa
     acc = accumulator(compute, how)
 
     def squared(i: Index) -> Expr:
-        v = cast(cast(x.load(i), compute), acc)
+        v = cast(x.load(i), compute)
         return op("mul", v, v)
 
-    at_sum = total(cx, how, squared, acc)
+    at_sum = total(cx, how, squared, acc, compute is dt.f32)
     rstd = hold(cx, how.kept, compute, lambda i: cast(_rstd(at_sum(i), how.count, _EPS[x.dtype] if eps is None else eps), compute))
 
     def at(i: Index) -> Expr:
@@ -123,7 +123,7 @@ def lower_native_group_norm(cx: Builder, x: Ref, weight: Any, bias: Any, n: Any,
     compute = opmath(x.dtype)
     how = Split(grouped.shape, tuple(range(2, grouped.rank)), True)
     acc = accumulator(compute, how)
-    mean, squares = moments(cx, how, lambda i: cast(grouped.load(i), compute), acc)
+    mean, squares = moments(cx, how, lambda i: cast(grouped.load(i), compute), acc, compute is dt.f32)
     rstd = hold(cx, how.kept, compute, lambda i: cast(_rstd(squares.at(i), how.count, eps), compute))
     d = cx.dtype
     zeros = (ZERO,) * (grouped.rank - 2)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Const, Expr, convert, op, select
+from ..ir.expr import Const, Expr, const, convert, op, select
 from .core import Builder
 from .numerics import boolean, cast, highest, lowest, opmath, scalar
 from .pointwise import c
@@ -23,6 +23,7 @@ from .views import wrap_dim, wrap_dims
 
 # Longest float32 sum that one accumulator may hold: along the innermost dimension many vector lanes share it, elsewhere one lane has all.
 INNER_TERMS, OUTER_TERMS = 1024, 64
+COLUMNS = 16  # wider rows are added up row by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +75,54 @@ def accumulator(d: DType, how: Split) -> DType:
     return dt.f32 if count is not None and count <= (INNER_TERMS if inner else OUTER_TERMS) else dt.f64
 
 
-def total(cx: Builder, how: Split, value: Callable[[Index], Expr], acc: DType) -> Callable[[Index], Expr]:
-    """outer index -> sum of value(index) over the folded dimensions, in `acc`."""
+def total(cx: Builder, how: Split, value: Callable[[Index], Expr], acc: DType, blocks: bool = False) -> Callable[[Index], Expr]:
+    """outer index -> sum of value(index) over the folded dimensions, in `acc`; with `blocks` long sums of float32 values in two steps."""
+
+    def fold(shape: Sequence[Expr], d: DType, term: Callable[[Index], Expr]) -> Expr:
+        return cx.fold(shape, [Const(d, 0)], lambda i, s: [op("add", s[0], cast(term(i), d))], lambda a, b: [op("add", a[0], b[0])])
 
     def at(outer: Index) -> Expr:
         if not how.dims:
             return cast(value(how.join(outer, ())), acc)
-        return cx.fold(
-            how.folded, [Const(acc, 0)], lambda i, s: [op("add", s[0], cast(value(how.join(outer, i)), acc))],
-            lambda a, b: [op("add", a[0], b[0])],
-        )  # fmt: skip
+        parts = blocks_of(how) if blocks and acc is dt.f64 else None
+        if parts is None:
+            return fold(how.folded, acc, lambda i: value(how.join(outer, i)))
+        return fold(parts.outer, acc, lambda j: fold(parts.inner, dt.f32, lambda i: value(how.join(outer, parts.join(j, i)))))
 
     return at
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Folded dimensions cut in two: `inner` are the last ones, as many elements as float32 may add, `outer` the rest."""
+
+    outer: tuple[Expr, ...]
+    inner: tuple[Expr, ...]
+    step: int  # elements of the first inner dimension in one block
+
+    def join(self, outer: Index, inner: Index) -> Index:
+        cut = op("add", op("mul", outer[-1], const(self.step)), inner[0])
+        return (*outer[:-1], cut, *inner[1:])
+
+
+def blocks_of(how: Split) -> Blocks | None:
+    """Blocks of a sum along the innermost dimension, or over a few columns, where sizes are known and blocks of a good size divide them."""
+    sizes = [known(n) for n in how.folded]
+    columns = known(product(how.shape[how.dims[-1] + 1 :]))
+    if None in sizes or columns is None or columns > COLUMNS:
+        return None
+    terms = INNER_TERMS if how.dims[-1] == len(how.shape) - 1 else OUTER_TERMS
+    inside, first = 1, len(sizes)
+    while first and inside * sizes[first - 1] <= terms:  # type: ignore[operator]
+        first -= 1
+        inside *= sizes[first]  # type: ignore[operator]
+    if not first:
+        return None
+    n = sizes[first - 1]
+    step = max(d for d in range(1, terms // inside + 1) if n % d == 0)  # type: ignore[operator]
+    if inside * step < terms // 4:
+        return None
+    return Blocks((*how.folded[: first - 1], const(n // step)), (const(step), *how.folded[first:]), step)  # type: ignore[operator]
 
 
 def fold_with(cx: Builder, how: Split, name: str, init: Expr, value: Callable[[Index], Expr]) -> Callable[[Index], Expr]:
@@ -114,7 +151,11 @@ def sum_of(cx: Builder, x: Ref, dims: Any, keep: bool, value: Callable[[Expr], E
     result = cx.dtype
     acc = accumulator(result, how)
     compute = opmath(x.dtype) if x.dtype.is_float and not (acc is dt.f64 and result is dt.f64) else acc
-    at = total(cx, how, lambda i: value(cast(cast(x.load(i), compute), acc if compute.kind == acc.kind else compute)), acc)
+    rows = how.dims[-1:] == (x.rank - 1,) and len(how.dims) < x.rank  # sums of rows stay what attention is known by
+    if compute is dt.f32 and acc is dt.f64 and not rows:
+        at = total(cx, how, lambda i: value(cast(x.load(i), compute)), acc, True)
+    else:
+        at = total(cx, how, lambda i: value(cast(cast(x.load(i), compute), acc if compute.kind == acc.kind else compute)), acc)
     return cx.stage(lambda i: cast(at(i), result))
 
 
@@ -141,7 +182,7 @@ def mean_of(cx: Builder, x: Ref, dims: Any, keep: bool) -> Ref:
     how = split_of(x, dims, keep)
     result = cx.dtype
     acc = accumulator(result, how)
-    at = total(cx, how, lambda i: cast(cast(x.load(i), opmath(result)), acc), acc)
+    at = total(cx, how, lambda i: cast(x.load(i), opmath(result)), acc, opmath(result) is dt.f32)
     return cx.stage(lambda i: cast(op("div", at(i), cast(how.count, acc)), result))
 
 
@@ -314,17 +355,21 @@ def lower_all(cx: Builder, x: Ref, dims: Any = None, keep: bool = False) -> Ref:
 
 
 # ---------------------------------------------------------------- moments
-def moments(cx: Builder, how: Split, value: Callable[[Index], Expr], acc: DType) -> tuple[Ref, Ref]:
-    """(mean, sum of squared deviations) over the folded dimensions, each kept with size 1, in `acc`: two passes, as exact as Welford's."""
+def moments(cx: Builder, how: Split, value: Callable[[Index], Expr], acc: DType, blocks: bool = False) -> tuple[Ref, Ref]:
+    """(mean, sum of squared deviations) over the folded dimensions, each kept with size 1, in `acc`: two passes, as exact as Welford's.
+
+    With `blocks` values are float32, and so are deviations: the mean's rounding adds to the variance less than that of the values has.
+    """
     kept = Split(how.shape, how.dims, True)
-    sum_at = total(cx, kept, value, acc)
+    sum_at = total(cx, kept, value, acc, blocks)
     mean = hold(cx, kept.kept, acc, lambda i: op("div", sum_at(i), cast(kept.count, acc)))
 
     def squared(i: Index) -> Expr:
-        d = op("sub", cast(value(i), acc), mean.at(i))
+        v = value(i) if blocks else cast(value(i), acc)
+        d = op("sub", v, cast(mean.at(i), v.dtype))
         return op("mul", d, d)
 
-    squares_at = total(cx, kept, squared, acc)
+    squares_at = total(cx, kept, squared, acc, blocks)
     return mean, hold(cx, kept.kept, acc, squares_at)
 
 

@@ -19,7 +19,7 @@ from .access import Access, chains, collect, map_folds, merge_table, simplify, s
 from .deps import estimate, free_axes, numel
 from .fuse import cost, simple_axes
 from .group import Group
-from .rows import TILE_U, TILE_V, column_loops, find_shared, shared_row, tile_partner, transposing_tile
+from .rows import TILE_U, TILE_V, column_loops, find_shared, row_walk, shared_row, tile_partner, transposing_tile
 
 LANES = 16
 GRAIN = 16384  # element operations of one grid item, where an axis is cut into blocks
@@ -461,7 +461,7 @@ def choose_outer_vector(d: Draft, buffers: Mapping[str, Buffer]) -> Axis | None:
         return float(numel(extents[a] for a in x.axes() if a not in outer and a in extents))
 
     best: tuple[float, Axis | None] = (1e30, None)
-    folds = [f for f in walk(*d.roots()) if isinstance(f, Fold)]
+    folds = [f for f in walk(*d.roots()) if isinstance(f, Fold)]  # nested ones first
     fold_axes = {a for f in folds for a in f.axes}
     if folds:
         scalar = 12.0 * len({f.picking(0) for f in folds if not any(f in set(walk(g)) and g is not f for g in folds)})
@@ -573,23 +573,25 @@ def share_rows(d: Draft, buffers: Mapping[str, Buffer], own: set[str]) -> tuple[
     while k < len(d.seq):
         item = d.seq[k]
         k += 1
-        if not isinstance(item, Let) or not isinstance(item.value, Fold) or len(item.value.axes) != 1:
+        walked = row_walk(item.value) if isinstance(item, Let) and isinstance(item.value, Fold) else None
+        if walked is None:
             continue
-        f = item.value
+        assert isinstance(item, Let)
+        f, point, length = walked
         for nest in d.seq[k:]:
-            if not isinstance(nest, Nest) or len(nest.axes) != 1 or nest.axes[0][1] is not f.extents[0]:
+            if not isinstance(nest, Nest) or len(nest.axes) != 1 or nest.axes[0][1] is not length:
                 continue
             axis, extent = nest.axes[0]
-            e = find_shared(f, [x for s in nest.body for x in _exprs(s)], axis)
+            e = find_shared(f, point, [x for s in nest.body for x in _exprs(s)], axis)
             row = shared_row(e, extent, f"own_row{len(rows)}") if e is not None else None
             if e is None or row is None:
                 continue
             rows[row.name] = row
-            table: dict[Expr, Expr] = {substitute(e, {f.axes[0]: axis}): Load(row.name, row.dtype, (axis,))}
+            table: dict[Expr, Expr] = {substitute(e, {point: axis}): Load(row.name, row.dtype, (axis,))}
             nest.body = [_map(s, lambda x, t=table: substitute(x, t)) for s in nest.body]  # type: ignore[misc]
-            fill = Nest([(axis, extent)], [StoreStmt(row.name, (axis,), substitute(e, {f.axes[0]: axis}))])
-            used: dict[Expr, Expr] = {e: Load(row.name, row.dtype, (f.axes[0],))}
-            d.seq[k - 1 : k] = [fill, Let(item.var, substitute(f, used))]
+            fill = Nest([(axis, extent)], [StoreStmt(row.name, (axis,), substitute(e, {point: axis}))])
+            used: dict[Expr, Expr] = {e: Load(row.name, row.dtype, (point,))}
+            d.seq[k - 1 : k] = [fill, Let(item.var, substitute(item.value, used))]
             k += 1
             break
     return (buffers, own) if not rows else ({**buffers, **rows}, own | set(rows))

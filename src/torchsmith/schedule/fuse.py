@@ -61,13 +61,19 @@ def cost(e: Expr) -> int:
     done = _COST.get(e)
     if done is not None:
         return done
-    total, inside = 0, set[Expr]()
-    for node in walk(e):
-        if isinstance(node, Fold):
-            body = sum(own_cost(x) for x in walk(*node.update))
-            total += max(0, numel(node.extents) - 1) * body
+    total = 0
+    seen, stack = {e}, [e]
+    while stack:
+        node = stack.pop()
         total += own_cost(node)
-        inside.add(node)
+        args = node.args
+        if isinstance(node, Fold):
+            bodies = set(node.update)
+            total += numel(node.extents) * sum(cost(u) for u in bodies)
+            args = tuple(a for a in args if a not in bodies)
+        new = [a for a in dict.fromkeys(args) if a not in seen]
+        seen.update(new)
+        stack += new
     _COST[e] = total
     return total
 

@@ -21,9 +21,22 @@ WORTH = 10  # operations that are dearer than a store and a load in the first-le
 TILE_V, TILE_U = 32, 16
 
 
-def find_shared(f: Fold, values: list[Expr], axis: Axis) -> Expr | None:
-    """The largest dear subexpression of the Fold's update that occurs, over `axis`, in `values`."""
-    r = f.axes[0]
+def row_walk(f: Fold) -> tuple[Fold, Expr, Expr] | None:
+    """(the Fold that reads the row, the element it reads, the row's length) of a sum over one axis, or over blocks of one."""
+    if len(f.axes) != 1:
+        return None
+    nested = {x for u in f.update for x in walk(u) if isinstance(x, Fold)}
+    if not nested:
+        return f, f.axes[0], f.extents[0]
+    inner = nested.pop()
+    if nested or len(inner.axes) != 1 or const_of(inner.extents[0]) is None:
+        return None
+    return inner, op("add", op("mul", f.axes[0], inner.extents[0]), inner.axes[0]), op("mul", f.extents[0], inner.extents[0])
+
+
+def find_shared(f: Fold, point: Expr, values: list[Expr], axis: Axis) -> Expr | None:
+    """The largest dear subexpression of the Fold's update, a function of `point`, that occurs, as one of `axis`, in `values`."""
+    loops = {x for x in walk(point) if isinstance(x, Axis)}
     states = {f.state(i, s) for i in range(len(f.init)) for s in "ab"}
     there = set(walk(*values))
     best: tuple[int, Expr] | None = None
@@ -31,10 +44,13 @@ def find_shared(f: Fold, values: list[Expr], axis: Axis) -> Expr | None:
         if isinstance(e, Fold | Load) or not e.dtype.is_float:
             continue
         nodes = list(walk(e))
-        if r not in nodes or any(n in states or isinstance(n, Fold) for n in nodes):
+        if point not in nodes or any(n in states or isinstance(n, Fold) for n in nodes):
             continue
         price = cost(e)
-        if price >= WORTH and (best is None or price > best[0]) and substitute(e, {r: axis}) in there:
+        if price < WORTH or (best is not None and price <= best[0]):
+            continue
+        moved = substitute(e, {point: axis})
+        if moved in there and not loops & set(walk(moved)):
             best = (price, e)
     return best[1] if best is not None else None
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.expr import Axis, Expr, Fold, Load, const, op, substitute, walk
-from ..ir.linear import const_of
+from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Element, Program, Stage, Store
 from .contraction import recognise
-from .deps import estimate, numel
+from .deps import estimate, free_axes, numel
 from .fuse import simple_axes
 
 WORK = 1 << 17  # fold iterations below which one thread does it all
@@ -39,12 +39,16 @@ def split_stage(s: Stage, buffers: dict[str, Buffer]) -> list[Stage]:
     if simple_axes(s, s.stores[0]) is None or recognise(s) is not None:
         return [s]
     folds = {f.picking(0) for f in walk(s.stores[0].value) if isinstance(f, Fold)}
+    folds -= {g.picking(0) for f in folds for u in f.update for g in walk(u) if isinstance(g, Fold)}
     if len(folds) != 1:
         return [s]
     (f,) = folds
     if f.order != "any" or not f.combine:
         return [s]
-    trips = numel(f.extents)
+    nested = {g.picking(0) for u in f.update for g in walk(u) if isinstance(g, Fold)}
+    if any(not free_axes(g) & set(f.axes) for g in nested):
+        return [s]  # every part would compute it anew
+    trips = numel(e for g in (f, *nested) for e in g.extents)
     parallel = numel(e for _, e in s.axes)
     column = _contiguous_axis(s, f, buffers)
     if column is not None:
@@ -63,8 +67,9 @@ def _contiguous_axis(s: Stage, f: Fold, buffers: dict[str, Buffer]) -> tuple[Axi
             for d, i in enumerate(x.index):
                 unit = const_of(strides[d]) == 1 if strides is not None else d == len(x.index) - 1
                 if unit:
+                    terms = linear(i).terms
                     for a, e in s.axes:
-                        if i is a:
+                        if const_of(terms.get(a, const(0))) == 1:
                             return a, e
     return None
 
