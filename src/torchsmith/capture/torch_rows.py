@@ -68,6 +68,13 @@ constant(None, *_named("_C._get_tracing_state", "_C._log_api_usage_once", "_C._f
                        "_C._autograd._saved_tensors_hooks_disable", "_C._autograd._saved_tensors_hooks_enable"))  # fmt: skip
 
 
+@row(*_named("nn.modules.transformer._detect_is_causal_mask"))
+def is_causal_mask(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A hint for speed beside a mask, which torch would read off the mask's values: without it the mask is used as it is."""
+    given = dict(zip(("mask", "is_causal"), args, strict=False)) | kwargs
+    return given.get("is_causal") is True
+
+
 # ---------------------------------------------------------------- grad mode
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -50,15 +51,25 @@ def whole_attention(
     qkv_bias: Any, proj_weight: Tensor, proj_bias: Any, mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True,
     mask_type: Any = None,
 ) -> Any:  # fmt: skip
-    """nn.MultiheadAttention's short cut in eval mode, in its parts, where it hides nothing: no mask, no weights asked for."""
-    if mask is not None or need_weights or query.dim() != 3:
-        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return call(query, key, value, embed_dim, num_head, *weights, mask, need_weights, average_attn_weights, mask_type)
+    """nn.MultiheadAttention's short cut in eval mode, in its parts."""
+    if query.dim() != 3 or mask_type not in (None, 0, 1, 2):
+        projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return call(query, key, value, embed_dim, num_head, *projections, mask, need_weights, average_attn_weights, mask_type)
     biases = (None, None, None) if qkv_bias is None else qkv_bias.chunk(3)
     parts = zip((query, key, value), qkv_weight.chunk(3), biases, strict=True)
-    heads = [F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts]
-    mixed = attention(trace, F.scaled_dot_product_attention, *heads)
-    return F.linear(mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), None
+    q, k, v = (F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts)
+    weights: Any = None
+    if mask is None and not need_weights:
+        mixed = attention(trace, F.scaled_dot_product_attention, q, k, v)
+    else:
+        scores = (q * (1.0 / math.sqrt(embed_dim // num_head))) @ k.transpose(-2, -1)
+        if mask is not None:  # of any dtype: what is not zero is left out
+            shape = {0: (1, 1, *mask.shape[-2:]), 1: (mask.shape[0], 1, 1, mask.shape[-1])}
+            scores = scores.masked_fill(mask.to(torch.bool).reshape(shape.get(mask_type, mask.shape)), -torch.inf)
+        weights = scores.softmax(-1)
+        mixed = weights @ v
+        weights = None if not need_weights else weights.mean(1) if average_attn_weights else weights
+    return F.linear(mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), weights
 
 
 @function_rule(torch._transformer_encoder_layer_fwd)
@@ -67,15 +78,15 @@ def encoder_layer(
     proj_bias: Any, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor,
     norm_bias_2: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, mask: Any = None, mask_type: Any = None,
 ) -> Any:  # fmt: skip
-    """nn.TransformerEncoderLayer's short cut in eval mode, in its parts, where there is no mask."""
-    if mask is not None or src.dim() != 3:
+    """nn.TransformerEncoderLayer's short cut in eval mode, in its parts."""
+    if src.dim() != 3:
         norms, products = (norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2), (weight_1, bias_1, weight_2, bias_2)
         projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
         return call(src, embed_dim, num_heads, *projections, use_gelu, norm_first, eps, *norms, *products, mask, mask_type)
 
     def attend(x: Tensor) -> Tensor:
         rest = (embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return whole_attention(trace, torch._native_multi_head_attention, x, x, x, *rest, need_weights=False)[0]  # type: ignore[no-any-return]
+        return whole_attention(trace, torch._native_multi_head_attention, x, x, x, *rest, mask, False, True, mask_type)[0]  # type: ignore[no-any-return]
 
     def feed(x: Tensor) -> Tensor:
         inner = F.linear(x, weight_1, bias_1)
