@@ -305,7 +305,7 @@ def test_equal_kernels_have_equal_text() -> None:
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize(("extent", "itemsize", "step"), [(1024, 4, 1040), (2048, 4, 2064), (512, 4, 512), (512, 8, 520), (2048, 2, 2080)])
+@pytest.mark.parametrize(("extent", "itemsize", "step"), [(1024, 4, 1040), (512, 8, 520), (2048, 2, 2080)])
 def test_rows_do_not_share_a_set_of_the_cache(extent: int, itemsize: int, step: int) -> None:
     d = {2: dt.bf16, 4: dt.f32, 8: dt.f64}[itemsize]
     shape = (const(3), const(extent), const(7))

@@ -86,6 +86,7 @@ def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
     is_grouped = len(s.taps) > 0 and len(s.b.index) > len(s.taps) + 3  # (groups, tile, taps, k, n)
     cut = cut_sum([range_of(e, self.extents)[1] for _, e in loops], GROUPED_CHUNK if is_grouped else CHUNK)
     self.open("{", [])
+    _fetch_results(self, s, rest)
     if cut is None and not s.add:
         self.line(f"x{s.dtype} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
         _taps(self, s, loops, {})
@@ -99,6 +100,30 @@ def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
         _epilogue(self, s, rest, names)
     self.close()
     self.forget(s.acc)
+
+
+def _fetch_results(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
+    """Ask for the lines that the epilogue will write, and read elsewhere, while the sums are taken."""
+    inner = _register_loop(s, rest)
+    if inner is None:
+        return
+    wanted: dict[tuple[str, str], int] = {}
+    for x in inner.body:
+        assert isinstance(x, StoreStmt)
+        loads = [(e.buf, e.index, 0) for e in walk(x.value) if isinstance(e, Load) and e.buf != s.acc]
+        for buf, index, write in ((x.buf, x.index, 1), *loads):
+            at = self.address(buf, index)
+            if const_of(at.terms.get(s.n, const(0))) != 1 or s.m not in at.terms or any(s.m in set(walk(t)) for t in at.terms if t is not s.m):
+                continue
+            start = _text(self, substitute(at.expr(), {s.m: const(0), s.n: const(0)}))
+            name, dtype = self.base(buf)
+            size = s.width * dtype.itemsize
+            for m in range(s.rows):
+                row = _sum(start, _times(str(m), _text(self, at.terms[s.m])))
+                for line in range(0, size, 64):
+                    wanted.setdefault((f"{name} + {_sum(row, str(line // dtype.itemsize))}", buf), write)
+    for (place, _), write in wanted.items():
+        self.line(f"__builtin_prefetch({place}, {write});")
 
 
 def cut_sum(extents: list[int | None], chunk: int, inside: int = 1) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from ..ir.expr import Axis, Expr, const, walk
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Cond, Element, Extern, Program, Repeat, Stage
+from .access import flat
 from .attention import Attention, recognise_attention
 from .contraction import ONE_COLUMN, Contraction, dense, recognise
 from .deps import estimate, stage_loads
@@ -81,14 +82,15 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
     """Every buffer gets a layout."""
     buffers = dict(program.buffers)
     chosen: dict[str, tuple[int, ...] | None] = {}  # buffer -> the order taken for it here
-    tiled: set[str] = set()  # left-hand operands of contractions
+    crowded: set[str] = set()  # left-hand operands of contractions whose rows share a set of the cache
     fixed = {b.storage_of for b in buffers.values() if b.storage_of is not None}  # what others see the strides of
 
     def visit(body: tuple[Element, ...]) -> None:
         for e in body:
             if isinstance(e, Stage):
                 product = recognise(e)
-                tiled.update(() if product is None else (product.a.buf,))
+                if product is not None and _share_a_set(product, buffers):
+                    crowded.add(product.a.buf)
                 for s in e.stores:
                     b = buffers[s.buf]
                     if b.layout is None:
@@ -104,20 +106,27 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
                 fixed.update(b for b, _ in touched(e))
 
     visit(program.body)
-    for name in tiled & chosen.keys() - fixed:
+    for name in crowded & chosen.keys() - fixed:
         b = buffers[name]
         if b.role == "temp" and b.storage_of is None:
             buffers[name] = rows_apart(b, chosen[name])
     return {n: b if b.layout is not None else replace(b, layout=dense(b.shape)) for n, b in buffers.items()}
 
 
+def _share_a_set(c: Contraction, buffers: dict[str, Buffer]) -> bool:
+    """Do the rows of a tile lie a multiple of SET apart?"""
+    layout = buffers[c.a.buf].layout
+    if layout is None:
+        return False
+    step = const_of(flat(layout, c.a.index).terms.get(c.rows[-1][0], const(0)))
+    return step is not None and step != 0 and step * c.a.dtype.itemsize % SET == 0
+
+
 def rows_apart(buffer: Buffer, order: tuple[int, ...] | None) -> Buffer:
-    """The buffer with room between its rows, if they would share a set of the cache."""
+    """The buffer with a line between its innermost rows."""
     inner = order[-1] if order else len(buffer.shape) - 1
-    extent = const_of(buffer.shape[inner]) if buffer.shape else None
-    if extent is None or extent * buffer.dtype.itemsize % SET != 0:
-        return buffer
-    wide = const(extent + LINE // buffer.dtype.itemsize)
+    extent = buffer.shape[inner]
+    wide = extent + LINE // buffer.dtype.itemsize
     return replace(buffer, layout=dense(tuple(wide if d == inner else e for d, e in enumerate(buffer.shape)), order))
 
 
