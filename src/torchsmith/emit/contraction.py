@@ -28,6 +28,7 @@ CHUNK = 192  # most products in one partial sum: the error grows with the chunks
 GROUPED_CHUNK = 64  # the same for convolutions whose groups are batches: eager's have shorter sums
 AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
 SHORT = 16  # the checks around an inner loop of so few steps would cost as much as the loop
+LONG = 64  # steps of k from which on the next rows of `a` are worth asking for
 EDGE = 2  # rows at either end of a tile that padding usually reaches
 WINDOW = 128  # elements of a row of memory that a tile at the edge copies
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
@@ -230,7 +231,10 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds) -> None:
         test = _test(self, inside) if inside else ""
         self.open(f"if ({test}) {{" if inside else "{", [])
         self.line(f"const {stored}a *p = {a_start};")
-        _steps(self, s, bounds, kb, lambda m, k: f"p[{_sum(_times(str(m), step), _times(k, ka_text))}]")
+        per = 64 // s.a.dtype.itemsize
+        next_rows = f"p + ({s.rows} + (k & {per - 1})) * {step} + (k & ~{per - 1})"
+        streams = not s.taps and s.a.mask is None and const_of(ka) == 1 and s.rows <= per and (const_of(s.extent) or LONG) >= LONG
+        _steps(self, s, bounds, kb, lambda m, k: f"p[{_sum(_times(str(m), step), _times(k, ka_text))}]", next_rows if streams else "")
         self.close()
         if not inside:
             return
@@ -326,8 +330,8 @@ def _sum(a: str, b: str) -> str:
     return b if a == "0" else a if b == "0" else f"{a} + {b}"
 
 
-def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str]) -> None:
-    """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`."""
+def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str = "") -> None:
+    """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`. soon: an address that step k asks for."""
     live = _live_lanes(self, s)
     self.line('_Pragma("GCC unroll 1")')  # unrolled, gcc hoists loads and spills accumulators
     self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
@@ -341,6 +345,8 @@ def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[
     by = s.soon_vectors
     for v in range(by):
         self.line(f"__builtin_prefetch(f + {_sum(_times('k', str(s.lanes * by)), str(s.lanes * v))}, 0, 2);")
+    if soon:
+        self.line(f"__builtin_prefetch({soon});")
     for m in range(s.rows):
         self.line(f"{{ x{s.dtype} x = {_SCALAR[s.a.dtype.name].format(place(m, 'k'))} - (x{s.dtype}){{0}};")
         for v in range(_columns(self, s)):
