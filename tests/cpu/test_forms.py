@@ -141,7 +141,7 @@ def nearby(rng: random.Random, dtype: torch.dtype) -> Case:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_groups_channels_last(dtype: torch.dtype) -> None:
-    check_seeds(nearby, dtype, 10 if dtype is torch.float32 else 4)
+    check_seeds(nearby, dtype, 10)
 
 
 def phases(rng: random.Random, dtype: torch.dtype) -> Case:
@@ -170,7 +170,7 @@ def test_missing_taps_meet_no_infinity() -> None:
 
 def windows(rng: random.Random, dtype: torch.dtype) -> Case:
     """Few or odd channels into enough columns for a copy with padding, in either layout; taps beside each other join."""
-    ic, oc = rng.choice((1, 2, 3, 3, 5, 13, 16, 20, 33)), rng.choice((16, 17, 40, 64))
+    ic, oc = rng.choice((1, 2, 3, 3, 5, 13, 16, 20, 33)), rng.choice((3, 16, 17, 40, 64))
     k, stride, dilation = (rng.choice((1, 3, 5, 7)), rng.choice((2, 3, 4))), rng.choice((1, 2, 4)), rng.choice((1, 1, 1, 2))
     size = [rng.randint(dilation * (n - 1) + 1, 40) for n in k]
     x = numbers(rng, dtype, rng.choice((1, 2)), ic, *size)

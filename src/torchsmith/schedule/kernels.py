@@ -27,12 +27,12 @@ from .group import Group, Grouper, group_stages
 from .grouped import form_grouped
 from .layouts import choose_layouts
 from .merge_rows import merge_rows
-from .paired import form_paired, has_pairs, lies_plain
+from .paired import fills_pairs, form_paired, has_pairs, lies_plain
 from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
 from .tiling import LANES, Tiling, candidates, choose_tiling
-from .windows import join_taps, narrow_k, with_padding
+from .windows import drop_sure, join_taps, narrow_k, with_padding
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
@@ -63,17 +63,21 @@ def contraction_kernels(
     stage: Stage, c: Contraction, buffers: dict[str, Buffer], lasting: set[str], options: Options, decided: Decisions
 ) -> tuple[Kernel, ...]:
     """The kernels of `stage`, seen as `c`. A constant right-hand operand is packed (into a new buffer, entered in `buffers`)."""
-    banded = form_grouped(c, buffers)
-    if banded is not None:
-        return stage_kernel(banded[0], buffers), banded[1]
-    if c.n[0] is ONE_COLUMN:  # a depthwise convolution whose channels do not lie side by side
+    alone = fills_pairs(c)
+    banded = None if alone else form_grouped(c, buffers)
+    if banded is None and c.n[0] is ONE_COLUMN:  # a depthwise convolution whose channels do not lie side by side
         return (plain_kernel(stage, buffers),)
-    copies, c, seen = _plain_rows(c, buffers)
-    paired = form_paired(c, seen)
+    copies, rows, seen = ((), c, buffers) if banded is not None else _plain_rows(c, buffers)
+    one_row = c.rows[0][0] is ONE_ROW and c.b.buf not in lasting
+    paired = None if banded is not None or one_row else form_paired(rows, seen)
     if paired is not None:
         packing, product, packed = paired
         buffers[packed.name] = packed
         return (*copies, stage_kernel(packing, buffers), product)
+    banded = form_grouped(c, buffers) if alone else banded
+    if banded is not None:
+        return stage_kernel(banded[0], buffers), banded[1]
+    c = rows
     tiling, choice = _tiling(c, seen, options, decided)
     origins = (c.stage.origin, c.stage.loc)
     if c.b.buf not in lasting:
@@ -93,6 +97,7 @@ def contraction_kernels(
 def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kernel, ...], Contraction, dict[str, Buffer]]:
     """`c` with rows and taps joined where they lie behind each other, after a copy with padding where that pays; and its buffers."""
     c, seen = merge_rows(c, buffers)
+    c = drop_sure(c)
     narrow, pairs = narrow_k(c, seen), has_pairs(c)
     if pairs and lies_plain(narrow, seen):
         return (), join_taps(narrow, seen), seen

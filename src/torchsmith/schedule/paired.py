@@ -16,6 +16,7 @@ from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
 from .contraction import ACC, ONE_COLUMN, Contraction, _least, _params, _product, dense, only_where
+from .deps import estimate
 from .tiling import CACHED, LANES
 
 TILE = 16  # rows of one hardware tile
@@ -27,6 +28,11 @@ def has_pairs(c: Contraction) -> bool:
     taps = [const_of(e) for _, e in c.taps]
     known = const_of(c.k[1]) is not None and None not in taps and _product([e for _, e in c.taps]) <= TAPS
     return c.a.dtype is dt.bf16 and c.b.dtype is dt.bf16 and known and c.n[0] is not ONE_COLUMN
+
+
+def fills_pairs(c: Contraction) -> bool:
+    """Does one group of a grouped convolution give pairs enough work alone? Half of a vector of columns, and as many channels."""
+    return has_pairs(c) and estimate(c.n[1]) >= LANES // 2 and estimate(c.k[1]) >= LANES // 2
 
 
 def lies_plain(c: Contraction, buffers: Mapping[str, Buffer]) -> bool:

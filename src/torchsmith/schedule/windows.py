@@ -21,6 +21,7 @@ from .deps import estimate
 from .tiling import LANES
 
 COPIED = 2  # most elements of the copy for one of the image; beyond, most of it is padding
+WORTH = 2  # times that an element is read, by vectors of columns
 SMALL = 4096  # elements that may be copied whatever they were
 
 
@@ -32,6 +33,21 @@ def narrow_k(c: Contraction, buffers: Mapping[str, Buffer]) -> Contraction:
     at = flat(layout, c.a.index).terms
     k = next((x for x in (*c.taps, c.k) if const_of(at.get(x[0], const(0))) == 1), c.k)
     return c if k is c.k else replace(c, k=k, taps=tuple(x for x in (*c.taps, c.k) if x is not k))
+
+
+def drop_sure(c: Contraction) -> Contraction:
+    """Without the conditions on `a` that always hold."""
+    extents = dict((*c.stage.axes, *c.taps, c.k))
+
+    def is_sure(t: Expr) -> bool:
+        if not isinstance(t, Op) or t.name not in ("ge", "lt"):
+            return False
+        lo, hi = range_of(linear(t.args[0] - t.args[1]).expr(), extents)
+        return lo is not None and lo >= 0 if t.name == "ge" else hi is not None and hi < 0
+
+    tests = conjuncts(c.a.mask)
+    left = [t for t in tests if not is_sure(t)]
+    return c if len(left) == len(tests) else replace(c, a=_where(Load(c.a.buf, c.a.dtype, c.a.index), left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,9 @@ def with_padding(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None
     last = next((d for d, i in enumerate(a.index) if c.k[0] in linear(i).terms), None)
     if last is None or any(const_of(n) is None for n in source.shape) or source.layout is None or source.layout.splits:
         return None
-    if math.prod(hi - lo + 1 for lo, hi in spans) > COPIED * _product([*source.shape]) + SMALL or estimate(c.n[1]) < LANES:
+    size = math.prod(hi - lo + 1 for lo, hi in spans)
+    reads = math.prod(estimate(e) for _, e in (*c.batch, *c.rows, *c.taps, c.k)) * -(-estimate(c.n[1]) // LANES)
+    if size > COPIED * _product([*source.shape]) + SMALL or reads < WORTH * size:
         return None  # mostly padding, or hardly used again
     other = [t for t in conjuncts(a.mask) if not _is_bound(t, a, source)]
     if any(x in (c.k[0], c.rows[-1][0]) for t in other for x in walk(t)) or a.other not in (None, Const(a.dtype, 0.0)):
@@ -68,13 +86,13 @@ def with_padding(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None
     order = (*(d for d in range(len(spans)) if d != last), last)
     index, spans, source = [a.index[d] for d in order], [spans[d] for d in order], _turned(source, order)
     assert source.layout is not None
-    steps, size = source.layout.strides, const_of(source.shape[-1]) or 0
-    if len(order) > 1 and size % LANES and spans[-1] == (0, size - 1) and steps[-1] is const(1) and steps[-2] is const(size):
+    steps, run = source.layout.strides, const_of(source.shape[-1]) or 0
+    if len(order) > 1 and run % LANES and spans[-1] == (0, run - 1) and steps[-1] is const(1) and steps[-2] is const(run):
         # few channels, and the pixels beside them: one run of memory, so one loop
         lo, hi = spans[-2]
-        index = [*index[:-2], index[-2] * size + index[-1]]
-        spans = [*spans[:-2], (lo * size, hi * size + size - 1)]
-        shape = (*source.shape[:-2], op("mul", source.shape[-2], const(size)))
+        index = [*index[:-2], index[-2] * run + index[-1]]
+        spans = [*spans[:-2], (lo * run, hi * run + run - 1)]
+        shape = (*source.shape[:-2], op("mul", source.shape[-2], const(run)))
         source = replace(source, shape=shape, layout=Layout((*source.layout.strides[:-2], const(1)), source.layout.offset))
     axes = tuple(Axis(f"i{d}") for d in range(len(spans)))
     inside = [op("ge", x, const(-lo)) for x, (lo, _) in zip(axes, spans, strict=True) if lo < 0]
