@@ -24,7 +24,7 @@ demo: setup
 
 test: setup
 	$(PYTEST) tests/pure tests/test_layers.py
-	$(PYTEST) tests/cpu
+	$(PYTEST) tests/cpu -m "not heavy"
 	$(PYTEST) tests/models -m "not models"
 
 check: setup
@@ -35,6 +35,7 @@ check: setup
 
 test-models: setup
 	$(PYTEST) tests/models
+	$(PYTEST) tests/cpu -m heavy
 
 # examples/aoti/README.md says what each folder is.
 EXAMPLES := $(VENV)/examples

@@ -176,8 +176,8 @@ static void drop(tsm_model *m, ts_generation *g) {
   while (g) {
     pthread_mutex_lock(&m->lock);
     bool last = --g->refs == 0;
+    ts_generation *parent = g->parent; /* who is not the last must not touch g after this lock */
     pthread_mutex_unlock(&m->lock);
-    ts_generation *parent = g->parent;
     if (!last) return;
     generation_free(g);
     g = parent;

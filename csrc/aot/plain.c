@@ -18,6 +18,7 @@ typedef struct {
   tsm_tensor *outputs;
   const int16_t *output_of; /* per result of the graph: the output it becomes, or -1 */
   void **others; /* memory of results that are no outputs themselves */
+  int32_t refused; /* why an output could not be placed */
   bool is_parallel; /* the pool knows of this call */
   bool is_used; /* `few`: a small workspace needs no lock */
   char few[4096] __attribute__((aligned(64)));
@@ -95,7 +96,7 @@ static int32_t alloc_result(void *self, int32_t index, int32_t dtype, int32_t nd
   int32_t number = r->output_of[index];
   tsm_tensor fresh = {0}, *out = number >= 0 ? &r->outputs[number] : &fresh;
   int32_t rc = out->data ? use_given(out, number, dtype, ndim, sizes, strides) : allocate(r->model, out, dtype, ndim, sizes, strides);
-  if (rc) return TS_ERROR_MEMORY;
+  if ((r->refused = rc) != 0) return TS_ERROR_MEMORY;
   if (number < 0) r->others[index] = fresh.block;
   *t = (ts_tensor){out->data, NULL, NULL, out};
   return 0;
@@ -216,6 +217,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   r.outputs = outputs;
   r.output_of = output_of;
   r.others = others;
+  r.refused = 0;
   r.is_parallel = r.is_used = false;
   ts_host host = TS_PLAIN_HOST;
   host.self = &r;
@@ -225,7 +227,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   host.give_workspace = give;
   int32_t rc = read_inputs(inputs, in, dense);
   if (!rc && d->wanted) rc = ts_copy_inputs(in, copies, strides);
-  if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
+  if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = r.refused ? r.refused : ts_run_status(rc);
   if (r.is_parallel) ts_pool_leave();
   for (int32_t i = 0; !rc && i < d->n_outputs; i++) rc = finish_output(m, i, in, results, syms, inputs, outputs);
   ts_let_go(m, now);

@@ -209,3 +209,10 @@ def test_several_models(model: Perceptron, built: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(out["sum"], a + t)
     torch.testing.assert_close(out["pair"][0], t.t())
     assert out["pair"][0].data_ptr() == t.data_ptr() and out["pair"][1].data_ptr() == a.data_ptr()
+    load_package = pytest.importorskip("torch._inductor.package").load_package  # PyTorch's loader, by name
+    torch.testing.assert_close(load_package(path)(x), model(x).detach())
+    out = load_package(path, model_name="model2")(a, {"t": t})
+    torch.testing.assert_close(out["sum"], a + t)
+    torch.testing.assert_close(out["pair"][0], t.t())
+    with pytest.raises(RuntimeError, match="model3"):
+        load_package(path, model_name="model3")

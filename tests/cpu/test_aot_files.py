@@ -96,13 +96,8 @@ def test_names_that_lead_outside(package: Path, tmp_path: Path) -> None:
 
 
 def test_future_format(package: Path, tmp_path: Path) -> None:
-    def change(name: str, content: bytes) -> tuple[str, bytes]:
-        if name.endswith("torchsmith.json"):
-            content = json.dumps(json.loads(content) | {"format": 2}).encode()
-        return name, content
-
     with pytest.raises(PackageError, match="format 2, made by a newer torchsmith; this program reads up to 1") as caught:
-        aot.load_package(rewritten(package, tmp_path / "p.pt2", change))
+        aot.load_package(rewritten(package, tmp_path / "p.pt2", _newer))
     assert caught.value.status == 13
 
 
@@ -237,3 +232,47 @@ def test_packages_of_format_1_stay_readable() -> None:
         torch.testing.assert_close(got["out"].flatten(), torch.tensor([1.4735058546066284, 1.4975965023040771]) + call)
         torch.testing.assert_close(got["sum"], x + 1)
         assert got["none"] is None
+
+
+CASES = {
+    "dtype": 3, "rank": 4, "size": 5, "above": 5, "below": 5, "null": 1, "few": 2, "many": 2, "stride": 6, "alignment": 8, "unknown": 3,
+    "good": 0,
+}  # fmt: skip
+ONLY = {
+    "c": {"device": 7, "negative": 4, "sizes": 1, "inputs": 1, "outputs": 1, "output": 5},
+    "c++": {"name": 15, "constant": 5},
+}
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_bad_inputs_in_c_and_cpp(package: Path, tmp_path: Path, language: str) -> None:
+    """Each wrong input and each wrong file has its status, in a C and in a C++ program; nothing crashes, and the model works on."""
+    source = Path(__file__).with_name("bad_inputs.cpp")
+    flags = ["-x", "c", "-std=gnu11"] if language == "c" else ["-std=c++17"]
+    command = ["cc" if language == "c" else "c++", *flags, "-g", f"-I{paths()['include']}", str(source), "-x", "none"]
+    subprocess.run([*command, "-fsanitize=address,undefined", "-o", str(tmp_path / "bad"), "-ldl"], check=True)
+
+    def statuses(*args: Any) -> dict[str, int]:
+        done = subprocess.run([tmp_path / "bad", *args], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+
+    assert statuses(package) == CASES | ONLY[language]
+    content = package.read_bytes()
+    flipped = bytearray(content)
+    flipped[content.index(b"\x7fELF") + 300] ^= 4
+    (tmp_path / "flipped.pt2").write_bytes(flipped)
+    (tmp_path / "short.pt2").write_bytes(content[: len(content) // 2])
+    future = rewritten(package, tmp_path / "future.pt2", _newer)
+    lost = rewritten(package, tmp_path / "lost.pt2", lambda n, c: None if n.endswith(".weights") else (n, c))
+    hostile = rewritten(package, tmp_path / "hostile.pt2", lambda n, c: (n, c))
+    with zipfile.ZipFile(hostile, "a") as z:
+        z.writestr("../evil", b"x")
+    files = {"flipped.pt2": 12, "short.pt2": 12, "absent.pt2": 11, future.name: 13, lost.name: 14, hostile.name: 12, package: 0}
+    assert {name: statuses(tmp_path / name, "verify")["load"] for name in files} == files
+
+
+def _newer(name: str, content: bytes) -> tuple[str, bytes]:
+    if name.endswith("torchsmith.json"):
+        content = json.dumps(json.loads(content) | {"format": 2}).encode()
+    return name, content

@@ -1,0 +1,186 @@
+"""Packages under stress: threads, new weights meanwhile, sanitizers, valgrind, memory, files, large weights."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_aot import ROOT, exported
+
+from torchsmith import aot
+from torchsmith.runtime.model_library import paths
+
+STRESS = Path(__file__).with_name("model_stress.c")
+SANITIZE = {
+    "none": [], "thread": ["-fsanitize=thread"],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize=alignment,signed-integer-overflow", "-fno-sanitize-recover=undefined"],
+}  # fmt: skip
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(10, 512), torch.nn.ReLU(), torch.nn.Linear(512, 4), torch.nn.Sigmoid()).eval()
+
+
+def stress_program(folder: Path, cpu: str, sanitizer: str) -> list[str]:
+    """model_stress.c and a model's C sources, all compiled with one sanitizer; the command without its counts."""
+    program = exported(net(), torch.randn(8, 10), dynamic={"input": {0: torch.export.Dim("batch", min=1, max=96)}})
+    aot.aot_compile(program, options={"aot_inductor.output_path": str(folder / "net"), "format": "c", "cpu": cpu})
+    flags = " ".join(["-g", *SANITIZE[sanitizer]])
+    command = ["cmake", "-S", str(folder / "net"), "-B", str(folder / "build"), f"-DCMAKE_C_FLAGS={flags}"]
+    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", str(folder / "build")], check=True, capture_output=True)
+    includes = [f"-I{folder / 'net'}", f"-I{paths()['include']}"]
+    compiler = ["cc", "-O1", "-std=gnu11", *flags.split(), *includes, str(STRESS), str(folder / "build" / "libnet.a")]
+    subprocess.run([*compiler, "-o", str(folder / "stress"), "-lm", "-ldl", "-lpthread"], check=True)
+    return [str(folder / "stress"), str(folder / "net" / "net.weights")]
+
+
+def run_stress(command: list[str], threads: int, calls: int, env: dict[str, str] | None = None) -> int:
+    """KB by which the resident memory grew."""
+    full = [*command, str(threads), str(calls)]
+    done = subprocess.run(full, capture_output=True, text=True, check=False, env=os.environ | (env or {}), timeout=1200)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-4000:])
+    print(done.stdout.strip())
+    return int(re.findall(r"growth (-?\d+) KB", done.stdout)[0])
+
+
+@pytest.mark.parametrize("calls", [1000, pytest.param(12500, marks=pytest.mark.heavy)])
+def test_threads_and_new_weights(tmp_path: Path, calls: int) -> None:
+    """8 threads on one model, weights replaced meanwhile: every result is whole; memory stays (12,500 each: 100,000 calls)."""
+    growth = run_stress(stress_program(tmp_path, "native", "none"), 8, calls)
+    assert growth < 2048
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("sanitizer", "calls"), [("thread", 10000), ("address", 2000)])
+def test_sanitizers(tmp_path: Path, sanitizer: str, calls: int) -> None:
+    """ThreadSanitizer; AddressSanitizer with leaks and undefined behaviour: no report."""
+    env = {"TSAN_OPTIONS": "halt_on_error=1 exitcode=97", "ASAN_OPTIONS": "detect_leaks=1 exitcode=97"}
+    run_stress(stress_program(tmp_path, "native", sanitizer), 8, calls, env)
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind(tmp_path: Path) -> None:
+    """The build for every x86-64 processor: nothing uninitialised is used, nothing leaks."""
+    command = stress_program(tmp_path, "x86-64", "none")
+    valgrind = ["valgrind", "-q", "--leak-check=full", "--show-leak-kinds=definite,indirect,possible", "--error-exitcode=97"]
+    run_stress([*valgrind, *command], 4, 60)
+
+
+FLAT = """
+import os, sys, tempfile
+sys.modules["torch"] = None
+from torchsmith import aot
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 10
+import numpy as np
+x = np.ones((3, 10), np.float32)
+m = aot.load_package(sys.argv[1])
+for k in range(20000 + int(sys.argv[2])):
+    m(x)
+    if k == 20000:
+        first = resident()
+assert resident() - first < 1024, resident() - first
+for k in range(60):  # loading and dropping
+    m = aot.load_package(sys.argv[1])
+    m(x)
+    if k == 20:
+        first = resident()
+del m
+assert resident() - first < 1024, resident() - first
+assert not [line for line in open("/proc/self/maps") if "torchsmith-model" in line]
+assert os.listdir(tempfile.gettempdir()) == [], os.listdir(tempfile.gettempdir())
+"""
+
+
+@pytest.mark.parametrize("calls", [20000, pytest.param(100000, marks=pytest.mark.heavy)])
+def test_memory_and_files_stay(tmp_path: Path, calls: int) -> None:
+    """The resident memory is flat over calls and over loads; the library is unmapped; no temporary file is left or made."""
+    program = exported(net(), torch.randn(8, 10), dynamic={"input": {0: torch.export.Dim("batch", min=1, max=96)}})
+    aot.compile_and_package(program, package_path=tmp_path / "model.pt2")
+    (tmp_path / "tmp").mkdir()
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path / "tmp")}
+    command = [sys.executable, "-c", FLAT, str(tmp_path / "model.pt2"), str(calls)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compiling_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    aot.compile_and_package(exported(net(), torch.randn(8, 10)), package_path=tmp_path / "model.pt2")
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def mapped_kb(path: Path) -> tuple[int, int]:
+    """KB of this process's mappings of a file: (resident, of them copied)."""
+    resident = copied = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"^[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            resident += int(line.split()[1])
+        elif inside and line.startswith("Anonymous:"):
+            copied += int(line.split()[1])
+    return resident, copied
+
+
+def test_weights_are_mapped_not_copied(tmp_path: Path) -> None:
+    """Loading 64 MB of weights reads none of them; running maps the page cache, and copies nothing."""
+    model = torch.nn.Sequential(torch.nn.Linear(4096, 4096, bias=False)).eval()
+    path = tmp_path / "model.pt2"
+    aot.compile_and_package(exported(model, torch.randn(1, 4096)), package_path=path)
+    start = time.perf_counter()
+    loaded = aot.load_package(path)
+    seconds = time.perf_counter() - start
+    assert mapped_kb(path)[0] < 1024
+    x = torch.randn(1, 4096)
+    torch.testing.assert_close(loaded(x), model(x).detach())
+    resident, copied = mapped_kb(path)
+    assert resident >= 60_000 and copied == 0
+    assert seconds < 0.5
+
+
+@pytest.mark.heavy
+def test_weights_beyond_2_gb(tmp_path: Path) -> None:
+    """A package, and a library, with offsets that need more than 32 bits; only what a call touches is read."""
+
+    class Rows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.zeros(1 << 20, 1100, dtype=torch.float32))
+            self.bias = torch.nn.Parameter(torch.randn(1100))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.table[ids] + self.bias
+
+    model = Rows()
+    ids = torch.tensor([0, 3, (1 << 20) - 1])
+    with torch.no_grad():
+        model.table[ids] = torch.randn(3, 1100)
+    assert model.table.nbytes > 4 << 30
+    path, library = tmp_path / "model.pt2", tmp_path / "model.so"
+    program = exported(model, ids)
+    aot.compile_and_package(program, package_path=path)
+    want = model(ids).detach()
+    for verify in (False, True):
+        loaded = aot.load_package(path, verify=verify)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        torch.testing.assert_close(loaded(ids), want, rtol=0, atol=0)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    del loaded
+    path.unlink()
+    aot.aot_compile(program, options={"aot_inductor.output_path": str(library)})
+    torch.testing.assert_close(aot.load_package(library)(ids), want, rtol=0, atol=0)
+    ctypes.CDLL(None).malloc_trim(0)
