@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from lower_harness import check_native
 
+import torchsmith
+
 TOLERANCE = {torch.bfloat16: {"rtol": 8e-3, "atol": 1e-3}, torch.float16: {"rtol": 1e-3, "atol": 1e-4}}
 
 
@@ -87,3 +89,16 @@ def test_rows_4_kb_apart_and_a_sum_over_its_operand():
         return y, y.mean((2, 3)), y.flatten(1) @ y.flatten(1).T
 
     check_native(block, x, down, up, rtol=1e-4, atol=1e-3)
+
+
+def test_rounding_to_bfloat16_is_torchs():
+    """Every sign, exponent and leading bits of the mantissa, ties, denormals, infinities and NaN, alone and mixed in one vector."""
+    tops = torch.arange(1 << 16, dtype=torch.int32) * 65536
+    for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        bits = tops + low
+        mixed = bits[torch.randperm(bits.numel())]
+        for x in (bits.view(torch.float32), mixed.view(torch.float32)):
+            got, want = torchsmith.compile(lambda x: x.to(torch.bfloat16))(x), x.to(torch.bfloat16)
+            nan = want.isnan()
+            assert torch.equal(got.isnan(), nan)
+            assert torch.equal(got[~nan].view(torch.int16), want[~nan].view(torch.int16))

@@ -315,6 +315,11 @@ _narrowing("down_xi8", "i32", "i8", "pmovdb", "xi32", "char __attribute__((vecto
 _narrowing("down_xu16", "i32", "u16", "pmovdw", "xi32", "xi16", "CV(x, xu16)")
 vector("f_xbf16", f"{ATTR}xf32 f_xbf16(xu16 x) {{ return (xf32)(up_xu16(x) << 16); }}")
 vector("h_xbf16", f"""{ATTR}xu16 h_xbf16(xf32 x) {{
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__) && $L == 16 /* one instruction, which takes denormals for zeros; as text, see dot_pairs */
+  if (__builtin_expect(!__builtin_ia32_fpclassps512_mask(x, 0x20, (unsigned short)-1), 1)) {{
+    xu16 r; __asm__("vcvtneps2bf16 %1, %0" : "=v"(r) : "v"(x)); return r;
+  }}
+#endif
   xu32 b = (xu32)x, r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16; xi32 nan = x != x;
   return down_xu16((xi32)((r & ~(xu32)nan) | (0x7fc0u & (xu32)nan)));
 }}""")
