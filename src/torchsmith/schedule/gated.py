@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import dtype as dt
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Var, const, op, substitute, walk
 from ..ir.kernel import Contract, Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .contraction import ONE_COLUMN, Contraction, _classify, _factors, _least, _next_tile, _params, dense, work_of
-from .tiling import LANES, REGISTERS, default_sweep, score
+from .tiling import REGISTERS, default_sweep, score
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     """The Stage that packs, its buffer, and the kernel."""
     c, gates = g.c, len(g.folds)
     rows, each = _tile(g)
-    width, vectors = LANES * each, gates * each
+    width, vectors, summed = c.lanes * each, gates * each, c.fold.dtype
     packing, packed = _pack(g, f"{c.stage.stores[0].buf}_gates", width)
     (m, m_extent), (n, n_extent) = c.rows[-1], c.n
     mt, ml, nt, nl, lane = Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl"), Axis("lane")
@@ -106,7 +105,7 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     a = substitute(c.a, {m: mt * rows + ml})
     b = Load(flat.name, flat.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], nl))
     assert isinstance(a, Load)
-    sums: dict[Expr, Expr] = {f: Load("acc", dt.f32, (ml * (gates * width) + (lane + k * width),)) for k, f in enumerate(g.folds)}
+    sums: dict[Expr, Expr] = {f: Load("acc", summed, (ml * (gates * width) + (lane + k * width),)) for k, f in enumerate(g.folds)}
     table: dict[Expr, Expr] = {**sums, m: mt * rows + ml, n: nt * width + lane}
     stores = tuple(replace(s, index=tuple(substitute(i, table) for i in s.index), value=substitute(s.value, table)) for s in c.stage.stores)
     found = [Var(f"new{k}", s.value.dtype) for k, s in enumerate(stores)]  # before any store: a cell reads its own old state
@@ -117,7 +116,7 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     epilogue = Loop(ml, live, "serial", (Loop(lane, wide, "vector", body),))
     n_tiles = (nt, op("floordiv", n_extent + (width - 1), const(width)))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
-    by_columns = default_sweep(replace(work_of(c), n=(const_of(n_extent) or LANES) * gates)) == "columns"
+    by_columns = default_sweep(replace(work_of(c), n=(const_of(n_extent) or c.lanes) * gates)) == "columns"
     grid = (*c.batch, n_tiles, *m_tiles) if by_columns else (*c.batch, *m_tiles, n_tiles)
     soon = _next_tile(c, m_tiles, n_tiles, vectors) if by_columns else (None, 0)
     contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon)
@@ -125,10 +124,10 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     for _, e in (*c.taps, c.k):
         steps *= const_of(e) or 64
     plain: tuple[Store, ...] = tuple(
-        replace(s, value=substitute(s.value, {f: Const(dt.f32, 0.0) for f in g.folds})) for s in c.stage.stores
+        replace(s, value=substitute(s.value, {f: Const(summed, 0.0) for f in g.folds})) for s in c.stage.stores
     )
     params, syms = _params((contract, epilogue), plain, c, flat, dict(buffers), [e for _, e in grid])
-    scratch = (Scratch("acc", dt.f32, rows * gates * width),)
+    scratch = (Scratch("acc", summed, rows * gates * width),)
     kernel = Kernel(
         "gated", params, syms, grid, const(max(1, 4096 // steps)), scratch, (contract, epilogue), origins=(c.stage.origin, c.stage.loc)
     )
