@@ -1,11 +1,13 @@
 """Contractions whose right-hand operand changes from call to call: read where it lies, or block by block through scratch.
 
-In: a Contraction, its tiling, layouts. Out: one Kernel; None where `b` steps by one along neither n nor k, or the product has taps (then it
-is packed as a constant is, on every call).
+In: a Contraction, its tiling, layouts. Out: one Kernel; None where `b` lies otherwise than below (then it is packed as a constant is, on
+every call).
 
-    few rows, n contiguous:     tiles read b in place, the last one only the columns that exist
-    else, per block of rows and tile of columns:
-        for each chunk of k:  panel[k, n] = b[k, n], turned in registers where k is contiguous;  each tile of rows:  acc += a @ panel
+    n contiguous:                 tiles read b in place, the last one only the columns that exist
+    k contiguous, no taps:        per block of rows and tile of columns, for each chunk of k:
+                                      panel[k, n] = b[k, n], turned in registers;  each tile of rows:  acc += a @ panel
+
+A copy of rows that are contiguous does not pay: prefetching hides where they come from, up to rows 4 KB apart.
 """
 
 from __future__ import annotations
@@ -22,20 +24,19 @@ from .contraction import Contraction, _least, _params, _product, acc_of, form_co
 from .tiling import Tiling
 
 PANEL = 512  # vectors of 64 bytes in a panel: it stays in the first-level cache while the rows pass
-ROWS = 128  # of a block: what a panel costs is spread over them
+ROWS = 192  # of a block: what a panel costs is spread over them
 ITEMS = 16  # blocks that keep threads busy
 
 
 def form_changing(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Kernel | None:
     """The kernel of `c`; its result goes where c.stage stores it."""
     at = _address(c, buffers)
-    if at is None or c.taps:
+    if at is None:
         return None
-    by_n, by_k = (const_of(at.terms.get(x[0], const(0))) == 1 for x in (c.n, c.k))
-    if by_n and _is_in_place(c, tiling, at):
+    if const_of(at.terms.get(c.n[0], const(0))) == 1:
         (store,) = c.stage.stores
         return form_contraction(c, (replace(store, value=c.value),), None, tiling, buffers, origins)
-    return _through_panels(c, tiling, buffers, origins, by_n) if by_n or by_k else None
+    return _through_panels(c, tiling, buffers, origins) if const_of(at.terms.get(c.k[0], const(0))) == 1 and not c.taps else None
 
 
 def is_along_n(c: Contraction, buffers: Mapping[str, Buffer]) -> bool:
@@ -54,13 +55,7 @@ def _address(c: Contraction, buffers: Mapping[str, Buffer]) -> Linear | None:
     return None if any(atom not in axes and any(x in axes for x in walk(atom)) for atom in at.terms) else at
 
 
-def _is_in_place(c: Contraction, tiling: Tiling, at: Linear) -> bool:
-    """Is `b` read so few times that a copy would not pay?"""
-    m = const_of(c.rows[-1][1])
-    return m is not None and m <= 2 * tiling.rows
-
-
-def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...], by_n: bool) -> Kernel:
+def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Kernel:
     rows, vectors, width = tiling.rows, tiling.vectors, c.lanes * tiling.vectors
     (m, m_extent), (n, n_extent), (k, k_extent) = c.rows[-1], c.n, c.k
     depth = max(64, PANEL // vectors // 16 * 16)
@@ -78,9 +73,7 @@ def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], 
     assert isinstance(a, Load)
     assert isinstance(b, Load)
     panel = Load("panel", b.dtype, (kl * width + nl,))
-    fill: Stmt = Turn("panel", width, nl, wide, kl, deep, b)
-    if by_n:
-        fill = Loop(kl, deep, "serial", (Loop(nl, wide, "vector", (StoreStmt("panel", panel.index, b),)),))
+    fill = Turn("panel", width, nl, wide, kl, deep, b)
     first = const(0) if whole else mt * rows
     contract = Contract("acc", rows, vectors, ml, live, (), kl, deep, nl, a, panel, first=first, add=not whole)
     summed = c.fold.dtype
