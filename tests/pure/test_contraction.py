@@ -113,6 +113,34 @@ def test_convolution(layout, n, c, h, w, oc, kh, stride, pad, dilation) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("columns_first", [False, True])
+def test_any_number_of_rows_that_is_known_at_run_time(columns_first: bool) -> None:
+    """Whole tiles and every kind of partial one, sums long enough to be cut, a last vector that is not full; results stored either way."""
+    m, n, k = Sym("m"), 70, 400
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    shapes = {"x": (m, const(k)), "w": (const(n), const(k)), "y": (m, const(n))}
+    buffers = {b: Buffer(b, dt.f32, e, dense(e, (1, 0) if b == "y" and columns_first else None), "temp") for b, e in shapes.items()}
+    product = multiply_add(((r, const(k)),), Load("x", dt.f32, (i, r)), Load("w", dt.f32, (j, r)))
+    c = recognise(Stage(((i, m), (j, const(n))), (Store("y", (i, j), op("max", product, Const(dt.f32, 0.0))),)))
+    assert c is not None and c.b.buf == "w"
+    tiling = choose_tiling(work_of(c))
+    packing, packed = pack(c, "packed", tiling.vectors)
+    table = {**buffers, "packed": packed}
+    stores = (Store("y", (i, j), c.value),)
+    kernel = form_contraction(c, stores, packed, tiling, buffers, ())
+    assert next(s for s in kernel.body if isinstance(s, Contract)).tails
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((n, k)).astype(np.float32)
+    weights = {"w": w, "packed": np.full(int(np.prod([e.value for e in packed.shape])), np.nan, np.float32)}
+    launch(stage_kernel(packing, table), weights, {})
+    for rows in range(1, 2 * tiling.rows + 2):
+        x = rng.standard_normal((rows, k)).astype(np.float32)
+        arrays = {**weights, "x": x, "y": np.full((n, rows) if columns_first else (rows, n), np.nan, np.float32)}
+        launch(kernel, arrays, {"m": rows}, chunks=2)
+        got = arrays["y"].T if columns_first else arrays["y"]
+        np.testing.assert_allclose(got, np.maximum(x.astype(np.float64) @ w.T, 0), rtol=1e-4, atol=1e-4)
+
+
 def test_rows_that_a_view_splits_by_a_symbol() -> None:
     """y[i] = x[i // s, i % s] @ w: two row axes as `x` lies, one again as it is read and written."""
     b, s, n, k = Sym("b"), Sym("s"), 40, 24

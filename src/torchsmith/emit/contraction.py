@@ -82,25 +82,53 @@ def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
     for d in (s.a.dtype, s.b.dtype):
         if d.name in _UP:
             self.functions.setdefault(d.name, _UP[d.name])
+    if s.tails:
+        _by_rows(self, s, rest)
+    else:
+        _tile(self, s, rest, False)
+    self.forget(s.acc)
+
+
+def _by_rows(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
+    """A tile that is whole or partial, each with text of its own: a whole one asks nothing, a partial one has as few rows as serve it."""
+    live = _text(self, s.live)
+    tests = [_test(self, [f"{live} >= {s.rows}"])]
+    sizes = [s.rows, *(n for n in s.tails if n < s.rows)]
+    for n, fewer in zip(sizes, [*sizes[1:], 0], strict=True):
+        tests.append(_test(self, [f"{live} > {fewer}", f"{live} {'<' if n == s.rows else '<='} {n}"]) if n < s.rows or fewer < n - 1 else "")
+    whole = const(s.rows)
+    loop = tuple(replace(x, extent=whole) if isinstance(x, Loop) and x.extent is s.live else x for x in rest)
+    self.open(f"if ({tests[0]}) {{", [])
+    _tile(self, replace(s, live=whole), loop, False)
+    self.close()
+    for n, test in zip(sizes, tests[1:], strict=True):
+        if test:
+            self.open(f"if ({test}) {{", [])
+            _tile(self, replace(s, rows=n), rest, True)
+            self.close()
+
+
+def _tile(self: Emitter, s: Contract, rest: tuple[Stmt, ...], partial: bool) -> None:
+    """`partial`: rows are missing for certain, or too few to ask."""
     names = _names(self, s)
     loops = (*s.taps, (s.k, s.extent))
     is_grouped = len(s.taps) > 0 and len(s.b.index) > len(s.taps) + 3  # (groups, tile, taps, k, n)
     cut = cut_sum([range_of(e, self.extents)[1] for _, e in loops], GROUPED_CHUNK if is_grouped else CHUNK)
     self.open("{", [])
-    _fetch_results(self, s, rest)
+    if not partial:
+        _fetch_results(self, s, rest)
     if cut is None and not s.add:
         self.line(f"x{s.dtype} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
-        _taps(self, s, loops, {})
+        _taps(self, s, loops, {}, partial)
     else:
         if not s.add:
             self.line(f"for (int q = 0; q < {s.rows * s.width}; q += {self.lanes}) *(x{s.dtype}u *)({_acc(self, s)} + q) = (x{s.dtype}){{0}};")
-        _chunks(self, s, loops, cut, names)
+        _chunks(self, s, loops, cut, names, partial)
         if rest:
             self.line(f"x{s.dtype} {', '.join(f'{c} = {place}' for c, place in names)};")
     if rest or (cut is None and not s.add):
-        _epilogue(self, s, rest, names)
+        _epilogue(self, s, rest, names, partial)
     self.close()
-    self.forget(s.acc)
 
 
 def _fetch_results(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
@@ -139,7 +167,7 @@ def cut_sum(extents: list[int | None], chunk: int, inside: int = 1) -> tuple[int
     return None
 
 
-def _chunks(self: Emitter, s: Contract, loops: Loops, cut: tuple[int, int] | None, names: list[tuple[str, str]]) -> None:
+def _chunks(self: Emitter, s: Contract, loops: Loops, cut: tuple[int, int] | None, names: list[tuple[str, str]], partial: bool) -> None:
     """Partial sums over the inner loops (all of them, where nothing is cut), added up in the scratch."""
     at, piece = cut or (0, 0)
     for axis, extent in loops[:at]:
@@ -147,7 +175,7 @@ def _chunks(self: Emitter, s: Contract, loops: Loops, cut: tuple[int, int] | Non
     axis, extent = loops[at]
     bounds = {axis: _open_pieces(self, extent, piece)} if cut is not None else {}
     self.line(f"x{s.dtype} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
-    _taps(self, s, loops[at:], bounds)
+    _taps(self, s, loops[at:], bounds, partial)
     for c, place in names:
         self.line(f"{place} += {c};")
     for _ in range(at + (cut is not None)):
@@ -168,17 +196,17 @@ def _open_pieces(self: Emitter, extent: Expr, piece: int) -> Bounds:
     return lo, hi
 
 
-def _taps(self: Emitter, s: Contract, loops: Loops, cut: dict[Axis, Bounds]) -> None:
+def _taps(self: Emitter, s: Contract, loops: Loops, cut: dict[Axis, Bounds], partial: bool) -> None:
     """The products of `loops` (taps, then k), of a cut loop those within its bounds, added to the accumulators."""
     n = const_of(s.extent)
     sure = _sure(self, s) if n is not None and n <= SHORT and s.a.mask is not None else []
     if sure:  # the checks of a short loop would cost as much as the loop: one for all taps
         test = _test(self, sure)
         self.open(f"if ({test}) {{", [])
-        _tap_loops(self, replace(s, a=Load(s.a.buf, s.a.dtype, s.a.index), live=const(s.rows)), loops, cut)
+        _tap_loops(self, replace(s, a=Load(s.a.buf, s.a.dtype, s.a.index), live=const(s.rows)), loops, cut, partial)
         self.close()
         self.open(f"if (!{test}) {{", [])
-    _tap_loops(self, s, loops, cut)
+    _tap_loops(self, s, loops, cut, partial)
     if sure:
         self.close()
 
@@ -190,11 +218,11 @@ def _test(self: Emitter, conditions: list[str]) -> str:
     return name
 
 
-def _tap_loops(self: Emitter, s: Contract, loops: Loops, cut: dict[Axis, Bounds]) -> None:
+def _tap_loops(self: Emitter, s: Contract, loops: Loops, cut: dict[Axis, Bounds], partial: bool) -> None:
     *taps, (k, extent) = loops
     for axis, n in taps:
         _open_loop(self, axis, n, cut.get(axis))
-    _one_tap(self, s, cut.get(k) or ("0", _text(self, extent)))
+    _one_tap(self, s, cut.get(k) or ("0", _text(self, extent)), partial)
     for _ in taps:
         self.close()
 
@@ -212,7 +240,7 @@ def _sure(self: Emitter, s: Contract) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def _one_tap(self: Emitter, s: Contract, bounds: Bounds) -> None:
+def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
     a, b = (self.address(x.buf, x.index) for x in (s.a, s.b))
     zero = const(0)
     ka = a.terms.get(s.k, zero)
@@ -224,7 +252,7 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds) -> None:
     if s.soon is not None:
         self.line(f"const {STORED[s.b.dtype.name]}a *f = {self.base(s.b.buf)[0]} + {_text(self, s.soon)};")
     stored = STORED[s.a.dtype.name]
-    if live is not None and live < s.rows:
+    if partial or (live is not None and live < s.rows):
         self.open("{", [])
     else:
         inside = _inside(self, s, 0)
@@ -239,7 +267,9 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds) -> None:
         if not inside:
             return
         self.open(f"if (!{test}) {{", [])
-    if not cut:
+    if partial:
+        _by_pointers(self, s, a, a.terms.get(s.k, zero), bounds, kb)
+    elif not cut:
         _at_the_edge(self, s, a, bounds, kb, a_start, step)
     elif const_of(ka) == 1 and _slides(s, a):
         _by_window(self, s, bounds, kb, a, a_start)
@@ -408,9 +438,9 @@ def _zeros(self: Emitter, dtype: DType, count: int | None) -> str:
 # ---------------------------------------------------------------- what reads the sums
 
 
-def _epilogue(self: Emitter, s: Contract, rest: tuple[Stmt, ...], names: list[tuple[str, str]]) -> None:
+def _epilogue(self: Emitter, s: Contract, rest: tuple[Stmt, ...], names: list[tuple[str, str]], partial: bool) -> None:
     """`rest`, from registers where the tile is whole and the statements are short; else from the scratch."""
-    inner = _register_loop(s, rest)
+    inner = None if partial else _register_loop(s, rest)
     if inner is not None:
         whole = [f"{_text(self, e)} == {n}" for e, n in ((s.live, s.rows), (inner.extent, s.width)) if const_of(e) is None]
         test = _test(self, whole) if whole else ""

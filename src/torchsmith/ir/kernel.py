@@ -102,6 +102,7 @@ class Contract:
     Rows from `live` on and columns from `wide` on do not exist: their accumulators hold no meaning.
     soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch lanes * soon_vectors elements of b's buffer from element
     soon + lanes * soon_vectors * k on, which another tile will need.
+    tails: a hint too, for rows whose number is known at run time only: fewer rows, falling, for which partial tiles get text of their own.
     """
 
     acc: str
@@ -120,6 +121,7 @@ class Contract:
     wide: Expr | None = None
     first: Expr = ZERO
     add: bool = False
+    tails: tuple[int, ...] = ()
 
     @property
     def dtype(self) -> DType:

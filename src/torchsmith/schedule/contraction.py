@@ -26,6 +26,7 @@ from .affine import split_axes
 from .deps import estimate
 from .tiling import Tiling, Work
 
+TAILS = (6, 4, 2, 1)
 SHORT = 8  # an inner loop below this many steps spends its time on starting
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})  # of operands that are summed in float32
 SUMMED = (dt.f32, dt.f64)
@@ -266,7 +267,8 @@ def form_contraction(
     grid = (*c.batch, *m_tiles, n_tiles) if tiling.sweep == "rows" else (*c.batch, n_tiles, *m_tiles)
     soon = _next_tile(c, m_tiles, (nt, n_tiles[1]), vectors) if tiling.sweep == "columns" and packed is not None else (None, 0)
     readable = None if packed is not None or const_of(wide) == width else wide
-    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, wide=readable)
+    tails = tails_of(rows, live, m_extent, a)
+    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, wide=readable, tails=tails)
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
     params, syms = _params((contract, epilogue), stores, c, packed or buffers[c.b.buf], buffers, [e for _, e in grid])
@@ -312,11 +314,18 @@ def _product(extents: list[Expr]) -> int:
 def _least(limit: int, rest: Expr, extent: Expr) -> Expr:
     """min(limit, rest), as a constant where the tiles divide the extent."""
     known = const_of(extent)
-    if known is not None and known % limit == 0:
+    if NOTHING_KNOWN.divisor(extent) % limit == 0:
         return const(limit)
     if known is not None and known < limit:
         return const(known)
     return op("min", const(limit), rest)
+
+
+def tails_of(rows: int, live: Expr, extent: Expr, a: Load) -> tuple[int, ...]:
+    """Row counts of partial tiles, where how many rows there are is known at run time only and padding does not take part."""
+    if const_of(live) is not None or const_of(extent) is not None or a.mask is not None:
+        return ()
+    return tuple(n for n in TAILS if n < rows)
 
 
 def _steps_by_one(stores: tuple[Store, ...], m: Axis, buffers: dict[str, Buffer]) -> bool:
