@@ -62,7 +62,8 @@ def operation(s: Shape, dtype: torch.dtype, seed: int = 0) -> Operation:
     x = torch.randn(s.x, generator=generator).to(dtype)
     inputs: tuple[Tensor, ...] = (x,)
     if s.kind == "bmm":
-        inputs = (x, torch.randn(s.w, generator=generator).to(dtype))
+        w = torch.randn(s.w, generator=generator).to(dtype)
+        inputs = (x, w.mT.contiguous().mT if s.transposed else w)
         a, b = inputs
         return Operation(module, inputs, torch.matmul(a.double(), b.double()), {"matmul": lambda: torch.matmul(a, b)})
     w, b = module.weight.detach(), module.bias.detach()

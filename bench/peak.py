@@ -1,7 +1,8 @@
 """The processor's multiply-add peak, measured: independent multiply-adds on registers, nothing else.
 
-In: a dtype's name ("float32", "bfloat16") and a number of threads. Out: GFLOP/s now (a virtual machine's clock changes, so measure beside
-the figure that is compared). float32: the widest fma; bfloat16: AMX tiles where the CPU has them, else dot products of pairs, else fma.
+In: a dtype's name ("float32", "float64", "bfloat16") and a number of threads. Out: GFLOP/s now (a virtual machine's clock changes, so
+measure beside the figure that is compared). float32 and float64: the widest fma; bfloat16: AMX tiles where the CPU has them, else dot
+products of pairs, else fma.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ double peak_bf16(long n) {
 _ALLOW = "int peak_allow(void) { return (int)syscall(158, 0x1023, 18); }\n"  # arch_prctl(ARCH_REQ_XCOMP_PERM, tile data)
 
 
-def _vector_text(name: str, instruction: str, width: int, chains: int = 20) -> str:
-    kind = f"typedef float {name}_v __attribute__((vector_size({width // 8})));"
+def _vector_text(name: str, instruction: str, width: int, chains: int = 20, element: str = "float") -> str:
+    kind = f"typedef {element} {name}_v __attribute__((vector_size({width // 8})));"
     declare = " ".join(f"{name}_v a{i} = {{{i}}};" for i in range(chains)) + f" {name}_v x = {{0.5f}}, y = {{0.1f}};"
     body = " ".join(f'__asm__ volatile("{instruction} %2, %1, %0" : "+v"(a{i}) : "v"(x), "v"(y));' for i in range(chains))
     return kind + _FMA % {"name": name, "declare": declare, "body": body, "sum": " ".join(f"s += a{i}[0];" for i in range(chains))}
@@ -57,7 +58,8 @@ def _kernels() -> tuple[ctypes.CDLL, dict[str, tuple[str, int]]]:
     width = 512 if "avx512f" in features else 256
     chains = 20 if width == 512 else 12
     text = _vector_text("peak_f32", "vfmadd213ps", width, chains)
-    rows = {"float32": ("peak_f32", chains * width // 32 * 2)}
+    text += _vector_text("peak_f64", "vfmadd213pd", width, chains, "double")
+    rows = {"float32": ("peak_f32", chains * width // 32 * 2), "float64": ("peak_f64", chains * width // 64 * 2)}
     if _amx_is_there():
         zero = "".join(f"tilezero %tmm{i}\\n" for i in range(8))
         text += "#include <unistd.h>\n#include <sys/syscall.h>\n" + _ALLOW
@@ -112,5 +114,5 @@ def _together(call: ctypes._CFuncPtr, count: int, threads: int) -> float:
 
 
 if __name__ == "__main__":
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "float64", "bfloat16"):
         print(dtype, *(f"{n} threads: {peak(dtype, n):.0f} GFLOP/s" for n in (1, 2)))

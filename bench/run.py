@@ -51,7 +51,8 @@ def main() -> int:
     p.add_argument("--pairs", type=int, default=PAIRS)
     p.add_argument("--states", nargs="+", default=["cold", "warm"], choices=("cold", "warm"), help="of the compile suite")
     p.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of the contractions suite")
-    p.add_argument("--dtypes", nargs="+", default=list(contractions.DTYPES), choices=contractions.DTYPES, help="of the contractions suite")
+    p.add_argument("--dtypes", nargs="+", default=list(contractions.DTYPES), choices=contractions.DTYPES + contractions.MORE,
+                   help="of the contractions suite")  # fmt: skip
     p.add_argument("--only", default="", metavar="REGEX", help="contractions whose set, origin, dtype or name match")
     p.add_argument("--prepare", action="store_true", help="contractions, aot: no timing; fills the cache for a short quiet run")
     p.add_argument("--quick", action="store_true", help="smoke run: a few short bursts, results in a temporary folder")

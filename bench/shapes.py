@@ -30,7 +30,8 @@ LINEARS = (
 @dataclass(frozen=True, slots=True)
 class Shape:
     """kind "conv": x (N, C, *sizes), w (O, C / groups, *taps), or for a transposed one (C, O / groups, *taps).
-    kind "linear": x (M, K), w (N, K). kind "bmm": x (B.., M, K), w (B.., K, N), both change from call to call."""
+    kind "linear": x (M, K), w (N, K). kind "bmm": x (B.., M, K), w (B.., K, N), both change from call to call; `transposed`: k is
+    contiguous in w."""
 
     kind: str
     x: Ints
@@ -52,7 +53,7 @@ class Shape:
         if self.kind == "linear":
             return f"linear {self.x[0]}x{self.x[1]}x{self.w[0]}"
         if self.kind == "bmm":
-            return f"bmm {math.prod(self.x[:-2])}x{self.x[-2]}x{self.x[-1]}x{self.w[-1]}"
+            return f"bmm {math.prod(self.x[:-2])}x{self.x[-2]}x{self.x[-1]}x{self.w[-1]}{' k contiguous' if self.transposed else ''}"
         grouped = "depthwise " if self.is_depthwise else f"grouped({self.groups}) " if self.groups > 1 else ""
         form = "transposed " if self.transposed else grouped
         parts = [f"{form}conv{len(self.x) - 2}d", f"n{self.x[0]}", f"{self.x[1]}-{self.outputs}"]
@@ -174,6 +175,19 @@ def of_models(batches: tuple[int, ...] = (1,)) -> list[Shape]:
 
 def of_transformers() -> list[Shape]:
     return [Shape("linear", (m, k), (n, k), origin="transformer") for m in ROWS for k, n in LINEARS]
+
+
+# (B, M, K, N) of products of two operands that change: squares, few rows, weights that are not frozen, attention's two products
+CHANGING = (
+    *((1, n, n, n) for n in (8, 16, 33, 64, 100, 128, 256, 512, 1024)), (1, 1, 1024, 1024), (1, 1, 64, 1000), (1, 4, 1024, 1024),
+    (1, 8, 512, 512), (1, 16, 768, 3072), (1, 128, 768, 768), (1, 1000, 70, 130), (1, 512, 64, 10), (64, 16, 16, 16), (12, 128, 64, 128),
+    (12, 197, 64, 197), (12, 197, 197, 64), (8, 1, 64, 300),
+)  # fmt: skip
+
+
+def of_changing() -> list[Shape]:
+    """Products whose right-hand operand changes, with n and with k contiguous in it."""
+    return [Shape("bmm", (b, m, k), (b, k, n), transposed=t, origin="changing") for b, m, k, n in CHANGING for t in (False, True)]
 
 
 # ---------------------------------------------------------------- random

@@ -1,9 +1,9 @@
 """Every contraction by itself: GFLOP/s, share of the measured peak, and ATen's best operator's time over ours.
 
-In: the shapes of bench/shapes.py in three sets: "models" (distinct layers of the ten models), "transformer" (linears at M = 1, 16, 128,
-1024), "random" (seeded, unknown to any tuner). Ours is the compiled graph of the one layer, called without guards; a convolution gets
-channels-last activations (ATen chooses between both orders), and the conversions around a single layer count. `kernel` is the longest
-launch alone. Weights are hot: the figures of whole models are in the suite `seeds`.
+In: the shapes of bench/shapes.py in four sets: "models" (distinct layers of the ten models), "transformer" (linears at M = 1, 16, 128,
+1024), "changing" (both operands change), "random" (seeded, unknown to any tuner). Ours is the compiled graph of the one layer, called
+without guards; a convolution gets channels-last activations (ATen chooses between both orders), and the conversions around a single layer
+count. `kernel` is the longest launch alone. Weights are hot: the figures of whole models are in the suite `seeds`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from paired import Call, Pairing, Protocol, geomean, pairing
 from .harness import Row, load_rows, save
 
 DTYPES = ("float32", "bfloat16")
-SETS = ("models", "transformer", "random")
+MORE = ("float64",)  # on request
+SETS = ("models", "transformer", "changing", "random")
 PAIRED = Protocol(pairs=8, burst_s=0.004, idle_s=0.0)
 SMOKE = Protocol(pairs=2, burst_s=0.001, idle_s=0.0)
 COMPUTE_BOUND = 60  # flops per byte of least traffic: above, the target is 75 % of the peak
@@ -35,7 +36,8 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, str, Any]]:
     """(set, dtype, shape) that the arguments name."""
     import shapes
 
-    sets = {"models": shapes.of_models(tuple(args.batches)), "transformer": shapes.of_transformers(), "random": shapes.at_random()}
+    sets = {"models": shapes.of_models(tuple(args.batches)), "transformer": shapes.of_transformers()}
+    sets |= {"changing": shapes.of_changing(), "random": shapes.at_random()}
     rows = [(kind, dtype, s) for dtype in args.dtypes for kind in SETS for s in sets[kind]]
     return [(k, d, s) for k, d, s in rows if re.search(args.only, f"{k} {s.origin} {d} {s.name}")]
 
@@ -136,7 +138,7 @@ def _compare(ours: Call, theirs: Call, protocol: Protocol) -> Pairing:
 def _is_imprecise(r: Row) -> bool:
     """Beyond twice ATen's error, and beyond four units of rounding of the largest value."""
     ours, others = r["value"]["ours"], [v for k, v in r["value"].items() if k != "ours"]
-    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7}[r["dtype"]]
+    eps = {"float32": 2.0**-23, "float64": 2.0**-49, "bfloat16": 2.0**-7}[r["dtype"]]  # the reference is float64 too, and rounded itself
     return not ours <= max(2 * max(others, default=0.0), 4 * eps)
 
 
