@@ -46,6 +46,9 @@ class Options:
     # behaviour
     suppress_errors: bool = False
     guard_filter_fn: Any = None
+    # debugging
+    debug_values: str = "0"  # of each launch, at run time: "1" saves what it wrote, "2" prints it, "3" prints the kernel's name (emit/watch.py)
+    debug_kernels: str = ""  # only these kernels, separated by commas
     # debugging (none of these changes generated code)
     trace_enabled: bool = False
     check: int = 1  # 0: no verification, 1: verify the Program after lowering and after fusion, and the Plan
@@ -69,7 +72,8 @@ ACCEPTED = frozenset({
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
 
-CHOICES: dict[str, tuple[str, ...]] = {"thread_pool": ("torch", "own")}
+CHOICES: dict[str, tuple[str, ...]] = {"thread_pool": ("torch", "own"), "debug_values": ("0", "1", "2", "3")}
+ALIASES = {"aot_inductor.debug_intermediate_value_printer": "debug_values", "aot_inductor.filtered_kernel_names": "debug_kernels"}
 
 
 def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
@@ -87,7 +91,9 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
     for key, value in given.items():
         if key in ACCEPTED:
             continue
-        name = key.replace(".", "_").replace("-", "_")
+        name = ALIASES.get(key) or key.replace(".", "_").replace("-", "_")
+        if key in ALIASES:
+            value = "" if value is None else str(value)
         if name not in known:
             raise RuntimeError(f"unexpected option {key!r}; known options: {', '.join(sorted(known))}")
         default = known[name].default

@@ -100,7 +100,8 @@ def emit(p: Plan, options: Options) -> Source:
     kernels = tuple(emit_kernel(k) for k in p.kernels)
     names = tuple(building.kernel_name(text) for text in kernels)
     origins = tuple(f"{name}: {', '.join(k.origins)}" for name, k in zip(names, p.kernels, strict=True))
-    return Source(emit_host(p, names), kernels, Manifest.of(describe(p) | {"packing": packing_key(p, names)}), origins)
+    host = emit_host(p, names, options.debug_values, options.debug_kernels)
+    return Source(host, kernels, Manifest.of(describe(p) | {"packing": packing_key(p, names)}), origins)
 
 
 def show_source(s: Source) -> str:

@@ -38,7 +38,7 @@ KNOWN = frozenset({"output_path", "package", "cpu", "keep_constants", "libtorch"
 FORMATS = ("so", "a", "c")
 # The incumbent's switches whose effect torchsmith always has or never needs.
 ACCEPTED = frozenset({
-    "debug_compile", "debug_intermediate_value_printer", "use_runtime_constant_folding", "force_mmap_weights", "embed_kernel_binary",
+    "debug_compile", "use_runtime_constant_folding", "force_mmap_weights", "embed_kernel_binary",
     "metadata", "raise_error_on_ignored_optimization", "presets", "compile_wrapper_opt_level", "link_libtorch",
     "package_constants_in_so", "package_constants_on_disk", "allow_stack_allocation", "use_minimal_arrayref_interface",
 })  # fmt: skip

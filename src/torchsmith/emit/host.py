@@ -34,6 +34,7 @@ from ..ir.plan import (
 )
 from ..ir.program import Bind, BufArg, Buffer, Check, Enum, Extern, ExternArg, Fresh, InputResult, SizeResult, Symbol, ViewResult
 from .host_abi import ABI_TEXT, HELPERS
+from .watch import NAMES, SAVE, WATCH_TEXT, is_wanted
 
 SYMBOL = "torchsmith_graph"
 DTYPE_ROWS = {
@@ -44,9 +45,9 @@ DTYPE_ROWS = {
 }
 
 
-def emit_host(plan: Plan, kernel_names: Sequence[str]) -> str:
-    """The whole translation unit; kernel_names[i] is the C name of plan.kernels[i]."""
-    return _Host(plan, tuple(kernel_names)).text()
+def emit_host(plan: Plan, kernel_names: Sequence[str], values: str = "0", only: str = "") -> str:
+    """The whole translation unit; kernel_names[i] is the C name of plan.kernels[i]. `values`, `only`: see emit/watch.py."""
+    return _Host(plan, tuple(kernel_names), values=values, only=only).text()
 
 
 # ---------------------------------------------------------------- expressions
@@ -105,6 +106,10 @@ class _Host:
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)  # constant int64 arrays by value
     externs: int = 0
     depth: int = 1
+    values: str = "0"
+    only: str = ""
+    launches: int = 0  # so far; those of `prepare` are not watched
+    is_run: bool = False
     known: dict[Expr, bool] = field(default_factory=dict)  # Sym -> it is declared at the start; Op -> it can be computed there
     named: dict[Expr, str] = field(default_factory=dict)  # what is computed at the start: its variable
     early: list[str] | None = None  # the lines that compute it; None where nothing is declared at the start
@@ -124,7 +129,7 @@ class _Host:
         scalars = sum(1 for s in plan.symbols if s.origin[0] == "scalar")
         views = sum(2 * len(r.shape) + 1 for r in plan.results if isinstance(r, ViewResult))
         syms = views + sum(isinstance(r, SizeResult) for r in plan.results)
-        head = [f"/* host program of {plan.name} */", ABI_TEXT, HELPERS]
+        head = [f"/* host program of {plan.name} */", ABI_TEXT, HELPERS, *([WATCH_TEXT] if self.is_watched else [])]
         head += [f"extern TS_HIDDEN void {n}(void *const *, const int64_t *, int64_t, int64_t);" for n in dict.fromkeys(self.names)]
         head += [f"static const int64_t {n}[] = {{{', '.join(map(str, v))}}};" for v, n in self.tables.items()]
         return "\n".join((
@@ -300,8 +305,13 @@ class _Host:
         self.put("char *const ws = bytes ? (char *)host->take_workspace(host->self, bytes) : 0; (void)ws;")
         if not none:
             self.put("if (bytes && !ws) return TS_ERROR_MEMORY;")
+        if self.is_watched:
+            self.put("const int64_t number = __atomic_add_fetch(&ts_runs, 1, __ATOMIC_RELAXED); (void)number;")
+            self.watch_inputs()
+        self.is_run = True
         for step in plan.run:
             self.step(step)
+        self.is_run = False
         self.finish()
         self.lines[start:start] = self.early or ()
         self.lines.append("fail: __attribute__((unused));")
@@ -367,9 +377,44 @@ class _Host:
         else:
             syms = self.table(step.syms, "y")
         self.put(f"void *const b[] = {{{bufs}}};")
-        self.put(f"ts_go(host, {self.names[step.kernel]}, b, {syms}, {self.expr(step.grid)}, {self.expr(step.grain)});")
+        kernel, name = self.plan.kernels[step.kernel], self.names[step.kernel]
+        watched = self.is_watched and self.is_run
+        self.launches += watched
+        watched = watched and is_wanted(kernel.name, name, self.only)
+        label = f"{name} ({kernel.name})"
+        if watched and self.values != SAVE:
+            self.put(f"ts_kernel_runs(number, {self.launches}, {_c_string(label)});")
+        self.put(f"ts_go(host, {name}, b, {syms}, {self.expr(step.grid)}, {self.expr(step.grain)});")
+        if watched and self.values != NAMES:
+            for b in dict.fromkeys(b for b, p in zip(step.bufs, kernel.params, strict=True) if p.written):
+                self.watch(b, b, f"{label} wrote", f"w{step.bufs.index(b)}")
         self.depth -= 1
         self.put("}")
+
+    @property
+    def is_watched(self) -> bool:
+        return self.values != "0"
+
+    def watch_inputs(self) -> None:
+        """What is given: arguments, and constants that no packing read."""
+        if self.values == NAMES or self.only:
+            return
+        for i, b in enumerate(self.plan.inputs):
+            if i not in self.plan.consts and b and b in self.plan.buffers:
+                self.put("{")
+                self.depth += 1
+                self.watch(b, f"input{i}", "given:", "w")
+                self.depth -= 1
+                self.put("}")
+
+    def watch(self, buf: str, name: str, label: str, prefix: str) -> None:
+        """Print or save `buf`; `label` says what became of it, and `name` is its name in the output."""
+        buffer = self.plan.buffers[buf]
+        sizes, strides = self.shape(buffer, prefix)
+        offset = self.expr(buffer.layout.offset) if buffer.layout is not None else "0"
+        data = f"(const char *){self.address(buf)} + {buffer.dtype.itemsize} * {offset}"
+        row, loc = DTYPE_ROWS[buffer.dtype.name], _c_string(buffer.loc)
+        self.put(f"ts_watch({self.values}, number, {self.launches}, {_c_string(label)}, {_c_string(name)}, {loc}, {row}, {len(buffer.shape)}, {sizes}, {strides}, {data});")
 
     def step_call(self, step: Call) -> None:
         extern = step.extern
@@ -399,6 +444,10 @@ class _Host:
             for i, b in enumerate(extern.outs):
                 if b:
                     self.conform(b, f"k{i}")
+        if self.is_watched and self.values != NAMES and is_wanted(extern.op, extern.op, self.only):
+            for i, b in enumerate(extern.outs):
+                if b:
+                    self.watch(b, b, f"{extern.op} wrote", f"w{i}")
         self.depth -= 1
         self.put("}")
 
