@@ -47,7 +47,7 @@ class Options:
     suppress_errors: bool = False
     guard_filter_fn: Any = None
     # debugging
-    debug_values: str = "0"  # of each launch, at run time: "1" saves what it wrote, "2" prints it, "3" prints the kernel's name (emit/watch.py)
+    debug_values: str = "0"  # of each launch at run time: "1" saves what it wrote, "2" prints it, "3" names the kernel (emit/watch.py)
     debug_kernels: str = ""  # only these kernels, separated by commas
     # debugging (none of these changes generated code)
     trace_enabled: bool = False
@@ -145,6 +145,13 @@ def cache_dir() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("torchsmith"))
+
+
+def minifier() -> tuple[bool, int]:
+    """TORCHSMITH_MINIFY (DUMP_AOTI_MINIFIER): write a script where compiling ahead of time fails. TORCHSMITH_REPRO_LEVEL
+    (AOTINDUCTOR_REPRO_LEVEL): when, and which."""
+    level = os.environ.get("TORCHSMITH_REPRO_LEVEL") or os.environ.get("AOTINDUCTOR_REPRO_LEVEL") or "2"
+    return _flag("TORCHSMITH_MINIFY", "DUMP_AOTI_MINIFIER"), int(level) if level.isdigit() else 0
 
 
 def debug_dir() -> Path:

@@ -13,6 +13,7 @@ import torch
 
 import torchsmith
 from torchsmith import aot
+from torchsmith.lower.table import LOWERINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PRINTER = "aot_inductor.debug_intermediate_value_printer"
@@ -120,3 +121,85 @@ def test_externs_and_strange_dtypes_just_in_time(capfd: pytest.CaptureFixture[st
     assert "f16[3, 3]" in said and "min 2, max 3" in said and "f64[3, 3]" in said and "min 0.5, max 1" in said and "bool[4]" in said
 
 
+
+
+# ---------------------------------------------------------------- the minifier
+class Many(torch.nn.Module):
+    """Some thirty operators, one of them erf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(6)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k, layer in enumerate(self.layers):
+            x = torch.relu(layer(x)) + x.mean(1, keepdim=True)
+            if k == 3:
+                x = torch.erf(x * 0.5) + 1
+        return torch.softmax(x, -1)
+
+
+def many() -> Any:
+    torch.manual_seed(0)
+    return torch.export.export(Many().eval(), (torch.randn(4, 6),), dynamic_shapes={"x": {0: torch.export.Dim("n", min=2, max=9)}})
+
+
+def break_erf(monkeypatch: pytest.MonkeyPatch, replacement: Any) -> None:
+    monkeypatch.setitem(LOWERINGS, torch.ops.aten.erf.default, replacement)
+    monkeypatch.setenv("TORCHSMITH_FORCE_DISABLE_CACHES", "1")
+
+
+def crash(cx: Any, x: Any) -> Any:
+    raise KeyError(f"broken for {x.rank} dimensions")
+
+
+def wrong(cx: Any, x: Any) -> Any:
+    return cx.stage(x.load)
+
+
+def script_of(text: str) -> dict[str, Any]:
+    scope: dict[str, Any] = {"__name__": "repro"}
+    exec(text, scope)
+    return scope
+
+
+@pytest.mark.parametrize(("broken", "said"), [(crash, "KeyError"), (wrong, "wrong values")])
+def test_minifier_finds_the_broken_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: Any, said: str) -> None:
+    program = many()
+    with monkeypatch.context() as m:
+        break_erf(m, broken)
+        path = aot.minify_program(program, tmp_path / "repro.py")
+        text = Path(path).read_text()
+        with pytest.raises(KeyError if broken is crash else AssertionError):
+            script_of(text)["main"]()
+    assert said in text
+    calls = [line for line in text.splitlines() if "= torch.ops." in line]
+    assert len(calls) == 1 and "aten.erf.default(x0)" in calls[0] and f"{__file__}:" in calls[0]
+    script_of(text)["main"]()  # without the injected mistake
+
+
+def test_minifier_refuses_what_does_not_fail(tmp_path: Path) -> None:
+    with pytest.raises(torchsmith.Unsupported, match="AOT080"):
+        aot.minify_program(many(), tmp_path / "repro.py")
+    assert not list(tmp_path.iterdir())
+
+
+def test_failing_compilation_leaves_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TORCHSMITH_DEBUG_DIR", str(tmp_path))
+    break_erf(monkeypatch, crash)
+    with pytest.raises(KeyError):
+        aot.compile_and_package(many(), package_path=tmp_path / "m.pt2", inductor_configs={"aot_inductor.dump_aoti_minifier": True})
+    said = capfd.readouterr().err
+    (file,) = (tmp_path / "minifier").glob("*_repro.py")
+    assert f"torchsmith: a script that fails alike: {file}" in said and "erf" in file.read_text()
+    for options in ({"aot_inductor.dump_aoti_minifier": "yes"}, {"aot_inductor.repro_level": 7}):
+        with pytest.raises(torchsmith.Unsupported, match="AOT051"):
+            aot.compile_and_package(many(), inductor_configs=options)
+
+
+def test_conversions_fix_no_size(tmp_path: Path) -> None:
+    """torch.export puts a check of the operand's metadata before them."""
+    loaded = aot.load_package(package(tmp_path))
+    for n in (1, 2, 9):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(loaded(x), Two()(x))

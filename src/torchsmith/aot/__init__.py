@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "aot_compile": "front", "compile_and_package": "front", "package": "front",
+    "aot_compile": "front", "compile_and_package": "front", "package": "front", "minify_program": "front",
     "load_package": "load", "PackagedModel": "load", "PackageError": "load",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`python -m torchsmith aot compile|inspect|run|bench|paths`.
+"""`python -m torchsmith aot compile|minify|inspect|run|bench|paths`.
 
 In: command-line arguments. Out: text, files, an exit status: 0 well, 1 the work failed (reason on stderr), 2 wrong arguments.
 """
@@ -47,6 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--cpu", action="append", help="native, x86-64-v3, x86-64-v4, ...; several make variants in one package")
     p.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of torchsmith.compile")
     p.set_defaults(work=_compile)
+    p = sub.add_parser("minify", help="shrink a program that fails to compile, or computes something else than torch, to a small script")
+    p.add_argument("program", help="file that torchsmith.export.save or torch.export.save wrote")
+    p.add_argument("-o", "--output", default="repro.py", help="the script (default: repro.py)")
+    p.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option with which it fails")
+    p.add_argument("--isolate", action="store_true", help="run candidates in processes of their own: for failures that end the process")
+    p.set_defaults(work=_minify)
     p = sub.add_parser("inspect", help="what a package holds; its digests are verified")
     p.add_argument("package")
     p.add_argument("--json", action="store_true")
@@ -78,12 +84,23 @@ def _load(args: argparse.Namespace) -> PackagedModel:
     return load_package(args.package, args.model, run_single_threaded=args.threads == 1)
 
 
-def _compile(args: argparse.Namespace) -> int:
-    front = import_module("torchsmith.aot.front")  # needs torch
-    options: dict[str, Any] = {"cpu": args.cpu or ["native"]}
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    options: dict[str, Any] = {}
     for text in args.option:
         name, _, value = text.partition("=")
         options[name] = json.loads(value) if value[:1] in '0123456789-tfn["' else value
+    return options
+
+
+def _minify(args: argparse.Namespace) -> int:
+    front = import_module("torchsmith.aot.front")  # needs torch
+    print(front.minify_program(args.program, args.output, options=_options(args), isolate=args.isolate))
+    return 0
+
+
+def _compile(args: argparse.Namespace) -> int:
+    front = import_module("torchsmith.aot.front")  # needs torch
+    options: dict[str, Any] = {"cpu": args.cpu or ["native"], **_options(args)}
     if args.output.endswith(".so"):
         options["aot_inductor.output_path"] = args.output
         print(front.aot_compile(args.program, options=options))

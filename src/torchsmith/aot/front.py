@@ -6,9 +6,11 @@ In: a module with example arguments, or an exported program (ours, torch.export'
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from .archive import Part, read_library, write_library, write_package
 from .compile import Model, compile_entry
 from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry
 from .exporting import export
+from .minify import minify
 from .program import ExportedProgram
 from .programs import is_torch_program, lifted, load_program, read_program
 from .saved import PROGRAM, load
@@ -34,7 +37,8 @@ define("AOT051", "an option of ahead-of-time compilation is unknown or has a wro
 define("AOT052", "two processors want differently packed weights", "write one package for each")
 
 PREFIX = "aot_inductor."
-KNOWN = frozenset({"output_path", "package", "cpu", "keep_constants", "libtorch", "model_name", "format", "copy_inputs"})
+MINIFIER = ("dump_aoti_minifier", "repro_level")
+KNOWN = frozenset({*MINIFIER, "output_path", "package", "cpu", "keep_constants", "libtorch", "model_name", "format", "copy_inputs"})
 FORMATS = ("so", "a", "c")
 # The incumbent's switches whose effect torchsmith always has or never needs.
 ACCEPTED = frozenset({
@@ -56,6 +60,8 @@ class Settings:
     copy_inputs: bool = False
     libtorch: str = "forbid"
     format: str = "so"
+    dump_aoti_minifier: bool = False
+    repro_level: int = 2
 
 
 def read_settings(given: Mapping[str, Any] | None) -> Settings:
@@ -75,6 +81,12 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
         raise Unsupported("AOT051", detail=f"libtorch={mine['libtorch']!r}: packages run without libtorch, so only 'forbid' is offered")
     if mine.get("format", "so") not in FORMATS:
         raise Unsupported("AOT051", detail=f"format={mine['format']!r} is none of {', '.join(FORMATS)}")
+    wanted, level = settings.minifier()
+    mine["dump_aoti_minifier"], mine["repro_level"] = mine.get("dump_aoti_minifier", wanted), mine.get("repro_level", level)
+    if not isinstance(mine["dump_aoti_minifier"], bool):
+        raise Unsupported("AOT051", detail=f"dump_aoti_minifier={mine['dump_aoti_minifier']!r} is neither True nor False")
+    if mine["repro_level"] not in (1, 2, 3, 4):
+        raise Unsupported("AOT051", detail=f"repro_level={mine['repro_level']!r} is none of 1, 2, 3, 4")
     if not mine["cpu"]:
         raise Unsupported("AOT051", detail="cpu names no processor")
     return Settings(settings.from_user(None, rest), **mine)
@@ -131,6 +143,34 @@ def entry_of_exported(program: ExportedProgram) -> Entry:
     )  # fmt: skip
 
 
+@contextmanager
+def reproduced(entry: Entry, s: Settings, given: Mapping[str, Any] | None) -> Iterator[None]:
+    """Around a compilation: under dump_aoti_minifier a failure leaves a script that fails alike (aot/minify.py), its path on stderr.
+
+    repro_level: 1 a script of the whole program where compiling fails, 2 a small one, 3 a script of the whole program always, 4 a small one
+    also where the package computes something else than torch.
+    """
+    options = {k: v for k, v in (given or {}).items() if k.removeprefix(PREFIX) not in (*MINIFIER, "output_path", "package")}
+
+    def write(is_shrunk: bool) -> None:
+        file = settings.debug_dir() / "minifier" / f"{''.join(c if c.isalnum() else '_' for c in entry.name)}_repro.py"
+        try:
+            print(f"torchsmith: a script that fails alike: {minify(entry, file, options=options, is_shrunk=is_shrunk)}", file=sys.stderr)
+        except Unsupported as e:
+            print(f"torchsmith: no script that fails alike: {e}", file=sys.stderr)
+
+    if not s.dump_aoti_minifier:
+        yield
+        return
+    try:
+        yield
+    except Exception:
+        write(s.repro_level in (2, 4))
+        raise
+    if s.repro_level >= 3:
+        write(s.repro_level == 4)
+
+
 def compile_part(entry: Entry, s: Settings) -> Part:
     """One model, for every processor asked for."""
     models: list[tuple[str, Model]] = []
@@ -164,9 +204,10 @@ def aot_compile(
     path = s.output_path or os.path.join(tempfile.mkdtemp(prefix="torchsmith-aot-"), FILE_NAMES[s.format])
     with torch.no_grad():
         entry = entry_of(model, args, kwargs, dynamic_shapes)
-        if s.format == "so":
-            return write_library(path, compile_part(entry, s))
-        compiled = compile_entry(entry, s.options, cpu=s.cpu[0], keep_constants=s.keep_constants, copy_inputs=s.copy_inputs)
+        with reproduced(entry, s, options):
+            if s.format == "so":
+                return write_library(path, compile_part(entry, s))
+            compiled = compile_entry(entry, s.options, cpu=s.cpu[0], keep_constants=s.keep_constants, copy_inputs=s.copy_inputs)
     return write_linkable(Path(path), compiled, s)
 
 
@@ -191,6 +232,16 @@ def write_linkable(path: Path, m: Model, s: Settings) -> str:
     return str(path)
 
 
+def minify_program(program: Any, path: Any = None, *, inputs: Sequence[Any] | None = None, options: Mapping[str, Any] | None = None,
+                   isolate: bool = False) -> str:  # fmt: skip
+    """Shrink a program that fails to compile, or computes something else than torch, to a script that fails alike; returns its path.
+
+    inputs: flat example arguments; isolate: run candidates in processes of their own, for failures that end the process.
+    """
+    with torch.no_grad():
+        return minify(entry_of(program), path, inputs=inputs, options=options, isolate=isolate)
+
+
 def compile_and_package(program: Any, *, package_path: Any = None, inductor_configs: Mapping[str, Any] | None = None) -> str:
     """Compile an exported program and write it as a package (.pt2); returns its path. `inductor_configs`: options of aot_compile."""
     s = read_settings(inductor_configs)
@@ -198,7 +249,9 @@ def compile_and_package(program: Any, *, package_path: Any = None, inductor_conf
     if not path.endswith(".pt2"):
         raise Unsupported("AOT051", detail=f"the path of a package ends with .pt2: {path}")
     with torch.no_grad():
-        part = compile_part(entry_of(program), s)
+        entry = entry_of(program)
+        with reproduced(entry, s, inductor_configs):
+            part = compile_part(entry, s)
     return write_package(path, {"model": part})
 
 

@@ -88,6 +88,11 @@ def _call(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return target(*args, **kwargs)
 
 
+def fitted(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], symbols: dict[str, Any]) -> Any:
+    """What one node gives for real operands."""
+    return _fit(_call(node.target, list(args), dict(kwargs)), node.meta["spec"], symbols)
+
+
 def _view(base: torch.Tensor, spec: TensorSpec, symbols: dict[str, Any]) -> torch.Tensor:
     shape, strides = [number_of(s, symbols) for s in spec.shape], [number_of(s, symbols) for s in spec.strides]
     offset = 0 if spec.offset is None else number_of(spec.offset, symbols)
