@@ -1,20 +1,63 @@
-"""The documents' scripts in examples/aoti: Python parts as they stand. Their C++ programs are built by `make examples`."""
+"""The documents' programs in examples/aoti, as they stand: built with CMake, against PyTorch's headers and against ours, and run."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+from torchsmith.runtime.model_library import paths
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "aoti"
+ENV = os.environ | {
+    "PYTHONPATH": str(ROOT / "src"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LD_LIBRARY_PATH": ".",
+    "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("folder", "made"), [("package", "model.pt2"), ("library", "model.so")])
-def test_model_scripts(tmp_path: Path, folder: str, made: str) -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([sys.executable, EXAMPLES / folder / "model.py"], cwd=tmp_path, env=env, check=True)
+def cmake(source: Path, build: Path, *options: str) -> None:
+    for command in (["-S", str(source), "-B", str(build), *options], ["--build", str(build), "--config", "Release"]):
+        done = subprocess.run(["cmake", *command], env=ENV, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(*command: Path | str, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def numbers(text: str) -> list[float]:
+    return [float(t) for t in re.findall(r"^\s*(0\.\d+|1|0)\s*$", text, re.M)]
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="CMake is not installed")
+@pytest.mark.parametrize(("folder", "made", "second"), [("package", "model.pt2", 1), ("library", "model.so", 2)])
+def test_programs_of_the_documents(tmp_path: Path, folder: str, made: str, second: int) -> None:
+    """model.py compiles, inference.cpp runs it with PyTorch's loader; our C and C++ programs run the same file without libtorch."""
+    cmake(EXAMPLES / folder, tmp_path)
+    out = run("./aoti_example", cwd=tmp_path)
+    assert "[ CPUFloatType{8,1} ]\nResult from the second inference:\n" in out and f"[ CPUFloatType{{{second},1}} ]" in out
+    assert len(numbers(out)) == 8 + second and all(0 < v < 1 for v in numbers(out))
+    cmake(EXAMPLES / "plain", tmp_path / "plain", f"-Dtorchsmith_DIR={paths()['cmake']}")
+    plain = numbers(run(tmp_path / "plain" / "example_c", made, cwd=tmp_path))
+    assert len(plain) == 9 and plain[0] == plain[8]  # the second call is the first row alone
+    assert len(numbers(run(tmp_path / "plain" / "example_cpp", made, cwd=tmp_path))) == 9
+    if folder == "package":
+        assert run(sys.executable, EXAMPLES / folder / "inference.py", cwd=tmp_path).count("tensor(") == 2
+    library = tmp_path / "model.so"
+    if folder == "package":
+        with zipfile.ZipFile(tmp_path / made) as z:
+            library.write_bytes(next(z.read(i) for i in z.infolist() if i.filename.endswith(".so")))
     assert (tmp_path / made).stat().st_size < 80_000
+    names = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+    versions = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([0-9.]+)", names)}
+    assert versions and max(versions) <= (2, 28) and "GLIBCXX" not in names
