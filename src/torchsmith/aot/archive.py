@@ -106,7 +106,7 @@ class _Writer:
         self.z, self.file, self.root = z, file, root
         self.digests: dict[str, str] = {}
 
-    def member(self, name: str, chunks: Iterable[bytes], to: int = 64) -> None:
+    def member(self, name: str, chunks: Iterable[bytes | memoryview], to: int = 64) -> None:
         """A stored member whose data starts at a multiple of `to`."""
         info = zipfile.ZipInfo(f"{self.root}/{name}", EPOCH)
         info.external_attr = 0o644 << 16

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,13 @@ class Block:
     offset: int
     value: Any
 
-    def content(self) -> bytes:
+    def content(self) -> memoryview:
+        """The memory itself, not a copy (ctypes.string_at would keep 32 bits of the size only)."""
         t = self.value
         if t.numel() == 0:
-            return b""
+            return memoryview(b"")
         size = (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size()
-        return ctypes.string_at(t.data_ptr(), size)
+        return memoryview((ctypes.c_char * size).from_address(t.data_ptr())).cast("B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class Weights:
     state: bytes
     blocks: tuple[Block, ...]
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[bytes | memoryview]:
         """The file's content, from header to end."""
         if not self.size:
             return
         yield MAGIC + struct.pack("<IIQ16s24x", VERSION, 0, self.size, self.id)
         at = 64
-        rows = [(b.offset, b.content) for b in self.blocks]
+        rows: list[tuple[int, Callable[[], bytes | memoryview]]] = [(b.offset, b.content) for b in self.blocks]
         if self.state_bytes:
             rows.append((self.state_offset, lambda: self.state))
         for offset, content in sorted(rows, key=lambda r: r[0]):
