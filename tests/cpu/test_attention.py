@@ -54,6 +54,12 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -
     return sdpa(q, k, v, attn_mask=m)
 
 
+def window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A mask made of positions, which are 64-bit integers."""
+    i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    return sdpa(q, k, v, attn_mask=(i >= 0) & (i - j < 20) & (j - i <= 7))
+
+
 def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return sdpa(q, k, v, enable_gqa=True, scale=0.3)
 
@@ -63,6 +69,7 @@ FORMS: dict[str, tuple[Any, Callable[[], tuple[torch.Tensor, ...]]]] = {
     "197 queries": (plain, lambda: (heads(2, 197, 2, 64), heads(2, 197, 2, 64), heads(2, 197, 2, 64))),
     "causal": (causal, lambda: (heads(2, 150, 3, 64), heads(2, 150, 3, 64), heads(2, 150, 3, 64))),
     "causal, more keys, width 40": (causal, lambda: (heads(2, 150, 3, 40), heads(2, 190, 3, 40), heads(2, 190, 3, 40))),
+    "window": (window, lambda: (heads(2, 70, 3, 32), heads(2, 70, 3, 32), heads(2, 70, 3, 32))),
     "one query": (plain, lambda: (heads(2, 1, 3, 80), heads(2, 1000, 3, 80), heads(2, 1000, 3, 80))),
     "two queries, masked": (masked, lambda: (*(heads(1, n, 3, 24) for n in (2, 300, 300)), torch.randn(3, 2, 300)[None] > 0)),
     "three queries, causal": (causal, lambda: tuple(heads(2, 3, 2, 64) for _ in range(3))),

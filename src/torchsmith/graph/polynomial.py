@@ -85,19 +85,20 @@ def expr(p: Poly) -> Expr:
 
 
 def divide(a: Poly, b: Poly) -> Poly | None:
-    """a / b where b is one monomial that divides every term of a; else None."""
-    if len(b) != 1:
-        return None
-    (m, c), out = next(iter(b.items())), {}
-    for n, d in a.items():
+    """a / b where b divides a; else None. Long division by the leading term: `_order` is kept by products."""
+    lead, out = min(b, key=_order), {}
+    while a:
+        n = min(a, key=_order)
         rest = list(n)
-        for atom in m:
+        for atom in lead:
             if atom not in rest:
                 return None
             rest.remove(atom)
-        if d % c:
+        if a[n] % b[lead]:
             return None
-        out[tuple(rest)] = d // c
+        term = {tuple(rest): a[n] // b[lead]}
+        out.update(term)
+        a = add(a, mul(term, b), -1)
     return out
 
 

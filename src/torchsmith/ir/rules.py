@@ -16,7 +16,7 @@ from . import algebra
 from . import dtype as dt
 from .bounds import NOTHING_KNOWN, decide
 from .dtype import DType
-from .expr import SIMPLIFY, Cast, Const, Expr, Op, op, walk
+from .expr import SIMPLIFY, Cast, Const, Expr, Op, convert, op, walk
 from .ops import OPS, wrap
 
 Rule = Callable[[str, DType, tuple[Expr, ...]], Expr | None]
@@ -93,6 +93,9 @@ def whole_ring(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | None:
         return None
     if isinstance(b, Const) and b.value == 0:
         return a  # x+0, x-0 -> x
+    places = _as_index(a, b)
+    if places is not None:
+        return convert(op(name, *places), dtype)
     if name == "sub":
         return Const(dtype, 0) if a is b else None
     return b if isinstance(a, Const) and a.value == 0 else None
@@ -174,9 +177,23 @@ def compare(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | None:
     if a.dtype is dt.index:
         found = decide(Op(name, dtype, args), NOTHING_KNOWN)
         return found if isinstance(found, Const) else None
+    places = _as_index(a, b)
+    if places is not None:
+        return op(name, *places)
     if a.dtype is dt.bool_ and isinstance(b, Const) and name in ("eq", "ne"):
         return a if (name == "eq") == b.value else op("not", a)
     return None
+
+
+def _as_index(a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
+    """Two i64 values, at least one of them made of axes and sizes, as indices: kernels hold these in 4 bytes where they fit."""
+    if a.dtype is not dt.i64:
+        return None
+    found = [x.arg if isinstance(x, Cast) and x.arg.dtype is dt.index else None for x in (a, b)]
+    for i, x in enumerate((a, b)):
+        if isinstance(x, Const) and abs(x.value) < 2**31:
+            found[i] = Const(dt.index, x.value)
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
 @rule("and", "or")
