@@ -152,7 +152,7 @@ DERIVED: list[Callable[..., torch.Tensor]] = [
     lambda x, y: x.unsqueeze(1).expand(-1, y.shape[0], -1).reshape(-1, 6).softmax(0),
     lambda x, y: torch.einsum("ik,jk->ij", x, y).mean(1),
     lambda x, y: x.repeat(2, 1).view(x.shape[0], -1).cumsum(1),
-    lambda x, y: nn.functional.pad(x, (0, 0, 1, 0)).t().contiguous().t().view(x.shape[0] + 1, -1, 3).sum(1) + y.sum(),
+    lambda x, y: nn.functional.pad(x @ torch.ones(6, 6), (0, 0, 1, 0)).t().contiguous().t().view(x.shape[0] + 1, -1, 3).sum(1) + y.sum(),
     lambda x, y: nn.functional.interpolate(x.t()[None], scale_factor=1.5).flip(-1)[0] + y.sum(),
 ]
 
