@@ -182,7 +182,8 @@ def test_the_next_tile_of_a_large_operand_is_prefetched() -> None:
     assert isinstance(contract, Contract) and contract.soon is not None
     start, by = contract.soon, contract.soon_vectors
     tile = 256 * 16 * tiling.vectors
-    (nt, _), (mt, rows) = kernel.grid
+    (nt, _), *_, (mt, rows), (inner, steps) = kernel.grid
+    assert steps.value == 1
     for m in range(rows.value):
-        first = substitute(start, {nt: const(3), mt: const(m)}).value
+        first = substitute(start, {nt: const(3), inner: const(0), mt: const(m), **{x: const(0) for x, _ in kernel.grid[1:-2]}}).value
         assert 4 * tile <= first and first + 256 * 16 * by <= 5 * tile

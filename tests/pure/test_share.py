@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,8 @@ from emit_harness import launch
 from program_kit import Kit, f, random
 
 from torchsmith.emit.c import emit_kernel
-from torchsmith.ir.expr import Const, Expr, op
+from torchsmith.ir import dtype as dt
+from torchsmith.ir.expr import Const, Expr, Load, const, op
 from torchsmith.ir.plan import Launch, Plan
 from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options
@@ -46,6 +48,32 @@ def contractions(p: Plan) -> list[int]:
     return [s.kernel for s in launches(p) if p.kernels[s.kernel].name == "contraction"]
 
 
+def agree(p: Plan, wants: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]], seed: int) -> None:
+    """Run every launch of `p` on random inputs and compare."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, b in p.buffers.items():
+        shape = tuple(int(e.value) for e in b.shape if isinstance(e, Const))
+        arrays[name] = random(shape, seed) if b.role == "input" else np.full(shape, np.nan, np.float32)
+    for s in launches(p):
+        kernel = p.kernels[s.kernel]
+        renamed = {q.buf: arrays[actual].reshape(-1) for q, actual in zip(kernel.params, s.bufs, strict=True)}
+        values: dict[str, Expr | int] = {sym.name: int(v.value) for sym, v in zip(kernel.syms, s.syms, strict=True) if isinstance(v, Const)}
+        launch(kernel, renamed, values, chunks=2)
+    for name, want in wants.items():
+        np.testing.assert_allclose(arrays[name], want(arrays), rtol=1e-4, atol=1e-3)
+
+
+def convolution(x: str, w: str, stride: int) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+    """3x3, padded by 1, of an image [h, w, channels]."""
+
+    def run(arrays: dict[str, np.ndarray]) -> np.ndarray:
+        image = np.pad(arrays[x].astype(np.float64), ((1, 1), (1, 1), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(image, (3, 3), (0, 1))[::stride, ::stride]
+        return np.asarray(np.einsum("hwcpq,pqcn->hwn", windows, arrays[w]))
+
+    return run
+
+
 def test_sizes_do_not_make_kernels() -> None:
     before = products((28, 64, 20), (56, 128, 33), (14, 64, 7))
     after = share_kernels(before, Options())
@@ -60,6 +88,30 @@ def test_sizes_do_not_make_kernels() -> None:
 def test_structure_does() -> None:
     after = share_kernels(products((28, 64, 20), (28, 64, 21), (28, 64, 22), relu=(True, False, True)), Options())
     assert len(set(contractions(after))) == 2
+
+
+def test_strides_padding_and_rows_do_not_make_kernels() -> None:
+    """Convolutions over channels-last images: stride 1 and 2, few and many channels (long sums), each operand swept."""
+    kit = Kit()
+    sizes = ((28, 1, 24, 64), (28, 2, 24, 64), (14, 1, 96, 512), (14, 2, 208, 64))  # outputs, stride, channels
+    for j, (m, stride, k, n) in enumerate(sizes):
+        side = (m - 1) * stride + 1
+        _, w = kit.input(f"x{j}", (side, side, k)), kit.input(f"w{j}", (3, 3, k, n))
+
+        def value(a: Expr, b: Expr, c: Expr, j=j, w=w, side=side, stride=stride, k=k) -> Expr:  # type: ignore[no-untyped-def]
+            def update(p: Expr, q: Expr, r: Expr) -> Expr:
+                h, v = a * stride + p - 1, b * stride + q - 1
+                inside = op("and", op("and", op("ge", h, const(0)), op("lt", h, const(side))), op("and", op("ge", v, const(0)), op("lt", v, const(side))))
+                return op("mul", Load(f"x{j}", dt.f32, (h, v, r), inside, f(0.0)), w(p, q, r, c))
+
+            return kit.fold((3, 3, k), 0.0, update)
+
+        kit.stage(f"y{j}", (m, m, n), value, out=True)
+    before = planned(kit, *(f"y{j}" for j in range(len(sizes))))
+    after = share_kernels(before, Options())
+    verify_plan(after)
+    assert len(set(contractions(after))) == 1
+    agree(after, {f"y{j}": convolution(f"x{j}", f"w{j}", stride) for j, (_, stride, _, _) in enumerate(sizes)}, seed=3)
 
 
 def test_what_is_common_stays_a_number() -> None:
@@ -80,15 +132,5 @@ def test_the_shared_kernel_computes_what_each_did(seed: int, constant: bool) -> 
     rng = np.random.default_rng(seed)
     sizes = [tuple(int(v) for v in rng.integers(1, 70, 3)) for _ in range(3)]
     p = share_kernels(products(*sizes, constant=constant), Options())
-    arrays: dict[str, np.ndarray] = {}
-    for name, b in p.buffers.items():
-        shape = tuple(int(e.value) for e in b.shape if isinstance(e, Const))
-        arrays[name] = random(shape, seed) if b.role == "input" else np.full(shape, np.nan, np.float32)
-    for s in launches(p):
-        kernel = p.kernels[s.kernel]
-        renamed = {q.buf: arrays[actual].reshape(-1) for q, actual in zip(kernel.params, s.bufs, strict=True)}
-        values: dict[str, Expr | int] = {sym.name: int(v.value) for sym, v in zip(kernel.syms, s.syms, strict=True) if isinstance(v, Const)}
-        launch(kernel, renamed, values, chunks=2)
-    for i in range(3):
-        want = arrays[f"x{i}"].astype(np.float64) @ arrays[f"w{i}"]
-        np.testing.assert_allclose(arrays[f"y{i}"], want, rtol=1e-4, atol=1e-4)
+    wants = {f"y{i}": lambda a, i=i: a[f"x{i}"].astype(np.float64) @ a[f"w{i}"] for i in range(3)}  # type: ignore[misc]
+    agree(p, wants, seed)

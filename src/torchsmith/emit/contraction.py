@@ -121,12 +121,8 @@ def _tile(self: Emitter, s: Contract, rest: tuple[Stmt, ...], partial: bool) -> 
         self.line(f"x{s.dtype} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
         _taps(self, s, loops, {}, partial)
     else:
-        if not s.add:
-            self.line(f"for (int q = 0; q < {s.rows * s.width}; q += {self.lanes}) *(x{s.dtype}u *)({_acc(self, s)} + q) = (x{s.dtype}){{0}};")
-        _chunks(self, s, loops, cut, names, partial)
-        if rest:
-            self.line(f"x{s.dtype} {', '.join(f'{c} = {place}' for c, place in names)};")
-    if rest or (cut is None and not s.add):
+        _chunks(self, s, loops, cut, names, GROUPED_CHUNK if is_grouped else CHUNK, partial)
+    if rest or not s.add:
         _epilogue(self, s, rest, names, partial)
     self.close()
 
@@ -167,19 +163,42 @@ def cut_sum(extents: list[int | None], chunk: int, inside: int = 1) -> tuple[int
     return None
 
 
-def _chunks(self: Emitter, s: Contract, loops: Loops, cut: tuple[int, int] | None, names: list[tuple[str, str]], partial: bool) -> None:
-    """Partial sums over the inner loops (all of them, where nothing is cut), added up in the scratch."""
-    at, piece = cut or (0, 0)
-    for axis, extent in loops[:at]:
-        _open_loop(self, axis, extent, None)
-    axis, extent = loops[at]
-    bounds = {axis: _open_pieces(self, extent, piece)} if cut is not None else {}
-    self.line(f"x{s.dtype} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
-    _taps(self, s, loops[at:], bounds, partial)
-    for c, place in names:
-        self.line(f"{place} += {c};")
-    for _ in range(at + (cut is not None)):
+def _chunks(
+    self: Emitter, s: Contract, loops: Loops, cut: tuple[int, int] | None, names: list[tuple[str, str]], chunk: int, partial: bool
+) -> None:
+    """Sums of pieces of loop `cut`: before a piece that would make one longer than `chunk` it goes to the scratch. That is decided as the
+    tile runs, so that a kernel whose sizes are arguments sums short ones in registers alone."""
+    kind, (at, piece) = f"x{s.dtype}", cut or (0, 0)
+    self.line(f"{kind} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
+    if cut is None:
+        _taps(self, s, loops, {}, partial)
+    else:
+        self.line(f"i64 left = {chunk};{'' if s.add else ' int parts = 0;'}")
+        for axis, extent in loops[:at]:
+            _open_loop(self, axis, extent, None)
+        axis, extent = loops[at]
+        lo, hi = part = _open_pieces(self, extent, piece)
+        steps = " * ".join([f"({hi} - {lo})", *(_text(self, e) for _, e in loops[at + 1 :])])
+        self.open(f"if (left < {steps}) {{", [])
+        if not s.add:
+            self.line(f"if (!parts) for (int q = 0; q < {s.rows * s.width}; q += {self.lanes}) *({kind}u *)({_acc(self, s)} + q) = ({kind}){{0}};")
+            self.line("parts = 1;")
+        for c, place in names:
+            self.line(f"{place} += {c}; {c} = ({kind}){{0}};")
+        self.line(f"left = {chunk};")
         self.close()
+        self.line(f"left -= {steps};")
+        _taps(self, s, loops[at:], {axis: part}, partial)
+        for _ in range(at + 1):
+            self.close()
+    if s.add:
+        for c, place in names:
+            self.line(f"{place} += {c}; {c} = {place};")
+        return
+    self.open("if (parts) {", [])
+    for c, place in names:
+        self.line(f"{c} += {place};")
+    self.close()
 
 
 def _open_loop(self: Emitter, axis: Axis, extent: Expr, bounds: Bounds | None) -> None:

@@ -27,6 +27,7 @@ from .deps import estimate
 from .tiling import Tiling, Work
 
 TAILS = (6, 4, 2, 1)
+OUTER = 2  # row axes outside of the tiled one that every kernel has: images, and rows of an image
 SHORT = 8  # an inner loop below this many steps spends its time on starting
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})  # of operands that are summed in float32
 SUMMED = (dt.f32, dt.f64)
@@ -71,6 +72,7 @@ def acc_of(summed: DType) -> Var:
 
 
 ACC = acc_of(dt.f32)
+ACCS = tuple(acc_of(d) for d in SUMMED)
 
 def _axes_of(e: Load) -> frozenset[Expr]:
     return frozenset(x for x in walk(e) if isinstance(x, Axis))
@@ -169,8 +171,21 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     taps = tuple(x for x in loops if x is not k)
     if not all(_is_affine(e, (rows[-1][0], k[0])) for e in a.index):
         return None
-    value = substitute(stage.stores[0].value, {fold: acc_of(fold.dtype)})
+    value = _product_first(substitute(stage.stores[0].value, {fold: acc_of(fold.dtype)}))
     return Contraction(stage, fold, a, b, batch, rows, n, taps, k, value)
+
+
+def _product_first(e: Expr) -> Expr:
+    """x + product is product + x: what reads the sums is one text, however it was written."""
+    memo: dict[Expr, Expr] = {}
+    has: dict[Expr, bool] = {}
+    for x in walk(e):
+        has[x] = x in ACCS or any(has[a] for a in x.args)
+        args = tuple(memo[a] for a in x.args)
+        if isinstance(x, Op) and x.name in ("add", "mul") and x.dtype.is_float and has[x.args[1]] and not has[x.args[0]]:
+            args = args[::-1]
+        memo[x] = x.rebuild(args) if args and args != x.args else x
+    return memo[e]
 
 
 def _without(e: Load, table: dict[Expr, Expr]) -> Load:
@@ -245,7 +260,8 @@ def form_contraction(
     `b` is read where it lies."""
     rows, vectors, width = tiling.rows, tiling.vectors, c.lanes * tiling.vectors
     (m, m_extent), (n, n_extent) = c.rows[-1], c.n
-    mt, ml, nt, nl = Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl")
+    mt, ml, n_outer, n_inner, nl = Axis("mt"), Axis("ml"), Axis("no"), Axis("ni"), Axis("nl")
+    nt = n_outer + n_inner
     row, column = mt * rows + ml, nt * width + nl
     live, wide = _least(rows, m_extent - mt * rows, m_extent), _least(width, n_extent - nt * width, n_extent)
     a, b = substitute(c.a, {m: row}), substitute(c.b, {n: column})
@@ -262,10 +278,13 @@ def form_contraction(
         epilogue = Loop(nl, wide, "serial", (Loop(ml, live, "vector", body),))
     else:
         epilogue = Loop(ml, live, "serial", (Loop(nl, wide, "vector", body),))
-    n_tiles = (nt, op("floordiv", n_extent + (width - 1), const(width)))
+    tiles = op("floordiv", n_extent + (width - 1), const(width))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
-    grid = (*c.batch, *m_tiles, n_tiles) if tiling.sweep == "rows" else (*c.batch, n_tiles, *m_tiles)
-    soon = _next_tile(c, m_tiles, (nt, n_tiles[1]), vectors) if tiling.sweep == "columns" and packed is not None else (None, 0)
+    # Which operand's tile stays is a question of extents only, so that kernels of either sweep can be one; so are rows of fewer axes.
+    before, after = (const(1), tiles) if tiling.sweep == "rows" else (tiles, const(1))
+    more = tuple((Axis(f"one{j}"), const(1)) for j in range(OUTER - len(c.rows[:-1])))
+    grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
+    soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None else (None, 0)
     readable = None if packed is not None or const_of(wide) == width else wide
     tails = tails_of(rows, live, m_extent, a)
     contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, wide=readable, tails=tails)
@@ -279,7 +298,7 @@ def form_contraction(
 Axes = tuple[tuple[Axis, Expr], ...]
 
 
-def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Axis, Expr], vectors: int) -> tuple[Expr | None, int]:
+def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors: int) -> tuple[Expr | None, int]:
     """While the row tiles pass over one tile of `b`, the next one comes from memory, a piece with each of the first of them. Of rows that
     are not known there are taken to be enough."""
     sizes = [const_of(e) for _, e in (*c.taps, c.k)]
@@ -288,15 +307,13 @@ def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Axis, Expr], vectors
         return None, 0
     passing = [const_of(e) for _, e in m_tiles]
     tiles = vectors if None in passing else math.prod(e or 1 for e in passing)
-    if tiles < 2:
-        return None, 0
-    by, steps = -(-vectors // tiles), math.prod(s or 1 for s in sizes)
+    by, steps = -(-vectors // tiles) if tiles > 1 else 1, math.prod(s or 1 for s in sizes)
     whole, piece = steps * c.lanes * vectors, steps * c.lanes * by
     start = (_flat((*c.batch, n_tile)) + 1) * whole + op("min", _flat(m_tiles) * piece, const(whole - piece))
     return start + _flat(c.taps) * c.k[1] * (c.lanes * by), by
 
 
-def _flat(axes: Axes) -> Expr:
+def _flat(axes: tuple[tuple[Expr, Expr], ...]) -> Expr:
     """The number of a point, counted row-major."""
     total: Expr = const(0)
     for axis, extent in axes:

@@ -9,7 +9,9 @@ computes from its sizes (s0 * 49) is an argument computed by the host, once per 
 
 What is open is a question of speed. In contractions (where a tile does thousands of steps between two looks at a number) and in what
 runs in `prepare`: every extent, stride and offset. In other loops: extents of the grid, and strides that the vector axis does not follow.
-Outside of the grid 0, 1 and -1 are never open, nor is a divisor: they are structure.
+Outside of the grid 0, 1 and -1 are never open, nor is a divisor: they are structure. The exception are addresses and bounds of padding in a
+contraction: there each is the sum of all axes in scope, times a coefficient each, and all coefficients but the lanes' are open, 0 and 1 as
+well, so that a convolution with stride 2 or over rows of another number of axes is the same kernel.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from dataclasses import fields, replace
 
 from ..ir import dtype as dt
 from ..ir.bounds import Ranges
-from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, walk
 from ..ir.kernel import BLOCKS, Banded, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, Turn, expressions
-from ..ir.linear import const_of, is_invariant
+from ..ir.linear import Linear, conjuncts, const_of, is_invariant, linear
 from ..ir.plan import Launch, Plan, PlanCond, PlanRepeat, Step
+from ..ir.program import Layout
 from ..options import Options
 
 Leaf = Callable[[Expr], Expr]
@@ -30,7 +33,7 @@ DIVISIONS = frozenset({"floordiv", "mod"})
 # fields of a template's statement in which constants may open
 OPEN_FIELDS: dict[type, tuple[str, ...]] = {Contract: ("taps", "extent", "a", "b", "soon"), Product: ("extent",)}
 STRIDED = (Contract, Product, Turn, Banded)  # templates that are printed for any strides
-LONG = 192  # steps of a sum beyond which the printer adds partial sums
+SHORT = 16  # padded sums with an inner loop of so few steps are printed otherwise
 FEW = 64  # loops of other kernels: smaller numbers are worth unrolling
 
 
@@ -124,10 +127,12 @@ class _Walker:
         self.numbers: dict[object, int] = {}
         self.preparing = preparing
         self.loose = preparing or any(_has_block(s) for s in kernel.body)
-        self.scratch = {s.name for s in kernel.scratch}
         self.rigid = any(isinstance(s, BLOCKS) and not isinstance(s, STRIDED) for s in kernel.body)
         grouped = {a for s in kernel.body if isinstance(s, Banded) for a in (s.c, s.g, s.lane)}
         self.vectors = grouped if self.loose else grouped.union(*(_vector_axes(s) for s in kernel.body))
+        self.flat = _flat_buffers(kernel)
+        self.around = [a for a, _ in kernel.grid]
+        self.lanes = set(_lane_axes(kernel.body)) if self.flat else set()
 
     def note(self, *tokens: object) -> None:
         self.skeleton.extend(tokens)
@@ -144,6 +149,9 @@ class _Walker:
         return replace(k, params=params, grid=grid, body=self.block(k.body))
 
     def param(self, p: Param) -> Param:
+        if p.buf in self.flat:
+            self.note("flat", self.name(p.buf), p.dtype, p.written)
+            return replace(p, shape=(const(1),), layout=Layout((const(1),), const(0)))
         self.note("param", self.name(p.buf), p.dtype, p.written, p.layout.splits, p.layout.pad, p.layout.fill, len(p.shape))
         fixed = self.along_vectors(p.buf)
         strides = tuple(self.expr(e, self.rigid or d in fixed) for d, e in enumerate(p.layout.strides))
@@ -170,7 +178,7 @@ class _Walker:
         self.note(type(s).__name__)
         if isinstance(s, Loop):
             self.note(s.kind, len(s.carry))
-            axis, extent = self.axis(s.axis), self.expr(s.extent, not self.preparing)
+            axis, extent = self.axis(s.axis), self.size(s.extent) if self.flat else self.expr(s.extent, not self.preparing)
             carry = tuple((self.var(v), self.expr(a), self.expr(b)) for v, a, b in s.carry)
             return replace(s, axis=axis, extent=extent, body=self.block(s.body), carry=carry)  # type: ignore[arg-type]
         if isinstance(s, Let):
@@ -178,17 +186,79 @@ class _Walker:
             return replace(s, var=self.var(s.var), value=value)  # type: ignore[arg-type]
         if isinstance(s, StoreStmt):
             self.note(self.name(s.buf), s.mode, s.mask is None)
-            index = tuple(self.expr(e) for e in s.index)
+            index = (self.sum(self.flat[s.buf][s.index]),) if s.buf in self.flat else tuple(self.expr(e) for e in s.index)
             return replace(s, index=index, value=self.expr(s.value), mask=None if s.mask is None else self.expr(s.mask))
-        return self.whole(s)
+        return self.contract(s) if isinstance(s, Contract) and self.flat else self.whole(s)
+
+    def contract(self, s: Contract) -> Stmt:
+        """A Contract, its addresses and bounds as sums over all axes in scope."""
+        self.note(s.rows, s.vectors, s.soon is None, s.soon_vectors, len(s.taps), self.name(s.acc), s.wide is None, s.add, s.tails)
+        self.axis(s.m)
+        taps = tuple((self.axis(x), self.expr(e)) for x, e in s.taps)
+        self.axis(s.k)
+        extent, live, first = self.expr(s.extent), self.size(s.live), self.expr(s.first)
+        wide = None if s.wide is None else self.size(s.wide)
+        outside, inside = [*self.around], [x for x, _ in s.taps]
+        self.lanes.add(s.k)
+        self.around = [*outside, s.m, *inside, s.k]
+        self.note("load", self.name(s.a.buf), s.a.dtype, s.a.mask is None)
+        index = (self.sum(self.flat[s.a.buf][s.a.index]),)
+        a = Load(s.a.buf, s.a.dtype, index)
+        if s.a.mask is not None and s.a.other is not None:
+            masks = [self.bound(e) for e in conjuncts(s.a.mask)]
+            mask: Expr = masks[0]
+            for e in masks[1:]:
+                mask = Op("and", mask.dtype, (mask, e))
+            a = Load(s.a.buf, s.a.dtype, index, mask, self.expr(s.a.other))
+        self.around = [*outside, *inside]
+        soon = None if s.soon is None else self.sum(linear(s.soon))
+        self.lanes.discard(s.k)
+        self.around = [*outside, s.m]
+        self.axis(s.n)
+        b = self.expr(s.b)
+        assert isinstance(b, Load)
+        return replace(s, taps=taps, extent=extent, live=live, a=a, b=b, soon=soon, wide=wide, first=first)
+
+    def size(self, e: Expr) -> Expr:
+        """Of a tile: a constant is one that always holds."""
+        return self.expr(e, const_of(e) is not None)
+
+    def bound(self, e: Expr) -> Expr:
+        """One bound of a mask."""
+        assert isinstance(e, Op)
+        self.note(e.name)
+        return Op(e.name, e.dtype, tuple(self.sum(linear(x)) for x in e.args))
+
+    def sum(self, lin: Linear) -> Expr:
+        """Over the axes in scope and what else occurs (a minimum of such sums)."""
+        terms: dict[Expr, Expr] = {}
+        for x in self.around:
+            terms[x] = self.coefficient(x, lin.terms.get(x, const(0)))
+        for x, c in lin.terms.items():
+            if isinstance(x, Op):
+                self.note(x.name)
+                made = Op(x.name, x.dtype, tuple(self.sum(linear(e)) for e in x.args))
+                terms[made] = self.expr(c)
+            elif x not in terms:
+                terms[self.axis(x)] = self.coefficient(x, c)
+        return Linear({x: c for x, c in terms.items() if const_of(c) != 0}, self.offset(lin.const)).expr()
+
+    def coefficient(self, x: Expr, c: Expr) -> Expr:
+        if x in self.lanes:
+            return self.expr(c)
+        negative = (const_of(c) or 0) < 0
+        self.note("-" if negative else "?")
+        return op("mul", self.leaf(op("mul", c, const(-1))), const(-1)) if negative else self.leaf(c)
+
+    def offset(self, c: Expr) -> Expr:
+        """Padding is subtracted; none at all is of that kind too."""
+        known = const_of(c)
+        negative = known is not None and known <= 0
+        self.note("-" if negative else "?")
+        return op("mul", self.leaf(const(-(known or 0))), const(-1)) if negative else self.leaf(c)
 
     def whole(self, s: Stmt) -> Stmt:
         """A statement of a template, field by field."""
-        if isinstance(s, Contract):  # short sums are printed otherwise than long ones
-            steps = 1
-            for _, extent in reversed((*s.taps, (s.k, s.extent))):
-                steps *= const_of(extent) or LONG + 1
-                self.note(steps > LONG)
         new: dict[str, object] = {}
         for field in fields(s):
             value, fixed = getattr(s, field.name), field.name not in OPEN_FIELDS.get(type(s), ())
@@ -204,13 +274,6 @@ class _Walker:
             else:
                 self.note(value)
         return replace(s, **new)  # type: ignore[arg-type]
-
-    def is_turned(self, e: Op) -> bool:
-        """Does the second operand of a commutative operator, and not the first, read the kernel's scratch?"""
-        if e.name not in ("add", "mul") or not e.dtype.is_float:
-            return False
-        first, second = (any(isinstance(x, Load) and x.buf in self.scratch for x in walk(a)) for a in e.args)
-        return second and not first
 
     # ------------------------------------------------------------ expressions
     def axis(self, a: Axis) -> Axis:
@@ -265,12 +328,14 @@ class _Walker:
     def node(self, e: Expr, fixed: bool) -> Expr:
         if isinstance(e, Op):
             self.note(e.name, e.dtype, len(e.args))
-            order = e.args[::-1] if self.is_turned(e) else e.args  # x + product and product + x are one text
-            args = [self.expr(a, fixed or (k == 1 and e.name in DIVISIONS)) for k, a in enumerate(order)]
+            args = [self.expr(a, fixed or (k == 1 and e.name in DIVISIONS)) for k, a in enumerate(e.args)]
             return Op(e.name, e.dtype, tuple(args))
         if isinstance(e, Cast):
             self.note("cast", e.dtype)
             return Cast(e.dtype, self.expr(e.args[0], fixed))
+        if isinstance(e, Load) and e.buf in self.flat:
+            self.note("load", self.name(e.buf), e.dtype)
+            return Load(e.buf, e.dtype, (self.sum(self.flat[e.buf][e.index]),))
         if isinstance(e, Load):
             self.note("load", self.name(e.buf), e.dtype, len(e.index), e.mask is None)
             index = tuple(self.expr(i, fixed) for i in e.index)
@@ -287,6 +352,43 @@ class _Walker:
         assert isinstance(e, Rand)
         self.note("rand", e.kind, e.dtype)
         return Rand(e.dtype, e.kind, self.expr(e.args[0], fixed), self.expr(e.args[1], fixed))
+
+
+def _flat_buffers(kernel: Kernel) -> dict[str, dict[tuple[Expr, ...], Linear]]:
+    """The buffers of a contraction (but the packed one) as memory without dimensions: for each its indices, as places. {}: some index is no
+    sum of axes, or the kernel is printed for its very sizes."""
+    products = [s for s in kernel.body if isinstance(s, Contract)]
+    if len(products) != 1 or any(isinstance(s, BLOCKS) and s is not products[0] for s in kernel.body):
+        return {}
+    product = products[0]
+    if product.a.mask is not None and (const_of(product.extent) or SHORT) <= SHORT:
+        return {}
+    params = {p.buf: p.layout for p in kernel.params if p.buf != product.b.buf}
+    found: dict[str, dict[tuple[Expr, ...], Linear]] = {}
+    loads = [e for s in kernel.body for e in walk(*expressions(s)) if isinstance(e, Load)]
+    if any(e.mask is not None and e is not product.a for e in loads):
+        return {}
+    sums = [linear(x) for e in conjuncts(product.a.mask) for x in e.args]
+    for buf, index in (access for s in kernel.body for access in _accesses(s)):
+        if buf in params:
+            layout = params[buf]
+            if layout.splits or layout.pad:
+                return {}
+            place = Linear(None, layout.offset)
+            for i, stride in zip(index, layout.strides, strict=True):
+                place = place.plus(linear(i), stride)
+            place = linear(place.expr())
+            found.setdefault(buf, {})[index] = place
+            sums.append(place)
+    return found if product.a.buf in found and all(isinstance(x, Axis) for lin in sums for x in lin.terms) else {}
+
+
+def _lane_axes(body: Iterable[Stmt]) -> Iterable[Axis]:
+    for s in body:
+        if isinstance(s, Loop):
+            if s.kind == "vector":
+                yield s.axis
+            yield from _lane_axes(s.body)
 
 
 def _has_block(s: Stmt) -> bool:
