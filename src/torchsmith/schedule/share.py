@@ -232,14 +232,15 @@ class _Walker:
     def sum(self, lin: Linear) -> Expr:
         """Over the axes in scope and what else occurs (a minimum of such sums)."""
         terms: dict[Expr, Expr] = {}
-        for x in self.around:
-            terms[x] = self.coefficient(x, lin.terms.get(x, const(0)))
+        for axis in self.around:
+            terms[axis] = self.coefficient(axis, lin.terms.get(axis, const(0)))
         for x, c in lin.terms.items():
             if isinstance(x, Op):
                 self.note(x.name)
                 made = Op(x.name, x.dtype, tuple(self.sum(linear(e)) for e in x.args))
                 terms[made] = self.expr(c)
             elif x not in terms:
+                assert isinstance(x, Axis)
                 terms[self.axis(x)] = self.coefficient(x, c)
         return Linear({x: c for x, c in terms.items() if const_of(c) != 0}, self.offset(lin.const)).expr()
 
