@@ -17,6 +17,7 @@ from test_aot import ROOT, Perceptron, exported
 
 from torchsmith import aot
 from torchsmith.aot.cli import main
+from torchsmith.aot.weights import Block
 from torchsmith.runtime.model_library import paths
 from torchsmith.runtime.package import PackageError
 
@@ -232,6 +233,12 @@ def test_packages_of_format_1_stay_readable() -> None:
         torch.testing.assert_close(got["out"].flatten(), torch.tensor([1.4735058546066284, 1.4975965023040771]) + call)
         torch.testing.assert_close(got["sum"], x + 1)
         assert got["none"] is None
+
+
+def test_blocks_beyond_2_gb_are_whole() -> None:
+    """Memory that is reserved, never touched: the size of a block is not cut to 32 bits."""
+    t = torch.empty((1 << 32) + 24, dtype=torch.uint8)
+    assert Block(0, t).content().nbytes == t.nbytes
 
 
 CASES = {
