@@ -26,7 +26,7 @@ from .graph.readable import readable
 from .graph.sizes import SizeFacts
 from .graph.spec import FunctionalGraph
 from .ir.expr import Expr
-from .ir.kernel import Scheduled
+from .ir.kernel import Scheduled, kind_of
 from .ir.plan import Plan
 from .ir.print import print_plan, print_program, print_scheduled
 from .ir.program import Program
@@ -147,7 +147,8 @@ def run_passes(passes: Sequence[Pass], value: Any, options: Options, name: str) 
             p.verify(value)
         if p.show is not None and options.trace_enabled:
             events.emit("artifact", graph=name, name=ARTIFACTS[p.name], text=p.show(value))
-        _note(value, name)
+        if p.name == "share":
+            _note(value, name)
     return value
 
 
@@ -157,7 +158,7 @@ def _note(value: Any, graph: str) -> None:
         return
     if isinstance(value, Plan):
         for kernel in value.kernels:
-            events.emit("kernel", graph=graph, name=kernel.name, origins=kernel.origins)
+            events.emit("kernel", graph=graph, name=kernel.name, origins=kernel.origins, what=kind_of(kernel))
 
 
 def compile_functional(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any] = ()) -> tuple[Manifest, str, bool]:

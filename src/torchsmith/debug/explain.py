@@ -43,6 +43,7 @@ class GraphSummary:
     guards: tuple[str, ...]
     cached: bool
     library: str
+    kinds: tuple[str, ...] = ()  # what each kernel is (contraction, reduction, ...), where it was made by this call
     constants: tuple[int, int] = (0, 0)  # bytes of the constants that were prepared (packed, folded), and of what they became
     module: Any = None  # the captured torch.fx.GraphModule
 
@@ -145,8 +146,9 @@ def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...
         operators = _operators(module) if module is not None else ("?",) * report.operators
         ours = (report.kernels, tuple(report.externs), guards, report.cached, report.library)
         prepared = [p for p in by_kind["prepare"] if p["graph"] == f["name"]]
+        kinds = tuple(str(k["what"]) for k in by_kind["kernel"] if k["graph"] == f["name"])
         constants = (sum(p["original"] for p in prepared), sum(p["bytes"] for p in prepared))
-        found.append(GraphSummary(str(f["name"]), report.road, reason, operators, *ours, constants, module))
+        found.append(GraphSummary(str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module))
     return tuple(found)
 
 
@@ -169,7 +171,7 @@ def _lines(e: Explanation) -> list[str]:
         if g.reason is not None:
             out.append(f"  not native: {g.reason}")
         out.append(f"  operators ({len(g.operators)}): {_counted(g.operators)}")
-        out.append(f"  kernels: {g.kernels}")
+        out.append(f"  kernels: {g.kernels}{f' ({_counted(g.kinds)})' if g.kinds else ''}")
         out.append(f"  extern calls ({len(g.externs)}): {_counted(g.externs) or 'none'}")
         if g.constants[1]:
             before, after = (f"{b / 1e6:.1f} MB" for b in g.constants)

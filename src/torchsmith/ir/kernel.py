@@ -29,7 +29,7 @@ from typing import Literal
 
 from . import dtype as dt
 from .dtype import DType
-from .expr import Axis, Const, Expr, Fold, Load, Sym, Var, const, convert, op, substitute
+from .expr import Axis, Const, Expr, Fold, Load, Sym, Var, const, convert, op, substitute, walk
 from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
 
 AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
@@ -369,3 +369,19 @@ class Scheduled:
 
     program: Program
     body: tuple[Kernel | Check | Extern | Bind | Cond | Repeat, ...]
+
+
+def kind_of(kernel: Kernel) -> str:
+    """What a kernel is, for reports."""
+
+    def below(body: tuple[Stmt, ...]) -> list[Stmt]:
+        return [s for x in body for s in (x, *(below(x.body) if isinstance(x, Loop) else ()))]
+
+    found = below(kernel.body)
+    for kinds, name in (((Product,), "attention"), ((Banded,), "grouped"), ((Contract, Paired), "contraction")):
+        if any(isinstance(s, kinds) for s in found):
+            return name
+    if any(isinstance(e, Fold) for s in kernel.body for root in expressions(s) for e in walk(root)):
+        return "reduction"
+    stores = [s for s in found if isinstance(s, StoreStmt)]
+    return "copy" if stores and all(isinstance(s.value, Load) for s in stores) else "pointwise"
