@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 Runner = Callable[[], Any]
 PEERS: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Runner]] = {}
-THREADS = os.cpu_count() or 1
+THREADS = len(os.sched_getaffinity(0))
 
 
 def peer(name: str) -> Callable[[Any], Any]:

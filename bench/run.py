@@ -50,7 +50,7 @@ def main() -> int:
     p.add_argument("--peers", nargs="+", default=list(seeds.PEER_NAMES), choices=seeds.PEER_NAMES, metavar="PEER")
     p.add_argument("--pairs", type=int, default=PAIRS)
     p.add_argument("--states", nargs="+", default=["cold", "warm"], choices=("cold", "warm"), help="of the compile suite")
-    p.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of the contractions suite")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the contractions suite")
     p.add_argument("--dtypes", nargs="+", default=list(contractions.DTYPES), choices=contractions.DTYPES + contractions.MORE,
                    help="of the contractions suite")  # fmt: skip
     p.add_argument("--only", default="", metavar="REGEX", help="contractions whose set, origin, dtype or name match")

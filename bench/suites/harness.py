@@ -36,7 +36,7 @@ def about() -> dict[str, str]:
             continue
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": f"{cpu}, {os.cpu_count()} cores, {wide}",
+        "cpu": f"{cpu}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {wide}",
         "python": platform.python_version(),
         "commit": _output("git", "-C", str(BENCH), "rev-parse", "--short", "HEAD"),
         "compiler": _output("cc", "--version").split("\n")[0],
