@@ -27,7 +27,7 @@ class Report:
 
 def compiled(x: int) -> int:
     events.emit("artifact", graph="g0", name="plan.txt", text=lambda: "the plan  # user.py:3\n")
-    events.emit("kernel", graph="g0", name="sin_cos", origins=("user.py:3",))
+    events.emit("kernel", graph="g0", name="sin_cos", origins=("user.py:3",), what="pointwise")
     events.emit("time", graph="g0", name="lower", wall=0.5, cpu=0.25)
     events.emit("graph", name="g0", report=Report())
     events.emit("guards", name="f", list=["L['x'] is a float32 tensor of shape (8,)"])
@@ -41,6 +41,7 @@ def test_explain_counts_and_prints() -> None:
     assert e.extern_calls == ("aten.mm.default",)
     assert e.guards == ("L['x'] is a float32 tensor of shape (8,)",)
     assert e.times == {"lower": (0.5, 0.25)}
+    assert e.graphs[0].kinds == ("pointwise",)
     text = str(e)
     assert "user.py:9: [AUT001]" in text and "aten.mm.default" in text and "lower 0.500" in text
 
