@@ -19,7 +19,7 @@ from typing import Any
 
 from paired import Protocol, geomean
 
-from .harness import Row, child, load_rows, protocol_of, save
+from .harness import Row, child, load_rows, protocol_of, ratio_text, save
 
 Size = tuple[int, ...]
 PEERS = ("AOTInductor", "onnxruntime", "static")
@@ -333,10 +333,7 @@ def table(rows: list[Row]) -> str:
                 why = s["failed"].get("torchsmith", "-") if "failed" in s else s.get("error", "-")
                 out.append(f"{where} failed: {why[-160:]} |")
                 continue
-            cells = []
-            for p in PEERS:
-                m = s["peers"].get(p)
-                cells.append(f"{m['ratio']:.2f} [{m['low']:.2f}, {m['high']:.2f}]" if m else "failed" if p in s["failed"] else "-")
+            cells = [ratio_text(s, p) for p in PEERS]
             control = f"{s['control']['ratio']:.3f}{' too noisy' if s['noisy'] else ''}"
             out.append(f"{where} " + " | ".join([f"{s['control']['a_ms']:.3g}", *cells, control, f"{s['error']['torchsmith']:.1e}"]) + " |")
     titles = ["model", *(f"{w}: load ms, first result ms, grown MB, code KB, CPU s to make" for w in LOADERS)]

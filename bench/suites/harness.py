@@ -70,6 +70,12 @@ def protocol_of(args: argparse.Namespace) -> dict[str, Any]:
     return {"pairs": p.pairs, "burst_s": p.burst_s, "idle_s": p.idle_s}
 
 
+def ratio_text(row: Row, peer: str) -> str:
+    """A cell of a table: the peer's time over ours with its interval, or why there is none."""
+    m = row["peers"].get(peer)
+    return f"{m['ratio']:.2f} [{m['low']:.2f}, {m['high']:.2f}]" if m else "failed" if peer in row["failed"] else "-"
+
+
 def load_rows(folder: Path, suite: str) -> list[Row]:
     path = folder / f"{suite}.json"
     return list(json.loads(path.read_text())["rows"]) if path.exists() else []

@@ -10,7 +10,7 @@ from paired import Protocol, geomean
 
 from models import MODELS, OUTSIDE
 
-from .harness import Row, child, load_rows, protocol_of, save
+from .harness import Row, child, load_rows, protocol_of, ratio_text, save
 
 PEER_NAMES = ("eager", "torch.compile", "torch.compile freezing", "onnxruntime", "openvino")
 BAR, OUTSIDE_BAR = 0.95, 0.9
@@ -100,10 +100,7 @@ def table(rows: list[Row]) -> str:
         if isinstance(r.get("error"), str):
             out.append(f"| {r['model']} | {r['batch']} | failed: {r['error'][-200:]} |")
             continue
-        cells = []
-        for p in peers:
-            m = r["peers"].get(p)
-            cells.append(f"{m['ratio']:.2f} [{m['low']:.2f}, {m['high']:.2f}]" if m else "failed" if p in r["failed"] else "-")
+        cells = [ratio_text(r, p) for p in peers]
         first = next(iter(r["peers"].values()), None)
         eager = r["peers"].get("eager")
         control = f"{r['control']['ratio']:.3f}{' too noisy' if r['noisy'] else ''}" if r.get("control") else "-"

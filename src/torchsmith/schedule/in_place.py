@@ -1,6 +1,6 @@
 """Results written over an operand that dies: a residual sum then moves two streams through memory instead of three.
 
-In: a Program and the elements of its body that a call runs. Out: its buffers, some temporaries with `storage_of` another one.
+In: the buffers and what touches them, in the order of a call. Out: the buffers, some temporaries with `storage_of` another one.
 
 A kernel may write `new` over `old` where it reads each element of `old` in the innermost block that stores that element of `new`, not
 after that, both lying alike; where nothing reads `old` later; and where every loop moves the store, so that nothing is written twice.
@@ -8,30 +8,26 @@ after that, both lying alike; where nothing reads `old` later; and where every l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..ir.expr import Axis, Load, walk
+from ..ir.expr import Axis, walk
 from ..ir.kernel import Kernel, Loop, Stmt, StoreStmt
 from ..ir.linear import const_of
-from ..ir.program import Buffer, Fresh, Program, SizeResult, ViewResult
+from ..ir.program import Buffer
 from .write_back import reads_where_it_writes
 
 
-def write_in_place(program: Program, uses: list[tuple[Kernel | None, set[str]]], free: set[str]) -> dict[str, Buffer]:
+def write_in_place(given: Mapping[str, Buffer], uses: list[tuple[Kernel | None, set[str]]], free: set[str]) -> dict[str, Buffer]:
     """`uses`: for each element of the body its Kernel (if it is one) and the buffers that it touches, by root. `free`: temporaries whose
     memory is the plan's to choose."""
-    results = {r.buf for r in program.results if isinstance(r, Fresh)}
-    results |= {r.of for r in program.results if isinstance(r, ViewResult) and isinstance(r.of, str)}
-    results |= {e.buf for r in program.results if isinstance(r, SizeResult) for e in walk(r.value) if isinstance(e, Load)}
-    free = free - results
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for at, (_, names) in enumerate(uses):
         for n in names:
             first.setdefault(n, at)
             last[n] = at
-    buffers = dict(program.buffers)
+    buffers = dict(given)
     for at, (kernel, names) in enumerate(uses):
         if kernel is None:
             continue

@@ -16,9 +16,8 @@ from ..ir.program import Buffer, Cond, Element, Extern, Program, Repeat, Stage
 from .access import flat
 from .attention import Attention, recognise_attention
 from .contraction import ONE_COLUMN, Contraction, dense, recognise
-from .deps import estimate, stage_loads
+from .deps import estimate, reads, stage_loads, writes
 from .fuse import simple_axes
-from .plan import touched
 
 SET = 4096  # bytes between addresses that share a set of the first-level cache: 64 sets of 64-byte lines
 LINE = 64  # bytes
@@ -103,7 +102,7 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
             elif isinstance(e, Repeat):
                 visit(e.body)
             elif isinstance(e, Extern):
-                fixed.update(b for b, _ in touched(e))
+                fixed.update(reads(e), writes(e))
 
     visit(program.body)
     for name in crowded & chosen.keys() - fixed:

@@ -32,6 +32,7 @@ from ..ir.plan import (
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Program, Repeat, SizeResult
 from ..options import Options
 from .arena import ALIGN, pack, pack_static
+from .deps import pinned
 from .in_place import write_in_place
 from .write_back import end_with_write_backs
 
@@ -80,10 +81,9 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
 
 def _in_place(program: Program, first: tuple[Kernel, ...], body: tuple[Node, ...], roots: dict[str, str]) -> dict[str, Buffer]:
     """The buffers, those that are written over a dying one marked."""
-    shared = {b.storage_of for b in program.buffers.values()} | {b for n in first for b, _ in touched(n)}
-    shared |= {b for n in body if not isinstance(n, Kernel) for b, _ in touched(n)}
-    free = {n for n, b in program.buffers.items() if b.role == "temp" and b.storage_of is None and n not in shared}
-    return write_in_place(program, [(n if isinstance(n, Kernel) else None, {roots[b] for b, _ in touched(n)}) for n in body], free)
+    others = (*first, *(n for n in body if not isinstance(n, Kernel)))
+    free = program.buffers.keys() - pinned(program) - {b for n in others for b, _ in touched(n)}
+    return write_in_place(program.buffers, [(n if isinstance(n, Kernel) else None, {roots[b] for b, _ in touched(n)}) for n in body], free)
 
 
 # ---------------------------------------------------------------- buffers
