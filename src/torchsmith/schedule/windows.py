@@ -50,6 +50,25 @@ def drop_sure(c: Contraction) -> Contraction:
     return c if len(left) == len(tests) else replace(c, a=_where(Load(c.a.buf, c.a.dtype, c.a.index), left))
 
 
+def close_bounds(c: Contraction) -> Contraction:
+    """Every condition x >= 0 on `a` is followed by x < n. Where the image ends behind what is read (stride 2), n is one more than the
+    greatest x, so that the convolution is the same kernel as one whose windows reach into the padding on both sides.
+
+    x >= 0 and y < 7  ->  x >= 0 and x < 15 and y < 7
+    """
+    extents = dict((*c.stage.axes, *c.taps, c.k))
+    tests = conjuncts(c.a.mask)
+    below = {t.args[0] for t in tests if isinstance(t, Op) and t.name == "lt"}
+    closed: list[Expr] = []
+    for t in tests:
+        closed.append(t)
+        x = t.args[0]
+        if isinstance(t, Op) and t.name == "ge" and const_of(t.args[1]) == 0 and x not in below:
+            last = range_of(x, extents)[1]
+            closed += [] if last is None else [op("lt", x, const(last + 1))]
+    return c if len(closed) == len(tests) else replace(c, a=_where(Load(c.a.buf, c.a.dtype, c.a.index), closed))
+
+
 @dataclass(frozen=True, slots=True)
 class Padded:
     """`stage` copies `source` (the image as it sees it) to `copy`; `product` reads the copy."""
