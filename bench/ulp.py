@@ -6,7 +6,8 @@ In: function names (none: all). Out: bench/results/ulp.md: per function the wors
 
 The text of each function is printed by the emitter (one kernel of 4096 elements), compiled with the flags of the road and called by a small C driver
 that counts through all 2^32 bit patterns. References are glibc's double precision vector functions (libmvec, at most 4 ulp of a double, 2^-27 of a
-float's), or the formula of the operator in them. Two-operand functions take seeded pairs. An error counts in units of the float that is nearest to
+float's), or the formula of the operator in them. Two-operand functions take 2^28 seeded pairs, a quarter of them with
+special values (zeros, infinities, NaN, denormals, integers and halves, the largest, neighbours of 1). An error counts in units of the float that is nearest to
 the reference, denormals included; infinity counts as 2^128; NaN against not NaN and a wrong sign of zero count as "special". The products x f(x) (gelu, silu, mish) are counted in no smaller unit than that of 2^-120: below it
 f(x) is denormal and has lost bits, in eager too.
 """
@@ -74,7 +75,7 @@ static inline v8 apply(double (*f)(double), v8 x) { v8 r; for (int k = 0; k < 8;
 #define V(f, x) apply(f, x)
 static double mish(double x) { double e = exp(x < 40 ? x : 40), n = e * (e + 2); return x != x ? x : x * (n / (n + 2)); }
 static double softplus(double x) { return x > 20 ? x : log1p(exp(x)); }
-static double logsigmoid(double x) { return (x < 0 ? x : 0 * x) - log1p(exp(-fabs(x))); }
+static double logsigmoid(double x) { return (x < 0 ? x : 0) - log1p(exp(-fabs(x))); }
 static double erfinv(double y) {
   if (!(fabs(y) <= 1)) return NAN;
   if (fabs(y) == 1) return y * INFINITY;
@@ -137,15 +138,20 @@ void unary(int64_t stride, int64_t grid, result *r, int64_t first) {
     judge(x, x, y, 4096, r);
   }
 }
+enum { SPECIALS = 20 };
+static const float SPECIAL[SPECIALS] = {0, INFINITY, NAN, 1, 2, 3, 0.5, 1.5, 1e10, 16777215, 16777216, 2147483648.f, 0x1p-149, 0x1.8p-140, 0x1p-126, 0x1.fffffcp-127,
+                                        0x1.fffffep127, 0x1p64, 0x1.fffffep-1, 0x1.000002p0};
 void binary(int64_t blocks, int64_t grid, result *r) {
   static float x[4096], y[4096], z[4096]; void *bufs[3] = {z, x, y};
   state = 7;
   for (int64_t b = 0; b < blocks; b++) {
-    for (int k = 0; k < 4096; k++) {  /* any bits; or the size of everyday numbers; or results that neither vanish nor overflow */
+    for (int k = 0; k < 4096; k++) {  /* any bits; the size of everyday numbers; results that neither vanish nor overflow; special values */
       uint64_t w = draw(); uint32_t i = (uint32_t)w, j = (uint32_t)(w >> 32);
-      if (b % 3) { i = (i & 0x83ffffffu) + 0x3c000000u; j = (j & 0x87ffffffu) + 0x3c000000u; }
+      if (b % 4 == 1 || b % 4 == 2) { i = (i & 0x83ffffffu) + 0x3c000000u; j = (j & 0x87ffffffu) + 0x3c000000u; }
       memcpy(x + k, &i, 4); memcpy(y + k, &j, 4);
-      if (b % 3 == 2 && x[k] != 0) y[k] = (float)((double)(int32_t)j * 0x1p-31 * 88 / log(fabs((double)x[k])));
+      if (b % 4 == 2 && x[k] != 0) y[k] = (float)((double)(int32_t)j * 0x1p-31 * 88 / log(fabs((double)x[k])));
+      if (b % 4 == 3 && w % 3 != 0) x[k] = SPECIAL[(w >> 8) % SPECIALS] * (w & 1u << 16 ? -1 : 1);
+      if (b % 4 == 3 && w % 3 != 1) y[k] = SPECIAL[(w >> 40) % SPECIALS] * (w & 1ull << 48 ? -1 : 1);
     }
     TS_KERNEL(bufs, 0, 0, grid);
     judge(x, y, z, 4096, r);
