@@ -171,6 +171,18 @@ def test_views_alias_their_base(number: int) -> None:
         assert VIEWS[number](t).untyped_storage()._cdata == t.untyped_storage()._cdata
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("taps", [(1, 1, 1), (3, 3, 3), (3, 2, 5)])
+def test_volumes_have_the_order_of_the_kernel_that_eager_picks(transposed: bool, images: int, taps: tuple[int, ...]) -> None:
+    """It depends on sizes; these are too large to try them."""
+    for side in (6, 16):
+        x = torch.empty(images, 144, side, side, 8).to(memory_format=torch.channels_last_3d)
+        w = torch.empty(144, 144, *taps)
+        compare(F.conv_transpose3d if transposed else F.conv3d, x, w)
+        compare(lambda t, u: (F.conv_transpose3d if transposed else F.conv3d)(t[0], u), x, w)
+
+
 @pytest.mark.parametrize("number", range(len(PICTURES)))
 def test_pictures_keep_their_memory_format(number: int) -> None:
     base = torch.randn(2, 6, 8, 8)

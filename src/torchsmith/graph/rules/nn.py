@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import learn
 from ..layout import Size, broadcast, contiguous_strides, format_strides, is_symbolic, propagate_strides, result_dtype, same, suggest_format
-from ..tracing import current, make, rule
+from ..tracing import make, rule
 from .pointwise import elementwise
 from .views import axis, copy_strides, slice_, unsqueeze
 
@@ -65,12 +64,10 @@ def convolution(
     shape = [*([input.shape[0]] if batched else []), channels, *out]
     kept = _convolution_format(input if batched else unsqueeze(input, 0), weight)
     if n == 3 and kept is not CONTIGUOUS and not is_symbolic((*input.shape, *weight.shape)):
-        return learn.shapes(
-            aten.convolution.default,
-            (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups),
-            {},
-            current().facts,
-        )  # which 3-d kernel eager picks depends on sizes and threads
+        kept = _format_3d(input if batched else unsqueeze(input, 0), weight, bias, (stride, padding, dilation, transposed, extra, groups))
+        if batched:
+            return fresh(shape, input.dtype, kept)
+        return make(shape, format_strides((1, *shape), kept)[1:], input.dtype)
     if n == 1 and kept is not CONTIGUOUS:  # computed in two dimensions
         strides = list(format_strides((shape[0], channels, 1, out[0]) if batched else (1, channels, 1, out[0]), kept))
         return make(shape, strides[:2] + strides[3:] if batched else [strides[1], strides[3]], input.dtype)
@@ -82,6 +79,17 @@ def _convolution_format(input: Tensor, weight: Tensor) -> torch.memory_format:
         input, weight = unsqueeze(input, 2), unsqueeze(weight, 2)
     formats = (suggest_format(input), suggest_format(weight))
     return next((f for f in formats if f is not CONTIGUOUS), CONTIGUOUS)
+
+
+def _format_3d(input: Tensor, weight: Tensor, bias: Tensor | None, rest: tuple[Any, ...]) -> torch.memory_format:
+    """Which kernel eager picks in three dimensions depends on sizes and threads, and with it the order of its result: ask what it would
+    pick for CPU tensors of these sizes. Their memory is never touched."""
+    x, w = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (input, weight))
+    b = None if bias is None else torch.empty(bias.shape, dtype=bias.dtype)
+    with torch.no_grad():
+        backend = torch._C._select_conv_backend(x, w, b, *rest)
+    picked: torch.memory_format = torch._C._conv_determine_backend_memory_format(x, w, backend)
+    return picked
 
 
 # ---------------------------------------------------------------- pooling
