@@ -2,87 +2,21 @@
  *
  * libtorch is not linked. Its C functions are looked up when a container is made, in whatever libtorch the process has loaded, so the same
  * library also opens where there is none. Input handles belong to us: each is deleted and its slot cleared, on errors too. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "model.h"
-
-typedef void *Handle; /* at::Tensor* */
-
-static struct {
-  int32_t (*get_data_ptr)(Handle, void **);
-  int32_t (*get_dim)(Handle, int64_t *);
-  int32_t (*get_sizes)(Handle, int64_t **);
-  int32_t (*get_strides)(Handle, int64_t **);
-  int32_t (*get_dtype)(Handle, int32_t *);
-  int32_t (*get_device_type)(Handle, int32_t *);
-  int32_t (*get_storage_offset)(Handle, int64_t *);
-  int32_t (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
-  int32_t (*delete_tensor)(Handle);
-  int32_t (*new_handle)(Handle, Handle *);
-  int32_t (*nothing)(Handle *);
-  int32_t (*reinterpret)(Handle, int64_t, const int64_t *, const int64_t *, int64_t, Handle *);
-  int32_t (*from_blob)(void *, int64_t, const int64_t *, const int64_t *, int64_t, int32_t, int32_t, int32_t, Handle *);
-  int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *); /* optional */
-  int32_t cpu, dtypes[16];
-  bool ready;
-} torch;
-
-static const struct { const char *name; void **where; bool needed; } SYMBOLS[] = {
-    {"aoti_torch_get_data_ptr", (void **)&torch.get_data_ptr, true},
-    {"aoti_torch_get_dim", (void **)&torch.get_dim, true},
-    {"aoti_torch_get_sizes", (void **)&torch.get_sizes, true},
-    {"aoti_torch_get_strides", (void **)&torch.get_strides, true},
-    {"aoti_torch_get_dtype", (void **)&torch.get_dtype, true},
-    {"aoti_torch_get_device_type", (void **)&torch.get_device_type, true},
-    {"aoti_torch_get_storage_offset", (void **)&torch.get_storage_offset, true},
-    {"aoti_torch_empty_strided", (void **)&torch.empty_strided, true},
-    {"aoti_torch_delete_tensor_object", (void **)&torch.delete_tensor, true},
-    {"aoti_torch_new_tensor_handle", (void **)&torch.new_handle, true},
-    {"aoti_torch_new_uninitialized_tensor", (void **)&torch.nothing, true},
-    {"aoti_torch__reinterpret_tensor", (void **)&torch.reinterpret, true},
-    {"aoti_torch_create_tensor_from_blob", (void **)&torch.from_blob, true},
-    {"torch_parallel_for", (void **)&torch.parallel_for, false},
-};
-
-static const char *DTYPES[16] = {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
-                                 "complex64", "complex128", "complex32", "uint16", "uint32", "uint64"};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void *find(void *lib, const char *name) {
-  void *found = dlsym(RTLD_DEFAULT, name);
-  return found ? found : lib ? dlsym(lib, name) : NULL;
-}
+#include "native/libtorch.h"
 
 static int32_t connect(void) {
-  pthread_mutex_lock(&lock);
-  void *lib = torch.ready ? NULL : dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
-  int32_t rc = TSM_OK;
-  for (size_t i = 0; !torch.ready && !rc && i < sizeof SYMBOLS / sizeof *SYMBOLS; i++) {
-    *SYMBOLS[i].where = find(lib, SYMBOLS[i].name);
-    if (!*SYMBOLS[i].where && SYMBOLS[i].needed) rc = ts_fail(TSM_ERROR_OPERATOR, "this process has no libtorch that offers %s", SYMBOLS[i].name);
-  }
-  for (int i = 0; !torch.ready && !rc && i < 16; i++) {
-    char name[64];
-    snprintf(name, sizeof name, "aoti_torch_dtype_%s", DTYPES[i]);
-    int32_t (*fn)(void) = (int32_t(*)(void))find(lib, name);
-    torch.dtypes[i] = fn ? fn() : -1;
-  }
-  if (!torch.ready && !rc) {
-    int32_t (*fn)(void) = (int32_t(*)(void))find(lib, "aoti_torch_device_type_cpu");
-    torch.cpu = fn ? fn() : 0;
-    torch.ready = true;
-  }
-  pthread_mutex_unlock(&lock);
-  return rc;
+  const char *missing = libtorch_connect();
+  return missing ? ts_fail(TSM_ERROR_OPERATOR, "this process has no libtorch that offers %s", missing) : TSM_OK;
 }
 
 static int32_t row_of(int32_t number) {
-  for (int32_t i = 0; i < 16; i++)
-    if (torch.dtypes[i] == number) return i;
+  for (int32_t i = 0; i < TS_DTYPES; i++)
+    if (libtorch.dtypes[i] == number) return i;
   return -1;
 }
 
@@ -128,13 +62,13 @@ TS_EXPORT int32_t AOTInductorModelContainerDelete(void *m) {
 
 static int32_t alloc_result(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides, ts_tensor *out) {
   Handle h = NULL;
-  if (torch.empty_strided(ndim, sizes, strides, torch.dtypes[dtype], torch.cpu, -1, &h)) {
+  if (libtorch.empty_strided(ndim, sizes, strides, libtorch.dtypes[dtype], libtorch.cpu, -1, &h)) {
     ts_fail(0, "libtorch could not allocate output %d", (int)index);
     return TS_ERROR_MEMORY;
   }
   out->handle = h;
   out->sizes = out->strides = NULL;
-  return torch.get_data_ptr(h, &out->data) ? TS_ERROR_MEMORY : 0;
+  return libtorch.get_data_ptr(h, &out->data) ? TS_ERROR_MEMORY : 0;
 }
 
 static void run_range(int64_t lo, int64_t hi, void *launch) {
@@ -143,20 +77,20 @@ static void run_range(int64_t lo, int64_t hi, void *launch) {
 }
 
 static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
-  if (n <= grain || !torch.parallel_for || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
+  if (n <= grain || !libtorch.parallel_for || libtorch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
 }
 
 static int32_t describe(Handle h, ts_tensor *t, int32_t *dtype, int32_t *ndim, int32_t *device) {
   int64_t n = 0, *sizes = NULL, *strides = NULL;
   t->handle = h;
-  if (torch.get_device_type(h, device) || torch.get_dtype(h, dtype) || torch.get_dim(h, &n) || torch.get_sizes(h, &sizes) ||
-      torch.get_strides(h, &strides) || torch.get_data_ptr(h, &t->data))
+  if (libtorch.get_device_type(h, device) || libtorch.get_dtype(h, dtype) || libtorch.get_dim(h, &n) || libtorch.get_sizes(h, &sizes) ||
+      libtorch.get_strides(h, &strides) || libtorch.get_data_ptr(h, &t->data))
     return ts_fail(TSM_ERROR_ARGUMENT, "a tensor without memory or sizes");
   t->sizes = sizes;
   t->strides = strides;
   *dtype = row_of(*dtype);
   *ndim = (int32_t)n;
-  *device = *device == torch.cpu ? 0 : *device + 1;
+  *device = *device == libtorch.cpu ? 0 : *device + 1;
   return TSM_OK;
 }
 
@@ -177,8 +111,8 @@ static int32_t view_of(Handle base, const ts_output_desc *d, const int64_t *syms
   int64_t offset = 0;
   const int64_t *sizes = syms + d->at, *strides = sizes + d->ndim;
   int32_t dtype = -1;
-  if (torch.get_dtype(base, &dtype) || dtype != torch.dtypes[d->dtype]) return ts_fail(TSM_ERROR_OPERATOR, "an output views another dtype");
-  if (torch.get_storage_offset(base, &offset) || torch.reinterpret(base, d->ndim, sizes, strides, offset + sizes[2 * d->ndim], out))
+  if (libtorch.get_dtype(base, &dtype) || dtype != libtorch.dtypes[d->dtype]) return ts_fail(TSM_ERROR_OPERATOR, "an output views another dtype");
+  if (libtorch.get_storage_offset(base, &offset) || libtorch.reinterpret(base, d->ndim, sizes, strides, offset + sizes[2 * d->ndim], out))
     return ts_fail(TSM_ERROR_OPERATOR, "libtorch could not make a view");
   return TSM_OK;
 }
@@ -188,7 +122,7 @@ static int32_t constant_handle(int32_t graph_input, const ts_tensor *t, Handle *
   for (int32_t i = 0; i < torchsmith_model.n_constants; i++) {
     const ts_constant_desc *c = &torchsmith_model.constants[i];
     if (c->graph_input != graph_input) continue;
-    if (torch.from_blob(t->data, c->ndim, c->sizes, c->strides, 0, torch.dtypes[c->dtype], torch.cpu, -1, out)) break;
+    if (libtorch.from_blob(t->data, c->ndim, c->sizes, c->strides, 0, libtorch.dtypes[c->dtype], libtorch.cpu, -1, out)) break;
     return TSM_OK;
   }
   return ts_fail(TSM_ERROR_OPERATOR, "an output is a constant that libtorch cannot show");
@@ -197,7 +131,7 @@ static int32_t constant_handle(int32_t graph_input, const ts_tensor *t, Handle *
 static int32_t number_output(const ts_output_desc *d, const int64_t *syms, Handle *out) {
   static const int64_t none[1] = {0};
   void *data = NULL;
-  if (torch.empty_strided(0, none, none, torch.dtypes[d->dtype], torch.cpu, -1, out) || torch.get_data_ptr(*out, &data))
+  if (libtorch.empty_strided(0, none, none, libtorch.dtypes[d->dtype], libtorch.cpu, -1, out) || libtorch.get_data_ptr(*out, &data))
     return ts_fail(TSM_ERROR_MEMORY, "libtorch could not allocate an output");
   if (d->dtype == TSM_BOOL) *(uint8_t *)data = syms[d->at] != 0;
   else memcpy(data, &syms[d->at], 8);
@@ -213,7 +147,7 @@ static int32_t finish_output(int32_t i, const ts_tensor *in, ts_tensor *results,
       outs[i] = results[d->result].handle;
       results[d->result].handle = NULL;
       return TSM_OK;
-    case TS_OUT_NONE: return torch.nothing(&outs[i]) ? ts_fail(TSM_ERROR_MEMORY, "out of memory") : TSM_OK;
+    case TS_OUT_NONE: return libtorch.nothing(&outs[i]) ? ts_fail(TSM_ERROR_MEMORY, "out of memory") : TSM_OK;
     case TS_OUT_NUMBER: return number_output(d, syms, &outs[i]);
     case TS_OUT_INPUT:
     case TS_OUT_VIEW_INPUT:
@@ -227,8 +161,8 @@ static int32_t finish_output(int32_t i, const ts_tensor *in, ts_tensor *results,
       if (!base) base = results[d->of].handle;
   }
   bool is_view = d->kind == TS_OUT_VIEW_INPUT || d->kind == TS_OUT_VIEW_RESULT;
-  rc = is_view ? view_of(base, d, syms, &outs[i]) : torch.new_handle(base, &outs[i]) ? ts_fail(TSM_ERROR_MEMORY, "out of memory") : TSM_OK;
-  if (mine) torch.delete_tensor(mine);
+  rc = is_view ? view_of(base, d, syms, &outs[i]) : libtorch.new_handle(base, &outs[i]) ? ts_fail(TSM_ERROR_MEMORY, "out of memory") : TSM_OK;
+  if (mine) libtorch.delete_tensor(mine);
   return rc;
 }
 
@@ -244,7 +178,7 @@ static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
   ts_generation *now = ts_hold(m);
   memcpy(in, now->inputs, sizeof(ts_tensor) * (size_t)g->n_inputs);
   memset(results, 0, sizeof results);
-  ts_host host = TS_PLAIN_HOST;
+  ts_host host = ts_host_services();
   host.self = m;
   host.alloc_result = alloc_result;
   host.parallel_for = parallel;
@@ -258,9 +192,9 @@ static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
   ts_let_go(m, now);
   ts_copies_end(copies);
   for (int32_t i = 0; i < g->n_results; i++)
-    if (results[i].handle) torch.delete_tensor(results[i].handle);
+    if (results[i].handle) libtorch.delete_tensor(results[i].handle);
   for (int32_t i = 0; rc && i < d->n_outputs; i++) {
-    if (outputs[i]) torch.delete_tensor(outputs[i]);
+    if (outputs[i]) libtorch.delete_tensor(outputs[i]);
     outputs[i] = NULL;
   }
   return rc;
@@ -270,14 +204,14 @@ static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
 TS_EXPORT int32_t tsm_run_torch(tsm_model *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out) {
   ts_error_clear();
   const ts_model_desc *d = &torchsmith_model;
-  int32_t rc = torch.ready ? TSM_OK : connect();
+  int32_t rc = libtorch.ready ? TSM_OK : connect();
   if (rc) return rc; /* nothing can be deleted either */
   if (!m || (n_in && !inputs) || (n_out && !outputs)) rc = ts_fail(TSM_ERROR_ARGUMENT, "an argument is NULL");
   else if (n_in != (size_t)d->n_inputs) rc = ts_fail(TSM_ERROR_COUNT, "%d inputs expected, got %zu", (int)d->n_inputs, n_in);
   else if (n_out != (size_t)d->n_outputs) rc = ts_fail(TSM_ERROR_COUNT, "room for %d outputs expected, got %zu", (int)d->n_outputs, n_out);
   else rc = run(m, inputs, outputs);
   for (size_t i = 0; inputs && i < n_in; i++) {
-    if (inputs[i]) torch.delete_tensor(inputs[i]);
+    if (inputs[i]) libtorch.delete_tensor(inputs[i]);
     inputs[i] = NULL; /* 2.15 frees what it finds here */
   }
   return rc;
@@ -328,7 +262,7 @@ CONSTANT_GETTER(Name, const char *, c->name)
 CONSTANT_GETTER(OriginalFQN, const char *, c->fqn)
 CONSTANT_GETTER(FromFolded, bool, false)
 CONSTANT_GETTER(Type, int32_t, c->type)
-CONSTANT_GETTER(Dtype, int32_t, torch.dtypes[c->dtype])
+CONSTANT_GETTER(Dtype, int32_t, libtorch.dtypes[c->dtype])
 CONSTANT_GETTER(DataSize, size_t, (size_t)c->bytes)
 
 /* ---------------------------------------------------------------- new constants */

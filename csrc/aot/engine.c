@@ -7,13 +7,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "model.h"
+#include "operators.h"
 #include "native/workspace.h"
 #include "native/pool.h"
 
 /* ---------------------------------------------------------------- errors */
 
-static __thread char error_text[512];
+static __thread char error_text[1024];
 static __thread int32_t error_kind; /* reported by generated code during a call */
 
 int32_t ts_fail(int32_t status, const char *format, ...) {
@@ -50,13 +50,22 @@ static int32_t no_extern(void *self, int32_t call, const ts_tensor *args, const 
 static int32_t no_conform(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides) { return TS_ERROR_EXTERN; }
 static void no_release(void *self, ts_tensor *given) { given->handle = NULL; }
 
-static void report(void *self, int32_t kind, const char *text) {
+void ts_report_error(void *self, int32_t kind, const char *text) {
   if (error_kind) return; /* the first one is the cause */
   error_kind = kind;
   ts_fail(0, "%s", text);
 }
 
-const ts_host TS_PLAIN_HOST = {TS_ABI, NULL, NULL, take, give, parallel, no_extern, no_conform, no_release, report};
+ts_host ts_host_services(void) {
+  ts_host host = {TS_ABI, NULL, NULL, take, give, parallel, no_extern, no_conform, no_release, ts_report_error};
+  const ts_operators *o = torchsmith_model.operators;
+  if (o) {
+    host.extern_call = o->services->call;
+    host.conform = o->services->conform;
+    host.release = o->services->release;
+  }
+  return host;
+}
 
 /* ---------------------------------------------------------------- dtypes */
 
@@ -195,7 +204,8 @@ static int32_t prepare(ts_generation *g) {
   g->owned_state = block_new(torchsmith_graph.state_bytes);
   if (!g->owned_state) return ts_fail(TSM_ERROR_MEMORY, "no memory for %lld bytes of prepared weights", (long long)torchsmith_graph.state_bytes);
   g->state = g->owned_state;
-  int32_t rc = torchsmith_graph.prepare(&TS_PLAIN_HOST, g->inputs, g->owned_state);
+  ts_host host = ts_host_services();
+  int32_t rc = torchsmith_graph.prepare(&host, g->inputs, g->owned_state);
   return rc ? ts_run_status(rc) : TSM_OK;
 }
 
@@ -371,7 +381,9 @@ void ts_forget_next(tsm_model *m) {
 }
 
 int32_t ts_pack(const ts_given *given, size_t n, void *state) {
+  const ts_operators *o = torchsmith_model.operators;
   int32_t rc = ts_check_cpu(torchsmith_model.cpu);
+  if (!rc && o) rc = o->services->open(o);
   ts_generation *g = rc ? NULL : generation_new();
   if (!g) return rc ? rc : ts_fail(TSM_ERROR_MEMORY, "out of memory");
   rc = fill(g, NULL, given, n, true);
@@ -389,6 +401,7 @@ int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
   *out = NULL;
   if (d->abi != TS_MODEL_ABI || torchsmith_graph.abi != TS_ABI) return ts_fail(TSM_ERROR_VERSION, "the parts of this library do not belong together");
   int32_t rc = ts_check_cpu(d->cpu);
+  if (!rc && d->operators) rc = d->operators->services->open(d->operators);
   if (rc) return rc;
   tsm_model *m = calloc(1, sizeof *m);
   if (!m) return ts_fail(TSM_ERROR_MEMORY, "out of memory");

@@ -12,7 +12,7 @@
 #include "torchsmith.h"
 #include "torchsmith/model.h"
 
-#define TS_MODEL_ABI 1
+#define TS_MODEL_ABI 2
 #define TS_HIDDEN __attribute__((visibility("hidden")))
 #define TS_EXPORT __attribute__((visibility("default")))
 
@@ -51,6 +51,8 @@ typedef struct { /* a condition on sizes and strides; `limit` texts name the inp
   const char *text;
 } ts_condition;
 
+typedef struct ts_operators ts_operators; /* operators.h; NULL: the model needs no libtorch */
+
 typedef struct {
   uint32_t abi;
   const char *name, *in_spec, *out_spec, *info;
@@ -66,6 +68,7 @@ typedef struct {
   int64_t weights_size;
   int64_t state_offset; /* of what prepare computed, in the weights; -1: not stored */
   int32_t writes;       /* the graph writes constants (buffers): its calls go one after the other */
+  const ts_operators *operators;
 } ts_model_desc;
 
 extern TS_HIDDEN const ts_model_desc torchsmith_model;
@@ -137,7 +140,8 @@ TS_HIDDEN int32_t ts_swap(tsm_model *m);
 TS_HIDDEN void ts_forget_next(tsm_model *m);
 TS_HIDDEN int32_t ts_pack(const ts_given *given, size_t n, void *state);
 TS_HIDDEN int32_t ts_run_status(int32_t rc);
-extern TS_HIDDEN const ts_host TS_PLAIN_HOST; /* everything but results and errors' owner */
+TS_HIDDEN void ts_report_error(void *self, int32_t kind, const char *text); /* ts_host.error */
+TS_HIDDEN ts_host ts_host_services(void); /* everything but results and their owner */
 TS_HIDDEN size_t ts_itemsize(int32_t dtype);
 TS_HIDDEN const char *ts_dtype_name(int32_t dtype);
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model.h"
+#include "operators.h"
 #include "native/pool.h"
 #include "native/workspace.h"
 
@@ -17,7 +17,7 @@ typedef struct {
   tsm_model *model;
   tsm_tensor *outputs;
   const int16_t *output_of; /* per result of the graph: the output it becomes, or -1 */
-  void **others; /* memory of results that are no outputs themselves */
+  tsm_tensor *others; /* results that are no outputs themselves */
   int32_t refused; /* why an output could not be placed */
   bool is_parallel; /* the pool knows of this call */
   bool is_used; /* `few`: a small workspace needs no lock */
@@ -94,17 +94,35 @@ static int32_t use_given(tsm_tensor *out, int32_t index, int32_t dtype, int32_t 
 static int32_t alloc_result(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides, ts_tensor *t) {
   Run *r = self;
   int32_t number = r->output_of[index];
-  tsm_tensor fresh = {0}, *out = number >= 0 ? &r->outputs[number] : &fresh;
+  tsm_tensor *out = number >= 0 ? &r->outputs[number] : &r->others[index];
   int32_t rc = out->data ? use_given(out, number, dtype, ndim, sizes, strides) : allocate(r->model, out, dtype, ndim, sizes, strides);
   if ((r->refused = rc) != 0) return TS_ERROR_MEMORY;
-  if (number < 0) r->others[index] = fresh.block;
-  *t = (ts_tensor){out->data, NULL, NULL, out};
+  *t = (ts_tensor){out->data, NULL, NULL, NULL};
   return 0;
 }
 
+/* Results that libtorch's operators made become outputs like the others; those that are only viewed stay libtorch's until the call ends. */
+static int32_t adopt(Run *r, ts_tensor *results) {
+  const ts_operators *o = torchsmith_model.operators;
+  for (int32_t i = 0; o && i < torchsmith_graph.n_results; i++) {
+    int32_t number = r->output_of[i];
+    ts_tensor *t = &results[i];
+    if (!t->handle || number < 0) continue;
+    const ts_output_desc *d = &torchsmith_model.outputs[number];
+    tsm_tensor *out = &r->outputs[number];
+    int32_t rc = out->data ? use_given(out, number, d->dtype, d->ndim, t->sizes, t->strides) : allocate(r->model, out, d->dtype, d->ndim, t->sizes, t->strides);
+    if (!rc) rc = o->services->copy_out(t, out);
+    if (rc) return rc;
+    *t = (ts_tensor){out->data, NULL, NULL, NULL};
+  }
+  return TSM_OK;
+}
+
 /* Outputs that are no fresh results: views and inputs are copied out, numbers become 0-d tensors, nothing stays nothing. */
-static int32_t finish_output(tsm_model *m, int32_t i, const ts_tensor *in, const ts_tensor *results, const int64_t *syms, const tsm_tensor *inputs, tsm_tensor *outs) {
+static int32_t finish_output(const Run *r, int32_t i, const ts_tensor *in, const ts_tensor *results, const int64_t *syms) {
   const ts_output_desc *d = &torchsmith_model.outputs[i];
+  tsm_model *m = r->model;
+  tsm_tensor *outs = r->outputs;
   static const int64_t none[1] = {0};
   int64_t sizes[64], strides[64], dense[64], step = 1;
   const char *from = NULL;
@@ -130,7 +148,7 @@ static int32_t finish_output(tsm_model *m, int32_t i, const ts_tensor *in, const
     memcpy(strides, t->strides, sizeof(int64_t) * (size_t)ndim);
     from = t->data;
   } else if (d->kind == TS_OUT_SAME) {
-    const tsm_tensor *base = results[d->of].handle;
+    const tsm_tensor *base = r->output_of[d->of] >= 0 ? &outs[r->output_of[d->of]] : &r->others[d->of];
     memcpy(sizes, base->sizes, sizeof(int64_t) * (size_t)(ndim = base->ndim));
     memcpy(strides, base->strides, sizeof(int64_t) * (size_t)ndim);
     from = base->data;
@@ -203,7 +221,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   int64_t syms[g->n_result_syms + 1], dense[dims], strides[d->wanted ? dims : 1];
   void *copies[d->n_inputs + 1];
   int16_t output_of[g->n_results + 1];
-  void *others[g->n_results + 1];
+  tsm_tensor others[g->n_results + 1];
   ts_generation *now = ts_hold(m);
   memcpy(in, now->inputs, sizeof(ts_tensor) * (size_t)g->n_inputs);
   memset(results, 0, sizeof results);
@@ -219,7 +237,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   r.others = others;
   r.refused = 0;
   r.is_parallel = r.is_used = false;
-  ts_host host = TS_PLAIN_HOST;
+  ts_host host = ts_host_services();
   host.self = &r;
   host.alloc_result = alloc_result;
   host.parallel_for = parallel;
@@ -229,11 +247,14 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   if (!rc && d->wanted) rc = ts_copy_inputs(in, copies, strides);
   if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = r.refused ? r.refused : ts_run_status(rc);
   if (r.is_parallel) ts_pool_leave();
-  for (int32_t i = 0; !rc && i < d->n_outputs; i++) rc = finish_output(m, i, in, results, syms, inputs, outputs);
+  if (!rc) rc = adopt(&r, results);
+  for (int32_t i = 0; !rc && i < d->n_outputs; i++) rc = finish_output(&r, i, in, results, syms);
   ts_let_go(m, now);
   ts_copies_end(copies);
-  for (int32_t i = 0; i < g->n_results; i++)
-    if (others[i]) tsm_release(&(tsm_tensor){.block = others[i]});
+  for (int32_t i = 0; i < g->n_results; i++) {
+    tsm_release(&others[i]);
+    if (results[i].handle) d->operators->services->release(NULL, &results[i]);
+  }
   if (rc)
     for (int32_t i = 0; i < d->n_outputs; i++) tsm_release(&outputs[i]);
   return rc;

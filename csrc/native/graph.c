@@ -60,13 +60,13 @@ enum { MOST_TIMES = 1 << 16, POOL_TORCH = 0, POOL_OWN = 1 };
 static int32_t host_alloc_result(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides,
                                  ts_tensor *out) {
   Handle h = NULL;
-  if (torch.empty_strided(ndim, sizes, strides, torch.dtypes[dtype], torch.cpu, -1, &h)) {
-    call_torch_error(self, "empty_strided");
+  if (libtorch.empty_strided(ndim, sizes, strides, libtorch.dtypes[dtype], libtorch.cpu, -1, &h)) {
+    libtorch_error(errors_of(self), "empty_strided");
     return TS_ERROR_MEMORY;
   }
   out->handle = h;
   out->sizes = out->strides = NULL;
-  return torch.get_data_ptr(h, &out->data) ? TS_ERROR_MEMORY : 0;
+  return libtorch.get_data_ptr(h, &out->data) ? TS_ERROR_MEMORY : 0;
 }
 
 static void *host_take(void *self, int64_t bytes) {
@@ -90,7 +90,7 @@ static double seconds(void) {
 
 static int32_t threads_of(const Graph *g) {
   uint32_t most = 0;
-  if (!torch.num_threads || torch.num_threads(&most) || !most) most = (uint32_t)ts_pool_processors();
+  if (!libtorch.num_threads || libtorch.num_threads(&most) || !most) most = (uint32_t)ts_pool_processors();
   return g->threads > 0 && (uint32_t)g->threads < most ? g->threads : (int32_t)most;
 }
 
@@ -99,7 +99,7 @@ static bool is_child;
 static void in_child(void) { is_child = true; }
 void graph_init(void) { pthread_atfork(NULL, NULL, in_child); }
 
-static bool is_own(const Graph *g) { return g->pool == POOL_OWN || is_child || !torch.parallel_for; }
+static bool is_own(const Graph *g) { return g->pool == POOL_OWN || is_child || !libtorch.parallel_for; }
 
 static void host_parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
   Call *call = self;
@@ -113,7 +113,7 @@ static void host_parallel(void *self, const ts_launch *l, int64_t n, int64_t gra
   } else {
     int64_t share = (n + call->threads - 1) / call->threads;
     if (grain < share) grain = share;
-    if (n <= grain || torch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
+    if (n <= grain || libtorch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
   }
   if (g->times && g->n_times < MOST_TIMES) g->times[g->n_times++] = seconds() - start;
 }
@@ -150,7 +150,7 @@ static int32_t run_native(Run *r) {
   bool ours = is_own(g);
   if (!ours && !g->n_externs && call->threads > 1 && g->launches > 1) call->crew = ts_crew_open();
   if (call->crew) {
-    if (torch.parallel_for(0, call->threads, 1, run_member, r)) call_error(call, r->rc = TS_ERROR_EXTERN, "no parallel region");
+    if (libtorch.parallel_for(0, call->threads, 1, run_member, r)) call_error(call, r->rc = TS_ERROR_EXTERN, "no parallel region");
     ts_crew_close(call->crew);
   } else {
     if (ours) ts_pool_enter();
@@ -168,31 +168,10 @@ static int32_t host_extern(void *self, int32_t number, const ts_tensor *args, co
 }
 
 static int32_t host_conform(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
-  int64_t n = 0, *have = NULL;
-  int32_t dtype = 0;
-  Handle fresh = NULL;
-  if (torch.get_dim(given->handle, &n) || n != ndim || torch.get_sizes(given->handle, &have) ||
-      memcmp(have, sizes, sizeof(int64_t) * (size_t)ndim) != 0) {
-    call_error(self, TS_ERROR_EXTERN, "an external operator returned another shape than was planned");
-    return TS_ERROR_EXTERN;
-  }
-  if (torch.get_dtype(given->handle, &dtype) || torch.empty_strided(ndim, sizes, strides, dtype, torch.cpu, -1, &fresh)) {
-    call_torch_error(self, "empty_strided");
-    return TS_ERROR_MEMORY;
-  }
-  if (torch.copy_(fresh, given->handle, 0)) {
-    call_torch_error(self, "copy_");
-    torch.delete_tensor(fresh);
-    return TS_ERROR_EXTERN;
-  }
-  torch.delete_tensor(given->handle);
-  return describe_tensor(fresh, given, true) ? TS_ERROR_EXTERN : 0;
+  return operator_conform(errors_of(self), given, ndim, sizes, strides);
 }
 
-static void host_release(void *self, ts_tensor *given) {
-  if (given->handle) torch.delete_tensor(given->handle);
-  given->handle = NULL;
-}
+static void host_release(void *self, ts_tensor *given) { operator_release(given); }
 
 void call_error(Call *call, int32_t kind, const char *text) {
   if (call->kind) return; /* the first one is the cause */
@@ -200,14 +179,9 @@ void call_error(Call *call, int32_t kind, const char *text) {
   snprintf(call->text, sizeof call->text, "%s", text);
 }
 
-void call_torch_error(Call *call, const char *what) {
-  char text[480];
-  const char *why = torch.what ? torch.what() : NULL;
-  snprintf(text, sizeof text, "%s: %s", what, why ? why : "failed");
-  call_error(call, TS_ERROR_EXTERN, text);
-}
-
 static void host_error(void *self, int32_t kind, const char *text) { call_error(self, kind, text); }
+
+ts_errors errors_of(Call *call) { return (ts_errors){host_error, call}; }
 
 static const ts_host HOST = {TS_ABI,      NULL,         host_alloc_result, host_take,  host_give, host_parallel,
                              host_extern, host_conform, host_release,      host_error};
@@ -228,19 +202,19 @@ static PyObject *view_of(PyObject *base, const ResultSpec *r, const int64_t *sym
   int64_t offset = 0;
   int32_t dtype = 0;
   PyObject *typed = NULL;
-  if (torch.get_dtype(handle_of(base), &dtype)) return PyErr_Format(torch.error, "the base of a view cannot be read");
-  if (dtype != torch.dtypes[r->row]) {
+  if (libtorch.get_dtype(handle_of(base), &dtype)) return PyErr_Format(torch.error, "the base of a view cannot be read");
+  if (dtype != libtorch.dtypes[r->row]) {
     typed = PyObject_CallFunctionObjArgs(torch.view, base, r->dtype, NULL);
     if (!typed) return NULL;
     base = typed;
     int64_t n = 0, *have = NULL, *steps = NULL;
-    if (syms[r->at + 2 * r->ndim] == 0 && !torch.get_dim(handle_of(base), &n) && n == r->ndim && !torch.get_sizes(handle_of(base), &have) &&
-        !torch.get_strides(handle_of(base), &steps) && !memcmp(have, syms + r->at, sizeof(int64_t) * (size_t)n) &&
+    if (syms[r->at + 2 * r->ndim] == 0 && !libtorch.get_dim(handle_of(base), &n) && n == r->ndim && !libtorch.get_sizes(handle_of(base), &have) &&
+        !libtorch.get_strides(handle_of(base), &steps) && !memcmp(have, syms + r->at, sizeof(int64_t) * (size_t)n) &&
         !memcmp(steps, syms + r->at + n, sizeof(int64_t) * (size_t)n))
       return typed;
   }
   PyObject *got = NULL, *sizes = ints(syms + r->at, r->ndim), *strides = ints(syms + r->at + r->ndim, r->ndim);
-  if (torch.get_storage_offset(handle_of(base), &offset) == 0 && sizes && strides) {
+  if (libtorch.get_storage_offset(handle_of(base), &offset) == 0 && sizes && strides) {
     PyObject *at = PyLong_FromLongLong(offset + syms[r->at + 2 * r->ndim]);
     PyObject *args[4] = {base, sizes, strides, at};
     if (at) got = PyObject_Vectorcall(torch.as_strided, args, 4, NULL);
@@ -375,7 +349,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   if (read_inputs(g, args, tensors, scalars) < 0) goto done;
   State *state = NULL;
   if (g->consts.n && !(state = state_open(&g->consts, entry, &host, g->name, args, tensors))) goto done;
-  bool grad = g->n_externs && torch.grad_enabled();
+  bool grad = g->n_externs && libtorch.grad_enabled();
   PyObject *guard = NULL;
   if (g->n_externs) {
     PyObject *on = PyObject_CallNoArgs(torch.is_autocast);
@@ -387,10 +361,10 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
     Py_DECREF(on);
   }
   call.thread = PyEval_SaveThread();
-  if (grad) torch.set_grad(false);
+  if (grad) libtorch.set_grad(false);
   Run run = {&call, &host, tensors, scalars, state ? state_memory(state) : NULL, results, syms, 0};
   int32_t rc = run_native(&run);
-  if (grad) torch.set_grad(true);
+  if (grad) libtorch.set_grad(true);
   PyEval_RestoreThread(call.thread);
   state_close(state);
   if (guard) {
@@ -410,7 +384,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
         }
   }
   for (int i = 0; i < g->n_results; i++)
-    if (results[i].handle) torch.delete_tensor(results[i].handle);
+    if (results[i].handle) libtorch.delete_tensor(results[i].handle);
   if (rc) out = fail(g, args, &call);
 done:
   if (call.views) {
@@ -448,7 +422,7 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
     bool of_result = r->kind == OUT_SAME || r->kind == OUT_VIEW_RESULT, of_input = r->kind == OUT_INPUT || r->kind == OUT_VIEW_INPUT;
     int limit = of_result ? g->n_results : of_input ? g->n_inputs : 1;
     int need = r->kind == OUT_VIEW_INPUT || r->kind == OUT_VIEW_RESULT ? 2 * r->ndim + 1 : r->kind >= OUT_INT;
-    if (r->row < 0 || r->row >= (int)(sizeof torch.dtypes / sizeof *torch.dtypes) || r->of < 0 || r->of >= limit || r->at < 0 || r->at + need > g->entry->n_result_syms) {
+    if (r->row < 0 || r->row >= (int)(sizeof libtorch.dtypes / sizeof *libtorch.dtypes) || r->of < 0 || r->of >= limit || r->at < 0 || r->at + need > g->entry->n_result_syms) {
       PyErr_SetString(PyExc_ValueError, "a result of the manifest is out of range");
       return -1;
     }
@@ -457,7 +431,7 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
     if (!(g->externs[i] = extern_new(PyList_GET_ITEM(externs, i), &g->n_views))) return -1;
     g->n_externs++;
   }
-  if (!torch.inference) g->n_views = 0; /* kept tensors must not cross inference mode */
+  if (!libtorch.inference) g->n_views = 0; /* kept tensors must not cross inference mode */
   return 0;
 }
 

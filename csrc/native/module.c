@@ -1,6 +1,4 @@
 /* torchsmith.runtime._native: loads compiled graphs and hosts them inside PyTorch. */
-#include <dlfcn.h>
-
 #include "native.h"
 #include "package.h"
 
@@ -21,7 +19,7 @@ static PyObject *has_symbol(PyObject *module, PyObject *name);
 static PyObject *dtype_number(PyObject *module, PyObject *row) {
   long i = PyLong_AsLong(row);
   if (i < 0 || i >= TS_DTYPES) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no such dtype row");
-  return PyLong_FromLong(torch.dtypes[i]);
+  return PyLong_FromLong(libtorch.dtypes[i]);
 }
 
 static PyMethodDef methods[] = {
@@ -40,7 +38,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, 
 static PyObject *has_symbol(PyObject *module, PyObject *name) {
   const char *text = PyUnicode_AsUTF8(name);
   if (!text) return NULL;
-  return PyBool_FromLong(torch.lib && dlsym(torch.lib, text));
+  return PyBool_FromLong(libtorch.ready && libtorch_find(text));
 }
 
 PyMODINIT_FUNC PyInit__native(void) {

@@ -6,18 +6,14 @@
 
 #include <stdbool.h>
 
+#include "libtorch.h"
 #include "pool.h"
 #include "torchsmith.h"
 #include "workspace.h"
 
-#define TS_DTYPES 16 /* rows of ts_dtype */
-
-typedef void *Handle; /* AtenTensorHandle: an at::Tensor* */
-
-/* ---- torch.c: libtorch's exported C functions, and Python callables given by runtime/host_torch.py */
+/* ---- torch.c: Python callables given by runtime/host_torch.py */
 typedef struct {
   bool ready;
-  void *lib;
   Py_ssize_t offset;     /* from a Python tensor to its at::Tensor */
   PyTypeObject *tensor;  /* torch._C.TensorBase */
   PyObject *steal;       /* capsule of at::Tensor* -> Python tensor */
@@ -30,26 +26,6 @@ typedef struct {
   void *version_closure;
   PyObject *error;       /* torchsmith.runtime.load.NativeError */
   PyObject *(*wrap)(Handle); /* at::Tensor& -> Python tensor; optional */
-  int32_t dtypes[TS_DTYPES];    /* torch's number by ts_dtype */
-  int32_t cpu;
-  int32_t (*get_data_ptr)(Handle, void **);
-  int32_t (*get_sizes)(Handle, int64_t **);
-  int32_t (*get_strides)(Handle, int64_t **);
-  int32_t (*get_dim)(Handle, int64_t *);
-  int32_t (*get_dtype)(Handle, int32_t *);
-  size_t (*element_size)(int32_t);
-  int32_t (*get_storage_offset)(Handle, int64_t *);
-  int32_t (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
-  int32_t (*from_blob)(void *, int64_t, const int64_t *, const int64_t *, int64_t, int32_t, int32_t, int32_t, Handle *);
-  int32_t (*delete_tensor)(Handle);
-  int32_t (*new_handle)(Handle, Handle *);
-  int32_t (*copy_)(Handle, Handle, int32_t);
-  bool (*grad_enabled)(void);
-  void (*set_grad)(bool);
-  int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *); /* optional */
-  int32_t (*num_threads)(uint32_t *);                                                            /* optional */
-  bool (*inference)(void);                                                                       /* optional */
-  const char *(*what)(void);                                                                     /* optional */
 } Torch;
 
 extern Torch torch;
@@ -59,8 +35,6 @@ PyObject *torch_setup(PyObject *module, PyObject *settings);
 PyObject *wrap_handle(Handle h);
 static inline Handle handle_of(PyObject *tensor) { return (char *)tensor + torch.offset; }
 static inline bool is_tensor(PyObject *o) { return PyObject_TypeCheck(o, torch.tensor); }
-int describe_tensor(Handle h, ts_tensor *out, bool with_sizes);
-
 
 /* ---- extern.c: calls into torch */
 typedef struct Extern Extern;
@@ -115,5 +89,5 @@ struct Call {
   Views *views; /* or NULL */
 };
 void call_error(Call *call, int32_t kind, const char *text);
-void call_torch_error(Call *call, const char *what);
+ts_errors errors_of(Call *call);
 #endif

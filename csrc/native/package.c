@@ -297,11 +297,11 @@ static PyObject *package_run_torch(PyObject *self, PyObject *given) {
   for (; made < n; made++) {
     PyObject *o = PySequence_Fast_GET_ITEM(fast, made);
     if (!is_tensor(o)) PyErr_Format(PyExc_TypeError, "input %zd must be a tensor, not %s", made, Py_TYPE(o)->tp_name);
-    else if (torch.new_handle(handle_of(o), &handles[made])) PyErr_SetString(torch.error, "a tensor that cannot be read");
+    else if (libtorch.new_handle(handle_of(o), &handles[made])) PyErr_SetString(torch.error, "a tensor that cannot be read");
     if (PyErr_Occurred()) break;
   }
   if (made < n) {
-    for (Py_ssize_t i = 0; i < made; i++) torch.delete_tensor(handles[i]);
+    for (Py_ssize_t i = 0; i < made; i++) libtorch.delete_tensor(handles[i]);
   } else {
     int32_t rc;
     Py_BEGIN_ALLOW_THREADS

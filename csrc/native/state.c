@@ -158,8 +158,8 @@ static bool is_same(const Consts *c, const State *s, PyObject *const *args, cons
 static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, int64_t *budget) {
   int64_t ndim = 0, *sizes = NULL, *strides = NULL, last = 0;
   int32_t dtype = 0;
-  if (torch.get_dim(t->handle, &ndim) || torch.get_sizes(t->handle, &sizes) || torch.get_strides(t->handle, &strides) ||
-      torch.get_dtype(t->handle, &dtype)) {
+  if (libtorch.get_dim(t->handle, &ndim) || libtorch.get_sizes(t->handle, &sizes) || libtorch.get_strides(t->handle, &strides) ||
+      libtorch.get_dtype(t->handle, &dtype)) {
     PyErr_SetString(torch.error, "a constant input cannot be read");
     return -1;
   }
@@ -170,7 +170,7 @@ static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, i
   snap->impl = *(void **)t->handle;
   snap->data = t->data;
   snap->version = version_of(tensor);
-  snap->span = last < 0 ? 0 : (last + 1) * (int64_t)torch.element_size(dtype);
+  snap->span = last < 0 ? 0 : (last + 1) * (int64_t)libtorch.element_size(dtype);
   PyMem_Free(snap->copy);
   snap->copy = NULL;
   if (snap->span > (int64_t)sizeof snap->words && snap->span <= WHOLE && snap->span <= *budget) {

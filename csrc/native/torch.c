@@ -1,41 +1,9 @@
-/* libtorch's exported C functions, found by name at set-up; tensors to Python and back. No torch header is read. */
+/* torch's Python side, given at set-up; tensors to Python and back. No torch header is read. */
 #include <dlfcn.h>
 
 #include "native.h"
 
 Torch torch;
-
-typedef struct {
-  const char *name;
-  void **where;
-  bool needed;
-} Symbol;
-
-#define NEED(name, field) {name, (void **)&torch.field, true}
-#define MAY(name, field) {name, (void **)&torch.field, false}
-
-static const Symbol SYMBOLS[] = {
-    NEED("aoti_torch_get_data_ptr", get_data_ptr),
-    NEED("aoti_torch_get_sizes", get_sizes),
-    NEED("aoti_torch_get_strides", get_strides),
-    NEED("aoti_torch_get_dim", get_dim),
-    NEED("aoti_torch_get_dtype", get_dtype),
-    NEED("aoti_torch_dtype_element_size", element_size),
-    NEED("aoti_torch_get_storage_offset", get_storage_offset),
-    NEED("aoti_torch_empty_strided", empty_strided),
-    NEED("aoti_torch_create_tensor_from_blob", from_blob),
-    NEED("aoti_torch_delete_tensor_object", delete_tensor),
-    NEED("aoti_torch_new_tensor_handle", new_handle),
-    NEED("aoti_torch_copy_", copy_),
-    NEED("aoti_torch_grad_mode_is_enabled", grad_enabled),
-    NEED("aoti_torch_grad_mode_set_enabled", set_grad),
-    MAY("torch_parallel_for", parallel_for),
-    MAY("torch_get_num_threads", num_threads),
-    MAY("torch_exception_get_what_without_backtrace", what),
-};
-
-static const char *DTYPES[TS_DTYPES] = {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
-                                       "complex64", "complex128", "complex32", "uint16", "uint32", "uint64"};
 
 static PyObject *take(PyObject *settings, const char *key) {
   PyObject *v = PyDict_GetItemString(settings, key);
@@ -71,22 +39,8 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
   if (!samples || !type) return NULL;
   torch.tensor = (PyTypeObject *)type;
   if (probe_offset(samples) < 0) return NULL;
-  torch.lib = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
-  if (!torch.lib) return PyErr_Format(PyExc_ImportError, "libtorch_cpu.so is not loaded");
-  for (size_t i = 0; i < sizeof SYMBOLS / sizeof *SYMBOLS; i++) {
-    *SYMBOLS[i].where = dlsym(torch.lib, SYMBOLS[i].name);
-    if (!*SYMBOLS[i].where && SYMBOLS[i].needed) return PyErr_Format(PyExc_ImportError, "libtorch_cpu.so lacks %s", SYMBOLS[i].name);
-  }
-  for (int i = 0; i < TS_DTYPES; i++) {
-    char name[64];
-    snprintf(name, sizeof name, "aoti_torch_dtype_%s", DTYPES[i]);
-    int32_t (*fn)(void) = (int32_t(*)(void))dlsym(torch.lib, name);
-    if (!fn) return PyErr_Format(PyExc_ImportError, "libtorch_cpu.so lacks %s", name);
-    torch.dtypes[i] = fn();
-  }
-  int32_t (*cpu)(void) = (int32_t(*)(void))dlsym(torch.lib, "aoti_torch_device_type_cpu");
-  if (!cpu) return PyErr_Format(PyExc_ImportError, "libtorch_cpu.so lacks aoti_torch_device_type_cpu");
-  torch.cpu = cpu();
+  const char *missing = libtorch_connect();
+  if (missing) return PyErr_Format(PyExc_ImportError, "libtorch_cpu.so is not loaded, or lacks %s", missing);
   if (!(torch.steal = take(settings, "steal")) || !(torch.as_strided = take(settings, "as_strided")) ||
       !(torch.view = take(settings, "view")) || !(torch.increment_version = take(settings, "increment_version")) ||
       !(torch.is_autocast = take(settings, "is_autocast")) || !(torch.disable_autocast = take(settings, "disable_autocast")) ||
@@ -111,8 +65,6 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
     }
     torch.wrap = good ? wrap : NULL;
   }
-  void *c10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
-  if (c10) torch.inference = (bool (*)(void))dlsym(c10, "_ZN3c1013InferenceMode10is_enabledEv");
   torch.ready = true;
   Py_RETURN_NONE;
 }
@@ -120,25 +72,15 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
 PyObject *wrap_handle(Handle h) {
   if (torch.wrap) {
     PyObject *got = torch.wrap(h);
-    torch.delete_tensor(h);
+    libtorch.delete_tensor(h);
     return got;
   }
   PyObject *capsule = PyCapsule_New(h, NULL, NULL);
   if (!capsule) {
-    torch.delete_tensor(h);
+    libtorch.delete_tensor(h);
     return NULL;
   }
   PyObject *got = PyObject_CallOneArg(torch.steal, capsule);
   Py_DECREF(capsule);
   return got;
-}
-
-int describe_tensor(Handle h, ts_tensor *out, bool with_sizes) {
-  int64_t *sizes = NULL, *strides = NULL;
-  out->handle = h;
-  if (torch.get_data_ptr(h, &out->data)) return -1;
-  if (with_sizes && (torch.get_sizes(h, &sizes) || torch.get_strides(h, &strides))) return -1;
-  out->sizes = sizes;
-  out->strides = strides;
-  return 0;
 }

@@ -45,6 +45,10 @@ class Unsupported(Exception):
         return f"{where}[{self.code}] {row.explanation}{what}. {row.hint}"
 
 
+class Forbidden(Unsupported):
+    """What the user's options forbid: always an error, never a reason to run something eagerly."""
+
+
 # ---------------------------------------------------------------- autograd
 define("AUT001", "gradients are needed, so the captured graph runs once under eager autograd",
        "call under torch.no_grad() or torch.inference_mode() for compiled inference")

@@ -30,6 +30,7 @@ class Options:
     max_autotune: bool = False  # measure the tilings of contractions in place (tuning.py); remembered per processor
     freezing: bool = False  # believe that parameters are constant even where writes to them cannot be seen: docs/freezing.md
     freezing_discard_parameters: bool = False  # with freezing: free the memory of parameters once they are packed
+    libtorch: str = "allow"  # operators without generated code call libtorch; "forbid": they are an error (default ahead of time)
     native_contractions: bool = True  # products with constant weights as generated kernels instead of extern calls
     epilogue_fusion: bool = True
     max_fusion_size: int = 64
@@ -58,7 +59,7 @@ class Options:
     def codegen_key(self) -> tuple[tuple[str, Any], ...]:
         """The part that changes generated code: goes into cache keys."""
         skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check",
-                "cpp_threads", "thread_pool", "freezing_discard_parameters"}  # fmt: skip
+                "cpp_threads", "thread_pool", "freezing_discard_parameters", "libtorch"}  # fmt: skip
         return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in skip)
 
 
@@ -72,7 +73,9 @@ ACCEPTED = frozenset({
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
 
-CHOICES: dict[str, tuple[str, ...]] = {"thread_pool": ("torch", "own"), "debug_values": ("0", "1", "2", "3")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "libtorch": ("allow", "forbid"), "thread_pool": ("torch", "own"), "debug_values": ("0", "1", "2", "3"),
+}  # fmt: skip
 ALIASES = {"aot_inductor.debug_intermediate_value_printer": "debug_values", "aot_inductor.filtered_kernel_names": "debug_kernels"}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import events
-from .codes import Unsupported
+from .codes import Forbidden, Unsupported, define
 from .emit.c import emit_kernel
 from .emit.host import describe, emit_host, packing_key
 from .graph.functionalise import functionalise
@@ -44,6 +44,9 @@ from .schedule.merge_attention import merge_attention
 from .schedule.plan import plan
 from .schedule.share import share_kernels
 from .tuning import Made, tune
+
+define("AOT020", "operators that only libtorch has remain in the program, and libtorch is forbidden",
+       "replace them, or allow libtorch: options={'libtorch': 'allow'}")
 
 Call = Callable[..., Sequence[Any]]
 
@@ -220,6 +223,13 @@ def without_uncounted(fg: FunctionalGraph, inputs: Sequence[Any]) -> FunctionalG
     return dataclasses.replace(fg, roles=roles, key_text=f"{fg.key_text}\nuncounted {uncounted}")
 
 
+def refuse_externs(manifest: Manifest) -> None:
+    """Where nothing may need libtorch: say which operators do, and where they come from."""
+    if manifest.externs:
+        found = dict.fromkeys(f"{e.op} at {e.loc or 'an unknown line'}" for e in manifest.externs)
+        raise Forbidden("AOT020", at=manifest.externs[0].loc, detail="; ".join(found))
+
+
 def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
     """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
     with events.timed("functionalise", graph=name):
@@ -229,6 +239,8 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
     manifest, library, cached = compile_functional(fg, options, name, inputs)
+    if options.libtorch == "forbid":
+        refuse_externs(manifest)
     with events.timed("load", graph=name):
         call = load(
             library, manifest, eager=gm.forward, name=name, frozen=options.freezing, tail=fg.consts, threads=options.cpp_threads,
@@ -254,7 +266,8 @@ def compile_graph(
     """Compile one captured graph for `backend`.
 
     Whatever cannot be compiled natively runs as the captured graph, eagerly, and is counted with its code (event "fallback"). Where that is
-    the machine's fault (no compiler, a compiler that dies, no room to write) it is also said in a warning; under fullgraph it is an error.
+    the machine's fault (no compiler, a compiler that dies, no room to write) it is also said in a warning; under fullgraph it is an error,
+    and under options.libtorch == "forbid" any is.
     """
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="captured_graph.py", text=readable(gm))
@@ -270,9 +283,11 @@ def compile_graph(
         try:
             done = compile_native(gm, facts, options, name, example_inputs)
         except Unsupported as why:
+            if options.libtorch == "forbid":
+                raise Forbidden(why.code, at=why.at, detail=why.detail) from why
+            if why.code in MACHINE_FAULTS and fullgraph:
+                raise
             if why.code in MACHINE_FAULTS:
-                if fullgraph:
-                    raise
                 _warn_once(why)
             done = _run_captured(gm, facts, why, operators, name)
     events.emit("graph", name=name, report=done.report, module=gm)

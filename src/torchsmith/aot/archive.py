@@ -56,7 +56,7 @@ def metadata(cpu: Sequence[str]) -> dict[str, str]:
     """What PyTorch's loaders read. They compare the ISA text with their own and warn; our library checks for itself."""
     isa = "AVX512" if "avx512f" in cpu else "AVX2" if "avx2" in cpu else ""
     if isa == "AVX512" and "avx512_vnni" in cpu:
-        isa = "AVX512 AVX512_VNNI"
+        isa = "AVX512 AVX512_VNNI" + " AMX_TILE" * ("amx_tile" in cpu)
     return {
         "AOTI_DEVICE_KEY": "cpu", "AOTI_PLATFORM": "linux", "AOTI_MACHINE": platform.machine() or "x86_64", "AOTI_CPU_ISA": isa,
         "AOTI_COMPUTE_CAPABILITY": "",

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..codes import Unsupported
 from ..runtime.model_library import paths
-from ..runtime.package import PackageError
+from ..runtime.package import NEEDS_LIBTORCH, PackageError
 from .inspect import inspect_text, verify
 from .load import PackagedModel, load_package
 
@@ -81,7 +81,16 @@ def _common(p: argparse.ArgumentParser) -> None:
 
 
 def _load(args: argparse.Namespace) -> PackagedModel:
-    return load_package(args.package, args.model, run_single_threaded=args.threads == 1)
+    def load() -> PackagedModel:
+        return load_package(args.package, args.model, run_single_threaded=args.threads == 1)
+
+    try:
+        return load()
+    except PackageError as e:
+        if e.status != NEEDS_LIBTORCH:
+            raise
+    import_module("torch")  # its operators are part of the model
+    return load()
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

@@ -25,14 +25,13 @@ from ..graph.spec import FreshOutput, InputOutput, TensorSpec
 from ..graph.tracing import spec_of
 from ..ir.expr import Const, Expr
 from ..options import Options
-from ..pipeline import Source, compile_source
+from ..pipeline import Source, compile_source, refuse_externs
+from ..runtime.externs_torch import operator_row
 from ..runtime.manifest import Manifest
 from ..runtime.model_library import Texts, build_model, features_of
 from .entry import Constant, Entry
 from .weights import Block, Weights, align
 
-define("AOT020", "operators that only libtorch has remain in the program",
-       "replace them, or serve the module with torchsmith.compile")
 define("AOT022", "the program writes inputs or returns views of them, so they must not be copied", "compile it without copy_inputs")
 define("AOT021", "the compiled library refused the constants", "please report it")
 
@@ -58,7 +57,9 @@ class Model:
 def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False, copy_inputs: bool = False) -> Model:
     """The whole road. Raises Unsupported with the user's line."""
     source = compile_source(entry.functional, options, entry.name)
-    refuse_externs(source.manifest)
+    if options.libtorch == "forbid":
+        refuse_externs(source.manifest)
+    operators = tuple(operator_row(e) for e in source.manifest.externs)
     features = features_of(cpu)
     written = [a.name for a in entry.arguments if a.placeholder is not None and source.manifest.inputs[a.placeholder].get("written")]
     if copy_inputs and (written or any(r["kind"] == "view" and r["of"][0] == "input" for r in source.manifest.results)):
@@ -68,20 +69,13 @@ def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_c
     description = Description(
         entry.name, input_rows(entry), outputs_of(entry, source.manifest), tuple(rows), symbols_of(entry),
         conditions_of(entry), entry.in_spec, entry.out_spec, json.dumps(info, sort_keys=True), features,
-        weights.id, weights.size, weights.state_offset, entry.labels, copy_inputs,
+        weights.id, weights.size, weights.state_offset, entry.labels, copy_inputs, operators,
     )  # fmt: skip
     texts = Texts(source.host, source.kernels, emit_model(description))
     library = build_model(texts, features, options)
     if weights.state_bytes:
         weights = replace(weights, state=pack(library, rows, entry.constants, weights.state_bytes))
     return Model(entry.name, library, weights, info, features, texts)
-
-
-def refuse_externs(manifest: Manifest) -> None:
-    """Ahead of time nothing may need libtorch: say which operators do, and where they come from."""
-    if manifest.externs:
-        found = dict.fromkeys(f"{e.op} at {e.loc or 'an unknown line'}" for e in manifest.externs)
-        raise Unsupported("AOT020", at=manifest.externs[0].loc, detail="; ".join(found))
 
 
 # ---------------------------------------------------------------- inputs and outputs
@@ -233,6 +227,7 @@ def describe(entry: Entry, source: Source, rows: Sequence[ConstantRow], features
         "results": source.manifest.results,
         "constants": [{"name": r.fqn, "dtype": r.dtype, "shape": list(r.sizes), "bytes": r.nbytes, "stored": r.offset >= 0} for r in rows],
         "kernels": list(source.origins),
+        "operators": [f"{e.op} at {e.loc or 'an unknown line'}" for e in source.manifest.externs],
         "cpu": list(features),
         "in_spec": json.loads(entry.in_spec), "out_spec": json.loads(entry.out_spec),
     }  # fmt: skip

@@ -38,7 +38,7 @@ define("AOT052", "two processors want differently packed weights", "write one pa
 
 PREFIX = "aot_inductor."
 MINIFIER = ("dump_aoti_minifier", "repro_level")
-KNOWN = frozenset({*MINIFIER, "output_path", "package", "cpu", "keep_constants", "libtorch", "model_name", "format", "copy_inputs"})
+KNOWN = frozenset({*MINIFIER, "output_path", "package", "cpu", "keep_constants", "model_name", "format", "copy_inputs"})
 FORMATS = ("so", "a", "c")
 # The incumbent's switches whose effect torchsmith always has or never needs.
 ACCEPTED = frozenset({
@@ -58,7 +58,6 @@ class Settings:
     cpu: tuple[str, ...] = ("native",)
     keep_constants: bool = False
     copy_inputs: bool = False
-    libtorch: str = "forbid"
     format: str = "so"
     dump_aoti_minifier: bool = False
     repro_level: int = 2
@@ -77,10 +76,11 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     cpu = mine.pop("cpu", "native")
     mine["cpu"] = (cpu,) if isinstance(cpu, str) else tuple(cpu)
     mine.pop("model_name", None)
-    if mine.get("libtorch", "forbid") != "forbid":
-        raise Unsupported("AOT051", detail=f"libtorch={mine['libtorch']!r}: packages run without libtorch, so only 'forbid' is offered")
     if mine.get("format", "so") not in FORMATS:
         raise Unsupported("AOT051", detail=f"format={mine['format']!r} is none of {', '.join(FORMATS)}")
+    rest = {"libtorch": "forbid"} | rest
+    if rest["libtorch"] == "allow" and mine.get("format", "so") != "so":
+        raise Unsupported("AOT051", detail=f"format={mine['format']!r} has no libtorch: give format 'so' or libtorch='forbid'")
     wanted, level = settings.minifier()
     mine["dump_aoti_minifier"], mine["repro_level"] = mine.get("dump_aoti_minifier", wanted), mine.get("repro_level", level)
     if not isinstance(mine["dump_aoti_minifier"], bool):
@@ -195,6 +195,8 @@ def aot_compile(
       "format": "so", "a" (a static library with NAME.h and NAME.weights beside it) or "c" (a folder with its sources)
       "cpu": processor target, such as "native" or "x86-64-v3"
       "keep_constants": keep the original weights beside the packed ones, so that some of them can be replaced
+      "libtorch": "forbid" (the default: operators without generated code are refused) or "allow": they call the libtorch that has to
+          be loaded in the process that runs the model
       "copy_inputs": inputs with other strides than those exported are copied instead of refused
     and every option of torchsmith.compile.
     """

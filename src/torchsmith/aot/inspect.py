@@ -12,7 +12,7 @@ import zipfile
 from typing import Any
 
 from ..codes import Unsupported
-from ..runtime.package import Loaded, PackageError
+from ..runtime.package import NEEDS_LIBTORCH, Loaded, PackageError
 from .archive import FORMAT, read_library
 
 
@@ -32,7 +32,10 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
             row["info"] = Loaded(path, name).info
         except PackageError as e:
             row["info"] = None
-            found["problems"].append(f"model {name}: {e}")
+            if e.status == NEEDS_LIBTORCH:
+                row["needs"] = str(e)
+            else:
+                found["problems"].append(f"model {name}: {e}")
     found["verified"] = not found["problems"]
     return found
 
@@ -83,6 +86,7 @@ def inspect_text(found: dict[str, Any]) -> str:
         lines.append(f"model {name}: code {row['code_bytes']:,} bytes, weights {row['weight_bytes']:,} bytes")
         info = row["info"]
         if info is None:
+            lines += [f"  not opened: {row['needs']}"] * ("needs" in row)
             continue
         lines.append(f"  processor: {' '.join(info['cpu']) or 'any x86-64'}")
         for v in row.get("variants", []):
@@ -98,6 +102,8 @@ def inspect_text(found: dict[str, Any]) -> str:
             lines.append(f"  constant {c['name']}: {c['dtype']} {c['shape']}, {c['bytes']:,} bytes{stored}")
         for k in info["kernels"]:
             lines.append(f"  kernel {k}")
+        for o in info.get("operators", ()):
+            lines.append(f"  calls libtorch: {o}")
     lines += [f"PROBLEM: {p}" for p in found["problems"]]
     lines.append("all digests are right" if found["verified"] else "NOT verified")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .. import events
-from ..codes import Unsupported, define
+from ..codes import Forbidden, Unsupported, define
 from ..graph.sizes import expr_of, print_condition
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..ir.expr import walk as walk_expr
@@ -232,7 +232,7 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
         state.broken[key] = 1
         return _frame.RUN_PLAIN
     except Unsupported as why:
-        if settings.fullgraph:
+        if settings.fullgraph or isinstance(why, Forbidden):
             raise
         if not isinstance(why, _NothingToCompile):
             events.emit("graph_break", code=why.code, loc=why.at or location(fn), detail=why.detail, name=state.label)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.expr import Const, Expr, Sym
+from ..ir.operators import OperatorRow
 from ..ir.program import Symbol
 from .host import DTYPE_ROWS, c_name, c_string, size_text
 
@@ -80,6 +81,7 @@ class Description:
     state_offset: int = -1
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> the name the user gave it
     copies: bool = False  # inputs with other strides are copied instead of refused
+    operators: tuple[OperatorRow, ...] = ()  # what the graph calls libtorch for, by number
 
 
 def emit_model(d: Description) -> str:
@@ -137,6 +139,33 @@ def output_rows(results: Sequence[dict[str, Any]], leaves: Sequence[int | None],
     return tuple(rows)
 
 
+def operator_texts(rows: Sequence[OperatorRow]) -> list[str]:
+    """The tables of csrc/aot/operators.h."""
+    if not rows:
+        return []
+    tables: list[str] = []
+    operators: list[str] = []
+    for i, o in enumerate(rows):
+        params = []
+        for k, p in enumerate(o.params):
+            if p.numbers:
+                tables.append(f"static const ts_number o{i}n{k}[] = {{{', '.join(f'{{{_int(n.value)}, {n.slot}}}' for n in p.numbers)}}};")
+            params.append(f"{{'{p.letter}', {len(p.numbers)}, {f'o{i}n{k}' if p.numbers else '0'}, {c_string(p.text)}}}")
+        specs = {"t": o.tensors, "r": o.outs}
+        tables.append(f"static const ts_param o{i}p[] = {{{', '.join(params) or '{0}'}}};")
+        for letter, given in specs.items():
+            tables.append(f"static const ts_spec o{i}{letter}[] = {{{', '.join(f'{{{DTYPE_ROWS[d]}, {n}}}' for d, n in given) or '{0}'}}};")
+        operators.append(
+            f"{{{c_string(o.name)}, {c_string(o.overload)}, {c_string(o.said)}, {c_string(o.symbol) if o.symbol else '0'}, {o.version}ULL, "
+            f"{len(o.params)}, {len(o.tensors)}, {len(o.outs)}, {int(o.is_planned)}, o{i}p, o{i}t, o{i}r}}"
+        )
+    said = "; ".join(dict.fromkeys(o.said for o in rows))
+    return [
+        *tables, f"static ts_operator rows[] = {{{', '.join(operators)}}};",
+        f"static const ts_operators operators = {{{len(rows)}, rows, {c_string(said)}, &TS_OPERATOR_SERVICES}};",
+    ]  # fmt: skip
+
+
 @dataclass(slots=True)
 class _Model:
     d: Description
@@ -156,18 +185,18 @@ class _Model:
         writes = int(any(c.flags & WRITTEN for c in d.constants))
         weights_id = ", ".join(map(str, d.weights_id))
         return "\n".join((
-            f"/* description of {d.name.replace('*/', '* /')} */", '#include "aot/model.h"',
+            f"/* description of {d.name.replace('*/', '* /')} */", f'#include "aot/{"operators" if d.operators else "model"}.h"',
             *(f"static const int64_t {n}[] = {{{', '.join(_int(x) for x in v)}}};" for v, n in self.tables.items()),
             f"static const ts_input_desc inputs[] = {{{', '.join(inputs) or '{0}'}}};",
             f"static const ts_output_desc outputs[] = {{{', '.join(outputs) or '{0}'}}};",
             f"static const ts_constant_desc constants[] = {{{', '.join(constants) or '{0}'}}};",
             f"static const ts_condition conditions[] = {{{', '.join(f'{{{s}, {c_string(t)}}}' for s, t in self.texts) or '{0}'}}};",
             "static int32_t check(const ts_tensor *in, int64_t *found) {", "  (void)in; (void)found;", *symbols, *self.checks,
-            "  return -1;", "}", *self.wanted(symbols),
+            "  return -1;", "}", *self.wanted(symbols), *operator_texts(d.operators),
             f"const ts_model_desc torchsmith_model = {{TS_MODEL_ABI, {c_string(d.name)}, {c_string(d.in_spec)},",
             f"  {c_string(d.out_spec)},", f"  {c_string(d.info)},", f"  {c_string(' '.join(d.cpu))},",
             f"  {len(d.inputs)}, {len(d.outputs)}, {len(d.constants)}, inputs, outputs, constants, conditions, check, {'wanted' if d.copies else '0'},",
-            f"  {{{weights_id}}}, {_int(d.weights_size)}, {_int(d.state_offset)}, {writes}}};", "",
+            f"  {{{weights_id}}}, {_int(d.weights_size)}, {_int(d.state_offset)}, {writes}, {'&operators' if d.operators else '0'}}};", "",
         ))  # fmt: skip
 
     def wanted(self, symbols: Sequence[str]) -> list[str]:

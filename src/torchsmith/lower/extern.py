@@ -31,17 +31,14 @@ SHIM: dict[str, str] = {
 }
 
 # Operators that do something besides giving a result, and so are kept when nobody reads the result.
-EFFECTS = frozenset({
-    "aten._assert_async.default", "aten._assert_async.msg", "aten._assert_scalar.default", "aten._functional_assert_async.msg",
-    "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default", "aten._print.default",
-})  # fmt: skip
+EFFECTS = frozenset({"aten._functional_assert_async.msg"})
 
 
 def has_effect(target: Any) -> bool:
-    """Must a call stay although its result is unused? Random operators advance the generator."""
+    """Must a call stay although its result is unused? Random operators advance the generator; what returns nothing checks something."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return str(target) in EFFECTS or target._schema.is_mutable or is_random(target)
+    return str(target) in EFFECTS or not target._schema.returns or target._schema.is_mutable or is_random(target)
 
 
 def is_random(target: Any) -> bool:

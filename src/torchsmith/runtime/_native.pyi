@@ -2,6 +2,8 @@ from collections.abc import Callable
 from typing import Any
 
 class Slot:
+    kind: int
+    index: int
     def __new__(cls, kind: int, index: int) -> Slot: ...
 
 class Graph:

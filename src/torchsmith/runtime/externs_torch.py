@@ -5,15 +5,21 @@ In: one extern row of a manifest. Out: the spec that csrc/native/extern.c reads.
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .. import events
-from ..codes import Unsupported
+from ..codes import Unsupported, define
+from ..ir.operators import Number, OperatorRow, Param
 from . import _native
 from .manifest import ExternRow
+
+define("AOT023", "an operator of libtorch cannot be called without Python: its arguments have no place in libtorch's stable C interface",
+       "replace it, or serve the module with torchsmith.compile")
 
 DTYPE_ROWS = {
     name: i
@@ -242,4 +248,103 @@ SHIM_TYPES: dict[str, Callable[[Any], Params]] = {
     "List[bool]": _ints("b"),
     "Optional[List[int]]": _ints("A"),
     "Optional[List[SymInt]]": _ints("A"),
+}
+
+
+# ---------------------------------------------------------------- ahead of time
+
+
+def operator_row(row: ExternRow) -> OperatorRow:
+    """The same call as data that a model library carries: a shim function, else the dispatcher. Raises Unsupported("AOT023")."""
+    overload = resolve(row.op, row.loc)
+    try:
+        symbol, params = shim_call(row, overload)
+    except _NoShim:
+        symbol, params = "", list(stable_call(row, overload))
+    name, variant = overload._schema.name, overload._schema.overload_name
+    tensors = tuple((d, int(n)) for d, n in row.tensors)
+    outs = tuple(("f32", -1) if o is None else (str(o[0]), int(o[1])) for o in row.outs)[: len(overload._schema.returns)]
+    said = f"{row.op} at {row.loc or 'an unknown line'}"
+    return OperatorRow(name, variant, said, symbol, _version(), tuple(_plain(p) for p in params), tensors, outs, row.returned == "planned")
+
+
+def _version() -> int:
+    """TORCH_ABI_VERSION of the torch that is here."""
+    major, minor, patch = (int(n) for n in re.findall(r"\d+", torch.__version__)[:3])
+    return major << 56 | minor << 48 | patch << 40
+
+
+def stable_call(row: ExternRow, overload: Any) -> Params:
+    """The arguments for the dispatcher's stable C interface, one for each of the schema."""
+    for r in overload._schema.returns:
+        if str(r.type) != "Tensor":
+            raise Unsupported("AOT023", at=row.loc, detail=f"{row.op} returns {r.type}")
+    for k, a in enumerate(overload._schema.arguments):
+        value = row.args[k] if k < len(row.args) else row.kwargs[a.name] if a.name in row.kwargs else _default(a)
+        kind = str(a.real_type)
+        if value is None:
+            yield "0", 0
+            continue
+        inner = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
+        try:
+            letter, read = STABLE_TYPES[inner]
+            yield letter.upper() if inner != kind else letter, read(value)
+        except (KeyError, _NoShim):
+            raise Unsupported("AOT023", at=row.loc, detail=f"{row.op}: its argument {a.name} is a {kind}") from None
+
+
+def _plain(param: tuple[str, Any]) -> Param:
+    """Letter and payload without Python objects: doubles by their bits, run-time numbers by their place."""
+    letter, payload = param
+    if letter in "sS":
+        return Param(letter, (), payload)
+    if letter == "0":
+        return Param(letter, ())
+    items = payload if isinstance(payload, list) else [payload]
+    return Param(letter, tuple(_plain_number(letter, i) for i in items))
+
+
+def _plain_number(letter: str, value: Any) -> Number:
+    if isinstance(value, _native.Slot):
+        return Number(value.kind, value.index)
+    bits = struct.unpack("<q", struct.pack("<d", value))[0] if letter in "dDfF" else int(value)
+    return Number(bits)
+
+
+def _list_of(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    return lambda value: [read(v) for v in _items(value)]
+
+
+def _enum_number(*kinds: str) -> Callable[[Any], int]:
+    """An enumeration's number in libtorch's C interface."""
+
+    def read(value: Any) -> int:
+        if not isinstance(value, list) or value[0] != "enum" or value[1] not in kinds or value[2] not in STABLE_ENUMS:
+            raise _NoShim
+        return STABLE_ENUMS[value[2]]
+
+    return read
+
+
+# A device is its index (-1, as 32 bits) below its type.
+STABLE_ENUMS = {"cpu": 0xFFFFFFFF, "strided": 0, "contiguous_format": 0, "preserve_format": 1, "channels_last": 2, "channels_last_3d": 3}
+
+# Schema type -> letter and reader of the argument; the letter of an optional one is its capital.
+STABLE_TYPES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "Tensor": ("h", lambda v: _tag(v, "tensor")),
+    "List[Tensor]": ("L", _list_of(lambda v: _tag(v, "tensor"))),
+    "List[Optional[Tensor]]": ("M", _list_of(lambda v: -1 if v is None else _tag(v, "tensor"))),
+    "int": ("i", _integer),
+    "SymInt": ("i", _integer),
+    "bool": ("i", _integer),
+    "float": ("d", _number),
+    "str": ("s", _text),
+    "ScalarType": ("i", _dtype),
+    "Device": ("i", _enum_number("device")),
+    "Layout": ("i", _enum_number("layout")),
+    "MemoryFormat": ("i", _enum_number("memory_format")),
+    "List[int]": ("a", _list_of(_integer)),
+    "List[SymInt]": ("a", _list_of(_integer)),
+    "List[bool]": ("a", _list_of(_integer)),
+    "List[float]": ("f", _list_of(_number)),
 }

@@ -30,13 +30,16 @@ _V3 = (*_V2, "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 TARGETS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
 
-ENGINE = ("aot/engine.c", "aot/plain.c", "aot/aoti.c", "aot/weights.c", "aot/cpu.c", "native/workspace.c", "native/pool.c")
+ENGINE = (
+    "aot/engine.c", "aot/plain.c", "aot/aoti.c", "aot/weights.c", "aot/cpu.c", "native/workspace.c", "native/pool.c",
+    "aot/operators.c", "native/libtorch.c", "native/operator.c",
+)  # fmt: skip
 ENGINE_FLAGS = (
     "-O2", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
     "-fdata-sections", "-fno-asynchronous-unwind-tables", "-w",
 )  # fmt: skip
-SELDOM = ("aot/aoti.c", "aot/weights.c", "aot/cpu.c")  # small rather than quick
-LINKED_ENGINE = tuple(name for name in ENGINE if name != "aot/aoti.c")  # of a model that is linked into a program
+SELDOM = ("aot/aoti.c", "aot/weights.c", "aot/cpu.c", *ENGINE[7:])  # small rather than quick
+LINKED_ENGINE = ENGINE[:2] + ENGINE[3:7]  # of a model that is linked into a program: nothing of libtorch
 LINKED = "-DTS_LINKED"
 PREBUILT = Path(__file__).resolve().parent / "engine"  # objects that setup.py compiled, named by what they were made of
 LINK_FLAGS = (
@@ -129,7 +132,7 @@ def write_sources(folder: Path, texts: Texts, features: Sequence[str], options: 
     files = {Path("names.h"): renames.decode(), Path("host.c"): texts.host, Path("description.c"): texts.model}
     for k, text in enumerate(dict.fromkeys(texts.kernels)):
         files[Path(f"kernel{k}.c")] = f"#define {MACRO} {kernel_name(text)}\n{text}"
-    copied = [*LINKED_ENGINE, "torchsmith.h", "aot/model.h", "aot/glibc.h", "include/torchsmith/model.h"]
+    copied = [*LINKED_ENGINE, "torchsmith.h", "aot/model.h", "aot/operators.h", "aot/glibc.h", "include/torchsmith/model.h"]
     copied += [str(p.relative_to(root)) for p in root.glob("native/*.h") if "Python.h" not in p.read_text()]
     for name in copied:
         if (root / name).exists():

@@ -22,6 +22,8 @@ class PackageError(RuntimeError):
         self.status = status
 
 
+NEEDS_LIBTORCH = 17  # status of a model whose operators need libtorch, where none is loaded
+
 _native.setup_packages(PackageError)
 
 
