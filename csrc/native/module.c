@@ -19,6 +19,8 @@ static PyObject *has_symbol(PyObject *module, PyObject *name);
 static PyObject *dtype_number(PyObject *module, PyObject *row) {
   long i = PyLong_AsLong(row);
   if (i < 0 || i >= TS_DTYPES) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no such dtype row");
+  const char *missing = libtorch_connect();
+  if (missing) return PyErr_Format(PyExc_ImportError, "libtorch_cpu.so is not loaded, or lacks %s", missing);
   return PyLong_FromLong(libtorch.dtypes[i]);
 }
 
@@ -38,7 +40,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, 
 static PyObject *has_symbol(PyObject *module, PyObject *name) {
   const char *text = PyUnicode_AsUTF8(name);
   if (!text) return NULL;
-  return PyBool_FromLong(libtorch.ready && libtorch_find(text));
+  return PyBool_FromLong(!libtorch_connect() && libtorch_find(text));
 }
 
 PyMODINIT_FUNC PyInit__native(void) {

@@ -253,6 +253,28 @@ int main(int argc, char **argv) {
 """
 
 
+def test_compiling_needs_no_compiled_call_before(tmp_path: Path) -> None:
+    """In a fresh process: shim functions and dtypes are known although nothing was compiled for this process."""
+    code = """if 1:
+        import sys, torch, torchsmith
+        from torchsmith import aot
+        from torchsmith.runtime.externs_torch import operator_row
+        from torchsmith.runtime.manifest import ExternRow
+        outs = [["f32", 1], ["i64", 1]]
+        row = ExternRow("aten.sort.default", [["tensor", 0], -1, False], {}, "as_given", "", "", [["f32", 1]], outs, [], [])
+        assert operator_row(row).symbol == "aoti_torch_cpu_sort"
+        args = [["tensor", 0], ["list", 0], 0, 4]
+        row = ExternRow("aten._fft_c2r.default", args, {}, "as_given", "", "", [["c64", 1]], [["f32", 1]], [], [])
+        assert not operator_row(row).symbol
+        row = ExternRow("aten.randn.default", [["list", 3]], {"dtype": ["dtype", "f64"]}, "as_given", "", "", [], [["f64", 1]], [], [])
+        dtype = [p for p in operator_row(row).params if p.letter == "I"][0]
+        assert dtype.numbers[0].value == 7, dtype
+    """
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.heavy
 def test_in_cpp(tmp_path: Path) -> None:
     """PyTorch's loader in a C++ program."""
