@@ -11,12 +11,13 @@ from test_emit_targets import flags_for
 
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Cast, Load, const
-from torchsmith.ir.kernel import Paired
+from torchsmith.ir.kernel import Kernel, Paired
 from torchsmith.ir.program import Buffer, Stage, Store
 from torchsmith.schedule.contraction import recognise
 from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
-from torchsmith.schedule.paired import form_paired
+from torchsmith.schedule.paired import form_paired, rows_of
+from torchsmith.schedule.windows import narrow_k
 
 TARGETS = {
     "native": emit_harness.FLAGS, "no tiles": [*emit_harness.FLAGS, "-mno-amx-bf16"], "avx2": flags_for("x86-64-v3"),
@@ -29,27 +30,81 @@ def halves(x: np.ndarray) -> np.ndarray:
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
+def bf16(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Random float32 values that bfloat16 holds."""
+    return (rng.standard_normal(shape).astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+def form(stage: Stage, shapes: dict[str, tuple[int, ...]]) -> tuple[Stage, Kernel, dict[str, Buffer]]:
+    """The packing, the kernel and their buffers: x and w in bfloat16, y in float32."""
+    buffers = {
+        s: Buffer(s, dt.f32 if s == "y" else dt.bf16, tuple(map(const, e)), dense(tuple(map(const, e))), "temp") for s, e in shapes.items()
+    }
+    found = recognise(stage)
+    assert found is not None
+    formed = form_paired(narrow_k(found, buffers), buffers)
+    assert formed is not None
+    packing, kernel, packed = formed
+    return packing, kernel, {**buffers, packed.name: packed}
+
+
+def run(packing: Stage, kernel: Kernel, buffers: dict[str, Buffer], x: np.ndarray, w: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    arrays = {"x": halves(x), "w": halves(w), "y": np.zeros(shape, np.float32)}
+    arrays["y_packed"] = np.full(int(np.prod([e.value for e in buffers["y_packed"].shape])), 0x7FC0, np.uint16)  # type: ignore[attr-defined]
+    launch(stage_kernel(packing, buffers), arrays, {})
+    launch(kernel, arrays, {}, chunks=3)
+    return arrays["y"]
+
+
+SIZES = [
+    (32, 32, 64), (37, 40, 32), (5, 9, 34), (70, 16, 608), (13, 40, 35), (1, 33, 130), (35, 7, 1), (33, 100, 33), (17, 1, 63), (49, 17, 95),
+    (31, 65, 31), (65, 530, 255),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("m", "n", "k"), [(32, 32, 64), (37, 40, 32), (5, 9, 34), (70, 16, 608), (13, 40, 35), (1, 33, 130), (35, 7, 1)])
+@pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_product(target: str, m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emit_harness, "FLAGS", TARGETS[target])
     i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
-    shapes = {"x": (m, k), "w": (n, k), "y": (m, n)}
-    kinds = {"x": dt.bf16, "w": dt.bf16, "y": dt.f32}
-    buffers = {s: Buffer(s, kinds[s], tuple(map(const, e)), dense(tuple(map(const, e))), "temp") for s, e in shapes.items()}
     a, b = Load("x", dt.bf16, (i, r)), Load("w", dt.bf16, (j, r))
     product = multiply_add(((r, const(k)),), Cast(dt.f32, a), Cast(dt.f32, b))
-    found = recognise(Stage(((i, const(m)), (j, const(n))), (Store("y", (i, j), product),)))
-    assert found is not None
-    formed = form_paired(found, buffers)
-    assert formed is not None
-    packing, kernel, packed = formed
-    buffers[packed.name] = packed
+    stage = Stage(((i, const(m)), (j, const(n))), (Store("y", (i, j), product),))
+    packing, kernel, buffers = form(stage, {"x": (m, k), "w": (n, k), "y": (m, n)})
     assert isinstance(kernel.body[0], Paired)
     rng = np.random.default_rng(0)
-    x, w = ((rng.standard_normal(shapes[s]).astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32) for s in "xw")
-    arrays = {"x": halves(x), "w": halves(w), "y": np.zeros((m, n), np.float32)}
-    arrays["y_packed"] = np.full(int(np.prod([e.value for e in packed.shape])), 0x7FC0, np.uint16)
-    launch(stage_kernel(packing, buffers), arrays, {})
-    launch(kernel, arrays, {}, chunks=3)
-    np.testing.assert_allclose(arrays["y"], x.astype(np.float64) @ w.T.astype(np.float64), rtol=1e-5, atol=1e-4)
+    x, w = bf16(rng, m, k), bf16(rng, n, k)
+    got = run(packing, kernel, buffers, x, w, (m, n))
+    np.testing.assert_allclose(got, x.astype(np.float64) @ w.T.astype(np.float64), rtol=1e-5, atol=1e-4)
+
+
+# images, rows of one, channels, columns, taps, stride; whether all taps are copied side by side
+WINDOWS = [
+    (2, 20, 3, 40, 7, 2, True), (3, 37, 24, 150, 3, 1, True), (1, 9, 33, 70, 5, 3, True), (2, 33, 152, 9, 3, 1, False),
+    (1, 70, 40, 5, 3, 1, True), (2, 33, 32, 20, 3, 2, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("images", "m", "k", "n", "taps", "stride", "joined"), WINDOWS)
+def test_windows(
+    target: str, images: int, m: int, k: int, n: int, taps: int, stride: int, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emit_harness, "FLAGS", TARGETS[target])
+    h, i, j, t, r = Axis("i0"), Axis("i1"), Axis("i2"), Axis("r0"), Axis("r1")
+    size = (m - 1) * stride + 2 * taps
+    a, b = Load("x", dt.bf16, (h, i * stride + t * 2, r)), Load("w", dt.bf16, (j, t, r))
+    product = multiply_add(((t, const(taps)), (r, const(k))), Cast(dt.f32, a), Cast(dt.f32, b))
+    stage = Stage(((h, const(images)), (i, const(m)), (j, const(n))), (Store("y", (h, i, j), product),))
+    packing, kernel, buffers = form(stage, {"x": (images, size, k), "w": (n, taps, k), "y": (images, m, n)})
+    (tile,) = (s for s in kernel.body if isinstance(s, Paired))
+    assert tile.joined is joined
+    rng = np.random.default_rng(0)
+    x, w = bf16(rng, images, size, k), bf16(rng, n, taps, k)
+    got = run(packing, kernel, buffers, x, w, (images, m, n))
+    want = sum(x[:, u * 2 : u * 2 + m * stride : stride].astype(np.float64)[:, :m] @ w[:, u].T.astype(np.float64) for u in range(taps))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-4)
+
+
+def test_rows_fill_hardware_tiles() -> None:
+    assert [rows_of(m) for m in (1, 7, 16, 17, 32, 48, 64, None)] == [1, 7, 16, 17, 32, 32, 32, 32]

@@ -2,36 +2,69 @@
 
 In: a Paired (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope and the functions they call. The text is the
 same for every processor: what it has is asked by the C preprocessor. AMX needs the kernel's leave once per process, a configuration when the
-function starts and a release when it ends; k in whole tiles of 32.
+function starts, another one where a tile has fewer rows, and a release when it ends. It takes 32 of k at a time: what is no multiple of that
+is copied with zeros behind it, and the copy is kept while the tiles of columns pass.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..ir import dtype as dt
-from ..ir.expr import Expr, const, substitute
+from ..ir.expr import Axis, Expr, Load, const, substitute
 from ..ir.kernel import Paired
 from ..ir.linear import const_of, range_of
 from .c import STATEMENTS, Emitter
 from .values import Val
 
 LANES = 16
-CHUNK = 512  # elements of k of rows that are gathered on the stack
+DEEP = 32  # of k in a hardware tile
 MOST = 30  # accumulators, and a vector of `b` each: a few of the 32 registers are for rows
 CHAINS = 8  # dot products under way at least: they take several cycles
 
 BEGIN = """#ifdef __AMX_BF16__
 static int amx_allowed;
-static inline int amx_begin(const void *shape) {
+/* Tiles of `rows` rows, 16 in the first hardware tile: sums 0-3, rows of a 4 and 5, pairs of b 6 and 7. */
+static inline void amx_shape(i64 rows) {
+  unsigned char s[64] __attribute__((aligned(64))) = {1};
+  int lo = rows < 16 ? (int)rows : 16, hi = rows > 16 ? (int)rows - 16 : 1;
+  for (int t = 0; t < 8; t++) { s[16 + 2 * t] = 64; s[48 + t] = (unsigned char)(t > 5 ? 16 : t == 2 || t == 3 || t == 5 ? hi : lo); }
+  __asm__ volatile("ldtilecfg (%0)" : : "r"(s) : "memory");
+}
+static inline int amx_begin(i64 rows) {
   if (!amx_allowed) { /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
     long r; __asm__ volatile("syscall" : "=a"(r) : "0"(158L), "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory"); amx_allowed = r == 0 ? 1 : -1;
   }
-  if (amx_allowed > 0) __asm__ volatile("ldtilecfg (%0)" : : "r"(shape) : "memory");
+  if (amx_allowed > 0) amx_shape(rows);
   return amx_allowed > 0;
 }
 static inline void amx_end(int *on) { if (*on) __asm__ volatile("tilerelease" : : : "memory"); }
 #endif
+"""
+
+COPY = """static __attribute__((noinline)) void side_by_side(u16 *g, i64 pitch, const u16a *a, i64 step, i64 rows, const i64 *at, i64 taps, i64 n) {
+  /* g[m][0, pitch) = n elements from each of the `taps` places of row m of a, then zeros; g has room for 32 elements more */
+#ifdef __AVX512BW__
+  u32 rest = (u32)(n % 32 ? (1u << n % 32) - 1 : 0);
+#endif
+  for (i64 m = 0; m < rows; m++, g += pitch, a += step) {
+    u16 *q = g;
+    __builtin_memset(g + pitch - 32, 0, 64);
+    for (i64 t = 0; t < taps; t++, q += n) {
+      const u16a *p = a + at[t];
+#ifdef __AVX512BW__
+      i64 k = 0;
+      for (; k + 32 <= n; k += 32) __builtin_memcpy(q + k, p + k, 64);
+      if (rest) /* what is written behind is zeros */
+        __asm__("kmovd %2, %%k1; vmovdqu16 (%1), %%zmm31%{%%k1%}%{z%}; vmovdqu16 %%zmm31, (%0)"
+                : : "r"(q + k), "r"(p + k), "r"(rest) : "memory", "xmm31", "k1");
+#else
+      __builtin_memcpy(q, p, (unsigned long)n * 2);
+#endif
+    }
+  }
+}
 """
 
 DOT = """typedef u16 xpairs __attribute__((vector_size(64)));
@@ -101,18 +134,18 @@ def pairs_function(block: int, vectors: int, odd: bool) -> tuple[str, str]:
     return name, "\n".join(x for x in lines if x) + "\n"
 
 
-def amx_function(halves: int, vectors: int, first: int) -> tuple[str, str]:
-    """Tiles 0-3 += a (`halves` tiles of rows, `first` rows in the first one) times b (`vectors` tiles of columns), n tiles of k."""
-    name = f"amx_{halves}x{vectors}_{first}"
+def amx_function(halves: int, vectors: int) -> tuple[str, str]:
+    """Tiles 0-3 += a (`halves` tiles of rows, 16 rows in the first one) times b (`vectors` tiles of columns), n tiles of k."""
+    name, kb = f"amx_{halves}x{vectors}", 4 * LANES * vectors
     lines = [
-        f"static __attribute__((noinline)) void {name}(const u16a *a, i64 step, const u16a *b, i64 kb, i64 n) {{",
-        "  step *= 2; kb *= 2;",
+        f"static __attribute__((noinline)) void {name}(const u16a *a, i64 step, const u16a *b, i64 n) {{",
+        f"  step *= 2; const i64 kb = {kb};",
         "  for (i64 k = 0; k < n; k++, a += 32, b += 8 * kb) {",
     ]
     for v in range(vectors):
         lines.append(f'    __asm__ volatile("tileloadd (%0,%1,1), %%tmm{6 + v}" : : "r"(b + {32 * v}), "r"(kb) : "memory");')
     for h in range(halves):
-        start = "a" if h == 0 else f"(const char *)a + {first} * step"
+        start = "a" if h == 0 else "(const char *)a + 16 * step"
         lines.append(f'    __asm__ volatile("tileloadd (%0,%1,1), %%tmm{4 + h}" : : "r"({start}), "r"(step) : "memory");')
         lines += [f'    __asm__ volatile("tdpbf16ps %%tmm{6 + v}, %%tmm{4 + h}, %%tmm{2 * h + v}" : : : "memory");' for v in range(vectors)]
     lines.append("  }\n}")
@@ -120,21 +153,20 @@ def amx_function(halves: int, vectors: int, first: int) -> tuple[str, str]:
 
 
 def do_paired(self: Emitter, s: Paired) -> None:
-    """The sums of the tile, in its scratch: by AMX tiles where k comes in whole ones, else by dot products."""
+    """The sums of the tile, in its scratch: by AMX tiles where there are some, else by dot products."""
     acc, _ = self.base(s.acc)
     self.use("fma_xf32(")
     self.functions.setdefault("dot_pairs", DOT)
-    if s.depth % (2 * LANES) == 0:
-        on = self.fresh("amx")
-        _configure(self, s, on)
-        self.open(f"if ({on}) {{", [])
-        _by_tiles(self, s, acc)
-        self.close()
-        self.open(f"if (!{on}) {{", [])
-        _by_pairs(self, s, acc)
-        self.close()
-    else:
-        _by_pairs(self, s, acc)
+    on, rows = _configure(self, s)
+    copy = _copy_all(self, s) if s.joined else None
+    self.open(f"if ({on}) {{", [])
+    self.line("#ifdef __AMX_BF16__")
+    _by_tiles(self, s, acc, rows, copy)
+    self.line("#endif")
+    self.close()
+    self.open(f"if (!{on}) {{", [])
+    _by_pairs(self, s, acc, copy)
+    self.close()
     self.forget(s.acc)
 
 
@@ -151,35 +183,84 @@ def _tap_loops(self: Emitter, s: Paired) -> int:
     return len(s.taps) + 1
 
 
-def _places(self: Emitter, s: Paired) -> tuple[str, str]:
-    """Where row 0 and pair 0 of a tap lie in the two buffers, as C text."""
-    start: dict[Expr, Expr] = dict.fromkeys((s.m, s.pair, s.part, s.n), const(0))
-    a, b = (self.emit(substitute(self.address(x.buf, x.index).expr(), start)).text for x in (s.a, s.b))
-    return a, b
+def _count(s: Paired) -> int:
+    """How many taps there are."""
+    return math.prod(const_of(e) or 1 for _, e in s.taps)
 
 
-def _steps(self: Emitter, s: Paired) -> tuple[str, str]:
-    """The distance of rows and of pairs, as C text."""
-    a, b = (self.address(x.buf, x.index).terms.get(axis, const(0)) for x, axis in ((s.a, s.m), (s.b, s.pair)))
-    return self.emit(a).text, self.emit(b).text
+def _pitch(s: Paired) -> int:
+    """Elements of k of all taps, or of one, with the zeros behind them."""
+    return -(-s.depth * (_count(s) if s.joined else 1) // DEEP) * DEEP
 
 
-def _by_pairs(self: Emitter, s: Paired, acc: str) -> None:
+def _place(self: Emitter, x: Load, start: list[Axis]) -> str:
+    """Where the tile begins in the buffer of `x`, as C text; `start`: axes that are 0 there."""
+    zeros: dict[Expr, Expr] = dict.fromkeys(start, const(0))
+    return self.emit(self.address(x.buf, tuple(substitute(i, zeros) for i in x.index)).expr()).text
+
+
+def _of_a(self: Emitter, s: Paired) -> str:
+    return _place(self, s.a, [s.m, s.k])
+
+
+def _of_b(self: Emitter, s: Paired) -> str:
+    taps = [x for x, _ in s.taps] if s.joined else []
+    return _place(self, s.b, [s.n, s.k, *taps])
+
+
+def _step(self: Emitter, s: Paired) -> str:
+    """The distance of rows, as C text."""
+    return self.emit(self.address(s.a.buf, s.a.index).terms.get(s.m, const(0))).text
+
+
+def _kept(self: Emitter, s: Paired, size: int, key: str, fill: Callable[[str], None]) -> str:
+    """A copy on the stack that is made where `key`, or the number of rows, is another than before; its name."""
+    g, live = self.fresh("g"), self.emit(s.live).text
+    fixed = const_of(s.live) is not None
+    self.line(f"u16 {g}[{size + DEEP}] __attribute__((aligned(64))); const u16a *of_{g} = 0;{'' if fixed else f' i64 rows_{g} = 0;'}", 0)
+    self.open(f"if (of_{g} != {key}{'' if fixed else f' || rows_{g} != {live}'}) {{", [])
+    fill(g)
+    self.line(f"of_{g} = {key};{'' if fixed else f' rows_{g} = {live};'}")
+    self.close()
+    return g
+
+
+def _copy_all(self: Emitter, s: Paired) -> str:
+    """The rows of all taps side by side; the name of the copy."""
+    self.functions.setdefault("side_by_side", COPY)
+    base, pitch = self.base(s.a.buf)[0], _pitch(s)
+    zeros: dict[Expr, Expr] = {x: const(0) for x, _ in s.taps}
+    first = substitute(s.a, zeros)
+    assert isinstance(first, Load)
+
+    def fill(g: str) -> None:
+        at, count = self.fresh("at"), self.fresh("n")
+        self.line(f"i64 {at}[{_count(s)}], {count} = 0;")
+        blocks = _tap_loops(self, s)
+        self.line(f"{at}[{count}++] = {_of_a(self, s)};")
+        for _ in range(blocks):
+            self.close()
+        self.line(f"side_by_side({g}, {pitch}, {base}, {_step(self, s)}, {self.emit(s.live).text}, {at}, {count}, {s.depth});")
+
+    return _kept(self, s, s.rows * pitch, f"{base} + {_place(self, first, [s.m, s.k])}", fill)
+
+
+def _by_pairs(self: Emitter, s: Paired, acc: str, copy: str | None) -> None:
     """A table of the taps' places, then all of them for a few rows at a time."""
-    odd, live = s.depth % 2 == 1, self.emit(s.live).text
+    depth, taps = (s.depth, _count(s)) if copy is None else (-(-s.depth * _count(s) // 2) * 2, 1)
+    odd, live, kb = depth % 2 == 1, self.emit(s.live).text, 2 * LANES * s.vectors
     block = block_of(s.rows, s.vectors)
     name, text = pairs_function(block, s.vectors, odd)
     self.functions.setdefault(name, text)
-    taps = math.prod(const_of(e) or 1 for _, e in s.taps)
     at, count = self.fresh("at"), self.fresh("n")
     self.line(f"i64 {at}[{2 * taps}], {count} = 0;")
-    blocks = _tap_loops(self, s)
-    a_at, b_at = _places(self, s)
-    self.line(f"{at}[2 * {count}] = {a_at}; {at}[2 * {count} + 1] = {b_at}; {count}++;")
+    blocks = _tap_loops(self, s) if copy is None else 0
+    a_at = _of_a(self, s) if copy is None else "0"
+    self.line(f"{at}[2 * {count}] = {a_at}; {at}[2 * {count} + 1] = {_of_b(self, s)}; {count}++;")
     for _ in range(blocks):
         self.close()
-    step, kb = _steps(self, s)
-    given = f"({acc}, {self.base(s.a.buf)[0]}, {step}, {self.base(s.b.buf)[0]}, {kb}, {s.depth // 2}, {at}, {count}, {live});"
+    a, step = (self.base(s.a.buf)[0], _step(self, s)) if copy is None else (f"(const u16a *){copy}", str(_pitch(s)))
+    given = f"({acc}, {a}, {step}, {self.base(s.b.buf)[0]}, {kb}, {depth // 2}, {at}, {count}, {live});"
     if (range_of(s.live, self.extents)[0] or 0) < block:
         single, text = pairs_function(1, s.vectors, odd)
         self.functions.setdefault(single, text)
@@ -187,66 +268,67 @@ def _by_pairs(self: Emitter, s: Paired, acc: str) -> None:
     self.line(name + given)
 
 
-def _by_tiles(self: Emitter, s: Paired, acc: str) -> None:
-    """Sums in tile registers over all taps."""
-    first = _first(s)
-    for t in _tiles(s):
-        _amx_line(self, f'__asm__ volatile("tilezero %%tmm{t}" : : : "memory");')
-    blocks = _tap_loops(self, s)
-    (a_at, b_at), (step, kb) = _places(self, s), _steps(self, s)
-    name, text = amx_function(1 if s.rows <= LANES else 2, s.vectors, first)
+def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None) -> None:
+    """Sums in tile registers over all taps. Rows of a copy that do not exist may hold anything."""
+    tall, live = s.rows > LANES, self.emit(s.live).text
+    name, text = amx_function(2 if tall else 1, s.vectors)
     self.functions.setdefault(name, text)
-    live, a_text, b_text = self.emit(s.live).text, f"{self.base(s.a.buf)[0]} + {a_at}", f"{self.base(s.b.buf)[0]} + {b_at}"
-    whole = f"{name}({a_text}, {step}, {b_text}, {kb}, {s.depth // 32});"
-    if const_of(s.live) == s.rows:
-        _amx_line(self, whole)
-    else:  # rows that do not exist repeat the last one
-        k = self.fresh("i")
-        chunk = min(CHUNK, s.depth)
-        copy = f"__builtin_memcpy(g + q * {chunk}, {a_text} + (q < {live} ? q : {live} - 1) * {step} + {k}, c * 2)"
-        self.line("#ifdef __AMX_BF16__")
-        self.line(f"if ({live} >= {s.rows}) {whole} else {{ u16 g[{s.rows * chunk}] __attribute__((aligned(64)));")
-        self.line(f"  for (i64 {k} = 0; {k} < {s.depth}; {k} += {chunk}) {{ i64 c = {s.depth} - {k} < {chunk} ? {s.depth} - {k} : {chunk};")
-        self.line(f"    for (i64 q = 0; q < {s.rows}; q++) {copy};")
-        self.line(f"    {name}((const u16a *)g, {chunk}, {b_text} + {k} / 2 * {kb}, {kb}, c / 32); }} }}")
-        self.line("#endif")
+    if const_of(s.live) != s.rows and copy is None:
+        self.line(f"if ({rows} != {live}) {{ {rows} = {live}; amx_shape({rows}); }}")
+        if tall:
+            single, text = amx_function(1, s.vectors)
+            self.functions.setdefault(single, text)
+            name = f"({live} > {LANES} ? {name} : {single})"
+    tiles = [2 * h + v for h in range(2 if tall else 1) for v in range(s.vectors)]
+    for t in tiles:
+        self.line(f'__asm__ volatile("tilezero %%tmm{t}" : : : "memory");')
+    base = self.base(s.b.buf)[0]
+    if copy is not None:
+        self.line(f"{name}((const u16a *){copy}, {_pitch(s)}, {base} + {_of_b(self, s)}, {_pitch(s) // DEEP});")
+    else:
+        _taps_by_tiles(self, s, name, base)
+    for t in tiles:
+        place = f"{acc} + {t // 2} * {LANES * s.vectors * LANES} + {t % 2 * LANES}"
+        guard = "" if t < 2 or const_of(s.live) == s.rows or copy is not None else f"if ({live} > {LANES}) "
+        self.line(f'{guard}__asm__ volatile("tilestored %%tmm{t}, (%0,%1,1)" : : "r"({place}), "r"((i64){s.vectors * LANES * 4}) : "memory");')
+
+
+def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str) -> None:
+    """Whole tiles of k where they lie, the rest of each tap from a copy."""
+    whole, rest, live, step = s.depth // DEEP, s.depth % DEEP, self.emit(s.live).text, _step(self, s)
+    blocks = _tap_loops(self, s)
+    a, b = f"{self.base(s.a.buf)[0]} + {_of_a(self, s)}", f"{base} + {_of_b(self, s)}"
+    if rest:
+        self.functions.setdefault("side_by_side", COPY)
+
+        def fill(g: str) -> None:
+            self.line(f"const i64 end_{g}[1] = {{{DEEP * whole}}};")
+            self.line(f"side_by_side({g}, {DEEP}, {a}, {step}, {live}, end_{g}, 1, {rest});")
+
+        if blocks:
+            g = self.fresh("g")
+            self.line(f"u16 {g}[{(s.rows + 1) * DEEP}] __attribute__((aligned(64)));")
+            fill(g)
+        else:
+            g = _kept(self, s, s.rows * DEEP, a, fill)
+    if whole:
+        self.line(f"{name}({a}, {step}, {b}, {whole});")
+    if rest:
+        self.line(f"{name}((const u16a *){g}, {DEEP}, {b} + {whole * DEEP * LANES * s.vectors}, 1);")
     for _ in range(blocks):
         self.close()
-    for t in _tiles(s):
-        place = f"{acc} + {t // 2} * {first * s.vectors * LANES} + {t % 2 * LANES}"
-        _amx_line(self, f'__asm__ volatile("tilestored %%tmm{t}, (%0,%1,1)" : : "r"({place}), "r"((i64){s.vectors * LANES * 4}) : "memory");')
 
 
-def _first(s: Paired) -> int:
-    """Rows of the first hardware tile."""
-    return s.rows if s.rows <= LANES else (s.rows + 1) // 2
-
-
-def _tiles(s: Paired) -> list[int]:
-    return [2 * h + v for h in range(1 if s.rows <= LANES else 2) for v in range(s.vectors)]
-
-
-def _amx_line(self: Emitter, text: str) -> None:
-    self.line("#ifdef __AMX_BF16__")
-    self.line(text)
-    self.line("#endif")
-
-
-def _configure(self: Emitter, s: Paired, on: str) -> None:
-    """Shapes of the eight tiles: sums 0-3, rows of `a` 4 and 5, pairs of `b` 6 and 7."""
-    first = _first(s)
-    rows = [first, first, s.rows - first, s.rows - first, first, s.rows - first, 16, 16]
-    rows = [max(r, 1) for r in rows]
+def _configure(self: Emitter, s: Paired) -> tuple[str, str]:
+    """Names of what says whether there are tiles, and of how many rows they are configured for."""
+    on, rows = self.fresh("amx"), self.fresh("rows")
     self.functions.setdefault("amx_begin", BEGIN)
-    name = f"shape_{first}_{s.rows}"
-    shape = [1, 0, *[0] * 14, *(x for _ in range(8) for x in (64, 0)), *[0] * 16, *rows, *[0] * 8]
-    text = f"static const unsigned char {name}[64] __attribute__((aligned(64))) = {{{', '.join(map(str, shape))}}};\n"
-    self.functions.setdefault(name, text)
     self.line("#ifdef __AMX_BF16__", 0)
-    self.line(f"int {on} __attribute__((cleanup(amx_end))) = amx_begin({name});", 0)
+    self.line(f"int {on} __attribute__((cleanup(amx_end))) = amx_begin({s.rows}); i64 {rows} = {s.rows}; (void){rows};", 0)
     self.line("#else", 0)
     self.line(f"enum {{ {on} = 0 }};", 0)
     self.line("#endif", 0)
+    return on, rows
 
 
 STATEMENTS[Paired] = do_paired  # type: ignore[assignment]

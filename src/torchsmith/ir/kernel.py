@@ -250,13 +250,14 @@ def multiply_add(axes: tuple[tuple[Axis, Expr], ...], a: Expr, b: Expr, dtype: D
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A tile of a bfloat16 product, left in the scratch array `acc` (row-major, 16 * vectors columns, f32), k counted in pairs:
+    """A tile of a bfloat16 product, left in the scratch array `acc` (row-major, 16 * vectors columns, f32):
 
-        acc[m, n] = sum over taps, pair and part < 2 of a(m, taps, 2 * pair + part) * b(taps, pair, 2 * n + part)
+        acc[m, n] = sum over taps and k < depth of a(m, taps, k) * b(taps, k, n)        m < rows, n < 16 * vectors
 
-    a: Load affine in m, pair and part, the two parts side by side; its mask, if any, says which taps exist and holds no m, pair or part.
-    b: Load of a packed buffer, dense over taps and pairs. `depth`: elements of k; where it is odd the last pair has no second part. Sums
-    are taken as the machine's bfloat16 instructions do, which treat denormals as zero. Rows from `live` on do not exist.
+    a: Load affine in m and k, k side by side; its mask, if any, says which taps exist and holds no m or k. b: Load of a packed buffer:
+    dense, pairs of k side by side for each n, each tap with zeros up to a multiple of 32 of k; `joined`: all taps behind each other, with
+    zeros at their end only (then `a` has no mask). Sums are taken as the machine's bfloat16 instructions do, which treat denormals as
+    zero. Rows from `live` on do not exist.
     """
 
     acc: str
@@ -265,23 +266,17 @@ class Paired:
     m: Axis
     live: Expr
     taps: tuple[tuple[Axis, Expr], ...]
-    pair: Axis
+    k: Axis
     depth: int
-    part: Axis
     n: Axis
     a: Load
     b: Load
+    joined: bool = False
 
     def meaning(self) -> Loop:
         """The same tile in plain statements."""
-        lanes, whole = 16 * self.vectors, self.depth // 2
-        sums = []
-        if whole:
-            sums.append(multiply_add((*self.taps, (self.pair, const(whole)), (self.part, const(2))), self.a, self.b))
-        if self.depth % 2:
-            end: dict[Expr, Expr] = {self.pair: const(whole)}
-            sums.append(multiply_add((*self.taps, (self.part, const(1))), substitute(self.a, end), substitute(self.b, end)))
-        total: Expr = sums[0] if len(sums) == 1 else op("add", sums[0], sums[1])
+        lanes = 16 * self.vectors
+        total = multiply_add((*self.taps, (self.k, const(self.depth))), self.a, self.b)
         store = StoreStmt(self.acc, (self.m * lanes + self.n,), total)
         return Loop(self.m, self.live, "serial", (Loop(self.n, const(lanes), "vector", (store,)),))
 

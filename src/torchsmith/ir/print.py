@@ -283,8 +283,8 @@ def _banded(s: Banded) -> Lines:
 
 
 def _paired(s: Paired) -> Lines:
-    loops = ((s.m, s.live), *s.taps, (s.pair, const((s.depth + 1) // 2)), (s.part, const(2)))
-    yield f"paired {s.acc} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}, {s.depth} deep"
+    loops = ((s.m, s.live), *s.taps, (s.k, const(s.depth)))
+    yield f"paired {s.acc} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}{', taps joined' if s.joined else ''}"
     yield f"  {print_expr(s.a)}"
     yield f"  {print_expr(s.b)}"
 

@@ -1,7 +1,10 @@
 """Products of bfloat16: the contraction template for instructions that multiply pairs (AMX tiles, AVX-512-BF16 dot products).
 
 In: a Contraction of two bfloat16 operands whose `a` lies plain. Out: the Stage that packs `b`, and a kernel of Paired tiles; None where the
-form does not fit. `b` is packed with k in pairs: [batch.., n tile, taps.., k / 2, (n in tile, k % 2)]; an odd k ends with a zero.
+form does not fit. Tiles take 32 of k at a time, so `b` is packed with k in pairs and zeros up to a multiple of 32:
+
+    each tap by itself:     [batch.., n tile, taps.., k / 2, (n in tile, k % 2)]     the rest of each tap's rows is copied
+    taps joined:            [batch.., n tile, (taps.., k) / 2, (n in tile, k % 2)]     all rows are copied side by side
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ from .tiling import CACHED, LANES
 
 TILE = 16  # rows of one hardware tile
 TAPS = 1024  # most taps: a kernel keeps the place of each
+DEEP = 32  # of k that a hardware tile takes
+HELD = 3 << 15  # most elements of the rows that are copied
+COPY = 1.7  # time of copying a hardware tile of `a`, in products of two of them
+SPLIT = 1.3  # the same of a product that reads rows which do not begin with a line
 
 
 def has_pairs(c: Contraction) -> bool:
@@ -51,35 +58,55 @@ def form_paired(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Kern
     if not has_pairs(c) or k is None or not lies_plain(c, buffers):
         return None
     vectors = 1 if (const_of(c.n[1]) or 2 * LANES) <= LANES else 2
-    packing, packed = _pack(c, k, LANES * vectors)
-    return packing, _kernel(c, k, vectors, packed, buffers), packed
+    rows = rows_of(const_of(c.rows[-1][1]))
+    joined = joins_taps(k, c, rows, vectors)
+    packing, packed = _pack(c, k, LANES * vectors, joined)
+    return packing, _kernel(c, k, rows, vectors, joined, packed, buffers), packed
 
 
 def rows_of(m: int | None) -> int:
-    """Rows of a tile, two hardware tiles at most: as few tiles as can be, then as even as can be."""
+    """Rows of a tile, two hardware tiles at most: few hardware tiles first, which take the same time however many rows they have, then
+    few tiles, then few rows."""
     if m is None:
         return 2 * TILE
 
     def price(rows: int) -> tuple[int, int]:
-        halves = -(-rows // TILE)
-        return -(-m // rows) * (halves * TILE + 12) + (0 if m % rows == 0 else 8), -rows
+        whole, rest = divmod(m, rows)
+        return whole * (-(-rows // TILE) * TILE + 12) + (0 if rest == 0 else -(-rest // TILE) * TILE + 20), rows
 
     return min(range(1, min(2 * TILE, m) + 1), key=price)
 
 
-def _pack(c: Contraction, k: int, width: int) -> tuple[Stage, Buffer]:
-    """The Stage that writes `b` in tile order and pairs, zeros past the end of n."""
+def joins_taps(k: int, c: Contraction, rows: int, vectors: int) -> bool:
+    """Is it cheaper to copy the rows of all taps, once per row of tiles, than to fill up every tap to 32 of k and copy each rest?"""
+    taps, tiles = _product([e for _, e in c.taps]), -(-estimate(c.n[1]) // (LANES * vectors))
+    whole, each = -(-taps * k // DEEP), -(-k // DEEP)
+    if taps == 1 or k % DEEP == 0 or c.a.mask is not None or rows * whole * DEEP > HELD:
+        return False
+    work = vectors * -(-rows // TILE)  # products of hardware tiles in a step
+    return whole * (work * tiles + COPY * rows / TILE) < taps * tiles * (SPLIT * each * work + COPY * rows / TILE)
+
+
+def _pack(c: Contraction, k: int, width: int, joined: bool) -> tuple[Stage, Buffer]:
+    """The Stage that writes `b` in tile order and pairs, zeros past the ends of n and k."""
     n, extent = c.n
     tile, pair, lane = Axis("nt"), Axis("kp"), Axis("nl")
     tiles = op("floordiv", extent + (width - 1), const(width))
-    axes = (*c.batch, (tile, tiles), *c.taps, (pair, const((k + 1) // 2)), (lane, const(2 * width)))
+    taps = () if joined else c.taps
+    deep = k * (_product([e for _, e in c.taps]) if joined else 1)
+    axes = (*c.batch, (tile, tiles), *taps, (pair, const(-(-deep // DEEP) * (DEEP // 2))), (lane, const(2 * width)))
     at, element = tile * width + op("floordiv", lane, const(2)), pair * 2 + op("mod", lane, const(2))
-    value = substitute(c.b, {n: at, c.k[0]: element})
+    table: dict[Expr, Expr] = {n: at, c.k[0]: element}
+    if joined:
+        table[c.k[0]], left = op("mod", element, const(k)), op("floordiv", element, const(k))
+        for axis, size in reversed(c.taps):
+            table[axis], left = op("mod", left, size), op("floordiv", left, size)
+    value = substitute(c.b, table)
     assert isinstance(value, Load)
     if (const_of(extent) or 1) % width != 0:
         value = only_where(value, op("lt", at, extent))
-    if k % 2:
-        value = only_where(value, op("lt", element, const(k)))
+    if deep % DEEP:
+        value = only_where(value, op("lt", element, const(deep)))
     names: dict[Expr, Expr] = {x: Axis(f"i{j}") for j, (x, _) in enumerate(axes)}
     name = f"{c.stage.stores[0].buf}_packed"
     shape = tuple(e for _, e in axes)
@@ -89,17 +116,27 @@ def _pack(c: Contraction, k: int, width: int) -> tuple[Stage, Buffer]:
     return Stage(tuple(zip(index, shape, strict=True)), (store,), loc=c.stage.loc, origin="pack"), buffer  # type: ignore[arg-type]
 
 
-def _kernel(c: Contraction, k: int, vectors: int, packed: Buffer, buffers: dict[str, Buffer]) -> Kernel:
+def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packed: Buffer, buffers: dict[str, Buffer]) -> Kernel:
     (m, m_extent), (n, n_extent) = c.rows[-1], c.n
-    rows, width = rows_of(const_of(m_extent)), LANES * vectors
-    mt, ml, nt, nl, pair, part = Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl"), Axis("kp"), Axis("kr")
+    width = LANES * vectors
+    mt, ml, nb, ni, nl = Axis("mt"), Axis("ml"), Axis("nb"), Axis("ni"), Axis("nl")
+    tiles = op("floordiv", n_extent + (width - 1), const(width))
+    near = _near(const_of(tiles), _product([*packed.shape[len(c.batch) + 1 :]]))
+    nt = ni if near is None else nb * near + ni
     row, column = mt * rows + ml, nt * width + nl
     live, wide = _least(rows, m_extent - mt * rows, m_extent), _least(width, n_extent - nt * width, n_extent)
-    a = substitute(c.a, {m: row, c.k[0]: pair * 2 + part})
-    a = Load(c.a.buf, dt.bf16, tuple(linear(i).expr() for i in a.index), a.mask, a.other) if isinstance(a, Load) else a
-    b = Load(packed.name, dt.bf16, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), pair, nl * 2 + part))
+    a = substitute(c.a, {m: row})
     assert isinstance(a, Load)
-    tile = Paired("acc", rows, vectors, ml, live, c.taps, pair, k, part, nl, a, b)
+    a = Load(c.a.buf, dt.bf16, tuple(linear(i).expr() for i in a.index), a.mask, a.other)
+    element: Expr = c.k[0]
+    if joined:
+        element = const(0)
+        for axis, size in (*c.taps, c.k):
+            element = element * size + axis
+    taps = () if joined else tuple(x for x, _ in c.taps)
+    at = (op("floordiv", element, const(2)), nl * 2 + op("mod", element, const(2)))
+    b = Load(packed.name, dt.bf16, (*(x for x, _ in c.batch), nt, *taps, *at))
+    tile = Paired("acc", rows, vectors, ml, live, c.taps, c.k[0], k, nl, a, b, joined)
     table: dict[Expr, Expr] = {ACC: Load("acc", dt.f32, (ml * width + nl,)), m: row, n: column}
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
@@ -107,13 +144,22 @@ def _kernel(c: Contraction, k: int, vectors: int, packed: Buffer, buffers: dict[
         StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode) for s in stores
     )
     epilogue = Loop(ml, live, "serial", (Loop(nl, wide, "vector", body),))
-    n_tiles = (nt, op("floordiv", n_extent + (width - 1), const(width)))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
-    is_small = 2 * _product([*packed.shape]) <= CACHED
-    grid = (*c.batch, *m_tiles, n_tiles) if is_small else (*c.batch, n_tiles, *m_tiles)
+    if near is None:
+        grid: tuple[tuple[Axis, Expr], ...] = (*c.batch, *m_tiles, (ni, tiles))
+    else:
+        grid = (*c.batch, (nb, op("floordiv", tiles, const(near))), *m_tiles, (ni, const(near)))
     steps = rows * vectors * k * max(1, _product([e for _, e in c.taps]))
     params, syms = _params((tile, epilogue), stores, c, packed, buffers, [e for _, e in grid])
     scratch = (Scratch("acc", dt.f32, rows * width),)
     origins = (c.stage.origin, c.stage.loc)
     return Kernel("contraction", params, syms, grid, const(max(1, 32768 // steps)), scratch, (tile, epilogue), origins=origins)
 
+
+def _near(tiles: int | None, size: int) -> int | None:
+    """How many column tiles of `size` elements each row tile meets before the next one, so that they stay in the second-level cache; None:
+    all there are."""
+    if tiles is None:
+        return 1
+    near = next(n for n in range(tiles, 0, -1) if tiles % n == 0 and (2 * n * size <= CACHED or n == 1))
+    return None if near == tiles else near
