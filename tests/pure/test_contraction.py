@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from emit_harness import launch
@@ -156,6 +158,23 @@ def test_rows_that_a_view_splits_by_a_symbol() -> None:
     ((row, extent),) = merged.rows
     assert extent is b * s and merged.a.index == (row, merged.k[0]) and merged.stage.stores[0].index[0] is row
     assert seen["x"].shape == (b * s, const(k)) and seen["y"] is buffers["y"]
+
+
+def test_rows_that_begin_later_are_one_row_axis_too() -> None:
+    """y[i, j] = x[i + 1, j] @ w, as a recurrent layer reads the one before it: row (i + 1) * s + j."""
+    b, s, n, k = Sym("b"), Sym("s"), 40, 24
+    i, j, o, r = Axis("i0"), Axis("i1"), Axis("i2"), Axis("r0")
+    shapes = {"x": (b + 1, s, const(k)), "w": (const(n), const(k)), "y": (b, s, const(n))}
+    buffers = {name: Buffer(name, dt.f32, e, dense(e), "temp") for name, e in shapes.items()}
+    product = multiply_add(((r, const(k)),), Load("x", dt.f32, (i + 1, j, r)), Load("w", dt.f32, (o, r)))
+    c = recognise(Stage(((i, b), (j, s), (o, const(n))), (Store("y", (i, j, o), product),)))
+    assert c is not None
+    merged, seen = merge_rows(c, buffers)
+    ((row, extent),) = merged.rows
+    assert extent is b * s and merged.a.index == (row + s, merged.k[0]) and merged.stage.stores[0].index[0] is row
+    assert seen["x"].shape[0] is (b + 1) * s
+    turned = replace(buffers["x"], layout=dense(shapes["x"], (1, 0, 2)))
+    assert len(merge_rows(c, {**buffers, "x": turned})[0].rows) == 2
 
 
 def test_other_folds_are_not_contractions() -> None:

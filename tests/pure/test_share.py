@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from emit_harness import launch
+from emit_harness import launch, value
 from program_kit import Kit, f, random
 
 from torchsmith.emit.c import emit_kernel
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.expr import Const, Expr, Load, const, op
+from torchsmith.ir.expr import Const, Expr, Load, Op, const, op, walk
+from torchsmith.ir.kernel import expressions
 from torchsmith.ir.plan import Launch, Plan
 from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options
@@ -124,6 +125,31 @@ def test_symbolic_sizes_are_computed_by_the_host() -> None:
     kernels = {after.kernels[i].name: after.kernels[i] for i in contractions(after)}
     assert len(set(contractions(after))) == 1
     assert all(s.name.startswith("n") for k in kernels.values() for s in k.syms)
+
+
+@pytest.mark.parametrize("width", [256, 100, 7])
+@pytest.mark.parametrize("outer", [0, 1])
+def test_divisions_cancel_before_sizes_are_arguments(outer: int, width: int) -> None:
+    """y[i, j, k] = max(x[i + 1, j, k], 0), or x[i, j + 1, k] where j is outermost in memory, over sizes that are not known: one loop."""
+    kit, order = Kit(), (outer, 1 - outer, 2)
+    shift = (1 - outer, outer)
+    x = kit.input("x", ("c", "b", width) if outer == 0 else ("a", "c", width), order=order)
+    kit.input("z", ("a", "b"))
+    kit.stage("y", ("a", "b", width), lambda i, j, k: op("max", x(i + shift[0], j + shift[1], k), f(0.0)), order=order, out=True)
+    before = planned(kit, "y")
+    after = share_kernels(before, Options())
+    verify_plan(after)
+    (step,) = launches(after)
+    kernel = after.kernels[step.kernel]
+    divisions = [e for s in kernel.body for e in walk(*expressions(s)) if isinstance(e, Op) and e.name in ("floordiv", "mod")]
+    assert not divisions and kernel.params[0].shape == (const(1),)
+    for a, b in ((1, 1), (3, 5), (40, 30)):
+        env = {"a": a, "b": b, "c": (b if outer else a) + 1}
+        data = random((env["c"], a if outer else b, width), 0)
+        got = np.full(a * b * width, np.nan, np.float32)
+        given = dict(zip((s.name for s in kernel.syms), (value(e, env) for e in step.syms), strict=True))
+        launch(kernel, {p.buf: {"x": data, "y": got}[n] for p, n in zip(kernel.params, step.bufs, strict=True)}, given, chunks=2)
+        np.testing.assert_array_equal(got, np.maximum(data[1:], 0).reshape(-1))
 
 
 @pytest.mark.parametrize("constant", [True, False])

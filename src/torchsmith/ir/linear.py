@@ -99,14 +99,20 @@ def _rejoin(lin: Linear) -> Linear:
             if not is_invariant(d):
                 continue
             outer = op("mul", coef, d)
-            forms = [Op("floordiv", dt.index, (x, d))]
-            if isinstance(x, Op) and x.name == "floordiv":
-                forms.append(Op("floordiv", dt.index, (x.args[0], op("mul", x.args[1], d))))
-            for other in forms:
-                if lin.terms.get(other) is outer:
+            for other, c in lin.terms.items():
+                if c is outer and isinstance(other, Op) and other.name == "floordiv" and _is_quotient(other, x, d):
                     rest = Linear({k: v for k, v in lin.terms.items() if k is not atom and k is not other}, lin.const)
                     return _rejoin(rest.plus(_linear(x), coef))
     return lin
+
+
+def _is_quotient(e: Op, x: Expr, d: Expr) -> bool:
+    """Is e = y//(p*d) another way to write x//d: is x = y//p?"""
+    y, by = e.args
+    if by is d:
+        return y is x
+    p = _quotient(by, d, const_of(d))
+    return p is not None and (x is Op("floordiv", dt.index, (y, p)) or x is op("floordiv", y, p))
 
 
 # ---------------------------------------------------------------- intervals

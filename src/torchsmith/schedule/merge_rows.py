@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir.expr import Axis, Expr, Load, Var, const, op, substitute, walk
-from ..ir.linear import const_of
+from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Layout
 from .contraction import Contraction
 
@@ -60,7 +60,10 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
         if buf not in places:
             return index
         outer, inner = places[buf]
-        return tuple(row if d == inner else i for d, i in enumerate(index) if d == inner or d != outer)
+        if outer == inner:
+            return tuple(row if d == inner else i for d, i in enumerate(index))
+        away = (index[outer] - o) * m_extent  # an index of o + 1 begins one run of m later
+        return tuple(row + away if d == inner else i for d, i in enumerate(index) if d != outer)
 
     table: dict[Expr, Expr] = {e: Load(e.buf, e.dtype, moved(e.buf, e.index), e.mask, e.other) for e in loads}
     for buf, (outer, inner) in places.items():
@@ -68,7 +71,7 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
             continue
         b = buffers[buf]
         assert b.layout is not None
-        shape = tuple(extent if d == inner else n for d, n in enumerate(b.shape) if d != outer)
+        shape = tuple(b.shape[outer] * m_extent if d == inner else n for d, n in enumerate(b.shape) if d != outer)
         strides = tuple(s for d, s in enumerate(b.layout.strides) if d != outer)
         buffers[buf] = replace(b, shape=shape, layout=Layout(strides, b.layout.offset))
     a = table[c.a]
@@ -79,11 +82,12 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
 
 
 def _place(index: Index, o: Axis, m: Axis, m_extent: Expr) -> tuple[int, int] | tuple[()] | None:
-    """The dimensions that `o` and `m` index, plainly, or the one that both index as one row; () where neither occurs; None where they
-    occur otherwise."""
+    """The dimensions that `o` (with what it is shifted by) and `m` index, or the one that both index as one row; () where neither occurs;
+    None where they occur otherwise."""
     joint = o * m_extent + m
-    at_o, at_m, at_both = ([d for d, i in enumerate(index) if i is x] for x in (o, m, joint))
-    mixed = any(x in (o, m) for i in index if i is not o and i is not m and i is not joint for x in walk(i))
+    shifted = [i for i in index if i is not joint and not any(x in (o, m) for x in walk(linear(i - o).expr()))]
+    at_o, at_m, at_both = ([d for d, i in enumerate(index) if i in among] for among in (shifted, [m], [joint]))
+    mixed = any(x in (o, m) for i in index if i not in shifted and i is not m and i is not joint for x in walk(i))
     if mixed or len(at_both) > 1 or (at_both and (at_o or at_m)):
         return None
     if at_both:

@@ -21,12 +21,13 @@ from dataclasses import fields, replace
 
 from ..ir import dtype as dt
 from ..ir.bounds import Ranges
-from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, walk
-from ..ir.kernel import BLOCKS, Banded, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, Turn, expressions
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, substitute, walk
+from ..ir.kernel import BLOCKS, Banded, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, Turn, expressions, rewrite
 from ..ir.linear import Linear, conjuncts, const_of, is_invariant, linear
 from ..ir.plan import Launch, Plan, PlanCond, PlanRepeat, Step
 from ..ir.program import Layout
 from ..options import Options
+from .access import flat
 
 Leaf = Callable[[Expr], Expr]
 DIVISIONS = frozenset({"floordiv", "mod"})
@@ -39,6 +40,7 @@ FEW = 64  # loops of other kernels: smaller numbers are worth unrolling
 
 def share_kernels(plan: Plan, options: Options) -> Plan:
     """The whole pass."""
+    plan = replace(plan, kernels=tuple(_straighten(k) for k in plan.kernels))
     preparing = {s.kernel for s in _launches(plan.prepare)}
     groups: dict[tuple[object, ...], list[int]] = {}
     leaves: list[tuple[Expr, ...]] = []
@@ -355,6 +357,39 @@ class _Walker:
         return Rand(e.dtype, e.kind, self.expr(e.args[0], fixed), self.expr(e.args[1], fixed))
 
 
+def _straighten(kernel: Kernel) -> Kernel:
+    """Places whose divisions cancel are written as sums: x[(16 i + j // 4) // n, (16 i + j // 4) % n, j % 4] -> x[64 i + j].
+
+    They cancel as long as strides and divisors are the program's own numbers and sizes: as arguments they would have nothing in common."""
+    if any(_has_block(s) for s in kernel.body):
+        return kernel
+    accesses = list(dict.fromkeys(access for s in kernel.body for access in _accesses(s)))
+    places: dict[str, dict[tuple[Expr, ...], tuple[Expr, ...]]] = {}
+    for p in kernel.params:
+        indices = [index for buf, index in accesses if buf == p.buf]
+        if p.layout.splits or p.layout.pad or not any(isinstance(e, Op) and e.name in DIVISIONS for i in indices for e in walk(*i)):
+            continue
+        sums = [flat(p.layout, i) for i in indices]
+        if all(isinstance(x, Axis) for place in sums for x in place.terms):
+            places[p.buf] = {i: (place.expr(),) for i, place in zip(indices, sums, strict=True)}
+    if not places:
+        return kernel
+    table: dict[Expr, Expr] = {}
+    for e in walk(*(e for s in kernel.body for e in expressions(s))):
+        if isinstance(e, Load) and e.buf in places:
+            other = (None, None) if e.mask is None or e.other is None else (substitute(e.mask, table), substitute(e.other, table))
+            table[e] = Load(e.buf, e.dtype, places[e.buf][e.index], *other)
+
+    def stores(s: Stmt) -> Stmt:
+        if isinstance(s, Loop):
+            return replace(s, body=tuple(stores(inner) for inner in s.body))
+        return replace(s, index=places[s.buf][s.index]) if isinstance(s, StoreStmt) and s.buf in places else s
+
+    plain = Layout((const(1),), const(0))
+    params = tuple(replace(p, shape=(const(1),), layout=plain) if p.buf in places else p for p in kernel.params)
+    return replace(kernel, params=params, body=tuple(rewrite(stores(s), table, {}) for s in kernel.body))
+
+
 def _flat_buffers(kernel: Kernel) -> dict[str, dict[tuple[Expr, ...], Linear]]:
     """The buffers of a contraction (but the packed one) as memory without dimensions: for each its indices, as places. {}: some index is no
     sum of axes, or the kernel is printed for its very sizes."""
@@ -375,10 +410,7 @@ def _flat_buffers(kernel: Kernel) -> dict[str, dict[tuple[Expr, ...], Linear]]:
             layout = params[buf]
             if layout.splits or layout.pad:
                 return {}
-            place = Linear(None, layout.offset)
-            for i, stride in zip(index, layout.strides, strict=True):
-                place = place.plus(linear(i), stride)
-            place = linear(place.expr())
+            place = flat(layout, index)
             found.setdefault(buf, {})[index] = place
             sums.append(place)
     return found if product.a.buf in found and all(isinstance(x, Axis) for lin in sums for x in lin.terms) else {}
