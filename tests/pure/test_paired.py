@@ -16,7 +16,7 @@ from torchsmith.ir.program import Buffer, Stage, Store
 from torchsmith.schedule.contraction import recognise
 from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
-from torchsmith.schedule.paired import form_paired, rows_of
+from torchsmith.schedule.paired import form_changing_pairs, form_paired, rows_of
 from torchsmith.schedule.windows import narrow_k
 
 TARGETS = {
@@ -108,3 +108,27 @@ def test_windows(
 
 def test_rows_fill_hardware_tiles() -> None:
     assert [rows_of(m) for m in (1, 7, 16, 17, 32, 48, 64, None)] == [1, 7, 16, 17, 32, 32, 32, 32]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("along", ["n", "k"])
+@pytest.mark.parametrize(("batch", "m", "n", "k"), [(1, 32, 32, 64), (3, 37, 40, 33), (2, 5, 9, 31), (1, 300, 7, 95), (2, 33, 50, 1)])
+def test_changing_operand(target: str, along: str, batch: int, m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit_harness, "FLAGS", TARGETS[target])
+    h, i, j, r = Axis("i0"), Axis("i1"), Axis("i2"), Axis("r0")
+    shapes = {"x": (batch, m, k), "w": (batch, k, n) if along == "n" else (batch, n, k), "y": (batch, m, n)}
+    buffers = {
+        s: Buffer(s, dt.f32 if s == "y" else dt.bf16, tuple(map(const, e)), dense(tuple(map(const, e))), "temp") for s, e in shapes.items()
+    }
+    a, b = Load("x", dt.bf16, (h, i, r)), Load("w", dt.bf16, (h, r, j) if along == "n" else (h, j, r))
+    product = multiply_add(((r, const(k)),), Cast(dt.f32, a), Cast(dt.f32, b))
+    found = recognise(Stage(((h, const(batch)), (i, const(m)), (j, const(n))), (Store("y", (h, i, j), product),)))
+    assert found is not None
+    kernel = form_changing_pairs(found, buffers)
+    assert kernel is not None
+    rng = np.random.default_rng(0)
+    x, w = bf16(rng, *shapes["x"]), bf16(rng, *shapes["w"])
+    arrays = {"x": halves(x), "w": halves(w), "y": np.zeros(shapes["y"], np.float32)}
+    launch(kernel, arrays, {}, chunks=3)
+    want = x.astype(np.float64) @ (w if along == "n" else w.transpose(0, 2, 1)).astype(np.float64)
+    np.testing.assert_allclose(arrays["y"], want, rtol=1e-5, atol=1e-4)

@@ -1,6 +1,6 @@
-"""A Paired statement -> C text: bfloat16 products on AMX tiles, on AVX-512-BF16 dot products, or widened to float32.
+"""Paired and Weave statements -> C text: bfloat16 products on AMX tiles, on AVX-512-BF16 dot products, or widened to float32.
 
-In: a Paired (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope and the functions they call. The text is the
+In: statements (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope and the functions they call. The text is the
 same for every processor: what it has is asked by the C preprocessor. AMX needs the kernel's leave once per process, a configuration when the
 function starts, another one where a tile has fewer rows, and a release when it ends. It takes 32 of k at a time: what is no multiple of that
 is copied with zeros behind it, and the copy is kept while the tiles of columns pass.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Expr, Load, const, substitute
-from ..ir.kernel import Paired
+from ..ir.kernel import Paired, Weave
 from ..ir.linear import const_of, range_of
 from .c import STATEMENTS, Emitter
 from .values import Val
@@ -331,4 +331,60 @@ def _configure(self: Emitter, s: Paired) -> tuple[str, str]:
     return on, rows
 
 
+WEAVE = {
+    "rows": """static __attribute__((noinline)) void weave_rows(u16a *to, const u16a *from, i64 sk, i64 columns, i64 depth, i64 width) {
+  for (i64 k = 0; k < (depth + 31) / 32 * 32; k += 2, from += 2 * sk, to += 2 * width)
+    for (i64 n = 0; n < width; n += 16) {
+      xu16 lo = {0}, hi = {0};
+      int left = columns - n < 16 ? (int)(columns - n) : 16;
+      if (left == 16) { if (k < depth) lo = *(const xu16u *)(from + n); if (k + 1 < depth) hi = *(const xu16u *)(from + sk + n); }
+      else if (left > 0) { if (k < depth) lo = ldn_xu16(from + n, left); if (k + 1 < depth) hi = ldn_xu16(from + sk + n, left); }
+      xu32 both = CV(lo, xu32) | CV(hi, xu32) << 16;
+      __builtin_memcpy(to + 2 * n, &both, 64);
+    }
+}
+""",
+    "columns": """static __attribute__((noinline)) void weave_columns(u16a *to, const u16a *from, i64 sn, i64 columns, i64 depth, i64 width) {
+#ifdef __AVX512F__
+  typedef u32 woven __attribute__((vector_size(64)));
+  for (i64 n = 0; n < width; n += 16) for (i64 k = 0; k < depth; k += 32) {
+    woven r[16];
+_Pragma("GCC unroll 16")
+    for (int i = 0; i < 16; i++) {
+      r[i] = (woven){0};
+      if (n + i < columns) {
+        const u16a *p = from + (n + i) * sn + k;
+        if (k + 32 <= depth) __builtin_memcpy(&r[i], p, 64); else { u16 t[32] = {0}; __builtin_memcpy(t, p, (unsigned long)(depth - k) * 2); __builtin_memcpy(&r[i], t, 64); }
+      }
+    }
+EXCHANGE_Pragma("GCC unroll 16")
+    for (int i = 0; i < 16; i++) __builtin_memcpy(to + (k / 2 + i) * 2 * width + 2 * n, &r[i], 64);
+  }
+#else
+  for (i64 k = 0; k < (depth + 31) / 32 * 32; k++) for (i64 n = 0; n < width; n++)
+    to[k / 2 * 2 * width + 2 * n + k % 2] = k < depth && n < columns ? from[n * sn + k] : 0;
+#endif
+}
+""".replace("EXCHANGE", "".join(
+        '_Pragma("GCC unroll 16")\n'
+        f"    for (int i = 0; i < 16; i++) if (!(i & {s})) {{ woven a = r[i], b = r[i + {s}];\n"
+        f"      r[i] = __builtin_shufflevector(a, b, {', '.join(str(q if not q & s else q - s + 16) for q in range(16))});\n"
+        f"      r[i + {s}] = __builtin_shufflevector(a, b, {', '.join(str(q + s if not q & s else q + 16) for q in range(16))}); }}\n"
+        for s in (1, 2, 4, 8)
+    )),
+}  # fmt: skip
+
+
+def do_weave(self: Emitter, s: Weave) -> None:
+    """One call."""
+    at = self.address(s.source.buf, s.source.index)
+    way, other = ("rows", s.k) if const_of(at.terms.get(s.n, const(0))) == 1 else ("columns", s.n)
+    self.functions.setdefault(f"weave_{way}", self.use(WEAVE[way]))
+    step, place = self.emit(at.terms.get(other, const(0))).text, _place(self, s.source, [s.n, s.k])
+    out, base = self.base(s.out)[0], self.base(s.source.buf)[0]
+    self.line(f"weave_{way}({out}, {base} + {place}, {step}, {self.emit(s.columns).text}, {s.depth}, {s.pitch // 2});")
+    self.forget(s.out)
+
+
+STATEMENTS[Weave] = do_weave  # type: ignore[assignment]
 STATEMENTS[Paired] = do_paired  # type: ignore[assignment]

@@ -2,7 +2,7 @@
 
     Kernel = (name, params, syms, axes, scratch, body, grid, grain, origins)
     Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask)
-           | Contract(...) | Product(...) | Turn(...) | Banded(...) | Paired(...)     with a `meaning()` in the others
+           | Contract(...) | Product(...) | Turn(...) | Banded(...) | Paired(...) | Weave(...)     with a `meaning()` in the others
     kind   = grid | thread | block | serial | vector | unroll | scan
 
 The CPU calling convention of a printed kernel is fixed (emit/ prints it, emit/host.py calls it):
@@ -281,8 +281,35 @@ class Paired:
         return Loop(self.m, self.live, "serial", (Loop(self.n, const(lanes), "vector", (store,)),))
 
 
-Stmt = Loop | Let | StoreStmt | Contract | Product | Turn | Banded | Paired
-BLOCKS = (Contract, Product, Turn, Banded, Paired)  # statements that have a meaning() in the others
+@dataclass(frozen=True, slots=True)
+class Weave:
+    """The right-hand side of a Paired, laid out in the scratch array `out` (bf16, rows of `pitch` elements, one for each pair of k):
+
+        out[k // 2, 2 * n + k % 2] = source(k, n) where k < depth and n < columns, else 0         k < depth rounded up to 32, 2 * n < pitch
+
+    source: Load, contiguous along n or along k.
+    """
+
+    out: str
+    pitch: int
+    n: Axis
+    columns: Expr
+    k: Axis
+    depth: int
+    source: Load
+
+    def meaning(self) -> Loop:
+        """The same block in plain statements."""
+        s, deep = self.source, -(-self.depth // 32) * 32
+        test = op("and", op("lt", self.k, const(self.depth)), op("lt", self.n, self.columns))
+        inside = Load(s.buf, s.dtype, s.index, test, Const(s.dtype, 0.0))
+        at = op("floordiv", self.k, const(2)) * self.pitch + self.n * 2 + op("mod", self.k, const(2))
+        store = StoreStmt(self.out, (at,), inside)
+        return Loop(self.k, const(deep), "serial", (Loop(self.n, const(self.pitch // 2), "vector", (store,)),))
+
+
+Stmt = Loop | Let | StoreStmt | Contract | Product | Turn | Banded | Paired | Weave
+BLOCKS = (Contract, Product, Turn, Banded, Paired, Weave)  # statements that have a meaning() in the others
 
 
 def expressions(s: Stmt) -> tuple[Expr, ...]:
@@ -302,6 +329,8 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
         return (s.rows, s.columns, s.extent, s.a, s.b)
     if isinstance(s, Turn):
         return (s.rows, s.columns, s.source)
+    if isinstance(s, Weave):
+        return (s.columns, s.source)
     return (s.value,)
 
 
@@ -327,6 +356,10 @@ def rewrite(s: Stmt, table: dict[Expr, Expr], rename: dict[str, str]) -> Stmt:
         source = substitute(s.source, table)
         assert isinstance(source, Load)
         return replace(s, rows=substitute(s.rows, table), columns=substitute(s.columns, table), source=source)
+    if isinstance(s, Weave):
+        source = substitute(s.source, table)
+        assert isinstance(source, Load)
+        return replace(s, columns=substitute(s.columns, table), source=source)
     return replace(s, value=substitute(s.value, table))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .dtype import DType
 from .expr import Axis, Expr, const
-from .kernel import Banded, Contract, Kernel, Let, Loop, Paired, Product, Scheduled, StoreStmt, Turn
+from .kernel import Banded, Contract, Kernel, Let, Loop, Paired, Product, Scheduled, StoreStmt, Turn, Weave
 from .linear import const_of
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .program import (
@@ -289,6 +289,10 @@ def _paired(s: Paired) -> Lines:
     yield f"  {print_expr(s.b)}"
 
 
+def _weave(s: Weave) -> Lines:
+    yield f"weave {s.out}[{s.pitch}] [{_axes(((s.n, s.columns), (s.k, const(s.depth))))}] = {print_expr(s.source)}"
+
+
 def _let(let: Let) -> Lines:
     yield f"let {print_expr(let.var)} = {print_expr(let.value)}"
 
@@ -314,6 +318,7 @@ _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     Turn: _turn,
     Banded: _banded,
     Paired: _paired,
+    Weave: _weave,
     Let: _let,
     Launch: _launch,
     Alloc: lambda s: iter([f"alloc {s.buf}"]),

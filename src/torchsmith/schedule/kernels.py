@@ -27,7 +27,7 @@ from .group import Group, Grouper, group_stages
 from .grouped import form_grouped
 from .layouts import choose_layouts
 from .merge_rows import merge_rows
-from .paired import fills_pairs, form_paired, has_pairs, lies_plain
+from .paired import fills_pairs, form_changing_pairs, form_paired, has_pairs, lies_plain
 from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
@@ -69,6 +69,10 @@ def contraction_kernels(
         return (plain_kernel(stage, buffers),)
     copies, rows, seen = ((), c, buffers) if banded is not None else _plain_rows(c, buffers)
     one_row = c.rows[0][0] is ONE_ROW and c.b.buf not in lasting
+    changes = banded is None and not one_row and c.b.buf not in lasting
+    woven = form_changing_pairs(rows, seen) if changes else None
+    if woven is not None:
+        return (*copies, woven)
     paired = None if banded is not None or one_row else form_paired(rows, seen)
     if paired is not None:
         packing, product, packed = paired

@@ -10,11 +10,10 @@ form does not fit. Tiles take 32 of k at a time, so `b` is packed with k in pair
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Expr, Load, const, op, substitute, walk
-from ..ir.kernel import Kernel, Loop, Paired, Scratch, Stmt, StoreStmt
+from ..ir.kernel import Kernel, Loop, Paired, Scratch, StoreStmt, Weave
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
@@ -25,6 +24,8 @@ from .tiling import CACHED, LANES
 TILE = 16  # rows of one hardware tile
 TAPS = 1024  # most taps: a kernel keeps the place of each
 DEEP = 32  # of k that a hardware tile takes
+WOVEN = 2048  # most of k of a tile of columns that is woven into scratch
+ITEMS = 16  # blocks that keep threads busy
 HELD = 3 << 15  # most elements of the rows that are copied
 COPY = 1.7  # time of copying a hardware tile of `a`, in products of two of them
 SPLIT = 1.3  # the same of a product that reads rows which do not begin with a line
@@ -62,6 +63,52 @@ def form_paired(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Kern
     joined = joins_taps(k, c, rows, vectors)
     packing, packed = _pack(c, k, LANES * vectors, joined)
     return packing, _kernel(c, k, rows, vectors, joined, packed, buffers), packed
+
+
+def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | None:
+    """The kernel of a product whose `b` changes from call to call: each tile of columns is woven into scratch, then all tiles of a block of
+    rows meet it. None where `b` has taps, lies otherwise than along n or k, or is too deep."""
+    k, layout = const_of(c.k[1]), buffers[c.b.buf].layout
+    if not has_pairs(c) or k is None or k > WOVEN or c.taps or c.b.mask is not None or not lies_plain(c, buffers):
+        return None
+    if layout is None or layout.splits or layout.pad:
+        return None
+    at = flat(layout, c.b.index)
+    axes = (c.n[0], c.k[0])
+    uneven = any(atom not in axes and any(x in axes for x in walk(atom)) for atom in at.terms)
+    if uneven or all(const_of(at.terms.get(x, const(0))) != 1 for x in axes):
+        return None
+    vectors = 1 if (const_of(c.n[1]) or 2 * LANES) <= LANES else 2
+    (m, m_extent), (n, n_extent), width, rows = c.rows[-1], c.n, LANES * vectors, rows_of(const_of(c.rows[-1][1]))
+    mb, mt, ml, nt, nl = Axis("mb"), Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl")
+    columns = op("floordiv", n_extent + (width - 1), const(width))
+    tiles = _block(const_of(m_extent), rows, _product([e for _, e in (*c.batch, *c.rows[:-1])]) * (const_of(columns) or 16))
+    start = (mb * tiles + mt) * rows
+    live, wide = _least(rows, m_extent - start, m_extent), _least(width, n_extent - nt * width, n_extent)
+    left = op("floordiv", m_extent - mb * (tiles * rows) + (rows - 1), const(rows))
+    in_block = _least(tiles, left, op("floordiv", m_extent + (rows - 1), const(rows)))
+    a, b = substitute(c.a, {m: start + ml}), substitute(c.b, {n: nt * width + nl})
+    assert isinstance(a, Load)
+    assert isinstance(b, Load)
+    a = Load(a.buf, dt.bf16, tuple(linear(i).expr() for i in a.index), a.mask, a.other)
+    woven = Load("panel", dt.bf16, (op("floordiv", c.k[0], const(2)) * (2 * width) + nl * 2 + op("mod", c.k[0], const(2)),))
+    weave = Weave("panel", 2 * width, nl, wide, c.k[0], k, b)
+    tile = Paired("acc", rows, vectors, ml, live, (), c.k[0], k, nl, a, woven)
+    loop = Loop(mt, in_block, "serial", (tile, _epilogue(c, start, ml, nt * width, nl, live, wide, width)))
+    grid = (*c.batch, *c.rows[:-1], (mb, op("floordiv", m_extent + (rows * tiles - 1), const(rows * tiles))), (nt, columns))
+    params, syms = _params((weave, loop), c.stage.stores, c, buffers[c.b.buf], buffers, [e for _, e in grid])
+    scratch = (Scratch("acc", dt.f32, rows * width), Scratch("panel", dt.bf16, -(-k // DEEP) * DEEP * width))
+    grain = const(max(1, 32768 // (rows * tiles * vectors * k)))
+    return Kernel("contraction", params, syms, grid, grain, scratch, (weave, loop), origins=(c.stage.origin, c.stage.loc))
+
+
+def _block(m: int | None, rows: int, others: int) -> int:
+    """Tiles of rows that share a woven panel: all there are, unless that leaves threads without work."""
+    if m is None:
+        return 8
+    tiles = -(-m // rows)
+    blocks = max(1, min(-(-ITEMS // others), tiles // 4))
+    return -(-tiles // blocks)
 
 
 def rows_of(m: int | None) -> int:
@@ -117,13 +164,13 @@ def _pack(c: Contraction, k: int, width: int, joined: bool) -> tuple[Stage, Buff
 
 
 def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packed: Buffer, buffers: dict[str, Buffer]) -> Kernel:
-    (m, m_extent), (n, n_extent) = c.rows[-1], c.n
+    (m, m_extent), (_, n_extent) = c.rows[-1], c.n
     width = LANES * vectors
     mt, ml, nb, ni, nl = Axis("mt"), Axis("ml"), Axis("nb"), Axis("ni"), Axis("nl")
     tiles = op("floordiv", n_extent + (width - 1), const(width))
     near = _near(const_of(tiles), _product([*packed.shape[len(c.batch) + 1 :]]))
     nt = ni if near is None else nb * near + ni
-    row, column = mt * rows + ml, nt * width + nl
+    row = mt * rows + ml
     live, wide = _least(rows, m_extent - mt * rows, m_extent), _least(width, n_extent - nt * width, n_extent)
     a = substitute(c.a, {m: row})
     assert isinstance(a, Load)
@@ -137,23 +184,25 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     at = (op("floordiv", element, const(2)), nl * 2 + op("mod", element, const(2)))
     b = Load(packed.name, dt.bf16, (*(x for x, _ in c.batch), nt, *taps, *at))
     tile = Paired("acc", rows, vectors, ml, live, c.taps, c.k[0], k, nl, a, b, joined)
-    table: dict[Expr, Expr] = {ACC: Load("acc", dt.f32, (ml * width + nl,)), m: row, n: column}
-    (store,) = c.stage.stores
-    stores = (replace(store, value=c.value),)
-    body: tuple[Stmt, ...] = tuple(
-        StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode) for s in stores
-    )
-    epilogue = Loop(ml, live, "serial", (Loop(nl, wide, "vector", body),))
+    epilogue = _epilogue(c, mt * rows, ml, nt * width, nl, live, wide, width)
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     if near is None:
         grid: tuple[tuple[Axis, Expr], ...] = (*c.batch, *m_tiles, (ni, tiles))
     else:
         grid = (*c.batch, (nb, op("floordiv", tiles, const(near))), *m_tiles, (ni, const(near)))
     steps = rows * vectors * k * max(1, _product([e for _, e in c.taps]))
-    params, syms = _params((tile, epilogue), stores, c, packed, buffers, [e for _, e in grid])
+    params, syms = _params((tile, epilogue), c.stage.stores, c, packed, buffers, [e for _, e in grid])
     scratch = (Scratch("acc", dt.f32, rows * width),)
     origins = (c.stage.origin, c.stage.loc)
     return Kernel("contraction", params, syms, grid, const(max(1, 32768 // steps)), scratch, (tile, epilogue), origins=origins)
+
+
+def _epilogue(c: Contraction, start: Expr, ml: Axis, left: Expr, nl: Axis, live: Expr, wide: Expr, width: int) -> Loop:
+    """What becomes of the sums of the tile at row `start`, column `left`."""
+    table: dict[Expr, Expr] = {ACC: Load("acc", dt.f32, (ml * width + nl,)), c.rows[-1][0]: start + ml, c.n[0]: left + nl}
+    (store,) = c.stage.stores
+    body = StoreStmt(store.buf, tuple(substitute(i, table) for i in store.index), substitute(c.value, table), store.mode)
+    return Loop(ml, live, "serial", (Loop(nl, wide, "vector", (body,)),))
 
 
 def _near(tiles: int | None, size: int) -> int | None:
