@@ -206,3 +206,28 @@ def test_the_next_tile_of_a_large_operand_is_prefetched() -> None:
     for m in range(rows.value):
         first = substitute(start, {nt: const(3), inner: const(0), mt: const(m), **{x: const(0) for x, _ in kernel.grid[1:-2]}}).value
         assert 4 * tile <= first and first + 256 * 16 * by <= 5 * tile
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "sweep", "lie", "far"),
+    [
+        (4096, 256, "rows", 256, True),  # every tile of rows is met once
+        (128, 256, "columns", 256, False),  # rows that the cache keeps
+        (8192, 256, "columns", 256, True),
+        (4096, 256, "rows", 272, True),  # set apart by a line
+        (4096, 256, "rows", 768, False),  # a part of longer rows: what follows the tile is not the next one
+        (4096, 32, "rows", 32, False),
+    ],
+)
+def test_rows_are_asked_for_where_they_come_from_far(m: int, k: int, sweep: str, lie: int, far: bool) -> None:
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    shapes = {"x": (m, k), "w": (k, 64), "y": (m, 64)}
+    buffers = {s: Buffer(s, dt.f32, tuple(map(const, e)), dense(tuple(map(const, e))), "temp") for s, e in shapes.items()}
+    buffers["x"] = Buffer("x", dt.f32, buffers["x"].shape, Layout((const(lie), const(1)), const(0)), "temp")
+    product = multiply_add(((r, const(k)),), Load("x", dt.f32, (i, r)), Load("w", dt.f32, (r, j)))
+    c = recognise(Stage(((i, const(m)), (j, const(64))), (Store("y", (i, j), product),)))
+    assert c is not None
+    _, packed = pack(c, "packed", 2)
+    kernel = form_contraction(c, (Store("y", (i, j), substitute(product, {c.fold: ACC})),), packed, Tiling(8, 2, sweep), buffers, ())
+    (contract, *_) = kernel.body
+    assert isinstance(contract, Contract) and contract.far is far

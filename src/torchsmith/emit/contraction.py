@@ -28,7 +28,6 @@ CHUNK = 192  # most products in one partial sum: the error grows with the chunks
 GROUPED_CHUNK = 64  # the same for convolutions whose groups are batches: eager's have shorter sums
 AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
 SHORT = 16  # the checks around an inner loop of so few steps would cost as much as the loop
-LONG = 64  # steps of k from which on the next rows of `a` are worth asking for
 EDGE = 2  # rows at either end of a tile that padding usually reaches
 WINDOW = 128  # elements of a row of memory that a tile at the edge copies
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
@@ -278,10 +277,8 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
         test = _test(self, inside) if inside else ""
         self.open(f"if ({test}) {{" if inside else "{", [])
         self.line(f"const {stored}a *p = {a_start};")
-        per = 64 // s.a.dtype.itemsize
-        next_rows = f"p + ({s.rows} + (k & {per - 1})) * {step} + (k & ~{per - 1})"
-        streams = not s.taps and s.a.mask is None and const_of(ka) == 1 and s.rows <= per and (const_of(s.extent) or LONG) >= LONG
-        _steps(self, s, bounds, kb, lambda m, k: f"p[{_sum(_times(str(m), step), _times(k, ka_text))}]", next_rows if streams else "")
+        soon = f"p + {s.rows} * {step} + k * {64 // s.a.dtype.itemsize}" if s.far else ""
+        _steps(self, s, bounds, kb, lambda m, k: f"p[{_sum(_times(str(m), step), _times(k, ka_text))}]", soon)
         self.close()
         if not inside:
             return
@@ -395,7 +392,7 @@ def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[
     for v in range(by):
         self.line(f"__builtin_prefetch(f + {_sum(_times('k', str(s.lanes * by)), str(s.lanes * v))}, 0, 2);")
     if soon:
-        self.line(f"__builtin_prefetch({soon});")
+        self.line(f"__builtin_prefetch({soon}, 0, 2);")
     for m in range(s.rows):
         self.line(f"{{ x{s.dtype} x = {_SCALAR[s.a.dtype.name].format(place(m, 'k'))} - (x{s.dtype}){{0}};")
         for v in range(_columns(self, s)):

@@ -102,6 +102,7 @@ class Contract:
     Rows from `live` on and columns from `wide` on do not exist: their accumulators hold no meaning.
     soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch lanes * soon_vectors elements of b's buffer from element
     soon + lanes * soon_vectors * k on, which another tile will need.
+    far: a hint: rows of `a` lie behind each other, k contiguous, and come from beyond the second-level cache, as the next tile's will.
     tails: a hint too, for rows whose number is known at run time only: fewer rows, falling, for which partial tiles get text of their own.
     """
 
@@ -121,6 +122,7 @@ class Contract:
     wide: Expr | None = None
     first: Expr = ZERO
     add: bool = False
+    far: bool = False
     tails: tuple[int, ...] = ()
 
     @property

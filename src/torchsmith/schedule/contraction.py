@@ -24,11 +24,12 @@ from ..ir.program import Buffer, Layout, Stage, Store
 from .access import flat
 from .affine import split_axes
 from .deps import estimate
-from .tiling import Tiling, Work
+from .tiling import CACHED_ROWS, Tiling, Work
 
 TAILS = (6, 4, 2, 1)
 OUTER = 2  # row axes outside of the tiled one that every kernel has: images, and rows of an image
 SHORT = 8  # an inner loop below this many steps spends its time on starting
+LONG = 64  # steps of k from which on the next rows of `a` are worth asking for
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})  # of operands that are summed in float32
 SUMMED = (dt.f32, dt.f64)
 
@@ -286,8 +287,8 @@ def form_contraction(
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
     soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None else (None, 0)
     readable = None if packed is not None or const_of(wide) == width else wide
-    tails = tails_of(rows, live, m_extent, a)
-    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, wide=readable, tails=tails)
+    far, tails = _are_far(c, tiling, buffers), tails_of(rows, live, m_extent, a)
+    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, wide=readable, far=far, tails=tails)
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
     params, syms = _params((contract, epilogue), stores, c, packed or buffers[c.b.buf], buffers, [e for _, e in grid])
@@ -311,6 +312,20 @@ def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors
     whole, piece = steps * c.lanes * vectors, steps * c.lanes * by
     start = (_flat((*c.batch, n_tile)) + 1) * whole + op("min", _flat(m_tiles) * piece, const(whole - piece))
     return start + _flat(c.taps) * c.k[1] * (c.lanes * by), by
+
+
+def _are_far(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -> bool:
+    """May step k of a tile ask for line k of what lies behind its rows? That is worth it where a tile of rows meets all of `b` before the
+    next one does, or where all rows are more than the cache holds. Elsewhere it costs: rows that share a set push each other out."""
+    step, steps, size = work_of(c, buffers).step, const_of(c.k[1]), c.a.dtype.itemsize
+    layout = buffers[c.a.buf].layout
+    if layout is None or c.taps or c.a.mask is not None or step is None or steps is None:
+        return False
+    is_dense = const_of(flat(layout, c.a.index).terms.get(c.k[0], const(0))) == 1 and steps * size <= step <= steps * size + 64
+    if not is_dense or steps < LONG or tiling.rows > 64 // size:
+        return False
+    sizes = [const_of(e) for _, e in c.rows]
+    return tiling.sweep == "rows" or None in sizes or math.prod(e or 1 for e in sizes) * step > CACHED_ROWS
 
 
 def _flat(axes: tuple[tuple[Expr, Expr], ...]) -> Expr:

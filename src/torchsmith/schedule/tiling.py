@@ -12,6 +12,7 @@ from typing import Literal
 
 LANES = 16  # float32 in a vector of 64 bytes
 CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-level cache
+CACHED_ROWS = 1 << 20  # bytes of left-hand rows that stay there beside a tile of the packed operand
 REGISTERS = 32  # vector registers
 SETS, WAYS = 4096, 8  # bytes after which the first-level cache takes its sets in turn again, and lines that a set holds
 UNKNOWN = 1 << 20  # what a symbolic size counts as
