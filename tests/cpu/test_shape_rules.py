@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import unittest.mock
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from torchsmith import events
 from torchsmith.codes import Unsupported
+from torchsmith.graph.rules import functions as rules
 from torchsmith.graph.sizes import SizeFacts, expr_of, print_condition, symint
 from torchsmith.graph.tracing import Tracing, device_of, tensor_like
 
@@ -271,6 +274,54 @@ def test_symbolic_sizes_flow_and_guard() -> None:
     facts.freeze()
     assert bool(n < 100)
     assert len(facts.guards) == 1 and [print_condition(g) for g in facts.late] == ["(s0 < 100)"]
+
+
+def refused(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("torch's composite was asked: in torch 2.11 it wants the plain number of elements")
+
+
+BATCHED = [(3, 5, 6), (2, 3, 5, 6)]
+
+
+@pytest.mark.parametrize("shape", BATCHED)
+@pytest.mark.parametrize("form", ["dense", "turned", "apart"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_products_of_unknown_batches_ask_no_composite(shape: tuple[int, ...], form: str, autocast: bool) -> None:
+    """matmul and linear of symbolic sizes: eager's sizes, strides and dtype; torch's own composite is never called."""
+    real = {"dense": torch.randn(shape), "turned": torch.randn(shape).transpose(0, 1).contiguous().transpose(0, 1),
+            "apart": torch.randn(*shape[:-1], 8)[..., :6]}[form]  # fmt: skip
+    matrix, vector, weight, bias = torch.randn(6, 4), torch.randn(6), torch.randn(4, 6), torch.randn(4)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (rules.matmul, (real, matrix)), (rules.matmul, (real, vector)), (rules.matmul, (vector, real.mT)),
+        (rules.linear, (real, weight)), (rules.linear, (real, weight, bias)),
+    ]  # fmt: skip
+    for rule, args in calls:
+        facts = SizeFacts()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            want = (torch.matmul if rule is rules.matmul else F.linear)(*args)
+            with Tracing(facts) as trace:
+                sizes = (*(facts.fresh(n, ("size", 0, d)) for d, n in enumerate(shape[:-1])), 6)
+                batch = tensor_like(real, sizes)
+                given = [batch if a is real else batch.mT if a.dim() > 2 else tensor_like(a) for a in args]
+                got = rule(trace, refused, *given)
+        assert not facts.guards or (form == "turned" and len(shape) == 4)  # a batch that has to be copied first
+        assert got.dtype is want.dtype and tuple(map(int, got.shape)) == want.shape and tuple(map(int, got.stride())) == want.stride()
+
+
+def test_products_go_to_those_rules() -> None:
+    """Every spelling of a product, and the number of elements itself."""
+
+    def fn(x: Tensor, w: Tensor) -> list[Tensor]:
+        aten = torch.ops.aten
+        return [x @ w, x.matmul(w), torch.matmul(x, w), F.linear(x, w), aten.linear.default(x, w), aten.matmul.default(x, w), x * x.numel()]
+
+    facts = SizeFacts()
+    x, w = torch.randn(3, 5, 6).transpose(0, 1), torch.randn(6, 6)
+    with Tracing(facts), unittest.mock.patch.object(rules, "_product", wraps=rules._product) as asked:
+        traced = fn(tensor_like(x, (facts.fresh(5, ("size", 0, 0)), facts.fresh(3, ("size", 0, 1)), 6)), tensor_like(w))
+    assert asked.call_count == 6
+    for got, want in zip(traced, fn(x, w), strict=True):
+        assert tuple(map(int, got.shape)) == want.shape
 
 
 def test_sizes_decide_what_follows() -> None:

@@ -10,12 +10,48 @@ import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
 from ..autocast import FUNCTIONS, cast_arguments
-from ..layout import SymTypes, suggest_format
+from ..layout import SymTypes, is_contiguous, same, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
+
+
+@function_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul, aten.matmul.default)
+def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
+    """A batch of unknown sizes times a vector or matrix, as torch's composite does it. That one asks whether the batch is empty, which a
+    meta tensor of symbolic sizes cannot say in torch 2.11."""
+    if a.dim() == 1 and b.dim() >= 3 and b._has_symbolic_sizes_strides and not kwargs:
+        return matmul(trace, call, b.mT, a)
+    if a.dim() < 3 or b.dim() not in (1, 2) or not a._has_symbolic_sizes_strides or kwargs:
+        return call(a, b, **kwargs)  # type: ignore[no-any-return]
+    shape, strides = a.shape, a.stride()
+    if all(same(strides[i], strides[i + 1] * shape[i + 1]) for i in range(a.dim() - 2)):  # its rows are the rows of one matrix
+        rows = a.reshape(_product(shape[:-1]), shape[-1])
+        return (torch.mv(rows, b) if b.dim() == 1 else torch.mm(rows, b)).view(*shape[:-1], *b.shape[1:])
+    batch = a.reshape(_product(shape[:-2]), *shape[-2:])
+    right = b.unsqueeze(1) if b.dim() == 1 else b
+    return torch.bmm(batch, right.expand(batch.shape[0], *right.shape)).view(*shape[:-1], *b.shape[1:])
+
+
+def _product(sizes: Any) -> Any:
+    n: Any = 1
+    for s in sizes:
+        n = n * s
+    return n
+
+
+@function_rule(F.linear, aten.linear.default)
+def linear(trace: Tracing, call: Any, input: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
+    """The same for linear: contiguous rows with a bias are one addmm."""
+    if input.dim() < 3 or weight.dim() != 2 or not input._has_symbolic_sizes_strides:
+        return call(input, weight, bias)  # type: ignore[no-any-return]
+    if bias is not None and bias.dim() == 1 and is_contiguous(input):
+        rows = input.view(_product(input.shape[:-1]), input.shape[-1])
+        return torch.addmm(bias, rows, weight.t()).view(*input.shape[:-1], weight.shape[0])
+    out = matmul(trace, torch.matmul, input, weight.t())
+    return out if bias is None else out.add_(bias)
 
 
 @function_rule(F.scaled_dot_product_attention)
@@ -57,7 +93,7 @@ def whole_attention(
         return call(query, key, value, embed_dim, num_head, *projections, mask, need_weights, average_attn_weights, mask_type)
     biases = (None, None, None) if qkv_bias is None else qkv_bias.chunk(3)
     parts = zip((query, key, value), qkv_weight.chunk(3), biases, strict=True)
-    q, k, v = (F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts)
+    q, k, v = (linear(trace, F.linear, x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts)
     weights: Any = None
     if mask is None and not need_weights:
         mixed = attention(trace, F.scaled_dot_product_attention, q, k, v)
@@ -69,7 +105,7 @@ def whole_attention(
         weights = scores.softmax(-1)
         mixed = weights @ v
         weights = None if not need_weights else weights.mean(1) if average_attn_weights else weights
-    return F.linear(mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), weights
+    return linear(trace, F.linear, mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), weights
 
 
 @function_rule(torch._transformer_encoder_layer_fwd)
@@ -89,8 +125,8 @@ def encoder_layer(
         return whole_attention(trace, torch._native_multi_head_attention, x, x, x, *rest, mask, False, True, mask_type)[0]  # type: ignore[no-any-return]
 
     def feed(x: Tensor) -> Tensor:
-        inner = F.linear(x, weight_1, bias_1)
-        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), weight_2, bias_2)
+        inner = linear(trace, F.linear, x, weight_1, bias_1)
+        return linear(trace, F.linear, F.gelu(inner) if use_gelu else F.relu(inner), weight_2, bias_2)
 
     def first(x: Tensor) -> Tensor:
         return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
