@@ -27,7 +27,7 @@ from . import deps
 from .attention import DOT, OUT, Attention
 from .attention_few import FEW, FewRows
 from .attention_parts import LANES, LOWEST, blocks_of, key_limit, least, stride_along
-from .draft import finish
+from .build import finish
 from .group import Group
 
 QUERIES = 48  # of a block: three vectors, so that a tile of 8 keys fills the registers

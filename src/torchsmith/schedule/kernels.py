@@ -17,10 +17,10 @@ from ..options import Options
 from . import deps
 from .attention import recognise_attention
 from .attention_kernel import form_attention
+from .build import build
 from .changing import form_changing, is_along_n
 from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, recognise, work_of
 from .deps import estimate
-from .draft import build
 from .fuse import simple_axes
 from .gated import form_gated, recognise_gated
 from .group import Group, Grouper, group_stages

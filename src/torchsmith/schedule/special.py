@@ -13,8 +13,9 @@ from ..ir.linear import const_of
 from ..ir.program import Buffer
 from . import deps
 from .access import collect, simplify
+from .axes import LANES, order_axes, vector_cost
+from .build import THREAD, finish
 from .deps import estimate, numel
-from .draft import LANES, THREAD, finish, order_axes, vector_cost
 from .fuse import cost
 from .group import Group
 
