@@ -126,39 +126,53 @@ typedef struct {
   const void *state;
   ts_tensor *results;
   int64_t *syms;
+  void *prepares; /* NULL: run */
   int32_t rc;
 } Run;
 
+static int32_t run_entry(const Run *r) {
+  const ts_graph *entry = ((Graph *)r->call->graph)->entry;
+  if (r->prepares) return entry->prepare(r->host, r->inputs, r->prepares);
+  return entry->run(r->host, r->inputs, r->scalars, r->state, r->results, r->syms);
+}
+
 static void run_member(int64_t lo, int64_t hi, void *ctx) {
   Run *r = ctx;
-  Graph *g = r->call->graph;
   if (lo > 0) {
     ts_crew_help(r->call->crew);
     return;
   }
-  r->rc = g->entry->run(r->host, r->inputs, r->scalars, r->state, r->results, r->syms);
+  r->rc = run_entry(r);
   ts_crew_end(r->call->crew);
 }
 
 /* The native run, without the GIL. A graph that launches several times does so from inside one parallel region of torch's pool: its
- * threads then wait for our launches, not for torch's. Not so where externs run: torch does not nest its regions. */
+ * threads then wait for our launches, not for torch's, which would spin while one of us has a page of fresh memory cleared. Not so
+ * where externs run: torch does not nest its regions; `prepare` has none. */
 static int32_t run_native(Run *r) {
   Call *call = r->call;
   Graph *g = call->graph;
   call->launches = 0;
   call->crew = NULL;
   bool ours = is_own(g);
-  if (!ours && !g->n_externs && call->threads > 1 && g->launches > 1) call->crew = ts_crew_open();
+  bool several = r->prepares || (g->launches > 1 && !g->n_externs);
+  if (!ours && several && call->threads > 1) call->crew = ts_crew_open();
   if (call->crew) {
     if (libtorch.parallel_for(0, call->threads, 1, run_member, r)) call_error(call, r->rc = TS_ERROR_EXTERN, "no parallel region");
     ts_crew_close(call->crew);
   } else {
     if (ours) ts_pool_enter();
-    r->rc = g->entry->run(r->host, r->inputs, r->scalars, r->state, r->results, r->syms);
+    r->rc = run_entry(r);
     if (ours) ts_pool_leave();
   }
-  g->launches = call->launches;
+  call->crew = NULL;
+  if (!r->prepares) g->launches = call->launches;
   return r->rc;
+}
+
+int32_t call_prepare(const ts_host *host, const ts_tensor *inputs, void *block) {
+  Run r = {.call = host->self, .host = host, .inputs = inputs, .prepares = block};
+  return run_native(&r);
 }
 
 static int32_t host_extern(void *self, int32_t number, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs) {
@@ -362,7 +376,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   }
   call.thread = PyEval_SaveThread();
   if (grad) libtorch.set_grad(false);
-  Run run = {&call, &host, tensors, scalars, state ? state_memory(state) : NULL, results, syms, 0};
+  Run run = {&call, &host, tensors, scalars, state ? state_memory(state) : NULL, results, syms, NULL, 0};
   int32_t rc = run_native(&run);
   if (grad) libtorch.set_grad(true);
   PyEval_RestoreThread(call.thread);

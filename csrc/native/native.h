@@ -88,6 +88,8 @@ struct Call {
   void *graph;
   Views *views; /* or NULL */
 };
+/* `prepare` into `block`; its launches run as those of a call do. */
+int32_t call_prepare(const ts_host *host, const ts_tensor *inputs, void *block);
 void call_error(Call *call, int32_t kind, const char *text);
 ts_errors errors_of(Call *call);
 #endif

@@ -242,7 +242,7 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
   s->generation = generation;
   int64_t budget = BUDGET;
   for (int i = 0; !bad && i < c->n; i++) bad = take_snapshot(&s->snaps[i], args[c->inputs[i]], &tensors[c->inputs[i]], &budget) < 0;
-  if (!bad && entry->prepare(host, tensors, s->block)) {
+  if (!bad && call_prepare(host, tensors, s->block)) {
     PyErr_SetString(torch.error, "constants could not be prepared");
     bad = true;
   }

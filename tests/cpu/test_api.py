@@ -674,3 +674,31 @@ def test_closures_and_globals(x):
 
 def test_settings_are_compared_by_identity():
     assert Settings(print) != Settings(print)
+
+
+def test_pythons_collector_is_as_before(x):
+    """While we compile it looks rarely; what the user sets meanwhile stays."""
+    before, seen = gc.get_threshold(), []
+
+    def backend(gm, inputs, change=None):
+        seen.append(gc.get_threshold())
+        if change:
+            gc.set_threshold(*change)
+        return gm.forward
+
+    def failing(gm, inputs):
+        raise KeyError("backend")
+
+    try:
+        torchsmith.compile(lambda x: x + 1, backend=backend)(x)
+        assert seen[0][0] > before[0] and gc.get_threshold() == before
+        with pytest.raises(Exception, match="backend"):
+            torchsmith.compile(lambda x: x + 2, backend=failing)(x)
+        assert gc.get_threshold() == before
+        torchsmith.compile(lambda x: x + 3, backend=functools.partial(backend, change=(123, 4, 5)))(x)
+        assert gc.get_threshold() == (123, 4, 5)
+        gc.set_threshold(0)
+        torchsmith.compile(lambda x: x + 4, backend=backend)(x)
+        assert seen[-1][0] == gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)

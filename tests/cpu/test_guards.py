@@ -537,3 +537,14 @@ def test_missing_sources_fail():
         assert not Call1([Guard(source, "equals", 1)], [1]).check()
     guard = TensorGuard(torch.Tensor, torch.float32, torch.device("cpu"), False, (), (), 0)
     assert not Call1([Guard(X, "tensor", guard)], "x").check()
+
+
+def test_a_long_path_is_walked_once():
+    """Walking each part's base anew would take 2 ** 60 steps."""
+    root = node = types.SimpleNamespace()
+    source = X
+    for _ in range(60):
+        node.next = node = types.SimpleNamespace()
+        source = Attr(source, "next", "instance")
+    assert guards.evaluate(source, Call({"x": root}, {}, {})) is node
+    assert guards.evaluate(Attr(Attr(source, "gone", "instance"), "next", "instance"), Call({"x": root}, {}, {})) is guards.MISSING

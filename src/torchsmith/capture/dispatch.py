@@ -7,6 +7,7 @@ In: a call that missed (function, args, kwargs) and the function's State. Out: t
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import sysconfig
@@ -110,6 +111,7 @@ class State:
         return dispatcher.__qualname__ if found is dispatcher else (self.settings.again, (original, *self.settings.pickled()))
 
 
+YOUNG = 50_000  # what we make and drop must not have Python look for cycles in all that the process has imported (0.17 s with torch)
 ALL: weakref.WeakSet[Any] = weakref.WeakSet()  # every Dispatcher, for reset()
 _LOCK = threading.RLock()  # one capture at a time; a forked child starts with a free one
 os.register_at_fork(after_in_child=_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
@@ -224,7 +226,8 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
             return verdict
     _read_marks(state, call)
     try:
-        entry = _suspended(_make, d, state, fn, args, kwargs, call)
+        with capturing():
+            entry = _make(d, state, fn, args, kwargs, call)
     except BackendFailed as error:
         if settings.fullgraph or not settings.options.suppress_errors:
             raise
@@ -284,23 +287,19 @@ def on_frame(settings: Settings, fn: types.FunctionType) -> Any:
 _frame.setup_hook(on_frame)
 
 
-def _suspended(work: Callable[..., Any], *args: Any) -> Any:
-    """Run our own machinery: compiled functions met on the way run as they are."""
-    _frame.suspend(1)
-    try:
-        return work(*args)
-    finally:
-        _frame.suspend(-1)
-
-
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """One capture at a time, with compiled functions met on the way run as they are."""
+    """Run our own machinery, one capture at a time: compiled functions met on the way run as they are."""
     with _LOCK:
         _frame.suspend(1)
+        before = gc.get_threshold()
+        rarer = (max(YOUNG, before[0]) if before[0] else 0, *before[1:])
+        gc.set_threshold(*rarer)
         try:
             yield
         finally:
+            if gc.get_threshold() == rarer:  # nobody else set it meanwhile
+                gc.set_threshold(*before)
             _frame.suspend(-1)
 
 

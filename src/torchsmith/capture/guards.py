@@ -178,23 +178,23 @@ def _eval_global(s: Global, call: Call) -> Any:
     return _from_globals(call.globals if s.namespace is None else s.namespace.value, s.name)
 
 
-EVALUATE: dict[type, Callable[[Any, Call, Callable[[Source], Any]], Any]] = {
-    Local: lambda s, call, get: call.locals.get(s.name, MISSING),
-    Global: lambda s, call, get: _eval_global(s, call),
-    Cell: lambda s, call, get: _cell_value(call.closure[s.name]) if s.name in call.closure else MISSING,
-    FixedObject: lambda s, call, get: s.value,
-    Attr: lambda s, call, get: _attribute(get(s.base), s.name, s.via),
-    Item: lambda s, call, get: _item(get(s.base), s.key),
-    TypeOf: lambda s, call, get: type(get(s.base)),
-    TensorProperty: lambda s, call, get: _property(get(s.base), s.name, s.dim),
+EVALUATE: dict[type, Callable[[Any, Call, Any], Any]] = {  # the last argument is the value of the source's base
+    Local: lambda s, call, base: call.locals.get(s.name, MISSING),
+    Global: lambda s, call, base: _eval_global(s, call),
+    Cell: lambda s, call, base: _cell_value(call.closure[s.name]) if s.name in call.closure else MISSING,
+    FixedObject: lambda s, call, base: s.value,
+    Attr: lambda s, call, base: _attribute(base, s.name, s.via),
+    Item: lambda s, call, base: _item(base, s.key),
+    TypeOf: lambda s, call, base: type(base),
+    TensorProperty: lambda s, call, base: _property(base, s.name, s.dim),
 }
 
 
 def evaluate(source: Source, call: Call) -> Any:
     """The value a source has in this call; MISSING where there is none."""
-    if getattr(source, "base", None) is not None and evaluate(source.base, call) is MISSING:  # type: ignore[attr-defined]
-        return MISSING
-    return EVALUATE[type(source)](source, call, lambda s: evaluate(s, call))
+    base = getattr(source, "base", None)
+    value = None if base is None else evaluate(base, call)
+    return MISSING if value is MISSING else EVALUATE[type(source)](source, call, value)
 
 
 def same_constant(a: Any, b: Any) -> bool:
