@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import compiler as _compiler  # noqa: F401  (sets what C asks under a stance, under other tracers, of discarded parameters)
 from .backends.registry import resolve_backend
 from .capture import _frame
 from .capture.dispatch import BackendFailed, ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher

@@ -1,6 +1,8 @@
 """Frozen weights: shared, repacked when something changes, discarded when asked; what the user is told."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -87,3 +89,30 @@ def test_discarding_needs_freezing() -> None:
         torchsmith.compile(m, options={"freezing_discard_parameters": True})(x)
     assert type(m[0].weight) is nn.Parameter
     gc.collect()
+
+
+FRESH = """
+import torch, torchsmith
+from torch.utils._python_dispatch import TorchDispatchMode
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        seen.append(func)
+        return func(*args, **(kwargs or {}))
+seen, x = [], torch.randn(4, 256)
+m = torch.nn.Linear(256, 256).eval()
+with torch.no_grad():
+    want = m(x)
+    f = torchsmith.compile(m, options={"freezing": True, "freezing_discard_parameters": True})
+    for _ in range(3):
+        torch.testing.assert_close(f(x), want)
+    g = torchsmith.compile(lambda x: x.sin())
+    g(x)
+    with Mode():
+        g(x)
+assert seen, "a dispatch mode saw nothing"
+"""
+
+
+def test_compile_alone_sets_everything_up() -> None:
+    """Discarded parameters and other tracers are known without torchsmith.compiler having been touched."""
+    subprocess.run([sys.executable, "-c", FRESH], check=True)
