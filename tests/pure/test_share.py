@@ -11,6 +11,7 @@ from emit_harness import launch, value
 from program_kit import Kit, f, random
 
 from torchsmith.emit.c import emit_kernel
+from torchsmith.emit.host import packing_key
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Const, Expr, Load, Op, const, op, walk
 from torchsmith.ir.kernel import expressions
@@ -160,3 +161,31 @@ def test_the_shared_kernel_computes_what_each_did(seed: int, constant: bool) -> 
     p = share_kernels(products(*sizes, constant=constant), Options())
     wants = {f"y{i}": lambda a, i=i: a[f"x{i}"].astype(np.float64) @ a[f"w{i}"] for i in range(3)}  # type: ignore[misc]
     agree(p, wants, seed)
+
+
+def test_operands_whose_k_is_divided_are_told_apart_by_arguments() -> None:
+    """y[m, n] = sum over k of x[m, k] * w[k // 4, k % 4, n], w read where it lies: k's step is a sum only while w's strides are known."""
+    kit = Kit()
+    for j, n in enumerate((64, 128)):
+        x, w = kit.input(f"x{j}", (16, 16)), kit.input(f"w{j}", (4, 4, n))
+
+        def value(a: Expr, b: Expr, x=x, w=w) -> Expr:  # type: ignore[no-untyped-def]
+            return kit.fold((16,), 0.0, lambda k: op("mul", x(a, k), w(op("floordiv", k, const(4)), op("mod", k, const(4)), b)))
+
+        kit.stage(f"y{j}", (16, n), value, out=True)
+    after = share_kernels(planned(kit, "y0", "y1"), Options())
+    verify_plan(after)
+    assert len(set(contractions(after))) == 1
+    agree(after, {f"y{j}": lambda a, j=j: a[f"x{j}"].astype(np.float64) @ a[f"w{j}"].reshape(16, -1) for j in range(2)}, seed=1)  # type: ignore[misc]
+
+
+def test_packing_with_other_arguments_is_other_packing() -> None:
+    """Two graphs share what they prepared where their keys are equal."""
+
+    def key(*sizes: tuple[int, int, int]) -> str:
+        p = share_kernels(products(*sizes), Options())
+        return packing_key(p, [f"k{i}" for i in range(len(p.kernels))])
+
+    first, second = (28, 33, 20), (28, 40, 20)
+    assert key(first, second) == key(first, second)
+    assert key(first, second) != key(second, first)

@@ -585,7 +585,8 @@ def packing_key(plan: Plan, kernel_names: Sequence[str]) -> str:
     for step in plan.prepare:
         host.step(step)
     place = {i: n for n, i in enumerate(plan.consts)}  # other graphs may have other inputs before them
-    text = re.sub(r"\bin\[(\d+)\]", lambda m: f"const[{place[int(m[1])]}]", "\n".join(host.lines))
+    tables = (f"{name} {values}" for values, name in host.tables.items())  # arguments of launches are told by the name of their table
+    text = re.sub(r"\bin\[(\d+)\]", lambda m: f"const[{place[int(m[1])]}]", "\n".join((*host.lines, *tables)))
     return hashlib.sha256(f"{plan.state} {len(place)}\n{text}".encode()).hexdigest()[:32]
 
 

@@ -361,8 +361,6 @@ def _straighten(kernel: Kernel) -> Kernel:
     """Places whose divisions cancel are written as sums: x[(16 i + j // 4) // n, (16 i + j // 4) % n, j % 4] -> x[64 i + j].
 
     They cancel as long as strides and divisors are the program's own numbers and sizes: as arguments they would have nothing in common."""
-    if any(_has_block(s) for s in kernel.body):
-        return kernel
     accesses = list(dict.fromkeys(access for s in kernel.body for access in _accesses(s)))
     places: dict[str, dict[tuple[Expr, ...], tuple[Expr, ...]]] = {}
     for p in kernel.params:
