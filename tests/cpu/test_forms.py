@@ -164,6 +164,19 @@ def test_phases_channels_last(dtype: torch.dtype) -> None:
     check_seeds(phases, dtype, 10)
 
 
+def test_a_transposed_convolution_of_stride_1_is_the_kernel_of_a_convolution() -> None:
+    """Also over rows of memory: its taps and rows join, though its bounds were written with the taps subtracted."""
+    options = {"force_disable_caches": True}  # what kernels are made is the question
+    for taps, p in ((3, 1), (1, 0)):
+        x = R(2, 32, 14, 14).contiguous(memory_format=torch.channels_last)
+        w, v = torch.nn.Parameter(R(32, 32, taps, taps)), torch.nn.Parameter(R(32, 32, taps, taps))
+        with torch.no_grad():
+            torchsmith.compiler.reset()
+            both = lambda x, p=p, w=w, v=v: F.conv_transpose2d(F.conv2d(x, w, padding=p), v, padding=p)
+            done = torchsmith.explain(both, options=options)(x)
+        assert done.graphs[0].kinds.count("contraction") == 1
+
+
 def test_missing_taps_meet_no_infinity() -> None:
     x = R(2, 8, 5, 6)
     x[0, 3, 2, 2], x[1, 1, 0, 5] = float("inf"), float("nan")

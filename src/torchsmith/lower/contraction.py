@@ -142,7 +142,7 @@ def _transposed(
             tests: list[Expr] = []
             where, taps = [], []
             for i, (y, j) in enumerate(zip(spatial, k[1:], strict=True)):
-                tap, place, live = phases[i][1](y, j)
+                tap, place, live = phases[i][1](y, phases[i][0] - 1 - j)  # the last tap first: it reads the image forwards
                 tests += [*live, op("ge", place, ZERO), op("lt", place, x.shape[2 + i])]
                 taps.append(tap)
                 where.append(place)

@@ -100,8 +100,7 @@ def contraction_kernels(
 
 def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kernel, ...], Contraction, dict[str, Buffer]]:
     """`c` with rows and taps joined where they lie behind each other, after a copy with padding where that pays; and its buffers."""
-    c, seen = merge_rows(c, buffers)
-    c = drop_sure(c)
+    c, seen = merge_rows(drop_sure(c), buffers)
     narrow, pairs = narrow_k(c, seen), has_pairs(c)
     if pairs and lies_plain(narrow, seen):
         return (), join_taps(narrow, seen), seen
