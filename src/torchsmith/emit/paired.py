@@ -43,29 +43,27 @@ static inline void amx_end(int *on) { if (*on) __asm__ volatile("tilerelease" : 
 #endif
 """
 
-COPY = """static __attribute__((noinline)) void side_by_side(u16 *g, i64 pitch, const u16a *a, i64 step, i64 rows, const i64 *at, i64 taps, i64 n) {
-  /* g[m][0, pitch) = n elements from each of the `taps` places of row m of a, then zeros; g has room for 32 elements more */
-#ifdef __AVX512BW__
-  u32 rest = (u32)(n % 32 ? (1u << n % 32) - 1 : 0);
-#endif
-  for (i64 m = 0; m < rows; m++, g += pitch, a += step) {
-    u16 *q = g;
-    __builtin_memset(g + pitch - 32, 0, 64);
-    for (i64 t = 0; t < taps; t++, q += n) {
-      const u16a *p = a + at[t];
-#ifdef __AVX512BW__
-      i64 k = 0;
-      for (; k + 32 <= n; k += 32) __builtin_memcpy(q + k, p + k, 64);
-      if (rest) /* what is written behind is zeros */
-        __asm__("kmovd %2, %%k1; vmovdqu16 (%1), %%zmm31%{%%k1%}%{z%}; vmovdqu16 %%zmm31, (%0)"
-                : : "r"(q + k), "r"(p + k), "r"(rest) : "memory", "xmm31", "k1");
-#else
-      __builtin_memcpy(q, p, (unsigned long)n * 2);
-#endif
-    }
-  }
-}
-"""
+def copy_function(n: int) -> tuple[str, str]:
+    """g[m][0, pitch) = n elements from each of the `taps` places of row m of a, then zeros; g has room for 32 elements more. A rest of n is
+    moved in the narrowest vector that holds it, under a mask, so that what is written behind it is zeros until the next piece comes."""
+    rest = n % DEEP
+    width, register = next((w, r) for w, r in ((8, "xmm"), (16, "ymm"), (32, "zmm")) if rest <= w)
+    name = f"side_by_side_{width if rest else 0}{'_long' if n >= DEEP else ''}"
+    whole = "      for (i64 k = 0; k < n / 32; k++, p += 32, q += 32) __builtin_memcpy(q, p, 64);\n" if n >= DEEP else ""
+    move = (
+        f'      __asm__("kmovd %2, %%k1; vmovdqu16 (%1), %%{register}31%{{%%k1%}}%{{z%}}; vmovdqu16 %%{register}31, (%0)"\n'
+        '              : : "r"(q), "r"(p), "r"(mask) : "memory", "xmm31", "k1");\n'
+    )
+    return name, (
+        f"static __attribute__((noinline)) void {name}(u16 *g, i64 pitch, const u16a *a, i64 step, i64 rows, const i64 *at, i64 taps, i64 n) {{\n"
+        "  u32 mask = (u32)((1u << n % 32) - 1); (void)mask;\n"
+        "  for (i64 m = 0; m < rows; m++, g += pitch, a += step) {\n"
+        "    u16 *q = g;\n    __builtin_memset(g + pitch - 32, 0, 64);\n"
+        "    for (i64 t = 0; t < taps; t++, q += n % 32) {\n      const u16a *p = a + at[t];\n"
+        f"#if defined(__AVX512BW__) && defined(__AVX512VL__)\n{whole}{move if rest else ''}"
+        "#else\n      __builtin_memcpy(q, p, (unsigned long)n * 2); q += n / 32 * 32;\n#endif\n    }\n  }\n}\n"
+    )
+
 
 DOT = """typedef u16 xpairs __attribute__((vector_size(64)));
 typedef xpairs xpairsu __attribute__((aligned(2), may_alias));
@@ -227,7 +225,8 @@ def _kept(self: Emitter, s: Paired, size: int, key: str, fill: Callable[[str], N
 
 def _copy_all(self: Emitter, s: Paired) -> str:
     """The rows of all taps side by side; the name of the copy."""
-    self.functions.setdefault("side_by_side", COPY)
+    copying, text = copy_function(s.depth)
+    self.functions.setdefault(copying, text)
     base, pitch = self.base(s.a.buf)[0], _pitch(s)
     zeros: dict[Expr, Expr] = {x: const(0) for x, _ in s.taps}
     first = substitute(s.a, zeros)
@@ -240,7 +239,7 @@ def _copy_all(self: Emitter, s: Paired) -> str:
         self.line(f"{at}[{count}++] = {_of_a(self, s)};")
         for _ in range(blocks):
             self.close()
-        self.line(f"side_by_side({g}, {pitch}, {base}, {_step(self, s)}, {self.emit(s.live).text}, {at}, {count}, {s.depth});")
+        self.line(f"{copying}({g}, {pitch}, {base}, {_step(self, s)}, {self.emit(s.live).text}, {at}, {count}, {s.depth});")
 
     return _kept(self, s, s.rows * pitch, f"{base} + {_place(self, first, [s.m, s.k])}", fill)
 
@@ -299,11 +298,12 @@ def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str) -> None:
     blocks = _tap_loops(self, s)
     a, b = f"{self.base(s.a.buf)[0]} + {_of_a(self, s)}", f"{base} + {_of_b(self, s)}"
     if rest:
-        self.functions.setdefault("side_by_side", COPY)
+        copying, text = copy_function(rest)
+        self.functions.setdefault(copying, text)
 
         def fill(g: str) -> None:
             self.line(f"const i64 end_{g}[1] = {{{DEEP * whole}}};")
-            self.line(f"side_by_side({g}, {DEEP}, {a}, {step}, {live}, end_{g}, 1, {rest});")
+            self.line(f"{copying}({g}, {DEEP}, {a}, {step}, {live}, end_{g}, 1, {rest});")
 
         if blocks:
             g = self.fresh("g")

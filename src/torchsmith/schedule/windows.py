@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..ir import dtype as dt
 from ..ir.expr import Axis, Const, Expr, Load, Op, const, op, substitute, walk
 from ..ir.linear import conjuncts, const_of, linear, range_of
 from ..ir.program import Buffer, Layout, Stage, Store
@@ -21,6 +22,7 @@ from .deps import estimate
 from .tiling import LANES
 
 COPIED = 2  # most elements of the copy for one of the image; beyond, most of it is padding
+PAIRED = 4  # the same of bfloat16: without rows that lie plain it is widened to float32, which takes several times as long
 WORTH = 2  # times that an element is read, by vectors of columns
 SMALL = 4096  # elements that may be copied whatever they were
 
@@ -97,7 +99,8 @@ def with_padding(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None
         return None
     size = math.prod(hi - lo + 1 for lo, hi in spans)
     reads = math.prod(estimate(e) for _, e in (*c.batch, *c.rows, *c.taps, c.k)) * -(-estimate(c.n[1]) // LANES)
-    if size > COPIED * _product([*source.shape]) + SMALL or reads < WORTH * size:
+    most = PAIRED if a.dtype is dt.bf16 else COPIED
+    if size > most * _product([*source.shape]) + SMALL or reads < WORTH * size:
         return None  # mostly padding, or hardly used again
     other = [t for t in conjuncts(a.mask) if not _is_bound(t, a, source)]
     if any(x in (c.k[0], c.rows[-1][0]) for t in other for x in walk(t)) or a.other not in (None, Const(a.dtype, 0.0)):
