@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from test_aot import Perceptron, exported
 
+import torchsmith
 from torchsmith import aot
 from torchsmith.codes import Unsupported
+from torchsmith.export import export
 from torchsmith.runtime.package import PackageError
 
 Dim = torch.export.Dim
@@ -52,6 +56,67 @@ def test_buffers_change(tmp_path: Path, decomposed: bool) -> None:
     for _ in range(3):
         for got, want in zip(reference(*args), fresh(*args), strict=True):
             torch.testing.assert_close(got, want)
+
+
+class Cached(torch.nn.Module):
+    """Attention steps whose keys and values lie in buffers of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24)
+        self.register_buffer("keys", torch.zeros(2, 2, 16, 4))
+        self.register_buffer("values", torch.zeros(2, 2, 16, 4))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.view(2, -1, 2, 4).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        self.keys.index_copy_(2, at, k)
+        self.values.index_copy_(2, at, v)
+        mask = torch.arange(16)[None, :] <= at[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
+
+
+CACHE_LOADERS = {"ours": aot.load_package, "arrays": aot.load_package, "torch": torch._inductor.aoti_load_package}
+
+
+@pytest.mark.parametrize("road", CACHE_LOADERS)
+def test_key_value_cache_in_buffers(tmp_path: Path, road: str) -> None:
+    """A call sees what earlier ones wrote; two models of one file do not share; new weights keep the cache, load_constants resets it."""
+    model = Cached().eval().requires_grad_(False)
+    t = torchsmith.export.Dim("t", min=1, max=16)
+    program = export(copy.deepcopy(model), (torch.randn(2, 3, 8), torch.arange(3)), dynamic_shapes={"x": {1: t}, "at": {0: t}})
+    path = aot.compile_and_package(program, package_path=tmp_path / "model.pt2")
+    inputs = [torch.randn(2, n, 8) for n in (3, 1, 1, 2)]
+
+    def steps(run: Any, start: int = 0) -> list[torch.Tensor]:
+        out = []
+        for x in inputs:
+            out.append(run(x, torch.arange(start, start + x.shape[1])))
+            start += x.shape[1]
+        return out
+
+    def runner(loaded: Any) -> Any:
+        if road != "arrays":
+            return loaded
+        return lambda *args: torch.from_numpy(numpy.asarray(loaded.run_flat([a.numpy() for a in args])[0]))
+
+    one, two = (CACHE_LOADERS[road](path) for _ in range(2))
+    eager = copy.deepcopy(model)
+    for run, module in ((one, eager), (two, copy.deepcopy(model))):  # the second model's cache is empty
+        for got, want in zip(steps(runner(run)), steps(module), strict=True):
+            torch.testing.assert_close(got, want)
+    new = {"qkv.weight": torch.randn(24, 8), "qkv.bias": torch.randn(24)}
+    eager.load_state_dict(new, strict=False)
+    one.load_constants(new, check_full_update=False)
+    for got, want in zip(steps(runner(one), 7), steps(eager, 7), strict=True):  # positions 0 to 6 hold what was written before
+        torch.testing.assert_close(got, want)
+    one.load_constants({"keys": torch.zeros(2, 2, 16, 4), "values": torch.zeros(2, 2, 16, 4)}, check_full_update=False)
+    fresh = copy.deepcopy(model)
+    fresh.load_state_dict(new, strict=False)
+    for got, want in zip(steps(runner(one)), steps(fresh), strict=True):
+        torch.testing.assert_close(got, want)
+    one.load_constants(dict(model.state_dict()), check_full_update=True)
+    for got, want in zip(steps(runner(one)), steps(copy.deepcopy(model)), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_inputs_are_written(tmp_path: Path) -> None:

@@ -342,3 +342,23 @@ def test_torch_export(tmp_path):
         with pytest.raises(ValueError, match=r"\[1, 9\]"):
             module(torch.randn(10, 4), k=3)
         program.module().h.zero_()
+
+
+def test_dims_of_torch_export_are_taken():
+    """Named, bounded, derived and hinted: as ours."""
+    theirs = torch.export.Dim
+    b, c = theirs("b"), theirs("c", min=2, max=9)
+
+    class Three(nn.Module):
+        def forward(self, x, y, z):
+            return x * 2, y + 1, z - 1
+
+    args = (torch.randn(3, 4), torch.randn(4, 9), torch.randn(5, 2))
+    shapes = {"x": {0: b, 1: c}, "y": {0: c, 1: 2 * c + 1}, "z": {0: theirs.AUTO(min=2), 1: theirs.STATIC}}
+    program = export(Three(), args, dynamic_shapes=shapes)
+    assert {k: str(v) for k, v in program.range_constraints.items() if k in "bc"} == {"b": "[1, inf]", "c": "[2, 9]"}
+    assert [tuple(t.shape) for t in program.module()(torch.randn(1, 2), torch.randn(2, 5), torch.randn(7, 2))] == [(1, 2), (2, 5), (7, 2)]
+    wrong = (torch.randn(1, 2), torch.randn(2, 6)), (torch.randn(1, 10), torch.randn(10, 21)), (*args[:2], torch.randn(1, 2))
+    for bad in ((*some, args[2])[:3] for some in wrong):
+        with pytest.raises((ValueError, RuntimeError)):
+            program.module()(*bad)

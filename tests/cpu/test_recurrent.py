@@ -180,3 +180,30 @@ def test_steps_are_stages_of_their_own() -> None:
     at = next(i for i, e in enumerate(program.body) if isinstance(e, Repeat))
     first = program.body[0]
     assert at > 0 and isinstance(first, Stage) and len(first.axes) == 3
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.head(nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
+
+
+def test_packed_sequences() -> None:
+    """compile runs what packs eagerly and says so; export refuses it by the user's line; a packed argument likewise."""
+    model = Packed().eval().requires_grad_(False)
+    x = torch.randn(3, 6, 4)
+    compiled = torchsmith.compile(model)
+    for lengths in (torch.tensor([6, 2, 4]), torch.tensor([1, 6, 3]), torch.tensor([2, 2, 2])):
+        torch.testing.assert_close(compiled(x, lengths), model(x, lengths))
+    with pytest.raises(torchsmith.Unsupported, match=r"test_recurrent.py:\d+.*GRA009.*_pack_padded_sequence"):
+        torchsmith.export.export(model, (x, lengths))
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    lstm = nn.LSTM(4, 5, batch_first=True).eval().requires_grad_(False)
+    torch.testing.assert_close(torchsmith.compile(lstm)(packed)[0].data, lstm(packed)[0].data)
+    with pytest.raises(torchsmith.Unsupported, match="AOT062"):
+        torchsmith.export.export(lstm, (packed,))

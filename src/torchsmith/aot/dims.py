@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 
 from torch.utils import _pytree as pytree
 
-from ..codes import define
+from ..codes import Unsupported, define
 from ..graph.declared import DeclaredSize, DeclaredSymbol
 
 define("AOT060", "dynamic_shapes does not fit the arguments", "give it the arguments' structure, with {dimension: Dim} at each tensor")
+define("AOT062", "an argument is a container that torch can take apart but not put together around other values",
+       "give the tensors it holds as arguments of their own")
 define("AOT061", "a declared dimension cannot take all the sizes it was declared for", "change the declaration or the program")
 
 
@@ -99,6 +101,21 @@ def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[D
     return tuple(Dim(name, min=min, max=max) for name in names)
 
 
+def ours(row: Any) -> Any:
+    """torch.export's Dim, derived dimension or hint as ours (by its attributes: that module is not imported); anything else as it is.
+
+    Its Dim keeps an unstated minimum as 0 and an unstated maximum as an infinity that is no int.
+    """
+    if type(row).__module__ != "torch.export.dynamic_shapes":
+        return row
+    if hasattr(row, "fn"):
+        shift = row.fn(0)
+        return Derived(ours(row.root), row.fn(1) - shift, shift)
+    if hasattr(row, "type"):
+        return Hint(row.type.name.lower(), row.min, row.max)
+    return Dim(row.__name__, min=row.min or None, max=row.max if type(row.max) is int else None)
+
+
 Declared = dict[int, dict[int, DeclaredSize]]  # number of a flat leaf -> {dimension: size}
 
 
@@ -116,7 +133,10 @@ def read_shapes(
     with an entry for every dimension, or None. Raises ValueError naming the argument.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    numbered_args, numbered_kwargs = pytree.tree_unflatten(list(range(len(leaves))), spec)
+    try:
+        numbered_args, numbered_kwargs = pytree.tree_unflatten(list(range(len(leaves))), spec)
+    except Exception as e:  # a constructor of the user's or of torch's (PackedSequence) that looks at what it is given
+        raise Unsupported("AOT062", detail=f"{type(e).__name__}: {e}") from e
     bound = inspect.signature(forward).bind(*numbered_args, **numbered_kwargs).arguments
     named: dict[str, Any] = {}
     for p in inspect.signature(forward).parameters.values():
@@ -187,6 +207,7 @@ class _Reader:
                 self.declared.setdefault(number, {})[d % rank] = size
 
     def size(self, row: Any, where: str, now: int) -> DeclaredSize | None:
+        row = ours(row)
         if row is None or (isinstance(row, Hint) and row.kind == "static"):
             return None
         if isinstance(row, bool):

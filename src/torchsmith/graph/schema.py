@@ -65,6 +65,8 @@ FUNCTIONAL_OPS = {
 
 # Views whose schema promises that nobody writes the original; in eager they alias it all the same.
 UNSAFE_VIEWS = frozenset({aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default})
+# Operators whose results' shapes depend on data although torch does not tag them so: the lengths of packed sequences.
+DATA_SHAPED = frozenset({aten._pack_padded_sequence.default, aten._pad_packed_sequence.default})
 # In-place operators that change what a tensor shows, not what memory holds -> the view they make.
 GEOMETRY = {
     aten.transpose_.default: aten.transpose.int,
@@ -109,7 +111,7 @@ def info(op: OpOverload) -> OpInfo:
         out=out,
         is_view=op in UNSAFE_VIEWS or (not writes and any(r.alias_info is not None for r in schema.returns)),
         functional=find_functional(op, frozenset(out)) if writes else None,
-        is_data_shaped=torch.Tag.dynamic_output_shape in tags,
+        is_data_shaped=torch.Tag.dynamic_output_shape in tags or op in DATA_SHAPED,
         is_value_needed=torch.Tag.data_dependent_output in tags,
         is_random=torch.Tag.nondeterministic_seeded in tags,
         is_composite=op._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"),
