@@ -175,6 +175,14 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     keep = static_base(c, n->base);
     v = own_attribute(c, n->base, base, n->key, keep);
     break;
+  case NODE_OWN_DICT: {
+    PyObject **slot = _PyObject_GetDictPtr(base);
+    if (!slot || !*slot) return NULL;
+    keep = static_base(c, n->base);
+    if (keep) note_object_dict(c, n->base, base, slot, *slot);
+    v = *slot;
+    break;
+  }
   case NODE_MODULE_DICT: {
     keep = static_base(c, n->base);
     PyObject *d = own_attribute(c, n->base, base, n->extra, keep);

@@ -85,13 +85,23 @@ int ts_tensor_dims(PyObject *obj, int *ndim, const int64_t **sizes, const int64_
 
 int ts_tensor_offset(PyObject *obj, int64_t *out) { return T.offset(handle_of(obj), out) ? -1 : 0; }
 
+/* As below, from raw fields. A large model has hundreds of parameters that are compared on every call. */
+static inline int raw_check(const TensorGuard *g, PyObject *obj) {
+  char *impl = impl_of(obj);
+  const int64_t *want = g->dims, *sizes = raw_dims(impl, g->ndim, 0), *strides = raw_dims(impl, g->ndim, 1);
+  uint16_t device = (uint16_t)((uint8_t)g->device_type | (uint16_t)(uint8_t)g->device_index << 8);
+  if (*(uint64_t *)(impl + T.o_keys) != g->keys || *(uint16_t *)(impl + T.o_dtype) != (uint16_t)g->dtype ||
+      *(uint16_t *)(impl + T.o_device) != device || *(int64_t *)(impl + T.o_dims) != g->ndim)
+    return 0;
+  for (int i = 0; i < g->ndim; i++)
+    if ((sizes[i] != want[i] && want[i] != TS_ANY) || (strides[i] != want[g->ndim + i] && want[g->ndim + i] != TS_ANY)) return 0;
+  return 1;
+}
+
 int ts_tensor_check(const TensorGuard *g, PyObject *obj) {
   if (Py_TYPE(obj) != g->type && !(T.discarded && Py_TYPE(obj) == T.discarded && g->type == T.discarded->tp_base)) return 0;
   if (T.raw) {
-    char *impl = impl_of(obj);
-    if (*(uint64_t *)(impl + T.o_keys) != g->keys) return 0;
-    if (*(uint16_t *)(impl + T.o_dtype) != (uint16_t)g->dtype) return 0;
-    if (*(int8_t *)(impl + T.o_device) != (int8_t)g->device_type || *(int8_t *)(impl + T.o_device + 1) != (int8_t)g->device_index) return 0;
+    if (!raw_check(g, obj)) return 0;
   } else {
     uint64_t keys;
     int32_t dtype, type, index;
@@ -100,8 +110,6 @@ int ts_tensor_check(const TensorGuard *g, PyObject *obj) {
     if (dtype != g->dtype || type != g->device_type || index != g->device_index) return 0;
     if (keys_slow(obj, &keys) < 0) return -1;
     if (keys != g->keys) return 0;
-  }
-  if (g->ndim >= 0) {
     int n;
     const int64_t *sizes, *strides;
     if (ts_tensor_dims(obj, &n, &sizes, &strides) < 0) { PyErr_Clear(); return 0; }

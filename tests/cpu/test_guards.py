@@ -548,3 +548,27 @@ def test_a_long_path_is_walked_once():
         source = Attr(source, "next", "instance")
     assert guards.evaluate(source, Call({"x": root}, {}, {})) is node
     assert guards.evaluate(Attr(Attr(source, "gone", "instance"), "next", "instance"), Call({"x": root}, {}, {})) is guards.MISSING
+
+
+def test_an_objects_own_dict_is_read_without_asking_its_class():
+    asked = []
+
+    class Curious:
+        def __getattribute__(self, name):
+            asked.append(name)
+            return object.__getattribute__(self, name)
+
+    x = Curious()
+    x.a = 1
+    own = Attr(SELF, "__dict__", "own")
+    c = Call1([Guard(own, "type", dict), Guard(own, "missing", "b"), Guard(Item(own, "a"), "equals", 1)], self_=x)
+    asked.clear()
+    assert c.check() and not asked
+    x.b = 2
+    assert not c.check()
+    x.__dict__ = {"a": 1}
+    assert c.check()
+    x.__dict__ = {"a": 2}
+    assert not c.check()
+    c.self_ = 5
+    assert not c.check()

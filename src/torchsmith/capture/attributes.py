@@ -122,7 +122,7 @@ def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -
                 return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
         if _dict_of(obj) is not None and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
-            base = track.source if not issubclass(type(obj), dict) else Attr(track.source, "__dict__", "getattr")
+            base = track.source if not issubclass(type(obj), dict) else Attr(track.source, "__dict__", "own")
             world.guard(base, "missing", name)
     else:
         d = _dict_of(obj)

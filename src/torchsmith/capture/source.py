@@ -69,11 +69,12 @@ class FixedObject(Source):
 @dataclass(frozen=True, slots=True)
 class Attr(Source):
     """`base.name`. `via` says how it is read: "instance" (obj.__dict__), "param"/"buffer"/"module" (nn.Module's dictionaries),
-    "type" (a class attribute), "slot" (member descriptor), "getattr" (generic lookup)."""
+    "type" (a class attribute), "slot" (member descriptor), "own" (`__dict__`, whatever the class makes of that name), "getattr" (generic
+    lookup)."""
 
     base: Source
     name: str
-    via: Literal["instance", "param", "buffer", "module", "type", "slot", "getattr"] = "getattr"
+    via: Literal["instance", "param", "buffer", "module", "type", "slot", "own", "getattr"] = "getattr"
 
     def __str__(self) -> str:
         return f"{self.base}.{self.name}"

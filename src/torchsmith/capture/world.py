@@ -209,7 +209,7 @@ class World:
     def dict_of(self, track: Track) -> Any:
         """An outside object's __dict__; what was written to the object is in its image."""
         d = own_dict(track.obj)
-        self.wrap(d, Attr(track.source, "__dict__", "getattr"))
+        self.wrap(d, Attr(track.source, "__dict__", "own"))
         if track.attrs:
             inner = self.tracks[id(d)]
             if inner.image is None:
