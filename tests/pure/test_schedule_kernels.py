@@ -305,6 +305,30 @@ def test_equal_kernels_have_equal_text() -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize(("first", "is_cut"), [(1024, True), (512, True), (1000, False)])
+def test_joined_parts_are_read_by_loops_without_masks(first: int, is_cut: bool) -> None:
+    """x and z behind each other along the vector axis: where the border is a border of blocks no lane is masked."""
+    from torchsmith.emit.c import emit_kernel
+
+    k = Kit()
+    k.input("x", (3, first))
+    k.input("z", (3, 1024))
+
+    def at(i: Expr, j: Expr) -> Expr:
+        below, rest = op("lt", j, const(first)), op("ge", j, const(first))
+        other = Load("z", F32, (i, j - first), rest, f(0))
+        return op("where", below, Load("x", F32, (i, j), below, f(0)), other)
+
+    k.stage("y", (3, first + 1024), at, out=True)
+    data = {"x": random((3, first)), "z": random((3, 1024), 1)}
+    scheduled = form_kernels(k.program("y"), Options())
+    np.testing.assert_array_equal(run(scheduled, data)["y"], np.concatenate([data["x"], data["z"]], 1))
+    (kernel,) = scheduled.body
+    assert isinstance(kernel, Kernel)
+    text = emit_kernel(kernel)
+    assert ("ldm_" in text[text.index("void TS_KERNEL") :]) is not is_cut
+
+
 @pytest.mark.parametrize(("extent", "itemsize", "step"), [(1024, 4, 1040), (512, 8, 520), (2048, 2, 2080)])
 def test_rows_do_not_share_a_set_of_the_cache(extent: int, itemsize: int, step: int) -> None:
     d = {2: dt.bf16, 4: dt.f32, 8: dt.f64}[itemsize]

@@ -5,9 +5,10 @@ In: a Draft and the layouts of its buffers. Out: axes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
-from ..ir.expr import Axis, Expr, Fold, const, op, substitute, walk
+from ..ir.expr import Axis, Expr, Fold, Op, const, op, substitute, walk
 from ..ir.kernel import Let, StoreStmt
 from ..ir.linear import const_of
 from ..ir.program import Buffer
@@ -18,6 +19,7 @@ from .draft import Draft, Nest, exprs_of
 LANES = 16
 GRAIN = 16384  # element operations of one grid item, where an axis is cut into blocks
 BLOCK = 4096  # elements of a long vector loop that one grid item takes
+PIECE = 512  # elements between two bounds of an axis from which on a loop of their own pays
 GATHER = 14.0  # a strided vector load against a contiguous one
 
 
@@ -43,6 +45,33 @@ def split_axes(d: Draft, names: Iterator[int]) -> None:
         d.map(lambda e, t=table: substitute(e, t))  # type: ignore[misc]
         known = d.extents()
         d.map(lambda e, k=known, m=memo: simplify(e, k, m))  # type: ignore[misc]
+
+
+def cut_axes(d: Draft, names: Iterator[int]) -> None:
+    """a < 4096 ? x[a] : y[a - 4096] -> a = hi * 4096 + lo, hi < 1 ? x[lo] : y[..]: what held lane by lane holds for whole loops.
+
+    A vector whose lanes are all masked is not free: where its address lies outside of what is mapped, each load is a trap in the processor.
+    """
+    for a, extent in list(d.outer):
+        n, bounds = const_of(extent), _bounds_of(a, d.roots())
+        piece = math.gcd(n or 1, *bounds.values()) if bounds else 1
+        if n is None or piece < PIECE or piece % LANES or piece == n:
+            continue
+        hi, lo = Axis(f"c{next(names)}"), Axis(f"c{next(names)}")
+        tests: dict[Expr, Expr] = {e: op("lt" if e.name in ("lt", "le") else "ge", hi, const(at // piece)) for e, at in bounds.items()}
+        whole: dict[Expr, Expr] = {a: op("add", op("mul", hi, const(piece)), lo)}
+        parts = [(hi, const(n // piece)), (lo, const(piece))]
+        d.outer = [y for x in d.outer for y in (parts if x[0] is a else [x])]
+        d.map(lambda e, t=tests, w=whole: substitute(substitute(e, t), w))  # type: ignore[misc]
+
+
+def _bounds_of(axis: Axis, roots: list[Expr]) -> dict[Op, int]:
+    """Comparisons of `axis` alone with a number, and the first position on their other side."""
+    out: dict[Op, int] = {}
+    for e in walk(*roots):
+        if isinstance(e, Op) and e.name in ("lt", "le", "gt", "ge") and e.args[0] is axis and const_of(e.args[1]) is not None:
+            out[e] = (const_of(e.args[1]) or 0) + (e.name in ("le", "gt"))
+    return out
 
 
 def collapse(d: Draft, buffers: Mapping[str, Buffer], names: Iterator[int]) -> None:

@@ -15,7 +15,7 @@ from ..ir.linear import const_of
 from ..ir.program import Buffer
 from . import deps
 from .access import collect, map_folds, simplify
-from .axes import block_size, choose_outer_vector, collapse, is_column, order_axes, split_axes, vector_cost
+from .axes import block_size, choose_outer_vector, collapse, cut_axes, is_column, order_axes, split_axes, vector_cost
 from .deps import estimate, free_axes, numel
 from .draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
 from .folds import dedupe, merge_folds, share_rows, tidy_fold
@@ -37,6 +37,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
     d.map(lambda e: simplify(e, known, memo))
     split_axes(d, names)
     collapse(d, buffers, names)
+    cut_axes(d, names)
     fold_memo: dict[Expr, Expr] = {}
     d.map(lambda e: map_folds(e, lambda f: tidy_fold(f, buffers), fold_memo))
     d.seq = merge_folds(dedupe(d.seq))
