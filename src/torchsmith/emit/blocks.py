@@ -31,12 +31,14 @@ _PART = {"f32": "(turned_f32)__builtin_ia32_loadups512_mask((const float *)({0})
 TURNED = frozenset(_WHOLE)
 
 
-def product_function(rows: int, vectors: int, pitch: int, kb: str, sm: str, ka: str, add: bool) -> tuple[str, str]:
-    """(name, C text) of one column of register tiles. Strides are C literals, or "" where they are only known in the call."""
+def product_function(rows: int, vectors: int, pitch: int, kb: str, sm: str, ka: str, add: bool, lanes: int = LANES) -> tuple[str, str]:
+    """(name, C text) of one column of register tiles. Strides are C literals, or "" where they are only known in the call. `lanes`: of
+    the kernel's vectors; beside 8-byte elements two of them are a column of 16."""
     known = "_".join(x or "n" for x in (str(pitch), kb, sm, ka))
     name = f"product_{rows}x{vectors}_{known}{'_add' if add else ''}"
     rest = "".join(f", i64 {p}" for p, value in (("kb", kb), ("sm", sm), ("ka", ka)) if not value)
     kb, sm, ka = kb or "kb", sm or "sm", ka or "ka"
+    vectors *= LANES // lanes
     acc = [[f"c{m}_{v}" for v in range(vectors)] for m in range(rows)]
     lines = [
         f"static __attribute__((noinline)) void {name}(f32a *c, const f32a *a, const f32a *b, i64 rows, i64 n{rest}) {{",
@@ -46,14 +48,14 @@ def product_function(rows: int, vectors: int, pitch: int, kb: str, sm: str, ka: 
         *(f"    xf32 {', '.join(f'{c} = {{0}}' for c in row)};" for row in acc),
         "    const f32a *w = b;",
         f"    for (i64 k = 0; k < n; k++, w += {kb}) {{",
-        *(f"      xf32 w{v} = *(const xf32u *)(w + {LANES * v});" for v in range(vectors)),
+        *(f"      xf32 w{v} = *(const xf32u *)(w + {lanes * v});" for v in range(vectors)),
     ]
     for m, row in enumerate(acc):
         fma = " ".join(f"{c} = fma_xf32(x, w{v}, {c});" for v, c in enumerate(row))
         lines.append(f"      {{ xf32 x = p{m}[k * {ka}] - (xf32){{0}}; {fma} }}")
     lines.append("    }")
     for m, row in enumerate(acc):
-        places = [f"*(xf32u *)(c + {m * pitch + LANES * v})" for v in range(vectors)]
+        places = [f"*(xf32u *)(c + {m * pitch + lanes * v})" for v in range(vectors)]
         body = " ".join(f"{p} {'+=' if add else '='} {c};" for p, c in zip(places, row, strict=True))
         lines.append(f"    {f'if ({m} <= last) ' if m else ''}{{ {body} }}")
     return name, "\n".join([*lines, "  }", "}"]) + "\n"
@@ -65,8 +67,6 @@ def _text(self: Emitter, e: Expr) -> str:
 
 def do_product(self: Emitter, s: Product) -> None:
     """Cut the columns into register tiles."""
-    if self.lanes != LANES:
-        raise Unsupported("EMI001", detail="a block product beside 8-byte elements")
     a, b = self.address(s.a.buf, s.a.index), self.address(s.b.buf, s.b.index)
     if s.a.mask is not None or s.b.mask is not None or const_of(b.terms.get(s.n, const(0))) != 1:
         raise Unsupported("EMI001", detail="product of masked or strided operands")
@@ -83,7 +83,7 @@ def do_product(self: Emitter, s: Product) -> None:
 
     def tile(vectors: int, at: str) -> str:
         height = min(ROWS[vectors], const_of(s.rows) or ROWS[vectors])
-        name, text = product_function(height, vectors, s.pitch, fixed[0], fixed[1], fixed[2], s.add)
+        name, text = product_function(height, vectors, s.pitch, fixed[0], fixed[1], fixed[2], s.add, self.lanes)
         self.functions.setdefault(name, text)
         return f"{name}({out} + {at}, {a_text}, {b_text} + {at}, {rows}, {extent}{rest});"
 
@@ -111,8 +111,9 @@ def even_parts(vectors: int) -> list[int]:
     return [vectors // count + (i < vectors % count) for i in range(count)]
 
 
-def turn_function(d: DType) -> tuple[str, str]:
-    """(name, C text): L rows of a vector of 64 bytes are loaded, exchanged at distances 1, 2, 4, .., and stored as L columns."""
+def turn_function(d: DType, in_vectors: bool = True) -> tuple[str, str]:
+    """(name, C text): L rows of a vector of 64 bytes are loaded, exchanged at distances 1, 2, 4, .., and stored as L columns; or
+    element by element."""
     name, kind = f"turn_{d}", STORED[d.name]
     made = "f64" if d.name == "f64" else "f32"
     lanes = 8 if made == "f64" else LANES
@@ -131,7 +132,7 @@ def turn_function(d: DType) -> tuple[str, str]:
         f"typedef turned_{made} turned_{made}u __attribute__((aligned(4), may_alias));\n#endif\n"
         f"static __attribute__((noinline)) void {name}({made}a *to, i64 pitch, const {kind}a *from, i64 sm, i64 rows, i64 n) {{\n"
         f"  for (i64 m = 0; m < rows; m += {lanes}) for (i64 j = 0; j < n; j += {lanes}) {{\n"
-        f"#ifdef __AVX512F__\n    turned_{made} r[{lanes}]; int live = rows - m < {lanes} ? (int)(rows - m) : {lanes}, cut = n - j < {lanes};\n"
+        f"#if {'defined(__AVX512F__)' if in_vectors else 0}\n    turned_{made} r[{lanes}]; int live = rows - m < {lanes} ? (int)(rows - m) : {lanes}, cut = n - j < {lanes};\n"
         f"{unroll}      for (int i = 0; i < {lanes}; i++) {{ const {kind}a *p = from + (m + i) * sm + j; "
         f"if (i >= live) r[i] = (turned_{made}){{0}}; else if (cut) r[i] = {part}; else r[i] = {whole}; }}\n{steps}"
         f"{unroll}      for (int i = 0; i < {lanes}; i++) if (j + i < n) *(turned_{made}u *)(to + (j + i) * pitch + m) = r[i];\n"
@@ -148,13 +149,11 @@ def do_turn(self: Emitter, s: Turn) -> None:
     """One call."""
     source = self.address(s.source.buf, s.source.index)
     d = s.source.dtype
-    if self.lanes != LANES and d.name not in ("f32", "f64"):
-        raise Unsupported("EMI001", detail="a turned block beside 8-byte elements")
     if d.name not in TURNED or s.source.mask is not None or const_of(source.terms.get(s.n, const(0))) != 1:
         raise Unsupported("EMI001", detail=f"turning a masked or strided block of {d}")
     zero = const(0)
     at = _text(self, substitute(source.expr(), {s.m: zero, s.n: zero}))
-    name, text = turn_function(d)
+    name, text = turn_function(d, self.lanes == LANES or d.name in ("f32", "f64"))  # conversions take the kernel's vectors
     self.use(text)
     self.functions.setdefault(name, text)
     step = _text(self, source.terms.get(s.m, zero))

@@ -1,0 +1,62 @@
+"""Small programs that are called again with other sizes: native each time, equal to eager each time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchsmith
+from torchsmith.debug.explain import explanation
+from torchsmith.events import recording
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {}
+
+
+def program(*shapes: tuple[int, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function of one tensor, or a class of modules, and the shapes it is called with in turn."""
+
+    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+        PROGRAMS[fn.__name__] = (fn, shapes)
+        return fn
+
+    return add
+
+
+@program((1, 32, 16), (1, 32, 24), (2, 32, 17))
+class GroupedProducts(nn.Sequential):
+    """Convolutions of width 1 in groups, over a length that varies: the only bound of a row is its end."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv1d(32, 48, 1, groups=4), nn.ReLU(), nn.Conv1d(48, 32, 1, groups=4))
+
+
+@program((2, 4, 16, 40), (2, 4, 24, 40), (1, 4, 17, 40))
+def local_attention(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention with a mask of 8-byte positions."""
+    position = torch.arange(q.shape[2])
+    distance = (position[:, None] - position[None]).abs()
+    bias = torch.where(distance <= 4, 0.0, -1e4) * distance
+    return F.scaled_dot_product_attention(q, q.cos(), q.sin(), attn_mask=distance <= 4), F.scaled_dot_product_attention(q, q.cos(), q.sin(), attn_mask=bias)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_native_at_every_size(name: str) -> None:
+    made, shapes = PROGRAMS[name]
+    torch.manual_seed(0)
+    fn = made().eval() if isinstance(made, type) else made
+    compiled = torchsmith.compile(fn)
+    with torch.inference_mode():
+        for shape in (*shapes, shapes[0]):
+            x = torch.randn(shape)
+            want = fn(x)
+            with recording() as got:
+                result = compiled(x)
+            torch.testing.assert_close(result, want, rtol=2e-5, atol=2e-5)
+            e = explanation(got)
+            assert not e.breaks and not e.fallbacks and all(g.road == "native" for g in e.graphs), (shape, str(e))
