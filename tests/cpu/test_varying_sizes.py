@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +41,22 @@ def local_attention(q: Tensor) -> tuple[Tensor, Tensor]:
     position = torch.arange(q.shape[2])
     distance = (position[:, None] - position[None]).abs()
     bias = torch.where(distance <= 4, 0.0, -1e4) * distance
-    return F.scaled_dot_product_attention(q, q.cos(), q.sin(), attn_mask=distance <= 4), F.scaled_dot_product_attention(q, q.cos(), q.sin(), attn_mask=bias)
+    one, other = (F.scaled_dot_product_attention(q, q.cos(), q.sin(), attn_mask=m) for m in (distance <= 4, bias))
+    return one, other
+
+
+@program((1, 96, 2, 2), (2, 96, 2, 2), (3, 96, 2, 2))
+def linear_attention(x: Tensor) -> Tensor:
+    """Products of operands that are padded with ones, and that lie along two dimensions of an image."""
+    q, k, v = x.reshape(x.shape[0], -1, 48, x.shape[2] * x.shape[3]).transpose(-1, -2).chunk(3, dim=-1)
+    return q @ (k.transpose(-1, -2) @ F.pad(v, (0, 1), value=1.0))
+
+
+@program((1, 96, 2, 2), (2, 96, 2, 2), (3, 96, 2, 2))
+def products_of_images(x: Tensor) -> Tensor:
+    """The sum runs over two dimensions of both operands."""
+    q, k, v = x.reshape(x.shape[0], -1, 48, x.shape[2] * x.shape[3]).transpose(-1, -2).chunk(3, dim=-1)
+    return q @ (k.transpose(-1, -2) @ v)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -151,6 +151,8 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     free = [(x, e) for x, e in stage.axes if x not in in_a and x in in_b]
     if any(isinstance(x, Load) and x is not a for x in walk(a)) or len(free) > 1:
         return None
+    if a.mask is not None and a.other is not Const(a.dtype, 0.0):
+        return None  # padded with something else
     if not set(conjuncts(b.mask)) <= set(conjuncts(a.mask)):
         return None  # where `b` does not exist (a tap that this phase of a transposed convolution lacks) the mask of `a` has to say so
     n = free[0] if free else (ONE_COLUMN, const(1))

@@ -167,7 +167,8 @@ def _join(c: Contraction, tap: tuple[Axis, Expr], buffers: dict[str, Buffer]) ->
         return None
     if a.mask is not None and any(x in (t, k) for x in walk(a.mask)):
         return None
-    if any(isinstance(e, Load) and e.buf == a.buf for e in walk(c.value)) or any(s.buf == a.buf for s in c.stage.stores):
+    others = (e for root in (c.b, c.value) for e in walk(root))
+    if any(isinstance(e, Load) and e.buf == a.buf for e in others) or any(s.buf == a.buf for s in c.stage.stores):
         return None
     of_t, of_k = ([d for d, i in enumerate(a.index) if any(x is axis for x in walk(i))] for axis in (t, k))
     if len(of_t) != 1 or len(of_k) != 1:
