@@ -3,6 +3,7 @@
 #   make test          the whole suite, cheap tests first
 #   make check         ruff, mypy, import order, pure tests, one small model (3 minutes at most)
 #   make test-models   the heavy models too
+#   make sanitize      packages under AddressSanitizer, LeakSanitizer, ThreadSanitizer, UBSan and valgrind; memory over 100,000 calls
 #   make examples      the documents' C++ programs, built against PyTorch's headers and without them, and run
 #   make bench         what bench/run.py compares against (ONNX Runtime, OpenVINO), then the steady-state table
 SHELL := /bin/bash
@@ -17,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 VISION_VERSION := $(shell sed -n 's/^torchvision==//p' constraints.txt)
 
-.PHONY: demo test check test-models examples bench setup extensions doctor clean
+.PHONY: demo test check test-models sanitize examples bench setup extensions doctor clean
 
 demo: setup
 	$(BIN)/python bench/demo.py
@@ -36,6 +37,11 @@ check: setup
 test-models: setup
 	$(PYTEST) tests/models
 	$(PYTEST) tests/cpu -m heavy
+
+# 8 threads on one model while its weights are replaced, and wrong input in between (tests/cpu/model_stress.c). Needs gcc's sanitizers.
+sanitize: setup
+	@command -v valgrind >/dev/null || echo "valgrind is not installed: that run is left out"
+	$(PYTEST) -s tests/cpu/test_aot_robust.py -k "sanitizers or valgrind or threads_and_new_weights or memory_and_files"
 
 # examples/aoti/README.md says what each folder is.
 EXAMPLES := $(VENV)/examples

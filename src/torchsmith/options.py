@@ -157,6 +157,12 @@ def minifier() -> tuple[bool, int]:
     return _flag("TORCHSMITH_MINIFY", "DUMP_AOTI_MINIFIER"), int(level) if level.isdigit() else 0
 
 
+def value_printer() -> dict[str, Any]:
+    """AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER and AOT_INDUCTOR_FILTERED_KERNELS_TO_PRINT, as options of a package."""
+    names = {"AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER": "debug_values", "AOT_INDUCTOR_FILTERED_KERNELS_TO_PRINT": "debug_kernels"}
+    return {option: os.environ[name] for name, option in names.items() if os.environ.get(name)}
+
+
 def debug_dir() -> Path:
     """Where debug folders are written: TORCHSMITH_DEBUG_DIR, TORCH_COMPILE_DEBUG_DIR or ./torchsmith_debug."""
     return Path(os.environ.get("TORCHSMITH_DEBUG_DIR") or os.environ.get("TORCH_COMPILE_DEBUG_DIR") or "torchsmith_debug")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -193,6 +194,63 @@ def test_externs_are_listed() -> None:
 
     with pytest.raises(Unsupported, match=r"AOT020.*test_aot.py:\d+"):
         aot.compile_and_package(exported(Sorts(), torch.eye(4)))
+
+
+def test_switches_of_the_incumbent(model: Perceptron, tmp_path: Path) -> None:
+    """Those without an effect are taken; those that would need one are refused with what does it here; unknown ones by name."""
+    program = exported(model, torch.randn(2, 10))
+    harmless = {"force_mmap_weights": True, "link_libtorch": True, "package_cpp_only": None, "enable_lto": True, "check_lowerbound": False}
+    options = {f"aot_inductor.{k}": v for k, v in harmless.items()} | {"aot_inductor.metadata": {"owner": "me"}}
+    path = aot.compile_and_package(program, package_path=tmp_path / "m.pt2", inductor_configs=options)
+    assert aot.load_package(path).get_metadata()["metadata"] == {"owner": "me"}
+    assert torch._inductor.aoti_load_package(str(path)).get_metadata()["owner"] == "me"
+    refused = {"package_cpp_only": True, "package_constants_on_disk_format": "pickle_weights", "cross_target_platform": "windows",
+               "custom_op_libs": ["x.so"], "compile_standalone": True, "debug_symbols": True, "metadata": {"owner": 3}}  # fmt: skip
+    for key, value in refused.items():
+        with pytest.raises(Unsupported, match=rf"AOT051.*{key}"):
+            aot.compile_and_package(program, inductor_configs={f"aot_inductor.{key}": value})
+    with pytest.raises(RuntimeError, match=r"unexpected option 'aot_inductor\.no_such'"):
+        aot.compile_and_package(program, inductor_configs={"aot_inductor.no_such": 1})
+    with pytest.raises(Unsupported, match="AOT041"):
+        aot.load_package(path).load_constants({}, user_managed=True)
+
+
+def test_files_in_memory(model: Perceptron) -> None:
+    buffer = io.BytesIO()
+    assert aot.compile_and_package(exported(model, torch.randn(2, 10)), package_path=buffer) is buffer
+    x = torch.randn(2, 10)
+    for load in (aot.load_package, torch._inductor.aoti_load_package):
+        buffer.seek(0)
+        torch.testing.assert_close(load(buffer)(x), model(x).detach())
+
+
+ENVIRONMENT = """
+import sys, torch
+from torchsmith import aot
+from torchsmith.export import export
+path = aot.compile_and_package(export(torch.nn.Linear(3, 4).eval(), (torch.ones(2, 3),)), package_path=sys.argv[1])
+for load in (aot.load_package, torch._inductor.aoti_load_package):
+    model = load(path)
+    model(torch.ones(2, 3))
+    for bad in (torch.ones(3, 3), torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 2).t()):
+        try:
+            model(bad)
+        except RuntimeError as e:
+            assert "input 0" in str(e), e
+        else:
+            raise AssertionError("taken")
+"""
+
+
+@pytest.mark.parametrize("checks", ["0", "1"])
+def test_environment_of_the_documents(tmp_path: Path, checks: str) -> None:
+    """Inputs are checked whatever AOTI_RUNTIME_CHECK_INPUTS says; freezing changes nothing; the value printer prints."""
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "AOTI_RUNTIME_CHECK_INPUTS": checks, "TORCHINDUCTOR_FREEZING": "1"}
+    env |= {"AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER": "2"} if checks == "1" else {}
+    command = [sys.executable, "-c", ENVIRONMENT, str(tmp_path / "m.pt2")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ("(contraction) wrote" in done.stderr) == (checks == "1"), done.stderr
 
 
 def test_several_models(model: Perceptron, built: Path, tmp_path: Path) -> None:

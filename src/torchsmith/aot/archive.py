@@ -50,6 +50,7 @@ class Part:
     weights: Weights | StoredWeights
     cpu: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)  # the user's
 
 
 def metadata(cpu: Sequence[str]) -> dict[str, str]:
@@ -142,7 +143,7 @@ class _Writer:
         stem = f"data/aotinductor/{name}/{hashlib.sha256(main).hexdigest()[:24]}.wrapper"
         self.member(f"{stem}.so", [main])
         self.text(f"{stem}.cpp", "// The model is compiled: this file is a placeholder that some loaders look for.\n")
-        self.text(f"{stem}_metadata.json", json.dumps(metadata(part.cpu)))
+        self.text(f"{stem}_metadata.json", json.dumps(dict(part.metadata) | metadata(part.cpu)))
         row: dict[str, Any] = {"library": f"{stem}.so", "cpu": part.libraries[0][0], **part.extra}
         if part.weights.size:
             self.member(f"{stem}.weights", part.weights.chunks(), PAGE)

@@ -10,7 +10,7 @@ import ctypes
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ class Model:
     texts: Texts
 
 
-def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False, copy_inputs: bool = False) -> Model:
+def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False, copy_inputs: bool = False,
+                  metadata: Mapping[str, str] | None = None) -> Model:  # fmt: skip
     """The whole road. Raises Unsupported with the user's line."""
     source = compile_source(entry.functional, options, entry.name)
     if options.libtorch == "forbid":
@@ -65,7 +66,7 @@ def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_c
     if copy_inputs and (written or any(r["kind"] == "view" and r["of"][0] == "input" for r in source.manifest.results)):
         raise Unsupported("AOT022", detail=", ".join(written))
     rows, weights = place_constants(entry.constants, source.manifest, keep_constants)
-    info = describe(entry, source, rows, features)
+    info = describe(entry, source, rows, features) | ({"metadata": dict(metadata)} if metadata else {})
     description = Description(
         entry.name, input_rows(entry), outputs_of(entry, source.manifest), tuple(rows), symbols_of(entry),
         conditions_of(entry), entry.in_spec, entry.out_spec, json.dumps(info, sort_keys=True), features,

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,28 @@ define("AOT052", "two processors want differently packed weights", "write one pa
 
 PREFIX = "aot_inductor."
 MINIFIER = ("dump_aoti_minifier", "repro_level")
-KNOWN = frozenset({*MINIFIER, "output_path", "package", "cpu", "keep_constants", "model_name", "format", "copy_inputs"})
+KNOWN = frozenset({*MINIFIER, "output_path", "package", "cpu", "keep_constants", "model_name", "format", "copy_inputs", "metadata"})
 FORMATS = ("so", "a", "c")
 # The incumbent's switches whose effect torchsmith always has or never needs.
 ACCEPTED = frozenset({
     "debug_compile", "use_runtime_constant_folding", "force_mmap_weights", "embed_kernel_binary",
-    "metadata", "raise_error_on_ignored_optimization", "presets", "compile_wrapper_opt_level", "link_libtorch",
+    "raise_error_on_ignored_optimization", "presets", "compile_wrapper_opt_level", "link_libtorch",
     "package_constants_in_so", "package_constants_on_disk", "allow_stack_allocation", "use_minimal_arrayref_interface",
+    "autotune_per_kernel_alloc", "enable_frame_pointer", "enable_line_tables", "serialized_in_spec", "serialized_out_spec",
+    "use_consts_asm_build", "dynamic_linkage", "check_lowerbound", "weight_use_caching_allocator", "precompile_headers",
+    "emit_multi_arch_kernel", "model_name_for_generated_files", "enable_lto",
 })  # fmt: skip
+# Those that would have to change something, with what does it here; None, False and empty values ask for nothing.
+REFUSED = {
+    "package_cpp_only": "options={'format': 'c'} writes sources with a CMake project",
+    "compile_standalone": "options={'format': 'a'} or 'c' is linked into a program",
+    "package_constants_on_disk_format": "weights lie in the package and are mapped from there",
+    "debug_symbols": "libraries are stripped; options={'format': 'c'} gives sources to compile with symbols",
+    "custom_ops_to_c_shims": "options={'libtorch': 'allow'} calls custom operators through libtorch's dispatcher",
+    "custom_op_libs": "options={'libtorch': 'allow'}; load the library in the process that runs the package",
+    "cross_target_platform": "packages are for Linux on the processors of the machine that compiles; 'cpu' names a level",
+    "aoti_shim_library": "libtorch is looked up in the process, never linked",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,7 @@ class Settings:
     format: str = "so"
     dump_aoti_minifier: bool = False
     repro_level: int = 2
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_settings(given: Mapping[str, Any] | None) -> Settings:
@@ -71,11 +86,19 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
         name = key.removeprefix(PREFIX)
         if name in KNOWN:
             mine[name] = value
+        elif key.startswith(PREFIX) and name in REFUSED:
+            if value:
+                raise Unsupported("AOT051", detail=f"{key}={value!r} is not offered: {REFUSED[name]}")
         elif not (key.startswith(PREFIX) and name in ACCEPTED):
             rest[key] = value
     cpu = mine.pop("cpu", "native")
     mine["cpu"] = (cpu,) if isinstance(cpu, str) else tuple(cpu)
     mine.pop("model_name", None)
+    rest = settings.value_printer() | rest
+    said = mine.get("metadata") or {}
+    if not isinstance(said, Mapping) or any(not isinstance(v, str) for pair in said.items() for v in pair):
+        raise Unsupported("AOT051", detail=f"metadata={said!r} is no dictionary of texts")
+    mine["metadata"] = dict(said)
     if mine.get("format", "so") not in FORMATS:
         raise Unsupported("AOT051", detail=f"format={mine['format']!r} is none of {', '.join(FORMATS)}")
     rest = {"libtorch": "forbid"} | rest
@@ -171,16 +194,20 @@ def reproduced(entry: Entry, s: Settings, given: Mapping[str, Any] | None) -> It
         write(s.repro_level == 4)
 
 
+def compile_model(entry: Entry, s: Settings, cpu: str) -> Model:
+    return compile_entry(entry, s.options, cpu=cpu, keep_constants=s.keep_constants, copy_inputs=s.copy_inputs, metadata=s.metadata)
+
+
 def compile_part(entry: Entry, s: Settings) -> Part:
     """One model, for every processor asked for."""
     models: list[tuple[str, Model]] = []
     for cpu in s.cpu:
-        models.append((cpu, compile_entry(entry, s.options, cpu=cpu, keep_constants=s.keep_constants, copy_inputs=s.copy_inputs)))
+        models.append((cpu, compile_model(entry, s, cpu)))
     main = models[0][1]
     for cpu, m in models[1:]:
         if (m.weights.id, m.weights.state) != (main.weights.id, main.weights.state):
             raise Unsupported("AOT052", detail=f"{s.cpu[0]} and {cpu}")
-    return Part(tuple((cpu, m.library) for cpu, m in models), main.weights, main.cpu)
+    return Part(tuple((cpu, m.library) for cpu, m in models), main.weights, main.cpu, metadata=s.metadata)
 
 
 def aot_compile(
@@ -198,6 +225,7 @@ def aot_compile(
       "libtorch": "forbid" (the default: operators without generated code are refused) or "allow": they call the libtorch that has to
           be loaded in the process that runs the model
       "copy_inputs": inputs with other strides than those exported are copied instead of refused
+      "aot_inductor.metadata": a dictionary of texts that get_metadata shows
     and every option of torchsmith.compile.
     """
     s = read_settings(options)
@@ -209,7 +237,7 @@ def aot_compile(
         with reproduced(entry, s, options):
             if s.format == "so":
                 return write_library(path, compile_part(entry, s))
-            compiled = compile_entry(entry, s.options, cpu=s.cpu[0], keep_constants=s.keep_constants, copy_inputs=s.copy_inputs)
+            compiled = compile_model(entry, s, s.cpu[0])
     return write_linkable(Path(path), compiled, s)
 
 
@@ -244,9 +272,17 @@ def minify_program(program: Any, path: Any = None, *, inputs: Sequence[Any] | No
         return minify(entry_of(program), path, inputs=inputs, options=options, isolate=isolate)
 
 
-def compile_and_package(program: Any, *, package_path: Any = None, inductor_configs: Mapping[str, Any] | None = None) -> str:
-    """Compile an exported program and write it as a package (.pt2); returns its path. `inductor_configs`: options of aot_compile."""
+def compile_and_package(program: Any, *, package_path: Any = None, inductor_configs: Mapping[str, Any] | None = None) -> Any:
+    """Compile an exported program and write it as a package; returns its path. `inductor_configs`: options of aot_compile.
+
+    package_path: a path that ends with .pt2, a file object to write to (returned), or None for a temporary folder.
+    """
     s = read_settings(inductor_configs)
+    if hasattr(package_path, "write"):
+        with tempfile.TemporaryDirectory(prefix="torchsmith-aot-") as folder:
+            name = os.path.join(folder, "model.pt2")
+            package_path.write(Path(compile_and_package(program, package_path=name, inductor_configs=inductor_configs)).read_bytes())
+        return package_path
     path = os.fspath(package_path) if package_path is not None else os.path.join(tempfile.mkdtemp(prefix="torchsmith-aot-"), "model.pt2")
     if not path.endswith(".pt2"):
         raise Unsupported("AOT051", detail=f"the path of a package ends with .pt2: {path}")

@@ -6,8 +6,9 @@ In: path of a package (.pt2) or of a model library (.so). Out: PackagedModel.
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -17,6 +18,9 @@ from ..runtime.package import Loaded, PackageError, use_torch
 from .tree import Spec, UnknownNode, read_spec
 
 define("AOT040", "a package is for another device", "torchsmith's packages run on the CPU: leave device_index at -1")
+
+define("AOT041", "constants that the caller keeps (user_managed) are not offered: a package copies and packs what it is given",
+       "leave user_managed at False, and load again after a change")
 
 __all__ = ["PackageError", "PackagedModel", "load_package"]
 
@@ -94,8 +98,12 @@ class PackagedModel:
         """Names of the weights and buffers, as in the module."""
         return [c["name"] for c in self.info["constants"]]
 
-    def load_constants(self, values: Mapping[str, Any], *, check_full_update: bool = False) -> None:
-        """New weights by name. Calls that run meanwhile see all old values or all new ones."""
+    def load_constants(
+        self, values: Mapping[str, Any], *, check_full_update: bool = False, user_managed: bool = False, allow_h2d_copy: bool = False
+    ) -> None:
+        """New weights by name; they are copied. Calls that run meanwhile see all old values or all new ones."""
+        if user_managed:
+            raise Unsupported("AOT041")
         missing = [n for n in self.get_constant_fqns() if n not in values]
         if check_full_update and missing:
             raise PackageError(f"constants are missing for a full update: {', '.join(missing)}", 14)
@@ -113,10 +121,10 @@ def _spec(given: Any) -> Spec | tuple[Callable[[Any], list[Any]], Callable[[list
 
 
 def load_package(
-    path: str | os.PathLike[str], model_name: str = "model", *, run_single_threaded: bool = False, num_runners: int = 1,
+    path: Any, model_name: str = "model", *, run_single_threaded: bool = False, num_runners: int = 1,
     device_index: int = -1, verify: bool = False,
 ) -> PackagedModel:  # fmt: skip
-    """Load one model of a package, or a model library.
+    """Load one model of a package, or a model library: of a path, or of a file object that holds a package.
 
     run_single_threaded: kernels run on the calling thread. num_runners: accepted; a model serves any number of threads. verify: check the
     weights too, which reads all of them (code and manifest are always checked). Raises PackageError.
@@ -125,4 +133,10 @@ def load_package(
         raise Unsupported("AOT040", detail=f"device_index={device_index}")
     if num_runners < 1:
         raise ValueError(f"num_runners must be at least 1, not {num_runners}")
-    return PackagedModel(Loaded(path, model_name, threads=1 if run_single_threaded else 0, verify=verify))
+    threads = 1 if run_single_threaded else 0
+    if hasattr(path, "read"):
+        with tempfile.NamedTemporaryFile(prefix="torchsmith-", suffix=".pt2") as file:  # what is mapped of it stays
+            shutil.copyfileobj(path, file)
+            file.flush()
+            return PackagedModel(Loaded(file.name, model_name, threads=threads, verify=verify))
+    return PackagedModel(Loaded(path, model_name, threads=threads, verify=verify))
