@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,14 @@ def products_of_images(x: Tensor) -> Tensor:
     """The sum runs over two dimensions of both operands."""
     q, k, v = x.reshape(x.shape[0], -1, 48, x.shape[2] * x.shape[3]).transpose(-1, -2).chunk(3, dim=-1)
     return q @ (k.transpose(-1, -2) @ v)
+
+
+@program((3, 7), (3, 8), (3, 10), (2, 31))
+def rounded_sizes(x: Tensor) -> tuple[Tensor, ...]:
+    """Sizes computed through floats: quotients rounded up, down and to zero, steps of arange, scale factors."""
+    n, whole, part = x.shape[-1], math.ceil(x.shape[-1] / 3), int(x.shape[-1] / 2)
+    counts = torch.arange(n, -n, -1.0), torch.arange(0, n, 2.5)
+    return F.pad(x, (0, whole * 3 - n)) * whole, x[..., :part] * 2, x[..., : math.floor(n * 0.75)] + math.trunc(-n / 4), *counts
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

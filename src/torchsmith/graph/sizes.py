@@ -206,6 +206,33 @@ def _comparison(name: str, a: Expr, b: Expr) -> Expr:
     return Op(name, dt.bool_, (expr(p), const(-rest)))
 
 
+def _dyadic(e: Expr) -> tuple[Expr, int] | None:
+    """f64 arithmetic on sizes that is exact (below 2**53) as (n, d): it is n / d, d a power of two."""
+    if isinstance(e, Cast) and e.arg.dtype is dt.index:
+        return e.arg, 1
+    if isinstance(e, Const) and math.isfinite(float(e.value)):
+        n, d = float(e.value).as_integer_ratio()
+        return (const(n), d) if max(abs(n), d) <= 1 << 20 else None
+    if not isinstance(e, Op) or e.name not in ("add", "sub", "mul"):
+        return None
+    a, b = (_dyadic(x) for x in e.args)
+    if a is None or b is None:
+        return None
+    if e.name == "mul":
+        return normal("mul", a[0], b[0]), a[1] * b[1]
+    d = max(a[1], b[1])
+    return normal(e.name, normal("mul", a[0], const(d // a[1])), normal("mul", b[0], const(d // b[1]))), d
+
+
+def ratio_of(e: Expr) -> tuple[Expr, Expr] | None:
+    """A quotient of sizes in f64 as two whole numbers, if rounding it up or down gives what dividing those does."""
+    parts = (_dyadic(e.args[0]), _dyadic(e.args[1])) if isinstance(e, Op) and e.name == "div" else (_dyadic(e), (const(1), 1))
+    if parts[0] is None or parts[1] is None or parts[1][0] is const(0):
+        return None
+    (n, d), (m, c) = parts[0], parts[1]
+    return normal("mul", n, const(c)), normal("mul", m, const(d))
+
+
 def as_float(e: Expr) -> Expr:
     if isinstance(e, Const):
         return Const(dt.f64, e.value)
@@ -432,8 +459,15 @@ class SizeNode:
     def _to_int(self, name: Text, fn: Callable[[float], int]) -> SizeNode:
         if self.kind == "int":
             return self
-        e = Cast(dt.index, Op(name, dt.f64, (self.expr,)))
-        return SizeNode(e, None if self.hint is None else fn(self.hint), self.facts, "int")
+        hint, ratio = None if self.hint is None else fn(self.hint), ratio_of(self.expr)
+        if ratio is not None and name == "trunc":
+            sign = SizeNode(normal("mul", *ratio), hint, self.facts, "int")
+            name = "floor" if sign.ge(sign.wrap_int(0)).guard_bool() else "ceil"
+        if ratio is not None and name in ("floor", "ceil"):  # ceil(f64(n) / 2.0) -> -(-n // 2)
+            n, m = ratio
+            down = normal("floordiv", n if name == "floor" else normal("mul", n, const(-1)), m)
+            return SizeNode(down if name == "floor" else normal("mul", down, const(-1)), hint, self.facts, "int")
+        return SizeNode(Cast(dt.index, Op(name, dt.f64, (self.expr,))), hint, self.facts, "int")
 
     def floor(self) -> SizeNode:
         return self._to_int("floor", math.floor)
