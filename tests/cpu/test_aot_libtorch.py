@@ -78,6 +78,22 @@ def test_equals_eager(model: Mixed, package: str, road: str) -> None:
             torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("count", [5000, pytest.param(100000, marks=pytest.mark.heavy)])
+def test_memory_stays(package: str, road: str, count: int) -> None:
+    run, args = ROADS[road](package), calls()[0]
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 10
+
+    for _ in range(2000):
+        run(*args)
+    before = resident()
+    for _ in range(count):
+        run(*args)
+    assert resident() - before < 1024
+
+
 def test_what_is_called_is_said(package: str) -> None:
     named = aot.load_package(package).info["operators"]
     assert {n.split(" at ")[0] for n in named} >= {"aten.sort.default", "aten.linalg_inv_ex.default", "aten.nonzero.default"}
@@ -124,13 +140,11 @@ def test_without_torch_in_python(package: str) -> None:
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_errors_of_operators(tmp_path: Path, road: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """The operator's own error with its name and line (PyTorch's loader shows libtorch's text, ours is on stderr); the model works on."""
+def test_checks_of_linear_algebra(tmp_path: Path, road: str) -> None:
     run = ROADS[road](packed(Inverse(), (torch.eye(4),), tmp_path / "m.pt2"))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="singular") as caught:
+        with pytest.raises(RuntimeError, match=r"linalg\.inv.*singular"):
             run(torch.zeros(4, 4))
-        assert "test_aot_libtorch.py:" in (capfd.readouterr().err if road == "torch" else str(caught.value))
         out = run(2 * torch.eye(4))
         torch.testing.assert_close(out[0] if road == "arrays" else out, 0.5 * torch.eye(4) + 1)
 
@@ -150,12 +164,44 @@ def test_forbid_is_the_default_and_lists_lines() -> None:
         aot.aot_compile(program, options={"libtorch": "allow", "format": "a"})
 
 
+def test_compiled_linear_algebra_raises_as_eager_does() -> None:
+    """The check is no dead code although nobody reads a result of it."""
+    compiled = torchsmith.compile(lambda x: torch.linalg.inv(x) + 1)
+    for x in (torch.eye(3), torch.stack([torch.eye(3), 2 * torch.eye(3)])):
+        torch.testing.assert_close(compiled(x), torch.linalg.inv(x) + 1)
+        with pytest.raises(torch.linalg.LinAlgError, match=r"linalg\.inv.*singular"):
+            compiled(torch.zeros_like(x))
+
+
 def test_compile_may_forbid_too() -> None:
     x = torch.eye(3)
     assert torch.equal(torchsmith.compile(lambda x: torch.linalg.inv(x) + 1)(x), x + 1)
     with pytest.raises(Unsupported, match=r"AOT020.*linalg_inv_ex"):
         torchsmith.compile(lambda x: torch.linalg.inv(x) + 2, options={"libtorch": "forbid"})(x)
     assert torch.equal(torchsmith.compile(lambda x: x + 2, options={"libtorch": "forbid"})(x), x + 2)
+
+
+class Fails(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.torchsmith_test.fails(x) + 1
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_errors_of_operators(tmp_path: Path, road: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The operator's own error with its name and line (PyTorch's loader shows libtorch's text, ours is on stderr); the model works on."""
+    run = ROADS[road](packed(Fails(), (torch.ones(4),), tmp_path / "m.pt2"))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no zeros, please") as caught:
+            run(torch.zeros(4))
+        assert "test_aot_libtorch.py:" in (capfd.readouterr().err if road == "torch" else str(caught.value))
+        out = run(torch.ones(4))
+        assert torch.equal(out[0] if road == "arrays" else out, torch.ones(4) + 1)
+
+
+def fails(x: torch.Tensor) -> torch.Tensor:
+    if not x.all():
+        raise ValueError("no zeros, please")
+    return x.clone()
 
 
 EVERY_KIND = torch.library.Library("torchsmith_test", "DEF")
@@ -173,6 +219,9 @@ def kinds(x: torch.Tensor, y: Any, none: Any, lst: Any, m: Any, n: int, k: Any, 
 
 
 EVERY_KIND.impl("kinds", kinds, "CPU")
+EVERY_KIND.define("fails(Tensor x) -> Tensor")
+EVERY_KIND.impl("fails", fails, "CPU")
+EVERY_KIND.impl("fails", torch.empty_like, "Meta")
 EVERY_KIND.impl("kinds", lambda x, *args, **kwargs: (torch.empty_like(x), torch.empty_like(x)), "Meta")
 
 

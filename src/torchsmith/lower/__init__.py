@@ -4,6 +4,7 @@ from . import (  # noqa: F401
     activation,
     attention,
     cat,
+    checks,
     contraction,
     convert,
     creation,
