@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ir import dtype as dt
@@ -55,7 +55,6 @@ def _max_pool(rank: int) -> Any:
         s, p, g = per_dim(stride, rank, k_size), per_dim(padding, rank), per_dim(dilation, rank)
         extents = [size(k) for k in k_size]
         low = lowest(x.dtype)
-        lead = x.rank - rank
         inside_all = _always_inside(x, rank, cx.shape, k_size, s, p, g)
 
         def read(i: Index, k: Index) -> tuple[Expr, Expr, Index]:
@@ -64,30 +63,37 @@ def _max_pool(rank: int) -> Any:
                 return x.load(place), Const(dt.bool_, True), place
             return masked(x, place, inside, low), inside, place
 
-        def best(i: Index) -> Expr:
-            return cx.fold(extents, [low], lambda k, a: [op("max", a[0], read(i, k)[0])], lambda a, b: [op("max", a[0], b[0])])
-
-        def where_best(i: Index) -> Expr:
-            """First of the greatest; a NaN takes over whenever met, as eager's loop does."""
-
-            def step(k: Index, a: tuple[Expr, ...]) -> list[Expr]:
-                value, inside, place = read(i, k)
-                number: Expr = ZERO
-                for d in range(rank):
-                    number = number * x.shape[lead + d] + place[lead + d]
-                take = op("or", op("gt", value, a[0]), op("lt", a[1], Const(dt.i64, 0)))
-                if x.dtype.is_float:
-                    take = op("or", take, op("isnan", value))
-                take = op("and", inside, take)
-                return [select(take, value, a[0]), select(take, convert(number, dt.i64), a[1])]
-
-            return cx.fold(extents, [low, Const(dt.i64, -1)], step, None, 1)
-
-        if isinstance(cx.spec, (tuple, list)):
-            return cx.stages(best, where_best)
-        return cx.stage(best)
+        return _greatest(cx, x, rank, extents, read)
 
     return rule
+
+
+def _greatest(cx: Builder, x: Ref, rank: int, extents: Sequence[Expr], read: Callable[[Index, Index], tuple[Expr, Expr, Index]]) -> Any:
+    """The greatest element of each window, and its place if the node has two results; `read`: (element, is it inside?, place)."""
+    low, lead = lowest(x.dtype), x.rank - rank
+
+    def best(i: Index) -> Expr:
+        return cx.fold(extents, [low], lambda k, a: [op("max", a[0], read(i, k)[0])], lambda a, b: [op("max", a[0], b[0])])
+
+    def where_best(i: Index) -> Expr:
+        """First of the greatest; a NaN takes over whenever met, as eager's loop does."""
+
+        def step(k: Index, a: tuple[Expr, ...]) -> list[Expr]:
+            value, inside, place = read(i, k)
+            number: Expr = ZERO
+            for d in range(rank):
+                number = number * x.shape[lead + d] + place[lead + d]
+            take = op("or", op("gt", value, a[0]), op("lt", a[1], Const(dt.i64, 0)))
+            if x.dtype.is_float:
+                take = op("or", take, op("isnan", value))
+            take = op("and", inside, take)
+            return [select(take, value, a[0]), select(take, convert(number, dt.i64), a[1])]
+
+        return cx.fold(extents, [low, Const(dt.i64, -1)], step, None, 1)
+
+    if isinstance(cx.spec, (tuple, list)):
+        return cx.stages(best, where_best)
+    return cx.stage(best)
 
 
 lowers("aten.max_pool2d_with_indices.default", "aten.max_pool2d.default")(_max_pool(2))
@@ -145,37 +151,53 @@ lowers("aten.avg_pool3d.default")(_avg_pool(3))
 lowers("aten.avg_pool1d.default")(_avg_pool(1))
 
 
+class _Windows:
+    """The windows [floor(o n / m), ceil((o+1) n / m)) of adaptive pooling from n to m elements in each dimension.
+
+    extents: of the longest window; even: are all of them as long as that?
+    """
+
+    def __init__(self, x: Ref, rank: int, out: Sequence[Expr]) -> None:
+        self.lead = x.rank - rank
+        self.sizes = list(zip(x.shape[self.lead :], out[-rank:], strict=True))
+        self.extents: list[Expr] = []
+        self.even = True
+        for n, m in self.sizes:
+            a, b = known(n), known(m)
+            if b == 1:
+                self.extents.append(n)
+            elif a is not None and b is not None:
+                self.extents.append(size(max((-(-(o + 1) * a // b) - o * a // b for o in range(b)), default=1)))
+                self.even = self.even and a % b == 0
+            else:
+                self.extents.append((n + (m - 1)) // m + 1)
+                self.even = False
+
+    def bounds(self, i: Index) -> list[tuple[Expr, Expr]]:
+        """(start, end) of the window of output element i."""
+        return [(o * n // m, ((o + 1) * n + (m - 1)) // m) for o, (n, m) in zip(i[self.lead :], self.sizes, strict=True)]
+
+    def place(self, i: Index, k: Index) -> tuple[Index, Expr]:
+        """(input index, does it belong to the window?) of window element k at output element i."""
+        bounds = self.bounds(i)
+        inner = [start + j for (start, _), j in zip(bounds, k, strict=True)]
+        tests = [] if self.even else [op("lt", at, end) for at, (_, end) in zip(inner, bounds, strict=True)]
+        return (*i[: self.lead], *inner), conjunction(tests) if tests else Const(dt.bool_, True)
+
+
 def _adaptive_avg_pool(rank: int) -> Any:
     def rule(cx: Builder, x: Ref, _: Any) -> Any:
-        compute = opmath(x.dtype)
-        lead = x.rank - rank
-        ins, outs = x.shape[lead:], cx.shape[lead:]
-        extents = []
-        for n, m in zip(ins, outs, strict=True):
-            a, b = known(n), known(m)
-            if a is None or b is None:
-                if b != 1:
-                    return NotImplemented
-                extents.append(n)
-            else:
-                # the longest window [floor(o n / m), ceil((o+1) n / m))
-                extents.append(size(max((-(-(o + 1) * a // b) - o * a // b for o in range(b)), default=1)))
-        even = all(known(m) == 1 or (known(n) or 1) % (known(m) or 1) == 0 for n, m in zip(ins, outs, strict=True))
-        zero = Const(x.dtype, 0)
+        compute, windows, zero = opmath(x.dtype), _Windows(x, rank, cx.shape), Const(x.dtype, 0)
 
         def at(i: Index) -> Expr:
-            starts = [o * n // m for o, n, m in zip(i[lead:], ins, outs, strict=True)]
-            ends = [((o + 1) * n + (m - 1)) // m for o, n, m in zip(i[lead:], ins, outs, strict=True)]
-
             def element(k: Index) -> Expr:
-                place = (*i[:lead], *(a + b for a, b in zip(starts, k, strict=True)))
-                if even:
-                    return cast(x.load(place), compute)
-                inside = conjunction([op("lt", a, e) for a, e in zip(place[lead:], ends, strict=True)])
-                return cast(masked(x, place, inside, zero), compute)
+                place, inside = windows.place(i, k)
+                return cast(x.load(place) if windows.even else masked(x, place, inside, zero), compute)
 
-            summed = cx.fold(extents, [Const(compute, 0)], lambda k, a: [op("add", a[0], element(k))], lambda a, b: [op("add", a[0], b[0])])
-            count = product(extents) if even else product([e - s for s, e in zip(starts, ends, strict=True)])
+            summed = cx.fold(
+                windows.extents, [Const(compute, 0)], lambda k, a: [op("add", a[0], element(k))], lambda a, b: [op("add", a[0], b[0])]
+            )
+            count = product(windows.extents if windows.even else [end - start for start, end in windows.bounds(i)])
             return cast(op("div", summed, cast(count, compute)), cx.dtype)
 
         return cx.stage(at)
@@ -183,6 +205,21 @@ def _adaptive_avg_pool(rank: int) -> Any:
     return rule
 
 
+def _adaptive_max_pool(rank: int) -> Any:
+    def rule(cx: Builder, x: Ref, _: Any) -> Any:
+        windows, low = _Windows(x, rank, cx.shape), lowest(x.dtype)
+
+        def read(i: Index, k: Index) -> tuple[Expr, Expr, Index]:
+            place, inside = windows.place(i, k)
+            return x.load(place) if windows.even else masked(x, place, inside, low), inside, place
+
+        return _greatest(cx, x, rank, windows.extents, read)
+
+    return rule
+
+
+for _rank in (2, 3):
+    lowers(f"aten.adaptive_max_pool{_rank}d.default")(_adaptive_max_pool(_rank))
 lowers("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default")(_adaptive_avg_pool(2))
 lowers("aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool3d.default")(_adaptive_avg_pool(3))
 lowers("aten.adaptive_avg_pool1d.default")(_adaptive_avg_pool(1))

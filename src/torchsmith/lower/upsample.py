@@ -29,50 +29,60 @@ def _scales(spec: Any, rank: int) -> list[float | None]:
     return listed if len(listed) == rank else [None] * rank
 
 
-def _static(x: Ref, cx: Builder, rank: int) -> list[tuple[int, int]] | None:
-    """(size, result size) of each spatial dimension, where all are known."""
-    pairs = [(known(n), known(m)) for n, m in zip(x.shape[-rank:], cx.shape[-rank:], strict=True)]
-    return [(n, m) for n, m in pairs if n is not None and m is not None] if all(n and m for n, m in pairs) else None
+def _sizes(x: Ref, cx: Builder, rank: int) -> list[tuple[Expr, Expr]]:
+    """(size, result size) of each spatial dimension."""
+    return list(zip(x.shape[-rank:], cx.shape[-rank:], strict=True))
+
+
+def _ratio(n: Expr, m: Expr, scale: float | None, align: bool, d: DType) -> Expr:
+    """How far the source moves from one element of the result to the next."""
+    a, b = known(n), known(m)
+    if align:
+        if a is not None and b is not None:
+            return Const(d, round_to(d, (a - 1) / (b - 1)) if b > 1 else 0.0)
+        steps = convert(op("max", m - 1, size(1)), d)
+        return op("where", op("gt", m, size(1)), op("div", convert(n - 1, d), steps), Const(d, 0.0))
+    if scale is not None:
+        return Const(d, round_to(d, 1.0 / scale))
+    if a is not None and b is not None:
+        return Const(d, round_to(d, round_to(d, a) / b))
+    return op("div", convert(n, d), convert(m, d))
 
 
 # ---------------------------------------------------------------- nearest
-def _nearest_index(o: Expr, n: int, m: int, scale: float | None, exact: bool) -> Expr:
+def _nearest_index(o: Expr, n: Expr, m: Expr, scale: float | None, exact: bool) -> Expr:
     """The source of result element o: floor(o * n/m), or of its centre; in float32, as eager computes it."""
-    if n == m and not (exact and scale is not None):
+    if n is m and not (exact and scale is not None):
         return o
-    ratio = round_to(dt.f32, 1.0 / scale if scale is not None else round_to(dt.f32, n) / m)
+    a, b = known(n), known(m)
+    if a is not None and b is not None:
+        found = _nearest_whole(o, a, b, scale, exact)
+        if found is not None:
+            return found
+    elif not exact and (by := known(m // n)) is not None and (scale is None or scale == by):
+        return o // by
+    at: Expr = convert(o, dt.f32)
+    if exact:
+        at = op("add", at, Const(dt.f32, 0.5))
+    return op("min", convert(op("floor", op("mul", at, _ratio(n, m, scale, False, dt.f32))), dt.index), n - 1)
+
+
+def _nearest_whole(o: Expr, n: int, m: int, scale: float | None, exact: bool) -> Expr | None:
+    """The same in whole numbers, where that gives the same for every element."""
     if m == 2 * n and not exact:
         return o // 2
-
-    def source(k: int) -> int:
-        moved = round_to(dt.f32, (k + 0.5 if exact else k) * ratio)
-        return min(int(moved), n - 1)
-
-    plain = [source(k) for k in range(m)]
+    ratio = round_to(dt.f32, 1.0 / scale if scale is not None else round_to(dt.f32, n) / m)
+    plain = [min(int(round_to(dt.f32, (k + 0.5 if exact else k) * ratio)), n - 1) for k in range(m)]
     if not exact and plain == [k * n // m for k in range(m)]:
         return o * n // size(m)
     if exact and plain == [((2 * k + 1) * n) // (2 * m) for k in range(m)]:
         return (o * (2 * n) + n) // size(2 * m)
-    at: Expr = convert(o, dt.f32)
-    if exact:
-        at = op("add", at, Const(dt.f32, 0.5))
-    return op("min", convert(op("floor", op("mul", at, Const(dt.f32, ratio))), dt.index), size(n - 1))
-
-
-def _nearest_whole(cx: Builder, x: Ref, rank: int, exact: bool) -> Any:
-    """Unknown sizes that grow by whole factors: every element is repeated."""
-    factors = [m // n for n, m in zip(x.shape[-rank:], cx.shape[-rank:], strict=True)]
-    if any(known(f) is None for f in factors):
-        return NotImplemented
-    return cx.stage(lambda i: x.load((*i[:-rank], *(o // f for o, f in zip(i[-rank:], factors, strict=True)))))
+    return None
 
 
 def _nearest(rank: int, exact: bool) -> Any:
     def rule(cx: Builder, x: Ref, output_size: Any, *scales: Any) -> Any:
-        sizes = _static(x, cx, rank)
-        if sizes is None:
-            return _nearest_whole(cx, x, rank, exact)
-        factors = _scales(scales, rank)
+        sizes, factors = _sizes(x, cx, rank), _scales(scales, rank)
 
         def at(i: Index) -> Expr:
             place = [_nearest_index(o, n, m, f, exact) for o, (n, m), f in zip(i[-rank:], sizes, factors, strict=True)]
@@ -89,24 +99,22 @@ for _rank in (1, 2, 3):
 
 
 # ---------------------------------------------------------------- linear and cubic
-def _position(o: Expr, n: int, m: int, scale: float | None, align: bool, d: DType, clip: bool) -> Expr:
+def _position(o: Expr, n: Expr, m: Expr, scale: float | None, align: bool, d: DType, clip: bool) -> Expr:
     """The real source position of result element o."""
-    at = convert(o, d)
+    at, ratio = convert(o, d), _ratio(n, m, scale, align, d)
     if align:
-        ratio = round_to(d, (n - 1) / (m - 1)) if m > 1 else 0.0
-        return op("mul", at, Const(d, ratio))
-    ratio = round_to(d, 1.0 / scale if scale is not None else round_to(d, n) / m)
-    moved = op("sub", op("mul", Const(d, ratio), op("add", at, Const(d, 0.5))), Const(d, 0.5))
+        return op("mul", at, ratio)
+    moved = op("sub", op("mul", ratio, op("add", at, Const(d, 0.5))), Const(d, 0.5))
     return op("max", moved, Const(d, 0.0)) if clip else moved
 
 
-def _linear_taps(o: Expr, n: int, m: int, scale: float | None, align: bool, d: DType) -> Taps:
+def _linear_taps(o: Expr, n: Expr, m: Expr, scale: float | None, align: bool, d: DType) -> Taps:
     one = Const(d, 1.0)
-    if n == m:
+    if n is m:
         return [(o, one)]
     at = _position(o, n, m, scale, align, d, True)
-    low = op("min", convert(op("floor", at), dt.index), size(n - 1))
-    high = op("min", low + 1, size(n - 1))
+    low = op("min", convert(op("floor", at), dt.index), n - 1)
+    high = op("min", low + 1, n - 1)
     part = op("min", op("max", op("sub", at, convert(low, d)), Const(d, 0.0)), one)
     return [(low, op("sub", one, part)), (high, part)]
 
@@ -128,12 +136,12 @@ def cubic_weights(t: Expr, d: DType) -> list[Expr]:
     return [far(op("add", t, c(1.0))), near(t), near(rest), far(op("add", rest, c(1.0)))]
 
 
-def _cubic_taps(o: Expr, n: int, m: int, scale: float | None, align: bool, d: DType) -> Taps:
+def _cubic_taps(o: Expr, n: Expr, m: Expr, scale: float | None, align: bool, d: DType) -> Taps:
     at = _position(o, n, m, scale, align, d, False)
     floor = op("floor", at)
     first = convert(floor, dt.index)
     weights = cubic_weights(op("sub", at, floor), d)
-    return [(op("max", op("min", first + (k - 1), size(n - 1)), ZERO), w) for k, w in enumerate(weights)]
+    return [(op("max", op("min", first + (k - 1), n - 1), ZERO), w) for k, w in enumerate(weights)]
 
 
 def weighted(x: Ref, lead: Index, taps: Sequence[Taps], d: DType) -> Expr:
@@ -153,10 +161,9 @@ def weighted(x: Ref, lead: Index, taps: Sequence[Taps], d: DType) -> Expr:
 
 def _smooth(rank: int, how: Any) -> Any:
     def rule(cx: Builder, x: Ref, output_size: Any, align: bool = False, *scales: Any) -> Any:
-        sizes = _static(x, cx, rank)
-        if sizes is None or not x.dtype.is_float:
+        if not x.dtype.is_float:
             return NotImplemented
-        factors, d = _scales(scales, rank), opmath(x.dtype)
+        sizes, factors, d = _sizes(x, cx, rank), _scales(scales, rank), opmath(x.dtype)
 
         def at(i: Index) -> Expr:
             taps = [how(o, n, m, f, align, d) for o, (n, m), f in zip(i[-rank:], sizes, factors, strict=True)]
