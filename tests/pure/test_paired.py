@@ -82,6 +82,7 @@ def test_product(target: str, m: int, n: int, k: int, monkeypatch: pytest.Monkey
 WINDOWS = [
     (2, 20, 3, 40, 7, 2, True), (3, 37, 24, 150, 3, 1, True), (1, 9, 33, 70, 5, 3, True), (2, 33, 152, 9, 3, 1, False),
     (1, 70, 40, 5, 3, 1, True), (2, 33, 32, 20, 3, 2, False),
+    (1, 40, 64, 640, 9, 1, False), (1, 33, 24, 2100, 9, 1, True),
 ]  # fmt: skip
 
 

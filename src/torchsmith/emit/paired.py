@@ -132,14 +132,17 @@ def pairs_function(block: int, vectors: int, odd: bool) -> tuple[str, str]:
     return name, "\n".join(x for x in lines if x) + "\n"
 
 
-def amx_function(halves: int, vectors: int) -> tuple[str, str]:
-    """Tiles 0-3 += a (`halves` tiles of rows, 16 rows in the first one) times b (`vectors` tiles of columns), n tiles of k."""
-    name, kb = f"amx_{halves}x{vectors}", 4 * LANES * vectors
+def amx_function(halves: int, vectors: int, soon: int) -> tuple[str, str]:
+    """Tiles 0-3 += a (`halves` tiles of rows, 16 rows in the first one) times b (`vectors` tiles of columns), n tiles of k; `soon` lines of
+    f are asked for with each of those."""
+    name, kb = f"amx_{halves}x{vectors}{f'_{soon}' if soon else ''}", 4 * LANES * vectors
     lines = [
-        f"static __attribute__((noinline)) void {name}(const u16a *a, i64 step, const u16a *b, i64 n) {{",
+        f"static __attribute__((noinline)) void {name}(const u16a *a, i64 step, const u16a *b, i64 n{', const u16a *f' if soon else ''}) {{",
         f"  step *= 2; const i64 kb = {kb};",
         "  for (i64 k = 0; k < n; k++, a += 32, b += 8 * kb) {",
     ]
+    if soon:
+        lines.append(f"    for (int i = 0; i < {soon}; i++, f += 32) __builtin_prefetch(f, 0, 2);")
     for v in range(vectors):
         lines.append(f'    __asm__ volatile("tileloadd (%0,%1,1), %%tmm{6 + v}" : : "r"(b + {32 * v}), "r"(kb) : "memory");')
     for h in range(halves):
@@ -270,12 +273,12 @@ def _by_pairs(self: Emitter, s: Paired, acc: str, copy: str | None) -> None:
 def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None) -> None:
     """Sums in tile registers over all taps. Rows of a copy that do not exist may hold anything."""
     tall, live = s.rows > LANES, self.emit(s.live).text
-    name, text = amx_function(2 if tall else 1, s.vectors)
+    name, text = amx_function(2 if tall else 1, s.vectors, s.lines)
     self.functions.setdefault(name, text)
     if const_of(s.live) != s.rows and copy is None:
         self.line(f"if ({rows} != {live}) {{ {rows} = {live}; amx_shape({rows}); }}")
         if tall:
-            single, text = amx_function(1, s.vectors)
+            single, text = amx_function(1, s.vectors, s.lines)
             self.functions.setdefault(single, text)
             name = f"({live} > {LANES} ? {name} : {single})"
     tiles = [2 * h + v for h in range(2 if tall else 1) for v in range(s.vectors)]
@@ -283,7 +286,7 @@ def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None) -
         self.line(f'__asm__ volatile("tilezero %%tmm{t}" : : : "memory");')
     base = self.base(s.b.buf)[0]
     if copy is not None:
-        self.line(f"{name}((const u16a *){copy}, {_pitch(s)}, {base} + {_of_b(self, s)}, {_pitch(s) // DEEP});")
+        self.line(f"{name}((const u16a *){copy}, {_pitch(s)}, {base} + {_of_b(self, s)}, {_pitch(s) // DEEP}{_soon(self, s)});")
     else:
         _taps_by_tiles(self, s, name, base)
     for t in tiles:
@@ -312,11 +315,16 @@ def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str) -> None:
         else:
             g = _kept(self, s, s.rows * DEEP, a, fill)
     if whole:
-        self.line(f"{name}({a}, {step}, {b}, {whole});")
+        self.line(f"{name}({a}, {step}, {b}, {whole}{_soon(self, s)});")
     if rest:
-        self.line(f"{name}((const u16a *){g}, {DEEP}, {b} + {whole * DEEP * LANES * s.vectors}, 1);")
+        self.line(f"{name}((const u16a *){g}, {DEEP}, {b} + {whole * DEEP * LANES * s.vectors}, 1{_soon(self, s, whole)});")
     for _ in range(blocks):
         self.close()
+
+
+def _soon(self: Emitter, s: Paired, after: int = 0) -> str:
+    """The argument of a function that prefetches, as C text; `after`: tiles of k that came before."""
+    return "" if s.soon is None else f", {self.base(s.b.buf)[0]} + {self.emit(s.soon).text} + {after * s.lines * DEEP}"
 
 
 def _configure(self: Emitter, s: Paired) -> tuple[str, str]:

@@ -260,6 +260,8 @@ class Paired:
     dense, pairs of k side by side for each n, each tap with zeros up to a multiple of 32 of k; `joined`: all taps behind each other, with
     zeros at their end only (then `a` has no mask). Sums are taken as the machine's bfloat16 instructions do, which treat denormals as
     zero. Rows from `live` on do not exist.
+    soon: a hint without meaning, over the taps' axes; each 32 of k may prefetch `lines` lines of 64 bytes of b's buffer, one behind the
+    other from element `soon` on, which other tiles will need.
     """
 
     acc: str
@@ -274,6 +276,8 @@ class Paired:
     a: Load
     b: Load
     joined: bool = False
+    soon: Expr | None = None
+    lines: int = 0
 
     def meaning(self) -> Loop:
         """The same tile in plain statements."""
@@ -324,7 +328,7 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
         optional = (e for e in (s.soon, s.wide) if e is not None)
         return (s.live, s.extent, s.first, *(e for _, e in s.taps), s.a, s.b, *optional)
     if isinstance(s, Paired):
-        return (s.live, *(e for _, e in s.taps), s.a, s.b)
+        return (s.live, *(e for _, e in s.taps), s.a, s.b, *(() if s.soon is None else (s.soon,)))
     if isinstance(s, Banded):
         return (s.live, s.groups, *(e for _, e in s.taps), s.a, s.b)
     if isinstance(s, Product):

@@ -9,6 +9,7 @@ form does not fit. Tiles take 32 of k at a time, so `b` is packed with k in pair
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ..ir import dtype as dt
@@ -17,7 +18,7 @@ from ..ir.kernel import Kernel, Loop, Paired, Scratch, StoreStmt, Weave
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
-from .contraction import ACC, ONE_COLUMN, Contraction, _least, _params, _product, dense, only_where
+from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where
 from .deps import estimate
 from .tiling import CACHED, LANES
 
@@ -183,13 +184,14 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     taps = () if joined else tuple(x for x, _ in c.taps)
     at = (op("floordiv", element, const(2)), nl * 2 + op("mod", element, const(2)))
     b = Load(packed.name, dt.bf16, (*(x for x, _ in c.batch), nt, *taps, *at))
-    tile = Paired("acc", rows, vectors, ml, live, c.taps, c.k[0], k, nl, a, b, joined)
     epilogue = _epilogue(c, mt * rows, ml, nt * width, nl, live, wide, width)
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     if near is None:
         grid: tuple[tuple[Axis, Expr], ...] = (*c.batch, *m_tiles, (ni, tiles))
     else:
         grid = (*c.batch, (nb, op("floordiv", tiles, const(near))), *m_tiles, (ni, const(near)))
+    soon, lines = (None, 0) if near is None else _soon(c, packed, (nb, ni), near, m_tiles, width, joined)
+    tile = Paired("acc", rows, vectors, ml, live, c.taps, c.k[0], k, nl, a, b, joined, soon, lines)
     steps = rows * vectors * k * max(1, _product([e for _, e in c.taps]))
     params, syms = _params((tile, epilogue), c.stage.stores, c, packed, buffers, [e for _, e in grid])
     scratch = (Scratch("acc", dt.f32, rows * width),)
@@ -203,6 +205,20 @@ def _epilogue(c: Contraction, start: Expr, ml: Axis, left: Expr, nl: Axis, live:
     (store,) = c.stage.stores
     body = StoreStmt(store.buf, tuple(substitute(i, table) for i in store.index), substitute(c.value, table), store.mode)
     return Loop(ml, live, "serial", (Loop(nl, wide, "vector", (body,)),))
+
+
+def _soon(
+    c: Contraction, packed: Buffer, tile: tuple[Axis, Axis], near: int, m_tiles: Axes, width: int, joined: bool
+) -> tuple[Expr | None, int]:
+    """While the rows pass over `near` column tiles, the next ones come from memory, a piece with each tile."""
+    taps, others, passing = packed.shape[len(c.batch) + 1 : -2], packed.shape[: len(c.batch) + 1], [const_of(e) for _, e in m_tiles]
+    if None in passing or any(const_of(e) is None for e in others):
+        return None, 0
+    (nb, ni), lines = tile, -(-width // math.prod(e or 1 for e in passing))
+    size, each = _product([*packed.shape[len(c.batch) + 1 :]]), lines * (const_of(packed.shape[-2]) or 0) // (DEEP // 2) * DEEP
+    place = _flat(c.batch) * others[-1] * size + (nb + 1) * (near * size)
+    place = place + (_flat(m_tiles) * near + ni) * (each * _product([*taps]))
+    return (place if joined else place + _flat(c.taps) * each), lines
 
 
 def _near(tiles: int | None, size: int) -> int | None:
