@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import zipfile
 
@@ -362,3 +363,64 @@ def test_dims_of_torch_export_are_taken():
     for bad in ((*some, args[2])[:3] for some in wrong):
         with pytest.raises((ValueError, RuntimeError)):
             program.module()(*bad)
+
+
+class Sum(nn.Module):
+    def forward(self, x, pair, *, k=2):
+        return x @ pair[0] * k + pair[1].sum()
+
+
+@pytest.mark.parametrize("names", [torchsmith.export, torch.export])
+def test_shapes_by_tensor_and_by_more_inputs(names):
+    """ShapesCollection and AdditionalInputs, ours and torch's."""
+    x, a, b = torch.randn(3, 4), torch.randn(4, 5), torch.randn(6)
+    shapes = (names if names is torchsmith.export else names.dynamic_shapes).ShapesCollection()
+    n = names.Dim("n", max=64)
+    shapes[x] = {0: n}
+    shapes[b] = (n + 3,)
+    program = export(Sum(), (x, (a, b)), dynamic_shapes=shapes)
+    assert program.module()(torch.randn(9, 4), (a, torch.randn(12))).shape == (9, 5)
+    with pytest.raises(ValueError):
+        program.module()(torch.randn(9, 4), (a, torch.randn(11)))
+    more = (names if names is torchsmith.export else names.dynamic_shapes).AdditionalInputs()
+    more.add((torch.randn(7, 4), (a, torch.randn(2))))
+    more.add((torch.randn(1, 4), (a, b)))
+    program = export(Sum(), (x, (a, b)), dynamic_shapes=more)
+    assert program.module()(torch.randn(20, 4), (a, torch.randn(11))).shape == (20, 5)
+    with pytest.raises(ValueError):
+        program.module()(torch.randn(20, 3), (torch.randn(3, 5), b))
+
+
+def test_shapes_that_fit_nothing():
+    x, a, b = torch.randn(3, 4), torch.randn(4, 5), torch.randn(6)
+    shapes = torchsmith.export.ShapesCollection()
+    shapes[torch.randn(3, 4)][0] = Dim("n")
+    with pytest.raises(ValueError, match="no argument"):
+        export(Sum(), (x, (a, b)), dynamic_shapes=shapes)
+    for args, kwargs in (((x, (a, b, b)), {}), ((x, (a, b)), {"k": 3})):
+        more = torchsmith.export.AdditionalInputs()
+        more.add(args, kwargs)
+        with pytest.raises(ValueError, match="AdditionalInputs"):
+            export(Sum(), (x, (a, b)), {"k": 2} if kwargs else None, dynamic_shapes=more)
+
+
+@dataclasses.dataclass
+class Pair:
+    one: torch.Tensor
+    two: torch.Tensor
+
+
+class OfPairs(nn.Module):
+    def forward(self, p):
+        return Pair(p.one + p.two, p.one * 2)
+
+
+def test_registered_dataclasses(tmp_path):
+    torchsmith.export.register_dataclass(Pair)
+    p = Pair(torch.randn(3), torch.randn(3))
+    program = export(OfPairs(), (p,))
+    path = torchsmith.aot.compile_and_package(program, package_path=tmp_path / "m.pt2")
+    for run in (program.module(), torchsmith.aot.load_package(path), torch._inductor.aoti_load_package(str(path))):
+        out = run(p)
+        assert type(out) is Pair
+        torch.testing.assert_close((out.one, out.two), (p.one + p.two, p.one * 2))

@@ -101,6 +101,58 @@ def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[D
     return tuple(Dim(name, min=min, max=max) for name in names)
 
 
+class ShapesCollection:
+    """Declarations by tensor instead of by place: `shapes[x] = {0: batch}` or `shapes[x][0] = batch`, given as `dynamic_shapes`."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[Any, Any]] = {}  # id of a tensor -> it, its declarations
+
+    def __setitem__(self, tensor: Any, row: Any) -> None:
+        if id(tensor) in self._rows and self._rows[id(tensor)][1] != row:
+            raise ValueError(f"ShapesCollection has other sizes for this tensor already: {self._rows[id(tensor)][1]}")
+        self._rows[id(tensor)] = (tensor, row)
+
+    def __getitem__(self, tensor: Any) -> Any:
+        return self._rows.setdefault(id(tensor), (tensor, {}))[1]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, leaves: Sequence[Any]) -> dict[int, Any]:
+        """Number of a leaf -> its declarations."""
+        found = {number: self._rows[id(leaf)][1] for number, leaf in enumerate(leaves) if id(leaf) in self._rows}
+        if len({id(leaves[n]) for n in found}) < len(self):
+            raise ValueError("dynamic_shapes: a ShapesCollection names a tensor that is no argument")
+        return found
+
+
+class AdditionalInputs:
+    """Other calls of the same program, given as `dynamic_shapes`: the sizes in which they differ from the example vary."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def add(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
+        self._calls.append((tuple(args), dict(kwargs or {})))
+
+    def rows(self, leaves: Sequence[Any], spec: Any) -> dict[int, Any]:
+        """Number of a leaf -> its declarations."""
+        rows: dict[int, Any] = {}
+        for args, kwargs in self._calls:
+            others, structure = pytree.tree_flatten((args, kwargs))
+            if structure != spec:
+                raise ValueError("AdditionalInputs: a call's arguments have another structure than the example's")
+            for number, (a, b) in enumerate(zip(leaves, others, strict=True)):
+                sizes, other = getattr(a, "shape", None), getattr(b, "shape", None)
+                if sizes is None or other is None or len(sizes) != len(other):
+                    if type(a) is not type(b) or sizes is not None or a != b:
+                        raise ValueError(f"AdditionalInputs: {b!r} instead of {a!r} is no difference of sizes")
+                    continue
+                row = rows.setdefault(number, {})
+                row.update({d: Dim.DYNAMIC for d, (n, m) in enumerate(zip(sizes, other, strict=True)) if n != m})
+        return rows
+
+
 def ours(row: Any) -> Any:
     """torch.export's Dim, derived dimension or hint as ours (by its attributes: that module is not imported); anything else as it is.
 
@@ -149,7 +201,13 @@ def read_shapes(
     declared: Declared = {}
     if shapes is not None:
         reader = _Reader(leaves, names, declared)
-        if isinstance(shapes, Mapping):
+        if type(shapes).__module__ == "torch.export.dynamic_shapes":  # its ShapesCollection or AdditionalInputs
+            shapes = shapes.dynamic_shapes(forward, tuple(args), dict(kwargs))
+        if isinstance(shapes, ShapesCollection | AdditionalInputs):
+            rows = shapes.rows(leaves) if isinstance(shapes, ShapesCollection) else shapes.rows(leaves, spec)
+            for number, row in rows.items():
+                reader.leaf(number, row, names[number])
+        elif isinstance(shapes, Mapping):
             unknown = [k for k in shapes if k not in named]
             if unknown:
                 raise ValueError(f"dynamic_shapes names {unknown[0]!r}; the arguments are {', '.join(named) or 'none'}")
