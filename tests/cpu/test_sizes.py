@@ -249,3 +249,27 @@ def test_order_of_sizes_in_memory() -> None:
     assert compiles(conv, calls) == 1
     for a, b in itertools.pairwise([torch.randn(5, 6), torch.randn(6, 5).t(), torch.randn(5, 12)[:, ::2], torch.randn(10, 6)[::2]]):
         assert compiles(lambda x: (x @ torch.ones(6, 3)).relu(), [(a,), (b,)]) <= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "kernel", "how"), [
+    (16, 3, {"padding": 1}), (3, 7, {"padding": 3, "stride": 2}), (3, 5, {"padding": 4, "dilation": 2}), (8, (1, 3), {"padding": (0, 2)}),
+    (20, 3, {"padding": 1, "stride": 2}), (32, 5, {"padding": 2, "groups": 2}),
+])  # fmt: skip
+def test_padded_convolutions_of_any_width(channels: int, kernel: object, how: dict[str, object], dtype: torch.dtype) -> None:
+    """Partial tiles of every number of rows, first, last and only ones, one compilation for all."""
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(channels, 32, kernel, **how).to(dtype).eval()
+    exact = torch.nn.Conv2d(channels, 32, kernel, **how).double().eval()
+    exact.load_state_dict(conv.state_dict())
+    c = torchsmith.compile(lambda x: torch.relu(conv(x)), dynamic=True)
+    with torch.no_grad(), events.recording() as got:
+        for width in (11, *range(2, 41)):
+            x = torch.randn(1, channels, 5 + width % 3, width).to(dtype)
+            want, ours, eager = torch.relu(exact(x.double())), c(x), torch.relu(conv(x))
+            assert ours.shape == want.shape and ours.dtype == dtype
+            error, bar = ((t.double() - want).abs().max().item() for t in (ours, eager))
+            ulps = 64 if dtype is torch.float64 else 4  # of float64 there is no better one to compare with
+            assert error <= max(2 * bar, ulps * torch.finfo(dtype).eps * want.abs().max().item()), width
+    assert sum(e.kind == "graph" for e in got) == 1
+    assert all(e.fields["report"].road == "native" for e in got if e.kind == "graph")

@@ -67,6 +67,8 @@ class Emitter:
     # ------------------------------------------------------------ text
     def fresh(self, kind: str) -> str:
         n = self.counter.get(kind, 0)
+        while f"{kind}{n}" in vector.SCALARS:  # i32 is a type
+            n += 1
         self.counter[kind] = n + 1
         return f"{kind}{n}"
 

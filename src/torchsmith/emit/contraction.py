@@ -283,7 +283,7 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
         if not inside:
             return
         self.open(f"if (!{test}) {{", [])
-    if partial:
+    if partial and not cut:
         _by_pointers(self, s, a, a.terms.get(s.k, zero), bounds, kb)
     elif not cut:
         _at_the_edge(self, s, a, bounds, kb, a_start, step)

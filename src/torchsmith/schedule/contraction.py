@@ -289,7 +289,7 @@ def form_contraction(
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
     soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None else (None, 0)
     readable = None if packed is not None or const_of(wide) == width else wide
-    far, tails = _are_far(c, tiling, buffers), tails_of(rows, live, m_extent, a)
+    far, tails = _are_far(c, tiling, buffers), tails_of(rows, live, m_extent)
     contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, wide=readable, far=far, tails=tails)
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
@@ -355,9 +355,9 @@ def _least(limit: int, rest: Expr, extent: Expr) -> Expr:
     return op("min", const(limit), rest)
 
 
-def tails_of(rows: int, live: Expr, extent: Expr, a: Load) -> tuple[int, ...]:
-    """Row counts of partial tiles, where how many rows there are is known at run time only and padding does not take part."""
-    if const_of(live) is not None or const_of(extent) is not None or a.mask is not None:
+def tails_of(rows: int, live: Expr, extent: Expr) -> tuple[int, ...]:
+    """Row counts of partial tiles, where how many rows there are is known at run time only."""
+    if const_of(live) is not None or const_of(extent) is not None:
         return ()
     return tuple(n for n in TAILS if n < rows)
 
