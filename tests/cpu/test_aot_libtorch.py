@@ -23,6 +23,8 @@ from torchsmith.export import Dim
 from torchsmith.runtime.model_library import paths
 
 ALLOW = {"libtorch": "allow"}
+# Before 2.12 libtorch prints the text of its errors and hands none out: callers of operators and of its loader see that something failed.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
 Run = Callable[..., Any]
 
 
@@ -143,7 +145,7 @@ def test_without_torch_in_python(package: str) -> None:
 def test_checks_of_linear_algebra(tmp_path: Path, road: str) -> None:
     run = ROADS[road](packed(Inverse(), (torch.eye(4),), tmp_path / "m.pt2"))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"linalg\.inv.*singular"):
+        with pytest.raises(RuntimeError, match="failed" if OLD and road == "torch" else r"linalg\.inv.*singular"):
             run(torch.zeros(4, 4))
         out = run(2 * torch.eye(4))
         torch.testing.assert_close(out[0] if road == "arrays" else out, 0.5 * torch.eye(4) + 1)
@@ -191,7 +193,7 @@ def test_errors_of_operators(tmp_path: Path, road: str, capfd: pytest.CaptureFix
     """The operator's own error with its name and line (PyTorch's loader shows libtorch's text, ours is on stderr); the model works on."""
     run = ROADS[road](packed(Fails(), (torch.ones(4),), tmp_path / "m.pt2"))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="no zeros, please") as caught:
+        with pytest.raises(RuntimeError, match="failed" if OLD else "no zeros, please") as caught:
             run(torch.zeros(4))
         assert "test_aot_libtorch.py:" in (capfd.readouterr().err if road == "torch" else str(caught.value))
         out = run(torch.ones(4))
@@ -295,7 +297,7 @@ int main(int argc, char **argv) {
     loader.run({torch::zeros({4, 4})});
     good = false;
   } catch (const std::exception &e) {
-    good = good && std::string(e.what()).find("singular") != std::string::npos;
+    good = good && std::string(e.what()).find(TOLD) != std::string::npos;
   }
   std::cout << (good ? "good" : "bad") << std::endl;
 }
@@ -333,6 +335,7 @@ def test_in_cpp(tmp_path: Path) -> None:
     includes = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]
     libraries = [f"-L{root}/lib", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{root}/lib"]
     source, program = str(tmp_path / "main.cpp"), str(tmp_path / "main")
-    subprocess.run(["c++", "-std=c++20", "-O0", *includes, source, "-o", program, *libraries], check=True)
+    told = "failed" if OLD else "singular"
+    subprocess.run(["c++", "-std=c++20", "-O0", f'-DTOLD="{told}"', *includes, source, "-o", program, *libraries], check=True)
     done = subprocess.run([program, package], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "good", (done.stdout, done.stderr)
