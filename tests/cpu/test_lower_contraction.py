@@ -6,6 +6,8 @@ import pytest
 import torch
 from lower_harness import check
 
+import torchsmith
+
 F = torch.nn.functional
 CASES = {
     "mm": (torch.mm, [(3, 5), (5, 4)]),
@@ -31,3 +33,17 @@ def test_equal_to_eager_without_an_extern_call(name: str, dtype: torch.dtype) ->
     args = tuple(torch.randn(s).to(dtype) for s in shapes)
     rtol, atol = (2e-2, 1e-2) if dtype is torch.bfloat16 else (1e-5, 1e-5)
     check(fn, *args, rtol=rtol, atol=atol, role="param")
+
+
+@pytest.mark.parametrize(("size", "stride", "dilation", "padding"), [(15, 1, 1, 1), (20, 1, 2, 2), (17, 2, 1, 1), (5, 1, 1, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_padding_is_zeros_beside_infinite_weights(size, stride, dilation, padding, dtype):
+    """0 * inf is NaN in every row whose tap lies in the padding, whether or not other rows of its tile lie there too."""
+    conv = torch.nn.Conv2d(24, 32, 3, stride=stride, dilation=dilation, padding=padding, dtype=dtype).eval()
+    x = torch.randn(1, 24, size, size, dtype=dtype)
+    with torch.no_grad():
+        conv.weight[0, 0, 0, 0], conv.weight[3, 2, 2, 1], conv.weight[20, 5, 1, 2] = float("inf"), float("nan"), float("-inf")
+        got, want = torchsmith.compile(conv)(x), torch.nn.functional.conv2d(
+            torch.nn.functional.pad(x, [padding] * 4), conv.weight, conv.bias, stride, dilation=dilation
+        )
+    torch.testing.assert_close(got, want, equal_nan=True)

@@ -366,6 +366,7 @@ def _by_window(self: Emitter, s: Contract, bounds: Bounds, kb: str, a: Linear, a
     self.open("if (any) {", [])
     _steps(self, s, bounds, kb, lambda m, k: f"row[{_sum(str(m * step), k)}]")
     self.close()
+    _all_padding(self, s, bounds, kb)
 
 
 def _times(a: str, b: str) -> str:
@@ -378,16 +379,7 @@ def _sum(a: str, b: str) -> str:
 
 def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str = "") -> None:
     """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`. soon: an address that step k asks for."""
-    live = _live_lanes(self, s)
-    self.line('_Pragma("GCC unroll 1")')  # unrolled, gcc hoists loads and spills accumulators
-    self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
-    for v in range(_columns(self, s)):
-        at = f"{self.lanes * v}"
-        if v % (s.lanes // self.lanes) == 0:
-            self.line(f"__builtin_prefetch(w + {_sum(_times(f'(k + {AHEAD})', kb), at)});")
-        place_b = _sum(_times("k", kb), at)
-        whole, part = _VECTOR[s.b.dtype.name], _PART[s.b.dtype.name]
-        self.line(f"x{s.dtype} w{v} = {part.format(f'w + {place_b}', live[v]) if live[v] else whole.format(f'w + {place_b}')};")
+    _open_steps(self, s, bounds, kb)
     by = s.soon_vectors
     for v in range(by):
         self.line(f"__builtin_prefetch(f + {_sum(_times('k', str(s.lanes * by)), str(s.lanes * v))}, 0, 2);")
@@ -398,6 +390,34 @@ def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[
         for v in range(_columns(self, s)):
             self.line(f"  c{m}_{v} = fma_x{s.dtype}(x, w{v}, c{m}_{v});")
         self.line("}")
+    self.close()
+
+
+def _open_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str) -> None:
+    """for k in bounds: a row of `b` in w0, w1, ..."""
+    live = _live_lanes(self, s)
+    self.line('_Pragma("GCC unroll 1")')  # unrolled, gcc hoists loads and spills accumulators
+    self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
+    for v in range(_columns(self, s)):
+        at = f"{self.lanes * v}"
+        if v % (s.lanes // self.lanes) == 0:
+            self.line(f"__builtin_prefetch(w + {_sum(_times(f'(k + {AHEAD})', kb), at)});")
+        place_b = _sum(_times("k", kb), at)
+        whole, part = _VECTOR[s.b.dtype.name], _PART[s.b.dtype.name]
+        self.line(f"x{s.dtype} w{v} = {part.format(f'w + {place_b}', live[v]) if live[v] else whole.format(f'w + {place_b}')};")
+
+
+def _all_padding(self: Emitter, s: Contract, bounds: Bounds, kb: str) -> None:
+    """A tap that lies wholly in the padding adds zero, or NaN where its weights are infinite or NaN: the same for every row."""
+    kind, columns = f"x{s.dtype}", range(_columns(self, s))
+    self.open("if (!any) {", [])
+    self.line(f"{kind} {', '.join(f'z{v} = {{0}}' for v in columns)};")
+    _open_steps(self, s, bounds, kb)
+    for v in columns:
+        self.line(f"z{v} = fma_{kind}(({kind}){{0}}, w{v}, z{v});")
+    self.close()
+    for m in range(s.rows):
+        self.line(" ".join(f"c{m}_{v} += z{v};" for v in columns))
     self.close()
 
 
@@ -439,6 +459,7 @@ def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: Bounds
     _steps(self, s, bounds, kb, lambda m, k: f"p[{m}][{'0' if alone else _times(k, f'ks[{m}]' if scattered else stride)}]")
     if s.a.mask is not None:
         self.close()
+        _all_padding(self, s, bounds, kb)
 
 
 def _zeros(self: Emitter, dtype: DType, count: int | None) -> str:
