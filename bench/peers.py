@@ -78,8 +78,10 @@ def cache_folder(model: nn.Module, *packages: str) -> Path:
     return Path(platformdirs.user_cache_dir("torchsmith-bench")) / "-".join(f"{p}{version(p)}" for p in packages)
 
 
-def exported(model: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> str:
-    """Path of the model as ONNX. Exports are slow: they are kept, by model, seed and input shapes; one with dynamic shapes serves all."""
+def exported(model: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any = None, dynamo: bool = True) -> str:
+    """Path of the model as ONNX. Exports are slow: they are kept, by model, seed and input shapes; one with dynamic shapes serves all.
+
+    dynamo False: torch's older exporter; dynamic_shapes has a dict of names for each tensor."""
     sizes = "dynamic" if dynamic_shapes else "_".join("x".join(map(str, t.shape)) for t in inputs)
     path = cache_folder(model, "torch", "onnx", "onnxscript") / f"{getattr(model, 'bench_key', 'model')}-{sizes}" / "model.onnx"
     if not path.exists():
@@ -87,7 +89,12 @@ def exported(model: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any = No
         with tempfile.TemporaryDirectory(dir=path.parent.parent) as temporary, warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             target = str(Path(temporary) / "model.onnx")
-            torch.onnx.export(model, inputs, target, dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes)
+            if dynamo:
+                torch.onnx.export(model, inputs, target, dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes)
+            else:
+                names = [f"input{i}" for i in range(len(inputs))]
+                axes = dict(zip(names, dynamic_shapes, strict=True))
+                torch.onnx.export(model, inputs, target, dynamo=False, input_names=names, dynamic_axes=axes)
             if not path.parent.exists():  # weights may lie in a file beside it
                 shutil.copytree(temporary, path.parent)
     return str(path)

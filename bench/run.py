@@ -9,6 +9,7 @@
     python bench/run.py --suite loaded         the same calls beside two busy processes
     python bench/run.py --suite pointwise      elementary functions alone, softmax, norms, pooling, copies, against torch
     python bench/run.py --suite aot            packages with varying sizes against AOTInductor, ONNX Runtime, and packages of one size
+    python bench/run.py --suite aot-example    the documents' example: compile time, library, start, memory, cost of a call from C
     python bench/run.py --suite op_db          bench/op_db.py, whole
 
 In: --models, --batches, --peers, --only, --threads narrow a run; --quick is a smoke run whose figures mean nothing. Out: a table on stdout
@@ -29,13 +30,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import aot, compile, contractions, loaded, overhead, pointwise, seeds, threads  # noqa: E402
+from suites import aot, aot_example, compile, contractions, loaded, overhead, pointwise, seeds, threads  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
 SUITES = {
     "seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded,
-    "pointwise": pointwise, "aot": aot,
+    "pointwise": pointwise, "aot": aot, "aot-example": aot_example,
 }  # fmt: skip
 MODELS_OF = {
     "threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"], "aot": list(aot.CASES),

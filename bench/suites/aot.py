@@ -1,13 +1,15 @@
 """Packages: one with sizes declared to vary against AOTInductor, ONNX Runtime, and against packages made for each size alone.
 
 Every peer's file is made once for all sizes of a model; AOTInductor's and ONNX Runtime's are slow to make and kept in the user's
-cache folder.
+cache folder. `--prepare` fills that; `--resume` goes on behind the last model that was written. Runs pinned to cores (taskset) take as
+many threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import mmap
 import statistics
 import tempfile
 import time
@@ -25,12 +27,14 @@ Size = tuple[int, ...]
 PEERS = ("AOTInductor", "onnxruntime", "static")
 LOADERS = ("torchsmith", "AOTInductor")
 LOADS = 7  # fresh processes whose median is the load time
-BAR, DYNAMIC, DYNAMIC_WORST = 0.9, 1.05, 1.10
+BAR, DYNAMIC, DYNAMIC_WORST, MAPPED = 0.9, 1.05, 1.10, 3
 NOTE = (
     "One package for all sizes, loaded with torchsmith.aot.load_package. `vs`: the peer's time over ours (above 1: ours is faster), median "
     "of paired bursts with a bootstrap 95 % interval; static: our own package made for that size alone, so its ratio is 1 over (dynamic "
-    "over static). `error`: max|ours - eager| / max|eager|. Load: from a path to the loaded model, and to the first result at the smallest "
-    "size, in a fresh process that has imported torch, the file in the page cache; code: the package less its weights."
+    "over static); alone: AOTInductor's package is one made for that size alone as well, because torch.export cannot leave the size open. "
+    "`error`: max|ours - eager| / max|eager|. Load: from a path to the loaded model, and to the first result at the smallest size, in a "
+    "fresh process that has imported torch, the file in the page cache; code: the package less its weights. Map: mmap of as many bytes of "
+    "the package as the weights have; with MAP_POPULATE; with one byte of each page read."
 )
 
 
@@ -44,15 +48,16 @@ class Case:
     shapes: Any
     ranges: dict[str, tuple[int, int]]
     example: Size
+    timed: bool = True  # False: loading only
 
 
-def _image(name: str) -> Case:
+def _image(name: str, timed: bool = True) -> Case:
     def inputs(batch: int) -> tuple[Any, ...]:
         from models import inputs_of
 
         return inputs_of(name, batch)
 
-    return Case(_model(name), inputs, ((1,), (3,), (8,)), ({0: "batch"},), {"batch": (1, 64)}, (2,))
+    return Case(_model(name), inputs, ((1,), (5,), (16,)), ({0: "batch"},), {"batch": (1, 16)}, (2,), timed)
 
 
 def _model(name: str) -> Callable[[], Any]:
@@ -70,8 +75,8 @@ def _words(name: str) -> Case:
 
         return (_tokens(TOKENS[name][0], batch, length),)
 
-    sizes = ((1, 17), (1, 128), (4, 64), (8, 128))
-    return Case(_model(name), inputs, sizes, ({0: "batch", 1: "length"},), {"batch": (1, 64), "length": (2, 512)}, (2, 96))
+    sizes = ((1, 2), (1, 128), (3, 77), (8, 256))
+    return Case(_model(name), inputs, sizes, ({0: "batch", 1: "length"},), {"batch": (1, 8), "length": (2, 256)}, (2, 96))
 
 
 def _tokens(vocabulary: int, *shape: int) -> Any:
@@ -100,7 +105,7 @@ def _cached_decoder() -> Case:
         return _tokens(VOCABULARY, batch, 1), cache
 
     shapes = ({0: "batch"}, [{0: "batch", 2: "past"}] * (2 * LAYERS))
-    return Case(make, inputs, ((1, 16), (1, 500), (4, 128)), shapes, {"batch": (1, 64), "past": (1, 1000)}, (2, 40))
+    return Case(make, inputs, ((1, 1), (1, 500), (3, 128), (4, 1000)), shapes, {"batch": (1, 4), "past": (1, 1000)}, (2, 40))
 
 
 def _lstm() -> Case:
@@ -117,13 +122,14 @@ def _lstm() -> Case:
 
         return (torch.randn(batch, length, 128, generator=torch.Generator().manual_seed(1)),)
 
-    ranges = {"batch": (1, 64), "length": (2, 512)}
-    return Case(make, inputs, ((1, 20), (1, 100), (8, 50)), ({0: "batch", 1: "length"},), ranges, (2, 30))
+    ranges = {"batch": (1, 16), "length": (2, 512)}
+    return Case(make, inputs, ((1, 2), (1, 100), (8, 50), (16, 512)), ({0: "batch", 1: "length"},), ranges, (2, 30))
 
 
 CASES: dict[str, Callable[[], Case]] = {
     "resnet50": lambda: _image("resnet50"), "BERT_pytorch": lambda: _words("BERT_pytorch"), "mobilenet_v2": lambda: _image("mobilenet_v2"),
     "timm_vision_transformer": lambda: _image("timm_vision_transformer"), "lstm": _lstm, "cached_decoder": _cached_decoder,
+    "resnet18": lambda: _image("resnet18", timed=False),
 }  # fmt: skip
 
 
@@ -152,37 +158,57 @@ def our_package(case: Case, model: Any, folder: str, size: Size | None = None) -
     return torchsmith.aot.compile_and_package(program, package_path=path)
 
 
-def inductor_package(case: Case, model: Any) -> str:
-    """Path of AOTInductor's package, kept. The process must have set TORCHINDUCTOR_FREEZING=1 at its start."""
+def inductor_package(case: Case, model: Any, size: Size | None = None) -> str:
+    """Path of AOTInductor's package, for all sizes or for one; kept. The process must have set TORCHINDUCTOR_FREEZING=1 at its start."""
     import torch
     from peers import cache_folder
     from torch._inductor import config
 
     if not config.freezing:
         raise RuntimeError("run this in a process that sets TORCHINDUCTOR_FREEZING=1 at its start")
-    path = cache_folder(model, "torch") / f"{model.bench_key}-aotinductor-freezing.pt2"
+    sizes = "-".join(map(str, size)) if size else "-".join(f"{lo}to{hi}" for lo, hi in case.ranges.values())
+    path = cache_folder(model, "torch") / f"{model.bench_key}-aotinductor-freezing-{sizes}.pt2"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        shapes = dims(case.shapes, case.ranges, torch.export.Dim)
+        shapes = None if size else dims(case.shapes, case.ranges, torch.export.Dim)
         with torch.no_grad(), warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
             warnings.simplefilter("ignore")
-            program = torch.export.export(model, case.inputs(*case.example), dynamic_shapes=shapes)
+            program = torch.export.export(model, case.inputs(*(size or case.example)), dynamic_shapes=shapes)
             made = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / "model.pt2"))
             Path(made).replace(path)
     return str(path)
 
 
 def onnx_file(case: Case, model: Any) -> str:
+    """Path of the model as ONNX, for all sizes. What torch.export cannot take with varying sizes (it unrolls an LSTM over time) goes
+    through the older exporter, which has ONNX's own LSTM."""
     import torch
     from peers import exported
 
     ranges = {n: (lo, hi) for n, (lo, hi) in case.ranges.items()}
-    return exported(model, case.inputs(*case.example), dims(case.shapes, ranges, torch.export.Dim))
+    inputs = case.inputs(*case.example)
+    try:
+        return exported(model, inputs, dims(case.shapes, ranges, torch.export.Dim))
+    except torch.onnx.errors.OnnxExporterError:
+        return exported(model, inputs, case.shapes, dynamo=False)
 
 
 # ---------------------------------------------------------------- one process each
 def run_case(case: dict[str, Any]) -> Row:
-    return {"time": _time, "load": _load, "make": _make}[case["what"]](case)
+    return {"time": _time, "load": _load, "make": _make, "map": _map}[case["what"]](case)
+
+
+def _map(case: dict[str, Any]) -> Row:
+    """Seconds to map as many bytes of a file as the model's weights have: the mapping alone; with all pages; with a byte of each read."""
+    out, plain = {}, mmap.MAP_PRIVATE
+    with Path(case["path"]).open("rb") as file:
+        for how, flags in (("map_s", plain), ("populate_s", plain | mmap.MAP_POPULATE), ("touch_s", plain)):
+            began = time.perf_counter()
+            with mmap.mmap(file.fileno(), case["bytes"], flags, mmap.PROT_READ) as memory:
+                if how == "touch_s":
+                    memory[:: mmap.PAGESIZE]
+                out[how] = time.perf_counter() - began
+    return out
 
 
 def _make(case: dict[str, Any]) -> Row:
@@ -190,8 +216,9 @@ def _make(case: dict[str, Any]) -> Row:
     known = CASES[case["model"]]()
     model = known.make()
     began = time.process_time()
+    size = tuple(case["size"]) if case.get("size") else None
     if case["who"] == "AOTInductor":
-        path = inductor_package(known, model)
+        path = inductor_package(known, model, size)
     elif case["who"] == "onnxruntime":
         path = onnx_file(known, model)
     else:
@@ -292,29 +319,49 @@ def suite(args: argparse.Namespace) -> list[Row]:
     for name in [m for m in args.models if m in CASES] or list(CASES):
         if any(r["model"] == name for r in rows):
             continue
-        case, row = CASES[name](), {"model": name, "sizes": [], "load": {}, "made": {}}
         with tempfile.TemporaryDirectory() as folder:
-            for who in ("torchsmith", *(p for p in peers if p != "static")):
-                one = {"suite": "aot", "what": "make", "model": name, "who": who, "folder": folder}
-                row["made"][who] = child(one, {"TORCHINDUCTOR_FREEZING": "1"})
-            paths = {who: made["path"] for who, made in row["made"].items() if "path" in made}
-            if args.prepare:
-                print(name, {who: made.get("error", made.get("cpu_s")) for who, made in row["made"].items()}, flush=True)
-                continue
-            for size in case.sizes:
-                here = [p for p in peers if p == "static" or p in paths]
-                one = {"suite": "aot", "what": "time", "model": name, "size": size, "paths": paths, "peers": here}
-                row["sizes"].append({"size": size} | child(one | {"protocol": protocol_of(args)}))
-                print(table([row]).split("\n")[2 + len(row["sizes"]) - 1], flush=True)
-            for who in LOADERS:
-                if who in paths:
-                    one = {"suite": "aot", "what": "load", "model": name, "who": who, "path": paths[who], "size": case.sizes[0]}
-                    row["load"][who] = _medians([child(one) for _ in range(2 if args.quick else LOADS)])
+            row = _model_row(args, name, peers, folder)
+        if args.prepare:
+            print(name, {who: made.get("error", made.get("cpu_s")) for who, made in row["made"].items()}, flush=True)
+            continue
         rows.append(row)
         save(args.out, "aot", rows, table(rows), NOTE)
     if args.prepare:
         save(args.out, "aot", [], "nothing timed", NOTE)
     return rows
+
+
+def _model_row(args: argparse.Namespace, name: str, peers: list[str], folder: str) -> Row:
+    """Everything about one model: files, latency per size, loading."""
+    case, row = CASES[name](), {"model": name, "sizes": [], "load": {}, "made": {}}
+
+    def make(who: str, size: Size | None = None) -> Row:
+        one = {"suite": "aot", "what": "make", "model": name, "who": who, "folder": folder, "size": size}
+        return child(one, {"TORCHINDUCTOR_FREEZING": "1"})
+
+    makers = [p for p in ("torchsmith", *peers) if p != "static" and (case.timed or p in LOADERS)]
+    row["made"] = {who: make(who) for who in makers}
+    alone = "path" not in row["made"].get("AOTInductor", {"path": ""})  # it cannot take the model with varying sizes: a package for each
+    each = [make("AOTInductor", size) for size in case.sizes if case.timed] if alone else []
+    paths = {who: made["path"] for who, made in row["made"].items() if "path" in made}
+    if args.prepare:
+        return row
+    for n, size in enumerate(case.sizes if case.timed else ()):
+        here = paths | ({"AOTInductor": each[n]["path"]} if alone and "path" in each[n] else {})
+        who = [p for p in peers if p == "static" or p in here]
+        one = {"suite": "aot", "what": "time", "model": name, "size": size, "paths": here, "peers": who, "protocol": protocol_of(args)}
+        row["sizes"].append({"size": size, "alone": alone} | child(one))
+        print(table([row]).split("\n")[2 + len(row["sizes"]) - 1], flush=True)
+    if alone and each and "path" in each[0]:
+        row["made"]["AOTInductor"], paths["AOTInductor"] = each[0], each[0]["path"]
+    for who in LOADERS:
+        if who in paths:
+            one = {"suite": "aot", "what": "load", "model": name, "who": who, "path": paths[who], "size": case.sizes[0]}
+            row["load"][who] = _medians([child(one) for _ in range(2 if args.quick else LOADS)])
+    if "path" in row["made"]["torchsmith"]:
+        one = {"suite": "aot", "what": "map", "path": paths["torchsmith"], "bytes": row["made"]["torchsmith"]["weights"]}
+        row["load"]["map"] = _medians([child(one) for _ in range(2 if args.quick else LOADS)])
+    return row
 
 
 def _medians(found: list[Row]) -> Row:
@@ -324,7 +371,7 @@ def _medians(found: list[Row]) -> Row:
 
 def table(rows: list[Row]) -> str:
     """A line per model and size; then loading and sizes of files; then the bars."""
-    titles = ["model", "size", "ours ms", *(f"vs {p} [95 %]" for p in PEERS), "A/A", "error"]
+    titles = ["model", "size", "ours ms", "static ms", *(f"vs {p} [95 %]" for p in PEERS), "A/A", "error"]
     out = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for r in rows:
         for s in r["sizes"]:
@@ -333,10 +380,13 @@ def table(rows: list[Row]) -> str:
                 why = s["failed"].get("torchsmith", "-") if "failed" in s else s.get("error", "-")
                 out.append(f"{where} failed: {why[-160:]} |")
                 continue
-            cells = [ratio_text(s, p) for p in PEERS]
+            cells = [ratio_text(s, p) + (" alone" if p == "AOTInductor" and s.get("alone") and p in s["peers"] else "") for p in PEERS]
             control = f"{s['control']['ratio']:.3f}{' too noisy' if s['noisy'] else ''}"
-            out.append(f"{where} " + " | ".join([f"{s['control']['a_ms']:.3g}", *cells, control, f"{s['error']['torchsmith']:.1e}"]) + " |")
-    titles = ["model", *(f"{w}: load ms, first result ms, grown MB, code KB, CPU s to make" for w in LOADERS)]
+            static = f"{s['peers']['static']['b_ms']:.3g}" if "static" in s["peers"] else "-"
+            ms = [f"{s['control']['a_ms']:.3g}", static]
+            out.append(f"{where} " + " | ".join([*ms, *cells, control, f"{s['error']['torchsmith']:.1e}"]) + " |")
+    titles = ["model", *(f"{w}: load ms, first result ms, grown MB, code KB, CPU s to make" for w in LOADERS),
+              "weights MB, ms to map, populate, touch"]  # fmt: skip
     out += ["", "| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for r in rows:
         cells = []
@@ -348,6 +398,12 @@ def table(rows: list[Row]) -> str:
             code = (made["bytes"] - made["weights"]) / 1e3
             times = f"{load['load_s'] * 1e3:.1f}, {load['first_s'] * 1e3:.1f}"
             cells.append(f"{times}, {load['rss'] / 1e6:.0f}, {code:.0f}, {made['cpu_s']:.1f}")
+        mapped = r["load"].get("map", {})
+        if "map_s" in mapped:
+            ms = ", ".join(f"{mapped[k] * 1e3:.2f}" for k in ("map_s", "populate_s", "touch_s"))
+            cells.append(f"{r['made']['torchsmith']['weights'] / 1e6:.0f}, {ms}")
+        else:
+            cells.append("-")
         out.append(f"| {r['model']} | " + " | ".join(cells) + " |")
     return "\n".join([*out, "", *_bars(rows)])
 
@@ -366,11 +422,17 @@ def _bars(rows: list[Row]) -> list[str]:
             out.append(f"- dynamic over static: {text}")
         else:
             worst = min(found, key=lambda n: found[n])
+            missing = [name for name, m in cells if p not in m]
             text = f"geomean {geomean(list(found.values())):.2f} (bar 1), least {worst} {found[worst]:.2f} (bar {BAR}), of {len(found)}"
-            out.append(f"- against {p}: {text}")
+            out.append(f"- against {p}: {text}" + (f"; without {', '.join(missing)}" if missing else ""))
     loads = [(r["model"], r["load"]["AOTInductor"]["load_s"] / r["load"]["torchsmith"]["load_s"]) for r in rows
              if all("load_s" in r["load"].get(w, {}) for w in LOADERS)]  # fmt: skip
     if loads:
         least = min(loads, key=lambda x: x[1])
         out.append(f"- load time of AOTInductor over ours: geomean {geomean([v for _, v in loads]):.2f}, least {least[0]} {least[1]:.2f}")
+    for r in rows:
+        load, mapped = r["load"].get("torchsmith", {}), r["load"].get("map", {})
+        if r["model"] == "resnet18" and "load_s" in load and "map_s" in mapped:
+            times = ", ".join(f"{load['load_s'] / mapped[k]:.2f} x to {k[:-2]}" for k in ("map_s", "populate_s", "touch_s"))
+            out.append(f"- resnet18: loading takes {times} its weights (bar {MAPPED} x)")
     return out

@@ -16,6 +16,7 @@ import torch
 from test_aot import ROOT, Perceptron, exported
 
 from torchsmith import aot
+from torchsmith.aot.archive import TAIL
 from torchsmith.aot.cli import main
 from torchsmith.aot.weights import Block
 from torchsmith.runtime.model_library import paths
@@ -78,7 +79,7 @@ def test_flipped_bits_never_crash(package: Path, tmp_path: Path) -> None:
 def test_weights_are_verified_when_asked(package: Path, tmp_path: Path) -> None:
     content = bytearray(package.read_bytes())
     at = content.index(b"TSWEIGHT\x01\0\0\0")
-    content[at + 4096 + 8] ^= 1
+    content[at + 64 + 8] ^= 1
     path = tmp_path / "model.pt2"
     path.write_bytes(content)
     aot.load_package(path)  # weights are mapped, not read
@@ -283,3 +284,12 @@ def _newer(name: str, content: bytes) -> tuple[str, bytes]:
     if name.endswith("torchsmith.json"):
         content = json.dumps(json.loads(content) | {"format": 2}).encode()
     return name, content
+
+
+def test_few_weights_are_not_padded_to_pages(tmp_path: Path) -> None:
+    model = torch.nn.Linear(10, 16).eval()
+    path = aot.aot_compile(model, (torch.randn(3, 10),), options={"aot_inductor.output_path": str(tmp_path / "model.so")})
+    content = Path(path).read_bytes()
+    code, start, weights, *_ = TAIL.unpack(content[-TAIL.size :])
+    assert code <= start < code + 64 and len(content) == start + weights + TAIL.size
+    assert weights < 64 + 2 * 4 * (10 * 16 + 16) + 4 * 64  # a header, the packed matrix, what is read as it is, and gaps to lines

@@ -160,7 +160,7 @@ def write_library(path: str | os.PathLike[str], part: Part) -> str:
     """One model.so with its weights behind the code, mapped from there."""
     target = Path(path)
     library = part.libraries[0][1]
-    start = align(len(library), PAGE)
+    start = align(len(library), 64 if part.weights.size < PAGE else PAGE)
     tail = TAIL.pack(len(library), start, part.weights.size, zlib.crc32(library), 0, TAIL_MAGIC)
     with _replacing(target, 0o777) as f:
         f.write(library)

@@ -30,7 +30,7 @@ from ..runtime.externs_torch import operator_row
 from ..runtime.manifest import Manifest
 from ..runtime.model_library import Texts, build_model, features_of
 from .entry import Constant, Entry
-from .weights import Block, Weights, align
+from .weights import PAGE, Block, Weights, align
 
 define("AOT022", "the program writes inputs or returns views of them, so they must not be copied", "compile it without copy_inputs")
 define("AOT021", "the compiled library refused the constants", "please report it")
@@ -129,7 +129,7 @@ def conditions_of(entry: Entry) -> tuple[tuple[Expr, str], ...]:
 
 def place_constants(constants: Sequence[Constant], manifest: Manifest, keep: bool) -> tuple[list[ConstantRow], Weights]:
     """Where each constant lies in the weights: those the run reads, and what prepare computes from the others."""
-    offset = align(64, 4096)
+    offset = align(64, 64 if manifest.state < PAGE else PAGE)
     state_offset = -1
     if manifest.state:
         state_offset, offset = offset, align(offset + manifest.state, 64)
