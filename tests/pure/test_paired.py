@@ -10,14 +10,15 @@ from test_contraction import multiply_add
 from test_emit_targets import flags_for
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.expr import Axis, Cast, Load, const
+from torchsmith.ir.dtype import DType
+from torchsmith.ir.expr import Axis, Cast, Load, const, convert
 from torchsmith.ir.kernel import Kernel, Paired
 from torchsmith.ir.program import Buffer, Stage, Store
-from torchsmith.schedule.contraction import recognise
+from torchsmith.schedule.contraction import pack, recognise
 from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
 from torchsmith.schedule.paired import form_changing_pairs, form_paired, rows_of
-from torchsmith.schedule.windows import narrow_k
+from torchsmith.schedule.windows import narrow_k, widen
 
 TARGETS = {
     "native": emit_harness.FLAGS, "no tiles": [*emit_harness.FLAGS, "-mno-amx-bf16"], "avx2": flags_for("x86-64-v3"),
@@ -133,3 +134,21 @@ def test_changing_operand(target: str, along: str, batch: int, m: int, n: int, k
     launch(kernel, arrays, {}, chunks=3)
     want = x.astype(np.float64) @ (w if along == "n" else w.transpose(0, 2, 1)).astype(np.float64)
     np.testing.assert_allclose(arrays["y"], want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("m", "dtype", "copied"), [(8, dt.f16, True), (7, dt.f16, False), (64, dt.bf16, True), (64, dt.f32, False)])
+def test_rows_are_widened_once(m: int, dtype: DType, copied: bool) -> None:
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    sizes = {"x": (m, 40), "w": (24, 40), "y": (m, 24)}
+    buffers = {
+        s: Buffer(s, dt.f32 if s == "y" else dtype, tuple(map(const, e)), dense(tuple(map(const, e))), "temp") for s, e in sizes.items()
+    }
+    a, b = Load("x", dtype, (i, r)), Load("w", dtype, (j, r))
+    product = multiply_add(((r, const(40)),), convert(a, dt.f32), convert(b, dt.f32))
+    found = recognise(Stage(((i, const(m)), (j, const(24))), (Store("y", (i, j), product),)))
+    assert found is not None
+    wide = widen(found, buffers)
+    assert (wide is not None) is copied
+    if wide is not None:
+        assert wide.product.a.dtype is dt.f32 and wide.copy.dtype is dt.f32
+        assert pack(wide.product, "packed", 1)[1].dtype is dt.f32

@@ -32,20 +32,13 @@ EDGE = 2  # rows at either end of a tile that padding usually reaches
 WINDOW = 128  # elements of a row of memory that a tile at the edge copies
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
 # storage type -> C text of one summand from memory: scalar of `a`, a vector of `b`
-_SCALAR = {"f32": "{}", "f64": "{}", "bf16": "up_bf16({})", "f16": "up_f16({})"}
+_SCALAR = {"f32": "{}", "f64": "{}", "bf16": "f_bf16({})", "f16": "f_f16({})"}
 _VECTOR = {
-    "f32": "*(const xf32u *)({})", "f64": "*(const xf64u *)({})", "bf16": "upv_bf16(*(const xu16u *)({}))", "f16": "upv_f16(*(const xu16u *)({}))",
+    "f32": "*(const xf32u *)({})", "f64": "*(const xf64u *)({})", "bf16": "f_xbf16(*(const xu16u *)({}))", "f16": "f_xf16(*(const xu16u *)({}))",
 }  # fmt: skip
 _PART = {
-    "f32": "ldn_xf32({}, {})", "f64": "ldn_xf64({}, {})", "bf16": "upv_bf16(ldn_xu16({}, {}))", "f16": "upv_f16(ldn_xu16({}, {}))",
+    "f32": "ldn_xf32({}, {})", "f64": "ldn_xf64({}, {})", "bf16": "f_xbf16(ldn_xu16({}, {}))", "f16": "f_xf16(ldn_xu16({}, {}))",
 }  # fmt: skip
-_UP = {
-    "bf16": "static inline f32 up_bf16(u16 x) { u32 i = (u32)x << 16; f32 r; __builtin_memcpy(&r, &i, 4); return r; }\n"
-    "static inline xf32 upv_bf16(xu16 x) { return (xf32)(CV(x, xu32) << 16); }\n",
-    "f16": "static inline f32 up_f16(u16 x) { _Float16 h; __builtin_memcpy(&h, &x, 2); return (f32)h; }\n"
-    "typedef _Float16 xf16h __attribute__((vector_size(sizeof(xf32) / 2)));\n"
-    "static inline xf32 upv_f16(xu16 x) { return CV((xf16h)x, xf32); }\n",
-}
 
 
 Loops = tuple[tuple[Axis, Expr], ...]
@@ -78,9 +71,6 @@ def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
         raise Unsupported("EMI001", detail=f"contraction of {s.a.dtype} and {s.b.dtype}")
     if s.lanes < self.lanes:
         raise TooWide
-    for d in (s.a.dtype, s.b.dtype):
-        if d.name in _UP:
-            self.functions.setdefault(d.name, _UP[d.name])
     if s.tails:
         _by_rows(self, s, rest)
     else:

@@ -14,7 +14,7 @@ from ..ir.kernel import Banded
 from ..ir.linear import conjuncts, const_of, linear, range_of
 from . import vector
 from .c import STATEMENTS, Emitter
-from .contraction import _SCALAR, _UP, _VECTOR, Bounds, _open_loop, _open_pieces, cut_sum
+from .contraction import _SCALAR, _VECTOR, Bounds, _open_loop, _open_pieces, cut_sum
 from .values import STORED
 
 LANES = 16
@@ -75,9 +75,6 @@ def do_banded(self: Emitter, s: Banded) -> None:
     bounds = column_bounds(s)
     if bounds is None or s.a.dtype.name not in _SCALAR or s.b.dtype.name not in _VECTOR:
         raise Unsupported("EMI001", detail=f"grouped convolution of {s.a.dtype} and {s.b.dtype}")
-    for d in (s.a.dtype, s.b.dtype):
-        if d.name in _UP:
-            self.functions.setdefault(d.name, _UP[d.name])
     acc, _ = self.base(s.acc)
     names = [[self.fresh("q") for _ in range(s.vectors)] for _ in range(s.rows)]
     places = [(q, f"*(xf32u *)({acc} + {LANES * (m * s.vectors + v)})") for m, row in enumerate(names) for v, q in enumerate(row)]

@@ -232,7 +232,7 @@ def work_of(c: Contraction, buffers: Mapping[str, Buffer] | None = None) -> Work
 
 
 def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
-    """The Stage that writes `b` in tile order, zeros past the end of n."""
+    """The Stage that writes `b` in tile order, zeros past the end of n; in float32 where `a` is."""
     (n, extent), width = c.n, c.lanes * vectors
     tile, lane = Axis("nt"), Axis("nl")
     tiles = op("floordiv", extent + (width - 1), const(width))
@@ -241,12 +241,14 @@ def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
     load = substitute(c.b, {n: at})
     assert isinstance(load, Load)
     exact = const_of(extent) is not None and (const_of(extent) or 0) % width == 0
-    value = load if exact else only_where(load, op("lt", at, extent))
+    value: Expr = load if exact else only_where(load, op("lt", at, extent))
+    dtype = dt.f32 if c.a.dtype is dt.f32 else c.b.dtype
+    value = value if dtype is c.b.dtype else Cast(dtype, value)
     names = {x: Axis(f"i{j}") for j, (x, _) in enumerate(axes)}
     renamed = tuple((names[x], e) for x, e in axes)
     store = Store(name, tuple(x for x, _ in renamed), substitute(value, dict(names.items())))
     shape = tuple(e for _, e in axes)
-    buffer = Buffer(name, c.b.dtype, shape, dense(shape), "temp", None, c.stage.loc)
+    buffer = Buffer(name, dtype, shape, dense(shape), "temp", None, c.stage.loc)
     return Stage(renamed, (store,), loc=c.stage.loc, origin="pack"), buffer
 
 

@@ -32,7 +32,7 @@ from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
 from .tiling import LANES, Tiling, candidates, choose_tiling
-from .windows import close_bounds, drop_sure, join_taps, narrow_k, with_padding
+from .windows import close_bounds, drop_sure, join_taps, narrow_k, widen, with_padding
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
@@ -81,6 +81,11 @@ def contraction_kernels(
     banded = form_grouped(c, buffers) if alone else banded
     if banded is not None:
         return stage_kernel(banded[0], buffers), banded[1]
+    wide = widen(rows, seen)
+    if wide is not None:
+        name, rows = wide.copy.name, wide.product
+        buffers[name], seen = wide.copy, {**seen, name: wide.copy}
+        copies = (*copies, stage_kernel(wide.stage, {wide.source.name: wide.source, name: wide.copy}))
     c = close_bounds(rows)
     tiling, choice = _tiling(c, seen, options, decided)
     origins = (c.stage.origin, c.stage.loc)

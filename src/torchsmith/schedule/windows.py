@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
-from ..ir.expr import Axis, Const, Expr, Load, Op, const, op, substitute, walk
+from ..ir.expr import Axis, Cast, Const, Expr, Load, Op, const, op, substitute, walk
 from ..ir.linear import conjuncts, const_of, linear, range_of
 from ..ir.program import Buffer, Layout, Stage, Store
 from .access import flat
@@ -24,6 +24,8 @@ from .tiling import LANES
 COPIED = 2  # most elements of the copy for one of the image; beyond, most of it is padding
 PAIRED = 4  # the same of bfloat16: without rows that lie plain it is widened to float32, which takes several times as long
 WORTH = 2  # times that an element is read, by vectors of columns
+NARROW = (dt.bf16, dt.f16)
+FEW_ROWS = 8  # below, converting costs less than a copy
 SMALL = 4096  # elements that may be copied whatever they were
 
 
@@ -147,6 +149,25 @@ def _is_bound(t: Expr, a: Load, source: Buffer) -> bool:
         t.args[0] is i and ((t.name == "ge" and const_of(t.args[1]) == 0) or (t.name == "lt" and t.args[1] is n))
         for i, n in zip(a.index, source.shape, strict=True)
     )
+
+
+def widen(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None:
+    """A copy of `a` in float32: a tile that converts it one element at a time spends most of its time on that. None where it is float32
+    already, only few rows meet each column, or most of what lies there is not read."""
+    source, a = buffers[c.a.buf], c.a
+    layout, rows = source.layout, math.prod(estimate(e) for _, e in c.rows)
+    if a.dtype not in NARROW or c.fold.dtype is not dt.f32 or rows < FEW_ROWS or layout is None or layout.splits or layout.pad:
+        return None
+    read = math.prod(estimate(e) for _, e in (*c.batch, *c.rows, *c.taps, c.k))
+    if math.prod(estimate(n) for n in source.shape) > COPIED * read:
+        return None
+    order = tuple(sorted(range(len(source.shape)), key=lambda d: -estimate(layout.strides[d])))
+    axes = tuple(Axis(f"i{d}") for d in range(len(order)))
+    copy = Buffer(f"{c.stage.stores[0].buf}_wide", dt.f32, source.shape, dense(source.shape, order), "temp", None, c.stage.loc)
+    store = Store(copy.name, axes, Cast(dt.f32, Load(a.buf, a.dtype, axes)))
+    stage = Stage(tuple(zip(axes, source.shape, strict=True)), (store,), loc=c.stage.loc, origin="widen")
+    other = None if a.mask is None else Const(dt.f32, 0.0)
+    return Padded(stage, source, copy, replace(c, a=Load(copy.name, dt.f32, a.index, a.mask, other)))
 
 
 def join_taps(c: Contraction, buffers: dict[str, Buffer]) -> Contraction:
