@@ -259,6 +259,20 @@ def test_every_kind_of_argument(tmp_path: Path, road: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3000
 
 
+def test_custom_operators_must_be_registered(tmp_path: Path) -> None:
+    """In a process that lacks the operator the call says which one, and where it was called."""
+    path = packed(Fails(), (torch.ones(4),), tmp_path / "m.pt2")
+    code = """if 1:
+        import sys, torch
+        from torchsmith import aot
+        try: aot.load_package(sys.argv[1])(torch.ones(4))
+        except aot.PackageError as e: print(e.status, e)
+    """
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    said = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, env=env).stdout
+    assert said.startswith("17 torchsmith_test.fails.default at ") and "test_aot_libtorch.py:" in said and "torchsmith_test::fails" in said
+
+
 def test_arguments_without_a_place_are_refused(tmp_path: Path) -> None:
     lib = torch.library.Library("torchsmith_test_scalar", "DEF")
     lib.define("plus(Tensor x, Scalar n) -> Tensor")
