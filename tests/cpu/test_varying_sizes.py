@@ -84,6 +84,24 @@ def adaptive_pools(x: Tensor) -> tuple[Tensor, ...]:
     return *greatest, *other, F.adaptive_avg_pool2d(x, (3, None))
 
 
+@program((1, 14, 14, 4), (2, 14, 14, 4), (1, 6, 6, 4), (3, 20, 9, 4))
+def windows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut into windows after padding up to whole ones, and put together again; at last there is one window."""
+    ws, (b, h, w, c) = 7, x.shape
+    x = F.pad(x, (0, 0, 0, (ws - w % ws) % ws, 0, (ws - h % ws) % ws))
+    rows, columns = x.shape[1] // ws, x.shape[2] // ws
+    cut = x.view(b, rows, ws, columns, ws, c).permute(0, 1, 3, 2, 4, 5)
+    part = cut.contiguous().view(-1, ws * ws, c).sin().view(b, rows, columns, ws, ws, c)
+    return part.transpose(2, 3).contiguous().view(b, rows * ws, -1, c)[:, :h, :w], cut.reshape(b * rows * columns, ws * ws, c)
+
+
+@program((1, 14, 3, 4), (2, 14, 3, 4), (1, 6, 3, 4), (3, 20, 3, 4))
+def chunks(x: Tensor) -> Tensor:
+    x = F.pad(x, (0, 0, 0, 0, 0, (8 - x.shape[1] % 8) % 8))
+    y = x.reshape(x.shape[0], -1, 8, *x.shape[2:])
+    return torch.einsum("bclhn,bcshn->bhcls", y, y)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_native_at_every_size(name: str) -> None:
     made, shapes = PROGRAMS[name]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .polynomial import settled
 from .sizes import SizeNode, expr_of
 
 Size = Any  # int | torch.SymInt
@@ -26,7 +27,8 @@ def same(a: Size, b: Size) -> bool:
     """Are two sizes equal, without assuming anything that does not follow?"""
     if type(a) is int and type(b) is int:
         return a == b
-    return expr_of(a) is expr_of(b)
+    x, y = expr_of(a), expr_of(b)
+    return x is y or settled(x) is settled(y)
 
 
 def is_one(s: Size) -> bool:

@@ -6,6 +6,7 @@ interval bounds of them. No torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -123,6 +124,39 @@ def normal(name: str, a: Expr, b: Expr) -> Expr:
     elif a is b:
         return a
     return Op(name, dt.index, (a, b))
+
+
+@lru_cache(maxsize=65536)
+def settled(e: Expr) -> Expr:
+    """A spelling for comparisons, in which sizes rounded up to a multiple are seen to be one: a % b -> a - b * (a // b), and what divides
+    is taken out of quotients. (n + -n % 4) // 4 * 4 and n + (4 - n % 4) % 4 are both -4 * (-n // 4)."""
+    if not isinstance(e, Op) or e.dtype is not dt.index or e.name not in ("add", "sub", "mul", "neg", "floordiv", "mod", "min", "max"):
+        return e
+    args = [settled(a) for a in e.args]
+    if e.name == "neg":
+        return normal("sub", ZERO, args[0])
+    if e.name == "mod":
+        return normal("sub", args[0], normal("mul", args[1], _quotient(*args)))
+    return _quotient(*args) if e.name == "floordiv" else normal(e.name, *args)
+
+
+def _quotient(a: Expr, b: Expr) -> Expr:
+    """a // b; by a constant, without the terms that it divides and without common factors."""
+    if not isinstance(b, Const) or int(b.value) <= 0:
+        return normal("floordiv", a, b)
+    k, p = int(b.value), poly(a)
+    shift = p.pop((), 0)
+    whole, rest = {m: c // k for m, c in p.items() if c % k == 0}, {m: c for m, c in p.items() if c % k}
+    common = math.gcd(k, *rest.values())
+    whole = add(whole, {(): shift // k} if shift // k else {})
+    if not rest:
+        return expr(whole)
+    rest = add({m: c // common for m, c in rest.items()}, {(): v} if (v := shift % k // common) else {})
+    k //= common
+    low = expr(rest)
+    if isinstance(low, Op) and low.name == "floordiv" and isinstance(low.args[1], Const) and int(low.args[1].value) > 0:
+        low, k = low.args[0], k * int(low.args[1].value)  # x // m // k -> x // (m * k)
+    return normal("add", expr(whole), low if k == 1 else Op("floordiv", dt.index, (low, const(k))))
 
 
 # ---------------------------------------------------------------- intervals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..layout import (
     is_contiguous,
     is_dense,
     is_static_one,
+    is_symbolic,
     likely,
     propagate_strides,
     same,
@@ -252,7 +253,9 @@ def infer(size: Sequence[Size], numel: Size) -> list[Size]:
     return out
 
 
-def view_strides(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size]) -> Sizes | None:
+def view_strides(
+    old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size], equal: Callable[[Size, Size], bool] = same
+) -> Sizes | None:
     """Strides of a view of sizes `new`, or None where the memory does not allow one.
 
     Both shapes are cut into runs of equal element counts; inside a run the old dimensions must be contiguous to each other.
@@ -261,7 +264,7 @@ def view_strides(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Siz
     kept = [d for d in range(len(old)) if not is_static_one(old[d])]
     groups: list[tuple[Size, Size]] = []  # (elements, stride of the innermost) of maximal contiguous runs, outermost first
     for d in kept:
-        if groups and same(groups[-1][1], old[d] * strides[d]):
+        if groups and equal(groups[-1][1], old[d] * strides[d]):
             groups[-1] = (groups[-1][0] * old[d], strides[d])
         else:
             groups.append((old[d], strides[d]))
@@ -269,14 +272,14 @@ def view_strides(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Siz
     for count, inner in reversed(groups):
         have: Size = 1
         step = inner
-        while position >= 0 and not same(have, count):
+        while position >= 0 and not equal(have, count):
             s = new[position]
             out[position] = step
             have, step = have * s, step * s
             position -= 1
             if type(have) is int and type(count) is int and have > count:
                 return None
-        if not same(have, count) and likely(have != count):
+        if not equal(have, count) and likely(have != count):
             return None
     while position >= 0:
         if not is_static_one(new[position]) and not _is_one(new[position]):
@@ -292,6 +295,9 @@ def view_(self: Tensor, size: Sequence[Size], stride: Any = None) -> Tensor:
     if stride is not None:
         return strided(self, new, stride)
     strides = contiguous_strides(new) if is_contiguous(self) else view_strides(self.shape, self.stride(), new)
+    if strides is None and is_symbolic((*self.shape, *new)):  # possible for the sizes at hand, where some are 1?
+        ones = [1 if n == 1 else n for n in self.shape]
+        strides = view_strides(ones, self.stride(), new, lambda a, b: bool(a == b))
     if strides is None:
         raise RuntimeError("view size is not compatible with input tensor's size and stride: use .reshape(...) instead")
     if not same(numel(new), self.numel()) and numel(new) != self.numel():
