@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fuzz_sizes
 import pytest
+import torch
 from fuzz import compare
 
 
@@ -19,3 +21,9 @@ def test_interpreted_lowering(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(600, 606))
 def test_native_code(seed: int) -> None:
     compare(seed, 14, "compile")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_several_sizes(seed: int) -> None:
+    with torch.inference_mode():
+        fuzz_sizes.compare(seed, 5)

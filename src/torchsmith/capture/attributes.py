@@ -341,6 +341,8 @@ def _function_attr(m: Any, fn: Any, name: str) -> Any:
         if id(fn) in m.world.fresh_pinned:
             return fn.__dict__[name]
         return m.world.wrap(fn.__dict__[name], Attr(track.source if track else FixedObject(fn, fn.__qualname__), name, "instance"))
+    if find(m, type(fn), name) is MISSING and id(fn) not in m.world.fresh_pinned:
+        m.world.guard(track.source if track else FixedObject(fn, fn.__qualname__), "missing", name)
     value = _bound(m, fn, type(fn), name)
     if name in ("__defaults__", "__kwdefaults__", "__dict__", "__annotations__", "__closure__") and id(fn) not in m.world.fresh_pinned:
         return m.world.wrap(value, Attr(track.source if track else FixedObject(fn, fn.__qualname__), name, "getattr"))

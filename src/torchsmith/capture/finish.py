@@ -5,6 +5,7 @@ In: the machine after the frame returned, and its result. Out: Captured, with th
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import enum
 import functools
@@ -294,6 +295,12 @@ _partials()
 # ---------------------------------------------------------------- effects
 
 
+def _remove(obj: Any, name: str) -> None:
+    """`del obj.name`; the program may have made what it deletes."""
+    with contextlib.suppress(AttributeError):
+        delattr(obj, name)
+
+
 def _replay(b: _Builder) -> None:
     """Statements that do to the outside world what the program did."""
     m = b.m
@@ -303,7 +310,7 @@ def _replay(b: _Builder) -> None:
             _replay_container(b, track, target)
         for name, value in (track.attrs or {}).items():
             if value is DELETED:
-                b.lines.append(f"delattr({target}, {name!r})")
+                b.lines.append(f"{b.const(_remove)}({target}, {name!r})")
             elif _plain_setattr(track):
                 b.lines.append(f"setattr({target}, {name!r}, {b.value(value)})")
             else:

@@ -154,8 +154,9 @@ def _quotient(a: Expr, b: Expr) -> Expr:
     rest = add({m: c // common for m, c in rest.items()}, {(): v} if (v := shift % k // common) else {})
     k //= common
     low = expr(rest)
-    if isinstance(low, Op) and low.name == "floordiv" and isinstance(low.args[1], Const) and int(low.args[1].value) > 0:
-        low, k = low.args[0], k * int(low.args[1].value)  # x // m // k -> x // (m * k)
+    by = low.args[1] if isinstance(low, Op) and low.name == "floordiv" else None
+    if isinstance(by, Const) and int(by.value) > 0:
+        low, k = low.args[0], k * int(by.value)  # x // m // k -> x // (m * k)
     return normal("add", expr(whole), low if k == 1 else Op("floordiv", dt.index, (low, const(k))))
 
 

@@ -113,7 +113,7 @@ def _readings(stage: Stage) -> Iterator[Contraction]:
     if stage.scan or stage.lets or len(stage.stores) != 1:
         return
     store = stage.stores[0]
-    if store.mode != "set" or store.mask is not None:
+    if store.mode != "set" or store.mask is not None or any(e is const(0) for _, e in stage.axes):
         return
     folds = [e for e in walk(store.value) if isinstance(e, Fold)]
     factors = _factors(folds[0]) if len(folds) == 1 else None
