@@ -17,6 +17,7 @@ from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
 from torchsmith.schedule.merge_rows import merge_rows
 from torchsmith.schedule.tiling import Tiling, choose_tiling
+from torchsmith.schedule.windows import drop_sure
 
 A0, B0 = Var("fa0", dt.f32), Var("fb0", dt.f32)
 
@@ -231,3 +232,15 @@ def test_rows_are_asked_for_where_they_come_from_far(m: int, k: int, sweep: str,
     kernel = form_contraction(c, (Store("y", (i, j), substitute(product, {c.fold: ACC})),), packed, Tiling(8, 2, sweep), buffers, ())
     (contract, *_) = kernel.body
     assert isinstance(contract, Contract) and contract.far is far
+
+
+def test_bounds_that_hold_for_every_size_are_dropped() -> None:
+    """i < m over i < m holds whatever m is, 2 * i - 1 >= 0 and i + 1 < m do not."""
+    m, i, j, r = Sym("m"), Axis("i0"), Axis("i1"), Axis("r0")
+    sure = [op("lt", i, m), op("ge", m - i - 1, const(0)), op("lt", i * 2 + r, m * 2 + 6), op("ge", m * 3 - i, const(1))]
+    for test, holds in [*((t, True) for t in sure), (op("ge", i * 2 - 1, const(0)), False), (op("lt", i + 1, m), False), (op("lt", i * i, m), False)]:
+        x = Load("x", dt.f32, (i, r), test, Const(dt.f32, 0.0))
+        product = multiply_add(((r, const(8)),), x, Load("w", dt.f32, (j, r)))
+        c = recognise(Stage(((i, m), (j, const(64))), (Store("y", (i, j), product),)))
+        assert c is not None
+        assert (drop_sure(c).a.mask is None) is holds, str(test)

@@ -46,12 +46,23 @@ def drop_sure(c: Contraction) -> Contraction:
     def is_sure(t: Expr) -> bool:
         if not isinstance(t, Op) or t.name not in ("ge", "lt"):
             return False
-        lo, hi = range_of(linear(t.args[0] - t.args[1]).expr(), extents)
+        lo, hi = range_of(_at_worst(t.args[0] - t.args[1], extents, t.name == "lt"), extents)
         return lo is not None and lo >= 0 if t.name == "ge" else hi is not None and hi < 0
 
     tests = conjuncts(c.a.mask)
     left = [t for t in tests if not is_sure(t)]
     return c if len(left) == len(tests) else replace(c, a=_where(Load(c.a.buf, c.a.dtype, c.a.index), left))
+
+
+def _at_worst(e: Expr, extents: Mapping[Axis, Expr], greatest: bool) -> Expr:
+    """`e` where the axes that it adds up are at the end that makes it greatest (or least): i - n over i < n -> -1, whatever n."""
+    terms = linear(e).terms
+    inside = {x for atom in terms if not isinstance(atom, Axis) for x in walk(atom)}
+    ends: dict[Expr, Expr] = {}
+    for axis, by in terms.items():
+        if isinstance(axis, Axis) and axis in extents and axis not in inside and const_of(by) is not None:
+            ends[axis] = extents[axis] - 1 if ((const_of(by) or 0) > 0) == greatest else const(0)
+    return linear(substitute(linear(e).expr(), ends)).expr()
 
 
 def close_bounds(c: Contraction) -> Contraction:
