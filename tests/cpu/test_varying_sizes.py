@@ -102,6 +102,13 @@ def chunks(x: Tensor) -> Tensor:
     return torch.einsum("bclhn,bcshn->bhcls", y, y)
 
 
+@program((5, 3), (6, 3), (7, 3))
+def sizes_that_are_one(x: Tensor) -> tuple[Tensor, ...]:
+    """Broadcast along sizes that are 1 because of what they are computed from, or because the program asked."""
+    row, diagonal = x[: x.shape[0] // 4], x[:, :1].diagonal()
+    return x + row, x * diagonal, x.t() - row[:, :1], torch.cat([row, x]) + diagonal
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_native_at_every_size(name: str) -> None:
     made, shapes = PROGRAMS[name]

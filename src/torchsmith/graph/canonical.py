@@ -6,6 +6,7 @@ In: a Recording and its Outputs. Out: FunctionalGraph; equal key texts mean equa
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch._ops import OpOverload
 from ..ir.expr import Expr, Sym, walk
 from .outputs import FreshNode, InputNumber, Number, Outputs, ViewOf
 from .schema import info
-from .sizes import print_condition
+from .sizes import SizeFacts, print_condition
 from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec, ViewOutput
 from .values import Node
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
     live = _live(rec, outputs)
+    for node in live:
+        if node.kind != "placeholder":
+            _write_numbers(node, rec.facts)
     merged = _merge(live, _returned(outputs))
     graph = fx.Graph()
     lines: list[str] = []
@@ -74,6 +78,19 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
     )
     specs += tuple(n.spec for n in rec.const_nodes)
     return FunctionalGraph(graph, specs, results, write_backs, symbols, "\n".join(lines), tuple(rec.consts), roles)
+
+
+def _write_numbers(node: Node, facts: SizeFacts) -> None:
+    """Sizes that can be one number only are written as it: whoever lowers must see which dimensions the operators broadcast."""
+
+    def fix(v: Any) -> Any:
+        if isinstance(v, Expr):
+            return facts.number(v)
+        if isinstance(v, TensorSpec):
+            return replace(v, shape=fix(v.shape), strides=fix(v.strides))
+        return type(v)(map(fix, v)) if type(v) in (tuple, list) else v
+
+    node.spec, node.args, node.kwargs = fix(node.spec), fix(node.args), {k: fix(v) for k, v in node.kwargs.items()}
 
 
 def _meta(made: fx.Node, node: Node) -> fx.Node:

@@ -152,6 +152,15 @@ class SizeFacts:
             hi = value + above if hi is None else min(hi, value + above)
         self._narrowed[name] = (lo, hi)
 
+    def number(self, e: Expr) -> Expr:
+        """`e`, or the number that the ranges and guards leave it: min(s0, 1) is 1."""
+        if not isinstance(e, Op) or e.dtype is not dt.index:
+            return e
+        lo, hi = interval(poly(e), self.range)
+        if lo is not None and lo == hi:
+            return const(lo)
+        return const(1) if self.decide(_comparison("eq", e, const(1))) else e
+
     def ask_likely(self, cond: Expr, hint: bool | None, loc: str = "") -> bool:
         """`ask`, where the sizes 0 and 1 may share the answer of all others: nothing is assumed if that is also the answer at hand."""
         known = self.decide(cond)
