@@ -14,7 +14,8 @@ from ..ir.kernel import Banded
 from ..ir.linear import conjuncts, const_of, linear, range_of
 from . import vector
 from .c import STATEMENTS, Emitter
-from .contraction import _SCALAR, _VECTOR, Bounds, _open_loop, _open_pieces, cut_sum
+from .contraction import cut_sum
+from .tile import SCALAR, VECTOR, Bounds, open_loop, open_pieces
 from .values import STORED
 
 LANES = 16
@@ -73,7 +74,7 @@ def steps(s: Banded) -> tuple[int, int]:
 def do_banded(self: Emitter, s: Banded) -> None:
     """Zero the accumulators; for every tap row run over channels and columns; leave the sums in scratch."""
     bounds = column_bounds(s)
-    if bounds is None or s.a.dtype.name not in _SCALAR or s.b.dtype.name not in _VECTOR:
+    if bounds is None or s.a.dtype.name not in SCALAR or s.b.dtype.name not in VECTOR:
         raise Unsupported("EMI001", detail=f"grouped convolution of {s.a.dtype} and {s.b.dtype}")
     acc, _ = self.base(s.acc)
     names = [[self.fresh("q") for _ in range(s.vectors)] for _ in range(s.rows)]
@@ -85,9 +86,9 @@ def do_banded(self: Emitter, s: Banded) -> None:
     if cut:
         self.line(f"for (int q = 0; q < {LANES * len(places)}; q += {LANES}) *(xf32u *)({acc} + q) = (xf32){{0}};")
     for j, (axis, extent) in enumerate((*s.taps, (s.c, const(s.channels)))):
-        part = _open_pieces(self, extent, piece) if j == at else None
+        part = open_pieces(self, extent, piece) if j == at else None
         if axis is not s.c:
-            _open_loop(self, axis, extent, part)
+            open_loop(self, axis, extent, part)
     _tap_row(self, s, names, part or ("0", str(s.channels)), *bounds)
     for _ in s.taps[max(at, 0) :]:
         self.close()
@@ -121,7 +122,7 @@ def _tap_row(
     weights = [[self.fresh("w") for _ in range(s.vectors)] for _ in range(s.width)]
     for w, row in enumerate(weights):
         for v, name in enumerate(row):
-            self.line(f"  xf32 {name} = {_VECTOR[s.b.dtype.name].format(f'{q} + {i} * {bc} + {w} * {kw} + {LANES * v}')};")
+            self.line(f"  xf32 {name} = {VECTOR[s.b.dtype.name].format(f'{q} + {i} * {bc} + {w} * {kw} + {LANES * v}')};")
     columns: dict[int, list[tuple[int, int]]] = {}
     for m in range(s.rows):
         for w in range(s.width):
@@ -172,7 +173,7 @@ def _column_tests(self: Emitter, s: Banded, least: list[Expr], ends: list[Expr])
 
 def _loader(self: Emitter, s: Banded, span: int, kc: int, kg: int, channel: str):  # type: ignore[no-untyped-def]
     """address of a column -> C text of its value of the current channel in every lane."""
-    scalar, whole = _SCALAR[s.a.dtype.name], _VECTOR[s.a.dtype.name]
+    scalar, whole = SCALAR[s.a.dtype.name], VECTOR[s.a.dtype.name]
     stored = STORED[s.a.dtype.name]
     if span == 0:
         return lambda p: f"{scalar.format(f'({p})[{channel} * {kc}]')} - (xf32){{0}}"

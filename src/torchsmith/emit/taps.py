@@ -1,0 +1,229 @@
+"""The products of one tap of a register tile -> C text: where its rows lie plain, through pointers, or in a copy of a window.
+
+In: a Contract being printed, a tap's axes in scope. Out: the loop over k, in one text for each way to reach the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..codes import Unsupported
+from ..ir import dtype as dt
+from ..ir.dtype import DType
+from ..ir.expr import Expr, const, op, substitute, walk
+from ..ir.kernel import Contract
+from ..ir.linear import Linear, conjuncts, const_of, linear, range_of
+from .c import Emitter
+from .tile import PART, SCALAR, VECTOR, Bounds, named_test, plus, text_of, times, vectors_of
+from .values import STORED, Val
+
+AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
+EDGE = 2  # rows at either end of a tile that padding usually reaches
+WINDOW = 128  # elements of a row of memory that a tile at the edge copies
+MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
+
+
+def one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
+    a, b = (self.address(x.buf, x.index) for x in (s.a, s.b))
+    zero = const(0)
+    ka = a.terms.get(s.k, zero)
+    step, ka_text, kb = (text_of(self, e) for e in (a.terms.get(s.m, zero), ka, b.terms.get(s.k, zero)))
+    start: dict[Expr, Expr] = {s.m: zero, s.k: zero, s.n: zero}
+    a_start, b_start = (f"{self.base(x.buf)[0]} + {text_of(self, substitute(lin.expr(), start))}" for x, lin in ((s.a, a), (s.b, b)))
+    live, cut = const_of(s.live), s.a.mask is not None and s.k in set(walk(s.a.mask))  # the padding may cut the inner loop too
+    self.line(f"const {STORED[s.b.dtype.name]}a *w = {b_start};")
+    if s.soon is not None:
+        self.line(f"const {STORED[s.b.dtype.name]}a *f = {self.base(s.b.buf)[0]} + {text_of(self, s.soon)};")
+    stored = STORED[s.a.dtype.name]
+    if partial or (live is not None and live < s.rows):
+        self.open("{", [])
+    else:
+        inside = _inside(self, s, 0)
+        test = named_test(self, inside) if inside else ""
+        self.open(f"if ({test}) {{" if inside else "{", [])
+        self.line(f"const {stored}a *p = {a_start};")
+        soon = f"p + {s.rows} * {step} + k * {64 // s.a.dtype.itemsize}" if s.far else ""
+        _steps(self, s, bounds, kb, lambda m, k: f"p[{plus(times(str(m), step), times(k, ka_text))}]", soon)
+        self.close()
+        if not inside:
+            return
+        self.open(f"if (!{test}) {{", [])
+    if partial and not cut:
+        _by_pointers(self, s, a, a.terms.get(s.k, zero), bounds, kb)
+    elif not cut:
+        _at_the_edge(self, s, a, bounds, kb, a_start, step)
+    elif const_of(ka) == 1 and _slides(s, a):
+        _by_window(self, s, bounds, kb, a, a_start)
+    else:
+        self.extents[s.k] = s.extent
+        name = self.fresh("i")
+        self.open(f"for (i64 {name} = {bounds[0]}; {name} < {bounds[1]}; {name}++) {{", [s.k])
+        self.scopes[-1].memo[s.k] = Val(name, dt.index, False)
+        _by_pointers(self, s, a, const(1), (name, f"{name} + 1"), kb)
+        self.close()
+    self.close()
+
+
+def _inside(self: Emitter, s: Contract, margin: int) -> list[str]:
+    """Conditions under which rows [margin, rows - margin) exist and lie inside. A mask is a conjunction of linear bounds, so it holds on
+    a range of rows if it holds at both ends."""
+    out = [f"{text_of(self, s.live)} >= {s.rows - margin}"] if const_of(s.live) is None else []
+    if s.a.mask is not None:
+        last = s.extent - 1 if s.k in set(walk(s.a.mask)) else const(0)
+        ends = dict.fromkeys((const(m), k) for m in (margin, s.rows - 1 - margin) for k in (const(0), last))
+        out += dict.fromkeys(text_of(self, substitute(s.a.mask, {s.m: m, s.k: k})) for m, k in ends)
+    return out
+
+
+def _at_the_edge(self: Emitter, s: Contract, a: Linear, bounds: Bounds, kb: str, a_start: str, step: str) -> None:
+    """A tap that some rows lack: mostly the first ones or the last, so only these go through pointers."""
+    ka = a.terms.get(s.k, const(0))
+    if const_of(ka) != 1 or s.rows < 3 * EDGE or (const_of(s.live) or s.rows) < s.rows:
+        _by_pointers(self, s, a, ka, bounds, kb)
+        return
+    test = named_test(self, _inside(self, s, EDGE))
+    self.open(f"if ({test}) {{", [])
+    name, dtype = self.base(s.a.buf)
+    edge = [*range(EDGE), *range(s.rows - EDGE, s.rows)]
+    self.line(f"const {STORED[dtype.name]}a *p = {a_start};")
+    for m in edge:
+        at = const(m) if const_of(s.live) is not None else op("min", const(m), s.live - 1)
+        place = f"{name} + {text_of(self, substitute(a.expr(), {s.m: at, s.k: const(0), s.n: const(0)}))}"
+        if s.a.mask is not None:
+            place = f"{text_of(self, substitute(s.a.mask, {s.m: at}))} ? {place} : {_zeros(self, dtype, range_of(s.extent, self.extents)[1])}"
+        self.line(f"const {STORED[dtype.name]}a *p{m} = {place};")
+    _steps(self, s, bounds, kb, lambda m, k: f"p{m}[{k}]" if m in edge else f"p[{plus(times(str(m), step), k)}]")
+    self.close()
+    self.open(f"if (!{test}) {{", [])
+    _by_pointers(self, s, a, ka, bounds, kb)
+    self.close()
+
+
+def _slides(s: Contract, a: Linear) -> bool:
+    """Is one tap of the tile a window of few elements: does `a` (k with stride 1), and its mask, depend on m * step + k alone?"""
+    step = const_of(a.terms.get(s.m, const(0)))
+    n = const_of(s.extent)
+    if step is None or n is None or step <= 0 or (s.rows - 1) * step + n > WINDOW:
+        return False
+    assert s.a.mask is not None
+    for bound in conjuncts(s.a.mask):
+        sides = [linear(x) for x in bound.args]
+        if any(x.terms.get(s.m, const(0)) is not const(step * (const_of(x.terms.get(s.k, const(0))) or 0)) for x in sides):
+            return False
+    return True
+
+
+def _by_window(self: Emitter, s: Contract, bounds: Bounds, kb: str, a: Linear, a_start: str) -> None:
+    """One tap of a tile at the edge, whose rows are overlapping pieces of one row of memory: a copy with its padding."""
+    assert s.a.mask is not None
+    _, dtype = self.base(s.a.buf)
+    step, n = const_of(a.terms[s.m]) or 0, const_of(s.extent) or 0
+    window = (s.rows - 1) * step + n
+    self.extents[s.k] = const(window)
+    at = self.fresh("i")
+    self.line(f"{STORED[dtype.name]}a row[{window}]; int any = 0;")
+    self.open(f"for (int {at} = 0; {at} < {window}; {at}++) {{", [s.k])
+    self.scopes[-1].memo[s.k] = Val(at, dt.index, False)
+    live = "" if const_of(s.live) is not None else f" && {at} < {text_of(self, (s.live - 1) * step + n)}"
+    test = f"({text_of(self, substitute(s.a.mask, {s.m: const(0)}))}){live}"
+    self.line(f"row[{at}] = {test} ? ({a_start})[{at}] : ({STORED[dtype.name]})0; any |= {test};")
+    self.close()
+    self.open("if (any) {", [])
+    _steps(self, s, bounds, kb, lambda m, k: f"row[{plus(str(m * step), k)}]")
+    self.close()
+    _all_padding(self, s, bounds, kb)
+
+
+def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str = "") -> None:
+    """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`. soon: an address that step k asks for."""
+    _open_steps(self, s, bounds, kb)
+    by = s.soon_vectors
+    for v in range(by):
+        self.line(f"__builtin_prefetch(f + {plus(times('k', str(s.lanes * by)), str(s.lanes * v))}, 0, 2);")
+    if soon:
+        self.line(f"__builtin_prefetch({soon}, 0, 2);")
+    for m in range(s.rows):
+        self.line(f"{{ x{s.dtype} x = {SCALAR[s.a.dtype.name].format(place(m, 'k'))} - (x{s.dtype}){{0}};")
+        for v in range(vectors_of(self, s)):
+            self.line(f"  c{m}_{v} = fma_x{s.dtype}(x, w{v}, c{m}_{v});")
+        self.line("}")
+    self.close()
+
+
+def _open_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str) -> None:
+    """for k in bounds: a row of `b` in w0, w1, ..."""
+    live = _live_lanes(self, s)
+    self.line('_Pragma("GCC unroll 1")')  # unrolled, gcc hoists loads and spills accumulators
+    self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
+    for v in range(vectors_of(self, s)):
+        at = f"{self.lanes * v}"
+        if v % (s.lanes // self.lanes) == 0:
+            self.line(f"__builtin_prefetch(w + {plus(times(f'(k + {AHEAD})', kb), at)});")
+        place_b = plus(times("k", kb), at)
+        whole, part = VECTOR[s.b.dtype.name], PART[s.b.dtype.name]
+        self.line(f"x{s.dtype} w{v} = {part.format(f'w + {place_b}', live[v]) if live[v] else whole.format(f'w + {place_b}')};")
+
+
+def _all_padding(self: Emitter, s: Contract, bounds: Bounds, kb: str) -> None:
+    """A tap that lies wholly in the padding adds zero, or NaN where its weights are infinite or NaN: the same for every row."""
+    kind, columns = f"x{s.dtype}", range(vectors_of(self, s))
+    self.open("if (!any) {", [])
+    self.line(f"{kind} {', '.join(f'z{v} = {{0}}' for v in columns)};")
+    _open_steps(self, s, bounds, kb)
+    for v in columns:
+        self.line(f"z{v} = fma_{kind}(({kind}){{0}}, w{v}, z{v});")
+    self.close()
+    for m in range(s.rows):
+        self.line(" ".join(f"c{m}_{v} += z{v};" for v in columns))
+    self.close()
+
+
+def _live_lanes(self: Emitter, s: Contract) -> list[str]:
+    """Per vector of `b`, how many of its elements may be read, as C text; "" where all of them may."""
+    count, lanes = vectors_of(self, s), self.lanes
+    if s.wide is None:
+        return [""] * count
+    known = const_of(s.wide)
+    if known is not None:
+        return ["" if known >= lanes * (v + 1) else str(max(0, known - lanes * v)) for v in range(count)]
+    wide, names = text_of(self, s.wide), [self.fresh("n") for _ in range(count)]
+    for v, name in enumerate(names):
+        self.line(f"int {name} = {wide} > {lanes * (v + 1)} ? {lanes} : {wide} > {lanes * v} ? (int)({wide} - {lanes * v}) : 0;")
+    return names
+
+
+def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: Bounds, kb: str) -> None:
+    """One tap of a tile with rows that do not exist or that fall into the padding. `ka` is 0 where a row is a zero: it has a stride each."""
+    name, dtype = self.base(s.a.buf)
+    alone = s.k in self.level  # one step of k
+    scattered = s.a.mask is not None and const_of(ka) != 1
+    self.line(f"const {STORED[dtype.name]}a *p[{s.rows}];{f' i64 ks[{s.rows}];' if scattered else ''}{' int any = 0;' if s.a.mask is not None else ''}")
+    row, live = self.fresh("i"), text_of(self, s.live)
+    self.open(f"for (i64 q = 0; q < {s.rows}; q++) {{ i64 {row} = q < {live} ? q : {live} - 1;", [s.m])
+    self.scopes[-1].memo[s.m] = Val(row, dt.index, False)
+    at: dict[Expr, Expr] = {s.n: const(0)} if alone else {s.k: const(0), s.n: const(0)}
+    place = f"{name} + {text_of(self, substitute(a.expr(), at))}"
+    if s.a.mask is None:
+        self.line(f"p[q] = {place};")
+    else:
+        zeros = _zeros(self, dtype, 1 if alone or scattered else range_of(s.extent, self.extents)[1])
+        strides = (f", ks[q] = {text_of(self, ka)}", ", ks[q] = 0") if scattered else ("", "")
+        self.line(f"if ({text_of(self, s.a.mask)}) p[q] = {place}{strides[0]}, any = 1; else p[q] = {zeros}{strides[1]};")
+    self.close()
+    if s.a.mask is not None:
+        self.open("if (any) {", [])
+    stride = "{0}" if scattered else text_of(self, ka)
+    _steps(self, s, bounds, kb, lambda m, k: f"p[{m}][{'0' if alone else times(k, f'ks[{m}]' if scattered else stride)}]")
+    if s.a.mask is not None:
+        self.close()
+        _all_padding(self, s, bounds, kb)
+
+
+def _zeros(self: Emitter, dtype: DType, count: int | None) -> str:
+    """The address of a row of `count` zeros."""
+    if count is None or count > MAX_ZEROS:
+        raise Unsupported("EMI001", detail="padded contraction over an unknown inner extent")
+    name = f"zeros_{dtype}"
+    have = int(self.functions[name].split("[")[1].split("]")[0]) if name in self.functions else 0
+    self.functions[name] = f"static const {STORED[dtype.name]} {name}[{max(have, count)}] = {{0}};\n"
+    return f"(const {STORED[dtype.name]}a *){name}"
