@@ -24,6 +24,8 @@ from torch.nn import functional as F
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from suites.harness import about  # noqa: E402
+
 from models import MODELS, inputs_of, make_model, tensors_of  # noqa: E402  (the script's own folder comes first)
 
 Sizes = tuple[int, ...]
@@ -211,7 +213,9 @@ def main() -> int:
         print(outcome.row(), flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     summary = f"{len(rows) - 2 - len(missed)} of {len(rows) - 2} hold."
-    (args.out / "numerics.md").write_text("\n".join(["# bench/numerics.py", "", summary, "", *rows, ""]))
+    facts = about() | {"command": " ".join(["python bench/numerics.py", *(f"--only '{args.only}'" for _ in args.only[:1])])}
+    header = ["# bench/numerics.py", "", *(f"- {k}: {v}" for k, v in facts.items()), "", summary]
+    (args.out / "numerics.md").write_text("\n".join([*header, "", *rows, ""]))
     print(f"\n{summary}")
     print("\n".join(f"missed: {o.row()}" for o in missed))
     return 1 if missed else 0
