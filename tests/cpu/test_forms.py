@@ -236,3 +236,21 @@ HALVES: dict[str, Case] = {
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     fn, args = HALVES[name]
     check(fn, *(a.to(dtype) for a in args))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 8, 20])
+@pytest.mark.parametrize("k", [96, 101, 102])
+def test_few_columns_take_several_of_k_in_a_vector(columns: int, k: int) -> None:
+    """Of a linear and of a padded convolution; the last step of k reads nothing of the next row or pixel."""
+    layers = torch.nn.Linear(k, columns), torch.nn.Conv2d(k, columns, 3, padding=1)
+    inputs = R(37, k), R(2, k, 5, 9).contiguous(memory_format=torch.channels_last)
+    inputs[0][1::2], inputs[1][1] = float("nan"), float("inf")
+    for layer, x in zip(layers, inputs, strict=True):
+        with torch.no_grad():
+            torchsmith.compiler.reset()
+            got, want = torchsmith.compile(layer)(x), layer(x)
+            exact = layer.double()(x.double())
+        alive = exact.isfinite()
+        assert torch.equal(got.isfinite(), alive)
+        error, eager = ((t.double() - exact)[alive].abs().max().item() for t in (got, want))
+        assert error <= max(2 * eager, 4 * torch.finfo(torch.float32).eps * exact[alive].abs().max().item())

@@ -63,7 +63,7 @@ def _by_rows(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
 def _tile(self: Emitter, s: Contract, rest: tuple[Stmt, ...], partial: bool) -> None:
     """`partial`: rows are missing for certain, or too few to ask."""
     names = accumulators(self, s)
-    loops = (*s.taps, (s.k, s.extent))
+    loops = (*s.taps, (s.k, s.steps))
     is_grouped = len(s.taps) > 0 and len(s.b.index) > len(s.taps) + 3  # (groups, tile, taps, k, n)
     cut = cut_sum([range_of(e, self.extents)[1] for _, e in loops], GROUPED_CHUNK if is_grouped else CHUNK)
     self.open("{", [])

@@ -6,6 +6,7 @@ In: a Contract being printed, a tap's axes in scope. Out: the loop over k, in on
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
@@ -21,6 +22,27 @@ AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes
 EDGE = 2  # rows at either end of a tile that padding usually reaches
 WINDOW = 128  # elements of a row of memory that a tile at the edge copies
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
+
+# C text of the vector that repeats 2, 4 or 8 neighbours in memory: one load (gcc makes none of a shuffle of 4 or 8)
+_BY_2 = """typedef u64 two __attribute__((aligned(4), may_alias));
+typedef u64 twos __attribute__((vector_size({size})));
+static inline xf32 by_2(const f32a *p) {{ return (xf32)(*(const two *)p - (twos){{0}}); }}
+"""
+_BY_FEW = """typedef f32 few_{parts} __attribute__((vector_size({few}), aligned(4), may_alias));
+static inline xf32 by_{parts}(const f32a *p) {{
+  few_{parts} q = *(const few_{parts} *)p;
+#if defined(__AVX512F__) && !defined(__clang__) && {size} == 64
+  {broadcast}
+#else
+  return __builtin_shufflevector(q, q, {order});
+#endif
+}}
+"""
+_BROADCAST = {
+    4: "return (xf32)__builtin_ia32_broadcastf32x4_512(q, (xf32){0}, (u16)-1);",
+    8: "typedef f64 x4 __attribute__((vector_size(32))); typedef f64 x8 __attribute__((vector_size(64)));\n"
+    "  return (xf32)__builtin_ia32_broadcastf64x4_512((x4)q, (x8){0}, (u8)-1);",
+}
 
 
 def one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
@@ -136,6 +158,16 @@ def _by_window(self: Emitter, s: Contract, bounds: Bounds, kb: str, a: Linear, a
 
 def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str = "") -> None:
     """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`. soon: an address that step k asks for."""
+    if not s.rest:
+        _run_steps(self, s, bounds, kb, place, soon)
+        return
+    (lo, hi), whole = bounds, f"{text_of(self, s.extent)} / {s.parts}"
+    _run_steps(self, replace(s, rest=0), (lo, f"({hi} < {whole} ? {hi} : {whole})"), kb, place, soon)
+    _run_steps(self, s, (f"({lo} > {whole} ? {lo} : {whole})", hi), kb, place, "")
+
+
+def _run_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str) -> None:
+    """Steps with as many elements each: all of s.parts, or s.rest of them."""
     _open_steps(self, s, bounds, kb)
     by = s.soon_vectors
     for v in range(by):
@@ -143,11 +175,24 @@ def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[
     if soon:
         self.line(f"__builtin_prefetch({soon}, 0, 2);")
     for m in range(s.rows):
-        self.line(f"{{ x{s.dtype} x = {SCALAR[s.a.dtype.name].format(place(m, 'k'))} - (x{s.dtype}){{0}};")
+        self.line(f"{{ x{s.dtype} x = {_splat(self, s, place(m, times('k', str(s.parts))))};")
         for v in range(vectors_of(self, s)):
             self.line(f"  c{m}_{v} = fma_x{s.dtype}(x, w{v}, c{m}_{v});")
         self.line("}")
     self.close()
+
+
+def _splat(self: Emitter, s: Contract, element: str) -> str:
+    """A vector of the elements from `element` on: s.parts of them (s.rest, if that is not 0, then zeros), over and over."""
+    if s.parts == 1:
+        return f"{SCALAR[s.a.dtype.name].format(element)} - (x{s.dtype}){{0}}"
+    order = ", ".join(str(lane % s.parts) for lane in range(self.lanes))
+    if s.rest:
+        return f"__builtin_shufflevector(ldn_x{s.dtype}(&{element}, {s.rest}), (x{s.dtype}){{0}}, {order})"
+    text = _BY_2 if s.parts == 2 else _BY_FEW
+    told = {"size": 4 * self.lanes, "parts": s.parts, "few": 4 * s.parts, "broadcast": _BROADCAST.get(s.parts, ""), "order": order}
+    self.functions.setdefault(f"by_{s.parts}", text.format(**told))
+    return f"by_{s.parts}(&{element})"
 
 
 def _open_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str) -> None:

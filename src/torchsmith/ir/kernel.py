@@ -24,12 +24,14 @@ row-major into [lo, hi).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from . import dtype as dt
 from .dtype import DType
 from .expr import Axis, Const, Expr, Fold, Load, Sym, Var, const, convert, op, substitute, walk
+from .linear import conjuncts
 from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
 
 AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
@@ -104,6 +106,9 @@ class Contract:
     soon + lanes * soon_vectors * k on, which another tile will need.
     far: a hint: rows of `a` lie behind each other, k contiguous, and come from beyond the second-level cache, as the next tile's will.
     tails: a hint too, for rows whose number is known at run time only: fewer rows, falling, for which partial tiles get text of their own.
+    parts: a power of two; above 1, that many neighbours of k lie beside each other in the lanes, so that few columns fill a vector: lane n
+    takes the elements k * parts + n % parts, and b(taps, k, n) is packed for it. `rest`: what the last step of k has, if it is not whole.
+    Then `a` is contiguous along k and its mask holds no k.
     """
 
     acc: str
@@ -124,11 +129,18 @@ class Contract:
     add: bool = False
     far: bool = False
     tails: tuple[int, ...] = ()
+    parts: int = 1
+    rest: int = 0
 
     @property
     def dtype(self) -> DType:
         """Of the sums."""
         return dt.f64 if self.a.dtype is dt.f64 else dt.f32
+
+    @property
+    def steps(self) -> Expr:
+        """Of k."""
+        return self.extent if self.parts == 1 else op("floordiv", self.extent + (self.parts - 1), const(self.parts))
 
     @property
     def lanes(self) -> int:
@@ -141,7 +153,14 @@ class Contract:
 
     def meaning(self) -> Loop:
         """The same tile in plain statements: what the verifier checks and the interpreter runs."""
-        total = multiply_add((*self.taps, (self.k, self.extent)), self.a, self.b, self.dtype)
+        a = self.a
+        if self.parts > 1:
+            at = self.k * self.parts + op("mod", self.n, const(self.parts))
+            index = tuple(substitute(i, {self.k: at}) for i in a.index)
+            tests = [*conjuncts(a.mask), *([op("lt", at, self.extent)] if self.rest else ())]
+            mask = functools.reduce(lambda x, y: op("and", x, y), tests) if tests else None
+            a = Load(a.buf, a.dtype, index, mask, None if mask is None else Const(a.dtype, 0.0))
+        total = multiply_add((*self.taps, (self.k, self.steps)), a, self.b, self.dtype)
         store = StoreStmt(self.acc, ((self.first + self.m) * self.width + self.n,), total, "add" if self.add else "set")
         wide = const(self.width) if self.wide is None else self.wide
         return Loop(self.m, self.live, "serial", (Loop(self.n, wide, "vector", (store,)),))

@@ -265,6 +265,8 @@ def _contract(c: Contract) -> Lines:
         yield "  far"
     if c.tails:
         yield f"  tails {c.tails}"
+    if c.parts > 1:
+        yield f"  parts {c.parts}{f' rest {c.rest}' if c.rest else ''}"
 
 
 def _product(p: Product) -> Lines:

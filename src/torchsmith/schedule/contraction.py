@@ -28,6 +28,8 @@ from .tiling import CACHED_ROWS, Tiling, Work
 
 TAILS = (6, 4, 2, 1)
 OUTER = 2  # row axes outside of the tiled one that every kernel has: images, and rows of an image
+PARTS = (1, 2, 4, 8)
+WORTH = 0.85  # of the time without parts
 SHORT = 8  # an inner loop below this many steps spends its time on starting
 LONG = 64  # steps of k from which on the next rows of `a` are worth asking for
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})  # of operands that are summed in float32
@@ -231,19 +233,43 @@ def work_of(c: Contraction, buffers: Mapping[str, Buffer] | None = None) -> Work
     )
 
 
-def pack(c: Contraction, name: str, vectors: int) -> tuple[Stage, Buffer]:
+def parts_of(c: Contraction, buffers: Mapping[str, Buffer]) -> int:
+    """How many neighbours of k should lie beside each other in the lanes (Contract.parts): more than one where columns are too few to fill
+    vectors, and sums so long that adding up the parts does not count."""
+    layout, n, k = buffers[c.a.buf].layout, const_of(c.n[1]), const_of(c.k[1])
+    if layout is None or layout.splits or n is None or k is None or (c.a.dtype, c.b.dtype) != (dt.f32, dt.f32):
+        return 1
+    if c.a.mask is not None and c.k[0] in set(walk(c.a.mask)):
+        return 1
+    if const_of(flat(layout, c.a.index).terms.get(c.k[0], const(0))) != 1:
+        return 1
+    taps = _product([e for _, e in c.taps])
+
+    def price(parts: int) -> float:
+        """Of a row, in multiply-adds of a vector."""
+        adding = 0 if parts == 1 else 8 + 2 * n * parts
+        return taps * -(-k // parts) * -(-n * parts // c.lanes) + adding
+
+    best = min(PARTS, key=price)
+    return best if price(best) < WORTH * price(1) else 1
+
+
+def pack(c: Contraction, name: str, vectors: int, parts: int = 1) -> tuple[Stage, Buffer]:
     """The Stage that writes `b` in tile order, zeros past the end of n; in float32 where `a` is."""
-    (n, extent), width = c.n, c.lanes * vectors
+    (n, extent), (k, k_extent), width = c.n, c.k, c.lanes * vectors
     tile, lane = Axis("nt"), Axis("nl")
-    tiles = op("floordiv", extent + (width - 1), const(width))
-    axes = (*c.batch, (tile, tiles), *c.taps, c.k, (lane, const(width)))
-    at = tile * width + lane
-    load = substitute(c.b, {n: at})
+    columns = width // parts
+    tiles, steps = op("floordiv", extent + (columns - 1), const(columns)), op("floordiv", k_extent + (parts - 1), const(parts))
+    axes = (*c.batch, (tile, tiles), *c.taps, (k, steps), (lane, const(width)))
+    at, element = tile * columns + op("floordiv", lane, const(parts)), k * parts + op("mod", lane, const(parts))
+    load = substitute(c.b, {n: at, k: element})
     assert isinstance(load, Load)
-    exact = const_of(extent) is not None and (const_of(extent) or 0) % width == 0
-    value: Expr = load if exact else only_where(load, op("lt", at, extent))
+    exact = const_of(extent) is not None and (const_of(extent) or 0) % columns == 0
+    load = load if exact else only_where(load, op("lt", at, extent))
+    if parts > 1 and (const_of(k_extent) or 1) % parts:
+        load = only_where(load, op("lt", element, k_extent))
     dtype = dt.f32 if c.a.dtype is dt.f32 else c.b.dtype
-    value = value if dtype is c.b.dtype else Cast(dtype, value)
+    value: Expr = load if dtype is c.b.dtype else Cast(dtype, load)
     names = {x: Axis(f"i{j}") for j, (x, _) in enumerate(axes)}
     renamed = tuple((names[x], e) for x, e in axes)
     store = Store(name, tuple(x for x, _ in renamed), substitute(value, dict(names.items())))
@@ -259,23 +285,28 @@ def only_where(load: Load, test: Expr) -> Load:
 
 
 def form_contraction(
-    c: Contraction, stores: tuple[Store, ...], packed: Buffer | None, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]
-) -> Kernel:
+    c: Contraction, stores: tuple[Store, ...], packed: Buffer | None, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...],
+    parts: int = 1,
+) -> Kernel:  # fmt: skip
     """The kernel of `c` and its epilogue: `stores` over the axes of c.stage, reading the product as acc_of its dtype. Without `packed`,
-    `b` is read where it lies."""
-    rows, vectors, width = tiling.rows, tiling.vectors, c.lanes * tiling.vectors
+    `b` is read where it lies; packed, k lies in `parts`."""
+    rows, vectors, pitch = tiling.rows, tiling.vectors, c.lanes * tiling.vectors
+    width = pitch // parts  # columns
     (m, m_extent), (n, n_extent) = c.rows[-1], c.n
     mt, ml, n_outer, n_inner, nl = Axis("mt"), Axis("ml"), Axis("no"), Axis("ni"), Axis("nl")
-    nt = n_outer + n_inner
+    nt, lane = n_outer + n_inner, nl if parts == 1 else Axis("nk")
     row, column = mt * rows + ml, nt * width + nl
     live, wide = _least(rows, m_extent - mt * rows, m_extent), _least(width, n_extent - nt * width, n_extent)
     a, b = substitute(c.a, {m: row}), substitute(c.b, {n: column})
     if packed is not None:
-        b = Load(packed.name, packed.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], nl))
+        b = Load(packed.name, packed.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], lane))
     assert isinstance(a, Load)
     assert isinstance(b, Load)
     summed = c.fold.dtype
-    table: dict[Expr, Expr] = {acc_of(summed): Load("acc", summed, (ml * width + nl,)), m: row, n: column}
+    total: list[Expr] = [Load("acc", summed, (ml * pitch + nl * parts + part,)) for part in range(parts)]
+    while len(total) > 1:
+        total = [op("add", x, y) for x, y in zip(total[::2], total[1::2], strict=True)]
+    table: dict[Expr, Expr] = {acc_of(summed): total[0], m: row, n: column}
     body: tuple[Stmt, ...] = tuple(
         StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode) for s in stores
     )
@@ -289,14 +320,17 @@ def form_contraction(
     before, after = (const(1), tiles) if tiling.sweep == "rows" else (tiles, const(1))
     more = tuple((Axis(f"one{j}"), const(1)) for j in range(OUTER - len(c.rows[:-1])))
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
-    soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None else (None, 0)
+    soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None and parts == 1 else (None, 0)
     readable = None if packed is not None or const_of(wide) == width else wide
     far, tails = _are_far(c, tiling, buffers), tails_of(rows, live, m_extent)
-    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, wide=readable, far=far, tails=tails)
+    contract = Contract(
+        "acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], lane, a, b, *soon, wide=readable, far=far, tails=tails, parts=parts,
+        rest=(const_of(c.k[1]) or 0) % parts,
+    )  # fmt: skip
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
     params, syms = _params((contract, epilogue), stores, c, packed or buffers[c.b.buf], buffers, [e for _, e in grid])
-    scratch = (Scratch("acc", summed, rows * width),)
+    scratch = (Scratch("acc", summed, rows * pitch),)
     return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins)
 
 

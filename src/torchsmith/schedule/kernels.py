@@ -19,7 +19,7 @@ from .attention import recognise_attention
 from .attention_kernel import form_attention
 from .build import build
 from .changing import form_changing, is_along_n
-from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, recognise, work_of
+from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, parts_of, recognise, work_of
 from .deps import estimate
 from .fuse import simple_axes
 from .gated import form_gated, recognise_gated
@@ -87,7 +87,8 @@ def contraction_kernels(
         buffers[name], seen = wide.copy, {**seen, name: wide.copy}
         copies = (*copies, stage_kernel(wide.stage, {wide.source.name: wide.source, name: wide.copy}))
     c = close_bounds(rows)
-    tiling, choice = _tiling(c, seen, options, decided)
+    parts = parts_of(c, seen) if c.b.buf in lasting else 1
+    tiling, choice = _tiling(c, parts, seen, options, decided)
     origins = (c.stage.origin, c.stage.loc)
     if c.b.buf not in lasting:
         if c.rows[0][0] is ONE_ROW and not is_along_n(c, seen):
@@ -95,11 +96,11 @@ def contraction_kernels(
         changing = form_changing(c, tiling, seen, origins)
         if changing is not None:
             return (*copies, replace(changing, choice=choice))
-    packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors)
+    packing, packed = pack(c, f"{c.stage.stores[0].buf}_packed", tiling.vectors, parts)
     buffers[packed.name] = packed
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
-    product = form_contraction(c, stores, packed, tiling, seen, origins)
+    product = form_contraction(c, stores, packed, tiling, seen, origins, parts)
     return (*copies, stage_kernel(packing, buffers), replace(product, choice=choice))
 
 
@@ -125,9 +126,11 @@ def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kerne
     return (), c, seen
 
 
-def _tiling(c: Contraction, buffers: Mapping[str, Buffer], options: Options, decided: Decisions) -> tuple[Tiling, Choice | None]:
+def _tiling(
+    c: Contraction, parts: int, buffers: Mapping[str, Buffer], options: Options, decided: Decisions
+) -> tuple[Tiling, Choice | None]:
     """The tiling of `c`: as decided, else the default; under max-autotune also what could be decided."""
-    work = work_of(c, buffers)
+    work = replace(work_of(c, buffers), parts=parts)
     if not options.max_autotune:
         return choose_tiling(work), None
     known = {str(t): t for t in candidates(work)}

@@ -42,7 +42,8 @@ class Tiling:
 class Work:
     """batch x outer x m x n results of taps x k multiply-adds each; m is the tiled row axis, `outer` the product of the others; None:
     known at run time only. a, b: storage dtypes; is_padded: rows may fall into padding. multiple: what divides an m that is not known (the
-    image of a batch of them). step: bytes from one row of a to the next, where known."""
+    image of a batch of them). step: bytes from one row of a to the next, where known. parts: elements of k
+    beside each other in the lanes."""
 
     batch: int | None
     outer: int | None
@@ -55,6 +56,7 @@ class Work:
     is_padded: bool
     multiple: int = 1
     step: int | None = None
+    parts: int = 1
 
     @property
     def key(self) -> str:
@@ -86,7 +88,7 @@ def score(work: Work, rows: int, vectors: int) -> float:
     out of the first-level cache.
     """
     unknown = TYPICAL if work.multiple == 1 else tuple(work.multiple * b for b in BATCHES)
-    sizes, n = (work.m,) if work.m else unknown, work.n or UNKNOWN
+    sizes, n = (work.m,) if work.m else unknown, (work.n or UNKNOWN) * work.parts
     useful = sum(m / (-(-m // rows) * rows) for m in sizes) / len(sizes) * n / (-(-n // (work.lanes * vectors)) * work.lanes * vectors)
     steps = rows * vectors
     if work.step and rows * math.gcd(work.step, SETS) > WAYS * SETS:
@@ -101,7 +103,7 @@ def default_sweep(work: Work) -> Sweep:
 
 def candidates(work: Work, most: int = CANDIDATES) -> tuple[Tiling, ...]:
     """Tilings worth measuring, the default first; then other tiles of about its score, then the other sweep."""
-    m, n = work.m or UNKNOWN, work.n or UNKNOWN
+    m, n = work.m or UNKNOWN, (work.n or UNKNOWN) * work.parts
     scored: list[tuple[float, int, int]] = []
     for rows in range(1, min(REGISTERS // 2, m) + 1):
         # beside the accumulators a register per vector of b and one for a: a tile without them spills in every step
