@@ -14,7 +14,7 @@ from torchsmith.emit.c import emit_kernel
 from torchsmith.emit.host import packing_key
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Const, Expr, Load, Op, const, op, walk
-from torchsmith.ir.kernel import expressions
+from torchsmith.ir.kernel import Contract, expressions
 from torchsmith.ir.plan import Launch, Plan
 from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options
@@ -85,6 +85,15 @@ def test_sizes_do_not_make_kernels() -> None:
     one = after.kernels[contractions(after)[0]]
     assert one.syms and all(len(s.syms) == len(after.kernels[s.kernel].syms) for s in launches(after))
     assert all(lo >= 1 and hi is not None for _, lo, hi in one.ranges)
+
+
+def test_hints_do_not_make_kernels() -> None:
+    """Rows that the cache keeps, and rows that the next tile should be asked for."""
+    before = products((112, 512, 256), (8064, 512, 256))
+    after = share_kernels(before, Options())
+    verify_plan(after)
+    hints = {s.far for k in before.kernels for s in k.body if isinstance(s, Contract)}
+    assert len(hints) == 2 and len(set(contractions(after))) == 1
 
 
 def test_structure_does() -> None:

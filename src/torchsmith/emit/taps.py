@@ -64,7 +64,8 @@ def one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
         test = named_test(self, inside) if inside else ""
         self.open(f"if ({test}) {{" if inside else "{", [])
         self.line(f"const {stored}a *p = {a_start};")
-        soon = f"p + {s.rows} * {step} + k * {64 // s.a.dtype.itemsize}" if s.far else ""
+        ahead, far = f"{s.rows} * {step} + k * {64 // s.a.dtype.itemsize}", const_of(s.far)
+        soon = "" if far == 0 else f"p + {ahead}" if far == 1 else f"p + {text_of(self, s.far)} * ({ahead})"  # of both kinds: asks in vain
         _steps(self, s, bounds, kb, lambda m, k: f"p[{plus(times(str(m), step), times(k, ka_text))}]", soon)
         self.close()
         if not inside:

@@ -104,7 +104,8 @@ class Contract:
     Rows from `live` on and columns from `wide` on do not exist: their accumulators hold no meaning.
     soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch lanes * soon_vectors elements of b's buffer from element
     soon + lanes * soon_vectors * k on, which another tile will need.
-    far: a hint: rows of `a` lie behind each other, k contiguous, and come from beyond the second-level cache, as the next tile's will.
+    far: a hint, 0 or 1: rows of `a` lie behind each other, k contiguous, and come from beyond the second-level cache, as the next
+    tile's will.
     tails: a hint too, for rows whose number is known at run time only: fewer rows, falling, for which partial tiles get text of their own.
     parts: a power of two; above 1, that many neighbours of k lie beside each other in the lanes, so that few columns fill a vector: lane n
     takes the elements k * parts + n % parts, and b(taps, k, n) is packed for it. `rest`: what the last step of k has, if it is not whole.
@@ -127,7 +128,7 @@ class Contract:
     wide: Expr | None = None
     first: Expr = ZERO
     add: bool = False
-    far: bool = False
+    far: Expr = ZERO
     tails: tuple[int, ...] = ()
     parts: int = 1
     rest: int = 0
@@ -345,7 +346,7 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
         return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
     if isinstance(s, Contract):
         optional = (e for e in (s.soon, s.wide) if e is not None)
-        return (s.live, s.extent, s.first, *(e for _, e in s.taps), s.a, s.b, *optional)
+        return (s.live, s.extent, s.first, s.far, *(e for _, e in s.taps), s.a, s.b, *optional)
     if isinstance(s, Paired):
         return (s.live, *(e for _, e in s.taps), s.a, s.b, *(() if s.soon is None else (s.soon,)))
     if isinstance(s, Banded):

@@ -261,8 +261,8 @@ def _contract(c: Contract) -> Lines:
     yield f"  {print_expr(c.b)}"
     if c.soon is not None:
         yield f"  soon {print_expr(c.soon)} by {c.soon_vectors}"
-    if c.far:
-        yield "  far"
+    if const_of(c.far) != 0:
+        yield f"  far {print_expr(c.far)}"
     if c.tails:
         yield f"  tails {c.tails}"
     if c.parts > 1:

@@ -322,7 +322,7 @@ def form_contraction(
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
     soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None and parts == 1 else (None, 0)
     readable = None if packed is not None or const_of(wide) == width else wide
-    far, tails = _are_far(c, tiling, buffers), tails_of(rows, live, m_extent)
+    far, tails = const(int(_are_far(c, tiling, buffers))), tails_of(rows, live, m_extent)
     contract = Contract(
         "acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], lane, a, b, *soon, wide=readable, far=far, tails=tails, parts=parts,
         rest=(const_of(c.k[1]) or 0) % parts,

@@ -194,12 +194,12 @@ class _Walker:
 
     def contract(self, s: Contract) -> Stmt:
         """A Contract, its addresses and bounds as sums over all axes in scope."""
-        self.note(s.rows, s.vectors, s.soon is None, s.soon_vectors, len(s.taps), self.name(s.acc), s.wide is None, s.add, s.far, s.tails)
+        self.note(s.rows, s.vectors, s.soon is None, s.soon_vectors, len(s.taps), self.name(s.acc), s.wide is None, s.add, s.tails)
         self.note(s.parts, s.rest)
         self.axis(s.m)
         taps = tuple((self.axis(x), self.expr(e)) for x, e in s.taps)
         self.axis(s.k)
-        extent, live, first = self.expr(s.extent), self.size(s.live), self.expr(s.first)
+        extent, live, first, far = self.expr(s.extent), self.size(s.live), self.expr(s.first), self.leaf(s.far)
         wide = None if s.wide is None else self.size(s.wide)
         outside, inside = [*self.around], [x for x, _ in s.taps]
         self.lanes.add(s.k)
@@ -220,7 +220,7 @@ class _Walker:
         self.axis(s.n)
         b = self.expr(s.b)
         assert isinstance(b, Load)
-        return replace(s, taps=taps, extent=extent, live=live, a=a, b=b, soon=soon, wide=wide, first=first)
+        return replace(s, taps=taps, extent=extent, live=live, a=a, b=b, soon=soon, wide=wide, first=first, far=far)
 
     def size(self, e: Expr) -> Expr:
         """Of a tile: a constant is one that always holds."""
