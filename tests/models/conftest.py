@@ -39,3 +39,15 @@ def fresh_compiler() -> None:
     import torchsmith
 
     torchsmith.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def native_road(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A model that runs eagerly is a failure, whatever its results are; `roads` names the codes that a test expects all the same."""
+    from torchsmith.events import recording
+
+    with recording() as got:
+        yield
+    expected = {code for mark in request.node.iter_markers("roads") for code in mark.args}
+    other = [e.fields["report"] for e in got if e.kind == "graph" and e.fields["report"].road == "captured"]
+    assert not [r for r in other if r.code not in expected], other

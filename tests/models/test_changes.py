@@ -174,6 +174,7 @@ def test_argument_kinds_are_noticed() -> None:
         assert got.stride() == want.stride() and got.dtype == want.dtype
 
 
+@pytest.mark.roads("AUT001")
 def test_modes_are_noticed() -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return torch.relu(x @ w) + torch.ones(4)

