@@ -53,7 +53,7 @@ def column_bounds(s: Banded) -> tuple[list[Expr], list[Expr], list[Expr]] | None
         if not isinstance(test, Op) or test.name not in ("ge", "lt") or {s.m, s.w, s.c, s.g} & set(walk(test.args[1])):
             return None
         terms = linear(test.args[0]).terms
-        if {s.c, s.g} & set(terms) or const_of(terms.get(s.m, const(0))) != stride or (s.w in terms and const_of(terms[s.w]) != dilation):
+        if {s.c, s.g} & set(terms) or const_of(terms.get(s.m, const(0))) != stride or const_of(terms.get(s.w, const(0))) not in (dilation, None):
             return None
         if s.width > 1 and s.w not in terms:
             return None
