@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import unittest.mock
@@ -191,6 +192,24 @@ def test_pictures_keep_their_memory_format(number: int) -> None:
     base = torch.randn(2, 6, 8, 8)
     for t in (base, base.to(memory_format=torch.channels_last)):
         compare(PICTURES[number], t)
+
+
+SPECTRA = [
+    lambda t, dims: torch.fft.fftn(t, dim=dims),
+    lambda t, dims: torch.fft.rfftn(t, dim=dims),
+    lambda t, dims: torch.fft.irfftn(t.to(torch.complex64), dim=dims),
+    lambda t, dims: torch.fft.ifftn(t.to(torch.complex64), dim=dims, norm="ortho"),
+    lambda t, dims: torch.fft.hfft(t.to(torch.complex64), dim=dims[0]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SPECTRA)))
+@pytest.mark.parametrize("shape", [(5,), (4, 6), (3, 4, 5), (2, 3, 4, 6)])
+def test_spectra_have_the_order_of_eagers_kernel(number: int, shape: tuple[int, ...]) -> None:
+    for order in itertools.permutations(range(len(shape))):
+        t = torch.randn([shape[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
+        for dims in [(0,), (-1,), (len(shape) // 2,), tuple(range(len(shape))), tuple(range(len(shape)))[::-1]][: len(shape) + 2]:
+            compare(lambda x, dims=dims: SPECTRA[number](x, dims), t)
 
 
 def test_binary_layouts_and_broadcasting() -> None:

@@ -163,6 +163,47 @@ def test_derived_sizes(k: int) -> None:
     assert compiles(DERIVED[k], calls) <= 2  # equal sizes may be a case of their own
 
 
+WINDOW, TURN = torch.hann_window(8), torch.polar(torch.ones(3), torch.arange(3.0))
+OPERATORS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], tuple[int, ...], tuple[int, ...], Any]] = [
+    ("max_pool, last window", lambda x: nn.functional.max_pool2d(x, 3, 2, ceil_mode=True), (1, 2, 9, 10), (2, 3), (2, None)),
+    ("max_pool, last window, padded", lambda x: nn.functional.max_pool2d(x, 3, 2, 1, ceil_mode=True), (1, 2, 9, 10), (2, 3), (1, None)),
+    ("avg_pool, last window", lambda x: nn.functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True), (1, 2, 9, 10), (2, 3), (1, None)),
+    ("avg_pool1d", lambda x: nn.functional.avg_pool1d(x, 3), (2, 3, 9), (2,), (3, None)),
+    ("avg_pool3d", lambda x: nn.functional.avg_pool3d(x, 2), (1, 2, 9, 8, 4), (2, 3), (2, None)),
+    ("unfold", lambda x: nn.functional.unfold(x, 2), (1, 2, 5, 5), (2, 3), (2, None)),
+    ("reflected", lambda x: nn.functional.pad(x, (3, 3), mode="reflect") * 2, (2, 3, 9), (2,), (4, None)),
+    ("two chunks", lambda x: x.chunk(2)[1] * 2, (7, 6), (0,), (2, None)),
+    ("three chunks", lambda x: x.chunk(3)[2] * 2, (8, 6), (0,), (5, None)),
+    ("parts of four", lambda x: x.split(4)[1] * 2, (7, 6), (0,), (5, 8)),
+    ("rotation", lambda x: torch.view_as_real(torch.view_as_complex(x.view(-1, 3, 2)) * TURN).flatten(1), (7, 6), (0,), (1, None)),
+    ("rfft", lambda x: torch.fft.rfft(x).abs(), (3, 16), (0, 1), (1, None)),
+    ("filter", lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 0.5, s=x.shape[-2:]), (2, 6, 5), (0, 1, 2), (1, None)),
+    ("hfft", torch.fft.hfft, (2, 8), (1,), (2, None)),
+    ("stft", lambda x: torch.stft(x, 8, 2, window=WINDOW, return_complex=True).abs(), (2, 40), (0, 1), (5, None)),
+    ("stft, short window", lambda x: torch.view_as_real(torch.stft(x, 8, 3, 6, WINDOW[:6], False, normalized=True, return_complex=True)),
+     (40,), (0,), (8, None)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fn", "shape", "varying", "bounds"), [row[1:] for row in OPERATORS], ids=[row[0] for row in OPERATORS])
+def test_operators_of_unknown_sizes(fn: Any, shape: tuple[int, ...], varying: tuple[int, ...], bounds: tuple[int, int | None]) -> None:
+    """One program for all sizes that give as many results; an export says which sizes those are."""
+    low, high = bounds
+    sizes = [low, low + 1, low + 2, low + 3] if high is not None else [low, low + 1, low + 6, 23, 40]
+    calls = [(torch.randn([sizes[(k + d) % len(sizes)] if d in varying else n for d, n in enumerate(shape)]),) for k in range(len(sizes))]
+    assert compiles(fn, [(torch.randn(shape),), *calls]) == 1
+
+    class Whole(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return fn(x)
+
+    program = torchsmith.export(Whole(), (torch.randn(shape),), dynamic_shapes=(dict.fromkeys(varying, torchsmith.export.Dim.AUTO),))
+    ranges = [str(r) for r in program.range_constraints.values()]
+    assert len(ranges) == len(varying) and f"[{low}, {high or 'inf'}]" in ranges
+    for (x,) in calls:
+        torch.testing.assert_close(program.module()(x), fn(x))
+
+
 def test_a_question_about_a_size_is_a_guard() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.shape[0] > 4 else x.sum(0, keepdim=True)

@@ -20,6 +20,7 @@ from ..graph.declared import DeclaredSymbol
 from ..graph.functionalise import functionalise
 from ..graph.polynomial import add, expr, poly
 from ..graph.sizes import print_condition
+from ..graph.solve import holds_around
 from ..graph.spec import TensorSpec
 from ..graph.tracing import spec_of
 from ..ir import dtype as dt
@@ -105,7 +106,7 @@ class _Export:
         fg = functionalise(captured.graph, facts)
         symbols = {symbol: self._declared_symbol(name) for name, symbol in whole.symbols.items()}
         conditions = [(g.value, g.loc) for g in captured.guards if g.kind == "shape"] + [(c, facts.locs.get(c, "")) for c in facts.late]
-        narrowed = [self._settle(cond, loc, symbols) for cond, loc in conditions]  # all of them, to save captures
+        narrowed = [self._settle(cond, loc, symbols, facts.hints) for cond, loc in conditions]  # all of them, to save captures
         if any(narrowed):
             return None
         specs = [n.meta["spec"] for n in fg.graph.nodes if n.op == "placeholder"]
@@ -155,7 +156,7 @@ class _Export:
         return InputRow("constant", _constant_name(text), spec)
 
     # ------------------------------------------------------------ conditions on sizes
-    def _settle(self, cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol]) -> bool:
+    def _settle(self, cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol], hints: Mapping[str, int | None]) -> bool:
         """Narrow what is open so that `cond` holds; True: capture again. Raises for what was stated."""
         found = list(dict.fromkeys(x.name for x in walk(cond) if isinstance(x, Sym)))
         rows = [symbols[x] for x in found if x in symbols]
@@ -169,6 +170,10 @@ class _Export:
                 return self._specialise(row, value, cond, loc, symbols)
             if name in ("ge", "gt", "ne", "le", "lt"):
                 return self._narrow(row, name, value, cond, loc, symbols)
+        if len(found) == 1 and (size := hints[found[0]]) is not None and (around := holds_around(cond, size)) is not None:
+            low, high = around  # x.chunk(3) has 3 parts from 5 on; it also has for 3, which the range leaves out
+            if low is not None and (high is None or (rows[0].hi is not None and rows[0].hi <= high)):
+                return self._narrow(rows[0], "ge", low, cond, loc, symbols)
         if cond.name == "eq" and len(rows) == 2 and (same := _same(cond, rows)):
             return self._unify(*same, cond, loc, symbols)
         for row in rows:  # anything else: as many sizes as are open become those of the example

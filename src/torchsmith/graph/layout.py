@@ -19,6 +19,9 @@ Sizes = tuple[Size, ...]
 SymTypes = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+UNKNOWN = 1 << 30  # hint_of a size that is known only at run time
+
+
 def is_symbolic(sizes: Sequence[Size]) -> bool:
     return any(type(s) is torch.SymInt for s in sizes)
 
@@ -170,7 +173,7 @@ def hint_of(v: Size) -> int:
     if type(v) is int:
         return v
     node: SizeNode = v.node
-    return node.hint if node.hint is not None else 1 << 30
+    return node.hint if node.hint is not None else UNKNOWN
 
 
 def broadcast(*shapes: Sequence[Size]) -> Sizes:

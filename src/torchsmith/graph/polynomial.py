@@ -7,7 +7,7 @@ interval bounds of them. No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from ..ir import dtype as dt
@@ -198,12 +198,40 @@ def _atom(e: Expr, ranges: Callable[[str], Range]) -> Range:
 
 def interval(p: Poly, ranges: Callable[[str], Range]) -> Range:
     """Bounds of a polynomial whose symbols lie in `ranges`; None is unbounded."""
+    atoms = {atom: _atom(atom, ranges) for m in p for atom in m}
+    total = _sum(p, atoms)
+    if any(len(m) > 1 for m in p):  # n*m - n - m + 1, from n = 1 + a and m = 1 + b, is a*b
+        for atom, (lo, _) in atoms.items():
+            if lo:
+                p = _shifted(p, atom, lo)
+        above = {a: r if r[0] is None else (0, None if r[1] is None else r[1] - r[0]) for a, r in atoms.items()}
+        total = _both(total, _sum(p, above))
+    return total
+
+
+def _both(a: Range, b: Range) -> Range:
+    lows, highs = ([x for x in ends if x is not None] for ends in zip(a, b, strict=True))
+    return (max(lows) if lows else None, min(highs) if highs else None)
+
+
+def _sum(p: Poly, atoms: Mapping[Expr, Range]) -> Range:
     total: Range = (0, 0)
     for m, c in p.items():
         term: Range = (1, 1)
         for atom in m:
-            term = _times(term, _atom(atom, ranges))
+            term = _times(term, atoms[atom])
         if c < 0:
             term = (term[1], term[0])
         total = _plus(total, (None if term[0] is None else term[0] * c, None if term[1] is None else term[1] * c))
     return total
+
+
+def _shifted(p: Poly, atom: Expr, by: int) -> Poly:
+    """p with `atom + by` for `atom`."""
+    out: Poly = {}
+    for m, c in p.items():
+        term: Poly = {(): c}
+        for a in m:
+            term = mul(term, {(a,): 1, (): by} if a is atom else {(a,): 1})
+        out = add(out, term)
+    return out

@@ -15,10 +15,11 @@ import torch.fx.experimental.sym_node
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
-from ..ir.expr import Cast, Const, Expr, Op, Sym, const
+from ..ir.expr import Cast, Const, Expr, Op, Sym, const, walk
 from ..ir.number import number_of
 from ..ir.program import Symbol
 from .polynomial import Range, add, expr, interval, normal, poly
+from .solve import NEGATED, holds_around, solutions, within
 
 Number = int | float | bool
 Text = str  # SizeNode has a method of that name, which torch's protocol asks for
@@ -26,7 +27,6 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
 }  # fmt: skip
-_NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 # guard `symbol op c` -> (c + this is the least, c + this is the greatest value)
 _BOUNDS: dict[str, tuple[int | None, int | None]] = {"eq": (0, 0), "lt": (None, -1), "le": (None, 0), "gt": (1, None), "ge": (0, None)}
 LARGEST = 2**30  # size of a symbol by default: below it index arithmetic on lanes is 32 bits wide, rounding up to tiles included
@@ -108,7 +108,7 @@ class SizeFacts:
         return None
 
     def _decide_comparison(self, cond: Op, least: int | None = None) -> bool | None:
-        if Op(_NEGATED[cond.name], dt.bool_, cond.args) in self._known:
+        if Op(NEGATED[cond.name], dt.bool_, cond.args) in self._known:
             return False
         a, b = cond.args
         if a.dtype is not dt.index or b.dtype is not dt.index:
@@ -125,6 +125,18 @@ class SizeFacts:
             return cond.name == "ge"
         if hi is not None and hi <= 0 and cond.name in ("le", "gt"):
             return cond.name == "le"
+        return self._decide_of_one(cond, least)
+
+    def _decide_of_one(self, cond: Op, least: int | None) -> bool | None:
+        """A question about one symbol, answered where all of its sizes have one answer: (n - 2) // 2 * 2 < n."""
+        name = _only_symbol(cond)
+        sizes = (None, None) if name is None else self.range(name) if least is None else _from(least, self.range(name))
+        if sizes[0] is None:
+            return None
+        for c, answer in ((cond, True), (Op(NEGATED[cond.name], dt.bool_, cond.args), False)):
+            around = holds_around(c, sizes[0])
+            if around is not None:
+                return answer if within(sizes, around) else None
         return None
 
     def assume(self, cond: Expr, loc: str = "") -> None:
@@ -135,9 +147,30 @@ class SizeFacts:
                 raise Unsupported("GRA008", at=loc or self.loc, detail=print_condition(cond))
             return
         self._known.add(cond)
+        bounds = self._bounds(cond)
+        if bounds is not None:
+            for c in bounds:
+                self.assume(c, loc)
+            return
         self._narrow(cond)
         (self.late if self.frozen else self.guards).append(cond)
         self.locs.setdefault(cond, loc or self.loc)
+
+    def _bounds(self, cond: Expr) -> list[Expr] | None:
+        """A condition that is an interval of one symbol, as its bounds: (n - 3) // 3 + 1 > 0 -> n >= 3. None where it is not, is a single
+        size, or is spelt so already."""
+        name = _only_symbol(cond)
+        if name is None or not isinstance(cond, Op) or cond.name not in NEGATED or isinstance(cond.args[0], Sym):
+            return None
+        sizes, size = self.range(name), self.hints.get(name)
+        found = None if size is None else solutions(cond, size, sizes)
+        if found is None:
+            return None
+        symbol, (low, high) = self.symbols[name].sym, found
+        if low is not None and low == high:
+            return None
+        ends = (("ge", low, sizes[0]), ("le", high, sizes[1]))
+        return [Op(op, dt.bool_, (symbol, const(end))) for op, end, known in ends if end is not None and end != known]
 
     def _narrow(self, cond: Expr) -> None:
         """What a guard on one symbol says of its range."""
@@ -193,9 +226,14 @@ def print_condition(e: Expr) -> str:
     return f"{name}({', '.join(print_condition(a) for a in e.args)})"
 
 
+def _only_symbol(cond: Expr) -> str | None:
+    names = {x.name for x in walk(cond) if isinstance(x, Sym)}
+    return names.pop() if len(names) == 1 else None
+
+
 def negate(cond: Expr) -> Expr:
-    if isinstance(cond, Op) and cond.name in _NEGATED:
-        return Op(_NEGATED[cond.name], dt.bool_, cond.args)
+    if isinstance(cond, Op) and cond.name in NEGATED:
+        return Op(NEGATED[cond.name], dt.bool_, cond.args)
     if isinstance(cond, Op) and cond.name == "not":
         return cond.args[0]
     return Op("not", dt.bool_, (cond,))
@@ -417,10 +455,12 @@ class SizeNode:
     floordiv = int_floordiv
 
     def sym_min(self, other: SizeNode) -> SizeNode:
-        return self._arith(other, "min", min)
+        first = self.facts.decide(self.le(other).expr)
+        return self._arith(other, "min", min) if first is None else self if first else other
 
     def sym_max(self, other: SizeNode) -> SizeNode:
-        return self._arith(other, "max", max)
+        first = self.facts.decide(self.ge(other).expr)
+        return self._arith(other, "max", max) if first is None else self if first else other
 
     def _as_float_pair(self, other: SizeNode) -> tuple[SizeNode, SizeNode]:
         return self.sym_float(), other.sym_float()

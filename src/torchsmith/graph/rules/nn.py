@@ -98,8 +98,8 @@ def _format_3d(input: Tensor, weight: Tensor, bias: Tensor | None, rest: tuple[A
 def _pooled(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size, ceil_mode: bool) -> Size:
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     out = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
-    if ceil_mode and (out - 1) * stride >= size + padding:  # the last window starts inside the input or its left padding
-        out = out - 1
+    if ceil_mode:  # the last window starts inside the input or its left padding
+        out = torch.sym_min(out, (size + padding - 1) // stride + 1)
     return out
 
 
@@ -278,10 +278,15 @@ for _n, _names in {1: "upsample_nearest1d _upsample_nearest_exact1d upsample_lin
         rule(getattr(aten, _name).default)(_resample(_n))
 
 
-def _pad(n: int) -> Any:
+def _pad(n: int, is_reflected: bool) -> Any:
     def shape(self: Tensor, padding: Sequence[Size]) -> Tensor:
         sizes = list(self.shape)
         for i in range(n):
+            if is_reflected and (padding[2 * i] >= sizes[-1 - i] or padding[2 * i + 1] >= sizes[-1 - i]):
+                raise RuntimeError(
+                    "Argument #4: Padding size should be less than the corresponding input dimension, but got: padding "
+                    f"({padding[2 * i]}, {padding[2 * i + 1]}) at dimension {self.dim() - 1 - i} of input {list(self.shape)}"
+                )
             sizes[-1 - i] = sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1]
         return fresh(sizes, self.dtype, suggest_format(self) if n > 1 else CONTIGUOUS)
 
@@ -289,8 +294,8 @@ def _pad(n: int) -> Any:
 
 
 for _n in (1, 2, 3):
-    rule(getattr(aten, f"reflection_pad{_n}d").default)(_pad(_n))
-    rule(getattr(aten, f"replication_pad{_n}d").default)(_pad(_n))
+    rule(getattr(aten, f"reflection_pad{_n}d").default)(_pad(_n, True))
+    rule(getattr(aten, f"replication_pad{_n}d").default)(_pad(_n, False))
 
 
 @rule(aten.pixel_shuffle.default)
@@ -404,7 +409,10 @@ def im2col(self: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: 
     kernel, dilation, padding, stride = (_spread(v, 2) for v in (kernel_size, dilation, padding, stride))
     blocks: Size = 1
     for i in range(2):
-        blocks = blocks * ((self.shape[i - 2] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1)
+        across = (self.shape[i - 2] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        if across <= 0:
+            raise RuntimeError(f"Given input with spatial size {list(self.shape[-2:])}, the array of sliding blocks must be positive")
+        blocks = blocks * across
     return fresh((*self.shape[:-3], self.shape[-3] * kernel[0] * kernel[1], blocks), self.dtype)
 
 

@@ -9,10 +9,12 @@ import torch
 
 from ...codes import Unsupported
 from ..layout import (
+    UNKNOWN,
     Size,
     Sizes,
     contiguous_strides,
     format_strides,
+    hint_of,
     is_contiguous,
     is_dense,
     is_static_one,
@@ -186,8 +188,17 @@ def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], stora
 def split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
     d = axis(dim, self.dim())
     n = self.shape[d]
-    count = int((n + split_size - 1) // split_size) if not same(n, split_size) else 1
+    count = _parts(n, split_size) if not same(n, split_size) else 1
     return [slice_(self, d, i * split_size, n if i == count - 1 else (i + 1) * split_size) for i in range(max(count, 1))]
+
+
+def _parts(n: Size, size: Size) -> int:
+    """How many parts of `size` make n. Asked as two bounds: one Expr of both is no interval of n where size depends on it (chunk)."""
+    if is_symbolic((n, size)) and max(hint_of(n), hint_of(size)) < UNKNOWN:
+        count = -(-hint_of(n) // hint_of(size))
+        if n <= count * size and n > (count - 1) * size:
+            return count
+    return int((n + size - 1) // size)
 
 
 @view(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
@@ -312,7 +323,11 @@ def numel(size: Sequence[Size]) -> Size:
     return total
 
 
-@view(aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default)
+for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten._conj.default):
+    rule(_op)(_op)  # torch's own rule takes symbols
+
+
+@view(aten.view.dtype)
 def reinterpret(self: Tensor, *args: Any) -> Tensor:
     raise Unsupported("GRA005", at=current().facts.loc, detail="a view as another dtype")
 
