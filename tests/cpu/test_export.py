@@ -424,3 +424,15 @@ def test_registered_dataclasses(tmp_path):
         out = run(p)
         assert type(out) is Pair
         torch.testing.assert_close((out.one, out.two), (p.one + p.two, p.one * 2))
+
+
+def test_the_program_runs_where_a_result_tells_its_own_size():
+    class Chosen(nn.Module):
+        def forward(self, x):
+            return torch.argwhere(x), x[x > 0] * 2
+
+    program = export(Chosen(), (torch.randn(5, 3),), dynamic_shapes=({0: Dim.AUTO},))
+    for n in (5, 1, 9):
+        x = torch.randn(n, 3)
+        for got, want in zip(program.module()(x), Chosen()(x), strict=True):
+            assert torch.equal(got, want)

@@ -212,6 +212,38 @@ def test_spectra_have_the_order_of_eagers_kernel(number: int, shape: tuple[int, 
             compare(lambda x, dims=dims: SPECTRA[number](x, dims), t)
 
 
+def on_wide_dimensions(t: Tensor) -> tuple:
+    return tuple(t.shape), tuple(s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1), t.dtype
+
+
+FACTORS = [
+    torch.linalg.inv, torch.linalg.inv_ex, torch.linalg.cholesky_ex, torch.linalg.det, torch.linalg.slogdet, torch.linalg.eigh,
+    torch.linalg.eigvalsh, torch.linalg.svd, lambda a: torch.linalg.svd(a, False), torch.linalg.svdvals, torch.linalg.qr,
+    lambda a: torch.linalg.qr(a, "complete"), lambda a: torch.linalg.qr(a, "r"), lambda a: torch.linalg.norm(a, "nuc", dim=(-2, -1)),
+    lambda a: torch.linalg.solve(a, torch.ones(a.shape[-1], 2)), lambda a: torch.linalg.solve(a, torch.ones(a.shape[:-1])),
+    lambda a: torch.linalg.solve(a, torch.ones(a.shape[-1])), lambda a: torch.linalg.solve(a, torch.ones(4, a.shape[-1]), left=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(FACTORS)))
+def test_factors_of_matrices(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "describe", on_wide_dimensions)
+    for shape in [(3, 3), (2, 3, 3), (2, 4, 3, 3), (3, 5), (5, 3), (2, 4, 3, 5)]:
+        x = torch.randn(shape)
+        x = x @ x.mT + 3 * torch.eye(shape[-1]) if shape[-1] == shape[-2] else x
+        for t in (x, x.mT.contiguous().mT):
+            compare(FACTORS[number], t)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bags(mode: str, dtype: torch.dtype) -> None:
+    table, at = torch.randn(10, 4, dtype=dtype), torch.tensor([0, 3, 5])
+    for rest in ((), (None, False, 2)):
+        compare(lambda w, i, o, rest=rest: torch.embedding_bag(w, i, o, False, ("sum", "mean", "max").index(mode), False, *rest),
+                table, torch.arange(7), at)  # fmt: skip
+
+
 def test_binary_layouts_and_broadcasting() -> None:
     for a in layouts(2, 3, 4):
         for b in [*layouts(2, 3, 4), torch.randn(4), torch.randn(3, 1), torch.randn(()), torch.randn(1, 1, 4), torch.randn(2, 1, 1)]:

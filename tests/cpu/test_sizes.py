@@ -163,6 +163,13 @@ def test_derived_sizes(k: int) -> None:
     assert compiles(DERIVED[k], calls) <= 2  # equal sizes may be a case of their own
 
 
+TABLE = torch.randn(10, 4)
+
+
+def definite(x: torch.Tensor) -> torch.Tensor:
+    return x @ x.mT / x.shape[-1] + torch.eye(x.shape[-2])
+
+
 WINDOW, TURN = torch.hann_window(8), torch.polar(torch.ones(3), torch.arange(3.0))
 OPERATORS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], tuple[int, ...], tuple[int, ...], Any]] = [
     ("max_pool, last window", lambda x: nn.functional.max_pool2d(x, 3, 2, ceil_mode=True), (1, 2, 9, 10), (2, 3), (2, None)),
@@ -182,6 +189,18 @@ OPERATORS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], tuple[int, ..
     ("stft", lambda x: torch.stft(x, 8, 2, window=WINDOW, return_complex=True).abs(), (2, 40), (0, 1), (5, None)),
     ("stft, short window", lambda x: torch.view_as_real(torch.stft(x, 8, 3, 6, WINDOW[:6], False, normalized=True, return_complex=True)),
      (40,), (0,), (8, None)),
+    ("scaled", lambda x: nn.functional.interpolate(x, scale_factor=1.7), (2, 3, 8), (0, 2), (1, None)),
+    ("narrow", lambda x: x.narrow(0, 2, 3) * 2, (8, 3), (0,), (5, None)),
+    ("bags", lambda x: nn.functional.embedding_bag((x * 0).long(), TABLE), (5, 3), (0, 1), (1, None)),
+    ("bags, mean", lambda x: nn.functional.embedding_bag((x * 0).long(), TABLE, mode="mean"), (5, 3), (0, 1), (1, None)),
+    ("zeros in place", lambda x: (x + 1).zero_() + x, (5, 3), (0, 1), (1, None)),
+    ("the largest", lambda x: torch.take_along_dim(x, x.argmax(1, keepdim=True), dim=1), (5, 3, 4), (0, 1, 2), (1, None)),
+    ("inverse", lambda x: torch.linalg.inv(definite(x)), (5, 3, 4), (0, 2), (1, None)),
+    ("solution", lambda x: torch.linalg.solve(definite(x), x), (5, 3, 4), (0, 2), (1, None)),
+    ("triangle", lambda x: torch.linalg.cholesky(definite(x)), (3, 4), (0,), (1, None)),
+    ("determinant", lambda x: torch.linalg.slogdet(definite(x))[1], (5, 3, 4), (0, 1), (1, None)),
+    ("singular values", torch.linalg.svdvals, (5, 3, 4), (0, 1), (1, None)),
+    ("eigenvalues", lambda x: torch.linalg.eigvalsh(definite(x)), (5, 3, 4), (0, 1), (1, None)),
 ]  # fmt: skip
 
 

@@ -184,8 +184,9 @@ class ExportedProgram:
                 why = f"argument {name} was {constant!r} when it was exported; a call with {leaf!r} needs an export of its own"
                 raise ValueError(f"{self.name}: {why}")
         given = [leaves[r.leaf] if r.kind == "user" else None for r in self.inputs]
-        symbols = {s.sym.name: origin_value(s.origin, given) for s in self.functional.symbols}
-        for s in self.functional.symbols:
+        of_inputs = [s for s in self.functional.symbols if s.origin[0] != "bound"]  # the others are known when their operator has run
+        symbols = {s.sym.name: origin_value(s.origin, given) for s in of_inputs}
+        for s in of_inputs:
             value = symbols[s.sym.name]
             if value < s.lo or (s.hi is not None and value > s.hi):
                 dim = self.symbol_names.get(s.sym.name, s.sym.name)

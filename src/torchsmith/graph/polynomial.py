@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from ..ir import dtype as dt
-from ..ir.expr import Const, Expr, Op, Sym, const
+from ..ir.expr import Cast, Const, Expr, Op, Sym, const
 
 Monomial = tuple[Expr, ...]  # atoms, sorted by spelling; () is the constant term
 Poly = dict[Monomial, int]
@@ -179,6 +179,9 @@ def _plus(a: Range, b: Range) -> Range:
 def _atom(e: Expr, ranges: Callable[[str], Range]) -> Range:
     if isinstance(e, Sym):
         return ranges(e.name)
+    if isinstance(e, Cast) and e.arg.dtype is dt.f64:  # cut off, as a conversion does
+        low, high = _reals(e.arg, ranges)
+        return (math.trunc(low) if math.isfinite(low) else None, math.trunc(high) if math.isfinite(high) else None)
     if not isinstance(e, Op):
         return (None, None)
     sides = [interval(poly(a), ranges) for a in e.args]
@@ -194,6 +197,30 @@ def _atom(e: Expr, ranges: Callable[[str], Range]) -> Range:
         highs = [s[1] for s in sides if s[1] is not None]
         return (None if None in (sides[0][0], sides[1][0]) else min(s[0] for s in sides if s[0] is not None), min(highs) if highs else None)
     return (None, None)
+
+
+_STEPS: dict[str, Callable[[float], float]] = {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round}
+
+
+def _reals(e: Expr, ranges: Callable[[str], Range]) -> tuple[float, float]:
+    """Bounds of an f64 Expr over sizes. Rounding keeps order, so the ends computed in f64 are ends."""
+    if isinstance(e, Const):
+        return float(e.value), float(e.value)
+    if isinstance(e, Cast) and e.arg.dtype is dt.index:
+        lo, hi = interval(poly(e.arg), ranges)
+        return -math.inf if lo is None else float(lo), math.inf if hi is None else float(hi)
+    if isinstance(e, Op) and e.name in _STEPS:
+        low, high = (_STEPS[e.name](v) if math.isfinite(v) else v for v in _reals(e.args[0], ranges))
+        return float(low), float(high)
+    if isinstance(e, Op) and e.name in ("add", "sub", "mul", "div"):
+        a, b = (_reals(x, ranges) for x in e.args)
+        if e.name == "div" and b[0] <= 0 <= b[1]:
+            return -math.inf, math.inf
+        fn = {"add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "div": lambda x, y: x / y}[e.name]
+        corners = [fn(x, y) for x in a for y in b]
+        if not any(map(math.isnan, corners)):
+            return min(corners), max(corners)
+    return -math.inf, math.inf
 
 
 def interval(p: Poly, ranges: Callable[[str], Range]) -> Range:

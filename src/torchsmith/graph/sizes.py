@@ -147,7 +147,7 @@ class SizeFacts:
                 raise Unsupported("GRA008", at=loc or self.loc, detail=print_condition(cond))
             return
         self._known.add(cond)
-        bounds = self._bounds(cond)
+        bounds = list(cond.args) if isinstance(cond, Op) and cond.name == "and" else self._bounds(cond)
         if bounds is not None:
             for c in bounds:
                 self.assume(c, loc)

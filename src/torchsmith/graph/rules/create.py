@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, contiguous_strides, format_strides, number_dtype
+from ..layout import Size, contiguous_strides, format_strides, number_dtype, same
 from ..schema import overloads
 from ..tracing import RULES, make, rule
 from .views import copy_strides
@@ -96,7 +96,7 @@ def _range(start: Any, end: Any, step: Any, dtype: Any) -> Tensor:
     if (step > 0 and start > end) or (step < 0 and start < end):
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     if all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step)):
-        count = end - start if step == 1 else -((start - end) // step)
+        count = end - start if same(step, 1) else -((start - end) // step)
     else:
         count = math.ceil((end - start) / step)
     return fresh((count,), dtype)

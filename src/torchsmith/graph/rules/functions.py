@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
 from ..autocast import FUNCTIONS, cast_arguments
-from ..layout import SymTypes, is_contiguous, same, suggest_format
+from ..layout import SymTypes, broadcast, is_contiguous, same, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
+from .views import axis
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -319,6 +320,18 @@ def tensor_split(trace: Tracing, call: Any, self: Tensor, parts: Any, dim: int =
             parts = known.tolist()
         parts = tuple(parts) if isinstance(parts, list) else parts
     return call(self, parts, dim, **kwargs)
+
+
+@function_rule(torch.take_along_dim, Tensor.take_along_dim)
+def take_along_dim(trace: Tracing, call: Any, input: Tensor, indices: Tensor, dim: Any = None, **kwargs: Any) -> Tensor:
+    """Along `dim` as gather, all other dimensions broadcast; torch's composite asks for plain sizes."""
+    symbolic = any(t._has_symbolic_sizes_strides for t in (input, indices))
+    if dim is None or kwargs or input.dim() != indices.dim() or not symbolic:
+        return call(input, indices, dim, **kwargs)  # type: ignore[no-any-return]
+    d = axis(dim, input.dim())
+    rest = broadcast(*((*t.shape[:d], 1, *t.shape[d + 1 :]) for t in (input, indices)))
+    parts = (t.expand(*rest[:d], t.shape[d], *rest[d + 1 :]) for t in (input, indices))
+    return torch.gather(next(parts), d, next(parts))
 
 
 @function_rule(Tensor.__getitem__)

@@ -15,6 +15,7 @@ from ..layout import (
     format_strides,
     is_static_one,
     result_dtype,
+    same,
     strides_by_rows,
     suggest_format,
 )
@@ -74,6 +75,20 @@ def embedding(weight: Tensor, indices: Tensor, padding_idx: Size = -1, scale_gra
     return dense((*indices.shape, weight.shape[1]), weight.dtype)
 
 
+@rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0, sparse: bool = False,
+    per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Behind the bags eager returns what its gradient needs; summing quickly it does not fill the bag of each index."""
+    bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+    is_quick = mode == 0 and padding_idx < 0 and weight.dtype is not torch.float64 and same(weight.stride(1), 1)
+    return (
+        dense((bags, weight.shape[1]), weight.dtype), dense((0,) if is_quick else indices.shape, offsets.dtype),
+        dense((bags,), offsets.dtype), dense((bags, weight.shape[1]) if mode == 2 else (bags,), offsets.dtype),
+    )  # fmt: skip
+
+
 @rule(aten.index_select.default)
 def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     if not self.dim():
@@ -93,7 +108,7 @@ def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 for _op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_put.default, aten._unsafe_index_put.default,
-            aten.put.default):  # fmt: skip
+            aten.put.default, aten.zero.default):  # fmt: skip
     rule(_op)(kept)
 
 

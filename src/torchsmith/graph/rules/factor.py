@@ -1,0 +1,103 @@
+"""Shape rules of matrix factorisations and what is computed by them: LAPACK leaves matrices column by column, in a dense batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..layout import Size, Sizes, broadcast, contiguous_strides
+from ..tracing import make, rule
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def _dense(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
+    return make(shape, contiguous_strides(shape), dtype)
+
+
+def _columns(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
+    """(..., n, m) with n fastest; a vector is dense."""
+    if len(shape) < 2:
+        return _dense(shape, dtype)
+    *lead, n, m = shape
+    *outer, step, one = contiguous_strides((*lead, m, n))
+    return make(shape, (*outer, one, step), dtype)
+
+
+def _matrix(self: Tensor, square: bool = True) -> tuple[Sizes, Size, Size]:
+    """(batch, rows, columns)"""
+    if self.dim() < 2:
+        raise RuntimeError(f"The input tensor A must have at least 2 dimensions but has {self.dim()}")
+    *batch, n, m = self.shape
+    if square and n != m:
+        raise RuntimeError(f"A must be batches of square matrices, but they are {n} by {m} matrices")
+    return tuple(batch), n, m
+
+
+@rule(aten.linalg_inv_ex.default, aten.linalg_cholesky_ex.default)
+def square(self: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    batch, _, _ = _matrix(self)
+    return _columns(self.shape, self.dtype), _dense(batch, torch.int32)
+
+
+@rule(aten._linalg_det.default)
+def determinant(self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n, _ = _matrix(self)
+    return _dense(batch, self.dtype), _columns(self.shape, self.dtype), _dense((*batch, n), torch.int32)
+
+
+@rule(aten._linalg_slogdet.default)
+def log_determinant(self: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, _, _ = _matrix(self)
+    real = self.dtype.to_real() if self.dtype.is_complex else self.dtype
+    return (_dense(batch, self.dtype), _dense(batch, real), *determinant(self)[1:])
+
+
+@rule(aten._linalg_solve_ex.default)
+def solve(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, n, _ = _matrix(A)
+    is_vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and all(a == b for a, b in zip(B.shape, A.shape, strict=False)))
+    if is_vector:
+        shape: Sizes = (*broadcast(batch, B.shape[:-1]), B.shape[-1])
+    else:
+        shape = (*broadcast(batch, B.shape[:-2]), *B.shape[-2:])
+    if B.shape[-1 if is_vector or not left else -2] != n:
+        raise RuntimeError(f"linalg.solve: Incompatible shapes of A and B for the equation AX = B ({list(A.shape)} and {list(B.shape)})")
+    result = _columns(shape, A.dtype) if left else _dense(shape, A.dtype)
+    return result, _columns(A.shape, A.dtype), _dense((*batch, n), torch.int32), _dense(batch, torch.int32)
+
+
+@rule(aten._linalg_svd.default)
+def singular_values(
+    self: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n, m = _matrix(self, square=False)
+    k = torch.sym_min(n, m)
+    values = _dense((*batch, k), self.dtype.to_real() if self.dtype.is_complex else self.dtype)
+    if not compute_uv:
+        return _dense((0,), self.dtype), values, _dense((0,), self.dtype)
+    left, right = (n, m) if full_matrices else (k, k)
+    return _columns((*batch, n, left), self.dtype), values, _columns((*batch, right, m), self.dtype)
+
+
+@rule(aten._linalg_eigh.default)
+def eigen_hermitian(self: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    batch, n, _ = _matrix(self)
+    values = _dense((*batch, n), self.dtype.to_real() if self.dtype.is_complex else self.dtype)
+    return values, _columns(self.shape, self.dtype) if compute_v else _dense((0,), self.dtype)
+
+
+@rule(aten.linalg_qr.default)
+def qr(self: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    batch, n, m = _matrix(self, square=False)
+    k = n if mode == "complete" else torch.sym_min(n, m)
+    right = _columns((*batch, k, m), self.dtype)
+    return (_dense((0,), self.dtype) if mode == "r" else _columns((*batch, n, k), self.dtype)), right
+
+
+@rule(aten._linalg_check_errors.default)
+def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """Raises when run."""
