@@ -254,3 +254,18 @@ def test_few_columns_take_several_of_k_in_a_vector(columns: int, k: int) -> None
         assert torch.equal(got.isfinite(), alive)
         error, eager = ((t.double() - exact)[alive].abs().max().item() for t in (got, want))
         assert error <= max(2 * eager, 4 * torch.finfo(torch.float32).eps * exact[alive].abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("groups", [1, 2, 8, 64])
+def test_sums_read_in_eight_bytes(groups: int, dtype: torch.dtype) -> None:
+    """What reads the sums computes on vectors of 8-byte elements, of which a register holds half as many."""
+    rng = random.Random(0)
+    x, w, b = numbers(rng, dtype, 2, 64, 5, 19), numbers(rng, dtype, 64, 64 // groups, 3, 3), numbers(rng, dtype, 64)
+    with torch.no_grad():
+        for read in (torch.Tensor.double, lambda y: (y * 50).long(), lambda y: torch.special.digamma(y.abs() + 2)):
+            fn = lambda x, w, b, read=read: read(F.conv2d(x, w, b, padding=1, groups=groups))
+            done, want = torchsmith.explain(fn)(x, w, b), fn(x, w, b)
+            assert [(g.road, g.externs) for g in done.graphs] == [("native", ())]
+            rtol, atol = 2e-5 if dtype is torch.float32 else 2e-2, 1.01 if want.dtype is torch.int64 else 1e-2
+            torch.testing.assert_close(done.result.double(), want.double(), rtol=rtol, atol=atol)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchsmith
 from torchsmith.debug.explain import explanation
@@ -26,6 +26,27 @@ def program(*shapes: tuple[int, ...]) -> Callable[[Callable[..., Any]], Callable
         return fn
 
     return add
+
+
+@program((1, 32, 16), (1, 32, 24), (2, 32, 17))
+class GroupedProducts(nn.Sequential):
+    """Convolutions of width 1 in groups, over a length that varies: the only bound of a row is its end."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv1d(32, 48, 1, groups=4), nn.ReLU(), nn.Conv1d(48, 32, 1, groups=4))
+
+
+@program((2, 24, 32), (3, 17, 32), (1, 5, 32))
+class GroupedScores(nn.Module):
+    """Heads cut from convolutions in groups: the results' places are 8-byte vectors beside sums of 16 lanes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Conv1d(32, 32, 1, groups=4), nn.Conv1d(32, 32, 1, groups=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.shape[0], 4, 8, x.shape[1]
+        return self.query(x.mT).view(heads).mT @ self.key(x.mT).view(heads)
 
 
 @program((2, 4, 16, 40), (2, 4, 24, 40), (1, 4, 17, 40))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import emit_harness
 import numpy as np
 import pytest
-from emit_harness import launch
+from emit_harness import NP, launch
 from test_contraction import channels_last, multiply_add
 from test_emit_targets import flags_for
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.expr import Axis, Const, Load, const, op
+from torchsmith.ir.dtype import DType
+from torchsmith.ir.expr import Axis, Cast, Const, Load, const, op
 from torchsmith.ir.kernel import Banded
 from torchsmith.ir.program import Buffer, Stage, Store
 from torchsmith.schedule.contraction import recognise
@@ -56,8 +59,12 @@ def stage_of(c, o, g, h, w, k, s, p, d) -> tuple[Stage, dict[str, Buffer], dict[
     return stage, buffers, arrays, want.transpose(0, 2, 3, 1)
 
 
-def run(case: tuple[int, ...]) -> None:
+def run(case: tuple[int, ...], result: DType = dt.f32) -> None:
     stage, buffers, arrays, want = stage_of(*case)
+    if result is not dt.f32:
+        stage = replace(stage, stores=(replace(stage.stores[0], value=Cast(result, stage.stores[0].value)),))
+        buffers["y"] = replace(buffers["y"], dtype=result)
+        arrays["y"] = arrays["y"].astype(NP[result.name])
     found = recognise(stage)
     assert found is not None
     formed = form_grouped(found, buffers)
@@ -80,3 +87,11 @@ def test_equal_to_numpy(case: tuple[int, ...]) -> None:
 def test_older_instruction_sets(case: tuple[int, ...], march: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emit_harness, "FLAGS", flags_for(march))
     run(case)
+
+
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "native"])
+@pytest.mark.parametrize("case", CASES[:2] + CASES[6:10])
+def test_results_of_eight_bytes(case: tuple[int, ...], march: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tile keeps its 16 lanes beside vectors of two registers."""
+    monkeypatch.setattr(emit_harness, "FLAGS", flags_for(march))
+    run(case, dt.f64)

@@ -6,7 +6,7 @@ equal kernels give equal text whatever their buffers are called.
 How: expressions are printed once each, at the outermost open loop where all their operands are known (a loop's text is collected apart and
 appended when it closes, so that an outer loop still takes lines before it). That is at once common-subexpression elimination and hoisting.
 Loads of buffers that the kernel writes stay where they stand. A value that depends on the vector axis is a vector of `lanes` elements, any
-other a scalar. Kernels that compute 8-byte elements use 8 lanes, all others 16.
+other a scalar. Kernels that compute 8-byte elements use 8 lanes, all others 16, and those with a statement laid out for 16 lanes always 16.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .casts import convert_text
 from .fold import print_fold
 from .math import VIA_F64
 from .optable import ROWS
-from .values import REG, STORED, TooWide, Val, lane_iota
+from .values import REG, STORED, TooNarrow, TooWide, Val, lane_iota
 
 FLOATS = ("f32", "f64")
 HALF = (dt.bf16, dt.f16)
@@ -48,8 +48,9 @@ class Scope:
 class Emitter:
     """State of printing one kernel with one lane count."""
 
-    def __init__(self, kernel: Kernel, lanes: int) -> None:
+    def __init__(self, kernel: Kernel, lanes: int, wide: bool = False) -> None:
         self.kernel, self.lanes = kernel, lanes
+        self.most = 8 if wide or lanes == 8 else 4  # bytes of an element of a vector
         self.used: set[str] = set()
         self.functions: dict[str, str] = {}  # texts that stand before the kernel, by name
         self.scopes: list[Scope] = [Scope()]
@@ -86,7 +87,7 @@ class Emitter:
 
     def define(self, text: str, v: Val, at: int) -> Val:
         """Bind `text` to a new name in scope `at`."""
-        if v.vec and not v.narrow and v.dtype.itemsize == 8 and self.lanes == 16:
+        if v.vec and not v.narrow and v.dtype.itemsize > self.most:
             raise TooWide
         out = Val(self.fresh("v"), v.dtype, v.vec, v.narrow)
         self.line(f"{self.ctype(out)} {out.text} = {text};", at)
@@ -444,7 +445,7 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
                 return self.define(f"erfc_{'x' if v.vec else ''}f32(-({v.text}))", Val("", e.dtype, v.vec), at)
     vals, vec = self.operands(e.args)
     kind = e.args[-1].dtype  # what is computed on
-    if vec and self.lanes == 16 and e.name in VIA_F64 and kind.is_float:
+    if vec and self.most < 8 and e.name in VIA_F64 and kind.is_float:
         raise TooWide
     if kind in HALF and e.name != "where":
         return _half_op(self, e, vals, vec, at)
@@ -546,7 +547,7 @@ def _print_load(self: Emitter, e: Expr, at: int) -> Val:
     vec = lanes_differ or (mask is not None and mask.vec) or (other is not None and other.vec)
     reg = REG[e.dtype.name]
     stored = STORED[e.dtype.name]
-    if vec and e.dtype.itemsize == 8 and self.lanes == 16:
+    if vec and e.dtype.itemsize > self.most:
         raise TooWide
     kind = stored if e.dtype is dt.bool_ else reg
     other_text = None
@@ -731,4 +732,8 @@ def emit_kernel(kernel: Kernel) -> str:
     try:
         return Emitter(kernel, 16).emit_kernel()
     except TooWide:
+        pass
+    try:
         return Emitter(kernel, 8).emit_kernel()
+    except TooNarrow:
+        return Emitter(kernel, 16, wide=True).emit_kernel()

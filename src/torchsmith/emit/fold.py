@@ -78,7 +78,7 @@ def worth_lanes(e: Fold, lanes: int) -> bool:
 def state_reg(self: Emitter, e: Fold, vec: bool) -> list[Val]:
     out = []
     for init in e.init:
-        if vec and init.dtype.itemsize == 8 and self.lanes == 16:
+        if vec and init.dtype.itemsize > self.most:
             raise TooWide
         out.append(Val("", init.dtype, vec))
     return out

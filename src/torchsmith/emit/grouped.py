@@ -16,7 +16,7 @@ from . import vector
 from .c import STATEMENTS, Emitter
 from .contraction import cut_sum
 from .tile import SCALAR, VECTOR, Bounds, open_loop, open_pieces
-from .values import STORED
+from .values import STORED, TooNarrow
 
 LANES = 16
 CHUNK = 96  # most products in one partial sum: eager's grouped convolutions add few in a row
@@ -53,7 +53,7 @@ def column_bounds(s: Banded) -> tuple[list[Expr], list[Expr], list[Expr]] | None
         if not isinstance(test, Op) or test.name not in ("ge", "lt") or {s.m, s.w, s.c, s.g} & set(walk(test.args[1])):
             return None
         terms = linear(test.args[0]).terms
-        if {s.c, s.g} & set(terms) or const_of(terms.get(s.m, const(0))) != stride or const_of(terms.get(s.w, const(0))) not in (dilation, None):
+        if {s.c, s.g} & set(terms) or const_of(terms.get(s.m, const(0))) != stride or (s.w in terms and const_of(terms[s.w]) != dilation):
             return None
         if s.width > 1 and s.w not in terms:
             return None
@@ -73,6 +73,8 @@ def steps(s: Banded) -> tuple[int, int]:
 
 def do_banded(self: Emitter, s: Banded) -> None:
     """Zero the accumulators; for every tap row run over channels and columns; leave the sums in scratch."""
+    if self.lanes != LANES:
+        raise TooNarrow
     bounds = column_bounds(s)
     if bounds is None or s.a.dtype.name not in SCALAR or s.b.dtype.name not in VECTOR:
         raise Unsupported("EMI001", detail=f"grouped convolution of {s.a.dtype} and {s.b.dtype}")

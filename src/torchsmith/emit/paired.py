@@ -16,7 +16,7 @@ from ..ir.expr import Axis, Expr, Load, const, substitute
 from ..ir.kernel import Paired, Weave
 from ..ir.linear import const_of, range_of
 from .c import STATEMENTS, Emitter
-from .values import Val
+from .values import TooNarrow, Val
 
 LANES = 16
 DEEP = 32  # of k in a hardware tile
@@ -155,6 +155,8 @@ def amx_function(halves: int, vectors: int, soon: int) -> tuple[str, str]:
 
 def do_paired(self: Emitter, s: Paired) -> None:
     """The sums of the tile, in its scratch: by AMX tiles where there are some, else by dot products."""
+    if self.lanes != LANES:
+        raise TooNarrow
     acc, _ = self.base(s.acc)
     self.use("fma_xf32(")
     self.functions.setdefault("dot_pairs", DOT)
@@ -385,6 +387,8 @@ EXCHANGE_Pragma("GCC unroll 16")
 
 def do_weave(self: Emitter, s: Weave) -> None:
     """One call."""
+    if self.lanes != LANES:
+        raise TooNarrow
     at = self.address(s.source.buf, s.source.index)
     way, other = ("rows", s.k) if const_of(at.terms.get(s.n, const(0))) == 1 else ("columns", s.n)
     self.functions.setdefault(f"weave_{way}", self.use(WEAVE[way]))

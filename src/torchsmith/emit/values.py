@@ -1,6 +1,6 @@
 """What printed values are: their text, dtype and register, shared by the printers of statements, expressions and folds.
 
-In: nothing. Out: Val, the register names of dtypes, the exception that asks for fewer lanes.
+In: nothing. Out: Val, the register names of dtypes, the exceptions that ask for another number of lanes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ STORED = {**REG, "bool": "u8"}
 
 class TooWide(Exception):
     """An 8-byte vector appeared in a 16-lane kernel: print it again with 8 lanes."""
+
+
+class TooNarrow(Exception):
+    """A statement that is laid out for 16 lanes appeared in an 8-lane kernel: print it with 16, 8-byte vectors in two registers."""
 
 
 @dataclass(frozen=True, slots=True)

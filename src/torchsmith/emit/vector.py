@@ -103,8 +103,8 @@ def _isa(t: str, lanes: int, name: str) -> dict[str, str]:
             "sqrt": f"__builtin_ia32_sqrt{s}512_mask(a, a, {k}, 4)",
             "scalef": f"__builtin_ia32_scalef{s}512_mask(a, b, a, {k}, 4)",
         }
-    else:  # 256 bits
-        has = {"fma": "__FMA__", "scalef": "__AVX512VL__"}.get(name, "__AVX__")
+    else:  # 256 bits; two registers have no instruction
+        has = "TWO_REGISTERS" if bits > 512 else {"fma": "__FMA__", "scalef": "__AVX512VL__"}.get(name, "__AVX__")
         body = {
             "fma": f"__builtin_ia32_vfmadd{s}256(a, b, c)", "maxi": f"__builtin_ia32_max{s}256(a, b)",
             "mini": f"__builtin_ia32_min{s}256(a, b)",
