@@ -47,3 +47,17 @@ def test_padding_is_zeros_beside_infinite_weights(size, stride, dilation, paddin
             torch.nn.functional.pad(x, [padding] * 4), conv.weight, conv.bias, stride, dilation=dilation
         )
     torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("k", [63, 64, 65, 193, 579])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_one_row_takes_each_of_k_once(k, dtype):
+    """One row reads its weights in several streams: what is left where k, or a piece of it, cannot be shared out evenly counts too."""
+    linear = torch.nn.Linear(k, 150, dtype=dtype).eval()
+    with torch.no_grad():  # small whole numbers: every sum is exact in each of these dtypes, in any order
+        linear.weight.copy_(torch.randint(-2, 3, (150, k)))
+        linear.bias.zero_()
+        x = torch.randint(-2, 3, (1, k)).to(dtype)
+        got = torchsmith.compile(linear)(x)
+        want = (x.double() @ linear.weight.double().T).to(dtype)
+    assert torch.equal(got, want)

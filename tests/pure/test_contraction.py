@@ -209,6 +209,19 @@ def test_the_next_tile_of_a_large_operand_is_prefetched() -> None:
         assert 4 * tile <= first and first + 256 * 16 * by <= 5 * tile
 
 
+@pytest.mark.parametrize(("k", "asks"), [(1024, True), (4096, False)])
+def test_one_row_asks_for_no_next_tile_that_the_cache_cannot_keep(k: int, asks: bool) -> None:
+    j, r = Axis("i0"), Axis("r0")
+    buffers = {s: Buffer(s, dt.f32, e, dense(e), "temp") for s, e in ((n, tuple(map(const, e))) for n, e in (("x", (k,)), ("w", (k, 640)), ("y", (640,))))}
+    product = multiply_add(((r, const(k)),), Load("x", dt.f32, (r,)), Load("w", dt.f32, (r, j)))
+    c = recognise(Stage(((j, const(640)),), (Store("y", (j,), product),)))
+    assert c is not None
+    tiling = choose_tiling(work_of(c))
+    _, packed = pack(c, "packed", tiling.vectors)
+    (contract, *_) = form_contraction(c, (Store("y", (j,), substitute(product, {c.fold: ACC})),), packed, tiling, buffers, ()).body
+    assert isinstance(contract, Contract) and (contract.soon is not None) == asks
+
+
 @pytest.mark.parametrize(
     ("m", "k", "sweep", "lie", "far"),
     [

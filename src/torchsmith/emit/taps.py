@@ -19,6 +19,9 @@ from .tile import PART, SCALAR, VECTOR, Bounds, named_test, plus, text_of, times
 from .values import STORED, Val
 
 AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
+STREAM = 16  # lines ahead where the operand is read once, from memory: asking farther than that was slower
+LONG = 64  # fewer steps of k are one stream
+STREAMS = 2  # places of the operand that a tile of one row reads in turns: two keep more of memory's latency busy than one
 EDGE = 2  # rows at either end of a tile that padding usually reaches
 WINDOW = 128  # elements of a row of memory that a tile at the edge copies
 MAX_ZEROS = 1 << 16  # elements; longer zero rows would be a page fault each, and no real padding needs them
@@ -168,8 +171,31 @@ def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[
 
 
 def _run_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str) -> None:
-    """Steps with as many elements each: all of s.parts, or s.rest of them."""
-    _open_steps(self, s, bounds, kb)
+    """Steps with as many elements each: all of s.parts, or s.rest of them. A tile of one row waits for memory: it reads several streams."""
+    live, (lo, hi) = _live_lanes(self, s), bounds
+    if _is_streamed(s):
+        i, n = self.fresh("i"), self.fresh("n")
+        self.line(f"const i64 {n} = ({hi} - {lo}) / {STREAMS};")
+        self.line('_Pragma("GCC unroll 1")')
+        self.open(f"for (i64 {i} = {lo}; {i} < {lo} + {n}; {i}++) {{", [])
+        for stream in range(STREAMS):
+            self.line(f"{{ const i64 k = {plus(i, times(str(stream), n))};")
+            _step(self, s, live, kb, place, soon)
+            self.line("}")
+        self.close()
+        lo = f"{lo} + {STREAMS} * {n}"
+    _open_steps(self, (lo, hi))
+    _step(self, s, live, kb, place, soon)
+    self.close()
+
+
+def _is_streamed(s: Contract) -> bool:
+    return s.rows == 1 and s.parts == 1 and (const_of(s.extent) or LONG) >= LONG
+
+
+def _step(self: Emitter, s: Contract, live: list[str], kb: str, place: Callable[[int, str], str], soon: str) -> None:
+    """Step k of every accumulator."""
+    _row_of_b(self, s, live, kb)
     by = s.soon_vectors
     for v in range(by):
         self.line(f"__builtin_prefetch(f + {plus(times('k', str(s.lanes * by)), str(s.lanes * v))}, 0, 2);")
@@ -180,7 +206,6 @@ def _run_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Calla
         for v in range(vectors_of(self, s)):
             self.line(f"  c{m}_{v} = fma_x{s.dtype}(x, w{v}, c{m}_{v});")
         self.line("}")
-    self.close()
 
 
 def _splat(self: Emitter, s: Contract, element: str) -> str:
@@ -196,15 +221,18 @@ def _splat(self: Emitter, s: Contract, element: str) -> str:
     return f"by_{s.parts}(&{element})"
 
 
-def _open_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str) -> None:
-    """for k in bounds: a row of `b` in w0, w1, ..."""
-    live = _live_lanes(self, s)
+def _open_steps(self: Emitter, bounds: Bounds) -> None:
     self.line('_Pragma("GCC unroll 1")')  # unrolled, gcc hoists loads and spills accumulators
     self.open(f"for (i64 k = {bounds[0]}; k < {bounds[1]}; k++) {{", [])
+
+
+def _row_of_b(self: Emitter, s: Contract, live: list[str], kb: str) -> None:
+    """Row k of `b` in w0, w1, ..."""
+    ahead = max(1, STREAM * s.lanes // s.width) if _is_streamed(s) else AHEAD
     for v in range(vectors_of(self, s)):
         at = f"{self.lanes * v}"
         if v % (s.lanes // self.lanes) == 0:
-            self.line(f"__builtin_prefetch(w + {plus(times(f'(k + {AHEAD})', kb), at)});")
+            self.line(f"__builtin_prefetch(w + {plus(times(f'(k + {ahead})', kb), at)});")
         place_b = plus(times("k", kb), at)
         whole, part = VECTOR[s.b.dtype.name], PART[s.b.dtype.name]
         self.line(f"x{s.dtype} w{v} = {part.format(f'w + {place_b}', live[v]) if live[v] else whole.format(f'w + {place_b}')};")
@@ -215,7 +243,9 @@ def _all_padding(self: Emitter, s: Contract, bounds: Bounds, kb: str) -> None:
     kind, columns = f"x{s.dtype}", range(vectors_of(self, s))
     self.open("if (!any) {", [])
     self.line(f"{kind} {', '.join(f'z{v} = {{0}}' for v in columns)};")
-    _open_steps(self, s, bounds, kb)
+    live = _live_lanes(self, s)
+    _open_steps(self, bounds)
+    _row_of_b(self, s, live, kb)
     for v in columns:
         self.line(f"z{v} = fma_{kind}(({kind}){{0}}, w{v}, z{v});")
     self.close()

@@ -339,7 +339,8 @@ Axes = tuple[tuple[Axis, Expr], ...]
 
 def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors: int) -> tuple[Expr | None, int]:
     """While the row tiles pass over one tile of `b`, the next one comes from memory, a piece with each of the first of them. Of rows that
-    are not known there are taken to be enough."""
+    are not known there are taken to be enough. Where one row tile reads a large tile once, what it asks for would be gone from the cache
+    again when its turn comes, and would come from memory twice."""
     sizes = [const_of(e) for _, e in (*c.taps, c.k)]
     others = [const_of(e) for _, e in (*c.batch, n_tile)]
     if None in sizes or None in others:
@@ -348,6 +349,8 @@ def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors
     tiles = vectors if None in passing else math.prod(e or 1 for e in passing)
     by, steps = -(-vectors // tiles) if tiles > 1 else 1, math.prod(s or 1 for s in sizes)
     whole, piece = steps * c.lanes * vectors, steps * c.lanes * by
+    if tiles == 1 and whole * c.b.dtype.itemsize > CACHED_ROWS:
+        return None, 0
     start = (_flat((*c.batch, n_tile)) + 1) * whole + op("min", _flat(m_tiles) * piece, const(whole - piece))
     return start + _flat(c.taps) * c.k[1] * (c.lanes * by), by
 
