@@ -1,7 +1,9 @@
-"""Eight Python threads compile and call at once: first calls, guards that fail meanwhile, weights that change."""
+"""Eight Python threads compile and call at once: first calls, guards that fail meanwhile, weights that change, a fork."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -70,3 +72,40 @@ def test_weights_that_change_while_others_call() -> None:
             check(calls[i], models[i], torch.randn(2, 3, 8, 8))
 
     together(work)
+
+
+def test_a_child_of_fork_while_others_compile() -> None:
+    """The child has one thread and holds none of the others' locks: it calls what is compiled, and compiles. Nets are made before: torch's
+    generator has a lock of its own, which a fork may catch."""
+    model, other, nets = net(16), net(24), [net(30 + i) for i in range(THREADS)]
+    compiled, x = torchsmith.compile(model), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        want, wanted = model(x), other(x)
+        compiled(x)
+    codes: list[int] = []
+
+    def child() -> None:
+        code = 1
+        try:
+            torch.set_num_threads(1)  # the parent's OpenMP pool is not the child's
+            signal.alarm(120)  # a child that hangs is killed, and its code is the signal
+            torch.testing.assert_close(compiled(x), want)
+            torch.testing.assert_close(torchsmith.compile(other)(x), wanted)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def work(i: int) -> None:
+        if i == 0:
+            for _ in range(3):
+                pid = os.fork()
+                if pid == 0:
+                    child()
+                codes.append(os.waitpid(pid, 0)[1])
+            return
+        check(torchsmith.compile(nets[i]), nets[i], x)  # holds the locks of compiling while the first thread forks
+        for _ in range(100):
+            check(compiled, model, x)
+
+    together(work)
+    assert codes == [0, 0, 0]
