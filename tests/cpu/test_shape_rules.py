@@ -225,6 +225,29 @@ FACTORS = [
 ]  # fmt: skip
 
 
+RARE: list[tuple[tuple[int, ...], Any]] = [
+    ((4, 6), lambda t: torch.cdist(t, t)), ((30, 6), lambda t: torch.cdist(t, t)), ((2, 30, 6), lambda t: torch.cdist(t, t[:, :4])),
+    ((6, 4), F.pdist), ((5, 3), lambda t: torch.block_diag(t, t[0], t.double())), ((5, 3), lambda t: torch.isin(t, torch.ones(200))),
+    ((5, 3), lambda t: torch.normal(t, 1.0)), ((5, 3), lambda t: torch.normal(0.0, t.abs())),
+    ((5, 3), lambda t: torch.normal(t, t.abs()[:1])), ((5, 3, 2), lambda t: t.renorm(2, 0, 1.0)),
+    ((5, 3), lambda t: torch.linalg.cross(t, t[:1])), ((2, 5, 3), lambda t: F.bilinear(t, t, torch.ones(2, 3, 3), torch.ones(2))),
+    ((5, 3), lambda t: torch.kron(t, torch.ones(2, 4, 2))), ((1, 8, 9), lambda t: F.fold(t, (4, 4), 2)),
+    ((8, 9), lambda t: F.fold(t, (4, 4), 2)), ((2, 2, 3), lambda t: F.affine_grid(t, [2, 1, 4, 5], align_corners=False)),
+    ((2, 3, 4), lambda t: F.affine_grid(t, [2, 1, 3, 4, 5], align_corners=False)),
+    ((5, 3), lambda t: F.binary_cross_entropy_with_logits(t, torch.ones(5, 3), reduction="none")),
+    ((5, 3), lambda t: F.binary_cross_entropy_with_logits(torch.ones(5, 3), t)),
+    ((5, 3), lambda t: F.multi_margin_loss(t, torch.zeros(5, dtype=torch.int64), reduction="none")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(RARE)))
+def test_less_common_operators(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "describe", on_wide_dimensions)
+    shape, fn = RARE[number]
+    for t in layouts(*shape):
+        compare(fn, t)
+
+
 @pytest.mark.parametrize("number", range(len(FACTORS)))
 def test_factors_of_matrices(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "describe", on_wide_dimensions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from torchsmith.graph.polynomial import interval, poly
 from torchsmith.graph.sizes import COMPARE, SizeFacts, print_condition
@@ -63,3 +64,13 @@ def test_products_of_sizes_from_their_least() -> None:
     difference = Op("add", dt.index, (Op("sub", dt.index, (Op("sub", dt.index, (Op("mul", dt.index, (N, M)), N)), M)), const(1)))
     assert interval(poly(difference), lambda name: (1, 2**30))[0] == 0
     assert interval(poly(difference), lambda name: (3, None))[0] == 4
+
+
+def test_minima_are_asked_of_what_they_are_of() -> None:
+    facts = SizeFacts()
+    n, m = facts.fresh(9, ("size", 0, 0)), facts.fresh(5, ("size", 0, 1))
+    least, most = torch.sym_min(n, 4), torch.sym_max(n - 2, m)
+    assert least <= n and least <= 4 and least > 0 and most >= m and not most < n - 2 and not facts.guards
+    assert least >= 3  # n is
+    assert [print_condition(g) for g in facts.guards] == ["(s0 >= 3)"]
+    assert torch.sym_min(n, n + 1) is n or torch.sym_min(n, n + 1) == n

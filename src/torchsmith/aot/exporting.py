@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from ..codes import Unsupported
 from ..graph.declared import DeclaredSymbol
 from ..graph.functionalise import functionalise
 from ..graph.polynomial import add, expr, poly
-from ..graph.sizes import print_condition
+from ..graph.sizes import SizeFacts, print_condition
 from ..graph.solve import holds_around
 from ..graph.spec import TensorSpec
 from ..graph.tracing import spec_of
@@ -106,7 +107,7 @@ class _Export:
         fg = functionalise(captured.graph, facts)
         symbols = {symbol: self._declared_symbol(name) for name, symbol in whole.symbols.items()}
         conditions = [(g.value, g.loc) for g in captured.guards if g.kind == "shape"] + [(c, facts.locs.get(c, "")) for c in facts.late]
-        narrowed = [self._settle(cond, loc, symbols, facts.hints) for cond, loc in conditions]  # all of them, to save captures
+        narrowed = [self._settle(cond, loc, symbols, facts) for cond, loc in conditions]  # all of them, to save captures
         if any(narrowed):
             return None
         specs = [n.meta["spec"] for n in fg.graph.nodes if n.op == "placeholder"]
@@ -156,7 +157,7 @@ class _Export:
         return InputRow("constant", _constant_name(text), spec)
 
     # ------------------------------------------------------------ conditions on sizes
-    def _settle(self, cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol], hints: Mapping[str, int | None]) -> bool:
+    def _settle(self, cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol], facts: SizeFacts) -> bool:
         """Narrow what is open so that `cond` holds; True: capture again. Raises for what was stated."""
         found = list(dict.fromkeys(x.name for x in walk(cond) if isinstance(x, Sym)))
         rows = [symbols[x] for x in found if x in symbols]
@@ -170,12 +171,17 @@ class _Export:
                 return self._specialise(row, value, cond, loc, symbols)
             if name in ("ge", "gt", "ne", "le", "lt"):
                 return self._narrow(row, name, value, cond, loc, symbols)
-        if len(found) == 1 and (size := hints[found[0]]) is not None and (around := holds_around(cond, size)) is not None:
+        if len(found) == 1 and (size := facts.hints[found[0]]) is not None and (around := holds_around(cond, size)) is not None:
             low, high = around  # x.chunk(3) has 3 parts from 5 on; it also has for 3, which the range leaves out
             if low is not None and (high is None or (rows[0].hi is not None and rows[0].hi <= high)):
                 return self._narrow(rows[0], "ge", low, cond, loc, symbols)
         if cond.name == "eq" and len(rows) == 2 and (same := _same(cond, rows)):
             return self._unify(*same, cond, loc, symbols)
+        for name in reversed(found):  # n * m != 1 holds for every n where m is 2 or more
+            hint, one = facts.hints[name], symbols.get(name)
+            is_open = len(found) > 1 and one is not None and one.lo < 2 <= (hint or 0) and one.said[0] is None
+            if one is not None and is_open and _holds_from_two(cond, name, facts):
+                return self._narrow(one, "ge", 2, cond, loc, symbols)
         for row in rows:  # anything else: as many sizes as are open become those of the example
             if row.kind == "auto":
                 return self._drop(row)
@@ -256,6 +262,14 @@ def _difference(cond: Op) -> dict[tuple[Expr, ...], int]:
     """Left side less right side, as a polynomial."""
     a, b = cond.args if len(cond.args) == 2 else (None, None)
     return add(poly(a), poly(b), -1) if a is not None and b is not None and a.dtype is b.dtype is dt.index else {}
+
+
+def _holds_from_two(cond: Op, name: str, facts: SizeFacts) -> bool:
+    """Does `cond` follow where the symbol `name` is at least 2?"""
+    wider = SizeFacts()
+    for other, row in facts.symbols.items():
+        wider.symbols[other] = replace(row, lo=max(row.lo, 2)) if other == name else row
+    return wider.decide(cond) is True
 
 
 def _bound(cond: Op) -> tuple[str, int] | None:

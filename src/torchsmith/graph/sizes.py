@@ -18,7 +18,7 @@ from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym, const, walk
 from ..ir.number import number_of
 from ..ir.program import Symbol
-from .polynomial import Range, add, expr, interval, normal, poly
+from .polynomial import Poly, Range, add, expr, interval, normal, poly
 from .solve import NEGATED, holds_around, solutions, within
 
 Number = int | float | bool
@@ -27,6 +27,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
 }  # fmt: skip
+COMPARE_ORDER = ("lt", "le", "gt", "ge")
 # guard `symbol op c` -> (c + this is the least, c + this is the greatest value)
 _BOUNDS: dict[str, tuple[int | None, int | None]] = {"eq": (0, 0), "lt": (None, -1), "le": (None, 0), "gt": (1, None), "ge": (0, None)}
 LARGEST = 2**30  # size of a symbol by default: below it index arithmetic on lanes is 32 bits wide, rounding up to tiles included
@@ -125,7 +126,21 @@ class SizeFacts:
             return cond.name == "ge"
         if hi is not None and hi <= 0 and cond.name in ("le", "gt"):
             return cond.name == "le"
-        return self._decide_of_one(cond, least)
+        by_cases = self._decide_by_cases(cond.name, difference, least)
+        return self._decide_of_one(cond, least) if by_cases is None else by_cases
+
+    def _decide_by_cases(self, name: str, difference: Poly, least: int | None) -> bool | None:
+        """A question about a minimum or maximum is one about what it is of: min(n, 4) <= n."""
+        found = _chosen(difference)
+        if found is None:
+            return None
+        is_least, sides = found
+        answers = [self.decide(_comparison(name, expr(side), const(0)), least) for side in sides]
+        if answers[0] is answers[1]:
+            return answers[0]
+        if name in (("le", "lt") if is_least else ("ge", "gt")):  # one will do
+            return True if True in answers else None
+        return False if name in COMPARE_ORDER and False in answers else None
 
     def _decide_of_one(self, cond: Op, least: int | None) -> bool | None:
         """A question about one symbol, answered where all of its sizes have one answer: (n - 2) // 2 * 2 < n."""
@@ -147,7 +162,7 @@ class SizeFacts:
                 raise Unsupported("GRA008", at=loc or self.loc, detail=print_condition(cond))
             return
         self._known.add(cond)
-        bounds = list(cond.args) if isinstance(cond, Op) and cond.name == "and" else self._bounds(cond)
+        bounds = _parts(cond) or self._bounds(cond)
         if bounds is not None:
             for c in bounds:
                 self.assume(c, loc)
@@ -224,6 +239,28 @@ def print_condition(e: Expr) -> str:
         return f"({print_condition(e.args[0])} {signs[e.name]} {print_condition(e.args[1])})"
     name = e.name if isinstance(e, Op) else f"{type(e).__name__.lower()}_{e.dtype.name}"
     return f"{name}({', '.join(print_condition(a) for a in e.args)})"
+
+
+def _chosen(difference: Poly) -> tuple[bool, list[Poly]] | None:
+    """A sum with a minimum or maximum in it: whether the sum is the lesser (or the greater) of two sums, and those."""
+    for m, c in difference.items():
+        atom = m[0] if len(m) == 1 else None
+        if isinstance(atom, Op) and atom.name in ("min", "max"):
+            rest = {k: v for k, v in difference.items() if k != m}
+            return (atom.name == "min") is (c > 0), [add(rest, poly(a), c) for a in atom.args]
+    return None
+
+
+def _parts(cond: Expr) -> list[Expr] | None:
+    """Conditions that together are this one: both sides of an `and`; min(a, b) >= c -> a >= c, b >= c."""
+    if not isinstance(cond, Op) or cond.name not in ("and", *COMPARE_ORDER):
+        return None
+    if cond.name == "and":
+        return list(cond.args)
+    found = _chosen(add(poly(cond.args[0]), poly(cond.args[1]), -1)) if all(a.dtype is dt.index for a in cond.args) else None
+    if found is None or found[0] is not (cond.name in ("ge", "gt")):
+        return None
+    return [_comparison(cond.name, expr(side), const(0)) for side in found[1]]
 
 
 def _only_symbol(cond: Expr) -> str | None:

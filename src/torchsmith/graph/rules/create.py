@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, contiguous_strides, format_strides, number_dtype, same
+from ..layout import Size, broadcast, contiguous_strides, format_strides, number_dtype, same
 from ..schema import overloads
 from ..tracing import RULES, make, rule
 from .views import copy_strides
@@ -86,6 +86,12 @@ def eye_m(n: Size, m: Size, *, dtype: Any = None, **options: Any) -> Tensor:
 @rule(aten.normal.float_float)
 def normal(mean: float, std: float, size: Any, *, dtype: Any = None, **options: Any) -> Tensor:
     return fresh(size, dtype)
+
+
+@rule(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
+def normal_like(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Tensor:
+    given = [t for t in (mean, std) if isinstance(t, Tensor)]
+    return fresh(broadcast(*(t.shape for t in given)), given[0].dtype)
 
 
 def _range(start: Any, end: Any, step: Any, dtype: Any) -> Tensor:

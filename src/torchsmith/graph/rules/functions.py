@@ -322,6 +322,45 @@ def tensor_split(trace: Tracing, call: Any, self: Tensor, parts: Any, dim: int =
     return call(self, parts, dim, **kwargs)
 
 
+@function_rule(F.affine_grid)
+def affine_grid(trace: Tracing, call: Any, theta: Tensor, size: Any, align_corners: Any = None) -> Tensor:
+    """Torch's checks compare the sizes with each other, looking for the least."""
+    if not any(isinstance(s, SymTypes) for s in size) or not theta.is_floating_point() or theta.dim() != 3 or len(size) not in (4, 5):
+        return call(theta, size, align_corners)  # type: ignore[no-any-return]
+    return trace.dispatch(aten.affine_grid_generator.default, (theta, list(size), bool(align_corners)), {})  # type: ignore[no-any-return]
+
+
+@function_rule(torch.cdist)
+def cdist(
+    trace: Tracing, call: Any, x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
+) -> Tensor:
+    """torch's composite asks whether there are more than 25 rows; the operator decides that for itself when it runs."""
+    if not any(t._has_symbolic_sizes_strides for t in (x1, x2)) or p != 2 or compute_mode != "use_mm_for_euclid_dist_if_necessary":
+        return call(x1, x2, p, compute_mode)  # type: ignore[no-any-return]
+    return trace.dispatch(aten._cdist_forward.default, (x1, x2, 2.0, None), {})  # type: ignore[no-any-return]
+
+
+@function_rule(torch.kron)
+def kron(trace: Tracing, call: Any, input: Tensor, other: Tensor, **kwargs: Any) -> Tensor:
+    """(a, c) x (b, d) as (a, 1, c, 1) * (1, b, 1, d), joined; torch's composite asks for plain sizes."""
+    if kwargs or not any(t._has_symbolic_sizes_strides for t in (input, other)):
+        return call(input, other, **kwargs)  # type: ignore[no-any-return]
+    n = max(input.dim(), other.dim())
+    left, right = ((1,) * (n - t.dim()) + tuple(t.shape) for t in (input, other))
+    a = input.reshape([s for size in left for s in (size, 1)])
+    b = other.reshape([s for size in right for s in (1, size)])
+    return (a * b).reshape([x * y for x, y in zip(left, right, strict=True)])
+
+
+@function_rule(torch.linspace)
+def linspace(trace: Tracing, call: Any, start: Any, end: Any, steps: Any, **kwargs: Any) -> Tensor:
+    """Torch's parser wants a plain number of steps; a tracing tensor's operator does not."""
+    if not isinstance(steps, torch.SymInt) or isinstance(start, Tensor) or isinstance(end, Tensor) or kwargs.get("out") is not None:
+        return call(start, end, steps, **kwargs)  # type: ignore[no-any-return]
+    options = {k: v for k, v in kwargs.items() if k in ("dtype", "device")}
+    return trace.dispatch(aten.linspace.default, (start, end, steps), options)  # type: ignore[no-any-return]
+
+
 @function_rule(torch.take_along_dim, Tensor.take_along_dim)
 def take_along_dim(trace: Tracing, call: Any, input: Tensor, indices: Tensor, dim: Any = None, **kwargs: Any) -> Tensor:
     """Along `dim` as gather, all other dimensions broadcast; torch's composite asks for plain sizes."""

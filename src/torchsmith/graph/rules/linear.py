@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Sizes, contiguous_strides, result_dtype
+from ..layout import Sizes, broadcast, contiguous_strides, result_dtype
 from ..tracing import make, rule
 from .pointwise import elementwise
 from .views import unsqueeze
@@ -90,3 +90,23 @@ def dot(self: Tensor, other: Tensor) -> Tensor:
 def addr(self: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     operands = ((self,) if beta else ()) + (unsqueeze(vec1, 1), unsqueeze(vec2, 0))
     return elementwise(operands, result_dtype(*operands))
+
+
+@rule(aten._trilinear.default)
+def trilinear(
+    i1: Tensor, i2: Tensor, i3: Tensor, expand1: list[int], expand2: list[int], expand3: list[int], sumdim: list[int], unroll_dim: int = 1
+) -> Tensor:
+    """A product of three, each with new dimensions at its `expand`, summed over `sumdim`."""
+    shapes = []
+    for t, new in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        sizes = list(t.shape)
+        for d in new:
+            sizes.insert(d, 1)
+        shapes.append(sizes)
+    whole = broadcast(*shapes)
+    return product(tuple(s for d, s in enumerate(whole) if d not in sumdim), i1)
+
+
+@rule(aten.linalg_cross.default)
+def cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    return product(broadcast(self.shape, other.shape), self)

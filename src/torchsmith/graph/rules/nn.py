@@ -395,6 +395,21 @@ def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = N
     return fresh((), self.dtype) if reduction else make(self.shape, copy_strides(self, None), self.dtype)
 
 
+@rule(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(
+    self: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    """Unreduced it is computed in a copy of the target."""
+    return _reduced_loss((self,), reduction) if reduction else elementwise((target,), result_dtype(self, target))
+
+
+@rule(aten.multi_margin_loss.default)
+def multi_margin_loss(
+    self: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    return fresh(() if reduction else target.shape, self.dtype)
+
+
 # ---------------------------------------------------------------- sampling and windows
 
 
@@ -416,6 +431,17 @@ def im2col(self: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: 
     return fresh((*self.shape[:-3], self.shape[-3] * kernel[0] * kernel[1], blocks), self.dtype)
 
 
+@rule(aten.col2im.default)
+def col2im(self: Tensor, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    height, width = _spread(kernel_size, 2)
+    return fresh((*self.shape[:-2], self.shape[-2] // (height * width), *_spread(output_size, 2)), self.dtype)
+
+
+@rule(aten.affine_grid_generator.default)
+def affine_grid(theta: Tensor, size: Sequence[Size], align_corners: bool) -> Tensor:
+    return fresh((size[0], *size[2:], len(size) - 2), theta.dtype)
+
+
 @rule(aten.channel_shuffle.default)
 def channel_shuffle(self: Tensor, groups: int) -> Tensor:
     return fresh(self.shape, self.dtype, suggest_format(self))
@@ -425,6 +451,17 @@ def channel_shuffle(self: Tensor, groups: int) -> Tensor:
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
     batch = broadcast(x1.shape[:-2], x2.shape[:-2])
     return make_dense((*batch, x1.shape[-2], x2.shape[-2]), x1.dtype)
+
+
+@rule(aten._euclidean_dist.default)
+def euclidean_dist(x1: Tensor, x2: Tensor) -> Tensor:
+    return cdist(x1, x2, 2.0, None)
+
+
+@rule(aten._pdist_forward.default)
+def pdist(self: Tensor, p: float = 2) -> Tensor:
+    n = self.shape[0]
+    return make_dense((n * (n - 1) // 2,), self.dtype)
 
 
 @rule(aten._prelu_kernel.default)

@@ -188,6 +188,12 @@ def topk(self: Tensor, k: Size, dim: int = -1, largest: bool = True, sorted: boo
     return make(shape, strides, self.dtype), make(shape, strides, torch.int64)
 
 
+@rule(aten.renorm.default)
+def renorm(self: Tensor, p: Any, dim: int, maxnorm: Any) -> Tensor:
+    axis(dim, self.dim())
+    return dense(self, self.dtype)
+
+
 @rule(aten.cummax.default, aten.cummin.default)
 def cummax(self: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     axis(dim, self.dim())

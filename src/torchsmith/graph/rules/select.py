@@ -245,6 +245,17 @@ def multinomial(self: Tensor, num_samples: Size, replacement: bool = False, *, g
     return dense((*self.shape[:-1], num_samples), torch.int64)
 
 
+@rule(aten.block_diag.default)
+def block_diag(tensors: Sequence[Tensor]) -> Tensor:
+    shapes = [(1,) * (2 - t.dim()) + tuple(t.shape) for t in tensors]
+    return dense([sum(s[d] for s in shapes) for d in range(2)], result_dtype(*tensors))
+
+
+@rule(aten.isin.Tensor_Tensor)
+def isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    return dense(elements.shape, torch.bool)
+
+
 @rule(aten.rot90.default)
 def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     a, b = (axis(d, self.dim()) for d in dims)
