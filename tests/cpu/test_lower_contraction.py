@@ -61,3 +61,35 @@ def test_one_row_takes_each_of_k_once(k, dtype):
         got = torchsmith.compile(linear)(x)
         want = (x.double() @ linear.weight.double().T).to(dtype)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [(9, 14), (3, 5), (17, 33)])
+def test_results_that_lie_contiguous_along_the_rows(size, dtype) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.ConvTranspose3d(5, 37, 1).to(dtype).eval()
+    x = torch.randn(1, 5, 3, *size, dtype=dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(torchsmith.compile(layer)(x), layer(x))
+
+
+def test_phases_of_a_transposed_convolution_without_taps_are_the_bias() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.ConvTranspose3d(20, 24, 1, stride=3, output_padding=(0, 2, 2)).eval()
+    x = torch.randn(1, 20, 4, 8, 5)
+    with torch.no_grad():
+        result = torchsmith.compile(layer)(x)
+        torch.testing.assert_close(result, layer(x))
+        assert torch.equal(result[:, :, 1], layer.bias.reshape(1, -1, 1, 1).expand_as(result[:, :, 1]))
+
+
+def test_sums_over_channels_and_taps_are_as_exact_as_eager() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(64, 1, 3, padding=1).eval()
+    with torch.no_grad():
+        compiled = torchsmith.compile(layer)
+        for _ in range(10):
+            x = torch.randn(1, 64, 20, 20)
+            want = torch.nn.functional.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)
+            ours, eager = ((f(x).double() - want).abs().max() for f in (compiled, layer))
+            assert ours <= max(2 * eager, 4 * 2**-23 * want.abs().max())

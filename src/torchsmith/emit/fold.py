@@ -7,10 +7,11 @@ Inside a vector loop a Fold is a serial loop over vector states. Elsewhere its i
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 from ..ir import dtype as dt
-from ..ir.expr import Expr, Fold, const, substitute, walk
+from ..ir.expr import Expr, Fold, Op, const, substitute, walk
 from ..ir.linear import const_of
 from .optable import ROWS
 from .values import TooWide, Val, lane_iota
@@ -135,11 +136,42 @@ def serial_fold(self: Emitter, e: Fold) -> list[Val]:
     """Nested loops over single states (or vectors of them inside a vector loop)."""
     if self.vector_axis is not None and is_long(e):
         return interleaved(self, e)
+    at = cascade(e) if self.vector_axis is not None else 0
+    if at:
+        return in_two(self, e, at)
     states = declare(self, e, self.vector_axis is not None)
     depth = open_loops(self, e, len(e.axes))
     bind_states(self, e, states)
     assign(self, e.update, states)
     for _ in range(depth):
+        self.close()
+    return states
+
+
+def cascade(e: Fold) -> int:
+    """Before which axis a long sum of floats is cut, so that inner loops make partial sums of about as many summands as there are partial
+    sums: the error of a chain grows with its length. 0: nowhere."""
+    update = e.update[0]
+    if len(e.init) != 1 or not e.combine or e.order != "any" or not (isinstance(update, Op) and update.name == "add" and update.dtype.is_float):
+        return 0
+    sizes = [const_of(n) or 64 for n in e.extents]
+    if math.prod(sizes) < 64 or any(isinstance(x, Fold) for x in walk(*e.update)):
+        return 0
+    return min(range(len(sizes)), key=lambda at: math.prod(sizes[:at]) + math.prod(sizes[at:]))
+
+
+def in_two(self: Emitter, e: Fold, at: int) -> list[Val]:
+    """The loops from axis `at` on have a state of their own, which joins the one outside when they end."""
+    states = declare(self, e, True)
+    open_loops(self, e, at)
+    parts = declare(self, e, True)
+    depth = open_loops(self, e, len(e.axes), at)
+    bind_states(self, e, parts)
+    assign(self, e.update, parts)
+    for _ in range(depth):
+        self.close()
+    combine_step(self, e, states, parts)
+    for _ in range(at):
         self.close()
     return states
 
@@ -173,14 +205,15 @@ def interleaved(self: Emitter, e: Fold) -> list[Val]:
     return merge_copies(self, e, states, CHAINS)
 
 
-def open_loops(self: Emitter, e: Fold, count: int) -> int:
-    for axis, extent in list(zip(e.axes, e.extents, strict=True))[:count]:
+def open_loops(self: Emitter, e: Fold, count: int, first: int = 0) -> int:
+    loops = list(zip(e.axes, e.extents, strict=True))[first:count]
+    for axis, extent in loops:
         self.extents[axis] = extent
         text = self.emit(extent).text
         name = self.fresh("i")
         self.open(f"for (i64 {name} = 0; {name} < {text}; {name}++) {{", [axis])
         self.scopes[-1].memo[axis] = Val(name, dt.index, False)
-    return count
+    return len(loops)
 
 
 def copies_for(e: Fold, lanes: int) -> int:

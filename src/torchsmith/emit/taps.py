@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Expr, const, op, substitute, walk
+from ..ir.expr import Expr, Load, const, op, substitute, walk
 from ..ir.kernel import Contract
 from ..ir.linear import Linear, conjuncts, const_of, linear, range_of
 from .c import Emitter
@@ -49,6 +49,23 @@ _BROADCAST = {
 
 
 def one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
+    """All of it, unless `b` has none there."""
+    if s.b.mask is None:
+        _one_tap(self, s, bounds, partial)
+        return
+    there = text_of(self, s.b.mask)
+    self.open(f"if ({there}) {{", [])
+    known = set(conjuncts(s.b.mask))
+    left: Expr | None = None
+    for test in conjuncts(s.a.mask):
+        if test not in known:
+            left = test if left is None else op("and", left, test)
+    a = Load(s.a.buf, s.a.dtype, s.a.index, left, None if left is None else s.a.other)
+    _one_tap(self, replace(s, a=a), bounds, partial)
+    self.close()
+
+
+def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
     a, b = (self.address(x.buf, x.index) for x in (s.a, s.b))
     zero = const(0)
     ka = a.terms.get(s.k, zero)

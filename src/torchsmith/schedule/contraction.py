@@ -5,7 +5,9 @@ In: a Stage (and the pointwise Stages that read its result). Out: a pack Stage w
     out[.., m, n] = f(sum over taps, k of a(.., m, taps, k) * b(.., taps, k, n))
 
 n is the axis that only `b` depends on, m the innermost axis that only `a` depends on; axes of both are batches. `b` is packed to
-[batch.., n tile, taps.., k, 16 * vectors] so that a tile reads it in order; n past the end is packed as zeros.
+[batch.., n tile, taps.., k, 16 * vectors] so that a tile reads it in order; n past the end is packed as zeros. Of few
+columns 2, 4 or 8 neighbours of k lie beside each other in the lanes (`parts_of`), so that vectors are full; a tile whose results lie
+contiguous along m is turned in registers before they are stored.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ..ir import dtype as dt
 from ..ir.bounds import NOTHING_KNOWN
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
-from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt
+from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt, Turn
 from ..ir.linear import conjuncts, const_of, linear
 from ..ir.program import Buffer, Layout, Stage, Store
 from .access import flat
@@ -300,17 +302,25 @@ def form_contraction(
     a, b = substitute(c.a, {m: row}), substitute(c.b, {n: column})
     if packed is not None:
         b = Load(packed.name, packed.dtype, (*(x for x, _ in c.batch), nt, *(x for x, _ in c.taps), c.k[0], lane))
+        # Taps that a phase of a transposed convolution lacks are packed as zeros, and need not be read.
+        for test in conjuncts(c.b.mask):
+            b = b if c.k[0] in set(walk(test)) else only_where(b, test)
     assert isinstance(a, Load)
     assert isinstance(b, Load)
     summed = c.fold.dtype
     total: list[Expr] = [Load("acc", summed, (ml * pitch + nl * parts + part,)) for part in range(parts)]
     while len(total) > 1:
         total = [op("add", x, y) for x, y in zip(total[::2], total[1::2], strict=True)]
+    # Results that lie contiguous along the rows: the tile is turned in registers, unless its rows are too few to be worth it.
+    along_m, deep = _steps_by_one(stores, m, buffers), -(-rows // c.lanes) * c.lanes
+    turned = along_m and parts == 1 and 2 * rows >= c.lanes
+    if turned:
+        total = [Load("turned", summed, (nl * deep + ml,))]
     table: dict[Expr, Expr] = {acc_of(summed): total[0], m: row, n: column}
     body: tuple[Stmt, ...] = tuple(
         StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode) for s in stores
     )
-    if _steps_by_one(stores, m, buffers):
+    if along_m:
         epilogue = Loop(nl, wide, "serial", (Loop(ml, live, "vector", body),))
     else:
         epilogue = Loop(ml, live, "serial", (Loop(nl, wide, "vector", body),))
@@ -330,8 +340,12 @@ def form_contraction(
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
     params, syms = _params((contract, epilogue), stores, c, packed or buffers[c.b.buf], buffers, [e for _, e in grid])
-    scratch = (Scratch("acc", summed, rows * pitch),)
-    return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins)
+    scratch: tuple[Scratch, ...] = (Scratch("acc", summed, rows * pitch),)
+    if not turned:
+        return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins)
+    turn = Turn("turned", deep, ml, live, nl, wide, Load("acc", summed, (ml * pitch + nl,)))
+    scratch = (*scratch, Scratch("turned", summed, width * deep))
+    return Kernel("contraction", params, syms, grid, grain, scratch, (contract, turn, epilogue), origins=origins)
 
 
 Axes = tuple[tuple[Axis, Expr], ...]
