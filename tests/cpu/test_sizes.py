@@ -195,7 +195,7 @@ OPERATORS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], tuple[int, ..
     ("bags, mean", lambda x: nn.functional.embedding_bag((x * 0).long(), TABLE, mode="mean"), (5, 3), (0, 1), (1, None)),
     ("zeros in place", lambda x: (x + 1).zero_() + x, (5, 3), (0, 1), (1, None)),
     ("the largest", lambda x: torch.take_along_dim(x, x.argmax(1, keepdim=True), dim=1), (5, 3, 4), (0, 1, 2), (1, None)),
-    ("least of two", lambda x: x.topk(min(4, x.shape[0]), 0)[0], (6, 3), (0,), (5, None)),
+    ("least of two", lambda x: x.topk(min(4, x.shape[0]), 0)[0], (6, 3), (0,), (1, None)),
     ("grid", lambda x: nn.functional.grid_sample(x, nn.functional.affine_grid(torch.eye(2, 3).expand(x.shape[0], 2, 3), x.shape,
      align_corners=False), align_corners=False), (2, 2, 6, 7), (0, 2, 3), (1, None)),
     ("folded", lambda x: nn.functional.fold(nn.functional.unfold(x, 3, padding=1), x.shape[2:], 3, padding=1), (2, 2, 6, 7), (0, 2, 3),

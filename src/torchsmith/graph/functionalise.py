@@ -54,7 +54,7 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     calls: dict[str, Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]] = {
         "placeholder": lambda n, a, k: recording.input(n.meta["val"], n.meta.get("role") or "input"),
         "get_attr": lambda n, a, k: recording.attribute(_attribute(gm, n.target)),
-        "call_function": lambda n, a, k: cast(Any, n.target)(*a, **k),
+        "call_function": lambda n, a, k: cast(Any, _OF_SIZES.get(n.target, n.target))(*a, **k),
         "call_method": lambda n, a, k: getattr(a[0], str(n.target))(*a[1:], **k),
         "call_module": lambda n, a, k: _attribute(gm, n.target)(*a, **k),
     }
@@ -66,6 +66,9 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
         recording.note_autocast()
         env[node] = calls[node.op](node, args, kwargs)
     return []
+
+
+_OF_SIZES: dict[Any, Any] = {min: torch.sym_min, max: torch.sym_max}  # Python's own would ask which size it is
 
 
 def _attribute(gm: fx.GraphModule, path: Any) -> Any:
