@@ -260,6 +260,13 @@ def test_reduction_dtype(number, dtype):
     check(REDUCTIONS[number], make((3, 4, 5), dtype), **({"rtol": 2e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [0, 2])
+def test_weight_norm(dim, dtype):
+    shape = [5 if k == dim else 1 for k in range(3)]
+    check(lambda v, g: torch._weight_norm(v, g, dim), make((5, 4, 5), dtype), make(shape, dtype, 0.5, 2.0), **TOLERANCE.get(dtype, {}))
+
+
 def test_integer_reductions():
     x = make((3, 4), torch.int32)
     check(lambda x: (x.sum(), x.sum(1), x.prod(1), x.amax(1), x.argmax(), x.max(0), x.any(1)), x)

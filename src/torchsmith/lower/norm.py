@@ -1,4 +1,4 @@
-"""Normalisation: layer, group, batch and rms norm as a few stages (moments, scale and shift, apply). In: Refs; out: Refs.
+"""Normalisation: layer, group, batch and rms and weight norm as a few stages (moments, scale and shift, apply). In: Refs; out: Refs.
 
 The stages carry no mark of the operator: fusion makes one kernel of them.
 """
@@ -111,6 +111,25 @@ def lower_fused_rms_norm(cx: Builder, x: Ref, shape: Any, weight: Any = None, ep
     e = ir_dtype(spec.dtype)
     y = cx.stage(lambda i: cast(at(i), d))
     return y, cx.stage(lambda i: cast(rstd.at(i), e), spec.shape, e, spec.strides)
+
+
+# ---------------------------------------------------------------- weight norm
+@lowers("aten._weight_norm_interface.default")
+def lower_weight_norm(cx: Builder, v: Ref, g: Ref, dim: int = 0) -> tuple[Ref, Ref]:
+    """v * (g / |v|), the norm over all dimensions but `dim`; and the norm."""
+    compute = opmath(v.dtype)
+    how = Split(v.shape, tuple(k for k in range(v.rank) if k != dim % v.rank), True)
+
+    def squared(i: Index) -> Expr:
+        e = cast(v.load(i), compute)
+        return op("mul", e, e)
+
+    squares = total(cx, how, squared, accumulator(compute, how), compute is dt.f32)
+    norm = hold(cx, how.kept, compute, lambda i: op("sqrt", cast(squares(i), compute)))
+    d, spec = cx.dtype, cx.spec[1]
+    e = ir_dtype(spec.dtype)
+    y = cx.stage(lambda i: cast(op("mul", cast(v.load(i), compute), op("div", cast(g.at(i), compute), norm.at(i))), d))
+    return y, cx.stage(lambda i: cast(norm.at(i), e), spec.shape, e, spec.strides)
 
 
 # ---------------------------------------------------------------- group norm
