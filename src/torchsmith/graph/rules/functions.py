@@ -176,11 +176,11 @@ for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
 
 
 def _resample(name: str) -> None:
-    """interpolate: the output size computed here, for torch's composite asks for plain sizes of the whole input."""
+    """interpolate: the output size computed here, for torch's composite asks for plain sizes of input and output."""
     op = getattr(aten, name).default
 
     def resample(trace: Tracing, call: Any, input: Tensor, output_size: Any, *rest: Any) -> Tensor:
-        if not input._has_symbolic_sizes_strides:
+        if not input._has_symbolic_sizes_strides and not any(isinstance(n, SymTypes) for n in output_size or ()):
             return call(input, output_size, *rest)
         *flags, factors = rest
         sizes = output_size
