@@ -49,6 +49,24 @@ class GroupedScores(nn.Module):
         return self.query(x.mT).view(heads).mT @ self.key(x.mT).view(heads)
 
 
+FIXED = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+@program((2, 5), (2, 7), (2, 11), (2, 4))
+def differences_of_sizes(x: Tensor) -> tuple[Tensor, ...]:
+    """Places that a size is subtracted from: they are negative before the remainder is taken."""
+    n = x.shape[1]
+    at = torch.arange(6)
+    return FIXED.roll(n, 3), FIXED.roll((2 * n, -n), (2, 3)), FIXED[..., (at - n) % 6], FIXED[..., (at - n) // n], x.roll(n // 2 - n, 1)
+
+
+@program((2, 5, 6), (2, 7, 6), (2, 7, 9))
+def resized_positions(x: Tensor) -> tuple[Tensor, ...]:
+    """A fixed tensor is resized to the input's sizes."""
+    size = x.shape[1:]
+    return tuple(F.interpolate(FIXED, size=size, mode=mode) for mode in ("nearest", "bilinear", "bicubic"))
+
+
 @program((2, 4, 16, 40), (2, 4, 24, 40), (1, 4, 17, 40))
 def local_attention(q: Tensor) -> tuple[Tensor, Tensor]:
     """Attention with a mask of 8-byte positions."""

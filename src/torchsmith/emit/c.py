@@ -22,7 +22,7 @@ from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const
 from ..ir.kernel import Kernel, Let, Loop, Param, Stmt, StoreStmt
-from ..ir.linear import Linear, const_of, linear, range_of
+from ..ir.linear import Linear, Range, const_of, linear, range_of
 from . import vector
 from .casts import convert_text
 from .fold import print_fold
@@ -55,7 +55,7 @@ class Emitter:
         self.functions: dict[str, str] = {}  # texts that stand before the kernel, by name
         self.scopes: list[Scope] = [Scope()]
         self.level: dict[Expr, int] = {}  # Axis, Var -> index of the scope that binds it
-        self.extents: dict[Axis | Sym, Expr] = {s: const(hi + 1) for s, _, hi in kernel.ranges if hi is not None}
+        self.extents: dict[Axis | Sym, Expr | Range] = {s: (min(lo, 0), hi) for s, lo, hi in kernel.ranges}
         self.counter: dict[str, int] = {}
         self.vector_axis: Axis | None = None
         self.vector_level = 1 << 30

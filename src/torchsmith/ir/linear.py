@@ -12,8 +12,8 @@ from typing import Any
 from . import dtype as dt
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op
 
-Extents = Mapping[Any, Expr]  # an Axis or a Sym lies in [0, extent)
 Range = tuple[int | None, int | None]  # inclusive; None: unbounded
+Extents = Mapping[Any, Any]  # an Axis or a Sym lies in [0, extent); or the Range of a Sym
 ONE, ZERO = const(1), const(0)
 _INVARIANT: dict[Expr, bool] = {}
 
@@ -123,12 +123,14 @@ def _mul(a: int | None, b: int | None) -> int | None:
 
 
 def range_of(e: Expr, extents: Extents) -> Range:
-    """Inclusive interval of an index expression; axes lie in [0, extent), symbols are sizes (at least 0)."""
+    """Inclusive interval of an index expression; axes lie in [0, extent), symbols are sizes (at least 0) if `extents` has no other range."""
     v = const_of(e)
     if v is not None:
         return v, v
     if isinstance(e, Axis | Sym):
         extent = extents.get(e)
+        if isinstance(extent, tuple):
+            return extent
         hi = range_of(extent, extents)[1] if extent is not None else None
         return 0, None if hi is None else max(hi - 1, 0)
     if isinstance(e, Cast):

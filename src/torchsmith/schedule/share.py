@@ -113,7 +113,7 @@ def _span(values: tuple[Expr, ...], spans: Ranges) -> tuple[int, int | None]:
     """The least and the greatest value."""
     found = [spans.interval(v) for v in values]
     his = [f.hi for f in found]
-    return min(f.lo or 0 for f in found), None if None in his else max(h for h in his if h is not None)
+    return min(-(1 << 63) if f.lo is None else f.lo for f in found), None if None in his else max(h for h in his if h is not None)
 
 
 class _Walker:
