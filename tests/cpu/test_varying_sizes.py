@@ -67,6 +67,15 @@ def resized_positions(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(F.interpolate(FIXED, size=size, mode=mode) for mode in ("nearest", "bilinear", "bicubic"))
 
 
+@program((1, 4, 5, 6), (1, 4, 6, 6), (1, 4, 8, 8), (1, 4, 13, 10))
+def windows_and_grids(x: Tensor) -> tuple[Tensor, ...]:
+    """Windows taken apart and put together, sizes given as arguments; parts given by name."""
+    h, w = x.shape[2] // 2 * 2, x.shape[3]
+    parts = torch.tensor_split(x, indices=(1,), dim=2)
+    more = torch.tensor_split(x, tensor_indices_or_sections=torch.tensor([1, 3]), dim=3)
+    return F.fold(F.unfold(x[:, :, :h], 2, stride=2), (h, w), 2, stride=2), *parts, *more
+
+
 @program((2, 4, 16, 40), (2, 4, 24, 40), (1, 4, 17, 40))
 def local_attention(q: Tensor) -> tuple[Tensor, Tensor]:
     """Attention with a mask of 8-byte positions."""

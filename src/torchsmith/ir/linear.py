@@ -123,7 +123,7 @@ def _mul(a: int | None, b: int | None) -> int | None:
 
 
 def range_of(e: Expr, extents: Extents) -> Range:
-    """Inclusive interval of an index expression; axes lie in [0, extent), symbols are sizes (at least 0) if `extents` has no other range."""
+    """Inclusive interval of an index expression; axes lie in [0, extent), symbols without a range are sizes (at least 0)."""
     v = const_of(e)
     if v is not None:
         return v, v

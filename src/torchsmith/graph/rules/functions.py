@@ -313,13 +313,20 @@ def new_tensor(trace: Tracing, call: Any, self: Tensor, data: Any, *, dtype: Any
 
 
 @function_rule(torch.tensor_split, Tensor.tensor_split)
-def tensor_split(trace: Tracing, call: Any, self: Tensor, parts: Any, dim: int = 0, **kwargs: Any) -> Any:
-    known = trace.known_data(parts) if isinstance(parts, Tensor) else None
-    if known is not None:
+def tensor_split(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
+    def plain(parts: Any) -> Any:
+        known = trace.known_data(parts) if isinstance(parts, Tensor) else None
+        if known is None:
+            return parts
         with torch._C.DisableTorchFunction(), no_dispatch():
-            parts = known.tolist()
-        parts = tuple(parts) if isinstance(parts, list) else parts
-    return call(self, parts, dim, **kwargs)
+            found = known.tolist()
+        return tuple(found) if isinstance(found, list) else found
+
+    named = kwargs.pop("tensor_indices_or_sections", None)
+    if named is not None:
+        named = plain(named)
+        kwargs["indices" if isinstance(named, tuple) else "tensor_indices_or_sections" if isinstance(named, Tensor) else "sections"] = named
+    return call(*args[:1], *map(plain, args[1:]), **kwargs)
 
 
 @function_rule(F.affine_grid)
