@@ -55,7 +55,7 @@ def _address(c: Contraction, buffers: Mapping[str, Buffer]) -> Linear | None:
     return None if any(atom not in axes and any(x in axes for x in walk(atom)) for atom in at.terms) else at
 
 
-def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Kernel:
+def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Kernel | None:
     rows, vectors, width = tiling.rows, tiling.vectors, c.lanes * tiling.vectors
     (m, m_extent), (n, n_extent), (k, k_extent) = c.rows[-1], c.n, c.k
     depth = max(64, PANEL // vectors // 16 * 16)
@@ -72,6 +72,10 @@ def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], 
     a, b = substitute(c.a, {m: row, k: step}), substitute(c.b, {n: column, k: step})
     assert isinstance(a, Load)
     assert isinstance(b, Load)
+    layout = buffers[b.buf].layout
+    at = flat(layout, b.index) if layout is not None else None
+    if at is None or const_of(at.terms.get(kl, const(0))) != 1 or any(atom is not kl and kl in walk(atom) for atom in at.terms):
+        return None  # a division that no k below k_extent feels, but the last panel's end might
     panel = Load("panel", b.dtype, (kl * width + nl,))
     fill = Turn("panel", width, nl, wide, kl, deep, b)
     first = const(0) if whole else mt * rows
