@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from typing import Any
 
@@ -123,8 +124,13 @@ def best_peer(r: Row) -> tuple[str, Row] | None:
 
 
 def verdict(rows: list[Row]) -> list[str]:
-    """How many cells are not shown below the bar: the upper end of the interval of (best peer's time / ours) reaches it."""
+    """The ten models' geomeans; how many cells are not shown below the bar: the upper end of the interval of (best peer's time / ours)
+    reaches it."""
     out = []
+    for batch, p in itertools.product(sorted({r["batch"] for r in rows}), PEER_NAMES):
+        ten = [r["peers"][p]["ratio"] for r in rows if r["batch"] == batch and r["model"] in MODELS and p in r.get("peers", {})]
+        if ten:
+            out.append(f"- the ten models, batch {batch}, {p}: geomean {geomean(ten):.2f} (of {len(ten)})")
     for title, names, bar in (("the ten models", MODELS, BAR), ("models outside the ten", OUTSIDE, OUTSIDE_BAR)):
         cells = {(r["model"], r["batch"]): best_peer(r) for r in rows if r["model"] in names}
         if not cells:
