@@ -16,7 +16,7 @@
 static __thread char error_text[1024];
 static __thread int32_t error_kind; /* reported by generated code during a call */
 
-int32_t ts_fail(int32_t status, const char *format, ...) {
+TS_SELDOM int32_t ts_fail(int32_t status, const char *format, ...) {
   va_list args;
   va_start(args, format);
   vsnprintf(error_text, sizeof error_text, format, args);
@@ -113,7 +113,7 @@ int32_t ts_check_all(const ts_tensor *in) {
   return ts_fail(c->status, "%s: got %lld where %lld was expected", c->text, (long long)found[0], (long long)found[1]);
 }
 
-int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides) {
+TS_SELDOM int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides) {
   const ts_model_desc *d = &torchsmith_model;
   d->wanted(in, strides);
   for (int32_t i = 0; i < d->n_inputs; i++) {
@@ -181,7 +181,7 @@ ts_generation *ts_hold(tsm_model *m) {
   return g;
 }
 
-static void drop(tsm_model *m, ts_generation *g) {
+TS_SELDOM static void drop(tsm_model *m, ts_generation *g) {
   while (g) {
     pthread_mutex_lock(&m->lock);
     bool last = --g->refs == 0;
@@ -199,7 +199,7 @@ void ts_let_go(tsm_model *m, ts_generation *g) {
 }
 
 /* What prepare computes from g's values: from the file, or computed now. */
-static int32_t prepare(ts_generation *g) {
+TS_SELDOM static int32_t prepare(ts_generation *g) {
   if (g->state || !torchsmith_graph.state_bytes) return TSM_OK;
   g->owned_state = block_new(torchsmith_graph.state_bytes);
   if (!g->owned_state) return ts_fail(TSM_ERROR_MEMORY, "no memory for %lld bytes of prepared weights", (long long)torchsmith_graph.state_bytes);
@@ -244,7 +244,7 @@ static int32_t first_generation(tsm_model *m) {
   return prepare(g);
 }
 
-static const ts_constant_desc *find_constant(const char *name) {
+TS_SELDOM static const ts_constant_desc *find_constant(const char *name) {
   for (int32_t i = 0; i < torchsmith_model.n_constants; i++) {
     const ts_constant_desc *c = &torchsmith_model.constants[i];
     if (!strcmp(c->name, name) || !strcmp(c->fqn, name)) return c;
@@ -303,7 +303,7 @@ static bool touches_prepared(const ts_given *given, size_t n) {
 }
 
 /* Fill g with `given` over the values of `base`. */
-static int32_t fill(ts_generation *g, const ts_generation *base, const ts_given *given, size_t n, bool is_full) {
+TS_SELDOM static int32_t fill(ts_generation *g, const ts_generation *base, const ts_given *given, size_t n, bool is_full) {
   const ts_model_desc *d = &torchsmith_model;
   size_t bytes = 64;
   for (int32_t i = 0; i < d->n_constants; i++) bytes += padded(d->constants[i].bytes);
@@ -337,7 +337,7 @@ static int32_t fill(ts_generation *g, const ts_generation *base, const ts_given 
   return prepare(g);
 }
 
-int32_t ts_update(tsm_model *m, const ts_given *given, size_t n, bool is_next, bool is_full) {
+TS_SELDOM int32_t ts_update(tsm_model *m, const ts_given *given, size_t n, bool is_next, bool is_full) {
   ts_generation *g = generation_new();
   if (!g) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
   ts_generation *base = ts_hold(m);
@@ -380,7 +380,7 @@ void ts_forget_next(tsm_model *m) {
   drop(m, next);
 }
 
-int32_t ts_pack(const ts_given *given, size_t n, void *state) {
+TS_SELDOM int32_t ts_pack(const ts_given *given, size_t n, void *state) {
   const ts_operators *o = torchsmith_model.operators;
   int32_t rc = ts_check_cpu(torchsmith_model.cpu);
   if (!rc && o) rc = o->services->open(o);
@@ -396,7 +396,7 @@ int32_t ts_pack(const ts_given *given, size_t n, void *state) {
 
 static int32_t n_models; /* alive: the last one that goes takes the threads along, so that the library can be unloaded */
 
-int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
+TS_SELDOM int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
   const ts_model_desc *d = &torchsmith_model;
   *out = NULL;
   if (d->abi != TS_MODEL_ABI || torchsmith_graph.abi != TS_ABI) return ts_fail(TSM_ERROR_VERSION, "the parts of this library do not belong together");

@@ -12,6 +12,8 @@
 #include "torchsmith.h"
 #include "torchsmith/model.h"
 
+#define TS_SELDOM __attribute__((cold)) /* of loading and of errors, not of calls: small rather than quick */
+
 #define TS_MODEL_ABI 2
 #define TS_HIDDEN __attribute__((visibility("hidden")))
 #define TS_EXPORT __attribute__((visibility("default")))

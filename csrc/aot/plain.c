@@ -272,7 +272,7 @@ TS_EXPORT int32_t tsm_run(tsm_model *model, const tsm_tensor *inputs, size_t n_i
 TS_EXPORT uint32_t tsm_abi_version(void) { return TSM_ABI_VERSION; }
 TS_EXPORT const char *tsm_last_error(void) { return ts_error_text(); }
 
-TS_EXPORT int32_t tsm_create(const tsm_config *config, tsm_model **out) {
+TS_EXPORT TS_SELDOM int32_t tsm_create(const tsm_config *config, tsm_model **out) {
   ts_error_clear();
   if (!out) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_create: an argument is NULL");
   tsm_config mine;
@@ -283,7 +283,7 @@ TS_EXPORT int32_t tsm_create(const tsm_config *config, tsm_model **out) {
 
 TS_EXPORT void tsm_delete(tsm_model *model) { ts_model_close(model); }
 
-TS_EXPORT int32_t tsm_load_constants(tsm_model *model, const char *const *names, const tsm_tensor *values, size_t count) {
+TS_EXPORT TS_SELDOM int32_t tsm_load_constants(tsm_model *model, const char *const *names, const tsm_tensor *values, size_t count) {
   ts_error_clear();
   if (!model || (count && (!names || !values))) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_load_constants: an argument is NULL");
   ts_given *given = malloc(sizeof(ts_given) * (count + 1));
@@ -299,21 +299,21 @@ TS_EXPORT size_t tsm_output_count(const tsm_model *model) { return (size_t)torch
 TS_EXPORT size_t tsm_constant_count(const tsm_model *model) { return (size_t)torchsmith_model.n_constants; }
 TS_EXPORT const char *tsm_info(const tsm_model *model) { return torchsmith_model.info; }
 
-TS_EXPORT int32_t tsm_input(const tsm_model *model, size_t index, tsm_tensor_info *out) {
+TS_EXPORT TS_SELDOM int32_t tsm_input(const tsm_model *model, size_t index, tsm_tensor_info *out) {
   if (!out || index >= (size_t)torchsmith_model.n_inputs) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_input: no input has this number");
   const ts_input_desc *d = &torchsmith_model.inputs[index];
   *out = (tsm_tensor_info){d->name, d->dtype, d->ndim, 0, d->lo, d->hi};
   return TSM_OK;
 }
 
-TS_EXPORT int32_t tsm_output(const tsm_model *model, size_t index, tsm_tensor_info *out) {
+TS_EXPORT TS_SELDOM int32_t tsm_output(const tsm_model *model, size_t index, tsm_tensor_info *out) {
   if (!out || index >= (size_t)torchsmith_model.n_outputs) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_output: no output has this number");
   const ts_output_desc *d = &torchsmith_model.outputs[index];
   *out = (tsm_tensor_info){"", d->dtype, d->ndim, d->kind == TS_OUT_NONE, NULL, NULL};
   return TSM_OK;
 }
 
-TS_EXPORT int32_t tsm_constant(const tsm_model *model, size_t index, tsm_constant_info *out) {
+TS_EXPORT TS_SELDOM int32_t tsm_constant(const tsm_model *model, size_t index, tsm_constant_info *out) {
   if (!out || index >= (size_t)torchsmith_model.n_constants) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_constant: no constant has this number");
   const ts_constant_desc *c = &torchsmith_model.constants[index];
   *out = (tsm_constant_info){c->fqn, c->dtype, c->ndim, c->sizes, c->strides, (uint64_t)c->bytes};
@@ -321,7 +321,7 @@ TS_EXPORT int32_t tsm_constant(const tsm_model *model, size_t index, tsm_constan
 }
 
 /* For those who make packages: what prepare computes from these values, to be stored beside the model. */
-TS_EXPORT int32_t tsm_pack(const char *const *names, const tsm_tensor *values, size_t count, void *state) {
+TS_EXPORT TS_SELDOM int32_t tsm_pack(const char *const *names, const tsm_tensor *values, size_t count, void *state) {
   ts_error_clear();
   if (count && (!names || !values)) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_pack: an argument is NULL");
   ts_given *given = malloc(sizeof(ts_given) * (count + 1));

@@ -227,7 +227,7 @@ static void forget(void) {
 }
 
 /* Make sure of `wanted` helpers, as far as the system gives them. */
-static void grow(int wanted) {
+__attribute__((cold)) static void grow(int wanted) {
   pthread_attr_t attr;
   sigset_t all, old;
   pthread_mutex_lock(&pool.lock);
@@ -333,7 +333,7 @@ void ts_pool_leave(void) { atomic_fetch_sub_explicit(&own.calls, 1, memory_order
 
 /* ---------------------------------------------------------------- borrowed threads */
 
-ts_crew *ts_crew_open(void) {
+__attribute__((cold)) ts_crew *ts_crew_open(void) {
   for (int i = 0; i < CREWS; i++) {
     ts_crew *c = &lent[i];
     if (!claim(&c->taken)) continue;

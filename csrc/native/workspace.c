@@ -32,7 +32,7 @@ static void drop(Block *b) {
   else free(b);
 }
 
-static Block *fresh(int64_t bytes) {
+__attribute__((cold)) static Block *fresh(int64_t bytes) {
   size_t total = ((size_t)bytes + sizeof(Block) + 4095) & ~(size_t)4095;
   Block *b;
   size_t mapped = 0;
