@@ -119,6 +119,7 @@ OTHERS: dict[str, Case] = {
     "outer": (torch.outer, (R(10), R(20))),
     "einsum": (lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), (R(2, 5, 3, 8), R(2, 7, 3, 8))),
     "long grouped rows": (lambda x, w: F.conv1d(x, w, padding=1, groups=4), (R(1, 24, 89), R(40, 6, 3))),
+    "spread by groups": (lambda x, w, b: F.conv_transpose1d(x, w, b, groups=4, dilation=2), (R(1, 4, 3), R(4, 8, 5), R(32))),
     "chain": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), (R(5, 8), R(8, 9), R(9, 3))),
 }
 

@@ -9,9 +9,9 @@ is in. Columns in the padding are left out, so that padding contributes nothing,
 from __future__ import annotations
 
 from ..codes import Unsupported
-from ..ir.expr import Expr, Op, const, op, substitute, walk
+from ..ir.expr import Expr, const, op, substitute
 from ..ir.kernel import Banded
-from ..ir.linear import conjuncts, const_of, linear, range_of
+from ..ir.linear import const_of, range_of
 from . import vector
 from .c import STATEMENTS, Emitter
 from .contraction import cut_sum
@@ -37,45 +37,11 @@ vector.vector("spread2_xf32", """static inline __attribute__((always_inline)) xf
 }""")
 
 
-def column_bounds(s: Banded) -> tuple[list[Expr], list[Expr], list[Expr]] | None:
-    """The mask of `a` as (conditions on the taps, least columns, ends of columns); None if it is of another form.
-
-    Column j of a tile is what row m reads through window element w where m * stride + w * dilation = j.
-    """
-    stride, dilation = steps(s)
-    fixed: list[Expr] = []
-    least: list[Expr] = []
-    ends: list[Expr] = []
-    for test in conjuncts(s.a.mask):
-        if not {s.m, s.w, s.c, s.g} & set(walk(test)):
-            fixed.append(test)
-            continue
-        if not isinstance(test, Op) or test.name not in ("ge", "lt") or {s.m, s.w, s.c, s.g} & set(walk(test.args[1])):
-            return None
-        terms = linear(test.args[0]).terms
-        if {s.c, s.g} & set(terms) or const_of(terms.get(s.m, const(0))) != stride or (s.w in terms and const_of(terms[s.w]) != dilation):
-            return None
-        if s.width > 1 and s.w not in terms:
-            return None
-        start = substitute(test.args[0], {s.m: const(0), s.w: const(0)})
-        (least if test.name == "ge" else ends).append(linear(test.args[1] - start).expr())
-    return fixed, least, ends
-
-
-def steps(s: Banded) -> tuple[int, int]:
-    """(stride, dilation): how far m and w step along the dimension of `a` that they share."""
-    for i in s.a.index:
-        terms = linear(i).terms
-        if s.m in terms:
-            return const_of(terms[s.m]) or 0, const_of(terms.get(s.w, const(1))) or 1
-    return 1, 1
-
-
 def do_banded(self: Emitter, s: Banded) -> None:
     """Zero the accumulators; for every tap row run over channels and columns; leave the sums in scratch."""
     if self.lanes != LANES:
         raise TooNarrow
-    bounds = column_bounds(s)
+    bounds = s.column_bounds()
     if bounds is None or s.a.dtype.name not in SCALAR or s.b.dtype.name not in VECTOR:
         raise Unsupported("EMI001", detail=f"grouped convolution of {s.a.dtype} and {s.b.dtype}")
     acc, _ = self.base(s.acc)
@@ -105,7 +71,7 @@ def _tap_row(
     self: Emitter, s: Banded, names: list[list[str]], channels: Bounds, fixed: list[Expr], least: list[Expr], ends: list[Expr]
 ) -> None:
     """All columns of some channels of one tap row, where it lies inside."""
-    stride, dilation = steps(s)
+    stride, dilation = s.steps
     a, b = self.address(s.a.buf, s.a.index), self.address(s.b.buf, s.b.index)
     zero = const(0)
     start: dict[Expr, Expr] = {s.m: zero, s.w: zero, s.c: zero, s.g: zero, s.lane: zero}
@@ -148,7 +114,7 @@ def _known(step: Expr) -> int:
 
 def _column_tests(self: Emitter, s: Banded, least: list[Expr], ends: list[Expr]):  # type: ignore[no-untyped-def]
     """column -> the condition under which it may be read: "" for always, None for never."""
-    stride, dilation = steps(s)
+    stride, dilation = s.steps
     last = (s.width - 1) * dilation + 1
     live = const_of(s.live)
     if live is None or live < s.rows:

@@ -30,8 +30,8 @@ from typing import Literal
 
 from . import dtype as dt
 from .dtype import DType
-from .expr import Axis, Const, Expr, Fold, Load, Sym, Var, const, convert, op, substitute, walk
-from .linear import conjuncts
+from .expr import Axis, Const, Expr, Fold, Load, Op, Sym, Var, const, convert, op, substitute, walk
+from .linear import conjuncts, const_of, linear
 from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
 
 AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
@@ -252,6 +252,40 @@ class Banded:
     lane: Axis
     a: Load
     b: Load
+
+    def column_bounds(self) -> tuple[list[Expr], list[Expr], list[Expr]] | None:
+        """The mask of `a` as (conditions on the taps, least columns, ends of columns); None if it is of another form, which has no text.
+
+        Column j of a tile is what row m reads through window element w where m * stride + w * dilation = j.
+        """
+        stride, dilation = self.steps
+        inner = {self.m, self.w, self.c, self.g}
+        fixed: list[Expr] = []
+        least: list[Expr] = []
+        ends: list[Expr] = []
+        for test in conjuncts(self.a.mask):
+            if not inner & set(walk(test)):
+                fixed.append(test)
+                continue
+            if not isinstance(test, Op) or test.name not in ("ge", "lt") or inner & set(walk(test.args[1])):
+                return None
+            terms = linear(test.args[0]).terms
+            if {self.c, self.g} & set(terms) or const_of(terms.get(self.m, const(0))) != stride:
+                return None
+            if (self.w in terms and const_of(terms[self.w]) != dilation) or (self.width > 1 and self.w not in terms):
+                return None
+            start = substitute(test.args[0], {self.m: const(0), self.w: const(0)})
+            (least if test.name == "ge" else ends).append(linear(test.args[1] - start).expr())
+        return fixed, least, ends
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """(stride, dilation): how far m and w step along the dimension of `a` that they share."""
+        for i in self.a.index:
+            terms = linear(i).terms
+            if self.m in terms:
+                return const_of(terms[self.m]) or 0, const_of(terms.get(self.w, const(1))) or 1
+        return 1, 1
 
     def meaning(self) -> Loop:
         """The same tile in plain statements."""

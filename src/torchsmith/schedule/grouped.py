@@ -128,7 +128,6 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     total = g.group[1] * g.per if g.together > 1 else n_extent
     wide = _least(most, left, total)
     packing, packed = _pack(c, g, tiles, lane, at, left, most, width)
-    buffers[packed.name] = packed
 
     first = Axis("ng")
     of_a: dict[Expr, Expr] = {m: mt * rows + ml}
@@ -141,6 +140,9 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     live = _least(rows, m_extent - mt * rows, m_extent)
     per = g.per if g.together > 1 else width
     tile = Banded("acc", rows, g.vectors, per, ml, live, g.taps, *g.window, *g.channel, first, groups, lane, a, b)
+    if tile.column_bounds() is None:
+        return None
+    buffers[packed.name] = packed
     table: dict[Expr, Expr] = {ACC: Load("acc", dt.f32, (ml * width + lane,)), m: mt * rows + ml, **at}
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
