@@ -119,7 +119,7 @@ OTHERS: dict[str, Case] = {
     "outer": (torch.outer, (R(10), R(20))),
     "einsum": (lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), (R(2, 5, 3, 8), R(2, 7, 3, 8))),
     "long grouped rows": (lambda x, w: F.conv1d(x, w, padding=1, groups=4), (R(1, 24, 89), R(40, 6, 3))),
-    "spread by groups": (lambda x, w, b: F.conv_transpose1d(x, w, b, groups=4, dilation=2), (R(1, 4, 3), R(4, 8, 5), R(32))),
+    "spread by groups": (lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2, groups=4), (R(1, 4, 3), R(4, 8, 5), R(32))),
     "chain": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), (R(5, 8), R(8, 9), R(9, 3))),
 }
 
@@ -176,6 +176,17 @@ def test_a_transposed_convolution_of_stride_1_is_the_kernel_of_a_convolution() -
             both = lambda x, p=p, w=w, v=v: F.conv_transpose2d(F.conv2d(x, w, padding=p), v, padding=p)
             done = torchsmith.explain(both, options=options)(x)
         assert done.graphs[0].kinds.count("contraction") == 1
+
+
+@pytest.mark.parametrize(("taps", "stride"), [(3, 2), (5, 3), (1, 3), (1, 2)])
+def test_results_of_phases_are_stored_where_they_belong(taps: int, stride: int) -> None:
+    """Sizes that the stride does not divide are not cut out of larger results by a copy behind the product."""
+    x = R(2, 20, 7, 9).contiguous(memory_format=torch.channels_last)
+    layer = torch.nn.ConvTranspose2d(20, 24, taps, stride).eval().requires_grad_(False)
+    torchsmith.compiler.reset()
+    done = torchsmith.explain(layer, options={"force_disable_caches": True})(x)
+    assert done.graphs[0].kinds[-1] == "contraction"
+    torch.testing.assert_close(done.result, layer(x))
 
 
 def test_missing_taps_meet_no_infinity() -> None:

@@ -17,6 +17,7 @@ from torch import fx
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, const, op
+from ..ir.program import Stage, Store
 from ..options import Options
 from .cat import conjunction, masked
 from .core import Builder
@@ -127,9 +128,11 @@ def _transposed(
     """out[n, o, y] = bias[o] + sum over c, t of x[n, c, (y + p - t * d) / s] * w[c, o, t], where the division leaves no rest.
 
     Results y = q * s + f of one phase f read every s-th tap, and step through x by one: with y split into q and f, each phase is an
-    ordinary convolution, and no loop divides. A result whose size is no multiple of s is cut out of a larger one.
+    ordinary convolution, and no loop divides. A result whose size is no multiple of s is cut out of a larger one. In dimensions with one
+    tap results lie s apart, and those between them are the bias: results are filled with it first.
     """
     rank = x.rank - 2
+    apart = [s[i] > 1 and known(w.shape[2 + i]) == 1 and p[i] == 0 for i in range(rank)]
     phases = [_phase(s[i], p[i], d[i], known(w.shape[2 + i]), w.shape[2 + i]) for i in range(rank)]
     channels, wide = op("floordiv", w.shape[0], const(groups)), w.shape[1]
 
@@ -140,8 +143,12 @@ def _transposed(
 
         def places(k: Index) -> tuple[Index, Index, Expr]:
             tests: list[Expr] = []
-            where, taps = [], []
+            where, taps = list[Expr](), list[Expr]()
             for i, (y, j) in enumerate(zip(spatial, k[1:], strict=True)):
+                if apart[i]:
+                    taps.append(ZERO)
+                    where.append(y)
+                    continue
                 tap, place, live = phases[i][1](y, phases[i][0] - 1 - j)  # the last tap first: it reads the image forwards
                 tests += [*live, op("ge", place, ZERO), op("lt", place, x.shape[2 + i])]
                 taps.append(tap)
@@ -154,11 +161,20 @@ def _transposed(
 
         def weight(k: Index) -> Expr:
             _, taps, _ = places(k)
-            inside = [op("lt", t, w.shape[2 + i]) for i, t in enumerate(taps) if not phases[i][2]]
+            inside = [op("lt", t, w.shape[2 + i]) for i, t in enumerate(taps) if not phases[i][2] and not apart[i]]
             return masked(w, (first + k[0], inner, *taps), conjunction(inside), Const(w.dtype, 0.0))
 
         return _with_bias(cx, dot(cx, [channels, *(count for count, _, _ in phases)], image, weight), bias, o)
 
+    if any(apart):
+        result = cx.stage(lambda i: cast(Const(cx.dtype, 0) if bias is None else bias.at((i[1],)), cx.dtype))
+        axes = cx.axes(x.shape)
+        shape = (*cx.shape[:2], *(x.shape[2 + i] if far else cx.shape[2 + i] for i, far in enumerate(apart)))
+        place = (*axes[:2], *(y * s[i] if far else y for i, (y, far) in enumerate(zip(axes[2:], apart, strict=True))))
+        assert result.whole is not None
+        store = Store(result.whole, place, at(axes), unique=False)  # not what writes the element first
+        cx.body.append(Stage(tuple(zip(axes, shape, strict=True)), (store,), loc=cx.loc, origin=cx.origin))
+        return result
     if all((known(n) or 1) % s[i] == 0 for i, n in enumerate(cx.shape[2:])):
         return cx.stage(at)
     whole = (*cx.shape[:2], *(op("floordiv", n + (s[i] - 1), const(s[i])) * s[i] for i, n in enumerate(cx.shape[2:])))

@@ -3,22 +3,26 @@
     for k < 12: x[k // 4, k % 4]      ->      for k0 < 3: for k1 < 4: x[k0, k1]
 
 A reshape between a product and what it reads leaves such indices (flattened channels, merged heads); split, they are affine again.
+`ragged`: a result's axis that its divisor does not divide is split as well, into more than there is, and stored where it was:
+
+    for y < 10: out[y] = f(x[y // 3, y % 3])      ->      for q < 4: for r < 3: out[q * 3 + r] = f(x[q, r]) if q * 3 + r < 10
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..ir.expr import Axis, Expr, Fold, Load, Op, const, op, substitute, walk
-from ..ir.linear import const_of, is_invariant, simplify_index
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, substitute, walk
+from ..ir.linear import conjuncts, const_of, is_invariant, simplify_index
 from ..ir.program import Stage
 
 Axes = tuple[tuple[Axis, Expr], ...]
 
 
-def split_axes(stage: Stage) -> Stage:
+def split_axes(stage: Stage, ragged: bool = False) -> Stage:
     """Split the axes of `stage` and of the Folds in it wherever what divides them divides their extents too, by form."""
     if stage.scan or stage.lets or len(stage.stores) != 1:
         return stage
@@ -31,8 +35,14 @@ def split_axes(stage: Stage) -> Stage:
     whole, memo = dict(every), dict[Expr, Expr]()
     divided = _divisors([simplify_index(i, whole, memo) for i in indices])
     pieces: dict[Axis, Axes] = {}
+    tests: dict[Expr, Axes] = {}  # of ragged splits: the condition, and the pieces it is about
     for axis, extent in every:
-        parts = _pieces(axis, extent, divided.get(axis, ()))
+        cuts = divided.get(axis, ())
+        parts = _pieces(axis, extent, cuts)
+        if not parts and ragged and (axis, extent) in stage.axes and store.mask is None and store.mode == "set":
+            parts = _ragged(axis, extent, list(cuts))
+            if parts:
+                tests[op("lt", _join(parts), extent)] = parts
         if parts:
             pieces[axis] = parts
     if not pieces:
@@ -55,13 +65,15 @@ def split_axes(stage: Stage) -> Stage:
             elif node in table:
                 memo[node] = table[node]
             else:
-                memo[node] = node.rebuild(tuple(memo[a] for a in node.args)) if node.args else node
+                made = node.rebuild(tuple(memo[a] for a in node.args)) if node.args else node
+                memo[node] = _kept_inside(made, tests) if isinstance(made, Load) else made
                 if isinstance(memo[node], Op) and memo[node].dtype.kind == "index":
                     memo[node] = simplify_index(memo[node], extents)
         return memo[e]
 
     index = tuple(simplify_index(substitute(i, table), extents) for i in store.index)
-    return replace(stage, axes=axes, stores=(replace(store, index=index, value=rebuild(store.value)),))
+    mask = functools.reduce(lambda x, y: op("and", x, y), tests) if tests else store.mask
+    return replace(stage, axes=axes, stores=(replace(store, index=index, value=rebuild(store.value), mask=mask),))
 
 
 def _divisors(indices: list[Expr]) -> dict[Axis, dict[Expr, None]]:
@@ -100,6 +112,27 @@ def _pieces(axis: Axis, extent: Expr, divisors: Iterable[Expr]) -> Axes:
     if None in sizes:
         return ()
     return tuple((Axis(f"{axis.name}_{j}"), n) for j, n in enumerate(reversed(sizes)) if n is not None)
+
+
+def _ragged(axis: Axis, extent: Expr, cuts: list[Expr]) -> Axes:
+    """axis < 10 cut at {3}  ->  (axis_0 < 4, axis_1 < 3); () unless both are numbers."""
+    n, step = const_of(extent), const_of(cuts[0]) if len(cuts) == 1 else None
+    if n is None or step is None or not 1 < step <= n:
+        return ()
+    return (Axis(f"{axis.name}_0"), const(-(-n // step))), (Axis(f"{axis.name}_1"), const(step))
+
+
+def _kept_inside(load: Load, tests: dict[Expr, Axes]) -> Load:
+    """`load` only where the `tests` hold that it needs: one piece alone takes no value that it did not take before, and what is asked
+    whether it lies inside may be anything."""
+    asked = {(t.name, t.args[0]) for t in conjuncts(load.mask) if isinstance(t, Op)}
+    for test, parts in tests.items():
+        pieces = {x for x, _ in parts}
+        both = [i for i in load.index if pieces <= set(walk(i))]
+        if any(("ge", i) not in asked or ("lt", i) not in asked for i in both):
+            mask = test if load.mask is None else op("and", load.mask, test)
+            load = Load(load.buf, load.dtype, load.index, mask, Const(load.dtype, 0) if load.other is None else load.other)
+    return load
 
 
 def _quotient(a: Expr, b: Expr) -> Expr | None:

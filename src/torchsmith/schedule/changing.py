@@ -20,7 +20,7 @@ from ..ir.kernel import Contract, Kernel, Loop, Scratch, Stmt, StoreStmt, Turn
 from ..ir.linear import Linear, const_of
 from ..ir.program import Buffer
 from .access import flat
-from .contraction import Contraction, _least, _params, _product, acc_of, form_contraction
+from .contraction import Contraction, _least, _params, _product, acc_of, form_contraction, where_of
 from .tiling import Tiling
 
 PANEL = 512  # vectors of 64 bytes in a panel: it stays in the first-level cache while the rows pass
@@ -84,7 +84,8 @@ def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], 
     table: dict[Expr, Expr] = {acc_of(summed): Load("acc", summed, ((first + ml) * width + nl,)), m: row, n: column}
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
-    result = StoreStmt(store.buf, tuple(substitute(i, table) for i in store.index), substitute(c.value, table), store.mode)
+    index, value = tuple(substitute(i, table) for i in store.index), substitute(c.value, table)
+    result = StoreStmt(store.buf, index, value, store.mode, where_of(store, table))
     epilogue = Loop(ml, live, "serial", (Loop(nl, wide, "vector", (result,)),))
     size = rows * width * (1 if whole else tiles)
     body: tuple[Stmt, ...]

@@ -95,9 +95,9 @@ def dense(shape: tuple[Expr, ...], order: tuple[int, ...] | None = None) -> Layo
 
 def recognise(stage: Stage) -> Contraction | None:
     """The Stage (its axes split where that makes its operands affine) as a contraction, or None."""
-    if not any(isinstance(e, Fold) for s in stage.stores for e in walk(s.value)):
+    if any(s.mask is not None for s in stage.stores) or not any(isinstance(e, Fold) for s in stage.stores for e in walk(s.value)):
         return None
-    found = [c for s in dict.fromkeys((stage, split_axes(stage))) for c in _readings(s)]
+    found = [c for s in dict.fromkeys((stage, split_axes(stage, ragged=True))) for c in _readings(s)]
     # Either side of a matrix product could be packed: take the one that gives vectors along the result's last dimension. A reading with
     # one row is the last resort: split axes may show more (a transposed convolution's), and leave fewer products that share nothing.
     return min(
@@ -117,7 +117,9 @@ def _readings(stage: Stage) -> Iterator[Contraction]:
     if stage.scan or stage.lets or len(stage.stores) != 1:
         return
     store = stage.stores[0]
-    if store.mode != "set" or store.mask is not None or any(e is const(0) for _, e in stage.axes):
+    if store.mode != "set" or any(e is const(0) for _, e in stage.axes):
+        return
+    if not store.unique and not _is_injective(store.index):
         return
     folds = [e for e in walk(store.value) if isinstance(e, Fold)]
     factors = _factors(folds[0]) if len(folds) == 1 else None
@@ -127,6 +129,13 @@ def _readings(stage: Stage) -> Iterator[Contraction]:
         found = _classify(stage, folds[0], a, b)
         if found is not None:
             yield found
+
+
+def _is_injective(index: tuple[Expr, ...]) -> bool:
+    """Is each dimension a multiple of an axis of its own?"""
+    terms = [linear(i).terms for i in index]
+    axes = [x for t in terms for x in t]
+    return all(len(t) <= 1 for t in terms) and len(set(axes)) == len(axes) and all(isinstance(x, Axis) for x in axes)
 
 
 def _factors(fold: Fold) -> tuple[Load, Load] | None:
@@ -318,7 +327,8 @@ def form_contraction(
         total = [Load("turned", summed, (nl * deep + ml,))]
     table: dict[Expr, Expr] = {acc_of(summed): total[0], m: row, n: column}
     body: tuple[Stmt, ...] = tuple(
-        StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode) for s in stores
+        StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode, where_of(s, table))
+        for s in stores
     )
     if along_m:
         epilogue = Loop(nl, wide, "serial", (Loop(ml, live, "vector", body),))
@@ -346,6 +356,11 @@ def form_contraction(
     turn = Turn("turned", deep, ml, live, nl, wide, Load("acc", summed, (ml * pitch + nl,)))
     scratch = (*scratch, Scratch("turned", summed, width * deep))
     return Kernel("contraction", params, syms, grid, grain, scratch, (contract, turn, epilogue), origins=origins)
+
+
+def where_of(s: Store, table: dict[Expr, Expr]) -> Expr | None:
+    """The condition of a store over a tile's axes."""
+    return None if s.mask is None else substitute(s.mask, table)
 
 
 Axes = tuple[tuple[Axis, Expr], ...]

@@ -17,7 +17,7 @@ from ..ir.kernel import Banded, Kernel, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
-from .contraction import ACC, ONE_COLUMN, Contraction, _least, _params, _product, dense
+from .contraction import ACC, ONE_COLUMN, Contraction, _least, _params, _product, dense, where_of
 from .tiling import CACHED, LANES
 
 TALL = 24  # accumulators of one vector; the rest of the 32 registers holds weights and a column
@@ -147,8 +147,10 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     (store,) = c.stage.stores
     stores = (replace(store, value=c.value),)
     body: tuple[Stmt, ...] = tuple(
-        StoreStmt(s.buf, tuple(linear(substitute(i, table)).expr() for i in s.index), _tidied(substitute(s.value, table)), s.mode)
-        for s in stores
+        StoreStmt(
+            s.buf, tuple(linear(substitute(i, table)).expr() for i in s.index), _tidied(substitute(s.value, table)), s.mode,
+            where_of(s, table),
+        ) for s in stores
     )
     epilogue = Loop(ml, live, "serial", (Loop(lane, wide, "vector", body),))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))

@@ -52,6 +52,7 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
     untouched = {e.buf for e in loads if not _place(e.index, o, m, m_extent)} & set(places)
     bare = substitute(c.value, {e: Var(e.buf, e.dtype) for e in loads})
     masks = [x for e in loads if e.mask is not None and e.other is not None for x in (e.mask, e.other)]
+    masks += [store.mask] if store.mask is not None else []
     if untouched or any(x in (o, m) for x in walk(bare, *masks)):
         return None
     row, extent = Axis(f"{o.name}_{m.name}"), op("mul", o_extent, m_extent)

@@ -18,7 +18,7 @@ from ..ir.kernel import Kernel, Loop, Paired, Scratch, StoreStmt, Weave
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
-from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where
+from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where, where_of
 from .deps import estimate
 from .tiling import CACHED, LANES
 
@@ -203,7 +203,8 @@ def _epilogue(c: Contraction, start: Expr, ml: Axis, left: Expr, nl: Axis, live:
     """What becomes of the sums of the tile at row `start`, column `left`."""
     table: dict[Expr, Expr] = {ACC: Load("acc", dt.f32, (ml * width + nl,)), c.rows[-1][0]: start + ml, c.n[0]: left + nl}
     (store,) = c.stage.stores
-    body = StoreStmt(store.buf, tuple(substitute(i, table) for i in store.index), substitute(c.value, table), store.mode)
+    index, value = tuple(substitute(i, table) for i in store.index), substitute(c.value, table)
+    body = StoreStmt(store.buf, index, value, store.mode, where_of(store, table))
     return Loop(ml, live, "serial", (Loop(nl, wide, "vector", (body,)),))
 
 
