@@ -52,17 +52,16 @@ static int bind(Dispatcher *d, PyObject *fn, PyObject *const *args, Py_ssize_t n
   int named = d->argcount + d->kwonly, at_args = named, at_kwargs = named + d->has_args;
   PyObject *extra = NULL;
   if (total > d->argcount && !d->has_args) return 0;
-  int k = 0;
-  if (d->self_obj) {
-    if (d->argcount > 0) locals[k++] = Py_NewRef(d->self_obj);
-    else return 0;
-  }
+  int k = 0, rest = 0;
+  PyObject *first = d->self_obj; /* goes to *args where there is no parameter for it */
+  if (first && d->argcount > 0) locals[k++] = Py_NewRef(first), first = NULL;
   Py_ssize_t i = 0;
   for (; i < nargs && k < d->argcount; i++) locals[k++] = Py_NewRef(args[i]);
   if (d->has_args) {
-    locals[at_args] = PyTuple_New(nargs - i);
+    locals[at_args] = PyTuple_New(nargs - i + (first != NULL));
     if (!locals[at_args]) return -1;
-    for (Py_ssize_t j = i; j < nargs; j++) PyTuple_SET_ITEM(locals[at_args], j - i, Py_NewRef(args[j]));
+    if (first) PyTuple_SET_ITEM(locals[at_args], rest++, Py_NewRef(first));
+    for (Py_ssize_t j = i; j < nargs; j++) PyTuple_SET_ITEM(locals[at_args], rest++, Py_NewRef(args[j]));
   }
   if (d->has_kwargs && !(extra = locals[at_kwargs] = PyDict_New())) return -1;
   Py_ssize_t nkw = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;

@@ -48,6 +48,17 @@ def test_positional_and_keyword_arguments_bind_as_python_does():
             assert len(d(*args, **kwargs)) == len(want)
 
 
+def test_a_bound_object_goes_to_the_rest_of_the_arguments():
+    def f(*args, key=0):
+        return args, key
+
+    d = _frame.Dispatcher(f, lambda *a: _frame.RUN_PLAIN, "self")
+    d.entries = (entry_for(f, [], [Local("args"), Local("key")], echo, ("tuple", ("out", 0), ("out", 1), ("out", 0))),)
+    for args, kwargs in [((), {}), ((1, 2), {}), ((1,), {"key": 3})]:
+        want, key = f("self", *args, **kwargs)
+        assert d(*args, **kwargs) == (want, key, want)
+
+
 def test_defaults_are_read_at_the_call():
     def f(a, b=1):
         return a, b

@@ -34,3 +34,4 @@ class Captured:
     facts: Any
     finish: Finish
     needs_grad: bool = False  # a result requires grad, whatever the inputs do
+    tracked: bool = True  # autograd watched some of it: not so where all happens under no_grad

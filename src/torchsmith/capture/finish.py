@@ -429,7 +429,7 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
     recorder.facts.freeze()
     made = {id(i.node): i for i in recorder.infos.values()}
     needs_grad = any(made[id(n)].requires_grad for n in b.outs if id(n) in made)
-    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad)
+    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad, recorder.tracked)
 
 
 def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:

@@ -203,5 +203,7 @@ def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
         raise Unsupported("CAP025", at=loc, detail=f"setitem: {e}") from e
     node = r.graph.call_function(operator.setitem, fx_args)
     node.meta.update(loc=loc, val=None)
+    r.tracked |= m.grad and info.requires_grad
     if issubclass(type(value), torch.Tensor) and m.grad and r.info(value).requires_grad:
         info.requires_grad, info.leaf = True, False
+        r.tracked = True

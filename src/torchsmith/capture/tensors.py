@@ -69,6 +69,7 @@ class Recorder:
         self.declared_symbols: dict[str, torch.SymInt] = {}
         self.static_dims: dict[str, set[int]] = {}
         self.ones = True
+        self.tracked = False  # autograd watched something: gradients may be asked of what was recorded
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
     def tracing(self) -> AbstractContextManager[Any]:
@@ -254,6 +255,7 @@ class Recorder:
         node.meta["loc"] = loc
         node.meta["val"] = result
         grad = self.machine.grad and self._any_requires_grad(args, kwargs)
+        self.tracked |= grad or bool(kwargs.get("requires_grad"))
         name = target if issubclass(type(target), str) else getattr(target, "__name__", "")
         if name in _NO_GRAD_RESULT:
             grad = False
@@ -283,6 +285,7 @@ class Recorder:
         loc = self.loc()
         node = self.graph.create_node("call_function", target, tuple([self.fx(a) for a in args]), {k: self.fx(v) for k, v in kwargs.items()})
         new = _renewed(result, {id(a) for a in args})
+        self.tracked = True
         node.meta.update(loc=loc, val=new)
         self._own(new, node, True)
         return new
@@ -294,6 +297,7 @@ class Recorder:
         return node
 
     def effect_method(self, name: str, tensor: torch.Tensor, args: tuple[Any, ...]) -> torch.fx.Node:
+        self.tracked = True
         node = self.graph.create_node("call_method", name, (self.node_of(tensor), *args), {})
         node.meta.update(loc=self.loc(), val=tensor)
         return node
@@ -323,6 +327,9 @@ class Recorder:
             info.leaf = not info.requires_grad
             self.infos[id(result)] = info
             self.keep.append(result)
+            for d, size in enumerate(result.shape):  # a size that only running tells is measured where it first occurs
+                if type(size) is torch.SymInt and size.node.hint is None and type(size.node.expr) is Sym:
+                    self.size_nodes.setdefault(size.node.expr.name, (node, d, 1, 0))
         elif issubclass(type(result), (tuple, list)):
             for i, x in enumerate(result):
                 if _holds_tensor(x):

@@ -196,7 +196,7 @@ class Recording(Tracing):
         if row.is_composite and func not in RULES:
             return self.shapes(func, args, kwargs)  # decomposes; its parts come back here
         if row.writes:
-            self.has_writes = True
+            self.note_write()
             special = WRITES.get(func)
             return special(self, func, *args, **kwargs) if special is not None else self.record_write(func, row, args, kwargs)
         if row.is_view:

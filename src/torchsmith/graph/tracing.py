@@ -225,6 +225,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.facts = facts
         self.autocast: dict[str, torch.dtype] = {}
         self.has_writes = False
+        self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
         self.making_on: torch.device | None = None
         self.has_devices = False  # some tensor stands for another device than cpu
         self._operators, self._functions = _Operators(self), _Functions(self)
@@ -265,6 +266,11 @@ class Tracing(AbstractContextManager["Tracing"]):
     def known_data(self, t: torch.Tensor) -> torch.Tensor | None:
         """The data of a constant, while nothing has been written that could have changed it."""
         return None if self.has_writes else getattr(t, "_ts_constant", None)
+
+    def note_write(self) -> None:
+        """Some tensor changes: what is known of values may no longer hold."""
+        self.has_writes = True
+        self.counted.clear()
 
     def note_autocast(self) -> None:
         """Remember which devices autocast: inside a dispatch mode torch always reports it off."""
@@ -314,7 +320,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def _mutate(self, func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Any:
         """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
-        self.has_writes = True
+        self.note_write()
         if func in GEOMETRY:
             return change_geometry(func, bound)
         if func is torch.ops.aten.resize_.default:

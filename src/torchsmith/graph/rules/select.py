@@ -273,7 +273,11 @@ def unbacked(hi: Size | None = None) -> torch.SymInt:
 
 @rule(aten.nonzero.default)
 def aten_nonzero(self: Tensor) -> Tensor:
-    n = unbacked(self.numel())
+    """A mask that is used twice has one count, so that what it selects can be told to be of one size."""
+    counted = current().counted
+    if id(self) not in counted:
+        counted[id(self)] = (self, unbacked(self.numel()))
+    n = counted[id(self)][1]
     return make((n, self.dim()), (1, n), torch.int64)  # the kernel fills one row per dimension
 
 
