@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -53,3 +54,78 @@ def test_attributes_of_functions_are_read_anew():
     x = torch.ones(2)
     compiled = torchsmith.compile(counted, backend="eager")
     assert [compiled(x)[0].item() for _ in range(4)] == [1, 2, 3, 4]
+
+
+NUMBERS: list[int] = []
+
+
+@functools.lru_cache(None)
+def doubled(n):
+    NUMBERS.append(n)
+    return 2 * n
+
+
+def test_a_cached_function_with_effects_runs_once():
+    compiled = torchsmith.compile(lambda x: x * doubled(3) + doubled(4), backend="eager")
+    NUMBERS.clear()
+    doubled.cache_clear()
+    x = torch.ones(2)
+    assert [compiled(x)[0].item() for _ in range(3)] == [14, 14, 14] and NUMBERS == [3, 4]
+
+
+def misfit(a, /, b, c=0, *, d, e=1):
+    return a
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((1,), {"d": 1}), ((1, 2), {}), ((1, 2, 3, 4), {"d": 1}), ((), {"a": 1, "b": 2, "d": 3}), ((1, 2), {"b": 3, "d": 1}),
+     ((1, 2), {"d": 1, "f": 2})],
+)  # fmt: skip
+def test_arguments_that_do_not_fit(args, kwargs):
+    def fn(x):
+        try:
+            return misfit(*args, **kwargs)
+        except TypeError as e:
+            return x + 1, str(e)
+
+    x = torch.ones(2)
+    same(Run(fn, x)(x), fn(x))
+
+
+def test_a_torch_function_of_numbers_raises_into_the_program():
+    def fn(x, y):
+        try:
+            return x.expand(torch.broadcast_shapes(x.shape, y.shape)) + y
+        except RuntimeError as e:
+            return x.sum() + y.sum(), str(e)
+
+    for x, y in ((torch.ones(3), torch.ones(2, 3)), (torch.ones(3), torch.ones(2))):
+        same(Run(fn, x, y)(x, y), fn(x, y))
+
+
+def test_what_a_torch_function_asks_of_values_is_checked():
+    def fn(x, y, var):
+        return torch.nn.functional.gaussian_nll_loss(x, y, var)
+
+    compiled = torchsmith.compile(fn, fullgraph=True)
+    x, y, var = torch.randn(3, 4), torch.randn(3, 4), torch.rand(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, y, var), fn(x, y, var))
+        with pytest.raises(ValueError, match="negative"):
+            compiled(x, y, -var)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_padding_of_a_transformer_encoder(norm):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    last = torch.nn.LayerNorm(8) if norm else None
+    if last is not None:
+        torch.nn.init.normal_(last.bias)
+    net = torch.nn.TransformerEncoder(layer, 2, last).eval()
+    compiled = torchsmith.compile(net)
+    x = torch.randn(2, 4, 8)
+    for padding in ([[0, 0, 1, 1], [0, 0, 0, 0]], [[0, 1, 0, 1], [0, 0, 0, 0]]):  # at the end; in between, where eager computes it
+        mask = torch.tensor(padding, dtype=torch.bool)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, src_key_padding_mask=mask), net(x, src_key_padding_mask=mask), rtol=1e-4, atol=1e-5)

@@ -45,9 +45,9 @@ def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
         return _distinct(m, _forward(m, cls, rest, kwargs, needs), rest)
     recorder = m.recorder
     mark = recorder.last_node()
-    before = (len(m.world.changed), len(m.effects), len(m.global_writes), len(m.cell_writes))
+    before = (m.changes(), len(m.effects))
     result = _forward(m, cls, rest, kwargs, needs)
-    if before != (len(m.world.changed), len(m.effects), len(m.global_writes), len(m.cell_writes)):
+    if before != (m.changes(), len(m.effects)):
         raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__}.forward changes Python objects")
     recorder.take_back(mark)
     return recorder.replace_call(_callable(cls), tuple(rest), kwargs, result)

@@ -264,8 +264,10 @@ def _call_partial(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _call_cached(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if getattr(fn.__wrapped__, "_dynamo_marked_constant", False):
         return m.native(fn, args, kwargs, plain=True)
-    before = len(m.effects)
+    before, changed = len(m.effects), m.changes()
     out = m.call(fn.__wrapped__, args, kwargs)
+    if changed != m.changes():  # replaying its changes would not fill the cache: they would happen in every call
+        raise Unsupported("CAP012", at=m.loc(), detail=f"{fn.__wrapped__.__name__}, a cached function, changes Python objects")
     if len(m.effects) > before:  # a message shown once: by the cache itself
         del m.effects[before:]
         m.effects.append((fn, args, kwargs))

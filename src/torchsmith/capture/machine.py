@@ -252,10 +252,12 @@ class Machine:
             raise Unsupported("CAP002", at=self.loc(), detail="async code")
         source = self._function_source(fn)
         fast = self._bind(fn, args, kwargs, source)
+        given = fast[: code.co_argcount] if fn in torch_rows.AFTER else None
         frame = Frame(self, fn, fast)
         if code.co_flags & _GENERATOR:
             return drive(self, frame)
-        return frame.run()[1]
+        result = frame.run()[1]
+        return result if given is None else torch_rows.AFTER[fn](self, result, *given)
 
     def _function_source(self, fn: types.FunctionType) -> Source | None:
         """Guard what a function from outside is made of; None for a function made here."""
@@ -298,9 +300,9 @@ class Machine:
             fast[at_end] = tuple(args[npos:])
             at_end += 1
         elif given > npos:
-            raise Raised(TypeError(f"{fn.__qualname__}() takes {npos} positional arguments but {given} were given"))
+            raise Raised(_binding_error(fn, args, kwargs))
         if kwargs:
-            self._bind_keywords(fn, fast, kwargs, at_end)
+            self._bind_keywords(fn, fast, args, kwargs, at_end)
         elif code.co_flags & 8:
             fast[at_end] = {}
         if n < npos and NULL in fast[n:npos]:
@@ -309,17 +311,17 @@ class Machine:
             for k in range(n, npos):
                 if fast[k] is NULL:
                     if k < first:
-                        raise Raised(TypeError(f"{fn.__qualname__}() missing 1 required positional argument: '{names[k]}'"))
+                        raise Raised(_binding_error(fn, args, kwargs))
                     fast[k] = self._default(defaults[k - first], source, "__defaults__", k - first)
         for k in range(npos, npos + nkw):
             if fast[k] is NULL:
                 name, keywords = names[k], fn.__kwdefaults__ or {}
                 if name not in keywords:
-                    raise Raised(TypeError(f"{fn.__qualname__}() missing 1 required keyword-only argument: '{name}'"))
+                    raise Raised(_binding_error(fn, args, kwargs))
                 fast[k] = self._default(keywords[name], source, "__kwdefaults__", name)
         return fast
 
-    def _bind_keywords(self, fn: types.FunctionType, fast: list[Any], kwargs: dict[str, Any], at_end: int) -> None:
+    def _bind_keywords(self, fn: types.FunctionType, fast: list[Any], args: list[Any], kwargs: dict[str, Any], at_end: int) -> None:
         code = fn.__code__
         positional = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         rest: dict[str, Any] = {}
@@ -327,10 +329,10 @@ class Machine:
             k = positional.index(name) if name in positional else -1
             if k < code.co_posonlyargcount:
                 if not code.co_flags & 8:
-                    raise Raised(TypeError(f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"))
+                    raise Raised(_binding_error(fn, args, kwargs))
                 rest[name] = value
             elif fast[k] is not NULL:
-                raise Raised(TypeError(f"{fn.__qualname__}() got multiple values for argument '{name}'"))
+                raise Raised(_binding_error(fn, args, kwargs))
             else:
                 fast[k] = value
         if code.co_flags & 8:
@@ -340,6 +342,10 @@ class Machine:
         if type(value) in SCALARS or source is None or issubclass(type(value), PINNED_TYPES):
             return value
         return self.world.wrap(value, Item(Attr(source, which, "getattr"), key))
+
+    def changes(self) -> tuple[int, int, int]:
+        """How many Python objects, globals and cells the program has changed so far."""
+        return len(self.world.changed), len(self.global_writes), len(self.cell_writes)
 
     def callback(self, fn: Any) -> Any:
         """A native callable that interprets `fn`: for C functions that call back."""
@@ -526,6 +532,24 @@ class Machine:
         return build
 
 
+def _binding_error(fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> TypeError:
+    """What CPython says of arguments that do not fit `fn`: an empty function of the same signature is called with them."""
+    code = fn.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
+    empty = (lambda: None).__code__.replace(
+        co_argcount=code.co_argcount, co_posonlyargcount=code.co_posonlyargcount, co_kwonlyargcount=code.co_kwonlyargcount,
+        co_varnames=names, co_nlocals=len(names), co_flags=3 | code.co_flags & 12, co_name=code.co_name, co_qualname=fn.__qualname__,
+    )  # fmt: skip
+    twin = types.FunctionType(empty, {}, fn.__name__, (None,) * len(fn.__defaults__ or ()))
+    twin.__qualname__ = fn.__qualname__
+    twin.__kwdefaults__ = dict.fromkeys(fn.__kwdefaults__ or ())
+    try:
+        twin(*(None for _ in args), **dict.fromkeys(kwargs))
+    except TypeError as e:
+        return e.with_traceback(None)
+    raise AssertionError(f"{fn.__qualname__} takes its arguments after all")
+
+
 def _has_tensor(value: Any) -> bool:
     for x in value.values() if type(value) is dict else value:
         if issubclass(type(x), torch.Tensor) or (type(x) in (list, tuple, dict) and _has_tensor(x)):
@@ -588,8 +612,11 @@ def capture(
             m._function_source(fn)
             if fn.__code__.co_flags & (_GENERATOR | _ASYNC):
                 raise Unsupported("CAP003", at=_where(fn))
+            given_values = values[: fn.__code__.co_argcount]
             result = frame.run()[1]
             m.frames.append(frame)
+            if fn in torch_rows.AFTER:
+                result = torch_rows.AFTER[fn](m, result, *given_values)
             return close(m, result)
         except Raised as r:
             detail = f"{type(r.exc).__name__}: {r.exc}"

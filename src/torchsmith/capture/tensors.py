@@ -21,6 +21,7 @@ from ..graph import tracing
 from ..graph.declared import DeclaredSize
 from ..graph.sizes import SizeFacts
 from ..ir.expr import Cast, Const, Expr, Op, Sym
+from .attributes import Raised
 from .guards import tensor_guard
 from .source import Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
 from .world import root_of
@@ -245,6 +246,8 @@ class Recorder:
                 e.at = loc
             raise
         except Exception as e:  # whatever torch raises on these arguments, eager shall raise to the user
+            if not _holds_tensor([*args, *kwargs.values()]):
+                raise Raised(e) from None  # made of numbers: this is eager's own exception, and the program may catch it
             name = target if issubclass(type(target), str) else getattr(target, "__name__", str(target))
             raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {str(e)[:300]}") from e
         if not _holds_tensor(result):

@@ -75,6 +75,31 @@ def is_causal_mask(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return given.get("is_causal") is True
 
 
+def _as_nested(encoder: Any, out: Any, padding: Any, src: Any) -> Any:
+    """`out` as eager gives it under inference, where it takes padding at the sequences' ends out: zeros there, then the last norm."""
+    first = encoder.layers[0]
+    if not encoder.use_nested_tensor or first.training or src.dim() != 3 or not encoder.mask_check:
+        return out
+    if not torch.backends.mha.get_fastpath_enabled() or torch.is_autocast_enabled():
+        return out
+    if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters())):
+        return out
+    keep = padding.logical_not()
+    holes = torch.logical_and(keep[:, 1:], padding[:, :-1] != 0).any()
+    zeros = torch.zeros_like(src)
+    fill = zeros if encoder.norm is None else encoder.norm(zeros)
+    return torch.where(torch.logical_or(keep, holes).unsqueeze(-1), out, fill)
+
+
+def transformer_encoder(m: Any, out: Any, encoder: Any, src: Any, mask: Any, padding: Any, is_causal: Any) -> Any:
+    """torch's own code avoids nested tensors while compiling, which changes what stands at padded places."""
+    return out if padding is None or mask is not None else m.inline(_as_nested, [encoder, out, padding, src], {})
+
+
+# What becomes of the results of Python functions that are inlined: function -> fn(machine, result, *the function's arguments)
+AFTER: dict[Any, Callable[..., Any]] = {torch.nn.TransformerEncoder.forward: transformer_encoder}
+
+
 # ---------------------------------------------------------------- grad mode
 
 
