@@ -178,6 +178,28 @@ def test_rows_that_begin_later_are_one_row_axis_too() -> None:
     assert len(merge_rows(c, {**buffers, "x": turned})[0].rows) == 2
 
 
+@pytest.mark.parametrize("phases", [2, 9])
+def test_phases_that_only_the_weights_know_are_batches(phases: int) -> None:
+    """y[i * phases + f, j] = x[i] @ w[f, :, j], less than whole: the rows of a tile are x's, and what lies beyond is not stored."""
+    m, k, n = 23 * phases - 1, 7, 5
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    shapes = {"x": (23, k), "w": (phases, k, n), "y": (m, n)}
+    buffers = {s: Buffer(s, dt.f32, e, dense(e), "temp") for s, e in ((s, tuple(map(const, e))) for s, e in shapes.items())}
+    rng = np.random.default_rng(0)
+    arrays = {s: rng.standard_normal(e).astype(np.float32) for s, e in shapes.items()}
+    x, w = Load("x", dt.f32, (op("floordiv", i, const(phases)), r)), Load("w", dt.f32, (op("mod", i, const(phases)), r, j))
+    stage = Stage(((i, const(m)), (j, const(n))), (Store("y", (i, j), multiply_add(((r, const(k)),), x, w)),))
+    c = recognise(stage)
+    assert c is not None and [e for _, e in c.rows] == [const(23)] and c.n[1] is const(n) and [e for _, e in c.batch] == [const(phases)]
+    packing, packed = pack(c, "packed", 1)
+    arrays["packed"] = np.full(int(np.prod([e.value for e in packed.shape])), np.nan, np.float32)
+    launch(stage_kernel(packing, {**buffers, "packed": packed}), arrays, {})
+    stores = (replace(c.stage.stores[0], value=c.value),)
+    launch(form_contraction(c, stores, packed, Tiling(4, 1, "rows"), buffers, ()), arrays, {}, chunks=3)
+    want = np.einsum("ik,fkj->ifj", arrays["x"], arrays["w"]).reshape(-1, n)[:m]
+    np.testing.assert_allclose(arrays["y"], want, rtol=1e-5, atol=1e-5)
+
+
 def test_other_folds_are_not_contractions() -> None:
     i, r = Axis("i0"), Axis("r0")
     total = Fold(((r, const(4)),), (Const(dt.f32, 0.0),), (op("add", A0, Load("x", dt.f32, (i, r))),), (op("add", A0, B0),), prefix="f")

@@ -98,18 +98,20 @@ def recognise(stage: Stage) -> Contraction | None:
     if any(s.mask is not None for s in stage.stores) or not any(isinstance(e, Fold) for s in stage.stores for e in walk(s.value)):
         return None
     found = [c for s in dict.fromkeys((stage, split_axes(stage, ragged=True))) for c in _readings(s)]
-    # Either side of a matrix product could be packed: take the one that gives vectors along the result's last dimension. A reading with
-    # one row is the last resort: split axes may show more (a transposed convolution's), and leave fewer products that share nothing.
-    return min(
-        found,
-        key=lambda c: (c.n[0] is ONE_COLUMN, c.stage.stores[0].index[-1] is not c.n[0], c.rows[0][0] is ONE_ROW, batches(c)),
-        default=None,
-    )
+    # Either side of a matrix product could be packed: take the one that gives vectors along the result's last dimension, else the second
+    # factor. A reading with one row is the last resort: split axes may show more (a transposed convolution's), and leave fewer products
+    # that share nothing.
+    return min(found, key=lambda c: (c.n[0] is ONE_COLUMN, c.rows[0][0] is ONE_ROW, not _is_along(c), batches(c)), default=None)
+
+
+def _is_along(c: Contraction) -> bool:
+    """Is the result's last dimension n, and does every `b` meet rows of its own?"""
+    return c.stage.stores[0].index[-1] is c.n[0] and all(x in _axes_of(c.a) for x, _ in c.batch)
 
 
 def batches(c: Contraction) -> int:
-    """How many products with a `b` each."""
-    return math.prod(estimate(e) for _, e in c.batch)
+    """How many products with operands of their own."""
+    return math.prod(estimate(e) for x, e in c.batch if x in _axes_of(c.a))
 
 
 def _readings(stage: Stage) -> Iterator[Contraction]:
@@ -162,19 +164,22 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     a, b = _without(a, idle), _without(b, idle)
     in_a, in_b = _axes_of(a), _axes_of(b)
     free = [(x, e) for x, e in stage.axes if x not in in_a and x in in_b]
-    if any(isinstance(x, Load) and x is not a for x in walk(a)) or len(free) > 1:
+    if any(isinstance(x, Load) and x is not a for x in walk(a)):
         return None
     if a.mask is not None and a.other is not Const(a.dtype, 0.0):
         return None  # padded with something else
     if not set(conjuncts(b.mask)) <= set(conjuncts(a.mask)):
         return None  # where `b` does not exist (a tap that this phase of a transposed convolution lacks) the mask of `a` has to say so
-    n = free[0] if free else (ONE_COLUMN, const(1))
+    # Of several axes that only `b` has (a transposed convolution's phases, heads) the result's last or else the longest are the columns,
+    # the others are batches.
+    last = stage.stores[0].index[-1] if stage.stores[0].index else None
+    n = max(free, key=lambda x: (x[0] is last, estimate(x[1]))) if free else (ONE_COLUMN, const(1))
     if any(isinstance(x, Load) and x is not b for x in walk(b)):
         return None
-    batch = tuple(x for x in stage.axes if x[0] in in_a and x[0] in in_b)
+    batch = tuple(x for x in stage.axes if x[0] in in_b and x[0] is not n[0])
     # A product with one row (a vector times a matrix) has lost its row axis: give it one.
     rows = tuple(x for x in stage.axes if x[0] not in in_b) or ((ONE_ROW, const(1)),)
-    if not loops or any(x not in in_a or x not in in_b for x, _ in loops):
+    if not loops or any(x not in in_a or x not in in_b for x, _ in loops) or (len(free) > 1 and rows[0][0] is ONE_ROW):
         return None
     if not free and not (batch and _slides(a, rows[-1][0], {x for x, _ in loops})):
         return None  # sums of products row by row, without an operand that is used again
