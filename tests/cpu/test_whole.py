@@ -54,6 +54,62 @@ def best_of_unknown_many(scores: Tensor) -> tuple[Tensor, ...]:
     return best, where[at] % 3, torch.div(where[at], 3, rounding_mode="floor")
 
 
+@program((seeded(3, 8),), (seeded(2, 8),))
+def numbers_in_tensors(x: Tensor) -> tuple[Tensor, ...]:
+    """Python asks for the value of tensors that are made of numbers only."""
+    count, sides = torch.div(8, 4, rounding_mode="trunc"), torch.tensor([4, 2])
+    span = torch.tensor(min(5, 7))
+    x = x + 1
+    x += torch.sqrt(torch.tensor(4, dtype=torch.float) * 4).item()  # a write elsewhere
+    if torch.tensor(3) > count:
+        x = x * float(10 - span)
+    return x.view(-1, count, 4), torch.arange(20.0)[10 - span : 10 + span], x.view(-1, *sides.tolist()), x[:, span // 2]
+
+
+@program((seeded(1, 6, 5, 5), seeded(6, 3, 3, 3)), (seeded(1, 9, 5, 5), seeded(9, 3, 3, 3)))
+def weights_per_sample(x: Tensor, weight: Tensor) -> Tensor:
+    """One group for each sample: how many varies."""
+    return torch.nn.functional.conv2d(x, weight, groups=x.shape[1] // 3)
+
+
+def test_a_written_number_is_not_known() -> None:
+    def fn(x: Tensor) -> Tensor:
+        n = torch.tensor([2, 3])
+        n[1:] += 1
+        return x * n[1].item() + n.tolist()[1]
+
+    x = seeded(3)
+    with torch.inference_mode():
+        assert torch.equal(torchsmith.compile(fn)(x), fn(x))
+
+
+class Inference(nn.Module):
+    """A write to what was made under inference mode, in a region of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(4, 8))
+
+    @torch.inference_mode()
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache[: x.shape[0]] = x
+        mask = torch.full((4, 4), float("-inf")).triu(1)
+        mask[:, 0] = 0
+        return torch.hstack([torch.zeros(4, 2), mask]).exp() @ x.new_ones(6, 2) + self.cache.sum()
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_a_region_of_inference_mode(mode: Any) -> None:
+    module = Inference()
+    compiled = torchsmith.compile(module)
+    with mode():
+        before = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        for rows in (2, 3):
+            x = seeded(rows, 8)
+            torch.testing.assert_close(run(compiled, (x,)), module(x))
+            assert before == (torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str) -> None:
     fn, calls = PROGRAMS[name]

@@ -325,7 +325,7 @@ def _number(cls: type, name: str) -> Any:
         if args:
             value = args[0]
             if issubclass(type(value), Tensor):
-                raise Unsupported("CAP020", at=m.loc(), detail=f"{cls.__name__}(tensor)")
+                return m.tensor_value(value, name, f"{cls.__name__}(tensor)", args[1:], kwargs)
             for special in (name, "__index__"):
                 f = pr.special(m, type(value), special)
                 if f is not None:

@@ -291,7 +291,7 @@ def _tensor_method(m: Any, t: Any, name: str, args: Args, kwargs: Kwargs) -> Any
         if out is not MISSING:
             return out
     if name in _VALUE_METHODS:
-        raise Unsupported("CAP020", at=m.loc(), detail=f"tensor.{name}()")
+        return m.tensor_value(t, name, f"tensor.{name}()", args, kwargs)
     if name in _STATE_METHODS:
         raise Unsupported("CAP026", at=m.loc(), detail=f"tensor.{name}()")
     if m.world.tracks:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
+from ..graph import tracing
 from . import attributes as at
 from . import bytecode, calls, finish, opcodes, policy, tensor_attrs, torch_rows
 from . import protocols as pr
@@ -31,6 +32,7 @@ _GENERATOR = 0x20
 _ASYNC = 0x80 | 0x200
 _MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unrolling
 _MAX_DEPTH = 200
+_READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
 
 
 class Frame:
@@ -499,7 +501,14 @@ class Machine:
         tensor_attrs.setitem(self, tensor, key, value)
 
     def tensor_truth(self, tensor: torch.Tensor) -> bool:
-        raise Unsupported("CAP020", at=self.loc(), detail="if on a tensor's value")
+        return bool(self.tensor_value(tensor, "__bool__", "if on a tensor's value"))
+
+    def tensor_value(self, tensor: torch.Tensor, method: str, what: str, args: Any = (), kwargs: Any = None) -> Any:
+        """What Python asks of a tensor's data: an answer only where the data is made of numbers of the program."""
+        known = tracing.current().known_value(tensor, method) if method in _READ and not args and not kwargs else NotImplemented
+        if known is NotImplemented:
+            raise Unsupported("CAP020", at=self.loc(), detail=what)
+        return known
 
     def import_name(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """import: what is loaded is read from sys.modules; what is not is loaded, as eager would, once."""

@@ -54,7 +54,7 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     calls: dict[str, Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]] = {
         "placeholder": lambda n, a, k: recording.input(n.meta["val"], n.meta.get("role") or "input"),
         "get_attr": lambda n, a, k: recording.attribute(_attribute(gm, n.target)),
-        "call_function": lambda n, a, k: cast(Any, _OF_SIZES.get(n.target, n.target))(*a, **k),
+        "call_function": lambda n, a, k: cast(Any, _INSTEAD.get(n.target, n.target))(*a, **k),
         "call_method": lambda n, a, k: getattr(a[0], str(n.target))(*a[1:], **k),
         "call_module": lambda n, a, k: _attribute(gm, n.target)(*a, **k),
     }
@@ -68,7 +68,15 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     return []
 
 
-_OF_SIZES: dict[Any, Any] = {min: torch.sym_min, max: torch.sym_max}  # Python's own would ask which size it is
+def _nothing(mode: Any) -> None:
+    """Of values, all modes of autograd are one; entering them here would leave them on where tracing fails."""
+
+
+_INSTEAD: dict[Any, Any] = {
+    min: torch.sym_min, max: torch.sym_max,  # Python's own would ask which size it is
+    torch._C._set_grad_enabled: _nothing,
+    torch.autograd.grad_mode._enter_inference_mode: _nothing, torch.autograd.grad_mode._exit_inference_mode: _nothing,
+}  # fmt: skip
 
 
 def _attribute(gm: fx.GraphModule, path: Any) -> Any:
@@ -196,7 +204,7 @@ class Recording(Tracing):
         if row.is_composite and func not in RULES:
             return self.shapes(func, args, kwargs)  # decomposes; its parts come back here
         if row.writes:
-            self.note_write()
+            self.note_write(row, bind(func, args, kwargs))
             special = WRITES.get(func)
             return special(self, func, *args, **kwargs) if special is not None else self.record_write(func, row, args, kwargs)
         if row.is_view:

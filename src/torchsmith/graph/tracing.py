@@ -224,7 +224,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     def __init__(self, facts: SizeFacts) -> None:
         self.facts = facts
         self.autocast: dict[str, torch.dtype] = {}
-        self.has_writes = False
+        self.written: set[int] = set()  # storages that something was written to
         self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
         self.making_on: torch.device | None = None
         self.has_devices = False  # some tensor stands for another device than cpu
@@ -264,13 +264,39 @@ class Tracing(AbstractContextManager["Tracing"]):
             self.making_on = before
 
     def known_data(self, t: torch.Tensor) -> torch.Tensor | None:
-        """The data of a constant, while nothing has been written that could have changed it."""
-        return None if self.has_writes else getattr(t, "_ts_constant", None)
+        """The data of a constant, while nothing has been written to its memory."""
+        found = getattr(t, "_ts_constant", None)
+        return None if found is None or _storage(t) in self.written else found
 
-    def note_write(self) -> None:
-        """Some tensor changes: what is known of values may no longer hold."""
-        self.has_writes = True
-        self.counted.clear()
+    def known_value(self, t: torch.Tensor, method: str) -> Any:
+        """What `method` ("item", "tolist", "__bool__" ...) gives of a constant; NotImplemented where the data is not known."""
+        data = self.known_data(t)
+        if data is None:
+            return NotImplemented
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            return getattr(data, method)()
+
+    def note_write(self, row: OpInfo, bound: dict[str, Any]) -> None:
+        """An operator writes its arguments: what is known of their values holds no more."""
+        written = {_storage(t) for t in tensors_in([bound[w] for w in row.writes])}
+        self.written |= written
+        self.counted = {k: (t, n) for k, (t, n) in self.counted.items() if _storage(t) not in written}
+
+    def fold(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """A scalar computed from numbers and constants, None where it is none: Python may ask for its value later."""
+        if torch.Tag.pointwise not in func.tags and func not in _ALSO_POINTWISE:
+            return None
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags or kwargs.get("device") is not None:
+            return None
+        tensors = tensors_in((args, kwargs))
+        data = {id(t): self.known_data(t) for t in tensors}
+        if any(v is None or v.dim() for v in data.values()) or any(type(t) is torch.nn.Parameter for t in tensors):
+            return None
+        flat = [data[id(a)] if isinstance(a, torch.Tensor) else a for a in args]
+        if any(type(a) not in _FOLDED for a in (*flat, *kwargs.values())):
+            return None
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            return func(*flat, **kwargs)  # type: ignore[no-any-return]
 
     def note_autocast(self) -> None:
         """Remember which devices autocast: inside a dispatch mode torch always reports it off."""
@@ -287,7 +313,13 @@ class Tracing(AbstractContextManager["Tracing"]):
             if dtype is not None:
                 with self._operators:
                     args, kwargs = cast_arguments(args, dtype), cast_arguments(kwargs, dtype)
-        return self.operator(func, args, kwargs)
+        known = self.fold(func, args, kwargs)
+        if known is not None and not tensors_in((args, kwargs)):
+            return self.constant(known)
+        result = self.operator(func, args, kwargs)
+        if known is not None:
+            result._ts_constant = known
+        return result
 
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Shapes of one operator's results."""
@@ -320,7 +352,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def _mutate(self, func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Any:
         """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
-        self.note_write()
+        self.note_write(row, bound)
         if func in GEOMETRY:
             return change_geometry(func, bound)
         if func is torch.ops.aten.resize_.default:
@@ -343,6 +375,14 @@ class Tracing(AbstractContextManager["Tracing"]):
             for t in tensors_in(result):
                 remember_device(t, device)
         return result
+
+
+def _storage(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+_ALSO_POINTWISE = (torch.ops.aten._to_copy.default, torch.ops.aten.floor_divide.default, torch.ops.aten.floor_divide.Scalar)
+_FOLDED = frozenset({torch.Tensor, int, float, bool, str, type(None), torch.dtype})
 
 
 def change_geometry(func: OpOverload, bound: dict[str, Any]) -> torch.Tensor:

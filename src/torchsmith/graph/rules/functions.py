@@ -283,7 +283,11 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
     """Constants: a number becomes `full`, a list with symbolic sizes is stacked, other data stays a real tensor until it is used."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     if isinstance(data, (bool, int, float, *SymTypes)):
-        return torch.full((), cast(Any, data), dtype=dtype, device=device)
+        made = torch.full((), cast(Any, data), dtype=dtype, device=device)
+        if not isinstance(data, SymTypes):
+            with torch._C.DisableTorchFunction(), no_dispatch():
+                made._ts_constant = torch.tensor(data, dtype=made.dtype)  # type: ignore[attr-defined]
+        return made
     if _has_symbols(data):
         return torch.stack([tensor(trace, call, d, **kwargs) for d in data])
     with torch._C.DisableTorchFunction(), no_dispatch():  # past every mode, those of an outer Tracing included

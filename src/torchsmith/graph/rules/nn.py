@@ -39,6 +39,7 @@ def convolution(
     groups: int,
 ) -> Tensor:
     n = weight.dim() - 2
+    groups = int(groups)  # structure: one program for each number of groups
     stride, padding, dilation, extra = _spread(stride, n), _spread(padding, n), _spread(dilation, n), _spread(output_padding, n)
     batched = input.dim() == n + 2
     spatial = input.shape[2:] if batched else input.shape[1:]

@@ -333,9 +333,9 @@ def repeat_interleave(repeats: Tensor, *, output_size: Size | None = None) -> Te
 
 @rule(aten._local_scalar_dense.default)
 def item(self: Tensor) -> Any:
-    known = current().known_data(self)
-    if known is not None:
-        return known.item()
+    known = current().known_value(self, "item")
+    if known is not NotImplemented:
+        return known
     if self.dtype != torch.bool:
         raise Unsupported("GRA003", at=current().facts.loc, detail="item()")
     # A torch function asks whether something is wrong. The graph says no and checks that; if it fails, the call is repeated eagerly.
