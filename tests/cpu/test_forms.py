@@ -120,6 +120,8 @@ OTHERS: dict[str, Case] = {
     "einsum": (lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), (R(2, 5, 3, 8), R(2, 7, 3, 8))),
     "long grouped rows": (lambda x, w: F.conv1d(x, w, padding=1, groups=4), (R(1, 24, 89), R(40, 6, 3))),
     "spread by groups": (lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2, groups=4), (R(1, 4, 3), R(4, 8, 5), R(32))),
+    "few channels of rows": (lambda x, w, b: F.conv1d(x, w, b, dilation=2), (R(2, 37, 90), R(3, 37, 4), R(3))),
+    "few channels of images": (F.conv2d, (R(3, 70, 9, 20), R(5, 70, 1, 1), R(5))),
     "chain": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), (R(5, 8), R(8, 9), R(9, 3))),
 }
 
@@ -266,6 +268,17 @@ def test_few_columns_take_several_of_k_in_a_vector(columns: int, k: int) -> None
         assert torch.equal(got.isfinite(), alive)
         error, eager = ((t.double() - exact)[alive].abs().max().item() for t in (got, want))
         assert error <= max(2 * eager, 4 * torch.finfo(torch.float32).eps * exact[alive].abs().max().item())
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_output_channel_is_a_column(groups: int, dtype: torch.dtype) -> None:
+    layer = torch.nn.Conv2d(40 * groups, groups, 3, padding=1, groups=groups, dtype=dtype).eval().requires_grad_(False)
+    x = R(2, 40 * groups, 7, 9).to(dtype).contiguous(memory_format=torch.channels_last)
+    torchsmith.compiler.reset()
+    done = torchsmith.explain(layer, options={"force_disable_caches": True})(x)
+    assert done.graphs[0].kinds[-1] == "contraction"
+    check(lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=groups), x, layer.weight, layer.bias)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -21,7 +21,7 @@ from .c import WITH_REST, Emitter
 from .epilogue import epilogue, fetch_results
 from .taps import one_tap
 from .tile import SCALAR, VECTOR, Bounds, Loops, accumulators, named_test, open_loop, open_pieces, place_of, text_of
-from .values import TooWide
+from .values import TooNarrow, TooWide
 
 CHUNK = 192  # most products in one partial sum: the error grows with the chunks, not with their number (BLAS libraries sum as many)
 GROUPED_CHUNK = 64  # the same for convolutions whose groups are batches: eager's have shorter sums
@@ -34,6 +34,8 @@ def do_contract(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
         raise Unsupported("EMI001", detail=f"contraction of {s.a.dtype} and {s.b.dtype}")
     if s.lanes < self.lanes:
         raise TooWide
+    if s.parts > self.lanes:
+        raise TooNarrow
     if s.tails:
         _by_rows(self, s, rest)
     else:

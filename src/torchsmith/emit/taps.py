@@ -232,6 +232,8 @@ def _splat(self: Emitter, s: Contract, element: str) -> str:
     order = ", ".join(str(lane % s.parts) for lane in range(self.lanes))
     if s.rest:
         return f"__builtin_shufflevector(ldn_x{s.dtype}(&{element}, {s.rest}), (x{s.dtype}){{0}}, {order})"
+    if s.parts == self.lanes:
+        return VECTOR[s.a.dtype.name].format(f"&{element}")
     text = _BY_2 if s.parts == 2 else _BY_FEW
     told = {"size": 4 * self.lanes, "parts": s.parts, "few": 4 * s.parts, "broadcast": _BROADCAST.get(s.parts, ""), "order": order}
     self.functions.setdefault(f"by_{s.parts}", text.format(**told))

@@ -6,7 +6,7 @@ In: a Stage (and the pointwise Stages that read its result). Out: a pack Stage w
 
 n is the axis that only `b` depends on, m the innermost axis that only `a` depends on; axes of both are batches. `b` is packed to
 [batch.., n tile, taps.., k, 16 * vectors] so that a tile reads it in order; n past the end is packed as zeros. Of few
-columns 2, 4 or 8 neighbours of k lie beside each other in the lanes (`parts_of`), so that vectors are full; a tile whose results lie
+columns 2, 4, 8 or 16 neighbours of k lie beside each other in the lanes (`parts_of`), so that vectors are full; a tile whose results lie
 contiguous along m is turned in registers before they are stored.
 """
 
@@ -30,7 +30,7 @@ from .tiling import CACHED_ROWS, Tiling, Work
 
 TAILS = (6, 4, 2, 1)
 OUTER = 2  # row axes outside of the tiled one that every kernel has: images, and rows of an image
-PARTS = (1, 2, 4, 8)
+PARTS = (1, 2, 4, 8, 16)
 WORTH = 0.85  # of the time without parts
 SHORT = 8  # an inner loop below this many steps spends its time on starting
 LONG = 64  # steps of k from which on the next rows of `a` are worth asking for
@@ -97,11 +97,16 @@ def recognise(stage: Stage) -> Contraction | None:
     """The Stage (its axes split where that makes its operands affine) as a contraction, or None."""
     if any(s.mask is not None for s in stage.stores) or not any(isinstance(e, Fold) for s in stage.stores for e in walk(s.value)):
         return None
-    found = [c for s in dict.fromkeys((stage, split_axes(stage, ragged=True))) for c in _readings(s)]
+    found = readings(stage)
     # Either side of a matrix product could be packed: take the one that gives vectors along the result's last dimension, else the second
     # factor. A reading with one row is the last resort: split axes may show more (a transposed convolution's), and leave fewer products
     # that share nothing.
     return min(found, key=lambda c: (c.n[0] is ONE_COLUMN, c.rows[0][0] is ONE_ROW, not _is_along(c), batches(c)), default=None)
+
+
+def readings(stage: Stage) -> list[Contraction]:
+    """Every way to see the Stage as a contraction."""
+    return [c for s in dict.fromkeys((stage, split_axes(stage, ragged=True))) for c in _readings(s)]
 
 
 def _is_along(c: Contraction) -> bool:
@@ -181,7 +186,7 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     rows = tuple(x for x in stage.axes if x[0] not in in_b) or ((ONE_ROW, const(1)),)
     if not loops or any(x not in in_a or x not in in_b for x, _ in loops) or (len(free) > 1 and rows[0][0] is ONE_ROW):
         return None
-    if not free and not (batch and _slides(a, rows[-1][0], {x for x, _ in loops})):
+    if not free and not _slides(a, rows[-1][0], {x for x, _ in loops}):
         return None  # sums of products row by row, without an operand that is used again
     # The inner loop runs over channels; where they are few (an image's three), over taps that the padding may cut, if those are more.
     masked = set(walk(a.mask)) if a.mask is not None else set()
@@ -253,7 +258,7 @@ def parts_of(c: Contraction, buffers: Mapping[str, Buffer]) -> int:
     """How many neighbours of k should lie beside each other in the lanes (Contract.parts): more than one where columns are too few to fill
     vectors, and sums so long that adding up the parts does not count."""
     layout, n, k = buffers[c.a.buf].layout, const_of(c.n[1]), const_of(c.k[1])
-    if layout is None or layout.splits or n is None or k is None or (c.a.dtype, c.b.dtype) != (dt.f32, dt.f32):
+    if layout is None or layout.splits or n is None or k is None or (c.a.dtype, c.fold.dtype) != (dt.f32, dt.f32):
         return 1
     if c.a.mask is not None and c.k[0] in set(walk(c.a.mask)):
         return 1
@@ -433,6 +438,11 @@ def tails_of(rows: int, live: Expr, extent: Expr) -> tuple[int, ...]:
     if const_of(live) is not None or const_of(extent) is not None:
         return ()
     return tuple(n for n in TAILS if n < rows)
+
+
+def stores_along(c: Contraction, axis: Axis, buffers: dict[str, Buffer]) -> bool:
+    """Does the result lie contiguous along `axis`?"""
+    return _steps_by_one(c.stage.stores, axis, buffers)
 
 
 def _steps_by_one(stores: tuple[Store, ...], m: Axis, buffers: dict[str, Buffer]) -> bool:

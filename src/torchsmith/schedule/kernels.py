@@ -19,7 +19,7 @@ from .attention import recognise_attention
 from .attention_kernel import form_attention
 from .build import build
 from .changing import form_changing, is_along_n
-from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, parts_of, recognise, work_of
+from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, parts_of, readings, recognise, stores_along, work_of
 from .deps import estimate
 from .fuse import simple_axes
 from .gated import form_gated, recognise_gated
@@ -31,11 +31,12 @@ from .paired import fills_pairs, form_changing_pairs, form_paired, has_pairs, li
 from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
-from .tiling import LANES, Tiling, candidates, choose_tiling
+from .tiling import LANES, Tiling, best_score, candidates, choose_tiling
 from .windows import close_bounds, drop_sure, join_taps, narrow_k, widen, with_padding
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
+FULLER = 1.3  # times as fast another reading has to look
 Decisions = Mapping[str, str]
 NOTHING: Decisions = MappingProxyType({})
 
@@ -65,8 +66,7 @@ def contraction_kernels(
     """The kernels of `stage`, seen as `c`. A constant right-hand operand is packed (into a new buffer, entered in `buffers`)."""
     alone = fills_pairs(c)
     banded = None if alone else form_grouped(c, buffers)
-    if banded is None and c.n[0] is ONE_COLUMN:  # a depthwise convolution whose channels do not lie side by side
-        return (plain_kernel(stage, buffers),)
+    c = c if banded is not None else _fuller(stage, c, buffers, lasting)
     copies, rows, seen = ((), c, buffers) if banded is not None else _plain_rows(c, buffers)
     one_row = c.rows[0][0] is ONE_ROW and c.b.buf not in lasting
     changes = banded is None and not one_row and c.b.buf not in lasting
@@ -88,6 +88,8 @@ def contraction_kernels(
         copies = (*copies, stage_kernel(wide.stage, {wide.source.name: wide.source, name: wide.copy}))
     c = close_bounds(rows)
     parts = parts_of(c, seen) if c.b.buf in lasting else 1
+    if c.n[0] is ONE_COLUMN and parts < c.lanes:  # a convolution whose channels do not lie side by side
+        return (plain_kernel(stage, buffers),)
     tiling, choice = _tiling(c, parts, seen, options, decided)
     origins = (c.stage.origin, c.stage.loc)
     if c.b.buf not in lasting:
@@ -102,6 +104,17 @@ def contraction_kernels(
     stores = (replace(store, value=c.value),)
     product = form_contraction(c, stores, packed, tiling, seen, origins, parts)
     return (*copies, stage_kernel(packing, buffers), replace(product, choice=choice))
+
+
+def _fuller(stage: Stage, c: Contraction, buffers: dict[str, Buffer], lasting: set[str]) -> Contraction:
+    """`c`, or the same product with its factors exchanged: where output channels are few and lie apart, vectors hold neighbouring pixels,
+    read in place."""
+    if c.n[0] is ONE_COLUMN or stores_along(c, c.n[0], buffers) or c.b.buf not in lasting:
+        return c
+    others = [r for r in readings(stage) if r.b.buf == c.a.buf and stores_along(r, r.n[0], buffers) and is_along_n(r, buffers)]
+    mine = replace(work_of(c, buffers), parts=parts_of(c, buffers))
+    best = max(others, key=lambda r: best_score(work_of(r, buffers)), default=None)
+    return c if best is None or best_score(work_of(best, buffers)) < FULLER * best_score(mine) else best
 
 
 def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kernel, ...], Contraction, dict[str, Buffer]]:

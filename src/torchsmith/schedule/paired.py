@@ -36,7 +36,7 @@ def has_pairs(c: Contraction) -> bool:
     """Is it a product for this template, once its `a` lies plain?"""
     taps = [const_of(e) for _, e in c.taps]
     known = const_of(c.k[1]) is not None and None not in taps and _product([e for _, e in c.taps]) <= TAPS
-    return c.a.dtype is dt.bf16 and c.b.dtype is dt.bf16 and known and c.n[0] is not ONE_COLUMN
+    return c.a.dtype is dt.bf16 and c.b.dtype is dt.bf16 and known and (c.n[0] is not ONE_COLUMN or not c.batch)
 
 
 def fills_pairs(c: Contraction) -> bool:

@@ -131,5 +131,10 @@ def _apart(tiles: list[tuple[int, int]], first: tuple[int, int], most: int) -> l
     return kept[1:]
 
 
+def best_score(work: Work) -> float:
+    tiling = choose_tiling(work)
+    return score(work, tiling.rows, tiling.vectors)
+
+
 def choose_tiling(work: Work) -> Tiling:
     return candidates(work, 1)[0]
