@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     convert,
     creation,
     gather,
+    grid,
     indexing,
     loss,
     norm,
@@ -19,6 +20,7 @@ from . import (  # noqa: F401
     recurrent,
     reduce,
     scan,
+    search,
     upsample,
     views,
 )

@@ -188,3 +188,41 @@ def nll_loss_forward(cx: Builder, x: Ref, target: Ref, weight: Any, reduction: i
 @lowers("aten.nll_loss2d_forward.default")
 def nll_loss2d_forward(cx: Builder, x: Ref, target: Ref, weight: Any, reduction: int, ignore: Any) -> tuple[Ref, ...]:
     return _nll(cx, x, target, weight, reduction, ignore, 1)
+
+
+@lowers("aten.multi_margin_loss.default")
+def multi_margin_loss(cx: Builder, x: Ref, target: Ref, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = MEAN) -> Any:
+    """The mean over classes c other than the target t of weight[t] * max(0, margin - x[t] + x[c]) ** p."""
+    if x.rank not in (1, 2) or p not in (1, 2) or isinstance(margin, Expr):
+        return NotImplemented
+    d, n = cx.dtype, x.shape[-1]
+    compute = opmath(d)
+    rows = x.shape[:-1]
+
+    def target_of(i: Index) -> Expr:
+        return position_of(target, i if target.rank else ())
+
+    outside = lambda i: op("or", op("lt", position_of(target, i), ZERO), op("ge", position_of(target, i), n))
+    cx.check_none(target.shape, outside, "RuntimeError", "target out of range")
+
+    def loss(i: Index) -> Expr:
+        t = target_of(i)
+        hit = cast(x.load((*i, t)), compute)
+
+        def term(k: Index) -> Expr:
+            z = op("max", op("add", op("sub", Const(compute, float(margin)), hit), cast(x.load((*i, k[0])), compute)), Const(compute, 0.0))
+            z = op("mul", z, z) if p == 2 else z
+            z = z if weight is None else op("mul", z, cast(weight.load((t,)), compute))
+            return select(op("eq", k[0], t), Const(compute, 0.0), z)
+
+        over = Split((n,), (0,), False)
+        return op("div", cast(total(cx, over, term, accumulator(d, over))(()), compute), cast(n, compute))
+
+    if reduction == NONE:
+        return cx.stage(lambda i: cast(loss(i), d))
+    losses = cx.stage(lambda i: cast(loss(i), d), rows, d) if rows else None
+    if losses is None:
+        return cx.stage(lambda i: cast(loss(()), d))
+    how = Split(rows, (0,), False)
+    at = total(cx, how, lambda i: cast(losses.load(i), compute), accumulator(d, how))
+    return cx.stage(lambda i: cast(at(()) if reduction == SUM else op("div", at(()), cast(rows[0], accumulator(d, how))), d))

@@ -10,9 +10,12 @@ from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, convert, op, select
 from .cat import conjunction, masked
 from .core import Builder
+from .gather import check_range, position_of
+from .indexing import update
 from .numerics import cast, lowest, opmath
 from .ref import ZERO, Index, Ref, known, product, size
 from .table import lowers
+from .views import reshape
 
 
 def per_dim(value: Any, rank: int, default: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -223,3 +226,22 @@ for _rank in (2, 3):
 lowers("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default")(_adaptive_avg_pool(2))
 lowers("aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool3d.default")(_adaptive_avg_pool(3))
 lowers("aten.adaptive_avg_pool1d.default")(_adaptive_avg_pool(1))
+
+
+# ---------------------------------------------------------------- back to where the greatest were
+def _max_unpool(rank: int) -> Any:
+    def rule(cx: Builder, x: Ref, indices: Ref, output_size: Any, *_: Any) -> Any:
+        lead = x.rank - rank
+        area = product(cx.shape[lead:])
+        check_range(cx, indices, area, negative=False, message="found an invalid max index")
+        name = cx.buffer(x.dtype, (*x.shape[:lead], area))
+        cx.fill(name, lambda i: Const(x.dtype, 0))
+        update(cx, name, x.shape, lambda i: (*i[:lead], position_of(indices, i)), x.load)
+        flat = reshape(cx.ref(name), cx.shape)
+        return cx.stage(flat.load)
+
+    return rule
+
+
+for _rank in (2, 3):
+    lowers(f"aten.max_unpool{_rank}d.default")(_max_unpool(_rank))

@@ -5,6 +5,7 @@ Matrix products and convolutions have a file of their own (contraction.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..ir.expr import Expr, op
@@ -13,9 +14,9 @@ from .loss import broadcast_shape
 from .numerics import cast, opmath, rounded_to, scalar
 from .pointwise import map_elements
 from .reduce import Split, accumulator, norm_of, total
-from .ref import Index, Ref
+from .ref import ONE, Index, Ref, known
 from .table import lowers
-from .views import diagonal, wrap_dim
+from .views import diagonal, wrap_dim, wrap_dims
 
 
 @lowers("aten.dot.default", "aten.vdot.default")
@@ -114,3 +115,49 @@ def lower_dist(cx: Builder, x: Ref, y: Ref, order: Any = 2) -> Any:
 @lowers("aten.native_dropout_backward.default")
 def lower_dropout_backward(cx: Builder, grad: Ref, mask: Ref, scale: Any) -> Ref:
     return map_elements(cx, lambda g, m, s: op("mul", op("mul", g, m), s), grad, mask, scale)
+
+
+MANY = 25  # rows beyond which eager takes the square of a distance from a matrix product
+
+
+@lowers("aten._cdist_forward.default")
+def lower_cdist(cx: Builder, x: Ref, y: Ref, order: float, mode: Any = None) -> Any:
+    """(.., p, m) and (.., r, m) -> (.., p, r): norms of differences of rows."""
+    rows = [known(x.shape[-2]), known(y.shape[-2])]
+    if order == 2 and mode != 2 and (mode == 1 or any(n is None or n > MANY for n in rows)):
+        return NotImplemented
+    d = cx.dtype
+    shape = (*cx.shape, x.shape[-1])
+
+    def difference(i: Index) -> Expr:
+        return op("sub", x.at((*i[:-2], i[-1])), y.at((*i[:-3], *i[-2:])))
+
+    return norm_of(cx, Ref(d, shape, difference), float(order), (len(shape) - 1,), False)
+
+
+@lowers("aten._trilinear.default")
+def lower_trilinear(
+    cx: Builder, x: Ref, y: Ref, z: Ref, new_x: Sequence[int], new_y: Sequence[int], new_z: Sequence[int], dims: Sequence[int], _: int = 1
+) -> Any:
+    """The sum over `dims` of x * y * z, each with new dimensions of size 1 at the places named."""
+    rank = x.rank + len(new_x)
+
+    def widened(ref: Ref, new: Sequence[int]) -> Ref:
+        places = wrap_dims(new, rank) if new else ()
+        old = [k for k in range(rank) if k not in places]
+        shape: list[Expr] = [ONE] * rank
+        for k, n in zip(old, ref.shape, strict=True):
+            shape[k] = n
+        return ref.remap(shape, lambda i: [i[k] for k in old])
+
+    parts = [widened(r, n) for r, n in ((x, new_x), (y, new_y), (z, new_z))]
+    d = cx.dtype
+    compute = opmath(d)
+    how = Split(broadcast_shape(*parts), wrap_dims(dims, rank), False)
+
+    def term(i: Index) -> Expr:
+        a, b, c = (cast(p.at(i), compute) for p in parts)
+        return op("mul", op("mul", a, c), b)
+
+    at = total(cx, how, term, accumulator(d, how))
+    return cx.stage(lambda i: cast(at(i), d))

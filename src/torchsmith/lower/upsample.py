@@ -5,12 +5,13 @@ Source positions are computed in the dtype and the order of operations of eager'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Const, Expr, convert, op
+from ..ir.expr import Const, Expr, convert, op, select
 from ..ir.rules import round_to
 from .core import Builder
 from .numerics import cast, opmath
@@ -178,3 +179,69 @@ lowers("aten.upsample_linear1d.default", "aten.upsample_linear1d.vec")(_smooth(1
 lowers("aten.upsample_bilinear2d.default", "aten.upsample_bilinear2d.vec")(_smooth(2, _linear_taps))
 lowers("aten.upsample_trilinear3d.default", "aten.upsample_trilinear3d.vec")(_smooth(3, _linear_taps))
 lowers("aten.upsample_bicubic2d.default", "aten.upsample_bicubic2d.vec")(_smooth(2, _cubic_taps))
+
+
+# ---------------------------------------------------------------- with antialiasing
+def _triangle(t: Expr, d: DType) -> Expr:
+    return op("max", op("sub", Const(d, 1.0), op("abs", t)), Const(d, 0.0))
+
+
+def _smooth_cubic(t: Expr, d: DType) -> Expr:
+    """Cubic convolution with a = -0.5."""
+
+    def c(v: float) -> Expr:
+        return Const(d, v)
+
+    x = op("abs", t)
+    near = op("add", op("mul", op("mul", op("sub", op("mul", c(1.5), x), c(2.5)), x), x), c(1.0))
+    far = op("mul", op("sub", op("mul", op("add", op("mul", op("sub", x, c(5.0)), x), c(8.0)), x), c(4.0)), c(-0.5))
+    return select(op("lt", x, c(1.0)), near, select(op("lt", x, c(2.0)), far, c(0.0)))
+
+
+def _averaged(cx: Builder, x: Ref, axis: int, m: Expr, scale: float | None, align: bool, kernel: Any, reach: float) -> Ref | None:
+    """`x` resized to `m` along `axis`: the mean by weight of those that the widened kernel covers. None where sizes are symbolic."""
+    n, d = x.shape[axis], opmath(x.dtype)
+    ratio = _ratio(n, m, scale, align, d)
+    if not isinstance(ratio, Const) or not isinstance(n, Const):
+        return None
+    wide = max(float(ratio.value), 1.0)
+    support, inverse = Const(d, round_to(d, reach * wide)), Const(d, round_to(d, 1.0 / wide))
+    half, longest = Const(d, 0.5), math.ceil(reach * wide) * 2 + 1
+
+    def at(i: Index) -> Expr:
+        center = op("mul", ratio, op("add", convert(i[axis], d), half))
+
+        def bound(e: Expr) -> Expr:
+            return op("max", convert(op("trunc", op("add", e, half)), dt.index), ZERO)
+
+        first = bound(op("sub", center, support))
+        count = op("min", bound(op("add", center, support)), n) - first
+
+        def step(k: Index, s: tuple[Expr, ...]) -> list[Expr]:
+            place = first + k[0]
+            away = op("add", op("sub", convert(place, d), center), half)
+            weight = select(op("lt", k[0], count), kernel(op("mul", away, inverse), d), Const(d, 0.0))
+            value = cast(x.load((*i[:axis], op("min", place, n - 1), *i[axis + 1 :])), d)
+            return [op("add", s[0], op("mul", weight, value)), op("add", s[1], weight)]
+
+        zero = Const(d, 0.0)
+        found = cx.fold([size(longest)], [zero, zero], step, lambda a, b: [op("add", p, q) for p, q in zip(a, b, strict=True)])
+        return cast(op("div", found.picking(0), found.picking(1)), x.dtype)
+
+    return cx.stage(at, (*x.shape[:axis], m, *x.shape[axis + 1 :]), x.dtype)
+
+
+def _antialiased(kernel: Any, reach: float) -> Any:
+    def rule(cx: Builder, x: Ref, output_size: Any, align: bool, *scales: Any) -> Any:
+        if not x.dtype.is_float or align:
+            return NotImplemented
+        factors = _scales(scales, 2)
+        rows = _averaged(cx, x, x.rank - 1, cx.shape[-1], factors[1], align, kernel, reach)
+        done = rows and _averaged(cx, rows, x.rank - 2, cx.shape[-2], factors[0], align, kernel, reach)
+        return NotImplemented if done is None else cx.stage(done.load)
+
+    return rule
+
+
+lowers("aten._upsample_bilinear2d_aa.default", "aten._upsample_bilinear2d_aa.vec")(_antialiased(_triangle, 1.0))
+lowers("aten._upsample_bicubic2d_aa.default", "aten._upsample_bicubic2d_aa.vec")(_antialiased(_smooth_cubic, 2.0))
