@@ -54,6 +54,12 @@ def best_of_unknown_many(scores: Tensor) -> tuple[Tensor, ...]:
     return best, where[at] % 3, torch.div(where[at], 3, rounding_mode="floor")
 
 
+@program((seeded(20), 5), (seeded(31), 9))
+def slices_of_unknown_length(scores: Tensor, n: int) -> tuple[Tensor, ...]:
+    kept = scores[scores > 0.2]
+    return kept[:n] * 2, kept[-n:].sin(), kept[2:n].sum(), kept[:1000] + 1, kept[1000:].abs(), kept[: scores.shape[0]], kept[1:-1].exp()
+
+
 @program((seeded(3, 8),), (seeded(2, 8),))
 def numbers_in_tensors(x: Tensor) -> tuple[Tensor, ...]:
     """Python asks for the value of tensors that are made of numbers only."""
@@ -108,6 +114,34 @@ def test_a_region_of_inference_mode(mode: Any) -> None:
             x = seeded(rows, 8)
             torch.testing.assert_close(run(compiled, (x,)), module(x))
             assert before == (torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+
+
+@torch.library.custom_op("torchsmith_whole::positive_rows", mutates_args=())
+def positive_rows(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight)[x[:, 0] > 0]
+
+
+@positive_rows.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    assert x.shape[1] == weight.shape[0]
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), weight.shape[1])
+
+
+@torch.library.custom_op("torchsmith_whole::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return torch.cat([x, x])
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(2 * x.shape[0], *x.shape[1:])
+
+
+@program((seeded(6, 4), seeded(4, 3)), (seeded(9, 4), seeded(4, 3)))
+def custom_operators(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """Operators whose registered fakes tell sizes that vary, and sizes that only the data tell."""
+    rows = positive_rows(doubled(x) + 1, weight)
+    return rows.sin(), rows.sum(0), doubled(rows)[: x.shape[0]] * 2
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

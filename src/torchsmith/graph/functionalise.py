@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from ..codes import Unsupported
 from ..ir.expr import Expr
 from .canonical import emit_graph
-from .layout import SymTypes, hint_of
+from .layout import SymTypes, clamp_index, hint_of
 from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
@@ -355,11 +355,7 @@ def spell_slice(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: to
     if start is None or (type(start) is int and start == 0):
         start = 0
     else:
-        start = start + n if start < 0 else start
-        if start < 0:
-            start = 0
-        elif start > n:
-            start = n
+        start = clamp_index(start, n)
     if type(step) is int and step == 1:
         return aten.slice.Tensor, (d, start, start + t.shape[d], 1)
     end = bound["end"]

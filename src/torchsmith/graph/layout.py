@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..codes import Unsupported
 from .polynomial import settled
 from .sizes import SizeNode, expr_of
 
@@ -32,6 +33,30 @@ def same(a: Size, b: Size) -> bool:
         return a == b
     x, y = expr_of(a), expr_of(b)
     return x is y or settled(x) is settled(y)
+
+
+def is_less(a: Size, b: Size) -> bool | None:
+    """a < b; None where only running tells."""
+    try:
+        return bool(a < b)
+    except Unsupported as why:
+        if why.code != "GRA004":
+            raise
+        return None
+
+
+def clamp_index(v: Size, n: Size) -> Size:
+    """Where a slice of n elements starts or ends, counted from the end if negative: between 0 and n."""
+    if type(v) is int and v >= (1 << 62):
+        return n
+    if same(v, n):
+        return n
+    if v < 0:
+        v = v + n
+        below = is_less(v, 0)
+        return torch.sym_max(v, 0) if below is None else 0 if below else v
+    beyond = is_less(n, v)
+    return torch.sym_min(v, n) if beyond is None else n if beyond else v
 
 
 def is_one(s: Size) -> bool:

@@ -1,5 +1,7 @@
 """Shapes of operators that have no rule: by one run on made-up CPU data, or by torch's meta kernel. Both are counted.
 
+An operator registered with `torch.library` that has a fake of its own is asked through that, with symbolic sizes as they are.
+
 In: an operator and its tracing arguments, all sizes known. Out: tracing tensors of the results' sizes, strides and dtypes.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
 
 from ..codes import Unsupported
@@ -58,6 +61,30 @@ def _by_running(func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 def _by_meta_kernel(func: OpOverload, args: Any, kwargs: Any) -> Any:
     return func(*args, **{k: torch.device("meta") if isinstance(v, torch.device) else v for k, v in kwargs.items()})
+
+
+class _NewSizes:
+    """What a registered fake gets from `torch.library.get_ctx()`: sizes that only running tells."""
+
+    def __init__(self, facts: SizeFacts) -> None:
+        self.facts = facts
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> torch.SymInt:
+        return self.facts.fresh(None, ("bound",), min, max)
+
+    create_unbacked_symint = new_dynamic_size
+
+
+def registered_fake(func: OpOverload) -> Any:
+    """The function that `torch.library.register_fake` was given for an operator, or None."""
+    holder = simple_registry.singleton.find(func._schema.name).fake_impl
+    return None if holder.kernel is None else holder.kernel.func
+
+
+def by_fake(fake: Any, args: Any, kwargs: Any, facts: SizeFacts) -> Any:
+    """Shapes by a registered fake, which knows sizes that vary and sizes that depend on data."""
+    with fake_impl.set_ctx_getter(lambda: _NewSizes(facts)):
+        return fake(*args, **kwargs)
 
 
 def shapes(func: OpOverload, args: Any, kwargs: Any, facts: SizeFacts) -> Any:

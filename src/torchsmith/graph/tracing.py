@@ -344,6 +344,10 @@ class Tracing(AbstractContextManager["Tracing"]):
         if row.is_composite:
             with self._operators:
                 return func.decompose(*args, **kwargs)
+        fake = learn.registered_fake(func)
+        if fake is not None:
+            with self._operators:
+                return learn.by_fake(fake, args, kwargs, self.facts)
         if row.is_value_needed:
             raise Unsupported("GRA003", at=self.facts.loc, detail=row.name)
         if row.is_data_shaped:

@@ -12,11 +12,13 @@ from ..layout import (
     UNKNOWN,
     Size,
     Sizes,
+    clamp_index,
     contiguous_strides,
     format_strides,
     hint_of,
     is_contiguous,
     is_dense,
+    is_less,
     is_static_one,
     is_symbolic,
     likely,
@@ -145,25 +147,15 @@ def expand(self: Tensor, size: Sequence[Size], *, implicit: bool = False) -> Ten
 def slice_(self: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1) -> Tensor:
     d = axis(dim, self.dim())
     n = self.shape[d]
-    lo, hi = _clamp(0 if start is None else start, n), _clamp(n if end is None else end, n)
-    if hi is not n and lo is not hi and hi < lo:
-        hi = lo
+    lo, hi = clamp_index(0 if start is None else start, n), clamp_index(n if end is None else end, n)
+    if hi is not n and lo is not hi:
+        empty = is_less(hi, lo)
+        hi = torch.sym_max(hi, lo) if empty is None else lo if empty else hi
     count = hi - lo if type(step) is int and step == 1 else (hi - lo + step - 1) // step
     sizes, strides = list(self.shape), list(self.stride())
     offset = self.storage_offset() + lo * strides[d]
     sizes[d], strides[d] = count, strides[d] * step
     return strided(self, sizes, strides, offset)
-
-
-def _clamp(v: Size, n: Size) -> Size:
-    if type(v) is int and v >= (1 << 62):
-        return n
-    if same(v, n):
-        return n
-    if v < 0:
-        v = v + n
-        return 0 if v < 0 else v
-    return n if v > n else v
 
 
 @view(aten.select.int)
