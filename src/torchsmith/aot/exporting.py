@@ -1,8 +1,9 @@
 """export: a module captured whole, for every size that its declarations allow.
 
 In: a module, example arguments, `dynamic_shapes`. Out: ExportedProgram. Each condition on sizes that the capture had to assume is held
-against the declared ranges: what the user left open (AUTO, bounds not stated) is narrowed and captured again; what the user stated and
-the program contradicts is an error with the dimension, the line that asked, and the declaration that would do.
+against the declared ranges: what the user left open (AUTO, bounds not stated) is narrowed and captured again; what no range says of such
+sizes is checked at every call; what the user stated and the program contradicts is an error with the dimension, the line that asked, and
+the declaration that would do.
 """
 
 from __future__ import annotations
@@ -182,7 +183,9 @@ class _Export:
             is_open = len(found) > 1 and one is not None and one.lo < 2 <= (hint or 0) and one.said[0] is None
             if one is not None and is_open and _holds_from_two(cond, name, facts):
                 return self._narrow(one, "ge", 2, cond, loc, symbols)
-        for row in rows:  # anything else: as many sizes as are open become those of the example
+        if len(rows) == len(found) and any(r.kind != "named" for r in rows):
+            return False  # n % 4 == 0: no range says it, so every call is asked
+        for row in rows:  # what a call cannot be asked: as many sizes as are open become those of the example
             if row.kind == "auto":
                 return self._drop(row)
         raise self._refusal(rows, cond, loc, symbols)
@@ -192,8 +195,8 @@ class _Export:
         if name == "ne":
             name, value = ("gt", value) if value <= row.lo else ("lt", value)
             if name == "lt" and (row.hi is None or value < row.hi):
-                if row.kind == "auto":
-                    return self._drop(row)
+                if row.kind != "named":
+                    return False  # a gap in the range: asked of every call
                 raise self._refusal([row], cond, loc, symbols)
         if name in ("ge", "gt"):
             new = value + (name == "gt")

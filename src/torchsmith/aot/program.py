@@ -100,6 +100,14 @@ class ExportedProgram:
         return {names.get(s.sym.name, s.sym.name): Range(s.lo, None if s.hi == LARGEST else s.hi) for s in self.functional.symbols}
 
     @property
+    def conditions(self) -> tuple[tuple[Expr, str], ...]:
+        """What must hold of the sizes beyond their ranges, and the user's line that asked: (d0 % 4 == 0, "model.py:7")."""
+        ranges = SizeFacts()
+        ranges.symbols.update(self.facts.symbols)
+        asked = (c for c in (*self.facts.guards, *self.facts.late) if ranges.decide(c) is None)
+        return tuple((c, self.facts.locs.get(c, "")) for c in asked)
+
+    @property
     def graph(self) -> torch.fx.Graph:
         return self.functional.graph
 
@@ -193,6 +201,10 @@ class ExportedProgram:
                 raise ValueError(f"{self.name}: {dim} is {value}; it was exported for sizes in {Range(s.lo, s.hi)}")
         for i, spec in specs.items():
             _check_sizes(self, self.leaf_names[i], leaves[i], spec, symbols)
+        for cond, loc in self.conditions:
+            if number_of(cond, symbols) is False:
+                where = f", because of {loc}" if loc else ""
+                raise ValueError(f"{self.name}: the sizes of the inputs must satisfy {print_size(cond, self.symbol_names)}{where}")
         return symbols
 
     # ------------------------------------------------------------ printing
@@ -209,6 +221,7 @@ class ExportedProgram:
             lines.append(f"    {node.name}: {row.kind} {row.name} {print_tensor(row.spec, self.symbol_names)}")
         if self.range_constraints:
             lines.append("  sizes: " + ", ".join(f"{k} in {v}" for k, v in self.range_constraints.items()))
+        lines += [f"    where {print_size(c, self.symbol_names)}  # {loc}".rstrip("# ") for c, loc in self.conditions]
         lines.append("  graph:")
         for node in fg.graph.nodes:
             if node.op == "call_function":

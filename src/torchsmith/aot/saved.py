@@ -29,7 +29,7 @@ from ..ir.expr import Cast, Const, Expr, Op, Sym, const
 from ..ir.program import Symbol
 from .program import ExportedProgram, InputRow, OutputRow
 
-FORMAT, VERSION = "torchsmith.exported_program", 1
+FORMAT, VERSION = "torchsmith.exported_program", 2  # version 1 had no conditions
 PROGRAM, TENSORS = "program.json", "tensors.safetensors"
 
 
@@ -140,6 +140,7 @@ def _record(p: ExportedProgram) -> dict[str, Any]:
         "leaves": [_scalar(x) for x in p.leaves],
         "leaf_names": list(p.leaf_names),
         "symbols": [[s.sym.name, list(s.origin), s.lo, s.hi, p.symbol_names.get(s.sym.name)] for s in fg.symbols],
+        "conditions": [[_expr(c), loc] for c, loc in p.conditions],
         "placeholders": [[n.name, _spec(n.meta["spec"])] for n in fg.graph.nodes if n.op == "placeholder"],
         "specs": [_spec(s) for s in fg.inputs],
         "roles": list(fg.roles),
@@ -168,6 +169,8 @@ def _program(r: Mapping[str, Any], stored: Mapping[str, Tensor]) -> ExportedProg
     facts = SizeFacts()
     for s in symbols:
         facts.symbols[s.sym.name], facts.hints[s.sym.name] = s, None
+    for cond, loc in r.get("conditions", ()):
+        facts.assume(_read_expr(cond), loc)
     groups: dict[str, dict[str, Tensor]] = {"state": {}, "constant": {}, "made": {}}
     for name, t in tensors.items():
         group, _, rest = name.partition(".")

@@ -37,9 +37,8 @@ typedef struct ts_graph {
 } ts_graph;
 """
 
-HELPERS = """\
-#define TS_HIDDEN __attribute__((visibility("hidden")))
-#define TS_EXPORT __attribute__((visibility("default")))
+# Arithmetic on sizes: also what the checks of a package's inputs call.
+NUMBERS = """\
 #define TS_MAYBE static inline __attribute__((unused))
 TS_MAYBE int64_t ts_floordiv(int64_t a, int64_t b) { int64_t q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
 TS_MAYBE int64_t ts_mod(int64_t a, int64_t b) { int64_t r = a % b; return r != 0 && (r < 0) != (b < 0) ? r + b : r; }
@@ -47,6 +46,11 @@ TS_MAYBE int64_t ts_truncdiv(int64_t a, int64_t b) { return a / b; }
 TS_MAYBE int64_t ts_abs(int64_t a) { return a < 0 ? -a : a; }
 TS_MAYBE int64_t ts_min(int64_t a, int64_t b) { return a < b ? a : b; }
 TS_MAYBE int64_t ts_max(int64_t a, int64_t b) { return a > b ? a : b; }
+"""
+
+HELPERS = NUMBERS + """\
+#define TS_HIDDEN __attribute__((visibility("hidden")))
+#define TS_EXPORT __attribute__((visibility("default")))
 TS_MAYBE double ts_fmin(double a, double b) { return a != a || a < b ? a : b; }
 TS_MAYBE double ts_fmax(double a, double b) { return a != a || a > b ? a : b; }
 TS_MAYBE double ts_bits(int64_t a) { union { int64_t i; double d; } u; u.i = a; return u.d; }

@@ -6,6 +6,7 @@ the doors around it are fixed sources.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from ..ir.expr import Const, Expr, Sym
 from ..ir.operators import OperatorRow
 from ..ir.program import Symbol
 from .host import DTYPE_ROWS, c_name, c_string, size_text
+from .host_abi import NUMBERS
 
 PREPARED, READ, WRITTEN = 1, 2, 4  # flags of a constant: what prepare reads, what run reads, what run writes
 OUT_KINDS = {"fresh": 0, "same": 1, "input": 2, "view input": 3, "view result": 4, "number": 5, "none": 6}
@@ -184,6 +186,7 @@ class _Model:
         symbols = [self.symbol(s) for s in d.symbols]
         writes = int(any(c.flags & WRITTEN for c in d.constants))
         weights_id = ", ".join(map(str, d.weights_id))
+        asked = "".join((*self.checks, *self.wanted(symbols)))
         return "\n".join((
             f"/* description of {d.name.replace('*/', '* /')} */", f'#include "aot/{"operators" if d.operators else "model"}.h"',
             *(f"static const int64_t {n}[] = {{{', '.join(_int(x) for x in v)}}};" for v, n in self.tables.items()),
@@ -191,6 +194,7 @@ class _Model:
             f"static const ts_output_desc outputs[] = {{{', '.join(outputs) or '{0}'}}};",
             f"static const ts_constant_desc constants[] = {{{', '.join(constants) or '{0}'}}};",
             f"static const ts_condition conditions[] = {{{', '.join(f'{{{s}, {c_string(t)}}}' for s, t in self.texts) or '{0}'}}};",
+            *([NUMBERS] if re.search(r"\bts_\w+\(", asked) else ()),
             "static int32_t check(const ts_tensor *in, int64_t *found) {", "  (void)in; (void)found;", *symbols, *self.checks,
             "  return -1;", "}", *self.wanted(symbols), *operator_texts(d.operators),
             f"const ts_model_desc torchsmith_model = {{TS_MODEL_ABI, {c_string(d.name)}, {c_string(d.in_spec)},",

@@ -167,9 +167,25 @@ def _times(a: Range, b: Range) -> Range:
     if None in a or None in b:
         if a[0] is not None and b[0] is not None and a[0] >= 0 and b[0] >= 0:
             return (a[0] * b[0], None if a[1] is None or b[1] is None else a[1] * b[1])
+        if a[1] is not None and a[1] <= 0:  # turned about zero, until neither side is negative throughout
+            return _negative(_times(_negative(a), b))
+        if b[1] is not None and b[1] <= 0:
+            return _negative(_times(a, _negative(b)))
         return (None, None)
     corners = [x * y for x in a for y in b if x is not None and y is not None]
     return (min(corners), max(corners))
+
+
+def _negative(a: Range) -> Range:
+    return (None if a[1] is None else -a[1], None if a[0] is None else -a[0])
+
+
+def _divided(a: Range, b: Range) -> Range:
+    """a // b of a positive b."""
+    assert b[0] is not None
+    low, high = (None if end is None else (end // b[0] if (end < 0) is is_low else end // b[1] if b[1] is not None else -1 if end < 0 else 0)
+                 for end, is_low in zip(a, (True, False), strict=True))  # fmt: skip
+    return low, high
 
 
 def _plus(a: Range, b: Range) -> Range:
@@ -187,9 +203,8 @@ def _atom(e: Expr, ranges: Callable[[str], Range]) -> Range:
     sides = [interval(poly(a), ranges) for a in e.args]
     if e.name == "mod" and sides[1][0] is not None and sides[1][0] > 0:
         return (0, None if sides[1][1] is None else sides[1][1] - 1)
-    if e.name == "floordiv" and sides[1][0] is not None and sides[1][0] > 0 and sides[0][0] is not None and sides[0][0] >= 0:
-        lo = 0 if sides[1][1] is None else sides[0][0] // sides[1][1]
-        return (lo, None if sides[0][1] is None else sides[0][1] // sides[1][0])
+    if e.name == "floordiv" and sides[1][0] is not None and sides[1][0] > 0:
+        return _divided(sides[0], sides[1])
     if e.name == "max":
         lows = [s[0] for s in sides if s[0] is not None]
         return (max(lows) if lows else None, None if None in (sides[0][1], sides[1][1]) else max(s[1] for s in sides if s[1] is not None))

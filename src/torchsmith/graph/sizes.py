@@ -18,7 +18,7 @@ from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym, const, walk
 from ..ir.number import number_of
 from ..ir.program import Symbol
-from .polynomial import Poly, Range, add, expr, interval, normal, poly
+from .polynomial import Poly, Range, add, divide, expr, interval, normal, poly, settled
 from .solve import NEGATED, holds_around, solutions, within
 
 Number = int | float | bool
@@ -127,7 +127,11 @@ class SizeFacts:
         if hi is not None and hi <= 0 and cond.name in ("le", "gt"):
             return cond.name == "le"
         by_cases = self._decide_by_cases(cond.name, difference, least)
-        return self._decide_of_one(cond, least) if by_cases is None else by_cases
+        answer = self._decide_of_one(cond, least) if by_cases is None else by_cases
+        if answer is not None:
+            return answer
+        other = _comparison(cond.name, settled(expr(difference)), const(0))  # sizes rounded up to multiples are seen to be multiples
+        return None if other is cond or not _is_simpler(other, cond) else self.decide(other, least)
 
     def _decide_by_cases(self, name: str, difference: Poly, least: int | None) -> bool | None:
         """A question about a minimum or maximum is one about what it is of: min(n, 4) <= n."""
@@ -162,6 +166,10 @@ class SizeFacts:
                 raise Unsupported("GRA008", at=loc or self.loc, detail=print_condition(cond))
             return
         self._known.add(cond)
+        smaller = self._reduced(cond)
+        if smaller is not cond:
+            self.assume(smaller, loc)
+            return
         bounds = _parts(cond) or self._bounds(cond)
         if bounds is not None:
             for c in bounds:
@@ -170,6 +178,23 @@ class SizeFacts:
         self._narrow(cond)
         (self.late if self.frozen else self.guards).append(cond)
         self.locs.setdefault(cond, loc or self.loc)
+
+    def _reduced(self, cond: Expr) -> Expr:
+        """A comparison without the positive factors of both sides: b*n*8 == m*n*8 -> b == m."""
+        if not isinstance(cond, Op) or cond.name not in COMPARE or any(a.dtype is not dt.index for a in cond.args):
+            return cond
+        p = add(poly(cond.args[0]), poly(cond.args[1]), -1)
+        shared = math.gcd(*p.values())
+        common = [x for x in min(p, key=len, default=()) if isinstance(x, Sym) and (self.range(x.name)[0] or 0) > 0]
+        factor: list[Expr] = []
+        for x in common:
+            factor.append(x)
+            if any(m.count(x) < factor.count(x) for m in p):
+                factor.pop()
+        if shared <= 1 and not factor:
+            return cond
+        less = divide(p, {tuple(factor): shared})
+        return cond if less is None else _comparison(cond.name, expr(less), const(0))
 
     def _bounds(self, cond: Expr) -> list[Expr] | None:
         """A condition that is an interval of one symbol, as its bounds: (n - 3) // 3 + 1 > 0 -> n >= 3. None where it is not, is a single
@@ -266,6 +291,10 @@ def _parts(cond: Expr) -> list[Expr] | None:
 def _only_symbol(cond: Expr) -> str | None:
     names = {x.name for x in walk(cond) if isinstance(x, Sym)}
     return names.pop() if len(names) == 1 else None
+
+
+def _is_simpler(a: Expr, b: Expr) -> bool:
+    return isinstance(a, Const) or sum(1 for _ in walk(a)) < sum(1 for _ in walk(b))
 
 
 def negate(cond: Expr) -> Expr:

@@ -13,7 +13,7 @@ from ..autocast import FUNCTIONS, cast_arguments
 from ..layout import SymTypes, broadcast, is_contiguous, same, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
-from .views import axis
+from .views import axis, infer, view_strides
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -21,19 +21,59 @@ Tensor = torch.Tensor
 
 @function_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul, aten.matmul.default)
 def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
-    """A batch of unknown sizes times a vector or matrix, as torch's composite does it. That one asks whether the batch is empty, which a
-    meta tensor of symbolic sizes cannot say in torch 2.11."""
-    if a.dim() == 1 and b.dim() >= 3 and b._has_symbolic_sizes_strides and not kwargs:
-        return matmul(trace, call, b.mT, a)
-    if a.dim() < 3 or b.dim() not in (1, 2) or not a._has_symbolic_sizes_strides or kwargs:
+    """Batches of unknown sizes, as torch's composite multiplies them. That one asks for plain numbers of elements and sizes in torch 2.11."""
+    if kwargs or max(a.dim(), b.dim()) < 3 or not min(a.dim(), b.dim()) or not (a._has_symbolic_sizes_strides or b._has_symbolic_sizes_strides):
         return call(a, b, **kwargs)  # type: ignore[no-any-return]
+    if a.dim() == 1:
+        return matmul(trace, call, b.mT, a)
+    if b.dim() > 2:
+        return _batches(trace, a, b)
     shape, strides = a.shape, a.stride()
     if all(same(strides[i], strides[i + 1] * shape[i + 1]) for i in range(a.dim() - 2)):  # its rows are the rows of one matrix
-        rows = a.reshape(_product(shape[:-1]), shape[-1])
+        rows = a.view(_product(shape[:-1]), shape[-1])
         return (torch.mv(rows, b) if b.dim() == 1 else torch.mm(rows, b)).view(*shape[:-1], *b.shape[1:])
-    batch = a.reshape(_product(shape[:-2]), *shape[-2:])
+    batch = reshape(trace, Tensor.reshape, a, _product(shape[:-2]), *shape[-2:])
     right = b.unsqueeze(1) if b.dim() == 1 else b
     return torch.bmm(batch, right.expand(batch.shape[0], *right.shape)).view(*shape[:-1], *b.shape[1:])
+
+
+def _batches(trace: Tracing, a: Tensor, b: Tensor) -> Tensor:
+    """(..., n, k) x (..., k, m) as one bmm over the broadcast batch; a is a matrix or more, b more than that."""
+    lead = broadcast(a.shape[:-2], b.shape[:-2])
+    left, right = (t.expand(*lead, *t.shape[-2:]) for t in (a, b))
+    if len(lead) == 1:
+        return torch.bmm(left, right)
+    n = _product(lead)
+    out = torch.bmm(*(reshape(trace, Tensor.reshape, t, n, *t.shape[-2:]) for t in (left, right)))
+    return out.view(*lead, a.shape[-2], b.shape[-1])
+
+
+@function_rule(torch.reshape, Tensor.reshape, aten.reshape.default)
+def reshape(trace: Tracing, call: Any, self: Tensor, *shape: Any, **kwargs: Any) -> Tensor:
+    """A view where the memory allows it for all sizes, else of a copy. Torch asks for which sizes a view would do as well."""
+    size = kwargs.get("shape") or (shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+    if not self._has_symbolic_sizes_strides and not any(isinstance(s, SymTypes) for s in size):
+        return call(self, *shape, **kwargs)  # type: ignore[no-any-return]
+    new = infer(size, self.numel())
+    if not is_contiguous(self) and view_strides(self.shape, self.stride(), new) is None:
+        self = self.clone(memory_format=torch.contiguous_format)
+    return self.view(new)
+
+
+@function_rule(Tensor.reshape_as)
+def reshape_as(trace: Tracing, call: Any, self: Tensor, other: Tensor) -> Tensor:
+    return reshape(trace, Tensor.reshape, self, other.shape)
+
+
+@function_rule(torch.flatten, Tensor.flatten, aten.flatten.using_ints)
+def flatten(trace: Tracing, call: Any, self: Tensor, start_dim: Any = 0, end_dim: Any = -1, **kwargs: Any) -> Tensor:
+    if kwargs or not self._has_symbolic_sizes_strides or not isinstance(start_dim, int) or not isinstance(end_dim, int):
+        return call(self, start_dim, end_dim, **kwargs)  # type: ignore[no-any-return]
+    first, last = axis(start_dim, self.dim()), axis(end_dim, self.dim())
+    if first >= last:
+        return call(self, start_dim, end_dim)  # type: ignore[no-any-return]
+    sizes = self.shape
+    return reshape(trace, Tensor.reshape, self, *sizes[:first], _product(sizes[first : last + 1]), *sizes[last + 1 :])
 
 
 def _product(sizes: Any) -> Any:
@@ -99,14 +139,14 @@ def whole_attention(
     if mask is None and not need_weights:
         mixed = attention(trace, F.scaled_dot_product_attention, q, k, v)
     else:
-        scores = (q * (1.0 / math.sqrt(embed_dim // num_head))) @ k.transpose(-2, -1)
+        scores = matmul(trace, torch.matmul, q * (1.0 / math.sqrt(embed_dim // num_head)), k.transpose(-2, -1))
         if mask is not None:  # of any dtype: what is not zero is left out
             shape = {0: (1, 1, *mask.shape[-2:]), 1: (mask.shape[0], 1, 1, mask.shape[-1])}
-            scores = scores.masked_fill(mask.to(torch.bool).reshape(shape.get(mask_type, mask.shape)), -torch.inf)
+            scores = scores.masked_fill(mask.to(torch.bool).view(shape.get(mask_type, mask.shape)), -torch.inf)
         weights = scores.softmax(-1)
-        mixed = weights @ v
+        mixed = matmul(trace, torch.matmul, weights, v)
         weights = None if not need_weights else weights.mean(1) if average_attn_weights else weights
-    return linear(trace, F.linear, mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), weights
+    return linear(trace, F.linear, flatten(trace, torch.flatten, mixed.transpose(1, 2), 2), proj_weight, proj_bias), weights
 
 
 @function_rule(torch._transformer_encoder_layer_fwd)
@@ -330,7 +370,13 @@ def tensor_split(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
     if named is not None:
         named = plain(named)
         kwargs["indices" if isinstance(named, tuple) else "tensor_indices_or_sections" if isinstance(named, Tensor) else "sections"] = named
-    return call(*args[:1], *map(plain, args[1:]), **kwargs)
+    self, *rest = *args[:1], *map(plain, args[1:])
+    parts = rest[0] if rest else kwargs.get("sections")
+    if not isinstance(parts, int) or not self._has_symbolic_sizes_strides or parts < 1:
+        return call(self, *rest, **kwargs)
+    d = axis(rest[1] if len(rest) > 1 else kwargs.get("dim", 0), self.dim())
+    n = self.shape[d]  # the first n % parts of them have one more
+    return tuple(torch.split(self, [(n - i + parts - 1) // parts for i in range(parts)], d))
 
 
 @function_rule(F.affine_grid)
@@ -358,9 +404,9 @@ def kron(trace: Tracing, call: Any, input: Tensor, other: Tensor, **kwargs: Any)
         return call(input, other, **kwargs)  # type: ignore[no-any-return]
     n = max(input.dim(), other.dim())
     left, right = ((1,) * (n - t.dim()) + tuple(t.shape) for t in (input, other))
-    a = input.reshape([s for size in left for s in (size, 1)])
-    b = other.reshape([s for size in right for s in (1, size)])
-    return (a * b).reshape([x * y for x, y in zip(left, right, strict=True)])
+    a = reshape(trace, Tensor.reshape, input, [s for size in left for s in (size, 1)])
+    b = reshape(trace, Tensor.reshape, other, [s for size in right for s in (1, size)])
+    return (a * b).view([x * y for x, y in zip(left, right, strict=True)])
 
 
 @function_rule(torch.linspace)
