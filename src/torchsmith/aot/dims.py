@@ -171,11 +171,6 @@ def ours(row: Any) -> Any:
 Declared = dict[int, dict[int, DeclaredSize]]  # number of a flat leaf -> {dimension: size}
 
 
-def children(spec: Any) -> list[Any]:
-    """The parts of a pytree structure (torch renamed the attribute)."""
-    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
-
-
 def read_shapes(
     forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any
 ) -> tuple[Declared, dict[int, str]]:

@@ -5,15 +5,22 @@ In: nothing. Out: the value, and what tells tied tensors.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph, TensorSpec
 
 PARAMETER, BUFFER, CONSTANT = 1, 2, 3
+
+
+def children(spec: Any) -> list[Any]:
+    """The parts of a pytree structure (torch renamed the attribute)."""
+    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,25 @@ class Entry:
     in_spec: str  # pytree text, as torch.utils._pytree.treespec_dumps writes it
     out_spec: str
     labels: dict[str, str] = field(default_factory=dict)
+
+
+def spec_text(spec: Any) -> str:
+    """A pytree structure as text. Named tuples that have no registered name, torch's (topk, sort) among them, come back as plain tuples."""
+
+    def plain(node: Any) -> Any:
+        if node.is_leaf():
+            return node
+        kind, parts = node.type, [plain(c) for c in children(node)]
+        if kind.__module__ == "torch.return_types" or (kind is namedtuple and not _is_registered(node.context)):
+            return pytree.TreeSpec(tuple, None, parts)
+        return pytree.TreeSpec(kind, node.context, parts)
+
+    return pytree.treespec_dumps(plain(spec))
+
+
+def _is_registered(cls: type) -> bool:
+    row = pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
+    return row is not None and row.serialized_type_name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND
 
 
 def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

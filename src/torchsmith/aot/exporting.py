@@ -27,8 +27,8 @@ from ..graph.spec import TensorSpec
 from ..graph.tracing import spec_of
 from ..ir import dtype as dt
 from ..ir.expr import Expr, Op, Sym, walk
-from .dims import Declared, children, read_shapes
-from .entry import BUFFER, CONSTANT, PARAMETER
+from .dims import Declared, read_shapes
+from .entry import BUFFER, CONSTANT, PARAMETER, children
 from .program import ExportedProgram, InputRow, OutputRow
 from .programs import load_program, read_program
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import options as settings
 from ..codes import Unsupported, define
@@ -24,7 +23,7 @@ from ..emit.model import emit_header
 from ..runtime.model_library import build_archive, write_sources
 from .archive import Part, read_library, write_library, write_package
 from .compile import Model, compile_entry
-from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry
+from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry, spec_text
 from .exporting import export
 from .minify import minify
 from .program import ExportedProgram
@@ -162,7 +161,7 @@ def entry_of_exported(program: ExportedProgram) -> Entry:
         program.name, fg, program.facts, tuple(arguments), tuple(constants),
         tuple(r.value if r.kind == "out" else None for r in program.outputs),
         tuple(None if r.kind == "out" else r.value for r in program.outputs),
-        pytree.treespec_dumps(program.in_spec), pytree.treespec_dumps(program.out_spec), dict(program.symbol_names),
+        spec_text(program.in_spec), spec_text(program.out_spec), dict(program.symbol_names),
     )  # fmt: skip
 
 

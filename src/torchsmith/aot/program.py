@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from ..graph.eager import origin_value, run_functional
 from ..graph.sizes import LARGEST, SizeFacts, print_condition
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, TensorSpec
-from ..ir.expr import Const
+from ..ir.expr import Const, Expr
 from ..ir.number import number_of
-from .dims import children
+from .entry import children
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,13 @@ from typing import Any, cast
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..codes import Unsupported, define
 from ..graph.functionalise import functionalise
 from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph
 from ..graph.tracing import make_unseen, remember_device, spec_of
-from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry, same_memory
+from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry, same_memory, spec_text
 
 define("AOT001", "a program cannot be read", "export it again with this version of torch")
 define("AOT002", "a region of an exported program is not supported", "rewrite the program without this construct")
@@ -77,7 +76,7 @@ class _Reader:
         constants += lifted(functional, users + len(constants))
         return Entry(
             self.name, functional, self.facts, tuple(arguments), tuple(constants),
-            tuple(returned), tuple(values), pytree.treespec_dumps(spec.in_spec), pytree.treespec_dumps(spec.out_spec),
+            tuple(returned), tuple(values), spec_text(spec.in_spec), spec_text(spec.out_spec),
             {str(v.node.expr.name): self.label(k) for k, v in self.symbols.items()},
         )  # fmt: skip
 

@@ -27,6 +27,7 @@ from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, Output, Size
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym, const
 from ..ir.program import Symbol
+from .entry import spec_text
 from .program import ExportedProgram, InputRow, OutputRow
 
 FORMAT, VERSION = "torchsmith.exported_program", 2  # version 1 had no conditions
@@ -135,8 +136,8 @@ def _record(p: ExportedProgram) -> dict[str, Any]:
         "torch": torch.__version__,
         "inputs": [[r.kind, r.name, _spec(r.spec), r.leaf, r.persistent] for r in p.inputs],
         "outputs": [[r.kind, _scalar(r.value)] for r in p.outputs],
-        "in_spec": pytree.treespec_dumps(p.in_spec),
-        "out_spec": pytree.treespec_dumps(p.out_spec),
+        "in_spec": spec_text(p.in_spec),
+        "out_spec": spec_text(p.out_spec),
         "leaves": [_scalar(x) for x in p.leaves],
         "leaf_names": list(p.leaf_names),
         "symbols": [[s.sym.name, list(s.origin), s.lo, s.hi, p.symbol_names.get(s.sym.name)] for s in fg.symbols],

@@ -480,6 +480,8 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
         return m.native(fn, args, kwargs, store=name in _STORING)
     if name in ("__reduce_ex__", "__reduce__", "__sizeof__"):
         raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__name__}.{name}")
+    if name == "numel" and t is torch.Size:
+        return functools.reduce(lambda a, b: m.symbolic(operator.mul, a, b), self, 1)
     if issubclass(type(self), (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)) or t.__module__ in policy.PURE_MODULES:
         return m.native(fn, args, kwargs, store=name in _STORING)
     if t.__module__.startswith("torch"):

@@ -6,6 +6,7 @@ In: a torch function or method name with the machine's values. Out: the machine'
 
 from __future__ import annotations
 
+import math
 import operator
 import types
 from collections.abc import Mapping
@@ -41,7 +42,8 @@ class Info:
 _SIZE_OPS: dict[str, Any] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
     "neg": operator.neg, "min": min, "max": max, "div": operator.truediv, "pow": operator.pow, "eq": operator.eq, "ne": operator.ne,
-    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "sqrt": torch.sym_sqrt, "floor": math.floor,
+    "ceil": math.ceil, "trunc": math.trunc, "round": round,
 }  # fmt: skip
 _FX_LEAVES = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _NO_GRAD_RESULT = frozenset({"detach", "detach_", "data", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like",

@@ -183,9 +183,13 @@ def _negative(a: Range) -> Range:
 def _divided(a: Range, b: Range) -> Range:
     """a // b of a positive b."""
     assert b[0] is not None
-    low, high = (None if end is None else (end // b[0] if (end < 0) is is_low else end // b[1] if b[1] is not None else -1 if end < 0 else 0)
-                 for end, is_low in zip(a, (True, False), strict=True))  # fmt: skip
-    return low, high
+    least, most = b
+
+    def end(v: int | None, by: int | None) -> int | None:
+        return None if v is None else v // by if by is not None else -1 if v < 0 else 0
+
+    low, high = a
+    return end(low, most if low is None or low >= 0 else least), end(high, least if high is None or high >= 0 else most)
 
 
 def _plus(a: Range, b: Range) -> Range:

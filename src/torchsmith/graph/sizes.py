@@ -326,11 +326,19 @@ def _dyadic(e: Expr) -> tuple[Expr, int] | None:
     if isinstance(e, Const) and math.isfinite(float(e.value)):
         n, d = float(e.value).as_integer_ratio()
         return (const(n), d) if max(abs(n), d) <= 1 << 20 else None
-    if not isinstance(e, Op) or e.name not in ("add", "sub", "mul"):
+    if not isinstance(e, Op) or e.name not in ("add", "sub", "mul", "div"):
         return None
     a, b = (_dyadic(x) for x in e.args)
     if a is None or b is None:
         return None
+    if e.name == "div":  # h * w / 7 is exact where h is a multiple of 7
+        by = poly(b[0])
+        exact = divide(poly(settled(normal("mul", a[0], const(b[1])))), by) if by else None
+        if exact is not None:
+            return expr(exact), a[1]
+        power = int(b[0].value) if isinstance(b[0], Const) else 0
+        is_exact = power > 0 and power & (power - 1) == 0 and power * a[1] <= 1 << 20
+        return (normal("mul", a[0], const(b[1])), a[1] * power) if is_exact else None
     if e.name == "mul":
         return normal("mul", a[0], b[0]), a[1] * b[1]
     d = max(a[1], b[1])
@@ -339,7 +347,8 @@ def _dyadic(e: Expr) -> tuple[Expr, int] | None:
 
 def ratio_of(e: Expr) -> tuple[Expr, Expr] | None:
     """A quotient of sizes in f64 as two whole numbers, if rounding it up or down gives what dividing those does."""
-    parts = (_dyadic(e.args[0]), _dyadic(e.args[1])) if isinstance(e, Op) and e.name == "div" else (_dyadic(e), (const(1), 1))
+    whole = _dyadic(e)
+    parts = (_dyadic(e.args[0]), _dyadic(e.args[1])) if whole is None and isinstance(e, Op) and e.name == "div" else (whole, (const(1), 1))
     if parts[0] is None or parts[1] is None or parts[1][0] is const(0):
         return None
     (n, d), (m, c) = parts[0], parts[1]
@@ -582,6 +591,11 @@ class SizeNode:
             n, m = ratio
             down = normal("floordiv", n if name == "floor" else normal("mul", n, const(-1)), m)
             return SizeNode(down if name == "floor" else normal("mul", down, const(-1)), hint, self.facts, "int")
+        if ratio is not None and name == "round" and isinstance(ratio[1], Const) and int(ratio[1].value) > 0:
+            n, m = ratio  # up from the half on, and at the half where that makes it even: (n + m // 2 - 1 + n // m % 2) // m
+            k = int(m.value)  # type: ignore[attr-defined]
+            up = const((k - 1) // 2) if k % 2 else normal("add", normal("mod", normal("floordiv", n, m), const(2)), const(k // 2 - 1))
+            return SizeNode(normal("floordiv", normal("add", n, up), m), hint, self.facts, "int")
         return SizeNode(Cast(dt.index, Op(name, dt.f64, (self.expr,))), hint, self.facts, "int")
 
     def floor(self) -> SizeNode:
@@ -606,6 +620,10 @@ class SizeNode:
     def _compare(self, other: SizeNode, name: Text) -> SizeNode:
         hint = None if self.hint is None or other.hint is None else COMPARE[name](self.hint, other.hint)
         a, b = (self, other) if self.kind == other.kind else self._as_float_pair(other)
+        left, right = (_dyadic(a.expr), _dyadic(b.expr)) if a.expr.dtype is dt.f64 else (None, None)
+        if left is not None and right is not None:  # both exact: f64(n) >= 0.5 is 2 * n >= 1
+            sides = normal("mul", left[0], const(right[1])), normal("mul", right[0], const(left[1]))
+            return SizeNode(_comparison(name, *sides), hint, self.facts, "bool")
         return SizeNode(_comparison(name, a.expr, b.expr), hint, self.facts, "bool")
 
     def eq(self, other: SizeNode) -> SizeNode:

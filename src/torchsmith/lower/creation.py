@@ -100,21 +100,25 @@ def lower_eye(cx: Builder, *_: Any) -> Ref:
 def lower_linspace(cx: Builder, start: Any, end: Any, steps: Any, *_: Any) -> Any:
     """Both halves count from their own end, so that the last element is exact."""
     d = cx.dtype
-    n = known(steps)
-    if not d.is_float or n is None or isinstance(start, Expr) or isinstance(end, Expr) or d in (dt.bf16, dt.f16):
+    if not d.is_float or isinstance(start, Expr) or isinstance(end, Expr) or d in (dt.bf16, dt.f16):
         return NotImplemented
-    if n == 1:
+    n = scalar(steps, dt.index)
+    if known(steps) == 1:
         return filled(cx, start)
-    step = Const(dt.f64, (float(end) - float(start)) / (n - 1)) if d is dt.f64 else None
+
+    def number(e: Expr) -> Expr:
+        return cast(convert(e, dt.i64), d)
+
+    last = n - Const(dt.index, 1)
+    by = op("div", op("sub", Const(d, end), Const(d, start)), number(last))
 
     def at(i: Index) -> Expr:
-        k = cast(convert(i[0], dt.i64), d)
-        by = step if step is not None else op("div", op("sub", Const(d, end), Const(d, start)), Const(d, n - 1))
-        low = op("add", Const(d, start), op("mul", by, k))
-        high = op("sub", Const(d, end), op("mul", by, op("sub", Const(d, n - 1), k)))
-        return select(op("lt", i[0], Const(dt.index, n // 2)), low, high)
+        low = op("add", Const(d, start), op("mul", by, number(i[0])))
+        high = op("sub", Const(d, end), op("mul", by, number(last - i[0])))
+        value = select(op("lt", i[0], op("floordiv", n, Const(dt.index, 2))), low, high)
+        return value if known(steps) is not None else select(op("eq", n, Const(dt.index, 1)), Const(d, start), value)
 
-    return cx.stage(at) if n else filled(cx, 0)
+    return cx.stage(at)
 
 
 def _triangle(cx: Builder, x: Ref, test: str, diagonal: int) -> Ref:

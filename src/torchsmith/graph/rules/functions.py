@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
 from ..autocast import FUNCTIONS, cast_arguments
-from ..layout import SymTypes, broadcast, is_contiguous, same, suggest_format
+from ..layout import SymTypes, broadcast, is_channels_last, is_contiguous, same, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
 from .views import axis, infer, view_strides
@@ -21,8 +21,9 @@ Tensor = torch.Tensor
 
 @function_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul, aten.matmul.default)
 def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
-    """Batches of unknown sizes, as torch's composite multiplies them. That one asks for plain numbers of elements and sizes in torch 2.11."""
-    if kwargs or max(a.dim(), b.dim()) < 3 or not min(a.dim(), b.dim()) or not (a._has_symbolic_sizes_strides or b._has_symbolic_sizes_strides):
+    """Batches of unknown sizes, as torch's composite multiplies them: in torch 2.11 that one asks for plain numbers."""
+    is_fixed = not a._has_symbolic_sizes_strides and not b._has_symbolic_sizes_strides
+    if kwargs or is_fixed or max(a.dim(), b.dim()) < 3 or not min(a.dim(), b.dim()):
         return call(a, b, **kwargs)  # type: ignore[no-any-return]
     if a.dim() == 1:
         return matmul(trace, call, b.mT, a)
@@ -58,6 +59,15 @@ def reshape(trace: Tracing, call: Any, self: Tensor, *shape: Any, **kwargs: Any)
     if not is_contiguous(self) and view_strides(self.shape, self.stride(), new) is None:
         self = self.clone(memory_format=torch.contiguous_format)
     return self.view(new)
+
+
+@function_rule(Tensor.contiguous)
+def contiguous(trace: Tracing, call: Any, self: Tensor, memory_format: Any = torch.contiguous_format) -> Tensor:
+    """A copy unless it is known to be none. Torch would ask about each stride."""
+    if not self._has_symbolic_sizes_strides or memory_format is torch.preserve_format:
+        return call(self, memory_format=memory_format)  # type: ignore[no-any-return]
+    is_so = is_contiguous(self) if memory_format is torch.contiguous_format else is_channels_last(self)
+    return self if is_so else self.clone(memory_format=memory_format)
 
 
 @function_rule(Tensor.reshape_as)
@@ -379,6 +389,14 @@ def tensor_split(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
     return tuple(torch.split(self, [(n - i + parts - 1) // parts for i in range(parts)], d))
 
 
+@function_rule(F.pad)
+def pad(trace: Tracing, call: Any, input: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
+    """Only some torch ask of unknown sizes what eager asks: whether the padding goes round more than once."""
+    if mode == "circular" and input._has_symbolic_sizes_strides and any(p > input.shape[-1 - i // 2] for i, p in enumerate(pad)):
+        raise RuntimeError("Padding value causes wrapping around more than once.")
+    return call(input, pad, mode, value)  # type: ignore[no-any-return]
+
+
 @function_rule(F.affine_grid)
 def affine_grid(trace: Tracing, call: Any, theta: Tensor, size: Any, align_corners: Any = None) -> Tensor:
     """Torch's checks compare the sizes with each other, looking for the least."""
@@ -409,13 +427,116 @@ def kron(trace: Tracing, call: Any, input: Tensor, other: Tensor, **kwargs: Any)
     return (a * b).view([x * y for x, y in zip(left, right, strict=True)])
 
 
-@function_rule(torch.linspace)
-def linspace(trace: Tracing, call: Any, start: Any, end: Any, steps: Any, **kwargs: Any) -> Tensor:
-    """Torch's parser wants a plain number of steps; a tracing tensor's operator does not."""
-    if not isinstance(steps, torch.SymInt) or isinstance(start, Tensor) or isinstance(end, Tensor) or kwargs.get("out") is not None:
-        return call(start, end, steps, **kwargs)  # type: ignore[no-any-return]
-    options = {k: v for k, v in kwargs.items() if k in ("dtype", "device")}
-    return trace.dispatch(aten.linspace.default, (start, end, steps), options)  # type: ignore[no-any-return]
+def _spaced(fn: Any, op: Any) -> None:
+    def spaced(trace: Tracing, call: Any, start: Any, end: Any, steps: Any, *rest: Any, **kwargs: Any) -> Tensor:
+        """Torch's parser wants a plain number of steps; a tracing tensor's operator does not."""
+        if not isinstance(steps, torch.SymInt) or isinstance(start, Tensor) or isinstance(end, Tensor) or kwargs.get("out") is not None:
+            return call(start, end, steps, *rest, **kwargs)  # type: ignore[no-any-return]
+        options = {k: v for k, v in kwargs.items() if k in ("dtype", "device")}
+        base = rest or ((kwargs["base"],) if "base" in kwargs else ())
+        return trace.dispatch(op, (start, end, steps, *base), options)  # type: ignore[no-any-return]
+
+    function_rule(fn)(spaced)
+
+
+_spaced(torch.linspace, aten.linspace.default)
+_spaced(torch.logspace, aten.logspace.default)
+
+
+@function_rule(F.one_hot)
+def one_hot(trace: Tracing, call: Any, input: Tensor, num_classes: Any = -1) -> Tensor:
+    """Torch's parser wants a plain number of classes."""
+    if not isinstance(num_classes, torch.SymInt):
+        return call(input, num_classes)  # type: ignore[no-any-return]
+    return torch.zeros(*input.shape, num_classes, dtype=torch.int64).scatter(-1, input.unsqueeze(-1), 1)
+
+
+def _over_everything(name: str, n: int) -> None:
+    """F.avg_pool2d(x, x.shape[2:]): torch's parser wants plain sizes; a window of the whole image is a mean."""
+    fn = getattr(F, name)
+
+    def pool(
+        trace: Tracing, call: Any, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **kwargs: Any
+    ) -> Tensor:  # fmt: skip
+        kernel = tuple(kernel_size) if isinstance(kernel_size, (tuple, list)) else (kernel_size,) * n
+        is_whole = len(kernel) == n < input.dim() and all(same(k, s) for k, s in zip(kernel, input.shape[-n:], strict=True))
+        if any(isinstance(k, SymTypes) for k in kernel) and is_whole and padding in (0, [0] * n, (0,) * n) and not rest:
+            return input.mean(tuple(range(-n, 0)), keepdim=True)
+        return call(input, kernel_size, stride, padding, *rest, **kwargs)  # type: ignore[no-any-return]
+
+    function_rule(fn)(pool)
+
+
+for _n in (1, 2, 3):
+    _over_everything(f"avg_pool{_n}d", _n)
+
+
+def _cell(name: str) -> None:
+    """One step of a recurrent network, in eager's parts; torch's composite asks for plain sizes."""
+
+    def cell(trace: Tracing, call: Any, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
+        if not input._has_symbolic_sizes_strides:
+            return call(input, hx, w_ih, w_hh, b_ih, b_hh)
+        h = hx[0] if name == "lstm_cell" else hx
+        x, y = F.linear(input, w_ih, b_ih), F.linear(h, w_hh, b_hh)
+        if name == "lstm_cell":
+            i, f, g, o = (x + y).chunk(4, 1)
+            c = f.sigmoid() * hx[1] + i.sigmoid() * g.tanh()
+            return o.sigmoid() * c.tanh(), c
+        if name == "gru_cell":
+            (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), y.chunk(3, 1)
+            new = (xn + (xr + hr).sigmoid() * hn).tanh()
+            return (h - new) * (xz + hz).sigmoid() + new
+        return (x + y).tanh() if name == "rnn_tanh_cell" else (x + y).relu()
+
+    function_rule(getattr(torch, name))(cell)
+
+
+for _name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"):
+    _cell(_name)
+
+
+@function_rule(torch.tril_indices)
+def tril_indices(trace: Tracing, call: Any, row: Any, col: Any, offset: int = 0, **options: Any) -> Tensor:
+    """Torch's parser wants plain sizes."""
+    if not isinstance(row, SymTypes) and not isinstance(col, SymTypes):
+        return call(row, col, offset, **options)  # type: ignore[no-any-return]
+    rows, cols = _below(row, col, offset, False)
+    return torch.stack([rows, cols]).to(options.get("dtype") or torch.int64)
+
+
+@function_rule(torch.triu_indices)
+def triu_indices(trace: Tracing, call: Any, row: Any, col: Any, offset: int = 0, **options: Any) -> Tensor:
+    """The elements below a diagonal from the last to the first, in a matrix that is turned by half."""
+    if not isinstance(row, SymTypes) and not isinstance(col, SymTypes):
+        return call(row, col, offset, **options)  # type: ignore[no-any-return]
+    rows, cols = _below(row, col, col - row - offset, True)
+    return torch.stack([(row - 1) - rows, (col - 1) - cols]).to(options.get("dtype") or torch.int64)
+
+
+def _below(rows: Any, cols: Any, offset: Any, is_reversed: bool) -> tuple[Tensor, Tensor]:
+    """Row and column of each element on the diagonal `offset` or below it. Rows have `first`, `first` + 1, ... elements up to `cols`."""
+    skipped, first = (-offset, 1) if offset < 0 else (0, 1 + offset)  # empty rows at the top
+    rows = rows - skipped
+
+    def before(r: Any) -> Any:
+        """Elements of the first r rows, as long as those grow."""
+        return r * first + r * (r - 1) // 2
+
+    growing = 0 if first >= cols else cols - first + 1
+    if rows <= growing:
+        growing = rows if rows > 0 else 0
+    body = before(growing)
+    count = body + (rows - growing) * cols if rows > 0 else 0
+    at = (count - 1) - torch.arange(count) if is_reversed else torch.arange(count)
+    past = at - body
+    row, col = growing + past // cols, past % cols
+    if not (type(growing) is int and growing == 0):
+        b = 2 * first - 1
+        r = ((((at * 8 + b * b).double().sqrt()) - b) / 2).long()
+        r = r - (before(r) > at).long() + (before(r + 1) <= at).long()  # the root is rounded
+        row, col = torch.where(past < 0, r, row), torch.where(past < 0, at - before(r), col)
+    return row + skipped, col
 
 
 @function_rule(torch.take_along_dim, Tensor.take_along_dim)

@@ -267,6 +267,8 @@ def fused_rms_norm(input: Tensor, normalized_shape: Sequence[Size], weight: Tens
 
 def _resample(n: int) -> Any:
     def shape(self: Tensor, output_size: Sequence[Size], *args: Any) -> Tensor:
+        if any(s <= 0 for s in output_size):
+            raise RuntimeError(f"Input and output sizes should be greater than 0, but got output {list(output_size)}")
         return fresh([*self.shape[:2], *output_size], self.dtype, suggest_format(self))
 
     return shape
@@ -357,6 +359,14 @@ def flash_applies(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor |
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
     """The result keeps the query's layout."""
     b, h, n, _ = query.shape
+    mask = options.get("attn_mask")
+    if not same(key.shape[2], value.shape[2]) and key.shape[2] != value.shape[2]:
+        raise RuntimeError(f"attention of {key.shape[2]} keys and {value.shape[2]} values")
+    if mask is not None:
+        whole = (b, h, n, key.shape[2])
+        for have, want in zip(mask.shape, whole[4 - mask.dim() :], strict=True):
+            if not same(have, want) and not (type(have) is int and have == 1) and have != want:
+                raise RuntimeError(f"The expanded size of the tensor ({want}) must match the existing size ({have}) of the attention mask")
     kind = torch.float64 if query.dtype is torch.float64 else torch.float32
     return make(query.shape, copy_strides(query, None), query.dtype), make((b, h, n), (n * h, 1, h), kind)
 

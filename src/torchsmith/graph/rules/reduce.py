@@ -218,3 +218,14 @@ def trace(self: Tensor) -> Tensor:
 @rule(aten.dist.default)
 def dist(self: Tensor, other: Tensor, p: Any = 2) -> Tensor:
     return make((), (), self.dtype)
+
+
+@rule(aten.histc.default)
+def histc(self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
+    return make((bins,), (1,), self.dtype)
+
+
+@rule(aten.nonzero_static.default)
+def nonzero_static(self: Tensor, *, size: Size, fill_value: int = -1) -> Tensor:
+    shape = (size, self.dim())
+    return make(shape, contiguous_strides(shape), torch.int64)

@@ -19,7 +19,7 @@ from ..layout import (
     strides_by_rows,
     suggest_format,
 )
-from ..tracing import current, make, rule
+from ..tracing import RULES, current, make, rule
 from .views import axis, copy_strides, transpose, unsqueeze
 
 aten = torch.ops.aten
@@ -97,9 +97,29 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     return dense([index.numel() if i == d else s for i, s in enumerate(self.shape)], self.dtype)
 
 
+def _fits(inner: Sequence[Size], outer: Sequence[Size], but: int, what: str) -> None:
+    """Each size of `inner` but one is within that of `outer`, so that what indexes the one stays inside the other."""
+    if any(d != but and not same(a, b) and a > b for d, (a, b) in enumerate(zip(inner, outer, strict=True))):
+        raise RuntimeError(f"Expected index {list(inner)} to be no larger than {what} {list(outer)} apart from dimension {but}")
+
+
+def _equal_ranks(**tensors: Tensor) -> None:
+    if len({max(t.dim(), 1) for t in tensors.values()}) > 1:
+        raise RuntimeError(f"{' and '.join(tensors)} should have the same number of dimensions")
+
+
 @rule(aten.gather.default)
 def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    d = axis(dim, self.dim())
+    if not _is_empty(index):
+        _equal_ranks(index=index, self=self)
+        if self.dim() == index.dim():
+            _fits(index.shape, self.shape, d, "self")
     return dense(index.shape, self.dtype)
+
+
+def _is_empty(t: Tensor) -> bool:
+    return any(type(s) is int and s == 0 for s in t.shape)
 
 
 def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -118,8 +138,21 @@ def same_strides(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return kept(self) if overlaps else make(self.shape, self.stride(), self.dtype)
 
 
-for _op in (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default):
-    rule(_op)(same_strides)
+def _into_view(view: Any) -> Any:
+    """A copy of self with `src` written into a view of it: the view's sizes are those of src."""
+
+    def scatter(self: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        shape = RULES[view](self, *args, **kwargs).shape
+        if len(shape) != src.dim() or any(not same(a, b) and a != b for a, b in zip(shape, src.shape, strict=True)):
+            raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {src.shape}, slice size = {shape}")
+        return same_strides(self)
+
+    return scatter
+
+
+rule(aten.slice_scatter.default)(_into_view(aten.slice.Tensor))
+rule(aten.select_scatter.default)(_into_view(aten.select.int))
+rule(aten.diagonal_scatter.default)(_into_view(aten.diagonal.default))
 
 
 def row_major(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -127,9 +160,27 @@ def row_major(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return dense(self.shape, self.dtype)
 
 
-for _op in (aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default,
-            aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default, aten.index_reduce.default):  # fmt: skip
-    rule(_op)(row_major)
+@rule(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default,
+      aten.scatter_reduce.two)  # fmt: skip
+def scatter(self: Tensor, dim: int, index: Tensor, src: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    if not _is_empty(index):
+        d, source = axis(dim, self.dim()), src if isinstance(src, Tensor) else index
+        _equal_ranks(index=index, self=self, src=source)
+        if self.dim() == index.dim() == source.dim():
+            _fits(index.shape, self.shape, d, "self")
+            _fits(index.shape, source.shape, -1, "src")
+    return row_major(self)
+
+
+@rule(aten.index_add.default, aten.index_copy.default, aten.index_reduce.default)
+def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """source has self's sizes, and one row for each index."""
+    d = axis(dim, self.dim())
+    if self.dim() and source.dim() == self.dim():
+        wanted = [index.numel() if i == d else s for i, s in enumerate(self.shape)]
+        if any(not same(a, b) and a != b for a, b in zip(wanted, source.shape, strict=True)):
+            raise RuntimeError(f"source has sizes {list(source.shape)}; they should be {wanted}, with one row for each index")
+    return row_major(self)
 
 
 @rule(aten.masked_scatter.default)

@@ -1,7 +1,8 @@
-"""Shape rules of Fourier transforms, and stft in its parts."""
+"""Shape rules of Fourier transforms; stft, istft, windows and frequencies of unknown sizes in their parts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,3 +90,102 @@ def stft(
         out = aten._fft_r2c.default(frames, [frames.dim() - 1], int(normalized), half)
     out = out.transpose(-1, -2)
     return out if complex_result else torch.view_as_real(out)
+
+
+@function_rule(torch.istft, Tensor.istft)
+def istft(
+    trace: Tracing, call: Any, input: Tensor, n_fft: int, hop_length: Any = None, win_length: Any = None, window: Any = None,
+    center: bool = True, normalized: bool = False, onesided: Any = None, length: Any = None, return_complex: bool = False,
+) -> Tensor:  # fmt: skip
+    """Frames of unknown number in eager's parts: back to frames, added where they overlap, divided by what their windows add up to."""
+    rest = (hop_length, win_length, window, center, normalized, onesided, length, return_complex)
+    hop = n_fft // 4 if hop_length is None else hop_length
+    width = n_fft if win_length is None else win_length
+    half = input.is_complex() and not return_complex if onesided is None else onesided
+    is_usual = input.is_complex() and input.dim() in (2, 3) and not return_complex and (window is None or not window.is_complex())
+    if not input._has_symbolic_sizes_strides or not is_usual or not 0 < hop <= width <= n_fft:
+        return call(input, n_fft, *rest)  # type: ignore[no-any-return]
+    if input.shape[-2] != (n_fft // 2 + 1 if half else n_fft):
+        raise RuntimeError(f"istft: expected {n_fft // 2 + 1 if half else n_fft} frequencies for n_fft={n_fft}, but got {input.shape[-2]}")
+    whole = torch.ones(width, dtype=input.dtype.to_real()) if window is None else window
+    if width < n_fft:
+        left = (n_fft - width) // 2
+        whole = torch.constant_pad_nd(whole, [left, n_fft - width - left])
+    bands = (input if input.dim() == 3 else input.unsqueeze(0))[:, : n_fft // 2 + 1]
+    frames = aten._fft_c2r.default(bands, [1], int(normalized) or 2, n_fft) * whole.unsqueeze(1)
+    count = input.shape[-1]
+    total = n_fft + hop * (count - 1)
+
+    def added(parts: Tensor) -> Tensor:
+        return aten.col2im.default(parts, [1, total], [1, n_fft], [1, 1], [0, 0], [1, hop]).view(parts.shape[0], total)
+
+    signal, weight = added(frames), added((whole * whole)[None, :, None].expand(1, n_fft, count))
+    start = n_fft // 2 if center else 0
+    end = start + length if length is not None else total - start
+    kept = torch.sym_min(end, total)
+    signal, weight = signal[:, start:kept], weight[:, start:kept]
+    aten._assert_async.msg((weight.abs() >= 1e-11).all(), "istft: the windows overlap nowhere at some place: their sum is zero")
+    signal = signal / weight
+    if length is not None:
+        signal = torch.constant_pad_nd(signal, [0, end - kept])
+    return signal if input.dim() == 3 else signal.squeeze(0)
+
+
+# ---------------------------------------------------------------- windows and frequencies
+
+
+def _cosines(*weights: float) -> Any:
+    """A window that is a sum of cosines: w0 - w1 cos(x) + w2 cos(2 x) over x in [0, 2 pi)."""
+
+    def window(trace: Tracing, call: Any, window_length: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(window_length, torch.SymInt) or len(args) > 1 or "alpha" in kwargs or "beta" in kwargs:
+            return call(window_length, *args, **kwargs)  # type: ignore[no-any-return]
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        n: Any = window_length
+        if n == 1:
+            return torch.ones(1, dtype=dtype)
+        is_periodic = args[0] if args else kwargs.get("periodic", True)
+        at = torch.arange(n, dtype=dtype) * (2 * math.pi / (n if is_periodic else n - 1))
+        terms = [at.cos() * -w if k == 1 else (at * float(k)).cos() * w for k, w in enumerate(weights) if k]
+        total = terms[0] + weights[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+    return window
+
+
+for _names, _weights in ((torch.hann_window, (0.5, 0.5)), (torch.hamming_window, (0.54, 0.46)), (torch.blackman_window, (0.42, 0.5, 0.08))):
+    function_rule(_names)(_cosines(*_weights))
+
+
+@function_rule(torch.bartlett_window)
+def bartlett_window(trace: Tracing, call: Any, window_length: Any, periodic: bool = True, **options: Any) -> Tensor:
+    """Up and down again in straight lines."""
+    if not isinstance(window_length, torch.SymInt):
+        return call(window_length, periodic, **options)  # type: ignore[no-any-return]
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    n: Any = window_length
+    if n == 1:
+        return torch.ones(1, dtype=dtype)
+    at = torch.arange(n, dtype=dtype) * (2.0 / (n if periodic else n - 1))
+    return torch.where(at <= 1, at, 2 - at)
+
+
+def _frequencies(fn: Any, half: bool) -> None:
+    def frequencies(trace: Tracing, call: Any, n: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(n, torch.SymInt):
+            return call(n, *args, **kwargs)  # type: ignore[no-any-return]
+        d = args[0] if args else kwargs.get("d", 1.0)
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        size: Any = n
+        at = torch.arange(size // 2 + 1 if half else size, dtype=dtype)
+        if not half:
+            at = torch.where(at < (size + 1) // 2, at, at - size)
+        return at * (1.0 / (size * d))
+
+    function_rule(fn)(frequencies)
+
+
+_frequencies(torch.fft.fftfreq, False)
+_frequencies(torch.fft.rfftfreq, True)

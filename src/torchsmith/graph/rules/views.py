@@ -173,6 +173,12 @@ def select(self: Tensor, dim: int, index: Size) -> Tensor:
 
 @view(aten.as_strided.default)
 def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None) -> Tensor:
+    last = self.storage_offset() if storage_offset is None else storage_offset
+    for n, step in zip(size, stride, strict=True):
+        last = last + (n - 1) * step
+    end = self.untyped_storage().nbytes() // self.element_size()
+    if numel(size) != 0 and last >= end:
+        raise RuntimeError(f"as_strided: sizes {list(size)} and strides {list(stride)} reach beyond the {end} elements of the storage")
     return strided(self, size, stride, storage_offset)
 
 
@@ -230,6 +236,8 @@ def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ten
 def unfold(self: Tensor, dimension: int, size: int, step: int) -> Tensor:
     d = axis(dimension, self.dim())
     sizes, strides = list(self.shape), list(self.stride())
+    if sizes[d] < size:
+        raise RuntimeError(f"maximum size for tensor at dimension {d} is {sizes[d]} but size is {size}")
     sizes[d] = (sizes[d] - size) // step + 1
     return strided(self, [*sizes, size], _unfolded(strides, d, step))
 
@@ -320,8 +328,10 @@ for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten._conj.
 
 
 @view(aten.view.dtype)
-def reinterpret(self: Tensor, *args: Any) -> Tensor:
-    raise Unsupported("GRA005", at=current().facts.loc, detail="a view as another dtype")
+def reinterpret(self: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.itemsize != self.element_size():
+        raise Unsupported("GRA005", at=current().facts.loc, detail="a view as a dtype of another size")
+    return make((0,), (1,), dtype).set_(self.untyped_storage(), self.storage_offset(), self.shape, self.stride())
 
 
 @rule(aten.clone.default)
