@@ -64,6 +64,7 @@ class Emitter:
         self.scratch = {s.name: (f"t{i}", s) for i, s in enumerate(kernel.scratch)}
         self.written = {p.buf for p in kernel.params if p.written} | set(self.scratch)
         self.free_memo: dict[Expr, frozenset[Expr]] = {}
+        self.last = "1"  # C text: is this the last iteration of the loop around the open block?
 
     # ------------------------------------------------------------ text
     def fresh(self, kind: str) -> str:
@@ -280,7 +281,8 @@ class Emitter:
                 return
             STATEMENTS[type(stmt)](self, stmt)
 
-    def emit_kernel(self) -> str:
+    def open_buffers(self) -> None:
+        """Names for the symbols and the buffers that a kernel was given."""
         k = self.kernel
         for i, s in enumerate(k.syms):
             if s.dtype is dt.f64:
@@ -292,6 +294,9 @@ class Emitter:
             qualifier = "" if p.written else "const "
             kind = STORED[p.dtype.name]
             self.line(f"{qualifier}{kind}a *{name} = ({qualifier}{kind}a *)bufs[{name[1:]}];", 0)
+
+    def emit_kernel(self) -> str:
+        self.open_buffers()
         for name, row in self.scratch.values():
             self.line(f"{STORED[row.dtype.name]}a {name}[{row.size}] __attribute__((aligned(64)));", 0)
         self.grid()
@@ -308,6 +313,7 @@ class Emitter:
             self.extents[a] = extent
         if len(axes) == 0:
             self.open("for (i64 g = lo; g < hi; g++) {", [])
+            self.last = "g + 1 == hi"
             self.block(self.kernel.body)
             self.close()
             return
@@ -316,6 +322,7 @@ class Emitter:
         if len(axes) == 1:
             self.open(f"for (i64 {names[0]} = lo; {names[0]} < hi; {names[0]}++) {{", [axes[0][0]])
             self.scopes[-1].memo[axes[0][0]] = Val(names[0], dt.index, False)
+            self.last = f"{names[0]} + 1 == hi"
             self.block(self.kernel.body)
             self.close()
             return
@@ -326,6 +333,7 @@ class Emitter:
         self.open("for (i64 g = lo; g < hi; g++) {", [a for a, _ in axes])
         for (a, _), name in zip(axes, names, strict=True):
             self.scopes[-1].memo[a] = Val(name, dt.index, False)
+        self.last = "g + 1 == hi"
         self.block(self.kernel.body)
         step = f"++{names[0]};"
         for name, e in zip(names[1:], extents[1:], strict=True):
@@ -648,7 +656,9 @@ def _do_loop(self: Emitter, s: Loop) -> None:
     self.scopes[-1].memo[s.axis] = Val(name, dt.index, False)
     for (var, _, _), v in zip(s.carry, carry, strict=True):
         self.scopes[-1].memo[var] = v
+    before, self.last = self.last, f"{name} + 1 == {extent}"
     self.block(s.body)
+    self.last = before
     new = []
     for (_, _, nxt), v in zip(s.carry, carry, strict=True):
         got = self.emit(nxt)

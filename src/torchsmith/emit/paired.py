@@ -9,13 +9,14 @@ is copied with zeros behind it, and the copy is kept while the tiles of columns 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Expr, Load, const, substitute
-from ..ir.kernel import Paired, Weave
+from ..ir.kernel import Loop, Paired, Stmt, Weave, expressions, rewrite
 from ..ir.linear import const_of, range_of
-from .c import STATEMENTS, Emitter
+from .c import STATEMENTS, WITH_REST, Emitter
 from .values import TooNarrow, Val
 
 LANES = 16
@@ -153,8 +154,22 @@ def amx_function(halves: int, vectors: int, soon: int) -> tuple[str, str]:
     return name, "#ifdef __AMX_BF16__\n" + "\n".join(lines) + "\n#endif\n"
 
 
-def do_paired(self: Emitter, s: Paired) -> None:
-    """The sums of the tile, in its scratch: by AMX tiles where there are some, else by dot products."""
+@dataclass(frozen=True, slots=True)
+class Late:
+    """How the rows of the tile before become results while this one's products run, as C text. `sums`: where this tile's go, `before` that
+    tile's; `keep`: note that this tile is the one before now; with every `piece` tiles of k `rows` rows are finished."""
+
+    sums: str
+    before: str
+    keep: str
+    some: str
+    rest: str
+    piece: int
+
+
+def do_paired(self: Emitter, s: Paired, rest: tuple[Stmt, ...]) -> None:
+    """The sums of the tile: by AMX tiles where there are some, else by dot products; then what becomes of them. Where that is a loop over
+    the tile's rows, AMX tiles leave it to the next tile, whose products leave the vector unit idle."""
     if self.lanes != LANES:
         raise TooNarrow
     acc, _ = self.base(s.acc)
@@ -162,15 +177,71 @@ def do_paired(self: Emitter, s: Paired) -> None:
     self.functions.setdefault("dot_pairs", DOT)
     on, rows = _configure(self, s)
     copy = _copy_all(self, s) if s.joined else None
+    late = _late(self, s, rest, acc)
     self.open(f"if ({on}) {{", [])
     self.line("#ifdef __AMX_BF16__")
-    _by_tiles(self, s, acc, rows, copy)
+    _by_tiles(self, s, acc, rows, copy, late)
     self.line("#endif")
     self.close()
     self.open(f"if (!{on}) {{", [])
     _by_pairs(self, s, acc, copy)
+    if late is not None:
+        self.line(f"{late.before} = {acc}; {late.keep} {late.rest}")
     self.close()
     self.forget(s.acc)
+    if late is None:
+        self.block(rest)
+
+
+def _late(self: Emitter, s: Paired, rest: tuple[Stmt, ...], acc: str) -> Late | None:
+    """Print `rest` as a function of a tile's axes and of some of its rows; None where it is no loop over many rows."""
+    if len(rest) != 1 or not isinstance(rest[0], Loop) or rest[0].axis is not s.m or rest[0].carry or s.rows < LANES:
+        return None
+    inner = {x.axis for x in _loops(rest[0])}
+    free = {x for e in expressions(rest[0]) for x in self.free(e) if not isinstance(x, Load)} - inner
+    axes = sorted((x for x in free if isinstance(x, Axis)), key=lambda x: x.name)
+    if len(axes) < len(free):
+        return None
+    first, m, n = Axis("late_first"), Axis("late_row"), Axis("late_rows")
+    other = Emitter(self.kernel, self.lanes, self.most == 8)
+    given = [(first, "first"), (n, "n"), *((x, f"x{i}") for i, x in enumerate(axes))]
+    for x, name in given:
+        other.scopes[0].memo[x] = Val(name, dt.index, False)
+    other.extents |= {**self.extents, first: const(s.rows), n: const(s.rows + 1)}
+    other.open_buffers()
+    other.block((Loop(m, n, "serial", tuple(rewrite(x, {s.m: first + m}, {}) for x in rest[0].body)),))
+    self.used |= other.used
+    self.functions = {**other.functions, **self.functions}
+    name = f"finish_{acc}"
+    text = "\n".join("  " + line for line in other.scopes[0].lines)
+    self.functions[name] = (
+        f"static __attribute__((noinline)) void {name}(void *const *bufs, const i64 *syms, const f32a *{acc}, "
+        f"{', '.join(f'i64 {x}' for _, x in given)}) {{\n  (void)bufs; (void)syms;\n{text}\n}}\n"
+    )
+    live, done, sums, before = (self.fresh(x) for x in ("live", "done", "sums", "before"))
+    kept = [self.fresh("kept") for _ in axes]
+    size = s.rows * s.vectors * LANES
+    self.line(f"i64 {live} = 0, {done} = 0{''.join(f', {k} = 0' for k in kept)}; (void){done};", 0)
+    self.line(f"f32a {before}_room[{size}] __attribute__((aligned(64))), *{sums} = {acc}, *{before} = {before}_room; (void){sums};", 0)
+    values = "".join(f" {k} = {self.emit(x).text};" for k, x in zip(kept, axes, strict=True))
+    last = "".join(f", {k}" for k in kept)
+    steps = max(1, _count(s) * -(-s.depth // DEEP))
+    rows = max(2, -(-s.rows // steps))
+    some = (
+        f"if ({done} < {live}) {{ {name}(bufs, syms, {before}, {done}, {live} - {done} < {rows} ? {live} - {done} : {rows}{last}); {done} += {rows}; }}"
+    )
+    return Late(
+        sums, before, f"{live} = {self.emit(s.live).text}; {done} = 0;{values}", some,
+        f"if ({done} < {live}) {name}(bufs, syms, {before}, {done}, {live} - {done}{last}); {done} = {live};", max(1, steps * rows // s.rows),
+    )  # fmt: skip
+
+
+def _loops(s: Loop) -> Iterator[Loop]:
+    """`s` and the loops in it."""
+    yield s
+    for x in s.body:
+        if isinstance(x, Loop):
+            yield from _loops(x)
 
 
 def _tap_loops(self: Emitter, s: Paired) -> int:
@@ -272,7 +343,7 @@ def _by_pairs(self: Emitter, s: Paired, acc: str, copy: str | None) -> None:
     self.line(name + given)
 
 
-def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None) -> None:
+def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None, late: Late | None) -> None:
     """Sums in tile registers over all taps. Rows of a copy that do not exist may hold anything."""
     tall, live = s.rows > LANES, self.emit(s.live).text
     name, text = amx_function(2 if tall else 1, s.vectors, s.lines)
@@ -288,16 +359,39 @@ def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None) -
         self.line(f'__asm__ volatile("tilezero %%tmm{t}" : : : "memory");')
     base = self.base(s.b.buf)[0]
     if copy is not None:
-        self.line(f"{name}((const u16a *){copy}, {_pitch(s)}, {base} + {_of_b(self, s)}, {_pitch(s) // DEEP}{_soon(self, s)});")
+        _pass(self, s, name, f"(const u16a *){copy}", str(_pitch(s)), f"{base} + {_of_b(self, s)}", _pitch(s) // DEEP, 0, late)
     else:
-        _taps_by_tiles(self, s, name, base)
+        _taps_by_tiles(self, s, name, base, late)
+    if late is not None:
+        self.line(late.rest)
     for t in tiles:
-        place = f"{acc} + {t // 2} * {LANES * s.vectors * LANES} + {t % 2 * LANES}"
+        place = f"{acc if late is None else late.sums} + {t // 2} * {LANES * s.vectors * LANES} + {t % 2 * LANES}"
         guard = "" if t < 2 or const_of(s.live) == s.rows or copy is not None else f"if ({live} > {LANES}) "
         self.line(f'{guard}__asm__ volatile("tilestored %%tmm{t}, (%0,%1,1)" : : "r"({place}), "r"((i64){s.vectors * LANES * 4}) : "memory");')
+    if late is not None:
+        self.line(f"{{ f32a *p = {late.before}; {late.before} = {late.sums}; {late.sums} = p; }} {late.keep}")
+        self.line(f"if ({self.last}) {{ {late.rest} }}")
 
 
-def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str) -> None:
+def _pass(self: Emitter, s: Paired, name: str, a: str, step: str, b: str, tiles: int, after: int, late: Late | None) -> None:
+    """Add the products of `tiles` tiles of k; `after`: those of the same tap that came before."""
+    if late is None or tiles <= late.piece:
+        self.line(f"{name}({a}, {step}, {b}, {tiles}{_soon(self, s, after)});")
+    else:
+        p, q, k = (self.fresh(x) for x in ("p", "q", "k"))
+        n = str(late.piece) if tiles % late.piece == 0 else f"({tiles} - {k} < {late.piece} ? {tiles} - {k} : {late.piece})"
+        soon = "" if s.soon is None else f"{_soon(self, s, after)} + {k} * {s.lines * DEEP}"
+        self.line(f"const u16a *{p} = {a}, *{q} = {b};")
+        self.open(f"for (i64 {k} = 0; {k} < {tiles}; {k} += {late.piece}, {p} += {late.piece * DEEP}, {q} += {late.piece * DEEP * LANES * s.vectors}) {{", [])
+        self.line(f"{name}({p}, {step}, {q}, {n}{soon});")
+        self.line(late.some)
+        self.close()
+        return
+    if late is not None:
+        self.line(late.some)
+
+
+def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str, late: Late | None) -> None:
     """Whole tiles of k where they lie, the rest of each tap from a copy."""
     whole, rest, live, step = s.depth // DEEP, s.depth % DEEP, self.emit(s.live).text, _step(self, s)
     blocks = _tap_loops(self, s)
@@ -317,9 +411,9 @@ def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str) -> None:
         else:
             g = _kept(self, s, s.rows * DEEP, a, fill)
     if whole:
-        self.line(f"{name}({a}, {step}, {b}, {whole}{_soon(self, s)});")
+        _pass(self, s, name, a, step, b, whole, 0, late)
     if rest:
-        self.line(f"{name}((const u16a *){g}, {DEEP}, {b} + {whole * DEEP * LANES * s.vectors}, 1{_soon(self, s, whole)});")
+        _pass(self, s, name, f"(const u16a *){g}", str(DEEP), f"{b} + {whole * DEEP * LANES * s.vectors}", 1, whole, late)
     for _ in range(blocks):
         self.close()
 
@@ -399,4 +493,4 @@ def do_weave(self: Emitter, s: Weave) -> None:
 
 
 STATEMENTS[Weave] = do_weave  # type: ignore[assignment]
-STATEMENTS[Paired] = do_paired  # type: ignore[assignment]
+WITH_REST[Paired] = do_paired
