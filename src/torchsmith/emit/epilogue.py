@@ -11,7 +11,7 @@ from ..ir.kernel import Contract, Loop, Stmt, StoreStmt
 from ..ir.linear import const_of
 from .c import Emitter
 from .math import MATH
-from .tile import named_test, plus, text_of, times, vectors_of
+from .tile import empty_registers, named_test, plus, text_of, times, vectors_of
 from .values import Val
 
 
@@ -54,6 +54,7 @@ def epilogue(self: Emitter, s: Contract, rest: tuple[Stmt, ...], names: list[tup
         self.open(f"if (!{test}) {{", [])
     for c, place in names:
         self.line(f"{place} = {c};")
+    empty_registers(self)
     self.block(rest)
     if inner is not None:
         self.close()

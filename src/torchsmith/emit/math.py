@@ -69,11 +69,12 @@ for _t, _min, _up, _n, _q, _bits, _bias in (("f32", "0x1p-126", "0x1p23", 23, "0
 EXP32 = (0.0013950701730265816, 0.008368953880030793, 0.04166620243844204, 0.1666651830349437, 0.5000000096306947)
 # n + ROUND holds the whole number nearest to n
 ROUND32 = "K(0x1.8p+23)"
+# what would be 0 is 0 before it is scaled: an instruction whose result underflows takes 200 cycles (a mask of -inf before a softmax)
 define("exp", "f32", f"""FLT exp@(FLT x) {{
-  x = maxi@((FLT){{0}} + K(-105.0), mini@((FLT){{0}} + K(89.0), x));
+  x = mini@((FLT){{0}} + K(89.0), x);
   FLT n = fma@(x, (FLT){{0}} + K(0x1.715476p+0), (FLT){{0}} + {ROUND32}) - {ROUND32};
   FLT r = fma@(n, (FLT){{0}} - K(0x1.62e4p-1), x); r = fma@(n, (FLT){{0}} - K(0x1.7f7d1cp-20), r);
-  return scalef@({horner((*EXP32, 1.0, 1.0), "r")}, n);
+  return scalef@(sel@(x < K(-104.0), (FLT){{0}}, {horner((*EXP32, 1.0, 1.0), "r")}), n);
 }}""")
 
 SIN32 = (2.7182380455655774e-06, -0.0001983932722497608, 0.008333329362573503, -0.16666666641429223)

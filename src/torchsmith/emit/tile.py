@@ -20,8 +20,24 @@ PART = {
     "f32": "ldn_xf32({}, {})", "f64": "ldn_xf64({}, {})", "bf16": "f_xbf16(ldn_xu16({}, {}))", "f16": "f_xf16(ldn_xu16({}, {}))",
 }  # fmt: skip
 
+# Between a loop over accumulators and what reads their copies no vector stays in a register: else gcc keeps the constants of a function of
+# the sums there through the loop, and spills accumulators in every step of it (twice the time).
+_EMPTY_REGISTERS = """#if defined(__AVX512F__)
+#define EMPTY_REGISTERS __asm__ volatile("" ::: {all})
+#elif defined(__x86_64__)
+#define EMPTY_REGISTERS __asm__ volatile("" ::: {half})
+#else
+#define EMPTY_REGISTERS
+#endif
+""".format(all=", ".join(f'"xmm{i}"' for i in range(32)), half=", ".join(f'"xmm{i}"' for i in range(16)))
+
 Loops = tuple[tuple[Axis, Expr], ...]
 Bounds = tuple[str, str]  # C text of the first step and of the end
+
+
+def empty_registers(self: Emitter) -> None:
+    self.functions.setdefault("EMPTY_REGISTERS", _EMPTY_REGISTERS)
+    self.line("EMPTY_REGISTERS;")
 
 
 def text_of(self: Emitter, e: Expr) -> str:
