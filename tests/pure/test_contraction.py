@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from emit_harness import launch
 
+from torchsmith.emit.c import emit_kernel
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Const, Fold, Load, Sym, Var, const, op, substitute
 from torchsmith.ir.kernel import Contract
@@ -206,6 +207,25 @@ def test_other_folds_are_not_contractions() -> None:
     assert recognise(Stage(((i, const(3)),), (Store("y", (i,), total),))) is None
     dot = multiply_add(((r, const(4)),), Load("x", dt.f32, (i, r)), Load("z", dt.f32, (i, r)))
     assert recognise(Stage(((i, const(3)),), (Store("y", (i,), dot),))) is None
+
+
+def test_a_function_of_the_sums_leaves_the_registers_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its constants would stay in registers through the loop over k, and accumulators be spilled."""
+    texts: list[str] = []
+    monkeypatch.setattr("emit_harness.emit_kernel", lambda kernel: texts.append(emit_kernel(kernel)) or texts[-1])
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    shapes = {"x": (28, 40), "w": (40, 64), "y": (28, 64)}
+    buffers = {s: Buffer(s, dt.f32, e, dense(e), "temp") for s, e in ((s, tuple(map(const, e))) for s, e in shapes.items())}
+    rng = np.random.default_rng(0)
+    arrays = {s: rng.standard_normal(e).astype(np.float32) for s, e in shapes.items()}
+    product = multiply_add(((r, const(40)),), Load("x", dt.f32, (i, r)), Load("w", dt.f32, (r, j)))
+    stage = Stage(((i, const(28)), (j, const(64))), (Store("y", (i, j), product),))
+    run(stage, buffers, arrays, lambda v, index: op("sigmoid", v), tile=(14, 2))
+    want = 1 / (1 + np.exp(-(arrays["x"].astype(np.float64) @ arrays["w"])))
+    np.testing.assert_allclose(arrays["y"], want, rtol=1e-5, atol=1e-6)
+    _, _, kernel = texts[-1].partition("TS_KERNEL(")
+    _, _, behind = kernel.partition("c13_1;")
+    assert behind.index("EMPTY_REGISTERS") < behind.index("sigmoid")
 
 
 def test_the_next_tile_of_a_large_operand_is_prefetched() -> None:
