@@ -126,7 +126,7 @@ class _Machine:
             return self.value(r.value)
         assert isinstance(r, ViewResult)
         of = self.program.inputs[r.of] if isinstance(r.of, int) else r.of
-        return self._view(of, r.shape, r.strides, r.offset)
+        return self._view(of, r.shape, r.strides, r.offset, r.dtype)
 
     # ------------------------------------------------------------ memory
     def read(self, name: str) -> Array:
@@ -134,8 +134,11 @@ class _Machine:
         b = self.program.buffers[name]
         if b.storage_of is not None and name not in self.arrays:
             assert b.layout is not None
-            return self._view(b.storage_of, b.shape, b.layout.strides, b.layout.offset)
+            return self._view(b.storage_of, b.shape, b.layout.strides, b.layout.offset, b.dtype)
         if name not in self.arrays:
+            for part, p in self.program.buffers.items():
+                if p.storage_of == name and part in self.arrays:  # complex memory, written as its real and imaginary parts
+                    return np.ascontiguousarray(self.arrays[part]).view(CARRIERS[b.dtype])[..., 0]
             raise InterpretError(f"{name} is read before it is written")
         return self.arrays[name]
 
@@ -145,7 +148,7 @@ class _Machine:
             at += (np.arange(n, dtype=np.int64) * int(self.value(s))).reshape([-1 if d == k else 1 for d in range(len(shape))])
         return at
 
-    def _view(self, root: str, shape: Iterable[Expr], strides: Iterable[Expr], offset: Expr) -> Array:
+    def _view(self, root: str, shape: Iterable[Expr], strides: Iterable[Expr], offset: Expr, dtype: DType) -> Array:
         b, data = self.program.buffers[root], self.read(root)
         layout = b.layout
         if layout is None:
@@ -156,11 +159,12 @@ class _Machine:
             layout = Layout(tuple(reversed(found)), Const(dt.index, 0))
         wanted = self._places(self.shape(shape), strides, offset)
         held = self._places(data.shape, layout.strides, Const(dt.index, 0))
-        low = min([0, *(a.min() for a in (wanted, held) if a.size)])
-        high = max([0, *(a.max() for a in (wanted, held) if a.size)])
+        per = b.dtype.itemsize // dtype.itemsize if dtype.kind != b.dtype.kind else 1  # real parts in complex memory
+        low = min([0, *(a.min() // n for a, n in ((wanted, per), (held, 1)) if a.size)])
+        high = max([0, *(a.max() // n for a, n in ((wanted, per), (held, 1)) if a.size)])
         memory = np.zeros(high - low + 1, data.dtype)
         memory[held - low] = data
-        return memory[wanted - low]
+        return (memory.view(CARRIERS[dtype]) if per > 1 else memory)[wanted - low * per]
 
     def junk(self, b: Buffer) -> Array:
         """Memory nobody has written."""

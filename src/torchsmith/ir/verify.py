@@ -250,7 +250,7 @@ class _Body:
             fail("updates", f"{name} is accumulated into before it is initialised", at)
         if not again and name in self.written and b.role != "state":
             fail("single writing", f"{name} is written twice", at)
-        self.written.add(name)
+        self.written.update((name, self._root(name)))
 
     def loads(self, roots: Iterable[Expr], at: Any, own: frozenset[str] = frozenset()) -> None:
         self.reads((n.buf for e in roots for n in walk(e) if isinstance(n, Load) and n.buf not in own), at)

@@ -5,6 +5,7 @@ from . import (  # noqa: F401
     attention,
     cat,
     checks,
+    complex,
     contraction,
     convert,
     creation,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -39,8 +39,9 @@ from ..ir.program import (
 from ..options import Options
 from . import extern
 from .numerics import IR_DTYPES, boolean, ir_dtype
-from .ref import ZERO, Index, Ref, contiguous_strides, is_one, is_zero, of_buffer, same_strides
-from .table import LOWERINGS, PLAIN_VIEWS
+from .pairs import in_memory, written_back
+from .ref import ZERO, Index, Pair, Ref, contiguous_strides, is_one, is_zero, of_buffer, same_strides
+from .table import LOWERINGS, PAIR_LOWERINGS, PLAIN_VIEWS
 
 Value = Any  # Ref | Expr | None | tuple of them: what a node stands for
 
@@ -317,18 +318,28 @@ def _touches_opaque(cx: Builder, *values: Any) -> bool:
     """Is an operand or a result of a dtype that no expression has?"""
     specs = cx.spec if isinstance(cx.spec, (tuple, list)) else (cx.spec,)
     made = [ir_dtype(s.dtype, cx.loc) for s in specs if isinstance(s, TensorSpec)]
-    used = [v.dtype for v in _flatten(*values) if isinstance(v, Ref)]
+    used = [v.dtype for v in _flatten(*values) if isinstance(v, (Pair, Ref))]
     return any(d.kind == "opaque" for d in (*made, *used))
 
 
 def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any], env: dict[fx.Node, Value]) -> Value:
-    """Operators on opaque values are extern calls; views of them stay views where they are plain memory."""
-    rule = LOWERINGS.get(node.target)
-    if rule is not None and node.target in PLAIN_VIEWS:
-        found = rule(cx, *bound)
-        if isinstance(found, Ref) and found.strided is not None:
+    """Operators on opaque values: complex ones as pairs of real values, views where they are plain memory, else extern calls."""
+    pairs, rule = PAIR_LOWERINGS.get(node.target), LOWERINGS.get(node.target)
+    if pairs is not None:
+        found = pairs(cx, *bound)
+        if found is not NotImplemented:
             return found
-    return extern.lower_extern(cx, node, bound, env)
+    if rule is not None and node.target in PLAIN_VIEWS:
+        if isinstance(bound[0], Pair):
+            parts = [rule(cx, part, *bound[1:]) for part in (bound[0].re, bound[0].im)]
+            if all(isinstance(p, Ref) for p in parts):
+                return Pair(bound[0].dtype, *parts)
+        else:
+            found = rule(cx, *bound)
+            if isinstance(found, Ref) and found.strided is not None:
+                return found
+    held = fx.node.map_aggregate(bound, lambda v: in_memory(cx, v, None) if isinstance(v, Pair) else v)
+    return extern.lower_extern(cx, node, held, env)
 
 
 def _flatten(*values: Any) -> list[Any]:
@@ -391,6 +402,10 @@ def _lower_results(cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value], 
             node = by_name[out.node]
             cx.loc, cx.origin = node.meta.get("loc", ""), "result"
             ref = env[node]
+            if isinstance(ref, Pair):
+                fresh[out.node] = cast(str, in_memory(cx, ref, node.meta["spec"].strides, "output").whole)
+                taken.add(fresh[out.node])
+                continue
             if not isinstance(ref, Ref):
                 raise Unsupported("LOW001", at=cx.loc, detail=f"result {out.node}")
             fresh[out.node] = _as_output(cx, ref, node.meta["spec"], taken)
@@ -426,10 +441,13 @@ def _lower_write_backs(
         node = by_name[node_name]
         cx.loc, cx.origin = node.meta.get("loc", ""), "write-back"
         ref = env[node]
+        if isinstance(ref, Ref) and ref.whole == inputs[number]:
+            continue
+        if isinstance(ref, (Pair, Ref)) and ref.dtype.kind == "opaque":
+            pairs.append(written_back(cx, inputs[number], ref))
+            continue
         if not isinstance(ref, Ref):
             raise Unsupported("LOW001", at=cx.loc, detail=f"write-back {node_name}")
-        if ref.whole == inputs[number]:
-            continue
         name = ref.whole
         if name is None or cx.buffers[name].role != "temp":
             held = cx.stage(ref.load, ref.shape, ref.dtype, None)

@@ -50,6 +50,19 @@ class Ref:
         return self.load(tuple(ZERO if is_one(n) else i for i, n in zip(index[extra:], self.shape, strict=True)))
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A complex tensor value of `dtype` as its real and its imaginary part (lower/complex.py)."""
+
+    dtype: DType
+    re: Ref
+    im: Ref
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        return self.re.shape
+
+
 def is_one(e: Expr) -> bool:
     return e is ONE
 

@@ -11,6 +11,8 @@ Rule = Callable[..., Any]
 
 # OpOverload -> rule(cx, *arguments in schema order, defaults filled in) -> Ref | tuple of Refs and None
 LOWERINGS: dict[Any, Rule] = {}
+# The same for complex operands or results, as Pairs (complex.py).
+PAIR_LOWERINGS: dict[Any, Rule] = {}
 
 
 def overload(name: str) -> Any:
@@ -37,6 +39,15 @@ PLAIN_VIEWS = frozenset(
 
 def lowers(*names: str) -> Callable[[Rule], Rule]:
     """Enter the decorated rule for these overloads; a duplicate or an unknown name is an error."""
+    return _enter(LOWERINGS, names)
+
+
+def lowers_pairs(*names: str) -> Callable[[Rule], Rule]:
+    """The same for the rules of complex operands and results."""
+    return _enter(PAIR_LOWERINGS, names)
+
+
+def _enter(table: dict[Any, Rule], names: tuple[str, ...]) -> Callable[[Rule], Rule]:
 
     def add(rule: Rule) -> Rule:
         for name in names:
@@ -45,9 +56,9 @@ def lowers(*names: str) -> Callable[[Rule], Rule]:
                 if name in OPTIONAL:
                     continue
                 raise ValueError(f"no operator {name}")
-            if op in LOWERINGS:
+            if op in table:
                 raise ValueError(f"{name} has two lowerings")
-            LOWERINGS[op] = rule
+            table[op] = rule
         return rule
 
     return add

@@ -94,7 +94,7 @@ def _is_private(program: Program, buffers: dict[str, Buffer], dst: str, src: str
     a, b = buffers[src], buffers[dst]
     if src.endswith("_old") or a.role != "temp" or a.storage_of is not None or a.dtype is not b.dtype or a.shape != b.shape:
         return False
-    if b.layout is None or (a.layout is not None and (a.layout.splits or a.layout.pad)):
+    if b.storage_of is not None or b.layout is None or (a.layout is not None and (a.layout.splits or a.layout.pad)):
         return False
     if any(isinstance(r, Fresh) and r.buf == src for r in program.results) or [s for _, s in pairs].count(src) > 1:
         return False

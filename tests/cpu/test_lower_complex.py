@@ -1,0 +1,83 @@
+"""Complex arithmetic runs natively, as pairs of real values, and equals eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lower_harness import check, check_native
+
+import torchsmith
+
+KINDS = [torch.complex64, torch.complex128]
+
+
+def randn(*shape, dtype=torch.complex64):
+    torch.manual_seed(len(shape))
+    return torch.randn(shape, dtype=dtype)
+
+
+def native(fn, *args, dynamic=False):
+    report = check_native(fn, *args, dynamic=dynamic, rtol=1e-5, atol=1e-5)
+    assert not report.externs, report.externs
+
+
+ELEMENTS = [
+    lambda z, w: z * w, lambda z, w: z + w, lambda z, w: torch.sub(z, w, alpha=2), lambda z, w: -z, lambda z, w: z.conj() * w,
+    lambda z, w: z.abs() + w.angle(), lambda z, w: (z.real, w.imag * 2), lambda z, w: z * 2.5 + 1, lambda z, w: z * (1 + 2j),
+    lambda z, w: z * w.real, lambda z, w: torch.exp(z), lambda z, w: torch.view_as_real(z + w).flatten(), lambda z, w: z.sum() + w.mean(-1),
+    lambda z, w: torch.add(z, w, alpha=1j), lambda z, w: (z * w)[..., 1:].transpose(0, -1), lambda z, w: torch.view_as_real(z * w)[..., 1],
+    lambda z, w: torch.polar(z.abs(), w.real), lambda z, w: torch.complex(z.real, w.imag), lambda z, w: z.clone() * w.conj().resolve_conj(),
+    lambda z, w: (z * w).reshape(-1).unsqueeze(0) * 2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("k", range(len(ELEMENTS)))
+def test_elements(k):
+    fn = ELEMENTS[k]
+    dtype = KINDS[k % 2]
+    native(fn, randn(3, 4, dtype=dtype), randn(3, 4, dtype=dtype))
+    native(fn, randn(3, 4, dtype=dtype), randn(1, 4, dtype=dtype), dynamic=True)
+    native(fn, randn(4, 3, dtype=dtype).t(), randn(3, 8, dtype=dtype)[:, ::2])
+    check(fn, randn(3, 4), randn(3, 4), rtol=1e-5, atol=1e-5)
+
+
+def test_dtypes_and_few_elements():
+    native(lambda z, x: (z * x, x * 1j, z + x.sum()), randn(3), torch.randn(3, dtype=torch.float64))
+    native(lambda z, n: (z * n, n.to(torch.complex64)), randn(3), torch.arange(3))
+    native(lambda z: (z * z, z + 1), randn(0, 3))
+    native(lambda z: z * z + 1j, torch.tensor(1 + 2j))
+
+
+def rotate(x, turns):
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns[None, :, None, :]).flatten(3).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_embedding(dtype):
+    turns = torch.polar(torch.ones(5, 4), torch.randn(5, 4))
+    native(rotate, torch.randn(2, 5, 3, 8).to(dtype), turns)
+    native(rotate, torch.randn(2, 5, 3, 8).to(dtype), turns, dynamic=True)
+    native(lambda n: torch.polar(torch.ones(n.shape[0], 4), torch.outer(n, torch.arange(4.0))), torch.arange(3.0))
+
+
+def test_beside_operators_of_torch():
+    def fn(x, w):
+        return torch.fft.irfft(torch.fft.rfft(x) * w.conj()), torch.fft.fft(w * 2).abs()
+
+    x, w = torch.randn(3, 8), randn(5)
+    with torch.no_grad():
+        torch.testing.assert_close(torchsmith.compile(fn, fullgraph=True)(x, w), fn(x, w), rtol=1e-5, atol=1e-5)
+
+
+def test_complex_memory_that_is_written():
+    def fn(z, w):
+        z.mul_(w)
+        z[0] += 1j
+        w.real.add_(1)
+        return z * 2, w
+
+    given, wanted = [randn(3, 4), randn(3, 4) + 1], [randn(3, 4), randn(3, 4) + 1]
+    with torch.no_grad():
+        torch.testing.assert_close(torchsmith.compile(fn)(*given), fn(*wanted), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-5)
