@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..ir.expr import Const, Expr, const, op
+from ..ir.expr import Const, Expr, op
 from .core import Builder
 from .numerics import cast
-from .pairs import PARTS, TWO, interleaved, pair_of
+from .pairs import PARTS, TWO, interleaved, pair_of, split
 from .reduce import Split, accumulator, split_of, total
 from .ref import Index, Pair, Ref
 from .table import lowers_pairs
@@ -112,7 +112,7 @@ def complex_of(re: Parts, im: Parts) -> Parts:
 def view_as_complex(cx: Builder, x: Any) -> Any:
     if not isinstance(x, Ref) or cx.dtype not in PARTS:
         return NotImplemented
-    return Pair(cx.dtype, *(x.remap(x.shape[:-1], lambda i, k=k: (*i, const(k))) for k in (0, 1)))
+    return split(cx.dtype, x)
 
 
 @lowers_pairs("aten.view_as_real.default", "aten.view_as_real_copy.default")

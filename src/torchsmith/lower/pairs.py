@@ -33,13 +33,19 @@ def _alias(cx: Builder, root: str, shape: Sequence[Expr], strides: Sequence[Expr
     return name
 
 
+def split(d: DType, parts: Ref) -> Pair:
+    """Real values (*shape, 2) as complex ones of dtype `d`."""
+    shape = parts.shape[:-1]
+    return Pair(d, parts.remap(shape, lambda i: (*i, ZERO)), parts.remap(shape, lambda i: (*i, ONE)))
+
+
 def _of_memory(cx: Builder, ref: Ref) -> Pair | None:
     s = ref.strided
     if s is None or cx.buffers[s.root].storage_of is not None:
         return None
     cx.require(s.root)
     parts = cx.ref(_alias(cx, s.root, ref.shape, s.strides, s.offset))
-    return Pair(ref.dtype, *(parts.remap(ref.shape, lambda i, k=k: (*i, const(k))) for k in (0, 1)))
+    return split(ref.dtype, parts)
 
 
 def pair_of(cx: Builder, value: Any, d: DType) -> Pair | None:
@@ -50,7 +56,8 @@ def pair_of(cx: Builder, value: Any, d: DType) -> Pair | None:
     if isinstance(value, Pair):
         if value.dtype is d:
             return value
-        return Pair(d, *(Ref(part, r.shape, lambda i, r=r: cast(r.load(i), part)) for r in (value.re, value.im)))
+        re, im = value.re, value.im
+        return Pair(d, Ref(part, re.shape, lambda i: cast(re.load(i), part)), Ref(part, im.shape, lambda i: cast(im.load(i), part)))
     if isinstance(value, Ref):
         real = value
         return Pair(d, Ref(part, real.shape, lambda i: cast(real.load(i), part)), Ref(part, real.shape, lambda i: Const(part, 0.0)))
