@@ -20,7 +20,10 @@ from torchsmith.schedule.kernels import contraction_kernels
 
 NUMPY = {dt.f32: np.float32, dt.f64: np.float64}
 # how w[k, n] lies: strides of (k, n) as factors of (K, N)
-LAYOUTS = {"row-major": lambda k, n: (n, 1), "turned": lambda k, n: (1, k), "padded rows": lambda k, n: (n + 5, 1), "apart": lambda k, n: (2 * n, 2)}
+LAYOUTS = {
+    "row-major": lambda k, n: (n, 1), "turned": lambda k, n: (1, k), "padded rows": lambda k, n: (n + 5, 1), "apart": lambda k, n: (2 * n, 2),
+    "one set": lambda k, n: (1024, 1),
+}  # fmt: skip
 SHAPES = [(1, 1, 1), (1, 40, 33), (3, 1, 9), (5, 17, 1), (7, 33, 19), (14, 100, 300), (64, 16, 64), (129, 50, 70), (200, 47, 515), (33, 129, 1100)]
 Size = int | Sym
 
@@ -111,3 +114,10 @@ def test_nothing_is_packed_that_is_contiguous(d: DType) -> None:
         (contract,) = (s for s in found if isinstance(s, Contract))
         assert (contract.b.buf == "w") == (through is None)
         assert through is None or any(isinstance(s, through) for s in found)
+
+
+def test_rows_that_share_a_set_of_the_cache_are_copied() -> None:
+    """Rows of w a multiple of 4 KB apart: their tile of columns goes through a panel; others are read in place."""
+    for layout, copied in (("one set", True), ("padded rows", False)):
+        (kernel,) = kernels(100, 64, 300, dt.f32, layout)
+        assert any(s.name == "panel" for s in kernel.scratch) == copied

@@ -4,10 +4,11 @@ In: a Contraction, its tiling, layouts. Out: one Kernel; None where `b` lies oth
 every call).
 
     n contiguous:                 tiles read b in place, the last one only the columns that exist
+    the same, no taps, and steps of k a multiple of 4 KB apart, or
     k contiguous, no taps:        per block of rows and tile of columns, for each chunk of k:
                                       panel[k, n] = b[k, n], turned in registers;  each tile of rows:  acc += a @ panel
 
-A copy of rows that are contiguous does not pay: prefetching hides where they come from, up to rows 4 KB apart.
+Elsewhere a copy of rows that are contiguous does not pay: prefetching hides where they come from.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..ir.linear import Linear, const_of
 from ..ir.program import Buffer
 from .access import flat
 from .contraction import Contraction, _least, _params, _product, acc_of, form_contraction, where_of
-from .tiling import Tiling
+from .tiling import SETS, Tiling
 
 PANEL = 512  # vectors of 64 bytes in a panel: it stays in the first-level cache while the rows pass
 ROWS = 192  # of a block: what a panel costs is spread over them
@@ -34,6 +35,8 @@ def form_changing(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], or
     if at is None:
         return None
     if const_of(at.terms.get(c.n[0], const(0))) == 1:
+        if _is_copied(c, at):
+            return _through_panels(c, tiling, buffers, origins, copied=True)
         (store,) = c.stage.stores
         return form_contraction(c, (replace(store, value=c.value),), None, tiling, buffers, origins)
     return _through_panels(c, tiling, buffers, origins) if const_of(at.terms.get(c.k[0], const(0))) == 1 and not c.taps else None
@@ -55,7 +58,15 @@ def _address(c: Contraction, buffers: Mapping[str, Buffer]) -> Linear | None:
     return None if any(atom not in axes and any(x in axes for x in walk(atom)) for atom in at.terms) else at
 
 
-def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Kernel | None:
+def _is_copied(c: Contraction, at: Linear) -> bool:
+    """Do all of k of a tile of columns share the few places of one set of the caches? Then a copy is made before rows meet it."""
+    step = const_of(at.terms.get(c.k[0], const(0)))
+    return step is not None and step * c.fold.dtype.itemsize % SETS == 0 and not c.taps
+
+
+def _through_panels(
+    c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], origins: tuple[str, ...], copied: bool = False
+) -> Kernel | None:
     rows, vectors, width = tiling.rows, tiling.vectors, c.lanes * tiling.vectors
     (m, m_extent), (n, n_extent), (k, k_extent) = c.rows[-1], c.n, c.k
     depth = max(64, PANEL // vectors // 16 * 16)
@@ -74,10 +85,14 @@ def _through_panels(c: Contraction, tiling: Tiling, buffers: dict[str, Buffer], 
     assert isinstance(b, Load)
     layout = buffers[b.buf].layout
     at = flat(layout, b.index) if layout is not None else None
-    if at is None or const_of(at.terms.get(kl, const(0))) != 1 or any(atom is not kl and kl in walk(atom) for atom in at.terms):
+    if at is None or any(atom is not kl and kl in walk(atom) for atom in at.terms):
         return None  # a division that no k below k_extent feels, but the last panel's end might
     panel = Load("panel", b.dtype, (kl * width + nl,))
-    fill = Turn("panel", width, nl, wide, kl, deep, b)
+    fill: Stmt = Turn("panel", width, nl, wide, kl, deep, b)
+    if copied:
+        fill = Loop(kl, deep, "serial", (Loop(nl, wide, "vector", (StoreStmt("panel", panel.index, b),)),))
+    elif const_of(at.terms.get(kl, const(0))) != 1:
+        return None
     first = const(0) if whole else mt * rows
     contract = Contract("acc", rows, vectors, ml, live, (), kl, deep, nl, a, panel, first=first, add=not whole)
     summed = c.fold.dtype

@@ -20,13 +20,15 @@ from ..ir.program import Buffer, Stage, Store
 from .access import flat
 from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where, where_of
 from .deps import estimate
-from .tiling import CACHED, LANES
+from .tiling import LANES
 
 TILE = 16  # rows of one hardware tile
 TAPS = 1024  # most taps: a kernel keeps the place of each
 DEEP = 32  # of k that a hardware tile takes
 WOVEN = 2048  # most of k of a tile of columns that is woven into scratch
 ITEMS = 16  # blocks that keep threads busy
+NEAR = 1 << 20  # bytes of packed tiles of columns that stay in the second-level cache
+MANY = 16  # tiles of rows
 HELD = 3 << 15  # most elements of the rows that are copied
 COPY = 1.7  # time of copying a hardware tile of `a`, in products of two of them
 SPLIT = 1.3  # the same of a product that reads rows which do not begin with a line
@@ -169,7 +171,8 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     width = LANES * vectors
     mt, ml, nb, ni, nl = Axis("mt"), Axis("ml"), Axis("nb"), Axis("ni"), Axis("nl")
     tiles = op("floordiv", n_extent + (width - 1), const(width))
-    near = _near(const_of(tiles), _product([*packed.shape[len(c.batch) + 1 :]]))
+    passing = _product([e for _, e in c.rows[:-1]]) * -(-(const_of(m_extent) or 64) // rows)
+    near = _near(const_of(tiles), _product([*packed.shape[len(c.batch) + 1 :]]), passing)
     nt = ni if near is None else nb * near + ni
     row = mt * rows + ml
     live, wide = _least(rows, m_extent - mt * rows, m_extent), _least(width, n_extent - nt * width, n_extent)
@@ -222,10 +225,11 @@ def _soon(
     return (place if joined else place + _flat(c.taps) * each), lines
 
 
-def _near(tiles: int | None, size: int) -> int | None:
+def _near(tiles: int | None, size: int, passing: int) -> int | None:
     """How many column tiles of `size` elements each row tile meets before the next one, so that they stay in the second-level cache; None:
-    all there are."""
+    all there are. Where few row tiles pass, the next ones come in meanwhile and need room too."""
     if tiles is None:
         return 1
-    near = next(n for n in range(tiles, 0, -1) if tiles % n == 0 and (2 * n * size <= CACHED or n == 1))
+    room = NEAR if passing >= MANY else NEAR // 2
+    near = next(n for n in range(tiles, 0, -1) if tiles % n == 0 and (2 * n * size <= (NEAR if n == tiles else room) or n == 1))
     return None if near == tiles else near
