@@ -6,17 +6,33 @@ import sys
 import types
 from typing import Any
 
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from .aot.dims import AdditionalInputs, Dim, ShapesCollection, dims
-from .aot.exporting import export, from_torch
-from .aot.program import ExportedProgram, GraphSignature
+from .aot.exporting import draft_export, export, from_torch
+from .aot.program import DraftReport, ExportedProgram, GraphSignature
 from .aot.saved import load, save
 
 __all__ = [
-    "AdditionalInputs", "Dim", "ExportedProgram", "GraphSignature", "ShapesCollection", "dims", "export", "from_torch", "load",
-    "register_dataclass", "save",
+    "AdditionalInputs", "Dim", "DraftReport", "ExportGraphSignature", "ExportedProgram", "GraphSignature", "ShapesCollection",
+    "default_decompositions", "dims", "draft_export", "export", "from_torch", "load", "register_dataclass", "save", "unflatten",
 ]  # fmt: skip
+
+ExportGraphSignature = GraphSignature
+
+
+def default_decompositions() -> dict[Any, Any]:
+    """For run_decompositions: empty, because a program is functional ATen already and the compiler decomposes operators itself."""
+    return {}
+
+
+def unflatten(module: ExportedProgram, flat_args_adapter: Any = None) -> nn.Module:
+    """The program as a module with the exported module's tree of submodules, which hold its parameters and buffers under their names.
+    It runs as a whole: its submodules cannot be called or exchanged."""
+    if flat_args_adapter is not None:
+        raise ValueError("an exported program of torchsmith takes no flat_args_adapter: call it with the structure it was exported with")
+    return module.module()
 
 
 def register_dataclass(cls: type, *, serialized_type_name: str | None = None) -> None:

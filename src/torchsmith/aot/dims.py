@@ -118,6 +118,13 @@ class ShapesCollection:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def dynamic_shapes(self, m: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The declarations as a nest that follows the arguments of m."""
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        rows = self.rows(leaves)
+        args, kwargs = pytree.tree_unflatten([rows.get(n) for n in range(len(leaves))], spec)
+        return dict(inspect.signature(getattr(m, "forward", m)).bind(*args, **kwargs).arguments)
+
     def rows(self, leaves: Sequence[Any]) -> dict[int, Any]:
         """Number of a leaf -> its declarations."""
         found = {number: self._rows[id(leaf)][1] for number, leaf in enumerate(leaves) if id(leaf) in self._rows}
@@ -189,6 +196,8 @@ def read_shapes(
     for p in inspect.signature(forward).parameters.values():
         if p.name in bound:
             named.update(bound[p.name] if p.kind is p.VAR_KEYWORD else {p.name: bound[p.name]})
+            if p.kind is p.VAR_KEYWORD and isinstance(shapes, Mapping) and p.name in shapes and p.name not in named:
+                shapes = {**{k: v for k, v in shapes.items() if k != p.name}, **(shapes[p.name] or {})}  # {"kwargs": {"mask": ...}}
     names: dict[int, str] = {}
     for name, value in named.items():
         for path, number in pytree.tree_flatten_with_path(value)[0]:
@@ -237,6 +246,10 @@ class _Reader:
         elif isinstance(numbers, (list, tuple)) and isinstance(shapes, (list, tuple)) and len(numbers) == len(shapes):
             for i, (n, v) in enumerate(zip(numbers, shapes, strict=True)):
                 self.visit(n, v, f"{where}[{i}]")
+        elif type(shapes) is type(numbers) and type(numbers) in pytree.SUPPORTED_NODES:  # a registered dataclass
+            flat = pytree.SUPPORTED_NODES[type(numbers)].flatten_fn
+            for n, v in zip(flat(numbers)[0], flat(shapes)[0], strict=True):
+                self.visit(n, v, f"{where}")
         elif pytree.tree_leaves(numbers):
             children, rows = pytree.tree_leaves(numbers), list(shapes.values()) if isinstance(shapes, Mapping) else shapes
             if not isinstance(rows, (list, tuple)) or len(rows) != len(children):
@@ -247,6 +260,12 @@ class _Reader:
     def leaf(self, number: int, shapes: Any, where: str) -> None:
         tensor = self.leaves[number]
         rank = getattr(tensor, "dim", lambda: -1)()
+        if rank < 0 and type(shapes) is type(tensor) and shapes == tensor:
+            return
+        if rank < 0 and isinstance(ours(shapes), Hint) and type(tensor) in (int, float, bool):
+            if ours(shapes).kind == "dynamic":
+                raise ValueError(f"dynamic_shapes: argument {where} is a number, which an exported program keeps: pass it in a tensor")
+            return
         if rank < 0:
             raise ValueError(f"dynamic_shapes gives sizes to argument {where}, which is not a tensor but {type(tensor).__name__}")
         rows = dict(shapes) if isinstance(shapes, Mapping) else dict(enumerate(shapes))

@@ -29,7 +29,7 @@ from ..ir import dtype as dt
 from ..ir.expr import Expr, Op, Sym, walk
 from .dims import Declared, read_shapes
 from .entry import BUFFER, CONSTANT, PARAMETER, children
-from .program import ExportedProgram, InputRow, OutputRow
+from .program import DraftReport, ExportedProgram, InputRow, OutputRow
 from .programs import load_program, read_program
 
 ROUNDS = 12  # captures until the open bounds have settled
@@ -43,12 +43,38 @@ def export(
     dynamic_shapes: Any = None,
     strict: bool = False,
     preserve_module_call_signature: Sequence[str] = (),
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
 ) -> ExportedProgram:
     """Capture `mod(*args, **kwargs)` as one graph that holds for all sizes in `dynamic_shapes` (see Dim).
 
     strict: accepted; the capture reads the program's bytecode in either case. preserve_module_call_signature: accepted, not needed.
+    prefer_deferred_runtime_asserts_over_guards: accepted; conditions on sizes are asked of every call in either case.
     Raises TypeError or ValueError for arguments that do not fit, Unsupported (with the user's line) for what cannot be captured whole.
     """
+    return _exported(mod, args, kwargs, dynamic_shapes, None)
+
+
+def draft_export(
+    mod: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    preserve_module_call_signature: Sequence[str] = (),
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
+) -> ExportedProgram:
+    """export that tells all declarations that do not hold at once: each is left to the program (as Dim.AUTO) and named in
+    `program.report`, with what to declare instead. What cannot be captured whole is an error here too."""
+    problems: list[str] = []
+    program = _exported(mod, args, kwargs, dynamic_shapes, problems)
+    return replace(program, report=DraftReport(tuple(problems)))
+
+
+def _exported(
+    mod: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, problems: list[str] | None
+) -> ExportedProgram:
+    """problems: where to put what is wrong with the declarations; None: it is raised."""
     if not isinstance(mod, nn.Module):
         raise TypeError(f"export takes an nn.Module, not {type(mod).__name__}; wrap a function in a module's forward")
     if not isinstance(args, (tuple, list)):
@@ -59,8 +85,17 @@ def export(
     leaf_names = tuple(names[i] for i in range(len(leaves)))
     _check_hints(declared, leaves, leaf_names)
     run = _Export(mod, leaves, in_spec, leaf_names, declared)
-    for _ in range(ROUNDS):
-        program = run.once(args, kwargs)
+    for _ in range(ROUNDS if problems is None else 4 * ROUNDS):
+        try:
+            program = run.once(args, kwargs)
+        except Unsupported as error:
+            if problems is None or not run.refused:
+                raise
+            problems.append(f"{error.at}: {error.detail}" if error.at else error.detail)
+            for row in run.refused:
+                row.kind, row.said = "auto", (None, None)
+            run.refused = ()
+            continue
         if program is not None:
             return program
     raise Unsupported("AOT061", detail="the sizes that the program allows did not settle")
@@ -98,6 +133,7 @@ class _Export:
                     leaf = leaf.detach().clone()
                 owned.add(id(leaf))
             self.leaves.append(leaf)
+        self.refused: Sequence[DeclaredSymbol] = ()  # whose declaration the last error is about
         self.tensors = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
 
     def once(self, args: Sequence[Any], kwargs: dict[str, Any]) -> ExportedProgram | None:
@@ -233,6 +269,7 @@ class _Export:
         return True
 
     def _refusal(self, rows: Sequence[DeclaredSymbol], cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol]) -> Unsupported:
+        self.refused = rows
         where = [f"{self.names[i]}.shape[{d}]" for i, sizes in self.declared.items() for d, s in sizes.items() if s.symbol in rows]
         what = f"{' and '.join(where)} ({', '.join(r.name for r in rows)}): the program needs {_spoken(cond, symbols)}"
         return Unsupported("AOT061", at=loc, detail=f"{what}; {_advice(rows, cond)}")

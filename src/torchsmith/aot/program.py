@@ -6,9 +6,10 @@ to the user. Nothing here is ever written after export, except the contents of `
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..graph.eager import origin_value, run_functional
 from ..graph.sizes import LARGEST, SizeFacts, print_condition
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, TensorSpec
+from ..graph.tracing import spec_of
 from ..ir.expr import Const, Expr
 from ..ir.number import number_of
 from .entry import children
@@ -57,6 +59,13 @@ class GraphSignature:
     user_outputs: tuple[Any, ...]
     buffers_to_mutate: Mapping[str, str]
     user_inputs_to_mutate: Mapping[str, str]
+    inputs_to_parameters: Mapping[str, str]
+    inputs_to_buffers: Mapping[str, str]
+    inputs_to_lifted_tensor_constants: Mapping[str, str]
+
+    @property
+    def lifted_tensor_constants(self) -> tuple[str, ...]:
+        return self.constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,22 @@ class Range:
 
     def __repr__(self) -> str:
         return f"[{self.lo}, {'inf' if self.hi is None else self.hi}]"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What draft_export had to give up: one text for each declaration that the program contradicts."""
+
+    problems: tuple[str, ...]
+
+    def successful(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        if not self.problems:
+            return "the program holds for all declared sizes"
+        head = f"{len(self.problems)} declarations do not hold and were left to the program:"
+        return "\n".join((head, *(f"- {p}" for p in self.problems)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +116,12 @@ class ExportedProgram:
     symbol_names: Mapping[str, str]
     name: str
     example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    report: DraftReport | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExportedProgram:
+        """Tensors of its own; the graph is never written, so it is shared."""
+        state, constants = copy.deepcopy((self.state_dict, self.constants), memo)
+        return replace(self, state_dict=state, constants=constants)
 
     # ------------------------------------------------------------ views of it
     @property
@@ -124,8 +155,12 @@ class ExportedProgram:
             by["param"], by["buffer"], tuple(r.name for r in self.inputs if r.kind == "buffer" and not r.persistent),
             by["constant"], by["user"],
             tuple(self._output_name(r) for r in self.outputs), {n: r.name for n, r in written.items() if r.kind == "buffer"},
-            {n: r.name for n, r in written.items() if r.kind == "user"},
+            {n: r.name for n, r in written.items() if r.kind == "user"}, *(self._placeholders(k) for k in ("param", "buffer", "constant")),
         )  # fmt: skip
+
+    def _placeholders(self, kind: str) -> dict[str, str]:
+        """Name of a placeholder -> name of the tensor that fills it."""
+        return {node.name: r.name for r, node in zip(self.inputs, self.functional.graph.nodes, strict=False) if r.kind == kind}
 
     def _output_name(self, row: OutputRow) -> Any:
         if row.kind == "const":
@@ -134,6 +169,10 @@ class ExportedProgram:
         if isinstance(out, FreshOutput):
             return out.node
         return self.inputs[out.index].name if isinstance(out, InputOutput) else f"out{row.value}"
+
+    @property
+    def tensor_constants(self) -> dict[str, Tensor]:
+        return self.constants
 
     @property
     def call_spec(self) -> Any:
@@ -249,6 +288,11 @@ class ExportedModule(nn.Module):
         for row in program.inputs:
             if row.kind in ("param", "buffer"):
                 _install(self, row, program.tensor_of(row))
+        held = set(self.state_dict())
+        for name, tensor in program.state_dict.items():  # tied to one of those, or not used
+            if name not in held:
+                kind = "param" if isinstance(tensor, nn.Parameter) else "buffer"
+                _install(self, InputRow(kind, name, spec_of(tensor)), tensor)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         program = self._program
