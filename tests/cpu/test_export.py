@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import zipfile
@@ -436,3 +437,142 @@ def test_the_program_runs_where_a_result_tells_its_own_size():
         x = torch.randn(n, 3)
         for got, want in zip(program.module()(x), Chosen()(x), strict=True):
             assert torch.equal(got, want)
+
+
+# ---------------------------------------------------------------- the names of torch.export
+
+
+def test_a_draft_tells_all_that_does_not_hold():
+    class Three(nn.Module):
+        def forward(self, x, y, z):
+            return x.view(-1, 6), y.reshape(2, 8) + (1 if z.shape[0] > 3 else 0), z * 2
+
+    args = torch.randn(4, 6), torch.randn(16), torch.randn(5)
+    shapes = {"x": {1: Dim("k")}, "y": {0: Dim("n", max=64)}, "z": {0: Dim("m", min=1)}}
+    with pytest.raises(Unsupported, match="AOT061"):
+        export(Three(), args, dynamic_shapes=shapes)
+    program = torchsmith.export.draft_export(Three(), args, dynamic_shapes=shapes)
+    said = str(program.report)
+    assert not program.report.successful() and len(program.report.problems) >= 2
+    assert "y.shape[0]" in said and "z.shape[0]" in said and "test_export.py:" in said
+    assert equal(program.module()(*args), Three()(*args))
+    fine = torchsmith.export.draft_export(Fixed(), (A,))
+    assert fine.report.successful() and torch.equal(fine.module()(A), Fixed()(A))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out, self.unused = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False), nn.Linear(2, 2)
+        self.out.weight = self.words.weight
+
+    def forward(self, i):
+        return self.out(self.words(i))
+
+
+def test_module_holds_every_name_of_the_state():
+    net, i = Tied(), torch.tensor([1, 2])
+    program = export(net, (i,))
+    module = torchsmith.export.unflatten(program)
+    assert list(module.state_dict()) and set(module.state_dict()) == set(program.state_dict) == set(net.state_dict())
+    assert module.out.weight is module.words.weight is net.words.weight and torch.equal(module(i), net(i))
+    signature = program.graph_signature
+    assert set(signature.inputs_to_parameters.values()) == set(signature.parameters) and signature.user_inputs == ("i",)
+    other = copy.deepcopy(program)
+    with torch.no_grad():
+        other.state_dict["words.weight"].zero_()
+    assert not other.module()(i).any() and torch.equal(module(i), net(i))
+
+
+class Keywords(nn.Module):
+    def forward(self, p, *rest, n=3, **named):
+        return p.one * n + sum(rest) + named["bias"]
+
+
+def test_declarations_follow_any_structure():
+    torchsmith.export.register_dataclass(Pair)
+    n, p = Dim("n"), Pair(A, A)
+    for shapes in (
+        {"p": Pair({0: n}, {0: n}), "rest": ({0: n},), "named": {"bias": {0: n}}},
+        {"p": [{0: n}, {0: n}], "rest": ({0: n},), "bias": {0: n}},
+        {"p": [{0: n}, {0: n}], "rest": ({0: n},), "bias": {0: n}, "n": 4},
+    ):
+        program = export(Keywords(), (p, A), {"bias": A, "n": 4}, dynamic_shapes=shapes)
+        x = torch.randn(3, 3)
+        assert torch.equal(program.module()(Pair(x, x), x, bias=x, n=4), x * 4 + x + x)
+    with pytest.raises(ValueError, match="pass it in a tensor"):
+        export(Keywords(), (p, A), {"bias": A, "n": 4}, dynamic_shapes={"p": None, "rest": None, "bias": None, "n": Dim.DYNAMIC})
+    found = torchsmith.export.ShapesCollection()
+    found[A] = {0: Dim.AUTO}
+    assert found.dynamic_shapes(Fixed(), (A,)) == {"x": {0: Dim.AUTO}}
+
+
+# ---------------------------------------------------------------- control flow of the data
+
+
+class Chooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        sign = torch.cond(x.shape[0] > 1, lambda: 1.0, lambda: -1.0, ())
+        both = torch.cond(x.sum() > 0, lambda x: {"y": self.inner(x), "z": x * 2}, lambda x: {"y": x.cos(), "z": x + 1}, (x,))
+        return both["y"] * sign, both["z"]
+
+    def expected(self, x):
+        return (self.inner(x), x * 2) if x.sum() > 0 else (x.cos(), x + 1)
+
+
+class Steps(nn.Module):
+    def forward(self, x):
+        from torch._higher_order_ops.map import map as map_over
+        from torch._higher_order_ops.scan import scan
+
+        last, sums = scan(lambda c, row: (c + row, (c * row).clone()), torch.zeros(3), x)
+        _, back = scan(lambda c, row: (c + row, c.clone()), torch.zeros(8), x, dim=1, reverse=True)
+        return map_over(lambda row, y: row.cumsum(0) + y, x, x[0]), last, sums, back
+
+
+class Writes(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x.clone().mul_(2), lambda x: x + 1, (x,))
+
+
+class Differs(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x[1:], lambda x: x, (x,))
+
+
+class Loops(nn.Module):
+    def forward(self, x):
+        from torch._higher_order_ops.while_loop import while_loop
+
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
+
+
+def test_branches_become_a_choice(tmp_path):
+    net = Chooses()
+    program = export(net, (A,), dynamic_shapes=({0: Dim("n", min=2)},))
+    path = torchsmith.aot.compile_and_package(program, package_path=tmp_path / "m.pt2")
+    for run in (program.module(), torchsmith.aot.load_package(path)):
+        for x in (torch.rand(5, 3), -torch.rand(2, 3)):
+            torch.testing.assert_close(run(x), net.expected(x))
+
+
+def test_loops_over_known_sizes_are_written_out():
+    sums = A.cumsum(0)
+    before = torch.cat([torch.zeros(1, 3), sums[:-1]])
+    back = torch.stack([A[:, 1] + A[:, 2], A[:, 2], torch.zeros(8)], 1)  # as torch's own scan has it
+    torch.testing.assert_close(export(Steps(), (A,)).module()(A), (A.cumsum(1) + A[0], sums[-1], before * A, back))
+
+
+@pytest.mark.parametrize(
+    ("net", "shapes", "words"),
+    [(Writes(), None, "mul_ writes"), (Differs(), None, "different tensors"), (Loops(), None, "while_loop"),
+     (Steps(), ({0: b},), "scan over a dimension that varies")],
+)  # fmt: skip
+def test_control_flow_that_has_no_such_form(net, shapes, words):
+    with pytest.raises(Unsupported, match="CAP033") as error:
+        export(net, (A,), dynamic_shapes=shapes)
+    assert words in str(error.value) and "test_export.py:" in str(error.value)

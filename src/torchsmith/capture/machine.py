@@ -143,6 +143,7 @@ class Machine:
         self.raised: BaseException | None = None  # the program's last exception, and where it was raised
         self.raised_at = ""
         self.active = True
+        self.is_whole = False  # captured alone, for export: no frame to go back to
         self.steps = 0
         self.global_cache: dict[tuple[int, str], Any] = {}
         self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}
@@ -607,6 +608,7 @@ def capture(
     (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `given`: sizes that export declares, by
     input; `close` turns the machine and the frame's result into what is captured."""
     m = Machine(fn)
+    m.is_whole = close is not finish.finished
     m.recorder.given = given or {}
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})

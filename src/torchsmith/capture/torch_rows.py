@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..codes import Unsupported
 from ..graph import tracing
+from . import control_flow
 from .attributes import Raised
 from .tensor_attrs import ROWS as TENSOR_ROWS
 
@@ -266,7 +267,7 @@ def disable(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @row(*_named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
              "cuda.synchronize", "set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms",
-             "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "cond", "while_loop", "autograd.grad", "autograd.backward", "set_printoptions"))  # fmt: skip
+             "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "autograd.grad", "autograd.backward", "set_printoptions"))  # fmt: skip
 def refused(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="a torch function that changes state")
 
@@ -282,7 +283,13 @@ def checkpoint(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 # Functions of modules that must not be imported for their own sake, by (module, name).
-BY_NAME: dict[tuple[str, str], Row] = {("torch._compile", "checkpoint"): checkpoint}
+BY_NAME: dict[tuple[str, str], Row] = {
+    ("torch._compile", "checkpoint"): checkpoint, ("torch._higher_order_ops.map", "map"): control_flow.map_,
+    ("torch._higher_order_ops.scan", "scan"): control_flow.scan, ("torch._higher_order_ops.while_loop", "while_loop"): control_flow.while_loop,
+    ("torch._higher_order_ops.cond", "cond"): control_flow.cond,
+}  # fmt: skip
+row(torch.cond)(control_flow.cond)
+row(*_named("while_loop"))(control_flow.while_loop)
 
 
 # ---------------------------------------------------------------- tensors reached natively

@@ -1,0 +1,126 @@
+"""torch.cond, map and scan in a graph without regions: both branches and a choice, or one copy of the body for each element.
+
+In: the machine and such a call's arguments. Out: its result as machine values. Only for programs that are captured whole: just in time the
+frame runs them eagerly, which computes one branch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..codes import Unsupported, define
+
+define("CAP033", "a control-flow operator has no form without branches and loops", "see the detail")
+
+LONGEST = 256  # elements that a loop is written out for
+
+
+def _arguments(spelt: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments in the order of the names."""
+    names = spelt.split()
+    parameters = [inspect.Parameter(n.partition("=")[0], inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in names]
+    bound = inspect.Signature(parameters).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return list(bound.arguments.values())
+
+
+def _refuse_eager_world(m: Any, name: str) -> None:
+    if not m.is_whole:
+        raise Unsupported("CAP014", at=m.loc(), detail=name)
+
+
+def _run(m: Any, fn: Callable[..., Any], operands: Any) -> tuple[list[Any], Any]:
+    """What `fn` returns, flat. It must write to nothing: it may be the branch that is not taken."""
+    before = len(m.recorder.graph.nodes)
+    flat, spec = pytree.tree_flatten(m.call(fn, list(operands), {}))
+    for node in list(m.recorder.graph.nodes)[before:]:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if name == "setitem" or "out" in node.kwargs or (name.endswith("_") and not name.endswith("__")):
+            raise Unsupported("CAP033", at=node.meta.get("loc") or m.loc(), detail=f"{name} writes to a tensor inside of it")
+    return flat, spec
+
+
+def cond(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """cond(p, f, g, x) -> where(p, f(x), g(x)): both are computed."""
+    pred, true_fn, false_fn, operands = _arguments("pred true_fn false_fn operands", args, kwargs)
+    if not issubclass(type(pred), torch.Tensor):
+        return m.call(true_fn if m.truth(pred) else false_fn, list(operands or ()), {})
+    _refuse_eager_world(m, "torch.cond")
+    (yes, spec), (no, other) = (_run(m, fn, operands or ()) for fn in (true_fn, false_fn))
+    if spec != other:
+        raise Unsupported("CAP033", at=m.loc(), detail="the branches of torch.cond return different structures")
+    return pytree.tree_unflatten([_chosen(m, pred, a, b) for a, b in zip(yes, no, strict=True)], spec)
+
+
+def _chosen(m: Any, pred: Any, a: Any, b: Any) -> Any:
+    if not issubclass(type(a), torch.Tensor) or not issubclass(type(b), torch.Tensor):
+        if type(a) is type(b) and a == b:
+            return a
+        raise Unsupported("CAP033", at=m.loc(), detail="the branches of torch.cond return different numbers: return tensors")
+    if a.dtype != b.dtype or a.dim() != b.dim() or any(x != y for x, y in zip(a.shape, b.shape, strict=True)):
+        both = f"{a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}"
+        raise Unsupported("CAP033", at=m.loc(), detail=f"the branches of torch.cond return different tensors: {both}")
+    return m.recorder.record("function", torch.where, (pred, a, b), {})
+
+
+def while_loop(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    _refuse_eager_world(m, "torch.while_loop")
+    raise Unsupported("CAP033", at=m.loc(), detail="a while_loop runs as often as the data tell: use a fixed number of steps")
+
+
+def _steps(m: Any, xs: list[Any], dim: int, name: str) -> int:
+    n = xs[0].shape[dim] if xs else 0
+    if type(n) is not int:
+        raise Unsupported("CAP033", at=m.loc(), detail=f"{name} over a dimension that varies: declare it static, or write it with whole tensors")
+    if n > LONGEST:
+        raise Unsupported("CAP033", at=m.loc(), detail=f"{name} over {n} elements; loops are written out up to {LONGEST}")
+    if n < 1:
+        raise Unsupported("CAP033", at=m.loc(), detail=f"{name} over nothing")
+    return n
+
+
+def _select(m: Any, x: Any, dim: int, i: int) -> Any:
+    return m.recorder.record("method", "select", (x, dim, i), {})
+
+
+def _stacked(m: Any, rows: list[list[Any]], dim: int) -> list[Any]:
+    """One tensor for each leaf; those with too few dimensions are stacked along their first."""
+    leaves = [list(parts) for parts in zip(*rows, strict=True)]
+    return [m.recorder.record("function", torch.stack, (parts, dim if dim <= parts[0].dim() else 0), {}) for parts in leaves]
+
+
+def map_(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """map(f, xs, *args) -> stack([f(xs[0], *args), f(xs[1], *args), ...])"""
+    _refuse_eager_world(m, "map")
+    fn, xs, *rest = args
+    flat, spec = pytree.tree_flatten(xs)
+    rows: list[list[Any]] = []
+    made: Any = None
+    for i in range(_steps(m, flat, 0, "map")):
+        row, made = _run(m, fn, (pytree.tree_unflatten([_select(m, x, 0, i) for x in flat], spec), *rest))
+        rows.append(row)
+    return pytree.tree_unflatten(_stacked(m, rows, 0), made)
+
+
+def scan(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """scan(f, init, xs) -> the carry after the last element, and what f returned beside it, stacked."""
+    _refuse_eager_world(m, "scan")
+    options = {"dim": 0, "reverse": False} | {k: kwargs.pop(k) for k in ("dim", "reverse") if k in kwargs}
+    fn, carry, xs = _arguments("combine_fn init xs", args, kwargs)
+    flat, spec = pytree.tree_flatten(xs)
+    dim = options["dim"] % flat[0].dim() if flat else 0
+    steps = range(_steps(m, flat, dim, "scan"))
+    rows: list[list[Any]] = []
+    made: Any = None
+    for i in reversed(steps) if options["reverse"] else steps:
+        out, both = _run(m, fn, (carry, pytree.tree_unflatten([_select(m, x, dim, i) for x in flat], spec)))
+        carry, row = pytree.tree_unflatten(out, both)
+        kept, made = pytree.tree_flatten(row)
+        rows.append(kept)
+    stacked = _stacked(m, rows[::-1] if options["reverse"] else rows, dim)
+    return carry, pytree.tree_unflatten(stacked, made)
