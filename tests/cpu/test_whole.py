@@ -153,6 +153,68 @@ def test_program(name: str) -> None:
             torch.testing.assert_close(run(compiled, args), fn(*args), rtol=2e-5, atol=2e-5)
 
 
+class Layer:
+    """A sliding window of keys that counts what it has seen."""
+
+    def __init__(self) -> None:
+        self.seen, self.keys = 0, torch.zeros(1, 0, 4)
+
+    def update(self, keys: Tensor) -> Tensor:
+        self.seen += keys.shape[1]
+        self.keys = torch.cat([self.keys, keys], 1)[:, -7:]
+        return self.keys
+
+
+def positions(x: Tensor, n: int) -> tuple[Any, ...]:
+    return x[:, n:] * n + n / 2, torch.arange(n) + x.shape[0], n * 2
+
+
+def written_at(x: Tensor, at: int) -> Tensor:
+    cache = torch.zeros(2, 40)
+    cache[:, at : at + x.shape[1]] = x
+    return cache[:, : at + 2].cumsum(1)
+
+
+def windowed(x: Tensor, layer: Layer) -> tuple[Any, ...]:
+    keys, past = layer.update(x), max(layer.seen - 7, 0)
+    return keys.sum(1) * past + torch.arange(past, layer.seen).sum(), layer.seen >= 7
+
+
+@pytest.mark.parametrize("fn", [positions, written_at, windowed])
+def test_an_integer_that_varies(fn: Callable[..., Any]) -> None:
+    """0 and 1 are programs of their own, and so is a window that fills; all others share one."""
+    compiled = torchsmith.compile(fn)
+    mine, eager = Layer(), Layer()
+    graphs = 0
+    with torch.inference_mode():
+        for n in (0, 1, 2, 5, 9, 7, 3, 12, 11, 20, 4):
+            x = seeded(1, 1, 4) + n if fn is windowed else seeded(2, 30)[:, : 30 if fn is positions else 5]
+            with recording() as got:
+                result = compiled(x, mine if fn is windowed else n)
+            want = fn(x, eager if fn is windowed else n)
+            e = explanation(got)
+            assert not e.breaks and all(g.road == "native" for g in e.graphs), str(e)
+            graphs += len(e.graphs)
+            torch.testing.assert_close(result, want)
+            assert [type(v) for v in result] == [type(v) for v in want]
+    assert graphs <= 5 and mine.seen == eager.seen and type(mine.seen) is int
+
+
+def test_an_integer_that_the_program_asks_for() -> None:
+    """Loops and steps need a number: one program each, as before."""
+
+    def fn(x: Tensor, n: int) -> Tensor:
+        for i in range(n):
+            x = torch.nn.functional.max_pool1d(x, n, stride=1) + i
+        return x
+
+    compiled = torchsmith.compile(fn)
+    x = seeded(1, 2, 40)
+    with torch.inference_mode():
+        for n in (2, 3, 4, 5, 3):
+            torch.testing.assert_close(run(compiled, (x, n)), fn(x, n))
+
+
 class Decorated(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ from ..ir.expr import walk as walk_expr
 from ..options import Options
 from . import _frame, guards
 from .guards import Call
-from .source import FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
+from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
 
 define("API001", "called under another tracer, functorch transform or dispatch mode", "compile the outermost function instead")
 define("API002", "called with a tensor subclass, a fake tensor or a tracer's proxy", "pass plain tensors")
@@ -100,7 +100,14 @@ class State:
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     marked: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)  # by mark_dynamic: (input, dimension) -> range
     may_be_dynamic: bool = True
+    may_have_numbers: bool = True  # integers that vary may become symbols
     warned: bool = False
+
+    def forget_numbers(self, why: Unsupported) -> None:
+        """Integers stay constants: with symbols for them the function cannot be compiled."""
+        self.may_have_numbers = False
+        self.dynamic_dims = {place: dims for place, dims in self.dynamic_dims.items() if ITSELF not in dims}
+        events.emit("fallback", code=why.code, at=why.at, detail=f"integers stay constants: {why.detail}")
 
     def reduce(self, dispatcher: Any) -> Any:
         """For pickle: by name, as functions are; where the name means something else, the original compiled again."""
@@ -319,10 +326,17 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
         if state.hooked and not any(n.op.startswith("call") for n in captured.graph.graph.nodes):
             raise _NothingToCompile("API007", at=location(fn))
         compiled = _compile(state, captured, call, name)
+        reason = compiled.report.code
+        if reason not in (None, "AUT001") and any(r.origin[0] == "scalar" for r in captured.facts.symbols.values()):
+            state.forget_numbers(Unsupported(reason, at=location(fn)))
+            return _make(d, state, fn, args, kwargs, call)
         return _install(d, state, fn, captured, compiled, name)
     except (Unsupported, BackendFailed, ConstraintViolation):
         raise
     except Exception as error:  # a bug of ours must not take the user's program down; it is counted and shown
+        if any(ITSELF in dims for dims in state.dynamic_dims.values()):
+            state.forget_numbers(Unsupported("API005", at=location(fn), detail=f"{type(error).__name__}: {error}"))
+            return _make(d, state, fn, args, kwargs, call)
         if settings.fullgraph:
             raise
         text = "".join(traceback.format_exception(error))
@@ -343,6 +357,9 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
     except Unsupported as why:
         if not dims and not settings.dynamic:
             raise
+        if any(ITSELF in d for d in dims.values()):
+            state.forget_numbers(why)
+            return _capture_with_retry(state, fn, args, kwargs)
         state.may_be_dynamic = False
         events.emit("fallback", code=why.code, at=why.at or location(fn), detail=f"sizes stay static: {why.detail}")
         return _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph)
@@ -376,10 +393,10 @@ def _pinned(state: State, captured: Any) -> list[tuple[str, int]]:
     facts = captured.facts
     found: list[tuple[str, int]] = []
     for name, value in facts.pinned().items():
-        source: TensorProperty | None = (getattr(facts, "sources", None) or {}).get(name)
+        source: Source | None = (getattr(facts, "sources", None) or {}).get(name)
         if source is None:
             continue
-        place = (str(source.base), source.dim)
+        place = (str(source.base), source.dim) if isinstance(source, TensorProperty) else (str(source), ITSELF)
         if place in state.marked:
             why = next((g for g in facts.guards if any(x is facts.symbols[name].sym for x in walk_expr(g))), None)
             raise ConstraintViolation(
@@ -534,6 +551,10 @@ def _failed_guard(entry: Any, call: Call) -> Guard | None:
 def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
     """Dimensions in which this call differs from an entry become dynamic in the next capture."""
     for g in known.guards:
+        if g.kind == "equals" and type(g.value) is int and state.may_have_numbers:
+            n = guards.evaluate(g.source, call)
+            if type(n) is int and n != g.value and n > 1 and not _belongs_to_module(g.source, call):
+                state.dynamic_dims.setdefault(str(g.source), set()).add(ITSELF)
         if g.kind != "tensor":
             continue
         want: TensorGuard = g.value
@@ -543,6 +564,14 @@ def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
         varying = {i for i, (was, now) in enumerate(zip(want.sizes, v.shape, strict=True)) if was is not None and was != now}
         if varying:
             state.dynamic_dims.setdefault(str(g.source), set()).update(varying)
+
+
+def _belongs_to_module(source: Source, call: Call) -> bool:
+    """An attribute of a module is part of what the module is: where it differs, it is another module's."""
+    holder = getattr(source, "base", None)
+    if isinstance(holder, Attr) and holder.name == "__dict__":
+        holder = holder.base
+    return holder is not None and isinstance(guards.evaluate(holder, call), torch.nn.Module)
 
 
 def _read_marks(state: State, call: Call) -> None:

@@ -442,8 +442,9 @@ def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...
     for node, source in zip(placeholders, m.recorder.inputs, strict=True):
         if node.users or node in outs or node.name in measured or (keep_arguments and node.meta["role"] == "input"):
             for name, row in facts.symbols.items():
-                if row.origin[:2] == (node.name, "size"):
-                    facts.symbols[name] = replace(row, origin=("size", len(keep), *row.origin[2:]))
+                if row.origin[0] == node.name:
+                    kind, *rest = row.origin[1:]
+                    facts.symbols[name] = replace(row, origin=(kind, len(keep), *rest))
             keep.append(source)
         else:
             m.recorder.graph.erase_node(node)

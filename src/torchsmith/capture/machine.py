@@ -136,7 +136,7 @@ class Machine:
         self.entry = fn
         self.frames: list[Frame] = []
         self.recorder = Recorder(self)
-        self.world = World(self.loc, self.recorder.tensor_input)
+        self.world = World(self.loc, self.recorder.tensor_input, self.recorder.number_input)
         self.found: dict[tuple[type, str], Any] = {}
         self.data_types: dict[type, bool] = {}
         self.exc: BaseException | None = None

@@ -111,6 +111,8 @@ class TensorProperty(Source):
         return f"{self.base}.{self.name}({self.dim})"
 
 
+ITSELF = -1  # among the dimensions of an input that vary: the input is an integer that does
+
 GuardKind = Literal[
     "tensor",  # value: TensorGuard
     "identity",  # value: the object itself (`is`); the entry keeps it alive, or a weak reference where the value allows

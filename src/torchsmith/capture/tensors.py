@@ -20,11 +20,11 @@ import torch.fx
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.declared import DeclaredSize
-from ..graph.sizes import SizeFacts
+from ..graph.sizes import LARGEST, SizeFacts
 from ..ir.expr import Cast, Const, Expr, Op, Sym
 from .attributes import Raised
 from .guards import tensor_guard
-from .source import Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
+from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
 from .world import root_of
 
 
@@ -70,6 +70,7 @@ class Recorder:
         self.dynamic_dims: dict[str, set[int]] = {}
         self.given: Mapping[str, Mapping[int, DeclaredSize]] = {}  # by source; set by export, and stronger than everything else
         self.declared_symbols: dict[str, torch.SymInt] = {}
+        self.numbers: dict[str, torch.SymInt] = {}  # by source: integers that vary
         self.static_dims: dict[str, set[int]] = {}
         self.ones = True
         self.tracked = False  # autograd watched something: gradients may be asked of what was recorded
@@ -110,6 +111,26 @@ class Recorder:
         self.infos[id(tensor)] = self.real[id(real)] = info
         self.keep += [tensor, real]
         return tensor
+
+    def number_input(self, value: int, source: Source) -> torch.SymInt | None:
+        """The symbol of an integer from outside that was seen to vary; None where it is a constant. 0 and 1 always are."""
+        place = str(source)
+        if place in self.numbers:
+            return self.numbers[place]
+        if ITSELF not in self.dynamic_dims.get(place, ()) or ITSELF in self.static_dims.get(place, ()) or self.dynamic is False:
+            return None
+        if not 2 <= value <= LARGEST:
+            return None
+        node = self._placeholder(_placeholder_name(source))
+        number = self.facts.fresh(value, (node.name, "scalar"), 2)
+        node.meta.update(val=number, role="scalar", source=place, loc=self.loc())
+        symbol = number.node.expr
+        self.exprs[symbol] = node
+        self.facts.sources[symbol.name] = source  # type: ignore[attr-defined]
+        self.inputs.append(source)
+        self.machine.world.guard(source, "type", int)
+        self.numbers[place] = number
+        return number
 
     def _fresh_size(self, real: torch.Tensor, source: Source, node: torch.fx.Node, d: int) -> torch.SymInt:
         size = self.facts.fresh(real.shape[d], (node.name, "size", d), *self.declared.get((str(source), d), ()))

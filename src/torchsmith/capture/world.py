@@ -87,8 +87,11 @@ def root_of(source: Source) -> Source:
 class World:
     """Everything one capture reads from and writes to outside."""
 
-    def __init__(self, loc: Callable[[], str], tensor: Callable[[torch.Tensor, Source], Any]) -> None:
-        self.loc, self._tensor = loc, tensor
+    def __init__(
+        self, loc: Callable[[], str], tensor: Callable[[torch.Tensor, Source], Any], number: Callable[[int, Source], Any] = lambda value, source: None
+    ) -> None:
+        """tensor, number: what stands for a tensor, and for an integer if it is to vary (None: it is pinned)."""
+        self.loc, self._tensor, self._number = loc, tensor, number
         self.tracks: dict[int, Track] = {}
         self.keep: list[Any] = []
         self.guards: dict[Any, Guard] = {}
@@ -136,6 +139,10 @@ class World:
         if source is not None and not isinstance(source, FixedObject):
             self.guard(source, "equals", obj)
         return obj
+
+    def _integer(self, obj: int, source: Source | None) -> Any:
+        varying = None if source is None else self._number(obj, source)
+        return self._equals(obj, source) if varying is None else varying
 
     def pin(self, obj: Any, source: Source | None) -> Any:
         """An object that is a constant once its identity is guarded."""
@@ -277,6 +284,7 @@ def _wrap_container(world: World, obj: Any, source: Source | None) -> Any:
 _VALUES: frozenset[Any] = SCALARS | {torch.Size, torch.device, range, slice, types.GenericAlias, types.UnionType}
 for _t in _VALUES:
     _WRAP[_t] = World._equals
+_WRAP[int] = World._integer
 _WRAP[tuple] = _wrap_tuple
 _WRAP[frozenset] = lambda world, obj, source: world._equals(obj, source) if is_constant(obj) else world.track(obj, source or FixedObject(obj))
 for _t in CONTAINERS:
