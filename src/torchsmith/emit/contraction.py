@@ -76,8 +76,28 @@ def _tile(self: Emitter, s: Contract, rest: tuple[Stmt, ...], partial: bool) -> 
         _taps(self, s, loops, {}, partial)
     else:
         _chunks(self, s, loops, cut, names, GROUPED_CHUNK if is_grouped else CHUNK, partial)
+    if _may_meet_padding(s):
+        _leave_out(self, s, names)
     if rest or not s.add:
         epilogue(self, s, rest, names, partial)
+    self.close()
+
+
+def _may_meet_padding(s: Contract) -> bool:
+    """Do the rows that a tap adds together differ in whether its products count?"""
+    here = conjuncts(s.a.mask)
+    return any(t not in here or {s.m, s.k} & set(walk(t)) for t in conjuncts(s.where))
+
+
+def _leave_out(self: Emitter, s: Contract, names: list[tuple[str, str]]) -> None:
+    """Padding is multiplied as zeros. A tile in which that may have met an infinite `b` is summed again, as its meaning says."""
+    total = self.fresh("nan")
+    self.line(f"x{s.dtype} {total} = {' + '.join(c for c, _ in names)}; int bad = 0;")
+    self.line(f"for (int l = 0; l < {self.lanes}; l++) bad |= {total}[l] != {total}[l];")
+    self.open("if (bad) {", [])
+    self.block((s.meaning(),))
+    for c, place in names:
+        self.line(f"{c} = {place};")
     self.close()
 
 

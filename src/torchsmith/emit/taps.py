@@ -259,6 +259,8 @@ def _row_of_b(self: Emitter, s: Contract, live: list[str], kb: str) -> None:
 
 def _all_padding(self: Emitter, s: Contract, bounds: Bounds, kb: str) -> None:
     """A tap that lies wholly in the padding adds zero, or NaN where its weights are infinite or NaN: the same for every row."""
+    if s.where is not None:
+        return
     kind, columns = f"x{s.dtype}", range(vectors_of(self, s))
     self.open("if (!any) {", [])
     self.line(f"{kind} {', '.join(f'z{v} = {{0}}' for v in columns)};")

@@ -110,6 +110,7 @@ class Contract:
     parts: a power of two; above 1, that many neighbours of k lie beside each other in the lanes, so that few columns fill a vector: lane n
     takes the elements k * parts + n % parts, and b(taps, k, n) is packed for it. `rest`: what the last step of k has, if it is not whole.
     Then `a` is contiguous along k and its mask holds no k.
+    where: a conjunction over m, taps and k; products count only where it holds, even beside an infinite `b`. What `a` is beyond is 0.
     """
 
     acc: str
@@ -132,6 +133,7 @@ class Contract:
     tails: tuple[int, ...] = ()
     parts: int = 1
     rest: int = 0
+    where: Expr | None = None
 
     @property
     def dtype(self) -> DType:
@@ -154,14 +156,14 @@ class Contract:
 
     def meaning(self) -> Loop:
         """The same tile in plain statements: what the verifier checks and the interpreter runs."""
-        a = self.a
+        a, b, where = self.a, self.b, conjuncts(self.where)
         if self.parts > 1:
             at = self.k * self.parts + op("mod", self.n, const(self.parts))
             index = tuple(substitute(i, {self.k: at}) for i in a.index)
-            tests = [*conjuncts(a.mask), *([op("lt", at, self.extent)] if self.rest else ())]
-            mask = functools.reduce(lambda x, y: op("and", x, y), tests) if tests else None
-            a = Load(a.buf, a.dtype, index, mask, None if mask is None else Const(a.dtype, 0.0))
-        total = multiply_add((*self.taps, (self.k, self.steps)), a, self.b, self.dtype)
+            where = [substitute(t, {self.k: at}) for t in where]
+            a = _only_where(Load(a.buf, a.dtype, index), [*conjuncts(a.mask), *([op("lt", at, self.extent)] if self.rest else ())])
+        a, b = _only_where(a, where), _only_where(b, where)
+        total = multiply_add((*self.taps, (self.k, self.steps)), a, b, self.dtype)
         store = StoreStmt(self.acc, ((self.first + self.m) * self.width + self.n,), total, "add" if self.add else "set")
         wide = const(self.width) if self.wide is None else self.wide
         return Loop(self.m, self.live, "serial", (Loop(self.n, wide, "vector", (store,)),))
@@ -297,6 +299,13 @@ class Banded:
         return Loop(self.m, self.live, "serial", (Loop(self.lane, const(lanes), "vector", (store,)),))
 
 
+def _only_where(load: Load, tests: list[Expr]) -> Load:
+    """`load` where `tests` hold too, zero elsewhere."""
+    every = dict.fromkeys([*conjuncts(load.mask), *tests])
+    mask = functools.reduce(lambda x, y: op("and", x, y), every) if every else None
+    return Load(load.buf, load.dtype, load.index, mask, None if mask is None else Const(load.dtype, 0.0))
+
+
 def multiply_add(axes: tuple[tuple[Axis, Expr], ...], a: Expr, b: Expr, dtype: DType = dt.f32) -> Fold:
     """Sum over `axes` of a * b in `dtype`."""
     old, partial = Var("tile_a0", dtype), Var("tile_b0", dtype)
@@ -379,7 +388,7 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
     if isinstance(s, StoreStmt):
         return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
     if isinstance(s, Contract):
-        optional = (e for e in (s.soon, s.wide) if e is not None)
+        optional = (e for e in (s.soon, s.wide, s.where) if e is not None)
         return (s.live, s.extent, s.first, s.far, *(e for _, e in s.taps), s.a, s.b, *optional)
     if isinstance(s, Paired):
         return (s.live, *(e for _, e in s.taps), s.a, s.b, *(() if s.soon is None else (s.soon,)))

@@ -265,6 +265,8 @@ def _contract(c: Contract) -> Lines:
         yield f"  far {print_expr(c.far)}"
     if c.tails:
         yield f"  tails {c.tails}"
+    if c.where is not None:
+        yield f"  where {print_expr(c.where)}"
     if c.parts > 1:
         yield f"  parts {c.parts}{f' rest {c.rest}' if c.rest else ''}"
 

@@ -160,9 +160,8 @@ def _transposed(
             return masked(x, (n, first + k[0], *where), test, Const(x.dtype, 0.0))
 
         def weight(k: Index) -> Expr:
-            _, taps, _ = places(k)
-            inside = [op("lt", t, w.shape[2 + i]) for i, t in enumerate(taps) if not phases[i][2] and not apart[i]]
-            return masked(w, (first + k[0], inner, *taps), conjunction(inside), Const(w.dtype, 0.0))
+            _, taps, test = places(k)  # where no input meets it: eager leaves that out, even if the weight is infinite
+            return masked(w, (first + k[0], inner, *taps), test, Const(w.dtype, 0.0))
 
         return _with_bias(cx, dot(cx, [channels, *(count for count, _, _ in phases)], image, weight), bias, o)
 

@@ -12,6 +12,7 @@ contiguous along m is turned in registers before they are stored.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Contraction:
     taps: tuple[tuple[Axis, Expr], ...]
     k: tuple[Axis, Expr]
     value: Expr
+    where: Expr | None = None  # as in Contract
 
     @property
     def lanes(self) -> int:
@@ -167,14 +169,21 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     loops = [(x, e) for x, e in every if e is not const(1)] or every[:1]
     idle: dict[Expr, Expr] = {x: const(0) for x in fold.axes if x not in dict(loops)}
     a, b = _without(a, idle), _without(b, idle)
+    if not set(conjuncts(b.mask)) <= set(conjuncts(a.mask)):
+        return None  # where `b` does not exist (a tap that this phase of a transposed convolution lacks) the mask of `a` has to say so
+    # Of what `b` is masked from, that beyond its own axes only says that padding is left out.
+    own = {x for i in b.index for x in walk(i)}
+    beyond = [t for t in conjuncts(b.mask) if not {x for x in walk(t) if isinstance(x, Axis)} <= own]
+    if any(isinstance(t, Op) and t.name == "ge" for t in conjuncts(b.mask) if t not in beyond):
+        return None  # `b` is the image: its padding is no part of it
+    if beyond:
+        b = every_of(Load(b.buf, b.dtype, b.index), [t for t in conjuncts(b.mask) if t not in beyond])
     in_a, in_b = _axes_of(a), _axes_of(b)
     free = [(x, e) for x, e in stage.axes if x not in in_a and x in in_b]
     if any(isinstance(x, Load) and x is not a for x in walk(a)):
         return None
     if a.mask is not None and a.other is not Const(a.dtype, 0.0):
         return None  # padded with something else
-    if not set(conjuncts(b.mask)) <= set(conjuncts(a.mask)):
-        return None  # where `b` does not exist (a tap that this phase of a transposed convolution lacks) the mask of `a` has to say so
     # Of several axes that only `b` has (a transposed convolution's phases, heads) the result's last or else the longest are the columns,
     # the others are batches.
     last = stage.stores[0].index[-1] if stage.stores[0].index else None
@@ -198,7 +207,7 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     if not all(_is_affine(e, (rows[-1][0], k[0])) for e in a.index):
         return None
     value = _product_first(substitute(stage.stores[0].value, {fold: acc_of(fold.dtype)}))
-    return Contraction(stage, fold, a, b, batch, rows, n, taps, k, value)
+    return Contraction(stage, fold, a, b, batch, rows, n, taps, k, value, conjunction(beyond))
 
 
 def _product_first(e: Expr) -> Expr:
@@ -299,6 +308,17 @@ def pack(c: Contraction, name: str, vectors: int, parts: int = 1) -> tuple[Stage
     return Stage(renamed, (store,), loc=c.stage.loc, origin="pack"), buffer
 
 
+def every_of(load: Load, tests: list[Expr]) -> Load:
+    """`load` where all of `tests` hold too, zero elsewhere."""
+    for t in tests:
+        load = only_where(load, t)
+    return load
+
+
+def conjunction(tests: list[Expr]) -> Expr | None:
+    return functools.reduce(lambda x, y: op("and", x, y), tests) if tests else None
+
+
 def only_where(load: Load, test: Expr) -> Load:
     """`load` where `test` holds too, zero elsewhere."""
     mask = test if load.mask is None else op("and", load.mask, test)
@@ -355,7 +375,7 @@ def form_contraction(
     far, tails = const(int(_are_far(c, tiling, buffers))), tails_of(rows, live, m_extent)
     contract = Contract(
         "acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], lane, a, b, *soon, wide=readable, far=far, tails=tails, parts=parts,
-        rest=(const_of(c.k[1]) or 0) % parts,
+        rest=(const_of(c.k[1]) or 0) % parts, where=None if c.where is None else substitute(c.where, {m: row}),
     )  # fmt: skip
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))

@@ -124,7 +124,7 @@ def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kerne
     if pairs and lies_plain(narrow, seen):
         return (), join_taps(narrow, seen), seen
     if pairs or (c.a.mask is not None and (const_of(narrow.k[1]) or LANES) < LANES):
-        made = with_padding(narrow, seen)
+        made = with_padding(narrow, seen, pairs)
         if made is not None:
             views = {**seen, made.copy.name: made.copy}
             joined = join_taps(made.product, views)

@@ -23,7 +23,8 @@ def merge_rows(c: Contraction, buffers: Mapping[str, Buffer]) -> tuple[Contracti
     if ones:
         a, b = substitute(c.a, ones), substitute(c.b, ones)
         assert isinstance(a, Load) and isinstance(b, Load)
-        c = replace(c, a=a, b=b, taps=tuple(t for t in c.taps if t[0] not in ones))
+        where = None if c.where is None else substitute(c.where, ones)
+        c = replace(c, a=a, b=b, where=where, taps=tuple(t for t in c.taps if t[0] not in ones))
     seen = dict(buffers)
     while len(c.rows) > 1:
         merged = _merge_two(c, seen)
@@ -52,7 +53,7 @@ def _merge_two(c: Contraction, buffers: dict[str, Buffer]) -> Contraction | None
     untouched = {e.buf for e in loads if not _place(e.index, o, m, m_extent)} & set(places)
     bare = substitute(c.value, {e: Var(e.buf, e.dtype) for e in loads})
     masks = [x for e in loads if e.mask is not None and e.other is not None for x in (e.mask, e.other)]
-    masks += [store.mask] if store.mask is not None else []
+    masks += [e for e in (store.mask, c.where) if e is not None]
     if untouched or any(x in (o, m) for x in walk(bare, *masks)):
         return None
     row, extent = Axis(f"{o.name}_{m.name}"), op("mul", o_extent, m_extent)

@@ -32,7 +32,7 @@ from .access import flat
 Leaf = Callable[[Expr], Expr]
 DIVISIONS = frozenset({"floordiv", "mod"})
 # fields of a template's statement in which constants may open
-OPEN_FIELDS: dict[type, tuple[str, ...]] = {Contract: ("taps", "extent", "a", "b", "soon"), Product: ("extent",)}
+OPEN_FIELDS: dict[type, tuple[str, ...]] = {Contract: ("taps", "extent", "a", "b", "soon", "where"), Product: ("extent",)}
 STRIDED = (Contract, Product, Turn, Banded)  # templates that are printed for any strides
 SHORT = 16  # padded sums with an inner loop of so few steps are printed otherwise
 FEW = 64  # loops of other kernels: smaller numbers are worth unrolling
@@ -401,7 +401,7 @@ def _flat_buffers(kernel: Kernel) -> dict[str, dict[tuple[Expr, ...], Linear]]:
     params = {p.buf: p.layout for p in kernel.params if p.buf != product.b.buf}
     found: dict[str, dict[tuple[Expr, ...], Linear]] = {}
     loads = [e for s in kernel.body for e in walk(*expressions(s)) if isinstance(e, Load)]
-    if any(e.mask is not None and e is not product.a for e in loads):
+    if product.where is not None or any(e.mask is not None and e is not product.a for e in loads):
         return {}
     sums = [linear(x) for e in conjuncts(product.a.mask) for x in e.args]
     for buf, index in (access for s in kernel.body for access in _accesses(s)):

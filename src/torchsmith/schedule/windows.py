@@ -17,7 +17,7 @@ from ..ir.expr import Axis, Cast, Const, Expr, Load, Op, const, op, substitute, 
 from ..ir.linear import conjuncts, const_of, linear, range_of
 from ..ir.program import Buffer, Layout, Stage, Store
 from .access import flat
-from .contraction import Contraction, _product, dense, only_where
+from .contraction import Contraction, _product, conjunction, dense, every_of
 from .deps import estimate
 from .tiling import LANES
 
@@ -51,7 +51,10 @@ def drop_sure(c: Contraction) -> Contraction:
 
     tests = conjuncts(c.a.mask)
     left = [t for t in tests if not is_sure(t)]
-    return c if len(left) == len(tests) else replace(c, a=_where(Load(c.a.buf, c.a.dtype, c.a.index), left))
+    if len(left) == len(tests):
+        return c
+    where = conjunction([t for t in conjuncts(c.where) if t in left])
+    return replace(c, a=every_of(Load(c.a.buf, c.a.dtype, c.a.index), left), where=where)
 
 
 def _at_worst(e: Expr, extents: Mapping[Axis, Expr], greatest: bool) -> Expr:
@@ -81,7 +84,7 @@ def close_bounds(c: Contraction) -> Contraction:
         if isinstance(t, Op) and t.name == "ge" and const_of(t.args[1]) == 0 and x not in below:
             last = range_of(x, extents)[1]
             closed += [] if last is None else [op("lt", x, const(last + 1))]
-    return c if len(closed) == len(tests) else replace(c, a=_where(Load(c.a.buf, c.a.dtype, c.a.index), closed))
+    return c if len(closed) == len(tests) else replace(c, a=every_of(Load(c.a.buf, c.a.dtype, c.a.index), closed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +97,28 @@ class Padded:
     product: Contraction
 
 
-def with_padding(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None:
-    """A copy of `a` over every index that is read, zeros outside, k innermost; and the product that reads the copy.
+def with_padding(c: Contraction, buffers: Mapping[str, Buffer], has_pairs: bool) -> Padded | None:
+    """A copy of `a` over every index that is read, zeros outside, k innermost; and the product that reads the copy. Where that is mostly
+    padding, or padding is to be left out, only the dimensions that rows of a tile and k step through get some.
 
     What the mask asks beside "inside the image" stays a mask; it may not depend on the tiled row or on k.
     """
+    made = _with_padding(c, buffers, False) if c.where is None or has_pairs else None
+    return made or (None if has_pairs else _with_padding(c, buffers, True))
+
+
+def _with_padding(c: Contraction, buffers: Mapping[str, Buffer], narrow: bool) -> Padded | None:
     extents = dict((*c.stage.axes, *c.taps, c.k))
     a, source = c.a, buffers[c.a.buf]
     spans: list[tuple[int, int]] = []
-    for i in a.index:
+    kept: list[Expr] = []  # indices of dimensions without padding
+    for i, n in zip(a.index, source.shape, strict=True):
         lo, hi = range_of(i, extents)
         if lo is None or hi is None:
             return None
+        if narrow and not {c.k[0], c.rows[-1][0]} & set(walk(i)):
+            lo, hi = 0, (const_of(n) or 1) - 1
+            kept.append(i)
         spans.append((lo, hi))
     last = next((d for d, i in enumerate(a.index) if c.k[0] in linear(i).terms), None)
     if last is None or any(const_of(n) is None for n in source.shape) or source.layout is None or source.layout.splits:
@@ -115,7 +128,7 @@ def with_padding(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None
     most = PAIRED if a.dtype is dt.bf16 else COPIED
     if size > most * _product([*source.shape]) + SMALL or reads < WORTH * size:
         return None  # mostly padding, or hardly used again
-    other = [t for t in conjuncts(a.mask) if not _is_bound(t, a, source)]
+    other = [t for t in conjuncts(a.mask) if not _is_bound(t, a, source) or t.args[0] in kept]
     if any(x in (c.k[0], c.rows[-1][0]) for t in other for x in walk(t)) or a.other not in (None, Const(a.dtype, 0.0)):
         return None
     order = (*(d for d in range(len(spans)) if d != last), last)
@@ -135,10 +148,10 @@ def with_padding(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None
     name = f"{c.stage.stores[0].buf}_padded"
     sizes = tuple(const(hi - lo + 1) for lo, hi in spans)
     copy = Buffer(name, a.dtype, sizes, dense(sizes), "temp", None, c.stage.loc)
-    value = _where(Load(a.buf, a.dtype, tuple(x + lo for x, (lo, _) in zip(axes, spans, strict=True))), inside)
+    value = every_of(Load(a.buf, a.dtype, tuple(x + lo for x, (lo, _) in zip(axes, spans, strict=True))), inside)
     stage = Stage(tuple(zip(axes, sizes, strict=True)), (Store(name, axes, value),), loc=c.stage.loc, origin="pad")
     read = tuple(linear(i - lo).expr() for i, (lo, _) in zip(index, spans, strict=True))
-    return Padded(stage, source, copy, replace(c, a=_where(Load(name, a.dtype, read), other)))
+    return Padded(stage, source, copy, replace(c, a=every_of(Load(name, a.dtype, read), other)))
 
 
 def _turned(b: Buffer, order: tuple[int, ...]) -> Buffer:
@@ -146,12 +159,6 @@ def _turned(b: Buffer, order: tuple[int, ...]) -> Buffer:
     assert b.layout is not None
     strides = tuple(b.layout.strides[d] for d in order)
     return replace(b, shape=tuple(b.shape[d] for d in order), layout=Layout(strides, b.layout.offset))
-
-
-def _where(load: Load, tests: list[Expr]) -> Load:
-    for t in tests:
-        load = only_where(load, t)
-    return load
 
 
 def _is_bound(t: Expr, a: Load, source: Buffer) -> bool:
@@ -223,8 +230,10 @@ def _join(c: Contraction, tap: tuple[Axis, Expr], buffers: dict[str, Buffer]) ->
         shape = tuple(op("mul", source.shape[dt_], n) if d == dk else n for d, n in enumerate(source.shape) if d != dt_)
         strides = tuple(s for d, s in enumerate(layout.strides) if d != dt_)
         seen = replace(source, shape=shape, layout=Layout(strides, layout.offset))
-    b = substitute(c.b, {t: op("floordiv", j, extent), k: op("mod", j, extent)})
+    apart: dict[Expr, Expr] = {t: op("floordiv", j, extent), k: op("mod", j, extent)}
+    b = substitute(c.b, apart)
     assert isinstance(b, Load)
     buffers[a.buf] = seen
     moved = Load(a.buf, a.dtype, index, a.mask, a.other)
-    return replace(c, a=moved, b=b, k=(j, const(taps * size)), taps=tuple(x for x in c.taps if x is not tap))
+    where = None if c.where is None else substitute(c.where, apart)
+    return replace(c, a=moved, b=b, where=where, k=(j, const(taps * size)), taps=tuple(x for x in c.taps if x is not tap))
