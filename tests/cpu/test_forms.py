@@ -192,6 +192,17 @@ def test_results_of_phases_are_stored_where_they_belong(taps: int, stride: int) 
     torch.testing.assert_close(done.result, layer(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("taps", "stride", "padding"), [(3, 1, 1), ((2, 3, 1), 2, 0), (5, 1, (0, 2, 2)), (1, 2, 0)])
+def test_tiles_run_along_the_longest_rows(taps: Any, stride: int, padding: Any, dtype: torch.dtype) -> None:
+    """Of deep images, whose innermost rows are short."""
+    x = R(2, 24, 13, 9, 4).to(dtype).contiguous(memory_format=torch.channels_last_3d)
+    for groups in (1, 2):
+        w, b = R(40, 24 // groups, *(taps if isinstance(taps, tuple) else (taps,) * 3)).to(dtype), R(40).to(dtype)
+        if w.shape[-1] <= 4 + 2 * (padding if isinstance(padding, int) else padding[-1]):
+            check(lambda x, w, b, groups=groups: F.conv3d(x, w, b, stride, padding, groups=groups), x, w, b)
+
+
 def test_missing_taps_meet_no_infinity() -> None:
     x = R(2, 8, 5, 6)
     x[0, 3, 2, 2], x[1, 1, 0, 5] = float("inf"), float("nan")

@@ -151,13 +151,18 @@ def serial_fold(self: Emitter, e: Fold) -> list[Val]:
 def cascade(e: Fold) -> int:
     """Before which axis a long sum of floats is cut, so that inner loops make partial sums of about as many summands as there are partial
     sums: the error of a chain grows with its length. 0: nowhere."""
-    update = e.update[0]
-    if len(e.init) != 1 or not e.combine or e.order != "any" or not (isinstance(update, Op) and update.name == "add" and update.dtype.is_float):
+    if not is_sum(e):
         return 0
     sizes = [const_of(n) or 64 for n in e.extents]
     if math.prod(sizes) < 64 or any(isinstance(x, Fold) for x in walk(*e.update)):
         return 0
     return min(range(len(sizes)), key=lambda at: math.prod(sizes[:at]) + math.prod(sizes[at:]))
+
+
+def is_sum(e: Fold) -> bool:
+    """Are floats added up, in any order?"""
+    update = e.update[0]
+    return len(e.init) == 1 and bool(e.combine) and e.order == "any" and isinstance(update, Op) and update.name == "add" and update.dtype.is_float
 
 
 def in_two(self: Emitter, e: Fold, at: int) -> list[Val]:
@@ -188,9 +193,11 @@ def is_long(e: Fold) -> bool:
 
 
 def interleaved(self: Emitter, e: Fold) -> list[Val]:
-    """Every CHAINS-th iteration of the innermost loop goes to a state of its own."""
+    """Every CHAINS-th iteration of the innermost loop goes to a state of its own; of a sum, those are added up for each innermost loop."""
+    outside = declare(self, e, True) if is_sum(e) and len(e.axes) > 1 else []
+    depth = open_loops(self, e, len(e.axes) - 1) if outside else 0
     states = declare(self, e, True, CHAINS)
-    depth = open_loops(self, e, len(e.axes) - 1)
+    depth += open_loops(self, e, len(e.axes) - 1, depth)
     axis, extent = e.axes[-1], e.extents[-1]
     self.extents[axis] = extent
     step, name, u = self.fresh("i"), self.fresh("i"), self.fresh("u")
@@ -200,9 +207,13 @@ def interleaved(self: Emitter, e: Fold) -> list[Val]:
     self.scopes[-1].memo[axis] = Val(name, dt.index, False)
     bind_states(self, e, states, "a", f"[{u}]")
     assign(self, e.update, states, f"[{u}]")
-    for _ in range(depth + 2):
+    for _ in range(2):
         self.close()
-    return merge_copies(self, e, states, CHAINS)
+    if outside:
+        combine_step(self, e, outside, merge_copies(self, e, states, CHAINS))
+    for _ in range(depth):
+        self.close()
+    return outside or merge_copies(self, e, states, CHAINS)
 
 
 def open_loops(self: Emitter, e: Fold, count: int, first: int = 0) -> int:

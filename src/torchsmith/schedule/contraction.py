@@ -33,6 +33,7 @@ TAILS = (6, 4, 2, 1)
 OUTER = 2  # row axes outside of the tiled one that every kernel has: images, and rows of an image
 PARTS = (1, 2, 4, 8, 16)
 WORTH = 0.85  # of the time without parts
+NEARLY, EXACT = 1.1, 1.6  # times the least time that more parts may take; of one row, whose few results have nothing to average errors over
 SHORT = 8  # an inner loop below this many steps spends its time on starting
 LONG = 64  # steps of k from which on the next rows of `a` are worth asking for
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})  # of operands that are summed in float32
@@ -204,7 +205,7 @@ def _classify(stage: Stage, fold: Fold, a: Load, b: Load) -> Contraction | None:
     if a.mask is not None and (const_of(k[1]) or SHORT) < SHORT:
         k = max(reversed(loops), key=lambda x: const_of(x[1]) or 0)
     taps = tuple(x for x in loops if x is not k)
-    if not all(_is_affine(e, (rows[-1][0], k[0])) for e in a.index):
+    if not all(is_affine(e, (rows[-1][0], k[0])) for e in a.index):
         return None
     value = _product_first(substitute(stage.stores[0].value, {fold: acc_of(fold.dtype)}))
     return Contraction(stage, fold, a, b, batch, rows, n, taps, k, value, conjunction(beyond))
@@ -234,7 +235,7 @@ def _slides(a: Load, m: Axis, loops: set[Axis]) -> bool:
     return any(m in terms and loops & set(terms) for terms in (linear(i).terms for i in a.index))
 
 
-def _is_affine(e: Expr, axes: tuple[Axis, ...]) -> bool:
+def is_affine(e: Expr, axes: tuple[Axis, ...]) -> bool:
     """Do `axes` occur in `e` only as linear terms?"""
     return all(atom in axes or not any(x in axes for x in walk(atom)) for atom in linear(e).terms)
 
@@ -280,8 +281,10 @@ def parts_of(c: Contraction, buffers: Mapping[str, Buffer]) -> int:
         adding = 0 if parts == 1 else 8 + 2 * n * parts
         return taps * -(-k // parts) * -(-n * parts // c.lanes) + adding
 
-    best = min(PARTS, key=price)
-    return best if price(best) < WORTH * price(1) else 1
+    best = min(map(price, PARTS))
+    few = const_of(c.rows[-1][1]) == 1 and len(c.rows) == 1
+    most = max(p for p in PARTS if price(p) <= (EXACT if few else NEARLY) * best)  # the more parts, the shorter and more exact each sum
+    return most if best < WORTH * price(1) else 1
 
 
 def pack(c: Contraction, name: str, vectors: int, parts: int = 1) -> tuple[Stage, Buffer]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from ..ir.expr import Sym
+from ..ir.expr import Axis, Expr, Sym, walk
 from ..ir.kernel import Choice, Kernel, Scheduled
 from ..ir.linear import const_of
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
@@ -19,7 +19,19 @@ from .attention import recognise_attention
 from .attention_kernel import form_attention
 from .build import build
 from .changing import form_changing, is_along_n
-from .contraction import ONE_COLUMN, ONE_ROW, Contraction, form_contraction, pack, parts_of, readings, recognise, stores_along, work_of
+from .contraction import (
+    ONE_COLUMN,
+    ONE_ROW,
+    Contraction,
+    form_contraction,
+    is_affine,
+    pack,
+    parts_of,
+    readings,
+    recognise,
+    stores_along,
+    work_of,
+)
 from .deps import estimate
 from .fuse import simple_axes
 from .gated import form_gated, recognise_gated
@@ -37,6 +49,8 @@ from .windows import close_bounds, drop_sure, join_taps, narrow_k, widen, with_p
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
 FULLER = 1.3  # times as fast another reading has to look
+SHORT = 14  # rows; a tile of so many is full
+EDGES = 0.9  # of the speed, where rows at the ends fall into padding
 Decisions = Mapping[str, str]
 NOTHING: Decisions = MappingProxyType({})
 
@@ -117,9 +131,30 @@ def _fuller(stage: Stage, c: Contraction, buffers: dict[str, Buffer], lasting: s
     return c if best is None or best_score(work_of(best, buffers)) < FULLER * best_score(mine) else best
 
 
+def _longest_rows(c: Contraction, buffers: dict[str, Buffer]) -> Contraction:
+    """`c` with the row axis last whose tiles are fullest, if the innermost one is too short for them (a deep layer's 3 x 4 x 6 results)."""
+    pairs, masked = has_pairs(c), set(walk(c.a.mask)) if c.a.mask is not None else set[Expr]()
+    if len(c.rows) == 1 or (const_of(c.rows[-1][1]) or SHORT) >= SHORT or not stores_along(c, c.n[0], buffers):
+        return c
+
+    def fullness(x: tuple[Axis, Expr]) -> float:
+        m = const_of(x[1])
+        if m is None or not all(is_affine(i, (x[0], c.k[0])) for i in c.a.index):
+            return 0.0
+        full = m / (-(-m // LANES) * LANES) if pairs else best_score(work_of(last(x), buffers))
+        return full * (EDGES if x[0] in masked else 1.0)
+
+    def last(x: tuple[Axis, Expr]) -> Contraction:
+        return replace(c, rows=(*(y for y in c.rows if y is not x), x))
+
+    best = max(c.rows, key=fullness)
+    return last(best) if fullness(best) > FULLER * fullness(c.rows[-1]) else c
+
+
 def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kernel, ...], Contraction, dict[str, Buffer]]:
     """`c` with rows and taps joined where they lie behind each other, after a copy with padding where that pays; and its buffers."""
     c, seen = merge_rows(drop_sure(c), buffers)
+    c = _longest_rows(c, seen)
     narrow, pairs = narrow_k(c, seen), has_pairs(c)
     if pairs and lies_plain(narrow, seen):
         return (), join_taps(narrow, seen), seen

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from ..ir.expr import Axis, Expr, Fold, Load, Var, const, op, substitute, walk
 from ..ir.kernel import Let, Loop, Scratch, Stmt, StoreStmt
-from ..ir.linear import const_of
+from ..ir.linear import const_of, linear
 from ..ir.program import Buffer
 from .access import Accesses
 from .contraction import dense
@@ -82,6 +82,8 @@ def column_loops(
         return None
     if numel(f.extents) < 32 or width * len(f.init) > 4096 or any(isinstance(x, Fold) for x in walk(*f.update)):
         return None
+    if any(lane in t and set(f.axes) & set(t) for x in walk(*f.update) if isinstance(x, Load) for t in (linear(i).terms for i in x.index)):
+        return None  # a window: what it reads is read again, and its sums are better off in registers, in parts
     if any(e.picking(0) is f and not any(e is s.value for s in lets) for s in inner for e in walk(*_values(s)) if isinstance(e, Fold)):
         return None
     rows = [f"own_state{k}" for k in range(len(f.init))]

@@ -104,7 +104,7 @@ def with_padding(c: Contraction, buffers: Mapping[str, Buffer], has_pairs: bool)
     What the mask asks beside "inside the image" stays a mask; it may not depend on the tiled row or on k.
     """
     made = _with_padding(c, buffers, False) if c.where is None or has_pairs else None
-    return made or (None if has_pairs else _with_padding(c, buffers, True))
+    return made or _with_padding(c, buffers, True)
 
 
 def _with_padding(c: Contraction, buffers: Mapping[str, Buffer], narrow: bool) -> Padded | None:
