@@ -15,7 +15,7 @@ from ..ir.linear import const_of, range_of
 from . import vector
 from .c import STATEMENTS, Emitter
 from .contraction import cut_sum
-from .tile import SCALAR, VECTOR, Bounds, open_loop, open_pieces
+from .tile import SCALAR, SPLAT, VECTOR, Bounds, open_loop, open_pieces
 from .values import STORED, TooNarrow
 
 LANES = 16
@@ -141,10 +141,10 @@ def _column_tests(self: Emitter, s: Banded, least: list[Expr], ends: list[Expr])
 
 def _loader(self: Emitter, s: Banded, span: int, kc: int, kg: int, channel: str):  # type: ignore[no-untyped-def]
     """address of a column -> C text of its value of the current channel in every lane."""
-    scalar, whole = SCALAR[s.a.dtype.name], VECTOR[s.a.dtype.name]
+    splat, whole = SPLAT[s.a.dtype.name], VECTOR[s.a.dtype.name]
     stored = STORED[s.a.dtype.name]
     if span == 0:
-        return lambda p: f"{scalar.format(f'({p})[{channel} * {kc}]')} - (xf32){{0}}"
+        return lambda p: splat.format(f"({p})[{channel} * {kc}]")
     exact = const_of(s.groups) == LANES // s.per
     live = self.fresh("n")
     if not exact:

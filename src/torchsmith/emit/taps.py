@@ -15,7 +15,7 @@ from ..ir.expr import Expr, Load, const, op, substitute, walk
 from ..ir.kernel import Contract
 from ..ir.linear import Linear, conjuncts, const_of, linear, range_of
 from .c import Emitter
-from .tile import PART, SCALAR, VECTOR, Bounds, named_test, plus, text_of, times, vectors_of
+from .tile import PART, SPLAT, VECTOR, Bounds, named_test, plus, text_of, times, vectors_of
 from .values import STORED, Val
 
 AHEAD = 16  # steps of k that the packed operand is prefetched ahead: what comes from the second-level cache is late otherwise
@@ -228,7 +228,7 @@ def _step(self: Emitter, s: Contract, live: list[str], kb: str, place: Callable[
 def _splat(self: Emitter, s: Contract, element: str) -> str:
     """A vector of the elements from `element` on: s.parts of them (s.rest, if that is not 0, then zeros), over and over."""
     if s.parts == 1:
-        return f"{SCALAR[s.a.dtype.name].format(element)} - (x{s.dtype}){{0}}"
+        return SPLAT[s.a.dtype.name].format(element)
     order = ", ".join(str(lane % s.parts) for lane in range(self.lanes))
     if s.rest:
         return f"__builtin_shufflevector(ldn_x{s.dtype}(&{element}, {s.rest}), (x{s.dtype}){{0}}, {order})"

@@ -13,6 +13,8 @@ from .values import Val
 
 # storage type -> C text of one summand from memory: scalar of `a`, a vector of `b`
 SCALAR = {"f32": "{}", "f64": "{}", "bf16": "f_bf16({})", "f16": "f_f16({})"}
+# the same of a scalar of `a` in every lane
+SPLAT = {"f32": "{} - (xf32){{0}}", "f64": "{} - (xf64){{0}}", "bf16": "f_bf16({}) - (xf32){{0}}", "f16": "f_xf16({} - (xu16){{0}})"}
 VECTOR = {
     "f32": "*(const xf32u *)({})", "f64": "*(const xf64u *)({})", "bf16": "f_xbf16(*(const xu16u *)({}))", "f16": "f_xf16(*(const xu16u *)({}))",
 }  # fmt: skip

@@ -370,7 +370,9 @@ def form_contraction(
     tiles = op("floordiv", n_extent + (width - 1), const(width))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     # Which operand's tile stays is a question of extents only, so that kernels of either sweep can be one; so are rows of fewer axes.
-    before, after = (const(1), tiles) if tiling.sweep == "rows" else (tiles, const(1))
+    # Results that lie along the rows are written a few lines at a time, each whole, if a tile of columns stays while the rows pass.
+    by_columns = tiling.sweep == "columns" or (along_m and _product([e for _, e in (*c.rows, c.k)]) * c.a.dtype.itemsize <= CACHED_ROWS)
+    before, after = (tiles, const(1)) if by_columns else (const(1), tiles)
     more = tuple((Axis(f"one{j}"), const(1)) for j in range(OUTER - len(c.rows[:-1])))
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
     soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None and parts == 1 else (None, 0)

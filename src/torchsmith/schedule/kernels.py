@@ -36,7 +36,7 @@ from .deps import estimate
 from .fuse import simple_axes
 from .gated import form_gated, recognise_gated
 from .group import Group, Grouper, group_stages
-from .grouped import form_grouped
+from .grouped import form_grouped, group_of
 from .layouts import choose_layouts
 from .merge_rows import merge_rows
 from .paired import fills_pairs, form_changing_pairs, form_paired, has_pairs, lies_plain
@@ -79,7 +79,12 @@ def contraction_kernels(
 ) -> tuple[Kernel, ...]:
     """The kernels of `stage`, seen as `c`. A constant right-hand operand is packed (into a new buffer, entered in `buffers`)."""
     alone = fills_pairs(c)
-    banded = None if alone else form_grouped(c, buffers)
+    group = None if alone else group_of(c, buffers)
+    # A scalar that is converted for every product costs more than the product; depthwise tiles read whole vectors.
+    widened = widen(c, buffers) if group is not None and group.channel[1] > 1 else None
+    if widened is not None:
+        buffers[widened.copy.name] = widened.copy
+    banded = None if alone else form_grouped(c if widened is None else widened.product, buffers)
     c = c if banded is not None else _fuller(stage, c, buffers, lasting)
     copies, rows, seen = ((), c, buffers) if banded is not None else _plain_rows(c, buffers)
     one_row = c.rows[0][0] is ONE_ROW and c.b.buf not in lasting
@@ -94,7 +99,8 @@ def contraction_kernels(
         return (*copies, stage_kernel(packing, buffers), product)
     banded = form_grouped(c, buffers) if alone else banded
     if banded is not None:
-        return stage_kernel(banded[0], buffers), banded[1]
+        before = () if widened is None else (stage_kernel(widened.stage, buffers),)
+        return *before, stage_kernel(banded[0], buffers), banded[1]
     wide = widen(rows, seen)
     if wide is not None:
         name, rows = wide.copy.name, wide.product
