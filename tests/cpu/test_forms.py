@@ -203,6 +203,17 @@ def test_tiles_run_along_the_longest_rows(taps: Any, stride: int, padding: Any, 
             check(lambda x, w, b, groups=groups: F.conv3d(x, w, b, stride, padding, groups=groups), x, w, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("size", "taps", "padding"), [(7, 3, 1), (9, 3, 0), (8, (1, 5), (0, 2)), (5, (3, 1), (1, 0))])
+def test_short_image_rows_are_one_row_of_tiles(size: int, taps: Any, padding: Any, dtype: torch.dtype) -> None:
+    """What is computed between them is not stored, and what reads the sums is not read there."""
+    for channels in (5, 32):
+        layer = torch.nn.Conv2d(channels, 24, taps, padding=padding, dtype=dtype).eval().requires_grad_(False)
+        x = R(2, channels, size, size).to(dtype).contiguous(memory_format=torch.channels_last)
+        rest = torch.randn_like(layer(x))
+        check(lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=padding) + r), x, layer.weight, layer.bias, rest)
+
+
 def test_missing_taps_meet_no_infinity() -> None:
     x = R(2, 8, 5, 6)
     x[0, 3, 2, 2], x[1, 1, 0, 5] = float("inf"), float("nan")

@@ -38,7 +38,7 @@ from .gated import form_gated, recognise_gated
 from .group import Group, Grouper, group_stages
 from .grouped import form_grouped, group_of
 from .layouts import choose_layouts
-from .merge_rows import merge_rows
+from .merge_rows import merge_apart, merge_rows
 from .paired import fills_pairs, form_changing_pairs, form_paired, has_pairs, lies_plain
 from .repack import repack_constants
 from .special import build_special
@@ -157,13 +157,28 @@ def _longest_rows(c: Contraction, buffers: dict[str, Buffer]) -> Contraction:
     return last(best) if fullness(best) > FULLER * fullness(c.rows[-1]) else c
 
 
+def _fuller_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Contraction, dict[str, Buffer]]:
+    """`c` with its two innermost row axes as one, if tiles are so much fuller then that what they compute in vain does not count."""
+    merged = merge_apart(c, buffers) if stores_along(c, c.n[0], buffers) else None
+    if merged is None:
+        return c, buffers
+    m, rows = (estimate(x.rows[-1][1]) for x in (c, merged[0]))
+    real = m * estimate(c.rows[-2][1])
+    if has_pairs(c):
+        now, then = m / (-(-m // LANES) * LANES), real / (-(-rows // LANES) * LANES)
+    else:
+        now, then = best_score(work_of(c, buffers)), best_score(work_of(*merged)) * real / rows
+    return merged if then > FULLER * now else (c, buffers)
+
+
 def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kernel, ...], Contraction, dict[str, Buffer]]:
     """`c` with rows and taps joined where they lie behind each other, after a copy with padding where that pays; and its buffers."""
     c, seen = merge_rows(drop_sure(c), buffers)
     c = _longest_rows(c, seen)
     narrow, pairs = narrow_k(c, seen), has_pairs(c)
     if pairs and lies_plain(narrow, seen):
-        return (), join_taps(narrow, seen), seen
+        joined = join_taps(narrow, seen)
+        return (), *_fuller_rows(joined, seen)
     if pairs or (c.a.mask is not None and (const_of(narrow.k[1]) or LANES) < LANES):
         made = with_padding(narrow, seen, pairs)
         if made is not None:
@@ -171,7 +186,8 @@ def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kerne
             joined = join_taps(made.product, views)
             if not pairs or lies_plain(joined, views):
                 buffers[made.copy.name] = made.copy
-                return (stage_kernel(made.stage, {made.source.name: made.source, made.copy.name: made.copy}),), joined, views
+                copies = (stage_kernel(made.stage, {made.source.name: made.source, made.copy.name: made.copy}),)
+                return copies, *_fuller_rows(joined, views)
     if c.a.mask is None:
         views = dict(seen)
         joined = join_taps(narrow, views)

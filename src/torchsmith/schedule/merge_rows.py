@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..ir.expr import Axis, Expr, Load, Var, const, op, substitute, walk
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Layout
-from .contraction import Contraction
+from .contraction import Contraction, only_where
 
 Index = tuple[Expr, ...]
 
@@ -97,3 +97,45 @@ def _place(index: Index, o: Axis, m: Axis, m_extent: Expr) -> tuple[int, int] | 
     if not at_o and not at_m:
         return ()
     return (at_o[0], at_m[0]) if len(at_o) == len(at_m) == 1 else None
+
+
+def merge_apart(c: Contraction, buffers: Mapping[str, Buffer]) -> tuple[Contraction, dict[str, Buffer]] | None:
+    """The two innermost row axes as one although image rows are longer than what is read of them: what a row of the product finds between
+    them is computed, but not stored. For `a` in a dense buffer with the two in dimensions of their own.
+
+        o < 8, m < 8: x[(o + r) * 10 + m + q]      becomes      row < 78: x[row + r * 10 + q], stored where row % 10 < 8
+    """
+    if len(c.rows) < 2:
+        return None
+    (o, o_extent), (m, m_extent) = c.rows[-2:]
+    layout, source, store, n = buffers[c.a.buf].layout, buffers[c.a.buf], c.stage.stores[0], const_of(m_extent)
+    of_o, of_m = ([d for d, i in enumerate(c.a.index) if x in set(walk(i))] for x in (o, m))
+    if layout is None or layout.splits or layout.pad or len(of_o) != 1 or len(of_m) != 1 or of_o == of_m or n is None:
+        return None
+    if c.a.buf in {e.buf for e in walk(c.value, c.b) if isinstance(e, Load)} | {store.buf}:
+        return None
+    if const_of(o_extent) is None or any(x in (o, m) for e in (c.a.mask, c.where) if e is not None for x in walk(e)):
+        return None
+    (d_o,), (d_m,) = of_o, of_m
+    if op("mul", source.shape[d_m], layout.strides[d_m]) is not layout.strides[d_o]:
+        return None
+    at = linear(c.a.index[d_o] * source.shape[d_m] + c.a.index[d_m])
+    far, near = (const_of(at.terms.get(x, const(0))) or 0 for x in (o, m))
+    if near <= 0 or far % near or far // near < n or any(x in (o, m) for t in at.terms if t not in (o, m) for x in walk(t)):
+        return None
+    pitch, row = far // near, Axis(f"{o.name}_{m.name}")
+    extent = const((const_of(o_extent) or 1) * pitch - (pitch - n))
+    place = linear(substitute(at.expr(), {o: const(0), m: row})).expr()
+    index = tuple(place if d == d_m else i for d, i in enumerate(c.a.index) if d != d_o)
+    shape = tuple(source.shape[d_o] * e if d == d_m else e for d, e in enumerate(source.shape) if d != d_o)
+    strides = tuple(e for d, e in enumerate(layout.strides) if d != d_o)
+    table: dict[Expr, Expr] = {o: op("floordiv", row, const(pitch)), m: op("mod", row, const(pitch))}
+    real = op("lt", m, m_extent)
+    read = {e: only_where(e, real) for e in walk(c.value) if isinstance(e, Load) and {o, m} & set(walk(e))}
+    value = substitute(substitute(c.value, dict(read.items())), table)
+    mask = substitute(real if store.mask is None else op("and", store.mask, real), table)
+    axes = (*(x for x in c.stage.axes if x[0] not in (o, m)), (row, extent))
+    stage = replace(c.stage, axes=axes, stores=(replace(store, index=tuple(substitute(i, table) for i in store.index), mask=mask),))
+    moved = Load(c.a.buf, c.a.dtype, index, c.a.mask, c.a.other)
+    seen = {**buffers, c.a.buf: replace(source, shape=shape, layout=Layout(strides, layout.offset))}
+    return replace(c, stage=stage, a=moved, rows=(*c.rows[:-2], (row, extent)), value=value), seen
