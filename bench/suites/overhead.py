@@ -8,7 +8,7 @@ from typing import Any
 
 from paired import Protocol
 
-from .harness import Row, child, protocol_of, save
+from .harness import Row, child, load_rows, protocol_of, save
 
 NOTE = "Microseconds per call under no_grad; both compilers in one process."
 
@@ -90,8 +90,10 @@ OVERHEAD_BERT = ("BERT, no-op backend, whole call", "BERT, no-op backend, guards
 
 
 def suite(args: argparse.Namespace) -> list[Row]:
-    rows = []
+    rows = load_rows(args.out, "overhead") if args.resume else []
     for name in (*tiny_functions(), *OVERHEAD_BERT):
+        if any(r["name"] == name for r in rows):
+            continue
         row = {"name": name} | child({"suite": "overhead", "name": name, "protocol": protocol_of(args)})
         rows.append(row)
         print(table([row]).split("\n")[2], flush=True)

@@ -27,7 +27,7 @@ from torchsmith.emit.c import emit_kernel
 from torchsmith.ir.linear import const_of
 from torchsmith.runtime.toolchain import toolchain
 
-from .harness import Row, save
+from .harness import Row, load_rows, save
 
 SMALL, LARGE = 1 << 14, 1 << 22
 Maker = Callable[[int], tuple[Any, ...]]
@@ -193,19 +193,20 @@ def suite(args: argparse.Namespace) -> list[Row]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rounds = 1 if args.quick or args.prepare else 7
-    rows: list[Row] = []
+    rows = load_rows(args.out, "pointwise") if args.resume else []
+    done = {(r["kind"], r["name"], r["elements"]) for r in rows}
 
-    def add(row: Row) -> None:
-        rows.append(row)
+    def add(kind: str, row: Row) -> None:
+        rows.append({"kind": kind} | row)
         print(table([row]).rsplit("\n", maxsplit=1)[-1], flush=True)
+        save(args.out, "pointwise", rows, table(rows), NOTE)
 
     with tempfile.TemporaryDirectory() as folder:
         for name in ALONE:
-            if re.search(args.only, f"alone {name}"):
-                add(alone(name, Path(folder), rounds=rounds))
+            if re.search(args.only, f"alone {name}") and ("alone", name, SMALL) not in done:
+                add("alone", alone(name, Path(folder), rounds=rounds))
     for name in FUSED:
         for n in (SMALL, LARGE):
-            if re.search(args.only, f"fused {name}"):
-                add(fused(name, n, rounds if n == SMALL else min(rounds, 4)))
-    save(args.out, "pointwise", rows, table(rows), NOTE)
+            if re.search(args.only, f"fused {name}") and ("fused", name, n) not in done:
+                add("fused", fused(name, n, rounds if n == SMALL else min(rounds, 4)))
     return rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from paired import bootstrap
 
-from .harness import Row, child, protocol_of, save
+from .harness import Row, child, load_rows, protocol_of, save
 
 NOTE = (
     "Calls per second of two Python threads over those of one, `torch.set_num_threads(1)`, the model and its packed weights shared; median "
@@ -71,8 +71,10 @@ def run_case(case: dict[str, Any]) -> Row:
 
 
 def suite(args: argparse.Namespace) -> list[Row]:
-    rows = []
+    rows = load_rows(args.out, "threads") if args.resume else []
     for model in args.models:
+        if any(r["model"] == model for r in rows):
+            continue
         case = {"suite": "threads", "model": model, "batch": 1, "peers": args.peers, "protocol": protocol_of(args)}
         rows.append({"model": model, "batch": 1} | child(case))
         print(table(rows[-1:]).split("\n")[2], flush=True)

@@ -144,9 +144,10 @@ ARTIFACTS = {
 def run_passes(passes: Sequence[Pass], value: Any, options: Options, name: str) -> Any:
     """Run `passes` in order: each is timed, verified (options.check) and dumped under its own name."""
     for p in passes:
+        before = value
         with events.timed(p.name, graph=name):
             value = p.run(value, options)
-        if options.check:
+        if options.check and value is not before:
             p.verify(value)
         if p.show is not None and options.trace_enabled:
             events.emit("artifact", graph=name, name=ARTIFACTS[p.name], text=p.show(value))

@@ -373,12 +373,17 @@ def substitute(e: Expr, table: dict[Expr, Expr]) -> Expr:
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every distinct node under `roots`, children first."""
     seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    stack: list[Expr | None] = [*reversed(roots)]
+    entered: list[Expr] = []
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            yield node
+        node = stack.pop()
+        if node is None:  # everything below the last entered node has been given out
+            yield entered.pop()
         elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args) if a not in seen)
+            if node.args:
+                entered.append(node)
+                stack.append(None)
+                stack += node.args[::-1]
+            else:
+                yield node

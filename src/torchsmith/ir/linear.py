@@ -15,7 +15,6 @@ from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const
 Range = tuple[int | None, int | None]  # inclusive; None: unbounded
 Extents = Mapping[Any, Any]  # an Axis or a Sym lies in [0, extent); or the Range of a Sym
 ONE, ZERO = const(1), const(0)
-_INVARIANT: dict[Expr, bool] = {}
 
 
 def is_invariant(e: Expr) -> bool:
@@ -52,12 +51,12 @@ class Linear:
         """self + times * other."""
         terms = dict(self.terms)
         for atom, coef in other.terms.items():
-            total = op("add", terms.get(atom, ZERO), op("mul", times, coef))
+            total = op("add", terms.get(atom, ZERO), coef if times is ONE else op("mul", times, coef))
             if total is ZERO:
                 terms.pop(atom, None)
             else:
                 terms[atom] = total
-        return Linear(terms, op("add", self.const, op("mul", times, other.const)))
+        return Linear(terms, op("add", self.const, other.const if times is ONE else op("mul", times, other.const)))
 
     def expr(self) -> Expr:
         """Back to an expression."""

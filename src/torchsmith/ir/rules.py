@@ -73,6 +73,8 @@ def fold_constants(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | No
 @rule("add", "sub", "mul", "neg")
 def ring(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | None:
     if dtype is dt.index:
+        if all(isinstance(a, Const) for a in args):  # most of them, and the way through `algebra` is long
+            return Const(dt.index, OPS[name].scalar(*(a.value for a in args)))
         a = args[0]
         if name == "neg":
             return algebra.mul(a, Const(dt.index, -1))

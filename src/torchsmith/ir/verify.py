@@ -57,14 +57,15 @@ class Scope:
     def __init__(self, arrays: dict[str, tuple[dt.DType, int]], symbols: frozenset[Sym]) -> None:
         self.arrays, self.symbols = arrays, symbols
         self._typed: set[Expr] = set()
+        self._free: dict[Expr, frozenset[Expr]] = {}
 
     def check(self, e: Expr, axes: Iterable[Axis], names: Iterable[Var], at: Any) -> None:
         """Types and bindings of everything in `e`."""
-        for node in walk(e):
+        for node in walk(e) if e not in self._typed else ():
             if node not in self._typed:
                 self._type(node, at)
                 self._typed.add(node)
-        free = free_leaves(e)
+        free = free_leaves(e, self._free)
         unbound = free - set(axes) - set(names)
         if unbound:
             fail("bound", f"{', '.join(sorted(map(repr, unbound)))} is not bound here", at)
@@ -85,7 +86,7 @@ class Scope:
 def free_leaves(e: Expr, memo: dict[Expr, frozenset[Expr]] | None = None) -> frozenset[Expr]:
     """The axes and vars that `e` uses and no Fold inside it binds."""
     found: dict[Expr, frozenset[Expr]] = {} if memo is None else memo
-    for node in walk(e):
+    for node in walk(e) if e not in found else ():
         if node in found:
             continue
         if isinstance(node, Axis | Var):

@@ -135,6 +135,9 @@ class _Walker:
         self.flat = _flat_buffers(kernel)
         self.around = [a for a, _ in kernel.grid]
         self.lanes = set(_lane_axes(kernel.body)) if self.flat else set()
+        self.along: dict[str, set[int]] = {}  # buffer -> its dimensions whose index follows an axis that the printer wants constant steps of
+        for buf, index in dict.fromkeys(access for s in kernel.body for access in _accesses(s)):
+            self.along.setdefault(buf, set()).update(d for d, i in enumerate(index) if not self.vectors.isdisjoint(walk(i)))
 
     def note(self, *tokens: object) -> None:
         self.skeleton.extend(tokens)
@@ -155,19 +158,10 @@ class _Walker:
             self.note("flat", self.name(p.buf), p.dtype, p.written)
             return replace(p, shape=(const(1),), layout=Layout((const(1),), const(0)))
         self.note("param", self.name(p.buf), p.dtype, p.written, p.layout.splits, p.layout.pad, p.layout.fill, len(p.shape))
-        fixed = self.along_vectors(p.buf)
+        fixed = self.along.get(p.buf, set())
         strides = tuple(self.expr(e, self.rigid or d in fixed) for d, e in enumerate(p.layout.strides))
         layout = replace(p.layout, strides=strides, offset=self.expr(p.layout.offset))
         return replace(p, layout=layout)
-
-    def along_vectors(self, buf: str) -> set[int]:
-        """Dimensions of `buf` whose index follows an axis that the printer wants constant steps of."""
-        out: set[int] = set()
-        for s in self.source.body:
-            for b, index in _accesses(s):
-                if b == buf:
-                    out.update(d for d, i in enumerate(index) if any(a in self.vectors for a in walk(i)))
-        return out
 
     # ------------------------------------------------------------ statements
     def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -445,4 +439,5 @@ def _accesses(s: Stmt) -> Iterable[tuple[str, tuple[Expr, ...]]]:
     elif isinstance(s, Loop):
         for inner in s.body:
             yield from _accesses(inner)
+        s = replace(s, body=())
     yield from ((e.buf, e.index) for e in walk(*expressions(s)) if isinstance(e, Load))
