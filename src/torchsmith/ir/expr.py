@@ -312,7 +312,10 @@ class Rand(Expr):
 
 def const(value: int) -> Const:
     """An index literal."""
-    return Const(dt.index, value)
+    return _SMALL[value] if 0 <= value < len(_SMALL) else Const(dt.index, value)
+
+
+_SMALL = tuple(Const(dt.index, value) for value in range(257))  # most literals, by far
 
 
 def lift(value: Expr | int | float | bool, dtype: DType) -> Expr:

@@ -16,7 +16,7 @@ from . import algebra
 from . import dtype as dt
 from .bounds import NOTHING_KNOWN, decide
 from .dtype import DType
-from .expr import SIMPLIFY, Cast, Const, Expr, Op, convert, op, walk
+from .expr import SIMPLIFY, Cast, Const, Expr, Op, const, convert, op, walk
 from .ops import OPS, wrap
 
 Rule = Callable[[str, DType, tuple[Expr, ...]], Expr | None]
@@ -73,9 +73,9 @@ def fold_constants(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | No
 @rule("add", "sub", "mul", "neg")
 def ring(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | None:
     if dtype is dt.index:
-        if all(isinstance(a, Const) for a in args):  # most of them, and the way through `algebra` is long
-            return Const(dt.index, OPS[name].scalar(*(a.value for a in args)))
         a = args[0]
+        if isinstance(a, Const) and isinstance(args[-1], Const):  # most of them, and the way through `algebra` is long
+            return const(OPS[name].scalar(*(x.value for x in args)))
         if name == "neg":
             return algebra.mul(a, Const(dt.index, -1))
         if name == "mul":

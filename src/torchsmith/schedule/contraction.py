@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..ir import dtype as dt
 from ..ir.bounds import NOTHING_KNOWN
@@ -96,6 +97,7 @@ def dense(shape: tuple[Expr, ...], order: tuple[int, ...] | None = None) -> Layo
     return Layout(tuple(strides), const(0))
 
 
+@lru_cache(maxsize=4096)  # fusion, grouping, layouts and splitting ask the same of each
 def recognise(stage: Stage) -> Contraction | None:
     """The Stage (its axes split where that makes its operands affine) as a contraction, or None."""
     if any(s.mask is not None for s in stage.stores) or not any(isinstance(e, Fold) for s in stage.stores for e in walk(s.value)):
