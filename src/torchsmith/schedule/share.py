@@ -135,7 +135,7 @@ class _Walker:
         self.flat = _flat_buffers(kernel)
         self.around = [a for a, _ in kernel.grid]
         self.lanes = set(_lane_axes(kernel.body)) if self.flat else set()
-        self.along: dict[str, set[int]] = {}  # buffer -> its dimensions whose index follows an axis that the printer wants constant steps of
+        self.along: dict[str, set[int]] = {}  # buffer -> dimensions whose index follows an axis that the printer wants constant steps of
         for buf, index in dict.fromkeys(access for s in kernel.body for access in _accesses(s)):
             self.along.setdefault(buf, set()).update(d for d, i in enumerate(index) if not self.vectors.isdisjoint(walk(i)))
 
