@@ -239,9 +239,10 @@ ERFINVA32 = (-1.4932013958635082e-10, -8.698477493851442e-09, 2.6522686269458973
 ERFINVB32 = (0.00010888098768191412, -0.0003026935155503452, -4.696598261944018e-05, 0.001476122997701168, -0.0036025340668857098,
              0.005690703634172678, -0.007636171765625477, 0.009444760158658028, 1.0016748905181885, 2.832976818084717)  # fmt: skip
 define("erfinv", "f32", f"""FLT erfinv@(FLT x) {{
-  FLT a = abs@(x), w = -log@((K(1.0) - a) * (K(1.0) + a)), t = w - K(2.5), v = sqrt@(w) - K(3.0);
-  FLT far = sel@(w == __builtin_inff(), w, {horner(ERFINVB32, "v")});
-  return x * sel@(w < K(5.0), {horner(ERFINVA32, "t")}, far);
+  FLT a = abs@(x), w = -log@((K(1.0) - a) * (K(1.0) + a)), t = w - K(2.5), y = {horner(ERFINVA32, "t")};
+  MSK far = not@(w < K(5.0));
+  if (any%(far)) {{ FLT v = sqrt@(w) - K(3.0); y = sel@(far, sel@(w == __builtin_inff(), w, {horner(ERFINVB32, "v")}), y); }}
+  return x * y;
 }}""")
 # log2 |x| in two parts: s = f / (2 + f), 2 s + s^3 Q(s^2), times log2 e; then y times that, and 2 to it
 POW32 = (0.38602545857429504, 0.20403248071670532, 0.2862726151943207, 0.3999935984611511, 0.6666666865348816)
@@ -257,15 +258,19 @@ define("pow", "f32", f"""FLT pow@(FLT x, FLT y) {{
   p = maxi@((FLT){{0}} + K(-300.0), mini@((FLT){{0}} + K(300.0), p)); pl = sel@(abs@(p) < K(290.0), pl, (FLT){{0}});
   FLT n = rint@(p), g = (p - n) + pl, r = g * K(0x1.62e43p-1); r = fma@(g, (FLT){{0}} + K(-0x1.05c61p-29), r);
   FLT P = {horner(EXP32, "r")}, out = scalef@(fma@(P * r, r, r) + K(1.0), n);
-  FLT inf = (FLT){{0}} + __builtin_inff(), yi = trunc@(y), half = y * K(0.5);
-  MSK whole = yi == y, odd = whole & (trunc@(half) != half), up = (y > K(0.0)) != (a < K(1.0));
-  out = sel@((a == K(0.0)) | (a == inf), sel@((a == K(0.0)) == (y < K(0.0)), inf, (FLT){{0}}), out);
-  out = sel@(abs@(y) == inf, sel@(a == K(1.0), (FLT){{0}} + K(1.0), sel@(up, inf, (FLT){{0}})), out);
-  MSK minus = asi@(x) < 0;
-  out = sel@(minus & odd, -out, out);
-  out = sel@(minus & not@(whole) & (a != K(0.0)) & (a < inf), (FLT){{0}} + __builtin_nanf(""), out);
-  out = sel@((x != x) | (y != y), x + y, out);
-  return sel@((x == K(1.0)) | (y == K(0.0)), (FLT){{0}} + K(1.0), out);
+  FLT inf = (FLT){{0}} + __builtin_inff();
+  if (any%(not@((x > K(0.0)) & (x < inf) & (abs@(y) < inf)))) {{
+    FLT yi = trunc@(y), half = y * K(0.5);
+    MSK whole = yi == y, odd = whole & (trunc@(half) != half), up = (y > K(0.0)) != (a < K(1.0));
+    out = sel@((a == K(0.0)) | (a == inf), sel@((a == K(0.0)) == (y < K(0.0)), inf, (FLT){{0}}), out);
+    out = sel@(abs@(y) == inf, sel@(a == K(1.0), (FLT){{0}} + K(1.0), sel@(up, inf, (FLT){{0}})), out);
+    MSK minus = asi@(x) < 0;
+    out = sel@(minus & odd, -out, out);
+    out = sel@(minus & not@(whole) & (a != K(0.0)) & (a < inf), (FLT){{0}} + __builtin_nanf(""), out);
+    out = sel@((x != x) | (y != y), x + y, out);
+    out = sel@((x == K(1.0)) | (y == K(0.0)), (FLT){{0}} + K(1.0), out);
+  }}
+  return out;
 }}""")
 
 # ---------------------------------------------------------------- f64
