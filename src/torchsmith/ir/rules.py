@@ -73,14 +73,14 @@ def fold_constants(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | No
 @rule("add", "sub", "mul", "neg")
 def ring(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | None:
     if dtype is dt.index:
-        a = args[0]
-        if isinstance(a, Const) and isinstance(args[-1], Const):  # most of them, and the way through `algebra` is long
-            return const(OPS[name].scalar(*(x.value for x in args)))
+        a, b = args[0], args[-1]
+        if isinstance(a, Const) and isinstance(b, Const):  # most of them, and the way through `algebra` is long
+            return const(int(OPS[name].scalar(a.value) if name == "neg" else OPS[name].scalar(a.value, b.value)))
         if name == "neg":
             return algebra.mul(a, Const(dt.index, -1))
         if name == "mul":
-            return algebra.mul(a, args[1])
-        return algebra.add(a, args[1], 1 if name == "add" else -1)
+            return algebra.mul(a, b)
+        return algebra.add(a, b, 1 if name == "add" else -1)
     return fold_float(name, dtype, args) if dtype.is_float else fold_constants(name, dtype, args) or whole_ring(name, dtype, args)
 
 
