@@ -19,6 +19,7 @@ from torchsmith import aot
 from torchsmith.aot.archive import TAIL
 from torchsmith.aot.cli import main
 from torchsmith.aot.weights import Block
+from torchsmith.export import Dim, export, save
 from torchsmith.runtime.model_library import paths
 from torchsmith.runtime.package import PackageError
 
@@ -293,3 +294,34 @@ def test_few_weights_are_not_padded_to_pages(tmp_path: Path) -> None:
     code, start, weights, *_ = TAIL.unpack(content[-TAIL.size :])
     assert code <= start < code + 64 and len(content) == start + weights + TAIL.size
     assert weights < 64 + 2 * 4 * (10 * 16 + 16) + 4 * 64  # a header, the packed matrix, what is read as it is, and gaps to lines
+
+
+class Groups(torch.nn.Module):
+    """Rows in fours, in bfloat16: sizes that divide by zero where there are fewer, and a dtype that NumPy has not."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.view(x.shape[0] // 4, 4, -1).sum(1), x.to(torch.bfloat16) / 2
+
+
+def test_command_line_with_open_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = Dim.DYNAMIC
+    save(export(Groups(), (torch.randn(8, 3),), dynamic_shapes=({0: size, 1: size},)), tmp_path / "m.tsep")
+    package = str(tmp_path / "m.pt2")
+    assert main(["aot", "compile", str(tmp_path / "m.tsep"), "-o", package]) == 0
+    assert main(["aot", "inspect", package]) == 0
+    said = capsys.readouterr().out
+    assert "size d0: 1 to any" in said and "must satisfy" in said and "[(d0 // 4)" in said
+    for n, status in ((8, 0), (5, 1), (1, 1)):  # with one row the condition itself divides by zero
+        np.save(tmp_path / "x.npy", np.full((n, 3), 3, np.float32))
+        assert main(["aot", "run", package, str(tmp_path / "x.npy"), "-o", str(tmp_path / "out.npz")]) == status
+    assert "test_aot_files.py:" in capsys.readouterr().err
+    out = np.load(tmp_path / "out.npz")
+    assert (out["output0"] == 12).all() and out["output1"].dtype == np.float32 and (out["output1"] == 1.5).all()
+    assert main(["aot", "bench", package, "--seconds", "0.01"]) == 0
+    assert "d0=1, d1=1: the sizes" in (said := capsys.readouterr().out) and "d0=64, d1=64: median" in said
+    assert main(["aot", "bench", package, "--size", "d0"]) == 1
+    (tmp_path / "text.pt2").write_text("no program")
+    for name, words in (("text.pt2", "not an exported program"), ("absent.pt2", "No such file")):
+        assert main(["aot", "compile", str(tmp_path / name), "-o", package]) == 1
+        err = capsys.readouterr().err
+        assert words in err and "Traceback" not in err

@@ -455,3 +455,32 @@ print([m for m in ("torch._dynamo", "torch._inductor") if m in sys.modules])
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert out.stdout.strip() == "[]", out.stdout + out.stderr
+
+
+MISFITS: list[tuple[Any, tuple[Any, ...]]] = [
+    (torch.gather, (torch.randn(2, 3), 0, torch.zeros(2, 9, dtype=torch.int64))),
+    (torch.scatter, (torch.randn(2, 3), 0, torch.zeros(1, 4, dtype=torch.int64), torch.randn(2, 4))),
+    (torch.scatter_add, (torch.randn(2, 3), 1, torch.zeros(2, 3, dtype=torch.int64), torch.randn(1, 3))),
+    (torch.scatter, (torch.randn(2, 3), 0, torch.zeros(1, 3, dtype=torch.int64), torch.randn(2, 3).double())),
+    (torch.index_add, (torch.randn(2, 3), 0, torch.zeros(2, dtype=torch.int64), torch.randn(3, 3))),
+    (torch.index_copy, (torch.randn(2, 3), 0, torch.zeros(2, dtype=torch.int64), torch.randn(2, 4))),
+    (torch.select_scatter, (torch.randn(2, 3), torch.randn(4), 0, 1)),
+    (torch.slice_scatter, (torch.randn(2, 3), torch.randn(2, 3), 0, 1)),
+    (torch.as_strided, (torch.randn(2, 3), (3, 3), (3, 1))),
+    (torch.linalg.cross, (torch.randn(4, 2), torch.randn(4, 2))),
+    (torch.bucketize, (torch.randn(4), torch.zeros(2, 2))),
+    (F.max_pool2d, (torch.randn(1, 1, 8, 8), 2, 1, 4)),
+    (torch.roll, (torch.randn(2, 3), 1, 5)),
+    (Tensor.masked_scatter, (torch.randn(3), torch.ones(3), torch.randn(3))),
+    (F.scaled_dot_product_attention, (torch.randn(1, 1, 5, 8), torch.randn(1, 1, 5, 8), torch.randn(1, 1, 5, 8), torch.randn(4, 4))),
+]
+
+
+@pytest.mark.parametrize("number", range(len(MISFITS)))
+def test_what_eager_refuses_is_refused(number: int) -> None:
+    """Arguments that do not fit must not become kernels that read beyond them."""
+    fn, args = MISFITS[number]
+    with pytest.raises((RuntimeError, IndexError)):
+        fn(*args)
+    with Tracing(SizeFacts()), pytest.raises((RuntimeError, IndexError)):
+        fn(*(tensor_like(a) if isinstance(a, Tensor) else a for a in args))

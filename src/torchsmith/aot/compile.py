@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +21,10 @@ import torch
 from .. import __version__
 from ..codes import Unsupported, define
 from ..emit.model import PREPARED, READ, WRITTEN, ConstantRow, Description, InputRow, emit_model, output_rows
-from ..graph.sizes import print_condition
+from ..graph.sizes import LARGEST, print_condition
 from ..graph.spec import FreshOutput, InputOutput, TensorSpec
 from ..graph.tracing import spec_of
-from ..ir.expr import Const, Expr
+from ..ir.expr import Const, Expr, walk
 from ..options import Options
 from ..pipeline import Source, compile_source, refuse_externs
 from ..runtime.externs_torch import operator_row
@@ -218,10 +219,12 @@ def describe(entry: Entry, source: Source, rows: Sequence[ConstantRow], features
         for r in input_rows(entry)
     ]
     ranges = {
-        entry.labels.get(s.sym.name, s.sym.name): [s.lo, s.hi] for s in entry.facts.symbols.values() if s.origin[0] in ("size", "stride")
-    }
+        entry.labels.get(s.sym.name, s.sym.name): [s.lo, None if s.hi == LARGEST else s.hi]
+        for s in entry.facts.symbols.values() if s.origin[0] in ("size", "stride")
+    }  # fmt: skip
     return {
         "format": 1, "torchsmith": __version__, "name": entry.name, "inputs": inputs, "ranges": ranges,
+        "conditions": [said for cond, said in conditions_of(entry) if len(list(walk(cond))) > 3],
         "arguments": [[a.name, None if a.placeholder is None else "tensor", _plain(a.value)] for a in entry.arguments],
         "outputs": [None if leaf is not None else _plain(v) for leaf, v in zip(entry.returned, entry.values, strict=True)],
         "returned": list(entry.returned), "described_outputs": described_outputs(entry),
@@ -259,7 +262,7 @@ def _size(e: Expr, labels: dict[str, str]) -> int | str:
     if isinstance(e, Const):
         return int(e.value)
     text = print_condition(e)
-    return labels.get(text, text)
+    return re.sub(r"\w+", lambda m: labels.get(m[0], m[0]), text)
 
 
 def _plain(value: Any) -> Any:

@@ -95,6 +95,7 @@ def inspect_text(found: dict[str, Any]) -> str:
             lines.append(f"  input {i['name']}: {i['dtype']} [{', '.join(map(str, i['shape']))}]")
         for size, (lo, hi) in info["ranges"].items():
             lines.append(f"  size {size}: {lo} to {'any' if hi is None else hi}")
+        lines += [f"  {said}" for said in info.get("conditions", ())]
         for i, o in enumerate(info["described_outputs"]):
             lines.append(f"  output {i}: {o}")
         for c in info["constants"]:

@@ -20,7 +20,7 @@ from ..graph.eager import origin_value, run_functional
 from ..graph.sizes import LARGEST, SizeFacts, print_condition
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, TensorSpec
 from ..graph.tracing import spec_of
-from ..ir.expr import Const, Expr
+from ..ir.expr import Const, Expr, Sym, walk
 from ..ir.number import number_of
 from .entry import children
 
@@ -241,7 +241,8 @@ class ExportedProgram:
         for i, spec in specs.items():
             _check_sizes(self, self.leaf_names[i], leaves[i], spec, symbols)
         for cond, loc in self.conditions:
-            if number_of(cond, symbols) is False:
+            holds = number_of(cond, symbols)  # None: a division by zero, or of a size that is known only when an operator has run
+            if holds is False or (holds is None and all(x.name in symbols for x in walk(cond) if isinstance(x, Sym))):
                 where = f", because of {loc}" if loc else ""
                 raise ValueError(f"{self.name}: the sizes of the inputs must satisfy {print_size(cond, self.symbol_names)}{where}")
         return symbols

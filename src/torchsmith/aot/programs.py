@@ -7,8 +7,10 @@ tensors and symbols. Mutations that the exporter turned into extra outputs becom
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -35,7 +37,10 @@ def is_torch_program(value: Any) -> bool:
 
 
 def load_program(path: Any) -> Any:
-    """A file that torch.export.save wrote."""
+    """A file that torch.export.save wrote. Raises OSError or ValueError for what is none, before torch says it at length."""
+    Path(path).stat()
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not an exported program: neither torchsmith.export.save nor torch.export.save wrote it")
     return import_module("torch.export").load(path)
 
 

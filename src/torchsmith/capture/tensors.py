@@ -272,7 +272,8 @@ class Recorder:
             if not _holds_tensor([*args, *kwargs.values()]):
                 raise Raised(e) from None  # made of numbers: this is eager's own exception, and the program may catch it
             name = target if issubclass(type(target), str) else getattr(target, "__name__", str(target))
-            raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {str(e)[:300]}") from e
+            said = str(e).partition("\nException raised from")[0]  # behind it comes torch's own stack
+            raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
         if not _holds_tensor(result):
             return result
         if kind == "function":

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ir.expr import Const, Expr, Sym
+from ..ir.expr import Const, Expr, Op, Sym
 from ..ir.operators import OperatorRow
 from ..ir.program import Symbol
-from .host import DTYPE_ROWS, c_name, c_string, size_text
+from .host import DIVISIONS, DTYPE_ROWS, c_name, c_string, size_text
 from .host_abi import NUMBERS
 
 PREPARED, READ, WRITTEN = 1, 2, 4  # flags of a constant: what prepare reads, what run reads, what run writes
@@ -168,6 +168,14 @@ def operator_texts(rows: Sequence[OperatorRow]) -> list[str]:
     ]  # fmt: skip
 
 
+def divisors(e: Expr) -> list[Expr]:
+    """What integers are divided by in `e` that is no number, the innermost first."""
+    found = [d for a in e.args for d in divisors(a)]
+    if isinstance(e, Op) and e.name in DIVISIONS and not e.dtype.is_float and not isinstance(e.args[1], Const):
+        found.append(e.args[1])
+    return list(dict.fromkeys(found))
+
+
 @dataclass(slots=True)
 class _Model:
     d: Description
@@ -180,7 +188,8 @@ class _Model:
         inputs = [self.input(i, row) for i, row in enumerate(d.inputs)]
         self.ranges()
         for cond, said in d.conditions:
-            self.condition(f"!({size_text(cond)})", "TSM_ERROR_SIZE", said, "0", "0")
+            divided = [f"{size_text(d)} != 0" for d in divisors(cond)]  # a size of zero fails the condition instead of the process
+            self.condition(f"!({' && '.join([*divided, size_text(cond)])})", "TSM_ERROR_SIZE", said, "0", "0")
         outputs = [f"{{{OUT_KINDS[o.kind]}, {DTYPE_ROWS[o.dtype]}, {o.ndim}, {o.of}, {o.at}, {o.result}}}" for o in d.outputs]
         constants = [self.constant(c) for c in d.constants]
         symbols = [self.symbol(s) for s in d.symbols]

@@ -109,4 +109,7 @@ def trilinear(
 
 @rule(aten.linalg_cross.default)
 def cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
-    return product(broadcast(self.shape, other.shape), self)
+    shape = broadcast(self.shape, other.shape)
+    if self.dim() != other.dim() or shape[dim] != 3 or self.shape[dim] != 3 or other.shape[dim] != 3:
+        raise RuntimeError(f"linalg.cross: inputs dimension {dim} must have length 3. Got {self.shape} and {other.shape}")
+    return product(shape, self)

@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, broadcast, contiguous_strides, format_strides, is_symbolic, propagate_strides, result_dtype, same, suggest_format
+from ..layout import (
+    Size,
+    broadcast,
+    contiguous_strides,
+    format_strides,
+    hint_of,
+    is_symbolic,
+    propagate_strides,
+    result_dtype,
+    same,
+    suggest_format,
+)
 from ..tracing import make, rule
 from .pointwise import elementwise
 from .views import axis, copy_strides, slice_, unsqueeze
@@ -108,6 +119,10 @@ def _pool(input: Tensor, n: int, kernel: Any, stride: Any, padding: Any, dilatio
     kernel = _spread(kernel, n)
     stride = _spread(stride, n) if isinstance(stride, int) or stride else kernel
     padding, dilation = _spread(padding, n), _spread(dilation, n)
+    if any(p < 0 for p in padding):
+        raise RuntimeError(f"pad must be non-negative, but got pad: {min(padding)}")
+    if any(2 * p > d * (k - 1) + 1 for p, k, d in zip(padding, kernel, dilation, strict=True)):
+        raise RuntimeError(f"pad should be at most half of effective kernel size, but got pad={padding}, kernel_size={kernel}")
     sizes = [_pooled(input.shape[i - n], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in range(n)]
     if any(s <= 0 for s in sizes):
         raise RuntimeError(f"Given input size: {list(input.shape)}. Calculated output size: {sizes}. Output size is too small")
@@ -340,6 +355,11 @@ def attention(
     return make_dense((*query.shape[:-1], value.shape[-1]), query.dtype)
 
 
+def _equal_here(a: Size, b: Size) -> bool:
+    """Sizes that are equal at hand are assumed to stay so."""
+    return same(a, b) or (hint_of(a) == hint_of(b) and bool(a == b))
+
+
 def flash_applies(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, grouped: bool) -> bool:
     """Does eager's attention run its flash kernel on CPU?"""
     all_fit = all(
@@ -347,10 +367,10 @@ def flash_applies(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor |
     )
     if not all_fit or dropout_p or (attn_mask is not None and attn_mask.dim() not in (2, 4)):
         return False
-    if not all(same(query.shape[d], t.shape[d]) for t in (key, value) for d in (0, 3)):
+    if not all(_equal_here(query.shape[d], t.shape[d]) for t in (key, value) for d in (0, 3)):
         return False
     heads, shared = query.shape[1], key.shape[1]
-    if not same(shared, value.shape[1]) or (not same(heads, shared) and not (grouped and heads % shared == 0)):
+    if not _equal_here(shared, value.shape[1]) or (not same(heads, shared) and not (grouped and heads % shared == 0)):
         return False
     return all(type(t.shape[2]) is not int or t.shape[2] != 0 for t in (query, key, value))
 

@@ -163,6 +163,8 @@ def row_major(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 @rule(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default,
       aten.scatter_reduce.two)  # fmt: skip
 def scatter(self: Tensor, dim: int, index: Tensor, src: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    if isinstance(src, Tensor) and src.dtype != self.dtype:
+        raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
     if not _is_empty(index):
         d, source = axis(dim, self.dim()), src if isinstance(src, Tensor) else index
         _equal_ranks(index=index, self=self, src=source)
@@ -185,6 +187,8 @@ def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any,
 
 @rule(aten.masked_scatter.default)
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}")
     return dense(broadcast(self.shape, mask.shape), self.dtype)
 
 
@@ -212,6 +216,8 @@ def tril(self: Tensor, diagonal: int = 0) -> Tensor:
 @rule(aten.roll.default)
 def roll(self: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Eager joins two slices."""
+    for d in dims if isinstance(dims, (tuple, list)) else (dims,):
+        axis(d, self.dim())
     return make(self.shape, format_strides(tuple(self.shape), suggest_format(self) if dims else None), self.dtype)
 
 
@@ -274,6 +280,8 @@ def _index_strides(self: Tensor, before: list[int], after: list[int], common: An
 
 @rule(aten.bucketize.Tensor)
 def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    if boundaries.dim() != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
     return dense(self.shape, torch.int32 if out_int32 else torch.int64)
 
 
