@@ -289,6 +289,25 @@ def test_rows_are_asked_for_where_they_come_from_far(m: int, k: int, sweep: str,
     assert isinstance(contract, Contract) and contract.far is const(int(far))
 
 
+@pytest.mark.parametrize(("side", "channels", "asked"), [(112, 64, 25), (56, 256, 25), (14, 512, 0), (200, 8, 0)])
+def test_windows_ask_for_rows_of_images_that_the_cache_does_not_keep(side: int, channels: int, asked: int) -> None:
+    """14 rows of channels over 9 taps: 25 elements with 16 steps; small images and steps of less than a line ask for none."""
+    i, j, n, ky, kx, k = Axis("i0"), Axis("i1"), Axis("i2"), Axis("r0"), Axis("r1"), Axis("r2")
+    shapes = {"x": (side + 2, side + 2, channels), "w": (3, 3, channels, 64), "y": (side, side, 64)}
+    buffers = {s: Buffer(s, dt.f32, tuple(map(const, e)), dense(tuple(map(const, e))), "temp") for s, e in shapes.items()}
+    x, w = Load("x", dt.f32, (i + ky, j + kx, k)), Load("w", dt.f32, (ky, kx, k, n))
+    product = multiply_add(((ky, const(3)), (kx, const(3)), (k, const(channels))), x, w)
+    c = recognise(Stage(((i, const(side)), (j, const(side)), (n, const(64))), (Store("y", (i, j, n), product),)))
+    assert c is not None
+    _, packed = pack(c, "packed", 2)
+    kernel = form_contraction(c, (Store("y", (i, j, n), substitute(product, {c.fold: ACC})),), packed, Tiling(14, 2, "columns"), buffers, ())
+    (contract, *_) = kernel.body
+    assert isinstance(contract, Contract) and contract.far is const(asked)
+    text = emit_kernel(kernel)
+    assert ("__builtin_prefetch(g + q)" in text) == (asked > 0)
+    assert not asked or f"* {asked} / 16" in text
+
+
 def test_bounds_that_hold_for_every_size_are_dropped() -> None:
     """i < m over i < m holds whatever m is, 2 * i - 1 >= 0 and i + 1 < m do not."""
     m, i, j, r = Sym("m"), Axis("i0"), Axis("i1"), Axis("r0")

@@ -77,6 +77,8 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
     if s.soon is not None:
         self.line(f"const {STORED[s.b.dtype.name]}a *f = {self.base(s.b.buf)[0]} + {text_of(self, s.soon)};")
     stored = STORED[s.a.dtype.name]
+    if s.taps and not partial and const_of(s.far) != 0:
+        _ask_for_rows(self, s, a, bounds)
     if partial or (live is not None and live < s.rows):
         self.open("{", [])
     else:
@@ -84,7 +86,7 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
         test = named_test(self, inside) if inside else ""
         self.open(f"if ({test}) {{" if inside else "{", [])
         self.line(f"const {stored}a *p = {a_start};")
-        ahead, far = f"{s.rows} * {step} + k * {64 // s.a.dtype.itemsize}", const_of(s.far)
+        ahead, far = f"{s.rows} * {step} + k * {64 // s.a.dtype.itemsize}", 0 if s.taps else const_of(s.far)
         soon = "" if far == 0 else f"p + {ahead}" if far == 1 else f"p + {text_of(self, s.far)} * ({ahead})"  # of both kinds: asks in vain
         _steps(self, s, bounds, kb, lambda m, k: f"p[{plus(times(str(m), step), times(k, ka_text))}]", soon)
         self.close()
@@ -104,6 +106,22 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
         self.scopes[-1].memo[s.k] = Val(name, dt.index, False)
         _by_pointers(self, s, a, const(1), (name, f"{name} + 1"), kb)
         self.close()
+    self.close()
+
+
+def _ask_for_rows(self: Emitter, s: Contract, a: Linear, bounds: Bounds) -> None:
+    """A share of the next tile's rows with every piece of a window's sum: hardware follows no rows that are read tap by tap."""
+    *outer, (x, across) = s.taps
+    behind: dict[Expr, Expr] = {s.m: const(s.rows), s.k: const(0), s.n: const(0), x: op("floordiv", across, const(2)), **{t: n - 1 for t, n in outer}}
+    tap: Expr = const(0)
+    for t, n in s.taps:
+        tap = tap * n + t
+    name, dtype = self.base(s.a.buf)
+    far, tap_text = text_of(self, s.far), f"{text_of(self, tap)} * {text_of(self, s.extent)}"
+    self.open("{", [])
+    self.line(f"const {STORED[dtype.name]}a *g = {name} + {text_of(self, substitute(a.expr(), behind))};")
+    lo, hi = (f"({tap_text} + {e}) * {far} / 16" for e in bounds)
+    self.line(f"for (i64 q = {lo}, end = {hi}; q < end; q += {64 // dtype.itemsize}) __builtin_prefetch(g + q);")
     self.close()
 
 

@@ -104,8 +104,9 @@ class Contract:
     Rows from `live` on and columns from `wide` on do not exist: their accumulators hold no meaning.
     soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch lanes * soon_vectors elements of b's buffer from element
     soon + lanes * soon_vectors * k on, which another tile will need.
-    far: a hint, 0 or 1: rows of `a` lie behind each other, k contiguous, and come from beyond the second-level cache, as the next
-    tile's will.
+    far: a hint about rows of `a` that lie behind each other, k contiguous, and come from beyond the second-level cache, as the next tile's
+    will. Without taps 0 or 1: step k may ask for line k of them. With taps: 16 steps may ask for `far` elements, in turn, of what the last
+    taps read behind this tile's rows.
     tails: a hint too, for rows whose number is known at run time only: fewer rows, falling, for which partial tiles get text of their own.
     parts: a power of two; above 1, that many neighbours of k lie beside each other in the lanes, so that few columns fill a vector: lane n
     takes the elements k * parts + n % parts, and b(taps, k, n) is packed for it. `rest`: what the last step of k has, if it is not whole.

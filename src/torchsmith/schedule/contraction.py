@@ -379,7 +379,7 @@ def form_contraction(
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
     soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None and parts == 1 else (None, 0)
     readable = None if packed is not None or const_of(wide) == width else wide
-    far, tails = const(int(_are_far(c, tiling, buffers))), tails_of(rows, live, m_extent)
+    far, tails = const(_asked_rows(c, tiling, buffers)), tails_of(rows, live, m_extent)
     contract = Contract(
         "acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], lane, a, b, *soon, wide=readable, far=far, tails=tails, parts=parts,
         rest=(const_of(c.k[1]) or 0) % parts, where=None if c.where is None else substitute(c.where, {m: row}),
@@ -421,18 +421,22 @@ def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors
     return start + _flat(c.taps) * c.k[1] * (c.lanes * by), by
 
 
-def _are_far(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -> bool:
-    """May step k of a tile ask for line k of what lies behind its rows? That is worth it where a tile of rows meets all of `b` before the
-    next one does, or where all rows are more than the cache holds. Elsewhere it costs: rows that share a set push each other out."""
+def _asked_rows(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -> int:
+    """Contract.far. Asking is worth it where a tile of rows meets all of `b` before the next one does, or where all rows are more than
+    the cache holds. Elsewhere it costs: rows that share a set push each other out."""
     step, steps, size = work_of(c, buffers).step, const_of(c.k[1]), c.a.dtype.itemsize
     layout = buffers[c.a.buf].layout
-    if layout is None or c.taps or c.a.mask is not None or step is None or steps is None:
-        return False
-    is_dense = const_of(flat(layout, c.a.index).terms.get(c.k[0], const(0))) == 1 and steps * size <= step <= steps * size + 64
-    if not is_dense or steps < LONG or tiling.rows > 64 // size:
-        return False
+    if layout is None or layout.splits or step is None or steps is None:
+        return 0
     sizes = [const_of(e) for _, e in c.rows]
-    return tiling.sweep == "rows" or None in sizes or math.prod(e or 1 for e in sizes) * step > CACHED_ROWS
+    many = None in sizes or math.prod(e or 1 for e in sizes) * step > CACHED_ROWS
+    is_dense = const_of(flat(layout, c.a.index).terms.get(c.k[0], const(0))) == 1
+    if c.taps:  # a window over an image: most of what the next tile reads is here; new are the last taps' rows behind this tile's
+        taps = _product([e for _, e in c.taps])
+        return -(-tiling.rows * step * 16 // (size * steps * taps)) if many and is_dense and steps * size >= 64 and c.b.mask is None else 0
+    if c.a.mask is not None or not is_dense or not steps * size <= step <= steps * size + 64 or steps < LONG or tiling.rows > 64 // size:
+        return 0
+    return int(tiling.sweep == "rows" or many)
 
 
 def _flat(axes: tuple[tuple[Expr, Expr], ...]) -> Expr:
