@@ -25,7 +25,7 @@ from .harness import Row, about
 
 ROUNDS, WARM = 9, 2
 CONTRACTING = {
-    "ours": re.compile(r"^contraction"),
+    "ours": re.compile(r"^contraction|\b(addmm|mm|mv|bmm|baddbmm|convolution)\b"),  # products may be plain loops, or grouped
     "onnxruntime": re.compile(r"Conv|Gemm|MatMul"),
     "openvino": re.compile(r"^(Convolution|FullyConnected|MatMul|GroupConvolution|Deconvolution)$"),
 }

@@ -11,7 +11,7 @@ from emit_harness import launch
 from torchsmith.emit.c import emit_kernel
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Const, Fold, Load, Sym, Var, const, op, substitute
-from torchsmith.ir.kernel import Contract
+from torchsmith.ir.kernel import Contract, Kernel
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.schedule.contraction import ACC, form_contraction, pack, recognise, work_of
 from torchsmith.schedule.kernels import stage_kernel
@@ -292,6 +292,28 @@ def test_rows_are_asked_for_where_they_come_from_far(m: int, k: int, sweep: str,
 @pytest.mark.parametrize(("side", "channels", "asked"), [(112, 64, 25), (56, 256, 25), (14, 512, 0), (200, 8, 0)])
 def test_windows_ask_for_rows_of_images_that_the_cache_does_not_keep(side: int, channels: int, asked: int) -> None:
     """14 rows of channels over 9 taps: 25 elements with 16 steps; small images and steps of less than a line ask for none."""
+    contract, kernel = window(side, channels)
+    assert contract.far is const(asked)
+    text = emit_kernel(kernel)
+    assert ("__builtin_prefetch(g + q" in text) == (asked > 0)
+    assert not asked or f"* {asked} / 16" in text
+
+
+@pytest.mark.parametrize(("side", "channels", "share"), [(14, 512, 37), (28, 64, 10), (7, 64, 0)])
+def test_row_tiles_of_a_window_share_what_the_next_tile_of_columns_needs(side: int, channels: int, share: int) -> None:
+    contract, kernel = window(side, channels)
+    assert contract.soon is not None and contract.share is const(share) and (contract.soon_vectors == 0) == (share > 0)
+    assert ("__builtin_prefetch(f + q" in emit_kernel(kernel)) == (share > 0)
+    if share:  # the pieces lie behind each other, from the beginning of the next tile to its end
+        (nt, _), (row, rows), (mt, across), (inner, _) = [(a, e) for a, e in kernel.grid if not a.name.startswith("one")]
+        tile, piece = 9 * channels * 32, 9 * channels * share // 16
+        places = [(y, x) for y in range(rows.value) for x in range(across.value)]
+        starts = [substitute(contract.soon, {nt: const(3), inner: const(0), row: const(y), mt: const(x)}).value for y, x in places]
+        assert starts == [4 * tile + n * piece for n in range(len(places))] and starts[-1] + piece >= 5 * tile
+
+
+def window(side: int, channels: int) -> tuple[Contract, Kernel]:
+    """A 3x3 convolution by tiles of 14 rows and 32 columns."""
     i, j, n, ky, kx, k = Axis("i0"), Axis("i1"), Axis("i2"), Axis("r0"), Axis("r1"), Axis("r2")
     shapes = {"x": (side + 2, side + 2, channels), "w": (3, 3, channels, 64), "y": (side, side, 64)}
     buffers = {s: Buffer(s, dt.f32, tuple(map(const, e)), dense(tuple(map(const, e))), "temp") for s, e in shapes.items()}
@@ -302,10 +324,8 @@ def test_windows_ask_for_rows_of_images_that_the_cache_does_not_keep(side: int, 
     _, packed = pack(c, "packed", 2)
     kernel = form_contraction(c, (Store("y", (i, j, n), substitute(product, {c.fold: ACC})),), packed, Tiling(14, 2, "columns"), buffers, ())
     (contract, *_) = kernel.body
-    assert isinstance(contract, Contract) and contract.far is const(asked)
-    text = emit_kernel(kernel)
-    assert ("__builtin_prefetch(g + q)" in text) == (asked > 0)
-    assert not asked or f"* {asked} / 16" in text
+    assert isinstance(contract, Contract)
+    return contract, kernel
 
 
 def test_bounds_that_hold_for_every_size_are_dropped() -> None:

@@ -76,6 +76,8 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
     self.line(f"const {STORED[s.b.dtype.name]}a *w = {b_start};")
     if s.soon is not None:
         self.line(f"const {STORED[s.b.dtype.name]}a *f = {self.base(s.b.buf)[0]} + {text_of(self, s.soon)};")
+        if s.soon_vectors == 0:
+            _ask(self, s, "f", s.share, s.b.dtype, bounds, 2)
     stored = STORED[s.a.dtype.name]
     if s.taps and not partial and const_of(s.far) != 0:
         _ask_for_rows(self, s, a, bounds)
@@ -113,16 +115,20 @@ def _ask_for_rows(self: Emitter, s: Contract, a: Linear, bounds: Bounds) -> None
     """A share of the next tile's rows with every piece of a window's sum: hardware follows no rows that are read tap by tap."""
     *outer, (x, across) = s.taps
     behind: dict[Expr, Expr] = {s.m: const(s.rows), s.k: const(0), s.n: const(0), x: op("floordiv", across, const(2)), **{t: n - 1 for t, n in outer}}
+    name, dtype = self.base(s.a.buf)
+    self.open("{", [])
+    self.line(f"const {STORED[dtype.name]}a *g = {name} + {text_of(self, substitute(a.expr(), behind))};")
+    _ask(self, s, "g", s.far, dtype, bounds, 3)
+    self.close()
+
+
+def _ask(self: Emitter, s: Contract, place: str, share: Expr, dtype: DType, bounds: Bounds, level: int) -> None:
+    """The lines of a piece of a window's sum: of `share` elements with 16 steps, counted from `place` through all taps."""
     tap: Expr = const(0)
     for t, n in s.taps:
         tap = tap * n + t
-    name, dtype = self.base(s.a.buf)
-    far, tap_text = text_of(self, s.far), f"{text_of(self, tap)} * {text_of(self, s.extent)}"
-    self.open("{", [])
-    self.line(f"const {STORED[dtype.name]}a *g = {name} + {text_of(self, substitute(a.expr(), behind))};")
-    lo, hi = (f"({tap_text} + {e}) * {far} / 16" for e in bounds)
-    self.line(f"for (i64 q = {lo}, end = {hi}; q < end; q += {64 // dtype.itemsize}) __builtin_prefetch(g + q);")
-    self.close()
+    lo, hi = (f"({text_of(self, tap)} * {text_of(self, s.extent)} + {e}) * {text_of(self, share)} / 16" for e in bounds)
+    self.line(f"for (i64 q = {lo}, end = {hi}; q < end; q += {64 // dtype.itemsize}) __builtin_prefetch({place} + q, 0, {level});")
 
 
 def _inside(self: Emitter, s: Contract, margin: int) -> list[str]:

@@ -103,7 +103,7 @@ class Contract:
     b: Load with n contiguous: of a packed operand, or of one that lies as it is, of which `wide` columns may be read (None: `width`).
     Rows from `live` on and columns from `wide` on do not exist: their accumulators hold no meaning.
     soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch lanes * soon_vectors elements of b's buffer from element
-    soon + lanes * soon_vectors * k on, which another tile will need.
+    soon + lanes * soon_vectors * k on, which another tile will need. With soon_vectors 0: 16 steps may ask for `share` elements, in turn.
     far: a hint about rows of `a` that lie behind each other, k contiguous, and come from beyond the second-level cache, as the next tile's
     will. Without taps 0 or 1: step k may ask for line k of them. With taps: 16 steps may ask for `far` elements, in turn, of what the last
     taps read behind this tile's rows.
@@ -127,6 +127,7 @@ class Contract:
     b: Load
     soon: Expr | None = None
     soon_vectors: int = 0
+    share: Expr = ZERO
     wide: Expr | None = None
     first: Expr = ZERO
     add: bool = False
@@ -390,7 +391,7 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
         return (*s.index, s.value, *(() if s.mask is None else (s.mask,)))
     if isinstance(s, Contract):
         optional = (e for e in (s.soon, s.wide, s.where) if e is not None)
-        return (s.live, s.extent, s.first, s.far, *(e for _, e in s.taps), s.a, s.b, *optional)
+        return (s.live, s.extent, s.first, s.far, s.share, *(e for _, e in s.taps), s.a, s.b, *optional)
     if isinstance(s, Paired):
         return (s.live, *(e for _, e in s.taps), s.a, s.b, *(() if s.soon is None else (s.soon,)))
     if isinstance(s, Banded):

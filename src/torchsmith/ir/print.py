@@ -260,7 +260,7 @@ def _contract(c: Contract) -> Lines:
     yield f"  {print_expr(c.a)}"
     yield f"  {print_expr(c.b)}"
     if c.soon is not None:
-        yield f"  soon {print_expr(c.soon)} by {c.soon_vectors}"
+        yield f"  soon {print_expr(c.soon)} by {c.soon_vectors or print_expr(c.share)}"
     if const_of(c.far) != 0:
         yield f"  far {print_expr(c.far)}"
     if c.tails:

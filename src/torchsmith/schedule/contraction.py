@@ -36,6 +36,8 @@ PARTS = (1, 2, 4, 8, 16)
 WORTH = 0.85  # of the time without parts
 NEARLY, EXACT = 1.1, 1.6  # times the least time that more parts may take; of one row, whose few results have nothing to average errors over
 SHORT = 8  # an inner loop below this many steps spends its time on starting
+SHARED = 8  # row tiles from which on each takes an equal share of what the next tile of `b` needs
+STRIDE = 4  # pixels from one row of a window's tile to the next up to which rows count as lying behind each other
 LONG = 64  # steps of k from which on the next rows of `a` are worth asking for
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})  # of operands that are summed in float32
 SUMMED = (dt.f32, dt.f64)
@@ -377,7 +379,7 @@ def form_contraction(
     before, after = (tiles, const(1)) if by_columns else (const(1), tiles)
     more = tuple((Axis(f"one{j}"), const(1)) for j in range(OUTER - len(c.rows[:-1])))
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
-    soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None and parts == 1 else (None, 0)
+    soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None and parts == 1 else (None, 0, const(0))
     readable = None if packed is not None or const_of(wide) == width else wide
     far, tails = const(_asked_rows(c, tiling, buffers)), tails_of(rows, live, m_extent)
     contract = Contract(
@@ -403,22 +405,26 @@ def where_of(s: Store, table: dict[Expr, Expr]) -> Expr | None:
 Axes = tuple[tuple[Axis, Expr], ...]
 
 
-def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors: int) -> tuple[Expr | None, int]:
+def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors: int) -> tuple[Expr | None, int, Expr]:
     """While the row tiles pass over one tile of `b`, the next one comes from memory, a piece with each of the first of them. Of rows that
     are not known there are taken to be enough. Where one row tile reads a large tile once, what it asks for would be gone from the cache
-    again when its turn comes, and would come from memory twice."""
+    again when its turn comes, and would come from memory twice. Many row tiles of a window take equal shares: asking in vain costs the
+    innermost loop a load."""
     sizes = [const_of(e) for _, e in (*c.taps, c.k)]
     others = [const_of(e) for _, e in (*c.batch, n_tile)]
     if None in sizes or None in others:
-        return None, 0
+        return None, 0, const(0)
     passing = [const_of(e) for _, e in m_tiles]
     tiles = vectors if None in passing else math.prod(e or 1 for e in passing)
     by, steps = -(-vectors // tiles) if tiles > 1 else 1, math.prod(s or 1 for s in sizes)
     whole, piece = steps * c.lanes * vectors, steps * c.lanes * by
     if tiles == 1 and whole * c.b.dtype.itemsize > CACHED_ROWS:
-        return None, 0
+        return None, 0, const(0)
+    if c.taps and tiles >= SHARED and None not in passing:
+        share = -(-c.lanes * vectors * 16 // tiles)
+        return (_flat((*c.batch, n_tile)) + 1) * whole + _flat(m_tiles) * (steps * share // 16), 0, const(share)
     start = (_flat((*c.batch, n_tile)) + 1) * whole + op("min", _flat(m_tiles) * piece, const(whole - piece))
-    return start + _flat(c.taps) * c.k[1] * (c.lanes * by), by
+    return start + _flat(c.taps) * c.k[1] * (c.lanes * by), by, const(0)
 
 
 def _asked_rows(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -> int:
@@ -432,8 +438,8 @@ def _asked_rows(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -
     many = None in sizes or math.prod(e or 1 for e in sizes) * step > CACHED_ROWS
     is_dense = const_of(flat(layout, c.a.index).terms.get(c.k[0], const(0))) == 1
     if c.taps:  # a window over an image: most of what the next tile reads is here; new are the last taps' rows behind this tile's
-        taps = _product([e for _, e in c.taps])
-        return -(-tiling.rows * step * 16 // (size * steps * taps)) if many and is_dense and steps * size >= 64 and c.b.mask is None else 0
+        is_row = is_dense and steps * size >= 64 and step <= STRIDE * steps * size and c.b.mask is None
+        return -(-tiling.rows * step * 16 // (size * steps * _product([e for _, e in c.taps]))) if many and is_row else 0
     if c.a.mask is not None or not is_dense or not steps * size <= step <= steps * size + 64 or steps < LONG or tiling.rows > 64 // size:
         return 0
     return int(tiling.sweep == "rows" or many)

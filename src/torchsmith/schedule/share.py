@@ -193,7 +193,7 @@ class _Walker:
         self.axis(s.m)
         taps = tuple((self.axis(x), self.expr(e)) for x, e in s.taps)
         self.axis(s.k)
-        extent, live, first, far = self.expr(s.extent), self.size(s.live), self.expr(s.first), self.leaf(s.far)
+        extent, live, first, far, share = self.expr(s.extent), self.size(s.live), self.expr(s.first), self.leaf(s.far), self.leaf(s.share)
         wide = None if s.wide is None else self.size(s.wide)
         outside, inside = [*self.around], [x for x, _ in s.taps]
         self.lanes.add(s.k)
@@ -214,7 +214,7 @@ class _Walker:
         self.axis(s.n)
         b = self.expr(s.b)
         assert isinstance(b, Load)
-        return replace(s, taps=taps, extent=extent, live=live, a=a, b=b, soon=soon, wide=wide, first=first, far=far)
+        return replace(s, taps=taps, extent=extent, live=live, a=a, b=b, soon=soon, share=share, wide=wide, first=first, far=far)
 
     def size(self, e: Expr) -> Expr:
         """Of a tile: a constant is one that always holds."""
