@@ -104,10 +104,10 @@ define("expm1", "f32", f"""FLT expm1@(FLT v) {{
   return sel@(v == K(0.0), v, fma@(p, t, t - K(0.5)) * K(2.0));
 }}""")
 define("exp2", "f32", f"""FLT exp2@(FLT x) {{
-  x = maxi@((FLT){{0}} + K(-160.0), mini@((FLT){{0}} + K(129.0), x));
+  x = mini@((FLT){{0}} + K(129.0), x);
   FLT n = rint@(x), f = x - n, r = f * K(0x1.62e43p-1); r = fma@(f, (FLT){{0}} + K(-0x1.05c61p-29), r);
   FLT p = {horner(EXP32, "r")};
-  return scalef@(fma@(p * r, r, r) + K(1.0), n);
+  return scalef@(sel@(x < K(-150.0), (FLT){{0}}, fma@(p * r, r, r) + K(1.0)), n);
 }}""")
 # x = 2^e m, m in [3/4, 3/2), by split; log m = f - f^2/2 + f^3 P(f) with f = m - 1, no division. split gives e = -inf for 0, inf for inf and
 # m = NaN for what has no logarithm, so nothing else is needed.
@@ -217,16 +217,17 @@ NDTRG32 = (1.7617858247831464e-05, 4.25301659561228e-05, -8.177311246981844e-05,
            0.0023226640187203884, -0.0034877401776611805, -0.01575416512787342, 0.07667259871959686, -0.16977733373641968, 0.24302789568901062)  # fmt: skip
 _NEAR = f"c = sel@(a < K(0.5), fma@(-a, {horner(ERF32, '(x * x)')}, (FLT){{0}} + K(1.0)), c);"
 _NEARN = f"c = sel@(a < K(0.75), fma@(-a * K(0.5), {horner(tuple(c * 0.5 ** (0.5 + 5 - k) for k, c in enumerate(ERF32)), '(x * x)')}, (FLT){{0}} + K(0.5)), c);"
-for _name, _top, _k, _half, _coefs, _whole, _far, _near in (
-    ("erfc", 10.1, 2.0, "a", ERFCG32, 2.0, "<", _NEAR), ("ndtr", 14.3, 3.0, "(a * K(0.5))", NDTRG32, 1.0, ">", _NEARN)
+# beyond the ends results are _whole and 0; what is 0 is so before it is scaled, as in exp
+for _name, _lo, _hi, _zero, _k, _half, _coefs, _whole, _far, _near in (
+    ("erfc", -4.5, 10.1, 10.07, 2.0, "a", ERFCG32, 2.0, "<", _NEAR), ("ndtr", -14.3, 6.5, 14.2, 3.0, "(a * K(0.5))", NDTRG32, 1.0, ">", _NEARN)
 ):
     define(_name, "f32", f"""FLT {_name}@(FLT x) {{
-  FLT a = mini@((FLT){{0}} + K({_top}), abs@(x)), b = a + K({_k}), d = K({_k}) / b;
+  FLT a = abs@(maxi@((FLT){{0}} + K({_lo}), mini@((FLT){{0}} + K({_hi}), x))), b = a + K({_k}), d = K({_k}) / b;
   FLT dl = fma@(d, (b - K({_k})) - a, fma@(-d, b, (FLT){{0}} + K({_k}))) * (d * K({1 / _k!r}));
   FLT u = fma@((FLT){{0}} - K(2.0), dl, fma@((FLT){{0}} - K(2.0), d, (FLT){{0}} + K(1.0)));
   FLT s = {_half} * a, l = fma@({_half}, a, -s), n = rint@(s * K(-0x1.715476p+0));
   FLT r = fma@(n, (FLT){{0}} - K(0x1.62e4p-1), -s); r = fma@(n, (FLT){{0}} - K(0x1.7f7d1cp-20), r) - l;
-  FLT g = {horner(_coefs, "u")}; g = fma@(d, g, dl * g); FLT p = {horner(EXP32, "r")}, c = scalef@(fma@(fma@(p * r, r, r), g, g), n);
+  FLT g = {horner(_coefs, "u")}; g = fma@(d, g, dl * g); FLT p = {horner(EXP32, "r")}, c = scalef@(sel@(a > K({_zero}), (FLT){{0}}, fma@(fma@(p * r, r, r), g, g)), n);
   {_near}
   return sel@(x {_far} K(0.0), K({_whole}) - c, c);
 }}""")
