@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -151,6 +153,22 @@ def nearby(rng: random.Random, dtype: torch.dtype) -> Case:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_groups_channels_last(dtype: torch.dtype) -> None:
     check_seeds(nearby, dtype, 10)
+
+
+@pytest.mark.parametrize(("groups", "ic", "oc"), [(4, 8, 8), (3, 10, 16), (6, 16, 24), (5, 9, 13), (2, 24, 8)])
+@pytest.mark.parametrize(("k", "stride", "padding"), [(1, 1, 0), (3, 2, 1), (5, 3, 2), ((2, 3), 1, 0)])
+def test_groups_of_few_channels_as_pairs(groups: int, ic: int, oc: int, k: int | tuple[int, int], stride: int, padding: int) -> None:
+    """Taps of fewer than 32 channels, even and odd; what is infinite in one group stays there."""
+    layer = torch.nn.Conv2d(groups * ic, groups * oc, k, stride, padding, groups=groups, dtype=torch.bfloat16).requires_grad_(False)
+    x = R(2, groups * ic, 17, 12).bfloat16().contiguous(memory_format=torch.channels_last)
+    for value in (1.0, math.inf):
+        x[1, 2, 3, 4] = value
+        done = torchsmith.explain(layer)(x)
+        assert done.graphs[0].road == "native"
+        want = copy.deepcopy(layer).double()(x.double())
+        finite = want.isfinite()
+        assert (done.result.isfinite() == finite).all()
+        assert (done.result.double() - want)[finite].abs().max() <= 4 * 2**-8 * want[finite].abs().max()
 
 
 def phases(rng: random.Random, dtype: torch.dtype) -> Case:

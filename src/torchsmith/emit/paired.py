@@ -2,8 +2,8 @@
 
 In: statements (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope and the functions they call. The text is the
 same for every processor: what it has is asked by the C preprocessor. AMX needs the kernel's leave once per process, a configuration when the
-function starts, another one where a tile has fewer rows, and a release when it ends. It takes 32 of k at a time: what is no multiple of that
-is copied with zeros behind it, and the copy is kept while the tiles of columns pass.
+function starts, another one where a tile has fewer rows, and a release when it ends. It takes 32 of k at a time, or all of fewer: what else
+is no multiple of 32 is copied with zeros behind it, and the copy is kept while the tiles of columns pass.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CHAINS = 8  # dot products under way at least: they take several cycles
 
 BEGIN = """#ifdef __AMX_BF16__
 static int amx_allowed;
-/* Tiles of `rows` rows, 16 in the first hardware tile: sums 0-3, rows of a 4 and 5, pairs of b 6 and 7. */
-static inline void amx_shape(i64 rows) {
+/* Tiles of `rows` rows, 16 in the first hardware tile, and `deep` of k: sums 0-3, rows of a 4 and 5, pairs of b 6 and 7. */
+static inline void amx_shape(i64 rows, int deep) {
   unsigned char s[64] __attribute__((aligned(64))) = {1};
   int lo = rows < 16 ? (int)rows : 16, hi = rows > 16 ? (int)rows - 16 : 1;
-  for (int t = 0; t < 8; t++) { s[16 + 2 * t] = 64; s[48 + t] = (unsigned char)(t > 5 ? 16 : t == 2 || t == 3 || t == 5 ? hi : lo); }
+  for (int t = 0; t < 8; t++) { s[16 + 2 * t] = (unsigned char)(t == 4 || t == 5 ? 2 * deep : 64); s[48 + t] = (unsigned char)(t > 5 ? deep / 2 : t == 2 || t == 3 || t == 5 ? hi : lo); }
   __asm__ volatile("ldtilecfg (%0)" : : "r"(s) : "memory");
 }
-static inline int amx_begin(i64 rows) {
+static inline int amx_begin(i64 rows, int deep) {
   if (!amx_allowed) { /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
     long r; __asm__ volatile("syscall" : "=a"(r) : "0"(158L), "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory"); amx_allowed = r == 0 ? 1 : -1;
   }
-  if (amx_allowed > 0) amx_shape(rows);
+  if (amx_allowed > 0) amx_shape(rows, deep);
   return amx_allowed > 0;
 }
 static inline void amx_end(int *on) { if (*on) __asm__ volatile("tilerelease" : : : "memory"); }
@@ -267,6 +267,11 @@ def _pitch(s: Paired) -> int:
     return -(-s.depth * (_count(s) if s.joined else 1) // DEEP) * DEEP
 
 
+def _deep(s: Paired) -> int:
+    """Of k in a hardware tile: a tap of fewer than 32 has tiles of its own size, so that its rows are read where they lie."""
+    return s.depth if s.depth < DEEP and s.depth % 2 == 0 and not s.joined else DEEP
+
+
 def _place(self: Emitter, x: Load, start: list[Axis]) -> str:
     """Where the tile begins in the buffer of `x`, as C text; `start`: axes that are 0 there."""
     zeros: dict[Expr, Expr] = dict.fromkeys(start, const(0))
@@ -349,7 +354,7 @@ def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None, l
     name, text = amx_function(2 if tall else 1, s.vectors, s.lines)
     self.functions.setdefault(name, text)
     if const_of(s.live) != s.rows and copy is None:
-        self.line(f"if ({rows} != {live}) {{ {rows} = {live}; amx_shape({rows}); }}")
+        self.line(f"if ({rows} != {live}) {{ {rows} = {live}; amx_shape({rows}, {_deep(s)}); }}")
         if tall:
             single, text = amx_function(1, s.vectors, s.lines)
             self.functions.setdefault(single, text)
@@ -393,7 +398,7 @@ def _pass(self: Emitter, s: Paired, name: str, a: str, step: str, b: str, tiles:
 
 def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str, late: Late | None) -> None:
     """Whole tiles of k where they lie, the rest of each tap from a copy."""
-    whole, rest, live, step = s.depth // DEEP, s.depth % DEEP, self.emit(s.live).text, _step(self, s)
+    whole, rest, live, step = s.depth // _deep(s), s.depth % _deep(s), self.emit(s.live).text, _step(self, s)
     blocks = _tap_loops(self, s)
     a, b = f"{self.base(s.a.buf)[0]} + {_of_a(self, s)}", f"{base} + {_of_b(self, s)}"
     if rest:
@@ -428,7 +433,7 @@ def _configure(self: Emitter, s: Paired) -> tuple[str, str]:
     on, rows = self.fresh("amx"), self.fresh("rows")
     self.functions.setdefault("amx_begin", BEGIN)
     self.line("#ifdef __AMX_BF16__", 0)
-    self.line(f"int {on} __attribute__((cleanup(amx_end))) = amx_begin({s.rows}); i64 {rows} = {s.rows}; (void){rows};", 0)
+    self.line(f"int {on} __attribute__((cleanup(amx_end))) = amx_begin({s.rows}, {_deep(s)}); i64 {rows} = {s.rows}; (void){rows};", 0)
     self.line("#else", 0)
     self.line(f"enum {{ {on} = 0 }};", 0)
     self.line("#endif", 0)

@@ -31,6 +31,7 @@ NEAR = 1 << 20  # bytes of packed tiles of columns that stay in the second-level
 MANY = 16  # tiles of rows
 HELD = 3 << 15  # most elements of the rows that are copied
 COPY = 1.7  # time of copying a hardware tile of `a`, in products of two of them
+PIECE = 3.0  # the same of 16 short pieces of rows
 SPLIT = 1.3  # the same of a product that reads rows which do not begin with a line
 
 
@@ -134,6 +135,8 @@ def joins_taps(k: int, c: Contraction, rows: int, vectors: int) -> bool:
     if taps == 1 or k % DEEP == 0 or c.a.mask is not None or rows * whole * DEEP > HELD:
         return False
     work = vectors * -(-rows // TILE)  # products of hardware tiles in a step
+    if k < DEEP and k % 2 == 0:  # read where they lie, while the copy moves them piece by piece
+        return whole * work * tiles + PIECE * taps * rows / TILE < taps * tiles * SPLIT * work
     return whole * (work * tiles + COPY * rows / TILE) < taps * tiles * (SPLIT * each * work + COPY * rows / TILE)
 
 
