@@ -114,7 +114,7 @@ def test_rows_fill_hardware_tiles() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("along", ["n", "k"])
-@pytest.mark.parametrize(("batch", "m", "n", "k"), [(1, 32, 32, 64), (3, 37, 40, 33), (2, 5, 9, 31), (1, 300, 7, 95), (2, 33, 50, 1)])
+@pytest.mark.parametrize(("batch", "m", "n", "k"), [(1, 32, 32, 64), (3, 37, 40, 33), (2, 5, 9, 31), (1, 300, 7, 95), (2, 33, 50, 1), (1, 1100, 20, 600)])
 def test_changing_operand(target: str, along: str, batch: int, m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emit_harness, "FLAGS", TARGETS[target])
     h, i, j, r = Axis("i0"), Axis("i1"), Axis("i2"), Axis("r0")

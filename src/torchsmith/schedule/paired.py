@@ -20,7 +20,7 @@ from ..ir.program import Buffer, Stage, Store
 from .access import flat
 from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where, where_of
 from .deps import estimate
-from .tiling import LANES
+from .tiling import CACHED_ROWS, LANES
 
 TILE = 16  # rows of one hardware tile
 TAPS = 1024  # most taps: a kernel keeps the place of each
@@ -86,7 +86,7 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     (m, m_extent), (n, n_extent), width, rows = c.rows[-1], c.n, LANES * vectors, rows_of(const_of(c.rows[-1][1]))
     mb, mt, ml, nt, nl = Axis("mb"), Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl")
     columns = op("floordiv", n_extent + (width - 1), const(width))
-    tiles = _block(const_of(m_extent), rows, _product([e for _, e in (*c.batch, *c.rows[:-1])]) * (const_of(columns) or 16))
+    tiles = _block(const_of(m_extent), rows, k, _product([e for _, e in (*c.batch, *c.rows[:-1])]) * (const_of(columns) or 16))
     start = (mb * tiles + mt) * rows
     live, wide = _least(rows, m_extent - start, m_extent), _least(width, n_extent - nt * width, n_extent)
     left = op("floordiv", m_extent - mb * (tiles * rows) + (rows - 1), const(rows))
@@ -106,12 +106,12 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     return Kernel("contraction", params, syms, grid, grain, scratch, (weave, loop), origins=(c.stage.origin, c.stage.loc))
 
 
-def _block(m: int | None, rows: int, others: int) -> int:
-    """Tiles of rows that share a woven panel: all there are, unless that leaves threads without work."""
+def _block(m: int | None, rows: int, k: int, others: int) -> int:
+    """Tiles of rows that share a woven panel: as many as stay in the second-level cache, unless that leaves threads without work."""
     if m is None:
         return 8
     tiles = -(-m // rows)
-    blocks = max(1, min(-(-ITEMS // others), tiles // 4))
+    blocks = max(-(-tiles * rows * k * 2 // CACHED_ROWS), min(-(-ITEMS // others), tiles // 4))
     return -(-tiles // blocks)
 
 
