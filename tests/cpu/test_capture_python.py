@@ -129,3 +129,23 @@ def test_padding_of_a_transformer_encoder(norm):
         mask = torch.tensor(padding, dtype=torch.bool)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x, src_key_padding_mask=mask), net(x, src_key_padding_mask=mask), rtol=1e-4, atol=1e-5)
+
+
+def test_versions_and_tables_of_characters():
+    def fn(x):
+        new = torch.__version__ > "1.9", torch.__version__ < "1.9", tuple(int(v) for v in torch.__version__.split(".")[:2]) >= (2, 0)
+        return x + 1, new, "wave".translate(str.maketrans("a", "o"))
+
+    x = torch.ones(2)
+    same(Run(fn, x)(x), fn(x))
+
+
+def test_divmod_of_tensors_is_refused_as_eager_does():
+    def fn(x):
+        try:
+            return divmod(x, 2)
+        except TypeError as e:
+            return x, str(e)
+
+    x = torch.ones(2)
+    same(Run(fn, x)(x), fn(x))

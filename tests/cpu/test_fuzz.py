@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fuzz_calls
 import fuzz_sizes
 import pytest
 import torch
@@ -21,6 +22,12 @@ def test_interpreted_lowering(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(600, 606))
 def test_native_code(seed: int) -> None:
     compare(seed, 14, "compile")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_calls(seed: int) -> None:
+    """Writes through views, 8-byte values beside products, results that share memory, sizes that change."""
+    fuzz_calls.compare(seed, 8)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -668,6 +668,9 @@ def pow_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @row(divmod)
 def divmod_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if any(issubclass(type(a), torch.Tensor) for a in args):
+        names = " and ".join(f"'{type(a).__name__}'" for a in args)
+        raise Raised(TypeError(f"unsupported operand type(s) for divmod(): {names}"))
     return pr.binary(m, "//", *args), pr.binary(m, "%", *args)
 
 

@@ -391,8 +391,13 @@ def _call_builtin(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return _call_bound(m, self, fn.__name__, fn, args, kwargs)
 
 
+_STATIC = frozenset({str.maketrans, bytes.maketrans, bytearray.maketrans})  # methods that know neither class nor module
+
+
 def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     module = str(getattr(fn, "__module__", None) or getattr(fn.__self__, "__name__", "")).partition(".")[0]
+    if fn in _STATIC:
+        return m.native(fn, args, kwargs)
     if module in policy.PURE_MODULES and not (module == "builtins" and fn.__name__ in policy.IMPURE_BUILTINS):
         by_name = _OPERATOR_ROWS.get(fn)
         if by_name is not None:

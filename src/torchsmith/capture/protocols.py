@@ -164,6 +164,8 @@ def compare(m: Any, sign: str, a: Any, b: Any) -> Any:
     ta, tb = type(a), type(b)
     if ta in _PLAIN and tb in _PLAIN:
         return m.native(fn, [a, b], {}) if ta not in _SYMBOLS and tb not in _SYMBOLS else m.symbolic(fn, a, b)
+    if torch.torch_version.TorchVersion in (ta, tb):  # a constant of the process
+        return m.native(fn, [a, b], {}, plain=True)
     if (a is None or b is None) and sign in ("==", "!="):
         other = b if a is None else a
         if issubclass(type(other), Tensor):

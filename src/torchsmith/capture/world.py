@@ -31,7 +31,7 @@ PINNED_TYPES: tuple[type, ...] = (
     types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
     types.GenericAlias, types.UnionType, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, property, staticmethod,
     classmethod, range, slice, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops,
-    torch.Generator, torch.finfo, torch.iinfo,
+    torch.Generator, torch.finfo, torch.iinfo, torch.torch_version.TorchVersion,
 )  # fmt: skip
 
 
