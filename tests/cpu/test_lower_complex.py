@@ -18,7 +18,7 @@ def randn(*shape, dtype=torch.complex64):
 
 def native(fn, *args, dynamic=False):
     report = check_native(fn, *args, dynamic=dynamic, rtol=1e-5, atol=1e-5)
-    assert not report.externs, report.externs
+    assert dynamic or not report.externs, report.externs  # sizes that vary may be large: torch is the faster one then
 
 
 ELEMENTS = [
@@ -59,6 +59,12 @@ def test_rotary_embedding(dtype):
     native(rotate, torch.randn(2, 5, 3, 8).to(dtype), turns)
     native(rotate, torch.randn(2, 5, 3, 8).to(dtype), turns, dynamic=True)
     native(lambda n: torch.polar(torch.ones(n.shape[0], 4), torch.outer(n, torch.arange(4.0))), torch.arange(3.0))
+
+
+def test_many_elements_are_left_to_torch():
+    z = randn(64, 128)
+    report = check_native(lambda z: (z * z + 1, (z[:2] * 2j).abs()), z, rtol=1e-5, atol=1e-5)
+    assert report.externs
 
 
 def test_beside_operators_of_torch():

@@ -40,7 +40,7 @@ from ..options import Options
 from . import extern
 from .numerics import IR_DTYPES, boolean, ir_dtype
 from .pairs import in_memory, written_back
-from .ref import ZERO, Index, Pair, Ref, contiguous_strides, is_one, is_zero, of_buffer, same_strides
+from .ref import ZERO, Index, Pair, Ref, contiguous_strides, is_one, is_small, is_zero, of_buffer, same_strides
 from .table import LOWERINGS, PAIR_LOWERINGS, PLAIN_VIEWS
 
 Value = Any  # Ref | Expr | None | tuple of them: what a node stands for
@@ -325,7 +325,7 @@ def _touches_opaque(cx: Builder, *values: Any) -> bool:
 def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any], env: dict[fx.Node, Value]) -> Value:
     """Operators on opaque values: complex ones as pairs of real values, views where they are plain memory, else extern calls."""
     pairs, rule = PAIR_LOWERINGS.get(node.target), LOWERINGS.get(node.target)
-    if pairs is not None:
+    if pairs is not None and _is_small_complex(cx, bound):
         found = pairs(cx, *bound)
         if found is not NotImplemented:
             return found
@@ -340,6 +340,15 @@ def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any], env: dict[fx.Nod
                 return found
     held = fx.node.map_aggregate(bound, lambda v: in_memory(cx, v, None) if isinstance(v, Pair) else v)
     return extern.lower_extern(cx, node, held, env)
+
+
+def _is_small_complex(cx: Builder, bound: list[Any]) -> bool:
+    """Interleaved memory is read and written one element at a time: torch does that faster where there are many.
+
+    Complex numbers among the arguments cannot be passed to torch, so they are always computed with here.
+    """
+    values = [v for v in (*bound, cx.out) if isinstance(v, (Ref, Pair, TensorSpec))]
+    return any(isinstance(v, complex) for v in bound) or all(is_small(v.shape) for v in values)
 
 
 def _flatten(*values: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from .loss import broadcast_shape
 from .numerics import cast, opmath, rounded_to, scalar
 from .pointwise import map_elements
 from .reduce import Split, accumulator, norm_of, total
-from .ref import ONE, Index, Ref, known
+from .ref import ONE, Index, Ref, is_small, known
 from .table import lowers
 from .views import diagonal, wrap_dim, wrap_dims
 
@@ -154,6 +154,8 @@ def lower_trilinear(
     d = cx.dtype
     compute = opmath(d)
     how = Split(broadcast_shape(*parts), wrap_dims(dims, rank), False)
+    if not is_small(how.shape):
+        return NotImplemented
 
     def term(i: Index) -> Expr:
         a, b, c = (cast(p.at(i), compute) for p in parts)

@@ -92,6 +92,15 @@ def product(sizes: Sequence[Expr]) -> Expr:
     return total
 
 
+FEW = 4096  # elements for which a call into torch costs more than a loop that reads one element at a time
+
+
+def is_small(shape: Sequence[Expr]) -> bool:
+    """Are there known to be few elements? Where torch's kernel is the faster one, ours serves small tensors."""
+    count = known(product(shape))
+    return count is not None and count <= FEW
+
+
 def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     """Row-major strides; a size of 0 or 1 counts as 1, as eager does."""
     strides: list[Expr] = []
