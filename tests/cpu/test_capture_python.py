@@ -149,3 +149,20 @@ def test_divmod_of_tensors_is_refused_as_eager_does():
 
     x = torch.ones(2)
     same(Run(fn, x)(x), fn(x))
+
+
+TEXTS = [
+    lambda x, n: f"{x.shape}", lambda x, n: f"{tuple(x.shape)!s:>10}", lambda x, n: f"{x.shape} {[n]!r}",
+    lambda x, n: str(n).zfill(3),
+    lambda x, n: "x".join(map(str, x.shape)), lambda x, n: f"{n * 2 + 1}|{min(n, 3)}|{float(n)}|{n > 5}",
+    lambda x, n: repr({"k": (n, x.size())}),
+    lambda x, n: ValueError("a", n).args, lambda x, n: repr(KeyError((n,))), lambda x, n: (type(n) is int, n.__class__, isinstance(n, int)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("k", range(len(TEXTS)))
+def test_text_of_sizes_that_vary(k):
+    compiled = torchsmith.compile(lambda x: (x + 1, TEXTS[k](x, x.shape[0])), backend="eager")
+    for n in (2, 5, 7, 9):
+        x = torch.ones(n, 3)
+        assert compiled(x)[1] == TEXTS[k](x, n)

@@ -395,7 +395,12 @@ def _super_attr(m: Any, sup: Any, name: str) -> Any:
     return _native_get(value, obj, start)
 
 
+NUMBERS: dict[Any, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
 def _scalar_attr(m: Any, obj: Any, name: str) -> Any:
+    if name == "__class__":
+        return NUMBERS.get(type(obj), type(obj))
     return _bound(m, obj, type(obj), name)
 
 

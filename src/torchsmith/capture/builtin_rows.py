@@ -48,7 +48,7 @@ def type_of(m: Any, value: Any) -> type:
         m.world.use(track)
     if issubclass(type(value), calls.TensorMethod):
         return types.BuiltinMethodType
-    return type(value)
+    return at.NUMBERS.get(type(value), type(value))
 
 
 @row(type)

@@ -382,6 +382,8 @@ class Machine:
                     tensors = True
                 elif t is types.FunctionType or t is types.MethodType or t.__flags__ & 0x200:
                     risky = risky or not store
+        facts = self.recorder.facts
+        spoken, facts.spoken = facts.spoken, True
         try:
             if tensors:
                 with torch_rows.Recording(self):
@@ -395,6 +397,8 @@ class Machine:
         except Exception as e:  # the program's exception: a handler of the program may take it
             e.__traceback__ = None
             raise Raised(e) from None
+        finally:
+            facts.spoken = spoken
 
     def _native_argument(self, a: Any, t: type) -> Any:
         """What a C function may look into: images of outside containers; never an outside object."""

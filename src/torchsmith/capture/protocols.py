@@ -443,6 +443,6 @@ def to_str(m: Any, value: Any, kind: str = "__str__", spec: str = "") -> str:
         if name in t.__dict__:
             break
     if issubclass(type(value), BaseException):
-        return str(m.native(str, [value], {})) if kind != "__repr__" else repr(value)
+        return str(m.native(str if kind != "__repr__" else repr, [value], {}))
     fn: Any = {"__str__": str, "__repr__": repr}.get(kind)
     return str(m.native(fn, [value], {}) if fn else m.native(format, [value, spec], {}))

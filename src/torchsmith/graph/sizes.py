@@ -54,6 +54,7 @@ class SizeFacts:
         self.locs: dict[Expr, str] = {}
         self.loc = ""
         self.frozen = False
+        self.spoken = False  # Python code of the program runs: text of a size is that of its number
         self._known: set[Expr] = set()
         self._narrowed: dict[str, Range] = {}
         self._values: dict[str, torch.SymInt] = {}
@@ -424,7 +425,13 @@ class SizeNode:
     def str(self) -> Text:
         return print_condition(self.expr)
 
-    __str__ = __repr__ = _graph_repr = str
+    __str__ = __repr__ = str
+
+    def _graph_repr(self) -> Text:
+        """repr() of the SymInt: to the program a number, which is assumed from now on."""
+        if not self.facts.spoken or self.facts.frozen:
+            return self.str()
+        return repr(self.guard_int() if self.kind == "int" else self.guard_float() if self.kind == "float" else self.bool_())
 
     def clone(self) -> SizeNode:
         return self
