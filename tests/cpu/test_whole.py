@@ -153,6 +153,50 @@ def test_program(name: str) -> None:
             torch.testing.assert_close(run(compiled, args), fn(*args), rtol=2e-5, atol=2e-5)
 
 
+def test_associative_scan() -> None:
+    """A linear recurrence as transformers' state space models write it for compilers; its definition is a loop."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def combine(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    def fn(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        backwards = associative_scan(torch.maximum, b, 1, reverse=True, combine_mode="generic")
+        return *associative_scan(combine, (a, b), dim=1, combine_mode="generic"), backwards
+
+    compiled = torchsmith.compile(fn)
+    with torch.inference_mode():
+        for n in (1, 2, 7, 12, 13, 9, 15):
+            a, b = seeded(2, n, 3).sigmoid(), seeded(2, n, 3)
+            state = torch.zeros(2, 3)
+            want = torch.stack([state := a[:, i] * state + b[:, i] for i in range(n)], 1)
+            got = run(compiled, (a, b))
+            torch.testing.assert_close(got[1], want, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(got[0], a.cumprod(1), rtol=1e-5, atol=1e-5)
+            assert torch.equal(got[2], b.flip(1).cummax(1)[0].flip(1))
+
+
+def test_what_torch_compiles_is_part_of_the_graph() -> None:
+    """torch.compile(f), a decorated function or a module, is f inside of a program that we compile."""
+    activation = torch.compile(lambda x: torch.nn.functional.silu(x) * 2, backend="eager")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.head = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(activation(self.linear(x)))
+
+    module, x = Model(), seeded(2, 4)
+    with torch.inference_mode():
+        got = run(torchsmith.compile(module), (x,))
+        hidden = module.linear(x)
+        want = module.head._orig_mod(torch.nn.functional.silu(hidden) * 2)
+    torch.testing.assert_close(got, want)
+
+
 class Layer:
     """A sliding window of keys that counts what it has seen."""
 

@@ -182,6 +182,8 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn.__dict__ and fn.__dict__.get("_dynamo_marked_constant"):
         return m.native(fn, args, kwargs, plain=True)  # its author declares the result constant
     module = str(fn.__globals__.get("__name__", ""))
+    if module == "torch._dynamo.eval_frame" and "_torchdynamo_orig_callable" in fn.__dict__ and "_torchdynamo_disable" not in fn.__dict__:
+        return m.call(m.attr(fn, "_torchdynamo_orig_callable"), args, kwargs)  # torch.compile(f) inside is f
     found = torch_rows.BY_NAME.get((module, fn.__name__))
     if found is not None:
         return found(m, args, kwargs)

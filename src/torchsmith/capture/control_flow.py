@@ -124,3 +124,43 @@ def scan(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         rows.append(kept)
     stacked = _stacked(m, rows[::-1] if options["reverse"] else rows, dim)
     return carry, pytree.tree_unflatten(stacked, made)
+
+
+_ELEMENTWISE = frozenset({
+    "add", "sub", "mul", "truediv", "div", "neg", "abs", "exp", "log", "sqrt", "square", "pow", "sigmoid", "tanh", "maximum", "minimum", "where",
+    "logaddexp", "to", "float",
+})  # fmt: skip
+
+
+def _doubling(combine: Any, xs: Any, dim: int, reverse: bool) -> Any:
+    """Inclusive scan in log2(n) steps of whole tensors: after each, every place holds what twice as many before it give."""
+    single = isinstance(xs, torch.Tensor)
+    parts = [x.movedim(dim, 0) for x in ([xs] if single else xs)]
+    if reverse:
+        parts = [x.flip(0) for x in parts]
+    shift = 1
+    while shift < parts[0].shape[0]:
+        left, right = [x[:-shift] for x in parts], [x[shift:] for x in parts]
+        new = combine(left[0], right[0]) if single else combine(type(xs)(left), type(xs)(right))
+        parts = [torch.cat([x[:shift], y]) for x, y in zip(parts, [new] if single else new, strict=True)]
+        shift *= 2
+    if reverse:
+        parts = [x.flip(0) for x in parts]
+    parts = [x.movedim(0, dim) for x in parts]
+    return parts[0] if single else type(xs)(parts)
+
+
+def associative_scan(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """torch maps combine_fn over the scanned dimension; an elementwise one takes whole tensors as they are, others are refused."""
+    combine, xs, dim, reverse, _ = _arguments("combine_fn xs dim reverse combine_mode", args, kwargs)
+    parts = [xs] if issubclass(type(xs), torch.Tensor) else xs if type(xs) in (tuple, list) else ()
+    if not parts or not all(issubclass(type(x), torch.Tensor) for x in parts):
+        raise Unsupported("CAP014", at=m.loc(), detail="associative_scan of nested values")
+    known, mark = set(m.recorder.graph.nodes), m.recorder.last_node()
+    m.call(combine, [xs, xs], {})
+    for node in m.recorder.graph.nodes:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node not in known and node.op != "placeholder" and name not in _ELEMENTWISE:
+            raise Unsupported("CAP014", at=m.loc(), detail=f"associative_scan with {name}")
+    m.recorder.take_back(mark)
+    return m.inline(_doubling, [combine, xs, dim, bool(reverse)], {})

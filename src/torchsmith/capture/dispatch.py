@@ -278,6 +278,8 @@ def is_entry_file(filename: str) -> bool:
     """Whether functions of this file may be compiled when the hook meets them; torch, the standard library and we ourselves may not."""
     if filename.startswith(("<frozen", "<torchsmith")) or filename.startswith(_OWN) or filename.startswith(_LIBRARIES[1:]):
         return False
+    if os.sep + "torchinductor_" in filename:  # what torch.compile wrote
+        return False
     return not filename.startswith(_LIBRARIES[0]) or "site-packages" in filename
 
 

@@ -287,6 +287,7 @@ BY_NAME: dict[tuple[str, str], Row] = {
     ("torch._compile", "checkpoint"): checkpoint, ("torch._higher_order_ops.map", "map"): control_flow.map_,
     ("torch._higher_order_ops.scan", "scan"): control_flow.scan, ("torch._higher_order_ops.while_loop", "while_loop"): control_flow.while_loop,
     ("torch._higher_order_ops.cond", "cond"): control_flow.cond,
+    ("torch._higher_order_ops.associative_scan", "associative_scan"): control_flow.associative_scan,
 }  # fmt: skip
 row(torch.cond)(control_flow.cond)
 row(*_named("while_loop"))(control_flow.while_loop)
