@@ -34,6 +34,7 @@ TAILS = (6, 4, 2, 1)
 OUTER = 2  # row axes outside of the tiled one that every kernel has: images, and rows of an image
 PARTS = (1, 2, 4, 8, 16)
 WORTH = 0.85  # of the time without parts
+NARROW = 4  # vectors; a row of more reads its packed operand more often than it multiplies
 NEARLY, EXACT = 1.1, 1.6  # times the least time that more parts may take; of one row, whose few results have nothing to average errors over
 SHORT = 8  # an inner loop below this many steps spends its time on starting
 SHARED = 8  # row tiles from which on each takes an equal share of what the next tile of `b` needs
@@ -285,10 +286,11 @@ def parts_of(c: Contraction, buffers: Mapping[str, Buffer]) -> int:
         adding = 0 if parts == 1 else 8 + 2 * n * parts
         return taps * -(-k // parts) * -(-n * parts // c.lanes) + adding
 
-    best = min(map(price, PARTS))
+    best = min((p for p in PARTS if p < c.lanes or n * p <= NARROW * c.lanes), key=price)
     few = const_of(c.rows[-1][1]) == 1 and len(c.rows) == 1
-    most = max(p for p in PARTS if price(p) <= (EXACT if few else NEARLY) * best)  # the more parts, the shorter and more exact each sum
-    return most if best < WORTH * price(1) else 1
+    # The more parts, the shorter and more exact each sum.
+    more = [p for p in PARTS if (few or n * p <= NARROW * c.lanes) and price(p) <= (EXACT if few else NEARLY) * price(best)]
+    return max(best, *more) if price(best) < WORTH * price(1) else 1
 
 
 def pack(c: Contraction, name: str, vectors: int, parts: int = 1) -> tuple[Stage, Buffer]:
