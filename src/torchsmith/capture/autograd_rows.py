@@ -37,7 +37,10 @@ class Context:
     def set_materialize_grads(self, value: bool) -> None: ...
 
 
-@row(vars(torch.autograd.Function)["apply"].__func__)
+_APPLY = vars(torch.autograd.Function)["apply"]  # a class method written in Python; from torch 2.15 one written in C
+
+
+@row(getattr(_APPLY, "__func__", _APPLY))
 def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
     cls, rest = args[0], args[1:]
     needs = tuple(issubclass(type(a), Tensor) and m.recorder.info(a).requires_grad for a in rest)

@@ -416,6 +416,9 @@ def _call_class_builtin(m: Any, fn: Any, cls: type, args: Args, kwargs: Kwargs) 
     """dict.fromkeys, int.from_bytes, object.__new__ ..."""
     if fn.__name__ == "__new__":
         return _new(m, args[0] if args else cls, cls, args[1:], kwargs)
+    found = ROWS.get(at.find(m, cls, fn.__name__))
+    if found is not None:
+        return found(m, [cls, *args], kwargs)
     if cls is dict or issubclass(cls, dict):
         args = [pr.iterate(m, args[0]), *args[1:]] if fn.__name__ == "fromkeys" else args
     if cls.__module__.partition(".")[0] == "torch" and fn not in policy.leaf_functions():
