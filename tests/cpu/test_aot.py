@@ -236,7 +236,8 @@ for load in (aot.load_package, torch._inductor.aoti_load_package):
         try:
             model(bad)
         except RuntimeError as e:
-            assert "input 0" in str(e), e
+            # before 2.13 torch's loader does not hand the model's text on: it is on stderr
+            assert "input 0" in str(e) or load is not aot.load_package and torch.__version__ < "2.13", e
         else:
             raise AssertionError("taken")
 """
@@ -250,6 +251,7 @@ def test_environment_of_the_documents(tmp_path: Path, checks: str) -> None:
     command = [sys.executable, "-c", ENVIRONMENT, str(tmp_path / "m.pt2")]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Error: input 0") >= 3  # torch's loader: the model says it there, whoever hands it on
     assert ("(contraction) wrote" in done.stderr) == (checks == "1"), done.stderr
 
 

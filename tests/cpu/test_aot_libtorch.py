@@ -23,8 +23,8 @@ from torchsmith.export import Dim
 from torchsmith.runtime.model_library import paths
 
 ALLOW = {"libtorch": "allow"}
-# Before 2.12 libtorch prints the text of its errors and hands none out: callers of operators and of its loader see that something failed.
-OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+# Before 2.13 libtorch prints the text of its errors and hands none out: callers of operators and of its loader see that something failed.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 Run = Callable[..., Any]
 
 
