@@ -22,7 +22,7 @@ from typing import Any
 
 from paired import Protocol, geomean
 
-from .harness import Row, child, load_rows, protocol_of, ratio_text, save
+from .harness import Row, child, keep_memory, load_rows, protocol_of, ratio_text, save
 
 Size = tuple[int, ...]
 PEERS = ("AOTInductor", "onnxruntime", "static")
@@ -33,9 +33,9 @@ NOTE = (
     "One package for all sizes, loaded with torchsmith.aot.load_package. `vs`: the peer's time over ours (above 1: ours is faster), median "
     "of paired bursts with a bootstrap 95 % interval; static: our own package made for that size alone, so its ratio is 1 over (dynamic "
     "over static); alone: AOTInductor's package is one made for that size alone as well, because torch.export cannot leave the size open. "
-    "`error`: max|ours - eager| / max|eager|. Load: from a path to the loaded model, and to the first result at the smallest size, in a "
-    "fresh process that has imported torch, the file in the page cache; code: the package less its weights. Map: mmap of as many bytes of "
-    "the package as the weights have; with MAP_POPULATE; with one byte of each page read."
+    "malloc keeps what is freed. `error`: max|ours - eager| / max|eager|. Load: from a path to the loaded model, and to the first result "
+    "at the smallest size, in a fresh process that has imported torch, the file in the page cache; code: the package less its weights. "
+    "Map: mmap of as many bytes of the package as the weights have; with MAP_POPULATE; with one byte of each page read."
 )
 
 
@@ -279,6 +279,7 @@ def _time(case: dict[str, Any]) -> Row:
     import torchsmith
     from models import tensors_of, worst_error
 
+    keep_memory()  # else results of some megabytes are fresh pages for whoever called malloc in the worse order
     known, protocol, size = CASES[case["model"]](), Protocol(**case["protocol"]), tuple(case["size"])
     model, inputs = known.make(), known.inputs(*size)
     flat = list(tensors_of(inputs))

@@ -6,6 +6,7 @@ In: rows. Out: <out>/<suite>.json and .md.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from paired import QUICK, Protocol
 
 BENCH = Path(__file__).resolve().parents[1]
 Row = dict[str, Any]
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def about() -> dict[str, str]:
@@ -63,6 +65,13 @@ def child(case: dict[str, Any], env: dict[str, str] | None = None, timeout: floa
         if out.exists():
             return dict(json.loads(out.read_text()))
         return {"error": f"exit code {done.returncode}: {done.stderr.strip()[-400:]}"}
+
+
+def keep_memory() -> None:
+    """Tell glibc's malloc to map nothing and to trim nothing, so that what one call frees serves the next."""
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
+        libc.mallopt(parameter, value)
 
 
 def protocol_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -31,10 +31,9 @@ from torchsmith.emit.c import emit_kernel
 from torchsmith.ir.linear import const_of
 from torchsmith.runtime.toolchain import toolchain
 
-from .harness import Row, load_rows, save
+from .harness import Row, keep_memory, load_rows, save
 
 SMALL, LARGE = 1 << 14, 1 << 22
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 Maker = Callable[[int], tuple[Any, ...]]
 
 # function -> torch's operator with out=, range of the arguments
@@ -177,13 +176,6 @@ def fused(name: str, n: int, rounds: int = 7) -> dict[str, Any]:
     mine, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
     return {"name": name, "elements": n, "ours_us": mine * 1e6, "torch_us": theirs * 1e6, "ours_gels": n / mine / 1e9, "torch_gels": n / theirs / 1e9,
             "ratio": statistics.median(b / a for a, b in pairs), "apart": off}  # fmt: skip
-
-
-def keep_memory() -> None:
-    """Tell glibc's malloc to map nothing and to trim nothing, so that what one call frees serves the next."""
-    libc = ctypes.CDLL(None)
-    for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
-        libc.mallopt(parameter, value)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
