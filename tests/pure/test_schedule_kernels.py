@@ -11,12 +11,15 @@ from emit_harness import run
 from program_kit import F32, Kit, f, random
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Var, const, op
+from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Sym, Var, const, op, substitute
 from torchsmith.ir.interpret import run_program
 from torchsmith.ir.kernel import Kernel
-from torchsmith.ir.program import BufArg, Buffer, Extern, Program, Stage, Store
+from torchsmith.ir.linear import const_of, simplify_index
+from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage, Store
 from torchsmith.ir.verify import verify_program, verify_scheduled
 from torchsmith.options import Options
+from torchsmith.schedule.access import collect
+from torchsmith.schedule.deps import grain
 from torchsmith.schedule.fuse import can_fuse, fuse
 from torchsmith.schedule.kernels import form_kernels
 from torchsmith.schedule.layouts import dense, rows_apart
@@ -335,3 +338,20 @@ def test_rows_do_not_share_a_set_of_the_cache(extent: int, itemsize: int, step: 
     shape = (const(3), const(extent), const(7))
     got = rows_apart(Buffer("a", d, shape, dense(shape, (0, 2, 1)), "temp"), (0, 2, 1)).layout
     assert got is not None and got.strides == (const(7 * step), const(1), const(step))
+
+
+def test_a_grain_follows_sizes_that_vary() -> None:
+    """What is worth a thread is known at the call: a guess would leave a thousand keys of attention to one thread."""
+    n = Sym("n")
+    least = grain(1 << 20, 128, n)
+    found = [const_of(simplify_index(substitute(least, {n: const(v)}), {})) for v in (0, 1, 64, 1 << 20)]
+    assert found == [8192, 8192, 128, 1]
+    assert const_of(grain(1000, 10, const(5))) == 20
+
+
+def test_nothing_steps_through_a_dimension_of_size_1() -> None:
+    """Its stride is arbitrary: an axis that reads the one row that was appended to a cache looked like the widest, and went outermost."""
+    i, j = Axis("i"), Axis("j")
+    buffer = Buffer("x", F32, (const(4), const(1)), Layout((const(8), const(5000)), const(0)), "input")
+    (access,) = collect([Load("x", F32, (i, op("sub", j, Sym("n"))))], [], {"x": buffer}).items
+    assert set(access.coefs) == {i}

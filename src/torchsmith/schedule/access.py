@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..ir import dtype as dt
-from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, walk
 from ..ir.kernel import StoreStmt
-from ..ir.linear import Linear, Range, linear, range_of, simplify_index
+from ..ir.linear import Linear, Range, const_of, linear, range_of, simplify_index
 from ..ir.program import Buffer, Layout
 from .deps import free_axes
 
@@ -92,6 +92,10 @@ class Accesses:
     impure: set[Axis] = field(default_factory=set)
 
 
+def is_plain(e: Expr) -> bool:
+    return not any(isinstance(x, Load) for x in walk(e))
+
+
 def flat(layout: Layout, index: tuple[Expr, ...]) -> Linear:
     """The element number of an index."""
     total = Linear(None, layout.offset)
@@ -108,6 +112,8 @@ def collect(roots: Iterable[Expr], stores: Iterable[StoreStmt], buffers: Mapping
     def address(buf: str, index: tuple[Expr, ...], store: bool, dtype: dt.DType) -> None:
         layout = buffers[buf].layout
         assert layout is not None
+        if not layout.pad and not layout.splits:  # in a dimension of size 1 the only index is 0: nothing steps through it
+            index = tuple(const(0) if const_of(n) == 1 and is_plain(i) else i for n, i in zip(buffers[buf].shape, index, strict=True))
         lin = flat(layout, index)
         coefs: dict[Axis, Expr] = {}
         rough: frozenset[Axis] = frozenset()

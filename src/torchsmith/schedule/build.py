@@ -16,7 +16,7 @@ from ..ir.program import Buffer
 from . import deps
 from .access import collect, map_folds, simplify
 from .axes import block_size, choose_outer_vector, collapse, cut_axes, is_column, order_axes, split_axes, vector_cost
-from .deps import estimate, free_axes, numel
+from .deps import estimate, free_axes, grain, numel
 from .draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
 from .folds import dedupe, merge_folds, share_rows, tidy_fold
 from .fuse import cost
@@ -46,6 +46,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
     vector = None if nests else choose_outer_vector(d, buffers)
     stores = [s for s in d.statements() if isinstance(s, StoreStmt)]
     found = collect([e for s in d.statements() if isinstance(s, Let) for e in exprs_of(s)], stores, buffers)
+    sizes: tuple[Expr, ...] = ()
     work = sum(_statement_cost(s) * numel(e for _, e in item.axes) for item in d.seq if isinstance(item, Nest) for s in item.body)
     work += sum(_statement_cost(s) for s in d.seq if isinstance(s, Let))
     grid = order_axes(d.outer, found.items, vector)
@@ -82,7 +83,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
             width = const_of(extent)
             turned = column_loops(inner, axis, extent, width, scratch) if column and width is not None else None  # type: ignore[arg-type]
             body = list(turned or (Loop(axis, extent, "vector", inner),))
-            work *= max(1, estimate(extent))
+            sizes = (extent,)
     else:
         keep = _scratch(d, own, buffers, scratch)
         for item in d.seq:
@@ -90,8 +91,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
                 body.append(keep(item))  # type: ignore[arg-type]
             else:
                 body.extend(_nest_loops(item, buffers, keep))
-    grain = const(max(1, THREAD // max(1, work)))
-    return finish(name, tuple(grid), grain, tuple(scratch), tuple(body), buffers, group)
+    return finish(name, tuple(grid), grain(THREAD, work, *sizes), tuple(scratch), tuple(body), buffers, group)
 
 
 def _statement_cost(s: Let | StoreStmt) -> int:

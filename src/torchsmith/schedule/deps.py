@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, walk
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, const, op, walk
 from ..ir.kernel import BLOCKS, Kernel, Let, Loop, Stmt, expressions
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Element, Extern, ExternArg, Fresh, Program, Repeat, Stage, ViewResult
 
@@ -117,6 +117,15 @@ def writers(body: tuple[Element, ...], roots: Mapping[str, str]) -> dict[str, li
         for b in rooted(writes(e), roots):
             out.setdefault(b, []).append(i)
     return out
+
+
+def grain(budget: int, work: int, *sizes: Expr) -> Expr:
+    """The least items of a grid that are worth a thread, if an item does `work` for each combination of `sizes` and `budget` is worth one.
+    Sizes that vary count as they are at the call: a guess that is ten times too small leaves a long loop to one thread."""
+    each: Expr = const(max(1, work))
+    for size in sizes:
+        each = each * (const(max(1, estimate(size))) if any(isinstance(x, Axis) for x in walk(size)) else op("max", size, const(1)))
+    return op("max", op("floordiv", const(budget), each), const(1))
 
 
 def estimate(e: Expr) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..ir.expr import Axis, Expr, const
+from ..ir.expr import Axis, Expr
 from ..ir.kernel import Kernel, Let, Loop, Stmt, StoreStmt
 from ..ir.linear import const_of
 from ..ir.program import Buffer
@@ -15,7 +15,7 @@ from . import deps
 from .access import collect, simplify
 from .axes import LANES, order_axes, vector_cost
 from .build import THREAD, finish
-from .deps import estimate, numel
+from .deps import grain, numel
 from .fuse import cost
 from .group import Group
 
@@ -50,6 +50,7 @@ def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Ker
         small = (const_of(cheap[1]) or LANES) < 4
         vector = cheap[0] if (unit and not small) or not scalar_ok else None
     grid = order_axes(free, found.items, vector)
+    sizes: tuple[Expr, ...] = ()
     work = (1 + sum(1 + cost(b.value) for b in body if isinstance(b, Let | StoreStmt))) * numel(e for _, e in (*serial, *scan))
     inner: tuple[Stmt, ...] = tuple(body)
     if scan:
@@ -59,8 +60,7 @@ def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Ker
     if vector is not None:
         axis, extent = grid.pop()
         inner = (Loop(axis, extent, "vector", inner),)
-        work *= max(1, estimate(extent))
-    grain = const(max(1, THREAD // max(1, work)))
-    return finish(name, tuple(grid), grain, (), inner, buffers, group)
+        sizes = (extent,)
+    return finish(name, tuple(grid), grain(THREAD, work, *sizes), (), inner, buffers, group)
 
 
