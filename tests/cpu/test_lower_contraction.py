@@ -109,3 +109,12 @@ def test_the_few_sums_of_one_row_are_as_exact_as_eager_on_average(inputs, output
             want = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
             ours, eager = (total + (f(x).double() - want).abs().max().item() for total, f in ((ours, compiled), (eager, layer)))
     assert ours <= 1.3 * eager
+
+
+@pytest.mark.parametrize("columns", [6, 9, 13, 17, 19, 23, 29, 31, 45])
+def test_few_columns_of_many_rows(columns: int) -> None:
+    """Whatever is chosen for the lanes, something is: an internal error would leave the layer to torch."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(1280, columns).eval(), torch.randn(186, 1280)
+    with torch.no_grad():
+        torch.testing.assert_close(torchsmith.compile(layer, fullgraph=True)(x), layer(x), rtol=1e-4, atol=1e-5)

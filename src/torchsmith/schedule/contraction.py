@@ -290,7 +290,7 @@ def parts_of(c: Contraction, buffers: Mapping[str, Buffer]) -> int:
     few = const_of(c.rows[-1][1]) == 1 and len(c.rows) == 1
     # The more parts, the shorter and more exact each sum.
     more = [p for p in PARTS if (few or n * p <= NARROW * c.lanes) and price(p) <= (EXACT if few else NEARLY) * price(best)]
-    return max(best, *more) if price(best) < WORTH * price(1) else 1
+    return max((best, *more)) if price(best) < WORTH * price(1) else 1
 
 
 def pack(c: Contraction, name: str, vectors: int, parts: int = 1) -> tuple[Stage, Buffer]:
