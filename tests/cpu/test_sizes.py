@@ -12,6 +12,8 @@ from torch import nn
 
 import torchsmith
 from torchsmith import events
+from torchsmith.graph.sizes import print_condition
+from torchsmith.ir.expr import Sym, op
 
 
 @pytest.fixture(autouse=True)
@@ -348,3 +350,9 @@ def test_padded_convolutions_of_any_width(channels: int, kernel: object, how: di
             assert error <= max(2 * bar, ulps * torch.finfo(dtype).eps * want.abs().max().item()), width
     assert sum(e.kind == "graph" for e in got) == 1
     assert all(e.fields["report"].road == "native" for e in got if e.kind == "graph")
+
+
+def test_names_of_symbols_in_text() -> None:
+    """Each symbol by its own name: s1 is no part of s10, nor of what another is called."""
+    text = print_condition(op("lt", Sym("s1") + Sym("s10"), Sym("s2")), {"s1": "rows", "s2": "s1"})
+    assert text == "((rows + s10) < s1)"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,9 +116,7 @@ def conditions_of(entry: Entry) -> tuple[tuple[Expr, str], ...]:
     rows = []
     for cond in (*entry.facts.guards, *entry.facts.late):
         if not isinstance(cond, Const):
-            text = print_condition(cond)
-            for name, label in entry.labels.items():
-                text = text.replace(name, label)
+            text = print_condition(cond, entry.labels)
             loc = entry.facts.locs.get(cond, "")
             rows.append((cond, f"the sizes of the inputs must satisfy {text}" + (f", because of {loc}" if loc else "")))
     return tuple(rows)
@@ -259,10 +256,7 @@ def described_outputs(entry: Entry) -> list[str]:
 
 
 def _size(e: Expr, labels: dict[str, str]) -> int | str:
-    if isinstance(e, Const):
-        return int(e.value)
-    text = print_condition(e)
-    return re.sub(r"\w+", lambda m: labels.get(m[0], m[0]), text)
+    return int(e.value) if isinstance(e, Const) else print_condition(e, labels)
 
 
 def _plain(value: Any) -> Any:

@@ -338,14 +338,11 @@ def _same(cond: Op, rows: list[DeclaredSymbol]) -> tuple[DeclaredSymbol, Declare
 def _spoken(cond: Expr, symbols: Mapping[str, DeclaredSymbol]) -> str:
     left = _difference(cond) if isinstance(cond, Op) else {}
     signs = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+    names = {name: row.name for name, row in symbols.items()}
     if left and isinstance(cond, Op) and cond.name in signs:
         more, less = {m: c for m, c in left.items() if c > 0}, {m: -c for m, c in left.items() if c < 0}
-        text = f"{print_condition(expr(more))} {signs[cond.name]} {print_condition(expr(less))}"
-    else:
-        text = print_condition(cond)
-    for name, row in symbols.items():
-        text = text.replace(name, row.name)
-    return text
+        return f"{print_condition(expr(more), names)} {signs[cond.name]} {print_condition(expr(less), names)}"
+    return print_condition(cond, names)
 
 
 def _advice(rows: Sequence[DeclaredSymbol], cond: Expr) -> str:

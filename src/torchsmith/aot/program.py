@@ -349,9 +349,7 @@ def _check_sizes(program: ExportedProgram, name: str, leaf: Tensor, spec: Tensor
 
 def print_size(e: Any, names: Mapping[str, str]) -> str:
     """A size with Dims for symbols: "2*batch"."""
-    text = print_condition(e)
-    for symbol, name in names.items():
-        text = text.replace(symbol, name)
+    text = print_condition(e, names)
     return text.removeprefix("(").removesuffix(")") if text.startswith("(") else text
 
 

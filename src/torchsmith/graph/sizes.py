@@ -7,7 +7,7 @@ that were assumed when Python asked a size a yes-or-no question.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -253,18 +253,18 @@ class SizeFacts:
         return hint
 
 
-def print_condition(e: Expr) -> str:
-    """Readable text of a condition, without depending on the printer of loop bodies."""
+def print_condition(e: Expr, names: Mapping[str, str] | None = None) -> str:
+    """Readable text of a size or a condition; names: what to call symbols. It does not depend on the printer of loop bodies."""
     signs = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
              "gt": ">", "ge": ">=", "and": "and", "or": "or"}  # fmt: skip
     if isinstance(e, Const):
         return str(e.value)
     if isinstance(e, Sym):
-        return e.name
+        return names.get(e.name, e.name) if names else e.name
     if isinstance(e, Op) and e.name in signs:
-        return f"({print_condition(e.args[0])} {signs[e.name]} {print_condition(e.args[1])})"
+        return f"({print_condition(e.args[0], names)} {signs[e.name]} {print_condition(e.args[1], names)})"
     name = e.name if isinstance(e, Op) else f"{type(e).__name__.lower()}_{e.dtype.name}"
-    return f"{name}({', '.join(print_condition(a) for a in e.args)})"
+    return f"{name}({', '.join(print_condition(a, names) for a in e.args)})"
 
 
 def _chosen(difference: Poly) -> tuple[bool, list[Poly]] | None:
