@@ -360,6 +360,7 @@ POOLS = [
     lambda x: F.adaptive_avg_pool2d(x, 1),
     lambda x: F.adaptive_avg_pool2d(x, (3, 5)),
     lambda x: F.adaptive_avg_pool2d(x, 2),
+    lambda x: F.adaptive_avg_pool2d(x, x.shape[2:]),
     lambda x: F.avg_pool2d(x, 2, divisor_override=3),
 ]
 

@@ -61,17 +61,22 @@ def test_matmul_with_bias_and_relu(m: int, n: int, k: int, transposed: bool) -> 
     np.testing.assert_allclose(arrays["y"], want, rtol=1e-5, atol=1e-5)
 
 
-def test_vector_times_matrix_of_flattened_channels() -> None:
-    """y[j] = sum over k of x[k // 6, k % 6] * w[j, k], x stored with the first dimension innermost."""
-    n, c, s = 40, 5, 6
+@pytest.mark.parametrize("shape", [(5, 6), (5, 2, 3), (3, 4, 2, 2)])
+def test_vector_times_matrix_of_flattened_channels(shape: tuple[int, ...]) -> None:
+    """y[j] = sum over k of x[k as an index of shape] * w[j, k], x stored with the first dimension innermost."""
+    n, whole = 40, int(np.prod(shape))
     j, r = Axis("i0"), Axis("r0")
-    at = Layout((const(1), const(c)), const(0))
-    buffers = {"x": Buffer("x", dt.f32, (const(c), const(s)), at, "temp")}
-    buffers |= {b: Buffer(b, dt.f32, e, dense(e), "temp") for b, e in (("w", (const(n), const(c * s))), ("y", (const(n),)))}
+    index, rest = [], whole
+    for size in shape:
+        outer, rest = rest, rest // size
+        index.append(r // rest if outer == whole else r // rest % size if rest > 1 else r % size)
+    order = (*range(1, len(shape)), 0)
+    buffers = {"x": Buffer("x", dt.f32, tuple(map(const, shape)), dense(tuple(map(const, shape)), order), "temp")}
+    buffers |= {b: Buffer(b, dt.f32, e, dense(e), "temp") for b, e in (("w", (const(n), const(whole))), ("y", (const(n),)))}
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((c, s)).astype(np.float32), rng.standard_normal((n, c * s)).astype(np.float32)
-    arrays = {"x": np.ascontiguousarray(x.T), "w": w, "y": np.zeros(n, np.float32)}
-    product = multiply_add(((r, const(c * s)),), Load("x", dt.f32, (r // s, r % s)), Load("w", dt.f32, (j, r)))
+    x, w = rng.standard_normal(shape).astype(np.float32), rng.standard_normal((n, whole)).astype(np.float32)
+    arrays = {"x": np.ascontiguousarray(x.transpose(order)), "w": w, "y": np.zeros(n, np.float32)}
+    product = multiply_add(((r, const(whole)),), Load("x", dt.f32, tuple(index)), Load("w", dt.f32, (j, r)))
     run(Stage(((j, const(n)),), (Store("y", (j,), product),)), buffers, arrays)
     np.testing.assert_allclose(arrays["y"], w.astype(np.float64) @ x.reshape(-1), rtol=1e-5, atol=1e-5)
 

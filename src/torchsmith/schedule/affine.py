@@ -107,8 +107,8 @@ def _pieces(axis: Axis, extent: Expr, divisors: Iterable[Expr]) -> Axes:
     if not cuts:
         return ()
     # what divides most of the others comes first
-    cuts.sort(key=lambda d: -sum(_quotient(other, d) is not None for other in cuts))
-    sizes = [_quotient(b, a) for a, b in itertools.pairwise([const(1), *cuts, extent])]
+    ordered = sorted(cuts, key=lambda d: -sum(_quotient(other, d) is not None for other in cuts))
+    sizes = [_quotient(b, a) for a, b in itertools.pairwise([const(1), *ordered, extent])]
     if None in sizes:
         return ()
     return tuple((Axis(f"{axis.name}_{j}"), n) for j, n in enumerate(reversed(sizes)) if n is not None)
