@@ -65,7 +65,8 @@ define("GRA001", "an operator has no shape rule of its own, so its shape was ask
 define("GRA002", "an operator has neither a shape rule nor a kernel that can tell its shape",
        "move the call out of the compiled function, or write it with other operators")
 define("GRA003", "a tensor's value is needed while tracing", "avoid .item(), bool(tensor) and int(tensor) in the compiled function")
-define("GRA004", "a size that is known only at run time was asked a question", "state what holds of it with torch._check")
+define("GRA004", "the program asks about a number that is known only at run time",
+       "state what holds of it with torch._check, or choose with torch.where or torch.cond")
 define("GRA005", "an operator has no shape rule for sizes that vary, so the sizes at hand are assumed",
        "mark the sizes static or call it outside the compiled function")
 define("GRA006", "a tensor is mutated in a way that has no functional form", "use the out-of-place form of the operator")

@@ -285,3 +285,84 @@ def test_many_threads_and_new_weights(tmp_path: Path) -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+class Reads(torch.nn.Module):
+    """Numbers read from tensors: as values, sizes, positions and bounds."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor, m: torch.Tensor, f: torch.Tensor) -> tuple[Any, ...]:
+        k, at = n.item(), int(m)
+        made = x * (k + 1) + f.item() / 2, torch.arange(k) * 2.5, torch.zeros(k, x.shape[1]) + x[0], torch.full((k,), float(f))
+        shown = x[:k].sum(0), x[at] + 1, x[:, at:], x.narrow(0, 0, k) @ x.t()
+        written = x.clone()
+        written[at, :k] = 7.0
+        rows = torch.cat([x[:k], x]).mean(0), torch.arange(int(torch.stack([n, m[0]]).max()))
+        return *made, *shown, written, *rows, (n * 2).item()
+
+
+NUMBERS = [(3, -1, 1.5), (0, 1, -1e20), (4, -4, 0.25)]
+
+
+@pytest.mark.parametrize("road", ["ours", "torch.export"])
+def test_numbers_of_tensors(tmp_path: Path, road: str) -> None:
+    x = torch.randn(5, 4)
+    calls = [(x, torch.tensor(n), torch.tensor([m]), torch.tensor(f)) for n, m, f in NUMBERS]
+    if road == "ours":
+        program: Any = export(Reads(), calls[0], dynamic_shapes={"x": {0: Dim("rows", min=4)}, "n": None, "m": None, "f": None})
+        torchsmith.export.save(program, tmp_path / "saved.tsep")
+        runs = [program.module(), torchsmith.export.load(tmp_path / "saved.tsep").module()]
+        loaded = packaged(tmp_path, str(tmp_path / "saved.tsep"))
+        calls.append((torch.randn(9, 4), *calls[0][1:]))
+    else:
+
+        class Checked(torch.nn.Module):
+            def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                k = n.item()
+                torch._check(k >= 0)
+                torch._check(k <= x.shape[0])
+                return x[:k].sum(0), torch.zeros(k) + k
+
+        program = torch.export.export(Checked(), (x, torch.tensor(3)))
+        loaded, runs = packaged(tmp_path, program), []
+        calls = [c[:2] for c in calls]
+    runs += [loaded, torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))]
+    for args in calls:
+        want = (Reads() if road == "ours" else program.module())(*args)
+        for run in runs:
+            for got, value in zip(run(*args), want, strict=True):
+                torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(value))
+    said = r"item\(\) at .*test_aot_programs.py:\d+\] >= 0|Runtime assertion failed for expression u0 >= 0"
+    wrong = (x, torch.tensor(-1), *calls[0][2:])
+    for run in runs:
+        with pytest.raises(RuntimeError, match=said):
+            run(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("fn", "bad", "words"),
+    [
+        (lambda x, n: torch.zeros(n.item()), 1 << 40, "<= 1073741824 does not hold"),
+        (lambda x, n: x[n.item()], 4, "< 4 does not hold"),
+        (lambda x, n: x.view(n.item(), 2), 3, "== 2 does not hold"),
+        (lambda x, n: x + torch.ones(n.item()), 3, "== 4 does not hold"),
+        (lambda x, n: x if n.item() > 3 else x + 1, None, r"GRA004.*\[item\(\) at .*test_aot_programs.py:\d+\] > 3"),
+        (lambda x, n: [x] * n.item(), None, r"test_aot_programs.py:\d+: \[GRA004\]"),
+    ],
+)
+def test_numbers_of_tensors_are_checked(tmp_path: Path, fn: Any, bad: int | None, words: str) -> None:
+    """A number that does not fit is an error of that call only; what tracing cannot decide is refused with the line that reads it."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> Any:
+            return fn(x, n)
+
+    x, n = torch.randn(4), torch.tensor(4 if "== 4" in words else 2)
+    if bad is None:
+        with pytest.raises(Unsupported, match=words):
+            export(Net(), (x, n))
+        return
+    loaded = packaged(tmp_path, export(Net(), (x, n)))
+    for _ in range(2):
+        with pytest.raises(PackageError, match=words):
+            loaded(x, torch.tensor(bad))
+        assert torch.equal(loaded(x, n), fn(x, n))

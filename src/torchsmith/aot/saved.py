@@ -140,7 +140,10 @@ def _record(p: ExportedProgram) -> dict[str, Any]:
         "out_spec": spec_text(p.out_spec),
         "leaves": [_scalar(x) for x in p.leaves],
         "leaf_names": list(p.leaf_names),
-        "symbols": [[s.sym.name, list(s.origin), s.lo, s.hi, p.symbol_names.get(s.sym.name)] for s in fg.symbols],
+        "symbols": [
+            [s.sym.name if s.sym.dtype is dt.index else _expr(s.sym), list(s.origin), s.lo, s.hi, p.symbol_names.get(s.sym.name)]
+            for s in fg.symbols
+        ],
         "conditions": [[_expr(c), loc] for c, loc in p.conditions],
         "placeholders": [[n.name, _spec(n.meta["spec"])] for n in fg.graph.nodes if n.op == "placeholder"],
         "specs": [_spec(s) for s in fg.inputs],
@@ -166,7 +169,7 @@ def _program(r: Mapping[str, Any], stored: Mapping[str, Tensor]) -> ExportedProg
         node.meta.update(spec=_read_spec(spec), loc=loc)
         by_name[name] = node
     graph.output(tuple(by_name[n] for n in r["returned"]))
-    symbols = tuple(Symbol(Sym(name), tuple(origin), lo, hi) for name, origin, lo, hi, _ in r["symbols"])
+    symbols = tuple(Symbol(_read_symbol(name), tuple(origin), lo, hi) for name, origin, lo, hi, _ in r["symbols"])
     facts = SizeFacts()
     for s in symbols:
         facts.symbols[s.sym.name], facts.hints[s.sym.name] = s, None
@@ -246,11 +249,15 @@ def _expr(e: Expr) -> Any:
     if isinstance(e, Const):
         return int(e.value) if e.dtype is dt.index else {"dtype": e.dtype.name, "value": _value(e.value)}
     if isinstance(e, Sym):
-        return {"symbol": e.name}
+        return {"symbol": e.name} if e.dtype is dt.index else {"symbol": e.name, "of": e.dtype.name}
     if isinstance(e, Cast):
         return {"cast": e.dtype.name, "of": _expr(e.args[0])}
     assert isinstance(e, Op)
     return [e.name, e.dtype.name, *(_expr(a) for a in e.args)]
+
+
+def _read_symbol(v: Any) -> Sym:
+    return Sym(v) if isinstance(v, str) else Sym(v["symbol"], dt.DTYPES[v["of"]] if "of" in v else dt.index)
 
 
 def _read_expr(v: Any) -> Expr:
@@ -259,7 +266,7 @@ def _read_expr(v: Any) -> Expr:
     if isinstance(v, list):
         return Op(v[0], dt.DTYPES[v[1]], tuple(_read_expr(a) for a in v[2:]))
     if "symbol" in v:
-        return Sym(v["symbol"])
+        return _read_symbol(v)
     return Cast(dt.DTYPES[v["cast"]], _read_expr(v["of"])) if "cast" in v else Const(dt.DTYPES[v["dtype"]], _read(v["value"], {}))
 
 

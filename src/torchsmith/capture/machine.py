@@ -33,6 +33,8 @@ _ASYNC = 0x80 | 0x200
 _MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unrolling
 _MAX_DEPTH = 200
 _READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
+_NUMBER = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})  # of a program that stands alone, symbols
+_LISTED = 64  # numbers that tolist may give
 
 
 class Frame:
@@ -511,9 +513,23 @@ class Machine:
     def tensor_value(self, tensor: torch.Tensor, method: str, what: str, args: Any = (), kwargs: Any = None) -> Any:
         """What Python asks of a tensor's data: an answer only where the data is made of numbers of the program."""
         known = tracing.current().known_value(tensor, method) if method in _READ and not args and not kwargs else NotImplemented
+        if known is NotImplemented and self.is_whole and method in _NUMBER and not (tensor.dtype is torch.bool or tensor.dtype.is_complex) and not args and not kwargs:
+            if method == "tolist":
+                return self.numbers_of(tensor)
+            number = self.recorder.read_number(tensor)
+            return number if method == "item" else self.symbolic({"__float__": torch.sym_float}.get(method, torch.sym_int), number)
         if known is NotImplemented:
             raise Unsupported("CAP020", at=self.loc(), detail=what)
         return known
+
+    def numbers_of(self, tensor: torch.Tensor) -> Any:
+        """tolist(): each element as a symbol."""
+        n = tensor.shape[0] if tensor.dim() else 1
+        if type(n) is not int or n > _LISTED:
+            raise Unsupported("CAP020", at=self.loc(), detail="tensor.tolist() of a dimension that varies or is long")
+        if not tensor.dim():
+            return self.recorder.read_number(tensor)
+        return [self.numbers_of(self.record("method", "select", (tensor, 0, i), {})) for i in range(n)]
 
     def import_name(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """import: what is loaded is read from sys.modules; what is not is loaded, as eager would, once."""
@@ -612,7 +628,7 @@ def capture(
     (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `given`: sizes that export declares, by
     input; `close` turns the machine and the frame's result into what is captured."""
     m = Machine(fn)
-    m.is_whole = close is not finish.finished
+    m.is_whole = m.recorder.facts.reads_data = close is not finish.finished
     m.recorder.given = given or {}
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})

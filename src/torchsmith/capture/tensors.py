@@ -291,6 +291,24 @@ class Recorder:
         self._own(result, node, grad)
         return result
 
+    def read_number(self, tensor: torch.Tensor) -> Any:
+        """tensor.item(): a number that only running tells."""
+        number = self.record("method", "item", (tensor,), {})
+        if type(number) not in (torch.SymInt, torch.SymFloat) or number.node.expr in self.exprs:
+            return number
+        node = self.graph.call_method("item", (self.node_of(tensor),))
+        node.meta.update(loc=self.loc(), val=number)
+        self.exprs[number.node.expr] = node
+        return number
+
+    def assume(self, cond: torch.SymBool) -> None:
+        """torch._check of numbers that only running tells: known from here on, and checked there."""
+        self.facts.loc = self.loc()
+        if cond.node.statically_known_true():
+            return
+        self.effect(torch.ops.aten._assert_scalar.default, (cond, self.facts.unmet(cond.node.expr, self.facts.loc)))
+        cond.node.expect_true()
+
     def effect(self, target: Any, args: tuple[Any, ...], val: Any = None) -> torch.fx.Node:
         """A node that is run for what it does (grad mode, autocast, setitem)."""
         node = self.graph.create_node("call_function", target, tuple([self.fx(a) for a in args]), {})

@@ -252,8 +252,11 @@ def check(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if issubclass(type(cond), type) and len(args) > 1:
         cond = args[1]
     if issubclass(type(cond), torch.Tensor):
-        return m.recorder.record("function", torch._assert_async, (cond,), {}) if False else None
+        return None
     if type(cond) is int:
+        return None
+    if type(cond) is torch.SymBool and cond.node.hint is None:
+        m.recorder.assume(cond)
         return None
     if not m.truth(cond):
         raise Raised(RuntimeError("Expected cond to be True"))

@@ -14,9 +14,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from ..codes import Unsupported
-from ..ir.expr import Expr
+from ..ir.expr import Expr, Sym, walk
 from .canonical import emit_graph
-from .layout import SymTypes, clamp_index, hint_of
+from .layout import SymTypes, clamp_index, from_front, hint_of, is_shape
 from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
@@ -32,6 +32,7 @@ def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
     recording = Recording(facts)
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
     cached = torch.is_autocast_cache_enabled()
+    facts.when_assumed = recording.check
     with recording:
         try:
             outs = run_captured(gm, recording)
@@ -44,6 +45,7 @@ def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
             torch.set_autocast_cache_enabled(cached)
+            facts.when_assumed = None
         outputs = describe_outputs(recording, outs)
     return emit_graph(recording, outputs)
 
@@ -113,6 +115,8 @@ class Recording(Tracing):
         self.const_nodes: list[Node] = []
         self.roots: dict[int, Root] = {}  # storage -> memory, for tensors that torch made behind our back
         self._known_consts: dict[int, torch.Tensor] = {}
+        self.settled = len(facts.symbols)  # those behind it belong to the operator at hand
+        self.waiting: list[tuple[Expr, str]] = []
 
     # -------- building nodes
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any, loc: str, kind: str = "call") -> Node:
@@ -218,8 +222,17 @@ class Recording(Tracing):
             lowered[1]["device"] = device_of(result)
         node = self.emit(func, *lowered, None, self.facts.loc)
         node.effect = row.is_random or not func._schema.returns or func.namespace not in ("aten", "prims", "torchvision")
+        node.effect |= func is aten._local_scalar_dense.default and isinstance(result, SymTypes)  # no node has its number as an argument
         self.attach(node, result)
         return result
+
+    def check(self, cond: Expr, loc: str) -> None:
+        """A condition on sizes that the data tell: running has to look, as soon as the operator that tells them has run."""
+        fresh = list(self.facts.symbols)[self.settled :]
+        if any(isinstance(x, Sym) and x.name in fresh for x in walk(cond)):
+            self.waiting.append((cond, loc))
+            return
+        self.emit(aten._assert_scalar.default, (cond, self.facts.unmet(cond, loc)), {}, None, loc).effect = True
 
     def attach(self, node: Node, result: Any) -> None:
         """Results of a pure operator are memory of their own."""
@@ -233,6 +246,10 @@ class Recording(Tracing):
                     self.own(r, self.emit(None, (node, i), {}, node.spec[i], node.loc, "item"), node.spec[i])
         elif isinstance(result, SymTypes):
             node.spec = expr_of(result)
+        self.settled = len(self.facts.symbols)
+        waiting, self.waiting = self.waiting, []
+        for row in waiting:
+            self.check(*row)
 
     def record_view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         base = args[0] if args else kwargs["self"]
@@ -370,7 +387,7 @@ def spell_slice(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: to
 @_spell(aten.select.int)
 def spell_select(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
     d, index = _dim(bound, base), bound["index"]
-    return aten.select.int, (d, index + base.shape[d] if index < 0 else index)
+    return aten.select.int, (d, from_front(index, base.shape[d]))
 
 
 @_spell(aten.view.default, aten._reshape_alias.default, aten._unsafe_view.default)
@@ -414,7 +431,7 @@ def _writes(*ops: OpOverload) -> Callable[[WriteRule], WriteRule]:
 @_writes(aten.copy_.default)
 def write_copy(rec: Recording, func: OpOverload, self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     with rec._operators:
-        rec.assign(self, src.expand(self.shape) if tuple(src.shape) != tuple(self.shape) else src)
+        rec.assign(self, src if is_shape(src.shape, self.shape) else src.expand(self.shape))
     return self
 
 

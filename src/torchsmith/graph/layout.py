@@ -13,7 +13,7 @@ import torch
 
 from ..codes import Unsupported
 from .polynomial import settled
-from .sizes import SizeNode, expr_of
+from .sizes import LARGEST, SizeNode, expr_of
 
 Size = Any  # int | torch.SymInt
 Sizes = tuple[Size, ...]
@@ -35,6 +35,11 @@ def same(a: Size, b: Size) -> bool:
     return x is y or settled(x) is settled(y)
 
 
+def is_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Are all sizes equal, without assuming anything that does not follow?"""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
 def is_less(a: Size, b: Size) -> bool | None:
     """a < b; None where only running tells."""
     try:
@@ -45,13 +50,43 @@ def is_less(a: Size, b: Size) -> bool | None:
         return None
 
 
+def require(cond: bool | torch.SymBool) -> bool:
+    """Whether what a call needs holds. Where only running tells, it is assumed: the graph gets a check."""
+    if isinstance(cond, bool):
+        return cond
+    return cond.node.expect_true() if cond.node.hint is None else bool(cond)  # type: ignore[no-any-return]
+
+
+def are_equal(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether a call that needs equal sizes has them (see `require`)."""
+    return len(a) == len(b) and all(same(x, y) or require(x == y) for x, y in zip(a, b, strict=True))
+
+
+def require_size(s: Size) -> bool:
+    """Whether `s` can be a dimension; what was read from a tensor is also bounded as all sizes are."""
+    if type(s) is int or s.node.hint is not None:
+        return bool(s >= 0)
+    return require(s >= 0) and (not s.node.facts.is_read(s.node.expr) or require(s <= LARGEST))
+
+
+def from_front(v: Size, n: Size) -> Size:
+    """A position in n elements, counted from the end if negative, counted from the start."""
+    negative = is_less(v, 0)
+    if negative is None:  # only running tells
+        return v + n * torch.sym_max(torch.sym_min(-v, 1), 0)
+    return v + n if negative else v
+
+
 def clamp_index(v: Size, n: Size) -> Size:
     """Where a slice of n elements starts or ends, counted from the end if negative: between 0 and n."""
     if type(v) is int and v >= (1 << 62):
         return n
     if same(v, n):
         return n
-    if v < 0:
+    negative = is_less(v, 0)
+    if negative is None:
+        return torch.sym_min(torch.sym_max(from_front(v, n), 0), n)
+    if negative:
         v = v + n
         below = is_less(v, 0)
         return torch.sym_max(v, 0) if below is None else 0 if below else v
@@ -63,7 +98,10 @@ def is_one(s: Size) -> bool:
     """Is the size 1? For a symbol: only if that follows from its range; else it is assumed not to be."""
     if type(s) is int:
         return s == 1
-    return bool(s == 1)
+    answer = s == 1
+    if isinstance(answer, torch.SymBool) and answer.node.hint is None:  # it is not: where that matters, running checks it
+        return answer.node.statically_known_true()  # type: ignore[no-any-return]
+    return bool(answer)
 
 
 def contiguous_strides(shape: Sequence[Size]) -> Sizes:
@@ -213,11 +251,11 @@ def broadcast(*shapes: Sequence[Size]) -> Sizes:
                 continue
             if type(have) is int and have == 1:
                 out[offset + i] = s
-            elif (type(s) is int and s == 1) or (hint_of(have) == hint_of(s) and have == s):  # assumed equal: neither is repeated
+            elif (type(s) is int and s == 1) or (hint_of(have) == hint_of(s) != UNKNOWN and have == s):
                 continue
             elif is_one(have):
                 out[offset + i] = s
-            elif not is_one(s) and have != s:
+            elif not is_one(s) and not require(have == s):
                 raise RuntimeError(
                     f"The size of tensor a ({have}) must match the size of tensor b ({s}) at non-singleton dimension {offset + i}"
                 )

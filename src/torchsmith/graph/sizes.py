@@ -54,7 +54,10 @@ class SizeFacts:
         self.locs: dict[Expr, str] = {}
         self.loc = ""
         self.frozen = False
+        self.reads_data = False  # the value of a one-element tensor may become a symbol (a graph that stands alone)
+        self.when_assumed: Callable[[Expr, str], None] | None = None  # told each condition on such values: running has to check it
         self.spoken = False  # Python code of the program runs: text of a size is that of its number
+        self.read_at: dict[str, str] = {}  # symbol of a tensor's value -> the user's line that read it
         self._known: set[Expr] = set()
         self._narrowed: dict[str, Range] = {}
         self._values: dict[str, torch.SymInt] = {}
@@ -71,6 +74,34 @@ class SizeFacts:
         value = torch.SymInt(SizeNode(sym, hint, self, "int"))
         self._values[name] = value
         return value
+
+    def fresh_value(self, dtype: torch.dtype) -> torch.SymInt | torch.SymFloat:
+        """A new symbol for the one number in a tensor of this dtype: known only when the graph runs."""
+        if not dtype.is_floating_point:
+            span = torch.iinfo(dtype)
+            value = self.fresh(None, ("bound",), span.min, span.max)
+            self.read_at[str(value.node.expr.name)] = self.loc
+            return value
+        name = f"v{sum(n.startswith('v') for n in self.symbols)}"
+        sym = Sym(name, dt.f64)
+        self.symbols[name] = Symbol(sym, ("bound",))
+        self.hints[name], self.read_at[name] = None, self.loc
+        return torch.SymFloat(SizeNode(sym, None, self, "float"))
+
+    def said(self, e: Expr) -> str:
+        """Text of a condition or size that names the lines that read its numbers."""
+        text = print_condition(e, {name: f"[item() at {at}]" for name, at in self.read_at.items()})
+        return text[1:-1] if text.startswith("(") else text
+
+    def unmet(self, cond: Expr, loc: str) -> str:
+        return f"{self.said(cond)} does not hold" + (f"; {loc} needs it" if loc else "")
+
+    def is_read(self, e: Expr) -> bool:
+        """Has a tensor's value a part in it?"""
+        return any(isinstance(x, Sym) and x.name in self.read_at for x in walk(e))
+
+    def depends_on_data(self, cond: Expr) -> bool:
+        return any(isinstance(x, Sym) and x.name in self.symbols and self.symbols[x.name].origin == ("bound",) for x in walk(cond))
 
     def freeze(self) -> SizeFacts:
         """No more guards of the user's program; what is assumed from now on is the compiler's."""
@@ -177,6 +208,10 @@ class SizeFacts:
                 self.assume(c, loc)
             return
         self._narrow(cond)
+        if self.depends_on_data(cond):  # no input tells it: the graph has a check of its own
+            if self.when_assumed is not None:
+                self.when_assumed(cond, loc or self.loc)
+            return
         (self.late if self.frozen else self.guards).append(cond)
         self.locs.setdefault(cond, loc or self.loc)
 
@@ -238,8 +273,9 @@ class SizeFacts:
     def ask_likely(self, cond: Expr, hint: bool | None, loc: str = "") -> bool:
         """`ask`, where the sizes 0 and 1 may share the answer of all others: nothing is assumed if that is also the answer at hand."""
         known = self.decide(cond)
-        if known is None and hint is not None and self.decide(cond, 2) is hint:
-            return hint
+        of_more = self.decide(cond, 2) if known is None else None
+        if of_more is not None and hint in (of_more, None):
+            return of_more
         return self.ask(cond, hint, loc)
 
     def ask(self, cond: Expr, hint: bool | None, loc: str = "") -> bool:
@@ -248,7 +284,7 @@ class SizeFacts:
         if known is not None:
             return known
         if hint is None:
-            raise Unsupported("GRA004", at=loc or self.loc, detail=print_condition(cond))
+            raise Unsupported("GRA004", at=loc or self.loc, detail=self.said(cond))
         self.assume(cond if hint else negate(cond), loc)
         return hint
 
@@ -465,7 +501,7 @@ class SizeNode:
     def expect_true(self, file: Text = "", line: int = 0) -> bool:
         """torch._check: assumed even where the value is unknown until run time."""
         if self.hint is None:
-            self.facts.assume(self.expr)
+            self.facts.assume(self.expr, self._loc(file, line))
             return True
         return self._decided(file, line)
 
@@ -491,7 +527,7 @@ class SizeNode:
         if isinstance(self.expr, Const):
             return int(self.expr.value)
         if self.hint is None:
-            raise Unsupported("GRA004", at=self.facts.loc, detail=f"int({self.str()})")
+            raise Unsupported("GRA004", at=self.facts.loc, detail=f"int({self.facts.said(self.expr)})")
         self.facts.assume(_comparison("eq", self.expr, const(self.hint)))
         return int(self.hint)
 
@@ -502,7 +538,7 @@ class SizeNode:
         if isinstance(self.expr, Const):
             return float(self.expr.value)
         if self.hint is None:
-            raise Unsupported("GRA004", at=self.facts.loc, detail=f"float({self.str()})")
+            raise Unsupported("GRA004", at=self.facts.loc, detail=f"float({self.facts.said(self.expr)})")
         inner = self.expr.args[0] if isinstance(self.expr, Cast) else None
         if inner is not None and inner.dtype is dt.index:  # float(s0): pin the integer
             self.facts.assume(_comparison("eq", inner, const(int(self.hint))))

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..codes import Unsupported
 from . import learn
 from .autocast import autocast_state, cast_arguments, target_dtype
-from .layout import Size
+from .layout import Size, are_equal
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import TensorSpec
@@ -226,6 +226,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.autocast: dict[str, torch.dtype] = {}
         self.written: set[int] = set()  # storages that something was written to
         self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
+        self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
         self.making_on: torch.device | None = None
         self.has_devices = False  # some tensor stands for another device than cpu
         self._operators, self._functions = _Operators(self), _Functions(self)
@@ -281,6 +282,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         written = {_storage(t) for t in tensors_in([bound[w] for w in row.writes])}
         self.written |= written
         self.counted = {k: (t, n) for k, (t, n) in self.counted.items() if _storage(t) not in written}
+        self.numbers = {k: (t, n) for k, (t, n) in self.numbers.items() if _storage(t) not in written}
 
     def fold(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """A scalar computed from numbers and constants, None where it is none: Python may ask for its value later."""
@@ -463,7 +465,7 @@ def check_in_place(target: torch.Tensor, value: Any) -> None:
         return
     if not torch.can_cast(value.dtype, target.dtype):
         raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
-    if value.dim() != target.dim() or any(a != b for a, b in zip(target.shape, value.shape, strict=True)):
+    if not are_equal(target.shape, value.shape):
         raise RuntimeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(value.shape)}")
 
 

@@ -5,10 +5,12 @@ In: the tensor that holds what went wrong. Just in time a failed check repeats t
 
 from __future__ import annotations
 
-from ..ir.expr import Const, op
+from ..ir import dtype as dt
+from ..ir.expr import Cast, Const, Expr, Load, Sym, op
+from ..ir.program import Check
 from .core import Builder
-from .numerics import boolean
-from .ref import Ref
+from .numerics import boolean, cast
+from .ref import ZERO, Ref
 from .table import lowers
 
 
@@ -17,6 +19,28 @@ def lower_linalg_check(cx: Builder, info: Ref, api_name: str, is_matrix: bool) -
     """LAPACK's info of each matrix: 0 is success."""
     said = f"{api_name}: a matrix is singular or the algorithm failed"
     cx.check_none(info.shape, lambda i: op("ne", info.load(i), Const(info.dtype, 0)), "linalg", said)
+
+
+@lowers("aten._assert_scalar.default")
+def lower_assert_scalar(cx: Builder, cond: Expr | bool | float, message: str) -> None:
+    """A condition on numbers that are known by now."""
+    if isinstance(cond, Expr) or not cond:
+        test = boolean(cond) if isinstance(cond, Expr) else Const(dt.bool_, False)
+        cx.body.append(Check(test, "assertion", message, cx.loc))
+
+
+@lowers("aten._local_scalar_dense.default")
+def lower_item(cx: Builder, value: Ref) -> Expr:
+    """The one number of a tensor becomes a symbol's value."""
+    if cx.spec in cx.bound:
+        return cx.spec
+    wide = dt.f64 if value.dtype.is_float else dt.i64
+    held = cx.stage(lambda _: cast(value.load((ZERO,) * len(value.shape)), wide), (), wide, ())
+    assert held.whole is not None and isinstance(cx.spec, Sym)
+    cx.require(held.whole)
+    number = Load(held.whole, wide, ())
+    cx.bind(cx.spec, number if wide is dt.f64 else Cast(dt.index, number))
+    return cx.spec
 
 
 @lowers("aten._assert_async.default", "aten._assert_async.msg")

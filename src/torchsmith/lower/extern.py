@@ -31,7 +31,7 @@ SHIM: dict[str, str] = {
 }
 
 # Operators that do something besides giving a result, and so are kept when nobody reads the result.
-EFFECTS = frozenset({"aten._functional_assert_async.msg"})
+EFFECTS = frozenset({"aten._functional_assert_async.msg", "aten._local_scalar_dense.default"})
 
 
 def has_effect(target: Any) -> bool:

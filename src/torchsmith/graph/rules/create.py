@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, broadcast, contiguous_strides, format_strides, number_dtype, same
+from ..layout import Size, broadcast, contiguous_strides, format_strides, number_dtype, require, require_size, same
 from ..schema import overloads
 from ..tracing import RULES, make, rule
 from .views import copy_strides
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 def fresh(shape: Any, dtype: torch.dtype | None, memory_format: torch.memory_format | None = None) -> Tensor:
     for s in shape:
-        if s < 0:
+        if not require_size(s):
             raise RuntimeError(f"Trying to create tensor with negative dimension {s}: {list(shape)}")
     return make(shape, format_strides(shape, memory_format), torch.get_default_dtype() if dtype is None else dtype)
 
@@ -99,7 +99,7 @@ def _range(start: Any, end: Any, step: Any, dtype: Any) -> Tensor:
         dtype = torch.int64 if all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step)) else torch.get_default_dtype()
     if step == 0:
         raise RuntimeError("step must be nonzero")
-    if (step > 0 and start > end) or (step < 0 and start < end):
+    if not require(start <= end if step > 0 else start >= end):
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     if all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step)):
         count = end - start if same(step, 1) else -((start - end) // step)

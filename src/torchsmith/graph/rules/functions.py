@@ -553,11 +553,40 @@ def take_along_dim(trace: Tracing, call: Any, input: Tensor, indices: Tensor, di
 
 @function_rule(Tensor.__getitem__)
 def getitem(trace: Tracing, call: Any, self: Tensor, index: Any) -> Tensor:
-    return call(self, _with_tensors(trace, index))
+    chosen = _positions(self, index)
+    if chosen is None:
+        return call(self, _with_tensors(trace, index))
+    shown = call(self, chosen[0])
+    for d, at in chosen[1]:
+        shown = shown.select(d, at)
+    return shown
+
+
+def _positions(self: Tensor, index: Any) -> tuple[tuple[Any, ...], list[tuple[int, Any]]] | None:
+    """x[:, n] of an n that only running tells, which torch would ask for: the index with `:` in its place, and the dimension and number of
+    each, last first. None where there is none, or tensors are among the others."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(i, torch.SymInt) and i.node.hint is None for i in parts):
+        return None
+    if any(isinstance(i, bool) or not isinstance(i, (int, slice, torch.SymInt, type(None), type(Ellipsis))) for i in parts):
+        return None
+    numbers: list[tuple[int, Any]] = []
+    plain: list[Any] = []
+    d = 0  # of the result of indexing with `plain`
+    for i in parts:
+        is_told = isinstance(i, torch.SymInt) and i.node.hint is None
+        if is_told:
+            numbers.append((d, i))
+        plain.append(slice(None) if is_told else i)
+        taken = sum(j is not None and j is not Ellipsis for j in parts)
+        d += self.dim() - taken if i is Ellipsis else 0 if isinstance(i, (int, torch.SymInt)) and not is_told else 1
+    return tuple(plain), numbers[::-1]
 
 
 @function_rule(Tensor.__setitem__)
 def setitem(trace: Tracing, call: Any, self: Tensor, index: Any, value: Any) -> None:
+    if _positions(self, index) is not None:
+        self, index = getitem(trace, Tensor.__getitem__, self, index), Ellipsis
     call(self, _with_tensors(trace, index), value)
 
 

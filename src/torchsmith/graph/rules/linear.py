@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Sizes, broadcast, contiguous_strides, result_dtype
+from ..layout import Sizes, are_equal, broadcast, contiguous_strides, result_dtype
 from ..tracing import make, rule
 from .pointwise import elementwise
 from .views import unsqueeze
@@ -20,7 +20,7 @@ def product(shape: Sizes, like: Tensor) -> Tensor:
 
 
 def _match(a: Any, b: Any, what: str) -> None:
-    if a != b:
+    if not are_equal((a,), (b,)):
         raise RuntimeError(f"{what} ({a} and {b})")
 
 

@@ -10,15 +10,18 @@ import torch
 from ...codes import Unsupported
 from ..layout import (
     Size,
+    are_equal,
     broadcast,
     contiguous_strides,
     format_strides,
     is_static_one,
+    require,
     result_dtype,
     same,
     strides_by_rows,
     suggest_format,
 )
+from ..sizes import expr_of
 from ..tracing import RULES, current, make, rule
 from .views import axis, copy_strides, transpose, unsqueeze
 
@@ -43,7 +46,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         if t.dim() != first.dim():
             raise RuntimeError("Tensors must have same number of dimensions")
         for i in range(first.dim()):
-            if i != d and t.shape[i] is not first.shape[i] and t.shape[i] != first.shape[i]:
+            if i != d and not are_equal((t.shape[i],), (first.shape[i],)):
                 raise RuntimeError(
                     f"Sizes of tensors must match except in dimension {d}. Expected size {first.shape[i]} but got size {t.shape[i]}"
                 )
@@ -57,7 +60,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     first = tensors[0]
     for t in tensors:
-        if tuple(t.shape) != tuple(first.shape):
+        if not are_equal(t.shape, first.shape):
             raise RuntimeError(f"stack expects each tensor to be equal size, but got {list(first.shape)} and {list(t.shape)}")
     d = axis(dim, first.dim() + 1)
     if d == first.dim():
@@ -396,12 +399,41 @@ def item(self: Tensor) -> Any:
     if known is not NotImplemented:
         return known
     if self.dtype != torch.bool:
-        raise Unsupported("GRA003", at=current().facts.loc, detail="item()")
+        facts, numbers = current().facts, current().numbers
+        if not facts.reads_data or self.dtype.is_complex:
+            raise Unsupported("GRA003", at=facts.loc, detail="item()")
+        if id(self) not in numbers:
+            numbers[id(self)] = (self, facts.fresh_value(self.dtype))
+        return numbers[id(self)][1]
     # A torch function asks whether something is wrong. The graph says no and checks that; if it fails, the call is repeated eagerly.
     trace = current()
     fine = trace.operator(aten.logical_not.default, (self,), {})
     trace.operator(aten._assert_async.msg, (fine, "a condition was expected to be false"), {})
     return False
+
+
+@rule(aten._assert_scalar.default)
+def assert_scalar(self: Any, assert_msg: str) -> None:
+    """The node is the check; what it says is known from here on."""
+    facts = current().facts
+    told, facts.when_assumed = facts.when_assumed, None
+    try:
+        facts.assume(expr_of(self))
+    finally:
+        facts.when_assumed = told
+
+
+@rule(aten.sym_constrain_range.default)
+def sym_constrain_range(size: Any, *, min: int | None = None, max: int | None = None) -> None:
+    if min is not None:
+        require(size >= min)
+    if max is not None:
+        require(size <= max)
+
+
+@rule(aten.sym_constrain_range_for_size.default)
+def sym_constrain_range_for_size(size: Any, *, min: int | None = None, max: int | None = None) -> None:
+    sym_constrain_range(size, min=0 if min is None else min, max=max)
 
 
 @rule(aten._assert_async.default, aten._assert_async.msg)

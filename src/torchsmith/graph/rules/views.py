@@ -12,17 +12,22 @@ from ..layout import (
     UNKNOWN,
     Size,
     Sizes,
+    are_equal,
     clamp_index,
     contiguous_strides,
     format_strides,
+    from_front,
     hint_of,
     is_contiguous,
     is_dense,
     is_less,
+    is_one,
     is_static_one,
     is_symbolic,
     likely,
     propagate_strides,
+    require,
+    require_size,
     same,
 )
 from ..tracing import RULES, current, make, rule
@@ -113,12 +118,8 @@ def unsqueeze(self: Tensor, dim: int) -> Tensor:
 def squeeze(self: Tensor, dim: Any = None) -> Tensor:
     n = self.dim()
     among = range(n) if dim is None else [axis(d, n) for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
-    keep = [d for d in range(n) if d not in among or not _is_one(self.shape[d])]
+    keep = [d for d in range(n) if d not in among or not is_one(self.shape[d])]
     return strided(self, [self.shape[d] for d in keep], [self.stride(d) for d in keep])
-
-
-def _is_one(s: Size) -> bool:
-    return bool(s == 1)
 
 
 @view(aten.expand.default)
@@ -133,9 +134,9 @@ def expand(self: Tensor, size: Sequence[Size], *, implicit: bool = False) -> Ten
         if type(want) is int and want == -1:
             want = have
         if not same(have, want):
-            if is_static_one(have) or _is_one(have):
+            if is_static_one(have) or is_one(have):
                 step = 0
-            elif have != want:
+            elif not require(have == want):
                 raise RuntimeError(
                     f"The expanded size of the tensor ({want}) must match the existing size ({have}) at non-singleton dimension {i}"
                 )
@@ -162,11 +163,10 @@ def slice_(self: Tensor, dim: int = 0, start: Size | None = None, end: Size | No
 def select(self: Tensor, dim: int, index: Size) -> Tensor:
     d = axis(dim, self.dim())
     n = self.shape[d]
-    if index < -n or index >= n:
+    if not (require(index >= -n) and require(index < n)):
         raise IndexError(f"select(): index {index} out of range for tensor of size {list(self.shape)} at dimension {d}")
-    at = index + n if index < 0 else index
     sizes, strides = list(self.shape), list(self.stride())
-    offset = self.storage_offset() + at * strides[d]
+    offset = self.storage_offset() + from_front(index, n) * strides[d]
     del sizes[d], strides[d]
     return strided(self, sizes, strides, offset)
 
@@ -208,7 +208,7 @@ def split_with_sizes(self: Tensor, split_sizes: Sequence[Size], dim: int = 0) ->
         sizes[d] = s
         out.append(strided(self, sizes, self.stride(), offset + at * step))
         at = at + s
-    if at != self.shape[d]:
+    if not are_equal((at,), (self.shape[d],)) or not all(map(require_size, split_sizes)):
         raise RuntimeError(
             f"split_with_sizes expects split_sizes to sum exactly to {self.shape[d]}, but got split_sizes={list(split_sizes)}"
         )
@@ -293,7 +293,7 @@ def view_strides(
         if not equal(have, count) and likely(have != count):
             return None
     while position >= 0:
-        if not is_static_one(new[position]) and not _is_one(new[position]):
+        if not is_static_one(new[position]) and not is_one(new[position]):
             return None
         out[position] = out[position + 1] * new[position + 1] if position + 1 < len(new) else 1
         position -= 1
@@ -311,7 +311,7 @@ def view_(self: Tensor, size: Sequence[Size], stride: Any = None) -> Tensor:
         strides = view_strides(ones, self.stride(), new, lambda a, b: bool(a == b))
     if strides is None:
         raise RuntimeError("view size is not compatible with input tensor's size and stride: use .reshape(...) instead")
-    if not same(numel(new), self.numel()) and numel(new) != self.numel():
+    if not same(numel(new), self.numel()) and not require(numel(new) == self.numel()):
         raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {self.numel()}")
     return strided(self, new, strides)
 
