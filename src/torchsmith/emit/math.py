@@ -217,21 +217,25 @@ NDTRG32 = (1.7617858247831464e-05, 4.25301659561228e-05, -8.177311246981844e-05,
            0.0023226640187203884, -0.0034877401776611805, -0.01575416512787342, 0.07667259871959686, -0.16977733373641968, 0.24302789568901062)  # fmt: skip
 _NEAR = f"c = sel@(a < K(0.5), fma@(-a, {horner(ERF32, '(x * x)')}, (FLT){{0}} + K(1.0)), c);"
 _NEARN = f"c = sel@(a < K(0.75), fma@(-a * K(0.5), {horner(tuple(c * 0.5 ** (0.5 + 5 - k) for k, c in enumerate(ERF32)), '(x * x)')}, (FLT){{0}} + K(0.5)), c);"
-# beyond the ends results are _whole and 0; what is 0 is so before it is scaled, as in exp
+# beyond the ends results are _whole and 0; what is 0 is so before it is scaled, as in exp; `up`: how many powers of 2 what is small is larger
 for _name, _lo, _hi, _zero, _k, _half, _coefs, _whole, _far, _near in (
     ("erfc", -4.5, 10.1, 10.07, 2.0, "a", ERFCG32, 2.0, "<", _NEAR), ("ndtr", -14.3, 6.5, 14.2, 3.0, "(a * K(0.5))", NDTRG32, 1.0, ">", _NEARN)
 ):
-    define(_name, "f32", f"""FLT {_name}@(FLT x) {{
+    define(f"{_name}up", "f32", f"""FLT {_name}up@(FLT x, FLT up) {{
   FLT a = abs@(maxi@((FLT){{0}} + K({_lo}), mini@((FLT){{0}} + K({_hi}), x))), b = a + K({_k}), d = K({_k}) / b;
   FLT dl = fma@(d, (b - K({_k})) - a, fma@(-d, b, (FLT){{0}} + K({_k}))) * (d * K({1 / _k!r}));
   FLT u = fma@((FLT){{0}} - K(2.0), dl, fma@((FLT){{0}} - K(2.0), d, (FLT){{0}} + K(1.0)));
   FLT s = {_half} * a, l = fma@({_half}, a, -s), n = rint@(s * K(-0x1.715476p+0));
   FLT r = fma@(n, (FLT){{0}} - K(0x1.62e4p-1), -s); r = fma@(n, (FLT){{0}} - K(0x1.7f7d1cp-20), r) - l;
-  FLT g = {horner(_coefs, "u")}; g = fma@(d, g, dl * g); FLT p = {horner(EXP32, "r")}, c = scalef@(sel@(a > K({_zero}), (FLT){{0}}, fma@(fma@(p * r, r, r), g, g)), n);
+  FLT g = {horner(_coefs, "u")}; g = fma@(d, g, dl * g); FLT p = {horner(EXP32, "r")}, c = scalef@(sel@(a > K({_zero}), (FLT){{0}}, fma@(fma@(p * r, r, r), g, g)), n + up);
   {_near}
   return sel@(x {_far} K(0.0), K({_whole}) - c, c);
 }}""")
-define("gelu", "f32", "FLT gelu@(FLT x) { return x * ndtr@(x); }")
+    define(_name, "f32", f"FLT {_name}@(FLT x) {{ return {_name}up@(x, (FLT){{0}}); }}")
+define("gelu", "f32", """FLT gelu@(FLT x) {
+  MSK low = x < K(-8.0); FLT up = sel@(low, (FLT){0} + K(48.0), (FLT){0});  /* of a denormal N bits would be missing */
+  return x * ndtrup@(x, up) * sel@(low, (FLT){0} + K(0x1p-48), (FLT){0} + K(1.0));
+}""")
 define("tan", "f32", f"FLT tan@(FLT x) {{{_TRIG32}  MSK o = (q & 1) != 0; return sel@(x == K(0.0), x, sel@(o, -c, s) / sel@(o, s, c)); }}")
 # erfinv(x) / x by w = -log(1 - x^2): in w - 5/2 below 5, in sqrt w - 3 above (M. Giles, Approximating the erfinv function; own coefficients)
 ERFINVA32 = (-1.4932013958635082e-10, -8.698477493851442e-09, 2.6522686269458973e-08, 4.647769173971028e-07, -3.4888364552898565e-06,

@@ -14,23 +14,32 @@ from .ref import Index, Ref, size
 from .table import lowers
 from .views import slice_dim, wrap_dim
 
+AWAY = 15.5  # exp(-AWAY) is as good as a float32
+
 
 def relu(x: Expr) -> Expr:
     return op("max", x, c(x, 0))
 
 
 def silu(x: Expr) -> Expr:
-    """x / (1 + exp(-x)), whose parts are never denormal (arithmetic with such numbers takes 200 cycles): x * sigmoid(x) is for x < -87, and
-    exp(-x) is where it no longer counts beside 1."""
-    most = c(x, 20.0 if x.dtype.itemsize <= 4 else 40.0)
-    return op("div", x, op("add", op("exp", op("neg", op("fmin", x, most))), c(x, 1.0)))
+    """x / (1 + exp(-x)), none of whose parts is denormal (arithmetic with such numbers takes 200 cycles): exp(-x) is where it no longer counts
+    beside 1. Where exp(-x) will be infinite, both parts are smaller by one factor, which is what makes results that would be denormal -0."""
+    narrow = x.dtype.itemsize <= 4
+    # exp(-x - shift) is infinite from where x exp(x) is no normal number; exp(-shift)
+    shift, factor = (3.133941650390625, 0.04354581614749458) if narrow else (5.185944344582481, 0.005594650841692258)
+    low, one = op("lt", x, c(x, -8.0)), c(x, 1.0)
+    scale = select(low, c(x, factor), one)
+    e = op("exp", op("sub", select(low, c(x, -shift), c(x, 0.0)), op("fmin", x, c(x, 20.0 if narrow else 40.0))))
+    return op("div", op("mul", x, scale), op("add", e, scale))
 
 
 def mish(x: Expr) -> Expr:
-    """x tanh(log(1 + e)) = x n / (n + 2) with e = exp(x), n = e (e + 2); from 20 (in float32) on the factor is 1."""
-    e = op("exp", op("min", x, c(x, 20.0 if x.dtype.itemsize <= 4 else 40.0)))
+    """x tanh(log(1 + e)) = x n / (n + 2) with e = exp(x), n = e (e + 2); from 20 (in float32) on the factor is 1. Below -60, where it is e, it
+    is kept from being denormal."""
+    low = op("lt", x, c(x, -60.0))
+    e = op("exp", op("add", op("min", x, c(x, 20.0 if x.dtype.itemsize <= 4 else 40.0)), select(low, c(x, AWAY), c(x, 0.0))))
     n = op("fma", e, e, op("add", e, e))  # one rounding less than a product of a sum
-    return op("mul", x, op("div", n, op("add", n, c(x, 2.0))))
+    return op("mul", op("mul", x, select(low, c(x, math.exp(-AWAY)), c(x, 1.0))), op("div", n, op("add", n, c(x, 2.0))))
 
 
 def clipped(x: Expr) -> Expr:
@@ -73,9 +82,11 @@ def gelu_tanh(x: Expr) -> Expr:
     rest = op("add", rest, op("fma", lost, c(x, b), op("fma", square, c(x, b - low), c(x, a - high))))
     t = op("mul", r, w)
     less = op("fma", r, rest, op("fma", r, w, op("neg", t)))
-    e = op("exp", op("neg", t))
+    far = op("gt", t, c(x, 60.0))  # where e is nothing beside 1, and would be denormal
+    e = op("exp", op("sub", select(far, c(x, AWAY), c(x, 0.0)), t))
     e = op("fma", e, op("neg", less), e)
-    return op("div", select(op("lt", x, c(x, 0.0)), op("mul", x, e), x), op("add", c(x, 1.0), e))
+    below = op("mul", op("mul", x, select(far, c(x, math.exp(-AWAY)), c(x, 1.0))), e)
+    return op("div", select(op("lt", x, c(x, 0.0)), below, x), op("add", c(x, 1.0), e))
 
 
 @lowers("aten.gelu.default")
