@@ -173,11 +173,12 @@ def do_paired(self: Emitter, s: Paired, rest: tuple[Stmt, ...]) -> None:
     if self.lanes != LANES:
         raise TooNarrow
     acc, _ = self.base(s.acc)
+    acc = acc if s.first is const(0) else f"({acc} + {self.emit(s.first).text} * {LANES * s.vectors})"
     self.use("fma_xf32(")
     self.functions.setdefault("dot_pairs", DOT)
     on, rows = _configure(self, s)
     copy = _copy_all(self, s) if s.joined else None
-    late = _late(self, s, rest, acc)
+    late = None if _several(self) else _late(self, s, rest, acc)
     self.open(f"if ({on}) {{", [])
     self.line("#ifdef __AMX_BF16__")
     _by_tiles(self, s, acc, rows, copy, late)
@@ -353,8 +354,13 @@ def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None, l
     tall, live = s.rows > LANES, self.emit(s.live).text
     name, text = amx_function(2 if tall else 1, s.vectors, s.lines)
     self.functions.setdefault(name, text)
+    several = _several(self)
+    if several:
+        shape = f"{live if copy is None else s.rows} * 64 + {_deep(s)}"
+        self.line(f"if ({rows} != {shape}) {{ {rows} = {shape}; amx_shape({rows} / 64, {_deep(s)}); }}")
     if const_of(s.live) != s.rows and copy is None:
-        self.line(f"if ({rows} != {live}) {{ {rows} = {live}; amx_shape({rows}, {_deep(s)}); }}")
+        if not several:
+            self.line(f"if ({rows} != {live}) {{ {rows} = {live}; amx_shape({rows}, {_deep(s)}); }}")
         if tall:
             single, text = amx_function(1, s.vectors, s.lines)
             self.functions.setdefault(single, text)
@@ -428,12 +434,28 @@ def _soon(self: Emitter, s: Paired, after: int = 0) -> str:
     return "" if s.soon is None else f", {self.base(s.b.buf)[0]} + {self.emit(s.soon).text} + {after * s.lines * DEEP}"
 
 
+def _several(self: Emitter) -> bool:
+    """Has the kernel more than one such statement, whose tiles may differ? They share one configuration."""
+    return sum(isinstance(x, Paired) for x in _below(self.kernel.body)) > 1
+
+
+def _below(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement."""
+    for s in body:
+        yield s
+        if isinstance(s, Loop):
+            yield from _below(s.body)
+
+
 def _configure(self: Emitter, s: Paired) -> tuple[str, str]:
-    """Names of what says whether there are tiles, and of how many rows they are configured for."""
-    on, rows = self.fresh("amx"), self.fresh("rows")
+    """Names of what says whether there are tiles, and of how many rows they are configured for (of several: 64 times that, and their k)."""
+    several = _several(self)
+    on, rows = ("amx_on", "amx_rows") if several else (self.fresh("amx"), self.fresh("rows"))
+    if several and "amx_begin" in self.functions:
+        return on, rows
     self.functions.setdefault("amx_begin", BEGIN)
     self.line("#ifdef __AMX_BF16__", 0)
-    self.line(f"int {on} __attribute__((cleanup(amx_end))) = amx_begin({s.rows}, {_deep(s)}); i64 {rows} = {s.rows}; (void){rows};", 0)
+    self.line(f"int {on} __attribute__((cleanup(amx_end))) = amx_begin({s.rows}, {_deep(s)}); i64 {rows} = {f'{s.rows} * 64 + {_deep(s)}' if several else s.rows}; (void){rows};", 0)
     self.line("#else", 0)
     self.line(f"enum {{ {on} = 0 }};", 0)
     self.line("#endif", 0)
@@ -441,8 +463,8 @@ def _configure(self: Emitter, s: Paired) -> tuple[str, str]:
 
 
 WEAVE = {
-    "rows": """static __attribute__((noinline)) void weave_rows(u16a *to, const u16a *from, i64 sk, i64 columns, i64 depth, i64 width) {
-  for (i64 k = 0; k < (depth + 31) / 32 * 32; k += 2, from += 2 * sk, to += 2 * width)
+    "rows": """static __attribute__((noinline)) void weave_rows(u16a *to, const u16a *from, i64 sk, i64 columns, i64 depth, i64 width, i64 room) {
+  for (i64 k = 0; k < room; k += 2, from += 2 * sk, to += 2 * width)
     for (i64 n = 0; n < width; n += 16) {
       xu16 lo = {0}, hi = {0};
       int left = columns - n < 16 ? (int)(columns - n) : 16;
@@ -453,15 +475,15 @@ WEAVE = {
     }
 }
 """,
-    "columns": """static __attribute__((noinline)) void weave_columns(u16a *to, const u16a *from, i64 sn, i64 columns, i64 depth, i64 width) {
+    "columns": """static __attribute__((noinline)) void weave_columns(u16a *to, const u16a *from, i64 sn, i64 columns, i64 depth, i64 width, i64 room) {
 #ifdef __AVX512F__
   typedef u32 woven __attribute__((vector_size(64)));
-  for (i64 n = 0; n < width; n += 16) for (i64 k = 0; k < depth; k += 32) {
+  for (i64 n = 0; n < width; n += 16) for (i64 k = 0; k < room; k += 32) {
     woven r[16];
 _Pragma("GCC unroll 16")
     for (int i = 0; i < 16; i++) {
       r[i] = (woven){0};
-      if (n + i < columns) {
+      if (n + i < columns && k < depth) {
         const u16a *p = from + (n + i) * sn + k;
         if (k + 32 <= depth) __builtin_memcpy(&r[i], p, 64); else { u16 t[32] = {0}; __builtin_memcpy(t, p, (unsigned long)(depth - k) * 2); __builtin_memcpy(&r[i], t, 64); }
       }
@@ -470,7 +492,7 @@ EXCHANGE_Pragma("GCC unroll 16")
     for (int i = 0; i < 16; i++) __builtin_memcpy(to + (k / 2 + i) * 2 * width + 2 * n, &r[i], 64);
   }
 #else
-  for (i64 k = 0; k < (depth + 31) / 32 * 32; k++) for (i64 n = 0; n < width; n++)
+  for (i64 k = 0; k < room; k++) for (i64 n = 0; n < width; n++)
     to[k / 2 * 2 * width + 2 * n + k % 2] = k < depth && n < columns ? from[n * sn + k] : 0;
 #endif
 }
@@ -493,7 +515,7 @@ def do_weave(self: Emitter, s: Weave) -> None:
     self.functions.setdefault(f"weave_{way}", self.use(WEAVE[way]))
     step, place = self.emit(at.terms.get(other, const(0))).text, _place(self, s.source, [s.n, s.k])
     out, base = self.base(s.out)[0], self.base(s.source.buf)[0]
-    self.line(f"weave_{way}({out}, {base} + {place}, {step}, {self.emit(s.columns).text}, {s.depth}, {s.pitch // 2});")
+    self.line(f"weave_{way}({out}, {base} + {place}, {step}, {self.emit(s.columns).text}, {self.emit(s.depth).text}, {s.pitch // 2}, {s.room});")
     self.forget(s.out)
 
 

@@ -319,7 +319,7 @@ def multiply_add(axes: tuple[tuple[Axis, Expr], ...], a: Expr, b: Expr, dtype: D
 class Paired:
     """A tile of a bfloat16 product, left in the scratch array `acc` (row-major, 16 * vectors columns, f32):
 
-        acc[m, n] = sum over taps and k < depth of a(m, taps, k) * b(taps, k, n)        m < rows, n < 16 * vectors
+        acc[first + m, n] = sum over taps and k < depth of a(m, taps, k) * b(taps, k, n)        m < rows, n < 16 * vectors
 
     a: Load affine in m and k, k side by side; its mask, if any, says which taps exist and holds no m or k. b: Load of a packed buffer:
     dense, pairs of k side by side for each n, each tap with zeros up to a multiple of 32 of k; `joined`: all taps behind each other, with
@@ -343,12 +343,13 @@ class Paired:
     joined: bool = False
     soon: Expr | None = None
     lines: int = 0
+    first: Expr = ZERO
 
     def meaning(self) -> Loop:
         """The same tile in plain statements."""
         lanes = 16 * self.vectors
         total = multiply_add((*self.taps, (self.k, const(self.depth))), self.a, self.b)
-        store = StoreStmt(self.acc, (self.m * lanes + self.n,), total)
+        store = StoreStmt(self.acc, ((self.first + self.m) * lanes + self.n,), total)
         return Loop(self.m, self.live, "serial", (Loop(self.n, const(lanes), "vector", (store,)),))
 
 
@@ -356,7 +357,7 @@ class Paired:
 class Weave:
     """The right-hand side of a Paired, laid out in the scratch array `out` (bf16, rows of `pitch` elements, one for each pair of k):
 
-        out[k // 2, 2 * n + k % 2] = source(k, n) where k < depth and n < columns, else 0         k < depth rounded up to 32, 2 * n < pitch
+        out[k // 2, 2 * n + k % 2] = source(k, n) where k < depth and n < columns, else 0         k < room, a multiple of 32; 2 * n < pitch
 
     source: Load, contiguous along n or along k.
     """
@@ -366,17 +367,18 @@ class Weave:
     n: Axis
     columns: Expr
     k: Axis
-    depth: int
+    depth: Expr
+    room: int
     source: Load
 
     def meaning(self) -> Loop:
         """The same block in plain statements."""
-        s, deep = self.source, -(-self.depth // 32) * 32
-        test = op("and", op("lt", self.k, const(self.depth)), op("lt", self.n, self.columns))
+        s = self.source
+        test = op("and", op("lt", self.k, self.depth), op("lt", self.n, self.columns))
         inside = Load(s.buf, s.dtype, s.index, test, Const(s.dtype, 0.0))
         at = op("floordiv", self.k, const(2)) * self.pitch + self.n * 2 + op("mod", self.k, const(2))
         store = StoreStmt(self.out, (at,), inside)
-        return Loop(self.k, const(deep), "serial", (Loop(self.n, const(self.pitch // 2), "vector", (store,)),))
+        return Loop(self.k, const(self.room), "serial", (Loop(self.n, const(self.pitch // 2), "vector", (store,)),))
 
 
 Stmt = Loop | Let | StoreStmt | Contract | Product | Turn | Banded | Paired | Weave
@@ -393,7 +395,7 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
         optional = (e for e in (s.soon, s.wide, s.where) if e is not None)
         return (s.live, s.extent, s.first, s.far, s.share, *(e for _, e in s.taps), s.a, s.b, *optional)
     if isinstance(s, Paired):
-        return (s.live, *(e for _, e in s.taps), s.a, s.b, *(() if s.soon is None else (s.soon,)))
+        return (s.live, s.first, *(e for _, e in s.taps), s.a, s.b, *(() if s.soon is None else (s.soon,)))
     if isinstance(s, Banded):
         return (s.live, s.groups, *(e for _, e in s.taps), s.a, s.b)
     if isinstance(s, Product):
@@ -401,7 +403,7 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
     if isinstance(s, Turn):
         return (s.rows, s.columns, s.source)
     if isinstance(s, Weave):
-        return (s.columns, s.source)
+        return (s.columns, s.depth, s.source)
     return (s.value,)
 
 
@@ -430,7 +432,7 @@ def rewrite(s: Stmt, table: dict[Expr, Expr], rename: dict[str, str]) -> Stmt:
     if isinstance(s, Weave):
         source = substitute(s.source, table)
         assert isinstance(source, Load)
-        return replace(s, columns=substitute(s.columns, table), source=source)
+        return replace(s, columns=substitute(s.columns, table), depth=substitute(s.depth, table), source=source)
     return replace(s, value=substitute(s.value, table))
 
 
@@ -477,6 +479,8 @@ def kind_of(kernel: Kernel) -> str:
         return [s for x in body for s in (x, *(below(x.body) if isinstance(x, Loop) else ()))]
 
     found = below(kernel.body)
+    if sum(isinstance(s, Paired) for s in found) > 1:
+        return "attention"
     for kinds, name in (((Product,), "attention"), ((Banded,), "grouped"), ((Contract, Paired), "contraction")):
         if any(isinstance(s, kinds) for s in found):
             return name

@@ -290,13 +290,13 @@ def _banded(s: Banded) -> Lines:
 
 def _paired(s: Paired) -> Lines:
     loops = ((s.m, s.live), *s.taps, (s.k, const(s.depth)))
-    yield f"paired {s.acc} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}{', taps joined' if s.joined else ''}"
+    yield f"paired {s.acc}{'' if s.first is const(0) else f'[{print_expr(s.first)}]'} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}{', taps joined' if s.joined else ''}"
     yield f"  {print_expr(s.a)}"
     yield f"  {print_expr(s.b)}"
 
 
 def _weave(s: Weave) -> Lines:
-    yield f"weave {s.out}[{s.pitch}] [{_axes(((s.n, s.columns), (s.k, const(s.depth))))}] = {print_expr(s.source)}"
+    yield f"weave {s.out}[{s.pitch}] [{_axes(((s.n, s.columns), (s.k, s.depth)))}, {s.room}] = {print_expr(s.source)}"
 
 
 def _let(let: Let) -> Lines:

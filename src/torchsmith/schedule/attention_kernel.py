@@ -11,6 +11,11 @@ In: an Attention, its Stage's stores, layouts. Out: a Kernel over (batch axes, b
 Queries run over lanes, so that K and V are read where they lie, and maximum, exponential and sum go down the lanes without reductions.
 What a score reads of a matrix over queries and keys (a mask) is turned into scratch like q. Keys that a causal mask leaves out for a whole
 block are not computed.
+
+In bfloat16 both products are made of pairs (Paired): q is woven once, K read where it lies; weights are turned and rounded, and V woven, block
+by block:
+
+        s[J, W] = k[J, E] @ woven q;  ...;  p[W, J] = bfloat16 of s turned;  o = o * shrink + p @ woven v
 """
 
 from __future__ import annotations
@@ -20,8 +25,8 @@ from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, select, substitute, walk
-from ..ir.kernel import Kernel, Let, Loop, Product, Scratch, Stmt, StoreStmt, Turn
-from ..ir.linear import const_of
+from ..ir.kernel import Kernel, Let, Loop, Paired, Product, Scratch, Stmt, StoreStmt, Turn, Weave
+from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Store
 from . import deps
 from .attention import DOT, OUT, Attention
@@ -37,21 +42,24 @@ KEYS = 64  # the most keys of a block
 TILE = 8  # keys of a register tile
 CHAINS = 4  # running maxima and sums that go down a block side by side
 WORK = 1 << 20  # multiply-adds worth a thread
+TALL = 32  # rows of a tile of pairs, and its columns: two vectors
+PAIRED_KEYS, LIMITED_KEYS = 128, 64  # the most keys of a block of pairs, and under a causal mask, where the last block is part empty
 TURNED = frozenset({dt.f32, dt.bf16, dt.f16, dt.bool_})
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a block: W queries, J keys, rows of E and D elements (`pitch`: D rounded up to whole vectors)."""
+    """Sizes of a block: W queries, J keys, rows of E and D elements (`pitch`: D rounded up to whole tiles of `step` columns)."""
 
     queries: int
     keys: int
     e: int
     d: int
+    step: int = LANES
 
     @property
     def pitch(self) -> int:
-        return -(-self.d // LANES) * LANES
+        return -(-self.d // self.step) * self.step
 
 
 def choose_shape(a: Attention) -> Shape:
@@ -61,6 +69,27 @@ def choose_shape(a: Attention) -> Shape:
     wide = QUERIES if keys is None or keys <= MANY else 2 * QUERIES
     wide = wide if rows is None else min(wide, -(-rows // LANES) * LANES)
     return Shape(wide, KEYS if keys is None else -(-keys // (-(-keys // KEYS) * TILE)) * TILE, e, d)
+
+
+def paired_shape(a: Attention, most: int) -> Shape:
+    """The same for products of pairs: queries of a tile, and whole tiles of at most `most` keys."""
+    e, d, rows, keys = (const_of(x[1]) for x in (a.e, a.d, a.i, a.j))
+    assert e is not None and d is not None
+    blocks = 1 if keys is None else -(-keys // most)
+    return Shape(TALL if (rows or TALL) > LANES else LANES, most if keys is None else -(-keys // (blocks * TALL)) * TALL, e, d, TALL)
+
+
+def has_pairs(a: Attention, buffers: Mapping[str, Buffer]) -> bool:
+    """Are all operands bfloat16 whose rows lie side by side?"""
+    rows = ((a.q, a.e[0], a.i[0]), (a.k, a.e[0], a.j[0]), (a.v, a.d[0], a.j[0]))
+    for x, along, across in rows:
+        layout = buffers[x.buf].layout
+        if x.dtype is not dt.bf16 or layout is None or layout.splits or layout.pad or stride_along(x, across, buffers) is None:
+            return False
+        unit = stride_along(x, along, buffers)
+        if unit is None or const_of(unit) != 1:
+            return False
+    return True
 
 
 def from_both_ends(n: Axis, count: Expr) -> Expr:
@@ -73,11 +102,11 @@ class _Former:
     """State of making one kernel."""
 
     def __init__(self, a: Attention, buffers: Mapping[str, Buffer]) -> None:
-        self.a, self.buffers, self.shape = a, buffers, choose_shape(a)
+        limit = key_limit(a.score, a.i[0], a.j[0])
+        self.a, self.buffers, self.shape = a, buffers, self.shape_of(a, limit is not None)
         self.scratch: list[Scratch] = []
         self.qb, self.kb, self.i, self.j, self.e, self.d = (Axis(n) for n in ("qb", "kb", "il", "jl", "el", "dl"))
         s = self.shape
-        limit = key_limit(a.score, a.i[0], a.j[0])
         block = self.qb if limit is None else from_both_ends(self.qb, blocks_of(a.i[1], s.queries))
         self.row, self.key = block * s.queries + self.i, self.kb * s.keys + self.j
         self.wide = least(s.queries, a.i[1] - block * s.queries, a.i[1])
@@ -89,6 +118,10 @@ class _Former:
             self.near = least(s.keys, self.keys - self.kb * s.keys, self.keys)
         self.chains = blocks_of(self.near, CHAINS)
         self.lanes = const(s.queries) if const_of(self.wide) is not None else blocks_of(self.wide, LANES) * LANES
+
+    def shape_of(self, a: Attention, limited: bool) -> Shape:
+        """`limited`: by a causal mask."""
+        return choose_shape(a)
 
     def array(self, name: str, size: int, dtype: dt.DType = dt.f32) -> str:
         self.scratch.append(Scratch(name, dtype, size))
@@ -231,12 +264,16 @@ class _Former:
         assert isinstance(b, Load)
         return Product("s", s.queries, self.j, self.near, self.i, self.wide, self.e, const(count), a, b, add=first > 0)
 
+    def queries(self) -> Stmt:
+        """qt[E, W]."""
+        return self.turned("qt", self.shape.e * self.shape.queries, self.at(self.a.q), (self.e, const(self.shape.e)))
+
     def body(self, stores: tuple[Store, ...]) -> tuple[Stmt, ...]:
         a, s = self.a, self.shape
         w, i, d = s.queries, self.i, self.d
         zero = Const(dt.f32, 0.0)
         scale, of_dot = self.scaled()
-        turn = self.turned("qt", s.e * w, self.at(a.q), (self.e, const(s.e)))
+        turn = self.queries()
         for name, size in (("s", s.keys * w), ("top", w), ("sum", w), ("shrink", w), ("o", w * s.pitch)):
             self.array(name, size)
         z = Axis("z")
@@ -255,6 +292,66 @@ class _Former:
         return (turn, *scale, *start, blocks, invert, self.over(i, self.wide, self.over(d, const(s.d), *out, vector=True)))
 
 
+class _PairedFormer(_Former):
+    """The same with products of pairs."""
+
+    def shape_of(self, a: Attention, limited: bool) -> Shape:
+        return paired_shape(a, LIMITED_KEYS if limited else PAIRED_KEYS)
+
+    def scaled(self) -> tuple[list[Stmt], Expr]:
+        return [], self.a.score  # q is not to be rounded again
+
+    def plain(self, load: Load) -> Load:
+        """An operand of a block, its indices affine in the block's axes."""
+        x = self.at(load)
+        return Load(x.buf, x.dtype, tuple(linear(i).expr() for i in x.index))
+
+    def woven(self, name: str, columns: Axis, k: Axis, width: int, room: int) -> Load:
+        """Where (k, column) lies in a scratch array of pairs."""
+        self.array(name, room * width, dt.bf16)
+        return Load(name, dt.bf16, (op("floordiv", k, const(2)) * (2 * width) + columns * 2 + op("mod", k, const(2)),))
+
+    def queries(self) -> Stmt:
+        w, room = self.shape.queries, -(-self.shape.e // TALL) * TALL
+        self.qt = self.woven("qt", self.i, self.e, w, room)
+        return Weave("qt", 2 * w, self.i, self.wide, self.e, const(self.shape.e), room, self.plain(self.a.q))
+
+    def block(self, of_dot: Expr) -> tuple[Stmt, ...]:
+        a, s, i, j = self.a, self.shape, self.i, self.j
+        w, vectors = s.queries, s.queries // LANES
+        kt, kl, dv, dl, z, out = (Axis(n) for n in ("kt", "kl", "dv", "dc", "z", "ol"))
+        tile = Paired(
+            "s", TALL, vectors, kl, least(TALL, self.near - kt * TALL, self.near), (), self.e, s.e, i,
+            substitute(self.plain(a.k), {j: kt * TALL + kl}), self.qt, first=kt * TALL,  # type: ignore[arg-type]
+        )  # fmt: skip
+        fill, score = self.score(of_dot)
+        done = self.chains * CHAINS
+        none = self.over(z, const(s.keys) - done, StoreStmt("s", ((done + z) * w + i,), Const(dt.f32, 0.0)))
+        self.array("pt", w * s.keys)
+        self.array("p", w * s.keys, dt.bf16)
+        self.array("ov", w * TALL)
+        at = (i * s.keys + z,)
+        turn = Turn("pt", s.keys, j, const(s.keys), i, const(w), Load("s", dt.f32, (j * w + i,)))
+        rounded = self.over(i, const(w), self.over(z, const(s.keys), StoreStmt("p", at, Cast(dt.bf16, Load("pt", dt.f32, at))), vector=True))
+        left = dv * TALL
+        v = substitute(self.plain(a.v), {self.d: left + dl})
+        assert isinstance(v, Load)
+        weave = Weave("vw", 2 * TALL, dl, least(TALL, s.d - left, const(s.d)), j, self.near, s.keys, v)
+        product = Paired(
+            "ov", w, TALL // LANES, i, self.lanes, (), j, s.keys, dl, Load("p", dt.bf16, (i * s.keys + j,)), self.woven("vw", dl, j, TALL, s.keys)
+        )
+        o, new = Load("o", dt.f32, (out * s.pitch + left + dl,)), Load("ov", dt.f32, (out * TALL + dl,))
+        sums = op("fma", o, Load("shrink", dt.f32, (out,)), new)
+        merge = self.over(out, self.wide, self.over(dl, const(TALL), StoreStmt("o", o.index, sums), vector=True))
+        return (
+            *fill,
+            self.over(kt, blocks_of(self.near, TALL), tile),
+            self.over(i, self.lanes, *self.softmax(score), *([] if const_of(done) == s.keys else [none]), vector=True),
+            turn, rounded,
+            self.over(dv, const(s.pitch // TALL), weave, product, merge),
+        )  # fmt: skip
+
+
 def form_attention(a: Attention, buffers: Mapping[str, Buffer]) -> Kernel:
     """The kernel of a Stage that was recognised."""
     (store,) = a.stage.stores
@@ -265,7 +362,7 @@ def form_attention(a: Attention, buffers: Mapping[str, Buffer]) -> Kernel:
         few = FewRows(a, buffers)
         body, scratch = few.body(stores), few.scratch
     else:
-        former = _Former(a, buffers)
+        former = (_PairedFormer if has_pairs(a, buffers) else _Former)(a, buffers)
         rows = former.shape.queries
         body, scratch = former.body(stores), former.scratch
         grid = (*grid, (former.qb, blocks_of(a.i[1], rows)))

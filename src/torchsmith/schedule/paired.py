@@ -96,7 +96,7 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     assert isinstance(b, Load)
     a = Load(a.buf, dt.bf16, tuple(linear(i).expr() for i in a.index), a.mask, a.other)
     woven = Load("panel", dt.bf16, (op("floordiv", c.k[0], const(2)) * (2 * width) + nl * 2 + op("mod", c.k[0], const(2)),))
-    weave = Weave("panel", 2 * width, nl, wide, c.k[0], k, b)
+    weave = Weave("panel", 2 * width, nl, wide, c.k[0], const(k), -(-k // DEEP) * DEEP, b)
     tile = Paired("acc", rows, vectors, ml, live, (), c.k[0], k, nl, a, woven)
     loop = Loop(mt, in_block, "serial", (tile, _epilogue(c, start, ml, nt * width, nl, live, wide, width)))
     grid = (*c.batch, *c.rows[:-1], (mb, op("floordiv", m_extent + (rows * tiles - 1), const(rows * tiles))), (nt, columns))
