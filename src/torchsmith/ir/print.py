@@ -290,7 +290,8 @@ def _banded(s: Banded) -> Lines:
 
 def _paired(s: Paired) -> Lines:
     loops = ((s.m, s.live), *s.taps, (s.k, const(s.depth)))
-    yield f"paired {s.acc}{'' if s.first is const(0) else f'[{print_expr(s.first)}]'} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}{', taps joined' if s.joined else ''}"
+    at = "" if s.first is const(0) else f"[{print_expr(s.first)}]"
+    yield f"paired {s.acc}{at} {s.rows}x{16 * s.vectors} [{_axes(loops)}] lanes {s.n.name}{', taps joined' if s.joined else ''}"
     yield f"  {print_expr(s.a)}"
     yield f"  {print_expr(s.b)}"
 

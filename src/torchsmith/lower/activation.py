@@ -22,8 +22,8 @@ def relu(x: Expr) -> Expr:
 
 
 def silu(x: Expr) -> Expr:
-    """x / (1 + exp(-x)), none of whose parts is denormal (arithmetic with such numbers takes 200 cycles): exp(-x) is where it no longer counts
-    beside 1. Where exp(-x) will be infinite, both parts are smaller by one factor, which is what makes results that would be denormal -0."""
+    """x / (1 + exp(-x)). No part is denormal (arithmetic with those takes 200 cycles), as exp(-x) would be beside a large x. Below -8
+    both parts are smaller by one factor, such that the lower one is infinite just where the result would be denormal: there it is -0."""
     narrow = x.dtype.itemsize <= 4
     # exp(-x - shift) is infinite from where x exp(x) is no normal number; exp(-shift)
     shift, factor = (3.133941650390625, 0.04354581614749458) if narrow else (5.185944344582481, 0.005594650841692258)
@@ -34,9 +34,9 @@ def silu(x: Expr) -> Expr:
 
 
 def mish(x: Expr) -> Expr:
-    """x tanh(log(1 + e)) = x n / (n + 2) with e = exp(x), n = e (e + 2); from 20 (in float32) on the factor is 1. Below -60, where it is e, it
-    is kept from being denormal."""
-    low = op("lt", x, c(x, -60.0))
+    """x tanh(log(1 + e)) = x n / (n + 2) with e = exp(x), n = e (e + 2); from 20 (in float32) on the factor is 1. Below -86, where it is
+    e, it is kept from being denormal."""
+    low = op("lt", x, c(x, -86.0))
     e = op("exp", op("add", op("min", x, c(x, 20.0 if x.dtype.itemsize <= 4 else 40.0)), select(low, c(x, AWAY), c(x, 0.0))))
     n = op("fma", e, e, op("add", e, e))  # one rounding less than a product of a sum
     return op("mul", op("mul", x, select(low, c(x, math.exp(-AWAY)), c(x, 1.0))), op("div", n, op("add", n, c(x, 2.0))))
@@ -82,7 +82,7 @@ def gelu_tanh(x: Expr) -> Expr:
     rest = op("add", rest, op("fma", lost, c(x, b), op("fma", square, c(x, b - low), c(x, a - high))))
     t = op("mul", r, w)
     less = op("fma", r, rest, op("fma", r, w, op("neg", t)))
-    far = op("gt", t, c(x, 60.0))  # where e is nothing beside 1, and would be denormal
+    far = op("gt", t, c(x, 86.0))  # where e is nothing beside 1, and would be denormal
     e = op("exp", op("sub", select(far, c(x, AWAY), c(x, 0.0)), t))
     e = op("fma", e, op("neg", less), e)
     below = op("mul", op("mul", x, select(far, c(x, math.exp(-AWAY)), c(x, 1.0))), e)

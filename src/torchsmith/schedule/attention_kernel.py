@@ -12,8 +12,8 @@ Queries run over lanes, so that K and V are read where they lie, and maximum, ex
 What a score reads of a matrix over queries and keys (a mask) is turned into scratch like q. Keys that a causal mask leaves out for a whole
 block are not computed.
 
-In bfloat16 both products are made of pairs (Paired): q is woven once, K read where it lies; weights are turned and rounded, and V woven, block
-by block:
+In bfloat16 both products are made of pairs (Paired): q is woven once, K read where it lies; weights are turned and rounded, and V woven,
+block by block:
 
         s[J, W] = k[J, E] @ woven q;  ...;  p[W, J] = bfloat16 of s turned;  o = o * shrink + p @ woven v
 """
@@ -331,15 +331,15 @@ class _PairedFormer(_Former):
         self.array("p", w * s.keys, dt.bf16)
         self.array("ov", w * TALL)
         at = (i * s.keys + z,)
+        weight = Cast(dt.bf16, Load("pt", dt.f32, at))
         turn = Turn("pt", s.keys, j, const(s.keys), i, const(w), Load("s", dt.f32, (j * w + i,)))
-        rounded = self.over(i, const(w), self.over(z, const(s.keys), StoreStmt("p", at, Cast(dt.bf16, Load("pt", dt.f32, at))), vector=True))
+        rounded = self.over(i, const(w), self.over(z, const(s.keys), StoreStmt("p", at, weight), vector=True))
         left = dv * TALL
         v = substitute(self.plain(a.v), {self.d: left + dl})
         assert isinstance(v, Load)
         weave = Weave("vw", 2 * TALL, dl, least(TALL, s.d - left, const(s.d)), j, self.near, s.keys, v)
-        product = Paired(
-            "ov", w, TALL // LANES, i, self.lanes, (), j, s.keys, dl, Load("p", dt.bf16, (i * s.keys + j,)), self.woven("vw", dl, j, TALL, s.keys)
-        )
+        p, woven = Load("p", dt.bf16, (i * s.keys + j,)), self.woven("vw", dl, j, TALL, s.keys)
+        product = Paired("ov", w, TALL // LANES, i, self.lanes, (), j, s.keys, dl, p, woven)
         o, new = Load("o", dt.f32, (out * s.pitch + left + dl,)), Load("ov", dt.f32, (out * TALL + dl,))
         sums = op("fma", o, Load("shrink", dt.f32, (out,)), new)
         merge = self.over(out, self.wide, self.over(dl, const(TALL), StoreStmt("o", o.index, sums), vector=True))
