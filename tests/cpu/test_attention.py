@@ -10,12 +10,17 @@ import pytest
 import torch
 from graph_harness import captured
 
+from software_tiles import in_software
+from torchsmith import pipeline
+from torchsmith.emit.c import emit_kernel
 from torchsmith.graph.functionalise import functionalise
 from torchsmith.graph.sizes import SizeFacts
+from torchsmith.ir.kernel import Kernel
 from torchsmith.options import Options
 from torchsmith.pipeline import compile_graph, compile_source
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
+OPTIONS = Options()
 
 
 def heads(b: int, n: int, h: int, d: int) -> torch.Tensor:
@@ -23,10 +28,10 @@ def heads(b: int, n: int, h: int, d: int) -> torch.Tensor:
     return torch.randn(b, n, h, d).transpose(1, 2)
 
 
-def check(fn: Callable[..., torch.Tensor], *args: torch.Tensor, kernels: int | None = 1) -> None:
+def check(fn: Callable[..., torch.Tensor], *args: torch.Tensor, kernels: int | None = 1, options: Options = OPTIONS) -> None:
     """Compiled without an extern call; as near to float64 as eager, and NaN and 0 where eager has them."""
     facts = SizeFacts()
-    done = compile_graph(captured(fn, args, facts), facts.freeze(), args, options=Options())
+    done = compile_graph(captured(fn, args, facts), facts.freeze(), args, options=options)
     assert done.report.road == "native"
     assert not done.report.externs
     assert kernels is None or done.report.kernels == kernels
@@ -113,6 +118,22 @@ def test_pairs_make_bfloat16() -> None:
     facts = SizeFacts()
     source = compile_source(functionalise(captured(masked, args, facts), facts.freeze()), Options(), "attention")
     assert sum(line.strip().startswith("pairs_") or " : pairs_" in line for text in source.kernels for line in text.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["causal, more keys, width 40", "grouped heads", "odd width, many keys"])
+def test_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two products share the configuration of the tiles, whatever rows and depth each has."""
+    torch.manual_seed(0)
+    fn, make = FORMS[name]
+    texts: list[str] = []
+
+    def emit(kernel: Kernel) -> str:
+        texts.append(in_software(emit_kernel(kernel)))
+        return texts[-1]
+
+    monkeypatch.setattr(pipeline, "emit_kernel", emit)
+    check(fn, *stored(make(), torch.bfloat16), options=Options(force_disable_caches=True))
+    assert any("tile_product" in t for t in texts)
 
 
 @STORED

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from software_tiles import in_software
 from torchsmith.emit.c import emit_kernel
 from torchsmith.ir.expr import Const, Expr, Op, Sym
 from torchsmith.ir.kernel import Kernel, Scheduled
@@ -20,6 +21,7 @@ from torchsmith.ir.program import Program
 NP = {"f64": np.float64, "f32": np.float32, "bf16": np.uint16, "f16": np.float16, "i64": np.int64, "i32": np.int32, "i16": np.int16,
       "i8": np.int8, "u8": np.uint8, "bool": np.bool_}  # fmt: skip
 FLAGS = ["-O2", "-march=native", "-mprefer-vector-width=512", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-w"]
+SOFTWARE_TILES = "-DSOFTWARE_TILES"
 DIR = Path(tempfile.gettempdir()) / f"torchsmith-emit-{os.getuid()}"
 
 
@@ -49,7 +51,8 @@ def value(e: Expr, env: dict[str, int]) -> int:
 
 def launch(kernel: Kernel, arrays: dict[str, np.ndarray], env: dict[str, int], chunks: int = 2, flags: list[str] | None = None) -> None:
     """Run `kernel` on buffers (flat arrays, element 0 first), the grid cut into `chunks` parts."""
-    lib = build(emit_kernel(kernel), flags)
+    text, flags = emit_kernel(kernel), flags or FLAGS
+    lib = build(in_software(text) if SOFTWARE_TILES in flags else text, flags)
     n = 1
     for _, extent in kernel.grid:
         n *= value(extent, env)

@@ -22,7 +22,7 @@ from torchsmith.schedule.windows import narrow_k, widen
 
 TARGETS = {
     "native": emit_harness.FLAGS, "no tiles": [*emit_harness.FLAGS, "-mno-amx-bf16"], "avx2": flags_for("x86-64-v3"),
-    "generic": flags_for("x86-64"),
+    "generic": flags_for("x86-64"), "tiles": [*emit_harness.FLAGS, emit_harness.SOFTWARE_TILES],
 }  # fmt: skip
 
 
