@@ -366,3 +366,86 @@ def test_numbers_of_tensors_are_checked(tmp_path: Path, fn: Any, bad: int | None
         with pytest.raises(PackageError, match=words):
             loaded(x, torch.tensor(bad))
         assert torch.equal(loaded(x, n), fn(x, n))
+
+
+class Regions(torch.nn.Module):
+    """What torch.export keeps as graphs within the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from torch._higher_order_ops.map import map as map_over
+        from torch._higher_order_ops.scan import scan
+
+        inner = torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: self.inner(x) - 1, (x,))
+        last, sums = scan(lambda c, row: (c + row, c * row), torch.zeros(4), steps)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = self.inner(x)
+        return inner, map_over(lambda row, y: row.cumsum(0) + y, steps, x[0]), last, sums, half.float()
+
+
+def test_regions_of_torch_export(tmp_path: Path) -> None:
+    model, steps = Regions(), torch.randn(3, 4)
+    program = exported(model, torch.randn(5, 4), steps, dynamic=({0: Dim("n", min=1, max=64)}, None))
+    torch.export.save(program, tmp_path / "saved.pt2")
+    loaded = packaged(tmp_path, str(tmp_path / "saved.pt2"))
+    for x in (torch.rand(3, 4), -torch.rand(7, 4), torch.ones(1, 4)):
+        for got, want in zip(loaded(x, steps), model(x, steps), strict=True):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-2)
+
+
+class Loop(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.while_loop(lambda i, x: i < x.sum(), lambda i, x: (i + 1, x * 0.5), (torch.tensor(0), x))
+
+
+def test_refused_regions_name_the_line(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"test_aot_programs.py:\d+: \[AOT002\].*while_loop"):
+        packaged(tmp_path, torch.export.export(Loop(), (torch.ones(3),)))
+
+
+def test_composite_operators_of_torch_export_vary(tmp_path: Path) -> None:
+    """Their overloads would ask for plain sizes: the LSTM's batch, the resampled image."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = torch.nn.LSTM(4, 5, batch_first=True)
+
+        def forward(self, x: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.lstm(x)[0], torch.nn.functional.interpolate(image, scale_factor=2, mode="bilinear")
+
+    n, h = Dim("n", min=1, max=32), Dim("h", min=2, max=16)
+    model = Net().eval()
+    loaded = packaged(tmp_path, exported(model, torch.randn(2, 6, 4), torch.randn(2, 3, 8, 5), dynamic=({0: n}, {0: n, 2: h})))
+    for batch, height in ((2, 8), (1, 2), (9, 5)):
+        args = torch.randn(batch, 6, 4), torch.randn(batch, 3, height, 5)
+        for got, want in zip(loaded(*args), model(*args), strict=True):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+class Bits(torch.nn.Module):
+    def forward(self, x: torch.Tensor, h: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = x.view(torch.int64) + 1, h.view(torch.float32) * 2, b.view(torch.float16) + 1, b.view(torch.int64) ^ 5
+        return *wide, x.view(torch.int16) * 2, x.view(torch.uint8).sum(1), (x + 1).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_bits_as_another_dtype(tmp_path: Path, dynamic: bool) -> None:
+    args = torch.randn(4, 4), torch.randn(3, 8).half(), torch.randint(-128, 127, (5, 16), dtype=torch.int8)
+    program = export(Bits(), args, dynamic_shapes={"x": {0: Dim("n", min=2)}, "h": None, "b": {0: Dim("m", min=1)}} if dynamic else None)
+    loaded = packaged(tmp_path, program)
+    for a in (args, (torch.randn(6, 4), args[1], args[2][:2].contiguous())) if dynamic else (args,):
+        for got, want in zip(loaded(*a), Bits()(*a), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True, atol=0, rtol=0)
+
+
+def test_a_view_of_an_input_as_another_dtype_is_refused(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(torch.int32)
+
+    with pytest.raises(Unsupported, match=r"AOT024.*float32 as int32.*return a clone"):
+        packaged(tmp_path, export(Net(), (torch.randn(3),)))

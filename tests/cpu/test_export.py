@@ -548,7 +548,12 @@ class Loops(nn.Module):
     def forward(self, x):
         from torch._higher_order_ops.while_loop import while_loop
 
-        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
+        return while_loop(lambda i, x: x.sum() < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
+
+
+class CountsSteps(nn.Module):
+    def forward(self, x):
+        return torch.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
 
 
 def test_branches_become_a_choice(tmp_path):
@@ -564,6 +569,7 @@ def test_loops_over_known_sizes_are_written_out():
     sums = A.cumsum(0)
     before = torch.cat([torch.zeros(1, 3), sums[:-1]])
     back = torch.stack([A[:, 1] + A[:, 2], A[:, 2], torch.zeros(8)], 1)  # as torch's own scan has it
+    torch.testing.assert_close(export(CountsSteps(), (A,)).module()(A), (torch.tensor(3), A * 8))
     torch.testing.assert_close(export(Steps(), (A,)).module()(A), (A.cumsum(1) + A[0], sums[-1], before * A, back))
 
 

@@ -21,7 +21,7 @@ from .. import __version__
 from ..codes import Unsupported, define
 from ..emit.model import PREPARED, READ, WRITTEN, ConstantRow, Description, InputRow, emit_model, output_rows
 from ..graph.sizes import LARGEST, print_condition
-from ..graph.spec import FreshOutput, InputOutput, TensorSpec
+from ..graph.spec import FreshOutput, InputOutput, TensorSpec, ViewOutput
 from ..graph.tracing import spec_of
 from ..ir.expr import Const, Expr, walk
 from ..options import Options
@@ -33,6 +33,7 @@ from .entry import Constant, Entry
 from .weights import PAGE, Block, Weights, align
 
 define("AOT022", "the program writes inputs or returns views of them, so they must not be copied", "compile it without copy_inputs")
+define("AOT024", "a result views an input as another dtype", "return a clone of it: a package cannot make such a view")
 define("AOT021", "the compiled library refused the constants", "please report it")
 
 DTYPES: dict[torch.dtype, str] = {
@@ -102,6 +103,9 @@ def outputs_of(entry: Entry, manifest: Manifest) -> Any:
             spec = nodes[out.node].meta["spec"]
         elif hasattr(out, "index"):
             spec = specs[out.index]
+        base = specs[out.of] if isinstance(out, ViewOutput) and isinstance(out.of, int) else None
+        if isinstance(base, TensorSpec) and isinstance(spec, TensorSpec) and base.dtype != spec.dtype:
+            raise Unsupported("AOT024", detail=f"{str(base.dtype)[6:]} as {str(spec.dtype)[6:]}")
         dtypes.append((DTYPES[spec.dtype], len(spec.shape)) if isinstance(spec, TensorSpec) else ("i64", 0))
     return output_rows(manifest.results, entry.returned, dtypes)
 

@@ -1,14 +1,14 @@
 """Programs that torch.export made or saved, read at the edge: ExportedProgram -> Entry.
 
 In: a torch.export.ExportedProgram or the path of a saved one. Out: Entry, whose graph holds the program's ATen calls on our own tracing
-tensors and symbols. Mutations that the exporter turned into extra outputs become writes again; no_grad regions are inlined.
+tensors and symbols. Mutations that the exporter turned into extra outputs become writes again; regions are written out.
 """
 
 from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +16,13 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from ..capture.control_flow import LONGEST
 from ..codes import Unsupported, define
 from ..graph.functionalise import functionalise
+from ..graph.layout import is_shape
 from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph
-from ..graph.tracing import make_unseen, remember_device, spec_of
+from ..graph.tracing import current, make_unseen, remember_device, spec_of
 from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry, same_memory, spec_text
 
 define("AOT001", "a program cannot be read", "export it again with this version of torch")
@@ -29,7 +31,6 @@ define("AOT003", "a size of an exported program is not a linear expression of on
 define("AOT004", "an exported program takes a number that may vary", "pass it as a 0-d tensor, or export it as a constant")
 
 CONSTANT_KINDS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT}
-REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
 def is_torch_program(value: Any) -> bool:
@@ -58,6 +59,7 @@ class _Reader:
         self.root = torch.nn.Module()
         self.made: dict[fx.Node, Any] = {}
         self.symbols: dict[str, Any] = {}  # sympy symbol's name -> SymInt
+        self.lengths: dict[Any, int | None] = {}  # of what the region at hand takes: the first dimension's size, None where it varies
         self.constants: list[tuple[list[str], torch.Tensor, int, fx.Node]] = []
 
     def entry(self) -> Entry:
@@ -217,9 +219,11 @@ class _Reader:
         args, kwargs = cast(tuple[Any, Any], fx.node.map_arg((node.args, node.kwargs), self.made.__getitem__))
         name = getattr(node.target, "__name__", str(node.target))
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            if name not in REGIONS:
+            region = REGIONS.get(name)
+            if region is None:
                 raise Unsupported("AOT002", at=loc, detail=name)
-            self.made[node] = self.inline(name, args, loc)
+            self.lengths = {self.made[x]: _length(x.meta.get("val")) for x in node.all_input_nodes if x in self.made}
+            self.made[node] = region(self, args, loc)
             return
         if node.target is not None and name == "getitem" and not isinstance(args[0], fx.Node):
             self.made[node] = args[0][args[1]]
@@ -231,15 +235,68 @@ class _Reader:
         made.meta["loc"] = loc
         self.made[node] = made
 
-    def inline(self, name: str, args: tuple[Any, ...], loc: str) -> Any:
-        """A region whose border means nothing to inference: its calls, in place."""
-        at = next(i for i, a in enumerate(args) if isinstance(a, fx.GraphModule))
-        if name == "wrap_with_autocast" and args[1] and args[2]:
-            raise Unsupported("AOT002", at=loc, detail="an autocast region")
-        body = args[at]
-        for node, value in zip((n for n in body.graph.nodes if n.op == "placeholder"), args[at + 1 :], strict=True):
+    # -------------------------------------------------- regions: graphs within the graph, written out
+
+    def emit(self, target: Any, args: tuple[Any, ...], loc: str) -> fx.Node:
+        made = self.graph.call_function(target, args)
+        made.meta["loc"] = loc
+        return made
+
+    def inline(self, body: fx.GraphModule, values: Sequence[Any]) -> Any:
+        """The calls of a region, in place; what it returns."""
+        for node, value in zip((n for n in body.graph.nodes if n.op == "placeholder"), values, strict=True):
             self.made[node] = value
         return self.copy(body.graph, body)
+
+    def grad_region(self, args: tuple[Any, ...], loc: str) -> Any:
+        return self.inline(args[1], args[2:])
+
+    def autocast_region(self, args: tuple[Any, ...], loc: str) -> Any:
+        device, dtype, enabled, cached, body, *values = args
+        entered = self.emit(torch.amp.autocast_mode._enter_autocast, (device, dtype, enabled, cached), loc)
+        results = self.inline(body, values)
+        self.emit(torch.amp.autocast_mode._exit_autocast, (entered,), loc)
+        return results
+
+    def cond_region(self, args: tuple[Any, ...], loc: str) -> Any:
+        """Both branches, and a choice (see capture/control_flow.py)."""
+        pred, true_body, false_body, operands = args
+        if isinstance(pred, bool):
+            return self.inline(true_body if pred else false_body, operands)
+        refuse_writes((true_body, false_body), loc)
+        both = zip(self.inline(true_body, operands), self.inline(false_body, operands), strict=True)
+        return [self.chosen(pred, a, b, loc) for a, b in both]
+
+    def chosen(self, pred: fx.Node, a: Any, b: Any, loc: str) -> Any:
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+            return self.emit(choose, (pred, a, b), loc)
+        if type(a) is type(b) and a == b:
+            return a
+        raise Unsupported("AOT002", at=loc, detail="the branches of torch.cond return different numbers: return tensors")
+
+    def map_region(self, args: tuple[Any, ...], loc: str) -> Any:
+        body, xs, rest = args
+        refuse_writes((body,), loc)
+        rows = [self.inline(body, (*row, *rest)) for row in self.rows(xs, "map", loc)]
+        return [self.emit(torch.stack, (list(column),), loc) for column in zip(*rows, strict=True)]
+
+    def scan_region(self, args: tuple[Any, ...], loc: str) -> Any:
+        body, init, xs, rest = args
+        refuse_writes((body,), loc)
+        carry, rows = list(init), []
+        for row in self.rows(xs, "scan", loc):
+            results = list(self.inline(body, (*carry, *row, *rest)))
+            carry = results[: len(init)]
+            rows.append(results[len(init) :])
+        return [*carry, *(self.emit(torch.stack, (list(column),), loc) for column in zip(*rows, strict=True))]
+
+    def rows(self, xs: Sequence[fx.Node], name: str, loc: str) -> list[list[fx.Node]]:
+        """The elements of each x along its first dimension."""
+        n = self.lengths.get(xs[0]) if xs else None
+        if n is None or not 0 < n <= LONGEST:
+            why = "that varies" if n is None else f"of {n} elements; loops are written out for 1 to {LONGEST}"
+            raise Unsupported("AOT002", at=loc, detail=f"{name} over a dimension {why}")
+        return [[self.emit(torch.select, (x, 0, i), loc) for x in xs] for i in range(n)]
 
     # -------------------------------------------------- results
 
@@ -266,6 +323,36 @@ class _Reader:
             self.graph.call_function(torch.ops.aten.copy_.default, (target, value)).meta["loc"] = ""
         self.graph.output(tuple(flat))
         return returned, values
+
+
+REGIONS: dict[str, Callable[[_Reader, tuple[Any, ...], str], Any]] = {
+    "wrap_with_set_grad_enabled": _Reader.grad_region, "wrap_with_autocast": _Reader.autocast_region, "cond": _Reader.cond_region,
+    "map_impl": _Reader.map_region, "scan": _Reader.scan_region,
+}  # fmt: skip
+
+
+def _length(val: Any) -> int | None:
+    n = val.shape[0] if isinstance(val, torch.Tensor) and val.dim() else None
+    return n if type(n) is int else None
+
+
+def choose(pred: Any, a: Any, b: Any) -> Any:
+    """torch.where on values of a tensor, and one of them where a size decides."""
+    if isinstance(pred, torch.Tensor):
+        if a.dtype != b.dtype or not is_shape(a.shape, b.shape):
+            both = f"{a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}"
+            raise Unsupported("AOT002", at=current().facts.loc, detail=f"the branches of torch.cond return different tensors: {both}")
+        return torch.where(pred, a, b)
+    return a if pred else b
+
+
+def refuse_writes(bodies: Sequence[fx.GraphModule], loc: str) -> None:
+    """A region that is computed although it is not taken, or of which there are several copies, must write to nothing."""
+    for body in bodies:
+        for node in body.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if node.op == "call_function" and schema is not None and schema.is_mutable:
+                raise Unsupported("AOT002", at=location(node) or loc, detail=f"{node.target} writes to a tensor inside of it")
 
 
 def lifted(functional: FunctionalGraph, first: int) -> list[Constant]:
@@ -337,6 +424,6 @@ def location(node: fx.Node) -> str:
     """The user's innermost line, "file:line"; torch's own files only if there is no other."""
     text = node.meta.get("stack_trace") or ""
     found = re.findall(r'File "([^"]+)", line (\d+)', text)
-    own = [f for f in found if "/torch/" not in f[0] and not f[0].startswith("torch/")]
+    own = [f for f in found if "/torch/" not in f[0] and not f[0].startswith(("torch/", "<eval_with_key>"))]
     file, line = (own or found or [("", "")])[-1]
     return f"{file}:{line}" if file else ""

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..codes import Unsupported, define
+from ..graph import tracing
 
 define("CAP033", "a control-flow operator has no form without branches and loops", "see the detail")
 
@@ -69,8 +70,18 @@ def _chosen(m: Any, pred: Any, a: Any, b: Any) -> Any:
 
 
 def while_loop(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A loop whose count follows from the program's own numbers (a counter that starts at torch.tensor(0)), written out."""
     _refuse_eager_world(m, "torch.while_loop")
-    raise Unsupported("CAP033", at=m.loc(), detail="a while_loop runs as often as the data tell: use a fixed number of steps")
+    cond_fn, body_fn, carried = _arguments("cond_fn body_fn carried_inputs", args, kwargs)
+    for _ in range(LONGEST + 1):
+        test = m.call(cond_fn, list(carried), {})
+        goes_on = tracing.current().known_value(test, "__bool__") if issubclass(type(test), torch.Tensor) else m.truth(test)
+        if goes_on is NotImplemented:
+            raise Unsupported("CAP033", at=m.loc(), detail="a while_loop runs as often as the data tell: use a fixed number of steps")
+        if not goes_on:
+            return carried
+        carried = pytree.tree_unflatten(*_run(m, body_fn, carried))
+    raise Unsupported("CAP033", at=m.loc(), detail=f"a while_loop of more than {LONGEST} steps; loops are written out up to that")
 
 
 def _steps(m: Any, xs: list[Any], dim: int, name: str) -> int:

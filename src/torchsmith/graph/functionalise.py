@@ -7,7 +7,7 @@ out= operators become their functional forms and rebind what their memory holds;
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +21,7 @@ from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import FunctionalGraph, TensorSpec
-from .tracing import RULES, Tracing, change_geometry, device_of, finish_write, make_unseen, remember_device, spec_of
+from .tracing import FUNCTION_RULES, RULES, Tracing, change_geometry, device_of, finish_write, make_unseen, remember_device, spec_of
 from .values import Node, Root, Step, Value, read, same_layout, write
 
 aten = torch.ops.aten
@@ -56,7 +56,7 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     calls: dict[str, Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]] = {
         "placeholder": lambda n, a, k: recording.input(n.meta["val"], n.meta.get("role") or "input"),
         "get_attr": lambda n, a, k: recording.attribute(_attribute(gm, n.target)),
-        "call_function": lambda n, a, k: cast(Any, _INSTEAD.get(n.target, n.target))(*a, **k),
+        "call_function": lambda n, a, k: _function(n.target)(*a, **k),
         "call_method": lambda n, a, k: getattr(a[0], str(n.target))(*a[1:], **k),
         "call_module": lambda n, a, k: _attribute(gm, n.target)(*a, **k),
     }
@@ -79,6 +79,16 @@ _INSTEAD: dict[Any, Any] = {
     torch._C._set_grad_enabled: _nothing,
     torch.autograd.grad_mode._enter_inference_mode: _nothing, torch.autograd.grad_mode._exit_inference_mode: _nothing,
 }  # fmt: skip
+
+
+def _function(target: Any) -> Any:
+    """What to call for a node. A composite operator's overload (programs of torch.export) would ask for plain sizes in C++: it is called
+    as the torch function that has a rule."""
+    if isinstance(target, OpOverload) and target.namespace == "aten" and info(target).is_composite:
+        name = target._schema.name.removeprefix("aten::")
+        found = (getattr(home, name, None) for home in (torch, torch._C._nn, torch.Tensor))
+        return next((f for f in found if f in FUNCTION_RULES), target)
+    return _INSTEAD.get(target, target)
 
 
 def _attribute(gm: fx.GraphModule, path: Any) -> Any:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ir import dtype as dt
-from ..ir.expr import Const, Expr, op
+from ..ir.expr import Const, Expr, const, op
 from .core import Builder
-from .numerics import ir_dtype
+from .numerics import convert, ir_dtype
 from .ref import ONE, ZERO, Index, Ref, Strided, contiguous_strides, is_one, known, product, same_strides, size
 from .table import lowers
 
@@ -475,12 +475,38 @@ def lower_as_strided(cx: Builder, x: Ref, shape: Sequence[Any], strides: Sequenc
     return flat.remap(cx.shape, index, Strided(s.root, tuple(steps), s.offset + first))
 
 
+BITS = {1: dt.i8, 2: dt.i16, 4: dt.i32, 8: dt.i64}
+
+
 @lowers("aten.view.dtype")
 def lower_view_dtype(cx: Builder, x: Ref, dtype: Any) -> Any:
+    """Elements of another size: the bits of each are cut along the last dimension, or those of neighbours joined (little-endian)."""
     target = ir_dtype(dtype, cx.loc)
-    if target.itemsize != x.dtype.itemsize or dt.bool_ in (target, x.dtype):
-        return x if target is x.dtype else NotImplemented
-    return Ref(target, x.shape, lambda i: op("bitcast", x.load(i), dtype=target))
+    if target is x.dtype:
+        return x
+    if dt.bool_ in (target, x.dtype) or "opaque" in (target.kind, x.dtype.kind):
+        return NotImplemented
+    mine, theirs = BITS[x.dtype.itemsize], BITS[target.itemsize]
+    ratio = max(mine.itemsize, theirs.itemsize) // min(mine.itemsize, theirs.itemsize)
+
+    def cut(i: Index) -> Expr:
+        bits = op("bitcast", x.load((*i[:-1], op("floordiv", i[-1], const(ratio)))), dtype=mine)
+        at = convert(op("mod", i[-1], const(ratio)) * (8 * theirs.itemsize), mine)
+        return op("bitcast", convert(op("shr", bits, at), theirs), dtype=target)
+
+    def joined(i: Index) -> Expr:
+        whole: Expr | None = None
+        for k in range(ratio):
+            part = convert(op("bitcast", x.load((*i[:-1], i[-1] * ratio + k)), dtype=mine), theirs)
+            part = op("bitand", part, Const(theirs, (1 << 8 * mine.itemsize) - 1)) if k < ratio - 1 else part
+            part = op("shl", part, Const(theirs, 8 * mine.itemsize * k)) if k else part
+            whole = part if whole is None else op("bitor", whole, part)
+        assert whole is not None
+        return op("bitcast", whole, dtype=target)
+
+    if ratio == 1:
+        return Ref(target, x.shape, lambda i: op("bitcast", x.load(i), dtype=target))
+    return Ref(target, cx.shape, cut if theirs.itemsize < mine.itemsize else joined)
 
 
 def same_memory(ref: Ref, strides: Sequence[Expr]) -> bool:

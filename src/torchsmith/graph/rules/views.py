@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ...codes import Unsupported
 from ..layout import (
     UNKNOWN,
     Size,
@@ -30,7 +29,7 @@ from ..layout import (
     require_size,
     same,
 )
-from ..tracing import RULES, current, make, rule
+from ..tracing import RULES, make, rule
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -329,9 +328,18 @@ for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten._conj.
 
 @view(aten.view.dtype)
 def reinterpret(self: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype.itemsize != self.element_size():
-        raise Unsupported("GRA005", at=current().facts.loc, detail="a view as a dtype of another size")
-    return make((0,), (1,), dtype).set_(self.untyped_storage(), self.storage_offset(), self.shape, self.stride())
+    have, want = self.element_size(), dtype.itemsize
+    sizes, strides, offset = list(self.shape), list(self.stride()), self.storage_offset()
+    if have > want and not same(strides[-1], 1):
+        raise RuntimeError(f"self.stride(-1) must be 1 to view {self.dtype} as {dtype} (different element sizes), but got {strides[-1]}")
+    if have > want:
+        sizes[-1], strides, offset = sizes[-1] * (have // want), [*(s * (have // want) for s in strides[:-1]), 1], offset * (have // want)
+    elif have < want:
+        ratio = want // have
+        if not all(require(n % ratio == 0) for n in (sizes[-1], offset, *strides[:-1])) or not same(strides[-1], 1):
+            raise RuntimeError(f"sizes {sizes} and strides {strides} do not fit {dtype}, an element of which is {ratio} of {self.dtype}")
+        sizes[-1], strides, offset = sizes[-1] // ratio, [*(s // ratio for s in strides[:-1]), 1], offset // ratio
+    return make((0,), (1,), dtype).set_(self.untyped_storage(), offset, sizes, strides)
 
 
 @rule(aten.clone.default)
