@@ -23,7 +23,7 @@ typedef struct {
 } Dispatcher;
 
 /* What handlers answer besides a result. */
-PyObject *ts_run_hooked, *ts_run_plain, *ts_go_on;
+PyObject *ts_run_hooked, *ts_run_plain, *ts_go_on, *ts_elsewhere;
 static PyObject *on_gate;              /* callable(dispatcher, function, args, kwargs, reason) -> result | RUN_HOOKED | RUN_PLAIN | GO_ON */
 static int gate;                       /* stance other than the default: ask on_gate first */
 static _Thread_local int suspended;    /* this thread is capturing or compiling: compiled functions run as they are */
@@ -193,6 +193,7 @@ static PyObject *dispatch(PyObject *self, PyObject *const *args, size_t nargsf, 
     if (locals != small) PyMem_Free(locals);
     if (r == 1) return result;
     if (r < 0) return NULL;
+    if (r == 3) return run_eager(d, args, nargs, kwnames, 1);
     if (pack(d, args, nargs, kwnames, &tuple, &dict) < 0) return NULL;
     result = ask(d, d->on_miss, d->fn, tuple, dict, 0);
     Py_DECREF(tuple), Py_DECREF(dict);
@@ -217,7 +218,7 @@ int ts_dispatcher_frame(PyObject *self, PyObject **locals, PyObject *function, P
   if (complete && ts_state_is_foreign(&state)) return 0;
   Frame f = {locals, d->n_params, fn->func_globals, fn->func_closure, &state, complete, d->names, d->free_names};
   int r = try_entries(d, &f, result);
-  if (r) return r;
+  if (r) return r == 3 ? 0 : r;
   PyObject *tuple = NULL, *dict = NULL;
   int named = d->argcount + d->kwonly;
   Py_ssize_t more = d->has_args ? PyTuple_GET_SIZE(locals[named]) : 0;
@@ -355,6 +356,7 @@ static PyObject *dispatcher_again(Dispatcher *d, PyObject *call_args) {
   Py_DECREF(locals);
   if (r < 0 || (r == 1 && !result)) return NULL;
   if (r == 0) Py_RETURN_NONE;
+  if (r == 3) result = Py_NewRef(ts_run_hooked);
   PyObject *one = PyTuple_Pack(1, result);
   Py_DECREF(result);
   return one;

@@ -229,13 +229,15 @@ int ts_entry_try(Entry *e, Frame *f, PyObject **result) {
     PyObject *t = PySequence_Check(outs) && !ts_is_tensor(outs) ? PySequence_Tuple(outs) : PyTuple_Pack(1, outs);
     Py_SETREF(outs, t);
   }
+  r = 1;
   if (outs) *result = e->finish != Py_None ? call_finish(e, f, outs) : build(e->recipe, outs, args + e->n_graph);
+  else if (PyErr_ExceptionMatches(ts_elsewhere)) PyErr_Clear(), r = 3;
   ts_hook_resume(hook);
   Py_XDECREF(outs);
   for (int i = 0; i < n; i++) Py_DECREF(args[i]);
   if (args - 1 != small) PyMem_Free(args - 1);
   Py_DECREF(e);
-  return 1;
+  return r;
 }
 
 static PyMemberDef entry_members[] = {

@@ -104,6 +104,7 @@ PyObject *ts_use_state(PyObject *self, PyObject *flag);
 extern PyTypeObject Dispatcher_Type;
 int ts_dispatcher_init(void);
 extern PyObject *ts_run_hooked, *ts_run_plain, *ts_go_on;
+extern PyObject *ts_elsewhere; /* exception of a graph: the program takes another way than was captured, and nothing was done yet */
 int ts_dispatcher_frame(PyObject *dispatcher, PyObject **locals, PyObject *function, PyObject **result);
 PyObject *ts_setup_dispatch(PyObject *self, PyObject *args);
 PyObject *ts_set_gate(PyObject *self, PyObject *arg);

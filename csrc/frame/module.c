@@ -31,6 +31,8 @@ PyMODINIT_FUNC PyInit__frame(void) {
   if (!ts_run_hooked || !ts_run_plain || !ts_go_on || PyModule_AddObjectRef(m, "RUN_HOOKED", ts_run_hooked) < 0 ||
       PyModule_AddObjectRef(m, "RUN_PLAIN", ts_run_plain) < 0 || PyModule_AddObjectRef(m, "GO_ON", ts_go_on) < 0)
     return NULL;
+  ts_elsewhere = PyErr_NewException("torchsmith.capture._frame.Elsewhere", NULL, NULL);
+  if (!ts_elsewhere || PyModule_AddObjectRef(m, "Elsewhere", ts_elsewhere) < 0) return NULL;
   if (PyModule_AddObjectRef(m, "Entry", (PyObject *)&Entry_Type) < 0 || PyModule_AddObjectRef(m, "Dispatcher", (PyObject *)&Dispatcher_Type) < 0 ||
       PyModule_AddObjectRef(m, "ModuleCall", (PyObject *)&ModuleCall_Type) < 0 ||
       PyModule_AddFunctions(m, ts_hook_methods) < 0 || ts_hook_init(m) < 0 || ts_watch_init() < 0)

@@ -24,7 +24,7 @@ from .emit.host import describe, emit_host, packing_key
 from .graph.functionalise import functionalise
 from .graph.readable import readable
 from .graph.sizes import SizeFacts
-from .graph.spec import FunctionalGraph
+from .graph.spec import ASSUMED, FunctionalGraph, assumes
 from .ir.expr import Expr
 from .ir.kernel import Scheduled, kind_of
 from .ir.plan import Plan
@@ -231,6 +231,11 @@ def refuse_externs(manifest: Manifest) -> None:
         raise Forbidden("AOT020", at=manifest.externs[0].loc, detail="; ".join(found))
 
 
+def _give_up(*inputs: Any) -> Any:
+    """Instead of the captured graph, where the dispatcher runs the function itself: nothing may happen twice."""
+    raise RuntimeError(f"{ASSUMED} an unknown line")
+
+
 def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
     """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
     with events.timed("functionalise", graph=name):
@@ -244,8 +249,8 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         refuse_externs(manifest)
     with events.timed("load", graph=name):
         call = load(
-            library, manifest, eager=gm.forward, name=name, frozen=options.freezing, tail=fg.consts, threads=options.cpp_threads,
-            pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
+            library, manifest, eager=_give_up if assumes(gm) else gm.forward, name=name, frozen=options.freezing, tail=fg.consts,
+            threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
         )  # fmt: skip
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)

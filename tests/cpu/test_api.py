@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import inspect
+import math
 import os
 import pickle
 import subprocess
@@ -702,3 +703,78 @@ def test_pythons_collector_is_as_before(x):
         assert seen[-1][0] == gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+def raises_where_large(x, store):
+    y = torch.rand(3) + x
+    if torch.isnan(x).any() or (y > 50).any():
+        raise ValueError(f"large: {y.max():.3f}")
+    assert (y > -50).all(), "small"
+    store.add_(1)
+    return y + 1
+
+
+def caught(x):
+    try:
+        if x.max() > 5:
+            raise ValueError("large")
+    except ValueError as error:
+        return x - len(str(error))
+    return x + 1
+
+
+def outcome(fn, *args):
+    torch.manual_seed(3)
+    try:
+        return str(fn(*args)), torch.rand(2)
+    except (ValueError, AssertionError) as error:
+        return f"{type(error)} {str(error)[:12]}", torch.rand(2)
+
+
+@torch.no_grad()
+def test_a_way_that_only_raises_is_checked():
+    explained = torchsmith.explain(raises_where_large)(torch.zeros(3), torch.zeros(1))
+    assert [g.road for g in explained.graphs] == ["native"] and not explained.breaks
+    for fn in (raises_where_large, caught):
+        compiled = torchsmith.compile(fn)
+        for value in (0.0, math.nan, 60.0, -60.0, 1.0):
+            stores = [[torch.zeros(1)] if fn is raises_where_large else [] for _ in range(2)]
+            want, got = (outcome(f, torch.full((3,), value), *store) for f, store in zip((fn, compiled), stores, strict=True))
+            assert got[0] == want[0] and torch.equal(got[1], want[1]) and stores[0] == stores[1], value
+
+
+@torch.no_grad()
+def test_after_a_visible_write_a_way_that_raises_is_a_break():
+    def writes(x):
+        x.add_(1)
+        if (x > 3).any():
+            raise ValueError("large")
+        return x * 2
+
+    compiled, x = torchsmith.compile(writes), torch.full((2,), 4.0)
+    with pytest.raises(ValueError, match="large"):
+        compiled(x)
+    assert x.tolist() == [5.0, 5.0]
+
+
+@torch.no_grad()
+def test_distributions_validate_in_the_graph():
+    def fn(mean, deviation):
+        d = torch.distributions.Normal(mean, deviation)
+        sample = d.rsample()
+        return sample, d.log_prob(sample)
+
+    torch.manual_seed(0)
+    want = fn(torch.zeros(3), torch.ones(3))
+    torch.manual_seed(0)
+    explained = torchsmith.explain(fn)(torch.zeros(3), torch.ones(3))
+    assert not explained.breaks and explained.extern_calls == ("aten.normal_functional.default",)
+    torch.testing.assert_close(explained.result, want)
+    with pytest.raises(ValueError, match="Expected parameter scale"):
+        torchsmith.compile(fn)(torch.zeros(3), -torch.ones(3))
+
+
+def test_python_types_are_dtypes():
+    explained = torchsmith.explain(lambda n: (torch.ones(n, dtype=bool), torch.zeros(n, dtype=float), torch.arange(n, dtype=int)))(3)
+    assert not explained.breaks
+    assert [t.dtype for t in explained.result] == [torch.bool, torch.float64, torch.int64]

@@ -26,6 +26,7 @@ import torch
 from .. import events
 from ..codes import Forbidden, Unsupported, define
 from ..graph.sizes import expr_of, print_condition
+from ..graph.spec import ASSUMED, assumes
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..ir.expr import walk as walk_expr
 from ..options import Options
@@ -443,7 +444,7 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
         captured.inputs,
         finish.recipe if finish.text is None else None,
         _make_finish(finish, name) if finish.text is not None else None,
-        compiled.call,
+        or_elsewhere(captured.graph, compiled.call),
         names=d.names,
         free_names=d.free_names,
         globals=fn.__globals__,
@@ -453,6 +454,24 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
     )
     events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
     return entry
+
+
+def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`; where it finds that a way is taken that only raises, as if it had not been called: the dispatcher runs the function itself."""
+    if not assumes(graph):
+        return call
+
+    def checked(*args: Any) -> Any:
+        random = torch.get_rng_state()
+        try:
+            return call(*args)
+        except RuntimeError as error:
+            if not str(error).startswith(ASSUMED):
+                raise
+        torch.set_rng_state(random)
+        raise _frame.Elsewhere
+
+    return checked
 
 
 def _layout_conditions(captured: Any, symbols: dict[str, Source]) -> list[Expr]:

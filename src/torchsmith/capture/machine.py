@@ -17,6 +17,7 @@ import torch
 
 from ..codes import Unsupported
 from ..graph import tracing
+from ..graph.spec import ASSUMED
 from . import attributes as at
 from . import bytecode, calls, finish, opcodes, policy, tensor_attrs, torch_rows
 from . import protocols as pr
@@ -509,6 +510,21 @@ class Machine:
 
     def tensor_truth(self, tensor: torch.Tensor) -> bool:
         return bool(self.tensor_value(tensor, "__bool__", "if on a tensor's value"))
+
+    def assume(self, tensor: torch.Tensor, wanted: bool) -> bool:
+        """The truth of a tensor that is expected to be `wanted`, else the program raises. The graph checks it before it has done anything
+        that can be seen; where it does not hold, the function runs as it is (dispatch.or_elsewhere)."""
+        trace = tracing.current()
+        known = trace.known_value(tensor, "__bool__")
+        if known is not NotImplemented:
+            return bool(known)
+        if any(type(n) is not int or n != 1 for n in tensor.shape) or self.recorder.has_written_inputs():
+            return self.tensor_truth(tensor)
+        holds = self.recorder.record("method", "bool", (tensor,), {})
+        if not wanted:
+            holds = self.recorder.record("method", "logical_not", (holds,), {})
+        self.recorder.effect(torch.ops.aten._assert_async.msg, (holds, f"{ASSUMED} {self.loc()}"))
+        return wanted
 
     def tensor_value(self, tensor: torch.Tensor, method: str, what: str, args: Any = (), kwargs: Any = None) -> Any:
         """What Python asks of a tensor's data: an answer only where the data is made of numbers of the program."""

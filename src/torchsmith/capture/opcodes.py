@@ -12,6 +12,8 @@ import sys
 import types
 from typing import Any
 
+import torch
+
 from ..codes import Unsupported
 from . import attributes as at
 from . import protocols as pr
@@ -20,6 +22,7 @@ from .bytecode import VERSION, Instr, op
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()
 RETURN, YIELD = "return", "yield"
+_LONGEST_RAISE = 200  # instructions that make an exception
 Frame = Any
 
 # ---------------------------------------------------------------- stack
@@ -332,6 +335,8 @@ def op_UNARY_NOT(f: Frame, i: Instr) -> None:
 
 @op(since=(3, 13))
 def op_TO_BOOL(f: Frame, i: Instr) -> None:
+    if issubclass(type(f.stack[-1]), torch.Tensor) and f.code.instrs[i.index + 1].name.startswith("POP_JUMP_IF_"):
+        return  # the jump asks
     f.stack[-1] = pr.truth(f.machine, f.stack[-1])
 
 
@@ -345,17 +350,49 @@ def op_jump(f: Frame, i: Instr) -> None:
     f.index = i.value
 
 
+def only_raises(f: Frame, index: int) -> bool:
+    """Does all code from `index` on end in an exception that it raises?"""
+    seen: set[int] = set()
+    starts = [index]
+    while starts:
+        k = starts.pop()
+        while k not in seen:
+            seen.add(k)
+            ins = f.code.instrs[k]
+            if ins.name == "RAISE_VARARGS":
+                break
+            if len(seen) > _LONGEST_RAISE or any(word in ins.name for word in ("BACKWARD", "RETURN", "YIELD", "FOR_ITER", "SEND", "RERAISE")):
+                return False
+            if "JUMP" in ins.name:
+                starts.append(ins.value)
+                if ins.name == "JUMP_FORWARD":
+                    break
+            k += 1
+    return True
+
+
+def decide(f: Frame, i: Instr, jumps_if: bool) -> bool:
+    """The truth that a jump asks for. Of a tensor's value: where one of the ways only raises, the other is taken and that is checked."""
+    value = f.stack.pop()
+    if issubclass(type(value), torch.Tensor):
+        if only_raises(f, i.value):
+            return bool(f.machine.assume(value, not jumps_if))
+        if only_raises(f, i.index + 1):
+            return bool(f.machine.assume(value, jumps_if))
+    return pr.truth(f.machine, value)
+
+
 @op("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE", until=(3, 11))
 @op("POP_JUMP_IF_TRUE", since=(3, 12))
 def op_pop_jump_if_true(f: Frame, i: Instr) -> None:
-    if pr.truth(f.machine, f.stack.pop()):
+    if decide(f, i, True):
         f.index = i.value
 
 
 @op("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE", until=(3, 11))
 @op("POP_JUMP_IF_FALSE", since=(3, 12))
 def op_pop_jump_if_false(f: Frame, i: Instr) -> None:
-    if not pr.truth(f.machine, f.stack.pop()):
+    if not decide(f, i, False):
         f.index = i.value
 
 

@@ -46,6 +46,7 @@ _SIZE_OPS: dict[str, Any] = {
     "ceil": math.ceil, "trunc": math.trunc, "round": round,
 }  # fmt: skip
 _FX_LEAVES = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # Python's types, where torch takes a dtype
 _NO_GRAD_RESULT = frozenset({"detach", "detach_", "data", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like",
                              "randint_like", "new_zeros", "new_ones", "new_empty", "new_full", "argmax", "argmin"})  # fmt: skip
 _MODE_DEFAULT: frozenset[str] = frozenset()
@@ -241,6 +242,8 @@ class Recorder:
             return tuple([self.fx(v) for v in value])
         if t is range:
             return list(value)
+        if t is type and value in _DTYPES:
+            return _DTYPES[value]
         if issubclass(type(value), (types.BuiltinFunctionType, torch._ops.OpOverload, torch.finfo, torch.iinfo)):
             return value
         for plain in (int, float, str):
@@ -314,6 +317,11 @@ class Recorder:
         node = self.graph.create_node("call_function", target, tuple([self.fx(a) for a in args]), {})
         node.meta.update(loc=self.loc(), val=val)
         return node
+
+    def has_written_inputs(self) -> bool:
+        """Was anything written so far that others than this call can see?"""
+        given = [n.meta["val"] for n in self.graph.nodes if n.op == "placeholder" and issubclass(type(n.meta.get("val")), torch.Tensor)]
+        return any(tracing.storage(t) in tracing.current().written for t in given)
 
     def take_back(self, mark: torch.fx.Node | None) -> None:
         """Forget the nodes recorded after `mark`; placeholders stay."""

@@ -19,9 +19,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.fx
 
 from ..ir.expr import Expr
 from ..ir.program import Symbol
+
+ASSUMED = "the program raises an exception at"  # begins the message of a check that a way is not taken that only raises
+
+
+def assumes(gm: torch.fx.GraphModule) -> bool:
+    """Does a captured graph hold such a check?"""
+    return any(n.target is torch.ops.aten._assert_async.msg and str(n.args[1]).startswith(ASSUMED) for n in gm.graph.nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     def known_data(self, t: torch.Tensor) -> torch.Tensor | None:
         """The data of a constant, while nothing has been written to its memory."""
         found = getattr(t, "_ts_constant", None)
-        return None if found is None or _storage(t) in self.written else found
+        return None if found is None or storage(t) in self.written else found
 
     def known_value(self, t: torch.Tensor, method: str) -> Any:
         """What `method` ("item", "tolist", "__bool__" ...) gives of a constant; NotImplemented where the data is not known."""
@@ -279,10 +279,10 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def note_write(self, row: OpInfo, bound: dict[str, Any]) -> None:
         """An operator writes its arguments: what is known of their values holds no more."""
-        written = {_storage(t) for t in tensors_in([bound[w] for w in row.writes])}
+        written = {storage(t) for t in tensors_in([bound[w] for w in row.writes])}
         self.written |= written
-        self.counted = {k: (t, n) for k, (t, n) in self.counted.items() if _storage(t) not in written}
-        self.numbers = {k: (t, n) for k, (t, n) in self.numbers.items() if _storage(t) not in written}
+        self.counted = {k: (t, n) for k, (t, n) in self.counted.items() if storage(t) not in written}
+        self.numbers = {k: (t, n) for k, (t, n) in self.numbers.items() if storage(t) not in written}
 
     def fold(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """A scalar computed from numbers and constants, None where it is none: Python may ask for its value later."""
@@ -383,7 +383,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         return result
 
 
-def _storage(t: torch.Tensor) -> int:
+def storage(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 

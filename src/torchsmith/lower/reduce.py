@@ -344,12 +344,12 @@ def _truth(cx: Builder, x: Ref, dims: Any, keep: bool, name: str) -> Ref:
     return cx.stage(lambda i: cast(at(i), cx.dtype))
 
 
-@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
+@lowers("aten.any.default", "aten.any.dim", "aten.any.dims", "aten._is_any_true.default")
 def lower_any(cx: Builder, x: Ref, dims: Any = None, keep: bool = False) -> Ref:
     return _truth(cx, x, dims, keep, "or")
 
 
-@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
+@lowers("aten.all.default", "aten.all.dim", "aten.all.dims", "aten._is_all_true.default")
 def lower_all(cx: Builder, x: Ref, dims: Any = None, keep: bool = False) -> Ref:
     return _truth(cx, x, dims, keep, "and")
 

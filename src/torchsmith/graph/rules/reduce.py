@@ -75,7 +75,7 @@ def aminmax(self: Tensor, *, dim: int | None = None, keepdim: bool = False) -> t
     return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, self.dtype)
 
 
-@rule(aten.any.default, aten.all.default)
+@rule(aten.any.default, aten.all.default, aten._is_all_true.default, aten._is_any_true.default)
 def any_all(self: Tensor) -> Tensor:
     return result(self, None, False, torch.uint8 if self.dtype is torch.uint8 else torch.bool)
 
