@@ -59,7 +59,7 @@ class Options:
     def codegen_key(self) -> tuple[tuple[str, Any], ...]:
         """The part that changes generated code: goes into cache keys."""
         skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check",
-                "cpp_threads", "thread_pool", "freezing_discard_parameters", "libtorch"}  # fmt: skip
+                "cpp_threads", "thread_pool", "freezing_discard_parameters"}  # fmt: skip
         return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in skip)
 
 

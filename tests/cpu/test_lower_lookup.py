@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from lower_harness import check_native
 
+import torchsmith
+
+FORBID = {"libtorch": "forbid"}
 FLOATS = [torch.float32, torch.float64]
 NEAR = {torch.float32: {"rtol": 1e-4, "atol": 2e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
 
@@ -108,3 +111,41 @@ def test_multi_margin_loss(p, reduction):
     x, t, w = randn(6, 5), torch.tensor([0, 4, 2, 2, 1, 3]), torch.rand(5)
     check_native(lambda x, t, w: F.multi_margin_loss(x, t, p=p, margin=0.7, weight=w, reduction=reduction), x, t, w)
     check_native(lambda x, t: F.multi_margin_loss(x, t, p=p, reduction=reduction), x[0], t[0])
+
+
+@pytest.mark.parametrize("ends", [[2, 2, 5], [0, 3, 7], [7, 7, 7]])
+def test_grouped_products(ends):
+    def reference(x, w, e):
+        """Row by row; rows behind the last group are 0."""
+        group = torch.searchsorted(e, torch.arange(7, dtype=torch.int32), right=True)
+        rows = torch.stack([x[i] @ w[min(int(g), 2)] for i, g in enumerate(group)])
+        return rows * (group < 3)[:, None]
+
+    x, w, e = randn(7, 20), randn(3, 9, 20).transpose(1, 2), torch.tensor(ends, dtype=torch.int32)
+    want = reference(x, w, e)
+    for dynamic in (False, True):
+        with torch.no_grad():
+            run = torchsmith.compile(lambda x, w, e: torch.ops.aten._grouped_mm(x, w, offs=e), dynamic=dynamic, options=FORBID)
+            got = run(x, w, e)
+        torch.testing.assert_close(got[: ends[-1]], want[: ends[-1]])
+
+
+def test_grids_and_complex_values_of_any_size_where_libtorch_is_forbidden():
+    def fn(x, grid):
+        turned = torch.view_as_real(torch.polar(x[:, 0].abs(), x[:, 1]) * torch.view_as_complex(grid))
+        return F.grid_sample(x, grid, align_corners=False), turned
+
+    x, grid = randn(2, 3, 40, 40), randn(2, 40, 40, 2)
+    with torch.no_grad():
+        for dynamic in (False, True):
+            got = torchsmith.compile(fn, dynamic=dynamic, options=FORBID)(x, grid)
+            torch.testing.assert_close(got, fn(x, grid), rtol=1e-4, atol=1e-5)
+
+
+def test_grouped_products_of_a_library():
+    moe = pytest.importorskip("transformers.integrations.moe")
+    given = randn(7, 20), randn(3, 20, 9), torch.tensor([2, 2, 5])
+    with torch.no_grad():
+        explained = torchsmith.explain(moe._grouped_mm)(*given)
+        assert not explained.breaks and not explained.extern_calls
+        torch.testing.assert_close(explained.result, torch.ops.transformers.grouped_mm_fallback(*given))

@@ -41,7 +41,7 @@ from . import extern
 from .numerics import IR_DTYPES, boolean, ir_dtype
 from .pairs import in_memory, written_back
 from .ref import ZERO, Index, Pair, Ref, contiguous_strides, is_one, is_small, is_zero, of_buffer, same_strides
-from .table import LOWERINGS, PAIR_LOWERINGS, PLAIN_VIEWS
+from .table import PAIR_LOWERINGS, PLAIN_VIEWS, rule_of
 
 Value = Any  # Ref | Expr | None | tuple of them: what a node stands for
 
@@ -77,6 +77,10 @@ class Builder:
     @property
     def shape(self) -> tuple[Expr, ...]:
         return self.out.shape
+
+    def is_ours(self, *shapes: Sequence[Expr]) -> bool:
+        """Where torch's kernel is the faster one: shall ours be used? For few elements, and where nothing may need libtorch."""
+        return self.options.libtorch == "forbid" or all(map(is_small, shapes))
 
     # ------------------------------------------------------------ names
     def fresh(self, prefix: str = "t") -> str:
@@ -302,7 +306,7 @@ def _lower_node(cx: Builder, node: fx.Node, env: dict[fx.Node, Value]) -> Value:
     bound = bind_arguments(node.target, args, kwargs)
     if _touches_opaque(cx, args, kwargs):
         return _lower_opaque(cx, node, bound, env)
-    rule = LOWERINGS.get(node.target)
+    rule = rule_of(node.target)
     if rule is not None:
         mark, known_buffers = len(cx.body), len(cx.buffers)
         found = rule(cx, *bound)
@@ -324,7 +328,7 @@ def _touches_opaque(cx: Builder, *values: Any) -> bool:
 
 def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any], env: dict[fx.Node, Value]) -> Value:
     """Operators on opaque values: complex ones as pairs of real values, views where they are plain memory, else extern calls."""
-    pairs, rule = PAIR_LOWERINGS.get(node.target), LOWERINGS.get(node.target)
+    pairs, rule = PAIR_LOWERINGS.get(node.target), rule_of(node.target)
     if pairs is not None and _is_small_complex(cx, bound):
         found = pairs(cx, *bound)
         if found is not NotImplemented:
@@ -348,7 +352,7 @@ def _is_small_complex(cx: Builder, bound: list[Any]) -> bool:
     Complex numbers among the arguments cannot be passed to torch, so they are always computed with here.
     """
     values = [v for v in (*bound, cx.out) if isinstance(v, (Ref, Pair, TensorSpec))]
-    return any(isinstance(v, complex) for v in bound) or all(is_small(v.shape) for v in values)
+    return any(isinstance(v, complex) for v in bound) or cx.is_ours(*(v.shape for v in values))
 
 
 def _flatten(*values: Any) -> list[Any]:

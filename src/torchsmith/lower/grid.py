@@ -14,7 +14,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, const, convert, op, select
 from .cat import conjunction, masked
 from .core import Builder
-from .ref import Index, Ref, is_small, known
+from .ref import Index, Ref, known
 from .table import lowers
 from .upsample import cubic_weights
 
@@ -120,7 +120,7 @@ HOW: dict[int, Callable[[Ref, Index, list[Expr], list[Along]], Expr]] = {BILINEA
 @lowers("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
 def lower_grid_sampler(cx: Builder, x: Ref, grid: Ref, interpolation: int, padding: int, align: bool) -> object:
     """x (batch, channels, *sizes) read at grid (batch, *result sizes, rank): the grid's last axis counts from the innermost dimension."""
-    if x.dtype not in (dt.f32, dt.f64) or grid.dtype is not x.dtype or any(known(n) == 0 for n in x.shape) or not is_small(cx.shape):
+    if x.dtype not in (dt.f32, dt.f64) or grid.dtype is not x.dtype or any(known(n) == 0 for n in x.shape) or not cx.is_ours(cx.shape):
         return NotImplemented
     rank = x.rank - 2
     along = [Along(n, x.dtype, padding, align) for n in x.shape[2:]]

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ir.expr import Expr, op
+from ..ir import dtype as dt
+from ..ir.expr import Const, Expr, convert, op, select
 from .core import Builder
 from .loss import broadcast_shape
 from .numerics import cast, opmath, rounded_to, scalar
 from .pointwise import map_elements
 from .reduce import Split, accumulator, norm_of, total
-from .ref import ONE, Index, Ref, is_small, known
-from .table import lowers
+from .ref import ONE, Index, Ref, known, product
+from .search import position
+from .table import lowers, lowers_foreign
 from .views import diagonal, wrap_dim, wrap_dims
 
 
@@ -154,7 +156,7 @@ def lower_trilinear(
     d = cx.dtype
     compute = opmath(d)
     how = Split(broadcast_shape(*parts), wrap_dims(dims, rank), False)
-    if not is_small(how.shape):
+    if not cx.is_ours(how.shape):
         return NotImplemented
 
     def term(i: Index) -> Expr:
@@ -163,3 +165,30 @@ def lower_trilinear(
 
     at = total(cx, how, term, accumulator(d, how))
     return cx.stage(lambda i: cast(at(i), d))
+
+
+GATHERED = 1 << 18  # products of numbers for which a plain loop, whose rows find their matrix by an index, is as fast as a call into torch
+
+
+@lowers("aten._grouped_mm.default")
+@lowers_foreign("transformers.grouped_mm_fallback.default")
+def lower_grouped_mm(cx: Builder, x: Ref, weight: Ref, ends: Ref | None = None, bias: Ref | None = None, dtype: Any = None) -> Any:
+    """(s, k) times (groups, k, n) -> (s, n): rows below ends[0] take the first matrix, below ends[1] the second, ..; rows behind are 0."""
+    if ends is None or bias is not None or dtype is not None or x.rank != 2 or weight.rank != 3:
+        return NotImplemented
+    work = known(product((*cx.shape, x.shape[1])))
+    if cx.options.libtorch != "forbid" and (work is None or work > GATHERED):
+        return NotImplemented
+    groups, d = weight.shape[0], cx.dtype
+    of_row = cx.stage(lambda i: convert(position(cx, groups, lambda k: convert(ends.load((k,)), dt.index), i[0], True), dt.i64),
+                      (x.shape[0],), dt.i64, (ONE,))  # fmt: skip
+    how = Split((*cx.shape, x.shape[1]), (2,), False)
+    acc = accumulator(d, how)
+
+    def term(i: Index) -> Expr:
+        row, column, k = i
+        group = op("min", convert(of_row.load((row,)), dt.index), groups - 1)
+        return op("mul", cast(x.load((row, k)), acc), cast(weight.load((group, k, column)), acc))
+
+    at = total(cx, how, term, acc)
+    return cx.stage(lambda i: select(op("lt", convert(of_row.load(i[:1]), dt.index), groups), cast(at(i), d), Const(d, 0)))

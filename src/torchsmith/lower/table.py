@@ -26,6 +26,16 @@ def overload(name: str) -> Any:
 OPTIONAL = frozenset({"aten._fused_rms_norm.default", "aten._assert_tensor_metadata.default", "aten.expand_copy.default"})
 
 
+# Rules of other libraries' operators, by name: the operator is made when its library is imported.
+NAMED: dict[str, Rule] = {}
+
+
+def rule_of(op: Any) -> Rule | None:
+    """The rule of an OpOverload, if it has one."""
+    found = LOWERINGS.get(op)
+    return found if found is not None or op.namespace == "aten" else NAMED.get(str(op))
+
+
 # Views that mean the same memory whatever the elements are.
 PLAIN_VIEWS = frozenset(
     overload(f"aten.{name}")
@@ -59,6 +69,19 @@ def _enter(table: dict[Any, Rule], names: tuple[str, ...]) -> Callable[[Rule], R
             if op in table:
                 raise ValueError(f"{name} has two lowerings")
             table[op] = rule
+        return rule
+
+    return add
+
+
+def lowers_foreign(*names: str) -> Callable[[Rule], Rule]:
+    """Enter the decorated rule for operators that other libraries define ("transformers.grouped_mm_fallback.default")."""
+
+    def add(rule: Rule) -> Rule:
+        for name in names:
+            if name in NAMED:
+                raise ValueError(f"{name} has two lowerings")
+            NAMED[name] = rule
         return rule
 
     return add

@@ -15,7 +15,7 @@ from ..ir.expr import Const, Expr, convert, op, select
 from ..ir.rules import round_to
 from .core import Builder
 from .numerics import cast, opmath
-from .ref import ZERO, Index, Ref, is_small, known, size
+from .ref import ZERO, Index, Ref, known, size
 from .table import lowers
 
 Taps = list[tuple[Expr, Expr]]  # (source index, weight) along one dimension
@@ -233,7 +233,7 @@ def _averaged(cx: Builder, x: Ref, axis: int, m: Expr, scale: float | None, alig
 
 def _antialiased(kernel: Any, reach: float) -> Any:
     def rule(cx: Builder, x: Ref, output_size: Any, align: bool, *scales: Any) -> Any:
-        if not x.dtype.is_float or align or not is_small(cx.shape):
+        if not x.dtype.is_float or align or not cx.is_ours(cx.shape):
             return NotImplemented
         factors = _scales(scales, 2)
         rows = _averaged(cx, x, x.rank - 1, cx.shape[-1], factors[1], align, kernel, reach)
