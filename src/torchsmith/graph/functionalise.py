@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from ..codes import Unsupported
 from ..ir.expr import Expr, Sym, walk
 from .canonical import emit_graph
-from .layout import SymTypes, clamp_index, from_front, hint_of, is_shape
+from .layout import SymTypes, clamp_index, from_front, hint_of, is_shape, overlaps
 from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
@@ -158,7 +158,7 @@ class Recording(Tracing):
 
     def own(self, t: torch.Tensor, node: Node, spec: TensorSpec, number: int | None = None) -> Value:
         """`t` is memory of its own that holds `node`."""
-        value = Value(Root(node, spec, t, number))
+        value = Value(Root(node, spec, t, number), overlaps=number is not None and overlaps(t))
         t._ts_value = value  # type: ignore[attr-defined]
         self.roots.setdefault(t.untyped_storage()._cdata, value.root)
         return value
@@ -177,7 +177,7 @@ class Recording(Tracing):
         step = Step(
             aten.as_strided.default, (_exprs(t.shape), _exprs(t.stride()), _expr(offset)), {}, root.spec, spec_of(t), self.facts.loc
         )
-        value = Value(root) if spec_of(t) == root.spec and offset == 0 else Value(root, (step,))
+        value = Value(root) if spec_of(t) == root.spec and offset == 0 else Value(root, (step,), overlaps(t))
         t._ts_value = value  # type: ignore[attr-defined]
         return value
 
@@ -273,7 +273,7 @@ class Recording(Tracing):
     def show(self, t: torch.Tensor, base: torch.Tensor, value: Value, func: OpOverload, args: Any, kwargs: Any, i: int) -> None:
         """`t` is result number i of the view operator `func` on `base`."""
         if func in SAME_VIEW:
-            t._ts_value = Value(value.root, value.steps)  # type: ignore[attr-defined]
+            t._ts_value = Value(value.root, value.steps, value.overlaps)  # type: ignore[attr-defined]
             return
         spell = SPELL_VIEW.get(func)
         if spell is not None:
@@ -282,7 +282,7 @@ class Recording(Tracing):
         else:
             op, rest, options = func, tuple(args[1:]), dict(kwargs)
         step = Step(op, tuple(self.lower_args(a) for a in rest), options, spec_of(base), spec_of(t), self.facts.loc)
-        t._ts_value = Value(value.root, (*value.steps, step))  # type: ignore[attr-defined]
+        t._ts_value = Value(value.root, (*value.steps, step), value.overlaps or overlaps(t))  # type: ignore[attr-defined]
 
     # -------- writes
     def record_write(self, func: OpOverload, row: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -515,7 +515,7 @@ def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args
     else:
         rest = (*args, *kwargs.values())
     step = Step(op, tuple(rec.lower_args(a) for a in rest), {}, before, spec_of(self), rec.facts.loc)
-    self._ts_value = Value(value.root, (*value.steps, step))  # type: ignore[attr-defined]
+    self._ts_value = Value(value.root, (*value.steps, step), value.overlaps or overlaps(self))  # type: ignore[attr-defined]
     return self
 
 

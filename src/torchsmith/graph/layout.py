@@ -232,6 +232,18 @@ def is_dense(t: torch.Tensor) -> bool:
     return matches(shape, strides, rest)
 
 
+def overlaps(t: torch.Tensor) -> bool:
+    """May two indices name one place in memory, at the hints of its sizes?"""
+    if not t._has_symbolic_sizes_strides and t.is_contiguous():
+        return False
+    reach = 0
+    for stride, size in sorted((hint_of(s), hint_of(n)) for s, n in zip(t.stride(), t.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * max(size - 1, 0)
+    return False
+
+
 def hint_of(v: Size) -> int:
     if type(v) is int:
         return v

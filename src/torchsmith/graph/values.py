@@ -67,8 +67,11 @@ class Root:
 
 @dataclass(eq=False, slots=True)
 class Value:
+    """`overlaps`: some place of the memory has two indices in the root's tensor or in a view on the way."""
+
     root: Root
     steps: tuple[Step, ...] = ()
+    overlaps: bool = False
 
 
 Emit = Callable[..., Node]  # emit(op, args, kwargs, spec, loc) -> Node
@@ -91,6 +94,8 @@ def read(emit: Emit, root: Root, steps: tuple[Step, ...]) -> Node:
 def write(emit: Emit, value: Value, node: Node, loc: str) -> None:
     """Let the memory under a view hold `node`; every view of that memory changes with it."""
     root, steps = value.root, value.steps
+    if value.overlaps:  # one element of the functional value is not all that the write changes
+        raise Unsupported("GRA006", at=loc, detail="a write to a tensor whose elements share memory")
     for k in range(len(steps) - 1, -1, -1):
         step = steps[k]
         undo = INVERSES.get(step.op)
