@@ -1,7 +1,7 @@
 """Autocast while tracing: torch's own autocast looks at a tensor's device and would pass tracing tensors by.
 
 In: an operator below autograd and its arguments. Out: the arguments cast as eager's autocast would have cast them, or None when
-nothing changes. Composites that eager casts as a whole are cast where their torch function is called (FUNCTIONS).
+nothing changes. Composites that eager casts as a whole are cast where their torch function is called (FUNCTIONS; matmul and linear).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch._ops import OpOverload
 
 from .schema import overloads
 
-PRODUCTS = "mm bmm addmm addbmm baddbmm mv addmv dot convolution _addmm_activation scaled_dot_product_attention"
+PRODUCTS = "mm bmm addmm addbmm baddbmm convolution _addmm_activation scaled_dot_product_attention"
 LOSSES = """mse_loss nll_loss_forward nll_loss2d_forward smooth_l1_loss huber_loss binary_cross_entropy multi_margin_loss
     multilabel_margin_loss_forward prod _cdist_forward soft_margin_loss"""
-LOWER = {"cpu": PRODUCTS, "cuda": PRODUCTS + " addr _prelu_kernel"}
+LOWER = {"cpu": PRODUCTS, "cuda": PRODUCTS + " mv addmv dot addr _prelu_kernel"}
 FULL = {
     "cpu": LOSSES + """ avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
         max_pool3d_with_indices max_unpool2d max_unpool3d grid_sampler_2d grid_sampler_3d polar trace view_as_complex reflection_pad1d

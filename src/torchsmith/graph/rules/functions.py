@@ -22,6 +22,7 @@ Tensor = torch.Tensor
 @function_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul, aten.matmul.default)
 def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
     """Batches of unknown sizes, as torch's composite multiplies them: in torch 2.11 that one asks for plain numbers."""
+    a, b = _lowered(trace, (a, b))
     is_fixed = not a._has_symbolic_sizes_strides and not b._has_symbolic_sizes_strides
     if kwargs or is_fixed or max(a.dim(), b.dim()) < 3 or not min(a.dim(), b.dim()):
         return call(a, b, **kwargs)  # type: ignore[no-any-return]
@@ -36,6 +37,12 @@ def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Te
     batch = reshape(trace, Tensor.reshape, a, _product(shape[:-2]), *shape[-2:])
     right = b.unsqueeze(1) if b.dim() == 1 else b
     return torch.bmm(batch, right.expand(batch.shape[0], *right.shape)).view(*shape[:-1], *b.shape[1:])
+
+
+def _lowered(trace: Tracing, operands: Any) -> Any:
+    """The operands of a product as autocast casts them: what matmul decomposes into (mv, dot) is not cast where it is called itself."""
+    dtype = trace.autocast.get(device_of(operands[0]).type)
+    return operands if dtype is None else cast_arguments(operands, dtype)
 
 
 def _batches(trace: Tracing, a: Tensor, b: Tensor) -> Tensor:
@@ -96,6 +103,7 @@ def _product(sizes: Any) -> Any:
 @function_rule(F.linear, aten.linear.default)
 def linear(trace: Tracing, call: Any, input: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     """The same for linear: contiguous rows with a bias are one addmm."""
+    input, weight, bias = _lowered(trace, (input, weight, bias))
     if input.dim() < 3 or weight.dim() != 2 or not input._has_symbolic_sizes_strides:
         return call(input, weight, bias)  # type: ignore[no-any-return]
     if bias is not None and bias.dim() == 1 and is_contiguous(input):
