@@ -1,4 +1,4 @@
-"""Run random tensor programs (fuzz_harness.py) through part of the road and compare with eager.
+"""Run random tensor programs (fuzz_steps.py) through part of the road and compare with eager.
 
     PYTHONPATH=src:tests/cpu python tests/cpu/fuzz.py FIRST LAST STEPS [lower | fuse | sched | compile] [dynamic]
 
@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import sys
-import traceback
-import warnings
 from typing import Any
 
+import fuzz_harness
+import fuzz_steps
 import numpy as np
 import torch
-from fuzz_harness import program
+from fuzz_harness import HALF, check, shaken
 from graph_harness import graph_of
 from lower_harness import call_eager, to_array
 from road_harness import compiled
@@ -48,36 +48,25 @@ def run(fn: Any, args: tuple[torch.Tensor, ...], stop: str, dynamic: bool) -> li
     return run_scheduled(kernels, inputs, call_eager)
 
 
-def compare(seed: int, steps: int, stop: str, dynamic: bool = False) -> None:
-    """Raises when the results differ from eager's; half precision anywhere in the program loosens the comparison."""
-    fn, args = program(seed, steps)
+def compare(seed: int, steps: int, stop: str, dynamic: bool = False) -> list[str]:
+    """Raises when the results differ from eager's; says what was refused."""
+    fn, args = fuzz_harness.function(fuzz_steps.STEPS, seed + 1, steps), fuzz_steps.arguments(seed)
     wanted = fn(*[x.clone() for x in args])
     if any(w.numel() > 20000 for w in wanted):
-        return
-    got = run(fn, args, stop, dynamic)
-    assert len(got) == len(wanted)
-    near = 1.6e-2 if any(x.dtype == torch.bfloat16 for x in args) else 2e-4
-    for g, w in zip(got, wanted, strict=True):
-        actual = g if isinstance(g, torch.Tensor) else torch.from_numpy(np.array(g)).to(w.dtype)
-        tolerance = max(near, 1.6e-2 if w.dtype == torch.bfloat16 else 0)
-        torch.testing.assert_close(actual, w, equal_nan=True, rtol=tolerance, atol=tolerance)
+        return []
+    try:
+        got = run(fn, args, stop, dynamic)
+    except Unsupported as why:
+        return [f"refused {str(why)[:150]}"]
+    tensors = [g if isinstance(g, torch.Tensor) else torch.from_numpy(np.array(g)) for g in got]
+    tensors = [g.to(w.dtype) for g, w in zip(tensors, wanted, strict=True)]
+    near = 1.6e-2 if HALF & {x.dtype for x in (*args, *wanted)} else 2e-4
+    check(tensors, wanted, near, lambda k: fn(*[shaken(x, k) for x in args]), f"{[tuple(x.shape) for x in args]}")
+    return []
 
 
 def main(first: int, last: int, steps: int, stop: str = "sched", dynamic: str = "") -> int:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    wrong = 0
-    for seed in range(first, last):
-        try:
-            compare(seed, steps, stop, bool(dynamic))
-        except Unsupported as why:
-            print(seed, "refused", str(why)[:150])
-        except Exception as error:  # whatever is wrong with a seed is its result
-            wrong += 1
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            print(seed, type(error).__name__, " ".join(str(error).split())[:220], f"{at.filename.split('/')[-1]}:{at.lineno}", flush=True)
-    print(f"{last - first} programs, {wrong} wrong")
-    return int(wrong > 0)
+    return fuzz_harness.run(lambda seed: compare(seed, steps, stop, bool(dynamic)), first, last)
 
 
 if __name__ == "__main__":

@@ -1,180 +1,116 @@
-"""Random tensor programs: what the fuzz tests run through the road and compare with eager."""
+"""What the fuzzers share: random numbers that can be captured, the loop that draws a program's steps, the comparison, and the command line.
+
+A step is a function (draw, the tensors so far) -> another tensor, or None where it does not apply. A vocabulary is a list of steps.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-Step = Callable[[random.Random, list[torch.Tensor]], torch.Tensor | None]
-STEPS: list[Step] = []
+Tensors = Sequence[torch.Tensor]
 
 
-def step(fn: Step) -> Step:
-    STEPS.append(fn)
-    return fn
+class Draw:
+    """Random numbers in Python that can be captured."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = (seed * 7919 + 12345) % 2147483647 or 1
+
+    def random(self) -> float:
+        self.state = self.state * 48271 % 2147483647
+        return self.state / 2147483647
+
+    def randrange(self, *bounds: int) -> int:
+        low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+        return low + int(self.random() * (high - low))
+
+    def choice(self, values: Any) -> Any:
+        return values[self.randrange(len(values))]
 
 
-def pick(r: random.Random, have: list[torch.Tensor], wanted: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor | None:
+Step = Callable[[Draw, list[torch.Tensor]], torch.Tensor | None]
+
+
+def pick(r: Draw, have: Tensors, wanted: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor | None:
+    """One of `have`, the late ones oftener."""
     good = [t for t in have if wanted(t)]
-    return r.choice(good) if good else None
+    return r.choice(good[-4:] if r.random() < 0.6 else good) if good else None
 
 
-def is_float(t: torch.Tensor) -> bool:
-    return t.dtype.is_floating_point and t.numel() < 5000
+def function(steps: Sequence[Step], seed: int, count: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A program of `count` steps: it draws the same ones each time it runs, whatever the sizes, and returns some of what it has."""
 
-
-def has_dims(t: torch.Tensor) -> bool:
-    return is_float(t) and t.dim() > 0 and t.numel() > 0
-
-
-UNARY = [
-    torch.sin, torch.tanh, torch.sigmoid, torch.abs, torch.neg, torch.relu, F.gelu, F.silu, torch.floor, torch.sign, torch.erf,
-    lambda x: x.clamp(-1, 1), lambda x: x * 0.5 + 1, lambda x: torch.where(x > 0, x, x * 0.1), lambda x: torch.exp(-x.abs()),
-    lambda x: x.to(torch.bfloat16).to(torch.float32), lambda x: x.double().float(), lambda x: torch.sqrt(x.abs() + 1),
-    lambda x: (x > 0).to(x.dtype), lambda x: x.masked_fill(x < -1, 0.5), lambda x: x.pow(2), lambda x: 1 / (x.abs() + 1),
-]  # fmt: skip
-BINARY = [
-    torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (b.abs() + 1), torch.atan2,
-    lambda a, b: torch.lerp(a, b, 0.3),
-]  # fmt: skip
-
-
-@step
-def unary(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    x = pick(r, have, is_float)
-    return None if x is None else r.choice(UNARY)(x)
-
-
-@step
-def binary(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    a, b = pick(r, have, is_float), pick(r, have, is_float)
-    if a is None or b is None or a.dtype is not b.dtype:
-        return None
-    try:
-        torch.broadcast_shapes(a.shape, b.shape)
-    except RuntimeError:
-        return None
-    return r.choice(BINARY)(a, b)
-
-
-@step
-def reduction(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    x = pick(r, have, has_dims)
-    if x is None:
-        return None
-    dim, keep = r.randrange(x.dim()), r.random() < 0.5
-    fn = r.choice([torch.sum, torch.mean, torch.amax, torch.amin, torch.logsumexp, torch.prod])
-    return fn(x, dim, keepdim=keep)
-
-
-@step
-def whole(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    x = pick(r, have, has_dims)
-    return None if x is None else r.choice([torch.sum, torch.mean, torch.amax, lambda x: x.abs().max()])(x)
-
-
-@step
-def normal(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    x = pick(r, have, has_dims)
-    if x is None:
-        return None
-    dim = r.randrange(x.dim())
-    n = x.shape[-1]
-    return r.choice([
-        lambda: torch.softmax(x, dim), lambda: torch.log_softmax(x, dim), lambda: F.layer_norm(x, (n,)), lambda: torch.cumsum(x, dim),
-        lambda: torch.var(x, dim, correction=0), lambda: x - x.mean(dim, keepdim=True), lambda: x / (x.norm(dim=dim, keepdim=True) + 1),
-        lambda: torch.cummax(x, dim)[0], lambda: x.argmax(dim).to(x.dtype), lambda: x.max(dim)[0],
-    ])()  # fmt: skip
-
-
-@step
-def view(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    x = pick(r, have, has_dims)
-    if x is None:
-        return None
-    d, e = r.randrange(x.dim()), r.randrange(x.dim())
-    n = x.shape[d]
-    return r.choice([
-        lambda: x.transpose(d, e), lambda: x.unsqueeze(d), lambda: x.reshape(-1), lambda: x.flip(d), lambda: x.roll(1, d),
-        lambda: x.narrow(d, n // 2, n - n // 2), lambda: x.select(d, n - 1), lambda: x[..., ::2], x.squeeze,
-        lambda: x.reshape(n, -1) if d == 0 else x.flatten(), lambda: x.expand(2, *x.shape), lambda: x.movedim(d, e),
-        lambda: x.repeat_interleave(2, d), lambda: torch.tril(x) if x.dim() > 1 else x.neg(), x.contiguous,
-        lambda: x.diagonal() if x.dim() > 1 else x,
-    ])()  # fmt: skip
-
-
-@step
-def joined(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    x = pick(r, have, has_dims)
-    if x is None:
-        return None
-    d = r.randrange(x.dim())
-    pad = [r.randrange(3), r.randrange(2)]
-    return r.choice([
-        lambda: torch.cat([x, x * 2], d), lambda: torch.stack([x, x.sin()], d), lambda: F.pad(x, pad), lambda: F.pad(x, pad, value=1.5),
-        lambda: torch.cat(torch.chunk(x, 2, d)[::-1], d),
-    ])()  # fmt: skip
-
-
-@step
-def indexed(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    x = pick(r, have, has_dims)
-    if x is None:
-        return None
-    d = r.randrange(x.dim())
-    index = (x.detach().abs().sum() * 0).long() + torch.arange(x.shape[d]).flip(0)
-    wide = index.view([-1 if k == d else 1 for k in range(x.dim())]).expand(x.shape) // 2
-    return r.choice([
-        lambda: x.index_select(d, index), lambda: x.gather(d, wide), lambda: torch.zeros_like(x).scatter_add(d, wide, x),
-        lambda: x.index_add(d, index // 2, x), lambda: x[index] if d == 0 else x.take(index), lambda: x.scatter(d, wide, x),
-    ])()  # fmt: skip
-
-
-@step
-def written(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    """In-place work on a copy, and on what others see."""
-    x = pick(r, have, has_dims)
-    if x is None:
-        return None
-    y = x.clone()
-    r.choice([
-        lambda: y.add_(1), lambda: y[0].mul_(2), lambda: y.select(-1, 0).fill_(3), lambda: y.transpose(0, -1).sub_(0.5),
-        lambda: y.copy_(x.sin()),
-        lambda: y.narrow(0, 0, 1).copy_(x.narrow(0, 0, 1) * 2), y.relu_,
-    ])()  # fmt: skip
-    return y
-
-
-@step
-def product(r: random.Random, have: list[torch.Tensor]) -> torch.Tensor | None:
-    x = pick(r, have, lambda t: has_dims(t) and t.dim() == 2)
-    return None if x is None else x @ x.t()
-
-
-SHAPES = [(4, 6), (6,), (3, 4, 6), (1, 6), (4, 1), (2, 3, 4), (5, 5)]
-
-
-def program(seed: int, steps: int) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """(function, its arguments): the function draws the same steps each time it runs."""
-    r = random.Random(seed)
-    g = torch.Generator().manual_seed(seed)
-    args = tuple(torch.randn(r.choice(SHAPES), generator=g) for _ in range(r.randrange(1, 4)))
-    if r.random() < 0.3:
-        args = tuple(a.to(torch.bfloat16 if r.random() < 0.5 else torch.float64) if r.random() < 0.5 else a for a in args)
-
-    def fn(*given: torch.Tensor) -> list[torch.Tensor]:
-        r = random.Random(seed + 1)
+    def fn(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        r = Draw(seed)
         have = list(given)
-        for _ in range(steps):
-            made = r.choice(STEPS)(r, have)
+        for _ in range(count):
+            made = r.choice(steps)(r, have)
             if made is not None:
                 have.append(made)
         made = have[len(given) :]
-        kept = [t for t in made if r.random() < 0.4]
-        return kept or made[-1:] or [given[0] * 2]
+        return tuple(t for t in have if r.random() < 0.4) or tuple(made[-1:]) or (given[0] * 2,)
 
-    return fn, args
+    return fn
+
+
+NEAR = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+HALF = frozenset(NEAR)
+
+
+def shaken(x: torch.Tensor, seed: int) -> torch.Tensor:
+    """`x` with every float moved by about its last digit, its layout kept."""
+    if not x.dtype.is_floating_point:
+        return x
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    step = 1e-6 if x.dtype not in HALF else torch.finfo(x.dtype).eps
+    return torch.empty_like(x).copy_((x.double() * (1 + step * noise)).to(x.dtype))
+
+
+def check(got: Tensors, want: Tensors, near: float, again: Callable[[int], Tensors], about: str) -> None:
+    """Raises where `got` and `want` differ by more than `near` of the largest value and more than eager itself does when its inputs are
+    shaken: again(seed) gives what eager makes of shaken inputs. A value that was rounded may lie on the other side of a threshold."""
+    assert len(got) == len(want), (len(got), len(want))
+    for k, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype), f"{about}, tensor {k}: {g.dtype} {tuple(g.shape)}, not {w.dtype} {tuple(w.shape)}"
+        if torch.allclose(g.double(), w.double(), rtol=near, atol=near, equal_nan=True):
+            continue
+        others = [again(seed)[k].double() for seed in range(8)]
+        a, b = g.double(), w.double()
+        spread = torch.stack([(o - b).abs() for o in others]).amax(0)
+        largest = 1 + torch.where(b.isfinite(), b.abs(), 0).max()
+        is_near = ((a - b).abs() <= near * largest + 10 * spread) | (a == b) | (a.isnan() & b.isnan())
+        steady = torch.stack([(o.isfinite() == b.isfinite()) for o in others]).all(0)  # inf and NaN move too
+        assert bool((is_near | ~steady).all()), f"{about}, tensor {k}: {_worst(a, b, ~(is_near | ~steady))}"
+
+
+def _worst(a: torch.Tensor, b: torch.Tensor, wrong: torch.Tensor) -> str:
+    at = tuple(wrong.nonzero()[0].tolist())
+    return f"{int(wrong.sum())} of {wrong.numel()} elements of {tuple(a.shape)} differ, at {at} {float(a[at]):.6g}, not {float(b[at]):.6g}"
+
+
+def shared(tensors: Tensors) -> list[int]:
+    """For each tensor the first one that lies in the same storage."""
+    homes = [t.untyped_storage()._cdata if t.numel() else -k for k, t in enumerate(tensors)]
+    return [homes.index(h) for h in homes]
+
+
+def run(compare: Callable[[int], Sequence[str]], first: int, last: int) -> int:
+    """Each wrong seed is a line, and each thing that compare(seed) says; the exit status."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    wrong = 0
+    for seed in range(first, last):
+        try:
+            for line in compare(seed):
+                print(seed, line, flush=True)
+        except Exception as error:  # whatever is wrong with a seed is its result
+            wrong += 1
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            print(seed, type(error).__name__, " ".join(str(error).split())[:260], f"{at.filename.split('/')[-1]}:{at.lineno}", flush=True)
+    print(f"{last - first} programs, {wrong} wrong")
+    return int(wrong > 0)

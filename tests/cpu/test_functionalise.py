@@ -213,6 +213,21 @@ def test_item_is_unsupported() -> None:
     assert e.value.code == "GRA003"
 
 
+@pytest.mark.parametrize("kind", ["input", "view of it", "windows", "part of windows"])
+def test_writes_to_elements_that_share_memory_are_refused(kind: str) -> None:
+    """Other elements change with them, which a functional value does not show."""
+    a = x(20).as_strided((3, 4), (1, 1)) if "input" in kind or "it" in kind else x(3, 4)
+
+    def fn(a: Tensor) -> Tensor:
+        part = {"input": a, "view of it": a[0], "windows": a.unfold(1, 2, 1), "part of windows": a.unfold(1, 2, 1)[..., 0]}[kind]
+        part.zero_()
+        return a + 1
+
+    with pytest.raises(Unsupported) as e:
+        graph_of(fn, a)
+    assert e.value.code == "GRA006"
+
+
 def test_data_dependent_sizes_are_bound_at_run_time() -> None:
     check(lambda a: a[a > 0] * 2, x(10))
     check(lambda a: torch.nonzero(a > 0).t() + 1, x(10, 2))
@@ -225,3 +240,13 @@ def test_autocast_region() -> None:
             return F.softmax(y, -1) + y
 
     check(fn, x(4, 6), x(5, 6))
+
+
+def test_autocast_casts_products_by_the_function_that_is_called() -> None:
+    """matmul of a vector is cast, mv, dot and addmv are not."""
+
+    def fn(a: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return a @ v, v @ v, F.linear(v, a), F.linear(v, a, a[:, 0]), torch.mv(a, v), torch.dot(v, v), torch.addmv(a[:, 0], a, v)
+
+    check(fn, x(4, 6), x(6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fuzz_calls
+import fuzz_modules
 import fuzz_sizes
 import pytest
 import torch
@@ -34,3 +35,9 @@ def test_calls(seed: int) -> None:
 def test_several_sizes(seed: int) -> None:
     with torch.inference_mode():
         fuzz_sizes.compare(seed, 5)
+
+
+@pytest.mark.parametrize("seed", (2, 7, 11, 13))
+def test_modules_that_change(seed: int) -> None:
+    """Weights, sizes, modes, copies, threads and forks between calls."""
+    fuzz_modules.compare(seed, 6)
