@@ -12,9 +12,9 @@ from test_emit_targets import flags_for
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Cast, Load, const, convert
-from torchsmith.ir.kernel import Kernel, Paired
+from torchsmith.ir.kernel import Kernel, Paired, Turn
 from torchsmith.ir.program import Buffer, Stage, Store
-from torchsmith.schedule.contraction import pack, recognise
+from torchsmith.schedule.contraction import pack, readings, recognise
 from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
 from torchsmith.schedule.paired import form_changing_pairs, form_paired, rows_of
@@ -77,6 +77,29 @@ def test_product(target: str, m: int, n: int, k: int, monkeypatch: pytest.Monkey
     x, w = bf16(rng, m, k), bf16(rng, n, k)
     got = run(packing, kernel, buffers, x, w, (m, n))
     np.testing.assert_allclose(got, x.astype(np.float64) @ w.T.astype(np.float64), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_results_along_rows_are_turned(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels-first: stored in vectors along the rows of a tile."""
+    monkeypatch.setattr(emit_harness, "FLAGS", TARGETS[target])
+    m, n, k = 75, 40, 36
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    product = multiply_add(((r, const(k)),), Cast(dt.f32, Load("x", dt.bf16, (i, r))), Cast(dt.f32, Load("w", dt.bf16, (j, r))))
+    stage = Stage(((j, const(n)), (i, const(m))), (Store("y", (j, i), product),))
+    buffers = {
+        s: Buffer(s, dt.f32 if s == "y" else dt.bf16, tuple(map(const, e)), dense(tuple(map(const, e))), "temp")
+        for s, e in {"x": (m, k), "w": (n, k), "y": (n, m)}.items()
+    }
+    found = next(c for c in readings(stage) if c.b.buf == "w")
+    formed = form_paired(found, buffers)
+    assert formed is not None
+    packing, kernel, packed = formed
+    assert any(isinstance(s, Turn) for s in kernel.body)
+    rng = np.random.default_rng(0)
+    x, w = bf16(rng, m, k), bf16(rng, n, k)
+    got = run(packing, kernel, {**buffers, packed.name: packed}, x, w, (n, m))
+    np.testing.assert_allclose(got, w.astype(np.float64) @ x.T.astype(np.float64), rtol=1e-5, atol=1e-4)
 
 
 # images, rows of one, channels, columns, taps, stride; whether all taps are copied side by side

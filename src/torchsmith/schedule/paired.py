@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Expr, Load, const, op, substitute, walk
-from ..ir.kernel import Kernel, Loop, Paired, Scratch, StoreStmt, Weave
+from ..ir.kernel import Kernel, Loop, Paired, Scratch, Stmt, StoreStmt, Turn, Weave
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
-from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where, where_of
+from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where, stores_along, where_of
 from .deps import estimate
 from .tiling import CACHED_ROWS, LANES
 
@@ -98,10 +98,11 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     woven = Load("panel", dt.bf16, (op("floordiv", c.k[0], const(2)) * (2 * width) + nl * 2 + op("mod", c.k[0], const(2)),))
     weave = Weave("panel", 2 * width, nl, wide, c.k[0], const(k), -(-k // DEEP) * DEEP, b)
     tile = Paired("acc", rows, vectors, ml, live, (), c.k[0], k, nl, a, woven)
-    loop = Loop(mt, in_block, "serial", (tile, _epilogue(c, start, ml, nt * width, nl, live, wide, width)))
+    results, turned = _epilogue(c, rows, start, ml, nt * width, nl, live, wide, width, buffers)
+    loop = Loop(mt, in_block, "serial", (tile, *results))
     grid = (*c.batch, *c.rows[:-1], (mb, op("floordiv", m_extent + (rows * tiles - 1), const(rows * tiles))), (nt, columns))
     params, syms = _params((weave, loop), c.stage.stores, c, buffers[c.b.buf], buffers, [e for _, e in grid])
-    scratch = (Scratch("acc", dt.f32, rows * width), Scratch("panel", dt.bf16, -(-k // DEEP) * DEEP * width))
+    scratch = (Scratch("acc", dt.f32, rows * width), Scratch("panel", dt.bf16, -(-k // DEEP) * DEEP * width), *turned)
     grain = const(max(1, 32768 // (rows * tiles * vectors * k)))
     return Kernel("contraction", params, syms, grid, grain, scratch, (weave, loop), origins=(c.stage.origin, c.stage.loc))
 
@@ -190,7 +191,7 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     taps = () if joined else tuple(x for x, _ in c.taps)
     at = (op("floordiv", element, const(2)), nl * 2 + op("mod", element, const(2)))
     b = Load(packed.name, dt.bf16, (*(x for x, _ in c.batch), nt, *taps, *at))
-    epilogue = _epilogue(c, mt * rows, ml, nt * width, nl, live, wide, width)
+    results, turned = _epilogue(c, rows, mt * rows, ml, nt * width, nl, live, wide, width, buffers)
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     if near is None:
         grid: tuple[tuple[Axis, Expr], ...] = (*c.batch, *m_tiles, (ni, tiles))
@@ -199,19 +200,28 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     soon, lines = (None, 0) if near is None else _soon(c, packed, (nb, ni), near, m_tiles, width, joined)
     tile = Paired("acc", rows, vectors, ml, live, c.taps, c.k[0], k, nl, a, b, joined, soon, lines)
     steps = rows * vectors * k * max(1, _product([e for _, e in c.taps]))
-    params, syms = _params((tile, epilogue), c.stage.stores, c, packed, buffers, [e for _, e in grid])
-    scratch = (Scratch("acc", dt.f32, rows * width),)
+    params, syms = _params((tile, *results), c.stage.stores, c, packed, buffers, [e for _, e in grid])
+    scratch = (Scratch("acc", dt.f32, rows * width), *turned)
     origins = (c.stage.origin, c.stage.loc)
-    return Kernel("contraction", params, syms, grid, const(max(1, 32768 // steps)), scratch, (tile, epilogue), origins=origins)
+    return Kernel("contraction", params, syms, grid, const(max(1, 32768 // steps)), scratch, (tile, *results), origins=origins)
 
 
-def _epilogue(c: Contraction, start: Expr, ml: Axis, left: Expr, nl: Axis, live: Expr, wide: Expr, width: int) -> Loop:
-    """What becomes of the sums of the tile at row `start`, column `left`."""
-    table: dict[Expr, Expr] = {ACC: Load("acc", dt.f32, (ml * width + nl,)), c.rows[-1][0]: start + ml, c.n[0]: left + nl}
+def _epilogue(
+    c: Contraction, rows: int, start: Expr, ml: Axis, left: Expr, nl: Axis, live: Expr, wide: Expr, width: int, buffers: dict[str, Buffer]
+) -> tuple[tuple[Stmt, ...], tuple[Scratch, ...]]:
+    """What becomes of the sums of the tile at row `start`, column `left`, and scratch for it. Results contiguous along the rows are
+    turned in registers first."""
     (store,) = c.stage.stores
+    deep = -(-rows // LANES) * LANES
+    turns = 2 * rows >= LANES and stores_along(c, c.rows[-1][0], buffers)
+    acc = Load("turned", dt.f32, (nl * deep + ml,)) if turns else Load("acc", dt.f32, (ml * width + nl,))
+    table: dict[Expr, Expr] = {ACC: acc, c.rows[-1][0]: start + ml, c.n[0]: left + nl}
     index, value = tuple(substitute(i, table) for i in store.index), substitute(c.value, table)
     body = StoreStmt(store.buf, index, value, store.mode, where_of(store, table))
-    return Loop(ml, live, "serial", (Loop(nl, wide, "vector", (body,)),))
+    if not turns:
+        return (Loop(ml, live, "serial", (Loop(nl, wide, "vector", (body,)),)),), ()
+    turn = Turn("turned", deep, ml, live, nl, wide, Load("acc", dt.f32, (ml * width + nl,)))
+    return (turn, Loop(nl, wide, "serial", (Loop(ml, live, "vector", (body,)),))), (Scratch("turned", dt.f32, width * deep),)
 
 
 def _soon(
