@@ -149,3 +149,39 @@ def test_grouped_products_of_a_library():
         explained = torchsmith.explain(moe._grouped_mm)(*given)
         assert not explained.breaks and not explained.extern_calls
         torch.testing.assert_close(explained.result, torch.ops.transformers.grouped_mm_fallback(*given))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_embeddings(mode):
+    def bags(w, i, o):
+        return F.embedding_bag(i, w, o, mode=mode)
+
+    def weighted(w, i, p):
+        return F.embedding_bag(i, w, mode="sum", per_sample_weights=p)
+
+    for dynamic in (False, True):
+        assert not check_native(bags, randn(10, 5), torch.randint(10, (7,)), torch.tensor([0, 2, 2, 5]), dynamic=dynamic).externs
+        assert not check_native(weighted, randn(10, 5), torch.randint(10, (3, 4)), randn(3, 4), dynamic=dynamic).externs
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"offsets\[0\] has to be 0"):
+        torchsmith.compile(bags)(randn(10, 5), torch.randint(10, (4,)), torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_affine_grids(align):
+    for sizes in ((5, 8), (3, 1, 4)):
+        rank = len(sizes)
+
+        def fn(theta, x):
+            return F.affine_grid(theta, x.shape, align_corners=align)
+
+        for dynamic in (False, True):
+            report = check_native(fn, randn(2, rank, rank + 1), randn(2, 1, *sizes), dynamic=dynamic, rtol=1e-5, atol=1e-6)
+            assert not report.externs
+
+
+def test_counts_whose_number_the_data_tell():
+    with torch.no_grad():
+        for top in (3, 9):
+            x = torch.tensor([0, 2, top])
+            explained = torchsmith.explain(lambda x: torch.bincount(x, minlength=4).cumsum(0))(x)
+            assert not explained.breaks and explained.result.tolist() == torch.bincount(x, minlength=4).cumsum(0).tolist()

@@ -142,6 +142,11 @@ def chunks(x: Tensor) -> Tensor:
     return torch.einsum("bclhn,bcshn->bhcls", y, y)
 
 
+@program((2, 6), (5, 9), (4, 4))
+def diagonals_and_differences(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.clone().fill_diagonal_(2.0), *torch.gradient(x, spacing=0.5), *torch.gradient(x, dim=-1))
+
+
 @program((5, 3), (6, 3), (7, 3))
 def sizes_that_are_one(x: Tensor) -> tuple[Tensor, ...]:
     """Broadcast along sizes that are 1 because of what they are computed from, or because the program asked."""

@@ -117,6 +117,33 @@ def cubic(x: Ref, lead: Index, at: list[Expr], along: list[Along]) -> Expr:
 HOW: dict[int, Callable[[Ref, Index, list[Expr], list[Along]], Expr]] = {BILINEAR: linear, NEAREST: nearest, CUBIC: cubic}
 
 
+@lowers("aten.affine_grid_generator.default")
+def lower_affine_grid(cx: Builder, theta: Ref, size: object, align: bool) -> object:
+    """theta (batch, rank, rank + 1) times the places of the grid's elements, each in [-1, 1], innermost dimension first, and 1."""
+    d, sizes = cx.dtype, cx.shape[1:-1]
+    if d not in (dt.f32, dt.f64):
+        return NotImplemented
+
+    def place(k: Expr, n: Expr) -> Expr:
+        """Of element k of n; both halves count from their own end."""
+        number = lambda e: convert(convert(e, dt.i64), d)
+        step = op("div", Const(d, 2.0), number(n - 1))
+        low = op("add", Const(d, -1.0), op("mul", step, number(k)))
+        high = op("sub", Const(d, 1.0), op("mul", step, number(n - 1 - k)))
+        value = select(op("lt", k, n // 2), low, high)
+        value = value if align else op("div", op("mul", value, number(n - 1)), number(n))
+        return select(op("eq", n, const(1)), Const(d, 0.0), value)
+
+    def at(i: Index) -> Expr:
+        row = [theta.load((i[0], i[-1], const(c))) for c in range(len(sizes) + 1)]
+        total = row[-1]
+        for c, (k, n) in enumerate(reversed(list(zip(i[1:-1], sizes, strict=True)))):
+            total = op("add", total, op("mul", place(k, n), row[c]))
+        return total
+
+    return cx.stage(at)
+
+
 @lowers("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
 def lower_grid_sampler(cx: Builder, x: Ref, grid: Ref, interpolation: int, padding: int, align: bool) -> object:
     """x (batch, channels, *sizes) read at grid (batch, *result sizes, rank): the grid's last axis counts from the innermost dimension."""

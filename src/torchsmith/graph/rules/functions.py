@@ -459,6 +459,34 @@ def one_hot(trace: Tracing, call: Any, input: Tensor, num_classes: Any = -1) -> 
     return torch.zeros(*input.shape, num_classes, dtype=torch.int64).scatter(-1, input.unsqueeze(-1), 1)
 
 
+@function_rule(Tensor.fill_diagonal_)
+def fill_diagonal(trace: Tracing, call: Any, self: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
+    """Torch's own takes the sizes at hand."""
+    if self.dim() != 2 or wrap or not self._has_symbolic_sizes_strides:
+        return call(self, fill_value, wrap)  # type: ignore[no-any-return]
+    self.diagonal().fill_(fill_value)
+    return self
+
+
+@function_rule(torch.gradient)
+def gradient(trace: Tracing, call: Any, input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
+    """Central differences, and one-sided ones at both ends. Torch's own takes the sizes at hand."""
+    plain = isinstance(spacing, (int, float)) and edge_order == 1 and (input.is_floating_point() or input.is_complex())
+    if not plain or not input._has_symbolic_sizes_strides:
+        return call(input, spacing=spacing, dim=dim, edge_order=edge_order)
+    dims = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    found = []
+    for d in [axis(d, input.dim()) for d in dims]:
+        n = input.shape[d]
+        if n < 2:
+            raise RuntimeError("torch.gradient expected each dimension size to be at least edge_order+1")
+        inner = (input.narrow(d, 2, n - 2) - input.narrow(d, 0, n - 2)) / spacing
+        first = (input.narrow(d, 1, 1) - input.narrow(d, 0, 1)) / spacing
+        last = (input.narrow(d, n - 1, 1) - input.narrow(d, n - 2, 1)) / spacing
+        found.append(torch.cat([first, inner / 2, last], d))
+    return found
+
+
 def _over_everything(name: str, n: int) -> None:
     """F.avg_pool2d(x, x.shape[2:]): torch's parser wants plain sizes; a window of the whole image is a mean."""
     fn = getattr(F, name)

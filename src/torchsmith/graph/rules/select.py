@@ -343,6 +343,12 @@ def aten_nonzero(self: Tensor) -> Tensor:
     return make((n, self.dim()), (1, n), torch.int64)  # the kernel fills one row per dimension
 
 
+@rule(aten.bincount.default)
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: Size = 0) -> Tensor:
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return dense((current().facts.fresh(None, ("bound",), minlength if type(minlength) is int else 0, None),), dtype)
+
+
 @rule(aten.masked_select.default)
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     shape = broadcast(self.shape, mask.shape)
