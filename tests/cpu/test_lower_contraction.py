@@ -118,3 +118,38 @@ def test_few_columns_of_many_rows(columns: int) -> None:
     layer, x = torch.nn.Linear(1280, columns).eval(), torch.randn(186, 1280)
     with torch.no_grad():
         torch.testing.assert_close(torchsmith.compile(layer, fullgraph=True)(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+def tokens_as_image(x: torch.Tensor) -> torch.Tensor:
+    """[n, h * w, c] -> [n, c, h, w] for h = 10, as transformers with convolutions in them do."""
+    return x.transpose(1, 2).unflatten(2, (10, -1))
+
+
+def blocks_as_image(x: torch.Tensor) -> torch.Tensor:
+    """[n, 2 * 3, 5 * 5, c] -> [n, c, 10, 15]."""
+    return x.unflatten(2, (5, 5)).unflatten(1, (2, 3)).transpose(2, 3).reshape(len(x), 10, 15, -1).permute(0, 3, 1, 2)
+
+
+VIEWS = [(tokens_as_image, (2, 150, 48)), (blocks_as_image, (2, 6, 25, 48)), (lambda x: x.roll((3, -2), (2, 3)), (2, 48, 10, 15))]
+
+
+@pytest.mark.parametrize("groups", [1, 3, 48])
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (7, 1, 1), (3, 1, 2)])
+@pytest.mark.parametrize(("view", "shape"), VIEWS, ids=["tokens", "blocks", "rolled"])
+def test_images_put_together_from_views_have_tiles(view, shape, kernel, stride, dilation, groups) -> None:
+    """Neither rows that share a dimension with columns nor positions that must be divided cost a convolution its template."""
+    conv = torch.nn.Conv2d(48, 48, kernel, stride, dilation * (kernel // 2), dilation, groups).eval()
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(view(x.sin()))
+
+    x, model = torch.randn(shape), Model()
+    with torch.no_grad():
+        report = torchsmith.explain(model)(x)
+        torch.testing.assert_close(report.result, model(x), rtol=1e-5, atol=1e-5)
+    assert {"contraction", "grouped"} & set(report.graphs[0].kinds)

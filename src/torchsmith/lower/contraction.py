@@ -16,7 +16,7 @@ from torch import fx
 
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Const, Expr, const, op
+from ..ir.expr import Const, Expr, Op, const, op, walk
 from ..ir.program import Stage, Store
 from ..options import Options
 from .cat import conjunction, masked
@@ -98,6 +98,8 @@ def lower_convolution(
         return NotImplemented
     rank = x.rank - 2
     s, p, d = per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank)
+    if (transposed or {*s, *d} != {1} or any(p) or any(not is_one(k) for k in w.shape[2:])) and _divides(cx, x):
+        x = cx.stage(x.load, x.shape, x.dtype)
     if transposed:
         return _transposed(cx, x, w, bias, s, p, d, groups)
     taps = [size(k) for k in w.shape[2:]]
@@ -120,6 +122,14 @@ def lower_convolution(
         return _with_bias(cx, dot(cx, taps if depthwise else [channels, *taps], image, weight), bias, o)
 
     return cx.stage(at)
+
+
+def _divides(cx: Builder, x: Ref) -> bool:
+    """Is `x` a view whose places divide positions of the image (one put together from blocks, or rolled)? What slides over it would divide
+    for every product."""
+    axes = cx.axes(x.shape)
+    divisions = (e for e in walk(x.load(axes)) if isinstance(e, Op) and e.name in ("floordiv", "mod"))
+    return any(axis in axes[2:] for e in divisions for axis in walk(e))
 
 
 def _transposed(

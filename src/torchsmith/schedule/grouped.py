@@ -54,9 +54,10 @@ def group_of(c: Contraction, buffers: Mapping[str, Buffer]) -> Group | None:
         return None
     terms = linear(shared).terms
     stride = const_of(terms[m]) or 0
-    windows = [x for x, _ in loops if x in terms and (const_of(terms[x]) or 0) > 0]
+    # Rows of an image may share a dimension with its columns (tokens seen as an image): their taps are as good as in one of their own.
+    windows = sorted((x for x, _ in loops if x in terms and (const_of(terms[x]) or 0) > 0), key=lambda x: const_of(terms[x]) or 0)
     group = next((x for x in reversed(c.batch) if x[0] in at.terms and x[0] not in terms), None)
-    if group is None or stride < 1 or len(windows) > 1 or len(terms) != 1 + len(windows):
+    if group is None or stride < 1 or not all(isinstance(x, Axis) for x in terms):
         return None
     step = const_of(at.terms[group[0]])
     index = next((linear(i).terms for i in c.a.index if group[0] in linear(i).terms), None)
