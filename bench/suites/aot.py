@@ -15,8 +15,9 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ NOTE = (
     "of paired bursts with a bootstrap 95 % interval; static: our own package made for that size alone, so its ratio is 1 over (dynamic "
     "over static); alone: AOTInductor's package is one made for that size alone as well, because torch.export cannot leave the size open. "
     "malloc keeps what is freed. `error`: max|ours - eager| / max|eager|. Load: from a path to the loaded model, and to the first result "
-    "at the smallest size, in a fresh process that has imported torch, the file in the page cache; code: the package less its weights. "
+    "at the smallest size, in a fresh process that has imported torch and the classes of the model's results, the file in the page "
+    "cache; code: the package less its weights. "
     "Map: mmap of as many bytes of the package as the weights have; with MAP_POPULATE; with one byte of each page read."
 )
 
@@ -227,7 +229,24 @@ def _make(case: dict[str, Any]) -> Row:
     kept = [t.untyped_storage() for t in itertools.chain(model.parameters(), model.buffers())]
     weights = {s.data_ptr(): s.nbytes() for s in kept}
     took = _first(Path(path), round(time.process_time() - began + _children() - grown, 2))
-    return {"path": path, "cpu_s": took, "bytes": Path(path).stat().st_size, "weights": sum(weights.values())}
+    found = {"path": path, "cpu_s": took, "bytes": Path(path).stat().st_size, "weights": sum(weights.values())}
+    return found | ({"classes": _classes(path)} if case["who"] == "torchsmith" else {})
+
+
+def _classes(path: str) -> list[str]:
+    """Modules that whoever loads the package must have imported, because the model returns objects of their classes."""
+    from torchsmith.runtime.package import Loaded
+
+    def kinds(spec: Any) -> Iterator[str]:
+        if isinstance(spec, dict):
+            yield from [spec["type"]] if isinstance(spec.get("type"), str) else []
+            spec = spec.get("children_spec")
+        for part in spec if isinstance(spec, list) else ():
+            yield from kinds(part)
+
+    info = Loaded(path).info
+    found = {k.rpartition(".")[0] for k in kinds([info["in_spec"], info["out_spec"]])}
+    return sorted(m for m in found if m and m.partition(".")[0] not in ("builtins", "collections", "torch"))
 
 
 def _children() -> float:
@@ -248,6 +267,8 @@ def _load(case: dict[str, Any]) -> Row:
     """Seconds until the loaded model has answered once, and by how much the process has grown."""
     import torch
 
+    for module in case["classes"]:
+        import_module(module)
     inputs = CASES[case["model"]]().inputs(*case["size"])
     if case["who"] == "torchsmith":
         import torchsmith.aot
@@ -383,7 +404,8 @@ def _fill_row(args: argparse.Namespace, row: Row, peers: list[str], folder: str,
         row["made"]["AOTInductor"], paths["AOTInductor"] = each[0], each[0]["path"]
     for loader in LOADERS:
         if loader in paths:
-            one = {"suite": "aot", "what": "load", "model": name, "who": loader, "path": paths[loader], "size": case.sizes[0]}
+            one = {"suite": "aot", "what": "load", "model": name, "who": loader, "path": paths[loader], "size": case.sizes[0],
+                   "classes": row["made"]["torchsmith"].get("classes", ())}  # fmt: skip
             row["load"][loader] = _medians([child(one) for _ in range(2 if args.quick else LOADS)])
     if "path" in row["made"]["torchsmith"]:
         one = {"suite": "aot", "what": "map", "path": paths["torchsmith"], "bytes": row["made"]["torchsmith"]["weights"]}

@@ -152,6 +152,14 @@ def test_names_are_a_promise_for_all_sizes() -> None:
     assert repr(made.range_constraints) == "{'n': [1, inf], 'm': [1, inf]}" and not made.conditions
 
 
+def test_a_package_tells_the_conditions_that_its_program_tells(tmp_path: Path) -> None:
+    # one of two sizes, which no range describes; a bound in many words, which is a range
+    for fn, count in ((lambda x, y: x[: y.shape[0]] + y, 1), (lambda x, y: x + y[0] if x.shape[0] * 2 + 1 < 90 else x, 0)):
+        made = exported(fn, (-9, 5), (-7, 5))
+        run = aot.load_package(aot.compile_and_package(made, package_path=str(tmp_path / "told.pt2")))
+        assert len(made.conditions) == len(run.info["conditions"]) == count, (str(made), run.info["conditions"])
+
+
 INDEX = torch.zeros(3, 5, dtype=torch.int64)
 OUTSIDE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]] = {
     # a program, sizes that it was exported with, sizes that eager refuses

@@ -23,7 +23,7 @@ from ..emit.model import PREPARED, READ, WRITTEN, ConstantRow, Description, Inpu
 from ..graph.sizes import LARGEST, print_condition
 from ..graph.spec import FreshOutput, InputOutput, TensorSpec, ViewOutput
 from ..graph.tracing import spec_of
-from ..ir.expr import Const, Expr, walk
+from ..ir.expr import Const, Expr
 from ..options import Options
 from ..pipeline import Source, compile_source, refuse_externs
 from ..runtime.externs_torch import operator_row
@@ -117,13 +117,12 @@ def symbols_of(entry: Entry) -> tuple[Any, ...]:
 
 def conditions_of(entry: Entry) -> tuple[tuple[Expr, str], ...]:
     """What tracing and compiling assumed of sizes, as checks of each call."""
-    rows = []
-    for cond in (*entry.facts.guards, *entry.facts.late):
-        if not isinstance(cond, Const):
-            text = print_condition(cond, entry.labels)
-            loc = entry.facts.locs.get(cond, "")
-            rows.append((cond, f"the sizes of the inputs must satisfy {text}" + (f", because of {loc}" if loc else "")))
-    return tuple(rows)
+    return tuple((c, _said(c, entry)) for c in (*entry.facts.guards, *entry.facts.late) if not isinstance(c, Const))
+
+
+def _said(cond: Expr, entry: Entry) -> str:
+    loc = entry.facts.locs.get(cond, "")
+    return f"the sizes of the inputs must satisfy {print_condition(cond, entry.labels)}" + (f", because of {loc}" if loc else "")
 
 
 # ---------------------------------------------------------------- constants
@@ -225,7 +224,7 @@ def describe(entry: Entry, source: Source, rows: Sequence[ConstantRow], features
     }  # fmt: skip
     return {
         "format": 1, "torchsmith": __version__, "name": entry.name, "inputs": inputs, "ranges": ranges,
-        "conditions": [said for cond, said in conditions_of(entry) if len(list(walk(cond))) > 3],
+        "conditions": [_said(cond, entry) for cond in entry.facts.beyond_ranges()],
         "arguments": [[a.name, None if a.placeholder is None else "tensor", _plain(a.value)] for a in entry.arguments],
         "outputs": [None if leaf is not None else _plain(v) for leaf, v in zip(entry.returned, entry.values, strict=True)],
         "returned": list(entry.returned), "described_outputs": described_outputs(entry),

@@ -133,10 +133,7 @@ class ExportedProgram:
     @property
     def conditions(self) -> tuple[tuple[Expr, str], ...]:
         """What must hold of the sizes beyond their ranges, and the user's line that asked: (d0 % 4 == 0, "model.py:7")."""
-        ranges = SizeFacts()
-        ranges.symbols.update(self.facts.symbols)
-        asked = (c for c in (*self.facts.guards, *self.facts.late) if ranges.decide(c) is None)
-        return tuple((c, self.facts.locs.get(c, "")) for c in asked)
+        return tuple((c, self.facts.locs.get(c, "")) for c in self.facts.beyond_ranges())
 
     @property
     def graph(self) -> torch.fx.Graph:

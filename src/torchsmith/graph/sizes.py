@@ -112,6 +112,12 @@ class SizeFacts:
         row = self.symbols.get(name)
         return self._narrowed.get(name) or ((None, None) if row is None else (row.lo, row.hi))
 
+    def beyond_ranges(self) -> tuple[Expr, ...]:
+        """What was assumed that the declared ranges do not say: (d0 % 4 == 0,)."""
+        ranges = SizeFacts()
+        ranges.symbols.update(self.symbols)
+        return tuple(c for c in (*self.guards, *self.late) if ranges.decide(c) is None)
+
     def pinned(self) -> dict[str, int]:
         """Symbols that the guards leave one value: the program is for that size only."""
         found = {name: self.range(name) for name in self.symbols}
