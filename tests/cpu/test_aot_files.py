@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,27 @@ def test_command_line(package: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["aot", "run", str(package), str(tmp_path / "bad.npy")]) == 1
     assert "dtype float32 expected" in capsys.readouterr().err
     assert main(["aot", "run", str(tmp_path / "absent.pt2")]) == 1
+    assert main(["aot", "compile", str(package), "-o", str(tmp_path / "again.pt2")]) == 1
+    assert "is compiled already: load it with load_package" in capsys.readouterr().err
+
+
+def test_command_line_compiles_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model without any code of the user, kernels name torch's own lines."""
+    save(export(torch.nn.Sequential(torch.nn.Linear(4, 4)), (torch.randn(2, 4),)), tmp_path / "program.tsep")
+    for name, more in (("m.pt2", []), ("m.so", []), ("m.a", []), ("m", ["--option", "format=c"])):
+        assert main(["aot", "compile", str(tmp_path / "program.tsep"), "-o", str(tmp_path / name), *more]) == 0
+    assert (tmp_path / "m.h").exists() and (tmp_path / "m" / "CMakeLists.txt").exists()
+    assert main(["aot", "inspect", str(tmp_path / "m.pt2")]) == 0
+    assert "linear.py:" in capsys.readouterr().out
+
+
+def test_command_line_without_torch(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from torchsmith.aot.cli import main; sys.exit(main(sys.argv[1:]))"
+    (tmp_path / "p.tsep").write_bytes(b"")
+    command = [sys.executable, "-c", code, "aot", "compile", str(tmp_path / "p.tsep"), "-o", "m.pt2"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+    assert done.returncode == 1 and done.stderr == "error: compile needs torch, which is not installed (running packages does not)\n"
 
 
 def test_headers(package: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import re
 import resource
 import shutil
@@ -66,6 +67,64 @@ def test_sanitizers(tmp_path: Path, sanitizer: str, calls: int) -> None:
     """ThreadSanitizer; AddressSanitizer with leaks and undefined behaviour: no report."""
     env = {"TSAN_OPTIONS": "halt_on_error=1 exitcode=97", "ASAN_OPTIONS": "detect_leaks=1 exitcode=97"}
     run_stress(stress_program(tmp_path, "native", sanitizer), 8, calls, env)
+
+
+READER = r"""
+#include "torchsmith/package.h"
+int main(int argc, char **argv) { /* no file of these may be a model; none may do harm */
+  int loaded = 0;
+  for (int i = 1; i < argc; i++) {
+    torchsmith_model *m = NULL;
+    if (torchsmith_load(argv[i], "model", NULL, &m)) continue;
+    loaded++;
+    torchsmith_free(m);
+  }
+  printf("%d of %d\n", loaded, argc - 1);
+  return 0;
+}
+"""
+
+
+def test_sanitizers_on_damaged_files(tmp_path: Path) -> None:
+    """The loader's header, with leaks: truncated packages, and packages with a byte changed in their directory or anywhere."""
+    program = exported(net(), torch.randn(8, 10))
+    aot.compile_and_package(program, package_path=tmp_path / "model.pt2")
+    content, rng = (tmp_path / "model.pt2").read_bytes(), random.Random(0)
+    files = []
+    for k in range(120):
+        changed = bytearray(content)
+        if k % 3 == 0:
+            changed = changed[: rng.randrange(len(changed))]
+        else:
+            changed[rng.randrange(len(changed) - 2000 if k % 3 == 1 else 0, len(changed))] ^= 1 << rng.randrange(8)
+        files.append(tmp_path / f"{k}.pt2")
+        files[-1].write_bytes(changed)
+    (tmp_path / "main.c").write_text(READER)
+    flags = ["-g", "-O1", *SANITIZE["address"], f"-I{paths()['include']}"]
+    subprocess.run(["cc", *flags, "main.c", "-o", "main", "-ldl"], cwd=tmp_path, check=True)
+    env = os.environ | {"ASAN_OPTIONS": "detect_leaks=1 exitcode=97"}
+    done = subprocess.run([tmp_path / "main", *files], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0 and int(done.stdout.split()[0]) < 60, (done.stdout, done.stderr[-3000:])
+
+
+@pytest.mark.heavy
+def test_sanitizers_inside_torch(tmp_path: Path) -> None:
+    """Calls of libtorch's operators, wrong calls, and printed values, with everything that is compiled under AddressSanitizer."""
+    asked = [["cc", f"-print-file-name=lib{n}.so"] for n in ("asan", "ubsan", "stdc++")]
+    found = [subprocess.run(c, capture_output=True, text=True, check=True).stdout.strip() for c in asked]
+    if not all(f.startswith("/") for f in found):
+        pytest.skip("the compiler has no AddressSanitizer")
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT / "src"), "TORCHSMITH_CACHE_DIR": str(tmp_path / "cache"), "LD_PRELOAD": " ".join(found),
+        "CC": " ".join(["cc", "-g", *SANITIZE["address"], "-Wl,--no-as-needed", "-lasan", "-lubsan"]),
+        "ASAN_OPTIONS": "detect_leaks=0 exitcode=97 detect_odr_violation=0",
+    }  # fmt: skip
+    files = [str(ROOT / "tests" / "cpu" / f"test_aot_{n}.py") for n in ("libtorch", "debug")]
+    chosen = "equals_eager or errors_of or checks_of or gradients or without or printed or saved or names_only"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files, "-k", chosen]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=900)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "AddressSanitizer" not in said and "runtime error:" not in said, said[-3000:]
 
 
 @pytest.mark.heavy

@@ -24,6 +24,7 @@ NUMPY_TYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8",
     "bool": "bool", "u16": "uint16", "u32": "uint32", "u64": "uint64", "c64": "complex64", "c128": "complex128",
 }  # fmt: skip
+NOT_NEEDED_TO_RUN = ("torch", "safetensors")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,6 +33,11 @@ def main(argv: Sequence[str]) -> int:
     work: Callable[[argparse.Namespace], int] = args.work
     try:
         return work(args)
+    except ModuleNotFoundError as e:
+        if e.name not in NOT_NEEDED_TO_RUN:
+            raise
+        print(f"error: {args.command} needs {e.name}, which is not installed (running packages does not)", file=sys.stderr)
+        return 1
     except (Unsupported, PackageError, OSError, ValueError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
@@ -43,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = aot.add_subparsers(dest="command", required=True)
     p = sub.add_parser("compile", help="compile a saved exported program to a package or a library")
     p.add_argument("program", help="file that torchsmith.export.save or torch.export.save wrote")
-    p.add_argument("-o", "--output", required=True, help="path ending with .pt2 or .so")
+    p.add_argument("-o", "--output", required=True, help="path ending with .pt2, .so or .a; with --option format=c a folder")
     p.add_argument("--cpu", action="append", help="native, x86-64-v3, x86-64-v4, ...; several make variants in one package")
     p.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of torchsmith.compile")
     p.set_defaults(work=_compile)
@@ -110,7 +116,9 @@ def _minify(args: argparse.Namespace) -> int:
 def _compile(args: argparse.Namespace) -> int:
     front = import_module("torchsmith.aot.front")  # needs torch
     options: dict[str, Any] = {"cpu": args.cpu or ["native"], **_options(args)}
-    if args.output.endswith(".so"):
+    if args.output.endswith(".a"):
+        options.setdefault("format", "a")
+    if args.output.endswith(".so") or "format" in options:
         options["aot_inductor.output_path"] = args.output
         print(front.aot_compile(args.program, options=options))
     else:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..capture import policy
 from ..capture.whole import capture_whole
 from ..codes import Unsupported
 from ..graph.declared import DeclaredSymbol
@@ -173,7 +174,7 @@ class _Export:
         tensors = ", ".join(f"x{i}" for i in self.tensors)
         text = f"def make({cells}):\n  def forward({tensors}):\n    return module({', '.join(parts)})\n  return forward\n"
         scope: dict[str, Any] = {}
-        exec(compile(text, "<torchsmith export>", "exec"), scope)
+        exec(compile(text, policy.EXPORT_FRAME, "exec"), scope)
         return scope["make"](**space)
 
     def _declared_symbol(self, name: str) -> DeclaredSymbol:

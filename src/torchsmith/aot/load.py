@@ -76,6 +76,8 @@ class PackagedModel:
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         if isinstance(self._in, Spec):
+            if len(self._in.children) == 2:
+                self._check_count(args, kwargs)
             try:
                 leaves = list(self._in.flatten((args, kwargs)))
             except ValueError as e:
@@ -86,6 +88,15 @@ class PackagedModel:
             if isinstance(value, bool | int | float | str | None) and leaves[i] != value:
                 raise ValueError(f"{self.info['name']} was exported with {name}={value!r}; it cannot be called with {leaves[i]!r}")
         return [leaves[i] for i in self._tensors]
+
+    def _check_count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert isinstance(self._in, Spec)
+        positional, keywords = self._in.children
+        n, names = len(positional.children), keywords.keys
+        if len(args) != n or set(kwargs) != set(names):
+            wanted = ", ".join([f"{n} positional argument{'s' if n != 1 else ''}", *(f"{k}=" for k in names)])
+            given = ", ".join([str(len(args)), *(f"{k}=" for k in kwargs)])
+            raise TypeError(f"{self.info['name']}: a call takes what it was exported with, {wanted}; it was given {given}")
 
     def _unflatten(self, leaves: list[Any]) -> Any:
         return self._out.unflatten(iter(leaves)) if isinstance(self._out, Spec) else self._out[1](leaves)

@@ -42,6 +42,9 @@ def load_program(path: Any) -> Any:
     Path(path).stat()
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not an exported program: neither torchsmith.export.save nor torch.export.save wrote it")
+    with zipfile.ZipFile(path) as z:
+        if any("/data/aotinductor/" in n for n in z.namelist()) and not any("/models/" in n for n in z.namelist()):
+            raise ValueError(f"{path} is compiled already: load it with load_package; what is compiled is a saved exported program")
     return import_module("torch.export").load(path)
 
 

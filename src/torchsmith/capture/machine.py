@@ -168,11 +168,13 @@ class Machine:
     # ------------------------------------------------------------ places
 
     def loc(self) -> str:
-        """file:line of the innermost user frame."""
+        """file:line of the innermost user frame; of the innermost one where none is the user's (torch's own modules, exported)."""
         frame = None
         for frame in reversed(self.frames):
             if not policy.is_torch_file(frame.code.code.co_filename):
                 break
+        if frame is not None and frame.code.code.co_filename == policy.EXPORT_FRAME:
+            frame = self.frames[-1]
         return f"{frame.code.code.co_filename}:{frame.ins.line}" if frame is not None else _where(self.entry)
 
     def tick(self) -> None:

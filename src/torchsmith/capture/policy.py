@@ -37,6 +37,9 @@ def is_library_file(filename: str) -> bool:
     return (filename.startswith(_STDLIB) and "site-packages" not in filename) or filename.startswith((_TORCH_DIR, _OWN_DIR))
 
 
+EXPORT_FRAME = "<torchsmith export>"  # file name of the function that calls an exported module
+
+
 def is_torch_file(filename: str) -> bool:
     return filename.startswith(_TORCH_DIR)
 
