@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
-from .polynomial import settled
+from .polynomial import Range, interval, poly, settled
 from .sizes import LARGEST, SizeNode, expr_of
 
 Size = Any  # int | torch.SymInt
@@ -237,11 +237,25 @@ def overlaps(t: torch.Tensor) -> bool:
     if not t._has_symbolic_sizes_strides and t.is_contiguous():
         return False
     reach = 0
-    for stride, size in sorted((hint_of(s), hint_of(n)) for s, n in zip(t.stride(), t.shape, strict=True)):
+    for stride, size in sorted((hint_of(s), most(n)) for s, n in zip(t.stride(), t.shape, strict=True)):
         if size > 1 and stride <= reach:
             return True
         reach += stride * max(size - 1, 0)
     return False
+
+
+def most(n: Size) -> int:
+    """`hint_of`, or how large a size that only running tells can be: the part of a slice is at most the whole."""
+    if type(n) is int or n.node.hint is not None:
+        return hint_of(n)
+    facts = n.node.facts
+
+    def at_hints(name: str) -> Range:
+        hint = facts.hints.get(name)
+        return facts.range(name) if hint is None else (hint, hint)  # type: ignore[no-any-return]
+
+    high = interval(poly(n.node.expr), at_hints)[1]
+    return UNKNOWN if high is None else high
 
 
 def hint_of(v: Size) -> int:
