@@ -89,6 +89,22 @@ def test_signature(program):
     assert "test_export.py:" in str(program) and "batch, 10" in str(program)
 
 
+def test_signature_in_torch_exports_terms(program):
+    from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument
+
+    signature = program.graph_signature
+    specs = {s.target or s.arg.name: s for s in signature.input_specs}
+    assert [s.arg.name for s in signature.input_specs] == [n.name for n in program.graph.nodes if n.op == "placeholder"]
+    assert specs["fc.weight"].kind is InputKind.PARAMETER and specs["scale"].kind is InputKind.CONSTANT_TENSOR
+    assert (specs["count"].persistent, specs["seen"].persistent) == (True, False)
+    outs = signature.output_specs
+    assert {s.target for s in outs if s.kind is OutputKind.BUFFER_MUTATION} == {"count", "seen"}
+    given = [s.arg for s in outs if s.kind is OutputKind.USER_OUTPUT]
+    assert isinstance(given[1], SymIntArgument) and given[3] == ConstantArgument("", None)
+    assert program.module_call_graph[0].signature.forward_arg_names == ["x", "pair", "extra"]
+    program.validate()
+
+
 def test_gradients_flow_through_the_module(net, program):
     args, kwargs = arguments(3)
     program.module()(*args, **kwargs)["y"].sum().backward()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..graph.eager import origin_value, run_functional
 from ..graph.sizes import LARGEST, SizeFacts, print_condition
-from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, TensorSpec
+from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec
 from ..graph.tracing import spec_of
 from ..ir.expr import Const, Expr, Sym, walk
 from ..ir.number import number_of
@@ -62,10 +63,44 @@ class GraphSignature:
     inputs_to_parameters: Mapping[str, str]
     inputs_to_buffers: Mapping[str, str]
     inputs_to_lifted_tensor_constants: Mapping[str, str]
+    input_rows: tuple[tuple[str, InputRow], ...] = field(repr=False)  # every placeholder, in order
+    # (OutputKind, class of the argument, its fields, what takes it)
+    output_rows: tuple[tuple[str, str, tuple[Any, ...], str | None], ...] = field(repr=False)
+    # what programs here never have
+    backward_signature: ClassVar[None] = None
+    assertion_dep_token: ClassVar[None] = None
+    input_tokens: ClassVar[tuple[str, ...]] = ()
+    output_tokens: ClassVar[tuple[str, ...]] = ()
+    lifted_custom_objs: ClassVar[tuple[str, ...]] = ()
 
     @property
     def lifted_tensor_constants(self) -> tuple[str, ...]:
         return self.constants
+
+    @property
+    def parameters_to_mutate(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def inputs_to_lifted_custom_objs(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def input_specs(self) -> list[Any]:
+        """torch.export's InputSpec for every placeholder."""
+        of = import_module("torch.export.graph_signature")
+        kinds = {"user": "USER_INPUT", "param": "PARAMETER", "buffer": "BUFFER", "constant": "CONSTANT_TENSOR"}
+        return [
+            of.InputSpec(of.InputKind[kinds[r.kind]], of.TensorArgument(node), None if r.kind == "user" else r.name,
+                         r.persistent if r.kind == "buffer" else None)
+            for node, r in self.input_rows
+        ]  # fmt: skip
+
+    @property
+    def output_specs(self) -> list[Any]:
+        """torch.export's OutputSpec for every value written after the run, then for every leaf of the result."""
+        of = import_module("torch.export.graph_signature")
+        return [of.OutputSpec(of.OutputKind[kind], getattr(of, arg)(*fields), target) for kind, arg, fields, target in self.output_rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +187,40 @@ class ExportedProgram:
             by["param"], by["buffer"], tuple(r.name for r in self.inputs if r.kind == "buffer" and not r.persistent),
             by["constant"], by["user"],
             tuple(self._output_name(r) for r in self.outputs), {n: r.name for n, r in written.items() if r.kind == "buffer"},
-            {n: r.name for n, r in written.items() if r.kind == "user"}, *(self._placeholders(k) for k in ("param", "buffer", "constant")),
+            {n: r.name for n, r in written.items() if r.kind == "user"},
+            self._placeholders("param"), self._placeholders("buffer"), self._placeholders("constant"),
+            tuple((node.name, r) for r, node in zip(self.inputs, self.functional.graph.nodes, strict=False)), tuple(self._output_rows()),
         )  # fmt: skip
+
+    def _output_rows(self) -> Iterator[tuple[str, str, tuple[Any, ...], str | None]]:
+        placeholders = [node.name for node in self.functional.graph.nodes if node.op == "placeholder"]
+        for i, node in self.functional.write_backs:
+            row = self.inputs[i]
+            yield ("BUFFER_MUTATION" if row.kind == "buffer" else "USER_INPUT_MUTATION"), "TensorArgument", (node,), row.name
+        for r in self.outputs:
+            out = None if r.kind == "const" else self.functional.outputs[r.value]
+            if out is None:
+                yield "USER_OUTPUT", "ConstantArgument", ("", r.value), None
+            elif isinstance(out, InputOutput):
+                yield "USER_OUTPUT", "TensorArgument", (placeholders[out.index],), None
+            else:
+                yield "USER_OUTPUT", "SymIntArgument" if isinstance(out, SizeOutput) else "TensorArgument", (self._output_name(r),), None
+
+    @property
+    def module_call_graph(self) -> list[Any]:
+        """torch.export's entry for the program as a whole; calls of submodules are not kept."""
+        of = import_module("torch.export")
+        names = list(dict.fromkeys(n.split("[")[0].split(".")[0] for n in self.leaf_names))
+        signature = of.ModuleCallSignature(inputs=[], outputs=[], in_spec=self.in_spec, out_spec=self.out_spec, forward_arg_names=names)
+        return [of.ModuleCallEntry(fqn="", signature=signature)]
+
+    @property
+    def dialect(self) -> str:
+        return "ATEN"
+
+    def validate(self) -> None:
+        """Raises where the graph is not well formed."""
+        self.functional.graph.lint()
 
     def _placeholders(self, kind: str) -> dict[str, str]:
         """Name of a placeholder -> name of the tensor that fills it."""
