@@ -8,9 +8,14 @@ import pytest
 import test_lower_ops as rows
 import torch
 import torch.nn.functional as F
+from graph_harness import captured
 from lower_harness import check_native
 
 import torchsmith
+from torchsmith.graph.functionalise import functionalise
+from torchsmith.graph.sizes import SizeFacts
+from torchsmith.options import Options
+from torchsmith.pipeline import compile_source
 
 TOLERANCE = {torch.bfloat16: {"rtol": 8e-3, "atol": 1e-3}, torch.float16: {"rtol": 1e-3, "atol": 1e-4}}
 
@@ -60,6 +65,29 @@ def test_products_whose_factor_is_denormal(function):
         want = torch.where(exact < -20, want, function(exact))
     normal = want.abs() >= torch.finfo(torch.float32).tiny
     assert ((got - want).abs() <= 4 * 2.0 ** (want.abs().log2().floor() - 23))[normal].all()
+
+
+def test_neighbours_of_lanes():
+    """Indices that stay within a vector are a load and a permutation, others a gather: growing slowly, fast, falling, ragged."""
+    x, far = torch.randn(3, 100), torch.randn(3, 2000)
+
+    def resized(mode, scale, one):
+        shape = (1, 1, 3, -1) if mode == "bicubic" else (1, 3, -1)
+        return lambda *args: F.interpolate(args[one].view(shape), scale_factor=scale, mode=mode)
+
+    functions = [resized(mode, s, one) for mode in ("nearest", "linear", "bicubic") for s in (0.5, 1.0625, 1.7, 3) for one in (0, 1)]
+    functions += [lambda x, far: x.flip(1), lambda x, far: far[:, ::37]]
+    batch(functions, x, far, rtol=1e-5, atol=1e-3)  # positions are in float32, in eager too
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_resizing_has_narrow_indices(mode):
+    """Sixteen lanes, and gathers that may be loads: a row of 8-byte indices had eight, read one by one."""
+    x, facts = torch.randn(1, 2, 20, 40), SizeFacts()
+    graph = captured(lambda x: F.interpolate(x, scale_factor=1.5, mode=mode), (x,), facts)
+    (text,) = compile_source(functionalise(graph, facts.freeze()), Options(), "resized").kernels
+    assert "permvarsf512" in text
+    assert "l < 8" not in text
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)

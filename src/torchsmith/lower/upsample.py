@@ -140,7 +140,7 @@ def cubic_weights(t: Expr, d: DType) -> list[Expr]:
 def _cubic_taps(o: Expr, n: Expr, m: Expr, scale: float | None, align: bool, d: DType) -> Taps:
     at = _position(o, n, m, scale, align, d, False)
     floor = op("floor", at)
-    first = convert(floor, dt.index)
+    first = op("max", op("min", convert(floor, dt.index), n + 2), size(-3))  # changes no tap: with bounds, the index is a narrow one
     weights = cubic_weights(op("sub", at, floor), d)
     return [(op("max", op("min", first + (k - 1), n - 1), ZERO), w) for k, w in enumerate(weights)]
 
