@@ -91,11 +91,13 @@ def check(
     return program
 
 
-def check_native(fn: Any, *args: torch.Tensor, rtol: float | None = None, atol: float | None = None, dynamic: bool = False) -> Report:
+def check_native(
+    fn: Any, *args: torch.Tensor, rtol: float | None = None, atol: float | None = None, dynamic: bool = False, libtorch: str = "allow"
+) -> Report:
     """The whole road below capture: compiled equals eager, and runs natively."""
     facts = SizeFacts()
     gm = captured(fn, args, facts, tuple(range(len(args))) if dynamic else ())
-    done = compile_graph(gm, facts.freeze(), args, options=Options())
+    done = compile_graph(gm, facts.freeze(), args, options=Options(libtorch=libtorch))
     assert done.report.road == "native", done.report
     expected, got = flat(fn(*args)), list(done.call(*args))
     assert len(got) == len(expected)

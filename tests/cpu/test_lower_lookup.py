@@ -185,3 +185,7 @@ def test_counts_whose_number_the_data_tell():
             x = torch.tensor([0, 2, top])
             explained = torchsmith.explain(lambda x: torch.bincount(x, minlength=4).cumsum(0))(x)
             assert not explained.breaks and explained.result.tolist() == torch.bincount(x, minlength=4).cumsum(0).tolist()
+
+
+def test_margin_loss_of_one_row():
+    assert not check_native(F.multi_margin_loss, randn(5), torch.tensor([2])).externs

@@ -437,13 +437,13 @@ def test_integer_division_by_zero_is_reported():
 
 
 def test_extern_takes_views_without_copying():
-    p = check(lambda x: torch.sort(x.t(), 0)[0] + 1, make((3, 4)), native=False)
+    p = check(lambda x: torch.sort(x.t(), 0)[1] + 1, make((3, 4)), native=False)
     kinds = [type(e).__name__ for e in p.body]
     assert kinds == ["Extern", "Stage"], kinds
 
 
 def test_extern_chain_matches_eager():
-    check(lambda x: torch.sort(x * 2, 1)[0] + torch.cumsum(x, 0), make((3, 4)), native=False)
+    check(lambda x: torch.sort(x * 2, 1)[1] + torch.cumsum(x, 0), make((3, 4)), native=False)
     check(lambda x: torch.conv2d(x, x[:2, :, :3, :3]).relu().mean((2, 3)), make((4, 3, 8, 8)), native=False)
 
 

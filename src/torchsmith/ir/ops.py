@@ -186,7 +186,7 @@ define("isinf", "T>b", FLOAT, "compare", "is an infinity")(math.isinf)
 define("signbit", "T>b", FLOAT, "compare", "sign bit, also of -0.0 and NaN")(lambda a: math.copysign(1.0, a) < 0)
 
 
-@define("shl", "TT>T", INT, "bit", "a << b; 0 where b is negative or not less than the width")
+@define("shl", "TT>T", WHOLE, "bit", "a << b; 0 where b is negative or not less than the width")
 def _shl(a: int, b: int) -> int:
     return a << b if 0 <= b < 64 else 0
 

@@ -23,6 +23,7 @@ from . import (  # noqa: F401
     reduce,
     scan,
     search,
+    sort,
     upsample,
     views,
 )

@@ -59,6 +59,7 @@ class Builder:
         self.notes: list[str] = []
         self.constants: tuple[str, ...] = ()  # input buffers that keep their values from call to call
         self.spec: Any = None
+        self.read: frozenset[int] = frozenset()  # which results of the node, if it has several, anybody reads
         self.loc = ""
         self.origin = ""
         self.count = 0
@@ -78,9 +79,14 @@ class Builder:
     def shape(self) -> tuple[Expr, ...]:
         return self.out.shape
 
+    @property
+    def is_alone(self) -> bool:
+        """May nothing need libtorch?"""
+        return self.options.libtorch == "forbid"
+
     def is_ours(self, *shapes: Sequence[Expr]) -> bool:
         """Where torch's kernel is the faster one: shall ours be used? For few elements, and where nothing may need libtorch."""
-        return self.options.libtorch == "forbid" or all(map(is_small, shapes))
+        return self.is_alone or all(map(is_small, shapes))
 
     # ------------------------------------------------------------ names
     def fresh(self, prefix: str = "t") -> str:
@@ -227,6 +233,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     for node in fg.graph.nodes:
         if node.op == "call_function" and node in wanted:
             cx.loc, cx.origin, cx.spec = node.meta.get("loc", ""), _name_of(node.target), node.meta.get("spec")
+            cx.read = frozenset(u.args[1] for u in node.users if u.target is operator.getitem and u in wanted)  # type: ignore[misc]
             env[node] = _lower_node(cx, node, env)
         elif node.op == "get_attr":
             raise Unsupported("LOW002", at=node.meta.get("loc", ""), detail=str(node.target))

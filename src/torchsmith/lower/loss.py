@@ -200,7 +200,7 @@ def multi_margin_loss(cx: Builder, x: Ref, target: Ref, p: Any = 1, margin: Any 
     rows = x.shape[:-1]
 
     def target_of(i: Index) -> Expr:
-        return position_of(target, i if target.rank else ())
+        return position_of(target, (i or (ZERO,)) if target.rank else ())
 
     outside = lambda i: op("or", op("lt", position_of(target, i), ZERO), op("ge", position_of(target, i), n))
     cx.check_none(target.shape, outside, "RuntimeError", "target out of range")

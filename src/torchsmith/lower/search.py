@@ -8,11 +8,14 @@ from typing import Any
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, convert, op, select
+from .cat import masked
 from .core import Builder
 from .indexing import update
 from .numerics import TORCH_DTYPES, cast, ir_dtype, result_type, scalar
 from .ref import ZERO, Index, Ref, known, product
+from .sort import sorted_rows
 from .table import lowers
+from .views import reshape
 
 Read = Callable[[Index], Expr]
 
@@ -34,14 +37,19 @@ def position(cx: Builder, n: Expr, edge: Callable[[Expr], Expr], v: Expr, right:
     return cx.fold([Const(dt.index, steps)], [ZERO, n], step).picking(0)
 
 
-def _search(cx: Builder, edges: Ref, value: Read, d: DType, right: bool) -> Any:
+def _search(cx: Builder, edges: Ref, value: Read, d: DType, right: bool, order: Ref | None = None) -> Any:
     n = edges.shape[-1]
     if known(n) == 0:
         return cx.stage(lambda i: Const(cx.dtype, 0))
 
     def at(i: Index) -> Expr:
         lead = i[: edges.rank - 1] if edges.rank > 1 else ()
-        found = position(cx, n, lambda k: cast(edges.load((*lead, k)), d), cast(value(i), d), right)
+
+        def edge(k: Expr) -> Expr:
+            at = k if order is None else convert(order.load((*lead, k)), dt.index)
+            return cast(edges.load((*lead, at)), d)
+
+        found = position(cx, n, edge, cast(value(i), d), right)
         return convert(found, cx.dtype)
 
     return cx.stage(at)
@@ -56,9 +64,9 @@ def common(x: Ref, y: Ref) -> DType:
 def lower_searchsorted(
     cx: Builder, edges: Ref, values: Ref, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
 ) -> Any:
-    if sorter is not None or (edges.dtype is not values.dtype and not (edges.rank and values.rank)):
+    if edges.dtype is not values.dtype and not (edges.rank and values.rank):
         return NotImplemented
-    return _search(cx, edges, values.load, common(edges, values), right or side == "right")
+    return _search(cx, edges, values.load, common(edges, values), right or side == "right", sorter)
 
 
 @lowers("aten.bucketize.Tensor")
@@ -69,18 +77,29 @@ def lower_bucketize(cx: Builder, values: Ref, edges: Ref, out_int32: bool = Fals
 
 
 # ---------------------------------------------------------------- membership
-FEW = 256  # elements to compare each element with; beyond, sorting is faster
+FEW = 256  # elements to compare each element with; beyond, they are sorted
 
 
 @lowers("aten.isin.Tensor_Tensor")
 def lower_isin(cx: Builder, x: Ref, tests: Ref, assume_unique: bool = False, invert: bool = False) -> Any:
-    count = known(product(tests.shape))
-    if count is None or count > FEW:
+    n = product(tests.shape)
+    count = known(n)
+    many = count is None or count > FEW
+    if many and not cx.is_alone:
         return NotImplemented
     d = ir_dtype(result_type([(TORCH_DTYPES[r.dtype], "dim" if r.rank else "zero") for r in (x, tests)]))
+    among = reshape(tests, (n,))
+    wide = Ref(d, (n,), lambda k: cast(among.load(k), d))
+    ordered = sorted_rows(cx, wide, 0, False)[0] if many else wide
 
     def at(i: Index) -> Expr:
-        found = cx.any_of(tests.shape, lambda k: op("eq", cast(x.load(i), d), cast(tests.load(k), d)))
+        v = cast(x.load(i), d)
+        if many:
+            place = position(cx, n, lambda k: ordered.load((k,)), v, False)
+            exists = op("lt", place, n)
+            found = op("and", exists, op("eq", masked(ordered, (place,), exists, Const(d, 0)), v))
+        else:
+            found = cx.any_of((n,), lambda k: op("eq", v, ordered.load(k)))
         return op("not", found) if invert else found
 
     return cx.stage(at)

@@ -12,7 +12,7 @@ from ..ir.kernel import Kernel, Let, Loop, Stmt, StoreStmt
 from ..ir.linear import const_of
 from ..ir.program import Buffer
 from . import deps
-from .access import collect, simplify
+from .access import Access, collect, simplify
 from .axes import LANES, order_axes, vector_cost
 from .build import THREAD, finish
 from .deps import grain, numel
@@ -44,7 +44,12 @@ def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Ker
     found_all = collect([e for _, i, n in carry for e in (i, n)] + [b.value for b in body if isinstance(b, Let)], stores, buffers)
     vector = None
     if free:
-        cheap = min(free, key=lambda x: vector_cost(found_all.items, extents, x[0], lambda x: 1.0))
+        outer = {a for a, _ in free}
+
+        def weigh(x: Access) -> float:
+            return float(numel(extents[a] for a in x.axes() if a not in outer and a in extents))
+
+        cheap = min(free, key=lambda x: vector_cost(found_all.items, extents, x[0], weigh))
         scalar_ok = ordered or s.scan
         unit = all(x.stride(cheap[0]) in (0, 1) for x in found_all.items)
         small = (const_of(cheap[1]) or LANES) < 4

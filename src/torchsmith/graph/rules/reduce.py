@@ -182,7 +182,7 @@ def sort_stable(self: Tensor, *, stable: bool | None, dim: int = -1, descending:
 def topk(self: Tensor, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     d = axis(dim, self.dim())
     shape: Sequence[Size] = [k if i == d else s for i, s in enumerate(self.shape)]
-    if self.dim() and k > self.shape[d]:
+    if k < 0 or k > (self.shape[d] if self.dim() else 1):
         raise RuntimeError("selected index k out of range")
     strides = contiguous_strides(shape)
     return make(shape, strides, self.dtype), make(shape, strides, torch.int64)
@@ -202,6 +202,12 @@ def cummax(self: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 @rule(aten.kthvalue.default)
 def kthvalue(self: Tensor, k: Size, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    d = axis(dim, self.dim())
+    n = self.shape[d] if self.dim() else 1
+    if n == 0:
+        raise IndexError(f"kthvalue(): Expected reduction dim {d} to have non-zero size.")
+    if k < 1 or k > n:
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {d}")
     return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, torch.int64)
 
 
