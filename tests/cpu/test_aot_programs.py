@@ -338,6 +338,40 @@ def test_numbers_of_tensors(tmp_path: Path, road: str) -> None:
             run(*wrong)
 
 
+class Positions(torch.nn.Module):
+    """A cache that is filled from a position which the module keeps as a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2, 16, 4))
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("shown", torch.tensor(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
+        p, n = self.position.item(), x.shape[1]
+        torch._check(p >= 0)
+        self.cache[:, p : p + n] = x
+        self.position += n
+        return self.cache[:, : p + n].mean(1), x[:, : self.shown.item()], self.position.item()
+
+
+def test_a_position_kept_in_a_buffer(tmp_path: Path) -> None:
+    """Read before and after it is written; a dimension that varies beside it; new constants; what does not fit names the dimension."""
+    model = Positions()
+    loaded = packaged(tmp_path, export(model, (torch.randn(2, 3, 4),), dynamic_shapes={"x": {1: Dim("n", min=1, max=8)}}))
+    for run in (loaded, torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))):
+        reference = copy.deepcopy(model)
+        if run is loaded:
+            reference.shown.fill_(1)
+            run.load_constants({"shown": torch.tensor(1)})
+        for n in (3, 1, 8, 2):
+            x = torch.randn(2, n, 4)
+            for got, want in zip(run(x), reference(x), strict=True):
+                torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want))
+        with pytest.raises(RuntimeError, match=r"\(n \+ \[item\(\) at .*test_aot_programs.py:\d+\]\).* does not hold"):
+            run(torch.randn(2, 3, 4))
+
+
 @pytest.mark.parametrize(
     ("fn", "bad", "words"),
     [

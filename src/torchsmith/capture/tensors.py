@@ -146,6 +146,8 @@ class Recorder:
         if known is None:
             known = self.declared_symbols[symbol.name] = self.facts.fresh((now - row.shift) // row.scale, origin, symbol.lo, symbol.hi)
             self.size_nodes[known.node.expr.name] = here
+            if symbol.kind == "named":
+                self.facts.dims[known.node.expr.name] = symbol.name
         name = known.node.expr.name
         if len(origin) == 3 and self.size_nodes[name][2:] != (1, 0):
             self.size_nodes[name] = here

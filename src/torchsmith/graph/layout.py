@@ -94,14 +94,19 @@ def clamp_index(v: Size, n: Size) -> Size:
     return torch.sym_min(v, n) if beyond is None else n if beyond else v
 
 
+def is_told(s: Size) -> bool:
+    """A size that only running tells. Beside one, no other is taken for a 1 that broadcasts: they are equal, which running checks."""
+    return type(s) is torch.SymInt and s.node.hint is None
+
+
 def is_one(s: Size) -> bool:
     """Is the size 1? For a symbol: only if that follows from its range; else it is assumed not to be."""
     if type(s) is int:
         return s == 1
-    answer = s == 1
-    if isinstance(answer, torch.SymBool) and answer.node.hint is None:  # it is not: where that matters, running checks it
-        return answer.node.statically_known_true()  # type: ignore[no-any-return]
-    return bool(answer)
+    one = s == 1
+    if isinstance(one, torch.SymBool) and is_told(s):  # else it is not: where that matters, running checks it
+        return one.node.statically_known_true()  # type: ignore[no-any-return]
+    return bool(one)
 
 
 def contiguous_strides(shape: Sequence[Size]) -> Sizes:
@@ -279,9 +284,9 @@ def broadcast(*shapes: Sequence[Size]) -> Sizes:
                 out[offset + i] = s
             elif (type(s) is int and s == 1) or (hint_of(have) == hint_of(s) != UNKNOWN and have == s):
                 continue
-            elif is_one(have):
+            elif not is_told(s) and is_one(have):
                 out[offset + i] = s
-            elif not is_one(s) and not require(have == s):
+            elif (is_told(have) or not is_one(s)) and not require(have == s):
                 raise RuntimeError(
                     f"The size of tensor a ({have}) must match the size of tensor b ({s}) at non-singleton dimension {offset + i}"
                 )

@@ -58,6 +58,7 @@ class SizeFacts:
         self.when_assumed: Callable[[Expr, str], None] | None = None  # told each condition on such values: running has to check it
         self.spoken = False  # Python code of the program runs: text of a size is that of its number
         self.read_at: dict[str, str] = {}  # symbol of a tensor's value -> the user's line that read it
+        self.dims: dict[str, str] = {}  # symbol of a declared dimension -> its name
         self._known: set[Expr] = set()
         self._narrowed: dict[str, Range] = {}
         self._values: dict[str, torch.SymInt] = {}
@@ -90,7 +91,7 @@ class SizeFacts:
 
     def said(self, e: Expr) -> str:
         """Text of a condition or size that names the lines that read its numbers."""
-        text = print_condition(e, {name: f"[item() at {at}]" for name, at in self.read_at.items()})
+        text = print_condition(e, self.dims | {name: f"[item() at {at}]" for name, at in self.read_at.items()})
         return text[1:-1] if text.startswith("(") else text
 
     def unmet(self, cond: Expr, loc: str) -> str:

@@ -23,6 +23,7 @@ from ..layout import (
     is_one,
     is_static_one,
     is_symbolic,
+    is_told,
     likely,
     propagate_strides,
     require,
@@ -133,7 +134,7 @@ def expand(self: Tensor, size: Sequence[Size], *, implicit: bool = False) -> Ten
         if type(want) is int and want == -1:
             want = have
         if not same(have, want):
-            if is_static_one(have) or is_one(have):
+            if is_static_one(have) or (not is_told(want) and is_one(have)):
                 step = 0
             elif not require(have == want):
                 raise RuntimeError(
