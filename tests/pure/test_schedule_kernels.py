@@ -19,7 +19,7 @@ from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage
 from torchsmith.ir.verify import verify_program, verify_scheduled
 from torchsmith.options import Options
 from torchsmith.schedule.access import collect
-from torchsmith.schedule.deps import grain
+from torchsmith.schedule.deps import grain, repeated
 from torchsmith.schedule.fuse import can_fuse, fuse
 from torchsmith.schedule.kernels import form_kernels
 from torchsmith.schedule.layouts import dense, rows_apart
@@ -343,10 +343,21 @@ def test_rows_do_not_share_a_set_of_the_cache(extent: int, itemsize: int, step: 
 def test_a_grain_follows_sizes_that_vary() -> None:
     """What is worth a thread is known at the call: a guess would leave a thousand keys of attention to one thread."""
     n = Sym("n")
-    least = grain(1 << 20, 128, n)
+    least = grain(1 << 20, repeated({(): 128}, [n]))
     found = [const_of(simplify_index(substitute(least, {n: const(v)}), {})) for v in (0, 1, 64, 1 << 20)]
     assert found == [8192, 8192, 128, 1]
-    assert const_of(grain(1000, 10, const(5))) == 20
+    assert const_of(grain(1000, repeated({(): 10}, [const(5)]))) == 20
+
+
+def test_the_grain_of_a_reduction_follows_its_length() -> None:
+    """Rows of a thousand elements are worth more threads than rows of ten."""
+    k, n = Kit(), Sym("n")
+    x = k.input("x", (64, "n"))
+    k.stage("y", (64,), lambda i: k.fold(("n",), 0, lambda r: x(i, r)), out=True)
+    (kernel,) = (e for e in form_kernels(fuse(k.program("y"), Options()), Options()).body if isinstance(e, Kernel))
+    shares = [substitute(kernel.grain, {n: const(v)}) for v in (10, 1000, 100000)]
+    found = [const_of(simplify_index(e, {})) or 0 for e in shares]
+    assert found[0] > 50 * found[1] and found[2] == 1
 
 
 def test_nothing_steps_through_a_dimension_of_size_1() -> None:

@@ -367,5 +367,5 @@ def form_attention(a: Attention, buffers: Mapping[str, Buffer]) -> Kernel:
         body, scratch = former.body(stores), former.scratch
         grid = (*grid, (former.qb, blocks_of(a.i[1], rows)))
     e, d = const_of(a.e[1]) or 1, const_of(a.d[1]) or 1
-    grain = deps.grain(WORK, rows * (e + d), a.j[1])
+    grain = deps.grain(WORK, deps.repeated({(): rows * (e + d)}, (a.j[1],)))
     return finish("attention", grid, grain, tuple(scratch), body, buffers, Group([a.stage], a.stage.axes, True, stages=[a.stage]))

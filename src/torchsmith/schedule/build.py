@@ -16,10 +16,10 @@ from ..ir.program import Buffer
 from . import deps
 from .access import collect, map_folds, simplify
 from .axes import block_size, choose_outer_vector, collapse, cut_axes, is_column, order_axes, split_axes, vector_cost
-from .deps import estimate, free_axes, grain, numel
+from .deps import Work, estimate, free_axes, grain, numel, operations, repeated, together
 from .draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
 from .folds import dedupe, merge_folds, share_rows, tidy_fold
-from .fuse import cost
+from .fuse import work_of
 from .group import Group
 from .rows import TILE_U, TILE_V, column_loops, tile_partner, transposing_tile
 
@@ -46,9 +46,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
     vector = None if nests else choose_outer_vector(d, buffers)
     stores = [s for s in d.statements() if isinstance(s, StoreStmt)]
     found = collect([e for s in d.statements() if isinstance(s, Let) for e in exprs_of(s)], stores, buffers)
-    sizes: tuple[Expr, ...] = ()
-    work = sum(_statement_cost(s) * numel(e for _, e in item.axes) for item in d.seq if isinstance(item, Nest) for s in item.body)
-    work += sum(_statement_cost(s) for s in d.seq if isinstance(s, Let))
+    work = together(_work_of(item) for item in d.seq)
     grid = order_axes(d.outer, found.items, vector)
     scratch: list[Scratch] = []
     body: list[Stmt] = []
@@ -56,7 +54,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
         axis, extent = grid.pop()
         inner: tuple[Stmt, ...] = tuple(y for s in d.seq for y in ((s,) if isinstance(s, Let) else s.body))
         column = is_column(d, found.items, axis)
-        block = block_size(extent, numel(e for _, e in grid), work, column)
+        block = block_size(extent, numel(e for _, e in grid), operations(work), column)
         folded = any(isinstance(x, Fold) for x in walk(*d.roots()))
         partner = None if folded else tile_partner(grid, axis, found)
         if partner is not None:
@@ -65,7 +63,7 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
             tiles, tiled = transposing_tile(inner, u, (axis, extent), far, names, scratch)  # type: ignore[arg-type]
             grid = [x for x in grid if x[0] is not partner] + tiles
             body = list(tiled)
-            work *= TILE_U * TILE_V
+            work = repeated(work, (const(TILE_U * TILE_V),))
         elif block is not None:
             part, lane = Axis("vb"), Axis("vl")
             at = op("add", op("mul", part, const(block)), lane)
@@ -78,12 +76,12 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
             length = const(block) if exact else op("min", const(block), rest)
             turned = column_loops(inner, lane, length, block, scratch) if column else None  # type: ignore[arg-type]
             body = list(turned or (Loop(lane, length, "vector", inner),))
-            work *= block
+            work = repeated(work, (const(block),))
         else:
             width = const_of(extent)
             turned = column_loops(inner, axis, extent, width, scratch) if column and width is not None else None  # type: ignore[arg-type]
             body = list(turned or (Loop(axis, extent, "vector", inner),))
-            sizes = (extent,)
+            work = repeated(work, (extent,))
     else:
         keep = _scratch(d, own, buffers, scratch)
         for item in d.seq:
@@ -91,11 +89,13 @@ def build(group: Group, buffers: Mapping[str, Buffer], own: set[str], name: str)
                 body.append(keep(item))  # type: ignore[arg-type]
             else:
                 body.extend(_nest_loops(item, buffers, keep))
-    return finish(name, tuple(grid), grain(THREAD, work, *sizes), tuple(scratch), tuple(body), buffers, group)
+    return finish(name, tuple(grid), grain(THREAD, work), tuple(scratch), tuple(body), buffers, group)
 
 
-def _statement_cost(s: Let | StoreStmt) -> int:
-    return 1 + cost(s.value)
+def _work_of(item: Let | Nest) -> Work:
+    if isinstance(item, Let):
+        return together(({(): 1}, work_of(item.value)))
+    return repeated(together(({(): len(item.body)}, *(work_of(s.value) for s in item.body))), (e for _, e in item.axes))
 
 
 def _steps_far(x: Load, axis: Axis, buffers: Mapping[str, Buffer]) -> bool:

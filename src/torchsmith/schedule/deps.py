@@ -119,13 +119,40 @@ def writers(body: tuple[Element, ...], roots: Mapping[str, str]) -> dict[str, li
     return out
 
 
-def grain(budget: int, work: int, *sizes: Expr) -> Expr:
-    """The least items of a grid that are worth a thread, if an item does `work` for each combination of `sizes` and `budget` is worth one.
-    Sizes that vary count as they are at the call: a guess that is ten times too small leaves a long loop to one thread."""
-    each: Expr = const(max(1, work))
-    for size in sizes:
-        each = each * (const(max(1, estimate(size))) if any(isinstance(x, Axis) for x in walk(size)) else op("max", size, const(1)))
-    return op("max", op("floordiv", const(budget), each), const(1))
+Work = Mapping[tuple[Expr, ...], int]  # operations, by the sizes that vary and for each combination of which they are done
+
+
+def repeated(work: Work, extents: Iterable[Expr]) -> Work:
+    """`work` for each combination of `extents`."""
+    sizes = tuple(extents)
+    varying, known = tuple(e for e in sizes if not isinstance(e, Const)), numel(e for e in sizes if isinstance(e, Const))
+    return {(*k, *varying): n * known for k, n in work.items()}
+
+
+def together(works: Iterable[Work]) -> Work:
+    """All of `works`, one after the other."""
+    total: dict[tuple[Expr, ...], int] = {}
+    for work in works:
+        for k, n in work.items():
+            total[k] = total.get(k, 0) + n
+    return total
+
+
+def operations(work: Work) -> int:
+    """How many, with guesses for sizes that vary."""
+    return sum(n * numel(k) for k, n in work.items())
+
+
+def grain(budget: int, work: Work) -> Expr:
+    """The least items of a grid that are worth a thread, if an item does `work` and `budget` is worth one. Sizes that vary count as they
+    are at the call: a guess that is ten times too small leaves a long loop to one thread."""
+    each: Expr = const(0)
+    for sizes, n in work.items():
+        term: Expr = const(n)
+        for size in sizes:
+            term = term * (const(max(1, estimate(size))) if any(isinstance(x, Axis) for x in walk(size)) else op("max", size, const(1)))
+        each = each + term
+    return op("max", op("floordiv", const(budget), op("max", each, const(1))), const(1))
 
 
 def estimate(e: Expr) -> int:

@@ -21,7 +21,7 @@ from . import deps
 from .access import simplify
 from .attention import is_operand, recognise_attention
 from .contraction import batches, recognise
-from .deps import free_axes, numel, reads, stage_loads, writes
+from .deps import Work, free_axes, numel, operations, reads, repeated, stage_loads, together, writes
 
 COSTS = {  # in simple operations; others 1
     "div": 4, "sqrt": 5, "rsqrt": 8, "exp": 12, "exp2": 12, "sigmoid": 16, "tanh": 20, "erf": 30, "log": 14, "sin": 24, "cos": 24,
@@ -38,7 +38,7 @@ class Reason:
     text: str
 
 
-_COST: dict[Expr, int] = {}
+_WORK: dict[Expr, Work] = {}
 
 
 def own_cost(e: Expr) -> int:
@@ -57,25 +57,30 @@ _MATH = frozenset(
 
 
 def cost(e: Expr) -> int:
-    """Operations for one element, Folds multiplied by their trips."""
-    done = _COST.get(e)
+    """Operations for one element, Folds multiplied by their trips, unknown sizes guessed."""
+    return operations(work_of(e))
+
+
+def work_of(e: Expr) -> Work:
+    """The same, with sizes that vary apart."""
+    done = _WORK.get(e)
     if done is not None:
         return done
-    total = 0
+    own, inner = 0, list[Work]()
     seen, stack = {e}, [e]
     while stack:
         node = stack.pop()
-        total += own_cost(node)
+        own += own_cost(node)
         args = node.args
         if isinstance(node, Fold):
             bodies = set(node.update)
-            total += numel(node.extents) * sum(cost(u) for u in bodies)
+            inner.append(repeated(together(map(work_of, dict.fromkeys(node.update))), node.extents))
             args = tuple(a for a in args if a not in bodies)
         new = [a for a in dict.fromkeys(args) if a not in seen]
         seen.update(new)
         stack += new
-    _COST[e] = total
-    return total
+    _WORK[e] = made = together([{(): own}, *inner])
+    return made
 
 
 # ---------------------------------------------------------------- legality

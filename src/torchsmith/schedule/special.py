@@ -15,8 +15,8 @@ from . import deps
 from .access import Access, collect, simplify
 from .axes import LANES, order_axes, vector_cost
 from .build import THREAD, finish
-from .deps import grain, numel
-from .fuse import cost
+from .deps import grain, numel, repeated, together
+from .fuse import work_of
 from .group import Group
 
 
@@ -55,8 +55,8 @@ def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Ker
         small = (const_of(cheap[1]) or LANES) < 4
         vector = cheap[0] if (unit and not small) or not scalar_ok else None
     grid = order_axes(free, found.items, vector)
-    sizes: tuple[Expr, ...] = ()
-    work = (1 + sum(1 + cost(b.value) for b in body if isinstance(b, Let | StoreStmt))) * numel(e for _, e in (*serial, *scan))
+    each = together(({(): 1 + len(body)}, *(work_of(b.value) for b in body if isinstance(b, Let | StoreStmt))))
+    work = repeated(each, (e for _, e in (*serial, *scan)))
     inner: tuple[Stmt, ...] = tuple(body)
     if scan:
         inner = (Loop(scan[0][0], scan[0][1], "scan", inner, carry),)
@@ -65,7 +65,7 @@ def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Ker
     if vector is not None:
         axis, extent = grid.pop()
         inner = (Loop(axis, extent, "vector", inner),)
-        sizes = (extent,)
-    return finish(name, tuple(grid), grain(THREAD, work, *sizes), (), inner, buffers, group)
+        work = repeated(work, (extent,))
+    return finish(name, tuple(grid), grain(THREAD, work), (), inner, buffers, group)
 
 
