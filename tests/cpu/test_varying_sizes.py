@@ -142,6 +142,11 @@ def chunks(x: Tensor) -> Tensor:
     return torch.einsum("bclhn,bcshn->bhcls", y, y)
 
 
+@program((3, 8), (4, 9), (2, 5))
+def covariances(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.cov(x), torch.corrcoef(x), torch.cov(x[0], correction=0), torch.corrcoef(x[0])
+
+
 @program((2, 6), (5, 9), (4, 4))
 def diagonals_and_differences(x: Tensor) -> tuple[Tensor, ...]:
     return (x.clone().fill_diagonal_(2.0), *torch.gradient(x, spacing=0.5), *torch.gradient(x, dim=-1))

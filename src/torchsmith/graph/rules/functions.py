@@ -468,6 +468,29 @@ def fill_diagonal(trace: Tracing, call: Any, self: Tensor, fill_value: Any, wrap
     return self
 
 
+@function_rule(torch.cov, Tensor.cov)
+def cov(trace: Tracing, call: Any, input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
+    """Without weights: torch's own asks whether the divisor, a tensor there, is positive (and warns)."""
+    if fweights is not None or aweights is not None or input.dim() > 2 or input.dtype is torch.bool:
+        return call(input, correction=correction, fweights=fweights, aweights=aweights)  # type: ignore[no-any-return]
+    rows = input if input.is_floating_point() or input.is_complex() else input.to(torch.get_default_dtype())
+    rows = rows if input.dim() == 2 else rows.view(1, -1)
+    n = rows.shape[1]
+    centred = rows - (rows.sum(1) / n).unsqueeze(1)
+    return ((centred @ centred.mT.conj()) / torch.sym_max(n - correction, 0)).squeeze()
+
+
+@function_rule(torch.corrcoef, Tensor.corrcoef)
+def corrcoef(trace: Tracing, call: Any, input: Tensor) -> Tensor:
+    if input.dim() > 2 or input.is_complex() or input.dtype is torch.bool:
+        return call(input)  # type: ignore[no-any-return]
+    c = cov(trace, torch.cov, input)
+    if not c.dim():
+        return c / c
+    deviation = c.diag().sqrt()
+    return (c / deviation.unsqueeze(1) / deviation.unsqueeze(0)).clamp(-1, 1)
+
+
 @function_rule(torch.gradient)
 def gradient(trace: Tracing, call: Any, input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
     """Central differences, and one-sided ones at both ends. Torch's own takes the sizes at hand."""
