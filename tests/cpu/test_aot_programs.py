@@ -376,6 +376,8 @@ def test_a_position_kept_in_a_buffer(tmp_path: Path) -> None:
     ("fn", "bad", "words"),
     [
         (lambda x, n: torch.zeros(n.item()), 1 << 40, "<= 1073741824 does not hold"),
+        (lambda x, n: (torch._check(n.item() < 3, lambda: "too many"), x + 1)[1], 3, r"too many \(\[item\(\) at .* < 3 does not hold"),
+        (lambda x, n: (torch._check_is_size(n.item()), x * n.item())[1], -1, ">= 0 does not hold"),
         (lambda x, n: x[n.item()], 4, "< 4 does not hold"),
         (lambda x, n: x.view(n.item(), 2), 3, "== 2 does not hold"),
         (lambda x, n: x + torch.ones(n.item()), 3, "== 4 does not hold"),

@@ -306,12 +306,13 @@ class Recorder:
         self.exprs[number.node.expr] = node
         return number
 
-    def assume(self, cond: torch.SymBool) -> None:
-        """torch._check of numbers that only running tells: known from here on, and checked there."""
+    def assume(self, cond: torch.SymBool, said: str = "") -> None:
+        """torch._check of numbers that only running tells: known from here on, and checked there. said: the program's own words."""
         self.facts.loc = self.loc()
         if cond.node.statically_known_true():
             return
-        self.effect(torch.ops.aten._assert_scalar.default, (cond, self.facts.unmet(cond.node.expr, self.facts.loc)))
+        unmet = self.facts.unmet(cond.node.expr, self.facts.loc)
+        self.effect(torch.ops.aten._assert_scalar.default, (cond, f"{said} ({unmet})" if said else unmet))
         cond.node.expect_true()
 
     def effect(self, target: Any, args: tuple[Any, ...], val: Any = None) -> torch.fx.Node:

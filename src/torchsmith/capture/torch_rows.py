@@ -6,6 +6,7 @@ In: the machine and the call's arguments. Out: the value; state changes leave no
 from __future__ import annotations
 
 import contextlib
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -255,8 +256,12 @@ def check(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return None
     if type(cond) is int:
         return None
+    if type(cond) is torch.SymInt:  # _check_is_size
+        cond = m.symbolic(operator.ge, cond, 0)
     if type(cond) is torch.SymBool and cond.node.hint is None:
-        m.recorder.assume(cond)
+        said = next((a for a in (*args[1:], *kwargs.values()) if type(a) is str or callable(a)), None)
+        text = m.call(said, [], {}) if callable(said) else said
+        m.recorder.assume(cond, text if type(text) is str else "")
         return None
     if not m.truth(cond):
         raise Raised(RuntimeError("Expected cond to be True"))
