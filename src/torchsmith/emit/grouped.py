@@ -37,6 +37,16 @@ vector.vector("spread2_xf32", """static inline __attribute__((always_inline)) xf
 }""")
 
 
+# the bfloat16 elements at `at`, widened: one instruction in place of three
+vector.vector("spread_xbf16", """static inline __attribute__((always_inline)) xf32 spread_xbf16(xu16 x, xi32 at) {
+#if defined(__AVX512BW__) && $L == 16
+  xf32 r; __asm__("vpermw %g1, %2, %0%{%3%}%{z%}" : "=v"(r) : "v"(x), "v"(at << 16), "Yk"(0xaaaaaaaau)); return r;
+#else
+  return spread_xf32(f_xbf16(x), at);
+#endif
+}""")
+
+
 def do_banded(self: Emitter, s: Banded) -> None:
     """Zero the accumulators; for every tap row run over channels and columns; leave the sums in scratch."""
     if self.lanes != LANES:
@@ -150,7 +160,7 @@ def _loader(self: Emitter, s: Banded, span: int, kc: int, kg: int, channel: str)
     if not exact:
         self.line(f"int {live} = (int)({self.emit(s.groups).text} - 1) * {kg} + {kc * (s.channels - 1) + 1};")
 
-    def part(p: str, first: int) -> str:
+    def part(p: str, first: int, whole: str = whole) -> str:
         """16 elements from `first` on, as many as there are."""
         have = min(LANES, span - first)
         if exact and have == LANES:
@@ -165,6 +175,8 @@ def _loader(self: Emitter, s: Banded, span: int, kc: int, kg: int, channel: str)
     places = ", ".join(str(min(lane // s.per, LANES // s.per - 1) * kg) for lane in range(LANES))
     self.line(f"const xi32 {at} = (xi32){{{places}}};")
     where = f"{at} + (int){channel} * {kc}" if s.channels > 1 else at
+    if span <= LANES and s.a.dtype.name == "bf16":
+        return lambda p: f"spread_xbf16({part(p, 0, '*(const xu16u *)({})')}, {where})"
     if span <= LANES:
         return lambda p: f"spread_xf32({part(p, 0)}, {where})"
     return lambda p: f"spread2_xf32({part(p, 0)}, {part(p, LANES)}, {where})"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from ..ir import dtype as dt
 from ..ir.expr import Axis, Expr, Sym, walk
 from ..ir.kernel import Choice, Kernel, Scheduled
 from ..ir.linear import const_of
@@ -81,7 +82,9 @@ def contraction_kernels(
     alone = fills_pairs(c)
     group = None if alone else group_of(c, buffers)
     # A scalar that is converted for every product costs more than the product; depthwise tiles read whole vectors.
-    widened = widen(c, buffers) if group is not None and group.channel[1] > 1 else None
+    # bfloat16 is converted as it is spread over the lanes of several groups.
+    is_spread = group is not None and group.together > 1 and c.a.dtype is dt.bf16
+    widened = widen(c, buffers) if group is not None and group.channel[1] > 1 and not is_spread else None
     if widened is not None:
         buffers[widened.copy.name] = widened.copy
     banded = None if alone else form_grouped(c if widened is None else widened.product, buffers)
