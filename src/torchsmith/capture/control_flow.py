@@ -1,4 +1,4 @@
-"""torch.cond, map and scan in a graph without regions: both branches and a choice, or one copy of the body for each element.
+"""torch.cond, map, scan and while_loop in a graph without regions: both branches and a choice, or one copy of the body for each element.
 
 In: the machine and such a call's arguments. Out: its result as machine values. Only for programs that are captured whole: just in time the
 frame runs them eagerly, which computes one branch.
