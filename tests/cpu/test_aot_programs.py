@@ -332,6 +332,8 @@ def test_numbers_of_tensors(tmp_path: Path, road: str) -> None:
             for got, value in zip(run(*args), want, strict=True):
                 torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(value))
     said = r"item\(\) at .*test_aot_programs.py:\d+\] >= 0|Runtime assertion failed for expression u0 >= 0"
+    if torch.__version__ < "2.13":
+        said += "|API call failed"  # torch's loader prints what the library says
     wrong = (x, torch.tensor(-1), *calls[0][2:])
     for run in runs:
         with pytest.raises(RuntimeError, match=said):
