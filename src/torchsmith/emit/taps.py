@@ -212,18 +212,25 @@ def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[
 
 
 def _run_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str) -> None:
-    """Steps with as many elements each: all of s.parts, or s.rest of them. A tile of one row waits for memory: it reads several streams."""
+    """Steps with as many elements each: all of s.parts, or s.rest of them. A tile of one row waits for memory: it reads several streams,
+    and has registers for sums of each, which are shorter and so more exact."""
     live, (lo, hi) = _live_lanes(self, s), bounds
     if _is_streamed(s):
         i, n = self.fresh("i"), self.fresh("n")
+        sums = ["c", *(self.fresh("d") for _ in range(1, STREAMS))] if _has_room(self, s) else ["c"] * STREAMS
+        more, columns = [d for d in sums if d != "c"], range(vectors_of(self, s))
+        for d in more:
+            self.line(f"x{s.dtype} {', '.join(f'{d}0_{v} = {{0}}' for v in columns)};")
         self.line(f"const i64 {n} = ({hi} - {lo}) / {STREAMS};")
         self.line('_Pragma("GCC unroll 1")')
         self.open(f"for (i64 {i} = {lo}; {i} < {lo} + {n}; {i}++) {{", [])
         for stream in range(STREAMS):
             self.line(f"{{ const i64 k = {plus(i, times(str(stream), n))};")
-            _step(self, s, live, kb, place, soon)
+            _step(self, s, live, kb, place, soon, sums[stream])
             self.line("}")
         self.close()
+        for d in more:
+            self.line(" ".join(f"c0_{v} += {d}0_{v};" for v in columns))
         lo = f"{lo} + {STREAMS} * {n}"
     _open_steps(self, (lo, hi))
     _step(self, s, live, kb, place, soon)
@@ -234,8 +241,13 @@ def _is_streamed(s: Contract) -> bool:
     return s.rows == 1 and s.parts == 1 and (const_of(s.extent) or LONG) >= LONG
 
 
-def _step(self: Emitter, s: Contract, live: list[str], kb: str, place: Callable[[int, str], str], soon: str) -> None:
-    """Step k of every accumulator."""
+def _has_room(self: Emitter, s: Contract) -> bool:
+    """Are there registers for the sums of each stream?"""
+    return STREAMS * vectors_of(self, s) <= 16 and self.lanes == s.lanes
+
+
+def _step(self: Emitter, s: Contract, live: list[str], kb: str, place: Callable[[int, str], str], soon: str, sums: str = "c") -> None:
+    """Step k of every accumulator, their names beginning with `sums`."""
     _row_of_b(self, s, live, kb)
     by = s.soon_vectors
     for v in range(by):
@@ -245,7 +257,7 @@ def _step(self: Emitter, s: Contract, live: list[str], kb: str, place: Callable[
     for m in range(s.rows):
         self.line(f"{{ x{s.dtype} x = {_splat(self, s, place(m, times('k', str(s.parts))))};")
         for v in range(vectors_of(self, s)):
-            self.line(f"  c{m}_{v} = fma_x{s.dtype}(x, w{v}, c{m}_{v});")
+            self.line(f"  {sums}{m}_{v} = fma_x{s.dtype}(x, w{v}, {sums}{m}_{v});")
         self.line("}")
 
 
