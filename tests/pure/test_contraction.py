@@ -13,8 +13,9 @@ from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Const, Fold, Load, Sym, Var, const, op, substitute
 from torchsmith.ir.kernel import Contract, Kernel
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
+from torchsmith.options import Options
 from torchsmith.schedule.contraction import ACC, form_contraction, pack, recognise, work_of
-from torchsmith.schedule.kernels import stage_kernel
+from torchsmith.schedule.kernels import contraction_kernels, stage_kernel
 from torchsmith.schedule.layouts import dense
 from torchsmith.schedule.merge_rows import merge_rows
 from torchsmith.schedule.tiling import Tiling, choose_tiling
@@ -343,3 +344,28 @@ def test_bounds_that_hold_for_every_size_are_dropped() -> None:
         c = recognise(Stage(((i, m), (j, const(64))), (Store("y", (i, j), product),)))
         assert c is not None
         assert (drop_sure(c).a.mask is None) is holds, str(test)
+
+
+@pytest.mark.parametrize(("k", "copies"), [(4096, 1), (1024, 0)])
+def test_rows_that_share_sets_are_copied(k: int, copies: int) -> None:
+    """Rows 16 KB apart push each other out of both caches: they are copied a line apart, if enough columns meet each."""
+    m, n = 256, 512
+    i, j, r = Axis("i0"), Axis("i1"), Axis("r0")
+    shapes = {"x": (m, k), "w": (n, k), "y": (m, n)}
+    buffers = {s: Buffer(s, dt.f32, e, dense(e), "temp") for s, e in ((s, tuple(map(const, e))) for s, e in shapes.items())}
+    product = multiply_add(((r, const(k)),), Load("x", dt.f32, (i, r)), Load("w", dt.f32, (j, r)))
+    stage = Stage(((i, const(m)), (j, const(n))), (Store("y", (i, j), product),))
+    c = recognise(stage)
+    assert c is not None
+    kernels = contraction_kernels(stage, c, buffers, {"w"}, Options(), {})
+    assert len(kernels) == 2 + copies
+    rng = np.random.default_rng(0)
+    arrays = {s: rng.standard_normal(e).astype(np.float32) for s, e in shapes.items()}
+    for name in buffers.keys() - arrays.keys():
+        layout = buffers[name].layout
+        assert layout is not None
+        last = sum((e.value - 1) * t.value for e, t in zip(buffers[name].shape, layout.strides, strict=True))  # type: ignore[attr-defined]
+        arrays[name] = np.full(last + 1, np.nan, np.float32)
+    for kernel in kernels:
+        launch(kernel, arrays, {}, chunks=3)
+    np.testing.assert_allclose(arrays["y"], arrays["x"].astype(np.float64) @ arrays["w"].T, rtol=1e-4, atol=1e-3)

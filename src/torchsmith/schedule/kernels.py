@@ -38,7 +38,7 @@ from .fuse import simple_axes
 from .gated import form_gated, recognise_gated
 from .group import Group, Grouper, group_stages
 from .grouped import form_grouped, group_of
-from .layouts import choose_layouts
+from .layouts import choose_layouts, copied_apart
 from .merge_rows import merge_apart, merge_rows
 from .paired import fills_pairs, form_changing_pairs, form_paired, has_pairs, lies_plain
 from .repack import repack_constants
@@ -104,7 +104,7 @@ def contraction_kernels(
     if banded is not None:
         before = () if widened is None else (stage_kernel(widened.stage, buffers),)
         return *before, stage_kernel(banded[0], buffers), banded[1]
-    wide = widen(rows, seen)
+    wide = widen(rows, seen) or copied_apart(rows, seen)
     if wide is not None:
         name, rows = wide.copy.name, wide.product
         buffers[name], seen = wide.copy, {**seen, name: wide.copy}

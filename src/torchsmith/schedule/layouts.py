@@ -8,19 +8,23 @@ push the others out. Wrong choices cost time, never correctness.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from ..ir.expr import Axis, Expr, const, walk
+from ..ir.expr import Axis, Expr, Load, const, walk
 from ..ir.linear import const_of, linear
-from ..ir.program import Buffer, Cond, Element, Extern, Program, Repeat, Stage
+from ..ir.program import Buffer, Cond, Element, Extern, Program, Repeat, Stage, Store
 from .access import flat
 from .attention import Attention, recognise_attention
 from .contraction import ONE_COLUMN, Contraction, dense, recognise
 from .deps import estimate, reads, stage_loads, writes
 from .fuse import simple_axes
+from .windows import Padded
 
 SET = 4096  # bytes between addresses that share a set of the first-level cache: 64 sets of 64-byte lines
 LINE = 64  # bytes
+FAR = 4 * SET  # bytes between rows that share sets of the second-level cache too
+MANY_ROWS, MANY_COLUMNS = 256, 512  # of a product, from which on a copy of its rows is paid for
 
 
 def _main_order(stage: Stage, buffer: Buffer, product: Contraction | None, buffers: dict[str, Buffer]) -> list[int] | None:
@@ -112,13 +116,13 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
     return {n: b if b.layout is not None else replace(b, layout=dense(b.shape)) for n, b in buffers.items()}
 
 
-def _share_a_set(c: Contraction, buffers: dict[str, Buffer]) -> bool:
-    """Do the rows of a tile lie a multiple of SET apart?"""
+def _share_a_set(c: Contraction, buffers: dict[str, Buffer], size: int = SET) -> bool:
+    """Do the rows of a tile lie a multiple of `size` apart?"""
     layout = buffers[c.a.buf].layout
     if layout is None:
         return False
     step = const_of(flat(layout, c.a.index).terms.get(c.rows[-1][0], const(0)))
-    return step is not None and step != 0 and step * c.a.dtype.itemsize % SET == 0
+    return step is not None and step != 0 and step * c.a.dtype.itemsize % size == 0
 
 
 def rows_apart(buffer: Buffer, order: tuple[int, ...] | None) -> Buffer:
@@ -127,6 +131,22 @@ def rows_apart(buffer: Buffer, order: tuple[int, ...] | None) -> Buffer:
     extent = buffer.shape[inner]
     wide = extent + LINE // buffer.dtype.itemsize
     return replace(buffer, layout=dense(tuple(wide if d == inner else e for d, e in enumerate(buffer.shape)), order))
+
+
+def copied_apart(c: Contraction, buffers: dict[str, Buffer]) -> Padded | None:
+    """A copy of rows that share a set of the cache and do not lie as this pass likes (inputs), where enough columns meet each."""
+    source = buffers[c.a.buf]
+    layout, rows = source.layout, math.prod(estimate(e) for _, e in c.rows)
+    if layout is None or layout.splits or layout.pad or c.a.mask is not None or c.taps or not _share_a_set(c, buffers, FAR):
+        return None
+    if rows < MANY_ROWS or estimate(c.n[1]) < MANY_COLUMNS or math.prod(estimate(n) for n in source.shape) > rows * estimate(c.k[1]):
+        return None
+    order = tuple(sorted(range(len(source.shape)), key=lambda d: -estimate(layout.strides[d])))
+    axes = tuple(Axis(f"i{d}") for d in range(len(order)))
+    copy = rows_apart(Buffer(f"{c.stage.stores[0].buf}_apart", source.dtype, source.shape, None, "temp", None, c.stage.loc), order)
+    store = Store(copy.name, axes, Load(source.name, source.dtype, axes))
+    stage = Stage(tuple(zip(axes, source.shape, strict=True)), (store,), loc=c.stage.loc, origin="copy")
+    return Padded(stage, source, copy, replace(c, a=Load(copy.name, source.dtype, c.a.index)))
 
 
 __all__ = ["choose_layouts", "dense"]
