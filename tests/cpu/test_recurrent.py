@@ -12,6 +12,7 @@ from torch import nn
 
 import torchsmith
 from torchsmith import aot, events
+from torchsmith.emit.c import emit_kernel
 from torchsmith.export import Dim
 from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.program import Extern, Program, Repeat, Stage
@@ -81,6 +82,16 @@ def test_one_launch_a_step(kind: type[nn.RNNBase]) -> None:
     """Weights are packed in front of the loop, whether or not they are constants."""
     (found,) = loops(*operator_of(kind, {}, (3, 2, 5)))
     assert [isinstance(k, Kernel) and k.name != "pack" for k in found.body] == [True]
+
+
+@pytest.mark.parametrize("kind, gates", [(nn.LSTM, 4), (nn.GRU, 3)])
+def test_a_step_asks_for_what_its_cell_reads(kind: type[nn.RNNBase], gates: int) -> None:
+    """What the inputs give the gates comes from memory, step by step: it is asked for while the sums are taken, also by partial tiles."""
+    (found,) = loops(*operator_of(kind, {}, (3, 2, 5)))
+    (kernel,) = found.body
+    assert isinstance(kernel, Kernel)
+    asked = [line for line in emit_kernel(kernel).split("\n") if "__builtin_prefetch(b" in line and ", 0);" in line]
+    assert len(asked) >= 2 * gates, asked
 
 
 def test_what_changes_stays_in_the_loop() -> None:

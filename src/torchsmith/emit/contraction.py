@@ -69,8 +69,7 @@ def _tile(self: Emitter, s: Contract, rest: tuple[Stmt, ...], partial: bool) -> 
     is_grouped = len(s.taps) > 0 and len(s.b.index) > len(s.taps) + 3  # (groups, tile, taps, k, n)
     cut = cut_sum([range_of(e, self.extents)[1] for _, e in loops], GROUPED_CHUNK if is_grouped else CHUNK)
     self.open("{", [])
-    if not partial:
-        fetch_results(self, s, rest)
+    fetch_results(self, s, rest, partial)
     if cut is None and not s.add:
         self.line(f"x{s.dtype} {', '.join(f'{c} = {{0}}' for c, _ in names)};")
         _taps(self, s, loops, {}, partial)

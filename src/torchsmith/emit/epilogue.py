@@ -7,34 +7,38 @@ from __future__ import annotations
 
 from ..ir import dtype as dt
 from ..ir.expr import Expr, Load, Op, const, substitute, walk
-from ..ir.kernel import Contract, Loop, Stmt, StoreStmt
-from ..ir.linear import const_of
+from ..ir.kernel import Contract, Let, Loop, Stmt, StoreStmt
+from ..ir.linear import const_of, range_of
 from .c import Emitter
 from .math import MATH
 from .tile import empty_registers, named_test, plus, text_of, times, vectors_of
 from .values import Val
 
 
-def fetch_results(self: Emitter, s: Contract, rest: tuple[Stmt, ...]) -> None:
-    """Ask for the lines that the epilogue will write, and read elsewhere, while the sums are taken."""
-    inner = _register_loop(s, rest)
-    if inner is None:
+def fetch_results(self: Emitter, s: Contract, rest: tuple[Stmt, ...], partial: bool) -> None:
+    """Ask for the lines that the epilogue will write, and read elsewhere, while the sums are taken. A partial tile does where values are
+    long (the gates of a cell): of few rows most tiles are partial, and what a long epilogue waits for is little beside what it takes."""
+    inner = _columns_loop(s, rest)
+    if inner is None or (partial and _register_loop(s, rest) is not None):
+        return
+    columns = range_of(inner.extent, self.extents)[1]
+    if columns is None:
         return
     wanted: dict[tuple[str, str], int] = {}
+    values: list[Expr] = []
     for x in inner.body:
-        assert isinstance(x, StoreStmt)
-        loads = [(e.buf, e.index, 0) for e in walk(x.value) if isinstance(e, Load) and e.buf != s.acc]
-        for buf, index, write in ((x.buf, x.index, 1), *loads):
-            at = self.address(buf, index)
-            if const_of(at.terms.get(s.n, const(0))) != 1 or s.m not in at.terms or any(s.m in set(walk(t)) for t in at.terms if t is not s.m):
-                continue
-            start = text_of(self, substitute(at.expr(), {s.m: const(0), s.n: const(0)}))
-            name, dtype = self.base(buf)
-            size = s.width * dtype.itemsize
-            for m in range(s.rows):
-                row = plus(start, times(str(m), text_of(self, at.terms[s.m])))
-                for line in range(0, size, 64):
-                    wanted.setdefault((f"{name} + {plus(row, str(line // dtype.itemsize))}", buf), write)
+        values += [x.value] if isinstance(x, Let | StoreStmt) else []
+    stored = [(x.buf, x.index, 1) for x in inner.body if isinstance(x, StoreStmt)]
+    for buf, index, write in (*stored, *((e.buf, e.index, 0) for e in walk(*values) if isinstance(e, Load) and e.buf != s.acc)):
+        at = self.address(buf, index)
+        if const_of(at.terms.get(inner.axis, const(0))) != 1 or s.m not in at.terms or any(s.m in set(walk(t)) for t in at.terms if t is not s.m):
+            continue
+        start = text_of(self, substitute(at.expr(), {s.m: const(0), inner.axis: const(0)}))
+        name, dtype = self.base(buf)
+        for m in range(s.rows):
+            row = plus(start, times(str(m), text_of(self, at.terms[s.m])))
+            for line in range(0, columns * dtype.itemsize, 64):
+                wanted.setdefault((f"{name} + {plus(row, str(line // dtype.itemsize))}", buf), write)
     for (place, _), write in wanted.items():
         self.line(f"__builtin_prefetch({place}, {write});")
 
@@ -62,16 +66,22 @@ def epilogue(self: Emitter, s: Contract, rest: tuple[Stmt, ...], names: list[tup
 
 def _register_loop(s: Contract, rest: tuple[Stmt, ...]) -> Loop | None:
     """The loop over columns, if `rest` is one nest over the tile with short values, stored along the columns."""
-    if len(rest) != 1 or not isinstance(rest[0], Loop) or rest[0].axis is not s.m or rest[0].extent is not s.live:
-        return None
-    inner = rest[0].body[0]
-    if len(rest[0].body) != 1 or not isinstance(inner, Loop) or inner.axis is not s.n or inner.kind != "vector":
+    inner = _columns_loop(s, rest)
+    if inner is None or inner.axis is not s.n:
         return None
     if not all(isinstance(x, StoreStmt) and x.mode == "set" and _is_short(x.value) for x in inner.body):
         return None
     if const_of(s.live) not in (None, s.rows):
         return None
     return inner
+
+
+def _columns_loop(s: Contract, rest: tuple[Stmt, ...]) -> Loop | None:
+    """The loop over columns, if `rest` is one nest over the tile, rows outside."""
+    if len(rest) != 1 or not isinstance(rest[0], Loop) or rest[0].axis is not s.m or rest[0].extent is not s.live:
+        return None
+    inner = rest[0].body[0]
+    return inner if len(rest[0].body) == 1 and isinstance(inner, Loop) and inner.kind == "vector" else None
 
 
 def _is_short(value: Expr) -> bool:
