@@ -174,3 +174,26 @@ def test_native_at_every_size(name: str) -> None:
             torch.testing.assert_close(result, want, rtol=2e-5, atol=2e-5, equal_nan=True)
             e = explanation(got)
             assert not e.breaks and not e.fallbacks and not e.extern_calls and all(g.road == "native" for g in e.graphs), (shape, str(e))
+
+
+def test_what_raises_for_these_sizes_may_not_for_1() -> None:
+    """A size of 1 broadcasts: a graph of the branch behind a mismatch does not serve it."""
+
+    def shapes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        try:
+            torch.broadcast_shapes(a.shape, b.shape)
+        except RuntimeError:
+            return a.sin()
+        return a + b
+
+    def tensors(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        try:
+            return a + b
+        except RuntimeError:
+            return a.sin()
+
+    for fn in (shapes, tensors):
+        compiled = torchsmith.compile(fn, dynamic=True)
+        for n, m in ((4, 6), (3, 5), (1, 5), (5, 1), (7, 7)):
+            a, b = torch.randn(n), torch.randn(m)
+            torch.testing.assert_close(compiled(a, b), fn(a, b))

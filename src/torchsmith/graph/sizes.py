@@ -510,7 +510,12 @@ class SizeNode:
         if self.hint is None:
             self.facts.assume(self.expr, self._loc(file, line))
             return True
-        return self._decided(file, line)
+        answer = self._decided(file, line)
+        if not answer:  # what raises now may have asked guard_or_false whether a size is 1, and would not raise if it were
+            for x in dict.fromkeys(x for x in walk(self.expr) if isinstance(x, Sym)):
+                size = self.facts.hints[x.name]
+                self.facts.ask(_comparison("ne", x, const(1)), None if size is None else size != 1, self._loc(file, line))
+        return answer
 
     def guard_size_oblivious(self, file: Text = "", line: int = 0) -> bool:
         return self.facts.ask_likely(self.expr, self.hint, self._loc(file, line))
