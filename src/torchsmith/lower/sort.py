@@ -252,6 +252,11 @@ def _order_shows(cx: Builder) -> bool:
     return 1 in cx.read and not cx.is_alone
 
 
+def _eager_selects(cx: Builder, x: Ref) -> bool:
+    """Does torch choose elements of `x`, because the program sees which of equals, or because it is faster where there are many?"""
+    return _order_shows(cx) or not cx.is_ours(x.shape)
+
+
 def _scalars(cx: Builder, x: Ref) -> Any:
     return cx.stages(lambda i: x.load(()), lambda i: Const(dt.i64, 0))
 
@@ -276,7 +281,7 @@ def lower_sort(cx: Builder, x: Ref, dim: int = -1, descending: bool = False) -> 
 
 @lowers("aten.topk.default")
 def lower_topk(cx: Builder, x: Ref, k: Any, dim: int = -1, largest: bool = True, in_order: bool = True) -> Any:
-    if _order_shows(cx) or x.dtype is dt.bool_:  # eager refuses bool
+    if _eager_selects(cx, x) or x.dtype is dt.bool_:  # eager refuses bool
         return NotImplemented
     if x.rank == 0:
         return _scalars(cx, x)
@@ -329,7 +334,7 @@ def _one(cx: Builder, x: Ref, dim: int, keepdim: bool, nth: Callable[[Ref, Index
 
 @lowers("aten.kthvalue.default")
 def lower_kthvalue(cx: Builder, x: Ref, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
-    if _order_shows(cx) or x.dtype is dt.bool_:  # eager refuses bool
+    if _eager_selects(cx, x) or x.dtype is dt.bool_:  # eager refuses bool
         return NotImplemented
     if x.rank == 0:
         return _scalars(cx, x)
@@ -357,7 +362,7 @@ def _median(cx: Builder, x: Ref, dim: int, keepdim: bool, ignoring: bool) -> Any
 
 
 def _median_dim(cx: Builder, x: Ref, dim: int, keepdim: bool, ignoring: bool) -> Any:
-    if _order_shows(cx):
+    if _eager_selects(cx, x):
         return NotImplemented
     if x.rank and known(x.shape[wrap_dim(dim, x.rank)]) == 0:
         return NotImplemented  # eager's error
