@@ -7,7 +7,7 @@ import re
 # configuration, eight tiles, and the six instructions; a product of tiles that do not fit each other traps, as it does in hardware
 _TILES = r"""#undef __AMX_BF16__
 #define __AMX_BF16__ 1
-static unsigned char tile_shape[64], tiles[8][16][64];
+static __thread unsigned char tile_shape[64], tiles[8][16][64];
 static int tile_rows(int t) { return tile_shape[48 + t]; }
 static int tile_bytes(int t) { return tile_shape[16 + 2 * t] + 256 * tile_shape[17 + 2 * t]; }
 static void tile_config(const void *p) { __builtin_memcpy(tile_shape, p, 64); __builtin_memset(tiles, 0, sizeof tiles); }
