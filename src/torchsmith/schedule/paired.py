@@ -43,8 +43,8 @@ def has_pairs(c: Contraction) -> bool:
 
 
 def fills_pairs(c: Contraction) -> bool:
-    """Does one group of a convolution give pairs enough work alone? More than half of a vector of columns, half as many channels."""
-    return has_pairs(c) and estimate(c.n[1]) > LANES // 2 and estimate(c.k[1]) >= LANES // 2
+    """Does one group of a convolution give pairs enough work alone? Half of a vector of columns, and as many channels."""
+    return has_pairs(c) and estimate(c.n[1]) >= LANES // 2 and estimate(c.k[1]) >= LANES // 2
 
 
 def lies_plain(c: Contraction, buffers: Mapping[str, Buffer]) -> bool:
