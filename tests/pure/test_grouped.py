@@ -96,9 +96,9 @@ def test_bfloat16(case: tuple[int, ...], march: str, monkeypatch: pytest.MonkeyP
     run(case, stored=dt.bf16)
 
 
-def test_groups_of_eight_are_spread() -> None:
-    """In bfloat16 too, without a copy in float32: one group alone fills half of a vector of pairs."""
-    stage, buffers, _, _ = stage_of(32, 32, 4, 6, 15, 3, 1, 0, 1, stored=dt.bf16)
+def test_groups_of_four_are_spread() -> None:
+    """In bfloat16 too, without a copy in float32: one group alone fills a quarter of a vector of pairs."""
+    stage, buffers, _, _ = stage_of(32, 32, 8, 6, 15, 3, 1, 0, 1, stored=dt.bf16)
     found = recognise(stage)
     assert found is not None
     kernels = contraction_kernels(stage, found, buffers, {"w"}, Options(), {})
