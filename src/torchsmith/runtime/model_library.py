@@ -36,7 +36,7 @@ ENGINE = (
 )  # fmt: skip
 ENGINE_FLAGS = (
     "-O2", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
-    "-fdata-sections", "-fno-asynchronous-unwind-tables", "-w",
+    "-fdata-sections", "-fno-asynchronous-unwind-tables", "-fno-plt", "-w",
 )  # fmt: skip
 SELDOM = ("aot/aoti.c", "aot/weights.c", "aot/cpu.c", *ENGINE[7:])  # small rather than quick
 LINKED_ENGINE = ENGINE[:2] + ENGINE[3:7]  # of a model that is linked into a program: nothing of libtorch
