@@ -388,7 +388,7 @@ def _fill_row(args: argparse.Namespace, row: Row, peers: list[str], folder: str,
     row["made"] = {who: make(who) for who in makers}
     alone = "path" not in row["made"].get("AOTInductor", {"path": ""})  # it cannot take the model with varying sizes: a package for each
     each = [make("AOTInductor", size) for size in case.sizes if case.timed] if alone else []
-    paths = {who: made["path"] for who, made in row["made"].items() if "path" in made}
+    paths = {who: made.pop("path") for who, made in row["made"].items() if "path" in made}
     if args.prepare:
         return
     for n, size in enumerate(case.sizes if case.timed else ()):
@@ -401,13 +401,13 @@ def _fill_row(args: argparse.Namespace, row: Row, peers: list[str], folder: str,
         print(table([row]).split("\n")[2 + n], flush=True)
         keep()
     if alone and each and "path" in each[0]:
-        row["made"]["AOTInductor"], paths["AOTInductor"] = each[0], each[0]["path"]
+        row["made"]["AOTInductor"], paths["AOTInductor"] = each[0], each[0].pop("path")
     for loader in LOADERS:
         if loader in paths:
             one = {"suite": "aot", "what": "load", "model": name, "who": loader, "path": paths[loader], "size": case.sizes[0],
                    "classes": row["made"]["torchsmith"].get("classes", ())}  # fmt: skip
             row["load"][loader] = _medians([child(one) for _ in range(2 if args.quick else LOADS)])
-    if "path" in row["made"]["torchsmith"]:
+    if "torchsmith" in paths:
         one = {"suite": "aot", "what": "map", "path": paths["torchsmith"], "bytes": row["made"]["torchsmith"]["weights"]}
         row["load"]["map"] = _medians([child(one) for _ in range(2 if args.quick else LOADS)])
 
