@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Expr, Load, const, substitute
-from ..ir.kernel import Loop, Paired, Stmt, Weave, expressions, rewrite
+from ..ir.kernel import Loop, Paired, Stmt, Weave, expressions, rewrite, statements
 from ..ir.linear import const_of, range_of
 from .c import STATEMENTS, WITH_REST, Emitter
 from .values import TooNarrow, Val
@@ -436,15 +436,7 @@ def _soon(self: Emitter, s: Paired, after: int = 0) -> str:
 
 def _several(self: Emitter) -> bool:
     """Has the kernel more than one such statement, whose tiles may differ? They share one configuration."""
-    return sum(isinstance(x, Paired) for x in _below(self.kernel.body)) > 1
-
-
-def _below(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
-    """Every statement."""
-    for s in body:
-        yield s
-        if isinstance(s, Loop):
-            yield from _below(s.body)
+    return sum(isinstance(x, Paired) for x in statements(self.kernel.body)) > 1
 
 
 def _configure(self: Emitter, s: Paired) -> tuple[str, str]:

@@ -25,6 +25,7 @@ row-major into [lo, hi).
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -472,13 +473,17 @@ class Scheduled:
     body: tuple[Kernel | Check | Extern | Bind | Cond | Repeat, ...]
 
 
+def statements(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    """Every statement, loops before what they hold."""
+    for s in body:
+        yield s
+        if isinstance(s, Loop):
+            yield from statements(s.body)
+
+
 def kind_of(kernel: Kernel) -> str:
     """What a kernel is, for reports."""
-
-    def below(body: tuple[Stmt, ...]) -> list[Stmt]:
-        return [s for x in body for s in (x, *(below(x.body) if isinstance(x, Loop) else ()))]
-
-    found = below(kernel.body)
+    found = list(statements(kernel.body))
     if sum(isinstance(s, Paired) for s in found) > 1:
         return "attention"
     for kinds, name in (((Product,), "attention"), ((Banded,), "grouped"), ((Contract, Paired), "contraction")):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from . import dtype as dt
 from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
-from .kernel import BLOCKS, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions
+from .kernel import BLOCKS, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
 from .ops import OPS
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .print import print_element
@@ -383,7 +383,7 @@ class _Body:
                 fail("params", f"{p.buf} is declared {p.dtype} {p.shape} but is {b.dtype} {b.shape}", k)
         if not set(k.syms) <= self.symbols:
             fail("symbols", f"undefined symbols {set(k.syms) - self.symbols}", k)
-        initialised = {s.buf for s in _stores(k.body)}
+        initialised = {s.buf for s in statements(k.body) if isinstance(s, StoreStmt)}
         self.reads((p.buf for p in k.params if not p.written and p.buf not in initialised), k)
         for p in k.params:
             if p.written:
@@ -455,18 +455,10 @@ def verify_kernel(k: Kernel) -> None:
     for _, extent in k.grid:
         scope.check(extent, (), (), k)
     _statements(k.body, axes, (), scope, k, vector=False)
-    stored = {s.buf for s in _stores(k.body)}
+    stored = {s.buf for s in statements(k.body) if isinstance(s, StoreStmt)}
     for p in k.params:
         if p.written != (p.buf in stored):
             fail("params", f"{p.buf} is {'not ' if p.written else ''}written but declared otherwise", k)
-
-
-def _stores(body: Iterable[Any]) -> Iterator[StoreStmt]:
-    for s in body:
-        if isinstance(s, StoreStmt):
-            yield s
-        elif isinstance(s, Loop):
-            yield from _stores(s.body)
 
 
 def _statements(body: Iterable[Any], axes: tuple[Axis, ...], names: tuple[Var, ...], scope: Scope, k: Kernel, vector: bool) -> None:

@@ -177,7 +177,7 @@ def lower_grouped_mm(cx: Builder, x: Ref, weight: Ref, ends: Ref | None = None, 
     if ends is None or bias is not None or dtype is not None or x.rank != 2 or weight.rank != 3:
         return NotImplemented
     work = known(product((*cx.shape, x.shape[1])))
-    if cx.options.libtorch != "forbid" and (work is None or work > GATHERED):
+    if not cx.is_alone and (work is None or work > GATHERED):
         return NotImplemented
     groups, d = weight.shape[0], cx.dtype
     of_row = cx.stage(lambda i: convert(position(cx, groups, lambda k: convert(ends.load((k,)), dt.index), i[0], True), dt.i64),

@@ -6,11 +6,11 @@ In: a Group, buffers with layouts, which buffers the kernel may keep to itself. 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..ir.expr import Axis, Expr, Fold, Load, Sym, const, op, substitute, walk
-from ..ir.kernel import Kernel, Let, Loop, Param, Scratch, Stmt, StoreStmt
+from ..ir.kernel import Kernel, Let, Loop, Param, Scratch, Stmt, StoreStmt, statements
 from ..ir.linear import const_of
 from ..ir.program import Buffer
 from . import deps
@@ -186,8 +186,9 @@ def finish(
     roots = [*deps.map_stmts(body), *(e for _, e in grid)]
     nodes = list(walk(*roots))
     stack = {s.name for s in scratch}
-    written = {s.buf for s in _stores(body)}
-    order = dict.fromkeys([*(s.buf for s in _stores(body)), *(n.buf for n in nodes if isinstance(n, Load))])
+    stored = [s.buf for s in statements(body) if isinstance(s, StoreStmt)]
+    written = set(stored)
+    order = dict.fromkeys([*stored, *(n.buf for n in nodes if isinstance(n, Load))])
     params = []
     for n in order:
         if n in stack:
@@ -199,11 +200,3 @@ def finish(
     syms = tuple(dict.fromkeys(n for n in nodes if isinstance(n, Sym)))
     origins = tuple(dict.fromkeys(f"{s.origin} {s.loc}".strip() for s in group.stages))
     return Kernel(name, tuple(params), syms, grid, grain, scratch, body, origins=origins)
-
-
-def _stores(body: tuple[Stmt, ...]) -> Iterator[StoreStmt]:
-    for s in body:
-        if isinstance(s, StoreStmt):
-            yield s
-        elif isinstance(s, Loop):
-            yield from _stores(s.body)
