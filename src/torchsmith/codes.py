@@ -59,6 +59,8 @@ define("LOW001", "a tensor has a dtype that torchsmith does not compute on, so t
 define("LOW002", "the functional graph holds an attribute instead of an input", "report this: capture should make every tensor an input")
 define("LOW003", "an operator cannot be called from compiled code", "call it outside of the compiled function")
 define("LOW004", "the results alias each other in a way that cannot be expressed", "return a clone of one of them")
+define("LOW005", "a tensor lies on a device that torchsmith has no code for, or beside tensors on another one, so the graph runs eagerly",
+       "compile for devices that torchsmith supports, and move what the function reads and returns to one device")
 
 # ---------------------------------------------------------------- graph
 define("GRA001", "an operator has no shape rule of its own, so its shape was asked of torch", "nothing to do; tracing is slower")

@@ -41,6 +41,7 @@ class Options:
     thread_pool: str = "torch"  # whose threads run kernels: "torch" its intra-op pool, "own" torchsmith's; see docs/threads.md
     cpp_simdlen: int = 0  # vector bits; 0: the widest of this CPU
     size_asserts: bool = True
+    cuda_arch: int = 0  # compute capability (90: sm_90) that GPU code is made for; 0: of the device at hand, 90 where there is none
     # building
     compile_threads: int = 0  # compiler processes at a time; 0: one per core
     force_disable_caches: bool = False

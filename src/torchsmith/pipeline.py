@@ -19,8 +19,8 @@ import torch
 
 from . import events
 from .codes import Forbidden, Unsupported, define
-from .emit.c import emit_kernel
-from .emit.host import describe, emit_host, packing_key
+from .emit.host import HOST_LANGUAGES, describe, emit_host, packing_key
+from .emit.printers import print_kernel
 from .graph.functionalise import functionalise
 from .graph.readable import readable
 from .graph.sizes import SizeFacts
@@ -30,6 +30,7 @@ from .ir.kernel import Scheduled, kind_of
 from .ir.plan import Plan
 from .ir.print import print_plan, print_program, print_scheduled
 from .ir.program import Program
+from .ir.target import CPU, Target
 from .ir.verify import verify_plan, verify_program
 from .lower import lower
 from .lower.layout import prefer_channels_last
@@ -38,8 +39,9 @@ from .runtime import build as building
 from .runtime import cache
 from .runtime.load import load
 from .runtime.manifest import Manifest
+from .schedule.formers import form
 from .schedule.fuse import fuse
-from .schedule.kernels import NOTHING, form_kernels
+from .schedule.kernels import NOTHING
 from .schedule.merge_attention import merge_attention
 from .schedule.plan import plan
 from .schedule.share import share_kernels
@@ -86,6 +88,7 @@ class Source:
     manifest: Manifest
     origins: tuple[str, ...] = ()  # per kernel: operators and user's lines; beside the text, which is shared by equal kernels
     tuned: tuple[str, ...] = ()  # what max-autotune decided, for explain
+    target: Target = CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +103,13 @@ class Pass:
 
 def emit(p: Plan, options: Options) -> Source:
     """Plan -> C text of the host program and of its kernels, and the manifest that the loader reads."""
-    kernels = tuple(emit_kernel(k) for k in p.kernels)
+    if p.target.language not in HOST_LANGUAGES:
+        raise Unsupported("LOW005", detail=p.device)
+    kernels = tuple(print_kernel(k) for k in p.kernels)
     names = tuple(building.kernel_name(text) for text in kernels)
     origins = tuple(f"{name}: {', '.join(k.origins)}" for name, k in zip(names, p.kernels, strict=True))
     host = emit_host(p, names, options.debug_values, options.debug_kernels)
-    return Source(host, kernels, Manifest.of(describe(p) | {"packing": packing_key(p, names)}), origins)
+    return Source(host, kernels, Manifest.of(describe(p) | {"packing": packing_key(p, names)}), origins, target=p.target)
 
 
 def show_source(s: Source) -> str:
@@ -126,7 +131,7 @@ FRONT: tuple[Pass, ...] = (
 def back(decided: Mapping[str, str] = NOTHING) -> tuple[Pass, ...]:
     """The passes from the fused Program on; `decided`: see form_kernels."""
     return (
-        Pass("form_kernels", functools.partial(form_kernels, decided=decided), show=print_scheduled),
+        Pass("form_kernels", functools.partial(form, decided=decided), show=print_scheduled),
         Pass("plan", plan, verify_plan),
         Pass("share", share_kernels, verify_plan, print_plan),
         Pass("emit", emit, show=show_source),
@@ -175,7 +180,7 @@ def compile_functional(fg: FunctionalGraph, options: Options, name: str, inputs:
                 events.emit("tuned", graph=name, lines=found.tuned)
             return found.manifest, found.library, True
     source = compile_source(fg, options, name, inputs)
-    library = str(building.build(source.host, source.kernels, options))
+    library = str(building.build(source.host, source.kernels, options, source.target))
     if not options.force_disable_caches:
         library = cache.keep(key, source.manifest, library, source.tuned)
     return source.manifest, library, False
@@ -198,9 +203,9 @@ def tune_program(
     """Decisions that were measured (or remembered), and what explain says of them."""
 
     def make(decided: Mapping[str, str]) -> Made:
-        p = plan(form_kernels(program, options, decided), options)
+        p = plan(form(program, options, decided), options)
         source = emit(p, options)
-        library = building.build(source.host, source.kernels, options)
+        library = building.build(source.host, source.kernels, options, source.target)
 
         def start() -> Call:
             frozen, threads = options.freezing, options.cpp_threads

@@ -73,7 +73,7 @@ def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_c
         conditions_of(entry), entry.in_spec, entry.out_spec, json.dumps(info, sort_keys=True), features,
         weights.id, weights.size, weights.state_offset, entry.labels, copy_inputs, operators,
     )  # fmt: skip
-    texts = Texts(source.host, source.kernels, emit_model(description))
+    texts = Texts(source.host, source.kernels, emit_model(description), source.target)
     library = build_model(texts, features, options)
     if weights.state_bytes:
         weights = replace(weights, state=pack(library, rows, entry.constants, weights.state_bytes))

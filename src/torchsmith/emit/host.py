@@ -37,6 +37,7 @@ from .host_abi import ABI_TEXT, HELPERS
 from .watch import NAMES, SAVE, WATCH_TEXT, is_wanted
 
 SYMBOL = "torchsmith_graph"
+HOST_LANGUAGES = frozenset({"c"})  # kernels that a host program can call
 DTYPE_ROWS = {
     name: i
     for i, name in enumerate(

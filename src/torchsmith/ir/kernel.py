@@ -34,6 +34,7 @@ from .dtype import DType
 from .expr import Axis, Const, Expr, Fold, Load, Op, Sym, Var, const, convert, op, substitute, walk
 from .linear import conjuncts, const_of, linear
 from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
+from .target import CPU, Target
 
 AxisKind = Literal["grid", "thread", "block", "serial", "vector", "unroll", "scan"]
 
@@ -458,7 +459,7 @@ class Kernel:
     grain: Expr
     scratch: tuple[Scratch, ...]
     body: tuple[Stmt, ...]
-    target: str = "cpu"
+    target: Target = CPU
     origins: tuple[str, ...] = ()  # operator names and user lines, for reports
     choice: Choice | None = None
     ranges: tuple[tuple[Sym, int, int | None], ...] = ()  # what is known of `syms`: least and greatest value

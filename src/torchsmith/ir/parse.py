@@ -34,6 +34,7 @@ from .program import (
     Symbol,
     ViewResult,
 )
+from .target import CPU, target_named
 from .text import INFIX, default_dtype
 
 TOKEN = re.compile(
@@ -315,7 +316,8 @@ def parse_program(text: str) -> Program:
     lines.take("write_backs:")
     pairs = tuple(_pair(line.reader()) for line in lines.under(1))
     notes = tuple(json.loads(lines.take("notes:")))
-    return Program(name, symbols, inputs, buffers, body, results, pairs, consts, notes)
+    target, device = json.loads(lines.take("target:")) if lines.peek() is not None else (CPU.name, "cpu")
+    return Program(name, symbols, inputs, buffers, body, results, pairs, consts, notes, target_named(target), device)
 
 
 def _symbol(r: Reader) -> Symbol:
@@ -348,8 +350,9 @@ def _buffer(line: _Line) -> Buffer:
     role: Any = r.name()
     of = r.name() if r.take("storage_of") else None
     layout = _layout(r) if r.take("layout") else None
+    device = r.name() if r.take("on") else "cpu"
     r.done()
-    return Buffer(name, dtype, shape, layout, role, of, line.loc)
+    return Buffer(name, dtype, shape, layout, role, of, line.loc, device)
 
 
 def _result(r: Reader) -> Result:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from .expr import Expr, Sym
 from .kernel import Kernel
 from .program import Bind, Buffer, Check, Extern, Result, Symbol
+from .target import CPU, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,10 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run kernels[kernel] with `bufs` (plan buffer names in param order) and `syms` (expressions over plan symbols)."""
+    """Run kernels[kernel] with `bufs` (plan buffer names in param order) and `syms` (expressions over plan symbols).
+
+    grid: in "c" the flattened range that threads share in pieces of `grain`; in "triton" the number of programs.
+    """
 
     kernel: int
     bufs: tuple[str, ...]
@@ -140,3 +144,5 @@ class Plan:
     results: tuple[Result, ...]
     state: int = 0  # bytes of the State block
     consts: tuple[int, ...] = ()  # inputs that prepare reads
+    target: Target = CPU
+    device: str = "cpu"  # as Program.device

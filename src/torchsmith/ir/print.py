@@ -33,6 +33,7 @@ from .program import (
     Symbol,
     ViewResult,
 )
+from .target import CPU
 from .text import print_expr
 
 __all__ = ["print_element", "print_expr", "print_kernel", "print_plan", "print_program", "print_scheduled"]
@@ -98,6 +99,8 @@ def _tail(p: Program) -> Lines:
     for target, source in p.write_backs:
         yield f"  {target} <- {source}"
     yield f"notes: {json.dumps(list(p.notes))}"
+    if p.target is not CPU:
+        yield f"target: {json.dumps([p.target.name, p.device])}"
 
 
 def _symbols(symbols: Iterable[Symbol]) -> Lines:
@@ -124,6 +127,7 @@ def _axes(axes: Iterable[tuple[Axis, Expr]]) -> str:
 
 def _buffer(b: Buffer) -> str:
     more = f" layout {_layout(b.layout)}" if b.layout is not None else ""
+    more += f" on {b.device}" if b.device != "cpu" else ""
     return f"{b.name}: {b.dtype}{_exprs(b.shape)} {b.role}{f' storage_of {b.storage_of}' if b.storage_of else ''}{more}"
 
 
@@ -231,7 +235,7 @@ def _bind(b: Bind) -> Lines:
 # ---------------------------------------------------------------- kernels and steps
 def _kernel(k: Kernel) -> Lines:
     grain = f" grain {print_expr(k.grain)}" if k.grid else ""
-    yield f"kernel {k.name} {k.target} grid [{_axes(k.grid)}]{grain}{_loc(', '.join(k.origins))}"
+    yield f"kernel {k.name} {k.target.name} grid [{_axes(k.grid)}]{grain}{_loc(', '.join(k.origins))}"
     for p in k.params:
         yield f"  param {'write' if p.written else 'read'} {p.buf}: {p.dtype}{_exprs(p.shape)} layout {_layout(p.layout)}"
     if k.syms:

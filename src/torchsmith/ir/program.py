@@ -23,6 +23,7 @@ from typing import Literal
 
 from .dtype import DType
 from .expr import Axis, Expr, Sym, Var
+from .target import CPU, Target
 
 Role = Literal["input", "const", "temp", "output", "state"]
 StoreMode = Literal["set", "add", "mul", "min", "max"]
@@ -55,6 +56,7 @@ class Buffer:
     role: Role
     storage_of: str | None = None
     loc: str = ""
+    device: str = "cpu"  # device type of its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,8 @@ Result = Fresh | InputResult | ViewResult | SizeResult
 class Symbol:
     """A size or scalar input: where the value comes from, and the range it was assumed to lie in (hi None: unbounded).
 
-    origin: ("size", input, dim) | ("stride", input, dim) | ("scalar", input) | ("bound",) for Bind/Extern.binds; or
+    origin: ("size", input, dim) | ("stride", input, dim) | ("scalar", input) | ("element", input): the value of a 0-d tensor in the host's
+    memory, beside inputs on another device | ("bound",) for Bind/Extern.binds; or
     ("size", input, dim, scale, shift), where that size is scale * symbol + shift.
     """
 
@@ -230,3 +233,5 @@ class Program:
     write_backs: tuple[tuple[str, str], ...] = ()  # (input buffer, buffer whose final value it takes), run last
     consts: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # reason codes met while lowering, for explain
+    target: Target = CPU
+    device: str = "cpu"  # where results go that no input gives a device, as torch writes it: "cuda:0"

@@ -19,7 +19,7 @@ from ..codes import Unsupported
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, op
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, convert, op
 from ..ir.program import (
     Bind,
     Buffer,
@@ -38,6 +38,7 @@ from ..ir.program import (
 )  # fmt: skip
 from ..options import Options
 from . import extern
+from .devices import is_scalar, target_of
 from .numerics import IR_DTYPES, boolean, ir_dtype
 from .pairs import in_memory, written_back
 from .ref import ZERO, Index, Pair, Ref, contiguous_strides, is_one, is_small, is_zero, of_buffer, same_strides
@@ -62,6 +63,7 @@ class Builder:
         self.read: frozenset[int] = frozenset()  # which results of the node, if it has several, anybody reads
         self.loc = ""
         self.origin = ""
+        self.device = "cpu"  # of the graph
         self.count = 0
 
     # ------------------------------------------------------------ the node at hand
@@ -225,7 +227,9 @@ class Builder:
 
 def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program:
     """fx graph of ATen operators -> Program: `y = sin(x)` becomes `stage i0 < n: t0[i0] = sin(x0[i0])`."""
+    target, device = target_of(fg, options)
     cx = Builder(options, fg.symbols)
+    cx.device = device
     env: dict[fx.Node, Value] = {}
     inputs = _lower_inputs(cx, fg, env)
     cx.constants = tuple(inputs[i] for i in constant_inputs(fg) if inputs[i])
@@ -240,8 +244,12 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     by_name = {n.name: n for n in fg.graph.nodes}
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
     results = _lower_results(cx, fg, env, by_name)
-    buffers, body, notes = dict(cx.buffers), tuple(cx.body), tuple(cx.notes)
-    return Program(name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes)
+    buffers, body, notes = {n: _on(b, target.device) for n, b in cx.buffers.items()}, tuple(cx.body), tuple(cx.notes)
+    return Program(name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device)
+
+
+def _on(b: Buffer, device: str) -> Buffer:
+    return b if b.device == device else replace(b, device=device)
 
 
 def constant_inputs(fg: FunctionalGraph) -> tuple[int, ...]:
@@ -267,6 +275,10 @@ def _lower_inputs(cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value]) -
             env[node] = Opaque(spec)
             names.append("")
             continue
+        if is_scalar(spec, cx.device):
+            env[node] = _element(cx, number, spec)
+            names.append("")
+            continue
         buf = f"x{number}"
         cx.strides[buf] = spec.strides
         layout = Layout(spec.strides, ZERO)
@@ -274,6 +286,15 @@ def _lower_inputs(cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value]) -
         env[node] = cx.ref(buf)
         names.append(buf)
     return names
+
+
+def _element(cx: Builder, number: int, spec: TensorSpec) -> Ref:
+    """The 0-d tensor in the host's memory that is input `number`: a symbol that the host reads before the run."""
+    dtype = ir_dtype(spec.dtype)
+    sym = Sym(f"x{number}_value", dt.f64 if dtype.is_float else dt.i64)
+    cx.symbols.append(Symbol(sym, ("element", number), -(2**63)))
+    cx.bound.add(sym)
+    return cx.stage(lambda _: convert(sym, dtype), (), dtype, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,19 @@ In: the host text, kernel texts, options. Out: the path of the library in the pr
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from .. import events
 from ..codes import Unsupported
+from ..ir.target import CPU, Language, Target
 from ..options import Options
 from . import store
 from .toolchain import HOST_FLAGS, Toolchain, run_compiler, toolchain
@@ -36,12 +39,12 @@ def kernel_name(text: str) -> str:
     return f"tsk_{digest(text)[:32]}"
 
 
-def build(host_text: str, kernel_texts: Iterable[str], options: Options) -> Path:
+def build(host_text: str, kernel_texts: Iterable[str], options: Options, target: Target = CPU) -> Path:
     """The library of this host program and these kernels (named by kernel_name); compiled only if the cache lacks it."""
     tools = toolchain()
     kernels = {kernel_name(text): text for text in kernel_texts}
     caching = not options.force_disable_caches
-    key = digest(tools.identity, host_text, *sorted(kernels))
+    key = digest(tools.identity, target.name, host_text, *sorted(kernels))
     library = store.folder("lib") / f"{key}.so"
     if caching and store.get(library) is not None:
         return library
@@ -51,7 +54,7 @@ def build(host_text: str, kernel_texts: Iterable[str], options: Options) -> Path
         raise Unsupported("RUN003", detail=str(e)) from e
     try:
         with events.timed("build", kernels=len(kernels)):
-            objects = _compile_all(tools, host_text, kernels, work, caching, options)
+            objects = _compile_all(tools, host_text, kernels, work, caching, options, target)
             out = work / "graph.so"
             link = [*tools.flags, "-shared", "-Wl,-z,now,-z,defs", "-o", str(out), *map(str, objects), "-Wl,--as-needed", "-lm"]
             run_compiler(tools, link, work, "linking")
@@ -66,44 +69,68 @@ def build(host_text: str, kernel_texts: Iterable[str], options: Options) -> Path
     return library
 
 
-def kernel_objects(tools: Toolchain, host_text: str, kernel_texts: Iterable[str], work: Path, options: Options) -> list[Path]:
+def kernel_objects(
+    tools: Toolchain, host_text: str, kernel_texts: Iterable[str], work: Path, options: Options, target: Target = CPU
+) -> list[Path]:
     """Objects of a host program and its kernels in `work`, to be linked by somebody else."""
     kernels = {kernel_name(text): text for text in kernel_texts}
-    return _compile_all(tools, host_text, kernels, work, not options.force_disable_caches, options)
+    return _compile_all(tools, host_text, kernels, work, not options.force_disable_caches, options, target)
 
 
-def _compile_all(
-    tools: Toolchain, host_text: str, kernels: Mapping[str, str], work: Path, caching: bool, options: Options
-) -> list[Path]:
-    """Objects of all texts. Kernel objects come from the cache where it has them."""
-    jobs = max(1, options.compile_threads or len(os.sched_getaffinity(0)))
-    objects: list[Path] = []
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What compiling the kernels of one library has at hand; objects go to `work`."""
 
-    def kernel(name: str, text: str) -> None:
-        cached = store.folder("obj") / f"{digest(tools.identity, name, text)}.o"
-        out = work / f"{name}.o"
-        content = store.get(cached) if caching else None
+    tools: Toolchain
+    work: Path
+    caching: bool
+    options: Options
+    target: Target
+
+
+Task = tuple[Path, Callable[[], None]]  # an object file, and what makes it
+
+
+def _c_objects(job: Job, kernels: Mapping[str, str]) -> Iterator[Task]:
+    """One object per kernel, from the cache where it has it."""
+
+    def kernel(name: str, text: str, out: Path) -> None:
+        cached = store.folder("obj") / f"{digest(job.tools.identity, name, text)}.o"
+        content = store.get(cached) if job.caching else None
         events.emit("cache", name="object hit" if content is not None else "object miss")
         if content is not None:
             out.write_bytes(content)
             return
-        source = work / f"{name}.c"
+        source = job.work / f"{name}.c"
         source.write_text(text)
-        run_compiler(tools, [*tools.flags, f"-D{MACRO}={name}", "-c", str(source), "-o", str(out)], work, name)
-        if caching:
+        run_compiler(job.tools, [*job.tools.flags, f"-D{MACRO}={name}", "-c", str(source), "-o", str(out)], job.work, name)
+        if job.caching:
             store.put(cached, out.read_bytes())
+
+    for name, text in sorted(kernels.items(), key=lambda kv: -len(kv[1])):  # the long ones first
+        out = job.work / f"{name}.o"
+        yield out, functools.partial(kernel, name, text, out)
+
+
+COMPILERS: dict[Language, Callable[[Job, Mapping[str, str]], Iterator[Task]]] = {"c": _c_objects}
+
+
+def _compile_all(
+    tools: Toolchain, host_text: str, kernels: Mapping[str, str], work: Path, caching: bool, options: Options, target: Target
+) -> list[Path]:
+    """Objects of all texts."""
 
     def host() -> None:
         source = work / "host.c"
         source.write_text(host_text)
         run_compiler(tools, [*HOST_FLAGS, *tools.host_flags, "-c", str(source), "-o", str(work / "host.o")], work, "host program")
 
-    with ThreadPoolExecutor(jobs) as pool:
+    objects = [work / "host.o"]
+    with ThreadPoolExecutor(max(1, options.compile_threads or len(os.sched_getaffinity(0)))) as pool:
         waits = [pool.submit(host)]
-        objects.append(work / "host.o")
-        for name, text in sorted(kernels.items(), key=lambda kv: -len(kv[1])):  # the long ones first
-            waits.append(pool.submit(kernel, name, text))
-            objects.append(work / f"{name}.o")
+        for out, task in COMPILERS[target.language](Job(tools, work, caching, options, target), kernels):
+            waits.append(pool.submit(task))
+            objects.append(out)
         for w in waits:
             w.result()
     return objects

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from .. import events
 from ..codes import Unsupported, define
+from ..ir.target import CPU, Target
 from ..options import Options
 from . import store
 from .build import MACRO, digest, kernel_name, kernel_objects
@@ -91,6 +92,7 @@ class Texts:
     host: str
     kernels: tuple[str, ...]
     model: str
+    target: Target = CPU
 
 
 def build_model(texts: Texts, features: Sequence[str], options: Options) -> bytes:
@@ -174,7 +176,7 @@ def _build(
             with ThreadPoolExecutor(2) as pool:
                 mine = pool.submit(_compile, tools, work / "model.c", work / "model.o", work, ENGINE_FLAGS)
                 fixed = [pool.submit(_engine_object, tools, name, engine is LINKED_ENGINE, work) for name in engine]
-                objects = kernel_objects(tools, texts.host, texts.kernels, work, options)
+                objects = kernel_objects(tools, texts.host, texts.kernels, work, options, texts.target)
                 objects += [*(f.result() for f in fixed), mine.result()]
             return finish(tools, objects, work)
     except OSError as e:

@@ -75,7 +75,7 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     buffers = {n: b for n, b in program.buffers.items() if n in places}
     return Plan(
         program.name, program.symbols, program.inputs, buffers, places, tuple(writer.kernels), total, prepare, (*run, *allocs),
-        program.results, total_state, consts,
+        program.results, total_state, consts, program.target, program.device,
     )  # fmt: skip
 
 
