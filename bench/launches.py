@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchsmith import pipeline
-from torchsmith.ir.kernel import Contract
+from torchsmith.ir.blocks import Contract
 from torchsmith.ir.linear import const_of
 from torchsmith.ir.plan import Launch
 from torchsmith.runtime import cache, host_torch

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,18 @@ def _attention(causal: bool) -> Callable[..., Any]:
 def small_programs() -> dict[str, Callable[[], Program]]:
     """One program for each template and loop order, in the dtypes and sizes that change its text."""
     out: dict[str, Callable[[], Program]] = {}
+    layers, convs = (lambda: nn.Sequential(nn.Linear(96, 200), nn.GELU(), nn.Linear(200, 10))), (
+        lambda: nn.Sequential(nn.Conv2d(3, 24, 3, 2, 1), nn.ReLU(), nn.Conv2d(24, 48, 3, padding=1)))  # fmt: skip
 
     def add(name: str, make: Callable[[], Callable[..., Any]], *args: Any, **compiled: Any) -> None:
         out[name] = lambda: (make(), args, compiled)
 
     for d in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
         n = str(d)[6:]
-        add(f"linear-{n}", lambda d=d: nn.Sequential(nn.Linear(96, 200), nn.GELU(), nn.Linear(200, 10)).to(d), _seen(37, 96, dtype=d))
+        add(f"linear-{n}", lambda d=d: layers().to(d), _seen(37, 96, dtype=d))
         add(f"matmul-{n}", lambda: lambda a, b: a @ b, _seen(3, 40, 64, dtype=d), _seen(3, 64, 50, dtype=d))
         add(f"one-row-{n}", lambda d=d: nn.Linear(256, 300).to(d), _seen(1, 256, dtype=d))
-        add(f"conv-{n}", lambda d=d: nn.Sequential(nn.Conv2d(3, 24, 3, 2, 1), nn.ReLU(), nn.Conv2d(24, 48, 3, padding=1)).to(d), _seen(2, 3, 45, 45, dtype=d))
+        add(f"conv-{n}", lambda d=d: convs().to(d), _seen(2, 3, 45, 45, dtype=d))
         add(f"grouped-{n}", lambda d=d: nn.Conv2d(64, 64, 3, padding=1, groups=8).to(d), _seen(2, 64, 20, 20, dtype=d))
         add(f"depthwise-{n}", lambda d=d: nn.Conv2d(48, 48, 5, padding=2, groups=48).to(d), _seen(2, 48, 20, 20, dtype=d))
         add(f"transposed-{n}", lambda d=d: nn.ConvTranspose2d(24, 16, 4, 2, 1).to(d), _seen(2, 24, 11, 11, dtype=d))
@@ -69,8 +71,8 @@ def small_programs() -> dict[str, Callable[[], Program]]:
         add(f"attention-few-{n}", lambda: _attention(False), _seen(2, 4, 1, 32, dtype=d), *(_seen(2, 4, 90, 32, dtype=d) for _ in range(2)))
         add(f"softmax-{n}", lambda: lambda x: F.softmax(x.exp() + 1, -1).sum(1), _seen(6, 40, 130, dtype=d))
         add(f"norm-{n}", lambda d=d: nn.LayerNorm(100).to(d), _seen(50, 100, dtype=d))
-    add("linear-dynamic", lambda: nn.Sequential(nn.Linear(96, 200), nn.GELU(), nn.Linear(200, 10)), _seen(37, 96), dynamic=True)
-    add("conv-dynamic", lambda: nn.Sequential(nn.Conv2d(3, 24, 3, 2, 1), nn.ReLU(), nn.Conv2d(24, 48, 3, padding=1)), _seen(2, 3, 45, 45), dynamic=True)
+    add("linear-dynamic", layers, _seen(37, 96), dynamic=True)
+    add("conv-dynamic", convs, _seen(2, 3, 45, 45), dynamic=True)
     add("attention-dynamic", lambda: _attention(True), *(_seen(2, 4, 70, 32) for _ in range(3)), dynamic=True)
     add("few-columns", lambda: nn.Linear(700, 3), _seen(64, 700))
     add("conv3d", lambda: nn.Conv3d(8, 16, 3, padding=1), _seen(1, 8, 6, 7, 8))
@@ -78,9 +80,11 @@ def small_programs() -> dict[str, Callable[[], Program]]:
     add("gru", lambda: nn.GRU(20, 32, bidirectional=True), _seen(7, 2, 20))
     add("group-norm", lambda: nn.Sequential(nn.GroupNorm(4, 32), nn.SiLU()), _seen(4, 32, 14, 14))
     add("pool", lambda: nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1)), _seen(2, 16, 40, 40))
-    add("scan-sort", lambda: lambda x, i: (x.cumsum(1), x.sort(-1)[0], x.gather(1, i), x.argmax(0)), _seen(20, 30), torch.zeros(20, 5, dtype=torch.int64))
-    add("pointwise", lambda: lambda x, y: (torch.sin(x) * y + x.tanh(), (x > y).sum(), x.t().contiguous() / 3), _seen(70, 90), _seen(70, 90))
-    add("integers", lambda: lambda x, y: ((x @ y) // 3, x.cumsum(0), (x << 2) ^ 5), *(torch.zeros(24, 24, dtype=torch.int32) for _ in range(2)))
+    few, many = torch.zeros(20, 5, dtype=torch.int64), (_seen(70, 90), _seen(70, 90))
+    add("scan-sort", lambda: lambda x, i: (x.cumsum(1), x.sort(-1)[0], x.gather(1, i), x.argmax(0)), _seen(20, 30), few)
+    add("pointwise", lambda: lambda x, y: (torch.sin(x) * y + x.tanh(), (x > y).sum(), x.t().contiguous() / 3), *many)
+    whole = (few.new_zeros(24, 24, dtype=torch.int32), few.new_zeros(24, 24, dtype=torch.int32))
+    add("integers", lambda: lambda x, y: ((x @ y) // 3, x.cumsum(0), (x << 2) ^ 5), *whole)
     add("scatter", lambda: lambda x, i, v: x.index_add(0, i, v), _seen(30, 8), torch.zeros(9, dtype=torch.int64), _seen(9, 8))
     return out
 
@@ -133,11 +137,8 @@ def texts_of(make: Callable[[], Program], cpu: str | None) -> list[str]:
     options = {"freezing": True, **({"cpu": cpu} if cpu else {})}
     if isinstance(fn, nn.Module):
         fn = fn.eval()
-    with texts_only(out), torch.no_grad():
-        try:
-            torchsmith.compile(fn, options=options, **compiled)(*args)
-        except Enough:
-            pass
+    with texts_only(out), torch.no_grad(), suppress(Enough):
+        torchsmith.compile(fn, options=options, **compiled)(*args)
     torchsmith.compiler.reset()
     return out
 

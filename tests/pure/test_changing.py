@@ -9,9 +9,10 @@ from emit_harness import launch
 from test_emit_targets import flags_for
 
 from torchsmith.ir import dtype as dt
+from torchsmith.ir.blocks import Contract, Turn
 from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, const, op
-from torchsmith.ir.kernel import Contract, Kernel, Loop, Stmt, Turn
+from torchsmith.ir.kernel import Kernel, Loop, Stmt
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.ir.verify import verify_kernel
 from torchsmith.options import Options

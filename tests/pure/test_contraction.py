@@ -10,8 +10,9 @@ from emit_harness import launch
 
 from torchsmith.emit.c import emit_kernel
 from torchsmith.ir import dtype as dt
+from torchsmith.ir.blocks import Contract
 from torchsmith.ir.expr import Axis, Const, Fold, Load, Sym, Var, const, op, substitute
-from torchsmith.ir.kernel import Contract, Kernel
+from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.options import Options
 from torchsmith.schedule.contraction import ACC, form_contraction, pack, recognise, work_of

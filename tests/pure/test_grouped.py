@@ -13,9 +13,9 @@ from test_emit_targets import flags_for
 
 from torchsmith.emit.c import emit_kernel
 from torchsmith.ir import dtype as dt
+from torchsmith.ir.blocks import Banded
 from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Cast, Const, Load, const, convert, op
-from torchsmith.ir.kernel import Banded
 from torchsmith.ir.program import Buffer, Stage, Store
 from torchsmith.options import Options
 from torchsmith.schedule.contraction import recognise

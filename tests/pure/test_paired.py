@@ -10,9 +10,10 @@ from test_contraction import multiply_add
 from test_emit_targets import flags_for
 
 from torchsmith.ir import dtype as dt
+from torchsmith.ir.blocks import Paired, Turn
 from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Cast, Load, const, convert
-from torchsmith.ir.kernel import Kernel, Paired, Turn
+from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.program import Buffer, Stage, Store
 from torchsmith.schedule.contraction import pack, readings, recognise
 from torchsmith.schedule.kernels import stage_kernel

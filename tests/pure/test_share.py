@@ -13,8 +13,9 @@ from program_kit import Kit, f, random
 from torchsmith.emit.c import emit_kernel
 from torchsmith.emit.host import packing_key
 from torchsmith.ir import dtype as dt
+from torchsmith.ir.blocks import Contract
 from torchsmith.ir.expr import Const, Expr, Load, Op, const, op, walk
-from torchsmith.ir.kernel import Contract, expressions
+from torchsmith.ir.kernel import expressions
 from torchsmith.ir.plan import Launch, Plan
 from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options

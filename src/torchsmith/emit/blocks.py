@@ -11,9 +11,9 @@ R x V accumulators stay in registers while k runs; rows past the end repeat the 
 from __future__ import annotations
 
 from ..codes import Unsupported
+from ..ir.blocks import Product, Turn
 from ..ir.dtype import DType
 from ..ir.expr import Expr, const, substitute
-from ..ir.kernel import Product, Turn
 from ..ir.linear import const_of
 from .c import STATEMENTS, Emitter
 from .values import STORED

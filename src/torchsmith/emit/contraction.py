@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..codes import Unsupported
+from ..ir.blocks import Contract
 from ..ir.expr import Axis, Expr, Load, const, substitute, walk
-from ..ir.kernel import Contract, Loop, Stmt
+from ..ir.kernel import Loop, Stmt
 from ..ir.linear import conjuncts, const_of, range_of
 from .c import WITH_REST, Emitter
 from .epilogue import epilogue, fetch_results

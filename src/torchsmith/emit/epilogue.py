@@ -6,8 +6,9 @@ In: a Contract being printed and the statements behind it. Out: lines in the emi
 from __future__ import annotations
 
 from ..ir import dtype as dt
+from ..ir.blocks import Contract
 from ..ir.expr import Expr, Load, Op, const, substitute, walk
-from ..ir.kernel import Contract, Let, Loop, Stmt, StoreStmt
+from ..ir.kernel import Let, Loop, Stmt, StoreStmt
 from ..ir.linear import const_of, range_of
 from .c import Emitter
 from .math import MATH

@@ -9,8 +9,8 @@ is in. Columns in the padding are left out, so that padding contributes nothing,
 from __future__ import annotations
 
 from ..codes import Unsupported
+from ..ir.blocks import Banded
 from ..ir.expr import Expr, const, op, substitute
-from ..ir.kernel import Banded
 from ..ir.linear import const_of, range_of
 from . import vector
 from .c import STATEMENTS, Emitter

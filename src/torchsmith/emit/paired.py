@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..ir import dtype as dt
+from ..ir.blocks import Paired, Weave
 from ..ir.expr import Axis, Expr, Load, const, substitute
-from ..ir.kernel import Loop, Paired, Stmt, Weave, expressions, rewrite, statements
+from ..ir.kernel import Loop, Stmt, expressions, rewrite, statements
 from ..ir.linear import const_of, range_of
 from .c import STATEMENTS, WITH_REST, Emitter
 from .values import TooNarrow, Val

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
+from ..ir.blocks import Contract
 from ..ir.dtype import DType
 from ..ir.expr import Expr, Load, const, op, substitute, walk
-from ..ir.kernel import Contract
 from ..ir.linear import Linear, conjuncts, const_of, linear, range_of
 from .c import Emitter
 from .tile import PART, SPLAT, VECTOR, Bounds, named_test, plus, text_of, times, vectors_of

@@ -6,8 +6,8 @@ In: a Contract being printed. Out: names and fragments of C.
 from __future__ import annotations
 
 from ..ir import dtype as dt
+from ..ir.blocks import Contract
 from ..ir.expr import Axis, Expr
-from ..ir.kernel import Contract
 from .c import Emitter
 from .values import Val
 

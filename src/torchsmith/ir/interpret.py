@@ -19,7 +19,7 @@ from . import dtype as dt
 from .arrays import CARRIERS, Array, apply, convert, literal, round_bf16
 from .dtype import DType
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, walk
-from .kernel import BLOCKS, Kernel, Let, Loop, Scheduled, StoreStmt
+from .kernel import Block, Kernel, Let, Loop, Scheduled, StoreStmt
 from .program import (
     Bind,
     BufArg,
@@ -262,7 +262,7 @@ class _Machine:
                 frame.store_all((s,))
                 frame.forget()  # a later Load sees what was stored
             else:
-                self._loop(s.meaning() if isinstance(s, BLOCKS) else s, frame)
+                self._loop(s.meaning() if isinstance(s, Block) else s, frame)
                 frame.forget()
 
     def _loop(self, loop: Loop, frame: _Frame) -> None:

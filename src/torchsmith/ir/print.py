@@ -9,9 +9,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from .blocks import Banded, Contract, Paired, Product, Turn, Weave
 from .dtype import DType
 from .expr import Axis, Expr, const
-from .kernel import Banded, Contract, Kernel, Let, Loop, Paired, Product, Scheduled, StoreStmt, Turn, Weave
+from .kernel import Kernel, Let, Loop, Scheduled, StoreStmt
 from .linear import const_of
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .program import (

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from . import dtype as dt
 from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
-from .kernel import BLOCKS, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
+from .kernel import Block, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
 from .ops import OPS
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
 from .print import print_element
@@ -476,7 +476,7 @@ def _statements(body: Iterable[Any], axes: tuple[Axis, ...], names: tuple[Var, .
                 fail("types", f"{s.buf} holds {known[0]} in {known[1]} dimensions", s)
             for e in (*s.index, s.value, *(() if s.mask is None else (s.mask,))):
                 scope.check(e, axes, names, s)
-        elif isinstance(s, BLOCKS):
+        elif isinstance(s, Block):
             _statements((s.meaning(),), axes, names, scope, k, vector)
         elif isinstance(s, Loop):
             if s.axis in axes:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir import dtype as dt
+from ..ir.blocks import Product
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Var, const, convert, op, select, substitute
-from ..ir.kernel import Let, Loop, Product, Scratch, Stmt, StoreStmt
+from ..ir.kernel import Let, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of
 from ..ir.program import Buffer, Store
 from .attention import DOT, OUT, Attention

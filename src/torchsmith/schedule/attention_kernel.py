@@ -24,8 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
+from ..ir.blocks import Paired, Product, Turn, Weave
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, select, substitute, walk
-from ..ir.kernel import Kernel, Let, Loop, Paired, Product, Scratch, Stmt, StoreStmt, Turn, Weave
+from ..ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Store
 from . import deps
@@ -368,4 +369,5 @@ def form_attention(a: Attention, buffers: Mapping[str, Buffer]) -> Kernel:
         grid = (*grid, (former.qb, blocks_of(a.i[1], rows)))
     e, d = const_of(a.e[1]) or 1, const_of(a.d[1]) or 1
     grain = deps.grain(WORK, deps.repeated({(): rows * (e + d)}, (a.j[1],)))
-    return finish("attention", grid, grain, tuple(scratch), body, buffers, Group([a.stage], a.stage.axes, True, stages=[a.stage]))
+    group = Group([a.stage], a.stage.axes, True, stages=[a.stage])
+    return replace(finish("attention", grid, grain, tuple(scratch), body, buffers, group), kind="attention")

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..ir.expr import Axis, Expr, Fold, Load, Sym, const, op, substitute, walk
-from ..ir.kernel import Kernel, Let, Loop, Param, Scratch, Stmt, StoreStmt, statements
+from ..ir.kernel import Kernel, Let, Loop, Param, Scratch, Stmt, StoreStmt, expressions, statements
 from ..ir.linear import const_of
 from ..ir.program import Buffer
-from . import deps
 from .access import collect, map_folds, simplify
 from .axes import block_size, choose_outer_vector, collapse, cut_axes, is_column, order_axes, split_axes, vector_cost
 from .deps import Work, estimate, free_axes, grain, numel, operations, repeated, together
@@ -183,7 +182,7 @@ def finish(
     buffers: Mapping[str, Buffer], group: Group,
 ) -> Kernel:
     """Parameters, symbols, origins."""
-    roots = [*deps.map_stmts(body), *(e for _, e in grid)]
+    roots = [*(e for s in body for e in expressions(s)), *(e for _, e in grid)]
     nodes = list(walk(*roots))
     stack = {s.name for s in scratch}
     stored = [s.buf for s in statements(body) if isinstance(s, StoreStmt)]

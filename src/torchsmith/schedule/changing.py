@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..ir.blocks import Contract, Turn
 from ..ir.expr import Axis, Expr, Load, const, op, substitute, walk
-from ..ir.kernel import Contract, Kernel, Loop, Scratch, Stmt, StoreStmt, Turn
+from ..ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import Linear, const_of
 from ..ir.program import Buffer
 from .access import flat
@@ -117,7 +118,7 @@ def _through_panels(
     grain = const(max(1, 4096 // (rows * tiles * vectors * max(1, _product([k_extent])))))
     params, syms = _params(body, stores, c, buffers[c.b.buf], buffers, [e for _, e in grid])
     scratch = (Scratch("acc", summed, size), Scratch("panel", b.dtype, depth * width))
-    return Kernel("contraction", params, syms, grid, grain, scratch, body, origins=origins)
+    return Kernel("contraction", params, syms, grid, grain, scratch, body, origins=origins, kind="contraction")
 
 
 def _over(axis: Axis, extent: Expr, *body: Stmt) -> Loop:

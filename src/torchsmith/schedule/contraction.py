@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..ir import dtype as dt
+from ..ir.blocks import Contract, Turn
 from ..ir.bounds import NOTHING_KNOWN
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
-from ..ir.kernel import Contract, Kernel, Loop, Param, Scratch, Stmt, StoreStmt, Turn
+from ..ir.kernel import Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ..ir.linear import conjuncts, const_of, linear
 from ..ir.program import Buffer, Layout, Stage, Store
 from .access import flat
@@ -393,10 +394,10 @@ def form_contraction(
     params, syms = _params((contract, epilogue), stores, c, packed or buffers[c.b.buf], buffers, [e for _, e in grid])
     scratch: tuple[Scratch, ...] = (Scratch("acc", summed, rows * pitch),)
     if not turned:
-        return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins)
+        return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins, kind="contraction")
     turn = Turn("turned", deep, ml, live, nl, wide, Load("acc", summed, (ml * pitch + nl,)))
     scratch = (*scratch, Scratch("turned", summed, width * deep))
-    return Kernel("contraction", params, syms, grid, grain, scratch, (contract, turn, epilogue), origins=origins)
+    return Kernel("contraction", params, syms, grid, grain, scratch, (contract, turn, epilogue), origins=origins, kind="contraction")
 
 
 def where_of(s: Store, table: dict[Expr, Expr]) -> Expr | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, const, op, walk
-from ..ir.kernel import BLOCKS, Kernel, Let, Loop, Stmt, expressions
+from ..ir.kernel import Kernel
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Element, Extern, ExternArg, Fresh, Program, Repeat, Stage, ViewResult
 
 SYMBOL_GUESS = 97  # what an unknown size is taken for in estimates (never in code)
@@ -224,25 +224,6 @@ def free_axes(e: Expr) -> frozenset[Axis]:
             _FREE.clear()
         _FREE[e] = done
     return done
-
-
-def map_stmts(body: tuple[Stmt, ...]) -> Iterator[Expr]:
-    """Every expression in statements."""
-    for s in body:
-        if isinstance(s, Loop):
-            yield s.extent
-            for _, a, b in s.carry:
-                yield a
-                yield b
-            yield from map_stmts(s.body)
-        elif isinstance(s, Let):
-            yield s.value
-        elif isinstance(s, BLOCKS):
-            yield from expressions(s)
-        else:
-            yield from (*s.index, s.value)
-            if s.mask is not None:
-                yield s.mask
 
 
 def lasting(program: Program) -> set[str]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..ir.blocks import Contract
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Var, const, op, substitute, walk
-from ..ir.kernel import Contract, Kernel, Let, Loop, Scratch, Stmt, StoreStmt
+from ..ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .contraction import ONE_COLUMN, Contraction, _classify, _factors, _least, _next_tile, _params, dense, tails_of, work_of
@@ -129,7 +130,8 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     params, syms = _params((contract, epilogue), plain, c, flat, dict(buffers), [e for _, e in grid])
     scratch = (Scratch("acc", summed, rows * gates * width),)
     kernel = Kernel(
-        "gated", params, syms, grid, const(max(1, 4096 // steps)), scratch, (contract, epilogue), origins=(c.stage.origin, c.stage.loc)
+        "gated", params, syms, grid, const(max(1, 4096 // steps)), scratch, (contract, epilogue), origins=(c.stage.origin, c.stage.loc),
+        kind="contraction",
     )
     return packing, packed, kernel
 

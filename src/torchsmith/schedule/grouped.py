@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
+from ..ir.blocks import Banded
 from ..ir.expr import Axis, Const, Expr, Load, const, op, substitute, walk
-from ..ir.kernel import Banded, Kernel, Loop, Scratch, Stmt, StoreStmt
+from ..ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
@@ -161,7 +162,8 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     params, syms = _params((tile, epilogue), stores, c, packed, buffers, [e for _, e in grid])
     scratch = (Scratch("acc", dt.f32, rows * width),)
     origins = (c.stage.origin, c.stage.loc)
-    return packing, Kernel("grouped", params, syms, grid, const(max(1, 4096 // steps)), scratch, (tile, epilogue), origins=origins)
+    grain = const(max(1, 4096 // steps))
+    return packing, Kernel("grouped", params, syms, grid, grain, scratch, (tile, epilogue), origins=origins, kind="grouped")
 
 
 def _tidied(e: Expr) -> Expr:

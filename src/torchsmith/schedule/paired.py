@@ -13,8 +13,9 @@ import math
 from collections.abc import Mapping
 
 from ..ir import dtype as dt
+from ..ir.blocks import Paired, Turn, Weave
 from ..ir.expr import Axis, Expr, Load, const, op, substitute, walk
-from ..ir.kernel import Kernel, Loop, Paired, Scratch, Stmt, StoreStmt, Turn, Weave
+from ..ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
@@ -104,7 +105,8 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     params, syms = _params((weave, loop), c.stage.stores, c, buffers[c.b.buf], buffers, [e for _, e in grid])
     scratch = (Scratch("acc", dt.f32, rows * width), Scratch("panel", dt.bf16, -(-k // DEEP) * DEEP * width), *turned)
     grain = const(max(1, 32768 // (rows * tiles * vectors * k)))
-    return Kernel("contraction", params, syms, grid, grain, scratch, (weave, loop), origins=(c.stage.origin, c.stage.loc))
+    origins = (c.stage.origin, c.stage.loc)
+    return Kernel("contraction", params, syms, grid, grain, scratch, (weave, loop), origins=origins, kind="contraction")
 
 
 def _block(m: int | None, rows: int, k: int, others: int) -> int:
@@ -203,7 +205,8 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     params, syms = _params((tile, *results), c.stage.stores, c, packed, buffers, [e for _, e in grid])
     scratch = (Scratch("acc", dt.f32, rows * width), *turned)
     origins = (c.stage.origin, c.stage.loc)
-    return Kernel("contraction", params, syms, grid, const(max(1, 32768 // steps)), scratch, (tile, *results), origins=origins)
+    grain = const(max(1, 32768 // steps))
+    return Kernel("contraction", params, syms, grid, grain, scratch, (tile, *results), origins=origins, kind="contraction")
 
 
 def _epilogue(

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 
 from ..ir import dtype as dt
+from ..ir.blocks import Banded, Contract
 from ..ir.bounds import Ranges
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, substitute, walk
-from ..ir.kernel import BLOCKS, Banded, Contract, Kernel, Let, Loop, Param, Product, Stmt, StoreStmt, Turn, expressions, rewrite
+from ..ir.kernel import Block, Kernel, Let, Loop, Param, Stmt, StoreStmt, expressions, own_expressions, rewrite, statements
 from ..ir.linear import Linear, conjuncts, const_of, is_invariant, linear
 from ..ir.plan import Launch, Plan, PlanCond, PlanRepeat, Step
 from ..ir.program import Layout
@@ -31,9 +32,6 @@ from .access import flat
 
 Leaf = Callable[[Expr], Expr]
 DIVISIONS = frozenset({"floordiv", "mod"})
-# fields of a template's statement in which constants may open
-OPEN_FIELDS: dict[type, tuple[str, ...]] = {Contract: ("taps", "extent", "a", "b", "soon", "where"), Product: ("extent",)}
-STRIDED = (Contract, Product, Turn, Banded)  # templates that are printed for any strides
 SHORT = 16  # padded sums with an inner loop of so few steps are printed otherwise
 FEW = 64  # loops of other kernels: smaller numbers are worth unrolling
 
@@ -128,15 +126,15 @@ class _Walker:
         self.memo: dict[tuple[Expr, bool], tuple[int, Expr]] = {}
         self.numbers: dict[object, int] = {}
         self.preparing = preparing
-        self.loose = preparing or any(_has_block(s) for s in kernel.body)
-        self.rigid = any(isinstance(s, BLOCKS) and not isinstance(s, STRIDED) for s in kernel.body)
+        self.loose = preparing or any(isinstance(s, Block) for s in statements(kernel.body))
+        self.rigid = any(isinstance(s, Block) and not s.STRIDED for s in kernel.body)
         grouped = {a for s in kernel.body if isinstance(s, Banded) for a in (s.c, s.g, s.lane)}
-        self.vectors = grouped if self.loose else grouped.union(*(_vector_axes(s) for s in kernel.body))
+        self.vectors = grouped if self.loose else grouped.union(_vector_axes(kernel.body))
         self.flat = _flat_buffers(kernel)
         self.around = [a for a, _ in kernel.grid]
         self.lanes = set(_lane_axes(kernel.body)) if self.flat else set()
         self.along: dict[str, set[int]] = {}  # buffer -> dimensions whose index follows an axis that the printer wants constant steps of
-        for buf, index in dict.fromkeys(access for s in kernel.body for access in _accesses(s)):
+        for buf, index in dict.fromkeys(_accesses(kernel.body)):
             self.along.setdefault(buf, set()).update(d for d, i in enumerate(index) if not self.vectors.isdisjoint(walk(i)))
 
     def note(self, *tokens: object) -> None:
@@ -184,6 +182,7 @@ class _Walker:
             self.note(self.name(s.buf), s.mode, s.mask is None)
             index = (self.sum(self.flat[s.buf][s.index]),) if s.buf in self.flat else tuple(self.expr(e) for e in s.index)
             return replace(s, index=index, value=self.expr(s.value), mask=None if s.mask is None else self.expr(s.mask))
+        assert isinstance(s, Block)
         return self.contract(s) if isinstance(s, Contract) and self.flat else self.whole(s)
 
     def contract(self, s: Contract) -> Stmt:
@@ -255,11 +254,11 @@ class _Walker:
         self.note("-" if negative else "?")
         return op("mul", self.leaf(const(-(known or 0))), const(-1)) if negative else self.leaf(c)
 
-    def whole(self, s: Stmt) -> Stmt:
-        """A statement of a template, field by field."""
+    def whole(self, s: Block) -> Stmt:
+        """A block, field by field."""
         new: dict[str, object] = {}
         for field in fields(s):
-            value, fixed = getattr(s, field.name), field.name not in OPEN_FIELDS.get(type(s), ())
+            value, fixed = getattr(s, field.name), field.name not in s.OPEN
             if isinstance(value, str):
                 self.note(self.name(value))
             elif isinstance(value, Axis):
@@ -356,7 +355,7 @@ def _straighten(kernel: Kernel) -> Kernel:
     """Places whose divisions cancel are written as sums: x[(16 i + j // 4) // n, (16 i + j // 4) % n, j % 4] -> x[64 i + j].
 
     They cancel as long as strides and divisors are the program's own numbers and sizes: as arguments they would have nothing in common."""
-    accesses = list(dict.fromkeys(access for s in kernel.body for access in _accesses(s)))
+    accesses = list(dict.fromkeys(_accesses(kernel.body)))
     places: dict[str, dict[tuple[Expr, ...], tuple[Expr, ...]]] = {}
     for p in kernel.params:
         indices = [index for buf, index in accesses if buf == p.buf]
@@ -387,7 +386,7 @@ def _flat_buffers(kernel: Kernel) -> dict[str, dict[tuple[Expr, ...], Linear]]:
     """The buffers of a contraction (but the packed one) as memory without dimensions: for each its indices, as places. {}: some index is no
     sum of axes, or the kernel is printed for its very sizes."""
     products = [s for s in kernel.body if isinstance(s, Contract)]
-    if len(products) != 1 or any(isinstance(s, BLOCKS) and s is not products[0] for s in kernel.body):
+    if len(products) != 1 or any(isinstance(s, Block) and s is not products[0] for s in kernel.body):
         return {}
     product = products[0]
     if product.a.mask is not None and (const_of(product.extent) or SHORT) <= SHORT:
@@ -398,7 +397,7 @@ def _flat_buffers(kernel: Kernel) -> dict[str, dict[tuple[Expr, ...], Linear]]:
     if product.where is not None or any(e.mask is not None and e is not product.a for e in loads):
         return {}
     sums = [linear(x) for e in conjuncts(product.a.mask) for x in e.args]
-    for buf, index in (access for s in kernel.body for access in _accesses(s)):
+    for buf, index in _accesses(kernel.body):
         if buf in params:
             layout = params[buf]
             if layout.splits or layout.pad:
@@ -410,34 +409,21 @@ def _flat_buffers(kernel: Kernel) -> dict[str, dict[tuple[Expr, ...], Linear]]:
 
 
 def _lane_axes(body: Iterable[Stmt]) -> Iterable[Axis]:
-    for s in body:
-        if isinstance(s, Loop):
-            if s.kind == "vector":
-                yield s.axis
-            yield from _lane_axes(s.body)
+    return (s.axis for s in statements(body) if isinstance(s, Loop) and s.kind == "vector")
 
 
-def _has_block(s: Stmt) -> bool:
-    return isinstance(s, BLOCKS) or (isinstance(s, Loop) and any(_has_block(inner) for inner in s.body))
-
-
-def _vector_axes(s: Stmt) -> Iterable[Axis]:
+def _vector_axes(body: Iterable[Stmt]) -> Iterable[Axis]:
     """Axes that run over lanes: of vector loops, and the innermost of folds outside of them."""
-    if isinstance(s, Loop):
-        if s.kind == "vector":
+    for s in statements(body):
+        if not isinstance(s, Loop):
+            yield from (f.axes[-1] for f in walk(*own_expressions(s)) if isinstance(f, Fold))
+        elif s.kind == "vector":
             yield s.axis
-        for inner in s.body:
-            yield from _vector_axes(inner)
-    else:
-        yield from (f.axes[-1] for f in walk(*expressions(s)) if isinstance(f, Fold))
 
 
-def _accesses(s: Stmt) -> Iterable[tuple[str, tuple[Expr, ...]]]:
+def _accesses(body: Iterable[Stmt]) -> Iterable[tuple[str, tuple[Expr, ...]]]:
     """(buffer, index) of every load and store below."""
-    if isinstance(s, StoreStmt):
-        yield s.buf, s.index
-    elif isinstance(s, Loop):
-        for inner in s.body:
-            yield from _accesses(inner)
-        s = replace(s, body=())
-    yield from ((e.buf, e.index) for e in walk(*expressions(s)) if isinstance(e, Load))
+    for s in statements(body):
+        if isinstance(s, StoreStmt):
+            yield s.buf, s.index
+        yield from ((e.buf, e.index) for e in walk(*own_expressions(s)) if isinstance(e, Load))

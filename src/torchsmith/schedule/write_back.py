@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
-from ..ir.kernel import BLOCKS, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite
+from ..ir.kernel import Block, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Layout, Program, Repeat
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
@@ -227,7 +227,7 @@ def reads_where_it_writes(body: tuple[Stmt, ...], src: str, dst: str) -> bool:
         found: set[tuple[Expr, ...]] = set()
         if isinstance(stmt, Let):
             found = _load_indices(stmt.value, dst)
-        elif isinstance(stmt, BLOCKS) and any(_load_indices(e, dst) for e in expressions(stmt)):
+        elif isinstance(stmt, Block) and any(_load_indices(e, dst) for e in expressions(stmt)):
             return False
         elif isinstance(stmt, StoreStmt):
             found = _load_indices(stmt.value, dst).union(*(_load_indices(e, dst) for e in stmt.index))
