@@ -9,7 +9,7 @@ from emit_harness import launch
 from test_emit_targets import flags_for
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.blocks import Contract, Turn
+from torchsmith.ir.blocks import Contract, Transpose
 from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, const, op
 from torchsmith.ir.kernel import Kernel, Loop, Stmt
@@ -108,7 +108,7 @@ def statements(body: tuple[Stmt, ...]) -> list[Stmt]:
 
 @pytest.mark.parametrize("d", [dt.f32, dt.f64], ids=str)
 def test_nothing_is_packed_that_is_contiguous(d: DType) -> None:
-    for m, layout, through in ((4, "row-major", None), (300, "row-major", None), (4, "turned", Turn), (300, "turned", Turn)):
+    for m, layout, through in ((4, "row-major", None), (300, "row-major", None), (4, "turned", Transpose), (300, "turned", Transpose)):
         made = kernels(m, 64, 700, d, layout)
         assert len(made) == 1
         found = statements(made[0].body)

@@ -248,8 +248,8 @@ def test_the_next_tile_of_a_large_operand_is_prefetched() -> None:
     _, packed = pack(c, "packed", tiling.vectors)
     kernel = form_contraction(c, (Store("y", (i, j), substitute(product, {c.fold: ACC})),), packed, tiling, buffers, ())
     (contract, *_) = kernel.body
-    assert isinstance(contract, Contract) and contract.soon is not None
-    start, by = contract.soon, contract.soon_vectors
+    assert isinstance(contract, Contract) and contract.prefetch is not None
+    start, by = contract.prefetch, contract.prefetch_vectors
     tile = 256 * 16 * tiling.vectors
     (nt, _), *_, (mt, rows), (inner, steps) = kernel.grid
     assert steps.value == 1
@@ -268,7 +268,7 @@ def test_one_row_asks_for_no_next_tile_that_the_cache_cannot_keep(k: int, asks: 
     tiling = choose_tiling(work_of(c))
     _, packed = pack(c, "packed", tiling.vectors)
     (contract, *_) = form_contraction(c, (Store("y", (j,), substitute(product, {c.fold: ACC})),), packed, tiling, buffers, ()).body
-    assert isinstance(contract, Contract) and (contract.soon is not None) == asks
+    assert isinstance(contract, Contract) and (contract.prefetch is not None) == asks
 
 
 @pytest.mark.parametrize(
@@ -293,14 +293,14 @@ def test_rows_are_asked_for_where_they_come_from_far(m: int, k: int, sweep: str,
     _, packed = pack(c, "packed", 2)
     kernel = form_contraction(c, (Store("y", (i, j), substitute(product, {c.fold: ACC})),), packed, Tiling(8, 2, sweep), buffers, ())
     (contract, *_) = kernel.body
-    assert isinstance(contract, Contract) and contract.far is const(int(far))
+    assert isinstance(contract, Contract) and contract.prefetch_rows is const(int(far))
 
 
 @pytest.mark.parametrize(("side", "channels", "asked"), [(112, 64, 25), (56, 256, 25), (14, 512, 0), (200, 8, 0)])
 def test_windows_ask_for_rows_of_images_that_the_cache_does_not_keep(side: int, channels: int, asked: int) -> None:
     """14 rows of channels over 9 taps: 25 elements with 16 steps; small images and steps of less than a line ask for none."""
     contract, kernel = window(side, channels)
-    assert contract.far is const(asked)
+    assert contract.prefetch_rows is const(asked)
     text = emit_kernel(kernel)
     assert ("__builtin_prefetch(g + q" in text) == (asked > 0)
     assert not asked or f"* {asked} / 16" in text
@@ -309,13 +309,13 @@ def test_windows_ask_for_rows_of_images_that_the_cache_does_not_keep(side: int, 
 @pytest.mark.parametrize(("side", "channels", "share"), [(14, 512, 37), (28, 64, 10), (7, 64, 0)])
 def test_row_tiles_of_a_window_share_what_the_next_tile_of_columns_needs(side: int, channels: int, share: int) -> None:
     contract, kernel = window(side, channels)
-    assert contract.soon is not None and contract.share is const(share) and (contract.soon_vectors == 0) == (share > 0)
+    assert contract.prefetch is not None and contract.prefetch_share is const(share) and (contract.prefetch_vectors == 0) == (share > 0)
     assert ("__builtin_prefetch(f + q" in emit_kernel(kernel)) == (share > 0)
     if share:  # the pieces lie behind each other, from the beginning of the next tile to its end
         (nt, _), (row, rows), (mt, across), (inner, _) = [(a, e) for a, e in kernel.grid if not a.name.startswith("one")]
         tile, piece = 9 * channels * 32, 9 * channels * share // 16
         places = [(y, x) for y in range(rows.value) for x in range(across.value)]
-        starts = [substitute(contract.soon, {nt: const(3), inner: const(0), row: const(y), mt: const(x)}).value for y, x in places]
+        starts = [substitute(contract.prefetch, {nt: const(3), inner: const(0), row: const(y), mt: const(x)}).value for y, x in places]
         assert starts == [4 * tile + n * piece for n in range(len(places))] and starts[-1] + piece >= 5 * tile
 
 

@@ -10,7 +10,7 @@ from test_contraction import multiply_add
 from test_emit_targets import flags_for
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.blocks import Paired, Turn
+from torchsmith.ir.blocks import Paired, Transpose
 from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Cast, Load, const, convert
 from torchsmith.ir.kernel import Kernel
@@ -96,7 +96,7 @@ def test_results_along_rows_are_turned(target: str, monkeypatch: pytest.MonkeyPa
     formed = form_paired(found, buffers)
     assert formed is not None
     packing, kernel, packed = formed
-    assert any(isinstance(s, Turn) for s in kernel.body)
+    assert any(isinstance(s, Transpose) for s in kernel.body)
     rng = np.random.default_rng(0)
     x, w = bf16(rng, m, k), bf16(rng, n, k)
     got = run(packing, kernel, {**buffers, packed.name: packed}, x, w, (n, m))

@@ -93,7 +93,7 @@ def test_hints_do_not_make_kernels() -> None:
     before = products((112, 512, 256), (8064, 512, 256))
     after = share_kernels(before, Options())
     verify_plan(after)
-    hints = {s.far for k in before.kernels for s in k.body if isinstance(s, Contract)}
+    hints = {s.prefetch_rows for k in before.kernels for s in k.body if isinstance(s, Contract)}
     assert len(hints) == 2 and len(set(contractions(after))) == 1
 
 

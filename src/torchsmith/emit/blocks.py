@@ -1,4 +1,4 @@
-"""Product and Turn statements -> C text: small products between operands that need no packing, and blocks turned in registers.
+"""Product and Transpose statements -> C text: small products between operands that need no packing, and blocks turned in registers.
 
 In: statements (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope, and one static function per shape:
 
@@ -11,7 +11,7 @@ R x V accumulators stay in registers while k runs; rows past the end repeat the 
 from __future__ import annotations
 
 from ..codes import Unsupported
-from ..ir.blocks import Product, Turn
+from ..ir.blocks import Product, Transpose
 from ..ir.dtype import DType
 from ..ir.expr import Expr, const, substitute
 from ..ir.linear import const_of
@@ -28,7 +28,7 @@ _PART = {"f32": "(turned_f32)__builtin_ia32_loadups512_mask((const float *)({0})
          "f64": "(turned_f64)__builtin_ia32_loadupd512_mask((const double *)({0}), (turned_f64){{0}}, (unsigned char)((1u << {1}) - 1u))",
          "bf16": "f_xbf16(ldn_xu16({0}, {1}))", "f16": "f_xf16(ldn_xu16({0}, {1}))",
          "bool": "CV(up_xu8(ldn_xu8({0}, {1})), xf32)"}  # fmt: skip
-TURNED = frozenset(_WHOLE)
+TRANSPOSED = frozenset(_WHOLE)
 
 
 def product_function(rows: int, vectors: int, pitch: int, kb: str, sm: str, ka: str, add: bool, lanes: int = LANES) -> tuple[str, str]:
@@ -145,11 +145,11 @@ def turn_function(d: DType, in_vectors: bool = True) -> tuple[str, str]:
 _ONE = {"f32": "{}", "f64": "{}", "bf16": "f_bf16({})", "f16": "f_f16({})", "bool": "(f32)({} != 0)"}
 
 
-def do_turn(self: Emitter, s: Turn) -> None:
+def do_transpose(self: Emitter, s: Transpose) -> None:
     """One call."""
     source = self.address(s.source.buf, s.source.index)
     d = s.source.dtype
-    if d.name not in TURNED or s.source.mask is not None or const_of(source.terms.get(s.n, const(0))) != 1:
+    if d.name not in TRANSPOSED or s.source.mask is not None or const_of(source.terms.get(s.n, const(0))) != 1:
         raise Unsupported("EMI001", detail=f"turning a masked or strided block of {d}")
     zero = const(0)
     at = _text(self, substitute(source.expr(), {s.m: zero, s.n: zero}))
@@ -163,4 +163,4 @@ def do_turn(self: Emitter, s: Turn) -> None:
 
 
 STATEMENTS[Product] = do_product  # type: ignore[assignment]
-STATEMENTS[Turn] = do_turn  # type: ignore[assignment]
+STATEMENTS[Transpose] = do_transpose  # type: ignore[assignment]

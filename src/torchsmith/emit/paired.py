@@ -1,4 +1,4 @@
-"""Paired and Weave statements -> C text: bfloat16 products on AMX tiles, on AVX-512-BF16 dot products, or widened to float32.
+"""Paired and Interleave statements -> C text: bfloat16 products on AMX tiles, on AVX-512-BF16 dot products, or widened to float32.
 
 In: statements (ir/kernel.py) inside a kernel being printed. Out: lines in the emitter's open scope and the functions they call. The text is the
 same for every processor: what it has is asked by the C preprocessor. AMX needs the kernel's leave once per process, a configuration when the
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..ir import dtype as dt
-from ..ir.blocks import Paired, Weave
+from ..ir.blocks import Interleave, Paired
 from ..ir.expr import Axis, Expr, Load, const, substitute
 from ..ir.kernel import Loop, Stmt, expressions, rewrite, statements
 from ..ir.linear import const_of, range_of
@@ -353,7 +353,7 @@ def _by_pairs(self: Emitter, s: Paired, acc: str, copy: str | None) -> None:
 def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None, late: Late | None) -> None:
     """Sums in tile registers over all taps. Rows of a copy that do not exist may hold anything."""
     tall, live = s.rows > LANES, self.emit(s.live).text
-    name, text = amx_function(2 if tall else 1, s.vectors, s.lines)
+    name, text = amx_function(2 if tall else 1, s.vectors, s.prefetch_lines)
     self.functions.setdefault(name, text)
     several = _several(self)
     if several:
@@ -363,7 +363,7 @@ def _by_tiles(self: Emitter, s: Paired, acc: str, rows: str, copy: str | None, l
         if not several:
             self.line(f"if ({rows} != {live}) {{ {rows} = {live}; amx_shape({rows}, {_deep(s)}); }}")
         if tall:
-            single, text = amx_function(1, s.vectors, s.lines)
+            single, text = amx_function(1, s.vectors, s.prefetch_lines)
             self.functions.setdefault(single, text)
             name = f"({live} > {LANES} ? {name} : {single})"
     tiles = [2 * h + v for h in range(2 if tall else 1) for v in range(s.vectors)]
@@ -392,7 +392,7 @@ def _pass(self: Emitter, s: Paired, name: str, a: str, step: str, b: str, tiles:
     else:
         p, q, k = (self.fresh(x) for x in ("p", "q", "k"))
         n = str(late.piece) if tiles % late.piece == 0 else f"({tiles} - {k} < {late.piece} ? {tiles} - {k} : {late.piece})"
-        soon = "" if s.soon is None else f"{_soon(self, s, after)} + {k} * {s.lines * DEEP}"
+        soon = "" if s.prefetch is None else f"{_soon(self, s, after)} + {k} * {s.prefetch_lines * DEEP}"
         self.line(f"const u16a *{p} = {a}, *{q} = {b};")
         self.open(f"for (i64 {k} = 0; {k} < {tiles}; {k} += {late.piece}, {p} += {late.piece * DEEP}, {q} += {late.piece * DEEP * LANES * s.vectors}) {{", [])
         self.line(f"{name}({p}, {step}, {q}, {n}{soon});")
@@ -432,7 +432,7 @@ def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str, late: Late | 
 
 def _soon(self: Emitter, s: Paired, after: int = 0) -> str:
     """The argument of a function that prefetches, as C text; `after`: tiles of k that came before."""
-    return "" if s.soon is None else f", {self.base(s.b.buf)[0]} + {self.emit(s.soon).text} + {after * s.lines * DEEP}"
+    return "" if s.prefetch is None else f", {self.base(s.b.buf)[0]} + {self.emit(s.prefetch).text} + {after * s.prefetch_lines * DEEP}"
 
 
 def _several(self: Emitter) -> bool:
@@ -455,7 +455,7 @@ def _configure(self: Emitter, s: Paired) -> tuple[str, str]:
     return on, rows
 
 
-WEAVE = {
+INTERLEAVE = {
     "rows": """static __attribute__((noinline)) void weave_rows(u16a *to, const u16a *from, i64 sk, i64 columns, i64 depth, i64 width, i64 room) {
   for (i64 k = 0; k < room; k += 2, from += 2 * sk, to += 2 * width)
     for (i64 n = 0; n < width; n += 16) {
@@ -499,18 +499,18 @@ EXCHANGE_Pragma("GCC unroll 16")
 }  # fmt: skip
 
 
-def do_weave(self: Emitter, s: Weave) -> None:
+def do_interleave(self: Emitter, s: Interleave) -> None:
     """One call."""
     if self.lanes != LANES:
         raise TooNarrow
     at = self.address(s.source.buf, s.source.index)
     way, other = ("rows", s.k) if const_of(at.terms.get(s.n, const(0))) == 1 else ("columns", s.n)
-    self.functions.setdefault(f"weave_{way}", self.use(WEAVE[way]))
+    self.functions.setdefault(f"weave_{way}", self.use(INTERLEAVE[way]))
     step, place = self.emit(at.terms.get(other, const(0))).text, _place(self, s.source, [s.n, s.k])
     out, base = self.base(s.out)[0], self.base(s.source.buf)[0]
     self.line(f"weave_{way}({out}, {base} + {place}, {step}, {self.emit(s.columns).text}, {self.emit(s.depth).text}, {s.pitch // 2}, {s.room});")
     self.forget(s.out)
 
 
-STATEMENTS[Weave] = do_weave  # type: ignore[assignment]
+STATEMENTS[Interleave] = do_interleave  # type: ignore[assignment]
 WITH_REST[Paired] = do_paired

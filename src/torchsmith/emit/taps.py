@@ -74,12 +74,12 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
     a_start, b_start = (f"{self.base(x.buf)[0]} + {text_of(self, substitute(lin.expr(), start))}" for x, lin in ((s.a, a), (s.b, b)))
     live, cut = const_of(s.live), s.a.mask is not None and s.k in set(walk(s.a.mask))  # the padding may cut the inner loop too
     self.line(f"const {STORED[s.b.dtype.name]}a *w = {b_start};")
-    if s.soon is not None:
-        self.line(f"const {STORED[s.b.dtype.name]}a *f = {self.base(s.b.buf)[0]} + {text_of(self, s.soon)};")
-        if s.soon_vectors == 0:
-            _ask(self, s, "f", s.share, s.b.dtype, bounds, 2)
+    if s.prefetch is not None:
+        self.line(f"const {STORED[s.b.dtype.name]}a *f = {self.base(s.b.buf)[0]} + {text_of(self, s.prefetch)};")
+        if s.prefetch_vectors == 0:
+            _ask(self, s, "f", s.prefetch_share, s.b.dtype, bounds, 2)
     stored = STORED[s.a.dtype.name]
-    if s.taps and not partial and const_of(s.far) != 0:
+    if s.taps and not partial and const_of(s.prefetch_rows) != 0:
         _ask_for_rows(self, s, a, bounds)
     if partial or (live is not None and live < s.rows):
         self.open("{", [])
@@ -88,9 +88,9 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
         test = named_test(self, inside) if inside else ""
         self.open(f"if ({test}) {{" if inside else "{", [])
         self.line(f"const {stored}a *p = {a_start};")
-        ahead, far = f"{s.rows} * {step} + k * {64 // s.a.dtype.itemsize}", 0 if s.taps else const_of(s.far)
-        soon = "" if far == 0 else f"p + {ahead}" if far == 1 else f"p + {text_of(self, s.far)} * ({ahead})"  # of both kinds: asks in vain
-        _steps(self, s, bounds, kb, lambda m, k: f"p[{plus(times(str(m), step), times(k, ka_text))}]", soon)
+        ahead, far = f"{s.rows} * {step} + k * {64 // s.a.dtype.itemsize}", 0 if s.taps else const_of(s.prefetch_rows)
+        ask = "" if far == 0 else f"p + {ahead}" if far == 1 else f"p + {text_of(self, s.prefetch_rows)} * ({ahead})"  # of both kinds: asks in vain
+        _steps(self, s, bounds, kb, lambda m, k: f"p[{plus(times(str(m), step), times(k, ka_text))}]", ask)
         self.close()
         if not inside:
             return
@@ -118,7 +118,7 @@ def _ask_for_rows(self: Emitter, s: Contract, a: Linear, bounds: Bounds) -> None
     name, dtype = self.base(s.a.buf)
     self.open("{", [])
     self.line(f"const {STORED[dtype.name]}a *g = {name} + {text_of(self, substitute(a.expr(), behind))};")
-    _ask(self, s, "g", s.far, dtype, bounds, 3)
+    _ask(self, s, "g", s.prefetch_rows, dtype, bounds, 3)
     self.close()
 
 
@@ -201,17 +201,17 @@ def _by_window(self: Emitter, s: Contract, bounds: Bounds, kb: str, a: Linear, a
     _all_padding(self, s, bounds, kb)
 
 
-def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str = "") -> None:
-    """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`. soon: an address that step k asks for."""
+def _steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], ask: str = "") -> None:
+    """for k in bounds: every accumulator takes its product; place(m, k) is row m of `a`. ask: an address that step k asks for."""
     if not s.rest:
-        _run_steps(self, s, bounds, kb, place, soon)
+        _run_steps(self, s, bounds, kb, place, ask)
         return
     (lo, hi), whole = bounds, f"{text_of(self, s.extent)} / {s.parts}"
-    _run_steps(self, replace(s, rest=0), (lo, f"({hi} < {whole} ? {hi} : {whole})"), kb, place, soon)
+    _run_steps(self, replace(s, rest=0), (lo, f"({hi} < {whole} ? {hi} : {whole})"), kb, place, ask)
     _run_steps(self, s, (f"({lo} > {whole} ? {lo} : {whole})", hi), kb, place, "")
 
 
-def _run_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], soon: str) -> None:
+def _run_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Callable[[int, str], str], ask: str) -> None:
     """Steps with as many elements each: all of s.parts, or s.rest of them. A tile of one row waits for memory: it reads several streams,
     and has registers for sums of each, which are shorter and so more exact."""
     live, (lo, hi) = _live_lanes(self, s), bounds
@@ -226,14 +226,14 @@ def _run_steps(self: Emitter, s: Contract, bounds: Bounds, kb: str, place: Calla
         self.open(f"for (i64 {i} = {lo}; {i} < {lo} + {n}; {i}++) {{", [])
         for stream in range(STREAMS):
             self.line(f"{{ const i64 k = {plus(i, times(str(stream), n))};")
-            _step(self, s, live, kb, place, soon, sums[stream])
+            _step(self, s, live, kb, place, ask, sums[stream])
             self.line("}")
         self.close()
         for d in more:
             self.line(" ".join(f"c0_{v} += {d}0_{v};" for v in columns))
         lo = f"{lo} + {STREAMS} * {n}"
     _open_steps(self, (lo, hi))
-    _step(self, s, live, kb, place, soon)
+    _step(self, s, live, kb, place, ask)
     self.close()
 
 
@@ -246,14 +246,14 @@ def _has_room(self: Emitter, s: Contract) -> bool:
     return STREAMS * vectors_of(self, s) <= 16 and self.lanes == s.lanes
 
 
-def _step(self: Emitter, s: Contract, live: list[str], kb: str, place: Callable[[int, str], str], soon: str, sums: str = "c") -> None:
+def _step(self: Emitter, s: Contract, live: list[str], kb: str, place: Callable[[int, str], str], ask: str, sums: str = "c") -> None:
     """Step k of every accumulator, their names beginning with `sums`."""
     _row_of_b(self, s, live, kb)
-    by = s.soon_vectors
+    by = s.prefetch_vectors
     for v in range(by):
         self.line(f"__builtin_prefetch(f + {plus(times('k', str(s.lanes * by)), str(s.lanes * v))}, 0, 2);")
-    if soon:
-        self.line(f"__builtin_prefetch({soon}, 0, 2);")
+    if ask:
+        self.line(f"__builtin_prefetch({ask}, 0, 2);")
     for m in range(s.rows):
         self.line(f"{{ x{s.dtype} x = {_splat(self, s, place(m, times('k', str(s.parts))))};")
         for v in range(vectors_of(self, s)):

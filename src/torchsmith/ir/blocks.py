@@ -2,7 +2,7 @@
 
     Contract   register tile of a multiply-add Fold       Product    block product of operands as they lie
     Paired     tile of a bfloat16 product                 Banded     tile of a grouped convolution
-    Turn       block read along n, laid out along m       Weave      right-hand side of a Paired, in pairs of k
+    Transpose       block read along n, laid out along m       Interleave      right-hand side of a Paired, in pairs of k
 
 A block declares what walkers ask of it (ir/kernel.py); schedule/ makes it, emit/ prints it.
 """
@@ -29,11 +29,12 @@ class Contract(Block):
     a: Load over Axis m, the taps' axes and k, affine in m and k; where its mask (a conjunction of linear bounds) fails the product is 0.
     b: Load with n contiguous: of a packed operand, or of one that lies as it is, of which `wide` columns may be read (None: `width`).
     Rows from `live` on and columns from `wide` on do not exist: their accumulators hold no meaning.
-    soon: a hint without meaning, over the taps' axes; step k of a tap may prefetch lanes * soon_vectors elements of b's buffer from element
-    soon + lanes * soon_vectors * k on, which another tile will need. With soon_vectors 0: 16 steps may ask for `share` elements, in turn.
-    far: a hint about rows of `a` that lie behind each other, k contiguous, and come from beyond the second-level cache, as the next tile's
-    will. Without taps 0 or 1: step k may ask for line k of them. With taps: 16 steps may ask for `far` elements, in turn, of what the last
-    taps read behind this tile's rows.
+    prefetch: a hint without meaning, over the taps' axes; step k of a tap may prefetch lanes * prefetch_vectors elements of b's buffer,
+    which another tile will need, from element prefetch + lanes * prefetch_vectors * k on. With prefetch_vectors 0: 16 steps may ask for
+    `prefetch_share` elements, in turn.
+    prefetch_rows: a hint about rows of `a` that lie behind each other, k contiguous, and come from beyond the second-level cache, as the
+    next tile's will. Without taps 0 or 1: step k may ask for line k of them. With taps: 16 steps may ask for `prefetch_rows` elements, in
+    turn, of what the last taps read behind this tile's rows.
     tails: a hint too, for rows whose number is known at run time only: fewer rows, falling, for which partial tiles get text of their own.
     parts: a power of two; above 1, that many neighbours of k lie beside each other in the lanes, so that few columns fill a vector: lane n
     takes the elements k * parts + n % parts, and b(taps, k, n) is packed for it. `rest`: what the last step of k has, if it is not whole.
@@ -41,7 +42,7 @@ class Contract(Block):
     where: a conjunction over m, taps and k; products count only where it holds, even beside an infinite `b`. What `a` is beyond is 0.
     """
 
-    OPEN: ClassVar[frozenset[str]] = frozenset({"taps", "extent", "a", "b", "soon", "where"})
+    OPEN: ClassVar[frozenset[str]] = frozenset({"taps", "extent", "a", "b", "prefetch", "where"})
     acc: str
     rows: int
     vectors: int
@@ -53,13 +54,13 @@ class Contract(Block):
     n: Axis
     a: Load
     b: Load
-    soon: Expr | None = None
-    soon_vectors: int = 0
-    share: Expr = ZERO
+    prefetch: Expr | None = None
+    prefetch_vectors: int = 0
+    prefetch_share: Expr = ZERO
     wide: Expr | None = None
     first: Expr = ZERO
     add: bool = False
-    far: Expr = ZERO
+    prefetch_rows: Expr = ZERO
     tails: tuple[int, ...] = ()
     parts: int = 1
     rest: int = 0
@@ -132,7 +133,7 @@ class Product(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Block):
+class Transpose(Block):
     """A block read along n and laid out along m, as f32 (f64 as it is), in the scratch array `out` (rows of `pitch` elements):
 
         out[n, m] = source(m, n) where m < rows, else 0         n < columns, m < rows rounded up to a vector of 64 bytes
@@ -254,8 +255,8 @@ class Paired(Block):
     dense, pairs of k side by side for each n, each tap with zeros up to a multiple of 32 of k; `joined`: all taps behind each other, with
     zeros at their end only (then `a` has no mask). Sums are taken as the machine's bfloat16 instructions do, which treat denormals as
     zero. Rows from `live` on do not exist.
-    soon: a hint without meaning, over the taps' axes; each 32 of k may prefetch `lines` lines of 64 bytes of b's buffer, one behind the
-    other from element `soon` on, which other tiles will need.
+    prefetch: a hint without meaning, over the taps' axes; each 32 of k may prefetch `prefetch_lines` lines of 64 bytes of b's buffer, one
+    behind the other from element `prefetch` on, which other tiles will need.
     """
 
     STRIDED: ClassVar[bool] = False
@@ -271,8 +272,8 @@ class Paired(Block):
     a: Load
     b: Load
     joined: bool = False
-    soon: Expr | None = None
-    lines: int = 0
+    prefetch: Expr | None = None
+    prefetch_lines: int = 0
     first: Expr = ZERO
 
     def meaning(self) -> Loop:
@@ -284,7 +285,7 @@ class Paired(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Weave(Block):
+class Interleave(Block):
     """The right-hand side of a Paired, laid out in the scratch array `out` (bf16, rows of `pitch` elements, one for each pair of k):
 
         out[k // 2, 2 * n + k % 2] = source(k, n) where k < depth and n < columns, else 0         k < room, a multiple of 32; 2 * n < pitch

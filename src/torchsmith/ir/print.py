@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .blocks import Banded, Contract, Paired, Product, Turn, Weave
+from .blocks import Banded, Contract, Interleave, Paired, Product, Transpose
 from .dtype import DType
 from .expr import Axis, Expr, const
 from .kernel import Kernel, Let, Loop, Scheduled, StoreStmt
@@ -264,10 +264,10 @@ def _contract(c: Contract) -> Lines:
     yield f"contract {to} {c.rows}x{c.width} [{_axes(((c.m, c.live), *c.taps, (c.k, c.extent)))}] lanes {c.n.name}{wide}"
     yield f"  {print_expr(c.a)}"
     yield f"  {print_expr(c.b)}"
-    if c.soon is not None:
-        yield f"  soon {print_expr(c.soon)} by {c.soon_vectors or print_expr(c.share)}"
-    if const_of(c.far) != 0:
-        yield f"  far {print_expr(c.far)}"
+    if c.prefetch is not None:
+        yield f"  prefetch {print_expr(c.prefetch)} by {c.prefetch_vectors or print_expr(c.prefetch_share)}"
+    if const_of(c.prefetch_rows) != 0:
+        yield f"  prefetch rows {print_expr(c.prefetch_rows)}"
     if c.tails:
         yield f"  tails {c.tails}"
     if c.where is not None:
@@ -282,8 +282,8 @@ def _product(p: Product) -> Lines:
     yield f"  {print_expr(p.b)}"
 
 
-def _turn(t: Turn) -> Lines:
-    yield f"turn {t.out}[{t.pitch}] [{_axes(((t.m, t.rows), (t.n, t.columns)))}] = {print_expr(t.source)}"
+def _transpose(t: Transpose) -> Lines:
+    yield f"transpose {t.out}[{t.pitch}] [{_axes(((t.m, t.rows), (t.n, t.columns)))}] = {print_expr(t.source)}"
 
 
 def _banded(s: Banded) -> Lines:
@@ -301,8 +301,8 @@ def _paired(s: Paired) -> Lines:
     yield f"  {print_expr(s.b)}"
 
 
-def _weave(s: Weave) -> Lines:
-    yield f"weave {s.out}[{s.pitch}] [{_axes(((s.n, s.columns), (s.k, s.depth)))}, {s.room}] = {print_expr(s.source)}"
+def _interleave(s: Interleave) -> Lines:
+    yield f"interleave {s.out}[{s.pitch}] [{_axes(((s.n, s.columns), (s.k, s.depth)))}, {s.room}] = {print_expr(s.source)}"
 
 
 def _let(let: Let) -> Lines:
@@ -327,10 +327,10 @@ _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     StoreStmt: _store_stmt,
     Contract: _contract,
     Product: _product,
-    Turn: _turn,
+    Transpose: _transpose,
     Banded: _banded,
     Paired: _paired,
-    Weave: _weave,
+    Interleave: _interleave,
     Let: _let,
     Launch: _launch,
     Alloc: lambda s: iter([f"alloc {s.buf}"]),

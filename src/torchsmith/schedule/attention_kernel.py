@@ -2,20 +2,21 @@
 
 In: an Attention, its Stage's stores, layouts. Out: a Kernel over (batch axes, blocks of W queries):
 
-    turn q[W, E] into qt[E, W];  top = -inf, sum = 0, o[W, D] = 0
+    transpose q[W, E] into qt[E, W];  top = -inf, sum = 0, o[W, D] = 0
     for each block of J keys:
         s[J, W] = k[J, E] @ qt;  s = score(s);  new = max(top, s over J);  shrink = exp(top - new);  s = exp(s - new)
         sum = sum * shrink + s over J;  o *= shrink;  o += s^T @ v[J, D]
     out = o / sum
 
 Queries run over lanes, so that K and V are read where they lie, and maximum, exponential and sum go down the lanes without reductions.
-What a score reads of a matrix over queries and keys (a mask) is turned into scratch like q. Keys that a causal mask leaves out for a whole
+What a score reads of a matrix over queries and keys (a mask) is transposed into scratch like q. Keys that a mask leaves out for a whole
 block are not computed.
 
-In bfloat16 both products are made of pairs (Paired): q is woven once, K read where it lies; weights are turned and rounded, and V woven,
+In bfloat16 both products are made of pairs (Paired): q is interleaved once, K read where it lies; weights are transposed and rounded,
+and V is interleaved,
 block by block:
 
-        s[J, W] = k[J, E] @ woven q;  ...;  p[W, J] = bfloat16 of s turned;  o = o * shrink + p @ woven v
+        s[J, W] = k[J, E] @ interleaved q;  ...;  p[W, J] = bfloat16 of s transposed;  o = o * shrink + p @ interleaved v
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
-from ..ir.blocks import Paired, Product, Turn, Weave
+from ..ir.blocks import Interleave, Paired, Product, Transpose
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, select, substitute, walk
 from ..ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
@@ -45,7 +46,7 @@ CHAINS = 4  # running maxima and sums that go down a block side by side
 WORK = 1 << 20  # multiply-adds worth a thread
 TALL = 32  # rows of a tile of pairs, and its columns: two vectors
 PAIRED_KEYS, LIMITED_KEYS = 128, 64  # the most keys of a block of pairs, and under a causal mask, where the last block is part empty
-TURNED = frozenset({dt.f32, dt.bf16, dt.f16, dt.bool_})
+TRANSPOSED = frozenset({dt.f32, dt.bf16, dt.f16, dt.bool_})
 
 
 @dataclass(frozen=True)
@@ -138,20 +139,21 @@ class _Former:
         assert isinstance(out, Load)
         return out
 
-    def turned(self, name: str, size: int, source: Load, across: tuple[Axis, Expr]) -> Stmt:
+    def transposed(self, name: str, size: int, source: Load, across: tuple[Axis, Expr]) -> Stmt:
         """name[across, i] = source(i, across), as f32."""
         axis, extent = across
         w = self.shape.queries
         self.array(name, size)
         unit = stride_along(source, axis, self.buffers)
-        if unit is not None and const_of(unit) == 1 and source.dtype in TURNED and stride_along(source, self.i, self.buffers) is not None:
-            return Turn(name, w, self.i, self.wide, axis, extent, source)
+        lies = stride_along(source, self.i, self.buffers) is not None
+        if unit is not None and const_of(unit) == 1 and source.dtype in TRANSPOSED and lies:
+            return Transpose(name, w, self.i, self.wide, axis, extent, source)
         store = StoreStmt(name, (axis * w + self.i,), convert(source, dt.f32))
         return self.over(axis, extent, self.over(self.i, self.wide, store, vector=True))
 
     # ------------------------------------------------------------ the score
     def scaled(self) -> tuple[list[Stmt], Expr]:
-        """(what multiplies the turned queries, the score without that factor): q k c -> (q c) k where only q k c is used."""
+        """(what multiplies the transposed queries, the score without that factor): q k c -> (q c) k where only q k c is used."""
         score = self.a.score
         users = {x for x in walk(score) if DOT in x.args}
         factors = [x.args[1] for x in users if isinstance(x, Op) and x.name == "mul" and x.args[0] is DOT and isinstance(x.args[1], Const)]
@@ -176,8 +178,8 @@ class _Former:
                 table[x] = substitute(x, {self.i: const(0), self.qb: const(0)})  # the same for every query
                 continue
             name = f"mask{len(fill)}"
-            if x.dtype in TURNED and x.mask is None:
-                fill.append(self.turned(name, self.shape.keys * w, x, (self.j, self.near)))
+            if x.dtype in TRANSPOSED and x.mask is None:
+                fill.append(self.transposed(name, self.shape.keys * w, x, (self.j, self.near)))
                 here = Load(name, dt.f32, (self.j * w + self.i,))
                 table[x] = op("ne", here, Const(dt.f32, 0.0)) if x.dtype is dt.bool_ else convert(here, x.dtype)
                 if x.dtype is not dt.bool_:
@@ -267,14 +269,14 @@ class _Former:
 
     def queries(self) -> Stmt:
         """qt[E, W]."""
-        return self.turned("qt", self.shape.e * self.shape.queries, self.at(self.a.q), (self.e, const(self.shape.e)))
+        return self.transposed("qt", self.shape.e * self.shape.queries, self.at(self.a.q), (self.e, const(self.shape.e)))
 
     def body(self, stores: tuple[Store, ...]) -> tuple[Stmt, ...]:
         a, s = self.a, self.shape
         w, i, d = s.queries, self.i, self.d
         zero = Const(dt.f32, 0.0)
         scale, of_dot = self.scaled()
-        turn = self.queries()
+        transpose = self.queries()
         for name, size in (("s", s.keys * w), ("top", w), ("sum", w), ("shrink", w), ("o", w * s.pitch)):
             self.array(name, size)
         z = Axis("z")
@@ -290,7 +292,7 @@ class _Former:
         result = op("mul", Load("o", dt.f32, (i * s.pitch + d,)), Load("shrink", dt.f32, (i,)))
         table: dict[Expr, Expr] = {OUT: result, a.i[0]: self.row, a.d[0]: d}
         out = tuple(StoreStmt(t.buf, tuple(substitute(x, table) for x in t.index), substitute(t.value, table), t.mode) for t in stores)
-        return (turn, *scale, *start, blocks, invert, self.over(i, self.wide, self.over(d, const(s.d), *out, vector=True)))
+        return (transpose, *scale, *start, blocks, invert, self.over(i, self.wide, self.over(d, const(s.d), *out, vector=True)))
 
 
 class _PairedFormer(_Former):
@@ -307,15 +309,15 @@ class _PairedFormer(_Former):
         x = self.at(load)
         return Load(x.buf, x.dtype, tuple(linear(i).expr() for i in x.index))
 
-    def woven(self, name: str, columns: Axis, k: Axis, width: int, room: int) -> Load:
+    def interleaved(self, name: str, columns: Axis, k: Axis, width: int, room: int) -> Load:
         """Where (k, column) lies in a scratch array of pairs."""
         self.array(name, room * width, dt.bf16)
         return Load(name, dt.bf16, (op("floordiv", k, const(2)) * (2 * width) + columns * 2 + op("mod", k, const(2)),))
 
     def queries(self) -> Stmt:
         w, room = self.shape.queries, -(-self.shape.e // TALL) * TALL
-        self.qt = self.woven("qt", self.i, self.e, w, room)
-        return Weave("qt", 2 * w, self.i, self.wide, self.e, const(self.shape.e), room, self.plain(self.a.q))
+        self.qt = self.interleaved("qt", self.i, self.e, w, room)
+        return Interleave("qt", 2 * w, self.i, self.wide, self.e, const(self.shape.e), room, self.plain(self.a.q))
 
     def block(self, of_dot: Expr) -> tuple[Stmt, ...]:
         a, s, i, j = self.a, self.shape, self.i, self.j
@@ -333,14 +335,14 @@ class _PairedFormer(_Former):
         self.array("ov", w * TALL)
         at = (i * s.keys + z,)
         weight = Cast(dt.bf16, Load("pt", dt.f32, at))
-        turn = Turn("pt", s.keys, j, const(s.keys), i, const(w), Load("s", dt.f32, (j * w + i,)))
+        transpose = Transpose("pt", s.keys, j, const(s.keys), i, const(w), Load("s", dt.f32, (j * w + i,)))
         rounded = self.over(i, const(w), self.over(z, const(s.keys), StoreStmt("p", at, weight), vector=True))
         left = dv * TALL
         v = substitute(self.plain(a.v), {self.d: left + dl})
         assert isinstance(v, Load)
-        weave = Weave("vw", 2 * TALL, dl, least(TALL, s.d - left, const(s.d)), j, self.near, s.keys, v)
-        p, woven = Load("p", dt.bf16, (i * s.keys + j,)), self.woven("vw", dl, j, TALL, s.keys)
-        product = Paired("ov", w, TALL // LANES, i, self.lanes, (), j, s.keys, dl, p, woven)
+        interleave = Interleave("vw", 2 * TALL, dl, least(TALL, s.d - left, const(s.d)), j, self.near, s.keys, v)
+        p, interleaved = Load("p", dt.bf16, (i * s.keys + j,)), self.interleaved("vw", dl, j, TALL, s.keys)
+        product = Paired("ov", w, TALL // LANES, i, self.lanes, (), j, s.keys, dl, p, interleaved)
         o, new = Load("o", dt.f32, (out * s.pitch + left + dl,)), Load("ov", dt.f32, (out * TALL + dl,))
         sums = op("fma", o, Load("shrink", dt.f32, (out,)), new)
         merge = self.over(out, self.wide, self.over(dl, const(TALL), StoreStmt("o", o.index, sums), vector=True))
@@ -348,8 +350,8 @@ class _PairedFormer(_Former):
             *fill,
             self.over(kt, blocks_of(self.near, TALL), tile),
             self.over(i, self.lanes, *self.softmax(score), *([] if const_of(done) == s.keys else [none]), vector=True),
-            turn, rounded,
-            self.over(dv, const(s.pitch // TALL), weave, product, merge),
+            transpose, rounded,
+            self.over(dv, const(s.pitch // TALL), interleave, product, merge),
         )  # fmt: skip
 
 

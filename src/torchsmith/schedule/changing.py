@@ -6,7 +6,7 @@ every call).
     n contiguous:                 tiles read b in place, the last one only the columns that exist
     the same, no taps, and steps of k a multiple of 4 KB apart, or
     k contiguous, no taps:        per block of rows and tile of columns, for each chunk of k:
-                                      panel[k, n] = b[k, n], turned in registers;  each tile of rows:  acc += a @ panel
+                                      panel[k, n] = b[k, n], transposed in registers;  each tile of rows:  acc += a @ panel
 
 Elsewhere a copy of rows that are contiguous does not pay: prefetching hides where they come from.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.blocks import Contract, Turn
+from ..ir.blocks import Contract, Transpose
 from ..ir.expr import Axis, Expr, Load, const, op, substitute, walk
 from ..ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import Linear, const_of
@@ -89,7 +89,7 @@ def _through_panels(
     if at is None or any(atom is not kl and kl in walk(atom) for atom in at.terms):
         return None  # a division that no k below k_extent feels, but the last panel's end might
     panel = Load("panel", b.dtype, (kl * width + nl,))
-    fill: Stmt = Turn("panel", width, nl, wide, kl, deep, b)
+    fill: Stmt = Transpose("panel", width, nl, wide, kl, deep, b)
     if copied:
         fill = Loop(kl, deep, "serial", (Loop(nl, wide, "vector", (StoreStmt("panel", panel.index, b),)),))
     elif const_of(at.terms.get(kl, const(0))) != 1:

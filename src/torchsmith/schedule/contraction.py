@@ -7,7 +7,7 @@ In: a Stage (and the pointwise Stages that read its result). Out: a pack Stage w
 n is the axis that only `b` depends on, m the innermost axis that only `a` depends on; axes of both are batches. `b` is packed to
 [batch.., n tile, taps.., k, 16 * vectors] so that a tile reads it in order; n past the end is packed as zeros. Of few
 columns 2, 4, 8 or 16 neighbours of k lie beside each other in the lanes (`parts_of`), so that vectors are full; a tile whose results lie
-contiguous along m is turned in registers before they are stored.
+contiguous along m is transposed in registers before they are stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..ir import dtype as dt
-from ..ir.blocks import Contract, Turn
+from ..ir.blocks import Contract, Transpose
 from ..ir.bounds import NOTHING_KNOWN
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
@@ -360,11 +360,11 @@ def form_contraction(
     total: list[Expr] = [Load("acc", summed, (ml * pitch + nl * parts + part,)) for part in range(parts)]
     while len(total) > 1:
         total = [op("add", x, y) for x, y in zip(total[::2], total[1::2], strict=True)]
-    # Results that lie contiguous along the rows: the tile is turned in registers, unless its rows are too few to be worth it.
+    # Results that lie contiguous along the rows: the tile is transposed in registers, unless its rows are too few to be worth it.
     along_m, deep = _steps_by_one(stores, m, buffers), -(-rows // c.lanes) * c.lanes
-    turned = along_m and parts == 1 and 2 * rows >= c.lanes
-    if turned:
-        total = [Load("turned", summed, (nl * deep + ml,))]
+    transposed = along_m and parts == 1 and 2 * rows >= c.lanes
+    if transposed:
+        total = [Load("transposed", summed, (nl * deep + ml,))]
     table: dict[Expr, Expr] = {acc_of(summed): total[0], m: row, n: column}
     body: tuple[Stmt, ...] = tuple(
         StoreStmt(s.buf, tuple(substitute(i, table) for i in s.index), substitute(s.value, table), s.mode, where_of(s, table))
@@ -382,22 +382,23 @@ def form_contraction(
     before, after = (tiles, const(1)) if by_columns else (const(1), tiles)
     more = tuple((Axis(f"one{j}"), const(1)) for j in range(OUTER - len(c.rows[:-1])))
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
-    soon = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None and parts == 1 else (None, 0, const(0))
+    prefetch = _next_tile(c, m_tiles, (nt, tiles), vectors) if packed is not None and parts == 1 else (None, 0, const(0))
     readable = None if packed is not None or const_of(wide) == width else wide
     far, tails = const(_asked_rows(c, tiling, buffers)), tails_of(rows, live, m_extent)
     contract = Contract(
-        "acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], lane, a, b, *soon, wide=readable, far=far, tails=tails, parts=parts,
+        "acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], lane, a, b, *prefetch, wide=readable, prefetch_rows=far, tails=tails,
+        parts=parts,
         rest=(const_of(c.k[1]) or 0) % parts, where=None if c.where is None else substitute(c.where, {m: row}),
     )  # fmt: skip
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
     params, syms = _params((contract, epilogue), stores, c, packed or buffers[c.b.buf], buffers, [e for _, e in grid])
     scratch: tuple[Scratch, ...] = (Scratch("acc", summed, rows * pitch),)
-    if not turned:
+    if not transposed:
         return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins, kind="contraction")
-    turn = Turn("turned", deep, ml, live, nl, wide, Load("acc", summed, (ml * pitch + nl,)))
-    scratch = (*scratch, Scratch("turned", summed, width * deep))
-    return Kernel("contraction", params, syms, grid, grain, scratch, (contract, turn, epilogue), origins=origins, kind="contraction")
+    transpose = Transpose("transposed", deep, ml, live, nl, wide, Load("acc", summed, (ml * pitch + nl,)))
+    scratch = (*scratch, Scratch("transposed", summed, width * deep))
+    return Kernel("contraction", params, syms, grid, grain, scratch, (contract, transpose, epilogue), origins=origins, kind="contraction")
 
 
 def where_of(s: Store, table: dict[Expr, Expr]) -> Expr | None:
@@ -431,8 +432,8 @@ def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors
 
 
 def _asked_rows(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -> int:
-    """Contract.far. Asking is worth it where a tile of rows meets all of `b` before the next one does, or where all rows are more than
-    the cache holds. Elsewhere it costs: rows that share a set push each other out."""
+    """Contract.prefetch_rows. Asking is worth it where a tile of rows meets all of `b` before the next one does, or where all rows are
+    more than the cache holds. Elsewhere it costs: rows that share a set push each other out."""
     step, steps, size = work_of(c, buffers).step, const_of(c.k[1]), c.a.dtype.itemsize
     layout = buffers[c.a.buf].layout
     if layout is None or layout.splits or step is None or steps is None:

@@ -119,8 +119,8 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     by_columns = default_sweep(replace(work_of(c), n=(const_of(n_extent) or c.lanes) * gates)) == "columns"
     grid = (*c.batch, n_tiles, *m_tiles) if by_columns else (*c.batch, *m_tiles, n_tiles)
-    soon = _next_tile(c, m_tiles, n_tiles, vectors) if by_columns else (None, 0, const(0))
-    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *soon, tails=tails_of(rows, live, m_extent))
+    prefetch = _next_tile(c, m_tiles, n_tiles, vectors) if by_columns else (None, 0, const(0))
+    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *prefetch, tails=tails_of(rows, live, m_extent))
     steps = rows * vectors
     for _, e in (*c.taps, c.k):
         steps *= const_of(e) or 64

@@ -92,9 +92,9 @@ def contraction_kernels(
     copies, rows, seen = ((), c, buffers) if banded is not None else _plain_rows(c, buffers)
     one_row = c.rows[0][0] is ONE_ROW and c.b.buf not in lasting
     changes = banded is None and not one_row and c.b.buf not in lasting
-    woven = form_changing_pairs(rows, seen) if changes else None
-    if woven is not None:
-        return (*copies, woven)
+    in_pairs = form_changing_pairs(rows, seen) if changes else None
+    if in_pairs is not None:
+        return (*copies, in_pairs)
     paired = None if banded is not None or one_row else form_paired(rows, seen)
     if paired is not None:
         packing, product, packed = paired
@@ -117,7 +117,7 @@ def contraction_kernels(
     origins = (c.stage.origin, c.stage.loc)
     if c.b.buf not in lasting:
         if c.rows[0][0] is ONE_ROW and not is_along_n(c, seen):
-            return (plain_kernel(stage, buffers),)  # one row: turning an operand would cost as much as the product
+            return (plain_kernel(stage, buffers),)  # one row: transposing an operand would cost as much as the product
         changing = form_changing(c, tiling, seen, origins)
         if changing is not None:
             return (*copies, replace(changing, choice=choice))

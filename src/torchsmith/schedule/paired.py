@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from ..ir import dtype as dt
-from ..ir.blocks import Paired, Turn, Weave
+from ..ir.blocks import Interleave, Paired, Transpose
 from ..ir.expr import Axis, Expr, Load, const, op, substitute, walk
 from ..ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
@@ -26,7 +26,7 @@ from .tiling import CACHED_ROWS, LANES
 TILE = 16  # rows of one hardware tile
 TAPS = 1024  # most taps: a kernel keeps the place of each
 DEEP = 32  # of k that a hardware tile takes
-WOVEN = 2048  # most of k of a tile of columns that is woven into scratch
+INTERLEAVED = 2048  # most of k of a tile of columns that is interleaved into scratch
 ITEMS = 16  # blocks that keep threads busy
 NEAR = 1 << 20  # bytes of packed tiles of columns that stay in the second-level cache
 MANY = 16  # tiles of rows
@@ -71,10 +71,10 @@ def form_paired(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Kern
 
 
 def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | None:
-    """The kernel of a product whose `b` changes from call to call: each tile of columns is woven into scratch, then all tiles of a block of
-    rows meet it. None where `b` has taps, lies otherwise than along n or k, or is too deep."""
+    """The kernel of a product whose `b` changes from call to call: each tile of columns is interleaved into scratch, then all tiles of
+    a block of rows meet it. None where `b` has taps, lies otherwise than along n or k, or is too deep."""
     k, layout = const_of(c.k[1]), buffers[c.b.buf].layout
-    if not has_pairs(c) or k is None or k > WOVEN or c.taps or c.b.mask is not None or not lies_plain(c, buffers):
+    if not has_pairs(c) or k is None or k > INTERLEAVED or c.taps or c.b.mask is not None or not lies_plain(c, buffers):
         return None
     if layout is None or layout.splits or layout.pad:
         return None
@@ -96,21 +96,21 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     assert isinstance(a, Load)
     assert isinstance(b, Load)
     a = Load(a.buf, dt.bf16, tuple(linear(i).expr() for i in a.index), a.mask, a.other)
-    woven = Load("panel", dt.bf16, (op("floordiv", c.k[0], const(2)) * (2 * width) + nl * 2 + op("mod", c.k[0], const(2)),))
-    weave = Weave("panel", 2 * width, nl, wide, c.k[0], const(k), -(-k // DEEP) * DEEP, b)
-    tile = Paired("acc", rows, vectors, ml, live, (), c.k[0], k, nl, a, woven)
-    results, turned = _epilogue(c, rows, start, ml, nt * width, nl, live, wide, width, buffers)
+    interleaved = Load("panel", dt.bf16, (op("floordiv", c.k[0], const(2)) * (2 * width) + nl * 2 + op("mod", c.k[0], const(2)),))
+    interleave = Interleave("panel", 2 * width, nl, wide, c.k[0], const(k), -(-k // DEEP) * DEEP, b)
+    tile = Paired("acc", rows, vectors, ml, live, (), c.k[0], k, nl, a, interleaved)
+    results, transposed = _epilogue(c, rows, start, ml, nt * width, nl, live, wide, width, buffers)
     loop = Loop(mt, in_block, "serial", (tile, *results))
     grid = (*c.batch, *c.rows[:-1], (mb, op("floordiv", m_extent + (rows * tiles - 1), const(rows * tiles))), (nt, columns))
-    params, syms = _params((weave, loop), c.stage.stores, c, buffers[c.b.buf], buffers, [e for _, e in grid])
-    scratch = (Scratch("acc", dt.f32, rows * width), Scratch("panel", dt.bf16, -(-k // DEEP) * DEEP * width), *turned)
+    params, syms = _params((interleave, loop), c.stage.stores, c, buffers[c.b.buf], buffers, [e for _, e in grid])
+    scratch = (Scratch("acc", dt.f32, rows * width), Scratch("panel", dt.bf16, -(-k // DEEP) * DEEP * width), *transposed)
     grain = const(max(1, 32768 // (rows * tiles * vectors * k)))
     origins = (c.stage.origin, c.stage.loc)
-    return Kernel("contraction", params, syms, grid, grain, scratch, (weave, loop), origins=origins, kind="contraction")
+    return Kernel("contraction", params, syms, grid, grain, scratch, (interleave, loop), origins=origins, kind="contraction")
 
 
 def _block(m: int | None, rows: int, k: int, others: int) -> int:
-    """Tiles of rows that share a woven panel: as many as stay in the second-level cache, unless that leaves threads without work."""
+    """Tiles of rows that share an interleaved panel: as many as stay in the second-level cache, unless that leaves threads without work."""
     if m is None:
         return 8
     tiles = -(-m // rows)
@@ -193,17 +193,17 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     taps = () if joined else tuple(x for x, _ in c.taps)
     at = (op("floordiv", element, const(2)), nl * 2 + op("mod", element, const(2)))
     b = Load(packed.name, dt.bf16, (*(x for x, _ in c.batch), nt, *taps, *at))
-    results, turned = _epilogue(c, rows, mt * rows, ml, nt * width, nl, live, wide, width, buffers)
+    results, transposed = _epilogue(c, rows, mt * rows, ml, nt * width, nl, live, wide, width, buffers)
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     if near is None:
         grid: tuple[tuple[Axis, Expr], ...] = (*c.batch, *m_tiles, (ni, tiles))
     else:
         grid = (*c.batch, (nb, op("floordiv", tiles, const(near))), *m_tiles, (ni, const(near)))
-    soon, lines = (None, 0) if near is None else _soon(c, packed, (nb, ni), near, m_tiles, width, joined)
-    tile = Paired("acc", rows, vectors, ml, live, c.taps, c.k[0], k, nl, a, b, joined, soon, lines)
+    prefetch, lines = (None, 0) if near is None else _prefetch(c, packed, (nb, ni), near, m_tiles, width, joined)
+    tile = Paired("acc", rows, vectors, ml, live, c.taps, c.k[0], k, nl, a, b, joined, prefetch, lines)
     steps = rows * vectors * k * max(1, _product([e for _, e in c.taps]))
     params, syms = _params((tile, *results), c.stage.stores, c, packed, buffers, [e for _, e in grid])
-    scratch = (Scratch("acc", dt.f32, rows * width), *turned)
+    scratch = (Scratch("acc", dt.f32, rows * width), *transposed)
     origins = (c.stage.origin, c.stage.loc)
     grain = const(max(1, 32768 // steps))
     return Kernel("contraction", params, syms, grid, grain, scratch, (tile, *results), origins=origins, kind="contraction")
@@ -213,21 +213,21 @@ def _epilogue(
     c: Contraction, rows: int, start: Expr, ml: Axis, left: Expr, nl: Axis, live: Expr, wide: Expr, width: int, buffers: dict[str, Buffer]
 ) -> tuple[tuple[Stmt, ...], tuple[Scratch, ...]]:
     """What becomes of the sums of the tile at row `start`, column `left`, and scratch for it. Results contiguous along the rows are
-    turned in registers first."""
+    transposed in registers first."""
     (store,) = c.stage.stores
     deep = -(-rows // LANES) * LANES
-    turns = 2 * rows >= LANES and stores_along(c, c.rows[-1][0], buffers)
-    acc = Load("turned", dt.f32, (nl * deep + ml,)) if turns else Load("acc", dt.f32, (ml * width + nl,))
+    transposes = 2 * rows >= LANES and stores_along(c, c.rows[-1][0], buffers)
+    acc = Load("transposed", dt.f32, (nl * deep + ml,)) if transposes else Load("acc", dt.f32, (ml * width + nl,))
     table: dict[Expr, Expr] = {ACC: acc, c.rows[-1][0]: start + ml, c.n[0]: left + nl}
     index, value = tuple(substitute(i, table) for i in store.index), substitute(c.value, table)
     body = StoreStmt(store.buf, index, value, store.mode, where_of(store, table))
-    if not turns:
+    if not transposes:
         return (Loop(ml, live, "serial", (Loop(nl, wide, "vector", (body,)),)),), ()
-    turn = Turn("turned", deep, ml, live, nl, wide, Load("acc", dt.f32, (ml * width + nl,)))
-    return (turn, Loop(nl, wide, "serial", (Loop(ml, live, "vector", (body,)),))), (Scratch("turned", dt.f32, width * deep),)
+    transpose = Transpose("transposed", deep, ml, live, nl, wide, Load("acc", dt.f32, (ml * width + nl,)))
+    return (transpose, Loop(nl, wide, "serial", (Loop(ml, live, "vector", (body,)),))), (Scratch("transposed", dt.f32, width * deep),)
 
 
-def _soon(
+def _prefetch(
     c: Contraction, packed: Buffer, tile: tuple[Axis, Axis], near: int, m_tiles: Axes, width: int, joined: bool
 ) -> tuple[Expr | None, int]:
     """While the rows pass over `near` column tiles, the next ones come from memory, a piece with each tile."""

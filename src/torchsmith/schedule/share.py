@@ -187,12 +187,13 @@ class _Walker:
 
     def contract(self, s: Contract) -> Stmt:
         """A Contract, its addresses and bounds as sums over all axes in scope."""
-        self.note(s.rows, s.vectors, s.soon is None, s.soon_vectors, len(s.taps), self.name(s.acc), s.wide is None, s.add, s.tails)
+        self.note(s.rows, s.vectors, s.prefetch is None, s.prefetch_vectors, len(s.taps), self.name(s.acc), s.wide is None, s.add, s.tails)
         self.note(s.parts, s.rest)
         self.axis(s.m)
         taps = tuple((self.axis(x), self.expr(e)) for x, e in s.taps)
         self.axis(s.k)
-        extent, live, first, far, share = self.expr(s.extent), self.size(s.live), self.expr(s.first), self.leaf(s.far), self.leaf(s.share)
+        extent, live, first = self.expr(s.extent), self.size(s.live), self.expr(s.first)
+        rows, share = self.leaf(s.prefetch_rows), self.leaf(s.prefetch_share)
         wide = None if s.wide is None else self.size(s.wide)
         outside, inside = [*self.around], [x for x, _ in s.taps]
         self.lanes.add(s.k)
@@ -207,13 +208,16 @@ class _Walker:
                 mask = Op("and", mask.dtype, (mask, e))
             a = Load(s.a.buf, s.a.dtype, index, mask, self.expr(s.a.other))
         self.around = [*outside, *inside]
-        soon = None if s.soon is None else self.sum(linear(s.soon))
+        prefetch = None if s.prefetch is None else self.sum(linear(s.prefetch))
         self.lanes.discard(s.k)
         self.around = [*outside, s.m]
         self.axis(s.n)
         b = self.expr(s.b)
         assert isinstance(b, Load)
-        return replace(s, taps=taps, extent=extent, live=live, a=a, b=b, soon=soon, share=share, wide=wide, first=first, far=far)
+        return replace(
+            s, taps=taps, extent=extent, live=live, a=a, b=b, wide=wide, first=first,
+            prefetch=prefetch, prefetch_share=share, prefetch_rows=rows,
+        )  # fmt: skip
 
     def size(self, e: Expr) -> Expr:
         """Of a tile: a constant is one that always holds."""
