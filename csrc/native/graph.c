@@ -289,7 +289,7 @@ static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int6
           return -1;
         }
         if (describe_tensor(handle_of(o), &tensors[i], s->flags & WANT_SIZES)) {
-          PyErr_Format(torch.error, "input %d has no memory to read", i);
+          PyErr_Format(torch.error, "input %d has no memory on the CPU that can be read", i);
           return -1;
         }
         break;
@@ -309,7 +309,10 @@ static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int6
         break;
       }
       default: /* unused, but its sizes may be read */
-        if (s->flags & WANT_SIZES && is_tensor(o) && describe_tensor(handle_of(o), &tensors[i], true)) PyErr_Clear();
+        if (s->flags & WANT_SIZES && (!is_tensor(o) || describe_sizes(handle_of(o), &tensors[i]))) {
+          PyErr_Format(PyExc_TypeError, "input %d must be a tensor with sizes, not %s", i, Py_TYPE(o)->tp_name);
+          return -1;
+        }
     }
   }
   return 0;

@@ -82,12 +82,21 @@ const char *libtorch_connect(void) {
   return missing;
 }
 
-int describe_tensor(Handle h, ts_tensor *out, bool with_sizes) {
+int describe_sizes(Handle h, ts_tensor *out) {
   int64_t *sizes = NULL, *strides = NULL;
   out->handle = h;
-  if (libtorch.get_data_ptr(h, &out->data)) return -1;
-  if (with_sizes && (libtorch.get_sizes(h, &sizes) || libtorch.get_strides(h, &strides))) return -1;
+  out->data = NULL;
+  if (libtorch.get_sizes(h, &sizes) || libtorch.get_strides(h, &strides)) return -1;
   out->sizes = sizes;
   out->strides = strides;
   return 0;
+}
+
+int describe_tensor(Handle h, ts_tensor *out, bool with_sizes) {
+  int32_t device = -1;
+  out->sizes = out->strides = NULL;
+  if (libtorch.get_device_type(h, &device) || device != libtorch.cpu) return -1; /* its address is none of ours */
+  if (with_sizes && describe_sizes(h, out)) return -1;
+  out->handle = h;
+  return libtorch.get_data_ptr(h, &out->data) ? -1 : 0;
 }

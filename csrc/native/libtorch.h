@@ -52,7 +52,10 @@ extern __attribute__((visibility("hidden"))) Libtorch libtorch;
 /* Finds them all, once; NULL, or the name of one that is needed and missing. */
 __attribute__((visibility("hidden"))) const char *libtorch_connect(void);
 __attribute__((visibility("hidden"))) void *libtorch_find(const char *name);
+/* Address and, if wanted, sizes of a tensor in the CPU's memory; -1 for any other. */
 __attribute__((visibility("hidden"))) int describe_tensor(Handle h, ts_tensor *out, bool with_sizes);
+/* Sizes alone, of a tensor anywhere. */
+__attribute__((visibility("hidden"))) int describe_sizes(Handle h, ts_tensor *out);
 
 /* ---- operator.c: calls of operators
  *

@@ -53,6 +53,7 @@ define("AOT020", "operators that only libtorch has remain in the program, and li
 Call = Callable[..., Sequence[Any]]
 
 MACHINE_FAULTS = frozenset({"RUN001", "RUN002", "RUN003"})
+NEVER_WHOLE = MACHINE_FAULTS | {"LOW005"}  # errors under fullgraph
 _WARNED: set[str] = set()
 
 
@@ -277,8 +278,8 @@ def compile_graph(
     """Compile one captured graph for `backend`.
 
     Whatever cannot be compiled natively runs as the captured graph, eagerly, and is counted with its code (event "fallback"). Where that is
-    the machine's fault (no compiler, a compiler that dies, no room to write) it is also said in a warning; under fullgraph it is an error,
-    and under options.libtorch == "forbid" any is.
+    the machine's fault (no compiler, a compiler that dies, no room to write) it is also said in a warning; under fullgraph it is an error, as
+    is a device that nothing is compiled for, and under options.libtorch == "forbid" any is.
     """
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="captured_graph.py", text=readable(gm))
@@ -296,7 +297,7 @@ def compile_graph(
         except Unsupported as why:
             if options.libtorch == "forbid":
                 raise Forbidden(why.code, at=why.at, detail=why.detail) from why
-            if why.code in MACHINE_FAULTS and fullgraph:
+            if why.code in NEVER_WHOLE and fullgraph:
                 raise
             if why.code in MACHINE_FAULTS:
                 _warn_once(why)

@@ -66,9 +66,9 @@ def _function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
-def _default_device(modes: Sequence[Any]) -> torch.device:
-    """Both `with torch.device(...)` and set_default_device are modes; asking torch would call the modes' own functions."""
-    return next((m.device for m in reversed(modes) if isinstance(m, DeviceContext)), _CPU)
+def default_device() -> torch.device | None:
+    """Both `with torch.device(...)` and set_default_device are modes; asking torch would call the modes' own functions. None: no mode."""
+    return next((m.device for m in reversed(_function_modes()) if isinstance(m, DeviceContext)), None)
 
 
 def global_state() -> GlobalState:
@@ -79,7 +79,7 @@ def global_state() -> GlobalState:
         inference_mode=torch.is_inference_mode_enabled(),
         autocast=_autocast(),
         default_dtype=torch.get_default_dtype(),
-        default_device=_default_device(modes),
+        default_device=default_device() or _CPU,
         deterministic=(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils._device import _device_constructors
 
 from ..codes import Unsupported
 from ..graph import tracing
@@ -23,7 +24,7 @@ from ..graph.declared import DeclaredSize
 from ..graph.sizes import LARGEST, SizeFacts
 from ..ir.expr import Cast, Const, Expr, Op, Sym
 from .attributes import Raised
-from .guards import tensor_guard
+from .guards import default_device, tensor_guard
 from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
 from .world import root_of
 
@@ -260,6 +261,10 @@ class Recorder:
         # a flag computed from sizes is a plain bool to torch's functions
         args = tuple([bool(a) if type(a) is torch.SymBool else a for a in args])
         kwargs = {k: bool(v) if type(v) is torch.SymBool else v for k, v in kwargs.items()}
+        if "device" not in kwargs and target in _device_constructors():
+            device = default_device()
+            if device is not None:  # the graph runs when no such mode is on
+                kwargs["device"] = device
         fx_args = tuple([self.fx(a) for a in args])
         fx_kwargs = {k: self.fx(v) for k, v in kwargs.items()}
         loc = self.loc()
@@ -404,7 +409,7 @@ class Recorder:
 def _renewed(value: Any, inputs: set[int]) -> Any:
     """The same metadata in tensors that no node owns yet."""
     if issubclass(type(value), torch.Tensor):
-        return tracing.tensor_like(value, tuple(value.shape), None)
+        return tracing.tensor_like(value, tuple(value.shape), None, device=tracing.device_of(value))
     return type(value)([_renewed(v, inputs) for v in value]) if type(value) in (tuple, list) else value
 
 

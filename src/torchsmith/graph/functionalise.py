@@ -21,7 +21,7 @@ from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import FunctionalGraph, TensorSpec
-from .tracing import FUNCTION_RULES, RULES, Tracing, change_geometry, device_of, finish_write, make_unseen, remember_device, spec_of
+from .tracing import FUNCTION_RULES, RULES, Tracing, change_geometry, device_of, finish_write, make_unseen, remember_device, spec_of, tensors_in
 from .values import Node, Root, Step, Value, read, same_layout, write
 
 aten = torch.ops.aten
@@ -141,7 +141,7 @@ class Recording(Tracing):
             t = remember_device(make_unseen(val.shape, val.stride(), val.dtype), device_of(val))
             self.has_devices = self.has_devices or device_of(val).type != "cpu"
             spec: Any = spec_of(t)
-            node = Node("placeholder", f"in{number}", (), {}, spec)
+            node = Node("placeholder", f"in{number}", (), {}, spec, self.facts.loc)
             self.own(t, node, spec, number)
             val = t
         else:
@@ -184,12 +184,12 @@ class Recording(Tracing):
     def _constant_value(self, t: torch.Tensor, real: torch.Tensor) -> Value:
         """Python data: one number is `full`, more is an extra input that the compiled call appends."""
         spec = TensorSpec(real.dtype, tuple(map(expr_of, real.shape)), tuple(map(expr_of, real.stride())), str(device_of(t)))
-        loc = self.facts.loc
+        loc = getattr(t, "_ts_loc", "") or self.facts.loc
         if real.numel() == 1 and not real.dtype.is_complex:
             kwargs = {"dtype": real.dtype, "device": torch.device(spec.device)}
             node = self.emit(aten.full.default, (list(spec.shape), real.item()), kwargs, spec, loc)
         else:
-            node = Node("placeholder", f"const{len(self.consts)}", (), {}, spec)
+            node = Node("placeholder", f"const{len(self.consts)}", (), {}, spec, loc)
             self.consts.append(real)
             self.const_nodes.append(node)
         if _is_tracing(t):
@@ -231,7 +231,8 @@ class Recording(Tracing):
         if "device" in row.params and isinstance(result, torch.Tensor):  # torch may have taken it from a tracing tensor
             lowered[1]["device"] = device_of(result)
         node = self.emit(func, *lowered, None, self.facts.loc)
-        node.effect = row.is_random or not func._schema.returns or func.namespace not in ("aten", "prims", "torchvision")
+        node.effect = any(device_of(t).type != "cpu" for t in tensors_in(result))  # even unused, eager may refuse it there
+        node.effect |= row.is_random or not func._schema.returns or func.namespace not in ("aten", "prims", "torchvision")
         node.effect |= func is aten._local_scalar_dense.default and isinstance(result, SymTypes)  # no node has its number as an argument
         self.attach(node, result)
         return result

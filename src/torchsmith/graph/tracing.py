@@ -91,9 +91,18 @@ _CPU = torch.device("cpu")
 
 
 def remember_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`t` stands for a tensor on `device`; every Tracing that is under way then looks where results lie."""
     if device != _CPU:
         t._ts_device = device  # type: ignore[attr-defined]
+        for trace in _ACTIVE.stack:
+            trace.has_devices = True
     return t
+
+
+def real_device(t: torch.Tensor) -> torch.device:
+    """The device of a real tensor, past whatever modes are on: a real meta tensor is no tracing tensor."""
+    with torch._C.DisableTorchFunction(), no_dispatch():
+        return t.device
 
 
 def symbolic_strides(real: torch.Tensor, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
@@ -113,9 +122,12 @@ def symbolic_strides(real: torch.Tensor, sizes: tuple[Size, ...]) -> tuple[Size,
 
 
 def tensor_like(
-    real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None, strides: tuple[Size, ...] | None = None
-) -> torch.Tensor:
+    real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None, strides: tuple[Size, ...] | None = None,
+    device: torch.device | None = None,
+) -> torch.Tensor:  # fmt: skip
     """The tracing tensor that stands for a real one: its dtype, strides, device; `sizes` may hold SymInts.
+
+    Where `real` is itself a tracing tensor, `device` says what it stands for.
 
     Attributes kept: `_ts_device` (not cpu), `_ts_parameter` (the real one is an nn.Parameter).
     """
@@ -130,7 +142,7 @@ def tensor_like(
     t = make_unseen(shape, steps if strides is None else strides, real.dtype)
     if real.is_conj() or real.is_neg():
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
-    remember_device(t, device_of(real))
+    remember_device(t, device or real_device(real))
     if isinstance(real, torch.nn.Parameter):
         t._ts_parameter = True  # type: ignore[attr-defined]
     return t
@@ -249,14 +261,15 @@ class Tracing(AbstractContextManager["Tracing"]):
             g.__exit__(*exc)
 
     def constant(self, real: torch.Tensor, device: Any = None) -> torch.Tensor:
-        """A tensor made of Python data: `_ts_constant` keeps the data for whoever records the graph."""
+        """A tensor made of Python data: `_ts_constant` keeps the data and `_ts_loc` the line for whoever records the graph."""
         t = make_unseen(real.shape, real.stride(), real.dtype)
         t._ts_constant = real  # type: ignore[attr-defined]
+        t._ts_loc = self.facts.loc  # type: ignore[attr-defined]
         return t if device is None else remember_device(t, torch.device(device))
 
     def made_on(self, device: torch.device, call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A factory for another device: torch would start that device, so it is told nothing of it."""
-        if device.type in ("cpu", "meta"):
+        if device.type == "cpu":
             return call(*args, **kwargs)
         before, self.making_on, self.has_devices = self.making_on, device, True
         try:
@@ -267,7 +280,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     def known_data(self, t: torch.Tensor) -> torch.Tensor | None:
         """The data of a constant, while nothing has been written to its memory."""
         found = getattr(t, "_ts_constant", None)
-        return None if found is None or storage(t) in self.written else found
+        return None if found is None or storage(t) in self.written or device_of(t).type == "meta" else found
 
     def known_value(self, t: torch.Tensor, method: str) -> Any:
         """What `method` ("item", "tolist", "__bool__" ...) gives of a constant; NotImplemented where the data is not known."""
@@ -371,11 +384,11 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def _place(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         device = self.making_on or kwargs.get("device")
+        if device is not None and torch.device(device).type == "meta" and self.making_on is None:
+            device = None  # C++ took it from a tracing tensor; what the program makes there comes through made_on
         if device is None:
             device = next((device_of(t) for t in tensors_in((args, kwargs)) if device_of(t) != _CPU), _CPU)
         device = torch.device(device)
-        if device.type == "meta":
-            device = _CPU
         if device != _CPU:
             self.has_devices = True
             for t in tensors_in(result):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
+
 from ..codes import Unsupported
 from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
 from ..ir.target import CPU, LEAST_ARCH, Target, cuda
@@ -25,14 +27,26 @@ def _cuda(options: Options) -> Target:
 TARGETS: dict[str, Callable[[Options], Target]] = {"cpu": lambda options: CPU, "cuda": _cuda}
 
 
-def _results(fg: FunctionalGraph) -> Iterator[tuple[str, str]]:
-    """(device, user's line) of every tensor that is made and given away."""
+def _places(fg: FunctionalGraph) -> Iterator[tuple[str, str, TensorSpec | None]]:
+    """(device, user's line, spec of an input or None) of every tensor in the graph and every device that an operator names."""
+    numbers = iter(fg.inputs)
+    for node in fg.graph.nodes:
+        loc, spec = node.meta.get("loc") or "", node.meta.get("spec")
+        if node.op == "placeholder":
+            given = next(numbers)
+            if isinstance(given, TensorSpec):
+                yield given.device, loc, given
+            continue
+        yield from ((s.device, loc, None) for s in (spec if isinstance(spec, (tuple, list)) else (spec,)) if isinstance(s, TensorSpec))
+        named = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, torch.device))
+        yield from ((str(d), loc, None) for d in named)
+
+
+def _results(fg: FunctionalGraph) -> set[str]:
+    """Devices of tensors that are made and given away."""
     by_name = {n.name: n for n in fg.graph.nodes}
-    for out in fg.outputs:
-        node = by_name[out.node] if isinstance(out, FreshOutput) else None
-        spec = node.meta.get("spec") if node is not None else None
-        if node is not None and isinstance(spec, TensorSpec):
-            yield spec.device, node.meta.get("loc", "")
+    specs = (by_name[out.node].meta.get("spec") for out in fg.outputs if isinstance(out, FreshOutput))
+    return {s.device for s in specs if isinstance(s, TensorSpec)}
 
 
 def is_scalar(spec: TensorSpec, device: str) -> bool:
@@ -42,15 +56,15 @@ def is_scalar(spec: TensorSpec, device: str) -> bool:
 
 def target_of(fg: FunctionalGraph, options: Options) -> tuple[Target, str]:
     """The target and the device ("cpu", "cuda:0"). Raises Unsupported("LOW005")."""
-    placed = [(s, "") for s in fg.inputs if isinstance(s, TensorSpec)]
-    found = {s.device for s, _ in placed if s.shape} | {d for d, _ in _results(fg)}
-    found |= {s.device for s, _ in placed if s.device != "cpu"}  # 0-d inputs on the host are symbols beside a GPU
-    found = found or {"cpu"}
+    places = list(_places(fg))
+    found = {s.device for _, _, s in places if s is not None and (s.shape or s.device != "cpu")}  # 0-d ones on the host: see is_scalar
+    found = found | _results(fg) or {"cpu"}
     device = min(found)
     make = TARGETS.get(device.partition(":")[0])
-    if len(found) > 1 or make is None:
-        at = next((loc for d, loc in _results(fg) if d != device or make is None), "")
-        raise Unsupported("LOW005", at=at, detail=", ".join(sorted(found)))
+    elsewhere = [(d, loc) for d, loc, _ in places if make is None or d not in (device, "cpu")]
+    if len(found) > 1 or elsewhere or make is None:
+        at = next((loc for d, loc in elsewhere if loc), "") or next((loc for d, loc, _ in places if loc and d != device), "")
+        raise Unsupported("LOW005", at=at, detail=", ".join(sorted(found | {d for d, _ in elsewhere})))
     written = {number for number, _ in fg.write_backs}
     if any(is_scalar(s, device) for i, s in enumerate(fg.inputs) if i in written and isinstance(s, TensorSpec)):
         raise Unsupported("LOW005", detail=f"a write into a tensor on cpu beside tensors on {device}")

@@ -321,8 +321,9 @@ def to(trace: Tracing, call: Any, self: Tensor, *args: Any, **kwargs: Any) -> Te
         if kwargs.get("dtype", 0) is None:
             kwargs.pop("dtype")
         return call(self, *args, **kwargs) if args or kwargs else self
-    dtype = kwargs.get("dtype")
-    return aten._to_copy.default(self, dtype=dtype, device=torch.device(where), memory_format=kwargs.get("memory_format"))
+    dtype, device = kwargs.get("dtype"), torch.device(where)
+    made = trace.made_on(device, aten._to_copy.default, (self,), {"dtype": dtype, "device": device, "memory_format": kwargs.get("memory_format")})
+    return cast(Tensor, made)
 
 
 @function_rule(Tensor.cpu)
@@ -341,7 +342,8 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
     """Constants: a number becomes `full`, a list with symbolic sizes is stacked, other data stays a real tensor until it is used."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     if isinstance(data, (bool, int, float, *SymTypes)):
-        made = torch.full((), cast(Any, data), dtype=dtype, device=device)
+        made = torch.full((), cast(Any, data), dtype=dtype) if device is None else trace.made_on(
+            torch.device(device), torch.full, ((), data), {"dtype": dtype, "device": device})  # fmt: skip
         if not isinstance(data, SymTypes):
             with torch._C.DisableTorchFunction(), no_dispatch():
                 made._ts_constant = torch.tensor(data, dtype=made.dtype)  # type: ignore[attr-defined]
