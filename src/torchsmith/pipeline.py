@@ -278,8 +278,8 @@ def compile_graph(
     """Compile one captured graph for `backend`.
 
     Whatever cannot be compiled natively runs as the captured graph, eagerly, and is counted with its code (event "fallback"). Where that is
-    the machine's fault (no compiler, a compiler that dies, no room to write) it is also said in a warning; under fullgraph it is an error, as
-    is a device that nothing is compiled for, and under options.libtorch == "forbid" any is.
+    the machine's fault (no compiler, a compiler that dies, no room to write) it is also said in a warning; under fullgraph it is an error,
+    as is a device that nothing is compiled for, and under options.libtorch == "forbid" any is.
     """
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="captured_graph.py", text=readable(gm))

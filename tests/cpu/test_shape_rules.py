@@ -321,9 +321,10 @@ def test_common_rules_need_no_kernel() -> None:
 
 
 def test_device_is_remembered() -> None:
+    real, elsewhere = torch.randn(3), torch.empty(3, device="meta")
     with Tracing(SizeFacts()):
-        t = tensor_like(torch.randn(3))
-        assert t.device == torch.device("cpu")
+        t = tensor_like(real)
+        assert t.device == torch.device("cpu") and tensor_like(elsewhere).device.type == "meta"
         assert torch.zeros(2, device=t.device).device == torch.device("cpu")
         assert t.to("cpu") is t and t.cpu() is t
         g = torch.zeros(2, device="cuda")

@@ -21,7 +21,18 @@ from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import FunctionalGraph, TensorSpec
-from .tracing import FUNCTION_RULES, RULES, Tracing, change_geometry, device_of, finish_write, make_unseen, remember_device, spec_of, tensors_in
+from .tracing import (
+    FUNCTION_RULES,
+    RULES,
+    Tracing,
+    change_geometry,
+    device_of,
+    finish_write,
+    make_unseen,
+    remember_device,
+    spec_of,
+    tensors_in,
+)
 from .values import Node, Root, Step, Value, read, same_layout, write
 
 aten = torch.ops.aten

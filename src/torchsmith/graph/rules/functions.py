@@ -322,8 +322,8 @@ def to(trace: Tracing, call: Any, self: Tensor, *args: Any, **kwargs: Any) -> Te
             kwargs.pop("dtype")
         return call(self, *args, **kwargs) if args or kwargs else self
     dtype, device = kwargs.get("dtype"), torch.device(where)
-    made = trace.made_on(device, aten._to_copy.default, (self,), {"dtype": dtype, "device": device, "memory_format": kwargs.get("memory_format")})
-    return cast(Tensor, made)
+    options = {"dtype": dtype, "device": device, "memory_format": kwargs.get("memory_format")}
+    return cast(Tensor, trace.made_on(device, aten._to_copy.default, (self,), options))
 
 
 @function_rule(Tensor.cpu)
