@@ -142,7 +142,7 @@ def tensor_like(
     t = make_unseen(shape, steps if strides is None else strides, real.dtype)
     if real.is_conj() or real.is_neg():
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
-    remember_device(t, device or real_device(real))
+    remember_device(t, device or getattr(real, "_ts_device", None) or real_device(real))
     if isinstance(real, torch.nn.Parameter):
         t._ts_parameter = True  # type: ignore[attr-defined]
     return t
