@@ -342,11 +342,11 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
     """Constants: a number becomes `full`, a list with symbolic sizes is stacked, other data stays a real tensor until it is used."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     if isinstance(data, (bool, int, float, *SymTypes)):
-        made = torch.full((), cast(Any, data), dtype=dtype) if device is None else trace.made_on(
-            torch.device(device), torch.full, ((), data), {"dtype": dtype, "device": device})  # fmt: skip
+        options = {"dtype": dtype, "device": device}
+        made: Any = trace.made_on(torch.device("cpu" if device is None else device), torch.full, ((), data), options)
         if not isinstance(data, SymTypes):
             with torch._C.DisableTorchFunction(), no_dispatch():
-                made._ts_constant = torch.tensor(data, dtype=made.dtype)  # type: ignore[attr-defined]
+                made._ts_constant = torch.tensor(data, dtype=made.dtype)
         return made
     if _has_symbols(data):
         return torch.stack([tensor(trace, call, d, **kwargs) for d in data])
