@@ -25,13 +25,18 @@ static int read_nodes(Entry *e, PyObject *nodes) {
     }
     Py_INCREF(n->key), Py_INCREF(n->extra);
     if (n->kind < 0 || n->kind >= NODE_KINDS || n->base >= i) { PyErr_SetString(PyExc_ValueError, "Entry: bad node"); return -1; }
+    if (n->kind != NODE_COMPUTED) continue;
+    for (Py_ssize_t k = 0, size = PyTuple_Check(n->extra) ? PyTuple_GET_SIZE(n->extra) : -1; k < size || size < 0; k++) {
+      long of = size < 0 ? -1 : PyLong_AsLong(PyTuple_GET_ITEM(n->extra, k));
+      if (of < 0 || of >= i) { if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "Entry: bad computed node"); return -1; }
+    }
   }
   return 0;
 }
 
 static int read_ints(Entry *e, GuardOp *g, PyObject *list) {
   Py_ssize_t n = PyTuple_GET_SIZE(list);
-  int wide = g->kind == GUARD_SHAPE;
+  int wide = g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS;
   g->n = (int)n;
   if (wide) g->code = PyMem_Calloc((size_t)n + 1, sizeof(int64_t));
   else g->nodes = PyMem_Calloc((size_t)n + 1, sizeof(int));
@@ -52,7 +57,7 @@ static int read_guard(Entry *e, GuardOp *g, PyObject *item) {
   g->value = Py_NewRef(value);
   if (g->kind < 0 || g->kind >= GUARD_KINDS || g->node < 0 || g->node >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad guard"); return -1; }
   if (g->kind == GUARD_TENSOR && !(g->tensor = ts_tensor_guard_new(value))) return -1;
-  if (g->kind == GUARD_SHAPE || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_PYTHON) return read_ints(e, g, ints);
+  if (g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_PYTHON) return read_ints(e, g, ints);
   if (g->kind == GUARD_LENGTH) g->n = (int)PyLong_AsLong(value);
   if (g->kind == GUARD_ALIAS) {
     g->n = (int)PyLong_AsLong(value);

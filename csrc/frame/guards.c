@@ -135,6 +135,21 @@ static PyObject *read_property(PyObject *t, PyObject *name, int dim) {
   return PyLong_FromLongLong(!strcmp(what, "size") ? sizes[dim] : strides[dim]);
 }
 
+/* What a pure function gives for the values of other nodes; where it raises there is no value, and the program itself shall raise it. */
+static PyObject *compute(Check *c, const Node *n) {
+  Py_ssize_t size = PyTuple_GET_SIZE(n->extra);
+  PyObject *numbers = PyTuple_New(size), *v;
+  for (Py_ssize_t i = 0; numbers && i < size; i++) {
+    if (!(v = node_get(c, (int)PyLong_AsLong(PyTuple_GET_ITEM(n->extra, i))))) { Py_DECREF(numbers); return NULL; }
+    PyTuple_SET_ITEM(numbers, i, Py_NewRef(v));
+  }
+  if (!numbers) return NULL;
+  v = PyObject_CallOneArg(n->key, numbers);
+  Py_DECREF(numbers);
+  if (!v && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+  return v;
+}
+
 /* New reference; NULL without an error: no such value. *is_static says that witnesses were noted for it. */
 static PyObject *node_eval(Check *c, int i, int *is_static) {
   const Node *n = &c->e->nodes[i];
@@ -226,6 +241,7 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     if (!v && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
     return v;
   case NODE_TENSOR_PROPERTY: return read_property(base, n->key, n->arg);
+  case NODE_COMPUTED: return compute(c, n);
   default: break;
   }
   *is_static = keep && v != NULL;
@@ -423,6 +439,51 @@ static int shape_holds(Check *c, const GuardOp *g) {
   return sp == 1 && st[0] != 0;
 }
 
+/* The same over doubles: conditions on floats of the program. A constant is a double's bits. */
+static int floats_hold(Check *c, const GuardOp *g) {
+  double st[32], r;
+  int sp = 0;
+  const int64_t *p = g->code, *end = p + g->n;
+  while (p < end) {
+    int64_t op = *p++;
+    if (op == SH_CONST || op == SH_NODE) {
+      if (sp >= 32) return 0;
+      if (op == SH_CONST) { memcpy(&st[sp++], p++, sizeof *st); continue; }
+      PyObject *v = node_get(c, (int)*p++);
+      if (!v) return PyErr_Occurred() ? -1 : 0;
+      if (!PyFloat_CheckExact(v) && !PyLong_CheckExact(v)) return 0;
+      st[sp] = PyFloat_AsDouble(v);
+      if (st[sp] == -1.0 && PyErr_Occurred()) { PyErr_Clear(); return 0; }
+      sp++;
+      continue;
+    }
+    if (op == SH_NOT || op == SH_NEG || op == SH_ABS) {
+      if (sp < 1) return 0;
+      st[sp - 1] = op == SH_NOT ? !st[sp - 1] : op == SH_NEG ? -st[sp - 1] : st[sp - 1] < 0 ? -st[sp - 1] : st[sp - 1];
+      continue;
+    }
+    if (sp < 2) return 0;
+    double b = st[--sp], a = st[sp - 1];
+    switch (op) {
+    case SH_ADD: r = a + b; break;
+    case SH_SUB: r = a - b; break;
+    case SH_MUL: r = a * b; break;
+    case SH_DIV: if (b == 0) return 0; r = a / b; break;
+    case SH_EQ: r = a == b; break;
+    case SH_NE: r = a != b; break;
+    case SH_LT: r = a < b; break;
+    case SH_LE: r = a <= b; break;
+    case SH_GT: r = a > b; break;
+    case SH_GE: r = a >= b; break;
+    case SH_AND: r = a && b; break;
+    case SH_OR: r = a || b; break;
+    default: return 0;
+    }
+    st[sp - 1] = r;
+  }
+  return sp == 1 && st[0] != 0;
+}
+
 static int truth_of(PyObject *r) {
   if (!r) return -1;
   int t = PyObject_IsTrue(r);
@@ -467,6 +528,7 @@ static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
   if (g->kind == GUARD_STATE) return state_holds(c, g);
   if (g->kind == GUARD_SHAPE) return shape_holds(c, g);
   if (g->kind == GUARD_PYTHON) return python_holds(c, g);
+  if (g->kind == GUARD_FLOATS) return floats_hold(c, g);
   PyObject *v = node_get(c, g->node);
   if (!v) return PyErr_Occurred() ? -1 : 0;
   int on_static = c->build && c->status[g->node] == ST_STATIC;

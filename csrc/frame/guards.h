@@ -9,7 +9,7 @@ enum { OP_DICT, OP_OBJECT_DICT, OP_TYPE, OP_TYPE_VERSION = 4, OP_TENSOR, OP_PIN,
 #define OP_IS_WORD(op) (!((op)->a & 4))
 enum { ST_NONE, ST_STATIC, ST_DYNAMIC, ST_PINNED };
 enum { SH_CONST, SH_NODE, SH_NOT, SH_NEG, SH_ABS, SH_ADD, SH_SUB, SH_MUL, SH_FLOORDIV, SH_MOD, SH_TRUNCDIV, SH_MIN, SH_MAX, SH_EQ, SH_NE, SH_LT,
-       SH_LE, SH_GT, SH_GE, SH_AND, SH_OR };
+       SH_LE, SH_GT, SH_GE, SH_AND, SH_OR, SH_DIV };
 
 /* Two words an op, because a large model has thousands: the kind stands in the low bits of `a`.
  *   one word in memory must have a value:  DICT (version word, version)  OBJECT_DICT (place of the __dict__ pointer, dict)

@@ -23,7 +23,7 @@ import torch
 
 from ..codes import Unsupported
 from . import attributes as at
-from . import calls
+from . import calls, floats
 from . import protocols as pr
 from .attributes import Raised, find
 from .calls import _OPERATOR_ROWS, Args, Kwargs, row
@@ -330,6 +330,8 @@ def _number(cls: type, name: str) -> Any:
                 f = pr.special(m, type(value), special)
                 if f is not None:
                     return m.call(f, [value], {})
+            if floats.varies(value):
+                return value if cls is float and type(value) is torch.SymFloat else floats.apply(m, cls, args, kwargs)
             if type(value) in (torch.SymInt, torch.SymFloat, torch.SymBool):
                 if cls is int:
                     return value if type(value) is torch.SymInt else m.symbolic(torch.sym_int, value)
@@ -580,7 +582,10 @@ def _stepped(m: Any, value: Any) -> Iterator[Any]:
 @row(sum)
 def sum_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     out = args[1] if len(args) > 1 else kwargs.get("start", 0)
-    for x in _stepped(m, args[0]):
+    items = list(_stepped(m, args[0]))
+    if all(type(x) in floats.NUMBERS for x in (out, *items)) and any(type(x) is float or floats.varies(x) for x in items):
+        return floats.apply(m, floats.total, [out, *items])  # from 3.12 on Python's sum is better than one addition after the other
+    for x in items:
         out = pr.binary(m, "+", out, x)
     return out
 
@@ -593,7 +598,8 @@ def _extreme(fn: Any, sign: str) -> Any:
             if "default" in kwargs:
                 return kwargs["default"]
             raise Raised(ValueError(f"{fn.__name__}() arg is an empty sequence"))
-        if key is None and any(type(x) in _SYMBOLIC for x in items) and all(type(x) in (int, float, *_SYMBOLIC) for x in items):
+        varying = any(map(floats.varies, items))
+        if key is None and not varying and any(type(x) in _SYMBOLIC for x in items) and all(type(x) in (int, float, *_SYMBOLIC) for x in items):
             best = items[0]
             for x in items[1:]:
                 best = m.symbolic(torch.sym_min if fn is min else torch.sym_max, best, x)
@@ -649,6 +655,8 @@ def abs_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
     if issubclass(type(value), Tensor):
         return m.record("method", "abs", (value,), {})
+    if floats.varies(value):
+        return floats.apply(m, abs, args)
     f = pr.special(m, type(value), "__abs__")
     return m.call(f, [value], {}) if f is not None else m.native(abs, args, {})
 
@@ -658,6 +666,8 @@ def round_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(args[0]), Tensor):
         decimals = args[1] if len(args) > 1 else kwargs.get("ndigits")
         return m.record("method", "round", (args[0],), {} if decimals is None else {"decimals": decimals})
+    if any(map(floats.varies, args)):
+        return floats.apply(m, round, args, kwargs)
     return m.native(round, args, kwargs)
 
 
@@ -699,6 +709,8 @@ def _math(fn: Any) -> Any:
     def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
         if any(issubclass(type(a), Tensor) for a in args):
             raise Unsupported("CAP020", at=m.loc(), detail=f"math.{fn.__name__} of a tensor")
+        if any(map(floats.varies, args)):
+            return floats.apply(m, fn, args, kwargs)
         if any(type(a) in (torch.SymInt, torch.SymFloat) for a in args):
             known = {math.ceil: "ceil", math.floor: "floor", math.trunc: "trunc", math.sqrt: "sqrt"}.get(fn)
             if known == "sqrt":

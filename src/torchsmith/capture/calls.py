@@ -21,7 +21,7 @@ import torch
 
 from ..codes import Unsupported
 from . import attributes as at
-from . import policy, tensor_attrs, torch_rows
+from . import floats, policy, tensor_attrs, torch_rows
 from . import protocols as pr
 from .attributes import Raised, find
 from .source import Attr, FixedObject
@@ -401,6 +401,8 @@ def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn in _STATIC:
         return m.native(fn, args, kwargs)
     if module in policy.PURE_MODULES and not (module == "builtins" and fn.__name__ in policy.IMPURE_BUILTINS):
+        if module == "math" and any(map(floats.varies, args)):
+            return floats.apply(m, fn, args, kwargs)
         by_name = _OPERATOR_ROWS.get(fn)
         if by_name is not None:
             return by_name(m, args, kwargs)

@@ -88,6 +88,7 @@ class Installed:
     report: Any
     graph: Any
     name: str
+    holders: Mapping[str, weakref.ref[torch.nn.Module]] = field(default_factory=dict)  # by source: the module that a number was read from
 
 
 @dataclass(slots=True)
@@ -101,14 +102,16 @@ class State:
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     marked: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)  # by mark_dynamic: (input, dimension) -> range
     may_be_dynamic: bool = True
-    may_have_numbers: bool = True  # integers that vary may become symbols
+    may_have: dict[type, bool] = field(default_factory=lambda: {int: True, float: True})  # numbers that vary may become symbols
+    numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
     warned: bool = False
 
     def forget_numbers(self, why: Unsupported) -> None:
-        """Integers stay constants: with symbols for them the function cannot be compiled."""
-        self.may_have_numbers = False
-        self.dynamic_dims = {place: dims for place, dims in self.dynamic_dims.items() if ITSELF not in dims}
-        events.emit("fallback", code=why.code, at=why.at, detail=f"integers stay constants: {why.detail}")
+        """Numbers stay constants: with symbols for them the function cannot be compiled. Integers first: they decide shapes."""
+        kind = int if int in (self.numbers.get(place) for place, dims in self.dynamic_dims.items() if ITSELF in dims) else float
+        self.may_have[kind] = False
+        self.dynamic_dims = {place: dims for place, dims in self.dynamic_dims.items() if ITSELF not in dims or self.numbers.get(place) is not kind}
+        events.emit("fallback", code=why.code, at=why.at, detail=f"{'integers' if kind is int else 'floats'} stay constants: {why.detail}")
 
     def reduce(self, dispatcher: Any) -> Any:
         """For pickle: by name, as functions are; where the name means something else, the original compiled again."""
@@ -333,7 +336,7 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
         if reason not in (None, "AUT001") and any(r.origin[0] == "scalar" for r in captured.facts.symbols.values()):
             state.forget_numbers(Unsupported(reason, at=location(fn)))
             return _make(d, state, fn, args, kwargs, call)
-        return _install(d, state, fn, captured, compiled, name)
+        return _install(d, state, fn, captured, compiled, name, call)
     except (Unsupported, BackendFailed, ConstraintViolation):
         raise
     except Exception as error:  # a bug of ours must not take the user's program down; it is counted and shown
@@ -429,7 +432,7 @@ def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
         raise
 
 
-def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str) -> Any:
+def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str, call: Call) -> Any:
     symbols: dict[str, Source] = dict(getattr(captured.facts, "sources", None) or {})
     sizes = [Guard(FixedObject(None), "shape", e) for e in (*compiled.guards, *_layout_conditions(captured, symbols))]
     known = {g.value for g in captured.guards if g.kind == "shape"}
@@ -450,10 +453,16 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
         globals=fn.__globals__,
         symbols=symbols,
         name=name,
-        source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name),
+        source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name, _holders(all_guards, call)),
     )
     events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
     return entry
+
+
+def _holders(rows: Sequence[Guard], call: Call) -> dict[str, weakref.ref[torch.nn.Module]]:
+    numbers = [g.source for g in rows if g.kind == "equals" and type(g.value) in (int, float)]
+    found = {str(s): _holder(s, call) for s in numbers}
+    return {place: weakref.ref(module) for place, module in found.items() if module is not None}
 
 
 def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -478,7 +487,7 @@ def _layout_conditions(captured: Any, symbols: dict[str, Source]) -> list[Expr]:
     """What the graph takes for granted of dynamic inputs: each symbol's range, and strides that follow from the sizes."""
     conditions: list[Expr] = []
     for name, row in getattr(captured.facts, "symbols", {}).items():
-        if name in symbols:
+        if name in symbols and not row.sym.dtype.is_float:
             conditions.append(op("ge", row.sym, const(row.lo)))
             if row.hi is not None:
                 conditions.append(op("le", row.sym, const(row.hi)))
@@ -572,10 +581,11 @@ def _failed_guard(entry: Any, call: Call) -> Guard | None:
 def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
     """Dimensions in which this call differs from an entry become dynamic in the next capture."""
     for g in known.guards:
-        if g.kind == "equals" and type(g.value) is int and state.may_have_numbers:
+        if g.kind == "equals" and state.may_have.get(type(g.value)):
             n = guards.evaluate(g.source, call)
-            if type(n) is int and n != g.value and n > 1 and not _belongs_to_module(g.source, call):
+            if type(n) is type(g.value) and n != g.value and (type(n) is float or n > 1) and not _is_another_module(g.source, known, call):
                 state.dynamic_dims.setdefault(str(g.source), set()).add(ITSELF)
+                state.numbers[str(g.source)] = type(n)
         if g.kind != "tensor":
             continue
         want: TensorGuard = g.value
@@ -587,12 +597,22 @@ def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
             state.dynamic_dims.setdefault(str(g.source), set()).update(varying)
 
 
-def _belongs_to_module(source: Source, call: Call) -> bool:
-    """An attribute of a module is part of what the module is: where it differs, it is another module's."""
+def _holder(source: Source, call: Call) -> torch.nn.Module | None:
+    """The module that a number is an attribute of."""
     holder = getattr(source, "base", None)
     if isinstance(holder, Attr) and holder.name == "__dict__":
         holder = holder.base
-    return holder is not None and isinstance(guards.evaluate(holder, call), torch.nn.Module)
+    found = None if holder is None else guards.evaluate(holder, call)
+    return found if isinstance(found, torch.nn.Module) else None
+
+
+def _is_another_module(source: Source, known: Installed, call: Call) -> bool:
+    """An attribute of a module is part of what the module is: it varies only where it differs in one and the same module."""
+    module = _holder(source, call)
+    if module is None:
+        return False
+    was = known.holders.get(str(source))
+    return was is None or was() is not module
 
 
 def _read_marks(state: State, call: Call) -> None:

@@ -18,12 +18,13 @@ import torch
 from torch.utils._device import DeviceContext
 
 from ..codes import Unsupported
-from ..ir.expr import Const, Expr, Sym
+from ..ir.expr import Cast, Const, Expr, Sym
 from ..ir.number import number_of
 from . import _frame
 from .source import (
     Attr,
     Cell,
+    Computed,
     FixedObject,
     Global,
     GlobalState,
@@ -180,6 +181,16 @@ def _eval_global(s: Global, call: Call) -> Any:
     return _from_globals(call.globals if s.namespace is None else s.namespace.value, s.name)
 
 
+def _eval_computed(s: Computed, call: Call) -> Any:
+    numbers = tuple(evaluate(source, call) for _, source in s.symbols)
+    if any(n is MISSING for n in numbers):
+        return MISSING
+    try:
+        return s.value(numbers)
+    except Exception:  # the function itself shall raise it
+        return MISSING
+
+
 EVALUATE: dict[type, Callable[[Any, Call, Any], Any]] = {  # the last argument is the value of the source's base
     Local: lambda s, call, base: call.locals.get(s.name, MISSING),
     Global: lambda s, call, base: _eval_global(s, call),
@@ -189,6 +200,7 @@ EVALUATE: dict[type, Callable[[Any, Call, Any], Any]] = {  # the last argument i
     Item: lambda s, call, base: _item(base, s.key),
     TypeOf: lambda s, call, base: type(base),
     TensorProperty: lambda s, call, base: _property(base, s.name, s.dim),
+    Computed: lambda s, call, base: _eval_computed(s, call),
 }
 
 
@@ -320,8 +332,11 @@ def holds(guard: Guard, call: Call, symbols: Mapping[str, Source] | None = None)
 
 _SHAPE_OPS = {
     "not": 2, "neg": 3, "abs": 4, "add": 5, "sub": 6, "mul": 7, "floordiv": 8, "mod": 9, "truncdiv": 10, "min": 11, "max": 12,
-    "eq": 13, "ne": 14, "lt": 15, "le": 16, "gt": 17, "ge": 18, "and": 19, "or": 20,
+    "eq": 13, "ne": 14, "lt": 15, "le": 16, "gt": 17, "ge": 18, "and": 19, "or": 20, "div": 21,
 }  # fmt: skip
+_OF_FLOATS = frozenset({"neg", "abs", "add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge"})
+
+
 def symbols_of(e: Expr) -> set[str]:
     if isinstance(e, Sym):
         return {e.name}
@@ -411,10 +426,10 @@ def first_failure(guards: Sequence[Guard], call: Call, symbols: Mapping[str, Sou
 # ---------------------------------------------------------------- flattening for C
 
 _LOCAL, _GLOBAL, _GLOBAL_IN, _CELL, _FIXED, _INSTANCE, _MODULE_DICT = range(7)
-_TYPE_ATTR, _GETATTR, _ITEM_SEQ, _ITEM_DICT, _CONTENTS, _TYPE_OF, _PROPERTY, _OWN_DICT = range(7, 15)
+_TYPE_ATTR, _GETATTR, _ITEM_SEQ, _ITEM_DICT, _CONTENTS, _TYPE_OF, _PROPERTY, _OWN_DICT, _COMPUTED = range(7, 16)
 _GUARD_KINDS = {
     "tensor": 0, "identity": 1, "type": 2, "equals": 3, "length": 4, "dict_keys": 5, "missing": 6, "global_state": 7, "no_overlap": 8,
-    "shape": 9, "alias": 10, "function": 11, "weak_identity": 12, "python": 13,
+    "shape": 9, "alias": 10, "function": 11, "weak_identity": 12, "python": 13, "floats": 14,
 }  # fmt: skip
 _RECIPE_TAGS = {"out": 0, "const": 1, "source": 2, "tuple": 3, "list": 4, "dict": 5}
 
@@ -459,6 +474,8 @@ class Flattener:
                 raise Unsupported("API009", at=g.loc, detail=f"{', '.join(sorted(unknown))} in {value!r}")
             code = self.shape(value)
             if code is None:
+                name, code = "floats", self.floats(value)
+            if code is None:
                 return self._python_shape(g)
             numbers = code
         return _GUARD_KINDS[name], node, value, numbers
@@ -468,12 +485,26 @@ class Flattener:
         if isinstance(e, Const):
             return (0, int(e.value)) if isinstance(e.value, (bool, int)) and abs(e.value) < 2**62 else None
         if isinstance(e, Sym):
-            return (1, self.node(self.symbols[e.name]))
-        op = _SHAPE_OPS.get(getattr(e, "name", ""))
+            return None if e.dtype.is_float else (1, self.node(self.symbols[e.name]))
+        op = None if e.dtype.is_float else _SHAPE_OPS.get(getattr(e, "name", ""))
         parts = [self.shape(a) for a in e.args]
         if op is None or any(p is None for p in parts):
             return None
         return (*(x for p in parts for x in p or ()), op) if len(parts) < 3 else None
+
+    def floats(self, e: Expr) -> tuple[int, ...] | None:
+        """Postfix program of a condition on floats (and integers among them), or None where it needs Python."""
+        if isinstance(e, Const):
+            return (0, *struct.unpack("q", struct.pack("d", e.value))) if e.dtype.is_float else None
+        if isinstance(e, Cast) and e.dtype.is_float and isinstance(e.arg, Sym) and not e.arg.dtype.is_float:
+            return (1, self.node(self.symbols[e.arg.name]))
+        if isinstance(e, Sym):
+            return (1, self.node(self.symbols[e.name])) if e.dtype.is_float else None
+        if getattr(e, "name", "") in ("and", "or", "not") or (getattr(e, "name", "") in _OF_FLOATS and all(a.dtype.is_float for a in e.args)):
+            parts = [self.floats(a) for a in e.args]
+        else:
+            return None
+        return None if None in parts else (*(x for p in parts for x in p or ()), _SHAPE_OPS[e.name])  # type: ignore[attr-defined]
 
     def _python_shape(self, g: Guard) -> tuple[int, int, Any, tuple[int, ...]]:
         """A size condition outside the C program (powers, floats): evaluated in Python, given its symbols' values."""
@@ -535,6 +566,7 @@ FLATTEN: dict[type, Callable[[Flattener, Any], tuple[int, int, int, Any, Any]]] 
     Item: _flat_item,
     TypeOf: lambda f, s: (_TYPE_OF, f.node(s.base), 0, None, None),
     TensorProperty: lambda f, s: (_PROPERTY, f.node(s.base), s.dim, s.name, None),
+    Computed: lambda f, s: (_COMPUTED, -1, 0, s.value, tuple(f.node(source) for _, source in s.symbols)),
 }
 
 

@@ -19,7 +19,7 @@ from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.spec import ASSUMED
 from . import attributes as at
-from . import bytecode, calls, finish, opcodes, policy, tensor_attrs, torch_rows
+from . import bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, torch_rows
 from . import protocols as pr
 from .attributes import Raised
 from .captured import Captured
@@ -388,6 +388,8 @@ class Machine:
                 elif t is types.FunctionType or t is types.MethodType or t.__flags__ & 0x200:
                     risky = risky or not store
         facts = self.recorder.facts
+        if not store and any(type(a) is torch.SymFloat for a in args):
+            args = floats.for_native(self, fn, args)
         spoken, facts.spoken = facts.spoken, True
         try:
             if tensors:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
+from . import floats
 from .attributes import Raised, class_guard, find
 from .world import CONTAINERS, MISSING, SCALARS, container_base, item_of
 
@@ -115,6 +116,8 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
         sign = sign[:-1]
     fn, name, reflected = BINARY[sign]
     if ta in _PLAIN and tb in _PLAIN:
+        if (ta in _SYMBOLS or tb in _SYMBOLS) and (floats.varies(a) or floats.varies(b)):
+            return floats.apply(m, fn, [a, b])
         return m.native(fn, [a, b], {}) if ta is not torch.SymInt and tb is not torch.SymInt else m.symbolic(fn, a, b)
     return _dyadic(m, fn, name, reflected, a, b)
 
@@ -163,6 +166,8 @@ def compare(m: Any, sign: str, a: Any, b: Any) -> Any:
     fn, name, reflected = COMPARE[sign]
     ta, tb = type(a), type(b)
     if ta in _PLAIN and tb in _PLAIN:
+        if (floats.varies(a) or floats.varies(b)) and ta in floats.NUMBERS and tb in floats.NUMBERS:
+            return floats.compare(m, fn, a, b)
         return m.native(fn, [a, b], {}) if ta not in _SYMBOLS and tb not in _SYMBOLS else m.symbolic(fn, a, b)
     if torch.torch_version.TorchVersion in (ta, tb):  # a constant of the process
         return m.native(fn, [a, b], {}, plain=True)
@@ -430,6 +435,8 @@ def advance(m: Any, it: Any) -> Any:
 
 def to_str(m: Any, value: Any, kind: str = "__str__", spec: str = "") -> str:
     """str(), repr() or format() of a value."""
+    if type(value) is torch.SymFloat and floats.varies(value):
+        value = floats.pinned(m, value)
     t = type(value)
     if t in SCALARS:
         return str(value) if kind == "__str__" else repr(value) if kind == "__repr__" else format(value, spec)

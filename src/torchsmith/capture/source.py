@@ -1,7 +1,7 @@
 """Sources and guards as data: where a captured value came from, and what must still hold for the capture to be right.
 
     Source = Local(name) | Global(name) | Cell(name) | Fixed(object) | Attr(base, name) | Item(base, key) | TypeOf(base)
-           | DictKeys(base) | Length(base) | TensorProperty(base, name, dim)
+           | DictKeys(base) | Length(base) | TensorProperty(base, name, dim) | Computed(fn, args, symbols)
     Guard  = (source, kind, value, loc)
 
 A Source is evaluated against one call: `locals` by parameter name, the function's `globals` and `closure`. The C checker
@@ -10,8 +10,12 @@ A Source is evaluated against one call: `locals` by parameter name, the function
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from ..ir.expr import Expr
+from ..ir.number import number_of
 
 
 class Source:
@@ -109,6 +113,38 @@ class TensorProperty(Source):
 
     def __str__(self) -> str:
         return f"{self.base}.{self.name}({self.dim})"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Computed(Source):
+    """What a pure Python function gives for numbers of this call: fn(*args), each argument a plain number or an Expr over `symbols`
+    (name, where its value comes from). Compared by function and arguments."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    symbols: tuple[tuple[str, Source], ...]
+
+    def __str__(self) -> str:
+        named = dict(self.symbols)
+        shown = (str(named.get(getattr(a, "name", ""), a)) for a in self.args)
+        return f"{getattr(self.fn, '__qualname__', self.fn)}({', '.join(shown)})"
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.fn, tuple((type(a), a if isinstance(a, Expr) else repr(a)) for a in self.args), self.symbols)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Computed) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def value(self, numbers: tuple[Any, ...]) -> Any:
+        """The result for these values of `symbols`, in order. Raises what the function raises; ValueError where an argument is no number."""
+        given = dict(zip((name for name, _ in self.symbols), numbers, strict=True))
+        args = [number_of(a, given) if isinstance(a, Expr) else a for a in self.args]
+        if any(a is None for a in args):
+            raise ValueError("an argument is no number")
+        return self.fn(*args)
 
 
 ITSELF = -1  # among the dimensions of an input that vary: the input is an integer that does

@@ -72,7 +72,7 @@ class Recorder:
         self.dynamic_dims: dict[str, set[int]] = {}
         self.given: Mapping[str, Mapping[int, DeclaredSize]] = {}  # by source; set by export, and stronger than everything else
         self.declared_symbols: dict[str, torch.SymInt] = {}
-        self.numbers: dict[str, torch.SymInt] = {}  # by source: integers that vary
+        self.numbers: dict[str, torch.SymInt | torch.SymFloat] = {}  # by source: integers and floats that vary
         self.static_dims: dict[str, set[int]] = {}
         self.ones = True
         self.tracked = False  # autograd watched something: gradients may be asked of what was recorded
@@ -114,24 +114,36 @@ class Recorder:
         self.keep += [tensor, real]
         return tensor
 
-    def number_input(self, value: int, source: Source) -> torch.SymInt | None:
-        """The symbol of an integer from outside that was seen to vary; None where it is a constant. 0 and 1 always are."""
+    def number_input(self, value: int | float, source: Source) -> torch.SymInt | torch.SymFloat | None:
+        """The symbol of a number from outside that was seen to vary; None where it is a constant. The integers 0 and 1 always are."""
         place = str(source)
         if place in self.numbers:
             return self.numbers[place]
         if ITSELF not in self.dynamic_dims.get(place, ()) or ITSELF in self.static_dims.get(place, ()) or self.dynamic is False:
             return None
+        if type(value) is float:
+            return None if math.isnan(value) else self.float_input(value, source)
         if not 2 <= value <= LARGEST:
             return None
         node = self._placeholder(_placeholder_name(source))
-        number = self.facts.fresh(value, (node.name, "scalar"), 2)
-        node.meta.update(val=number, role="scalar", source=place, loc=self.loc())
+        return self._own_number(node, self.facts.fresh(int(value), (node.name, "scalar"), 2), source)
+
+    def float_input(self, value: float, source: Source) -> torch.SymFloat:
+        """The symbol of a float from outside, or of one that Python computes before the graph runs."""
+        known = self.numbers.get(str(source))
+        if known is None:
+            node = self._placeholder(_placeholder_name(source))
+            known = self._own_number(node, self.facts.fresh_float(value, (node.name, "scalar")), source)
+        return known  # type: ignore[return-value]
+
+    def _own_number(self, node: torch.fx.Node, number: Any, source: Source) -> Any:
+        node.meta.update(val=number, role="scalar", source=str(source), loc=self.loc())
         symbol = number.node.expr
         self.exprs[symbol] = node
         self.facts.sources[symbol.name] = source  # type: ignore[attr-defined]
         self.inputs.append(source)
-        self.machine.world.guard(source, "type", int)
-        self.numbers[place] = number
+        self.machine.world.guard(source, "type", int if type(number) is torch.SymInt else float)
+        self.numbers[str(source)] = number
         return number
 
     def _fresh_size(self, real: torch.Tensor, source: Source, node: torch.fx.Node, d: int) -> torch.SymInt:

@@ -88,9 +88,10 @@ class World:
     """Everything one capture reads from and writes to outside."""
 
     def __init__(
-        self, loc: Callable[[], str], tensor: Callable[[torch.Tensor, Source], Any], number: Callable[[int, Source], Any] = lambda value, source: None
-    ) -> None:
-        """tensor, number: what stands for a tensor, and for an integer if it is to vary (None: it is pinned)."""
+        self, loc: Callable[[], str], tensor: Callable[[torch.Tensor, Source], Any],
+        number: Callable[[int | float, Source], Any] = lambda value, source: None,
+    ) -> None:  # fmt: skip
+        """tensor, number: what stands for a tensor, and for an integer or float if it is to vary (None: it is pinned)."""
         self.loc, self._tensor, self._number = loc, tensor, number
         self.tracks: dict[int, Track] = {}
         self.keep: list[Any] = []
@@ -140,7 +141,7 @@ class World:
             self.guard(source, "equals", obj)
         return obj
 
-    def _integer(self, obj: int, source: Source | None) -> Any:
+    def _number_or_constant(self, obj: int | float, source: Source | None) -> Any:
         varying = None if source is None else self._number(obj, source)
         return self._equals(obj, source) if varying is None else varying
 
@@ -284,7 +285,7 @@ def _wrap_container(world: World, obj: Any, source: Source | None) -> Any:
 _VALUES: frozenset[Any] = SCALARS | {torch.Size, torch.device, range, slice, types.GenericAlias, types.UnionType}
 for _t in _VALUES:
     _WRAP[_t] = World._equals
-_WRAP[int] = World._integer
+_WRAP[int] = _WRAP[float] = World._number_or_constant
 _WRAP[tuple] = _wrap_tuple
 _WRAP[frozenset] = lambda world, obj, source: world._equals(obj, source) if is_constant(obj) else world.track(obj, source or FixedObject(obj))
 for _t in CONTAINERS:

@@ -152,13 +152,13 @@ class _Host:
     def symbols(self, used: set[Expr] | None = None) -> None:
         """Declare the input symbols (all, or those in `used`)."""
         self.known, self.named, self.early = {}, {}, []
-        number = 0
+        scalars = sorted(int(s.origin[1]) for s in self.plan.symbols if s.origin[0] == "scalar")  # `sc` holds them by the inputs' numbers
         for s in self.plan.symbols:
             kind, name = s.origin[0], _c_name(s.sym.name)
             wanted = used is None or s.sym in used
             if kind == "scalar":
+                number = scalars.index(int(s.origin[1]))
                 value = f"ts_bits(sc[{number}])" if s.sym.dtype.is_float else f"sc[{number}]"
-                number += 1
             elif kind in ("size", "stride"):
                 value = f"in[{s.origin[1]}].{kind}s[{s.origin[2]}]"
                 if len(s.origin) == 5:  # a derived dimension: size = scale * symbol + offset

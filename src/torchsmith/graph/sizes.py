@@ -61,6 +61,7 @@ class SizeFacts:
         self.dims: dict[str, str] = {}  # symbol of a declared dimension -> its name
         self._known: set[Expr] = set()
         self._narrowed: dict[str, Range] = {}
+        self._constants: dict[str, float] = {}  # floats that the guards leave one value
         self._values: dict[str, torch.SymInt] = {}
 
     def fresh(self, hint: int | None, origin: tuple[str | int, ...], lo: int = 1, hi: int | None = None) -> torch.SymInt:
@@ -89,6 +90,14 @@ class SizeFacts:
         self.hints[name], self.read_at[name] = None, self.loc
         return torch.SymFloat(SizeNode(sym, None, self, "float"))
 
+    def fresh_float(self, hint: float, origin: tuple[str | int, ...]) -> torch.SymFloat:
+        """A new symbol for a Python float from outside."""
+        name = f"f{sum(n.startswith('f') for n in self.symbols)}"
+        sym = Sym(name, dt.f64)
+        self.symbols[name] = Symbol(sym, origin)
+        self.hints[name] = hint  # type: ignore[assignment]
+        return torch.SymFloat(SizeNode(sym, hint, self, "float"))
+
     def said(self, e: Expr) -> str:
         """Text of a condition or size that names the lines that read its numbers."""
         text = print_condition(e, self.dims | {name: f"[item() at {at}]" for name, at in self.read_at.items()})
@@ -111,7 +120,7 @@ class SizeFacts:
 
     def range(self, name: str) -> Range:
         row = self.symbols.get(name)
-        return self._narrowed.get(name) or ((None, None) if row is None else (row.lo, row.hi))
+        return self._narrowed.get(name) or ((None, None) if row is None or row.sym.dtype is dt.f64 else (row.lo, row.hi))
 
     def beyond_ranges(self) -> tuple[Expr, ...]:
         """What was assumed that the declared ranges do not say: (d0 % 4 == 0,)."""
@@ -119,10 +128,10 @@ class SizeFacts:
         ranges.symbols.update(self.symbols)
         return tuple(c for c in (*self.guards, *self.late) if ranges.decide(c) is None)
 
-    def pinned(self) -> dict[str, int]:
-        """Symbols that the guards leave one value: the program is for that size only."""
+    def pinned(self) -> dict[str, int | float]:
+        """Symbols that the guards leave one value: the program is for that size or number only."""
         found = {name: self.range(name) for name in self.symbols}
-        return {name: lo for name, (lo, hi) in found.items() if lo is not None and lo == hi}
+        return {name: lo for name, (lo, hi) in found.items() if lo is not None and lo == hi} | self._constants
 
     def bound(self, e: Expr) -> Range:
         """Interval of an index Expr under the assumed ranges."""
@@ -243,7 +252,7 @@ class SizeFacts:
         """A condition that is an interval of one symbol, as its bounds: (n - 3) // 3 + 1 > 0 -> n >= 3. None where it is not, is a single
         size, or is spelt so already."""
         name = _only_symbol(cond)
-        if name is None or not isinstance(cond, Op) or cond.name not in NEGATED or isinstance(cond.args[0], Sym):
+        if name is None or not isinstance(cond, Op) or cond.name not in NEGATED or isinstance(cond.args[0], Sym) or _is_of_floats(cond):
             return None
         sizes, size = self.range(name), self.hints.get(name)
         found = None if size is None else solutions(cond, size, sizes)
@@ -258,6 +267,10 @@ class SizeFacts:
     def _narrow(self, cond: Expr) -> None:
         """What a guard on one symbol says of its range."""
         if not (isinstance(cond, Op) and cond.name in _BOUNDS and isinstance(cond.args[0], Sym) and isinstance(cond.args[1], Const)):
+            return
+        if cond.args[0].dtype is dt.f64:
+            if cond.name == "eq":
+                self._constants[cond.args[0].name] = float(cond.args[1].value)
             return
         name, value = cond.args[0].name, int(cond.args[1].value)
         below, above = _BOUNDS[cond.name]
@@ -335,6 +348,10 @@ def _parts(cond: Expr) -> list[Expr] | None:
 def _only_symbol(cond: Expr) -> str | None:
     names = {x.name for x in walk(cond) if isinstance(x, Sym)}
     return names.pop() if len(names) == 1 else None
+
+
+def _is_of_floats(cond: Expr) -> bool:
+    return any(isinstance(x, Sym) and x.dtype is dt.f64 for x in walk(cond))
 
 
 def _is_simpler(a: Expr, b: Expr) -> bool:
@@ -622,6 +639,8 @@ class SizeNode:
         return self
 
     def abs(self) -> SizeNode:
+        if self.kind == "float":
+            return SizeNode(Op("abs", dt.f64, (self.expr,)), None if self.hint is None else abs(self.hint), self.facts, "float")
         return self if self.ge(self.wrap_int(0)).guard_bool() else self.neg()
 
     def sym_sum(self, args: list[SizeNode]) -> SizeNode:

@@ -35,6 +35,8 @@ def common_dtype(*operands: Any) -> DType:
 
 def rounded(value: Any, d: DType) -> Any:
     """A Python number as a tensor of dtype `d` would hold it."""
+    if isinstance(value, Expr) and d in (dt.bf16, dt.f16):
+        return cast(cast(value, dt.f32), d)
     if isinstance(value, (int, float)) and d in (dt.bf16, dt.f16):
         return torch.tensor(value, dtype=TORCH_DTYPES[d]).item()
     return value
