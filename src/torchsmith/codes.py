@@ -61,6 +61,8 @@ define("LOW003", "an operator cannot be called from compiled code", "call it out
 define("LOW004", "the results alias each other in a way that cannot be expressed", "return a clone of one of them")
 define("LOW005", "a tensor lies on a device that torchsmith has no code for, or beside tensors on another one, so the graph runs eagerly",
        "compile for devices that torchsmith supports, and move what the function reads and returns to one device")
+define("LOW006", "a number that varies is used where the program's structure depends on it, so the graph runs eagerly",
+       "please report it with the program; a plain number is taken meanwhile")
 
 # ---------------------------------------------------------------- graph
 define("GRA001", "an operator has no shape rule of its own, so its shape was asked of torch", "nothing to do; tracing is slower")
@@ -77,6 +79,8 @@ define("GRA008", "a condition on sizes contradicts what was assumed before", "ch
 define("GRA009", "the shape of a result depends on the data in a way that is not supported", "call it outside the compiled function")
 define("GRA010", "an operator's shape was learned by running it once on made-up data", "nothing to do; tracing is slower")
 define("GRA012", "torch refuses an operation while tracing", "see the detail; if eager accepts it, call it outside the compiled function")
+define("GRA013", "the sizes, strides or memory of the caller's own tensor are changed, so the graph runs eagerly",
+       "use the operator without the underscore, or an out= tensor of the result's size")
 define("GRA011", "an operator works on a kind of tensor that is not supported", "use dense (strided) tensors")
 # ---------------------------------------------------------------- schedule (memory plan)
 define("SCH101", "memory is needed before its size is known, so the graph runs eagerly",

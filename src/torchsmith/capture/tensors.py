@@ -79,7 +79,15 @@ class Recorder:
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
     def tracing(self) -> AbstractContextManager[Any]:
-        return tracing.Tracing(self.facts)  # type: ignore[no-any-return]
+        trace = tracing.Tracing(self.facts)
+        trace.when_offset_read = self.offset_read
+        return trace
+
+    def offset_read(self, tensor: torch.Tensor) -> None:
+        """The program uses the storage offset of a tensor as a number: where it is an input's memory, it must stay what it is."""
+        for info in self.real.values():
+            if info.real is not None and info.source is not None and tracing.storage(info.tensor) == tracing.storage(tensor):
+                self.machine.world.guard(TensorProperty(info.source, "storage_offset"), "equals", info.real.storage_offset())
 
     # ------------------------------------------------------------ inputs
 
@@ -106,7 +114,7 @@ class Recorder:
                 sizes[d] = self._declared_size(given[d], real.shape[d], node, d) if d in given else self._fresh_size(real, source, node, d)
                 if type(sizes[d].node.expr) is Sym:
                     self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
-        tensor = tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts)
+        tensor = tracing.given(tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts))
         info = Info(tensor, node, source, real, real.requires_grad)
         node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
         self.inputs.append(source)

@@ -85,6 +85,11 @@ def _call(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return aten.reshape.default(*args)  # on values every view of sizes exists
     if target is aten.clone.default:
         return args[0].clone(**kwargs)
+    if target is aten.as_strided.default:  # counted from the operand's first element
+        base, size, stride, offset = args
+        return base.as_strided(size, stride, base.storage_offset() + (offset or 0))
+    if target is aten.as_strided_scatter.default and len(args) > 4 and args[4] is not None:
+        return target(args[0].clone(), *args[1:])
     return target(*args, **kwargs)
 
 

@@ -25,9 +25,11 @@ from .tracing import (
     FUNCTION_RULES,
     RULES,
     Tracing,
+    at_offset,
     change_geometry,
     device_of,
     finish_write,
+    given,
     make_unseen,
     remember_device,
     spec_of,
@@ -149,7 +151,7 @@ class Recording(Tracing):
         """A placeholder: a fresh tracing tensor, so that nothing of the captured graph is written."""
         number = len(self.inputs)
         if isinstance(val, torch.Tensor):
-            t = remember_device(make_unseen(val.shape, val.stride(), val.dtype), device_of(val))
+            t = given(remember_device(at_offset(make_unseen(val.shape, val.stride(), val.dtype), val.storage_offset()), device_of(val)))
             self.has_devices = self.has_devices or device_of(val).type != "cpu"
             spec: Any = spec_of(t)
             node = Node("placeholder", f"in{number}", (), {}, spec, self.facts.loc)
@@ -291,10 +293,19 @@ class Recording(Tracing):
         if spell is not None:
             op, rest = spell(self, bind(func, args, kwargs), base, t, i)
             options: dict[str, Any] = {}
+            if op is aten.as_strided.default:  # counted from the start of the root's memory, whatever view it was asked of
+                t._ts_value = self.strided_value(value, rest, t)  # type: ignore[attr-defined]
+                return
         else:
             op, rest, options = func, tuple(args[1:]), dict(kwargs)
         step = Step(op, tuple(self.lower_args(a) for a in rest), options, spec_of(base), spec_of(t), self.facts.loc)
         t._ts_value = Value(value.root, (*value.steps, step), value.overlaps or overlaps(t))  # type: ignore[attr-defined]
+
+    def strided_value(self, value: Value, rest: tuple[Any, ...], t: torch.Tensor) -> Value:
+        """`t` as a strided view of a whole piece of memory."""
+        root = value.root
+        step = Step(aten.as_strided.default, tuple(self.lower_args(a) for a in rest), {}, root.spec, spec_of(t), self.facts.loc)
+        return Value(root, (step,), value.overlaps or overlaps(t))
 
     # -------- writes
     def record_write(self, func: OpOverload, row: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -348,6 +359,7 @@ def _exprs(values: Any) -> list[Any]:
 
 # ---------------------------------------------------------------- views in few spellings
 
+NO_PLAIN_MEMORY = frozenset({aten._conj.default, aten._neg_view.default})
 SAME_VIEW = frozenset({aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default})
 Spelling = Callable[[Recording, dict[str, Any], torch.Tensor, torch.Tensor, int], tuple[OpOverload, tuple[Any, ...]]]
 SPELL_VIEW: dict[OpOverload, Spelling] = {}
@@ -425,7 +437,10 @@ def spell_expand(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: t
 @_spell(aten.as_strided.default)
 def spell_as_strided(rec: Recording, bound: dict[str, Any], base: torch.Tensor, t: torch.Tensor, i: int) -> Any:
     """The offset counts from the start of the memory, of which an input shows an unknown part: there it must stay the base's."""
-    root = rec.value_of(base).root
+    value = rec.value_of(base)
+    root = value.root
+    if t.dtype != root.spec.dtype or any(step.op in NO_PLAIN_MEMORY for step in value.steps):
+        raise Unsupported("GRA006", at=rec.facts.loc, detail="as_strided of a view of another dtype")
     offset = t.storage_offset() - root.tensor.storage_offset()
     reach, have = span(t, hint_of(offset)), span(root.tensor, 0)
     if reach[0] < 0 or reach[1] > have[1]:
@@ -524,6 +539,9 @@ def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args
     if spell is not None:
         old._ts_value = value  # type: ignore[attr-defined]
         op, rest = spell(rec, bound | {"self": old}, old, self, 0)
+        if op is aten.as_strided.default:
+            self._ts_value = rec.strided_value(value, rest, self)  # type: ignore[attr-defined]
+            return self
     else:
         rest = (*args, *kwargs.values())
     step = Step(op, tuple(rec.lower_args(a) for a in rest), {}, before, spec_of(self), rec.facts.loc)

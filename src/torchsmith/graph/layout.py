@@ -295,6 +295,20 @@ def broadcast(*shapes: Sequence[Size]) -> Sizes:
     return tuple(out)
 
 
+def broadcasts_to(sizes: Sequence[Size], shape: Sequence[Size]) -> bool:
+    """Does an operand of `sizes` broadcast to `shape`? The one place where rules ask it: what is said of sizes that vary is assumed from
+    now on, so that a dimension of the operand is either known to be 1 or equal to that of `shape`."""
+    lead = len(shape) - len(sizes)
+    if lead < 0:
+        return False
+    for have, want in zip(sizes, shape[lead:], strict=True):
+        if same(have, want) or is_static_one(have):
+            continue
+        if not (not is_told(want) and is_one(have)) and not require(have == want):
+            return False
+    return True
+
+
 def propagate_strides(shape: Sizes, operands: Sequence[torch.Tensor]) -> Sizes:
     """Strides that an element-wise kernel gives a new result of `shape` (the rules of eager's tensor iterator).
 

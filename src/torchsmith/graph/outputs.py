@@ -166,7 +166,7 @@ def _write_backs(rec: Recording) -> tuple[tuple[int, Node], ...]:
         if not isinstance(t, torch.Tensor):
             continue
         root = rec.value_of(t).root
-        if spec_of(t) != root.spec or t.storage_offset():
+        if spec_of(t) != root.spec or rec.value_of(t).steps:
             raise Unsupported("GRA006", detail="an input's own sizes or strides are changed")
         if root.node is rec.placeholders[number]:
             continue

@@ -31,6 +31,7 @@ class OpInfo:
     is_value_needed: bool  # the result is a Python number made of the data
     is_random: bool
     is_composite: bool
+    symbolic: frozenset[str]  # parameters that may be a number which varies; in all others it is pinned
 
 
 def _signature(op: OpOverload, without: frozenset[str]) -> tuple[tuple[str, str], ...]:
@@ -79,6 +80,31 @@ GEOMETRY = {
 }
 
 
+# Parameters that may be symbols, by name: sizes, positions and values that rules and lowerings take as expressions. Every other number
+# (strides and dilations of windows, dimensions, orders of norms ...) is structure: one that varies is pinned where it is used.
+_SYMBOLIC = """size sizes shape output_size start end index storage_offset pad repeats shifts split_size split_sizes length steps N C HxW
+    normalized_shape num_samples high low fill_value value other self exponent min max s last_dim_size to from mean std"""
+SYMBOLIC = frozenset(_SYMBOLIC.split())
+SYMBOLIC_OF: dict[str, str] = {
+    "add": "alpha", "sub": "alpha", "rsub": "alpha", "lerp": "weight", "leaky_relu": "negative_slope", "topk": "k", "kthvalue": "k",
+    "slice": "step", "slice_copy": "step", "slice_scatter": "step", "arange": "step", "eye": "n m", "randperm": "n", "tril": "diagonal",
+    "triu": "diagonal", "as_strided": "stride", "as_strided_copy": "stride", "as_strided_scatter": "stride", "_reshape_alias": "stride",
+    "empty_strided": "stride", "new_empty_strided": "stride", "reflection_pad1d": "padding", "reflection_pad2d": "padding",
+    "reflection_pad3d": "padding", "replication_pad1d": "padding", "replication_pad2d": "padding", "replication_pad3d": "padding",
+    "_scaled_dot_product_flash_attention_for_cpu": "scale", "scaled_dot_product_attention": "scale",
+}  # fmt: skip
+PINNED_OF: dict[str, str] = {"unfold": "size", "unfold_copy": "size", "histc": "min max", "nonzero_static": "fill_value"}
+
+
+def symbolic_parameters(op: OpOverload) -> frozenset[str]:
+    """Which parameters of `op` may be symbols. Operators of other libraries take what their schemas say."""
+    if op.namespace != "aten":
+        return frozenset(a.name for a in op._schema.arguments)
+    name = op._schema.name.split("::")[1].rstrip("_")
+    taken = (SYMBOLIC | set(SYMBOLIC_OF.get(name, "").split())) - set(PINNED_OF.get(name, "").split())
+    return frozenset(a.name for a in op._schema.arguments if a.name in taken)
+
+
 def find_functional(op: OpOverload, out: frozenset[str]) -> OpOverload | None:
     """add_.Tensor -> add.Tensor; add.out -> add.Tensor: the overload of the same arguments that writes nothing."""
     if op in FUNCTIONAL_OPS:
@@ -115,6 +141,7 @@ def info(op: OpOverload) -> OpInfo:
         is_value_needed=torch.Tag.data_dependent_output in tags,
         is_random=torch.Tag.nondeterministic_seeded in tags,
         is_composite=op._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"),
+        symbolic=symbolic_parameters(op),
     )
 
 

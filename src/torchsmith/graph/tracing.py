@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..codes import Unsupported
 from . import learn
 from .autocast import autocast_state, cast_arguments, target_dtype
-from .layout import Size, are_equal
+from .layout import Size, SymTypes, are_equal, is_shape
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import TensorSpec
@@ -121,11 +121,35 @@ def symbolic_strides(real: torch.Tensor, sizes: tuple[Size, ...]) -> tuple[Size,
     return tuple(strides)
 
 
+def given(t: torch.Tensor) -> torch.Tensor:
+    """Mark a tracing tensor that stands for the caller's own: its sizes, strides and memory cannot be changed by replaying a graph."""
+    t._ts_given = True  # type: ignore[attr-defined]
+    return t
+
+
+def refuse_change(target: torch.Tensor, what: str) -> None:
+    """Before a tensor takes other sizes, strides or memory."""
+    if getattr(target, "_ts_given", False):
+        raise Unsupported("GRA013", at=current().facts.loc, detail=what)
+
+
+def at_offset(t: torch.Tensor, offset: Size) -> torch.Tensor:
+    """A tracing tensor like `t` that starts `offset` elements into its memory."""
+    if type(offset) is int and not offset:
+        return t
+    shape, strides = tuple(t.shape), tuple(t.stride())
+    extent: Any = offset + 1
+    for n, step in zip(shape, strides, strict=True):
+        extent = extent + (n - 1) * step
+    with torch._C.DisableTorchFunction(), no_dispatch():
+        return torch.empty_strided((extent,), (1,), dtype=t.dtype, device="meta").as_strided(shape, strides, offset)
+
+
 def tensor_like(
     real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None, strides: tuple[Size, ...] | None = None,
     device: torch.device | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The tracing tensor that stands for a real one: its dtype, strides, device; `sizes` may hold SymInts.
+    """The tracing tensor that stands for a real one: its dtype, strides, offset, device; `sizes` may hold SymInts.
 
     Where `real` is itself a tracing tensor, `device` says what it stands for.
 
@@ -139,7 +163,7 @@ def tensor_like(
         shape, steps = tuple(real.shape), tuple(real.stride())
     else:
         shape, steps = tuple(sizes), symbolic_strides(real, tuple(sizes))
-    t = make_unseen(shape, steps if strides is None else strides, real.dtype)
+    t = at_offset(make_unseen(shape, steps if strides is None else strides, real.dtype), real.storage_offset())
     if real.is_conj() or real.is_neg():
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
     remember_device(t, device or getattr(real, "_ts_device", None) or real_device(real))
@@ -241,6 +265,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
         self.making_on: torch.device | None = None
         self.has_devices = False  # some tensor stands for another device than cpu
+        self.when_offset_read: Callable[[torch.Tensor], None] = lambda t: None  # told where a storage offset is used as a number
         self._operators, self._functions = _Operators(self), _Functions(self)
         self._guards: list[Any] = []
 
@@ -322,6 +347,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         """One operator as torch hands it over: cast by autocast where it is on, then answered."""
         if func in SIZE_QUERIES:
             return SIZE_QUERIES[func](args[0])
+        args, kwargs = pinned(func, args, kwargs)
         if self.autocast:
             tensors = tensors_in((args, kwargs))
             dtype = target_dtype(func, device_of(tensors[0]).type, self.autocast) if tensors else None
@@ -396,6 +422,28 @@ class Tracing(AbstractContextManager["Tracing"]):
         return result
 
 
+def pinned(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with plain numbers where the operator takes no symbols: the numbers at hand, which are assumed from now on."""
+    if not any(map(has_symbols, args)) and not any(map(has_symbols, kwargs.values())):
+        return args, kwargs
+    row = info(func)
+    if row.is_composite and func not in RULES:
+        return args, kwargs  # its parts come here
+    plain = tuple(a if name in row.symbolic else plain_number(a) for name, a in zip(row.params, args, strict=False))
+    return plain, {name: a if name in row.symbolic else plain_number(a) for name, a in kwargs.items()}
+
+
+def has_symbols(value: Any) -> bool:
+    return type(value) in _SYMBOLS or (isinstance(value, (list, tuple)) and any(type(v) in _SYMBOLS for v in value))
+
+
+def plain_number(value: Any) -> Any:
+    return learn.specialise(value) if has_symbols(value) else value
+
+
+_SYMBOLS = frozenset(SymTypes)
+
+
 def storage(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
@@ -408,7 +456,14 @@ def change_geometry(func: OpOverload, bound: dict[str, Any]) -> torch.Tensor:
     """transpose_, squeeze_ ...: the tensor object itself becomes the view."""
     target = bound["self"]
     shown = RULES[GEOMETRY[func]](**bound)
+    if not is_shown_so(target, shown):
+        refuse_change(target, str(func))
     return target.as_strided_(shown.shape, shown.stride(), shown.storage_offset())
+
+
+def is_shown_so(target: torch.Tensor, shown: torch.Tensor) -> bool:
+    """Are these the sizes, strides and offset that `target` has?"""
+    return is_shape((*target.shape, *target.stride(), target.storage_offset()), (*shown.shape, *shown.stride(), shown.storage_offset()))
 
 
 # C++ that is not ready for symbols asks for plain numbers: the sizes at hand are assumed.
@@ -459,6 +514,7 @@ def finish_write(
 def resize(target: torch.Tensor, size: Any, memory_format: Any) -> torch.Tensor:
     """resize_: within the memory it shows other sizes of it; beyond, the new memory's content is anything."""
     if tuple(target.shape) != tuple(size):
+        refuse_change(target, "resize_")
         target.resize_(size) if memory_format is None else target.resize_(size, memory_format=memory_format)
     return target
 
@@ -470,6 +526,7 @@ def fit_out(target: torch.Tensor, value: torch.Tensor) -> None:
     if tuple(target.shape) != tuple(value.shape):
         if target.numel():
             raise Unsupported("GRA006", detail="an out= tensor of another shape")
+        refuse_change(target, "an out= tensor of no elements is resized")
         target.resize_(value.shape)
 
 

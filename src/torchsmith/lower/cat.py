@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, Load, op, select, substitute, walk
 from .core import Builder
 from .numerics import cast
-from .ref import ONE, ZERO, Index, Ref, contiguous_strides, is_zero, known, same_strides, size
+from .ref import ONE, ZERO, Index, Ref, constant, contiguous_strides, is_one, is_zero, known, same_strides, size
 from .table import lowers
 from .views import position, start_of, unsqueeze, wrap_dim
 
@@ -91,15 +92,15 @@ def lower_slice_scatter(cx: Builder, x: Ref, src: Ref, dim: int = 0, start: Any 
     dim = wrap_dim(dim, x.rank)
     n = x.shape[dim]
     first = start_of(n, start)
-    last = n if end is None or (known(end) or 0) >= 2**62 else stop_of(n, end)
-    by = known(step) or 1
+    last = n if end is None else stop_of(n, end)
+    by = size(step)
 
     def at(i: Index) -> Expr:
         k = i[dim]
         tests = [op("ge", k, first), op("lt", k, last)]
-        if by != 1:
+        if not is_one(by):
             tests.append(op("eq", (k - first) % by, ZERO))
-        place = (*i[:dim], (k - first) if by == 1 else (k - first) // by, *i[dim + 1 :])
+        place = (*i[:dim], (k - first) if is_one(by) else (k - first) // by, *i[dim + 1 :])
         inside = conjunction(tests)
         return select(inside, cast(masked(src, broadcast(src, place), inside, Const(src.dtype, 0)), x.dtype), x.load(i))
 
@@ -108,6 +109,8 @@ def lower_slice_scatter(cx: Builder, x: Ref, src: Ref, dim: int = 0, start: Any 
 
 def stop_of(n: Expr, end: Any) -> Expr:
     e = known(end)
+    if e is not None and e >= 2**62:
+        return n
     if e is None:
         return op("min", op("where", op("lt", end, ZERO), end + n, end), n)
     if e < 0:
@@ -187,13 +190,15 @@ def lower_as_strided_scatter(cx: Builder, x: Ref, src: Ref, shape: Sequence[Any]
     """Each element of x finds its place in the strided view, where that is one-to-one: strides of known sizes that nest."""
     s = x.strided
     if s is None or x.whole is None or not same_strides(x.shape, s.strides, contiguous_strides(x.shape)):
+        if s is not None and cx.buffers[s.root].role == "input":
+            raise Unsupported("LOW003", at=cx.loc, detail="as_strided_scatter of an input that is not contiguous")
         return NotImplemented
     sizes, steps, first = [known(n) for n in shape], [known(n) for n in strides], known(offset) if offset is not None else 0
     if first is None or None in sizes or None in steps:
         return NotImplemented
-    order = sorted((k for k in range(len(sizes)) if sizes[k] != 1), key=lambda k: -(steps[k] or 0))
+    order = sorted((k for k in range(len(sizes)) if sizes[k] != 1), key=lambda k: -constant(strides[k]))
     for outer, inner in pairwise(order):
-        if (steps[outer] or 0) < (steps[inner] or 0) * (sizes[inner] or 0):
+        if constant(strides[outer]) < constant(strides[inner]) * constant(shape[inner]):
             return NotImplemented
     if any(not steps[k] for k in order):
         return NotImplemented
@@ -206,10 +211,10 @@ def lower_as_strided_scatter(cx: Builder, x: Ref, src: Ref, shape: Sequence[Any]
         tests = [op("ge", rest, ZERO)]
         place: list[Expr] = [ZERO] * len(sizes)
         for d in order:
-            step = steps[d] or 1
+            step = constant(strides[d])
             place[d] = rest // step
             rest = rest % step
-            tests.append(op("lt", place[d], size(sizes[d] or 0)))
+            tests.append(op("lt", place[d], size(shape[d])))
         tests.append(op("eq", rest, ZERO))
         inside = conjunction(tests)
         return select(inside, cast(masked(src, tuple(place), inside, Const(src.dtype, 0)), x.dtype), x.load(i))

@@ -184,7 +184,8 @@ def _transposed(
         store = Store(result.whole, place, at(axes), unique=False)  # not what writes the element first
         cx.body.append(Stage(tuple(zip(axes, shape, strict=True)), (store,), loc=cx.loc, origin=cx.origin))
         return result
-    if all((known(n) or 1) % s[i] == 0 for i, n in enumerate(cx.shape[2:])):
+    sizes = [known(n) for n in cx.shape[2:]]
+    if all(by == 1 or (n is not None and n % by == 0) for n, by in zip(sizes, s, strict=True)):
         return cx.stage(at)
     whole = (*cx.shape[:2], *(op("floordiv", n + (s[i] - 1), const(s[i])) * s[i] for i, n in enumerate(cx.shape[2:])))
     return cx.stage(at, whole, cx.dtype).remap(cx.shape, lambda i: i)

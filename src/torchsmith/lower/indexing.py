@@ -17,7 +17,7 @@ from .cat import conjunction, masked
 from .core import Builder
 from .gather import check_range, position_of, wrapped
 from .numerics import cast, highest, lowest, opmath, scalar
-from .ref import ONE, ZERO, Index, Ref, is_one, known, product, size
+from .ref import ONE, ZERO, Index, Ref, constant, is_one, known, product, size
 from .table import lowers
 from .views import reshape, wrap_dim
 
@@ -311,7 +311,7 @@ def lower_put(cx: Builder, x: Ref, index: Ref, source: Ref, accumulate: bool = F
 def _window_sizes(kernel: Any, dilation: Any, padding: Any, stride: Any) -> list[tuple[int, int, int, int]]:
     def two(v: Any) -> list[int]:
         listed = list(v) if isinstance(v, (tuple, list)) else [v]
-        return [int(known(x) or 0) for x in (listed * 2 if len(listed) == 1 else listed)]
+        return list(map(constant, listed * 2 if len(listed) == 1 else listed))
 
     return list(zip(two(kernel), two(dilation), two(padding), two(stride), strict=True))
 

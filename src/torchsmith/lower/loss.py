@@ -11,7 +11,7 @@ from .gather import position_of
 from .numerics import cast, opmath, rounded_to
 from .pointwise import c, element
 from .reduce import Split, accumulator, total
-from .ref import ZERO, Index, Ref, known
+from .ref import ZERO, Index, Ref, constant, known
 from .table import lowers
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -133,10 +133,10 @@ def bce_with_logits(cx: Builder, x: Ref, y: Ref, weight: Any = None, pos_weight:
 def _nll(cx: Builder, x: Ref, target: Ref, weight: Any, reduction: int, ignore: Any, classes: int) -> tuple[Ref, ...]:
     """-weight[t] * x[.., t, ..] at target t, skipping `ignore`; the second result is the weight that counted."""
     n = x.shape[classes]
-    ignored_value = known(ignore)
+    ignored_value = constant(ignore)
 
     def ignored(i: Index) -> Expr:
-        return op("eq", target.load(i), Const(target.dtype, ignored_value if ignored_value is not None else -100))
+        return op("eq", target.load(i), Const(target.dtype, ignored_value))
 
     def outside(i: Index) -> Expr:
         t = position_of(target, i)

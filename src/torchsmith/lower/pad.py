@@ -31,7 +31,8 @@ def lower_constant_pad(cx: Builder, x: Ref, pad: Sequence[Any], value: Any = 0) 
         for d, n in enumerate(x.shape):
             if n is cx.shape[d] and is_zero(lows[d]):
                 continue
-            if known(lows[d]) is None or (known(lows[d]) or 0) > 0:
+            before = known(lows[d])
+            if before is None or before > 0:
                 tests.append(op("ge", place[d], ZERO))
             tests.append(op("lt", place[d], n))
         return masked(x, tuple(place), conjunction(tests), fill)

@@ -13,7 +13,7 @@ from .core import Builder
 from .gather import check_range, position_of
 from .indexing import update
 from .numerics import cast, lowest, opmath
-from .ref import ZERO, Index, Ref, known, product, size
+from .ref import ONE, ZERO, Index, Ref, constant, known, product, size
 from .table import lowers
 from .views import reshape
 
@@ -23,7 +23,7 @@ def per_dim(value: Any, rank: int, default: Sequence[int] | None = None) -> tupl
     listed = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not listed and default is not None:
         return tuple(default)
-    return tuple(int(known(v) or 0) for v in (listed * rank if len(listed) == 1 else listed))
+    return tuple(map(constant, listed * rank if len(listed) == 1 else listed))
 
 
 def window(
@@ -167,7 +167,10 @@ class _Windows:
         self.even = True
         for n, m in self.sizes:
             a, b = known(n), known(m)
-            if b == 1:
+            if b == 0 or a == 0:  # no element, and nothing to divide by
+                self.extents.append(ONE)
+                self.even = False
+            elif b == 1:
                 self.extents.append(n)
             elif a is not None and b is not None:
                 self.extents.append(size(max((-(-(o + 1) * a // b) - o * a // b for o in range(b)), default=1)))
@@ -178,7 +181,8 @@ class _Windows:
 
     def bounds(self, i: Index) -> list[tuple[Expr, Expr]]:
         """(start, end) of the window of output element i."""
-        return [(o * n // m, ((o + 1) * n + (m - 1)) // m) for o, (n, m) in zip(i[self.lead :], self.sizes, strict=True)]
+        pairs = [(n, ONE if known(m) == 0 else m) for n, m in self.sizes]
+        return [(o * n // m, ((o + 1) * n + (m - 1)) // m) for o, (n, m) in zip(i[self.lead :], pairs, strict=True)]
 
     def place(self, i: Index, k: Index) -> tuple[Index, Expr]:
         """(input index, does it belong to the window?) of window element k at output element i."""

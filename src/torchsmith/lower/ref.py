@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, Load, const, convert
@@ -76,6 +77,14 @@ def known(e: Expr | int) -> int | None:
     if isinstance(e, int):
         return e
     return int(e.value) if isinstance(e, Const) else None
+
+
+def constant(e: Expr | int) -> int:
+    """The value of an argument that is part of the program's structure; the graph has pinned it (graph/schema.py, SYMBOLIC)."""
+    value = known(e)
+    if value is None:
+        raise Unsupported("LOW006", detail=repr(e))
+    return value
 
 
 def size(e: Expr | int) -> Expr:

@@ -9,11 +9,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, const, op
 from .core import Builder
 from .numerics import convert, ir_dtype
-from .ref import ONE, ZERO, Index, Ref, Strided, contiguous_strides, is_one, known, product, same_strides, size
+from .ref import ONE, ZERO, Index, Ref, Strided, constant, contiguous_strides, is_one, known, product, same_strides, size
 from .table import lowers
 
 
@@ -458,13 +459,30 @@ def lower_repeat_interleave(cx: Builder, x: Ref, repeats: Any, dim: int | None =
     return x.remap(cx.shape, lambda i: (*i[:dim], i[dim] // size(repeats), *i[dim + 1 :]))
 
 
+def memory_order(shape: Sequence[Expr], strides: Sequence[Expr]) -> list[int] | None:
+    """The dimensions from the slowest to the fastest, where they lie without gaps in memory."""
+    plain, known_strides = list(range(len(shape))), [known(s) for s in strides]
+    orders = [plain]
+    if None not in known_strides:
+        orders.append(sorted(plain, key=lambda d: -constant(strides[d])))
+    for order in orders:
+        sizes = [shape[d] for d in order]
+        if same_strides(sizes, [strides[d] for d in order], contiguous_strides(sizes)):
+            return order
+    return None
+
+
 @lowers("aten.as_strided.default", "aten.as_strided_copy.default")
 def lower_as_strided(cx: Builder, x: Ref, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None) -> Any:
+    """Elements of x's memory, counted from its first element. Memory with gaps is no value: of an input it stays eager's."""
     s = x.strided
-    if s is None or x.whole is None or not same_strides(x.shape, s.strides, contiguous_strides(x.shape)):
+    order = None if s is None or x.whole is None else memory_order(x.shape, s.strides)
+    if s is None or order is None:
+        if s is not None and cx.buffers[s.root].role == "input":
+            raise Unsupported("LOW003", at=cx.loc, detail="as_strided of an input with gaps in its memory")
         return NotImplemented
     steps, first = [size(k) for k in strides], size(offset) if offset is not None else ZERO
-    flat = reshape(x, (product(x.shape),))
+    flat = reshape(permute(x, order), (product(x.shape),))
 
     def index(i: Index) -> list[Expr]:
         total = first

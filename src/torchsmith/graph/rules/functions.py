@@ -274,6 +274,12 @@ for _name in [
     _resample(_name)
 
 
+@function_rule(Tensor.storage_offset)
+def storage_offset(trace: Tracing, call: Any, self: Tensor) -> Any:
+    trace.when_offset_read(self)
+    return call(self)
+
+
 @function_rule(Tensor.device.__get__)  # type: ignore[attr-defined]
 def device(trace: Tracing, call: Any, self: Tensor) -> torch.device:
     return device_of(self)

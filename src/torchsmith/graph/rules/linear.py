@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Sizes, are_equal, broadcast, contiguous_strides, result_dtype
+from ..layout import Sizes, are_equal, broadcast, broadcasts_to, contiguous_strides, result_dtype
 from ..tracing import make, rule
 from .pointwise import elementwise
 from .views import unsqueeze
@@ -38,14 +38,22 @@ def mm(self: Tensor, mat2: Tensor) -> Tensor:
     return product((self.shape[0], mat2.shape[1]), self)
 
 
+def _added(self: Tensor, result: Tensor) -> Tensor:
+    """The first operand of addmm and its relatives broadcasts to the product."""
+    _same_dtype(self, result)
+    if not broadcasts_to(self.shape, result.shape):
+        raise RuntimeError(f"The expanded size of the tensor {list(result.shape)} must match the existing size {list(self.shape)}")
+    return result
+
+
 @rule(aten.addmm.default)
 def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return mm(mat1, mat2)
+    return _added(self, mm(mat1, mat2))
 
 
 @rule(aten._addmm_activation.default)
 def addmm_activation(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Tensor:
-    return mm(mat1, mat2)
+    return _added(self, mm(mat1, mat2))
 
 
 @rule(aten.bmm.default)
@@ -60,27 +68,33 @@ def bmm(self: Tensor, mat2: Tensor) -> Tensor:
 
 @rule(aten.baddbmm.default)
 def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return bmm(batch1, batch2)
+    return _added(self, bmm(batch1, batch2))
 
 
 @rule(aten.addbmm.default)
 def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return product((batch1.shape[1], batch2.shape[2]), batch1)
+    whole = bmm(batch1, batch2)
+    return _added(self, product(tuple(whole.shape[1:]), batch1))
 
 
 @rule(aten.mv.default)
 def mv(self: Tensor, vec: Tensor) -> Tensor:
+    if self.dim() != 2 or vec.dim() != 1:
+        raise RuntimeError("vector + matrix @ vector expected")
+    _same_dtype(self, vec)
     _match(self.shape[1], vec.shape[0], "size mismatch")
     return product((self.shape[0],), self)
 
 
 @rule(aten.addmv.default)
 def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return mv(mat, vec)
+    return _added(self, mv(mat, vec))
 
 
 @rule(aten.dot.default, aten.vdot.default)
 def dot(self: Tensor, other: Tensor) -> Tensor:
+    if self.dim() != 1 or other.dim() != 1:
+        raise RuntimeError(f"1D tensors expected, but got {self.dim()}D and {other.dim()}D tensors")
     _same_dtype(self, other)
     _match(self.shape[0], other.shape[0], "inconsistent tensor size")
     return product((), self)

@@ -9,12 +9,14 @@ import torch
 
 from ..layout import (
     Size,
+    are_equal,
     broadcast,
     contiguous_strides,
     format_strides,
     hint_of,
     is_symbolic,
     propagate_strides,
+    require,
     result_dtype,
     same,
     suggest_format,
@@ -37,6 +39,23 @@ def _spread(v: Any, n: int) -> list[Size]:
     return values * n if len(values) == 1 else values
 
 
+def _vector(t: Tensor | None, n: Size, name: str, *dtypes: torch.dtype) -> None:
+    """An operand with one number for each channel or class."""
+    if t is None:
+        return
+    if t.dim() != 1 or not are_equal(t.shape, (n,)):
+        raise RuntimeError(f"expected {name} to be 1-dimensional with {n} elements, but got {name} of size {list(t.shape)} instead")
+    if dtypes and t.dtype not in dtypes:
+        raise RuntimeError(f"expected {name} of type {dtypes[0]}, but got {t.dtype}")
+
+
+def _affine(dtype: torch.dtype, *operands: Tensor | None) -> None:
+    """Weight and bias of a normalisation: of the input's dtype, or all in float32 where that is a half format."""
+    kinds = {t.dtype for t in operands if t is not None}
+    if len(kinds) > 1 or not kinds <= {dtype, torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype}:
+        raise RuntimeError(f"mixed dtype (CPU): expect parameters of type {dtype}, but got {sorted(map(str, kinds))}")
+
+
 @rule(aten.convolution.default)
 def convolution(
     input: Tensor,
@@ -50,19 +69,29 @@ def convolution(
     groups: int,
 ) -> Tensor:
     n = weight.dim() - 2
-    groups = int(groups)  # structure: one program for each number of groups
+    if input.dim() not in (n + 1, n + 2) or n < 1:
+        raise RuntimeError(f"Expected {n + 1}D (unbatched) or {n + 2}D (batched) input to conv{n}d, but got {list(input.shape)}")
+    for name, v, low in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1), ("output padding", output_padding, 0)):
+        given = list(v) if isinstance(v, (tuple, list)) else [v]
+        if len(given) not in (1, n):
+            raise RuntimeError(f"expected {name} to be a single integer value or a list of {n} values to match the convolution dimensions")
+        if any(x < low for x in given):
+            raise RuntimeError(f"{name} of at least {low} expected, but got {given}")
+    if groups <= 0 or weight.shape[0] < groups or weight.shape[0] % groups:
+        raise RuntimeError(f"Given groups={groups}, expected weight to be divisible by it at dimension 0, but got {list(weight.shape)}")
     stride, padding, dilation, extra = _spread(stride, n), _spread(padding, n), _spread(dilation, n), _spread(output_padding, n)
     batched = input.dim() == n + 2
     spatial = input.shape[2:] if batched else input.shape[1:]
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
     want = weight.shape[0] if transposed else weight.shape[1] * groups
     have = input.shape[1 if batched else 0]
-    if have != want:
+    if not are_equal((have,), (want,)):
         raise RuntimeError(
             f"Given groups={groups}, weight of size {list(weight.shape)}, expected input to have {want} channels, got {have}"
         )
     if input.dtype != weight.dtype:
         raise RuntimeError(f"Input type ({input.dtype}) and weight type ({weight.dtype}) should be the same")
+    _vector(bias, channels, "bias", input.dtype)
     out: list[Size] = []
     for i in range(n):
         k = dilation[i] * (weight.shape[2 + i] - 1)
@@ -214,6 +243,13 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if input.dim() < 2:
+        raise RuntimeError(f"batch norm of a tensor of {input.dim()} dimensions")
+    for name, t in (("weight", weight), ("bias", bias), ("running_mean", running_mean), ("running_var", running_var)):
+        _vector(t, input.shape[1], name)
+    if not training and (running_mean is None or running_var is None):
+        raise RuntimeError("running_mean and running_var must be defined in evaluation mode")
+    _affine(input.dtype, weight, bias, running_mean, running_var)
     count = input.shape[1] if training else 0
     kind = _statistics(input.dtype, weight, bias, running_mean)
     return fresh(input.shape, input.dtype, suggest_format(input)), fresh((count,), kind), fresh((count,), kind)
@@ -253,7 +289,14 @@ def native_layer_norm(
     input: Tensor, normalized_shape: Sequence[Size], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     n = input.dim() - len(normalized_shape)
-    if n < 0 or any(a != b for a, b in zip(input.shape[n:], normalized_shape, strict=True)):
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and not are_equal(t.shape, normalized_shape):
+            raise RuntimeError(
+                f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(t.shape)} and "
+                f"normalized_shape = {list(normalized_shape)}"
+            )
+    _affine(input.dtype, weight, bias)
+    if n < 0 or not normalized_shape or not are_equal(input.shape[n:], normalized_shape):
         raise RuntimeError(
             f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, {list(normalized_shape)}], "
             f"but got input of size{list(input.shape)}"
@@ -267,6 +310,11 @@ def native_layer_norm(
 def native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Size, C: Size, HxW: Size, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _vector(weight, C, "weight")
+    _vector(bias, C, "bias")
+    _affine(input.dtype, weight, bias)
+    if group <= 0 or not require(C % group == 0):
+        raise RuntimeError(f"Expected number of channels in input to be divisible by num_groups, but got {C} channels and {group} groups")
     kind = _statistics(input.dtype, weight, bias)
     return fresh(input.shape, input.dtype, suggest_format(input)), fresh((N, group), kind), fresh((N, group), kind)
 
@@ -394,14 +442,28 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **opt
 # ---------------------------------------------------------------- losses
 
 
+def _classes(target: Tensor, weight: Tensor | None, classes: Size, dtype: torch.dtype) -> None:
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise RuntimeError(f"expected target dtype to be Long or Byte, but got {target.dtype}")
+    _vector(weight, classes, "weight", dtype)
+
+
 @rule(aten.nll_loss_forward.default)
 def nll_loss(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: Size) -> tuple[Tensor, Tensor]:
+    if self.dim() not in (1, 2) or target.dim() > 1 or (self.dim() == 1 and target.dim() == 1 and not same(target.numel(), 1)):
+        raise RuntimeError(f"multi-target not supported: input of size {list(self.shape)}, target of size {list(target.shape)}")
+    if self.dim() == 2 and not are_equal(target.shape, self.shape[:1]):
+        raise RuntimeError(f"size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})")
+    _classes(target, weight, self.shape[-1], self.dtype)
     shape = (self.shape[0],) if reduction == 0 and self.dim() == 2 else ()
     return fresh(shape, self.dtype), fresh((), self.dtype)
 
 
 @rule(aten.nll_loss2d_forward.default)
 def nll_loss2d(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: Size) -> tuple[Tensor, Tensor]:
+    if self.dim() != 4 or target.dim() != 3 or not are_equal(target.shape, (self.shape[0], *self.shape[2:])):
+        raise RuntimeError(f"size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})")
+    _classes(target, weight, self.shape[1], self.dtype)
     return fresh((self.shape[0], *self.shape[2:]) if reduction == 0 else (), self.dtype), fresh((), self.dtype)
 
 

@@ -12,6 +12,7 @@ from ..layout import (
     Size,
     are_equal,
     broadcast,
+    broadcasts_to,
     contiguous_strides,
     format_strides,
     is_static_one,
@@ -130,7 +131,7 @@ def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return make(self.shape, copy_strides(self, None), self.dtype)
 
 
-for _op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_put.default, aten._unsafe_index_put.default,
+for _op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
             aten.put.default, aten.zero.default):  # fmt: skip
     rule(_op)(kept)
 
@@ -197,6 +198,11 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 @rule(aten.as_strided_scatter.default)
 def as_strided_scatter(self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
+    view = RULES[aten.as_strided.default](self, size, stride, storage_offset)
+    if not are_equal(view.shape, src.shape):
+        raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {src.shape}, slice size = {view.shape}")
+    if storage_offset is not None and not same(self.storage_offset(), 0):
+        raise Unsupported("GRA006", at=current().facts.loc, detail="as_strided_scatter with an offset, of a part of some memory")
     return same_strides(self)
 
 
@@ -246,27 +252,82 @@ def constant_pad(self: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
     return make(shape, format_strides(shape, suggest_format(self)), self.dtype)
 
 
+INDEX_DTYPES = (torch.int64, torch.int32, torch.bool, torch.uint8)
+
+
+def _is_mask(t: Tensor) -> bool:
+    return t.dtype in (torch.bool, torch.uint8)
+
+
+def _check_indices(self: Tensor, indices: Sequence[Tensor | None]) -> None:
+    """What eager asks of x[indices]: dtypes of indices, their number, the sizes of masks."""
+    d = 0
+    for number, t in enumerate(indices):
+        if t is None:
+            d += 1
+            continue
+        if t.dtype not in INDEX_DTYPES:
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        taken = t.dim() if _is_mask(t) else 1
+        if d + taken > self.dim():
+            raise IndexError(f"too many indices for tensor of dimension {self.dim()}")
+        if _is_mask(t) and not are_equal(t.shape, self.shape[d : d + taken]):
+            raise IndexError(f"The shape of the mask {list(t.shape)} at index {number} does not match {list(self.shape)} from {d} on")
+        d += taken
+
+
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Advanced indexing: indexed dimensions go to the front unless adjacent; sizes and strides as eager's kernel restrides them."""
+    _check_indices(self, indices)
+    shape, before, after, common, given = _indexed(self, indices)
+    return make(shape, _index_strides(self, before, after, common, given, shape), self.dtype)
+
+
+def _indexed(self: Tensor, indices: Sequence[Tensor | None]) -> tuple[Any, list[int], list[int], Any, list[Tensor]]:
+    """(shape of x[indices], dimensions before and after the indexed ones, shape of the indices together, the indices)."""
     expanded: list[Tensor | None] = []
     for t in indices:
-        if t is not None and t.dtype in (torch.bool, torch.uint8):
+        if t is not None and _is_mask(t):
             where = aten_nonzero(t)
             expanded.extend(dense((where.shape[0],), torch.int64) for _ in range(t.dim()))
         else:
             expanded.append(t)
-    if len(expanded) > self.dim():
-        raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(expanded)})")
     expanded += [None] * (self.dim() - len(expanded))
     at = [i for i, t in enumerate(expanded) if t is not None]
-    common = broadcast(*(t.shape for t in expanded if t is not None))
-    if at[-1] - at[0] + 1 == len(at):
+    given = [t for t in expanded if t is not None]
+    try:
+        common = broadcast(*(t.shape for t in given))
+    except RuntimeError as e:
+        raise IndexError(f"shape mismatch: indices of shapes {[list(t.shape) for t in given]} do not broadcast together") from e
+    if at and at[-1] - at[0] + 1 == len(at):
         before, after = list(range(at[0])), list(range(at[-1] + 1, self.dim()))
     else:
         before, after = [], [d for d in range(self.dim()) if d not in at]
-    shape = (*(self.shape[d] for d in before), *common, *(self.shape[d] for d in after))
-    return make(shape, _index_strides(self, before, after, common, [t for t in expanded if t is not None], shape), self.dtype)
+    return (*(self.shape[d] for d in before), *common, *(self.shape[d] for d in after)), before, after, common, given
+
+
+@rule(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    """Values broadcast to x[indices]; how many elements a mask chooses only running tells, so of those only the rest is asked."""
+    _check_indices(self, indices)
+    if values.dtype != self.dtype:
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {self.dtype} for the destination and {values.dtype} for the "
+            "source."
+        )
+    masks = [t for t in indices if t is not None and _is_mask(t)]
+    if not masks:
+        shape: Sequence[Size] = _indexed(self, indices)[0]
+        lead = 0
+    elif len(masks) == 1 and indices[0] is masks[0] and all(t is None for t in indices[1:]):
+        shape = self.shape[masks[0].dim() :]
+        lead = max(values.dim() - len(shape), 0)
+    else:
+        return kept(self)
+    if not broadcasts_to(values.shape[lead:], shape):
+        raise RuntimeError(f"shape mismatch: values of shape {list(values.shape)} do not broadcast to the indexed shape {list(shape)}")
+    return kept(self)
 
 
 def _index_strides(self: Tensor, before: list[int], after: list[int], common: Any, indices: list[Tensor], shape: Any) -> Any:

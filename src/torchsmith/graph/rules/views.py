@@ -30,7 +30,7 @@ from ..layout import (
     require_size,
     same,
 )
-from ..tracing import RULES, make, rule
+from ..tracing import RULES, current, make, rule
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -173,6 +173,8 @@ def select(self: Tensor, dim: int, index: Size) -> Tensor:
 
 @rule(aten.as_strided.default)  # the meta kernel does not look at the storage's end
 def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None) -> Tensor:
+    if storage_offset is not None:
+        current().when_offset_read(self)
     last = self.storage_offset() if storage_offset is None else storage_offset
     for n, step in zip(size, stride, strict=True):
         last = last + (n - 1) * step
@@ -224,7 +226,11 @@ def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
 def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     a, b = axis(dim1, self.dim()), axis(dim2, self.dim())
     rows, cols = self.shape[a], self.shape[b]
-    length = torch.sym_min(rows, cols - offset) if offset >= 0 else torch.sym_min(rows + offset, cols)
+    if a == b:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    length = torch.sym_max(torch.sym_min(rows, cols - offset) if offset >= 0 else torch.sym_min(rows + offset, cols), 0)
+    if same(length, 0):  # nothing is read, and nothing lies beyond the memory
+        offset = 0
     start = self.storage_offset() + (offset * self.stride(b) if offset >= 0 else -offset * self.stride(a))
     keep = [d for d in range(self.dim()) if d not in (a, b)]
     return strided(
@@ -330,6 +336,8 @@ for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten._conj.
 @view(aten.view.dtype)
 def reinterpret(self: Tensor, dtype: torch.dtype) -> Tensor:
     have, want = self.element_size(), dtype.itemsize
+    if have < want:
+        current().when_offset_read(self)
     sizes, strides, offset = list(self.shape), list(self.stride()), self.storage_offset()
     if have > want and not same(strides[-1], 1):
         raise RuntimeError(f"self.stride(-1) must be 1 to view {self.dtype} as {dtype} (different element sizes), but got {strides[-1]}")

@@ -1,0 +1,184 @@
+"""Operators on the arguments that eager broadcasts, refuses, resizes or counts from elsewhere: the result, or the exception, is eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torchsmith
+
+Call = tuple[Any, ...]
+R = torch.randn
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch.manual_seed(0)
+    torchsmith.compiler.reset()
+
+
+def _copied(args: Call) -> Call:
+    return tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+
+
+def _outcome(fn: Callable[..., Any], args: Call) -> Any:
+    try:
+        return fn(*args)
+    except Exception as e:  # the exception is what is compared
+        return e
+
+
+def check(fn: Callable[..., Any], *calls: Call, dynamic: bool | None = None, exact: bool = False) -> None:
+    """The same results, arguments afterwards and types of exception as eager, call after call of one compiled function."""
+    compiled = torchsmith.compile(fn, dynamic=dynamic)
+    for args in calls:
+        mine, theirs = _copied(args), _copied(args)
+        want, got = _outcome(fn, theirs), _outcome(compiled, mine)
+        if isinstance(want, Exception) or isinstance(got, Exception):
+            assert type(got) is type(want), f"{got!r} instead of {want!r}"
+            continue
+        options = {"rtol": 0.0, "atol": 0.0} if exact else {}
+        torch.testing.assert_close(got, want, equal_nan=True, check_stride=True, **options)
+        for a, b in zip(mine, theirs, strict=True):
+            if isinstance(a, Tensor):
+                assert (a.shape, a.stride()) == (b.shape, b.stride())
+                torch.testing.assert_close(a, b, equal_nan=True)
+
+
+# ---------------------------------------------------------------- numbers that vary are no constants
+
+
+def test_windows_of_convolutions_vary() -> None:
+    x, w = torch.arange(8.0).view(1, 1, 8), torch.ones(1, 1, 2)
+
+    def windows(x: Tensor, s: int) -> tuple[Tensor, ...]:
+        padded = F.conv1d(x, torch.ones(1, 1, 3), padding=x.shape[-1] // s)
+        return F.conv1d(x, w, stride=s), F.conv1d(x, w, dilation=s), F.conv_transpose1d(x, w, stride=s, padding=s - 1), padded
+
+    check(windows, (x, 2), (x, 3), (x, 4))
+    check(lambda x: F.conv1d(x, w, padding=x.shape[-1] // 2), (x,), (R(1, 1, 10),), (R(1, 1, 12),))
+
+
+def test_the_ignored_class_varies() -> None:
+    x, t = R(3, 4), torch.tensor([1, 2, 3])
+    check(lambda x, t, i: F.cross_entropy(x, t, reduction="none", ignore_index=i), (x, t, 2), (x, t, 3), (x, t, 1))
+
+
+# ---------------------------------------------------------------- sizes of 1 that are symbols broadcast
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 3), (2, 1), (1, 1)])
+def test_addmm_broadcasts(shape: tuple[int, ...]) -> None:
+    check(torch.addmm, (R(shape), R(2, 4), R(4, 3)), dynamic=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 3), (5, 1, 3), (5, 4, 1), (1,), (3,)])
+def test_baddbmm_broadcasts(shape: tuple[int, ...]) -> None:
+    check(torch.baddbmm, (R(shape), R(5, 4, 2), R(5, 2, 3)), dynamic=True)
+
+
+def test_products_with_a_vector_broadcast() -> None:
+    check(torch.addmv, (R(1), R(2, 4), R(4)), dynamic=True)
+    check(F.linear, (R(2, 4), R(3, 4), R(3)), (R(2, 4), R(3, 4), R(1)), (R(5, 2, 4), R(3, 4), R(1)))
+    check(F.conv2d, (R(1, 3, 5, 5), R(1, 3, 1, 1), R(1)), (R(2, 1, 5, 5), R(4, 1, 3, 3), R(4)), dynamic=True)
+
+
+def test_index_put_broadcasts() -> None:
+    i, j = torch.tensor([0, 2]), torch.tensor([1])
+
+    def put(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.clone()
+        y[i] = v
+        return x.index_put((i,), v), y
+
+    check(put, (R(3, 4), R(2, 4)), (R(3, 4), R(1, 4)), (R(3, 4), R(2, 1)), (R(3, 4), R(3, 4)))
+    check(lambda x, v, i, j: x.index_put((i, j), v), (R(3, 4), R(2), i, j), dynamic=True)
+    mask = torch.tensor([True, False, True])
+    check(lambda x, m, v: x.index_put((m,), v), (R(3, 4), mask, R(4)), (R(3, 4), mask, R(1)), (R(3, 4), mask, R(3)), dynamic=True)
+
+
+def test_adaptive_pools_to_nothing() -> None:
+    x = R(2, 3, 4, 4)
+    check(lambda x: (F.adaptive_avg_pool2d(x, (0, 2)), F.adaptive_max_pool2d(x, (0, 2))), (x,), dynamic=True)
+
+
+# ---------------------------------------------------------------- operands of other sizes are refused
+
+
+@pytest.mark.parametrize(
+    "fn, args",
+    [
+        (F.linear, (R(2, 4), R(3, 4), R(2))),
+        (torch.addmm, (R(2), R(2, 4), R(4, 3))),
+        (torch.addmv, (R(3), R(2, 4), R(4))),
+        (F.conv2d, (R(1, 3, 5, 5), R(4, 3, 1, 1), R(3))),
+        (F.conv_transpose2d, (R(1, 3, 5, 5), R(3, 4, 1, 1), R(3))),
+        (lambda x, w: F.layer_norm(x, (4,), w), (R(2, 4), R(3))),
+        (torch.gru_cell, (R(2, 3), R(2, 2), R(6, 3), R(6, 2), R(2), R(6))),
+        (F.cross_entropy, (R(3, 4), torch.tensor([0, 1, 2]), R(3))),
+    ],
+)
+def test_operands_of_wrong_sizes_are_refused(fn: Any, args: Call) -> None:
+    check(fn, args)
+
+
+# ---------------------------------------------------------------- the caller's tensors change their shape
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, o: torch.add(x, 1, out=o),
+        lambda x, o: torch.cat([x, x], out=o),
+        lambda x, o: torch.matmul(x, x, out=o) * 2,
+        lambda x, o: o.resize_(2, 2).fill_(1) + 1,
+        lambda x, o: (x.unsqueeze_(0), x * 2),
+        lambda x, o: (x.squeeze_(), x * 2),
+        lambda x, o: (x.t_(), x * 2),
+        lambda x, o: (x.as_strided_((2,), (1,)), x * 2),
+    ],
+)
+def test_inputs_that_take_another_shape(fn: Any) -> None:
+    with torch.no_grad():
+        check(fn, (R(3, 3), torch.empty(0)), (R(1, 1), torch.empty(0)))
+
+
+def test_a_tensor_of_the_program_is_resized() -> None:
+    def add(x: Tensor) -> Tensor:
+        o = torch.empty(0)
+        torch.add(x, 1, out=o)
+        return o * 2
+
+    check(add, (R(3),))
+
+
+# ---------------------------------------------------------------- where views begin
+
+
+def test_diagonals_beyond_the_matrix() -> None:
+    check(lambda x: (x.diagonal(3), x.diagonal(-3)), (R(6, 7),), (R(2, 2),), (R(7, 3),), (R(4, 1),))
+    check(lambda x: x.diagonal(-3), (R(2, 2),), dynamic=True)
+
+
+def test_strided_views_count_from_the_start_of_the_memory() -> None:
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.clone()
+        y[2:].as_strided((2,), (1,), 0).zero_()
+        turned = (x * 3).view(4, 6).t()[1:]
+        return (x * 2)[1:].as_strided((2,), (1,), 0), (x * 2).view(4, 6)[1].as_strided((2,), (1,), 0), y, turned.as_strided((3,), (2,), 1)
+
+    check(views, (torch.arange(24.0),))
+
+
+def test_the_offset_of_an_input() -> None:
+    fn = lambda x: (x.as_strided((2, 2), (1, 1), 1) + 0, x.storage_offset(), x[1:].as_strided((2,), (1,)) + 0)
+    compiled = torchsmith.compile(fn)
+    base = torch.arange(24.0)
+    for x in (base[3:], base[4:], base, base[5:9]):
+        want, got = fn(x), compiled(x)
+        torch.testing.assert_close(got, want)
