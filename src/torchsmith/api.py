@@ -18,7 +18,7 @@ from .capture import _frame
 from .capture.dispatch import BackendFailed, ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher
 from .codes import Unsupported
 from .compiled_module import CompiledModule, compile_module
-from .options import from_user, is_disabled
+from .options import for_backend, from_user, is_disabled
 
 __all__ = [
     "BackendFailed", "ConstraintViolation", "RecompileLimitHit", "Unsupported", "compile", "explain", "mark_dynamic", "mark_static",
@@ -62,10 +62,12 @@ def compile(
         raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
     if not callable(model) and not isinstance(model, classmethod):
         raise TypeError(f"torchsmith.compile takes a callable, not {type(model).__name__}")
+    ours, theirs = for_backend(options or {})
+    chosen = resolve_backend(backend, mode, theirs)
     settings = Settings(
         compile_graph=_compile_graph,
-        options=from_user(mode, options),
-        backend=resolve_backend(backend),
+        options=from_user(mode, options) if chosen.dialect == "native" else from_user(None, ours),
+        backend=chosen,
         fullgraph=fullgraph,
         dynamic=dynamic,
         recompile_limit=_checked_limit(recompile_limit),

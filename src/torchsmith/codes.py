@@ -1,6 +1,7 @@
 """The one table of reason codes: graph breaks, fallbacks and refusals, each with an explanation and a hint.
 
-Rooms: CAP capture, GRA graph, AUT autograd, LOW lower, SCH schedule, EMI emit, RUN runtime, API front door, AOT ahead of time.
+Rooms: CAP capture, GRA graph, AUT autograd, LOW lower, SCH schedule, EMI emit, RUN runtime, API front door, AOT ahead of time,
+BCK other backends.
 """
 
 from __future__ import annotations
@@ -103,6 +104,11 @@ define("RUN005", "an external operator cannot be called",
 # ---------------------------------------------------------------- emit
 define("EMI001", "the C printer has no text for this yet",
        "report it; a lowering must not use what ir/ops.py does not mark native")
+
+# ---------------------------------------------------------------- backends
+define("BCK001", "the backend compiles for known sizes, and some are told by the data only", "use the default backend for this function")
+define("BCK002", "the backend takes none of this graph's operators, so torch runs them", "use the default backend for this function")
+define("BCK003", "the backend failed, so the captured graph runs eagerly", "see the detail; fullgraph=True raises it instead")
 
 # ---------------------------------------------------------------- capture
 define("CAP002", "an instruction or language feature is not supported", "move this code out of the compiled function")

@@ -185,7 +185,9 @@ def get_default_backend() -> Any:
 
 def set_default_backend(backend: Any) -> None:
     """Make `backend` the default of later `compile` calls; None: inductor, torchsmith's own."""
-    DEFAULT[0] = "inductor" if backend is None else resolve_backend(backend)
+    if backend is not None:
+        resolve_backend(backend)
+    DEFAULT[0] = "inductor" if backend is None else backend
 
 
 def cudagraph_mark_step_begin() -> None:

@@ -109,6 +109,17 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
     return replace(from_environment(), **changes)
 
 
+# Options of the front door: ours whatever the backend.
+FRONT_DOOR = frozenset({"suppress_errors", "guard_filter_fn", "trace.enabled", "trace_enabled", "force_disable_caches"})
+
+
+def for_backend(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """For another backend than ours: the options that we know, and those that it is given (all but the front door's)."""
+    known = {f.name for f in fields(Options)}
+    ours = {k: v for k, v in options.items() if k in FRONT_DOOR or k in known}
+    return ours, {k: v for k, v in options.items() if k not in FRONT_DOOR}
+
+
 def _flag(*names: str, default: str = "0") -> bool:
     for name in names:
         if name in os.environ:

@@ -270,7 +270,7 @@ def compile_graph(
     example_inputs: Sequence[Any],
     *,
     options: Options,
-    backend: str | Callable[..., Any] = "inductor",
+    backend: Any = "inductor",
     needs_grad: bool = False,
     name: str = "graph",
     fullgraph: bool = False,
@@ -281,16 +281,18 @@ def compile_graph(
     the machine's fault (no compiler, a compiler that dies, no room to write) it is also said in a warning; under fullgraph it is an error,
     as is a device that nothing is compiled for, and under options.libtorch == "forbid" any is.
     """
+    from .backends.registry import resolve_backend
+    from .backends.road import compile_by
+
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="captured_graph.py", text=readable(gm))
     operators = sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
-    if backend != "inductor":
+    choice = resolve_backend(backend)
+    if choice.dialect != "native":
         with events.timed("backend", graph=name):
-            call = gm.forward if backend == "eager" else _call_backend(backend, gm, facts, example_inputs)
-        label = backend if isinstance(backend, str) else getattr(backend, "__name__", "custom")
-        done = Compiled(call, tuple(facts.guards), Report(name, label, None, operators))
+            done = compile_by(choice, gm, facts, example_inputs, options, needs_grad, name, fullgraph)
     elif needs_grad:
-        done = _run_captured(gm, facts, Unsupported("AUT001"), operators, name)
+        done = run_captured(gm, facts, Unsupported("AUT001"), operators, name)
     else:
         try:
             done = compile_native(gm, facts, options, name, example_inputs)
@@ -301,22 +303,9 @@ def compile_graph(
                 raise
             if why.code in MACHINE_FAULTS:
                 _warn_once(why)
-            done = _run_captured(gm, facts, why, operators, name)
+            done = run_captured(gm, facts, why, operators, name)
     events.emit("graph", name=name, report=done.report, module=gm)
     return done
-
-
-def _call_backend(backend: str | Callable[..., Any], gm: torch.fx.GraphModule, facts: SizeFacts, inputs: Sequence[Any]) -> Call:
-    """aot_eager, or any callable `(GraphModule, example_inputs) -> callable`."""
-    if backend == "aot_eager":
-        from .graph.eager import eager_callable
-
-        return eager_callable(functionalise(gm, facts))
-    if isinstance(backend, str):
-        from .backends.registry import lookup_backend
-
-        backend = lookup_backend(backend)
-    return backend(gm, list(inputs))
 
 
 def _warn_once(why: Unsupported) -> None:
@@ -326,6 +315,6 @@ def _warn_once(why: Unsupported) -> None:
         warnings.warn(f"torchsmith: {why}. The program runs eagerly, which is correct but not faster.", stacklevel=2)
 
 
-def _run_captured(gm: torch.fx.GraphModule, facts: SizeFacts, why: Unsupported, operators: int, name: str) -> Compiled:
+def run_captured(gm: torch.fx.GraphModule, facts: SizeFacts, why: Unsupported, operators: int, name: str) -> Compiled:
     events.emit("fallback", code=why.code, graph=name, at=why.at, detail=why.detail)
     return Compiled(gm.forward, tuple(facts.guards), Report(name, "captured", why.code, operators))

@@ -465,7 +465,9 @@ def test_custom_backend_gets_module_and_inputs(x):
         raise ZeroDivisionError("in the backend")
 
     with pytest.raises(torchsmith.BackendFailed, match="in the backend"):
-        torchsmith.compile(f, backend=bad)(x, x.t())
+        torchsmith.compile(f, backend=bad, fullgraph=True)(x, x.t())
+    with pytest.warns(UserWarning, match="'bad' raised ZeroDivisionError: in the backend"):
+        assert torch.equal(torchsmith.compile(f, backend=bad)(x, x.t())[0], x @ x.t())
     with events.recording() as got:
         assert torch.equal(torchsmith.compile(f, backend=bad, options={"suppress_errors": True})(x, x.t())[0], x @ x.t())
     assert fallbacks(got) == ["API008"]
@@ -694,7 +696,7 @@ def test_pythons_collector_is_as_before(x):
         torchsmith.compile(lambda x: x + 1, backend=backend)(x)
         assert seen[0][0] > before[0] and gc.get_threshold() == before
         with pytest.raises(Exception, match="backend"):
-            torchsmith.compile(lambda x: x + 2, backend=failing)(x)
+            torchsmith.compile(lambda x: x + 2, backend=failing, fullgraph=True)(x)
         assert gc.get_threshold() == before
         torchsmith.compile(lambda x: x + 3, backend=functools.partial(backend, change=(123, 4, 5)))(x)
         assert gc.get_threshold() == (123, 4, 5)

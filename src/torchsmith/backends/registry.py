@@ -1,25 +1,88 @@
-"""Backends by name: `(GraphModule, example_inputs) -> callable`, registered here or found through entry points.
+"""Backends by name: one table of rows, what the user registers, and entry points of installed packages.
 
-In: a name, a callable or a string "module.function". Out: what `compile(backend=...)` hands to the pipeline. The names inductor
-(ours), eager and aot_eager belong to the pipeline itself.
+In: a name, a callable, or either with options. Out: what `compile(backend=...)` hands to the pipeline: a Choice.
+
+A row says what a backend takes (its dialect):
+  native      our own compiler; the pipeline runs it itself
+  captured    the captured graph: (GraphModule, example_inputs) -> callable, as torch.compile's custom backends
+  functional  ATen on values: (FunctionalGraph, name, **options) -> callable (graph/spec.py); write-backs and aliases are done around it
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 Backend = Callable[..., Any]
-BUILTIN = {"inductor": (), "eager": ("debug",), "aot_eager": ("debug",)}
-GROUPS = ("torchsmith_backends", "torch_dynamo_backends")
+OWN, PARTNERS = "torchsmith_backends", "torch_dynamo_backends"  # entry-point groups: written for us, written for torch.compile
 DEFAULT: list[Any] = ["inductor"]  # what the name "inductor" stands for in compile(); set_default_backend changes it
-BACKENDS: dict[str, tuple[Backend, tuple[str, ...]]] = {}
 
 
 class InvalidBackend(RuntimeError):
-    """No backend of that name."""
+    """No backend of that name, or its package is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One built-in backend. `at` is "module:function" below this package, imported when the backend is first used."""
+
+    dialect: str
+    at: str = ""
+    needs: tuple[str, ...] = ()  # modules that must be installed
+    install: str = ""  # the command that installs them
+    tags: tuple[str, ...] = ()
+
+
+_TENSORRT = "pip install torch-tensorrt"
+_IPEX = "pip install intel-extension-for-pytorch"
+ROWS: dict[str, Row] = {
+    "inductor": Row("native"),
+    "torchsmith": Row("native"),
+    "eager": Row("captured", tags=("debug",)),
+    "aot_eager": Row("functional", "debugging:aot_eager", tags=("debug",)),
+    "aot_eager_decomp_partition": Row("functional", "debugging:aot_eager_decomp_partition", tags=("debug",)),
+    "cudagraphs": Row("native"),
+    "openxla": Row("functional", "xla:compile_xla", ("jax", "torchax"), "pip install jax torchax"),
+    "openxla_eval": Row("functional", "xla:compile_xla", ("jax", "torchax"), "pip install jax torchax", ("experimental",)),
+    "onnxrt": Row("functional", "onnxrt:compile_onnxrt", ("onnxruntime", "onnxscript"), "pip install onnxruntime onnxscript"),
+    "openvino": Row("functional", "openvino:compile_openvino", ("openvino",), "pip install openvino"),
+    "tvm": Row("captured", "partners:tvm", ("tvm",), "pip install apache-tvm"),
+    "ipex": Row("captured", "partners:ipex", ("intel_extension_for_pytorch",), _IPEX),
+    "tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT),
+    "torch_tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT, ("experimental",)),
+}
+BACKENDS: dict[str, tuple[Backend, tuple[str, ...]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend as the pipeline takes it: `name` for people, its dialect, the function (None: the pipeline's own), and what the user passed
+    to it (`mode` and `options` of compile, forwarded as keywords where they are given)."""
+
+    name: str
+    dialect: str
+    fn: Backend | None = None
+    keywords: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        assert self.fn is not None
+        return self.fn(*args, **dict(self.keywords))
+
+    def __reduce__(self) -> Any:
+        by_name = self.name in ROWS or self.name in BACKENDS
+        return _choice_again, (self.name if by_name else self.fn, self.keywords)
+
+
+def _choice_again(backend: Any, keywords: tuple[tuple[str, Any], ...]) -> Choice:
+    made = resolve_backend(backend)
+    return Choice(made.name, made.dialect, made.fn, keywords)
 
 
 def register_backend(compiler_fn: Backend | None = None, name: str | None = None, tags: Sequence[str] = ()) -> Any:
@@ -29,7 +92,7 @@ def register_backend(compiler_fn: Backend | None = None, name: str | None = None
     if not callable(compiler_fn):
         raise TypeError(f"a backend is callable, not {type(compiler_fn).__name__}")
     key = name or compiler_fn.__name__
-    if key in BUILTIN or (key in BACKENDS and BACKENDS[key][0] is not compiler_fn):
+    if key in ROWS or (key in BACKENDS and BACKENDS[key][0] is not compiler_fn):
         raise ValueError(f"backend {key!r} exists already")
     BACKENDS[key] = compiler_fn, tuple(tags)
     return compiler_fn
@@ -37,43 +100,98 @@ def register_backend(compiler_fn: Backend | None = None, name: str | None = None
 
 @cache
 def _from_packages() -> dict[str, EntryPoint]:
-    """Backends that installed packages offer."""
+    """Backends that installed packages offer, those written for us first."""
     found: dict[str, EntryPoint] = {}
-    for group in GROUPS:
+    for group in (OWN, PARTNERS):
         for point in entry_points(group=group):
             found.setdefault(point.name, point)
     return found
 
 
 def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")) -> list[str]:
-    """Names that `backend=` takes, without those carrying one of `exclude_tags`."""
+    """Names that `backend=` takes, without those carrying one of `exclude_tags`. A listed backend may still need its package: the error
+    that its use raises names it."""
     excluded = set(exclude_tags or ())
-    names = [n for n, tags in BUILTIN.items() if not excluded.intersection(tags)]
+    names = [n for n, row in ROWS.items() if not excluded.intersection(row.tags)]
     names += [n for n, (_, tags) in BACKENDS.items() if not excluded.intersection(tags)]
-    return sorted({*names, *_from_packages()})
+    return sorted({*names, *(n for n in _from_packages() if n not in ROWS)})
+
+
+def _known(name: str) -> str:
+    names = list_backends(exclude_tags=None)
+    close = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def is_installed(row: Row) -> bool:
+    return all(importlib.util.find_spec(m) is not None for m in row.needs)
+
+
+@cache
+def _from_row(name: str) -> Backend | None:
+    row = ROWS[name]
+    missing = [m for m in row.needs if importlib.util.find_spec(m) is None]
+    if missing:
+        raise InvalidBackend(f"backend {name!r} needs the package {' and '.join(missing)}: {row.install}")
+    if not row.at:
+        return None
+    module, function = row.at.split(":")
+    found: Backend = getattr(import_module(f".{module}", __package__), function)
+    return found
 
 
 def lookup_backend(name: str | Backend) -> Backend:
-    """The callable registered under `name`."""
+    """The callable registered under `name`. Raises InvalidBackend."""
     if callable(name):
         return name
+    found = choose(name).fn
+    if found is None:
+        raise InvalidBackend(f"{name!r} is torchsmith's own: there is no callable of that name")
+    return found
+
+
+def choose(name: str) -> Choice:
+    """The row, the registered backend or the package's entry point called `name`."""
     if name in BACKENDS:
-        return BACKENDS[name][0]
+        return Choice(name, "captured", BACKENDS[name][0])
+    if name in ROWS:
+        return Choice(name, ROWS[name].dialect, _from_row(name))
     point = _from_packages().get(name)
     if point is None:
-        known = ", ".join(list_backends(exclude_tags=None))
-        raise InvalidBackend(f"unknown backend {name!r}; known: {known}. Register one with torchsmith.compiler.register_backend")
+        raise InvalidBackend(f"unknown backend {name!r}; {_known(name)}. Register one with torchsmith.compiler.register_backend")
     loaded: Backend = point.load()
-    BACKENDS[name] = loaded, ()
-    return loaded
+    if point.group == PARTNERS:
+        loaded = import_module(".partners", __package__).as_partner(loaded)
+    return Choice(name, "captured", loaded)
 
 
-def resolve_backend(backend: Any) -> Any:
-    """What compile() keeps: a built-in name as it is, everything else as a callable. Raises InvalidBackend now, not at the first call."""
+def resolve_backend(backend: Any, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Choice:
+    """What compile() keeps. Raises InvalidBackend now, not at the first call.
+
+    Our own compiler reads mode and options itself; any other backend gets them as keywords, where they are given.
+    """
+    if isinstance(backend, Choice):
+        return backend
     if backend == "inductor":
         backend = DEFAULT[0]
-    if isinstance(backend, str):
-        return backend if backend in BUILTIN else lookup_backend(backend)
-    if not callable(backend):
+    if isinstance(backend, Choice):
+        made = backend
+    elif isinstance(backend, str):
+        made = choose(backend)
+    elif callable(backend):
+        made = Choice(getattr(backend, "__name__", type(backend).__name__), "captured", backend)
+    else:
         raise TypeError(f"backend must be a name or a callable, not {type(backend).__name__}")
-    return backend
+    if made.dialect == "native":
+        return made
+    given = {k: v for k, v in (("mode", mode), ("options", dict(options) if options else None)) if v is not None and _takes(made.fn, k)}
+    return Choice(made.name, made.dialect, made.fn, tuple(given.items()))
+
+
+def _takes(fn: Any, keyword: str) -> bool:
+    """May `fn` be called with this keyword? What does not say is believed to."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is p.VAR_KEYWORD or p.name == keyword for p in parameters)

@@ -426,8 +426,8 @@ def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
     except Unsupported:
         raise
     except Exception as error:  # a user's backend may raise anything
-        if callable(settings.backend):
-            who = getattr(settings.backend, "__name__", settings.backend)
+        if getattr(settings.backend, "dialect", "native") != "native":
+            who = settings.backend.name
             raise BackendFailed(f"backend {who!r} raised {type(error).__name__}: {error}") from error
         raise
 

@@ -5,7 +5,7 @@ In: FunctionalGraph. Out: a callable on real tensors that does write-backs and r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def run_functional(fg: FunctionalGraph, inputs: Sequence[Any]) -> tuple[Any, ...
 
 
 def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    symbols = {s.sym.name: origin_value(s.origin, inputs) for s in fg.symbols if s.origin[0] != "bound"}
+    symbols = symbol_values(fg, inputs)
     env: dict[fx.Node, Any] = {}
     by_name: dict[str, Any] = {}
     given = iter(inputs)
@@ -48,14 +48,31 @@ def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
     for node in fg.graph.nodes:
         if node.op == "placeholder":
-            env[node] = next(given)
+            env[node] = by_name[node.name] = next(given)
         elif node.op == "call_function":
             args, kwargs = [real(a) for a in node.args], {k: real(v) for k, v in node.kwargs.items()}
             env[node] = by_name[node.name] = _fit(_call(node.target, args, kwargs), node.meta["spec"], symbols)
+    return deliver(fg, inputs, by_name, symbols)
+
+
+def symbol_values(fg: FunctionalGraph, inputs: Sequence[Any]) -> dict[str, Any]:
+    """The numbers that real inputs (fg.consts included) give the symbols; those that only running tells are left out."""
+    return {s.sym.name: origin_value(s.origin, inputs) for s in fg.symbols if s.origin[0] != "bound"}
+
+
+def asked(fg: FunctionalGraph) -> tuple[str, ...]:
+    """Names of the nodes whose values results and write-backs need."""
+    fresh = [o.node for o in fg.outputs if isinstance(o, FreshOutput)]
+    return tuple(dict.fromkeys((*fresh, *(name for _, name in fg.write_backs))))
+
+
+def deliver(fg: FunctionalGraph, inputs: Sequence[Any], by_name: Mapping[str, Any], symbols: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Write-backs done, results put together from the values of the nodes that `asked` names (whose strides may be any)."""
     results: list[Any] = [None] * len(fg.outputs)
+    specs = {n.name: n.meta["spec"] for n in fg.graph.nodes if n.op != "output"}
     for i, out in enumerate(fg.outputs):
         if isinstance(out, FreshOutput):
-            results[i] = by_name[out.node]
+            results[i] = _fit(by_name[out.node], specs[out.node], dict(symbols))
         elif isinstance(out, InputOutput):
             results[i] = inputs[out.index]
         elif isinstance(out, SizeOutput):
@@ -93,12 +110,12 @@ def _call(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return target(*args, **kwargs)
 
 
-def fitted(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], symbols: dict[str, Any]) -> Any:
-    """What one node gives for real operands."""
-    return _fit(_call(node.target, list(args), dict(kwargs)), node.meta["spec"], symbols)
+def fitted(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], symbols: dict[str, Any], target: Any = None) -> Any:
+    """What one node (or `target` instead of its own) gives for real operands."""
+    return _fit(_call(target or node.target, list(args), dict(kwargs)), node.meta["spec"], symbols)
 
 
-def _view(base: torch.Tensor, spec: TensorSpec, symbols: dict[str, Any]) -> torch.Tensor:
+def _view(base: torch.Tensor, spec: TensorSpec, symbols: Mapping[str, Any]) -> torch.Tensor:
     shape, strides = [number_of(s, symbols) for s in spec.shape], [number_of(s, symbols) for s in spec.strides]
     offset = 0 if spec.offset is None else number_of(spec.offset, symbols)
     if spec.dtype != base.dtype:

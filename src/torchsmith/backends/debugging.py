@@ -1,0 +1,42 @@
+"""aot_eager and aot_eager_decomp_partition: the functional graph by torch's own operators, to tell which stage of the road is at fault.
+
+In: a FunctionalGraph. Out: a call. The second also writes operators out by torch's decompositions, as compilers of few operators want them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph.eager import eager_callable
+from ..graph.spec import FunctionalGraph
+from .partition import by_operator, is_random
+from .plain import PlainGraph, Run, run_plain
+
+
+def aot_eager(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:
+    return eager_callable(fg)
+
+
+def aot_eager_decomp_partition(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:
+    return run_plain(fg, decomposed, name)
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """torch's table of core operators."""
+    return dict(torch._decomp.core_aten_decompositions())
+
+
+def decomposed(plain: PlainGraph) -> Run:
+    """The graph by torch's operators, each that has a decomposition by it."""
+    table = decompositions()
+
+    def instead(node: fx.Node) -> Any:
+        return node.target if is_random(node) else table.get(node.target, node.target)
+
+    return by_operator(plain, instead)

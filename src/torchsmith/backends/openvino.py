@@ -1,0 +1,75 @@
+"""openvino: plain ATen graphs -> OpenVINO's model, by its own reader of exported programs -> a compiled model.
+
+In: a FunctionalGraph. Out: a call; inputs enter as views of the tensors' memory. What OpenVINO cannot take runs in torch between two of its
+models. Options of the backend: `device` (default "CPU") and `config` (a dict for compile_model).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..codes import Unsupported
+from ..graph.spec import FunctionalGraph, TensorSpec
+from .exported import export, quietly
+from .partition import partitioned, specs_of
+from .plain import PlainGraph, Run, run_plain
+from .xla_rows import numbers
+
+OURS = (torch.ops.aten.reshape.default,)  # known to the reader, absent from its list
+UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128)
+
+
+@cache
+def core() -> Any:
+    return import_module("openvino").Core()
+
+
+@cache
+def operators() -> frozenset[str]:
+    """Names of the overloads that OpenVINO's reader knows."""
+    support = import_module("openvino.frontend.pytorch.torchdynamo.op_support")
+    return frozenset(support.OperatorSupport({})._support_dict)
+
+
+def takes(node: fx.Node) -> bool:
+    if node.target is not operator.getitem and node.target not in OURS and f"torch.ops.{node.target}" not in operators():
+        return False
+    specs = [s for n in (node, *node.all_input_nodes) for s in specs_of(n)]
+    return all(s.dtype not in UNKNOWN and s.device == "cpu" for s in specs if isinstance(s, TensorSpec))
+
+
+def compile_openvino(
+    fg: FunctionalGraph, name: str, options: Mapping[str, Any] | None = None, **keywords: Any
+) -> Callable[..., tuple[Any, ...]]:
+    """A call of `fg`. Raises Unsupported (BCK001, BCK002, BCK003)."""
+    given = dict(options or {})
+    device, config = given.get("device", "CPU"), {"INFERENCE_PRECISION_HINT": "f32", **given.get("config", {})}
+    return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: model(piece, device, config)), name)
+
+
+def model(plain: PlainGraph, device: str, config: Mapping[str, Any]) -> Run:
+    """One piece as one compiled model."""
+    vino = import_module("openvino")
+    shapes = [list(numbers(s.shape)) for s in plain.inputs]
+    try:
+        with quietly():
+            made = vino.convert_model(export(plain))
+            made.reshape({port: vino.PartialShape(shape) for port, shape in zip(made.inputs, shapes, strict=True)})
+            compiled = core().compile_model(made, device, dict(config))
+    except Exception as error:
+        raise Unsupported("BCK003", detail=f"openvino: {type(error).__name__}: {error}".replace("\n", " ")[:300]) from error
+
+    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        given = [vino.Tensor(t.detach().contiguous().numpy(), shared_memory=True) for t in inputs]
+        request = compiled.create_infer_request()
+        found = request.infer(given, share_inputs=True, share_outputs=False)
+        return [torch.as_tensor(found[i]) for i in range(len(compiled.outputs))]
+
+    return run

@@ -1,0 +1,154 @@
+"""A plain graph cut into pieces: what a runtime takes, and between them what it does not, run operator by operator or by our own compiler.
+
+In: a PlainGraph, the question which nodes a runtime takes, an adapter for what it takes. Out: a Run of the whole graph.
+Pieces are as few as the graph allows: what does not depend on a foreign piece moves in front of it. Operators that draw random numbers are
+never taken (their draws are eager's) and keep their order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from ..codes import Unsupported
+from ..graph.eager import fitted
+from ..graph.spec import TensorSpec
+from .plain import Adapter, PlainGraph, Run
+
+Takes = Callable[[fx.Node], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive nodes that one side runs: `inputs` and `outputs` are names of values that cross its border."""
+
+    taken: bool
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def is_random(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_ordered(node: fx.Node) -> bool:
+    """Draws and checks keep their order."""
+    return is_random(node) or (isinstance(node.target, OpOverload) and not node.target._schema.returns)
+
+
+def cut(graph: fx.Graph, takes: Takes) -> list[Piece]:
+    """The pieces in an order that respects every dependence."""
+    nodes = [n for n in graph.nodes if n.op == "call_function"]
+    side: dict[fx.Node, bool] = {}
+    for n in nodes:  # a piece of a result goes where the result is made; so does a tensor made of nothing where a foreign node wants it
+        side[n] = side[n.args[0]] if n.target is operator.getitem else not is_ordered(n) and takes(n)  # type: ignore[index]
+    for n in reversed(nodes):
+        if side[n] and not n.all_input_nodes and n.users and all(not side.get(u, True) for u in n.users):
+            side[n] = False
+    waits: dict[fx.Node, set[fx.Node]] = {n: {a for a in n.all_input_nodes if a.op == "call_function"} for n in nodes}
+    before: fx.Node | None = None
+    for n in nodes:
+        if is_ordered(n):
+            if before is not None:
+                waits[n].add(before)
+            before = n
+    groups: list[tuple[bool, list[fx.Node]]] = []
+    done: set[fx.Node] = set()
+    left, turn = nodes, False  # foreign nodes first: draws that depend on nothing
+    while left:
+        group: list[fx.Node] = []
+        rest: list[fx.Node] = []
+        for n in left:
+            if side[n] == turn and waits[n] <= done:
+                group.append(n)
+                done.add(n)
+            else:
+                rest.append(n)
+        if group:
+            groups.append((turn, group))
+        left, turn = rest, not turn
+    return _pieces(graph, groups)
+
+
+def _pieces(graph: fx.Graph, groups: Sequence[tuple[bool, list[fx.Node]]]) -> list[Piece]:
+    wanted = {n.name for n in graph.output_node().all_input_nodes}
+    pieces: list[Piece] = []
+    for taken, group in groups:
+        own = set(group)
+        inputs = dict.fromkeys(a.name for n in group for a in n.all_input_nodes if a not in own)
+        outputs = [n.name for n in group if n.name in wanted or any(u not in own for u in n.users if u.op == "call_function")]
+        pieces.append(Piece(taken, tuple(group), tuple(inputs), tuple(outputs)))
+    return pieces
+
+
+def subgraph(whole: fx.Graph, piece: Piece, name: str) -> PlainGraph:
+    """One piece as a graph of its own."""
+    by_name = {n.name: n for n in whole.nodes}
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for given in piece.inputs:
+        made[by_name[given]] = graph.placeholder(given)
+        made[by_name[given]].meta.update(by_name[given].meta)
+    for n in piece.nodes:
+        made[n] = graph.node_copy(n, made.__getitem__)
+    graph.output(tuple(made[by_name[result]] for result in piece.outputs))
+    return PlainGraph(graph, tuple(by_name[given].meta["spec"] for given in piece.inputs), name)
+
+
+def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, foreign: Adapter | None = None) -> Run:
+    """Run `plain`: what `takes` says by `adapter`, the rest by `foreign` (default: torch's operators one by one).
+
+    Raises Unsupported (BCK002) where nothing is taken. Only tensors cross borders: a tuple is taken apart on the side that makes it.
+    """
+    pieces = cut(plain.graph, takes)
+    if pieces and not any(p.taken for p in pieces):
+        raise Unsupported("BCK002", detail=", ".join(sorted({str(n.target) for p in pieces for n in p.nodes}))[:300])
+    steps: list[tuple[Run, Piece]] = []
+    for k, piece in enumerate(pieces):
+        make = adapter if piece.taken else foreign or by_operator
+        if not piece.taken and any(is_ordered(n) for n in piece.nodes):
+            make = by_operator
+        steps.append((make(subgraph(plain.graph, piece, f"{plain.name}_{k}")), piece))
+    names = [n.name for n in plain.graph.nodes if n.op == "placeholder"]
+    results = [n.name for n in plain.results]
+    if len(steps) == 1 and steps[0][1].inputs == tuple(names) and steps[0][1].outputs == tuple(results):
+        return steps[0][0]
+
+    def run(*inputs: Any) -> list[Any]:
+        env = dict(zip(names, inputs, strict=True))
+        for call, piece in steps:
+            env.update(zip(piece.outputs, call(*[env[n] for n in piece.inputs]), strict=True))
+        return [env[n] for n in results]
+
+    return run
+
+
+def by_operator(plain: PlainGraph, instead: Callable[[fx.Node], Any] | None = None) -> Run:
+    """The graph by torch's own operators, or by what `instead` gives for a node."""
+    targets = {n: n.target if instead is None else instead(n) for n in plain.graph.nodes if n.op == "call_function"}
+    nodes = list(plain.graph.nodes)
+
+    def run(*inputs: Any) -> list[Any]:
+        env: dict[fx.Node, Any] = {}
+        given = iter(inputs)
+        for n in nodes:
+            if n.op == "placeholder":
+                env[n] = next(given)
+            elif n.op == "call_function":
+                args, kwargs = fx.map_arg((n.args, n.kwargs), env.__getitem__)  # type: ignore[misc]
+                env[n] = fitted(n, args, kwargs, {}, targets[n])
+        return [env[n] for n in plain.results]
+
+    return run
+
+
+def specs_of(node: fx.Node) -> tuple[TensorSpec, ...]:
+    spec = node.meta["spec"]
+    return tuple(spec) if isinstance(spec, tuple) else (spec,)

@@ -1,0 +1,91 @@
+"""openxla: plain ATen graphs -> one XLA program each, through JAX.
+
+In: a FunctionalGraph. Out: a call that hands tensors to XLA and back by DLPack, without copies. What an operator means in JAX is told by
+torchax's table (kept by the XLA team) and, where that has no row or another meaning, by ours (xla_rows.py). What neither has runs in torch,
+between two XLA programs. Programs are compiled for fixed sizes and kept on disk by JAX's own cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..codes import Unsupported
+from ..graph.spec import FunctionalGraph
+from ..runtime import store
+from . import xla_rows
+from .partition import partitioned
+from .plain import PlainGraph, Run, run_plain
+
+
+@cache
+def jax() -> Any:
+    """The package, with its programs kept beside ours."""
+    module = import_module("jax")
+    if module.config.jax_compilation_cache_dir is None:
+        module.config.update("jax_compilation_cache_dir", str(store.folder("xla")))
+        module.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return module
+
+
+def compile_xla(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:
+    """A call of `fg`. Raises Unsupported (BCK001, BCK002)."""
+    return run_plain(fg, lambda plain: partitioned(plain, lambda n: xla_rows.kernel_of(n.target) is not None, program), name)
+
+
+def program(plain: PlainGraph) -> Run:
+    """One piece as one XLA program, compiled now, so that what XLA refuses is known here."""
+    j = jax()
+    nodes = list(plain.graph.nodes)
+
+    def traced(*arrays: Any) -> tuple[Any, ...]:
+        env: dict[fx.Node, Any] = {}
+        given = iter(arrays)
+        for n in nodes:
+            if n.op == "placeholder":
+                env[n] = next(given)
+            elif n.op == "call_function":
+                args, kwargs = fx.map_arg((n.args, n.kwargs), env.__getitem__)  # type: ignore[misc]
+                kernel = xla_rows.kernel_of(n.target)
+                assert kernel is not None
+                env[n] = xla_rows.as_planned(kernel(*args, **kwargs), n.meta["spec"])
+        return tuple(env[n] for n in plain.results)
+
+    with j.enable_x64(True):
+        shapes = [j.ShapeDtypeStruct(xla_rows.numbers(s.shape), xla_rows.dtype_of(s.dtype)) for s in plain.inputs]
+        try:
+            compiled = j.jit(traced, keep_unused=True).lower(*shapes).compile()
+        except Exception as error:
+            raise Unsupported("BCK003", detail=f"openxla: {type(error).__name__}: {error}".split("\n", 1)[0][:300]) from error
+
+    def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        with j.enable_x64(True):
+            given = [to_jax(t) for t in inputs]
+            results = [to_torch(a) for a in compiled(*given)]
+        seen = {a.unsafe_buffer_pointer() for a in given}
+        for i, t in enumerate(results):  # XLA hands a result that is an input, or another result, back as the same memory
+            if t.data_ptr() in seen and t.numel():
+                results[i] = t.clone()
+            seen.add(t.data_ptr())
+        return results
+
+    return run
+
+
+def to_jax(t: torch.Tensor) -> Any:
+    """The tensor's own memory as a JAX array; a copy where XLA wants another layout or alignment."""
+    t = t.detach()
+    if not t.is_contiguous() or t.is_conj() or t.is_neg():
+        t = t.resolve_conj().resolve_neg().contiguous()
+    return jax().dlpack.from_dlpack(t)
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    """The array's own memory as a tensor, when XLA has written it."""
+    array.block_until_ready()
+    return torch.from_dlpack(array)
