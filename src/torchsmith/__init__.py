@@ -23,6 +23,8 @@ _PUBLIC = {
     "export": "export",
     "Dim": "export",
     "ExportedProgram": "export",
+    "standalone_compile": "backends.standalone",
+    "CompiledArtifact": "backends.standalone",
 }
 
 

@@ -109,6 +109,7 @@ define("EMI001", "the C printer has no text for this yet",
 define("BCK001", "the backend compiles for known sizes, and some are told by the data only", "use the default backend for this function")
 define("BCK002", "the backend takes none of this graph's operators, so torch runs them", "use the default backend for this function")
 define("BCK003", "the backend failed, so the captured graph runs eagerly", "see the detail; fullgraph=True raises it instead")
+define("BCK004", "a graph that another capture made has a number that no input tells", "use torchsmith.compile, which captures itself")
 
 # ---------------------------------------------------------------- capture
 define("CAP002", "an instruction or language feature is not supported", "move this code out of the compiled function")

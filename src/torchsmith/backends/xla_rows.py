@@ -6,10 +6,12 @@ In: JAX arrays and plain numbers, as the operator's schema has them. Out: JAX ar
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import operator
 import re
 import sys
+import types
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -72,25 +74,41 @@ def as_planned(value: Any, spec: Any) -> Any:
 def table() -> dict[Any, Any]:
     """torchax's rows: operator (or packet of overloads) -> function of JAX arrays.
 
-    torchax names some overloads that newer torch versions no longer have: they get placeholders, and the import is tried again.
+    Importing torchax itself would rename a device of the whole process; its table is loaded without that, and leaves nothing in
+    sys.modules. torchax names some overloads that newer torch versions no longer have: they get placeholders, and the import is tried
+    again.
     """
-    fastpath = torch.backends.mha.get_fastpath_enabled()
+    if "torchax" in sys.modules:
+        return _rows()
+    spec = importlib.util.find_spec("torchax")
+    if spec is None:
+        raise ImportError("torchax is not installed")
     try:
         for _ in range(100):
+            sys.modules["torchax"] = package = types.ModuleType("torchax")
+            package.__path__ = list(spec.submodule_search_locations or ())
             try:
-                import_module("torchax.ops.jaten")
-                registry = import_module("torchax.ops.ops_registry").all_aten_ops
-                return {op: row.func for op, row in registry.items() if row.is_jax_function and not row.needs_env}
+                return _rows()
             except AttributeError as error:
                 named = re.search(r"underlying op of 'aten\.(\w+)' has no overload name '(\w+)'", str(error))
                 if named is None:
                     raise
                 setattr(getattr(torch.ops.aten, named[1]), named[2], object())
-                for name in [n for n in sys.modules if n.split(".")[0] == "torchax"]:
-                    del sys.modules[name]
+                _forget()
         raise ImportError("torchax does not fit this version of torch")
     finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
+        _forget()
+
+
+def _rows() -> dict[Any, Any]:
+    import_module("torchax.ops.jaten")
+    registry = import_module("torchax.ops.ops_registry").all_aten_ops
+    return {op: row.func for op, row in registry.items() if row.is_jax_function and not row.needs_env}
+
+
+def _forget() -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "torchax"]:
+        del sys.modules[name]
 
 
 def kernel_of(target: Any) -> Callable[..., Any] | None:

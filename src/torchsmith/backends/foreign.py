@@ -1,0 +1,150 @@
+"""Graphs that another capture made, read as ours: a torch.fx.GraphModule with fake values -> a captured graph and its size facts.
+
+In: a GraphModule whose placeholders carry fake tensors and symbolic numbers (meta["val"], or examples given beside it), as PyTorch's
+capture and its AOT autograd hand to backends, and as servers bring it. Out: (GraphModule, SizeFacts) in the captured dialect
+(graph/spec.py), and how to tell the other capture what was assumed of its symbols.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..codes import Unsupported
+from ..graph.sizes import SizeFacts
+from ..graph.tracing import make_unseen, remember_device
+from ..ir.expr import Expr
+from ..ir.number import number_of
+
+LARGE = 1 << 62  # bounds of the other capture beyond it mean none
+
+
+class Foreign:
+    """One graph being read."""
+
+    def __init__(self, gm: fx.GraphModule, examples: Sequence[Any], constant: Collection[int] = (), prefer_examples: bool = False) -> None:
+        """`examples`: per placeholder a fake or real tensor or a number, used where its meta["val"] says nothing, or always; `constant`:
+        numbers of those that are parameters or buffers."""
+        self.facts = SizeFacts()
+        self.facts.reads_data = True
+        self.theirs: dict[str, Any] = {}  # our symbol -> the other capture's number
+        self.ours: dict[Any, Any] = {}  # their expression -> our number
+        self.module = fx.GraphModule(gm, _copy(gm.graph))
+        nodes = [n for n in self.module.graph.nodes if n.op == "placeholder"]
+        self.values = [e if prefer_examples else _value(n, e) for n, e in zip(nodes, examples, strict=True)]
+        for number, value in enumerate(self.values):
+            self._declare(number, value)
+        for number, (node, value) in enumerate(zip(nodes, self.values, strict=True)):
+            node.meta["val"] = self._traced(value)
+            node.meta["role"] = "param" if number in constant else "input" if isinstance(value, torch.Tensor) else "scalar"
+        for node in self.module.graph.nodes:
+            node.meta["loc"] = location(node)
+        self.results = self._results()
+
+    def _results(self) -> list[Any]:
+        """Per result its number among those that are computed, or the constant it is (None: a gradient nobody asked for)."""
+        end = self.module.graph.output_node()
+        flat = list(end.args[0]) if isinstance(end.args[0], (list, tuple)) else [end.args[0]]
+        nodes = [r for r in flat if isinstance(r, fx.Node)]
+        end.args = (tuple(nodes),)
+        count = iter(range(len(nodes)))
+        return [(next(count), None) if isinstance(r, fx.Node) else (None, r) for r in flat]
+
+    def around(self, call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """`call` with the constants among the results."""
+        if all(at is not None for at, _ in self.results):
+            return call
+
+        def run(*inputs: Any) -> list[Any]:
+            found = call(*inputs)
+            return [value if at is None else found[at] for at, value in self.results]
+
+        return run
+
+    def _declare(self, number: int, value: Any) -> None:
+        """Symbols that an input tells: it is one, or a dimension of it is."""
+        if isinstance(value, torch.SymInt):
+            self._symbol(value, ("scalar", number))
+        elif isinstance(value, torch.Tensor):
+            for d, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    self._symbol(size, ("size", number, d))
+
+    def _symbol(self, value: torch.SymInt, origin: tuple[str | int, ...]) -> None:
+        node = value.node
+        if node.expr.is_Symbol and node.expr not in self.ours:
+            ranges = node.shape_env.bound_sympy(node.expr)
+            lo = int(ranges.lower) if ranges.lower.is_Integer and ranges.lower > -LARGE else 0
+            hi = int(ranges.upper) if ranges.upper.is_Integer and ranges.upper < LARGE else None
+            made = self.facts.fresh(int(node.hint) if node.has_hint() else None, origin, max(lo, 0), hi)
+            self.ours[node.expr] = made
+            self.theirs[str(made.node.expr.name)] = value
+
+    def _traced(self, value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return self.number(value)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            raise Unsupported("BCK004", detail=str(value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = make_unseen([self.number(n) for n in value.shape], [self.number(n) for n in value.stride()], value.dtype)
+        return remember_device(made, value.device)
+
+    def number(self, value: Any) -> Any:
+        """A size of theirs as one of ours. Raises Unsupported (BCK004) for what no input tells."""
+        if not isinstance(value, torch.SymInt):
+            return value
+        return self._evaluate(value.node.expr)
+
+    def _evaluate(self, e: Any) -> Any:
+        if e in self.ours:
+            return self.ours[e]
+        if e.is_Integer:
+            return int(e)
+        if e.is_Add or e.is_Mul:
+            total = self._evaluate(e.args[0])
+            for a in e.args[1:]:
+                total = total + self._evaluate(a) if e.is_Add else total * self._evaluate(a)
+            return total
+        if e.func.__name__ == "FloorDiv":
+            return self._evaluate(e.args[0]) // self._evaluate(e.args[1])
+        if e.func.__name__ in ("Mod", "PythonMod"):
+            return self._evaluate(e.args[0]) % self._evaluate(e.args[1])
+        if e.func.__name__ in ("Max", "Min"):
+            choose = torch.sym_max if e.func.__name__ == "Max" else torch.sym_min
+            return functools.reduce(choose, map(self._evaluate, e.args))
+        raise Unsupported("BCK004", detail=str(e))
+
+    def tell(self, conditions: Sequence[Expr]) -> None:
+        """The other capture guards what was assumed of its symbols. Raises Unsupported (BCK004) for a condition on other numbers."""
+        for condition in conditions:
+            holds = number_of(condition, self.theirs)
+            if holds is None or not bool(holds):
+                raise Unsupported("BCK004", detail=str(condition))
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    made = fx.Graph()
+    made.output(made.graph_copy(graph, {}))
+    return made
+
+
+def _value(node: fx.Node, example: Any) -> Any:
+    for key in ("val", "example_value"):
+        if node.meta.get(key) is not None:
+            return node.meta[key]
+    return example
+
+
+def location(node: fx.Node) -> str:
+    """The user's line that made a node, as PyTorch's capture notes it."""
+    text = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("File ")]
+    if not lines:
+        return str(node.meta.get("loc") or "")
+    file, line, *_ = lines[-1].removeprefix("File ").split(", ")
+    return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"

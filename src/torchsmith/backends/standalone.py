@@ -1,0 +1,119 @@
+"""standalone_compile: one graph of another capture -> an artifact that is called, saved, and loaded in another process.
+
+In: a torch.fx.GraphModule (ATen or torch calls) and its inputs, real or fake. Out: CompiledArtifact. For servers that capture, guard and
+cache themselves: an artifact checks no guards; what was assumed of its sizes is `conditions`.
+
+A saved artifact is a zip of stored members: manifest.json (what a host must know: runtime/manifest.py), library.so, results.json, the
+graph's own constants in consts.safetensors; digests.json holds the SHA-256 of each, checked on load. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..graph.functionalise import functionalise
+from ..graph.sizes import print_condition
+from ..options import Options, from_user
+from ..pipeline import compile_functional
+from ..runtime import store
+from ..runtime.load import load as load_library
+from ..runtime.manifest import Manifest
+from .foreign import Foreign
+
+FORMATS = ("binary", "unpacked")
+MEMBERS = ("manifest.json", "library.so", "results.json", "consts.safetensors")
+
+
+class CompiledArtifact:
+    """`artifact(*inputs)` gives the graph's results as a list. Sizes are those it was compiled for; with dynamic_shapes="from_graph" those
+    that the graph's symbols allow."""
+
+    def __init__(self, manifest: Manifest, library: bytes, results: Sequence[Sequence[Any]], consts: Sequence[torch.Tensor],
+                 conditions: Sequence[str], eager: Callable[..., Any] | None = None, options: Options | None = None) -> None:  # fmt: skip
+        self.manifest, self.library, self.results, self.consts = manifest, library, [tuple(r) for r in results], tuple(consts)
+        self.conditions = tuple(conditions)
+        path = store.folder("lib") / f"{hashlib.sha256(library).hexdigest()[:40]}.so"
+        if store.get(path) is None:
+            store.put(path, library)
+        self._call = load_library(path, manifest, eager=eager, tail=self.consts, threads=0 if options is None else options.cpp_threads)
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        found = self._call(*inputs)
+        return [value if at is None else found[at] for at, value in self.results]
+
+    def save(self, *, path: str | Path, format: str = "binary") -> None:
+        """Write the artifact: one file ("binary") or a folder ("unpacked"). Raises ValueError, OSError."""
+        if format not in FORMATS:
+            raise ValueError(f"format is one of {', '.join(map(repr, FORMATS))}, not {format!r}")
+        members = self._members()
+        members["digests.json"] = json.dumps({n: hashlib.sha256(m).hexdigest() for n, m in members.items()}).encode()
+        target = Path(path)
+        if format == "unpacked":
+            target.mkdir(parents=True, exist_ok=True)
+            for name, member in members.items():
+                (target / name).write_bytes(member)
+            return
+        part = target.with_name(target.name + ".part")
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as z:
+            for name, member in members.items():
+                z.writestr(name, member)
+        part.replace(target)
+
+    def _members(self) -> dict[str, bytes]:
+        tensors = import_module("safetensors.torch")
+        consts = tensors.save({str(i): t.detach().contiguous() for i, t in enumerate(self.consts)})
+        texts = {"manifest.json": self.manifest.to_json(),
+                 "results.json": json.dumps({"results": self.results, "conditions": self.conditions})}  # fmt: skip
+        return {n: t.encode() for n, t in texts.items()} | {"library.so": self.library, "consts.safetensors": consts}
+
+    @staticmethod
+    def load(*, path: str | Path, format: str = "binary") -> CompiledArtifact:
+        """Read what `save` wrote. Raises ValueError for a file that is none or was changed, OSError for one that cannot be read."""
+        if format not in FORMATS:
+            raise ValueError(f"format is one of {', '.join(map(repr, FORMATS))}, not {format!r}")
+        source = Path(path)
+        try:
+            if format == "unpacked":
+                members = {n: (source / n).read_bytes() for n in (*MEMBERS, "digests.json")}
+            else:
+                with zipfile.ZipFile(source) as z:
+                    members = {n: z.read(n) for n in (*MEMBERS, "digests.json")}
+            digests = json.loads(members["digests.json"])
+            if any(digests.get(n) != hashlib.sha256(members[n]).hexdigest() for n in MEMBERS):
+                raise ValueError(f"{path}: the artifact was changed or is damaged")
+            said = json.loads(members["results.json"])
+            manifest = Manifest.of(json.loads(members["manifest.json"]))
+        except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, NotImplementedError) as e:
+            raise ValueError(f"{path} is not a compiled artifact: {e}") from e
+        consts = import_module("safetensors.torch").load(members["consts.safetensors"])
+        tail = [consts[str(i)] for i in range(len(consts))]
+        return CompiledArtifact(manifest, members["library.so"], said["results"], tail, said["conditions"])
+
+
+def standalone_compile(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, dynamic_shapes: str = "from_graph", options: Mapping[str, Any] | None =
+    None, aot: bool = False,
+) -> CompiledArtifact:  # fmt: skip
+    """Compile one graph. dynamic_shapes: "from_graph": sizes vary where the placeholders' fake values are symbolic; "from_example_inputs":
+    where the examples are; "from_tracing_context": as "from_graph". `aot` is accepted: an artifact is ahead of time in any case.
+
+    Raises Unsupported where the graph has no native code.
+    """
+    if dynamic_shapes not in ("from_graph", "from_example_inputs", "from_tracing_context"):
+        raise ValueError(f"dynamic_shapes is from_graph, from_example_inputs or from_tracing_context, not {dynamic_shapes!r}")
+    chosen = from_user(None, options)
+    with _disable_current_modes(), torch.no_grad():
+        foreign = Foreign(gm, example_inputs, prefer_examples=dynamic_shapes == "from_example_inputs")
+        fg = functionalise(foreign.module, foreign.facts)
+        manifest, library, _ = compile_functional(fg, chosen, "standalone", ())
+    conditions = [print_condition(c) for c in (*foreign.facts.guards, *foreign.facts.late)]
+    return CompiledArtifact(manifest, Path(library).read_bytes(), foreign.results, fg.consts, conditions, foreign.module.forward, chosen)

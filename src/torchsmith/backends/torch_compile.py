@@ -1,0 +1,73 @@
+"""torchsmith under PyTorch: `torch.compile(model, backend="torchsmith")`, found through the entry point of that name.
+
+In: what torch.compile hands to a backend. Out: a callable. PyTorch's capture and AOT autograd stay in charge: they give forward and
+backward as ATen graphs, which take the same road, options and caches as torchsmith.compile. What has no native code runs as the given
+graph, eagerly, and is counted. This file alone imports torch._dynamo and torch._functorch: it is called by them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .. import events
+from ..codes import Unsupported
+from ..options import Options, from_user
+from ..pipeline import compile_native
+from .foreign import Foreign
+
+_COUNT = [0]
+
+
+def torchsmith(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Any = None) -> Any:
+    """The backend that torch.compile calls; mode and options as of torchsmith.compile."""
+    chosen = from_user(mode, options)
+
+    def compile_one(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return make_boxed_func(compile_aten(graph, inputs, chosen, _static()))
+
+    def compile_plain(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return make_boxed_func(compile_aten(graph, inputs, chosen, ()))
+
+    wrapped = aot_autograd(
+        fw_compiler=compile_one, bw_compiler=compile_plain, inference_compiler=compile_one,
+        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
+    )  # fmt: skip
+    return wrapped(gm, example_inputs)
+
+
+def _static() -> Sequence[int]:
+    """Numbers of the inputs that are parameters and buffers, as AOT autograd tells them."""
+    context = TracingContext.try_get()
+    meta = getattr(context, "fw_metadata", None)
+    return tuple(getattr(meta, "static_input_indices", None) or ())
+
+
+def compile_aten(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, constant: Sequence[int] = ()
+) -> Callable[..., Sequence[Any]]:
+    """One ATen graph compiled natively; `gm` itself where that cannot be."""
+    name = f"aten_{_COUNT[0]}"
+    _COUNT[0] += 1
+    try:
+        with _disable_current_modes():  # AOT autograd's fake mode is on
+            foreign = Foreign(gm, inputs, constant)
+            made = compile_native(foreign.module, foreign.facts, options, name)
+        foreign.tell(made.guards)
+    except Unsupported as why:
+        events.emit("fallback", code=why.code, graph=name, at=why.at, detail=why.detail)
+        warnings.warn(f"torchsmith: {why}. This graph runs eagerly.", stacklevel=2)
+        return gm.forward
+    events.emit("graph", name=name, report=made.report, module=foreign.module)
+    return foreign.around(made.call)
+
+
+__all__: tuple[str, ...] = ("compile_aten", "torchsmith")

@@ -1,0 +1,282 @@
+"""Backends by name: the table of rows, other runtimes under our capture, ours under PyTorch's, and graphs that servers bring."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import torchsmith
+from torchsmith import compiler, events
+from torchsmith.backends import registry
+from torchsmith.backends.partition import cut
+from torchsmith.backends.standalone import CompiledArtifact, standalone_compile
+
+RUNTIMES = {"openxla": ("jax", "torchax"), "onnxrt": ("onnxruntime", "onnxscript"), "openvino": ("openvino",)}
+
+
+def needs(name: str):
+    missing = [m for m in RUNTIMES.get(name, ()) if importlib.util.find_spec(m) is None]
+    return pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=f"not installed: {missing}"))
+
+
+FUNCTIONAL = [pytest.param("aot_eager"), pytest.param("aot_eager_decomp_partition"), *map(needs, RUNTIMES)]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        return torch.softmax(self.out(y), -1), y
+
+
+def close(a, b, tol=1e-4):
+    a, b = (a, b) if isinstance(a, (tuple, list)) else ((a,), (b,))
+    assert len(a) == len(b)
+    for p, q in zip(a, b, strict=True):
+        assert p.shape == q.shape and p.dtype == q.dtype and p.stride() == q.stride()
+        assert (p - q).abs().max() <= tol * q.abs().max().clamp(min=1e-6) if p.is_floating_point() else torch.equal(p, q)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_the_documents_names_are_listed():
+    names = set(compiler.list_backends(exclude_tags=()))
+    assert {"inductor", "torchsmith", "eager", "aot_eager", "aot_eager_decomp_partition", "cudagraphs", "openxla", "openxla_eval",
+            "onnxrt", "openvino", "tvm", "ipex", "tensorrt"} <= names  # fmt: skip
+    assert "eager" not in compiler.list_backends() and "openxla_eval" not in compiler.list_backends()
+
+
+@pytest.mark.parametrize("name", ["tvm", "ipex", "tensorrt"])
+def test_a_missing_package_is_named(name):
+    row = registry.ROWS[name]
+    if registry.is_installed(row):
+        pytest.skip("installed")
+    with pytest.raises(RuntimeError, match=f"{name}.*{row.needs[0]}.*pip install"):
+        torchsmith.compile(lambda x: x + 1, backend=name)
+
+
+def test_a_wrong_name_is_told_the_right_one():
+    with pytest.raises(RuntimeError, match="did you mean 'inductor'"):
+        torchsmith.compile(lambda x: x, backend="inducter")
+
+
+def test_options_are_forwarded():
+    seen = {}
+
+    def backend(gm, inputs, *, mode=None, options=None):
+        seen.update(options or {}, mode=mode)
+        return gm.forward
+
+    x = torch.randn(3)
+    torchsmith.compile(lambda x: x + 1, backend=backend, options={"speed": 9, "suppress_errors": False})(x)
+    assert seen == {"speed": 9, "mode": None}
+    torchsmith.compile(lambda x: x + 2, backend=backend, mode="max-autotune")(x)
+    assert seen["mode"] == "max-autotune"
+    chosen = registry.resolve_backend("aot_eager")
+    assert pickle.loads(pickle.dumps(chosen)) == chosen
+
+
+@pytest.mark.parametrize("result, said", [
+    (lambda gm, i: None, "returned NoneType, not a callable"),
+    (lambda gm, i: lambda *a: None, "returned NoneType, not a tuple of 2 results"),
+    (lambda gm, i: lambda *a: gm.forward(*a)[:1], "returned 1 results instead of 2"),
+    (lambda gm, i: lambda *a: (a[0][:1], a[0]), "result 0 has shape"),
+    (lambda gm, i: lambda *a: (a[0].double(), a[0]), "result 0 is torch.float64"),
+])  # fmt: skip
+def test_nonsense_from_a_backend_is_named_and_run_eagerly(result, said):
+    def f(x):
+        return x.sin(), x + 1
+
+    x = torch.randn(3)
+    c = torchsmith.compile(f, backend=result)
+    with pytest.warns(UserWarning, match=said):
+        close(c(x), f(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(c(x), f(x))
+    with pytest.raises(Exception, match=said):
+        torchsmith.compile(f, backend=result, fullgraph=True)(x)
+
+
+# ---------------------------------------------------------------- runtimes under our capture
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_a_model_equals_eager(name):
+    net, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    c = torchsmith.compile(net, backend=name)
+    with events.recording() as got:
+        close(c(x), net(x))
+    assert not [e for e in got if e.kind == "fallback"]
+    net.out.weight.mul_(2)  # a weight that changes is seen
+    close(c(x), net(x))
+
+
+def effects(x, y):
+    x.add_(1)
+    z = x * y
+    return z.t(), x, z, y.expand(2, *y.shape).contiguous(), x.shape[0]
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_writes_aliases_and_strides(name):
+    c = torchsmith.compile(effects, backend=name)
+    for n in (3, 4, 5):
+        a, b, y = torch.randn(n, 4), None, torch.randn(n, 4)
+        b = a.clone()
+        got, want = c(a, y), effects(b, y)
+        close(got[:4], want[:4])
+        close(a, b)
+        assert got[1] is a and got[0].data_ptr() == got[2].data_ptr() and got[4] == n
+        assert got[3].data_ptr() != y.data_ptr()
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_what_a_runtime_lacks_runs_between(name):
+    def f(x):
+        a = torch.linalg.inv(x @ x.t() + torch.eye(3))
+        return torch.dropout(a.exp(), 0.5, True) + torch.rand(3)
+
+    c, x = torchsmith.compile(f, backend=name), torch.randn(3, 3)
+    torch.manual_seed(5)
+    want = f(x)
+    torch.manual_seed(5)
+    close(c(x), want, 1e-3)
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_bfloat16_autocast_and_integers(name):
+    def f(x, w, i):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = x @ w
+        return y.float().relu(), i[i > 0].sum() if False else i * 2, x.argmax(-1)
+
+    x, w, i = torch.randn(4, 8), torch.randn(8, 8), torch.arange(5)
+    close(torchsmith.compile(f, backend=name)(x, w, i), f(x, w, i), 2e-2)
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_sizes_that_data_tell_run_eagerly(name):
+    def f(x):
+        return x[x > 0] * 2
+
+    x = torch.randn(7)
+    with events.recording() as got:
+        close(torchsmith.compile(f, backend=name)(x), f(x))
+    assert name == "aot_eager" or {e.fields["code"] for e in got if e.kind == "fallback"} <= {"BCK001", "GRA009", "CAP020"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_gradients_are_never_lost(name):
+    with torch.enable_grad():
+        net, x = Net(), torch.randn(2, 3, 8, 8)
+        other = copy.deepcopy(net)
+        net(x)[0].square().sum().backward()
+        torchsmith.compile(other, backend=name)(x)[0].square().sum().backward()
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_draws_move_in_front_of_what_is_taken():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    a = graph.call_function(torch.ops.aten.sin.default, (x,))
+    r = graph.call_function(torch.ops.aten.rand.default, ([3],))
+    b = graph.call_function(torch.ops.aten.mul.Tensor, (a, r))
+    graph.output((b,))
+    for n in graph.nodes:
+        n.meta["spec"] = None
+    pieces = cut(graph, lambda n: True)
+    assert [(p.taken, [n.name for n in p.nodes]) for p in pieces] == [(False, [r.name]), (True, [a.name, b.name])]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+def test_a_partners_own_backend_runs_under_our_capture():
+    """The entry point that OpenVINO's package registers for torch.compile."""
+    from importlib.metadata import entry_points
+
+    from torchsmith.backends.partners import as_partner
+
+    (point,) = [p for p in entry_points(group="torch_dynamo_backends") if p.name == "openvino"]
+    net, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        close(torchsmith.compile(net, backend=as_partner(point.load()))(x), net(x), 1e-2)  # it computes in bfloat16 where there is AMX
+
+
+# ---------------------------------------------------------------- ours under PyTorch's capture
+
+
+def test_under_torch_compile():
+    from torchsmith.backends.torch_compile import torchsmith as backend
+
+    def f(x, w):
+        return torch.softmax(x @ w, -1).sum(1) * x.shape[0]
+
+    c = torch.compile(f, backend=backend)
+    with events.recording() as got:
+        for n in (4, 5, 9, 1):
+            x, w = torch.randn(n, 8), torch.randn(8, 8)
+            torch.testing.assert_close(c(x, w), f(x, w))
+    assert [e.fields["report"].road for e in got if e.kind == "graph"] == ["native"] * 3  # 4; any above 1; 1
+
+
+def test_training_under_torch_compile():
+    from torchsmith.backends.torch_compile import torchsmith as backend
+
+    with torch.enable_grad(), events.recording() as got:
+        net, x = Net().train(), torch.randn(2, 3, 8, 8)
+        other = copy.deepcopy(net)
+        net(x)[0].square().sum().backward()
+        torch.compile(other, backend=backend)(x)[0].square().sum().backward()
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(other.norm.running_mean, net.norm.running_mean)
+    assert [e.fields["report"].road for e in got if e.kind == "graph"] == ["native", "native"]
+
+
+# ---------------------------------------------------------------- graphs that servers bring
+
+
+def test_standalone_compile_saves_and_loads(tmp_path):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def f(x, w):
+        return [torch.relu(x @ w), None, x.sum(0)]
+
+    x, w = torch.randn(4, 8), torch.randn(8, 3)
+    gm = make_fx(f, tracing_mode="symbolic")(x, w)
+    artifact = standalone_compile(gm, [x, w])
+    for kind in ("binary", "unpacked"):
+        artifact.save(path=tmp_path / kind, format=kind)
+        again = CompiledArtifact.load(path=tmp_path / kind, format=kind)
+        for n in (4, 9):
+            x = torch.randn(n, 8)
+            got, want = again(x, w), f(x, w)
+            assert got[1] is None
+            torch.testing.assert_close(got[0], want[0])
+            torch.testing.assert_close(got[2], want[2])
+    data = bytearray((tmp_path / "binary").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "bad").write_bytes(data)
+    with pytest.raises(ValueError, match=r"damaged|not a compiled artifact"):
+        CompiledArtifact.load(path=tmp_path / "bad")
+    with pytest.raises(ValueError, match="format"):
+        artifact.save(path=tmp_path / "x", format="zip")
