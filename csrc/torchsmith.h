@@ -8,7 +8,7 @@
 #define TORCHSMITH_H
 #include <stdint.h>
 
-#define TS_ABI 1
+#define TS_ABI 2
 
 typedef struct ts_tensor {
   void *data;             /* address of the first element (storage offset applied) */
@@ -20,7 +20,22 @@ typedef struct ts_tensor {
 typedef void (*ts_kernel)(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
 typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms; } ts_launch;
 
-enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4 };
+enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4, TS_ERROR_DEVICE = 5 };
+
+/* One launch on another device: kernel number `kernel` of the library, `grid` blocks, arguments words[first, first + n), of which the
+ * first `n_bufs` are addresses. */
+typedef struct ts_device_launch {
+  int32_t kernel, first, n, n_bufs;
+  int64_t grid;
+} ts_device_launch;
+
+/* What a host offers to graphs whose kernels run on another device. Everything is queued on the call's stream. */
+typedef struct ts_device {
+  /* Segment number `segment` of the library (-1: one that is not repeated): these launches, in order. */
+  int32_t (*launch)(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words);
+  /* Waits for what was queued, then copies from the device. */
+  int32_t (*read)(void *self, const void *from, void *to, int64_t bytes);
+} ts_device;
 
 typedef struct ts_host {
   uint32_t abi;
@@ -38,10 +53,29 @@ typedef struct ts_host {
   int32_t (*conform)(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides);
   void (*release)(void *self, ts_tensor *given);
   void (*error)(void *self, int32_t kind, const char *text);
+  const ts_device *device; /* NULL: kernels run on the processor */
 } ts_host;
 
 enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL, TS_C64, TS_C128, TS_C32, TS_U16,
                 TS_U32, TS_U64 };
+
+/* A kernel's machine code for one architecture (90: sm_90), or text that the driver compiles. */
+typedef struct ts_image {
+  int32_t arch, is_text, threads, shared; /* threads of a block; bytes of shared memory */
+  const char *data;
+  int64_t size;
+} ts_image;
+
+typedef struct ts_device_kernel {
+  const char *name, *symbol; /* for messages; in the image */
+  const ts_image *images;
+  int32_t n_images;
+} ts_device_kernel;
+
+typedef struct ts_images {
+  int32_t n_kernels, n_segments;
+  const ts_device_kernel *const *kernels;
+} ts_images;
 
 typedef struct ts_graph {
   uint32_t abi;
@@ -56,6 +90,7 @@ typedef struct ts_graph {
    * result_syms: shape, strides and offset of each view result and the value of each size result, in result order. */
   int32_t (*run)(const ts_host *host, const ts_tensor *inputs, const int64_t *scalars, const void *state, ts_tensor *results,
                  int64_t *result_syms);
+  const ts_images *images; /* of kernels for another device; NULL: there are none */
 } ts_graph;
 
 #endif

@@ -33,7 +33,7 @@ static int32_t open(const ts_operators *all) {
 
 static void report(void *self, int32_t kind, const char *text) { ts_report_error(self, kind, text); }
 
-static ts_errors errors(void *self) { return (ts_errors){report, self}; }
+static ts_errors errors(void *self) { return (ts_errors){report, self, libtorch.cpu, -1}; }
 
 /* Gradients are off inside, whatever the caller's mode. */
 static int32_t call(void *self, int32_t number, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs) {

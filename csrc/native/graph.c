@@ -1,6 +1,6 @@
 /* Graph: one compiled library, callable with the graph's inputs; gives a tuple of results.
  *
- * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust, tail, threads, pool, packing, discard)
+ * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust, tail, threads, pool, packing, discard, device, index, records)
  *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written,
  *            4 read by `run`
  *   results  [(kind, of, ndim, at, row, dtype)] kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
@@ -10,6 +10,8 @@
  *   consts   inputs that `prepare` reads; trust: believe that inference tensors among them do not change
  *   tail     tuple of objects that always are the last inputs; threads: at most so many, 0 for as many as torch uses
  *   pool     whose threads: 0 torch's, 1 our own (pool.h)
+ *   device   torch's number of the type of device that kernels run on; index: of the device, where no input says it;
+ *            records: kept of a segment, 0 for none
  *   packing  names what `prepare` computes: graphs of one name share it; discard: free the memory of parameters that only it reads
  */
 #include <dlfcn.h>
@@ -49,6 +51,8 @@ typedef struct {
   int n_views, threads, pool;
   int launches; /* of the latest call that were large enough for several threads */
   bool writes;
+  int device, index;
+  ts_cuda *cuda; /* NULL: kernels run on the processor */
   double *times; /* while `profile` runs: seconds of each launch, in order */
   int n_times;
 } Graph;
@@ -60,8 +64,9 @@ enum { MOST_TIMES = 1 << 16, POOL_TORCH = 0, POOL_OWN = 1 };
 static int32_t host_alloc_result(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides,
                                  ts_tensor *out) {
   Handle h = NULL;
-  if (libtorch.empty_strided(ndim, sizes, strides, libtorch.dtypes[dtype], libtorch.cpu, -1, &h)) {
-    libtorch_error(errors_of(self), "empty_strided");
+  ts_errors at = errors_of(self);
+  if (libtorch.empty_strided(ndim, sizes, strides, libtorch.dtypes[dtype], at.device, at.index, &h)) {
+    libtorch_error(at, "empty_strided");
     return TS_ERROR_MEMORY;
   }
   out->handle = h;
@@ -76,6 +81,31 @@ static void *host_take(void *self, int64_t bytes) {
 }
 
 static void host_give(void *self, void *block, int64_t bytes) { workspace_give(block); }
+
+/* torch's allocator: statistics, trying again when memory is short and the user's captures are then as in eager. */
+static void *memory_take(void *self, int32_t device, void *stream, int64_t bytes, void **handle) {
+  const int64_t one = 1;
+  void *data = NULL;
+  *handle = NULL;
+  if (libtorch.empty_strided(1, &bytes, &one, libtorch.dtypes[TS_U8], *(const int32_t *)self, device, handle)) return NULL;
+  return libtorch.get_data_ptr(*handle, &data) ? NULL : data;
+}
+
+static void memory_give(void *self, int32_t device, void *stream, void *data, void *handle) { libtorch.delete_tensor(handle); }
+
+static int32_t memory_type; /* of device, as torch numbers them */
+static const ts_cuda_memory MEMORY = {memory_take, memory_give, &memory_type};
+
+static int32_t device_launch(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words) {
+  return cuda_launch(&((Call *)self)->cuda, segment, launches, n, words, n_words);
+}
+
+static int32_t device_read(void *self, const void *from, void *to, int64_t bytes) { return cuda_read(&((Call *)self)->cuda, from, to, bytes); }
+
+static const ts_device DEVICE = {device_launch, device_read};
+
+static void *far_take(void *self, int64_t bytes) { return cuda_take(&((Call *)self)->cuda, bytes); }
+static void far_give(void *self, void *block, int64_t bytes) { cuda_give(&((Call *)self)->cuda, block); }
 
 static void run_range(int64_t lo, int64_t hi, void *ctx) {
   const ts_launch *l = ctx;
@@ -154,6 +184,7 @@ static int32_t run_native(Run *r) {
   Graph *g = call->graph;
   call->launches = 0;
   call->crew = NULL;
+  if (g->cuda) return r->rc = run_entry(r);
   bool ours = is_own(g);
   bool several = r->prepares || (g->launches > 1 && !g->n_externs);
   if (!ours && several && call->threads > 1) call->crew = ts_crew_open();
@@ -170,9 +201,19 @@ static int32_t run_native(Run *r) {
   return r->rc;
 }
 
-int32_t call_prepare(const ts_host *host, const ts_tensor *inputs, void *block) {
-  Run r = {.call = host->self, .host = host, .inputs = inputs, .prepares = block};
-  return run_native(&r);
+int32_t call_prepare(const ts_host *host, const ts_tensor *inputs, void *block, ts_cuda_block *far) {
+  Call *call = host->self;
+  Run r = {.call = call, .host = host, .inputs = inputs, .prepares = block};
+  if (!far) return run_native(&r);
+  ts_cuda_call *c = &call->cuda, user = *c;
+  if (user.is_capturing && cuda_apart(&user, c)) return TS_ERROR_DEVICE; /* recorded, it would run whenever the caller's graph does */
+  int32_t rc = run_native(&r);
+  if (!rc) rc = cuda_block_ready(c, far);
+  if (user.is_capturing) {
+    if (cuda_apart_end(c)) rc = TS_ERROR_DEVICE;
+    *c = user;
+  }
+  return rc;
 }
 
 static int32_t host_extern(void *self, int32_t number, const ts_tensor *args, const int64_t *numbers, ts_tensor *outs) {
@@ -195,10 +236,13 @@ void call_error(Call *call, int32_t kind, const char *text) {
 
 static void host_error(void *self, int32_t kind, const char *text) { call_error(self, kind, text); }
 
-ts_errors errors_of(Call *call) { return (ts_errors){host_error, call}; }
+ts_errors errors_of(Call *call) {
+  const Graph *g = call->graph;
+  return (ts_errors){host_error, call, g->device, g->cuda ? call->cuda.device : -1};
+}
 
 static const ts_host HOST = {TS_ABI,      NULL,         host_alloc_result, host_take,  host_give, host_parallel,
-                             host_extern, host_conform, host_release,      host_error};
+                             host_extern, host_conform, host_release,      host_error, NULL};
 
 /* ---------------------------------------------------------------- results */
 
@@ -276,13 +320,66 @@ static PyObject *finish(Graph *g, PyObject *const *args, ts_tensor *results, con
 
 /* ---------------------------------------------------------------- call */
 
+/* The device of a call is that of its inputs; all of them lie there. */
+static int place_call(Graph *g, const ts_tensor *tensors, ts_host *host, Call *call) {
+  int32_t device = -1;
+  for (int i = 0; i < g->n_inputs; i++) {
+    const InputSpec *s = &g->inputs[i];
+    if (s->kind != IN_TENSOR) continue;
+    int32_t type = 0, index = 0;
+    if (libtorch.get_device_type(tensors[i].handle, &type) || libtorch.get_device_index(tensors[i].handle, &index)) type = -1;
+    if (type == libtorch.cpu || index < 0) index = 0;
+    if (device < 0) device = index;
+    if (type != g->device || index != device) {
+      PyErr_Format(torch.error, "input %d lies on another device than the graph was compiled for, or than the other inputs", i);
+      return -1;
+    }
+  }
+  ts_cuda_call *c = &call->cuda;
+  *c = (ts_cuda_call){.graph = g->cuda, .device = device < 0 ? g->index : device, .report = host_error, .self = call, .memory = &MEMORY};
+  host->device = &DEVICE;
+  host->take_workspace = far_take;
+  host->give_workspace = far_give;
+  if (libtorch.cuda_stream && libtorch.cuda_stream(c->device, &c->stream)) {
+    PyErr_SetString(torch.error, "torch's current stream cannot be read");
+    return -1;
+  }
+  if (cuda_begin(c)) {
+    PyErr_SetString(torch.error, call->text);
+    return -1;
+  }
+  return 0;
+}
+
+/* Kernels for a device take addresses that are multiples of 16. */
+static int32_t align_inputs(Graph *g, ts_tensor *tensors, ts_cuda_call *c) {
+  for (int i = 0; i < g->n_inputs; i++) {
+    const InputSpec *s = &g->inputs[i];
+    if (s->kind != IN_TENSOR || ((uintptr_t)tensors[i].data & 15) == 0) continue;
+    int64_t n = 0, *sizes = NULL, *strides = NULL, last = 0;
+    int32_t dtype = 0;
+    if (libtorch.get_dim(tensors[i].handle, &n) || libtorch.get_sizes(tensors[i].handle, &sizes) ||
+        libtorch.get_strides(tensors[i].handle, &strides) || libtorch.get_dtype(tensors[i].handle, &dtype))
+      return TS_ERROR_EXTERN;
+    bool empty = false;
+    for (int64_t d = 0; d < n; d++) last += (sizes[d] - 1) * strides[d], empty |= sizes[d] == 0;
+    int64_t span = empty ? 0 : (last + 1) * (int64_t)libtorch.element_size(dtype);
+    int32_t rc = cuda_align(c, &tensors[i].data, span, s->flags & WRITTEN);
+    if (rc) return rc;
+    tensors[i].handle = NULL; /* externs take the copy too */
+    tensors[i].sizes = sizes;
+    tensors[i].strides = strides;
+  }
+  return TS_OK;
+}
+
 static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int64_t *scalars) {
   int k = 0;
   for (int i = 0; i < g->n_inputs; i++) {
     const InputSpec *s = &g->inputs[i];
     PyObject *o = args[i];
     double d;
-    switch (s->kind) {
+    switch (s->kind) { /* a 0-d tensor of the processor counts as a number: Python asks it for its value */
       case IN_TENSOR:
         if (!is_tensor(o)) {
           PyErr_Format(PyExc_TypeError, "input %d must be a tensor, not %s", i, Py_TYPE(o)->tp_name);
@@ -364,8 +461,12 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   host.self = &call;
   call.threads = threads_of(g);
   if (read_inputs(g, args, tensors, scalars) < 0) goto done;
+  if (g->cuda && place_call(g, tensors, &host, &call) < 0) goto done;
   State *state = NULL;
-  if (g->consts.n && !(state = state_open(&g->consts, entry, &host, g->name, args, tensors))) goto done;
+  if (g->consts.n && !(state = state_open(&g->consts, entry, &host, g->name, args, tensors))) {
+    if (g->cuda) cuda_end(&call.cuda);
+    goto done;
+  }
   bool grad = g->n_externs && libtorch.grad_enabled();
   PyObject *guard = NULL;
   if (g->n_externs) {
@@ -373,6 +474,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
     if (!on || (on == Py_True && !(guard = PyObject_CallNoArgs(torch.disable_autocast)))) {
       Py_XDECREF(on);
       state_close(state);
+      if (g->cuda) cuda_end(&call.cuda);
       goto done;
     }
     Py_DECREF(on);
@@ -380,7 +482,13 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   call.thread = PyEval_SaveThread();
   if (grad) libtorch.set_grad(false);
   Run run = {&call, &host, tensors, scalars, state ? state_memory(state) : NULL, results, syms, NULL, 0};
-  int32_t rc = run_native(&run);
+  int32_t rc = TS_OK;
+  if (g->cuda) rc = (state && cuda_block_wait(&call.cuda, state_block(state))) || align_inputs(g, tensors, &call.cuda) ? TS_ERROR_DEVICE : TS_OK;
+  if (!rc) rc = run_native(&run);
+  if (g->cuda) {
+    cuda_end(&call.cuda);
+    if (!rc && call.kind == TS_ERROR_DEVICE) rc = TS_ERROR_DEVICE;
+  }
   if (grad) libtorch.set_grad(true);
   PyEval_RestoreThread(call.thread);
   state_close(state);
@@ -495,7 +603,22 @@ static PyObject *graph_profile(PyObject *self, PyObject *args) {
   return list;
 }
 
+static PyObject *graph_segments(PyObject *self, PyObject *none) {
+  Graph *g = (Graph *)self;
+  PyObject *out = PyList_New(0);
+  for (int i = 0; out && g->cuda && i < g->entry->images->n_segments; i++) {
+    ts_cuda_counts n = cuda_counts(g->cuda, i);
+    PyObject *row = Py_BuildValue("{s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:z}", "launches", n.launches, "records", n.records, "plain", (long long)n.plain,
+                                  "replayed", (long long)n.replayed, "patched", (long long)n.patched, "recorded", (long long)n.recorded,
+                                  "dropped", (long long)n.dropped, "why", cuda_why_plain(g->cuda, i));
+    if (!row || PyList_Append(out, row) < 0) Py_CLEAR(out);
+    Py_XDECREF(row);
+  }
+  return out;
+}
+
 static PyMethodDef graph_methods[] = {
+    {"segments", graph_segments, METH_NOARGS, "What became of each segment of launches on a device: recorded, replayed, and why not."},
     {"profile", graph_profile, METH_VARARGS, "Run the graph on these inputs alone; the seconds that each kernel launch took, in order."},
     {"refreeze", graph_refreeze, METH_NOARGS, "Forget what was prepared from constant inputs; the next call prepares anew."},
     {NULL, NULL, 0, NULL},
@@ -504,10 +627,10 @@ static PyMethodDef graph_methods[] = {
 static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   const char *path, *symbol, *packing;
   PyObject *inputs, *results, *externs, *eager, *consts, *name, *tail;
-  int trust, threads, pool, discard;
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!iisp", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
+  int trust, threads, pool, discard, device, index, records;
+  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!iispiii", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
                         &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail, &threads, &pool,
-                        &packing, &discard))
+                        &packing, &discard, &device, &index, &records))
     return NULL;
   if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
   Graph *g = (Graph *)type->tp_alloc(type, 0);
@@ -521,6 +644,8 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   g->threads = threads;
   g->pool = pool;
   g->consts.discard = discard;
+  g->device = device;
+  g->index = index < 0 ? 0 : index;
   g->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!g->lib) {
     PyErr_Format(PyExc_OSError, "%s", dlerror());
@@ -530,6 +655,20 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   if (!g->entry || g->entry->abi != TS_ABI) {
     PyErr_Format(PyExc_OSError, "%s is not a torchsmith library of this version", path);
     goto bad;
+  }
+  if (g->entry->images) {
+    const char *missing = cuda_connect();
+    if (!libtorch.cuda_stream) libtorch.cuda_stream = (int32_t(*)(int32_t, void **))libtorch_find("aoti_torch_get_current_cuda_stream");
+    if (missing || !libtorch.get_device_index) {
+      PyErr_Format(PyExc_ImportError, "%s", missing ? missing : "libtorch lacks aoti_torch_get_device_index");
+      goto bad;
+    }
+    if (!(g->cuda = cuda_new(g->entry->images, records))) {
+      PyErr_NoMemory();
+      goto bad;
+    }
+    g->consts.is_far = true;
+    memory_type = device;
   }
   if (read_specs(g, inputs, results, externs) < 0 || read_consts(g, consts) < 0 || consts_join(&g->consts, packing) < 0) goto bad;
   int scalars = 0;
@@ -578,8 +717,12 @@ static void graph_dealloc(PyObject *self) {
   PyMem_Free(g->consts.prepared_only);
   Py_CLEAR(g->name);
   Py_CLEAR(g->tail);
+  cuda_free(g->cuda);
   if (g->lib) dlclose(g->lib);
-  if (--n_graphs == 0) workspace_trim();
+  if (--n_graphs == 0) {
+    workspace_trim();
+    cuda_trim(-1);
+  }
   Py_TYPE(self)->tp_free(self);
 }
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 Libtorch libtorch;
 
@@ -35,6 +36,8 @@ static const struct {
     MAY("torch_parallel_for", parallel_for),
     MAY("torch_get_num_threads", num_threads),
     MAY("_ZN3c1013InferenceMode10is_enabledEv", inference),
+    MAY("aoti_torch_get_device_index", get_device_index),
+    MAY("aoti_torch_get_current_cuda_stream", cuda_stream),
     MAY("torch_exception_get_what_without_backtrace", what),
     MAY("torch_call_dispatcher", call),
     MAY("aoti_torch_call_dispatcher", old_call),
@@ -48,11 +51,18 @@ static const struct {
 static const char *const DTYPES[TS_DTYPES] = {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
                                               "complex64", "complex128", "complex32", "uint16", "uint32", "uint64"};
 
-/* In libtorch_cpu.so and what it needs, or in the program itself. Not RTLD_GLOBAL in Python, so the library has to be asked for. */
-void *libtorch_find(const char *name) {
-  void *lib = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+static void *find_in(const char *library, const char *name) {
+  void *lib = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
   void *found = lib ? dlsym(lib, name) : NULL;
   if (lib) dlclose(lib); /* it was there before and stays */
+  return found;
+}
+
+/* In libtorch_cpu.so and what it needs, in libtorch_cuda.so, or in the program itself. Not RTLD_GLOBAL in Python, so the libraries have
+ * to be asked for. */
+void *libtorch_find(const char *name) {
+  void *found = find_in("libtorch_cpu.so", name);
+  if (!found && strstr(name, "cuda")) found = find_in("libtorch_cuda.so", name);
   return found ? found : dlsym(RTLD_DEFAULT, name);
 }
 
@@ -71,6 +81,8 @@ static const char *connect(void) {
   }
   int32_t (*cpu)(void) = (int32_t(*)(void))libtorch_find("aoti_torch_device_type_cpu");
   libtorch.cpu = cpu ? cpu() : 0;
+  int32_t (*cuda)(void) = (int32_t(*)(void))libtorch_find("aoti_torch_device_type_cuda");
+  libtorch.cuda = cuda ? cuda() : -1;
   libtorch.ready = true;
   return NULL;
 }

@@ -15,7 +15,7 @@ typedef void *Handle; /* AtenTensorHandle: an at::Tensor* */
 typedef struct {
   bool ready;
   int32_t dtypes[TS_DTYPES]; /* torch's number by ts_dtype; -1 where it has none */
-  int32_t cpu;
+  int32_t cpu, cuda; /* numbers of device types; cuda is -1 where torch has none */
   int32_t (*get_data_ptr)(Handle, void **);
   int32_t (*get_sizes)(Handle, int64_t **);
   int32_t (*get_strides)(Handle, int64_t **);
@@ -37,6 +37,8 @@ typedef struct {
   int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *);
   int32_t (*num_threads)(uint32_t *);
   bool (*inference)(void);
+  int32_t (*get_device_index)(Handle, int32_t *);
+  int32_t (*cuda_stream)(int32_t, void **); /* the current one of a device */
   const char *(*what)(void);
   int32_t (*call)(const char *, const char *, uint64_t *, uint64_t);     /* the dispatcher */
   int32_t (*old_call)(const char *, const char *, uint64_t *);
@@ -111,9 +113,11 @@ typedef struct {
 } ts_view;
 
 typedef void (*ts_report)(void *self, int32_t kind, const char *text);
+/* Who calls operators: where errors go, and the device on which its memory lies. */
 typedef struct {
   ts_report error;
   void *self;
+  int32_t device, index;
 } ts_errors;
 
 #define TS_LOCAL __attribute__((visibility("hidden")))

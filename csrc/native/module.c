@@ -4,6 +4,7 @@
 
 static PyObject *trim(PyObject *module, PyObject *none) {
   workspace_trim();
+  cuda_trim(-1);
   Py_RETURN_NONE;
 }
 
@@ -15,6 +16,21 @@ static PyObject *stats(PyObject *module, PyObject *none) {
 }
 
 static PyObject *has_symbol(PyObject *module, PyObject *name);
+
+static PyObject *arch_of(PyObject *module, PyObject *device) {
+  long i = PyLong_AsLong(device);
+  if (i == -1 && PyErr_Occurred()) return NULL;
+  const char *missing = cuda_connect();
+  if (missing) return PyErr_Format(PyExc_ImportError, "%s", missing);
+  return PyLong_FromLong(cuda_arch((int32_t)i));
+}
+
+static PyObject *device_stats(PyObject *module, PyObject *none) {
+  int64_t bytes = 0;
+  int32_t blocks = 0;
+  cuda_memory_stats(&bytes, &blocks);
+  return Py_BuildValue("{s:L,s:i}", "bytes", (long long)bytes, "blocks", (int)blocks);
+}
 
 static PyObject *dtype_number(PyObject *module, PyObject *row) {
   long i = PyLong_AsLong(row);
@@ -30,6 +46,8 @@ static PyMethodDef methods[] = {
     {"has_symbol", has_symbol, METH_O, "True when libtorch_cpu exports this name."},
     {"dtype_number", dtype_number, METH_O, "torch's number of a dtype row."},
     {"refreeze", refreeze, METH_VARARGS, "Graphs prepare these constants (none given: all) anew at their next call."},
+    {"cuda_arch", arch_of, METH_O, "Compute capability of a CUDA device (90: 9.0); ImportError where there is no usable driver."},
+    {"device_stats", device_stats, METH_NOARGS, "Bytes and blocks of device memory held for workspaces and prepared constants."},
     {"workspace_stats", stats, METH_NOARGS, "Blocks made, bytes held, blocks kept."},
     {"workspace_trim", trim, METH_NOARGS, "Free every idle workspace."},
     {NULL, NULL, 0, NULL},

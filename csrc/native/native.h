@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "cuda.h"
 #include "libtorch.h"
 #include "pool.h"
 #include "torchsmith.h"
@@ -63,6 +64,7 @@ typedef struct {
   int *inputs;
   bool *prepared_only; /* is this one read by `prepare` and by nothing else? */
   bool trust; /* inference tensors, which have no version counter, count as constant too */
+  bool is_far;  /* on a device: the host cannot look at their values */
   bool discard; /* free the memory of prepared_only parameters once they are prepared */
   StateList *list;
 } Consts;
@@ -74,6 +76,7 @@ void consts_leave(Consts *c);
 void states_clear(StateList *list);
 PyObject *refreeze(PyObject *module, PyObject *tensors);
 const void *state_memory(const State *s);
+ts_cuda_block *state_block(const State *s); /* of graphs on a device */
 
 /* ---- graph.c */
 extern PyTypeObject GraphType;
@@ -87,9 +90,10 @@ struct Call {
   PyObject *exc_type, *exc_value, *exc_trace; /* of a Python extern */
   void *graph;
   Views *views; /* or NULL */
+  ts_cuda_call cuda; /* of graphs on a device */
 };
-/* `prepare` into `block`; its launches run as those of a call do. */
-int32_t call_prepare(const ts_host *host, const ts_tensor *inputs, void *block);
+/* `prepare` into `block`; its launches run as those of a call do. `far`: device memory, which holds the result afterwards. */
+int32_t call_prepare(const ts_host *host, const ts_tensor *inputs, void *block, ts_cuda_block *far);
 void call_error(Call *call, int32_t kind, const char *text);
 ts_errors errors_of(Call *call);
 #endif

@@ -32,7 +32,7 @@ void libtorch_error(ts_errors to, const char *what) {
 }
 
 /* The kept tensor for this memory, made anew if it does not fit; NULL when there is none to keep. */
-static Handle kept_view(ts_view *v, const ts_spec *spec, const ts_tensor *t) {
+static Handle kept_view(ts_errors to, ts_view *v, const ts_spec *spec, const ts_tensor *t) {
   if (spec->ndim > VIEW_DIMS) return NULL;
   size_t bytes = sizeof(int64_t) * (size_t)spec->ndim;
   bool inference = libtorch.inference();
@@ -41,7 +41,7 @@ static Handle kept_view(ts_view *v, const ts_spec *spec, const ts_tensor *t) {
     return v->handle;
   if (v->handle) libtorch.delete_tensor(v->handle);
   v->handle = NULL;
-  if (libtorch.from_blob(t->data, spec->ndim, t->sizes, t->strides, 0, libtorch.dtypes[spec->dtype], libtorch.cpu, -1, &v->handle)) {
+  if (libtorch.from_blob(t->data, spec->ndim, t->sizes, t->strides, 0, libtorch.dtypes[spec->dtype], to.device, to.index, &v->handle)) {
     v->handle = NULL;
     return NULL;
   }
@@ -62,11 +62,11 @@ int handles_open(ts_errors to, ts_view *views, const ts_spec *specs, int n, cons
       mine[i] = false; /* a result that nobody wants */
       continue;
     }
-    if (views && (out[i] = kept_view(&views[i], &specs[i], t))) {
+    if (views && (out[i] = kept_view(to, &views[i], &specs[i], t))) {
       mine[i] = false;
       continue;
     }
-    if (libtorch.from_blob(t->data, specs[i].ndim, t->sizes, t->strides, 0, libtorch.dtypes[specs[i].dtype], libtorch.cpu, -1, &out[i])) {
+    if (libtorch.from_blob(t->data, specs[i].ndim, t->sizes, t->strides, 0, libtorch.dtypes[specs[i].dtype], to.device, to.index, &out[i])) {
       libtorch_error(to, "from_blob");
       for (int k = 0; k < i; k++)
         if (mine[k]) libtorch.delete_tensor(out[k]);
@@ -107,7 +107,7 @@ int32_t operator_conform(ts_errors to, ts_tensor *given, int32_t ndim, const int
     to.error(to.self, TS_ERROR_EXTERN, "an external operator returned another shape than was planned");
     return TS_ERROR_EXTERN;
   }
-  if (libtorch.get_dtype(given->handle, &dtype) || libtorch.empty_strided(ndim, sizes, strides, dtype, libtorch.cpu, -1, &fresh)) {
+  if (libtorch.get_dtype(given->handle, &dtype) || libtorch.empty_strided(ndim, sizes, strides, dtype, to.device, to.index, &fresh)) {
     libtorch_error(to, "empty_strided");
     return TS_ERROR_MEMORY;
   }

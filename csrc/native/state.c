@@ -2,7 +2,7 @@
  *
  * Before every run each constant input is compared with what was seen when the state was prepared: the same tensor object's
  * implementation, data pointer and version counter. Writes through .data or NumPy move no counter: small tensors are compared whole
- * with a copy, large ones by words spread over their memory. Any difference prepares again; calls that still run keep the old block by their reference. Several modules of one class
+ * with a copy, large ones by words spread over their memory; what lies on a device is not looked at. Any difference prepares again; calls that still run keep the old block by their reference. Several modules of one class
  * may share a graph, so a graph keeps one state for each set of tensors, as long as those live. */
 #include <string.h>
 
@@ -27,15 +27,18 @@ struct State {
   int refs, n;
   int64_t generation;
   void *block;
+  ts_cuda_block *far; /* whose memory `block` is, on a device */
   PyObject *alive; /* weak reference to the first constant */
   Snapshot snaps[];
 };
 
 const void *state_memory(const State *s) { return s->block; }
+ts_cuda_block *state_block(const State *s) { return s->far; }
 
 void state_close(State *s) {
   if (!s || --s->refs) return;
-  if (s->block) block_free(s->block);
+  if (s->far) cuda_block_free(s->far);
+  else if (s->block) block_free(s->block);
   for (int i = 0; i < s->n; i++) PyMem_Free(s->snaps[i].copy);
   Py_XDECREF(s->alive);
   PyMem_Free(s);
@@ -140,6 +143,7 @@ static bool is_same(const Consts *c, const State *s, PyObject *const *args, cons
     if (snap->data != tensors[k].data || snap->impl != *(void **)tensors[k].handle) return false;
     if (snap->version < 0 ? !c->trust : snap->version != version_of(args[k])) return false;
   }
+  if (c->is_far) return true;
   bool same = true;
   for (int i = 0; i < c->n; i++) { /* a loop of its own: the cache misses overlap */
     const Snapshot *snap = &s->snaps[i];
@@ -155,7 +159,7 @@ static bool is_same(const Consts *c, const State *s, PyObject *const *args, cons
   return same;
 }
 
-static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, int64_t *budget) {
+static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, int64_t *budget, bool is_far) {
   int64_t ndim = 0, *sizes = NULL, *strides = NULL, last = 0;
   int32_t dtype = 0;
   if (libtorch.get_dim(t->handle, &ndim) || libtorch.get_sizes(t->handle, &sizes) || libtorch.get_strides(t->handle, &strides) ||
@@ -173,6 +177,7 @@ static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, i
   snap->span = last < 0 ? 0 : (last + 1) * (int64_t)libtorch.element_size(dtype);
   PyMem_Free(snap->copy);
   snap->copy = NULL;
+  if (is_far) return 0;
   if (snap->span > (int64_t)sizeof snap->words && snap->span <= WHOLE && snap->span <= *budget) {
     if (!(snap->copy = PyMem_Malloc((size_t)snap->span))) {
       PyErr_NoMemory();
@@ -216,7 +221,7 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
     }
     s->refs++; /* changed: out of the list, and used again if no call runs on it */
     remove_state(l, 0);
-    if (s->refs > 1) {
+    if (s->refs > 1 || s->far) { /* calls that are queued on a device may still read it */
       state_close(s);
       s = NULL;
       break;
@@ -234,15 +239,20 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
     if (!s) return (State *)PyErr_NoMemory();
     s->refs = 1;
     s->n = c->n;
-    s->block = block_new(entry->state_bytes);
-    if (!s->block) PyErr_NoMemory();
+    if (c->is_far) {
+      s->block = cuda_block_new(&((Call *)host->self)->cuda, entry->state_bytes, &s->far);
+      if (!s->block) PyErr_SetString(torch.error, "no device memory for prepared constants");
+    } else {
+      s->block = block_new(entry->state_bytes);
+      if (!s->block) PyErr_NoMemory();
+    }
   }
   Py_XSETREF(s->alive, s->block ? PyWeakref_NewRef(args[c->inputs[0]], NULL) : NULL); /* an address may belong to a new tensor */
   bool bad = s->alive == NULL;
   s->generation = generation;
   int64_t budget = BUDGET;
-  for (int i = 0; !bad && i < c->n; i++) bad = take_snapshot(&s->snaps[i], args[c->inputs[i]], &tensors[c->inputs[i]], &budget) < 0;
-  if (!bad && call_prepare(host, tensors, s->block)) {
+  for (int i = 0; !bad && i < c->n; i++) bad = take_snapshot(&s->snaps[i], args[c->inputs[i]], &tensors[c->inputs[i]], &budget, c->is_far) < 0;
+  if (!bad && call_prepare(host, tensors, s->block, s->far)) {
     PyErr_SetString(torch.error, "constants could not be prepared");
     bad = true;
   }

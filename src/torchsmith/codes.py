@@ -101,6 +101,8 @@ define("RUN004", "compiled code reported an error, so the call was repeated eage
        "an exception that eager raises too is yours; otherwise please report it")
 define("RUN005", "an external operator cannot be called",
        "this torch version lacks the operator or its arguments cannot be passed; the frame runs eagerly")
+define("RUN010", "the GPU's driver cannot be used",
+       "install or update NVIDIA's driver (CUDA 12 or newer); until then what runs on the GPU runs eagerly")
 # ---------------------------------------------------------------- emit
 define("EMI001", "the C printer has no text for this yet",
        "report it; a lowering must not use what ir/ops.py does not mark native")

@@ -44,6 +44,7 @@ from .schedule.fuse import fuse
 from .schedule.kernels import NOTHING
 from .schedule.merge_attention import merge_attention
 from .schedule.plan import plan
+from .schedule.segment import segment
 from .schedule.share import share_kernels
 from .tuning import Made, tune
 
@@ -134,7 +135,8 @@ def back(decided: Mapping[str, str] = NOTHING) -> tuple[Pass, ...]:
     return (
         Pass("form_kernels", functools.partial(form, decided=decided), show=print_scheduled),
         Pass("plan", plan, verify_plan),
-        Pass("share", share_kernels, verify_plan, print_plan),
+        Pass("share", share_kernels, verify_plan),
+        Pass("segment", segment, verify_plan, print_plan),
         Pass("emit", emit, show=show_source),
     )
 
@@ -143,7 +145,7 @@ COMPILE: tuple[Pass, ...] = (*FRONT, *back())
 # File names of the debug folder, by pass.
 ARTIFACTS = {
     "lower": "program_before_fusion.txt", "fuse": "program_after_fusion.txt", "form_kernels": "kernels.txt",
-    "share": "plan.txt", "emit": "output_code.c",
+    "segment": "plan.txt", "emit": "output_code.c",
 }  # fmt: skip
 
 
@@ -157,7 +159,7 @@ def run_passes(passes: Sequence[Pass], value: Any, options: Options, name: str) 
             p.verify(value)
         if p.show is not None and options.trace_enabled:
             events.emit("artifact", graph=name, name=ARTIFACTS[p.name], text=p.show(value))
-        if p.name == "share":
+        if p.name == "segment":
             _note(value, name)
     return value
 

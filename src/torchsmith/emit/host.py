@@ -28,6 +28,7 @@ from ..ir.plan import (
     PlanCond,
     PlanRepeat,
     ResultPlace,
+    Segment,
     State,
     Step,
     Taken,
@@ -37,7 +38,9 @@ from .host_abi import ABI_TEXT, HELPERS
 from .watch import NAMES, SAVE, WATCH_TEXT, is_wanted
 
 SYMBOL = "torchsmith_graph"
-HOST_LANGUAGES = frozenset({"c"})  # kernels that a host program can call
+HOST_LANGUAGES = frozenset({"c", "triton"})  # kernels that a host program can call
+SCALARS = frozenset({"scalar", "element"})  # origins of numbers that the host passes
+KERNELS_OF_A_DEVICE = "extern TS_HIDDEN const ts_device_kernel {name};"
 DTYPE_ROWS = {
     name: i
     for i, name in enumerate(
@@ -110,6 +113,8 @@ class _Host:
     values: str = "0"
     only: str = ""
     launches: int = 0  # so far; those of `prepare` are not watched
+    fetched: dict[Expr, str] = field(default_factory=dict)  # what this step has read from a device: its variable
+    reads: int = 0  # so far
     is_run: bool = False
     known: dict[Expr, bool] = field(default_factory=dict)  # Sym -> it is declared at the start; Op -> it can be computed there
     named: dict[Expr, str] = field(default_factory=dict)  # what is computed at the start: its variable
@@ -127,12 +132,14 @@ class _Host:
         for step in plan.prepare:
             self.step(step)
         prepare, self.lines = self.lines, []
-        scalars = sum(1 for s in plan.symbols if s.origin[0] == "scalar")
+        scalars = sum(1 for s in plan.symbols if s.origin[0] in SCALARS)
         views = sum(2 * len(r.shape) + 1 for r in plan.results if isinstance(r, ViewResult))
         syms = views + sum(isinstance(r, SizeResult) for r in plan.results)
         head = [f"/* host program of {plan.name} */", ABI_TEXT, HELPERS, *([WATCH_TEXT] if self.is_watched else [])]
-        head += [f"extern TS_HIDDEN void {n}(void *const *, const int64_t *, int64_t, int64_t);" for n in dict.fromkeys(self.names)]
+        kernel = KERNELS_OF_A_DEVICE if self.is_far else "extern TS_HIDDEN void {name}(void *const *, const int64_t *, int64_t, int64_t);"
+        head += [kernel.format(name=n) for n in dict.fromkeys(self.names)]
         head += [f"static const int64_t {n}[] = {{{', '.join(map(str, v))}}};" for v, n in self.tables.items()]
+        head += self.images() if self.is_far else []
         return "\n".join((
             *head,
             "static int64_t ts_workspace(const ts_tensor *in, const int64_t *sc) {", "  (void)in; (void)sc;", *size, "}",
@@ -141,8 +148,20 @@ class _Host:
             "static int32_t ts_prepare(const ts_host *host, const ts_tensor *in, void *state) {",
             "  (void)host; (void)in; (void)state;", *prepare, "  return 0;", "}",
             f"TS_EXPORT const ts_graph {SYMBOL} = {{TS_ABI, {len(plan.inputs)}, {scalars}, {len(plan.results)}, {syms},",
-            f"  {plan.state}, ts_workspace, ts_prepare, ts_run}};", "",
+            f"  {plan.state}, ts_workspace, ts_prepare, ts_run, {'&ts_all' if self.is_far else 0}}};", "",
         ))  # fmt: skip
+
+    @property
+    def is_far(self) -> bool:
+        """Do kernels run on a device, and is that where inputs, results and the workspace lie?"""
+        return self.plan.target.device != "cpu"
+
+    def images(self) -> list[str]:
+        """The table of a device's kernels."""
+        segments = sum(isinstance(s, Segment) for s in _steps(self.plan.run))
+        names = ", ".join(f"&{n}" for n in self.names) or "0"
+        return [f"static const ts_device_kernel *const ts_kernels[] = {{{names}}};",
+                f"static const ts_images ts_all = {{{len(self.names)}, {segments}, ts_kernels}};"]  # fmt: skip
 
     def put(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -152,11 +171,11 @@ class _Host:
     def symbols(self, used: set[Expr] | None = None) -> None:
         """Declare the input symbols (all, or those in `used`)."""
         self.known, self.named, self.early = {}, {}, []
-        scalars = sorted(int(s.origin[1]) for s in self.plan.symbols if s.origin[0] == "scalar")  # `sc` holds them by the inputs' numbers
+        scalars = sorted(int(s.origin[1]) for s in self.plan.symbols if s.origin[0] in SCALARS)  # `sc` holds them by the inputs' numbers
         for s in self.plan.symbols:
             kind, name = s.origin[0], _c_name(s.sym.name)
             wanted = used is None or s.sym in used
-            if kind == "scalar":
+            if kind in SCALARS:
                 number = scalars.index(int(s.origin[1]))
                 value = f"ts_bits(sc[{number}])" if s.sym.dtype.is_float else f"sc[{number}]"
             elif kind in ("size", "stride"):
@@ -222,14 +241,28 @@ class _Host:
             at = self.expr(buf.layout.offset)
             for i, s in zip(e.index, buf.layout.strides, strict=True):
                 at += f" + {self.expr(i)} * {self.expr(s)}"
-        text = f"((const {buf.dtype.c} *){self.address(e.buf)})[{at}]"
+        mask = self.expr(e.mask) if e.mask is not None else ""
+        text = self.fetch(e, at, mask) if buf.device != "cpu" else f"((const {buf.dtype.c} *){self.address(e.buf)})[{at}]"
         if buf.dtype is dt.bf16:
             text = f"ts_bf16({text})"
         elif buf.dtype is dt.f16:
             text = f"(float){text}"
         if e.mask is not None and e.other is not None:
-            text = f"({self.expr(e.mask)} ? {text} : {self.expr(e.other)})"
+            text = f"({mask} ? {text} : {self.expr(e.other)})"
         return text if e.mask is not None else f"({text})"
+
+    def fetch(self, e: Load, at: str, mask: str) -> str:
+        """The element of a device's buffer, read before the statement that needs it."""
+        name = self.fetched.get(e)
+        if name is None:
+            buf = self.plan.buffers[e.buf]
+            name = self.fetched[e] = f"d{self.reads}"
+            self.reads += 1
+            self.put(f"{buf.dtype.c} {name} = 0;")
+            read = f"rc = host->device->read(host->self, (const {buf.dtype.c} *){self.address(e.buf)} + {at}, &{name}, sizeof {name});"
+            self.put(f"if ({mask}) {read}" if mask else read)
+            self.put("if (rc) goto fail;")
+        return name
 
     def bits(self, e: Expr) -> str:
         """A value as it travels: one int64."""
@@ -327,6 +360,7 @@ class _Host:
         """Hand over extern results, then the numbers that results need."""
         at = 0
         moved: set[str] = set()
+        self.fetched = {}
         for i, r in enumerate(self.plan.results):
             if isinstance(r, Fresh) and isinstance(self.plan.places[r.buf], Given) and r.buf not in moved:
                 moved.add(r.buf)
@@ -342,6 +376,7 @@ class _Host:
                 at += 1
 
     def step(self, step: Step) -> None:
+        self.fetched = {}
         STEPS[type(step)](self, step)
 
     def nested(self, steps: tuple[Step, ...]) -> None:
@@ -368,7 +403,38 @@ class _Host:
         self.depth -= 1
         self.put("}")
 
+    def step_segment(self, step: Segment) -> None:
+        """All arguments in one array, as 8-byte words: addresses, then numbers, launch by launch."""
+        self.put("{")
+        self.depth += 1
+        words: list[str] = []
+        rows: list[str] = []
+        fixed = True
+        for s in step.steps:
+            texts = [f"(uint64_t){self.address(b)}" for b in s.bufs] + [f"(uint64_t){self.bits(e)}" for e in s.syms]
+            rows.append(f"{{{s.kernel}, {len(words)}, {len(texts)}, {len(s.bufs)}, {self.expr(s.grid)}}}")
+            fixed &= isinstance(s.grid, Const)
+            words += texts
+            self.launches += self.is_watched and self.is_run
+            kernel, name = self.plan.kernels[s.kernel], self.names[s.kernel]
+            if self.is_watched and self.is_run and self.values == NAMES and is_wanted(kernel.name, name, self.only):
+                self.put(f"ts_kernel_runs(number, {self.launches}, {_c_string(f'{name} ({kernel.name})')});")
+        self.put(f"const uint64_t w[] = {{{', '.join(words) or '0'}}};")
+        self.put(f"{'static ' if fixed else ''}const ts_device_launch l[] = {{{', '.join(rows)}}};")
+        go = f"host->device->launch(host->self, {step.number}, l, {len(rows)}, w, {len(words)})"
+        if self.is_run:
+            self.put(f"rc = {go};")
+            self.put("if (rc) goto fail;")
+        else:
+            self.put(f"const int32_t rc = {go};")
+            self.put("if (rc) return rc;")
+        self.depth -= 1
+        self.put("}")
+
     def step_launch(self, step: Launch) -> None:
+        if self.is_far:
+            self.step_segment(Segment(-1, (step,)))
+            return
         bufs = ", ".join(f"(void *){self.address(b)}" for b in step.bufs) or "0"
         self.put("{")
         self.depth += 1
@@ -394,7 +460,7 @@ class _Host:
 
     @property
     def is_watched(self) -> bool:
-        return self.values != "0"
+        return self.values != "0" and (not self.is_far or self.values == NAMES)
 
     def watch_inputs(self) -> None:
         """What is given: arguments, and constants that no packing read."""
@@ -505,7 +571,7 @@ class _Host:
 
 
 STEPS: dict[type, Any] = {
-    Alloc: _Host.step_alloc, Launch: _Host.step_launch, Call: _Host.step_call, Free: _Host.step_free, Bind: _Host.step_bind,
+    Alloc: _Host.step_alloc, Launch: _Host.step_launch, Segment: _Host.step_segment, Call: _Host.step_call, Free: _Host.step_free, Bind: _Host.step_bind,
     Check: _Host.step_check, PlanCond: _Host.step_cond, PlanRepeat: _Host.step_repeat,
 }  # fmt: skip
 
@@ -535,7 +601,9 @@ def _steps(steps: tuple[Step, ...]) -> list[Step]:
     out: list[Step] = []
     for s in steps:
         out.append(s)
-        if isinstance(s, PlanCond):
+        if isinstance(s, Segment):
+            out += s.steps
+        elif isinstance(s, PlanCond):
             out += _steps(s.then) + _steps(s.orelse)
         elif isinstance(s, PlanRepeat):
             out += _steps(s.body)
@@ -605,6 +673,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     changed = {place.index for b in written if isinstance(place := plan.places[b], Input)}
     return {
         "abi": 1,
+        "device": plan.device,
         "symbol": SYMBOL,
         "name": plan.name,
         "inputs": [_describe_input(plan, i, passed, changed, needed) for i in range(len(plan.inputs))],
@@ -625,7 +694,7 @@ def _loaded(steps: list[Step]) -> list[str]:
 
 def _describe_input(plan: Plan, i: int, passed: set[str], changed: set[int], needed: set[int]) -> dict[str, Any]:
     """`passed`: buffers that externs read, `changed`: inputs that something writes, `needed`: inputs that the run reads or writes."""
-    scalar: Symbol | None = next((s for s in plan.symbols if s.origin == ("scalar", i)), None)
+    scalar: Symbol | None = next((s for s in plan.symbols if s.origin[0] in SCALARS and s.origin[1] == i), None)
     if scalar is not None:
         return {"kind": "number", "dtype": scalar.sym.dtype.name}
     name = plan.inputs[i]

@@ -6,11 +6,19 @@ A test holds ABI_TEXT equal to the header, token by token.
 ABI_TEXT = """\
 typedef __INT64_TYPE__ int64_t; typedef __INT32_TYPE__ int32_t; typedef __INT16_TYPE__ int16_t; typedef __INT8_TYPE__ int8_t;
 typedef __UINT64_TYPE__ uint64_t; typedef __UINT32_TYPE__ uint32_t; typedef __UINT16_TYPE__ uint16_t; typedef __UINT8_TYPE__ uint8_t;
-#define TS_ABI 1
+#define TS_ABI 2
 typedef struct ts_tensor { void *data; const int64_t *sizes; const int64_t *strides; void *handle; } ts_tensor;
 typedef void (*ts_kernel)(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
 typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms; } ts_launch;
-enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4 };
+enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4, TS_ERROR_DEVICE = 5 };
+typedef struct ts_device_launch {
+  int32_t kernel, first, n, n_bufs;
+  int64_t grid;
+} ts_device_launch;
+typedef struct ts_device {
+  int32_t (*launch)(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words);
+  int32_t (*read)(void *self, const void *from, void *to, int64_t bytes);
+} ts_device;
 typedef struct ts_host {
   uint32_t abi;
   void *self;
@@ -23,9 +31,24 @@ typedef struct ts_host {
   int32_t (*conform)(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides);
   void (*release)(void *self, ts_tensor *given);
   void (*error)(void *self, int32_t kind, const char *text);
+  const ts_device *device;
 } ts_host;
 enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL, TS_C64, TS_C128, TS_C32, TS_U16,
                 TS_U32, TS_U64 };
+typedef struct ts_image {
+  int32_t arch, is_text, threads, shared;
+  const char *data;
+  int64_t size;
+} ts_image;
+typedef struct ts_device_kernel {
+  const char *name, *symbol;
+  const ts_image *images;
+  int32_t n_images;
+} ts_device_kernel;
+typedef struct ts_images {
+  int32_t n_kernels, n_segments;
+  const ts_device_kernel *const *kernels;
+} ts_images;
 typedef struct ts_graph {
   uint32_t abi;
   int32_t n_inputs, n_scalars, n_results, n_result_syms;
@@ -34,6 +57,7 @@ typedef struct ts_graph {
   int32_t (*prepare)(const ts_host *host, const ts_tensor *inputs, void *state);
   int32_t (*run)(const ts_host *host, const ts_tensor *inputs, const int64_t *scalars, const void *state, ts_tensor *results,
                  int64_t *result_syms);
+  const ts_images *images;
 } ts_graph;
 """
 

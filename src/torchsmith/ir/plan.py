@@ -1,7 +1,7 @@
 """Plan: the host program as data, with two entries, `prepare` and `run` (no torch).
 
     Plan = (name, symbols, inputs, buffers, kernels, workspace, prepare: Step*, run: Step*, results, state, consts)
-    Step = Alloc | Launch | Call | Free | Bind | Check | PlanCond | PlanRepeat
+    Step = Alloc | Launch | Segment | Call | Free | Bind | Check | PlanCond | PlanRepeat
 
 A Plan is printed once as C (emit/host.py) and linked with its kernels into one shared library, which serves compile() and packages.
 
@@ -94,6 +94,14 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """Launches that are handed to a device together and may be recorded: number `number` of the graph (schedule/segment.py)."""
+
+    number: int
+    steps: tuple[Launch, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Run externs in the host."""
 
@@ -125,7 +133,7 @@ class PlanRepeat:
     body: tuple[Step, ...]
 
 
-Step = Alloc | Launch | Call | Free | Bind | Check | PlanCond | PlanRepeat
+Step = Alloc | Launch | Segment | Call | Free | Bind | Check | PlanCond | PlanRepeat
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from .dtype import DType
 from .expr import Axis, Expr, const
 from .kernel import Kernel, Let, Loop, Scheduled, StoreStmt
 from .linear import const_of
-from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
+from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Segment, State, Taken
 from .program import (
     Bind,
     BufArg,
@@ -313,6 +313,11 @@ def _launch(s: Launch) -> Lines:
     yield f"launch {s.kernel} ({', '.join(s.bufs)}) syms {_exprs(s.syms)} grid {print_expr(s.grid)} grain {print_expr(s.grain)}"
 
 
+def _segment(s: Segment) -> Lines:
+    yield f"segment {s.number}:"
+    yield from _block(s.steps)
+
+
 _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     Stage: _stage,
     Check: _check,
@@ -333,6 +338,7 @@ _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     Interleave: _interleave,
     Let: _let,
     Launch: _launch,
+    Segment: _segment,
     Alloc: lambda s: iter([f"alloc {s.buf}"]),
     Free: lambda s: iter([f"free {s.buf}"]),
     Call: lambda s: _extern(s.extern),

@@ -13,7 +13,7 @@ from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
 from .kernel import Block, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
 from .ops import OPS
-from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, State, Taken
+from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Segment, State, Taken
 from .print import print_element
 from .program import (
     Bind,
@@ -583,6 +583,9 @@ class _Steps:
         for e in (*s.syms, s.grid, s.grain):
             self._host(e, s)
 
+    def segment(self, s: Segment) -> None:
+        self.block(s.steps)
+
     def _given(self, name: str, at: Any) -> None:
         if isinstance(self.plan.places[name], Given | Taken) and self.plan.buffers[name].storage_of is None and name not in self.alive:
             fail("given", f"{name} is used before its Call or after its Free", at)
@@ -635,14 +638,16 @@ class _Steps:
         self.block(s.body)
 
     _HANDLERS: dict[type, Callable[..., None]] = {
-        Alloc: alloc, Launch: launch, Call: call, Free: free, Bind: bind, Check: check, PlanCond: cond, PlanRepeat: repeat,
+        Alloc: alloc, Launch: launch, Segment: segment, Call: call, Free: free, Bind: bind, Check: check, PlanCond: cond,
+        PlanRepeat: repeat,
     }  # fmt: skip
 
 
 def _no_overlap(plan: Plan) -> None:
     """Arena places that are live at the same step must not overlap: tried with every symbol at its least, and with different sizes."""
     live: dict[str, tuple[int, int]] = {}
-    for at, step in enumerate(plan.run):
+    steps = [s for group in plan.run for s in (group.steps if isinstance(group, Segment) else (group,))]
+    for at, step in enumerate(steps):
         for name in _names(step, plan):
             root = name
             while (of := plan.buffers[root].storage_of) is not None:

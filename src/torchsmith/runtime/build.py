@@ -20,6 +20,7 @@ from ..codes import Unsupported
 from ..ir.target import CPU, Language, Target
 from ..options import Options
 from . import store
+from .images import image_object
 from .toolchain import HOST_FLAGS, Toolchain, run_compiler, toolchain
 
 MACRO = "TS_KERNEL"  # what a kernel text calls its function
@@ -112,7 +113,14 @@ def _c_objects(job: Job, kernels: Mapping[str, str]) -> Iterator[Task]:
         yield out, functools.partial(kernel, name, text, out)
 
 
-COMPILERS: dict[Language, Callable[[Job, Mapping[str, str]], Iterator[Task]]] = {"c": _c_objects}
+def _device_objects(job: Job, kernels: Mapping[str, str]) -> Iterator[Task]:
+    """One object with the machine code of all kernels."""
+    out = job.work / "images.o"
+    archs = (job.target.arch,)
+    yield out, functools.partial(image_object, job.tools, kernels, job.target.language, archs, False, job.options, job.work, out)
+
+
+COMPILERS: dict[Language, Callable[[Job, Mapping[str, str]], Iterator[Task]]] = {"c": _c_objects, "triton": _device_objects}
 
 
 def _compile_all(

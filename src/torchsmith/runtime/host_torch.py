@@ -18,6 +18,8 @@ from .externs_torch import DTYPE_ROWS, DTYPES, bind
 from .load import NativeError
 from .manifest import Manifest
 
+# torch's numbers of the types of device that graphs run on.
+DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 NUMBER_KINDS = {"f64": 3, "f32": 3, "bool": 4}  # index and integers: 2
 
 
@@ -67,7 +69,7 @@ def _bump_version(tensor: torch.Tensor) -> None:
 
 def graph(
     library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool, tail: Sequence[Any], threads: int,
-    pool: str, discard: bool,
+    pool: str, discard: bool, records: int = 8,
 ) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
@@ -75,10 +77,11 @@ def graph(
     results = [_result(row) for row in manifest.results]
     externs = [bind(row) for row in manifest.externs]
     name = name or manifest.name
+    device, _, index = manifest.device.partition(":")
     fallback = None if eager is None else functools.partial(_repeat, eager, name)
     return _native.Graph(
         library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail), threads, pool == "own",
-        manifest.packing, discard,
+        manifest.packing, discard, DEVICE_TYPES[device], int(index or 0), records,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ In: the dict that emit.host.describe made, or JSON text from the cache. Out: Man
     consts   [i]    inputs that `prepare` reads: it runs again when one of them changes
     packing  digest of what `prepare` does; graphs with the same one share its results
     state    bytes of what prepare computes
+    device   on which kernels run: "cpu", or "cuda:0", where the index is meant for calls whose inputs say none
     externs  [{op, args, kwargs, returned, via, loc, tensors: [[dtype, ndim]], outs: [[dtype, ndim] | null], numbers, mutates}]
              an argument is null, bool, int, float, or [tensor, i] | [number, i, dtype] | [str, s] | [dtype, name]
              | [enum, kind, value] | [list, argument...]
@@ -52,6 +53,7 @@ class Manifest:
     consts: list[int]
     state: int = 0
     packing: str = ""
+    device: str = "cpu"
     abi: int = VERSION
 
     @classmethod
@@ -64,7 +66,7 @@ class Manifest:
                 str(given["symbol"]), str(given["name"]), list(given["inputs"]), list(given["results"]),
                 [ExternRow(**row) for row in given["externs"]], int(given["kernels"]),
                 [int(i) for i in given["consts"]], int(given.get("state", 0)),
-                str(given.get("packing", "")),
+                str(given.get("packing", "")), str(given.get("device", "cpu")),
             )  # fmt: skip
         except (KeyError, TypeError) as e:
             raise ValueError(f"not a manifest: {e!r}") from e

@@ -1,0 +1,264 @@
+/* A libcuda.so.1 for tests, on the processor: memory is malloc's, streams run at once, graphs are lists of launches.
+ *
+ * A "cubin" is a shared object that exports, under the kernel's name, void f(void **params, unsigned grid), and under that name followed
+ * by _params the number of its parameters: as the real driver, this one copies parameters when a node is made or set. What a test asks
+ * or orders is at the end (fake_*). Everything that real code would get wrong silently (no context, a foreign address of a handle, a grid of
+ * zero, a call that a capture forbids) is an error here. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <elf.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NO_BINARY = 209, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+enum { DEVICES = 4, MOST = 64 };
+
+typedef void (*Kernel)(void **, unsigned);
+typedef struct { Kernel run; int n, shared; char name[32]; } Function;
+typedef struct { void *dl; Function f; } Library;
+typedef struct Node { struct Node *next; Function *f; unsigned grid, block, shared, enabled; int after; uint64_t *words; } Node;
+typedef struct { int magic, n; Node *first, *last; } Graph;
+typedef struct Stream { int magic, device, capturing; uint64_t id; Graph *into; } Stream;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int n_devices = 2, arch = 90, contexts[DEVICES];
+static __thread void *stack[MOST];
+static __thread int depth;
+static __thread int mode;
+static Stream none[DEVICES + 1];
+static uint64_t ids = 100;
+static __thread Stream *current_stream;
+static int64_t bytes_live;
+static int n_memory;
+
+/* ---- the log, and errors to order */
+static struct { char name[48]; int64_t calls, fail_at; int code; } seen[128];
+static int n_seen;
+static int note(const char *name) {
+  pthread_mutex_lock(&lock);
+  int i = 0, code = OK;
+  while (i < n_seen && strcmp(seen[i].name, name)) i++;
+  if (i == n_seen) snprintf(seen[n_seen++].name, sizeof seen[0].name, "%s", name);
+  if (++seen[i].calls == seen[i].fail_at) code = seen[i].code;
+  pthread_mutex_unlock(&lock);
+  return code;
+}
+#define CALL(name) do { int code_ = note(name); if (code_) return code_; } while (0)
+#define NEED_CONTEXT if (!depth) return NO_CONTEXT
+
+static int device_now(void) { return (int)((int *)stack[depth - 1] - contexts); }
+static Stream *stream_of(void *s) {
+  if (s) return s;
+  none[depth ? device_now() : DEVICES].id = 1;
+  return &none[depth ? device_now() : DEVICES];
+}
+
+/* ---- devices and contexts */
+EXPORT int cuInit(unsigned flags) { CALL("cuInit"); return OK; }
+EXPORT int cuDeviceGetCount(int *n) { CALL("cuDeviceGetCount"); *n = n_devices; return OK; }
+EXPORT int cuDeviceGet(int *d, int i) { CALL("cuDeviceGet"); if (i >= n_devices) return INVALID; *d = i; return OK; }
+EXPORT int cuDeviceGetAttribute(int *v, int what, int d) { *v = what == 75 ? arch / 10 : what == 76 ? arch % 10 : 0; return OK; }
+EXPORT int cuDevicePrimaryCtxRetain(void **c, int d) { CALL("cuDevicePrimaryCtxRetain"); *c = &contexts[d]; return OK; }
+EXPORT int cuCtxGetCurrent(void **c) { *c = depth ? stack[depth - 1] : NULL; return OK; }
+EXPORT int cuCtxGetDevice(int *d) { NEED_CONTEXT; *d = device_now(); return OK; }
+EXPORT int cuCtxPushCurrent_v2(void *c) { CALL("cuCtxPushCurrent"); stack[depth++] = c; return OK; }
+EXPORT int cuCtxPopCurrent_v2(void **c) { CALL("cuCtxPopCurrent"); NEED_CONTEXT; *c = stack[--depth]; return OK; }
+EXPORT int cuCtxSynchronize(void) { CALL("cuCtxSynchronize"); NEED_CONTEXT; return OK; }
+EXPORT int cuGetErrorString(int code, const char **text) {
+  *text = code == NO_MEMORY ? "out of memory" : code == NO_CONTEXT ? "invalid device context" : code == NO_BINARY ? "no kernel image is available" : "an injected or invalid call";
+  return OK;
+}
+
+/* ---- libraries */
+EXPORT int cuLibraryLoadData(void **out, const void *code, void *jo, void *jv, unsigned nj, void *lo, void *lv, unsigned nl) {
+  CALL("cuLibraryLoadData");
+  const Elf64_Ehdr *e = code;
+  if (memcmp(e->e_ident, ELFMAG, SELFMAG)) return NO_BINARY;
+  size_t size = e->e_shoff + (size_t)e->e_shnum * e->e_shentsize;
+  char path[64];
+  int fd = memfd_create("cubin", 0);
+  if (fd < 0 || write(fd, code, size) != (ssize_t)size) return INVALID;
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  Library *l = calloc(1, sizeof *l);
+  l->dl = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* which tells libraries apart by name: the descriptor stays open */
+  if (!l->dl) { fprintf(stderr, "%s\n", dlerror()); free(l); return NO_BINARY; }
+  *out = l;
+  return OK;
+}
+EXPORT int cuLibraryUnload(void *l) { CALL("cuLibraryUnload"); dlclose(((Library *)l)->dl); free(l); return OK; }
+EXPORT int cuLibraryGetKernel(void **out, void *library, const char *name) {
+  CALL("cuLibraryGetKernel");
+  Library *l = library;
+  char text[64];
+  l->f.run = (Kernel)dlsym(l->dl, name);
+  snprintf(text, sizeof text, "%s_params", name);
+  const int *n = dlsym(l->dl, text);
+  if (!l->f.run || !n) return NOT_FOUND;
+  l->f.n = *n;
+  *out = &l->f;
+  return OK;
+}
+EXPORT int cuKernelSetAttribute(int what, int value, void *kernel, int device) { CALL("cuKernelSetAttribute"); ((Function *)kernel)->shared = value; return OK; }
+
+/* ---- launches */
+static int is_valid(const Function *f, unsigned grid, unsigned block, unsigned shared) {
+  if (!f || !grid || grid > 0x7fffffffu || !block || block > 1024 || block % 32) return INVALID;
+  return shared > 48 * 1024 && (int)shared > f->shared ? INVALID : OK;
+}
+static Node *node_new(Graph *g, Function *f, unsigned grid, unsigned block, unsigned shared, void **params) {
+  Node *n = calloc(1, sizeof *n);
+  *n = (Node){NULL, f, grid, block, shared, 1, g->n++, malloc(8 * (size_t)f->n + 8)};
+  for (int i = 0; i < f->n; i++) memcpy(&n->words[i], params[i], 8);
+  if (g->last) g->last->next = n;
+  else g->first = n;
+  return g->last = n;
+}
+static void run(Function *f, unsigned grid, uint64_t *words) {
+  void *params[MOST];
+  for (int i = 0; i < f->n; i++) params[i] = &words[i];
+  f->run(params, grid);
+}
+EXPORT int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
+                          void **params, void **extra) {
+  CALL("cuLaunchKernel");
+  NEED_CONTEXT;
+  Function *f = kernel;
+  Stream *s = stream_of(stream);
+  if (is_valid(f, gx, bx, shared) || (stream && s->device != device_now())) return INVALID;
+  if (s->capturing) {
+    node_new(s->into, f, gx, bx, shared, params);
+    return OK;
+  }
+  uint64_t words[MOST];
+  for (int i = 0; i < f->n; i++) memcpy(&words[i], params[i], 8);
+  run(f, gx, words);
+  return OK;
+}
+
+/* ---- streams and events */
+EXPORT int cuStreamCreate(void **out, unsigned flags) {
+  CALL("cuStreamCreate");
+  NEED_CONTEXT;
+  Stream *s = calloc(1, sizeof *s);
+  s->device = device_now();
+  s->id = __atomic_add_fetch(&ids, 1, __ATOMIC_RELAXED);
+  *out = s;
+  return OK;
+}
+EXPORT int cuStreamDestroy_v2(void *s) { CALL("cuStreamDestroy"); free(s); return OK; }
+EXPORT int cuStreamSynchronize(void *s) { CALL("cuStreamSynchronize"); NEED_CONTEXT; return stream_of(s)->capturing ? CAPTURE_UNSUPPORTED : OK; }
+EXPORT int cuStreamIsCapturing(void *s, int *status) { *status = stream_of(s)->capturing; return OK; }
+EXPORT int cuStreamGetId(void *s, unsigned long long *id) { *id = stream_of(s)->id; return OK; }
+EXPORT int cuStreamWaitEvent(void *s, void *e, unsigned flags) { CALL("cuStreamWaitEvent"); return OK; }
+EXPORT int cuThreadExchangeStreamCaptureMode(int *m) { int old = mode; mode = *m; *m = old; return OK; }
+EXPORT int cuEventCreate(void **e, unsigned flags) { CALL("cuEventCreate"); *e = malloc(1); return OK; }
+EXPORT int cuEventRecord(void *e, void *s) { CALL("cuEventRecord"); return OK; }
+EXPORT int cuEventDestroy_v2(void *e) { free(e); return OK; }
+
+/* ---- memory */
+EXPORT int cuMemAlloc_v2(uint64_t *at, size_t n) {
+  CALL("cuMemAlloc");
+  NEED_CONTEXT;
+  char *p = aligned_alloc(512, (n + 512 + 511) & ~(size_t)511);
+  if (!p) return NO_MEMORY;
+  memcpy(p, &n, sizeof n);
+  memset(p + 512, 0xcd, n);
+  __atomic_add_fetch(&bytes_live, (int64_t)n, __ATOMIC_RELAXED);
+  __atomic_add_fetch(&n_memory, 1, __ATOMIC_RELAXED);
+  *at = (uint64_t)(p + 512);
+  return OK;
+}
+EXPORT int cuMemFree_v2(uint64_t at) {
+  CALL("cuMemFree");
+  NEED_CONTEXT;
+  size_t n;
+  memcpy(&n, (char *)at - 512, sizeof n);
+  __atomic_sub_fetch(&bytes_live, (int64_t)n, __ATOMIC_RELAXED);
+  __atomic_sub_fetch(&n_memory, 1, __ATOMIC_RELAXED);
+  free((char *)at - 512);
+  return OK;
+}
+EXPORT int cuMemAllocAsync(uint64_t *at, size_t n, void *s) { return cuMemAlloc_v2(at, n); }
+EXPORT int cuMemFreeAsync(uint64_t at, void *s) { return cuMemFree_v2(at); }
+EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, void *s) { CALL("cuMemcpyDtoHAsync"); if (stream_of(s)->capturing) return CAPTURE_UNSUPPORTED; memcpy(to, (void *)from, n); return OK; }
+EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s) { CALL("cuMemcpyHtoDAsync"); memcpy((void *)to, from, n); return OK; }
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *s) { CALL("cuMemcpyDtoDAsync"); memcpy((void *)to, (void *)from, n); return OK; }
+
+/* ---- graphs */
+typedef struct { void *func; unsigned grid[3], block[3], shared; void **params, **extra; void *kernel, *context; } NodeParams;
+EXPORT int cuGraphCreate(void **out, unsigned flags) { CALL("cuGraphCreate"); *out = calloc(1, sizeof(Graph)); return OK; }
+EXPORT int cuGraphAddKernelNode_v2(void **out, void *graph, void *const *deps, size_t n, const NodeParams *p) {
+  CALL("cuGraphAddKernelNode");
+  Graph *g = graph;
+  if (is_valid(p->kernel, p->grid[0], p->block[0], p->shared) || !p->context || (g->n && (n != 1 || deps[0] != g->last))) return INVALID;
+  *out = node_new(g, p->kernel, p->grid[0], p->block[0], p->shared, p->params);
+  return OK;
+}
+/* The executable shares the nodes: nobody changes a graph after that. */
+EXPORT int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) { CALL("cuGraphInstantiate"); *out = graph; return OK; }
+EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node, const NodeParams *p) {
+  CALL("cuGraphExecKernelNodeSetParams");
+  Node *n = node;
+  if (p->kernel != n->f || is_valid(n->f, p->grid[0], p->block[0], p->shared)) return INVALID;
+  n->grid = p->grid[0];
+  for (int i = 0; i < n->f->n; i++) memcpy(&n->words[i], p->params[i], 8);
+  return OK;
+}
+EXPORT int cuGraphNodeSetEnabled(void *exec, void *node, unsigned on) { CALL("cuGraphNodeSetEnabled"); ((Node *)node)->enabled = on; return OK; }
+EXPORT int cuGraphLaunch(void *exec, void *stream) {
+  CALL("cuGraphLaunch");
+  NEED_CONTEXT;
+  if (stream_of(stream)->capturing) return CAPTURE_UNSUPPORTED;
+  for (Node *n = ((Graph *)exec)->first; n; n = n->next)
+    if (n->enabled) run(n->f, n->grid, n->words);
+  return OK;
+}
+EXPORT int cuGraphExecDestroy(void *exec) { CALL("cuGraphExecDestroy"); return OK; }
+EXPORT int cuGraphDestroy(void *graph) {
+  CALL("cuGraphDestroy");
+  for (Node *n = ((Graph *)graph)->first, *next; n; n = next) {
+    next = n->next;
+    free(n->words);
+    free(n);
+  }
+  free(graph);
+  return OK;
+}
+
+/* ---- torch's part */
+EXPORT int aoti_torch_get_current_cuda_stream(int device, void **out) { *out = current_stream; return OK; }
+
+/* ---- for tests */
+EXPORT int64_t fake_calls(const char *name) {
+  for (int i = 0; i < n_seen; i++)
+    if (!strcmp(seen[i].name, name)) return seen[i].calls;
+  return 0;
+}
+EXPORT void fake_reset(void) {
+  for (int i = 0; i < n_seen; i++) seen[i].calls = seen[i].fail_at = 0;
+}
+/* The n-th call of `name` from now on returns `code`. */
+EXPORT void fake_fail(const char *name, int64_t n, int code) {
+  note(name);
+  for (int i = 0; i < n_seen; i++)
+    if (!strcmp(seen[i].name, name)) seen[i].calls--, seen[i].fail_at = seen[i].calls + n, seen[i].code = code;
+}
+EXPORT void fake_devices(int n, int cc) { n_devices = n; arch = cc; }
+EXPORT void *fake_stream(int device) {
+  Stream *s = calloc(1, sizeof *s);
+  s->device = device;
+  s->id = __atomic_add_fetch(&ids, 1, __ATOMIC_RELAXED);
+  return s;
+}
+EXPORT void fake_set_stream(void *s) { current_stream = s; }
+EXPORT void fake_begin_capture(void *s) { ((Stream *)s)->capturing = 1; ((Stream *)s)->into = calloc(1, sizeof(Graph)); }
+EXPORT void *fake_end_capture(void *s) { ((Stream *)s)->capturing = 0; return ((Stream *)s)->into; }
+EXPORT int fake_replay(void *graph) { return cuGraphLaunch(graph, NULL); }
+EXPORT int64_t fake_bytes(void) { return bytes_live; }
+EXPORT int fake_depth(void) { return depth; }

@@ -1,0 +1,172 @@
+"""Segments: launched one by one, recorded at the second sighting, replayed with the addresses and sizes of each call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pretend import calls, pretending
+
+import torchsmith
+from torchsmith.compiler import reset
+
+
+@pytest.fixture
+def fake() -> Iterator[ctypes.CDLL]:
+    reset()
+    with pretending() as driver:
+        yield driver
+    reset()
+
+
+def compiled(fn: Any, **more: Any) -> Any:
+    return torchsmith.compile(fn, options={"force_disable_caches": True}, **more)
+
+
+def three(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three kernels: sums of rows between loops."""
+    a = torch.softmax(x + y, 1)
+    b = (a * y).sum(0)
+    return a - b.cumsum(0), b.sin()
+
+
+def test_one_kernel_is_launched_plainly(fake: ctypes.CDLL) -> None:
+    f = compiled(lambda x: torch.sin(torch.cos(x)))
+    for _ in range(3):
+        x = torch.randn(5, 7)
+        torch.testing.assert_close(f(x), torch.sin(torch.cos(x)))
+    assert calls("cuLaunchKernel") == 3 and calls("cuGraphLaunch") == 0
+
+
+def test_recorded_at_second_sighting(fake: ctypes.CDLL) -> None:
+    f = compiled(three)
+    kept = []
+    for i in range(6):
+        x, y = torch.randn(6, 8), torch.randn(6, 8)
+        kept.append((f(x, y), three(x, y)))
+        assert calls("cuGraphLaunch") == i
+    assert calls("cuGraphInstantiate") == 1
+    for got, expected in kept:  # results belong to the caller for ever
+        torch.testing.assert_close(got, expected)
+
+
+def test_sizes_that_vary_share_records(fake: ctypes.CDLL) -> None:
+    """Every call after the first is one launch, whatever its sizes; at most eight records are kept."""
+    f = compiled(three, dynamic=True)
+    sizes = [2, 3, 5, 2, 3, 5, 2, 9, 10, 11, 12, 13, 14, 15, 9, 10, 11, 12, 13, 14, 15, 4, 4]
+    for n in sizes:
+        x, y = torch.randn(n, 8), torch.randn(n, 8)
+        for got, expected in zip(f(x, y), three(x, y), strict=True):
+            torch.testing.assert_close(got, expected)
+    assert calls("cuGraphLaunch") == len(sizes) - 1
+    assert calls("cuGraphInstantiate") <= 8
+
+
+def test_inputs_that_are_written(fake: ctypes.CDLL) -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        one, two = three(x, y)
+        y.add_(two.cumsum(0))
+        return one * 2
+
+    f = compiled(step)
+    for _ in range(4):
+        x, y = torch.randn(6, 8), torch.randn(6, 8)
+        y2 = y.clone()
+        version = y._version
+        got, expected = f(x, y), step(x, y2)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(y, y2)
+        assert y._version == version + 1
+    assert calls("cuGraphLaunch") >= 2
+
+
+def test_streams_have_records_and_workspaces_of_their_own(fake: ctypes.CDLL) -> None:
+    f = compiled(three)
+    streams = [fake.fake_stream(0), fake.fake_stream(0)]
+    try:
+        for _ in range(3):
+            for s in streams:
+                fake.fake_set_stream(s)
+                x, y = torch.randn(6, 8), torch.randn(6, 8)
+                for got, expected in zip(f(x, y), three(x, y), strict=True):
+                    torch.testing.assert_close(got, expected)
+    finally:
+        fake.fake_set_stream(None)
+    assert calls("cuGraphInstantiate") == 2
+
+
+def test_a_stream_that_the_caller_captures(fake: ctypes.CDLL) -> None:
+    """Launches go into the caller's graph one by one, and what they use stays theirs."""
+    f = compiled(three)
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+    for _ in range(3):
+        f(x, y)
+    stream = fake.fake_stream(0)
+    before, plain = calls("cuGraphLaunch"), calls("cuLaunchKernel")
+    fake.fake_set_stream(stream)
+    try:
+        fake.fake_begin_capture(stream)
+        f(x, y)
+        fake.fake_end_capture(stream)
+    finally:
+        fake.fake_set_stream(None)
+    assert calls("cuGraphLaunch") == before and calls("cuLaunchKernel") == plain + 3
+
+
+def test_a_driver_that_fails(fake: ctypes.CDLL) -> None:
+    """A graph that cannot be made or changed is launched plainly; a launch that fails is repeated eagerly, and the next call is right."""
+    f = compiled(three)
+    for name, code in (("cuGraphInstantiate", 2), ("cuGraphExecKernelNodeSetParams", 1), ("cuLaunchKernel", 719), ("cuGraphLaunch", 2)):
+        fake.fake_fail(name.encode(), 1, code)
+        for _ in range(4):
+            x, y = torch.randn(6, 8), torch.randn(6, 8)
+            for got, expected in zip(f(x, y), three(x, y), strict=True):
+                torch.testing.assert_close(got, expected)
+    assert fake.fake_depth() == 0
+
+
+def test_inputs_at_odd_addresses(fake: ctypes.CDLL) -> None:
+    def scale(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.mul_(2)
+        return x + y
+
+    f = compiled(scale)
+    room, other = torch.randn(41), torch.randn(41)
+    for _ in range(3):
+        x, y = room[1:].view(5, 8), other[3:35].view(8, 4).t()
+        x = x[:, 1:5]
+        x, y = x[:4], y[:, :4]
+        want = y.clone()
+        expected = scale(x, want)
+        torch.testing.assert_close(f(x, y), expected)
+        torch.testing.assert_close(y, want)
+    assert calls("cuMemcpyDtoDAsync") > 0
+
+
+def test_prepared_constants(fake: ctypes.CDLL) -> None:
+    """Weights that prepare packs lie in device memory; a new value of a parameter prepares again."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).eval()
+    f = compiled(model)
+    x = torch.randn(1, 3, 9, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(f(x), model(x))
+        torch.testing.assert_close(f(x), model(x))
+        model[0].weight.mul_(2)
+        torch.testing.assert_close(f(x), model(x))
+    assert calls("cuEventRecord") == 2
+
+
+def test_values_that_the_host_needs(fake: ctypes.CDLL) -> None:
+    def pick(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, i) * 2
+
+    f = compiled(pick)
+    x = torch.randn(5, 3)
+    for i in ([0, 4], [2, 2]):
+        torch.testing.assert_close(f(x, torch.tensor(i)), pick(x, torch.tensor(i)))
+    with pytest.raises(IndexError):
+        f(x, torch.tensor([0, 5]))
+    torch.testing.assert_close(f(x, torch.tensor([1, 3])), pick(x, torch.tensor([1, 3])))
