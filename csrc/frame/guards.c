@@ -242,6 +242,7 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     return v;
   case NODE_TENSOR_PROPERTY: return read_property(base, n->key, n->arg);
   case NODE_COMPUTED: return compute(c, n);
+  case NODE_REFERENT: return PyWeakref_CheckRef(base) ? Py_NewRef(PyWeakref_GET_OBJECT(base)) : NULL;
   default: break;
   }
   *is_static = keep && v != NULL;

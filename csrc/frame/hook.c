@@ -98,6 +98,12 @@ static PyObject *hook(PyThreadState *ts, RawFrame *frame, int throwflag) {
   if (code == first || !(flags & CO_OPTIMIZED) || flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR) || !function || !PyFunction_Check(function))
     return evaluate(ts, frame, throwflag);
   PyObject *dispatcher = known(code, function), *result = NULL;
+  if (dispatcher == ts_run_plain) { /* marked: neither it nor what it calls */
+    int was = ts_hook_suspend();
+    result = evaluate(ts, frame, throwflag);
+    ts_hook_resume(was);
+    return result;
+  }
   if (!dispatcher || !Py_IS_TYPE(dispatcher, &Dispatcher_Type)) return evaluate(ts, frame, throwflag);
   Py_INCREF(dispatcher);
   int r = ts_dispatcher_frame(dispatcher, frame->localsplus, function, &result);

@@ -3,7 +3,15 @@
 
 PyObject *ts_suspend(PyObject *self, PyObject *arg);
 
+/* Does a class written in C look its instances' attributes up (or set them) in its own way? */
+static PyObject *own_lookup(PyObject *self, PyObject *cls) {
+  if (!PyType_Check(cls)) { PyErr_SetString(PyExc_TypeError, "own_lookup takes a class"); return NULL; }
+  PyTypeObject *t = (PyTypeObject *)cls;
+  return PyBool_FromLong((t->tp_getattro && t->tp_getattro != PyObject_GenericGetAttr) || (t->tp_setattro && t->tp_setattro != PyObject_GenericSetAttr));
+}
+
 static PyMethodDef methods[] = {
+    {"own_lookup", own_lookup, METH_O, "own_lookup(class): are attributes of its instances looked up or set by code of its own?"},
     {"setup_tensor", ts_setup_tensor, METH_VARARGS, "find out how this torch lays out tensors"},
     {"set_discarded", ts_set_discarded, METH_O, "the class of parameters that exist only in packed form"},
     {"setup_state", ts_setup_state, METH_VARARGS, "find out how this torch keeps its global state"},

@@ -15,15 +15,18 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
-from . import policy
+from . import _frame, policy
 from .source import Attr, FixedObject, Item, TypeOf
-from .world import CONTAINERS, DELETED, MISSING, PINNED_TYPES, SCALARS, Track, own_dict
+from .world import CONTAINERS, DELETED, MISSING, NULL, PINNED_TYPES, SCALARS, Track, own_dict
 
 Function = types.FunctionType
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_SETATTR = torch.nn.Module.__setattr__
 _MODULE_DELATTR = torch.nn.Module.__delattr__
 _DATA_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+
+_HEAP = 0x200  # Py_TPFLAGS_HEAPTYPE: a class whose attributes can be changed
 
 
 class Raised(Exception):
@@ -41,7 +44,11 @@ def find(m: Any, cls: type, name: str) -> Any:
     if got is None:
         got = MISSING
         for base in cls.__mro__:
-            if name in base.__dict__:
+            written = m.class_writes.get((base, name), MISSING) if m.class_writes else MISSING
+            if written is not MISSING and written is not DELETED:
+                got = written
+                break
+            if written is MISSING and name in base.__dict__:
                 got = base.__dict__[name]
                 break
         m.found[key] = got
@@ -49,17 +56,25 @@ def find(m: Any, cls: type, name: str) -> Any:
 
 
 def class_guard(m: Any, cls: type, name: str, value: Any) -> None:
-    """A class attribute that was relied on must stay what it is (classes of the standard library and torch internals are trusted)."""
-    module = cls.__module__
-    if module == "builtins" or (policy.is_trusted(module) and not module.startswith("torch.nn")):
+    """A class attribute that was relied on must stay what it is (classes written in C are what they are)."""
+    if not cls.__flags__ & _HEAP:
         return
-    if id(cls) in m.world.fresh_pinned:
+    if id(cls) in m.world.fresh_pinned or is_written(m, cls, name):
         return
     source = Attr(FixedObject(cls, cls.__qualname__), name, "type")
     if type(value) in SCALARS:
         m.world.guard(source, "equals", value)
     else:
         m.world.guard(source, "identity", value)
+
+
+def is_written(m: Any, cls: type, name: str) -> bool:
+    """Did the program write this class attribute itself?"""
+    return bool(m.class_writes) and any((base, name) in m.class_writes for base in cls.__mro__)
+
+
+def _class_value(m: Any, cls: type, name: str, value: Any) -> Any:
+    return value if is_written(m, cls, name) else m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type"))
 
 
 # ---------------------------------------------------------------- reading
@@ -95,7 +110,19 @@ def _instance_attr(m: Any, obj: Any, t: type, name: str) -> Any:
     getattribute = find(m, t, "__getattribute__")
     if issubclass(type(getattribute), Function):
         return m.call(getattribute, [obj, name], {})
+    if _looks_up_itself(getattribute) and id(obj) in m.world.tracks:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name}: this class, written in C, looks attributes up in its own way")
     return default_getattribute(m, obj, t, name, fallback=True)
+
+
+@functools.cache
+def _looks_up_itself(method: Any) -> bool:
+    """Is this `__getattribute__` (`__setattr__`) of a class in C that does not do what object's does? (threading.local, weakref.proxy)"""
+    owner = getattr(method, "__objclass__", None)
+    return owner is not None and owner not in _OWN_ROWS and bool(_frame.own_lookup(owner))
+
+
+_OWN_ROWS = frozenset({type, super, types.ModuleType, types.MethodType, types.FunctionType, types.GenericAlias, object})
 
 
 def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -> Any:
@@ -106,20 +133,17 @@ def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -
     if cattr is not MISSING and _is_data(m, type(cattr)):
         return _get_descriptor(m, cattr, obj, t, name, track)
     if track is not None:
-        attrs = track.attrs
-        if attrs is not None and name in attrs:
-            value = attrs[name]
-            if value is not DELETED:
-                return value
-        else:
-            d = _dict_of(obj)
-            inner = world.tracks.get(id(d))
-            if inner is not None and inner.dirty:
-                if name in inner.image:
-                    return inner.image[name]
-            elif d is not None and name in d:
-                world.use(track)
-                return world.wrap(d[name], Attr(track.source, name, "instance"))
+        attrs, d = track.attrs, _dict_of(obj)
+        inner = world.tracks.get(id(d))
+        if inner is not None and inner.image is not None:  # the dictionary was read whole: writes of both kinds are in its image
+            if name in inner.image:
+                return inner.image[name]
+        elif attrs is not None and name in attrs:
+            if attrs[name] is not DELETED:
+                return attrs[name]
+        elif d is not None and name in d:
+            world.use(track)
+            return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
         if _dict_of(obj) is not None and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
             base = track.source if not issubclass(type(obj), dict) else Attr(track.source, "__dict__", "own")
@@ -193,12 +217,12 @@ def _get_descriptor(m: Any, cattr: Any, obj: Any, t: type, name: str, track: Tra
         if policy.is_trusted(t.__module__) and (type(cattr) in SCALARS or issubclass(type(cattr), PINNED_TYPES)):
             class_guard(m, t, name, cattr)
             return cattr
-        return m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type"))
+        return _class_value(m, t, name, cattr)
     if issubclass(type(getter), Function):
         if issubclass(type(cattr), enum.property):
             return _native_get(cattr, obj, t)
         class_guard(m, t, name, cattr)
-        return m.call(getter, [m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type")), obj, t], {})
+        return m.call(getter, [_class_value(m, t, name, cattr), obj, t], {})
     return _native_get(cattr, obj, t)
 
 
@@ -264,24 +288,20 @@ def _module_attr(m: Any, obj: Any, name: str, track: Track | None) -> Any:
 
 
 def _python_module_attr(m: Any, mod: types.ModuleType, name: str) -> Any:
-    track = m.world.tracks.get(id(mod))
-    if track is not None and track.attrs and name in track.attrs:
-        return track.attrs[name]
     d = mod.__dict__
+    written = m.global_writes.get((id(d), name))
+    if written is not None:
+        if written[2] is NULL:
+            raise Raised(AttributeError(f"module {mod.__name__!r} has no attribute {name!r}", name=name, obj=mod))
+        return written[2]
     if name not in d:
         try:
             value = getattr(mod, name)  # a lazy module imports here: done once, as eager would
         except AttributeError as e:
             m.world.guard(FixedObject(mod, mod.__name__), "missing", name)
             raise Raised(e) from None
-        return m.world.wrap(value, None if policy.is_trusted(mod.__name__) else Attr(FixedObject(mod, mod.__name__), name, "getattr"))
-    value = d[name]
-    if policy.is_trusted(mod.__name__):
-        if issubclass(type(value), PINNED_TYPES):
-            return m.world.pin(value, None)
-        if mod.__name__ in ("math", "cmath", "sys") and type(value) in SCALARS:
-            return value
-    return m.world.wrap(value, Attr(FixedObject(mod, mod.__name__), name, "instance"))
+        return m.world.wrap(value, Attr(FixedObject(mod, mod.__name__), name, "getattr"))
+    return m.world.wrap(d[name], m.global_source(d, name))
 
 
 def _class_attr(m: Any, cls: type, name: str) -> Any:
@@ -319,9 +339,10 @@ def _class_attr(m: Any, cls: type, name: str) -> Any:
                 return value
             if cls.__module__ == "builtins":
                 return value
-            return m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type"))
+            return _class_value(m, cls, name, value)
         if issubclass(type(getter), Function) and not policy.is_trusted(vt.__module__):
             return m.call(getter, [m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type")), None, cls], {})
+        class_guard(m, cls, name, value)
         return _bound(m, cls, cls, name)
     if issubclass(type(mattr), Function):
         return types.MethodType(mattr, cls)
@@ -462,18 +483,23 @@ def store_attr(m: Any, obj: Any, name: str, value: Any) -> None:
     elif issubclass(type(setter), Function):
         class_guard(m, t, "__setattr__", setter)
         m.call(setter, [obj, name, value], {})
+    elif _looks_up_itself(setter):
+        raise Unsupported("CAP012", at=m.loc(), detail=f"{t.__name__}.{name} = ...: this class, written in C, sets attributes in its own way")
     else:
         default_setattr(m, obj, t, name, value)
 
 
 def default_setattr(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
     """object.__setattr__."""
+    if issubclass(type(obj), types.ModuleType):
+        m.store_global(obj.__dict__, name, value)
+        return
     if issubclass(type(obj), PINNED_TYPES):
         if id(obj) in m.world.fresh_pinned:
             m.native(setattr, [obj, name, value], {}, store=True)
         else:
             m.world.set_attr(m.world.track_pinned(obj), name, value)
-            m.found.clear()
+            _note_class_write(m, obj, name, value)
         return
     cattr = find(m, t, name)
     if cattr is not MISSING and _is_data(m, type(cattr)):
@@ -533,7 +559,17 @@ def delete_attr(m: Any, obj: Any, name: str) -> None:
         m.native(object.__delattr__, [obj, name], {})
         return
     load_attr(m, obj, name)
+    if issubclass(type(obj), types.ModuleType):
+        m.store_global(obj.__dict__, name, NULL)
+        return
     m.world.set_attr(track or m.world.track_pinned(obj), name, DELETED)
+    _note_class_write(m, obj, name, DELETED)
+
+
+def _note_class_write(m: Any, obj: Any, name: str, value: Any) -> None:
+    if issubclass(type(obj), type):
+        m.class_writes[obj, name] = value
+        m.found.clear()
 
 
 __all__ = ["Item", "Raised", "TypeOf", "attr_or", "delete_attr", "find", "load_attr", "store_attr"]

@@ -23,12 +23,12 @@ import torch
 
 from ..codes import Unsupported
 from . import attributes as at
-from . import calls, floats
+from . import calls, floats, policy
 from . import protocols as pr
 from .attributes import Raised, find
 from .calls import _OPERATOR_ROWS, Args, Kwargs, row
 from .opcodes import NULL
-from .source import Attr, FixedObject
+from .source import Attr, Computed, FixedObject
 from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
 
 Tensor = torch.Tensor
@@ -85,7 +85,7 @@ def isinstance_(m: Any, args: Args, kwargs: Kwargs) -> Any:
         if classes in (int, float, bool):
             return issubclass(plain, classes)
     if getattr(type(classes), "__instancecheck__", None) in _PLAIN_CHECKS:
-        return m.native(issubclass, [t, classes], {}, plain=True)  # isinstance would ask the object for __class__
+        return _is_subclass(m, t, classes)  # isinstance would ask the object for __class__
     return m.native(isinstance, [value, classes], {}, plain=True)
 
 
@@ -97,8 +97,21 @@ _LEGACY = {torch.FloatTensor: lambda t: t.dtype is torch.float32, torch.LongTens
            torch.HalfTensor: lambda t: t.dtype is torch.float16, torch.DoubleTensor: lambda t: t.dtype is torch.float64}  # fmt: skip
 
 
+def _is_subclass(m: Any, t: type, cls: Any) -> bool:
+    """issubclass(t, cls): what an abstract class was told by `register` may change, so that is asked again before each call."""
+    found: bool = m.native(issubclass, [t, cls], {}, plain=True)
+    settled = not issubclass(type(cls), abc.ABCMeta) or cls in t.__mro__ or id(t) in m.world.fresh_pinned
+    if not settled and not (policy.is_trusted(t.__module__) and policy.is_trusted(cls.__module__)):
+        m.world.guard(Computed(issubclass, (t, cls), ()), "equals", found)
+    return found
+
+
 @row(issubclass)
 def issubclass_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2 and issubclass(type(args[1]), tuple):
+        return any(issubclass_(m, [args[0], c], {}) for c in args[1])
+    if len(args) == 2 and issubclass(type(args[0]), type) and issubclass(type(args[1]), type):
+        return _is_subclass(m, *args)
     return m.native(issubclass, args, {}, plain=True)
 
 

@@ -10,7 +10,6 @@ import functools
 import itertools
 import operator
 import sys
-import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -179,6 +178,8 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         name = policy.tensor_functions().get(fn)
         if name is not None:
             return _tensor_method(m, args[0], name, args[1:], kwargs)
+    if fn.__dict__ and fn.__dict__.get("_torchdynamo_disable"):
+        raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
     if fn.__dict__ and fn.__dict__.get("_dynamo_marked_constant"):
         return m.native(fn, args, kwargs, plain=True)  # its author declares the result constant
     module = str(fn.__globals__.get("__name__", ""))
@@ -202,11 +203,20 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return m.inline(fn, args, kwargs)
 
 
+def _disabled(fn: Any) -> str:
+    """Who is marked, and where it stands."""
+    own = fn.__dict__.get("_torchdynamo_orig_callable") or getattr(fn, "__wrapped__", None) or fn
+    code = getattr(own, "__code__", None)
+    reason = fn.__dict__.get("_torchsmith_reason") or fn.__dict__.get("_torchdynamo_disable_msg")
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"{getattr(own, '__qualname__', own)} is marked with compiler.disable{where}" + (f": {reason}" if reason else "")
+
+
 def _own_api(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """torchsmith.compiler's marks on functions, and its own predicates."""
     d = fn.__dict__
     if d.get("_torchsmith_disabled"):
-        raise Unsupported("CAP018", at=m.loc(), detail=str(d.get("_torchsmith_reason") or fn.__qualname__))
+        raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
     if d.get("_torchsmith_constant"):
         return m.native(fn, args, kwargs, plain=True)
     compiler = sys.modules.get("torchsmith.compiler")
@@ -453,8 +463,6 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
     track = m.world.tracks.get(id(self))
     if t is types.ModuleType:
         return _call_c_function(m, fn, args, kwargs)
-    if t in _LOCKS:
-        return True if name != "release" else None  # held by nobody else: capture is one thread's
     special_row = _METHOD_ROWS.get(name)
     if special_row is not None:
         out = special_row(m, self, t, track, args, kwargs)
@@ -470,6 +478,8 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
                 raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name} of {track.source}")
         if name in ("get", "__getitem__", "__contains__") and track.image is None and args and m.is_key(args[0]):
             return _single_read(m, self, name, args)
+        if name in policy.MUTATING and m.is_namespace(track):
+            raise Unsupported("CAP012", at=m.loc(), detail=f"{name}() of a module's globals")
         body = m.world.change(track) if name in policy.MUTATING else m.world.image(track)
         fn = getattr(body, name)
         if name == "copy" and type(body) in CONTAINERS:
@@ -505,7 +515,6 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
     raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
 
 
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _IDENTITY_METHODS = frozenset({"__hash__", "__eq__", "__ne__", "__init_subclass__", "__subclasshook__"})
 ROWS[weakref.ref] = lambda m, args, kwargs: m.native(weakref.ref, args[:1], {}, plain=True)
 
@@ -514,10 +523,10 @@ ROWS[weakref.ref] = lambda m, args, kwargs: m.native(weakref.ref, args[:1], {}, 
 def _call_weakref(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     track = m.world.of(fn)
     target = fn()
-    if track is None or target is None:
+    if track is None:
         return target
     m.world.use(track)
-    return m.world.wrap(target, FixedObject(target, f"{track.source}()"))
+    return m.world.wrap(target, Attr(track.source, "referent", "referent"))
 
 
 _SAFE_SELF = CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview}

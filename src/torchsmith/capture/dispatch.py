@@ -288,8 +288,10 @@ def is_entry_file(filename: str) -> bool:
 
 
 def on_frame(settings: Settings, fn: types.FunctionType) -> Any:
-    """The Dispatcher for a code object that the hook meets for the first time, or None: never compile it."""
+    """The Dispatcher for a code object that the hook meets for the first time, None: never compile it, or RUN_PLAIN: nor what it calls."""
     code = fn.__code__
+    if "_torchdynamo_disable" in fn.__dict__ and "_torchdynamo_orig_callable" in fn.__dict__:
+        return _frame.RUN_PLAIN  # PyTorch's own compiler.disable: nor what it calls
     if not is_entry_file(code.co_filename) or (code.co_name.startswith("<") and code.co_name != "<lambda>"):
         return None
     if getattr(fn, "_torchsmith_disabled", False) or getattr(fn, "_torchdynamo_disable", False) or code.co_name in ("__init__", "__new__", "__repr__", "__del__", "__getattr__"):

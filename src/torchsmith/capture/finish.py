@@ -5,6 +5,7 @@ In: the machine after the frame returned, and its result. Out: Captured, with th
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copyreg
 import enum
@@ -67,6 +68,8 @@ class _Builder:
             return f"L[{s.name!r}]"
         if isinstance(s, Global):
             space = "G" if s.namespace is None else self.const(s.namespace.value)
+            if s.name not in (self.m.entry.__globals__ if s.namespace is None else s.namespace.value):
+                space = self.const(vars(builtins))
             return f"{space}[{s.name!r}]"
         if isinstance(s, Cell):
             return f"C[{s.name!r}].cell_contents"
@@ -82,6 +85,8 @@ class _Builder:
             row = {"param": "_parameters", "buffer": "_buffers", "module": "_modules"}.get(s.via)
             if row:
                 return f"{base}.{row}[{s.name!r}]"
+            if s.via == "referent":
+                return f"{base}()"
             return f"{base}.{s.name}" if s.name.isidentifier() else f"getattr({base}, {s.name!r})"
         raise Unsupported("CAP015", at=self.m.loc(), detail=f"a value from {s}")
 
@@ -189,8 +194,8 @@ def _build_list(b: _Builder, v: list[Any]) -> str:
 
 
 def _build_tuple(b: _Builder, v: tuple[Any, ...]) -> str:
-    items = [b.value(x) for x in v]
-    return b._name(v, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
+    items = ", ".join([b.value(x) for x in v])
+    return b._name(v, f"tuple([{items}])" if v else "()")  # of a literal Python would make one constant wherever it stands
 
 
 def _build_dict(b: _Builder, v: dict[Any, Any]) -> str:
@@ -304,7 +309,7 @@ def _remove(obj: Any, name: str) -> None:
 def _replay(b: _Builder) -> None:
     """Statements that do to the outside world what the program did."""
     m = b.m
-    for track in m.world.changed:
+    for track in sorted(m.world.changed, key=lambda t: isinstance(t.source, Attr) and t.source.via == "own"):  # a __dict__ has it all
         target = b.source(track.source)
         if track.dirty:
             _replay_container(b, track, target)

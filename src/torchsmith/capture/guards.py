@@ -128,6 +128,8 @@ _MODULE_DICTS = {"param": "_parameters", "buffer": "_buffers", "module": "_modul
 def _attribute(obj: Any, name: str, via: str) -> Any:
     if via == "type":
         return _type_lookup(obj, name)
+    if via == "referent":
+        return obj() if isinstance(obj, weakref.ref) else MISSING
     if via in ("slot", "getattr"):
         return getattr(obj, name, MISSING)
     own = _own_dict(obj)
@@ -426,7 +428,7 @@ def first_failure(guards: Sequence[Guard], call: Call, symbols: Mapping[str, Sou
 # ---------------------------------------------------------------- flattening for C
 
 _LOCAL, _GLOBAL, _GLOBAL_IN, _CELL, _FIXED, _INSTANCE, _MODULE_DICT = range(7)
-_TYPE_ATTR, _GETATTR, _ITEM_SEQ, _ITEM_DICT, _CONTENTS, _TYPE_OF, _PROPERTY, _OWN_DICT, _COMPUTED = range(7, 16)
+_TYPE_ATTR, _GETATTR, _ITEM_SEQ, _ITEM_DICT, _CONTENTS, _TYPE_OF, _PROPERTY, _OWN_DICT, _COMPUTED, _REFERENT = range(7, 17)
 _GUARD_KINDS = {
     "tensor": 0, "identity": 1, "type": 2, "equals": 3, "length": 4, "dict_keys": 5, "missing": 6, "global_state": 7, "no_overlap": 8,
     "shape": 9, "alias": 10, "function": 11, "weak_identity": 12, "python": 13, "floats": 14,
@@ -545,7 +547,7 @@ def _flat_attr(f: Flattener, s: Attr) -> tuple[int, int, int, Any, Any]:
     base = f.node(s.base)
     if s.via in _MODULE_DICTS:
         return _MODULE_DICT, base, 0, s.name, _MODULE_DICTS[s.via]
-    return {"instance": _INSTANCE, "type": _TYPE_ATTR, "own": _OWN_DICT}.get(s.via, _GETATTR), base, 0, s.name, None
+    return {"instance": _INSTANCE, "type": _TYPE_ATTR, "own": _OWN_DICT, "referent": _REFERENT}.get(s.via, _GETATTR), base, 0, s.name, None
 
 
 def _flat_item(f: Flattener, s: Item) -> tuple[int, int, int, Any, Any]:

@@ -27,7 +27,7 @@ from .guards import global_state
 from .opcodes import NULL, RETURN
 from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
 from .tensors import Recorder
-from .world import MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of
+from .world import MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of, put
 
 _GENERATOR = 0x20
 _ASYNC = 0x80 | 0x200
@@ -149,11 +149,13 @@ class Machine:
         self.is_whole = False  # captured alone, for export: no frame to go back to
         self.steps = 0
         self.global_cache: dict[tuple[int, str], Any] = {}
-        self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}
+        self.global_writes = self.world.global_writes
+        self.class_writes: dict[tuple[type, str], Any] = {}  # attributes of classes from outside that were written (or DELETED)
         self.cell_sources: dict[int, Source] = {}
         self.cell_writes: dict[int, tuple[Any, Any]] = {}
         self.effects: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls replayed by finish
         self.calls_seen: set[int] = set()
+        self.function_modes = torch._C._len_torch_function_stack()
         self.grad = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.autocast: dict[str, tuple[bool, Any]] = {
@@ -162,7 +164,7 @@ class Machine:
         self.contexts: list[tuple[Any, Any, Any, Any]] = []  # inference mode and autocast regions that are open
         self.context_writes: dict[int, tuple[Any, Any]] = {}
         self.tensor_attrs: dict[tuple[int, str], Any] = {}
-        self.found_tensor: dict[str, Any] = {}
+        self.found_tensor: dict[tuple[type, str], Any] = {}
         self.global_hooks_guarded = False
 
     # ------------------------------------------------------------ places
@@ -185,27 +187,27 @@ class Machine:
     # ------------------------------------------------------------ variables
 
     def load_global(self, frame: Frame, name: str) -> Any:
-        key = (id(frame.globals), name)
+        """A global name, or else a builtin: whichever it is, a guard notices when it is another."""
+        g = frame.globals
+        key = (id(g), name)
         got = self.global_cache.get(key, NULL)
         if got is not NULL:
             return got
-        if key in self.global_writes:
-            value = self.global_writes[key][2]
-            if value is NULL:
-                raise Raised(NameError(f"name '{name}' is not defined"))
-            return value
-        g = frame.globals
-        if name not in g:
+        written = self.global_writes.get(key)
+        if written is not None and written[2] is not NULL:
+            return written[2]
+        if written is None and name in g:
+            value = self.world.wrap(g[name], self.global_source(g, name))
+        else:
             builtins = g.get("__builtins__", __builtins__)
             builtins = vars(builtins) if issubclass(type(builtins), types.ModuleType) else builtins
             if name not in builtins:
-                raise Raised(NameError(f"name '{name}' is not defined"))
-            value = builtins[name]
-        else:
-            value = g[name]
-            trusted = policy.is_trusted(str(g.get("__name__", "")))
-            if not (trusted and (issubclass(type(value), PINNED_TYPES) or type(value) in SCALARS)):
-                value = self.world.wrap(value, self.global_source(g, name))
+                if written is None:
+                    self.world.guard(FixedObject(g, f"globals({g.get('__name__', '?')})"), "missing", name)
+                raise Raised(NameError(f"name '{name}' is not defined", name=name))
+            if written is not None:  # deleted by this call
+                return self.world.wrap(builtins[name], Item(FixedObject(builtins, "builtins"), name))
+            value = self.world.wrap(builtins[name], self.global_source(g, name))
         self.global_cache[key] = value
         return value
 
@@ -214,10 +216,20 @@ class Machine:
             return Global(name)
         return Global(name, FixedObject(g, f"globals({g.get('__name__', '?')})"))
 
-    def store_global(self, frame: Frame, name: str, value: Any) -> None:
-        key = (id(frame.globals), name)
+    def store_global(self, g: dict[str, Any], name: str, value: Any) -> None:
+        """A global name (attribute of a module) is written, or deleted (NULL): one place, whoever reads it."""
+        key = (id(g), name)
         self.global_cache.pop(key, None)
-        self.global_writes[key] = (frame.globals, self.global_source(frame.globals, name), value)
+        self.global_writes[key] = (g, self.global_source(g, name), value)
+        self.world.keep.append(g)
+        track = self.world.tracks.get(id(g))
+        if track is not None and track.image is not None:  # globals() or vars(module) was read whole
+            put(track.image, name, value)
+
+    def is_namespace(self, track: Track) -> bool:
+        """Is this dictionary the globals of a module?"""
+        g = track.obj
+        return type(g) is dict and ("__builtins__" in g or getattr(sys.modules.get(g.get("__name__", "")), "__dict__", None) is g)
 
     def load_cell(self, cell: Any, name: str = "?") -> Any:
         written = self.cell_writes.get(id(cell))
@@ -553,13 +565,18 @@ class Machine:
 
     def import_name(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """import: what is loaded is read from sys.modules; what is not is loaded, as eager would, once."""
-        if level == 0 and not names:
+        known = FixedObject(sys.modules, "sys.modules")
+        if level == 0 and name in sys.modules:
             top = name.partition(".")[0]
-            if name in sys.modules and top in sys.modules:
-                return sys.modules[top]
-        if level == 0 and names and name in sys.modules:
-            return sys.modules[name]
-        return self.native(__import__, [name, frame.globals, None, names, level], {}, plain=True)
+            if names:
+                return self.world.wrap(sys.modules[name], Item(known, name))
+            if top in sys.modules:
+                self.world.wrap(sys.modules[name], Item(known, name))
+                return self.world.wrap(sys.modules[top], Item(known, top))
+        module = self.native(__import__, [name, frame.globals, None, names, level], {}, plain=True)
+        if module.__name__ in sys.modules:
+            self.world.guard(Item(known, module.__name__), "identity", module)
+        return module
 
     def build_class_function(self, frame: Frame) -> Callable[..., Any]:
         """__build_class__ whose class body is interpreted."""

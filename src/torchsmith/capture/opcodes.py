@@ -19,8 +19,8 @@ from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
+from .world import NULL
 
-NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()
 RETURN, YIELD = "return", "yield"
 _LONGEST_RAISE = 200  # instructions that make an exception
 Frame = Any
@@ -179,13 +179,13 @@ def op_LOAD_GLOBAL(f: Frame, i: Instr) -> None:
 
 @op()
 def op_STORE_GLOBAL(f: Frame, i: Instr) -> None:
-    f.machine.store_global(f, i.value, f.stack.pop())
+    f.machine.store_global(f.globals, i.value, f.stack.pop())
 
 
 @op()
 def op_DELETE_GLOBAL(f: Frame, i: Instr) -> None:
     f.machine.load_global(f, i.value)
-    f.machine.store_global(f, i.value, NULL)
+    f.machine.store_global(f.globals, i.value, NULL)
 
 
 @op()

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
-from . import floats
+from . import floats, tensor_attrs
 from .attributes import Raised, class_guard, find
-from .world import CONTAINERS, MISSING, SCALARS, container_base, item_of
+from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, item_of
 
 Function = types.FunctionType
 Tensor = torch.Tensor
@@ -132,6 +132,9 @@ def _dyadic(m: Any, fn: Callable[[Any, Any], Any], name: str, reflected: str, a:
     f, g = special(m, ta, name), special(m, tb, reflected)
     tensor_a, tensor_b = issubclass(type(a), Tensor), issubclass(type(b), Tensor)
     if tensor_a or tensor_b:
+        own = tensor_attrs.users_method(m, a, name) if tensor_a else tensor_attrs.users_method(m, b, reflected) if f is None else None
+        if own is not None:
+            return m.call(own, [a, b] if tensor_a else [b, a], {})
         if (f is not None and not tensor_a) or (g is not None and not tensor_b):
             pass
         else:
@@ -242,6 +245,9 @@ def _has_objects(items: Any) -> bool:
 def _read_key(m: Any, track: Any, key: Any) -> Any:
     """One entry of a dictionary from outside, or MISSING: guards that entry alone."""
     m.world.use(track)
+    written = m.global_writes.get((id(track.obj), key)) if m.global_writes else None
+    if written is not None:
+        return MISSING if written[2] is NULL else written[2]
     try:
         value = dict.get(track.obj, key, MISSING)
     except TypeError as e:
@@ -322,6 +328,9 @@ def setitem(m: Any, obj: Any, key: Any, value: Any) -> None:
         m.call(f, [obj, key, value], {})
         return
     track = m.world.tracks.get(id(obj))
+    if track is not None and m.is_namespace(track):
+        m.store_global(track.obj, _global_name(m, key), value)
+        return
     if track is not None:
         obj = m.world.change(track)
     m.native(operator.setitem, [obj, key, value], {}, store=True)
@@ -334,9 +343,20 @@ def delitem(m: Any, obj: Any, key: Any) -> None:
         m.call(f, [obj, key], {})
         return
     track = m.world.tracks.get(id(obj))
+    if track is not None and m.is_namespace(track):
+        if not contains(m, obj, key):
+            raise Raised(KeyError(key))
+        m.store_global(track.obj, _global_name(m, key), NULL)
+        return
     if track is not None:
         obj = m.world.change(track)
     m.native(operator.delitem, [obj, key], {}, store=True)
+
+
+def _global_name(m: Any, key: Any) -> str:
+    if type(key) is not str:
+        raise Unsupported("CAP012", at=m.loc(), detail="a global whose name is no string")
+    return key
 
 
 def length(m: Any, obj: Any) -> Any:

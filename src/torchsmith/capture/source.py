@@ -74,14 +74,14 @@ class FixedObject(Source):
 class Attr(Source):
     """`base.name`. `via` says how it is read: "instance" (obj.__dict__), "param"/"buffer"/"module" (nn.Module's dictionaries),
     "type" (a class attribute), "slot" (member descriptor), "own" (`__dict__`, whatever the class makes of that name), "getattr" (generic
-    lookup)."""
+    lookup), "referent" (what a weak reference refers to)."""
 
     base: Source
     name: str
-    via: Literal["instance", "param", "buffer", "module", "type", "slot", "own", "getattr"] = "getattr"
+    via: Literal["instance", "param", "buffer", "module", "type", "slot", "own", "getattr", "referent"] = "getattr"
 
     def __str__(self) -> str:
-        return f"{self.base}.{self.name}"
+        return f"{self.base}()" if self.via == "referent" else f"{self.base}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Computed(Source):
         return f"{getattr(self.fn, '__qualname__', self.fn)}({', '.join(shown)})"
 
     def _key(self) -> tuple[Any, ...]:
-        return (self.fn, tuple((type(a), a if isinstance(a, Expr) else repr(a)) for a in self.args), self.symbols)
+        return (self.fn, tuple((type(a), repr(a) if isinstance(a, (int, float, str)) else id(a)) for a in self.args), self.symbols)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Computed) and self._key() == other._key()

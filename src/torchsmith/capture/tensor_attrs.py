@@ -11,8 +11,9 @@ import torch
 
 from ..codes import Unsupported
 from ..graph import tracing
+from . import policy
 from .attributes import Raised
-from .source import Attr
+from .source import Attr, FixedObject
 from .world import MISSING
 
 Row = Callable[[Any, torch.Tensor], Any]
@@ -119,17 +120,18 @@ def internal(m: Any, t: torch.Tensor) -> Any:
 
 def load(m: Any, t: torch.Tensor, name: str) -> Any:
     """`tensor.name`."""
-    found = ROWS.get(name)
+    cattr = class_attribute(m, m.recorder.info(t).cls, name)
+    own = _users(cattr)
+    found = ROWS.get(name) if own is None else None
     if found is not None:
         return found(m, t)
     written = m.tensor_attrs.get((id(t), name), MISSING)
     if written is not MISSING:
         return written
-    cattr = m.found_tensor.get(name, MISSING)
-    if cattr is MISSING:
-        cattr = m.found_tensor[name] = _find(name)
     if cattr is None:
         return _own_attribute(m, t, name)
+    if own is not None:
+        return types.MethodType(own, t)
     if issubclass(type(cattr), (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
         return TensorMethod(t, name)
     if issubclass(type(cattr), staticmethod):
@@ -148,11 +150,28 @@ class TensorMethod:
         self.__self__, self.__name__ = tensor, name
 
 
-def _find(name: str) -> Any:
-    for base in torch.Tensor.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return None
+def class_attribute(m: Any, cls: type, name: str) -> Any:
+    """What the class of a tensor says a name is (None: nothing); a guard notices when a program changes it."""
+    cattr = m.found_tensor.get((cls, name), MISSING)
+    if cattr is MISSING:
+        cattr = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+        m.found_tensor[cls, name] = cattr
+        source = FixedObject(cls, cls.__qualname__)
+        if cattr is None:
+            m.world.guard(source, "missing", name)
+        else:
+            m.world.guard(Attr(source, name, "type"), "identity", cattr)
+    return cattr
+
+
+def _users(cattr: Any) -> Any:
+    """A method that a program gave to tensors, else None."""
+    return cattr if type(cattr) is types.FunctionType and not policy.is_torch_file(cattr.__code__.co_filename) else None
+
+
+def users_method(m: Any, t: torch.Tensor, name: str) -> Any:
+    """The program's own method of this name (`torch.Tensor.__add__ = ...`), else None."""
+    return _users(class_attribute(m, m.recorder.info(t).cls, name))
 
 
 def _own_attribute(m: Any, t: torch.Tensor, name: str) -> Any:

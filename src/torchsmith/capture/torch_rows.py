@@ -18,7 +18,9 @@ from ..codes import Unsupported
 from ..graph import tracing
 from . import control_flow
 from .attributes import Raised
+from .source import Computed
 from .tensor_attrs import ROWS as TENSOR_ROWS
+from .world import is_constant
 
 Row = Callable[[Any, list[Any], dict[str, Any]], Any]
 ROWS: dict[Any, Row] = {}
@@ -62,8 +64,21 @@ constant(False, *_named("compiler.is_exporting", "jit.is_scripting", "jit.is_tra
                         "fx._symbolic_trace.is_fx_tracing", "fx._symbolic_trace.is_fx_symbolic_tracing",
                         "overrides.has_torch_function", "overrides.has_torch_function_unary", "overrides.has_torch_function_variadic",
                         "_C._has_torch_function", "_C._has_torch_function_unary", "_C._has_torch_function_variadic",
-                        "_C._is_torch_function_mode_enabled", "overrides.is_tensor_method_or_property", "_C._is_tracing"))  # fmt: skip
+                        "overrides.is_tensor_method_or_property", "_C._is_tracing"))  # fmt: skip
 constant(0, *_named("_C._len_torch_dispatch_stack"))
+
+
+@row(*_named("_C._len_torch_function_stack"))
+def function_modes(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The caller's modes (which a guard counts), not those that tracing stands on."""
+    return m.function_modes
+
+
+@row(*_named("_C._is_torch_function_mode_enabled"))
+def is_function_mode(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return m.function_modes > 0
+
+
 constant(False, *_named("nn.modules.activation._is_make_fx_tracing"))
 constant(None, *_named("_C._get_tracing_state", "_C._log_api_usage_once", "_C._functorch.peek_interpreter_stack",
                        "_C._functorch.maybe_current_level", "_C._dynamo.compiled_autograd.set_autograd_compiler", "compiler.cudagraph_mark_step_begin",
@@ -210,13 +225,34 @@ _STATE = _named(
     "mps.is_available", "accelerator.is_available", "accelerator.current_accelerator", "get_device_module", "_C._get_default_device",
     "_C._get_cudnn_allow_tf32", "_C._get_cudnn_deterministic", "_C._get_cudnn_benchmark", "_C._get_deterministic_algorithms",
     "_C._get_deterministic_algorithms_warn_only", "_C._get_onednn_allow_tf32", "_C._get_cublas_allow_tf32", "_C._get_float32_matmul_precision",
-    "_C._is_torch_function_enabled", "_C._len_torch_function_stack", "_C._get_nnpack_enabled",
+    "_C._is_torch_function_enabled", "_C._get_nnpack_enabled",
     "_C._get_fp32_precision_getter", "_C._get_warnAlways", "_C._get_mkldnn_deterministic",
 )  # fmt: skip
 
 
+# What a process cannot change, and what is part of the guarded global state.
+_SETTLED = frozenset(_named(
+    "get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
+    "_C._get_deterministic_algorithms", "_C._get_deterministic_algorithms_warn_only", "_C._get_default_device", "is_autocast_cache_enabled",
+    "_C._is_autocast_available", "amp.is_autocast_available", "amp.autocast_mode.is_autocast_available", "cuda.is_available",
+    "cuda.device_count", "backends.mps.is_available", "xpu.is_available", "distributed.is_available", "backends.cuda.is_built",
+    "cuda.is_bf16_supported", "cuda.get_device_capability", "promote_types", "can_cast", "typename", "compiled_with_cxx11_abi",
+    "backends.mkldnn.is_available", "backends.cudnn.is_available", "backends.openmp.is_available", "is_vulkan_available", "_C._has_mkl",
+    "_C._has_mkldnn", "mps.is_available", "accelerator.is_available", "backends.cuda.is_flash_attention_available", "version.cuda",
+    "_C._cuda_isCurrentStreamCapturing", "_C._is_torch_function_enabled", "_C._get_privateuse1_backend_name", "get_device_module",
+))  # fmt: skip
+
+
 def _state(fn: Any) -> Row:
-    return lambda m, args, kwargs: m.native(fn, args, kwargs, plain=True)
+    if fn in _SETTLED:
+        return lambda m, args, kwargs: m.native(fn, args, kwargs, plain=True)
+
+    def read(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A switch of the process: asked again before each call."""
+        value = m.native(fn, args, kwargs, plain=True)
+        return value if kwargs or not all(map(is_constant, args)) else m.world.wrap(value, Computed(fn, tuple(args), ()))
+
+    return read
 
 
 for _f in _STATE:

@@ -22,6 +22,7 @@ from . import policy
 from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TypeOf
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
+NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()  # no value: an empty place of a stack, a deleted global
 DELETED: Any = type("Deleted", (), {"__repr__": lambda self: "<deleted>"})()
 
 SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex, type(Ellipsis), type(NotImplemented)})
@@ -99,6 +100,7 @@ class World:
         self.changed: list[Track] = []  # in order of first change
         self.pinned: dict[int, Source] = {}
         self.fresh_pinned: set[int] = set()  # classes and functions made during capture
+        self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}  # by namespace and name; NULL: deleted
 
     # ------------------------------------------------------------ guards
 
@@ -185,6 +187,9 @@ class World:
                 raise Unsupported("CAP011", at=self.loc(), detail=f"{type(track.obj).__name__} from {track.source}")
             self.use(track)
             track.image = row(self, track)
+            for (space, name), (_, _, value) in self.global_writes.items():
+                if space == id(track.obj):
+                    put(track.image, name, value)
             self.tracks[id(track.image)] = track
             self.keep.append(track.image)
         return track.image
@@ -212,7 +217,7 @@ class World:
         self._mark(track)
         inner = self.tracks.get(id(own_dict(track.obj)))
         if inner is not None and inner.image is not None:
-            _put(inner.image, name, value)
+            put(inner.image, name, value)
 
     def dict_of(self, track: Track) -> Any:
         """An outside object's __dict__; what was written to the object is in its image."""
@@ -223,7 +228,7 @@ class World:
             if inner.image is None:
                 image = self.image(inner)
                 for name, value in track.attrs.items():
-                    _put(image, name, value)
+                    put(image, name, value)
         return d
 
     def track_pinned(self, obj: Any) -> Track:
@@ -235,8 +240,9 @@ class World:
         return track
 
 
-def _put(image: dict[str, Any], name: str, value: Any) -> None:
-    if value is DELETED:
+def put(image: dict[str, Any], name: str, value: Any) -> None:
+    """What an attribute or global that is written (or deleted) does to the image of its dictionary."""
+    if value is DELETED or value is NULL:
         image.pop(name, None)
     else:
         image[name] = value
@@ -343,4 +349,4 @@ _IMAGE[frozenset] = lambda world, track: frozenset(_image_set(world, track))
 _IMAGE[deque] = _image_deque
 _IMAGE[types.MappingProxyType] = lambda world, track: dict(_dict_items(world, track))
 
-__all__ = ["DELETED", "MISSING", "Cell", "Global", "Track", "World", "item_of", "policy", "root_of"]
+__all__ = ["DELETED", "MISSING", "NULL", "Cell", "Global", "Track", "World", "item_of", "policy", "put", "root_of"]

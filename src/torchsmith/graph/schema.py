@@ -91,7 +91,9 @@ SYMBOLIC_OF: dict[str, str] = {
     "triu": "diagonal", "as_strided": "stride", "as_strided_copy": "stride", "as_strided_scatter": "stride", "_reshape_alias": "stride",
     "empty_strided": "stride", "new_empty_strided": "stride", "reflection_pad1d": "padding", "reflection_pad2d": "padding",
     "reflection_pad3d": "padding", "replication_pad1d": "padding", "replication_pad2d": "padding", "replication_pad3d": "padding",
-    "_scaled_dot_product_flash_attention_for_cpu": "scale", "scaled_dot_product_attention": "scale",
+    "_scaled_dot_product_flash_attention_for_cpu": "scale", "scaled_dot_product_attention": "scale", "threshold": "threshold",
+    "hardtanh": "min_val max_val", "softplus": "beta threshold", "hardshrink": "lambd", "softshrink": "lambd", "index_add": "alpha",
+    "addmm": "beta alpha", "baddbmm": "beta alpha", "addmv": "beta alpha", "addbmm": "beta alpha", "addr": "beta alpha",
 }  # fmt: skip
 PINNED_OF: dict[str, str] = {"unfold": "size", "unfold_copy": "size", "histc": "min max", "nonzero_static": "fill_value"}
 

@@ -1,0 +1,388 @@
+"""State that a program shares with others: locks, thread-local storage, globals of several modules, patches between calls."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import gc
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import torchsmith
+
+X = torch.arange(6.0)
+Make = Callable[[], Callable[[Tensor], Any]]
+
+
+def plain(v: Any) -> Any:
+    if isinstance(v, Tensor):
+        return v.dtype, tuple(v.shape), [round(q, 3) for q in v.tolist()]
+    return tuple(map(plain, v)) if isinstance(v, (list, tuple)) else v
+
+
+def results(fn: Callable[[Tensor], Any], between: Any = (None,)) -> list[Any]:
+    """What a call, and then one after each of `between`, gives."""
+    out: list[Any] = []
+    for change in (None, *between):
+        if change is not None:
+            change()
+        try:
+            out.append(plain(fn(X)))
+        except Exception as e:
+            out.append((type(e), str(e)))
+    return out
+
+
+def agree(make: Make, between: Any = (None,)) -> None:
+    """`make` gives a function with state of its own: the compiled one must see and leave what the function itself does."""
+    want = results(make(), between)
+    assert results(torchsmith.compile(make()), between) == want
+
+
+# ---------------------------------------------------------------- locks, thread-local storage
+
+
+def test_locks_are_taken() -> None:
+    def held() -> Any:
+        lock = threading.Lock()
+        return lambda x: (x + 1, lock.acquire(blocking=False), lock.locked())
+
+    def entered() -> Any:
+        lock, other = threading.Lock(), threading.RLock()
+
+        def fn(x: Tensor) -> Any:
+            with lock, other:
+                y, inside = x + 1, lock.locked()
+            return y, inside, lock.locked()
+
+        return fn
+
+    agree(held)
+    agree(entered)
+
+
+def test_thread_local_storage() -> None:
+    def read() -> Any:
+        lock, local = threading.Lock(), threading.local()
+        local.v = torch.full((6,), 3.0)
+
+        def fn(x: Tensor) -> Any:
+            with lock:
+                x = x + local.v
+            return x
+
+        return fn
+
+    def written() -> Any:
+        class Mine(threading.local):
+            step = 0
+
+        local = Mine()
+
+        def fn(x: Tensor) -> Any:
+            local.x = x * 2
+            local.step += 1
+            return local.x + local.step, hasattr(local, "y")
+
+        return fn
+
+    agree(read)
+    agree(written)
+
+
+def test_weak_proxies() -> None:
+    class Held:
+        v = 2
+
+    def make() -> Any:
+        held = Held()
+        held.v = 5
+        proxy = weakref.proxy(held)
+        return lambda x, keep=held: x * proxy.v
+
+    agree(make)
+
+
+# ---------------------------------------------------------------- one place for a thing
+
+OTHER = types.ModuleType("state_other")
+TEXT = """
+COUNT = 0
+def bump():
+    global COUNT
+    COUNT += 1
+def read():
+    return COUNT
+def drop():
+    global COUNT
+    del COUNT
+"""
+exec(TEXT, OTHER.__dict__)
+sys.modules["state_other"] = OTHER
+
+
+def test_globals_of_another_module() -> None:
+    def by_function(x: Tensor) -> Any:
+        OTHER.bump()
+        first = OTHER.COUNT
+        OTHER.COUNT = 7
+        seen = OTHER.read(), OTHER.__dict__["COUNT"], vars(OTHER)["COUNT"], OTHER.COUNT
+        OTHER.__dict__["COUNT"] = 9
+        seen += OTHER.read(), OTHER.COUNT, vars(OTHER).get("COUNT"), "COUNT" in vars(OTHER)
+        OTHER.bump()
+        return x + OTHER.COUNT, first, seen
+
+    def deleted(x: Tensor) -> Any:
+        OTHER.drop()
+        gone = hasattr(OTHER, "COUNT"), "COUNT" in OTHER.__dict__
+        OTHER.COUNT = 1
+        del OTHER.__dict__["COUNT"]
+        gone += (getattr(OTHER, "COUNT", None),)
+        OTHER.__dict__["COUNT"] = 3
+        return x, gone, OTHER.read()
+
+    for fn in (by_function, deleted):
+        OTHER.COUNT = 0
+        want = results(fn), OTHER.COUNT
+        OTHER.COUNT = 0
+        assert (results(torchsmith.compile(fn)), OTHER.COUNT) == want
+
+
+def test_attributes_and_their_dictionary() -> None:
+    class Plain:
+        pass
+
+    def make() -> Any:
+        o = Plain()
+        o.a = 1
+
+        def fn(x: Tensor) -> Any:
+            o.__dict__["a"] = 5
+            seen = [o.a]
+            o.a = 6
+            seen.append(o.__dict__["a"])
+            o.__dict__["a"] = 7
+            o.__dict__.update(b=3)
+            seen += [o.a, o.b, *sorted(vars(o))]
+            del o.b
+            seen += ["b" in o.__dict__, getattr(o, "zz", None)]
+            return x, seen
+
+        return lambda x: (*fn(x), o)[:2] if o is None else (fn(x), sorted(vars(o).items()))
+
+    agree(make)
+
+
+def test_attributes_of_classes() -> None:
+    def make() -> Any:
+        class Base:
+            count, name = 0, "base"
+
+        class Derived(Base):
+            pass
+
+        def fn(x: Tensor) -> Any:
+            Base.count += 1
+            d = Derived()
+            seen = d.count, Derived.count, Base.__dict__["count"] if False else Base.count
+            Derived.count = 10
+            Base.twice = lambda self: self.count * 2
+            return x, seen, d.count, Base.count, d.twice()
+
+        return fn
+
+    agree(make)
+
+
+def test_equal_tuples_stay_two() -> None:
+    def make() -> Any:
+        calls: list[Any] = []
+
+        def fn(x: Tensor) -> Any:
+            calls.append(("t", len(x)))
+            calls.append(("t", len(x)))
+            return x, len(calls), calls[0] is calls[1]
+
+        return fn
+
+    agree(make)
+
+
+# ---------------------------------------------------------------- guards notice what Python would
+
+
+@contextmanager
+def restored(*places: tuple[Any, str]) -> Iterator[None]:
+    before = [(o, n, o.__dict__[n] if n in vars(o) else None, n in vars(o)) for o, n in places]
+    try:
+        yield
+    finally:
+        for o, n, value, was in before:
+            if was:
+                setattr(o, n, value)
+            elif n in vars(o):
+                delattr(o, n)
+
+
+def patched(make: Make, owner: Any, name: str, *values: Any) -> None:
+    """Patched between calls, the function gives what eager gives."""
+    outcomes = []
+    for wrap in (lambda f: f, torchsmith.compile):
+        with restored((owner, name)):
+            outcomes.append(results(wrap(make()), [None, *((lambda v=v: setattr(owner, name, v)) for v in values)]))
+    assert outcomes[0] == outcomes[1]
+
+
+PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
+    "builtin": (lambda: lambda x: (x, abs(-3)), builtins, "abs", (lambda v: 7,)),
+    "function of torch": (lambda: lambda x: torch.sin(x), torch, "sin", (lambda v: v + 100,)),  # noqa: PLW0108
+    "torch.nn.functional": (lambda: lambda x: F.relu(x), F, "relu", (lambda v, *a, **k: v + 100,)),  # noqa: PLW0108
+    "inside a module": (torch.nn.SiLU, F, "silu", (lambda v, *a, **k: v + 100,)),
+    "method of tensors": (lambda: lambda x: x.sin(), torch.Tensor, "sin", (lambda v: v + 100,)),
+    "operator of tensors": (lambda: lambda x: x + x, torch.Tensor, "__add__", (lambda v, w: v * 100,)),
+    "new method": (lambda: lambda x: x.foo() if hasattr(x, "foo") else x, torch.Tensor, "foo", (lambda v: v + 1, lambda v: v + 2)),
+    "attribute of tensors": (lambda: lambda x: x.ndim, torch.Tensor, "ndim", (property(lambda v: 17),)),
+    "forward of a class of torch": (torch.nn.ReLU, torch.nn.ReLU, "forward", (lambda self, v: v - 1,)),
+    "math": (lambda: lambda x: x * sys.modules["math"].pi, sys.modules["math"], "pi", (3.0,)),
+}
+
+
+@pytest.mark.parametrize("what", PATCHES)
+def test_patches_between_calls(what: str) -> None:
+    make, owner, name, values = PATCHES[what]
+    patched(make, owner, name, *values)
+
+
+def test_a_global_that_shadows_a_builtin() -> None:
+    for wrap in (lambda f: f, torchsmith.compile):
+        space: dict[str, Any] = {}
+        exec("def fn(x):\n    return x * len(x)", space)
+        fn = wrap(space["fn"])
+        assert fn(X)[1] == 6
+        space["len"] = lambda v: 100
+        assert fn(X)[1] == 100
+        del space["len"]
+        assert fn(X)[1] == 6
+
+
+def test_classes_registered_later() -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        class Kind(abc.ABC):  # noqa: B024
+            pass
+
+        class One:
+            pass
+
+        one = One()
+        made[:] = [Kind, One]
+        return lambda x: (x, isinstance(one, Kind), issubclass(One, Kind), isinstance(one, (int, Kind)))
+
+    agree(make, [None, lambda: made[0].register(made[1])])
+
+
+def test_modules_replaced() -> None:
+    first, second = types.ModuleType("state_zm"), types.ModuleType("state_zm")
+    first.v, second.v = 1, 2  # type: ignore[attr-defined]
+
+    def make() -> Any:
+        sys.modules["state_zm"] = first
+
+        def fn(x: Tensor) -> Any:
+            import state_zm  # type: ignore[import-not-found]
+
+            return x + state_zm.v
+
+        return fn
+
+    agree(make, [None, lambda: sys.modules.update(state_zm=second), lambda: sys.modules.pop("state_zm")])
+
+
+def test_switches_of_the_process() -> None:
+    def fn(x: Tensor) -> Any:
+        state = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled
+        return x, state, torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
+
+    def change() -> Iterator[None]:
+        threads, precision, tf32 = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
+        try:
+            torch.set_num_threads(threads + 1)
+            yield
+            torch.set_float32_matmul_precision("high")
+            yield
+            torch.backends.mkldnn.set_flags(False)
+            yield
+            torch.backends.cuda.matmul.allow_tf32 = not tf32
+            yield
+            torch.use_deterministic_algorithms(True)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.mkldnn.set_flags(True)
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.use_deterministic_algorithms(False)
+
+    compiled = torchsmith.compile(fn, recompile_limit=20)
+    assert plain(compiled(X)) == plain(fn(X))
+    for _ in change():
+        assert plain(compiled(X)) == plain(fn(X))
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_are_counted_without_ours() -> None:
+    fn = torchsmith.compile(lambda x: (x + 1, torch._C._len_torch_function_stack(), torch._C._is_torch_function_mode_enabled()))
+    assert fn(X)[1:] == (0, False)
+    with Mode():
+        assert fn(X)[1:] == (1, True)
+
+
+# ---------------------------------------------------------------- what an entry keeps
+
+
+def test_a_weak_reference_stays_weak() -> None:
+    class Held:
+        v = 2
+
+    held = Held()
+    ref = weakref.ref(held)
+
+    def fn(x: Tensor) -> Any:
+        o = ref()
+        return x * 0 if o is None else x * o.v
+
+    compiled = torchsmith.compile(fn)
+    assert plain(compiled(X)) == plain(fn(X))
+    del held
+    gc.collect()
+    assert ref() is None
+    assert plain(compiled(X)) == plain(fn(X))
+
+
+def test_functions_that_pytorchs_own_compiler_leaves_out() -> None:
+    @torch.compiler.disable
+    def inner(x: Tensor) -> Tensor:
+        def deeper(x: Tensor) -> Tensor:
+            return x + (1 if torch.compiler.is_compiling() else 2)
+
+        return deeper(x)
+
+    agree(lambda: lambda x: inner(x) * 2)
+    with pytest.raises(torchsmith.Unsupported, match=r"inner is marked with compiler.disable \(.*test_state.py:\d+\)"):
+        torchsmith.compile(lambda x: inner(x) + 1, fullgraph=True)(X)
