@@ -11,6 +11,7 @@
     python bench/run.py --suite aot            packages with varying sizes against AOTInductor, ONNX Runtime, and packages of one size
     python bench/run.py --suite aot-example    the documents' example: compile time, library, start, memory, cost of a call from C
     python bench/run.py --suite op_db          bench/op_db.py, whole
+    python bench/run.py --suite xla            the XLA document's tables: openxla against tracing on every call, eager and our own compiler
 
 In: --models, --batches, --peers, --only, --threads narrow a run; --quick is a smoke run whose figures mean nothing. Out: a table on stdout
 and bench/results/<suite>.json and .md. The suites are in bench/suites, the protocol of every comparison in bench/paired.py.
@@ -30,13 +31,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import aot, aot_example, compile, contractions, loaded, overhead, pointwise, seeds, threads  # noqa: E402
+from suites import aot, aot_example, compile, contractions, loaded, overhead, pointwise, seeds, threads, xla  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
 SUITES = {
     "seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded,
-    "pointwise": pointwise, "aot": aot, "aot-example": aot_example,
+    "pointwise": pointwise, "aot": aot, "aot-example": aot_example, "xla": xla,
 }  # fmt: skip
 MODELS_OF = {
     "threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"], "aot": list(aot.CASES),

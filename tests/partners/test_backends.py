@@ -280,3 +280,19 @@ def test_standalone_compile_saves_and_loads(tmp_path):
         CompiledArtifact.load(path=tmp_path / "bad")
     with pytest.raises(ValueError, match="format"):
         artifact.save(path=tmp_path / "x", format="zip")
+
+
+def test_a_backend_of_functional_graphs():
+    from torchsmith.backends.partition import by_operator
+    from torchsmith.backends.plain import run_plain
+
+    seen = []
+
+    def backend(fg, name):
+        return run_plain(fg, lambda plain: seen.append(plain) or by_operator(plain), name)
+
+    backend.dialect = "functional"
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    z = x.clone()
+    close(torchsmith.compile(effects, backend=backend)(x, y)[:4], effects(z, y)[:4])
+    assert len(seen) == 1 and not any(n.op == "call_method" for n in seen[0].graph.nodes)

@@ -153,7 +153,7 @@ def lookup_backend(name: str | Backend) -> Backend:
 def choose(name: str) -> Choice:
     """The row, the registered backend or the package's entry point called `name`."""
     if name in BACKENDS:
-        return Choice(name, "captured", BACKENDS[name][0])
+        return Choice(name, dialect_of(BACKENDS[name][0]), BACKENDS[name][0])
     if name in ROWS:
         return Choice(name, ROWS[name].dialect, _from_row(name))
     point = _from_packages().get(name)
@@ -162,7 +162,13 @@ def choose(name: str) -> Choice:
     loaded: Backend = point.load()
     if point.group == PARTNERS:
         loaded = import_module(".partners", __package__).as_partner(loaded)
-    return Choice(name, "captured", loaded)
+    return Choice(name, dialect_of(loaded), loaded)
+
+
+def dialect_of(fn: Backend) -> str:
+    """A backend written for us says what it takes by an attribute, `fn.dialect = "functional"`."""
+    found = getattr(fn, "dialect", "captured")
+    return found if found in ("captured", "functional") else "captured"
 
 
 def resolve_backend(backend: Any, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Choice:
@@ -179,7 +185,7 @@ def resolve_backend(backend: Any, mode: str | None = None, options: Mapping[str,
     elif isinstance(backend, str):
         made = choose(backend)
     elif callable(backend):
-        made = Choice(getattr(backend, "__name__", type(backend).__name__), "captured", backend)
+        made = Choice(getattr(backend, "__name__", type(backend).__name__), dialect_of(backend), backend)
     else:
         raise TypeError(f"backend must be a name or a callable, not {type(backend).__name__}")
     if made.dialect == "native":

@@ -1,0 +1,87 @@
+"""docs/backends.md: what each backend was run on here, and with what result.
+
+    python bench/backends.py [--models resnet18 ...] [--batches 1 8]
+
+In: the backends that `list_backends` names. Out: the table between the two marks in docs/backends.md. A backend whose package is not
+installed gets the message that its use gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import torch  # noqa: E402
+from suites.harness import about  # noqa: E402
+
+import torchsmith  # noqa: E402
+from models import MODELS, inputs_of, make_model, worst_error  # noqa: E402
+from torchsmith import compiler, events  # noqa: E402
+from torchsmith.backends import registry  # noqa: E402
+
+PAGE = HERE.parent / "docs" / "backends.md"
+BEGIN, END = "<!-- table: bench/backends.py -->", "<!-- end of table -->"
+
+
+def run(name: str, model: Any, inputs: Any) -> tuple[float, float, list[str]]:
+    """Error against eager, seconds of the first call, codes of what ran eagerly."""
+    with torch.no_grad():
+        want = model(*inputs)
+        compiled = torchsmith.compile(model, backend=name)
+        began = time.perf_counter()
+        with events.recording() as got:
+            result = compiled(*inputs)
+        took = time.perf_counter() - began
+    return worst_error(want, result), took, sorted({e.fields["code"] for e in got if e.kind == "fallback"})
+
+
+def row_of(name: str, models: list[str], batches: list[int]) -> str:
+    row = registry.ROWS[name]
+    packages = []
+    for package in row.needs:
+        try:
+            packages.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    try:
+        registry.choose(name)
+    except registry.InvalidBackend as why:
+        return f"| `{name}` | {row.dialect} | not installed | {why} |"
+    worst, codes, slowest, where = 0.0, set(), 0.0, ""
+    for model in models:
+        made = make_model(model)
+        for batch in batches:
+            error, took, eager = run(name, made, inputs_of(model, batch))
+            codes |= set(eager)
+            slowest = max(slowest, took)
+            if error >= worst:
+                worst, where = error, f"{model}, batch {batch}"
+            print(f"{name} {model} {batch}: {error:.1e} {took:.1f} s {eager}", flush=True)
+    result = f"equal within {worst:.1e} of the maximum ({where})" + (f"; eager: {', '.join(sorted(codes))}" if codes else "")
+    return f"| `{name}` | {row.dialect} | {', '.join(packages) or 'torchsmith'} | {len(models)} models, batch {' and '.join(map(str, batches))}: {result}; first call at most {slowest:.0f} s |"  # noqa: E501
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--models", nargs="+", default=list(MODELS))
+    p.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    p.add_argument("--backends", nargs="+", default=[n for n in compiler.list_backends(exclude_tags=()) if n in registry.ROWS])
+    args = p.parse_args()
+    facts = about()
+    lines = ["| backend | takes | package | result |", "|---|---|---|---|", *(row_of(n, args.models, args.batches) for n in args.backends)]
+    made = f"Made by `python bench/backends.py` on {facts['date']}, {facts['cpu']}, torch {facts['torch']}, Python {facts['python']}."
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    PAGE.write_text(before + "\n".join([BEGIN, "", *lines, "", made, "", END]) + rest.split(END)[1])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
