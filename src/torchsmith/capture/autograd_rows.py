@@ -1,7 +1,7 @@
 """torch.autograd.Function: one node that keeps its own backward when gradients are needed, its forward inlined when not.
 
-In: the class and the arguments of `apply`. Out: the machine's value of the result. Either way forward is interpreted, never run:
-for a node, what it recorded is taken back and only the results' metadata is kept.
+In: the class and the arguments of `apply`. Out: the machine's value of the result. Either way forward is interpreted, so that what it
+reads is guarded; for a node, what it recorded is taken back, and autograd then sees `apply` itself on tracing tensors.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
     recorder = m.recorder
     mark = recorder.last_node()
     before = (m.changes(), len(m.effects))
-    result = _forward(m, cls, rest, kwargs, needs)
+    _forward(m, cls, rest, kwargs, needs)
     if before != (m.changes(), len(m.effects)):
         raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__}.forward changes Python objects")
     recorder.take_back(mark)
-    return recorder.replace_call(_callable(cls), tuple(rest), kwargs, result)
+    return recorder.record("function", _callable(cls), tuple(rest), kwargs)
 
 
 _CALLABLES: dict[Any, Any] = {}

@@ -433,7 +433,7 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
         guards.append(Guard(FixedObject(None), "shape", cond, recorder.facts.locs.get(cond, "")))
     recorder.facts.freeze()
     made = {id(i.node): i for i in recorder.infos.values()}
-    needs_grad = any(made[id(n)].requires_grad for n in b.outs if id(n) in made)
+    needs_grad = any(made[id(n)].requires_grad for n in b.outs if id(n) in made) or any(i.is_differentiated for i in recorder.real.values())
     return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad, recorder.tracked)
 
 

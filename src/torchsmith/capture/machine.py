@@ -156,7 +156,6 @@ class Machine:
         self.effects: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls replayed by finish
         self.calls_seen: set[int] = set()
         self.function_modes = torch._C._len_torch_function_stack()
-        self.grad = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.autocast: dict[str, tuple[bool, Any]] = {
             d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)
@@ -168,6 +167,15 @@ class Machine:
         self.global_hooks_guarded = False
 
     # ------------------------------------------------------------ places
+
+    @property
+    def grad(self) -> bool:
+        """Grad mode where the program is now: autograd watches tracing tensors as it would the program's own."""
+        return torch.is_grad_enabled()
+
+    @grad.setter
+    def grad(self, mode: bool) -> None:
+        torch._C._set_grad_enabled(mode)
 
     def loc(self) -> str:
         """file:line of the innermost user frame; of the innermost one where none is the user's (torch's own modules, exported)."""

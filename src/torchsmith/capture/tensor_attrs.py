@@ -202,8 +202,12 @@ def set_requires_grad(m: Any, t: torch.Tensor, value: bool) -> None:
     info = m.recorder.info(t)
     if info.real is not None:
         raise Unsupported("CAP026", at=m.loc(), detail="requires_grad of an input")
+    try:
+        t.requires_grad_(value)
+    except RuntimeError as e:
+        raise Unsupported("CAP025", at=m.loc(), detail=f"requires_grad_: {e}") from e
     m.recorder.effect_method("requires_grad_", t, (value,))
-    info.requires_grad, info.leaf = value, True
+    m.recorder.tracked |= value
 
 
 def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
@@ -222,7 +226,4 @@ def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
         raise Unsupported("CAP025", at=loc, detail=f"setitem: {e}") from e
     node = r.graph.call_function(operator.setitem, fx_args)
     node.meta.update(loc=loc, val=None)
-    r.tracked |= m.grad and info.requires_grad
-    if issubclass(type(value), torch.Tensor) and m.grad and r.info(value).requires_grad:
-        info.requires_grad, info.leaf = True, False
-        r.tracked = True
+    r.tracked |= t.requires_grad

@@ -32,12 +32,27 @@ from .world import root_of
 class Info:
     """What the machine knows of one tracing tensor."""
 
-    __slots__ = ("cls", "leaf", "node", "real", "requires_grad", "source", "tensor")
+    __slots__ = ("cls", "grad_fn", "node", "real", "source", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None, requires_grad: bool) -> None:
-        self.tensor, self.node, self.source, self.real, self.requires_grad = tensor, node, source, real, requires_grad
+    def __init__(self, tensor: torch.Tensor, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None) -> None:
+        self.tensor, self.node, self.source, self.real = tensor, node, source, real
         self.cls: type = type(real) if real is not None else torch.Tensor
-        self.leaf = real is None or real.is_leaf
+        self.grad_fn = tensor.grad_fn if real is not None else None  # what an input came with
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.tensor.requires_grad
+
+    @property
+    def leaf(self) -> bool:
+        return self.tensor.is_leaf
+
+    @property
+    def is_differentiated(self) -> bool:
+        """An input that autograd has to know more of after the call than before."""
+        if self.real is None or not self.tensor.requires_grad:
+            return False
+        return not self.real.requires_grad or self.tensor.grad_fn is not self.grad_fn
 
 
 _SIZE_OPS: dict[str, Any] = {
@@ -48,8 +63,6 @@ _SIZE_OPS: dict[str, Any] = {
 }  # fmt: skip
 _FX_LEAVES = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # Python's types, where torch takes a dtype
-_NO_GRAD_RESULT = frozenset({"detach", "detach_", "data", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like",
-                             "randint_like", "new_zeros", "new_ones", "new_empty", "new_full", "argmax", "argmin"})  # fmt: skip
 _MODE_DEFAULT: frozenset[str] = frozenset()
 
 
@@ -79,7 +92,7 @@ class Recorder:
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
     def tracing(self) -> AbstractContextManager[Any]:
-        trace = tracing.Tracing(self.facts)
+        trace = tracing.Tracing(self.facts, torch.is_grad_enabled())
         trace.when_offset_read = self.offset_read
         return trace
 
@@ -115,7 +128,8 @@ class Recorder:
                 if type(sizes[d].node.expr) is Sym:
                     self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
         tensor = tracing.given(tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts))
-        info = Info(tensor, node, source, real, real.requires_grad)
+        tensor = tracing.watched(tensor, real)
+        info = Info(tensor, node, source, real)
         node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
         self.inputs.append(source)
         self.infos[id(tensor)] = self.real[id(real)] = info
@@ -311,14 +325,7 @@ class Recorder:
         node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
         node.meta["loc"] = loc
         node.meta["val"] = result
-        grad = self.machine.grad and self._any_requires_grad(args, kwargs)
-        self.tracked |= grad or bool(kwargs.get("requires_grad"))
-        name = target if issubclass(type(target), str) else getattr(target, "__name__", "")
-        if name in _NO_GRAD_RESULT:
-            grad = False
-        if kwargs.get("requires_grad"):
-            grad = True
-        self._own(result, node, grad)
+        self._own(result, node)
         return result
 
     def read_number(self, tensor: torch.Tensor) -> Any:
@@ -361,16 +368,6 @@ class Recorder:
                     self.exprs = {e: n for e, n in self.exprs.items() if n is not node}
                 self.graph.erase_node(node)
 
-    def replace_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """A node for a call whose result's metadata is known from elsewhere."""
-        loc = self.loc()
-        node = self.graph.create_node("call_function", target, tuple([self.fx(a) for a in args]), {k: self.fx(v) for k, v in kwargs.items()})
-        new = _renewed(result, {id(a) for a in args})
-        self.tracked = True
-        node.meta.update(loc=loc, val=new)
-        self._own(new, node, True)
-        return new
-
     def effect_node(self, target: Any, args: tuple[torch.fx.Node, ...]) -> torch.fx.Node:
         """Like effect, for arguments that are nodes already."""
         node = self.graph.create_node("call_function", target, args, {})
@@ -378,7 +375,6 @@ class Recorder:
         return node
 
     def effect_method(self, name: str, tensor: torch.Tensor, args: tuple[Any, ...]) -> torch.fx.Node:
-        self.tracked = True
         node = self.graph.create_node("call_method", name, (self.node_of(tensor), *args), {})
         node.meta.update(loc=self.loc(), val=tensor)
         return node
@@ -388,25 +384,13 @@ class Recorder:
         node = self.graph._root._prev
         return None if node is self.graph._root or node.op == "placeholder" else node
 
-    def _any_requires_grad(self, args: Any, kwargs: dict[str, Any]) -> bool:
-        for a in (*args, *kwargs.values()):
-            if issubclass(type(a), torch.Tensor):
-                if self.infos[id(a)].requires_grad:
-                    return True
-            elif type(a) in (list, tuple) and self._any_requires_grad(a, {}):
-                return True
-        return False
-
-    def _own(self, result: Any, node: torch.fx.Node, grad: bool) -> None:
+    def _own(self, result: Any, node: torch.fx.Node) -> None:
         """Give every tensor in a result its node."""
         if issubclass(type(result), torch.Tensor):
-            known = self.infos.get(id(result))
-            if known is not None:
-                known.requires_grad |= grad and result.is_floating_point()
+            self.tracked |= result.requires_grad
+            if id(result) in self.infos:
                 return
-            info = Info(result, node, None, None, grad and (result.is_floating_point() or result.is_complex()))
-            info.leaf = not info.requires_grad
-            self.infos[id(result)] = info
+            self.infos[id(result)] = Info(result, node, None, None)
             self.keep.append(result)
             for d, size in enumerate(result.shape):  # a size that only running tells is measured where it first occurs
                 if type(size) is torch.SymInt and size.node.hint is None and type(size.node.expr) is Sym:
@@ -418,19 +402,12 @@ class Recorder:
                         continue
                     item = self.graph.call_function(operator.getitem, (node, i))
                     item.meta.update(loc=node.meta["loc"], val=x)
-                    self._own(x, item, grad)
+                    self._own(x, item)
         elif issubclass(type(result), dict):
             for k, x in result.items():
                 item = self.graph.call_function(operator.getitem, (node, k))
                 item.meta.update(loc=node.meta["loc"], val=x)
-                self._own(x, item, grad)
-
-
-def _renewed(value: Any, inputs: set[int]) -> Any:
-    """The same metadata in tensors that no node owns yet."""
-    if issubclass(type(value), torch.Tensor):
-        return tracing.tensor_like(value, tuple(value.shape), None, device=tracing.device_of(value))
-    return type(value)([_renewed(v, inputs) for v in value]) if type(value) in (tuple, list) else value
+                self._own(x, item)
 
 
 def extent(t: Any) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from .tracing import (
     remember_device,
     spec_of,
     tensors_in,
+    watched,
 )
 from .values import Node, Root, Step, Value, read, same_layout, write
 
@@ -41,8 +42,11 @@ aten = torch.ops.aten
 
 
 def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
-    """Captured dialect -> functional dialect. Raises Unsupported (GRAxxx)."""
-    recording = Recording(facts)
+    """Captured dialect -> functional dialect. Raises Unsupported (GRAxxx).
+
+    Where the program goes backwards itself, autograd watches while it is recorded, and backward is recorded as what it computes.
+    """
+    recording = Recording(facts, goes_backwards(gm))
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
     cached = torch.is_autocast_cache_enabled()
     facts.when_assumed = recording.check
@@ -63,13 +67,18 @@ def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
     return emit_graph(recording, outputs)
 
 
+def goes_backwards(gm: fx.GraphModule) -> bool:
+    """Does the captured program compute gradients itself?"""
+    return any(n.target in (torch.autograd.grad, torch.autograd.backward) for n in gm.graph.nodes)
+
+
 def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     """Run the captured graph on tracing tensors; the recording sees every operator. Gives the graph's outputs, flat."""
     env: dict[fx.Node, Any] = {}
     calls: dict[str, Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]] = {
         "placeholder": lambda n, a, k: recording.input(n.meta["val"], n.meta.get("role") or "input"),
         "get_attr": lambda n, a, k: recording.attribute(_attribute(gm, n.target)),
-        "call_function": lambda n, a, k: _function(n.target)(*a, **k),
+        "call_function": lambda n, a, k: _function(n.target, recording.alive)(*a, **k),
         "call_method": lambda n, a, k: getattr(a[0], str(n.target))(*a[1:], **k),
         "call_module": lambda n, a, k: _attribute(gm, n.target)(*a, **k),
     }
@@ -84,7 +93,14 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
 
 
 def _nothing(mode: Any) -> None:
-    """Of values, all modes of autograd are one; entering them here would leave them on where tracing fails."""
+    """Of values, all modes of autograd are one, unless the program goes backwards itself."""
+
+
+def _without_grad(mode: Any) -> Any:
+    """Entering inference mode, of which only this matters to values: gives what leaving it restores."""
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(before and not mode)
+    return before
 
 
 _INSTEAD: dict[Any, Any] = {
@@ -92,16 +108,21 @@ _INSTEAD: dict[Any, Any] = {
     torch._C._set_grad_enabled: _nothing,
     torch.autograd.grad_mode._enter_inference_mode: _nothing, torch.autograd.grad_mode._exit_inference_mode: _nothing,
 }  # fmt: skip
+_ALIVE: dict[Any, Any] = {
+    torch._C._set_grad_enabled: torch._C._set_grad_enabled,
+    torch.autograd.grad_mode._enter_inference_mode: _without_grad,
+    torch.autograd.grad_mode._exit_inference_mode: torch._C._set_grad_enabled,
+}
 
 
-def _function(target: Any) -> Any:
+def _function(target: Any, alive: bool) -> Any:
     """What to call for a node. A composite operator's overload (programs of torch.export) would ask for plain sizes in C++: it is called
     as the torch function that has a rule."""
     if isinstance(target, OpOverload) and target.namespace == "aten" and info(target).is_composite:
         name = target._schema.name.removeprefix("aten::")
         found = (getattr(home, name, None) for home in (torch, torch._C._nn, torch.Tensor))
         return next((f for f in found if f in FUNCTION_RULES), target)
-    return _INSTEAD.get(target, target)
+    return (_ALIVE if alive and target in _ALIVE else _INSTEAD).get(target, target)
 
 
 def _attribute(gm: fx.GraphModule, path: Any) -> Any:
@@ -127,8 +148,10 @@ def _is_tracing(t: torch.Tensor) -> bool:
 class Recording(Tracing):
     """Tracing that also writes down, on values, what every operator did."""
 
-    def __init__(self, facts: SizeFacts) -> None:
-        super().__init__(facts)
+    def __init__(self, facts: SizeFacts, alive: bool = False) -> None:
+        """alive: autograd watches, where grad mode is on."""
+        super().__init__(facts, alive and torch.is_grad_enabled())
+        self.alive = alive
         self.nodes: list[Node] = []
         self.inputs: list[Any] = []  # tracing tensors or numbers, in call order
         self.input_specs: list[Any] = []
@@ -154,6 +177,8 @@ class Recording(Tracing):
             t = given(remember_device(at_offset(make_unseen(val.shape, val.stride(), val.dtype), val.storage_offset()), device_of(val)))
             self.has_devices = self.has_devices or device_of(val).type != "cpu"
             spec: Any = spec_of(t)
+            if self.alive:
+                t = watched(t, val)
             node = Node("placeholder", f"in{number}", (), {}, spec, self.facts.loc)
             self.own(t, node, spec, number)
             val = t

@@ -1,7 +1,8 @@
 """Tracing: a mode in which torch functions run on meta tensors under this package's own shape rules.
 
 In: torch calls made inside `with Tracing(facts)`. Out: meta tensors with the sizes, strides, dtype and view-ness that eager's CPU
-kernels would give; a device other than "cpu" is remembered beside the tensor. Autograd is off while tracing.
+kernels would give; a device other than "cpu" is remembered beside the tensor. Autograd is off while tracing unless asked for: then it
+watches tracing tensors as it watches any, and what it computes backwards is traced too.
 
 An operator is answered by the first of these that applies: its row in RULES; the meta view kernel (views of known sizes); its
 functional form (in-place and out= operators); torch's decomposition; a run on made-up CPU data or the meta kernel (GRA010, GRA001).
@@ -172,6 +173,22 @@ def tensor_like(
     return t
 
 
+_OUTSIDE = "the backward pass leaves the traced function"
+
+
+def watched(t: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """The tracing tensor, known to autograd as `real` is: as a leaf, or as the result of something outside."""
+    if not real.requires_grad:
+        return t
+    with torch._C.DisableTorchFunction(), no_dispatch(), torch.enable_grad():
+        t.requires_grad_()
+        if real.is_leaf:
+            return t
+        result: torch.Tensor = torch._C._functions.DelayedError(_OUTSIDE, 1)(t)  # type: ignore[attr-defined]
+        result.__dict__.update(t.__dict__)
+        return result
+
+
 # ---------------------------------------------------------------- the modes
 
 
@@ -201,6 +218,13 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.trace.dispatch(func, args, kwargs or {})
+
+
+def _is_watched(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Would autograd have watched this call, which did not pass through it?"""
+    if not torch.is_grad_enabled() or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return False
+    return any(t.requires_grad for t in tensors_in((args, kwargs)))
 
 
 class _Functions(TorchFunctionMode):
@@ -257,8 +281,8 @@ def without_check(func: FunctionType) -> FunctionType:
 class Tracing(AbstractContextManager["Tracing"]):
     """`with Tracing(facts):` torch functions on tracing tensors give tracing tensors."""
 
-    def __init__(self, facts: SizeFacts) -> None:
-        self.facts = facts
+    def __init__(self, facts: SizeFacts, grad: bool = False) -> None:
+        self.facts, self.grad = facts, grad
         self.autocast: dict[str, torch.dtype] = {}
         self.written: set[int] = set()  # storages that something was written to
         self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
@@ -272,7 +296,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     def __enter__(self) -> Tracing:
         from . import rules  # noqa: F401  (fills RULES; sits above this file)
 
-        guards: list[Any] = [torch.inference_mode(False), torch.no_grad(), self._operators, self._functions]
+        guards: list[Any] = [torch.inference_mode(False), torch.enable_grad() if self.grad else torch.no_grad(), self._operators, self._functions]
         for g in guards:
             g.__enter__()
         self._guards.append(guards)
@@ -344,7 +368,12 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     # -------- one operator
     def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operator as torch hands it over: cast by autocast where it is on, then answered."""
+        """One operator as torch hands it over: cast by autocast where it is on, then answered.
+
+        Called below autograd. A rule that came here past autograd would cut gradients off, so it is refused: it has to call the operator.
+        """
+        if func is not torch.ops.aten.detach.default and _is_watched(args, kwargs):
+            raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
         if func in SIZE_QUERIES:
             return SIZE_QUERIES[func](args[0])
         args, kwargs = pinned(func, args, kwargs)

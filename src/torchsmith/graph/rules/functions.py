@@ -19,6 +19,11 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
+def is_watched(*values: Any) -> bool:
+    """Does autograd watch what is computed of these?"""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(values))
+
+
 @function_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul, aten.matmul.default)
 def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
     """Batches of unknown sizes, as torch's composite multiplies them: in torch 2.11 that one asks for plain numbers."""
@@ -129,6 +134,8 @@ def attention(
     """On a meta tensor torch would pick the decomposition; on CPU eager picks the flash kernel where it applies."""
     if device_of(query).type != "cpu":
         options = {"scale": scale, "enable_gqa": enable_gqa}
+        if is_watched(query, key, value, attn_mask):
+            return call(query, key, value, attn_mask, dropout_p, is_causal, **options)
         return trace.dispatch(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
     if "cpu" in trace.autocast:
         query, key, value, attn_mask = cast_arguments((query, key, value, attn_mask), trace.autocast["cpu"])
@@ -137,7 +144,7 @@ def attention(
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, torch.full((), -torch.inf, dtype=query.dtype, device=device_of(query)))
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
-    return trace.dispatch(flash, (query, key, value, 0.0, is_causal), {"attn_mask": attn_mask, "scale": scale})[0]
+    return flash(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 @function_rule(torch._native_multi_head_attention)
@@ -213,13 +220,15 @@ def group_norm(
     for s in rest:
         area = area * s
     args = (input.contiguous(memory_format=kept), weight, bias, n, c, area, num_groups, eps)
-    return trace.dispatch(aten.native_group_norm.default, args, {})[0]
+    return aten.native_group_norm.default(*args)[0]
 
 
 def _whole(op: Any) -> Any:
-    """Recurrent networks stay one operator; torch would unroll them over time."""
+    """Recurrent networks stay one operator; torch would unroll them over time, as it does where gradients are wanted."""
 
     def recurrent(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_watched(*args, *kwargs.values()):
+            return call(*args, **kwargs)
         return trace.dispatch(op, args, kwargs)
 
     def choose(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -245,7 +254,7 @@ def _resample(name: str) -> None:
         if sizes is None:
             sizes = [_scaled(n, f) for n, f in zip(input.shape[2:], factors, strict=True)]
         scales = [None] * len(sizes) if factors is None else list(factors)
-        return trace.dispatch(op, (input, sizes, *flags, *scales), {})
+        return op(input, sizes, *flags, *scales)
 
     function_rule(getattr(torch._C._nn, name))(resample)
 
@@ -418,7 +427,7 @@ def affine_grid(trace: Tracing, call: Any, theta: Tensor, size: Any, align_corne
     """Torch's checks compare the sizes with each other, looking for the least."""
     if not any(isinstance(s, SymTypes) for s in size) or not theta.is_floating_point() or theta.dim() != 3 or len(size) not in (4, 5):
         return call(theta, size, align_corners)  # type: ignore[no-any-return]
-    return trace.dispatch(aten.affine_grid_generator.default, (theta, list(size), bool(align_corners)), {})  # type: ignore[no-any-return]
+    return aten.affine_grid_generator.default(theta, list(size), bool(align_corners))  # type: ignore[no-any-return]
 
 
 @function_rule(torch.cdist)
@@ -428,7 +437,7 @@ def cdist(
     """torch's composite asks whether there are more than 25 rows; the operator decides that for itself when it runs."""
     if not any(t._has_symbolic_sizes_strides for t in (x1, x2)) or p != 2 or compute_mode != "use_mm_for_euclid_dist_if_necessary":
         return call(x1, x2, p, compute_mode)  # type: ignore[no-any-return]
-    return trace.dispatch(aten._cdist_forward.default, (x1, x2, 2.0, None), {})  # type: ignore[no-any-return]
+    return aten._cdist_forward.default(x1, x2, 2.0, None)  # type: ignore[no-any-return]
 
 
 @function_rule(torch.kron)
