@@ -151,6 +151,18 @@ static PyObject *compute(Check *c, const Node *n) {
 }
 
 /* New reference; NULL without an error: no such value. *is_static says that witnesses were noted for it. */
+/* A tensor as a dictionary's key is held weakly and found by its identity, which is what it hashes to; NULL: it is gone. */
+static PyObject *dict_item_of(PyObject *dict, PyObject *key) {
+  if (!PyWeakref_CheckRef(key)) return PyDict_GetItemWithError(dict, key);
+  PyObject *tensor = PyWeakref_GET_OBJECT(key);
+  return tensor == Py_None ? NULL : _PyDict_GetItem_KnownHash(dict, tensor, (Py_hash_t)tensor);
+}
+
+static int same_key(PyObject *have, PyObject *want) {
+  if (PyWeakref_CheckRef(want) && have != want) return have != Py_None && PyWeakref_GET_OBJECT(want) == have;
+  return 2; /* no tensor: compared as constants are */
+}
+
 static PyObject *node_eval(Check *c, int i, int *is_static) {
   const Node *n = &c->e->nodes[i];
   Frame *f = c->f;
@@ -234,7 +246,7 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     if (!PyDict_Check(base)) return NULL;
     keep = c->build && c->status[n->base] == ST_STATIC && c->e->unstable[n->base] < UNSTABLE;
     if (keep) note_dict(c, n->base, base);
-    v = PyDict_GetItemWithError(base, n->key);
+    v = dict_item_of(base, n->key);
     break;
   case NODE_GETATTR:
     v = PyObject_GetAttr(base, n->key);
@@ -300,7 +312,8 @@ static int same_keys(PyObject *dict, PyObject *keys) {
     while (PyDict_Next(dict, &pos, &k, &v)) {
       PyObject *want = PyTuple_GET_ITEM(keys, i++);
       if (k == want) continue;
-      int r = same_constant(k, want);
+      int r = same_key(k, want);
+      if (r == 2) r = same_constant(k, want);
       if (r <= 0) return r;
     }
     return 1;
@@ -308,8 +321,11 @@ static int same_keys(PyObject *dict, PyObject *keys) {
   PyObject *list = PySequence_List(dict); /* OrderedDict keeps its own order */
   if (!list) { PyErr_Clear(); return 0; }
   int r = 1;
-  for (Py_ssize_t i = 0; r > 0 && i < PyTuple_GET_SIZE(keys); i++)
-    r = i < PyList_GET_SIZE(list) ? same_constant(PyList_GET_ITEM(list, i), PyTuple_GET_ITEM(keys, i)) : 0;
+  for (Py_ssize_t i = 0; r > 0 && i < PyTuple_GET_SIZE(keys); i++) {
+    PyObject *want = PyTuple_GET_ITEM(keys, i);
+    r = i < PyList_GET_SIZE(list) ? same_key(PyList_GET_ITEM(list, i), want) : 0;
+    if (r == 2) r = same_constant(PyList_GET_ITEM(list, i), want);
+  }
   Py_DECREF(list);
   return r;
 }
@@ -321,6 +337,7 @@ static int is_missing(Check *c, const GuardOp *g, PyObject *v, int *is_static) {
   if (PyDict_Check(v)) {
     *is_static = c->build && c->status[g->node] == ST_STATIC && static_base(c, g->node);
     if (*is_static) note_dict(c, g->node, v);
+    if (PyWeakref_CheckRef(name)) return !dict_item_of(v, name) && !PyErr_Occurred();
     return (r = PyDict_Contains(v, name)) < 0 ? -1 : !r;
   }
   if (PyType_Check(v)) {

@@ -260,10 +260,32 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
             library, manifest, eager=_give_up if assumes(gm) else gm.forward, name=name, frozen=options.freezing, tail=fg.consts,
             threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
         )  # fmt: skip
+    if gm.meta.get("spent"):
+        call = as_spent(call, gm.meta["spent"])
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached)
     return Compiled(call, (*facts.guards, *facts.late), report)
+
+
+_SECOND_TIME = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved "
+    "intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to "
+    "backward through the graph a second time or if you need to access saved tensors after calling backward."
+)
+
+
+def as_spent(call: Call, numbers: Sequence[int]) -> Call:
+    """`call`, whose results of these numbers require grad as eager's do: going back from them is the same error as there."""
+
+    def spent(*inputs: Any) -> Sequence[Any]:
+        outs = list(call(*inputs))
+        if torch.is_grad_enabled():
+            for i in numbers:
+                outs[i] = torch._C._functions.DelayedError(_SECOND_TIME, 1)(outs[i].requires_grad_())  # type: ignore[attr-defined]
+        return tuple(outs)
+
+    return spent
 
 
 def compile_graph(

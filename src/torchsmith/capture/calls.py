@@ -188,6 +188,9 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     found = torch_rows.BY_NAME.get((module, fn.__name__))
     if found is not None:
         return found(m, args, kwargs)
+    by_code = torch_rows.BY_CODE.get(fn.__code__)
+    if by_code is not None:
+        return by_code(m, fn, args, kwargs)
     if module == "torch._compile" and hasattr(fn, "__wrapped__"):  # torch's lazy `disable` around a function of its own
         return m.call(fn.__wrapped__, args, kwargs)
     top = module.partition(".")[0]
@@ -719,4 +722,4 @@ def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 _ = itertools
 _OPERATOR_ROWS: dict[Any, Row] = {}
-from . import autograd_rows, builtin_rows  # noqa: E402,F401  (fill ROWS)
+from . import autograd_rows, builtin_rows, training_rows  # noqa: E402,F401  (fill ROWS)

@@ -33,5 +33,4 @@ class Captured:
     guards: tuple[Guard, ...]
     facts: Any
     finish: Finish
-    needs_grad: bool = False  # a result requires grad, whatever the inputs do
-    tracked: bool = True  # autograd watched some of it: not so where all happens under no_grad
+    needs_grad: bool = False  # autograd has to know of a result, or of a written input, after the call

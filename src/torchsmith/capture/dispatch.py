@@ -418,11 +418,9 @@ def _pinned(state: State, captured: Any) -> list[tuple[str, int]]:
 def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
     settings = state.settings
     inputs = [guards.evaluate(s, call) for s in captured.inputs]
-    needs_grad = torch.is_grad_enabled() and captured.tracked and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs)
-    needs_grad = needs_grad or captured.needs_grad
     try:
         return settings.compile_graph(
-            captured.graph, captured.facts, inputs, options=settings.options, backend=settings.backend, needs_grad=needs_grad, name=name,
+            captured.graph, captured.facts, inputs, options=settings.options, backend=settings.backend, needs_grad=captured.needs_grad, name=name,
             fullgraph=settings.fullgraph,
         )  # fmt: skip
     except Unsupported:

@@ -22,7 +22,7 @@ import torch.fx
 from ..codes import Unsupported
 from .captured import Captured, Finish
 from .opcodes import NULL
-from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TypeOf
+from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TypeOf
 from .tensors import extent
 from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track
 
@@ -79,6 +79,8 @@ class _Builder:
             return f"type({self.source(s.base)})"
         if isinstance(s, Item):
             base = self.source(s.base)
+            if isinstance(s.key, TensorKey):
+                return f"{base}[{self.const(s.key.ref)}()]"
             return f"{base}.cell_contents" if s.key == "cell_contents" and not _is_container(s.base) else f"{base}[{self.const(s.key)}]"
         if isinstance(s, Attr):
             base = self.source(s.base)
@@ -309,6 +311,7 @@ def _remove(obj: Any, name: str) -> None:
 def _replay(b: _Builder) -> None:
     """Statements that do to the outside world what the program did."""
     m = b.m
+    m.gradients.replay(b)
     for track in sorted(m.world.changed, key=lambda t: isinstance(t.source, Attr) and t.source.via == "own"):  # a __dict__ has it all
         target = b.source(track.source)
         if track.dirty:
@@ -362,6 +365,23 @@ def _replay_container(b: _Builder, track: Track, target: str) -> None:
         b.lines.append(f"{base}.{'extend' if issubclass(type(image), deque) else 'update'}({target}, {name})")
 
 
+def _is_as_it_was(world: Any, track: Track) -> bool:
+    """Does a container end with what it held, in the same order? (`state["momentum_buffer"] = buffer` of every step.)"""
+    image, obj = track.image, track.obj
+    if type(image) is not dict or type(obj) is not dict:
+        return False
+
+    def real(x: Any) -> Any:
+        if issubclass(type(x), torch.Tensor):
+            return world.real_tensor(x)
+        return world.canonical(x)
+
+    return len(image) == len(obj) and all(
+        real(k) is j and (real(v) is w or (type(v) in _LITERALS and type(v) is type(w) and v == w))
+        for (k, v), (j, w) in zip(image.items(), obj.items(), strict=True)
+    )
+
+
 # ---------------------------------------------------------------- recipe
 
 
@@ -407,8 +427,10 @@ def finished(m: Any, result: Any) -> Captured:
     """Close the graph and say how the result is made."""
     world = m.world
     b = _Builder(m)
+    for track in world.changed:
+        track.dirty = track.dirty and not _is_as_it_was(world, track)
     world.changed = [t for t in world.changed if t.dirty or t.attrs]
-    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects)
+    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or m.gradients.changes())
     recipe = None if has_effects or _has_shared(result, set()) else _recipe(b, result)
     if recipe is not None:
         finish = Finish(recipe)
@@ -433,8 +455,11 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
         guards.append(Guard(FixedObject(None), "shape", cond, recorder.facts.locs.get(cond, "")))
     recorder.facts.freeze()
     made = {id(i.node): i for i in recorder.infos.values()}
-    needs_grad = any(made[id(n)].requires_grad for n in b.outs if id(n) in made) or any(i.is_differentiated for i in recorder.real.values())
-    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad, recorder.tracked)
+    watched = [k for k, n in enumerate(b.outs) if id(n) in made and made[id(n)].requires_grad]
+    spent = tuple(k for k in watched if m.gradients.is_spent(made[id(b.outs[k])].tensor))
+    needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
+    graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
+    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad)
 
 
 def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:

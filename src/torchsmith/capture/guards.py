@@ -33,6 +33,7 @@ from .source import (
     Local,
     Source,
     TensorGuard,
+    TensorKey,
     TensorProperty,
     TypeOf,
 )
@@ -163,7 +164,7 @@ def _item(base: Any, key: Any) -> Any:
     if isinstance(base, (list, tuple)):
         return base[key] if isinstance(key, int) and -len(base) <= key < len(base) else MISSING
     if isinstance(base, dict):
-        return dict.get(base, key, MISSING)
+        return dict.get(base, key.ref() if type(key) is TensorKey else key, MISSING)
     return MISSING
 
 
@@ -228,6 +229,15 @@ def same_constant(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def keys_of(d: dict[Any, Any]) -> tuple[Any, ...]:
+    """A dictionary's keys as guards name them."""
+    return tuple(TensorKey(k) if isinstance(k, torch.Tensor) else k for k in d)
+
+
+def _weak(key: Any) -> Any:
+    return key.ref if type(key) is TensorKey else key
+
+
 def _holds_tensor(g: Guard, v: Any, call: Call) -> bool:
     return isinstance(v, torch.Tensor) and not _tensor_differences(g.value, v)
 
@@ -258,7 +268,7 @@ def _tensor_differences(want: TensorGuard, t: torch.Tensor) -> list[str]:
 
 def _missing(v: Any, name: Any) -> bool:
     if isinstance(v, dict):
-        return name not in v
+        return (name.ref() if type(name) is TensorKey else name) not in v
     if isinstance(v, type):
         return _type_lookup(v, name) is MISSING
     own = _own_dict(v) or {}
@@ -311,7 +321,7 @@ HOLDS: dict[str, Callable[[Guard, Any, Call], bool]] = {
     "type": lambda g, v, call: type(v) is g.value,
     "equals": lambda g, v, call: same_constant(v, g.value),
     "length": lambda g, v, call: hasattr(v, "__len__") and len(v) == g.value,
-    "dict_keys": lambda g, v, call: isinstance(v, dict) and same_constant(tuple(v), tuple(g.value)),
+    "dict_keys": lambda g, v, call: isinstance(v, dict) and same_constant(keys_of(v), tuple(g.value)),
     "missing": lambda g, v, call: _missing(v, g.value),
     "global_state": lambda g, v, call: g.value == global_state(),
     "no_overlap": _holds_no_overlap,
@@ -469,7 +479,9 @@ class Flattener:
         elif kind == "alias":
             value = self.node(value)
         elif kind == "dict_keys":
-            value = tuple(value)
+            value = tuple(map(_weak, value))
+        elif kind == "missing":
+            value = _weak(value)
         elif kind == "shape":
             unknown = symbols_of(value) - set(self.symbols)
             if unknown:
@@ -556,7 +568,7 @@ def _flat_item(f: Flattener, s: Item) -> tuple[int, int, int, Any, Any]:
         return _CONTENTS, base, 0, s.key, None
     if type(s.key) is int and abs(s.key) < 2**31:  # C looks whether the base is a sequence or a dictionary
         return _ITEM_SEQ, base, s.key, s.key, None
-    return _ITEM_DICT, base, 0, s.key, None
+    return _ITEM_DICT, base, 0, _weak(s.key), None
 
 
 FLATTEN: dict[type, Callable[[Flattener, Any], tuple[int, int, int, Any, Any]]] = {

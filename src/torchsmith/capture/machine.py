@@ -23,6 +23,7 @@ from . import bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, to
 from . import protocols as pr
 from .attributes import Raised
 from .captured import Captured
+from .gradients import Gradients
 from .guards import global_state
 from .opcodes import NULL, RETURN
 from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
@@ -140,6 +141,8 @@ class Machine:
         self.frames: list[Frame] = []
         self.recorder = Recorder(self)
         self.world = World(self.loc, self.recorder.tensor_input, self.recorder.number_input)
+        self.world.real_tensor = self.recorder.real_tensor
+        self.gradients = Gradients(self)
         self.found: dict[tuple[type, str], Any] = {}
         self.data_types: dict[type, bool] = {}
         self.exc: BaseException | None = None
@@ -177,6 +180,15 @@ class Machine:
     def grad(self, mode: bool) -> None:
         torch._C._set_grad_enabled(mode)
 
+    @property
+    def grad_mode(self) -> bool:
+        return self.grad
+
+    @grad_mode.setter
+    def grad_mode(self, mode: bool) -> None:
+        """As the program sets it: in the graph too."""
+        torch_rows.set_grad_enabled(self, [mode], {})
+
     def loc(self) -> str:
         """file:line of the innermost user frame; of the innermost one where none is the user's (torch's own modules, exported)."""
         frame = None
@@ -186,6 +198,10 @@ class Machine:
         if frame is not None and frame.code.code.co_filename == policy.EXPORT_FRAME:
             frame = self.frames[-1]
         return f"{frame.code.code.co_filename}:{frame.ins.line}" if frame is not None else _where(self.entry)
+
+    def is_in_optimizer(self) -> bool:
+        """Is the code that runs now, or what called it, torch.optim's?"""
+        return any(f.code.code.co_filename.startswith(policy.OPTIMIZERS) for f in self.frames)
 
     def tick(self) -> None:
         self.steps += 1

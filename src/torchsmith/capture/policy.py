@@ -40,6 +40,9 @@ def is_library_file(filename: str) -> bool:
 EXPORT_FRAME = "<torchsmith export>"  # file name of the function that calls an exported module
 
 
+OPTIMIZERS = _TORCH_DIR + "/optim/"
+
+
 def is_torch_file(filename: str) -> bool:
     return filename.startswith(_TORCH_DIR)
 

@@ -17,6 +17,7 @@ import torch
 from ..codes import Unsupported
 from . import floats, tensor_attrs
 from .attributes import Raised, class_guard, find
+from .source import TensorKey
 from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, item_of
 
 Function = types.FunctionType
@@ -245,6 +246,8 @@ def _has_objects(items: Any) -> bool:
 def _read_key(m: Any, track: Any, key: Any) -> Any:
     """One entry of a dictionary from outside, or MISSING: guards that entry alone."""
     m.world.use(track)
+    if issubclass(type(key), Tensor):
+        return _read_tensor_key(m, track, key)
     written = m.global_writes.get((id(track.obj), key)) if m.global_writes else None
     if written is not None:
         return MISSING if written[2] is NULL else written[2]
@@ -258,6 +261,18 @@ def _read_key(m: Any, track: Any, key: Any) -> Any:
     value = m.world.wrap(value, item_of(track.source, key))
     m.has_key(track, key)
     return value
+
+
+def _read_tensor_key(m: Any, track: Any, key: Any) -> Any:
+    """The same where the key is a tensor: an optimizer's state."""
+    real = m.recorder.info(key).real
+    if real is None:
+        return MISSING  # made here: no dictionary from outside can hold it
+    value, name = dict.get(track.obj, real, MISSING), TensorKey(real)
+    if value is MISSING:
+        m.world.guard(track.source, "missing", name)
+        return MISSING
+    return m.world.wrap(value, item_of(track.source, name))
 
 
 def getitem(m: Any, obj: Any, key: Any) -> Any:
@@ -306,7 +321,12 @@ def _item_outside(m: Any, track: Any, key: Any) -> Any:
             raise Raised(KeyError(key))
         return value
     elif base is defaultdict:
-        body = m.world.change(track) if key not in obj else m.world.image(track)
+        if m.is_key(key):
+            value = _read_key(m, track, key)
+            if value is not MISSING:
+                return value
+        body = m.world.image(track)
+        body = m.world.change(track) if key not in body else body
         return getitem(m, body, key) if key in body else _make_default(m, body, key)
     return m.native(operator.getitem, [m.world.image(track), key], {})
 

@@ -10,6 +10,7 @@ A Source is evaluated against one call: `locals` by parameter name, the function
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -82,6 +83,25 @@ class Attr(Source):
 
     def __str__(self) -> str:
         return f"{self.base}()" if self.via == "referent" else f"{self.base}.{self.name}"
+
+
+class TensorKey:
+    """A tensor that is a dictionary's key (an optimizer's state): compared by identity, and not kept alive."""
+
+    __slots__ = ("number", "ref")
+
+    def __init__(self, tensor: Any) -> None:
+        self.ref, self.number = weakref.ref(tensor), id(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is TensorKey and other.number == self.number and other.ref() is self.ref()
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __repr__(self) -> str:
+        tensor = self.ref()
+        return "a tensor that is gone" if tensor is None else f"tensor of shape {tuple(tensor.shape)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,10 +92,7 @@ def grad_fn(m: Any, t: torch.Tensor) -> Any:
 
 @row("grad")
 def grad(m: Any, t: torch.Tensor) -> Any:
-    info = m.recorder.info(t)
-    if info.real is None:
-        return None
-    return m.world.wrap(info.real.grad, Attr(info.source, "grad", "getattr"))
+    return m.gradients.read(t)
 
 
 @row("__class__")
@@ -103,9 +100,14 @@ def class_(m: Any, t: torch.Tensor) -> Any:
     return m.recorder.info(t).cls
 
 
-@row("_backward_hooks", "_post_accumulate_grad_hooks")
-def hooks(m: Any, t: torch.Tensor) -> Any:
-    return None
+@row("_backward_hooks")
+def backward_hooks(m: Any, t: torch.Tensor) -> Any:
+    return m.gradients.hooks(t, "_backward_hooks")
+
+
+@row("_post_accumulate_grad_hooks")
+def accumulate_hooks(m: Any, t: torch.Tensor) -> Any:
+    return m.gradients.hooks(t, "_post_accumulate_grad_hooks")
 
 
 @row("__dict__")
@@ -192,7 +194,10 @@ def store(m: Any, t: torch.Tensor, name: str, value: Any) -> None:
         if bool(value) != info.requires_grad:
             set_requires_grad(m, t, bool(value))
         return
-    if name in ("data", "grad", "names", "_grad", "__class__") or name in ROWS:
+    if name == "grad":
+        m.gradients.write(t, value)
+        return
+    if name in ("data", "names", "_grad", "__class__") or name in ROWS:
         raise Unsupported("CAP026", at=m.loc(), detail=f"tensor.{name} = ...")
     m.tensor_attrs[id(t), name] = value
     m.effects.append((setattr, [t, name, value], {}))
@@ -207,7 +212,6 @@ def set_requires_grad(m: Any, t: torch.Tensor, value: bool) -> None:
     except RuntimeError as e:
         raise Unsupported("CAP025", at=m.loc(), detail=f"requires_grad_: {e}") from e
     m.recorder.effect_method("requires_grad_", t, (value,))
-    m.recorder.tracked |= value
 
 
 def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
@@ -226,4 +230,3 @@ def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
         raise Unsupported("CAP025", at=loc, detail=f"setitem: {e}") from e
     node = r.graph.call_function(operator.setitem, fx_args)
     node.meta.update(loc=loc, val=None)
-    r.tracked |= t.requires_grad

@@ -88,7 +88,6 @@ class Recorder:
         self.numbers: dict[str, torch.SymInt | torch.SymFloat] = {}  # by source: integers and floats that vary
         self.static_dims: dict[str, set[int]] = {}
         self.ones = True
-        self.tracked = False  # autograd watched something: gradients may be asked of what was recorded
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
     def tracing(self) -> AbstractContextManager[Any]:
@@ -220,6 +219,11 @@ class Recorder:
         if got is None:
             raise Unsupported("CAP022", at=self.loc(), detail="a tensor made by a call that was not recorded")
         return got
+
+    def real_tensor(self, tensor: torch.Tensor) -> Any:
+        """The tensor from outside that a tracing tensor stands for; itself where there is none."""
+        info = self.infos.get(id(tensor))
+        return tensor if info is None or info.real is None else info.real
 
     def differ(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """The program relied on two arguments being different tensors."""
@@ -387,7 +391,6 @@ class Recorder:
     def _own(self, result: Any, node: torch.fx.Node) -> None:
         """Give every tensor in a result its node."""
         if issubclass(type(result), torch.Tensor):
-            self.tracked |= result.requires_grad
             if id(result) in self.infos:
                 return
             self.infos[id(result)] = Info(result, node, None, None)

@@ -59,7 +59,12 @@ def _named(*names: str) -> list[Any]:
     return out
 
 
-constant(True, *_named("compiler.is_compiling", "compiler.is_dynamo_compiling", "_utils.is_compiling"))
+@row(*_named("compiler.is_compiling", "compiler.is_dynamo_compiling", "_utils.is_compiling"))
+def is_compiling(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Not so for optimizers: compiled, they would do their bookkeeping with tensors in float32 instead of with Python's numbers."""
+    return not m.is_in_optimizer()
+
+
 constant(False, *_named("compiler.is_exporting", "jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "onnx.is_in_onnx_export",
                         "fx._symbolic_trace.is_fx_tracing", "fx._symbolic_trace.is_fx_symbolic_tracing",
                         "overrides.has_torch_function", "overrides.has_torch_function_unary", "overrides.has_torch_function_variadic",
@@ -311,7 +316,7 @@ def disable(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @row(*_named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
              "cuda.synchronize", "set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms",
-             "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "autograd.grad", "autograd.backward", "set_printoptions"))  # fmt: skip
+             "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "set_printoptions"))  # fmt: skip
 def refused(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="a torch function that changes state")
 
@@ -326,6 +331,8 @@ def checkpoint(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return m.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS})
 
 
+# Inner functions of torch (decorators' wrappers), by their code: fn(machine, function, args, kwargs).
+BY_CODE: dict[types.CodeType, Callable[[Any, Any, list[Any], dict[str, Any]], Any]] = {}
 # Functions of modules that must not be imported for their own sake, by (module, name).
 BY_NAME: dict[tuple[str, str], Row] = {
     ("torch._compile", "checkpoint"): checkpoint, ("torch._higher_order_ops.map", "map"): control_flow.map_,

@@ -19,7 +19,7 @@ import torch
 
 from ..codes import Unsupported
 from . import policy
-from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TypeOf
+from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TypeOf
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()  # no value: an empty place of a stack, a deleted global
@@ -101,6 +101,7 @@ class World:
         self.pinned: dict[int, Source] = {}
         self.fresh_pinned: set[int] = set()  # classes and functions made during capture
         self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}  # by namespace and name; NULL: deleted
+        self.real_tensor: Callable[[Any], Any] = lambda tensor: tensor  # the tensor outside that a tracing tensor stands for
 
     # ------------------------------------------------------------ guards
 
@@ -171,6 +172,10 @@ class World:
 
     def of(self, obj: Any) -> Track | None:
         return self.tracks.get(id(obj))
+
+    def key(self, key: Any) -> Any:
+        """What stands for a dictionary's key: tensors are found by identity, so their tracing tensors are."""
+        return self._tensor(key, FixedObject(key, "tensor")) if issubclass(type(key), torch.Tensor) else key
 
     def canonical(self, obj: Any) -> Any:
         """An image stands for its object wherever identity matters."""
@@ -316,7 +321,7 @@ def _image_deque(world: World, track: Track) -> Any:
 
 def is_key(key: Any) -> bool:
     """Whether a dictionary key can be compared by a guard."""
-    return is_constant(key) or issubclass(type(key), PINNED_TYPES) or (type(key) is tuple and all(map(is_key, key)))
+    return is_constant(key) or issubclass(type(key), (*PINNED_TYPES, torch.Tensor)) or (type(key) is tuple and all(map(is_key, key)))
 
 
 def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
@@ -324,12 +329,14 @@ def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
     for key in keys:
         if not is_key(key):
             raise Unsupported("CAP011", at=world.loc(), detail=f"dictionary key of type {type(key).__name__} in {track.source}")
-    world.guard(track.source, "dict_keys", keys)
-    return [(k, world.wrap(v, item_of(track.source, k))) for k, v in (dict.items(track.obj) if issubclass(type(track.obj), dict) else track.obj.items())]
+    named = tuple(TensorKey(k) if issubclass(type(k), torch.Tensor) else k for k in keys)
+    world.guard(track.source, "dict_keys", named)
+    rows = dict.items(track.obj) if issubclass(type(track.obj), dict) else track.obj.items()
+    return [(world.key(k), world.wrap(v, item_of(track.source, name))) for name, (k, v) in zip(named, rows, strict=True)]
 
 
 def _image_set(world: World, track: Track) -> Any:
-    if not all(is_key(x) for x in track.obj):
+    if not all(is_key(x) and not issubclass(type(x), torch.Tensor) for x in track.obj):
         raise Unsupported("CAP011", at=world.loc(), detail=f"set of objects from {track.source}")
     world.guard(track.source, "equals", set(track.obj))
     return set(track.obj)

@@ -1,0 +1,213 @@
+"""Gradients of the program being captured: what `.grad` holds, and what backward() does to it.
+
+In: the machine's tensors. Out: one node of the captured graph for each backward pass (torch.autograd.grad of the leaves it reaches), then
+`.grad` as eager's accumulation leaves it, kept beside the tensors. finish writes what differs at the end; what ends as it began, or was
+replaced on the way, never leaves the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from ..graph.layout import is_dense
+from ..graph.tracing import device_of
+from .attributes import Raised
+from .source import Attr
+from .world import MISSING
+
+Tensor = torch.Tensor
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Gradients:
+    """`.grad` of every tensor the program has asked for or changed."""
+
+    def __init__(self, machine: Any) -> None:
+        self.m = machine
+        self.written: dict[int, tuple[Tensor, Any]] = {}  # by id of the tracing tensor: it, and what `.grad` is now
+        self.spent: set[Any] = set()  # nodes of autograd's graph that a backward pass has freed
+        self.hooks_known: set[int] = set()
+
+    # ------------------------------------------------------------ .grad
+
+    def read(self, t: Tensor) -> Any:
+        """`t.grad`."""
+        known = self.written.get(id(t))
+        if known is not None:
+            return known[1]
+        info = self.m.recorder.info(t)
+        if info.real is None:
+            return None
+        return self.m.world.wrap(info.real.grad if info.real.is_leaf else None, Attr(info.source, "grad", "getattr"))
+
+    def write(self, t: Tensor, value: Any) -> None:
+        """`t.grad = value`, under torch's conditions."""
+        info = self.m.recorder.info(t)
+        if value is not None:
+            if not issubclass(type(value), Tensor):
+                raise Unsupported("CAP026", at=self.m.loc(), detail=f"tensor.grad = a {type(value).__name__}")
+            if value.dtype != t.dtype or tuple(value.shape) != tuple(t.shape) or value is t:
+                raise Unsupported("CAP026", at=self.m.loc(), detail="tensor.grad = a tensor of another dtype or shape")
+        if not info.leaf:
+            raise Unsupported("CAP026", at=self.m.loc(), detail="tensor.grad = ... of a tensor that is no leaf")
+        self.read(t)
+        self.written[id(t)] = (t, value)
+
+    def hooks(self, t: Tensor, name: str) -> Any:
+        """The hooks of a tensor: none, under a guard. Those that are there would be skipped, so they are refused."""
+        info = self.m.recorder.info(t)
+        if info.real is None:
+            return None
+        found = getattr(info.real, name)
+        source = Attr(info.source, name, "getattr")
+        if found:
+            raise Unsupported("AUT002", at=self.m.loc(), detail=f"{name} of {info.source}")
+        if found is None:
+            self.m.world.guard(source, "equals", None)
+        else:
+            self.m.world.guard(source, "length", 0)
+        return None
+
+    def _without_hooks(self, leaf: Tensor) -> None:
+        if id(leaf) not in self.hooks_known:
+            self.hooks_known.add(id(leaf))
+            for name in _HOOKS:
+                self.hooks(leaf, name)
+
+    # ------------------------------------------------------------ backward
+
+    def backward(self, tensors: Sequence[Tensor], grads: Sequence[Any], retain_graph: Any, inputs: Sequence[Tensor] | None) -> None:
+        """torch.autograd.backward: gradients of the leaves (or of `inputs`) are added to their `.grad`."""
+        m = self.m
+        if not any(t.requires_grad for t in tensors):
+            raise Raised(RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"))
+        if torch.is_inference_mode_enabled():
+            raise Unsupported("AUT004", at=m.loc(), detail="backward() in inference mode")
+        found, visited = self._reached(tensors)
+        if inputs is not None:
+            if not all(t.is_leaf for t in inputs):
+                raise Unsupported("AUT004", at=m.loc(), detail="backward(inputs=...) of a tensor that is no leaf")
+            wanted = {id(t) for t in inputs}
+            found = [t for t in found if id(t) in wanted]
+        for leaf in found:
+            m.recorder.info(leaf)
+            self._without_hooks(leaf)
+        if not found:
+            return
+        values = self._grad(tensors, found, grads, retain_graph, False, True)
+        if not retain_graph:
+            self.spent |= visited
+        before, m.grad_mode = m.grad, False
+        try:
+            taken: set[int] = set()
+            for leaf, value in zip(found, values, strict=True):
+                if value is not None:
+                    self._accumulate(leaf, value, taken)
+        finally:
+            m.grad_mode = before
+
+    def grad(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Any], retain_graph: Any, create_graph: bool, unused: bool
+    ) -> tuple[Any, ...]:
+        """torch.autograd.grad."""
+        _, visited = self._reached(outputs, inputs)
+        values = self._grad(outputs, inputs, grads, retain_graph, create_graph, unused)
+        if not (create_graph if retain_graph is None else retain_graph):
+            self.spent |= visited
+        return tuple(values)
+
+    def is_spent(self, t: Tensor) -> bool:
+        """Has a backward pass used up what autograd knows of this result?"""
+        return t.grad_fn in self.spent
+
+    def _grad(self, outputs: Any, inputs: Any, grads: Any, retain_graph: Any, create_graph: bool, unused: bool) -> Any:
+        m = self.m
+        given = tuple(grads) if any(g is not None for g in grads) else None
+        args = (tuple(outputs), tuple(inputs), given, retain_graph, create_graph, True, unused)
+        return m.record("function", torch.autograd.grad, args, {})
+
+    def _reached(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> tuple[list[Tensor], set[Any]]:
+        """The leaves behind `tensors` in autograd's graph, and its nodes on the way. Beyond `inputs` it does not look."""
+        stop = {t.grad_fn for t in inputs if t.grad_fn is not None}
+        leaves: dict[int, Tensor] = {}
+        todo = [t.grad_fn for t in reversed(tensors) if t.grad_fn is not None]
+        for t in tensors:
+            if t.requires_grad and t.grad_fn is None:
+                leaves[id(t)] = t
+        seen = set(todo)
+        while todo:
+            node = todo.pop()
+            if node.name() == _ACCUMULATE:
+                leaves.setdefault(id(node.variable), node.variable)
+                continue
+            if node in stop:
+                continue
+            if node.name() == "torch::autograd::Error" and not inputs:
+                raise Unsupported("AUT003", at=self.m.loc())
+            for following, _ in reversed(node.next_functions):
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    todo.append(following)
+        return list(leaves.values()), {n for n in seen if n.name() != _ACCUMULATE}
+
+    def _accumulate(self, leaf: Tensor, value: Tensor, taken: set[int]) -> None:
+        """What autograd's accumulation does: the first gradient becomes `.grad`, in the leaf's memory order; others are added in place."""
+        m = self.m
+        now = self.read(leaf)
+        if now is not None:
+            if now.requires_grad:
+                raise Unsupported("AUT004", at=m.loc(), detail="a .grad that requires grad itself")
+            m.record("method", "add_", (now, value), {})
+            return
+        memory = value.untyped_storage()._cdata
+        if memory in taken or self._is_known(value) or not _has_layout_of(value, leaf):
+            strides = tuple(leaf.stride()) if is_dense(leaf) else None
+            if strides is None:
+                fresh = m.record("function", torch.empty, (tuple(leaf.shape),), {"dtype": value.dtype, "device": device_of(leaf)})
+            else:
+                fresh = m.record("function", torch.empty_strided, (tuple(leaf.shape), strides), {"dtype": value.dtype, "device": device_of(leaf)})
+            m.record("method", "copy_", (fresh, value), {})
+            value = fresh
+        taken.add(value.untyped_storage()._cdata)
+        self.written[id(leaf)] = (leaf, value)
+
+    def _is_known(self, value: Tensor) -> bool:
+        """Is this memory of a tensor from outside?"""
+        held = value.untyped_storage()._cdata
+        return any(i.tensor.untyped_storage()._cdata == held for i in self.m.recorder.real.values())
+
+    # ------------------------------------------------------------ the end
+
+    def changes(self) -> list[tuple[Any, Any]]:
+        """(Info of a tensor from outside, what its `.grad` becomes) where that is another object than before."""
+        found = []
+        for t, value in self.written.values():
+            info = self.m.recorder.info(t)
+            before = None if info.real is None else info.real.grad
+            after = value if value is None else self.m.recorder.real_tensor(value)
+            if info.real is not None and after is not before:
+                found.append((info, value))
+        return found
+
+    def replay(self, b: Any) -> None:
+        """Statements of finish that write `.grad`."""
+        for info, value in self.changes():
+            b.lines.append(f"{b.source(info.source)}.grad = {b.value(value)}")
+        for t, value in self.written.values():  # leaves made by the program itself
+            info = self.m.recorder.info(t)
+            if info.real is None and value is not None and info.node in b.index:
+                b.lines.append(f"{b.value(t)}.grad = {b.value(value)}")
+
+
+def _has_layout_of(value: Tensor, leaf: Tensor) -> bool:
+    """autograd's rule for taking a gradient as it is: the strides of a dense leaf, else contiguous."""
+    strides = leaf.stride() if is_dense(leaf) else torch.empty(leaf.shape, device="meta").stride()
+    return all(n == 1 or a == b for n, a, b in zip(leaf.shape, value.stride(), strides, strict=True))
+
+
+__all__ = ["MISSING", "Gradients"]

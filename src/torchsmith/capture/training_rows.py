@@ -1,0 +1,102 @@
+"""Rows for training: backward passes, and what torch.optim does besides arithmetic.
+
+In: the machine and a call's arguments. Out: the machine's value; gradients go through capture/gradients.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _use_grad_for_differentiable
+
+from ..codes import Unsupported
+from . import torch_rows
+from .calls import Args, Kwargs, tensor_method
+from .torch_rows import row
+
+Tensor = torch.Tensor
+
+
+def _given(signature: inspect.Signature, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _tensors(m: Any, value: Any) -> list[Any]:
+    return [value] if value is None or issubclass(type(value), Tensor) else m.listed(value)
+
+
+_BACKWARD = inspect.signature(Tensor.backward)
+_ENGINE = inspect.signature(torch.autograd.backward)
+_GRAD = inspect.signature(torch.autograd.grad)
+
+
+@tensor_method("backward")
+def backward(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    given = _given(_BACKWARD, [t, *args], kwargs)
+    return _backward(m, [t], [given["gradient"]], given)
+
+
+@row(torch.autograd.backward)
+def engine_backward(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    given = _given(_ENGINE, args, kwargs)
+    if given["grad_variables"] is not None:
+        raise Unsupported("AUT004", at=m.loc(), detail="backward(grad_variables=...)")
+    tensors = _tensors(m, given["tensors"])
+    grads = _tensors(m, given["grad_tensors"])
+    return _backward(m, tensors, [None] * len(tensors) if given["grad_tensors"] is None else grads, given)
+
+
+def _backward(m: Any, tensors: list[Any], grads: list[Any], given: dict[str, Any]) -> Any:
+    if given["create_graph"]:
+        raise Unsupported("AUT004", at=m.loc(), detail="backward(create_graph=True)")
+    inputs = None if given["inputs"] is None else _tensors(m, given["inputs"])
+    m.gradients.backward(tensors, grads, given["retain_graph"], inputs)
+
+
+@row(torch.autograd.grad)
+def autograd_grad(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    given = _given(_GRAD, args, kwargs)
+    if given["is_grads_batched"]:
+        raise Unsupported("AUT004", at=m.loc(), detail="autograd.grad(is_grads_batched=True)")
+    outputs, inputs = _tensors(m, given["outputs"]), _tensors(m, given["inputs"])
+    grads = [None] * len(outputs) if given["grad_outputs"] is None else _tensors(m, given["grad_outputs"])
+    zeros = bool(given["materialize_grads"])
+    unused = bool(given["allow_unused"]) or zeros
+    found = m.gradients.grad(outputs, inputs, grads, given["retain_graph"], bool(given["create_graph"]), unused)
+    if zeros:
+        found = tuple(m.record("function", torch.zeros_like, (x,), {}) if g is None else g for g, x in zip(found, inputs, strict=True))
+    return found
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+@row(torch.autograd.profiler.record_function)
+def record_function(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A name for the profiler: nothing that a graph does."""
+    return contextlib.nullcontext()
+
+
+def _inner(fn: Any, name: str) -> types.CodeType:
+    """The code of a function that a decorator makes."""
+    return next(c for c in fn.__code__.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
+
+
+def _use_grad(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Optimizer.step in the grad mode that the optimizer asks for. torch's own would import its compiler, to tell it to break here."""
+    step = fn.__closure__[fn.__code__.co_freevars.index("func")].cell_contents
+    before = m.grad
+    m.grad_mode = m.truth(m.call(dict.__getitem__, [m.attr(args[0], "defaults"), "differentiable"], {}))
+    try:
+        return m.call(step, args, kwargs)
+    finally:
+        m.grad_mode = before
+
+
+torch_rows.BY_CODE[_inner(_use_grad_for_differentiable, "_use_grad")] = _use_grad
