@@ -569,7 +569,7 @@ class Machine:
     def tensor_value(self, tensor: torch.Tensor, method: str, what: str, args: Any = (), kwargs: Any = None) -> Any:
         """What Python asks of a tensor's data: an answer only where the data is made of numbers of the program."""
         known = tracing.current().known_value(tensor, method) if method in _READ and not args and not kwargs else NotImplemented
-        if known is NotImplemented and self.is_whole and method in _NUMBER and not (tensor.dtype is torch.bool or tensor.dtype.is_complex) and not args and not kwargs:
+        if known is NotImplemented and self.may_read_numbers() and method in _NUMBER and not (tensor.dtype is torch.bool or tensor.dtype.is_complex) and not args and not kwargs:
             if method == "tolist":
                 return self.numbers_of(tensor)
             number = self.recorder.read_number(tensor)
@@ -577,6 +577,13 @@ class Machine:
         if known is NotImplemented:
             raise Unsupported("CAP020", at=self.loc(), detail=what)
         return known
+
+    def may_read_numbers(self) -> bool:
+        """Whether item() is a symbol, known when the graph runs: in a program that stands alone, and in a training step, where optimizers
+        count with it and the loss is reported."""
+        facts = self.recorder.facts
+        facts.reads_data = facts.reads_data or bool(self.gradients.spent) or self.is_in_optimizer()
+        return facts.reads_data
 
     def numbers_of(self, tensor: torch.Tensor) -> Any:
         """tolist(): each element as a symbol."""
