@@ -1,0 +1,180 @@
+"""The whole training step as one graph: forward, loss, backward, optimizer and zero_grad equal eager's, step by step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from training_harness import check_steps
+
+import torchsmith
+
+ORDERS = ("first", "between", "last", "never")
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def batches(n: int = 3) -> list[tuple[Any, ...]]:
+    torch.manual_seed(1)
+    return [(torch.randn(5, 8), torch.randint(0, 4, (5,))) for _ in range(n)]
+
+
+def step_of(order: str) -> Any:
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> Tensor:
+        if order == "first":
+            optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if order == "between":
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if order == "last":
+            optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name, options", [("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}), ("Adam", {"lr": 0.01})])
+def test_orders(order: str, name: str, options: dict[str, Any]) -> None:
+    check_steps(mlp(), lambda m: getattr(torch.optim, name)(m.parameters(), **options), step_of(order), batches())
+
+
+def train_model(model: Any, data: Any, target: Any, optimizer: Any) -> Any:
+    loss_fn = torch.nn.CrossEntropyLoss()
+    pred = model(data)
+    loss = loss_fn(pred, target)
+    loss.backward()
+    optimizer.step()
+    return pred
+
+
+def test_the_documents_step() -> None:
+    """As typed, an optimizer of its own for every batch."""
+    ours, eager = mlp(), mlp()
+    compiled = torchsmith.compile(train_model, fullgraph=True)
+    with torchsmith.events.recording() as got:
+        for x, y in batches(4):
+            preds = []
+            for model, run in ((ours, compiled), (eager, train_model)):
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-2)
+                preds.append(run(model, x, y, optimizer))
+            torch.testing.assert_close(*preds)
+            assert preds[0].requires_grad
+    for p, q in zip(ours.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+        torch.testing.assert_close(p.grad, q.grad)
+    reports = [e.fields["report"] for e in got if e.kind == "graph"]
+    assert [r.road for r in reports] == ["native"] * len(reports) and len(reports) <= 2
+
+
+def test_the_loss_as_a_number() -> None:
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    check_steps(mlp(), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), step, batches())
+
+
+def test_second_backward_is_eagers_error() -> None:
+    model = mlp()
+    loss = torchsmith.compile(step_of("never"), fullgraph=True)(model, torch.optim.SGD(model.parameters(), lr=0.1), *batches()[0])
+    assert loss.requires_grad and not loss.is_leaf
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_gradients_nobody_sees_are_not_written() -> None:
+    """zero_grad last: none of the gradients leaves the graph."""
+    model, args = mlp(), batches()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for order, results in (("last", 1), ("first", 5)):
+        with torchsmith.events.recording() as got:
+            torchsmith.compile(step_of(order), fullgraph=True)(model, optimizer, *args)
+        (module,) = [e.fields["module"] for e in got if e.kind == "graph"]
+        (output,) = [n for n in module.graph.nodes if n.op == "output"]
+        assert len(output.args[0]) == results, order
+        assert all((p.grad is None) == (order == "last") for p in model.parameters())
+
+
+def test_accumulation_and_unused_parameters() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.frozen = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 4)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.frozen(self.used(x))
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> float:
+        optimizer.zero_grad()
+        total = 0.0
+        for part, target in zip(x.split(2), y.split(2), strict=True):
+            loss = F.cross_entropy(model(part), target) / 3
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        return total
+
+    torch.manual_seed(0)
+    check_steps(Net(), lambda m: torch.optim.Adam(m.parameters()), step, batches())
+
+
+def test_an_exception_leaves_nothing() -> None:
+    """A label out of range is found in the middle of the run: eager's error, and nothing of the step has happened."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    compiled = torchsmith.compile(step_of("first"))
+    (x, y), (u, v) = batches(2)
+    for _ in range(2):
+        compiled(model, optimizer, x, y)
+    before = copy.deepcopy([p.detach() for p in model.parameters()]), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(model, optimizer, u, v + 7)
+    for p, q in zip(model.parameters(), before[0], strict=True):
+        assert torch.equal(p, q)
+    for k, row in optimizer.state_dict()["state"].items():
+        assert torch.equal(row["momentum_buffer"], before[1]["state"][k]["momentum_buffer"])
+    assert torch.isfinite(compiled(model, optimizer, x, y))
+
+
+def test_double_backward_inside() -> None:
+    """A gradient penalty: autograd.grad(create_graph=True), then backward through it."""
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        x = x.detach().requires_grad_()
+        loss = F.cross_entropy(torch.tanh(model(x)), y)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        total = loss + slope.square().sum()
+        total.backward()
+        optimizer.step()
+        return total.detach()
+
+    check_steps(mlp(), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), step, batches())
+
+
+def test_hooks_are_not_skipped() -> None:
+    model, calls = mlp(), []
+    compiled = torchsmith.compile(step_of("first"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = batches()[0]
+    compiled(model, optimizer, x, y)
+    next(model.parameters()).register_hook(lambda g: calls.append(1))
+    compiled(model, optimizer, x, y)
+    assert calls == [1]
+    model[2].weight.register_post_accumulate_grad_hook(lambda p: calls.append(2))
+    compiled(model, optimizer, x, y)
+    assert calls == [1, 1, 2] or calls == [1, 2, 1]
