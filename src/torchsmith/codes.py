@@ -54,7 +54,8 @@ class Forbidden(Unsupported):
 define("AUT001", "gradients are needed, so the captured graph runs once under eager autograd",
        "call under torch.no_grad() or torch.inference_mode() for compiled inference")
 
-define("AUT002", "hooks on tensors or gradients are not compiled", "call the hook's work in the function itself, or compile without the backward pass")
+define("AUT002", "hooks on tensors or gradients are not compiled",
+       "call the hook's work in the function itself, or compile without the backward pass")
 define("AUT003", "the backward pass goes on into what was computed before the compiled function",
        "compile the whole step, from the parameters to the loss, or call backward() outside")
 define("AUT004", "an operator's derivative cannot be traced here", "call backward() outside of the compiled function")

@@ -41,7 +41,7 @@ class Info:
 
     @property
     def requires_grad(self) -> bool:
-        return self.tensor.requires_grad
+        return self.tensor.requires_grad or (self.real is not None and self.real.requires_grad)
 
     @property
     def leaf(self) -> bool:
@@ -127,7 +127,8 @@ class Recorder:
                 if type(sizes[d].node.expr) is Sym:
                     self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
         tensor = tracing.given(tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts))
-        tensor = tracing.watched(tensor, real)
+        if not self.machine.is_whole:  # what stands alone is not differentiated
+            tensor = tracing.watched(tensor, real)
         info = Info(tensor, node, source, real)
         node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
         self.inputs.append(source)

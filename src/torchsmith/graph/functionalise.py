@@ -148,6 +148,8 @@ def _is_tracing(t: torch.Tensor) -> bool:
 class Recording(Tracing):
     """Tracing that also writes down, on values, what every operator did."""
 
+    records = True
+
     def __init__(self, facts: SizeFacts, alive: bool = False) -> None:
         """alive: autograd watches, where grad mode is on."""
         super().__init__(facts, alive and torch.is_grad_enabled())
@@ -255,6 +257,9 @@ class Recording(Tracing):
         row = info(func)
         if row.is_composite and func not in RULES:
             return self.shapes(func, args, kwargs)  # decomposes; its parts come back here
+        made = self.in_parts(func, args, kwargs)
+        if made is not NotImplemented:
+            return made
         if row.writes:
             self.note_write(row, bind(func, args, kwargs))
             special = WRITES.get(func)

@@ -4,8 +4,9 @@ In: torch calls made inside `with Tracing(facts)`. Out: meta tensors with the si
 kernels would give; a device other than "cpu" is remembered beside the tensor. Autograd is off while tracing unless asked for: then it
 watches tracing tensors as it watches any, and what it computes backwards is traced too.
 
-An operator is answered by the first of these that applies: its row in RULES; the meta view kernel (views of known sizes); its
-functional form (in-place and out= operators); torch's decomposition; a run on made-up CPU data or the meta kernel (GRA010, GRA001).
+An operator is answered by the first of these that applies: its parts (PARTS); its row in RULES; the meta view kernel (views of known
+sizes); its functional form (in-place and out= operators); torch's decomposition; a run on made-up CPU data or the meta kernel (GRA010,
+GRA001).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from .spec import TensorSpec
 
 Rule = Callable[..., Any]
 RULES: dict[OpOverload, Rule] = {}
+PARTS: dict[OpOverload, Rule] = {}  # operators written with others; NotImplemented where that does not do
 FUNCTION_RULES: dict[Any, Rule] = {}  # torch function -> rule(trace, call, *args, **kwargs); `call` runs the function itself
 
 
@@ -44,6 +46,19 @@ def rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
             if op in RULES:
                 raise ValueError(f"{op} has two shape rules")
             RULES[op] = fn
+        return fn
+
+    return add
+
+
+def part(*ops: OpOverload) -> Callable[[Rule], Rule]:
+    """Write operators with other operators: shapes and what is computed follow from those."""
+
+    def add(fn: Rule) -> Rule:
+        for op in ops:
+            if op in PARTS:
+                raise ValueError(f"{op} is written with others twice")
+            PARTS[op] = fn
         return fn
 
     return add
@@ -281,6 +296,8 @@ def without_check(func: FunctionType) -> FunctionType:
 class Tracing(AbstractContextManager["Tracing"]):
     """`with Tracing(facts):` torch functions on tracing tensors give tracing tensors."""
 
+    records = False  # only shapes are asked for
+
     def __init__(self, facts: SizeFacts, grad: bool = False) -> None:
         self.facts, self.grad = facts, grad
         self.autocast: dict[str, torch.dtype] = {}
@@ -296,7 +313,8 @@ class Tracing(AbstractContextManager["Tracing"]):
     def __enter__(self) -> Tracing:
         from . import rules  # noqa: F401  (fills RULES; sits above this file)
 
-        guards: list[Any] = [torch.inference_mode(False), torch.enable_grad() if self.grad else torch.no_grad(), self._operators, self._functions]
+        mode = torch.enable_grad() if self.grad else torch.no_grad()
+        guards: list[Any] = [torch.inference_mode(False), mode, self._operators, self._functions]
         for g in guards:
             g.__enter__()
         self._guards.append(guards)
@@ -372,10 +390,10 @@ class Tracing(AbstractContextManager["Tracing"]):
 
         Called below autograd. A rule that came here past autograd would cut gradients off, so it is refused: it has to call the operator.
         """
-        if func is not torch.ops.aten.detach.default and _is_watched(args, kwargs):
-            raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
         if func in SIZE_QUERIES:
             return SIZE_QUERIES[func](args[0])
+        if func is not torch.ops.aten.detach.default and _is_watched(args, kwargs):
+            raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
         args, kwargs = pinned(func, args, kwargs)
         if self.autocast:
             tensors = tensors_in((args, kwargs))
@@ -396,12 +414,23 @@ class Tracing(AbstractContextManager["Tracing"]):
         return self.shapes(func, args, kwargs)
 
     def shapes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = self.in_parts(func, args, kwargs)
+        if made is not NotImplemented:
+            return made
         found = RULES.get(func)
         if found is not None:
             result = found(*args, **kwargs)
         else:
             result = self._without_rule(func, args, kwargs)
         return self._place(func, args, kwargs, result) if self.has_devices or kwargs.get("device") is not None else result
+
+    def in_parts(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of an operator that is written with others; NotImplemented for one that is not."""
+        found = PARTS.get(func)
+        if found is None:
+            return NotImplemented
+        with self._operators, self._functions:
+            return found(*args, **kwargs)
 
     def _without_rule(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         row = info(func)
@@ -568,4 +597,4 @@ def check_in_place(target: torch.Tensor, value: Any) -> None:
         raise RuntimeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(value.shape)}")
 
 
-__all__ = ["FUNCTION_RULES", "RULES", "Tracing", "current", "device_of", "function_rule", "make", "rule", "tensor_like"]
+__all__ = ["FUNCTION_RULES", "PARTS", "RULES", "Tracing", "current", "device_of", "function_rule", "make", "part", "rule", "tensor_like"]

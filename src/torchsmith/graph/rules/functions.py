@@ -223,13 +223,28 @@ def group_norm(
     return aten.native_group_norm.default(*args)[0]
 
 
+class _Opaque(torch.autograd.Function):
+    """A call of which only the shapes are wanted, of its results and of its gradients: autograd knows what it depends on."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, *tensors: Tensor) -> Any:  # type: ignore[override]
+        ctx.tensors = tensors
+        return run()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, *(torch.empty_like(t) if t.requires_grad else None for t in ctx.tensors)
+
+
 def _whole(op: Any) -> Any:
     """Recurrent networks stay one operator; torch would unroll them over time, as it does where gradients are wanted."""
 
     def recurrent(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_watched(*args, *kwargs.values()):
+        if not is_watched(*args, *kwargs.values()):
+            return trace.dispatch(op, args, kwargs)
+        if trace.records:
             return call(*args, **kwargs)
-        return trace.dispatch(op, args, kwargs)
+        return _Opaque.apply(lambda: trace.dispatch(op, args, kwargs), *tensors_in((args, kwargs)))
 
     def choose(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
         is_padded = len(args) > 3 and isinstance(args[3], bool)  # (input, hx, params, has_biases, ...) and not a packed sequence
