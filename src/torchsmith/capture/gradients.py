@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
-from ..graph.layout import is_dense
+from ..graph.layout import contiguous_strides, is_dense
 from ..graph.tracing import device_of
 from .attributes import Raised
 from .source import Attr
@@ -206,7 +206,7 @@ class Gradients:
 
 def _has_layout_of(value: Tensor, leaf: Tensor) -> bool:
     """autograd's rule for taking a gradient as it is: the strides of a dense leaf, else contiguous."""
-    strides = leaf.stride() if is_dense(leaf) else torch.empty(leaf.shape, device="meta").stride()
+    strides = leaf.stride() if is_dense(leaf) else contiguous_strides(tuple(leaf.shape))
     return all(n == 1 or a == b for n, a, b in zip(leaf.shape, value.stride(), strides, strict=True))
 
 

@@ -81,8 +81,9 @@ def function_rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def make(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tracing tensor, made where no mode listens (inside a rule)."""
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    """A tracing tensor, made inside a rule: no mode for operators listens there; one for functions may, where autograd goes backwards."""
+    with torch._C.DisableTorchFunction():
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 def make_unseen(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
