@@ -256,7 +256,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     if options.libtorch == "forbid":
         refuse_externs(manifest)
     with events.timed("load", graph=name):
-        call = load(
+        call: Call = load(
             library, manifest, eager=_give_up if assumes(gm) else gm.forward, name=name, frozen=options.freezing, tail=fg.consts,
             threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
         )  # fmt: skip

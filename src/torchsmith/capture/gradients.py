@@ -143,7 +143,8 @@ class Gradients:
         while todo:
             node = todo.pop()
             if node.name() == _ACCUMULATE:
-                leaves.setdefault(id(node.variable), node.variable)
+                leaf: Tensor = node.variable  # type: ignore[attr-defined]
+                leaves.setdefault(id(leaf), leaf)
                 continue
             if node in stop:
                 continue
