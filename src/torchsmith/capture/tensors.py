@@ -22,6 +22,7 @@ from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.declared import DeclaredSize
 from ..graph.sizes import LARGEST, SizeFacts
+from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
 from .attributes import Raised
 from .guards import default_device, tensor_guard
@@ -250,7 +251,9 @@ class Recorder:
             if (scale, shift) != (1, 0):
                 node = self.graph.call_function(operator.floordiv, (self.graph.call_function(operator.sub, (node, shift)), scale))
         elif isinstance(e, Op) and e.name in _SIZE_OPS:
-            node = self.graph.call_function(_SIZE_OPS[e.name], tuple(self.size_node(a) for a in e.args))
+            # Python divides integers exactly, floats made of them not
+            whole = e.name == "div" and all(isinstance(a, Cast) and a.arg.dtype is dt.index for a in e.args)
+            node = self.graph.call_function(_SIZE_OPS[e.name], tuple(self.size_node(a.args[0] if whole else a) for a in e.args))
         elif isinstance(e, Cast):
             kind = float if e.dtype.name.startswith("f") else int
             node = self.graph.call_function(torch.sym_float if kind is float else torch.sym_int, (self.size_node(e.arg),))

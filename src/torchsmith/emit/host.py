@@ -14,6 +14,7 @@ from typing import Any
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
+from ..ir.bounds import LIMITS, Ranges
 from ..ir.dtype import DTYPES, DType
 from ..ir.expr import Cast, Const, Expr, Load, Op, Sym, walk
 from ..ir.plan import (
@@ -79,6 +80,10 @@ SAFE_OPS = frozenset(
     {"add", "sub", "mul", "neg", "abs", "min", "max", "sign", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "where"}
 )
 DIVISIONS = frozenset({"floordiv", "mod", "truncdiv"})
+# Integers of the program are exact: what is not proved to fit 64 bits is computed by these, which set ts_bad (host_abi.py).
+EXACT = frozenset({"add", "sub", "mul", "neg", "abs", "shl", "shr", *DIVISIONS})
+BAD = "&ts_bad"
+WORD = LIMITS["i64"]
 
 
 def _c_name(name: str) -> str:
@@ -94,6 +99,8 @@ def _c_const(e: Const) -> str:
             return "__builtin_inf()" if value > 0 else "(-__builtin_inf())"
         return f"({value.hex()})"
     value_int = int(e.value)
+    if not WORD[0] <= value_int <= WORD[1]:
+        raise Unsupported("EMI101", detail=f"the integer {value_int}, which does not fit 64 bits")
     if value_int == -(2**63):
         return "(-9223372036854775807LL - 1)"
     return f"{value_int}LL" if value_int >= 0 else f"({value_int}LL)"
@@ -119,16 +126,20 @@ class _Host:
     known: dict[Expr, bool] = field(default_factory=dict)  # Sym -> it is declared at the start; Op -> it can be computed there
     named: dict[Expr, str] = field(default_factory=dict)  # what is computed at the start: its variable
     early: list[str] | None = None  # the lines that compute it; None where nothing is declared at the start
+    leave: str = "return ts_overflow(host);"  # what a function does with an integer that does not fit
+    written: bool = False  # an input was written: from here on the call cannot be repeated
+    ranges: Ranges | None = None
+    conditions: int = 0
 
     def text(self) -> str:
         plan = self.plan
         self.run_body()
         body, self.lines = self.lines, []
-        self.depth = 1
+        self.depth, self.leave, self.written = 1, "return -1;", False
         self.symbols(used=set(walk(plan.workspace)))
         result = self.expr(plan.workspace)
-        size = [*self.lines, *(self.early or ()), f"  return {result};"]
-        self.lines, self.early = [], None
+        size = [*self.lines, *(self.early or ()), f"  return ts_bad ? -1 : {result};"]
+        self.lines, self.early, self.leave = [], None, "return ts_overflow(host);"
         for step in plan.prepare:
             self.step(step)
         prepare, self.lines = self.lines, []
@@ -142,11 +153,11 @@ class _Host:
         head += self.images() if self.is_far else []
         return "\n".join((
             *head,
-            "static int64_t ts_workspace(const ts_tensor *in, const int64_t *sc) {", "  (void)in; (void)sc;", *size, "}",
+            "static int64_t ts_workspace(const ts_tensor *in, const int64_t *sc) {", "  int ts_bad = 0; (void)in; (void)sc;", *size, "}",
             "static int32_t ts_run(const ts_host *host, const ts_tensor *in, const int64_t *sc, const void *state, ts_tensor *res,",
             "                      int64_t *out) {", *body, "}",
             "static int32_t ts_prepare(const ts_host *host, const ts_tensor *in, void *state) {",
-            "  (void)host; (void)in; (void)state;", *prepare, "  return 0;", "}",
+            "  int ts_bad = 0; (void)host; (void)in; (void)state; (void)ts_bad;", *prepare, "  return 0;", "}",
             f"TS_EXPORT const ts_graph {SYMBOL} = {{TS_ABI, {len(plan.inputs)}, {scalars}, {len(plan.results)}, {syms},",
             f"  {plan.state}, ts_workspace, ts_prepare, ts_run, {'&ts_all' if self.is_far else 0}}};", "",
         ))  # fmt: skip
@@ -165,6 +176,17 @@ class _Host:
 
     def put(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
+        if BAD in line:
+            if self.written:
+                raise Unsupported("EMI101", detail="an integer that may outgrow 64 bits after an input was written")
+            self.lines.append("  " * self.depth + f"if (ts_bad) {self.leave}")
+
+    def fits(self, e: Expr) -> bool:
+        """Is it proved that this integer fits 64 bits?"""
+        if self.ranges is None:
+            self.ranges = Ranges({s.sym: (s.lo, s.hi) for s in self.plan.symbols if not s.sym.dtype.is_float})
+        i = self.ranges.interval(e)
+        return i.lo is not None and i.hi is not None and WORD[0] <= i.lo and i.hi <= WORD[1]
 
     # -------------------------------------------------- values
 
@@ -214,20 +236,31 @@ class _Host:
             table = FLOAT_OPS if e.args[0].dtype.is_float else INT_OPS
             form = table.get(e.name) or HOST_OPS.get(e.name)
             if form is not None and len(e.args) <= 3:
-                got = form.format(**dict(zip("abc", map(self.expr, e.args), strict=False)))
+                texts = [self.quotient(a) if e.name == "div" else self.expr(a) for a in e.args]
+                got = form.format(**dict(zip("abc", texts, strict=False)))
+                if e.dtype is dt.index and e.name in EXACT and not (e.name not in DIVISIONS and self.fits(e)):
+                    got = f"ts_{e.name}x({', '.join(texts)}, {BAD})"
                 if self.early is not None and self.is_known(e):
                     # Sizes grow out of each other: written out at every use, the text would grow exponentially.
                     name = self.named[e] = f"e{len(self.named)}"
-                    if e.name in DIVISIONS and not isinstance(e.args[1], Const):
-                        got = f"({self.expr(e.args[1])} ? {got} : 0)"
+                    if e.name in DIVISIONS:  # computed whether it is needed or not: where it is, the divisor is guarded
+                        got = got if _is_not_zero(e.args[1]) else f"({texts[1]} ? {got} : 0)"
                     self.early.append(f"  const int64_t {name} = {got};")
                     return name
                 narrow = (e.dtype.is_int and e.dtype.itemsize < 8) or e.dtype is dt.f32
                 return f"(({e.dtype.c}){got})" if narrow else got
         raise Unsupported("EMI101", detail=f"{type(e).__name__} {getattr(e, 'name', '')} in a host expression")
 
+    def quotient(self, e: Expr) -> str:
+        """An operand of a true division: Python divides integers exactly, so they must be exact as doubles."""
+        if isinstance(e, Cast) and e.dtype is dt.f64 and e.arg.dtype is dt.index:
+            return f"ts_exact({self.expr(e.arg)}, {BAD})"
+        return self.expr(e)
+
     def cast(self, e: Cast) -> str:
         arg = self.expr(e.arg)
+        if e.dtype is dt.index and e.arg.dtype.is_float:
+            return f"ts_index({arg}, {BAD})"
         if e.dtype is dt.bool_:
             return f"({arg} != 0)"
         if e.dtype is dt.bf16:
@@ -316,6 +349,7 @@ class _Host:
     def run_body(self) -> None:
         plan = self.plan
         self.put("int32_t rc = 0;")
+        self.put("int ts_bad = 0; (void)ts_bad;")
         self.put("(void)in; (void)sc; (void)state; (void)out; (void)res;")
         self.symbols()
         for s in plan.symbols:
@@ -328,6 +362,7 @@ class _Host:
                     declared.add(sym)
                     self.put(f"{_c_type(sym.dtype)} {_c_name(sym.name)} = 0; (void){_c_name(sym.name)};")
         start = len(self.lines)
+        self.leave = "{ rc = ts_overflow(host); goto fail; }"
         given = [b for b, p in plan.places.items() if isinstance(p, Given) and plan.buffers[b].storage_of is None]
         taken = [b for b, p in plan.places.items() if isinstance(p, Taken) and plan.buffers[b].storage_of is None]
         for b in given:
@@ -347,7 +382,10 @@ class _Host:
             self.step(step)
         self.is_run = False
         self.finish()
-        self.lines[start:start] = self.early or ()
+        early = self.early or []
+        if any(BAD in line for line in early):
+            early = [*early, "  if (ts_bad) return ts_overflow(host);"]
+        self.lines[start:start] = early
         self.lines.append("fail: __attribute__((unused));")
         for b in given:
             self.put(f"if (g_{_c_name(b)}.handle) host->release(host->self, &g_{_c_name(b)});")
@@ -452,6 +490,7 @@ class _Host:
         if watched and self.values != SAVE:
             self.put(f"ts_kernel_runs(number, {self.launches}, {_c_string(label)});")
         self.put(f"ts_go(host, {name}, b, {syms}, {self.expr(step.grid)}, {self.expr(step.grain)});")
+        self.written |= any(p.written and isinstance(self.plan.places[b], Input) for b, p in zip(step.bufs, kernel.params, strict=True))
         if watched and self.values != NAMES:
             for b in dict.fromkeys(b for b, p in zip(step.bufs, kernel.params, strict=True) if p.written):
                 self.watch(b, b, f"{label} wrote", f"w{step.bufs.index(b)}")
@@ -505,6 +544,7 @@ class _Host:
                     self.put(f"{self.tensor_of(b)} = o[{i}];")
                 else:
                     self.put(f"host->release(host->self, &o[{i}]);")
+        self.written |= any(isinstance(self.plan.places[b], Input) for b in extern.mutates)
         for sym, out, dim in extern.binds:
             self.put(f"{_c_name(sym.name)} = o[{out}].sizes[{dim}];")
         if given:
@@ -551,12 +591,21 @@ class _Host:
 
     def step_check(self, step: Check) -> None:
         text = _c_string(f"{step.kind}: {step.message}")
-        self.put(f"if (!({self.expr(step.cond)})) {{")
+        self.put(f"if (!({self.condition(step.cond)})) {{")
         self.put(f"  host->error(host->self, TS_ERROR_CHECK, {text}); rc = TS_ERROR_CHECK; goto fail;")
         self.put("}")
 
+    def condition(self, e: Expr) -> str:
+        """A condition as a variable, if computing it may fail: a line that ends with a brace cannot be followed by the test."""
+        text = self.expr(e)
+        if BAD not in text:
+            return text
+        self.conditions += 1
+        self.put(f"const int t{self.conditions} = {text};")
+        return f"t{self.conditions}"
+
     def step_cond(self, step: PlanCond) -> None:
-        self.put(f"if ({self.expr(step.pred)}) {{")
+        self.put(f"if ({self.condition(step.pred)}) {{")
         self.nested(step.then)
         self.put("} else {")
         self.nested(step.orelse)
@@ -565,7 +614,8 @@ class _Host:
     def step_repeat(self, step: PlanRepeat) -> None:
         name = _c_name(step.sym.name)
         count = f"n{self.depth}_{name}"
-        self.put(f"for (int64_t {count} = (({name} = 0), {self.expr(step.count)}); {name} < {count}; {name}++) {{")
+        self.put(f"const int64_t {count} = {self.expr(step.count)};")
+        self.put(f"for ({name} = 0; {name} < {count}; {name}++) {{")
         self.nested(step.body)
         self.put("}")
 
@@ -574,6 +624,10 @@ STEPS: dict[type, Any] = {
     Alloc: _Host.step_alloc, Launch: _Host.step_launch, Segment: _Host.step_segment, Call: _Host.step_call, Free: _Host.step_free, Bind: _Host.step_bind,
     Check: _Host.step_check, PlanCond: _Host.step_cond, PlanRepeat: _Host.step_repeat,
 }  # fmt: skip
+
+
+def _is_not_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value != 0
 
 
 def _c_type(d: DType) -> str:

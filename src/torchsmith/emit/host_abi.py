@@ -61,15 +61,42 @@ typedef struct ts_graph {
 } ts_graph;
 """
 
-# Arithmetic on sizes: also what the checks of a package's inputs call.
+# Arithmetic on sizes: also what the checks of a package's inputs call. Those that end in x are exact, or set *bad and give 0.
 NUMBERS = """\
 #define TS_MAYBE static inline __attribute__((unused))
-TS_MAYBE int64_t ts_floordiv(int64_t a, int64_t b) { int64_t q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
-TS_MAYBE int64_t ts_mod(int64_t a, int64_t b) { int64_t r = a % b; return r != 0 && (r < 0) != (b < 0) ? r + b : r; }
-TS_MAYBE int64_t ts_truncdiv(int64_t a, int64_t b) { return a / b; }
-TS_MAYBE int64_t ts_abs(int64_t a) { return a < 0 ? -a : a; }
+TS_MAYBE int64_t ts_truncdiv(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b; }
+TS_MAYBE int64_t ts_floordiv(int64_t a, int64_t b) {
+  int64_t q = ts_truncdiv(a, b);
+  return q - (b != 0 && b != -1 && a % b != 0 && (a < 0) != (b < 0));
+}
+TS_MAYBE int64_t ts_mod(int64_t a, int64_t b) {
+  int64_t r = b == 0 || b == -1 ? 0 : a % b;
+  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+TS_MAYBE int64_t ts_abs(int64_t a) { return a < 0 ? (int64_t)(0 - (uint64_t)a) : a; }
 TS_MAYBE int64_t ts_min(int64_t a, int64_t b) { return a < b ? a : b; }
 TS_MAYBE int64_t ts_max(int64_t a, int64_t b) { return a > b ? a : b; }
+TS_MAYBE int64_t ts_addx(int64_t a, int64_t b, int *bad) { int64_t r; if (!__builtin_add_overflow(a, b, &r)) return r; *bad = 1; return 0; }
+TS_MAYBE int64_t ts_subx(int64_t a, int64_t b, int *bad) { int64_t r; if (!__builtin_sub_overflow(a, b, &r)) return r; *bad = 1; return 0; }
+TS_MAYBE int64_t ts_mulx(int64_t a, int64_t b, int *bad) { int64_t r; if (!__builtin_mul_overflow(a, b, &r)) return r; *bad = 1; return 0; }
+TS_MAYBE int64_t ts_negx(int64_t a, int *bad) { return ts_subx(0, a, bad); }
+TS_MAYBE int64_t ts_absx(int64_t a, int *bad) { return a < 0 ? ts_negx(a, bad) : a; }
+TS_MAYBE int64_t ts_truncdivx(int64_t a, int64_t b, int *bad) { *bad |= b == 0; return b == -1 ? ts_negx(a, bad) : ts_truncdiv(a, b); }
+TS_MAYBE int64_t ts_floordivx(int64_t a, int64_t b, int *bad) { *bad |= b == 0; return b == -1 ? ts_negx(a, bad) : ts_floordiv(a, b); }
+TS_MAYBE int64_t ts_modx(int64_t a, int64_t b, int *bad) { *bad |= b == 0; return ts_mod(a, b); }
+TS_MAYBE int64_t ts_shlx(int64_t a, int64_t b, int *bad) {
+  if (a == 0 && b >= 0) return 0;
+  if (b >= 0 && b < 63) return ts_mulx(a, (int64_t)1 << b, bad);
+  *bad = 1;
+  return 0;
+}
+TS_MAYBE int64_t ts_shrx(int64_t a, int64_t b, int *bad) { *bad |= b < 0; return a >> (b < 0 ? 0 : b > 63 ? 63 : b); }
+TS_MAYBE int64_t ts_index(double a, int *bad) {
+  if (a >= -0x1p63 && a < 0x1p63) return (int64_t)a;
+  *bad = 1;
+  return 0;
+}
+TS_MAYBE double ts_exact(int64_t a, int *bad) { *bad |= a > (1LL << 53) || a < -(1LL << 53); return (double)a; }
 """
 
 HELPERS = NUMBERS + """\
@@ -80,6 +107,10 @@ TS_MAYBE double ts_fmax(double a, double b) { return a != a || a > b ? a : b; }
 TS_MAYBE double ts_bits(int64_t a) { union { int64_t i; double d; } u; u.i = a; return u.d; }
 TS_MAYBE int64_t ts_pack(double a) { union { int64_t i; double d; } u; u.d = a; return u.i; }
 TS_MAYBE float ts_bf16(uint16_t a) { union { uint32_t i; float f; } u; u.i = (uint32_t)a << 16; return u.f; }
+TS_MAYBE int32_t ts_overflow(const ts_host *host) {
+  host->error(host->self, TS_ERROR_CHECK, "OverflowError: a size or an integer of this call does not fit 64 bits");
+  return TS_ERROR_CHECK;
+}
 TS_MAYBE void ts_go(const ts_host *host, ts_kernel fn, void *const *b, const int64_t *y, int64_t n, int64_t grain) {
   if (n <= 0) return;
   if (n <= grain) { fn(b, y, 0, n); return; }

@@ -14,7 +14,7 @@ from typing import Any
 from ..ir.expr import Const, Expr, Op, Sym
 from ..ir.operators import OperatorRow
 from ..ir.program import Symbol
-from .host import DIVISIONS, DTYPE_ROWS, c_name, c_string, size_text
+from .host import BAD, DIVISIONS, DTYPE_ROWS, c_name, c_string, size_text
 from .host_abi import NUMBERS
 
 PREPARED, READ, WRITTEN = 1, 2, 4  # flags of a constant: what prepare reads, what run reads, what run writes
@@ -204,7 +204,7 @@ class _Model:
             f"static const ts_constant_desc constants[] = {{{', '.join(constants) or '{0}'}}};",
             f"static const ts_condition conditions[] = {{{', '.join(f'{{{s}, {c_string(t)}}}' for s, t in self.texts) or '{0}'}}};",
             *([NUMBERS] if re.search(r"\bts_\w+\(", asked) else ()),
-            "static int32_t check(const ts_tensor *in, int64_t *found) {", "  (void)in; (void)found;", *symbols, *self.checks,
+            "static int32_t check(const ts_tensor *in, int64_t *found) {", "  int ts_bad = 0; (void)in; (void)found; (void)ts_bad;", *symbols, *self.checks,
             "  return -1;", "}", *self.wanted(symbols), *operator_texts(d.operators),
             f"const ts_model_desc torchsmith_model = {{TS_MODEL_ABI, {c_string(d.name)}, {c_string(d.in_spec)},",
             f"  {c_string(d.out_spec)},", f"  {c_string(d.info)},", f"  {c_string(' '.join(d.cpu))},",
@@ -218,7 +218,7 @@ class _Model:
             return []
         strides = [e for row in self.d.inputs for e in row.strides]
         rows = [f"  out[{k}] = {size_text(e)};" for k, e in enumerate(strides)]
-        return ["static void wanted(const ts_tensor *in, int64_t *out) {", "  (void)in; (void)out;", *symbols, *rows, "}"]
+        return ["static void wanted(const ts_tensor *in, int64_t *out) {", "  int ts_bad = 0; (void)in; (void)out; (void)ts_bad;", *symbols, *rows, "}"]
 
     def table(self, values: Sequence[int]) -> str:
         return self.tables.setdefault(tuple(values), f"t{len(self.tables)}") if values else "0"
@@ -245,7 +245,7 @@ class _Model:
     def condition(self, fails: str, status: str, said: str, found: str, wanted: str) -> None:
         number = len(self.texts)
         self.texts.append((status, said))
-        self.checks.append(f"  if ({fails}) {{ found[0] = {found}; found[1] = {wanted}; return {number}; }}")
+        self.checks.append(f"  if ({fails}{' || ts_bad' if BAD in fails + found + wanted else ''}) {{ found[0] = {found}; found[1] = {wanted}; return {number}; }}")
 
     def input(self, i: int, row: InputRow) -> str:
         """The input's table row; what the table cannot say becomes a condition."""

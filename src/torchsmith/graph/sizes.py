@@ -613,6 +613,9 @@ class SizeNode:
         return self.sym_float(), other.sym_float()
 
     def int_truediv(self, other: SizeNode) -> SizeNode:
+        whole = self.kind == other.kind == "int"
+        if whole and any(isinstance(n.expr, Const) and abs(int(n.expr.value)) > 2**53 for n in (self, other)):
+            return self.wrap_float(self.guard_int() / other.guard_int())  # Python divides integers exactly; as a float this one is rounded
         a, b = self._as_float_pair(other)
         return a._arith(b, "div", lambda x, y: x / y)
 
