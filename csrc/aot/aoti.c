@@ -278,7 +278,9 @@ static int32_t update(tsm_model *m, const Entry *entries, size_t n, bool is_next
   for (size_t i = 0; i < n && !rc; i++) {
     ts_tensor t;
     int32_t dtype = -1, ndim = 0, device = 0;
-    rc = describe(entries[i].handle, &t, &dtype, &ndim, &device);
+    if (!entries[i].handle || !entries[i].name) rc = ts_fail(TSM_ERROR_ARGUMENT, "the name or the value of constant number %zu is NULL", i);
+    else rc = describe(entries[i].handle, &t, &dtype, &ndim, &device);
+    if (rc) break;
     values[i] = (tsm_tensor){t.data, t.sizes, t.strides, ndim, dtype, device, 0, NULL};
     given[i] = (ts_given){entries[i].name, &values[i]};
   }
@@ -307,13 +309,14 @@ static int32_t update_map(tsm_model *m, const Map *map, bool is_next, bool is_fu
   return rc;
 }
 
+#define KEPT "keeping the caller's own constants (user_managed)"
 TS_EXPORT int32_t AOTInductorModelContainerUpdateConstantBuffer(void *m, const void *map, bool inactive, bool full) { return update_map(m, map, inactive, full); }
 TS_EXPORT int32_t AOTInductorModelContainerUpdateConstantBufferFromCpu(void *m, const void *map, bool inactive, bool full) { return update_map(m, map, inactive, full); }
-TS_EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBuffer(void *m, const void *map, bool inactive, bool full) { return update_map(m, map, inactive, full); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBuffer(void *m, const void *map, bool inactive, bool full) { return refuse(KEPT); }
 TS_EXPORT int32_t AOTInductorModelContainerUpdateInactiveConstantBuffer(void *m, const void *map) { return update_map(m, map, true, false); }
 TS_EXPORT int32_t AOTInductorModelContainerUpdateConstantBufferPairs(void *m, const Entry *pairs, size_t n, bool inactive, bool full) { return update(m, pairs, n, inactive, full); }
 TS_EXPORT int32_t AOTInductorModelContainerUpdateConstantBufferFromCpuPairs(void *m, const Entry *pairs, size_t n, bool inactive, bool full) { return update(m, pairs, n, inactive, full); }
-TS_EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(void *m, const Entry *pairs, size_t n, bool inactive, bool full) { return update(m, pairs, n, inactive, full); }
+TS_EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(void *m, const Entry *pairs, size_t n, bool inactive, bool full) { return refuse(KEPT); }
 TS_EXPORT int32_t AOTInductorModelContainerUpdateInactiveConstantBufferPairs(void *m, const Entry *pairs, size_t n) { return update(m, pairs, n, true, false); }
 
 TS_EXPORT int32_t AOTInductorModelContainerSwapConstantBuffer(void *m) {

@@ -77,6 +77,55 @@ static const struct { const char *name; size_t size; } DTYPES[] = {
 size_t ts_itemsize(int32_t dtype) { return dtype >= 0 && dtype < N_DTYPES ? DTYPES[dtype].size : 0; }
 const char *ts_dtype_name(int32_t dtype) { return dtype >= 0 && dtype < N_DTYPES ? DTYPES[dtype].name : "an unknown dtype"; }
 
+/* ---------------------------------------------------------------- sizes */
+
+bool ts_span(int32_t ndim, const int64_t *sizes, const int64_t *strides, size_t item, int64_t *bytes) {
+  int64_t last = 0;
+  *bytes = 0;
+  for (int32_t k = 0; k < ndim; k++)
+    if (sizes[k] == 0) return true;
+  for (int32_t k = 0; k < ndim; k++) {
+    int64_t reach = sizes[k] - 1;
+    if (strides[k] < 0 || reach < 0 || !ts_multiply(&reach, strides[k]) || !ts_increase(&last, reach)) return false;
+  }
+  if (!ts_increase(&last, 1) || !ts_multiply(&last, (int64_t)item) || last > (int64_t)1 << 62) return false;
+  *bytes = last;
+  return true;
+}
+
+bool ts_dense(int32_t ndim, const int64_t *sizes, int64_t *strides, int64_t *count) {
+  int64_t step = 1;
+  bool is_empty = false, fits = true;
+  for (int32_t k = ndim - 1; k >= 0; k--) {
+    strides[k] = step;
+    is_empty |= sizes[k] == 0;
+    if (sizes[k] > 1) fits &= ts_multiply(&step, sizes[k]);
+  }
+  if (count) *count = is_empty ? 0 : step;
+  return fits || is_empty;
+}
+
+void ts_copy(char *to, const int64_t *into, const char *from, const int64_t *step, int32_t ndim, const int64_t *sizes, size_t item) {
+  int64_t at[ndim + 1];
+  for (int32_t k = 0; k < ndim; k++) {
+    if (sizes[k] == 0) return;
+    at[k] = 0;
+  }
+  for (;;) {
+    memcpy(to, from, item);
+    int32_t k = ndim - 1;
+    for (; k >= 0; k--) {
+      from += step[k] * (int64_t)item;
+      to += into[k] * (int64_t)item;
+      if (++at[k] < sizes[k]) break;
+      from -= step[k] * sizes[k] * (int64_t)item;
+      to -= into[k] * sizes[k] * (int64_t)item;
+      at[k] = 0;
+    }
+    if (k < 0) return;
+  }
+}
+
 /* ---------------------------------------------------------------- checks */
 
 int32_t ts_check_input(int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device) {
@@ -87,17 +136,17 @@ int32_t ts_check_input(int32_t index, const ts_tensor *t, int32_t dtype, int32_t
   if (device != 0) return ts_fail(TSM_ERROR_DEVICE, "input %d (%s): a tensor on the CPU expected", index, d->name);
   if (ndim != d->ndim)
     return ts_fail(TSM_ERROR_RANK, "input %d (%s): %d dimensions expected, got %d", index, d->name, (int)d->ndim, (int)ndim);
-  int64_t count = 1;
+  bool is_empty = false;
   for (int32_t k = 0; k < ndim; k++) {
     int64_t n = t->sizes[k];
-    count *= n;
+    is_empty |= n == 0;
     if (n >= d->lo[k] && (n <= d->hi[k] || d->hi[k] < 0)) continue;
     if (d->lo[k] == d->hi[k])
       return ts_fail(TSM_ERROR_SIZE, "input %d (%s): size %lld expected at dimension %d, got %lld", index, d->name, (long long)d->lo[k], (int)k, (long long)n);
     return ts_fail(TSM_ERROR_SIZE, "input %d (%s): size at dimension %d must be between %lld and %lld, got %lld", index, d->name, (int)k,
                    (long long)d->lo[k], (long long)d->hi[k], (long long)n);
   }
-  if (count && !t->data) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s): its data is NULL", index, d->name);
+  if (!is_empty && !t->data) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s): its data is NULL", index, d->name);
   size_t item = DTYPES[d->dtype].size;
   if (((uintptr_t)t->data & ((item > 8 ? 8 : item) - 1)) != 0)
     return ts_fail(TSM_ERROR_ALIGNMENT, "input %d (%s): its address is not a multiple of the element size %d", index, d->name, (int)item);
@@ -119,29 +168,17 @@ TS_SELDOM int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides)
   for (int32_t i = 0; i < d->n_inputs; i++) {
     int32_t ndim = d->inputs[i].ndim < 0 ? 0 : d->inputs[i].ndim;
     ts_tensor *t = &in[d->inputs[i].graph_input];
-    int64_t span = 1, n = 1, at[64] = {0}, from = 0, into = 0;
     bool same = true;
-    for (int32_t k = 0; k < ndim; k++) {
-      same &= t->sizes[k] <= 1 || t->strides[k] == strides[k];
-      span += (t->sizes[k] - 1) * strides[k];
-      n *= t->sizes[k];
-    }
-    if (!same && n) {
+    for (int32_t k = 0; k < ndim; k++) same &= t->sizes[k] <= 1 || t->strides[k] == strides[k];
+    int64_t bytes = 0;
+    if (!same) {
       size_t item = ts_itemsize(d->inputs[i].dtype);
-      char *to = copies[i] = workspace_take(span * (int64_t)item);
-      if (!to) return ts_fail(TSM_ERROR_MEMORY, "no memory for a copy of input %d (%s)", i, d->inputs[i].name);
-      for (int64_t e = 0; e < n; e++) {
-        memcpy(to + into * (int64_t)item, (const char *)t->data + from * (int64_t)item, item);
-        for (int32_t k = ndim - 1; k >= 0; k--) {
-          from += t->strides[k];
-          into += strides[k];
-          if (++at[k] < t->sizes[k]) break;
-          from -= t->strides[k] * t->sizes[k];
-          into -= strides[k] * t->sizes[k];
-          at[k] = 0;
-        }
-      }
-      t->data = to;
+      if (!ts_span(ndim, t->sizes, strides, item, &bytes))
+        return ts_fail(TSM_ERROR_SIZE, "input %d (%s): a copy of it would not fit 64 bits", i, d->inputs[i].name);
+      char *to = copies[i] = bytes ? workspace_take(bytes) : NULL;
+      if (bytes && !to) return ts_fail(TSM_ERROR_MEMORY, "no memory for a copy of input %d (%s)", i, d->inputs[i].name);
+      if (bytes) ts_copy(to, strides, t->data, t->strides, ndim, t->sizes, item);
+      if (bytes) t->data = to;
       t->strides = strides;
     }
     strides += ndim;
@@ -168,16 +205,18 @@ static ts_generation *generation_new(void) {
 static void generation_free(ts_generation *g) {
   if (!g) return;
   free(g->owned_values);
+  free(g->is_given);
   if (g->owned_state) block_free(g->owned_state);
   free(g);
 }
 
+/* Where calls write constants the turn comes first: who waited for it gets the set that is in use then. */
 ts_generation *ts_hold(tsm_model *m) {
+  if (torchsmith_model.writes) pthread_mutex_lock(&m->turn);
   pthread_mutex_lock(&m->lock);
   ts_generation *g = m->now;
   g->refs++;
   pthread_mutex_unlock(&m->lock);
-  if (torchsmith_model.writes) pthread_mutex_lock(&m->turn);
   return g;
 }
 
@@ -244,18 +283,22 @@ static int32_t first_generation(tsm_model *m) {
   return prepare(g);
 }
 
+/* By the name in the module; else by the one made of it for PyTorch, in which other characters than letters and digits are `_`. */
 TS_SELDOM static const ts_constant_desc *find_constant(const char *name) {
-  for (int32_t i = 0; i < torchsmith_model.n_constants; i++) {
-    const ts_constant_desc *c = &torchsmith_model.constants[i];
-    if (!strcmp(c->name, name) || !strcmp(c->fqn, name)) return c;
-  }
+  const ts_constant_desc *first = torchsmith_model.constants, *end = first + torchsmith_model.n_constants;
+  for (const ts_constant_desc *c = first; c < end; c++)
+    if (!strcmp(c->fqn, name)) return c;
+  for (const ts_constant_desc *c = first; c < end; c++)
+    if (!strcmp(c->name, name)) return c;
   return NULL;
 }
 
 static int32_t check_given(const ts_constant_desc *c, const tsm_tensor *v) {
+  if (!v) return ts_fail(TSM_ERROR_ARGUMENT, "constant %s: its value is NULL", c->fqn);
   if (v->dtype != c->dtype)
     return ts_fail(TSM_ERROR_DTYPE, "constant %s: dtype %s expected, got %s", c->fqn, ts_dtype_name(c->dtype), ts_dtype_name(v->dtype));
   if (v->ndim != c->ndim) return ts_fail(TSM_ERROR_RANK, "constant %s: %d dimensions expected, got %d", c->fqn, (int)c->ndim, (int)v->ndim);
+  if (c->ndim && !v->sizes) return ts_fail(TSM_ERROR_ARGUMENT, "constant %s: its sizes are NULL", c->fqn);
   for (int32_t k = 0; k < c->ndim; k++)
     if (v->sizes[k] != c->sizes[k])
       return ts_fail(TSM_ERROR_SIZE, "constant %s: size %lld expected at dimension %d, got %lld", c->fqn, (long long)c->sizes[k], (int)k, (long long)v->sizes[k]);
@@ -266,37 +309,21 @@ static int32_t check_given(const ts_constant_desc *c, const tsm_tensor *v) {
 
 /* Copy v, whatever its strides, into the layout of c. */
 static void copy_constant(const ts_constant_desc *c, const tsm_tensor *v, char *to) {
-  size_t item = ts_itemsize(c->dtype);
-  int64_t at[16] = {0}, from = 0, into = 0, n = 1, step[16], contiguous = 1;
-  for (int32_t k = c->ndim - 1; k >= 0; k--) {
-    step[k] = v->strides ? v->strides[k] : contiguous;
-    contiguous *= c->sizes[k];
+  int64_t dense[c->ndim + 1];
+  const int64_t *step = v->strides;
+  if (!step) {
+    ts_dense(c->ndim, c->sizes, dense, NULL);
+    step = dense;
   }
   bool same = true;
-  for (int32_t k = 0; k < c->ndim; k++) {
-    n *= c->sizes[k];
-    same &= c->sizes[k] == 1 || step[k] == c->strides[k];
-  }
-  if (same) {
-    memcpy(to, v->data, (size_t)c->bytes);
-    return;
-  }
-  for (int64_t i = 0; i < n; i++) {
-    memcpy(to + (size_t)into * item, (const char *)v->data + from * (int64_t)item, item);
-    for (int32_t k = c->ndim - 1; k >= 0; k--) {
-      from += step[k];
-      into += c->strides[k];
-      if (++at[k] < c->sizes[k]) break;
-      from -= step[k] * c->sizes[k];
-      into -= c->strides[k] * c->sizes[k];
-      at[k] = 0;
-    }
-  }
+  for (int32_t k = 0; k < c->ndim; k++) same &= c->sizes[k] == 1 || step[k] == c->strides[k];
+  if (same && c->bytes) memcpy(to, v->data, (size_t)c->bytes);
+  else if (c->bytes) ts_copy(to, c->strides, v->data, step, c->ndim, c->sizes, ts_itemsize(c->dtype));
 }
 
 static bool touches_prepared(const ts_given *given, size_t n) {
   for (size_t i = 0; i < n; i++) {
-    const ts_constant_desc *c = find_constant(given[i].name);
+    const ts_constant_desc *c = given[i].name ? find_constant(given[i].name) : NULL;
     if (c && c->flags & TS_CONST_PREPARED) return true;
   }
   return false;
@@ -309,13 +336,17 @@ TS_SELDOM static int32_t fill(ts_generation *g, const ts_generation *base, const
   for (int32_t i = 0; i < d->n_constants; i++) bytes += padded(d->constants[i].bytes);
   bool is_packed_anew = !base || touches_prepared(given, n);
   if (!is_packed_anew) g->state = base->state;
-  char *room = g->owned_values = aligned_alloc(64, bytes);
-  if (!room) return ts_fail(TSM_ERROR_MEMORY, "no memory for %llu bytes of constants", (unsigned long long)bytes);
+  char *room = g->owned_values = aligned_alloc(64, bytes); /* each constant takes its place in it once */
+  g->is_given = calloc((size_t)d->n_constants + 1, sizeof(bool));
+  if (!room || !g->is_given) return ts_fail(TSM_ERROR_MEMORY, "no memory for %llu bytes of constants", (unsigned long long)bytes);
   for (size_t i = 0; i < n; i++) {
+    if (!given[i].name) return ts_fail(TSM_ERROR_ARGUMENT, "the name of constant number %zu is NULL", i);
     const ts_constant_desc *c = find_constant(given[i].name);
     if (!c) return ts_fail(TSM_ERROR_NAME, "the model has no constant named %s", given[i].name);
     int32_t rc = check_given(c, given[i].value);
     if (rc) return rc;
+    if (g->is_given[c - d->constants]) return ts_fail(TSM_ERROR_NAME, "constant %s is given twice", c->fqn);
+    g->is_given[c - d->constants] = true;
     copy_constant(c, given[i].value, room);
     describe_constant(&g->inputs[c->graph_input], c, room);
     room += padded(c->bytes);
@@ -323,10 +354,10 @@ TS_SELDOM static int32_t fill(ts_generation *g, const ts_generation *base, const
   for (int32_t i = 0; i < d->n_constants; i++) {
     const ts_constant_desc *c = &d->constants[i];
     ts_tensor *t = &g->inputs[c->graph_input];
-    if (t->data || !c->bytes || !(c->flags & (TS_CONST_PREPARED | TS_CONST_READ))) continue;
+    if (t->data || !c->bytes || !(c->flags & (TS_CONST_PREPARED | TS_CONST_READ | TS_CONST_WRITTEN))) continue;
     if (is_full) return ts_fail(TSM_ERROR_WEIGHTS, "constant %s is missing, and all of them are needed for a full update", c->fqn);
     const ts_tensor *old = &base->inputs[c->graph_input];
-    if (!old->data && !(c->flags & TS_CONST_READ) && !is_packed_anew) continue; /* what was prepared stays */
+    if (!old->data && !(c->flags & (TS_CONST_READ | TS_CONST_WRITTEN)) && !is_packed_anew) continue; /* what was prepared stays */
     if (!old->data)
       return ts_fail(TSM_ERROR_WEIGHTS, "constant %s is missing: the package holds it in packed form only, so it must be loaded with those it was packed with "
                      "(or compile with options={'keep_constants': True})", c->fqn);
@@ -337,46 +368,74 @@ TS_SELDOM static int32_t fill(ts_generation *g, const ts_generation *base, const
   return prepare(g);
 }
 
-TS_SELDOM int32_t ts_update(tsm_model *m, const ts_given *given, size_t n, bool is_next, bool is_full) {
-  ts_generation *g = generation_new();
-  if (!g) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+/* What a new set starts from: the set in use; of an inactive one the inactive one that there is, so that updates add up. */
+TS_SELDOM static ts_generation *hold_base(tsm_model *m, bool is_next) {
   ts_generation *base = ts_hold(m);
-  int32_t rc = fill(g, base, given, n, is_full);
-  if (!rc && g->state && g->state == base->state) {
-    pthread_mutex_lock(&m->lock);
-    base->refs++;
-    pthread_mutex_unlock(&m->lock);
-    g->parent = base;
-  }
-  ts_let_go(m, base);
-  if (rc) {
-    generation_free(g);
-    return rc;
-  }
-  pthread_mutex_lock(&m->lock);
-  ts_generation **place = is_next ? &m->next : &m->now, *old = *place;
-  *place = g;
-  pthread_mutex_unlock(&m->lock);
-  drop(m, old);
-  return TSM_OK;
-}
-
-int32_t ts_swap(tsm_model *m) {
+  if (!is_next) return base;
   pthread_mutex_lock(&m->lock);
   ts_generation *next = m->next;
   if (next) {
-    m->next = m->now;
-    m->now = next;
+    next->refs++;
+    base->refs--; /* the model itself still holds it */
   }
   pthread_mutex_unlock(&m->lock);
+  return next ? next : base;
+}
+
+/* Updates one after the other: while calls write buffers, none runs between reading those buffers and putting the new set in place. */
+TS_SELDOM int32_t ts_update(tsm_model *m, const ts_given *given, size_t n, bool is_next, bool is_full) {
+  ts_generation *g = generation_new();
+  if (!g) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
+  pthread_mutex_lock(&m->updating);
+  ts_generation *base = hold_base(m, is_next), *old = NULL;
+  int32_t rc = fill(g, base, given, n, is_full);
+  if (!rc) {
+    if (base == m->next && base->is_given)
+      for (int32_t i = 0; i < torchsmith_model.n_constants; i++) g->is_given[i] |= base->is_given[i];
+    pthread_mutex_lock(&m->lock);
+    if (g->state && g->state == base->state) {
+      base->refs++;
+      g->parent = base;
+    }
+    ts_generation **place = is_next ? &m->next : &m->now;
+    old = *place;
+    *place = g;
+    pthread_mutex_unlock(&m->lock);
+  }
+  ts_let_go(m, base);
+  pthread_mutex_unlock(&m->updating);
+  if (rc) generation_free(g);
+  else drop(m, old);
+  return rc;
+}
+
+int32_t ts_swap(tsm_model *m) {
+  pthread_mutex_lock(&m->updating);
+  ts_generation *now = ts_hold(m), *next = m->next; /* nobody else replaces it meanwhile */
+  for (int32_t i = 0; next && i < torchsmith_model.n_constants; i++) {
+    const ts_constant_desc *c = &torchsmith_model.constants[i];
+    if (!(c->flags & TS_CONST_WRITTEN) || !c->bytes) continue;
+    if (!next->is_given || !next->is_given[i]) memcpy(next->inputs[c->graph_input].data, now->inputs[c->graph_input].data, (size_t)c->bytes);
+    else next->is_given[i] = false; /* from here on calls write it */
+  }
+  if (next) {
+    pthread_mutex_lock(&m->lock);
+    m->next = m->now;
+    m->now = next;
+    pthread_mutex_unlock(&m->lock);
+  }
+  ts_let_go(m, now);
+  pthread_mutex_unlock(&m->updating);
   return next ? TSM_OK : ts_fail(TSM_ERROR_WEIGHTS, "there are no other constants to swap in: update the inactive ones first");
 }
 
 void ts_forget_next(tsm_model *m) {
+  pthread_mutex_lock(&m->updating);
   pthread_mutex_lock(&m->lock);
   ts_generation *next = m->next;
   m->next = NULL;
   pthread_mutex_unlock(&m->lock);
+  pthread_mutex_unlock(&m->updating);
   drop(m, next);
 }
 
@@ -408,6 +467,7 @@ TS_SELDOM int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
   __atomic_add_fetch(&n_models, 1, __ATOMIC_ACQ_REL);
   pthread_mutex_init(&m->lock, NULL);
   pthread_mutex_init(&m->turn, NULL);
+  pthread_mutex_init(&m->updating, NULL);
   m->threads = config && config->threads > 0 ? config->threads : ts_pool_processors();
   if (config) {
     m->allocate = config->allocate;
@@ -433,6 +493,7 @@ void ts_model_close(tsm_model *m) {
   if (m->map_base) munmap(m->map_base, m->map_size);
   pthread_mutex_destroy(&m->lock);
   pthread_mutex_destroy(&m->turn);
+  pthread_mutex_destroy(&m->updating);
   free(m);
   if (__atomic_sub_fetch(&n_models, 1, __ATOMIC_ACQ_REL)) return;
   ts_pool_stop();

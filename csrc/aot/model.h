@@ -76,6 +76,18 @@ typedef struct {
 extern TS_HIDDEN const ts_model_desc torchsmith_model;
 extern const ts_graph torchsmith_graph;
 
+/* ---- sizes
+ * What the engine computes of sizes and strides that others give goes through these: false where 64 bits do not hold it. */
+
+static inline bool ts_multiply(int64_t *value, int64_t by) { return !__builtin_mul_overflow(*value, by, value); }
+static inline bool ts_increase(int64_t *value, int64_t by) { return !__builtin_add_overflow(*value, by, value); }
+/* Bytes from the first element to behind the last one, at most 2^62: 0 where there is none. false also for a negative stride. */
+TS_HIDDEN bool ts_span(int32_t ndim, const int64_t *sizes, const int64_t *strides, size_t item, int64_t *bytes);
+/* Row-major strides into `strides`; *count (or NULL): elements. */
+TS_HIDDEN bool ts_dense(int32_t ndim, const int64_t *sizes, int64_t *strides, int64_t *count);
+/* Elements of any strides into memory of any other: what ts_span found for `into` has room. */
+TS_HIDDEN void ts_copy(char *to, const int64_t *into, const char *from, const int64_t *step, int32_t ndim, const int64_t *sizes, size_t item);
+
 /* ---- the weights in a file: this header, then blocks at the offsets that the description names */
 
 #define TS_WEIGHTS_MAGIC "TSWEIGHT"
@@ -84,7 +96,8 @@ typedef struct {
   uint32_t version, reserved;
   uint64_t size; /* header included */
   uint8_t id[16];
-  uint8_t rest[24];
+  uint32_t has_crc, crc; /* of what follows the header; 0: an older file, which has none */
+  uint8_t rest[16];
 } ts_weights_header;
 
 /* At the end of a model library that carries its weights. */
@@ -104,6 +117,7 @@ struct ts_generation { /* one set of constant values; calls hold a reference whi
   const void *state;
   void *owned_state, *owned_values;
   ts_generation *parent; /* whose state this one uses, because nothing changed that is prepared */
+  bool *is_given;        /* per constant, in sets that were loaded: buffers that calls write and nobody gave follow those in use */
   ts_tensor inputs[]; /* one per graph input; those that the caller gives are zero */
 };
 
@@ -113,6 +127,7 @@ struct tsm_model {
   void *map_base;
   pthread_mutex_t lock; /* of `now` and `next` */
   pthread_mutex_t turn; /* of calls, where they write constants */
+  pthread_mutex_t updating; /* taken first: one update, swap or release of a set at a time */
   ts_generation *now, *next;
   int32_t threads; /* of a call, 1 or more */
   void *(*allocate)(void *, size_t);

@@ -37,19 +37,12 @@ static void give(void *self, void *block, int64_t bytes) {
   else workspace_give(block);
 }
 
-static int64_t span(int32_t ndim, const int64_t *sizes, const int64_t *strides) {
-  int64_t last = 0;
-  for (int32_t k = 0; k < ndim; k++) {
-    if (sizes[k] == 0) return 0;
-    last += (sizes[k] - 1) * strides[k];
-  }
-  return last + 1;
-}
-
 /* A tensor of these sizes in memory of its own. */
 static int32_t allocate(tsm_model *m, tsm_tensor *out, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
   size_t head = sizeof(Block) + 2 * sizeof(int64_t) * (size_t)ndim;
-  size_t bytes = ((size_t)span(ndim, sizes, strides) * ts_itemsize(dtype) + 63) & ~(size_t)63;
+  int64_t span = 0;
+  if (!ts_span(ndim, sizes, strides, ts_itemsize(dtype), &span)) return ts_fail(TSM_ERROR_MEMORY, "an output would not fit 64 bits of memory");
+  size_t bytes = ((size_t)span + 63) & ~(size_t)63;
   Block *b = malloc(head + (m->allocate ? 0 : bytes + 63));
   if (!b) return ts_fail(TSM_ERROR_MEMORY, "no memory for an output");
   int64_t *numbers = (int64_t *)(b + 1);
@@ -79,14 +72,19 @@ TS_EXPORT void tsm_release(tsm_tensor *output) {
 static int32_t use_given(tsm_tensor *out, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
   if (out->dtype != dtype) return ts_fail(TSM_ERROR_DTYPE, "output %d: dtype %s is made, not %s", index, ts_dtype_name(dtype), ts_dtype_name(out->dtype));
   if (out->ndim != ndim) return ts_fail(TSM_ERROR_RANK, "output %d has %d dimensions, not %d", index, (int)ndim, (int)out->ndim);
-  int64_t contiguous = 1;
-  for (int32_t k = ndim - 1; k >= 0; k--) {
+  if (ndim > 0 && !out->sizes) return ts_fail(TSM_ERROR_ARGUMENT, "output %d: its sizes are NULL", index);
+  size_t item = ts_itemsize(dtype);
+  if (((uintptr_t)out->data & ((item > 8 ? 8 : item) - 1)) != 0)
+    return ts_fail(TSM_ERROR_ALIGNMENT, "output %d: its address is not a multiple of the element size %d", index, (int)item);
+  int64_t dense[ndim + 1];
+  for (int32_t k = 0; k < ndim; k++)
     if (out->sizes[k] != sizes[k])
       return ts_fail(TSM_ERROR_SIZE, "output %d: size %lld is made at dimension %d, not %lld", index, (long long)sizes[k], (int)k, (long long)out->sizes[k]);
-    int64_t step = out->strides ? out->strides[k] : contiguous;
+  if (!ts_dense(ndim, sizes, dense, NULL)) return ts_fail(TSM_ERROR_SIZE, "output %d has more elements than 64 bits count", index);
+  for (int32_t k = 0; k < ndim; k++) {
+    int64_t step = out->strides ? out->strides[k] : dense[k];
     if (sizes[k] > 1 && step != strides[k])
       return ts_fail(TSM_ERROR_STRIDE, "output %d: stride %lld is made at dimension %d, not %lld", index, (long long)strides[k], (int)k, (long long)step);
-    contiguous *= sizes[k];
   }
   return TSM_OK;
 }
@@ -124,7 +122,6 @@ static int32_t finish_output(const Run *r, int32_t i, const ts_tensor *in, const
   tsm_model *m = r->model;
   tsm_tensor *outs = r->outputs;
   static const int64_t none[1] = {0};
-  int64_t sizes[64], strides[64], dense[64], step = 1;
   const char *from = NULL;
   int32_t ndim = d->ndim, dtype = d->dtype;
   if (d->kind == TS_OUT_FRESH) return TSM_OK;
@@ -142,40 +139,29 @@ static int32_t finish_output(const Run *r, int32_t i, const ts_tensor *in, const
     else *(int64_t *)outs[i].data = syms[d->at];
     return TSM_OK;
   }
+  const int64_t *sizes, *strides;
   if (d->kind == TS_OUT_INPUT) {
     const ts_tensor *t = &in[d->of];
-    memcpy(sizes, t->sizes, sizeof(int64_t) * (size_t)ndim);
-    memcpy(strides, t->strides, sizeof(int64_t) * (size_t)ndim);
+    sizes = t->sizes;
+    strides = t->strides;
     from = t->data;
   } else if (d->kind == TS_OUT_SAME) {
     const tsm_tensor *base = r->output_of[d->of] >= 0 ? &outs[r->output_of[d->of]] : &r->others[d->of];
-    memcpy(sizes, base->sizes, sizeof(int64_t) * (size_t)(ndim = base->ndim));
-    memcpy(strides, base->strides, sizeof(int64_t) * (size_t)ndim);
+    ndim = base->ndim;
+    sizes = base->sizes;
+    strides = base->strides;
     from = base->data;
   } else {
-    memcpy(sizes, syms + d->at, sizeof(int64_t) * (size_t)ndim);
-    memcpy(strides, syms + d->at + ndim, sizeof(int64_t) * (size_t)ndim);
+    sizes = syms + d->at;
+    strides = syms + d->at + ndim;
     const char *base = d->kind == TS_OUT_VIEW_INPUT ? in[d->of].data : results[d->of].data;
     from = base + syms[d->at + 2 * ndim] * (int64_t)ts_itemsize(dtype);
   }
-  for (int32_t k = ndim - 1; k >= 0; k--) {
-    dense[k] = step;
-    step *= sizes[k];
-  }
+  int64_t dense[ndim + 1], count = 0;
+  if (!ts_dense(ndim, sizes, dense, &count)) return ts_fail(TSM_ERROR_MEMORY, "output %d would not fit 64 bits of memory", (int)i);
   int32_t rc = outs[i].data ? use_given(&outs[i], i, dtype, ndim, sizes, dense) : allocate(m, &outs[i], dtype, ndim, sizes, dense);
   if (rc) return rc;
-  size_t item = ts_itemsize(dtype);
-  int64_t at[64] = {0};
-  char *to = outs[i].data;
-  for (int64_t n = step; n > 0; n--, to += item) {
-    memcpy(to, from, item);
-    for (int32_t k = ndim - 1; k >= 0; k--) {
-      from += strides[k] * (int64_t)item;
-      if (++at[k] < sizes[k]) break;
-      from -= strides[k] * sizes[k] * (int64_t)item;
-      at[k] = 0;
-    }
-  }
+  if (count) ts_copy(outs[i].data, dense, from, strides, ndim, sizes, ts_itemsize(dtype));
   return TSM_OK;
 }
 
@@ -191,11 +177,7 @@ static int32_t read_inputs(const tsm_tensor *inputs, ts_tensor *in, int64_t *den
     int32_t rc = ts_check_input(i, t, u->dtype, u->ndim, u->device);
     if (rc) return rc;
     if (!strides) {
-      int64_t step = 1;
-      for (int32_t k = u->ndim - 1; k >= 0; k--) {
-        dense[k] = step;
-        step *= u->sizes[k];
-      }
+      if (!ts_dense(u->ndim, u->sizes, dense, NULL)) return ts_fail(TSM_ERROR_SIZE, "input %d (%s) has more elements than 64 bits count", i, d->inputs[i].name);
       t->strides = dense;
       dense += u->ndim;
     }

@@ -16,6 +16,8 @@ typedef struct {
   PyObject_HEAD
   torchsmith_model *m;
   int32_t (*run_torch)(tsm_model *, Handle *, size_t, Handle *, size_t);
+  Py_ssize_t n_written;
+  char *written; /* per input: does the model write it? */
 } Package;
 
 typedef struct {
@@ -65,15 +67,32 @@ static int array_buffer(PyObject *self, Py_buffer *view, int flags) {
     PyErr_SetString(PyExc_BufferError, "this dtype has no buffer format");
     return -1;
   }
-  Py_ssize_t *numbers = PyMem_Malloc(sizeof(Py_ssize_t) * 2 * (size_t)(n + 1)), count = 1;
+  Py_ssize_t *numbers = PyMem_Malloc(sizeof(Py_ssize_t) * 2 * (size_t)(n + 1)), count = 1, back = 1;
   if (!numbers) return PyErr_NoMemory(), -1;
+  bool rows = true, columns = true; /* is memory order that of C, or of Fortran? */
+  for (int k = n - 1; k >= 0; k--) {
+    rows &= a->t.sizes[k] <= 1 || a->t.strides[k] == count;
+    columns &= a->t.sizes[n - 1 - k] <= 1 || a->t.strides[n - 1 - k] == back;
+    count *= (Py_ssize_t)a->t.sizes[k];
+    back *= (Py_ssize_t)a->t.sizes[n - 1 - k];
+  }
+  rows |= count == 0;
+  columns |= count == 0;
+  bool strided = (flags & PyBUF_STRIDES) == PyBUF_STRIDES;
+  bool want_rows = !strided || (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS;
+  bool want_columns = (flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS, want_any = (flags & PyBUF_ANY_CONTIGUOUS) == PyBUF_ANY_CONTIGUOUS;
+  if ((want_rows && !rows) || (want_columns && !columns) || (want_any && !rows && !columns)) {
+    PyMem_Free(numbers);
+    PyErr_SetString(PyExc_BufferError, "this output does not lie in the order that is asked for: copy it, with numpy.ascontiguousarray for example");
+    return -1;
+  }
   for (int k = 0; k < n; k++) {
     numbers[k] = (Py_ssize_t)a->t.sizes[k];
     numbers[n + k] = (Py_ssize_t)a->t.strides[k] * ROWS[a->t.dtype].size;
-    count *= numbers[k];
   }
   *view = (Py_buffer){.buf = a->t.data, .obj = Py_NewRef(self), .len = count * ROWS[a->t.dtype].size, .itemsize = ROWS[a->t.dtype].size,
-                      .readonly = 0, .ndim = n, .format = flags & PyBUF_FORMAT ? (char *)format : NULL, .shape = numbers, .strides = numbers + n, .internal = numbers};
+                      .readonly = 0, .ndim = n, .format = flags & PyBUF_FORMAT ? (char *)format : NULL,
+                      .shape = flags & PyBUF_ND ? numbers : NULL, .strides = strided ? numbers + n : NULL, .internal = numbers};
   return 0;
 }
 
@@ -161,8 +180,12 @@ static int dtype_of_format(const char *format, Py_ssize_t size) {
   return -1;
 }
 
-static int read_buffer(PyObject *o, Holder *h, tsm_tensor *t) {
+static int read_buffer(PyObject *o, Holder *h, tsm_tensor *t, bool written) {
   if (PyObject_GetBuffer(o, &h->view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) return -1;
+  if (written && h->view.readonly) {
+    PyErr_SetString(PyExc_ValueError, "the model writes into this input, and its memory is read-only: give a copy");
+    return -1;
+  }
   Py_buffer *v = &h->view;
   int dtype = dtype_of_format(v->format, v->itemsize);
   if (dtype < 0 || v->ndim > MOST_DIMS) {
@@ -208,9 +231,10 @@ static void let_go(Holder *h, Py_ssize_t n) {
   PyMem_Free(h);
 }
 
-static int read_all(PyObject *const *items, Py_ssize_t n, Holder *h, tsm_tensor *t) {
+/* `written`: which of the first n_written are written, as Package has it. */
+static int read_all(PyObject *const *items, Py_ssize_t n, Holder *h, tsm_tensor *t, const char *written, Py_ssize_t n_written) {
   for (Py_ssize_t i = 0; i < n; i++)
-    if ((PyObject_CheckBuffer(items[i]) ? read_buffer(items[i], &h[i], &t[i]) : read_dlpack(items[i], &h[i], &t[i])) < 0) return -1;
+    if ((PyObject_CheckBuffer(items[i]) ? read_buffer(items[i], &h[i], &t[i], i < n_written && written[i]) : read_dlpack(items[i], &h[i], &t[i])) < 0) return -1;
   return 0;
 }
 
@@ -223,7 +247,7 @@ static PyObject *package_run(PyObject *self, PyObject *given) {
   tsm_tensor *t = PyMem_Calloc((size_t)(n + k) + 1, sizeof *t);
   if (!h || !t) {
     PyErr_NoMemory();
-  } else if (read_all(PySequence_Fast_ITEMS(fast), n, h, t) == 0) {
+  } else if (read_all(PySequence_Fast_ITEMS(fast), n, h, t, p->written, p->n_written) == 0) {
     int32_t rc;
     Py_BEGIN_ALLOW_THREADS
     rc = p->m->run(p->m->model, t, (size_t)n, t + n, (size_t)k);
@@ -263,7 +287,7 @@ static PyObject *package_load_constants(PyObject *self, PyObject *given) {
   const char **names = PyMem_Calloc((size_t)n + 1, sizeof *names);
   bool good = keys && values && h && t && names;
   for (Py_ssize_t i = 0; good && i < n; i++) good = (names[i] = PyUnicode_AsUTF8(PyList_GET_ITEM(keys, i))) != NULL;
-  if (good && read_all(((PyListObject *)values)->ob_item, n, h, t) == 0) {
+  if (good && read_all(((PyListObject *)values)->ob_item, n, h, t, NULL, 0) == 0) {
     int32_t rc;
     Py_BEGIN_ALLOW_THREADS
     rc = p->m->load_constants(p->m->model, names, t, (size_t)n);
@@ -331,7 +355,23 @@ static PyObject *package_info(PyObject *self, PyObject *none) {
   return PyUnicode_FromString(p->m->info(p->m->model));
 }
 
+static PyObject *package_writes(PyObject *self, PyObject *flags) {
+  Package *p = (Package *)self;
+  PyObject *fast = PySequence_Fast(flags, "writes takes a sequence of flags");
+  if (!fast) return NULL;
+  Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
+  char *made = PyMem_Calloc((size_t)n + 1, 1);
+  for (Py_ssize_t i = 0; made && i < n; i++) made[i] = PyObject_IsTrue(PySequence_Fast_GET_ITEM(fast, i)) == 1;
+  Py_DECREF(fast);
+  if (!made) return PyErr_NoMemory();
+  PyMem_Free(p->written);
+  p->written = made;
+  p->n_written = n;
+  Py_RETURN_NONE;
+}
+
 static void package_dealloc(PyObject *self) {
+  PyMem_Free(((Package *)self)->written);
   torchsmith_free(((Package *)self)->m);
   Py_TYPE(self)->tp_free(self);
 }
@@ -360,6 +400,7 @@ static PyMethodDef package_methods[] = {
     {"run", package_run, METH_O, "Arrays in, arrays out."},
     {"run_torch", package_run_torch, METH_O, "Torch tensors in, torch tensors out."},
     {"load_constants", package_load_constants, METH_O, "New values for constants, by name."},
+    {"writes", package_writes, METH_O, "Which inputs the model writes, as flags; called once, before the first run."},
     {"info", package_info, METH_NOARGS, "JSON text that describes the model."},
     {NULL, NULL, 0, NULL}};
 

@@ -252,6 +252,16 @@ TSP_FN int32_t tsp_verify(const tsp_file *f, uint64_t offset, uint64_t size, uin
   return rc;
 }
 
+/* Weights outside of a package: their header (aot/model.h: ts_weights_header) has the checksum, unless an older torchsmith wrote them. */
+TSP_FN int32_t tsp_verify_weights(const tsp_file *f, uint64_t offset) {
+  unsigned char head[64];
+  int32_t rc = tsp_read(f, offset, head, sizeof head);
+  if (rc) return rc;
+  uint64_t size = tsp_number(head + 16, 8);
+  if (memcmp(head, "TSWEIGHT", 8) != 0 || size < sizeof head) return tsp_fail(TSM_ERROR_FORMAT, "%s holds no weights", f->path);
+  return tsp_number(head + 40, 4) ? tsp_verify(f, offset + sizeof head, size - sizeof head, (uint32_t)tsp_number(head + 44, 4)) : TSM_OK;
+}
+
 /* ---------------------------------------------------------------- libraries */
 
 TSP_FN int32_t tsp_bind(torchsmith_model *m, const char *path) {
@@ -279,9 +289,19 @@ TSP_FN void tsp_unbind(torchsmith_model *m) {
   m->fd = -1;
 }
 
+/* A path of this descriptor that no other call gives. dlopen knows libraries by their paths: were the descriptor closed behind our back and
+ * its number used again, the next model would be taken for this one. "/" and "/." spell 64 bits: a counter and this counter's address. */
+TSP_FN void tsp_descriptor_path(char *path, int fd) {
+  static uint32_t count;
+  uint64_t number = (uint64_t)(uintptr_t)&count << 16 ^ __atomic_add_fetch(&count, 1, __ATOMIC_RELAXED);
+  char *at = path + sprintf(path, "/proc/self");
+  for (int i = 0; i < 64; i++) at += sprintf(at, "%s", number >> i & 1 ? "/." : "/");
+  sprintf(at, "/fd/%d", fd);
+}
+
 /* Open code that is in memory: through an anonymous file, or a temporary one that is unlinked at once. */
 TSP_FN int32_t tsp_bind_content(torchsmith_model *m, const unsigned char *content, uint64_t size) {
-  char path[64];
+  char path[256];
   uint64_t done = 0;
   int is_named = 0;
 #ifdef SYS_memfd_create
@@ -290,7 +310,7 @@ TSP_FN int32_t tsp_bind_content(torchsmith_model *m, const unsigned char *conten
   m->fd = -1;
 #endif
   if (m->fd >= 0) {
-    snprintf(path, sizeof path, "/proc/self/fd/%d", m->fd);
+    tsp_descriptor_path(path, m->fd);
     is_named = access(path, R_OK) != 0;
     if (is_named) close(m->fd);
   }
@@ -308,7 +328,7 @@ TSP_FN int32_t tsp_bind_content(torchsmith_model *m, const unsigned char *conten
   }
   int32_t rc = done == size ? tsp_bind(m, path) : tsp_fail(TSM_ERROR_FILE, "no place for the model's code: %s", strerror(errno));
   if (is_named) unlink(path);
-  return rc; /* the descriptor stays open with the library, so that no other library gets its name */
+  return rc; /* the descriptor stays open with the library: debuggers read it */
 }
 
 TSP_FN int32_t tsp_create(torchsmith_model *m, const torchsmith_options *o, const char *weights, uint64_t offset, uint64_t size) {
@@ -419,8 +439,25 @@ TSP_FN int32_t tsp_open_library(torchsmith_model *m, tsp_file *f, const torchsmi
   if (m_code.size > f->size) return tsp_fail(TSM_ERROR_FORMAT, "%s is truncated", f->path);
   if ((rc = tsp_content(f, &m_code, &code)) != 0) return rc;
   free(code);
-  path = (char *)malloc(strlen(f->path) + 3);
+  path = (char *)malloc(strlen(f->path) + sizeof ".weights" + 3);
   if (!path) return tsp_fail(TSM_ERROR_MEMORY, "out of memory");
+  if (o->verify && tsp_number(tail + 16, 8)) {
+    rc = tsp_verify_weights(f, tsp_number(tail + 8, 8));
+  } else if (o->verify) { /* in a file beside the library, if it has any */
+    size_t n = strlen(f->path);
+    tsp_file beside = *f;
+    sprintf(path, "%.*s.weights", (int)(n > 3 && !strcmp(f->path + n - 3, ".so") ? n - 3 : n), f->path);
+    beside.path = path;
+    beside.fd = open(path, O_RDONLY | O_CLOEXEC);
+    off_t size = beside.fd < 0 ? -1 : lseek(beside.fd, 0, SEEK_END);
+    beside.size = size > 0 ? (uint64_t)size : 0;
+    if (size >= 0) rc = tsp_verify_weights(&beside, 0);
+    if (beside.fd >= 0) close(beside.fd);
+  }
+  if (rc) {
+    free(path);
+    return rc;
+  }
   sprintf(path, "%s%s", strchr(f->path, '/') ? "" : "./", f->path); /* without a slash dlopen would search its own folders */
   rc = tsp_bind(m, path);
   if (!rc) rc = tsp_create(m, o, NULL, 0, 0);

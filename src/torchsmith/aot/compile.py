@@ -215,7 +215,8 @@ def pack(library: bytes, rows: Sequence[ConstantRow], constants: Sequence[Consta
 def describe(entry: Entry, source: Source, rows: Sequence[ConstantRow], features: Sequence[str]) -> dict[str, Any]:
     """What `inspect` prints, and what loaders in Python read: plain JSON values."""
     inputs = [
-        {"name": r.name, "dtype": r.dtype, "shape": [_size(e, entry.labels) for e in r.shape], "input": r.graph_input}
+        {"name": r.name, "dtype": r.dtype, "shape": [_size(e, entry.labels) for e in r.shape], "input": r.graph_input,
+         "written": bool(source.manifest.inputs[r.graph_input].get("written"))}
         for r in input_rows(entry)
     ]
     ranges = {

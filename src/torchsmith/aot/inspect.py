@@ -29,7 +29,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
         found = _verify_package(path)
     for name, row in found["models"].items():
         try:
-            row["info"] = Loaded(path, name).info
+            row["info"] = Loaded(path, name, verify=is_library).info
         except PackageError as e:
             row["info"] = None
             if e.status == NEEDS_LIBTORCH:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 MAGIC = b"TSWEIGHT"
 VERSION = 1
+HEADER = struct.Struct("<8sIIQ16sII16x")  # aot/model.h: ts_weights_header
 PAGE = 4096
 
 
@@ -48,11 +50,17 @@ class Weights:
     blocks: tuple[Block, ...]
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """The file's content, from header to end."""
+        """The file's content, from header to end. The header holds a checksum of the rest, so weights are read twice."""
         if not self.size:
             return
-        yield MAGIC + struct.pack("<IIQ16s24x", VERSION, 0, self.size, self.id)
-        at = 64
+        crc = 0
+        for chunk in self._behind_header():
+            crc = zlib.crc32(chunk, crc)
+        yield HEADER.pack(MAGIC, VERSION, 0, self.size, self.id, 1, crc)
+        yield from self._behind_header()
+
+    def _behind_header(self) -> Iterator[bytes | memoryview]:
+        at = HEADER.size
         rows: list[tuple[int, Callable[[], bytes | memoryview]]] = [(b.offset, b.content) for b in self.blocks]
         if self.state_bytes:
             rows.append((self.state_offset, lambda: self.state))
@@ -82,3 +90,22 @@ class StoredWeights:
                     raise OSError(f"{self.path} is truncated")
                 left -= len(data)
                 yield data
+
+
+def verify_weights(path: str, offset: int = 0, size: int = 0) -> str:
+    """What is wrong with the weights that lie in a file, from `offset` on; "" where their checksum is right, or where they have none."""
+    with open(path, "rb") as f:
+        f.seek(offset)
+        head = f.read(HEADER.size)
+        if len(head) < HEADER.size or not head.startswith(MAGIC):
+            return f"{path} holds no weights"
+        _, version, _, whole, _, has_crc, want = HEADER.unpack(head)
+        if version != VERSION or (size and size < whole):
+            return f"{path}: weights of another format, or truncated"
+        left, crc = whole - HEADER.size, 0
+        while left > 0:
+            chunk = f.read(min(left, 1 << 24))
+            if not chunk:
+                return f"{path} is truncated"
+            left, crc = left - len(chunk), zlib.crc32(chunk, crc)
+    return f"{path} is damaged: its weights have another checksum" if has_crc and crc != want else ""

@@ -208,6 +208,7 @@ class Recorder:
         else:
             with self.graph.inserting_after(self.last_input):
                 node = self.graph.placeholder(name)
+        node.target = node.name  # an argument of the printed function: names of sources that differ in punctuation only are alike
         self.last_input = node
         return node
 

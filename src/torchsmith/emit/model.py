@@ -47,9 +47,20 @@ class ConstantRow:
     type: int
     offset: int = -1
 
-    @property
-    def name(self) -> str:
-        return "".join(c if c.isalnum() else "_" for c in self.fqn)
+
+def unique_names(fqns: Sequence[str]) -> list[str]:
+    """For each name in the module one of letters, digits and `_`, no two alike: `a.b` and `a_b` become `a_b_1` and `a_b`."""
+    plain = ["".join(c if c.isalnum() else "_" for c in f) for f in fqns]
+    taken = {p for p, f in zip(plain, fqns, strict=True) if p == f}
+    names = []
+    for f, p in zip(fqns, plain, strict=True):
+        name, n = p, 0
+        while name != f and name in taken:
+            n += 1
+            name = f"{p}_{n}"
+        taken.add(name)
+        names.append(name)
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +202,7 @@ class _Model:
             divided = [f"{size_text(d)} != 0" for d in divisors(cond)]  # a size of zero fails the condition instead of the process
             self.condition(f"!({' && '.join([*divided, size_text(cond)])})", "TSM_ERROR_SIZE", said, "0", "0")
         outputs = [f"{{{OUT_KINDS[o.kind]}, {DTYPE_ROWS[o.dtype]}, {o.ndim}, {o.of}, {o.at}, {o.result}}}" for o in d.outputs]
-        constants = [self.constant(c) for c in d.constants]
+        constants = [self.constant(c, name) for c, name in zip(d.constants, unique_names([c.fqn for c in d.constants]), strict=True)]
         symbols = [self.symbol(s) for s in d.symbols]
         writes = int(any(c.flags & WRITTEN for c in d.constants))
         weights_id = ", ".join(map(str, d.weights_id))
@@ -223,10 +234,10 @@ class _Model:
     def table(self, values: Sequence[int]) -> str:
         return self.tables.setdefault(tuple(values), f"t{len(self.tables)}") if values else "0"
 
-    def constant(self, c: ConstantRow) -> str:
+    def constant(self, c: ConstantRow, name: str) -> str:
         shape = f"{self.table(c.sizes)}, {self.table(c.strides)}"
         return (
-            f"{{{c_string(c.name)}, {c_string(c.fqn)}, {DTYPE_ROWS[c.dtype]}, {len(c.sizes)}, {c.flags}, {c.type}, {c.graph_input}, "
+            f"{{{c_string(name)}, {c_string(c.fqn)}, {DTYPE_ROWS[c.dtype]}, {len(c.sizes)}, {c.flags}, {c.type}, {c.graph_input}, "
             f"{shape}, {_int(c.nbytes)}, {_int(c.offset)}}}"
         )
 

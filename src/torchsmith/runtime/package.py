@@ -33,6 +33,7 @@ class Loaded:
     def __init__(self, path: str | os.PathLike[str], model_name: str = "model", *, threads: int = 0, verify: bool = False) -> None:
         self.native = _native.Package(os.fspath(path), model_name, threads, verify)
         self.info: dict[str, Any] = json.loads(self.native.info())
+        self.native.writes([i.get("written", False) for i in self.info["inputs"]])
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Arrays that offer a buffer or DLPack -> NumPy arrays where NumPy is there, else objects with a buffer and `__dlpack__`."""
