@@ -20,7 +20,7 @@ typedef struct ts_tensor {
 typedef void (*ts_kernel)(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
 typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms; } ts_launch;
 
-enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4, TS_ERROR_DEVICE = 5 };
+enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4, TS_ERROR_DEVICE = 5, TS_ERROR_LATE = 6 };
 
 /* One launch on another device: kernel number `kernel` of the library, `grid` blocks, arguments words[first, first + n), of which the
  * first `n_bufs` are addresses. */

@@ -415,8 +415,8 @@ static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int6
   return 0;
 }
 
-static PyObject *fail(Graph *g, PyObject *const *args, Call *call) {
-  if (g->eager != Py_None) {
+static PyObject *fail(Graph *g, PyObject *const *args, Call *call, int32_t rc) {
+  if (g->eager != Py_None && rc != TS_ERROR_LATE) {
     Py_XDECREF(call->exc_type);
     Py_XDECREF(call->exc_value);
     Py_XDECREF(call->exc_trace);
@@ -510,7 +510,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   }
   for (int i = 0; i < g->n_results; i++)
     if (results[i].handle) libtorch.delete_tensor(results[i].handle);
-  if (rc) out = fail(g, args, &call);
+  if (rc) out = fail(g, args, &call, rc);
 done:
   if (call.views) {
     if (g->views) views_free(call.views); /* another thread was quicker */

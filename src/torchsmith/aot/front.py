@@ -6,6 +6,7 @@ In: a module with example arguments, or an exported program (ours, torch.export'
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import tempfile
 import zipfile
@@ -129,10 +130,11 @@ def entry_of(program: Any, args: Sequence[Any] | None = None, kwargs: Mapping[st
 
 def is_own_file(path: str | os.PathLike[str]) -> bool:
     """Whether torchsmith.export.save wrote it; torch.export.save has the same suffix."""
-    if not zipfile.is_zipfile(path):
+    try:
+        with zipfile.ZipFile(path) as z:
+            return PROGRAM in z.namelist()
+    except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, NotImplementedError, struct.error):  # for the next reader to say
         return False
-    with zipfile.ZipFile(path) as z:
-        return PROGRAM in z.namelist()
 
 
 TYPES = {"param": PARAMETER, "buffer": BUFFER, "constant": CONSTANT}
@@ -249,6 +251,13 @@ def write_linkable(path: Path, m: Model, s: Settings) -> str:
     if not name[:1].isalpha():
         raise Unsupported("AOT051", detail=f"{path.stem!r} is no start of a C name")
     folder = path if s.format == "c" else path.parent
+    try:
+        return _write_linkable(path, folder, name, m, s)
+    except OSError as e:
+        raise Unsupported("AOT030", detail=str(e)) from e
+
+
+def _write_linkable(path: Path, folder: Path, name: str, m: Model, s: Settings) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if s.format == "c":
         write_sources(folder, m.texts, m.cpu, s.options, f"{name}_")

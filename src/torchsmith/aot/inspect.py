@@ -9,17 +9,24 @@ import hashlib
 import json
 import os
 import zipfile
+import zlib
 from typing import Any
 
 from ..codes import Unsupported
 from ..runtime.package import NEEDS_LIBTORCH, Loaded, PackageError
 from .archive import FORMAT, read_library
+from .weights import MAGIC, verify_weights
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Everything known of the file; `verified` is False when a digest differs, with the reasons in `problems`."""
     with open(path, "rb") as f:
-        is_library = f.read(4) == b"\x7fELF"
+        magic = f.read(8)
+    is_library = magic.startswith(b"\x7fELF")
+    if magic == MAGIC:
+        wrong = verify_weights(os.fspath(path))
+        problems = [wrong] if wrong else []
+        return {"path": os.fspath(path), "kind": "weights", "models": {}, "problems": problems, "verified": not problems}
     if is_library:
         part = read_library(path)
         content = part.libraries[0][1]
@@ -56,7 +63,9 @@ def _verify_package(path: str | os.PathLike[str]) -> dict[str, Any]:
                 elif _sha256(z, names[name]) != want:
                     problems.append(f"{name} has another digest")
             sizes = {n: i.file_size for n, i in names.items()}
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as e:
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, RuntimeError, NotImplementedError) as e:
+        if isinstance(e, Unsupported):
+            raise
         raise Unsupported("AOT032", detail=f"{path}: {e}") from e
     models = {}
     for name, row in manifest["models"].items():
@@ -73,7 +82,7 @@ def _sha256(z: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
         with z.open(info) as f:
             while chunk := f.read(1 << 20):
                 h.update(chunk)
-    except zipfile.BadZipFile:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):  # NotImplementedError: an unknown compression
         return "another checksum"
     return h.hexdigest()
 

@@ -9,7 +9,8 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -83,7 +84,10 @@ class PackagedModel:
             except ValueError as e:
                 raise TypeError(f"{self.info['name']}: the arguments differ from those it was exported with: {e}") from None
         else:
-            leaves = self._in[0]((args, kwargs))
+            try:
+                leaves = self._in[0]((args, kwargs))
+            except ValueError as e:
+                raise TypeError(f"{self.info['name']}: the arguments differ from those it was exported with: {e}") from None
         for i, name, value in self._constants:
             if isinstance(value, bool | int | float | str | None) and leaves[i] != value:
                 raise ValueError(f"{self.info['name']} was exported with {name}={value!r}; it cannot be called with {leaves[i]!r}")
@@ -126,9 +130,34 @@ def _spec(given: Any) -> Spec | tuple[Callable[[Any], list[Any]], Callable[[list
     try:
         return read_spec(given)
     except UnknownNode:
-        _pytree = import_module("torch.utils._pytree")
-        spec = _pytree.treespec_loads(json.dumps(given))
-        return (lambda value: _pytree.tree_flatten(value)[0]), (lambda leaves: _pytree.tree_unflatten(leaves, spec))
+        pytree = import_module("torch.utils._pytree")
+        spec = pytree.treespec_loads(json.dumps(given))
+        return (lambda value: list(_leaves(pytree, spec, value))), (lambda leaves: pytree.tree_unflatten(leaves, spec))
+
+
+def _leaves(pytree: Any, spec: Any, value: Any) -> Iterator[Any]:
+    """Leaves of `value` in the order of `spec`, as Spec.flatten: ValueError where the types, keys or fields differ."""
+    if spec.is_leaf():
+        if pytree._get_node_type(value) in pytree.SUPPORTED_NODES:
+            raise ValueError(f"one tensor or number expected, got a {type(value).__name__}")
+        yield value
+        return
+    children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
+    kind = pytree._get_node_type(value)
+    if kind is not spec.type:
+        raise ValueError(f"a {spec.type.__name__} expected, got a {type(value).__name__}")
+    if kind in (dict, OrderedDict, defaultdict):  # in any order
+        keys = spec.context[1] if kind is defaultdict else spec.context
+        if set(value) != set(keys):
+            wanted, given = (", ".join(map(repr, names)) or "nothing" for names in (keys, value))
+            raise ValueError(f"a dictionary of {wanted} expected, got one of {given}")
+        parts = [value[k] for k in keys]
+    else:
+        parts, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        if context != spec.context or len(parts) != len(children):
+            raise ValueError(f"a {kind.__name__} of other parts than the one given was exported: {spec.context!r}, not {context!r}")
+    for child, part in zip(children, parts, strict=True):
+        yield from _leaves(pytree, child, part)
 
 
 def load_package(

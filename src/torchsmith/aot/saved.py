@@ -10,8 +10,10 @@ import hashlib
 import json
 import operator
 import os
+import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,13 @@ from .program import ExportedProgram, InputRow, OutputRow
 
 FORMAT, VERSION = "torchsmith.exported_program", 2  # version 1 had no conditions
 PROGRAM, TENSORS = "program.json", "tensors.safetensors"
+
+
+# What Python's zip reader raises for a file whose bytes were changed; a flipped bit may ask for encryption or an unknown compression.
+DAMAGED = (
+    zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, UnicodeDecodeError, json.JSONDecodeError, LookupError,
+    struct.error,
+)  # fmt: skip
 
 
 class ArchiveError(RuntimeError):
@@ -68,10 +77,14 @@ def load(f: str | os.PathLike[str] | Any) -> ExportedProgram:
     """Read what `save` wrote. Raises ArchiveError (damaged, foreign or newer file), FileNotFoundError."""
     try:
         with zipfile.ZipFile(f) as archive:
+            if any(i.compress_type or i.flag_bits & 1 for i in archive.infolist()):
+                raise ArchiveError(f"{f} is damaged: its members are stored as they are, and it says otherwise")
             if not {PROGRAM, TENSORS} <= set(archive.namelist()):
                 raise ArchiveError(f"{f} is not a program saved by torchsmith.export.save (for a file of torch.export.save use from_torch)")
             record, blob = json.loads(archive.read(PROGRAM)), archive.read(TENSORS)
-    except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except FileNotFoundError:
+        raise
+    except DAMAGED as error:
         raise ArchiveError(f"{f} is damaged: {error}") from error
     if record.get("format") != FORMAT:
         raise ArchiveError(f"{f} is not an exported program of torchsmith")

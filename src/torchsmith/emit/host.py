@@ -177,9 +177,8 @@ class _Host:
     def put(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
         if BAD in line:
-            if self.written:
-                raise Unsupported("EMI101", detail="an integer that may outgrow 64 bits after an input was written")
-            self.lines.append("  " * self.depth + f"if (ts_bad) {self.leave}")
+            late = "{ ts_overflow(host); rc = TS_ERROR_LATE; goto fail; }"  # an input was written: the call cannot be repeated eagerly
+            self.lines.append("  " * self.depth + f"if (ts_bad) {late if self.written and self.is_run else self.leave}")
 
     def fits(self, e: Expr) -> bool:
         """Is it proved that this integer fits 64 bits?"""

@@ -10,7 +10,7 @@ typedef __UINT64_TYPE__ uint64_t; typedef __UINT32_TYPE__ uint32_t; typedef __UI
 typedef struct ts_tensor { void *data; const int64_t *sizes; const int64_t *strides; void *handle; } ts_tensor;
 typedef void (*ts_kernel)(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
 typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms; } ts_launch;
-enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4, TS_ERROR_DEVICE = 5 };
+enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4, TS_ERROR_DEVICE = 5, TS_ERROR_LATE = 6 };
 typedef struct ts_device_launch {
   int32_t kernel, first, n, n_bufs;
   int64_t grid;

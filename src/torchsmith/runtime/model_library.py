@@ -195,10 +195,9 @@ def _tool(name: str, args: Sequence[str], work: Path) -> str:
 
 
 def _defined(objects: Sequence[Path]) -> list[str]:
-    """Names that the objects define for others, kernels apart: their names follow from their text."""
+    """Names that the objects define for others."""
     text = _tool("nm", ["-g", "--defined-only", "--format=posix", *map(str, objects)], objects[0].parent)
-    names = {line.split()[0] for line in text.splitlines() if line and not line.endswith(":")}
-    return sorted(n for n in names if not n.startswith("tsk_"))
+    return sorted({line.split()[0] for line in text.splitlines() if line and not line.endswith(":")})
 
 
 def _compile(tools: Toolchain, source: Path, out: Path, work: Path, base: Sequence[str]) -> Path:
