@@ -465,6 +465,8 @@ class _Host:
         else:
             self.put(f"const int32_t rc = {go};")
             self.put("if (rc) return rc;")
+        launched = [(s.bufs, self.plan.kernels[s.kernel].params) for s in step.steps]
+        self.written |= any(p.written and isinstance(self.plan.places[b], Input) for bs, ps in launched for b, p in zip(bs, ps, strict=True))
         self.depth -= 1
         self.put("}")
 
