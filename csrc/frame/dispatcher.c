@@ -177,7 +177,7 @@ static PyObject *dispatch(PyObject *self, PyObject *const *args, size_t nargsf, 
       Py_DECREF(result);
       return run_eager(d, args, nargs, kwnames, hooked);
     }
-    if (result != ts_go_on) return result;
+    if (result != ts_go_on) return ts_follow(result, d->key, d->fn);
     Py_DECREF(result);
   }
   if (d->eager) return run_eager(d, args, nargs, kwnames, 1);
@@ -191,14 +191,14 @@ static PyObject *dispatch(PyObject *self, PyObject *const *args, size_t nargsf, 
     else r = try_entries(d, &f, &result);
     drop(locals, d->n_params);
     if (locals != small) PyMem_Free(locals);
-    if (r == 1) return result;
+    if (r == 1) return ts_follow(result, d->key, d->fn);
     if (r < 0) return NULL;
     if (r == 3) return run_eager(d, args, nargs, kwnames, 1);
     if (pack(d, args, nargs, kwnames, &tuple, &dict) < 0) return NULL;
     result = ask(d, d->on_miss, d->fn, tuple, dict, 0);
     Py_DECREF(tuple), Py_DECREF(dict);
     int hooked = result == ts_run_hooked;
-    if (!hooked && result != ts_run_plain) return result;
+    if (!hooked && result != ts_run_plain) return ts_follow(result, d->key, d->fn);
     Py_DECREF(result);
     return run_eager(d, args, nargs, kwnames, hooked);
   }
@@ -207,7 +207,14 @@ static PyObject *dispatch(PyObject *self, PyObject *const *args, size_t nargsf, 
   return r < 0 ? NULL : run_plain(d, args, nargs, kwnames);
 }
 
-/* The hook brings a frame's arguments. 1: *result (or NULL with an exception); 0: run the frame; -1: exception. */
+int ts_point_handled(PyObject *self) {
+  PyObject *names = ((Dispatcher *)self)->names;
+  Py_ssize_t n = PyTuple_GET_SIZE(names);
+  return n && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, n - 1), "handled exception") == 0;
+}
+
+/* The hook brings a frame's arguments, or ts_follow its state. 1: *result (which may be pending, or NULL with an exception); 0: run the
+ * frame; -1: exception. */
 int ts_dispatcher_frame(PyObject *self, PyObject **locals, PyObject *function, PyObject **result) {
   Dispatcher *d = (Dispatcher *)self;
   PyFunctionObject *fn = (PyFunctionObject *)function;

@@ -72,17 +72,17 @@ static int read_guard(Entry *e, GuardOp *g, PyObject *item) {
 }
 
 static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"nodes", "guards", "inputs", "n_graph_inputs", "call", "recipe", "finish", "name", "source", "globals", NULL};
-  PyObject *nodes, *guards, *inputs, *call, *recipe, *finish, *name, *source, *globals;
+  static char *names[] = {"nodes", "guards", "inputs", "n_graph_inputs", "call", "recipe", "finish", "name", "source", "globals", "resume", NULL};
+  PyObject *nodes, *guards, *inputs, *call, *recipe, *finish, *name, *source, *globals, *resume = Py_None;
   int n_graph;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iOOOOOO", names, &PyTuple_Type, &nodes, &PyTuple_Type, &guards, &PyTuple_Type, &inputs,
-                                   &n_graph, &call, &recipe, &finish, &name, &source, &globals))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iOOOOOO|O", names, &PyTuple_Type, &nodes, &PyTuple_Type, &guards, &PyTuple_Type, &inputs,
+                                   &n_graph, &call, &recipe, &finish, &name, &source, &globals, &resume))
     return NULL;
   Entry *e = (Entry *)type->tp_alloc(type, 0);
   if (!e) return NULL;
   e->failed = -1;
   e->call = Py_NewRef(call), e->recipe = Py_NewRef(recipe), e->finish = Py_NewRef(finish), e->name = Py_NewRef(name), e->source = Py_NewRef(source);
-  e->globals = Py_NewRef(globals);
+  e->globals = Py_NewRef(globals), e->resume = Py_NewRef(resume);
   if (read_nodes(e, nodes) < 0) goto fail;
   e->n_guards = (int)PyTuple_GET_SIZE(guards);
   e->guards = PyMem_Calloc((size_t)e->n_guards + 1, sizeof(GuardOp));
@@ -112,7 +112,7 @@ static int entry_traverse(Entry *e, visitproc visit, void *arg) {
     Py_VISIT(e->guards[i].value);
     if (e->guards[i].tensor) Py_VISIT(e->guards[i].tensor->type);
   }
-  Py_VISIT(e->call); Py_VISIT(e->finish); Py_VISIT(e->recipe); Py_VISIT(e->name); Py_VISIT(e->source); Py_VISIT(e->globals);
+  Py_VISIT(e->call); Py_VISIT(e->finish); Py_VISIT(e->recipe); Py_VISIT(e->name); Py_VISIT(e->source); Py_VISIT(e->globals); Py_VISIT(e->resume);
   return 0;
 }
 
@@ -126,7 +126,7 @@ static int entry_clear(Entry *e) {
     Py_CLEAR(e->guards[i].value);
     if (e->guards[i].tensor) Py_CLEAR(e->guards[i].tensor->type);
   }
-  Py_CLEAR(e->call); Py_CLEAR(e->finish); Py_CLEAR(e->recipe); Py_CLEAR(e->name); Py_CLEAR(e->source); Py_CLEAR(e->globals);
+  Py_CLEAR(e->call); Py_CLEAR(e->finish); Py_CLEAR(e->recipe); Py_CLEAR(e->name); Py_CLEAR(e->source); Py_CLEAR(e->globals); Py_CLEAR(e->resume);
   return 0;
 }
 
@@ -237,6 +237,7 @@ int ts_entry_try(Entry *e, Frame *f, PyObject **result) {
   r = 1;
   if (outs) *result = e->finish != Py_None ? call_finish(e, f, outs) : build(e->recipe, outs, args + e->n_graph);
   else if (PyErr_ExceptionMatches(ts_elsewhere)) PyErr_Clear(), r = 3;
+  if (*result && e->resume != Py_None) *result = ts_pending(e->resume, *result);
   ts_hook_resume(hook);
   Py_XDECREF(outs);
   for (int i = 0; i < n; i++) Py_DECREF(args[i]);
@@ -249,6 +250,7 @@ static PyMemberDef entry_members[] = {
     {"call", T_OBJECT, offsetof(Entry, call), READONLY, "the compiled graph"},
     {"name", T_OBJECT, offsetof(Entry, name), READONLY, NULL},
     {"source", T_OBJECT, offsetof(Entry, source), READONLY, "what Python knows of this entry"},
+    {"resume", T_OBJECT, offsetof(Entry, resume), READONLY, "the site at which it ends, or None"},
     {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "calls served"},
     {"failed", T_INT, offsetof(Entry, failed), READONLY, "number of the guard that failed last"},
     {"dead", T_INT, offsetof(Entry, dead), 0, "set to drop the entry"},

@@ -75,6 +75,7 @@ typedef struct {
   uint8_t *unstable; /* per node: how often what was recorded about it turned out changed */
   Record *record;
   PyObject *call, *finish, *recipe, *name, *source, *globals;
+  PyObject *resume; /* None, or the site at which this compilation ends: its result is the frame's state there */
   State state;
   int state_known; /* 1 while `state` is a reading under which the state guard held */
   uint64_t hits;
@@ -108,6 +109,14 @@ extern PyObject *ts_elsewhere; /* exception of a graph: the program takes anothe
 int ts_dispatcher_frame(PyObject *dispatcher, PyObject **locals, PyObject *function, PyObject **result);
 PyObject *ts_setup_dispatch(PyObject *self, PyObject *args);
 PyObject *ts_set_gate(PyObject *self, PyObject *arg);
+
+int ts_point_handled(PyObject *dispatcher); /* does its state end with the exception that is being handled? */
+
+/* ---- resume.c */
+extern PyTypeObject Pending_Type;
+PyObject *ts_pending(PyObject *site, PyObject *state);
+PyObject *ts_follow(PyObject *result, PyObject *key, PyObject *fn);
+PyObject *ts_setup_rest(PyObject *self, PyObject *fn);
 
 /* ---- module_call.c */
 extern PyTypeObject ModuleCall_Type;

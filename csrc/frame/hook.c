@@ -107,6 +107,7 @@ static PyObject *hook(PyThreadState *ts, RawFrame *frame, int throwflag) {
   if (!dispatcher || !Py_IS_TYPE(dispatcher, &Dispatcher_Type)) return evaluate(ts, frame, throwflag);
   Py_INCREF(dispatcher);
   int r = ts_dispatcher_frame(dispatcher, frame->localsplus, function, &result);
+  if (r > 0) result = ts_follow(result, key, function);
   Py_DECREF(dispatcher);
   if (r == 0) return evaluate(ts, frame, throwflag);
   retire(ts, frame);

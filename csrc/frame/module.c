@@ -16,6 +16,7 @@ static PyMethodDef methods[] = {
     {"set_discarded", ts_set_discarded, METH_O, "the class of parameters that exist only in packed form"},
     {"setup_state", ts_setup_state, METH_VARARGS, "find out how this torch keeps its global state"},
     {"setup_dispatch", ts_setup_dispatch, METH_O, "set the gate handler"},
+    {"setup_rest", ts_setup_rest, METH_O, "setup_rest(callable): (point, function, state) -> (function, arguments) for the rest of a frame"},
     {"setup_profiled", ts_setup_profiled, METH_O, "set the profiled call"},
     {"setup_module", ts_setup_module, METH_VARARGS, "setup_module(global hook dicts, slow call)"},
     {"tensor_info", ts_tensor_info, METH_O, "(dtype, device type, device index, ndim, requires_grad, first byte, end)"},
@@ -31,7 +32,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_frame", "Dispatcher
 
 PyMODINIT_FUNC PyInit__frame(void) {
   ModuleCall_Type.tp_new = PyBaseObject_Type.tp_new; /* so that object.__new__ makes its subclasses */
-  if (PyType_Ready(&Entry_Type) < 0 || ts_dispatcher_init() < 0 || PyType_Ready(&ModuleCall_Type) < 0) return NULL;
+  if (PyType_Ready(&Entry_Type) < 0 || PyType_Ready(&Pending_Type) < 0 || ts_dispatcher_init() < 0 || PyType_Ready(&ModuleCall_Type) < 0) return NULL;
   PyObject *m = PyModule_Create(&module);
   if (!m) return NULL;
   ts_run_hooked = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type), ts_run_plain = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
@@ -42,7 +43,7 @@ PyMODINIT_FUNC PyInit__frame(void) {
   ts_elsewhere = PyErr_NewException("torchsmith.capture._frame.Elsewhere", NULL, NULL);
   if (!ts_elsewhere || PyModule_AddObjectRef(m, "Elsewhere", ts_elsewhere) < 0) return NULL;
   if (PyModule_AddObjectRef(m, "Entry", (PyObject *)&Entry_Type) < 0 || PyModule_AddObjectRef(m, "Dispatcher", (PyObject *)&Dispatcher_Type) < 0 ||
-      PyModule_AddObjectRef(m, "ModuleCall", (PyObject *)&ModuleCall_Type) < 0 ||
+      PyModule_AddObjectRef(m, "Pending", (PyObject *)&Pending_Type) < 0 || PyModule_AddObjectRef(m, "ModuleCall", (PyObject *)&ModuleCall_Type) < 0 ||
       PyModule_AddFunctions(m, ts_hook_methods) < 0 || ts_hook_init(m) < 0 || ts_watch_init() < 0)
     return NULL;
   return m;

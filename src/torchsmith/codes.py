@@ -38,6 +38,7 @@ class Unsupported(Exception):
         row = CODES[code]
         super().__init__(code, at, detail)
         self.code, self.at, self.detail, self.hint = code, at, detail, row.hint
+        self.step = -1  # the number of the instruction, among those that the outermost frame began
 
     def __str__(self) -> str:
         row = CODES[self.code]
@@ -142,4 +143,6 @@ define("CAP023", "a number that is known only at run time", "keep it in a tensor
 define("CAP024", "an argument of this type cannot be recorded", "pass tensors, numbers or plain containers")
 define("CAP025", "a torch function raised an error", "the frame runs eagerly and raises it")
 define("CAP026", "changing autograd state of a tensor is not captured", "do this outside of the compiled function")
+define("CAP027", "a frame cannot be split here", "the function runs eagerly from its beginning; move what is named out of it")
+define("CAP028", "what the frame holds here cannot be handed over", "nothing to do: the frame is split earlier, where it can be")
 define("CAP099", "an error in the bytecode machine", "please report this; the frame runs eagerly")

@@ -479,6 +479,8 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
                 return m.native(getattr(self, name), args, kwargs, plain=True)
             else:
                 raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name} of {track.source}")
+        if name == "append" and t is list and len(args) == 1 and not kwargs:
+            return m.world.append(track, args[0])
         if name in ("get", "__getitem__", "__contains__") and track.image is None and args and m.is_key(args[0]):
             return _single_read(m, self, name, args)
         if name in policy.MUTATING and m.is_namespace(track):

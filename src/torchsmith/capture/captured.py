@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.fx
 
+from .resume import Stop
 from .source import Guard, Source
 
 
@@ -34,3 +35,4 @@ class Captured:
     facts: Any
     finish: Finish
     needs_grad: bool = False  # autograd has to know of a result, or of a written input, after the call
+    stop: Stop | None = None  # only a part of the frame: what finish makes is then the frame's state

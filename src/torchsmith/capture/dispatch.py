@@ -30,7 +30,7 @@ from ..graph.spec import ASSUMED, assumes
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..ir.expr import walk as walk_expr
 from ..options import Options
-from . import _frame, guards
+from . import _frame, assemble, guards, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
 
@@ -91,6 +91,16 @@ class Installed:
     holders: Mapping[str, weakref.ref[torch.nn.Module]] = field(default_factory=dict)  # by source: the module that a number was read from
 
 
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """In place of a compilation, where between two points of a frame there are no tensor operations."""
+
+    call: Any
+    guards: tuple[Expr, ...]
+    report: Any
+    code: None = None
+
+
 @dataclass(slots=True)
 class State:
     """One compiled function's history."""
@@ -105,6 +115,8 @@ class State:
     may_have: dict[type, bool] = field(default_factory=lambda: {int: True, float: True})  # numbers that vary may become symbols
     numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
     warned: bool = False
+    point: resume.Point | None = None  # not a function's beginning, but where a split frame goes on
+    family: resume.Family | None = None
 
     def forget_numbers(self, why: Unsupported) -> None:
         """Numbers stay constants: with symbols for them the function cannot be compiled. Integers first: they decide shapes."""
@@ -200,7 +212,7 @@ def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwar
     """No entry fits this call."""
     state: State = dispatcher.state
     key = signature(args, kwargs)
-    if key in state.broken or (state.hooked and not _has_tensor(args, kwargs)):
+    if key in state.broken or (state.hooked and state.point is None and not _has_tensor(args, kwargs)):
         return _run_broken(dispatcher, state, key)
     foreign = _describe_foreign(args, kwargs)
     if foreign is not None:
@@ -330,10 +342,12 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
     name = _graph_name(state.label)
     try:
         with events.timed("capture", graph=name):
-            captured = _capture_with_retry(state, fn, args, kwargs)
-        if state.hooked and not any(n.op.startswith("call") for n in captured.graph.graph.nodes):
+            captured = _capture_or_split(d, state, fn, args, kwargs)
+        if state.hooked and state.point is None and captured.stop is None and not any(n.op.startswith("call") for n in captured.graph.graph.nodes):
             raise _NothingToCompile("API007", at=location(fn))
         compiled = _compile(state, captured, call, name)
+        if state.family is not None:
+            state.family.operators += sum(n.op.startswith("call") for n in captured.graph.graph.nodes)
         reason = compiled.report.code
         if reason not in (None, "AUT001") and any(r.origin[0] == "scalar" for r in captured.facts.symbols.values()):
             state.forget_numbers(Unsupported(reason, at=location(fn)))
@@ -356,24 +370,89 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
         raise Unsupported("API005", at=location(fn), detail=f"{type(error).__name__}: {error}") from error
 
 
-def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Capture with the dimensions found to vary; without them where that is not supported."""
+# Reasons for which a frame is not split: the frame as a whole, or too much of it.
+_NOT_SPLIT = frozenset({"CAP003", "CAP005", "CAP013", "CAP027"})
+_TRIES = 6  # stops that are tried, earlier and earlier
+
+
+def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The whole frame, or as much of it as can be captured: up to the instruction that cannot, or to one before it where the frame's
+    state can be handed over."""
+    settings = state.settings
+    try:
+        return _capture_with_retry(state, fn, args, kwargs)
+    except Unsupported as error:
+        why = error
+    if settings.fullgraph or isinstance(why, Forbidden) or why.code in _NOT_SPLIT or why.step < 0:
+        raise why
+    family = family_of(d, state)
+    if len(family.points) >= resume.MAX_POINTS:
+        raise why
+    stop, first = why.step, why
+    for _ in range(_TRIES):
+        try:
+            captured = _capture_with_retry(state, fn, args, kwargs, stop)
+        except Unsupported as error:
+            if error.code in _NOT_SPLIT or stop == 0:
+                raise first from error
+            stop = error.step if 0 <= error.step < stop else _earlier(state, fn, args, kwargs, stop)
+            continue
+        events.emit("graph_break", code=first.code, loc=first.at or location(fn), detail=first.detail, name=state.label)
+        return captured
+    raise first
+
+
+def _earlier(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], stop: int) -> int:
+    """The last instruction before `stop` in front of which all that the frame holds can be handed over."""
+    return stop // 2
+
+
+def family_of(d: Any, state: State) -> resume.Family:
+    if state.family is None:
+        state.family = resume.Family(state, d.key)
+    return state.family
+
+
+def _point(family: resume.Family, place: resume.Point) -> Any:
+    """The Dispatcher of a point."""
+    known = family.points.get(place)
+    if known is None:
+        root: State = family.root
+        known = _frame.Dispatcher(None, on_miss, None, assemble.bare(place.code, place.names))
+        settings = replace(root.settings, fullgraph=False, shapes=None)
+        known.state = State(settings, f"{root.label} (from line {place.line})", point=place, family=family)
+        known.key = family.key
+        family.points[place] = known
+        ALL.add(known)
+    return known
+
+
+def _rest(d: Any, fn: types.FunctionType, state: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """What runs a split frame to its end as it is: (function, arguments)."""
+    return resume.rest_of(d.state.point, fn, state)
+
+
+_frame.setup_rest(_rest)
+
+
+def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], stop: int | None = None) -> Any:
+    """Capture with the dimensions found to vary; without them where that is not supported. stop: not beyond this instruction."""
     dims = {k: set(v) for k, v in state.dynamic_dims.items()} if state.may_be_dynamic else {}
     settings = state.settings
     try:
-        return _capture_pinned(state, fn, args, kwargs, dims)
+        return _capture_pinned(state, fn, args, kwargs, dims, stop)
     except Unsupported as why:
         if not dims and not settings.dynamic:
             raise
         if any(ITSELF in d for d in dims.values()):
             state.forget_numbers(why)
-            return _capture_with_retry(state, fn, args, kwargs)
+            return _capture_with_retry(state, fn, args, kwargs, stop)
         state.may_be_dynamic = False
         events.emit("fallback", code=why.code, at=why.at or location(fn), detail=f"sizes stay static: {why.detail}")
-        return _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph)
+        return _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop)
 
 
-def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], dims: dict[str, set[int]]) -> Any:
+def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], dims: dict[str, set[int]], stop: int | None = None) -> Any:
     """Capture until no symbol stands for one size only (kernels know constants); sizes of 1 are numbers where as symbols they are in the way."""
     settings = state.settings
     static: dict[str, set[int]] = {}
@@ -382,7 +461,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
         try:
             captured = _capture(
                 fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
-                declared=state.marked, fullgraph=settings.fullgraph,
+                declared=state.marked, fullgraph=settings.fullgraph, at=state.point, stop=stop,
             )  # fmt: skip
         except Unsupported:
             if not ones:
@@ -415,8 +494,17 @@ def _pinned(state: State, captured: Any) -> list[tuple[str, int]]:
     return found
 
 
+def _nothing(*args: Any) -> tuple[Any, ...]:
+    return ()
+
+
 def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
     settings = state.settings
+    nodes = captured.graph.graph.nodes
+    if captured.stop is not None or state.point is not None:
+        output = next(n for n in nodes if n.op == "output")
+        if not any(n.op.startswith("call") for n in nodes) and not output.all_input_nodes:
+            return Nothing(_nothing, tuple(captured.facts.guards), Nothing(None, (), None))
     inputs = [guards.evaluate(s, call) for s in captured.inputs]
     try:
         return settings.compile_graph(
@@ -454,6 +542,7 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
         symbols=symbols,
         name=name,
         source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name, _holders(all_guards, call)),
+        resume=None if captured.stop is None else resume.make_site(family_of(d, state), captured.stop, fn.__globals__, _point),
     )
     events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
     return entry
@@ -647,7 +736,7 @@ def reset() -> None:
         with _LOCK:
             d.entries = ()
             d.eager = 0
-            d.state = State(state.settings, state.label, hooked=state.hooked)
+            d.state = State(state.settings, state.label, hooked=state.hooked, point=state.point, family=state.family)
 
 
 # ---------------------------------------------------------------- profiler

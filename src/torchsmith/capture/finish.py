@@ -20,9 +20,12 @@ import torch
 import torch.fx
 
 from ..codes import Unsupported
+from . import assemble
 from .captured import Captured, Finish
 from .opcodes import NULL
+from .resume import Later, Stop
 from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TypeOf
+from .tensor_attrs import TensorMethod
 from .tensors import extent
 from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track
 
@@ -35,6 +38,8 @@ class _Builder:
 
     def __init__(self, machine: Any) -> None:
         self.m = machine
+        self.reads: list[str] = []  # what is read from outside is read before anything is changed
+        self.read_names: dict[Source, str] = {}
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {}
         self.constants: dict[int, str] = {}
@@ -92,6 +97,14 @@ class _Builder:
             return f"{base}.{s.name}" if s.name.isidentifier() else f"getattr({base}, {s.name!r})"
         raise Unsupported("CAP015", at=self.m.loc(), detail=f"a value from {s}")
 
+    def read(self, s: Source) -> str:
+        """A name for what a source holds before the effects."""
+        name = self.read_names.get(s)
+        if name is None:
+            name = self.read_names[s] = f"r{len(self.reads)}"
+            self.reads.append(f"{name} = {self.source(s)}")
+        return name
+
     # ------------------------------------------------------------ values
 
     def value(self, v: Any) -> str:
@@ -111,7 +124,11 @@ class _Builder:
             return known
         track = self.m.world.tracks.get(id(v))
         if track is not None:
-            return self._name(v, self.source(track.source))
+            self.names[id(v)] = self.read(track.source)
+            self.keep.append(v)
+            return self.names[id(v)]
+        if t is Later:
+            return self.read(v.source)
         if id(v) not in self.m.world.fresh_pinned and issubclass(type(v), PINNED_TYPES) and t not in (slice, range):
             return self.const(v)
         row = _BUILD.get(t)
@@ -126,7 +143,7 @@ class _Builder:
     def _tensor(self, v: torch.Tensor) -> str:
         info = self.m.recorder.info(v)
         if info.source is not None:
-            return self.source(info.source)
+            return self.read(info.source)
         return f"outs[{self.out(info.node)}]"
 
     def _name(self, v: Any, text: str) -> str:
@@ -265,16 +282,18 @@ def _build_function(b: _Builder, v: types.FunctionType) -> str:
     return name
 
 
+def _cell(b: _Builder, source: Source) -> str:
+    """The cell whose contents a source is."""
+    return f"C[{source.name!r}]" if isinstance(source, Cell) else b.read(cast(Item, source).base)
+
+
 def _build_cell(b: _Builder, cell: Any) -> str:
     known = b.names.get(id(cell))
     if known is not None:
         return known
     if id(cell) in b.m.cell_sources:
         b.keep.append(cell)
-        source = b.m.cell_sources[id(cell)]
-        if isinstance(source, Cell):
-            return b._name(cell, f"C[{source.name!r}]")
-        return b.const(cell)
+        return b._name(cell, _cell(b, b.m.cell_sources[id(cell)]))
     name = b._name(cell, f"{b.const(types.CellType)}()")
     try:
         content = cell.cell_contents
@@ -287,7 +306,7 @@ def _build_cell(b: _Builder, cell: Any) -> str:
 _BUILD: dict[type, Any] = {
     list: _build_list, tuple: _build_tuple, dict: _build_dict, OrderedDict: _build_ordered, defaultdict: _build_defaultdict,
     set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
-    types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
+    TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
     range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.value(v())})"),
 }  # fmt: skip
 
@@ -313,8 +332,10 @@ def _replay(b: _Builder) -> None:
     m = b.m
     m.gradients.replay(b)
     for track in sorted(m.world.changed, key=lambda t: isinstance(t.source, Attr) and t.source.via == "own"):  # a __dict__ has it all
-        target = b.source(track.source)
-        if track.dirty:
+        target = b.read(track.source)
+        if track.appended is not None:
+            b.lines.append(f"list.extend({target}, [{', '.join(b.value(x) for x in track.appended)}])")
+        elif track.dirty:
             _replay_container(b, track, target)
         for name, value in (track.attrs or {}).items():
             if value is DELETED:
@@ -329,15 +350,11 @@ def _replay(b: _Builder) -> None:
         b.lines.append(f"del {where}[{source.name!r}]" if value is NULL else f"{where}[{source.name!r}] = {b.value(value)}")
     for cell, value in m.cell_writes.values():
         source = m.cell_sources[id(cell)]
-        where = f"C[{source.name!r}]" if isinstance(source, Cell) else (b.const(cell) if _fixed(source) else b.source(cast(Item, source).base))
+        where = _cell(b, source)
         b.lines.append(f"del {where}.cell_contents" if value is NULL else f"{where}.cell_contents = {b.value(value)}")
     for fn, args, kwargs in m.effects:
         text = ", ".join([*(b.value(a) for a in args), *(f"{k}={b.value(v)}" for k, v in kwargs.items())])
         b.lines.append(f"{b.const(fn)}({text})")
-
-
-def _fixed(source: Source) -> bool:
-    return isinstance(source, Item) and isinstance(source.base, FixedObject)
 
 
 def _plain_setattr(track: Track) -> bool:
@@ -389,6 +406,8 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
     """The recipe of a plain result, or None where text is needed."""
     t = type(v)
     m = b.m
+    if t is Later:
+        return ("source", v.source)
     if issubclass(type(v), torch.Tensor):
         info = m.recorder.info(v)
         return ("source", info.source) if info.source is not None else ("out", b.out(info.node))
@@ -429,8 +448,9 @@ def finished(m: Any, result: Any) -> Captured:
     b = _Builder(m)
     for track in world.changed:
         track.dirty = track.dirty and not _is_as_it_was(world, track)
-    world.changed = [t for t in world.changed if t.dirty or t.attrs]
-    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or m.gradients.changes())
+    world.changed = [t for t in world.changed if t.dirty or t.attrs or t.appended]
+    grad = m.grad != m.grad_before
+    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or grad or m.gradients.changes())
     recipe = None if has_effects or _has_shared(result, set()) else _recipe(b, result)
     if recipe is not None:
         finish = Finish(recipe)
@@ -438,9 +458,35 @@ def finished(m: Any, result: Any) -> Captured:
         b = _Builder(m)
         text = b.value(result)
         _replay(b)
-        body = "\n".join(f"    {line}" for line in [*b.lines, f"return {text}"])
+        if grad:
+            b.lines.append(f"{b.const(torch._C._set_grad_enabled)}({m.grad})")
+        body = "\n".join(f"    {line}" for line in [*b.reads, *b.lines, f"return {text}"])
         finish = Finish(None, f"def finish(outs, L, G, C):\n{body}\n", b.namespace)
     return closed(m, b, finish)
+
+
+def stopped(m: Any, frame: Any) -> Captured:
+    """Close a capture in front of an instruction: the result is what the frame holds there, as far as it is still read."""
+    code, ins = frame.code.code, frame.code.instrs[frame.index]
+    readers = assemble.FRAME_READERS.intersection(code.co_names)
+    if readers:
+        raise Unsupported("CAP027", at=m.loc(), detail=f"the function uses {min(readers)}")
+    if assemble.touches(ins) is None:
+        raise Unsupported("CAP027", at=m.loc(), detail=ins.name)
+    if ins.name == "CALL" and any(v is super for v in frame.stack[-ins.arg - 2 :]):
+        raise Unsupported("CAP027", at=m.loc(), detail="super()")
+    if m.contexts:
+        raise Unsupported("CAP028", at=m.loc(), detail="an open inference mode or autocast region")
+    alive = assemble.live(code)[frame.index]
+    slots = tuple(s for s in sorted(alive) if frame.fast[s] is not NULL)
+    stack = tuple(v is not NULL for v in frame.stack)
+    values = [*(frame.fast[s] for s in slots), *(v for v in frame.stack if v is not NULL), *(() if m.exc is None else (m.exc,))]
+    made_here = {id(e) for e in m.all_raised if id(e) not in m.world.tracks}
+    if made_here and any(id(v) in made_here for v in values):
+        raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised and caught")
+    kw_names = next((i.arg for i in frame.code.instrs[max(frame.index - 2, 0) : frame.index] if i.name == "KW_NAMES"), None)
+    done = finished(m, tuple(values))
+    return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names))
 
 
 def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captured:

@@ -604,14 +604,15 @@ def make_entry(
     symbols: Mapping[str, Source] | None = None,
     name: str = "graph",
     source: Any = None,
+    resume: Any = None,
 ) -> Any:
-    """The `_frame.Entry` of one compilation."""
+    """The `_frame.Entry` of one compilation. resume: the site at which it ends."""
     f = Flattener(names, free_names, symbols or {})
     rows = tuple(f.guard(g) for g in guards)
     graph_inputs = [f.node(s) for s in inputs]
     extra: list[int] = []
     flat = f.recipe(recipe, extra) if recipe is not None else (1, None)
-    return _frame.Entry(tuple(f.nodes), rows, (*graph_inputs, *extra), len(graph_inputs), call, flat, finish, name, source, globals)
+    return _frame.Entry(tuple(f.nodes), rows, (*graph_inputs, *extra), len(graph_inputs), call, flat, finish, name, source, globals, resume)
 
 
 # ---------------------------------------------------------------- set-up of the C side

@@ -18,6 +18,7 @@ import torch
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.spec import ASSUMED
+from . import assemble
 from . import attributes as at
 from . import bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, torch_rows
 from . import protocols as pr
@@ -26,6 +27,7 @@ from .captured import Captured
 from .gradients import Gradients
 from .guards import global_state
 from .opcodes import NULL, RETURN
+from .resume import Later, Point
 from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
 from .tensors import Recorder
 from .world import MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of, put
@@ -42,7 +44,7 @@ _LISTED = 64  # numbers that tolist may give
 class Frame:
     """One Python frame being interpreted."""
 
-    __slots__ = ("code", "exc", "fast", "fn", "globals", "index", "ins", "kw_names", "lasti", "machine", "names", "stack")
+    __slots__ = ("code", "exc", "fast", "fn", "globals", "index", "ins", "kw_names", "lasti", "machine", "names", "stack", "steps")
 
     def __init__(self, machine: Machine, fn: types.FunctionType, fast: list[Any], names: dict[str, Any] | None = None) -> None:
         self.machine, self.fn, self.fast, self.names = machine, fn, fast, names
@@ -54,9 +56,11 @@ class Frame:
         self.ins = self.code.instrs[0]
         self.lasti = 0
         self.exc: Any = None
+        self.steps = 0  # instructions begun, of the outermost frame
 
-    def run(self) -> tuple[str, Any]:
-        """Interpret until the frame returns or yields; Raised if an exception leaves it."""
+    def run(self, stop: int | None = None) -> tuple[str, Any]:
+        """Interpret until the frame returns or yields; Raised if an exception leaves it. stop: of the outermost frame, how many
+        instructions at most; such a frame is counted, and takes arguments up only where something looks at them."""
         m = self.machine
         frames = m.frames
         frames.append(self)
@@ -65,6 +69,21 @@ class Frame:
         instrs = self.code.instrs
         saved = m.exc
         try:
+            while stop is not None:
+                if self.steps >= stop:
+                    return STOP, None
+                ins = self.ins = instrs[self.index]
+                self.steps += 1
+                if m.later:
+                    self._take_up(ins)
+                self.index += 1
+                try:
+                    out = ins.handler(self, ins)
+                except Raised as r:
+                    self._raise_to_handler(r.exc)
+                    continue
+                if out is not None:
+                    return out  # type: ignore[no-any-return]
             while True:
                 ins = self.ins = instrs[self.index]
                 self.index += 1
@@ -82,13 +101,25 @@ class Frame:
         except Exception as e:  # a mistake in the machine itself: never wrong, only not captured
             raise Unsupported("CAP099", at=m.loc(), detail=f"{self.ins!r}: {type(e).__name__}: {e}") from e
         finally:
-            m.exc = saved
-            frames.pop()
+            if stop is None:
+                m.exc = saved
+                frames.pop()
+
+    def _take_up(self, ins: bytecode.Instr) -> None:
+        """What the instruction looks at is read from outside now, under guards."""
+        if ins.name in _PASSING:
+            return
+        n = assemble.touches(ins)
+        stack, wrap = self.stack, self.machine.world.wrap
+        for k in range(0 if n is None else max(len(stack) - n, 0), len(stack)):
+            if type(stack[k]) is Later:
+                stack[k] = wrap(stack[k].obj, stack[k].source)
 
     def _raise_to_handler(self, exc: BaseException) -> None:
         m = self.machine
         if m.raised is not exc:
             m.raised, m.raised_at = exc, m.loc()
+            m.all_raised.append(exc)
         if m.exc is not None and m.exc is not exc and exc.__context__ is None:
             exc.__context__ = m.exc
         row = self.code.handlers[self.ins.index]
@@ -97,9 +128,15 @@ class Frame:
         target, depth, lasti = row
         del self.stack[depth:]
         if lasti:
-            self.stack.append(self.ins.offset)
+            self.stack.append(self.ins.offset // 2)
         self.stack.append(exc)
         self.index = target
+
+
+STOP = "stop"
+_PASSING = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "STORE_FAST", "DELETE_FAST", "POP_TOP", "COPY", "SWAP", "NOP", "RESUME", "PRECALL", "KW_NAMES",
+                      "PUSH_NULL", "LOAD_CONST", "JUMP_FORWARD", "JUMP_BACKWARD", "LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST",
+                      "STORE_FAST_STORE_FAST", "LOAD_FAST_AND_CLEAR", "POP_EXCEPT"})  # fmt: skip
 
 
 def drive(m: Machine, frame: Frame) -> Iterator[Any]:
@@ -148,7 +185,9 @@ class Machine:
         self.exc: BaseException | None = None
         self.raised: BaseException | None = None  # the program's last exception, and where it was raised
         self.raised_at = ""
+        self.all_raised: list[BaseException] = []
         self.active = True
+        self.later = False  # a split frame goes on: its values may be Later
         self.is_whole = False  # captured alone, for export: no frame to go back to
         self.steps = 0
         self.global_cache: dict[tuple[int, str], Any] = {}
@@ -159,6 +198,7 @@ class Machine:
         self.effects: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls replayed by finish
         self.calls_seen: set[int] = set()
         self.function_modes = torch._C._len_torch_function_stack()
+        self.grad_before = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.autocast: dict[str, tuple[bool, Any]] = {
             d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)
@@ -691,10 +731,14 @@ def capture(
     fullgraph: bool = False,
     given: Mapping[str, Mapping[int, Any]] | None = None,
     close: Callable[[Machine, Any], Captured] = finish.finished,
+    at: Point | None = None,
+    stop: int | None = None,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
     (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `given`: sizes that export declares, by
-    input; `close` turns the machine and the frame's result into what is captured."""
+    input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
+    `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
+    instruction's number (from 0) that could not be captured."""
     m = Machine(fn)
     m.is_whole = m.recorder.facts.reads_data = close is not finish.finished
     m.recorder.given = given or {}
@@ -704,26 +748,62 @@ def capture(
     m.recorder.ones = ones
     m.recorder.declared = dict(declared or {})
     m.world.guard(FixedObject(None), "global_state", global_state())
-    values = _arguments(m, fn, args, kwargs)
+    frame = None
+    values = _arguments(m, fn, args, kwargs) if at is None else []
     with torch_rows.preserved_state(), m.recorder.tracing():
         try:
             frame = Frame(m, fn, values)
             m._function_source(fn)
+            if at is not None:
+                _enter_middle(m, frame, at, args)
             if fn.__code__.co_flags & (_GENERATOR | _ASYNC):
                 raise Unsupported("CAP003", at=_where(fn))
             given_values = values[: fn.__code__.co_argcount]
-            result = frame.run()[1]
-            m.frames.append(frame)
-            if fn in torch_rows.AFTER:
+            kind, result = frame.run(_ALL if stop is None else stop)
+            if kind == STOP:
+                return finish.stopped(m, frame)
+            if fn in torch_rows.AFTER and at is None:
                 result = torch_rows.AFTER[fn](m, result, *given_values)
             return close(m, result)
         except Raised as r:
             detail = f"{type(r.exc).__name__}: {r.exc}"
-            raise Unsupported("CAP006", at=m.raised_at, detail=detail) from r.exc
+            why = Unsupported("CAP006", at=m.raised_at, detail=detail)
+            why.step = frame.steps - 1 if frame is not None else -1
+            raise why from r.exc
+        except Unsupported as why:
+            if why.step < 0 and frame is not None:
+                why.step = frame.steps - 1
+            raise
         finally:
             m.active = False
             m.frames.clear()
             torch_rows.leave_regions(m)
+
+
+_ALL = 1 << 62
+
+
+def _enter_middle(m: Machine, frame: Frame, point: Point, values: tuple[Any, ...]) -> None:
+    """The frame as it stands at a point; its values are taken up where something looks at them."""
+    m.later = True
+    n = len(point.slots)
+    later = [Later(v, Local(name)) for v, name in zip(values, point.names, strict=True)]
+    free = frame.code.size - len(frame.code.code.co_freevars)
+    frame.fast = [NULL] * free + list(frame.fn.__closure__ or ())
+    for slot, value in zip(point.slots, later):
+        if type(value.obj) is types.CellType and frame.code.names[slot] in frame.code.code.co_cellvars:
+            m.cell_sources[id(value.obj)] = Item(value.source, "cell_contents")
+            m.world.track(value.obj, value.source)
+            frame.fast[slot] = value.obj
+        else:
+            frame.fast[slot] = value
+    rest = iter(later[n:])
+    frame.stack = [next(rest) if real else NULL for real in point.stack]
+    if point.handled:
+        handled = next(rest)
+        m.exc = m.world.wrap(handled.obj, handled.source)
+    frame.index = point.index
+    frame.kw_names = ()
 
 
 def _arguments(m: Machine, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -57,14 +57,27 @@ def own_dict(obj: Any) -> Any:
 class Track:
     """An object from outside: where it came from, its image or overlay, whether its type is guarded."""
 
-    __slots__ = ("attrs", "dirty", "image", "obj", "source", "used")
+    __slots__ = ("_image", "appended", "attrs", "dirty", "obj", "settle", "source", "used")
 
     def __init__(self, obj: Any, source: Source) -> None:
         self.obj, self.source = obj, source
-        self.image: Any = None  # a private container holding wrapped items
+        self._image: Any = None
+        self.appended: list[Any] | None = None  # what was appended to a list that nobody has looked into
+        self.settle: Callable[[Track], Any] | None = None
         self.dirty = False  # the image was changed
         self.attrs: dict[str, Any] | None = None  # attributes written (or DELETED)
         self.used = False
+
+    @property
+    def image(self) -> Any:
+        """A private container holding wrapped items, or None as long as nobody has looked into it."""
+        if self._image is None and self.appended is not None and self.settle is not None:
+            self.settle(self)
+        return self._image
+
+    @image.setter
+    def image(self, value: Any) -> None:
+        self._image = value
 
 
 def item_of(base: Source, key: Any) -> Source:
@@ -186,18 +199,32 @@ class World:
 
     def image(self, track: Track) -> Any:
         """A private container with the same contents, all of which are now relied on."""
-        if track.image is None:
+        if track._image is None:
             row = _IMAGE.get(type(track.obj)) or _IMAGE.get(container_base(type(track.obj)) or object)
             if row is None:
                 raise Unsupported("CAP011", at=self.loc(), detail=f"{type(track.obj).__name__} from {track.source}")
             self.use(track)
-            track.image = row(self, track)
+            track._image = row(self, track)
             for (space, name), (_, _, value) in self.global_writes.items():
                 if space == id(track.obj):
-                    put(track.image, name, value)
+                    put(track._image, name, value)
+            if track.appended is not None:
+                track._image += track.appended
+                track.appended, track.dirty = None, True
             self.tracks[id(track.image)] = track
             self.keep.append(track.image)
         return track.image
+
+    def append(self, track: Track, value: Any) -> None:
+        """list.append to a list from outside: does not say that anybody relies on its length."""
+        if track._image is not None:
+            self.change(track).append(value)
+            return
+        self.use(track)
+        if track.appended is None:
+            track.appended, track.settle = [], self.image
+            self._mark(track)
+        track.appended.append(value)
 
     def change(self, track: Track) -> Any:
         """The image of a container that is about to be written."""

@@ -1,0 +1,133 @@
+"""Where a frame that was split goes on: the points of a function, each with compilations of its own.
+
+In: a capture that stopped at an instruction (`Stop`) and the State of its function. Out: a site, the data that csrc/frame/resume.c
+follows: the instruction as code, the points behind it, where an exception goes. A point is a Dispatcher whose parameters are what the
+frame holds there.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import assemble, bytecode
+from .source import Source
+
+MAX_POINTS = 256  # of one function; where more would be needed the rest of the frame runs as it is
+
+
+class Later:
+    """A value that a frame was given in its middle and nothing has looked at yet: no guard says anything of it."""
+
+    __slots__ = ("obj", "source")
+
+    def __init__(self, obj: Any, source: Source) -> None:
+        self.obj, self.source = obj, source
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a capture stopped, and the shape of the state that it hands over: slots in order, the stack (False: null), handled exception."""
+
+    code: types.CodeType
+    index: int
+    slots: tuple[int, ...]
+    stack: tuple[bool, ...]
+    handled: bool
+    kw_names: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place in the middle of a code object where a frame can go on."""
+
+    code: types.CodeType
+    index: int
+    slots: tuple[int, ...]
+    stack: tuple[bool, ...]
+    handled: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return assemble.state_names(self.code, self.slots, self.stack, self.handled)
+
+    @property
+    def line(self) -> int:
+        return bytecode.decode(self.code).instrs[self.index].line
+
+
+@dataclass(slots=True)
+class Family:
+    """What the points of one function (under one set of options) share."""
+
+    root: Any  # its State
+    key: Any
+    points: dict[Point, Any] = field(default_factory=dict)
+    operators: int = 0  # in all graphs so far
+
+
+def next_index(code: types.CodeType, index: int) -> int:
+    """Where running goes on, past instructions that do nothing."""
+    instrs = bytecode.decode(code).instrs
+    while instrs[index].name in ("NOP", "CACHE", "JUMP_FORWARD"):
+        index = instrs[index].value if instrs[index].name == "JUMP_FORWARD" else index + 1
+    return index
+
+
+def make_site(family: Family, stop: Stop, space: dict[str, Any], make_point: Any) -> tuple[Any, ...]:
+    """(step, points by exit, handler, free, handled): what is done at a stop and where it leads. handler: None or (point, positions, raising offset)."""
+    code, slots, stack = stop.code, stop.slots, stop.stack
+    c = bytecode.decode(code)
+    ins = c.instrs[stop.index]
+    n = assemble.touches(ins)
+    assert n is not None
+    alive = assemble.live(code)
+    below = stack[: len(stack) - n]
+    targets: list[tuple[int, tuple[bool, ...]]] = []
+    if ins.name not in ("RAISE_VARARGS", "RERAISE"):
+        targets.append((next_index(code, stop.index + 1), (*below, *assemble.pushes(ins, jumps=False))))
+        if ins.name in assemble._JUMPS:
+            skipped = assemble.AFTER_LOOP if ins.name == "FOR_ITER" else 0
+            targets.append((next_index(code, ins.value + skipped), (*below, *assemble.pushes(ins, jumps=True))))
+    kept = [s for s in slots if any(s in alive[index] for index, _ in targets)]
+    exits = tuple(make_point(family, Point(code, index, tuple(kept), shape, stop.handled)) for index, shape in targets)
+    body = assemble.step(code, ins, slots, stack, stop.handled, kept, stop.kw_names)
+    step = types.FunctionType(body, space, code.co_name)
+    step.__qualname__ = code.co_qualname
+    return step, exits, _handler(family, stop, make_point), free_variable(code, ins), stop.handled
+
+
+def free_variable(code: types.CodeType, ins: bytecode.Instr) -> int:
+    """Which free variable the instruction works on: its number in the function's closure, or -1."""
+    free = bytecode.decode(code).size - len(code.co_freevars)
+    return ins.arg - free if ins.name in assemble._SLOT and ins.arg >= free else -1
+
+
+def _handler(family: Family, stop: Stop, make_point: Any) -> tuple[Any, ...] | None:
+    """Where an exception of the stop's instruction goes: (point, positions of the state's values, offset or None)."""
+    c = bytecode.decode(stop.code)
+    row = c.handlers[stop.index]
+    if row is None:
+        return None
+    target, depth, lasti = row
+    alive = assemble.live(stop.code)[target]
+    kept = tuple(s for s in stop.slots if s in alive)
+    positions = [k for k, s in enumerate(stop.slots) if s in alive]
+    positions += [len(stop.slots) + k for k in range(sum(stop.stack[:depth]))]
+    point = Point(stop.code, target, kept, (*stop.stack[:depth], *((True,) if lasti else ()), True), stop.handled)
+    return make_point(family, point), tuple(positions), (c.instrs[stop.index].offset // 2 if lasti else None)
+
+
+def rest_of(point: Point, fn: types.FunctionType, state: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """A function that runs the frame from the point to its end, and its arguments."""
+    body = assemble.rest(point.code, point.index, point.slots, point.stack)
+    run = types.FunctionType(body, fn.__globals__, fn.__name__)
+    run.__qualname__ = fn.__qualname__
+    size = bytecode.decode(point.code).size
+    free = size - len(point.code.co_freevars)
+    values: list[Any] = [None] * free + list(fn.__closure__ or ())
+    for s, v in zip(point.slots, state):
+        values[s] = v
+    n = sum(point.stack)
+    return run, [*values, *state[len(point.slots) : len(point.slots) + n]]
