@@ -87,6 +87,8 @@ def live(code: CodeType) -> tuple[frozenset[int], ...]:
     c = decode(code)
     n_free = c.size - len(code.co_freevars)
     cells = {c.names.index(name) for name in code.co_cellvars}
+    if "super" in code.co_names and "__class__" in code.co_freevars:
+        cells.add(0)  # super() reads the first argument
     after: list[set[int]] = [set() for _ in c.instrs]
     changed = True
     while changed:

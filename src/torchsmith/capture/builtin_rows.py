@@ -272,7 +272,7 @@ def super_(m: Any, args: Args, kwargs: Kwargs) -> Any:
         names = frame.code.names
         cell = frame.fast[names.index("__class__")]
         cls = m.load_cell(cell, "__class__") if type(cell) is types.CellType else cell
-        first = frame.fast[0]
+        first = m.taken_up(frame.fast[0])
         if type(first) is types.CellType:
             first = m.load_cell(first)
         args = [cls, first]
@@ -751,12 +751,22 @@ def prod_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 # ---------------------------------------------------------------- standard library
 
 
-@row(warnings.warn, warnings.warn_explicit)
+@row(warnings.warn)
 def warn(m: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Shown once the graph has run."""
-    message = args[0]
-    category = args[1] if len(args) > 1 else kwargs.get("category", UserWarning)
-    m.effects.append((warnings.warn, [message, category], {}))
+    """Shown once the graph has run, as coming from the user's line."""
+    given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
+    level = given.get("stacklevel", 1)
+    if type(level) is not int or not 1 <= level <= len(m.frames) or given.keys() - {"message", "category", "stacklevel"}:
+        raise Unsupported("CAP016", at=m.loc(), detail="a warning that is attributed to the caller")
+    frame = m.frames[-level]
+    message, category = given["message"], given.get("category") or UserWarning
+    show = functools.partial(_warn_at, frame.code.code.co_filename, frame.ins.line, frame.globals)
+    m.effects.append((show, [message, type(message) if issubclass(type(message), Warning) else category], {}))
+
+
+def _warn_at(filename: str, line: int, space: dict[str, Any], message: Any, category: Any) -> None:
+    registry = space.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, filename, line, space.get("__name__", "<string>"), registry)
 
 
 def _logging(level: int | None) -> Any:
@@ -769,9 +779,19 @@ def _logging(level: int | None) -> Any:
         if logger.isEnabledFor(wanted):  # shown once the graph has run
             if not all(is_constant(a) for a in (*args[1:], *kwargs.values())):
                 raise Unsupported("CAP016", at=m.loc(), detail="an enabled log message of more than constants")
-            m.effects.append((logging.Logger.log, [logger, wanted, *args[(2 if level is None else 1) :]], kwargs))
+            frame = next((f for f in reversed(m.frames) if f.globals is not vars(logging)), m.frames[-1])
+            at = (frame.code.code.co_filename, frame.ins.line, frame.code.code.co_name)
+            if kwargs.keys() - {"extra"}:
+                raise Unsupported("CAP016", at=m.loc(), detail="a log message with options")
+            m.effects.append((functools.partial(_log_at, at), [logger, wanted, *args[(2 if level is None else 1) :]], kwargs))
 
     return log
+
+
+def _log_at(at: tuple[str, int, str], logger: Any, level: int, message: Any, *args: Any, extra: Any = None) -> None:
+    """Logger.log, as coming from the user's line."""
+    filename, line, name = at
+    logger.handle(logger.makeRecord(logger.name, level, filename, line, message, args, None, name, extra))
 
 
 def _guard_logger(m: Any, logger: Any, track: Any) -> None:

@@ -250,9 +250,9 @@ _RECORDABLE = frozenset({torch.dtype, torch.device, torch.Size, torch.SymInt, to
 # Python libraries that are entered, not inlined, or not at all.
 _REFUSED = {"random": "CAP016", "time": "CAP016", "datetime": "CAP016", "os": "CAP016", "io": "CAP016", "threading": "CAP014",
             "subprocess": "CAP016", "socket": "CAP016", "asyncio": "CAP002", "multiprocessing": "CAP016", "pickle": "CAP016",
-            "shutil": "CAP016", "tempfile": "CAP016", "pdb": "CAP016"}  # fmt: skip
+            "shutil": "CAP016", "tempfile": "CAP016", "pdb": "CAP016", "traceback": "CAP014"}  # fmt: skip
 _NATIVE_LIBRARIES = frozenset({"re", "inspect", "numpy", "textwrap", "string", "json", "fractions", "decimal", "statistics", "enum", "typing",
-                               "ast", "tokenize", "linecache", "traceback", "importlib"})  # fmt: skip
+                               "ast", "tokenize", "linecache", "importlib"})  # fmt: skip
 
 
 @by_type(types.MethodType)

@@ -243,6 +243,10 @@ class Machine:
         """Is the code that runs now, or what called it, torch.optim's?"""
         return any(f.code.code.co_filename.startswith(policy.OPTIMIZERS) for f in self.frames)
 
+    def taken_up(self, value: Any) -> Any:
+        """A value of a split frame, read under guards if nothing has looked at it yet."""
+        return self.world.wrap(value.obj, value.source) if type(value) is Later else value
+
     def tick(self) -> None:
         self.steps += 1
         if self.steps > _MAX_STEPS:

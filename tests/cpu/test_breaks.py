@@ -1,0 +1,767 @@
+"""Frames that are split: what cannot be captured runs as it is, and what stands around it is compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import sys
+import traceback
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from capturing import same
+
+import torchsmith
+from torchsmith.codes import Unsupported
+
+X = torch.arange(6.0).reshape(2, 3) / 7 - 0.3
+PROGRAMS: list[object] = []
+
+
+class Graphs:
+    """A backend that counts its graphs."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, gm, inputs):
+        self.seen.append(gm)
+        return gm.forward
+
+    @property
+    def operators(self):
+        return [sum(n.op.startswith("call") for n in gm.graph.nodes) for gm in self.seen]
+
+
+def program(*args, graphs=2):
+    def add(fn):
+        PROGRAMS.append(pytest.param(fn, args or (X,), graphs, id=fn.__name__))
+        return fn
+
+    return add
+
+
+def outcome(fn, args):
+    """What a call does, as far as anybody can see."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            result = fn(*args)
+        except Exception as e:
+            result = (type(e), e.args, [f.name for f in traceback.extract_tb(e.__traceback__)[1:]], type(e.__context__), type(e.__cause__))
+    return result, args, out.getvalue(), [(w.category, str(w.message), w.filename, w.lineno) for w in told]
+
+
+@pytest.mark.parametrize(("fn", "args", "graphs"), PROGRAMS)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_program(fn, args, graphs, dynamic):
+    backend = Graphs()
+    compiled = torchsmith.compile(fn, backend=backend, dynamic=dynamic)
+    mode = torch.is_grad_enabled()
+    for _ in range(3):
+        want = outcome(fn, copy.deepcopy(args))
+        got = outcome(compiled, copy.deepcopy(args))
+        same(got, want)
+        assert torch.is_grad_enabled() == mode and sys.exc_info() == (None, None, None)
+    if graphs is not None:
+        assert len(backend.seen) == graphs
+
+
+# ---------------------------------------------------------------- one break, plain locals
+
+
+@program()
+def printed(x):
+    y = x * 2 + 1
+    print("sum", y.sum())
+    return torch.relu(y) - 3, y
+
+
+@program()
+def number_of_a_tensor(x):
+    n = (x * 2).sum().item()
+    return x * n
+
+
+@program(graphs=2)
+def branch_on_a_value(x):
+    y = x * 2
+    if y.sum() > 100:
+        y = y + 1
+    else:
+        y = y - 1
+    return y * 3
+
+
+@program()
+def branch_with_else_only(x):
+    y = x * 2
+    if not (y.sum() > 100):
+        y = y + 1
+    return y * 3
+
+
+@program(graphs=2)
+def short_circuit(x):
+    y = x * 2
+    z = (y.sum() > 100) or (y + 1)
+    return z * 2
+
+
+@program()
+def numpy_round_trip(x):
+    a = (x + 1).numpy()
+    b = np.sqrt(a)
+    return torch.from_numpy(b) * 2
+
+
+@program()
+def listed(x):
+    rows = (x + 1).tolist()
+    return x * rows[0][1] + len(rows)
+
+
+@program()
+def text_of_a_tensor(x):
+    s = f"{x * 2}"
+    return x + len(s), s
+
+
+@program()
+def logged(x):
+    y = x + 1
+    logging.getLogger("torchsmith.test").warning("here %s", y.sum())
+    return y * 2
+
+
+@program()
+def warned(x):
+    y = x + 1
+    warnings.warn(f"value {y.sum()}", stacklevel=1)
+    return y * 2
+
+
+@program(graphs=1)
+def first_thing(x):
+    print("hello")
+    return x + 1, x
+
+
+@program(graphs=1)
+def last_thing(x):
+    y = x + 1
+    print("bye", y)
+
+
+@program()
+def unused_locals_are_not_kept(x):
+    a = x + 1
+    b = a * 2
+    print(b.sum())
+    return b - 1
+
+
+@program(X, [1, 2, {"a": X}], graphs=1)
+def containers(x, box):
+    y = x + 1
+    pair = [y, box, (y, 3)]
+    print(len(pair))
+    pair.append(pair[2][0] is y)
+    box.append(y)
+    return pair, pair[0] is y, pair[1] is box
+
+
+@program(X, {}, graphs=2)
+def mutations_before_and_after(x, d):
+    d["a"] = x + 1
+    print(sorted(d))
+    d["b"] = d["a"] * 2
+    print(sorted(d))
+    return d["b"]
+
+
+@program(graphs=2)
+def in_place(x):
+    x += 1
+    print(x)
+    x *= 2
+    return x
+
+
+@program(graphs=None)
+def views_across(x):
+    v = x[0]
+    print(v)
+    return v.add_(1), x.sum()
+
+
+# ---------------------------------------------------------------- loops
+
+
+@program(graphs=None)
+def loop_with_print(x):
+    for i in range(5):
+        x = x * 1.5
+        print(i, x.sum())
+    return x + 1
+
+
+@program(graphs=None)
+def loop_over_lists(x):
+    out = []
+    for i, (a, b) in enumerate(zip([1, 2, 3], "abc")):
+        x = x + a
+        print(i, b)
+        out.append(x)
+    return out
+
+
+@program(graphs=None)
+def while_on_a_value(x):
+    n = 0
+    while x.sum() < 50:
+        x = x * 2 + 1
+        n += 1
+    return x, n
+
+
+@program(graphs=None)
+def loop_with_continue_and_break(x):
+    for i in range(8):
+        if i == 1:
+            continue
+        x = x + i
+        if x.sum() > 20:
+            break
+    else:
+        x = x - 100
+    return x, i
+
+
+@program(graphs=None)
+def loop_over_a_dict(x):
+    for k, v in {"a": x, "b": x + 1}.items():
+        x = x + v
+        print(k, x.sum())
+    return x
+
+
+@program(graphs=None)
+def nested_loops(x):
+    for i in range(3):
+        for j in range(2):
+            x = x + i * j
+            print(i, j)
+        x = x * 2
+    return x
+
+
+@program(graphs=None)
+def loop_over_tensor(x):
+    t = 0
+    for row in x:
+        t = t + row * 2
+        print(row)
+    return t
+
+
+@program(graphs=None)
+def comprehension(x):
+    return [print(i) or x + i for i in range(3)]
+
+
+@program(graphs=None)
+def generator_expression(x):
+    return sum((x * i).sum().item() for i in range(3)) + x
+
+
+@program(graphs=None)
+def mapped(x):
+    def f(i):
+        print(i)
+        return x * i
+
+    return list(map(f, [1, 2])), x + 1
+
+
+# ---------------------------------------------------------------- with, try
+
+
+class Manager:
+    def __init__(self, swallow=False):
+        self.log = []
+        self.swallow = swallow
+
+    def __enter__(self):
+        self.log.append("enter")
+        return self
+
+    def __exit__(self, kind, exc, tb):
+        self.log.append(("exit", kind))
+        return self.swallow
+
+
+@program()
+def with_own_manager(x):
+    m = Manager()
+    with m as n:
+        y = x + 1
+        print(y.sum())
+        y = y * 2
+    return y, m.log, m is n
+
+
+@program()
+def with_no_grad(x):
+    with torch.no_grad():
+        y = x * 2
+        print(y.sum(), torch.is_grad_enabled())
+        y = y + 1
+    print(torch.is_grad_enabled())
+    return y
+
+
+@program(torch.ones(3, requires_grad=True), graphs=2)
+def no_grad_over_a_break(x):
+    with torch.no_grad():
+        y = x * 2
+        print(y.sum())
+        z = y + x
+    return z.requires_grad, z
+
+
+@program(graphs=None)
+def with_inference(x):
+    with torch.inference_mode():
+        y = x * 2
+        print(torch.is_inference_mode_enabled(), y.dtype)
+        y = y + 1
+    print(torch.is_inference_mode_enabled())
+    return y.dtype
+
+
+@program(graphs=None)
+def with_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.T
+        print(y.dtype)
+        z = y @ y
+    print(torch.is_autocast_enabled("cpu"))
+    return z, z @ z
+
+
+@contextlib.contextmanager
+def noted(log):
+    log.append("in")
+    try:
+        yield 3
+    finally:
+        log.append("out")
+
+
+@program(graphs=None)
+def with_generator_manager(x):
+    log = []
+    with noted(log) as n:
+        y = x + n
+        print(y.sum())
+        y = y * 2
+    return y, log
+
+
+@program(graphs=None)
+def exception_in_with(x):
+    m = Manager(swallow=True)
+    with m:
+        y = x + 1
+        int("no" + str(y.sum()))
+    return y * 2, m.log
+
+
+@program(graphs=None)
+def caught(x):
+    try:
+        y = x + 1
+        int(f"{y}")
+    except ValueError as e:
+        y = y * 2
+        print(type(e), sys.exc_info()[0])
+        y = y - 1
+    return y
+
+
+@program(graphs=None)
+def caught_and_raised_again(x):
+    y = x + 1
+    try:
+        float(f"{y}")
+    except ValueError as e:
+        print("again")
+        raise KeyError("mine") from e
+
+
+@program(graphs=None)
+def bare_raise(x):
+    try:
+        print(x)
+        {}[3]
+    except KeyError:
+        print("seen", sys.exc_info()[1])
+        raise
+
+
+@program(graphs=None)
+def finally_runs(x):
+    log = []
+    try:
+        y = x + 1
+        print(y)
+        return y * 2, log
+    finally:
+        log.append(1)
+        print("finally")
+
+
+@program(graphs=None)
+def raised_and_caught_inside(x):
+    try:
+        y = x + 1
+        raise ValueError("own")
+    except ValueError as e:
+        print("".join(traceback.format_exception(e)).count("own"))
+        y = y * 2
+    return y
+
+
+@program(graphs=None)
+def leaves_with_an_exception(x):
+    y = x + 1
+    print(y.sum())
+    y = y * 2
+    raise RuntimeError(f"sum {float(y.sum()) > 0}")
+
+
+@program(graphs=None)
+def nested_try(x):
+    try:
+        try:
+            y = x + 1
+            int(f"{y}")
+        finally:
+            print("inner")
+    except ValueError:
+        y = y + 1
+        try:
+            print(sys.exc_info()[0])
+            [][1]
+        except IndexError as e:
+            print(type(e.__context__))
+            y = y * 2
+        print(sys.exc_info()[0])
+    return y
+
+
+# ---------------------------------------------------------------- calls
+
+
+def helper(x):
+    y = x * 2
+    print("in helper", y.sum())
+    return y + 1
+
+
+@program(graphs=4)
+def break_in_a_callee(x):
+    y = x - 1
+    z = helper(y)
+    return z * 3
+
+
+def outer_helper(x):
+    return helper(x + 1) * 2
+
+
+@program(graphs=6)
+def break_two_calls_down(x):
+    return outer_helper(x + 1) + 2
+
+
+@program()
+def keyword_call(x):
+    y = x + 1
+    print(y.sum(), "b", sep="-", end="!\n")
+    return y * 2
+
+
+@program()
+def star_call(x):
+    y = x + 1
+    args, kw = (y.sum(), 2), {"sep": ";"}
+    print(*args, **kw)
+    return y * 2
+
+
+@program(graphs=None)
+def argument_order(x):
+    return (x + 1).add(print("a") or 1, alpha=int((x * 2).sum()) * 0 + 2) * 3 if False else (x + 1) + (print("b") or 1)
+
+
+@program(graphs=None)
+def closures(x):
+    total = x + 1
+
+    def add(n):
+        nonlocal total
+        total = total + n
+        return total
+
+    add(1)
+    print(total.sum())
+    add(2)
+    return total, add(3)
+
+
+@program(graphs=None)
+def cells_shared_with_a_function_that_stays(x):
+    n = 1
+
+    def get():
+        return n
+
+    print(get())
+    n = 2
+    print(get())
+    return x * get()
+
+
+@program(graphs=None)
+def deleted_names(x):
+    y = x + 1
+    z = y * 2
+    del y
+    print(z.sum())
+    try:
+        y
+    except UnboundLocalError as e:
+        print(e)
+    return z
+
+
+@program(graphs=None)
+def default_and_keyword(x, *rest, scale=2.0, **more):
+    y = x * scale
+    print(rest, more)
+    return y + 1, rest, more
+
+
+COUNT = {"n": 0}
+
+
+@program(graphs=None)
+def global_state(x):
+    COUNT["n"] = COUNT["n"] + 1
+    y = x + 1
+    print(COUNT)
+    COUNT["n"] = 0
+    return y
+
+
+class Box:
+    def __init__(self, t):
+        self.t = t
+        print("made")
+
+    @property
+    def twice(self):
+        print("twice")
+        return self.t * 2
+
+    def __add__(self, other):
+        print("add")
+        return Box(self.t + other)
+
+    def __getitem__(self, i):
+        print("item", i)
+        return self.t[i]
+
+
+@program(graphs=None)
+def objects(x):
+    b = Box(x + 1)
+    c = b + 1
+    return c.twice + c[0], type(c).__name__
+
+
+@program(graphs=None)
+def own_class(x):
+    class A:
+        def f(self, t):
+            return t + 1
+
+    print(A.__name__)
+    return A().f(x) * 2
+
+
+def numbers(x):
+    yield x
+    print("between")
+    yield x + 1
+
+
+@program(graphs=None)
+def generators(x):
+    return [t * 2 for t in numbers(x)]
+
+
+@program(graphs=None)
+def generator_across(x):
+    g = numbers(x + 1)
+    a = next(g) * 2
+    print("now")
+    return a, next(g)
+
+
+class Base:
+    def f(self, x):
+        return x + 1
+
+
+class Derived(Base):
+    def f(self, x):
+        y = super().f(x) * 2
+        print(y.sum())
+        return super().f(y) * 3
+
+
+@program(Derived(), X, graphs=None)
+def with_super(obj, x):
+    return obj.f(x)
+
+
+@program(graphs=None)
+def match_statement(x):
+    match [print("m"), x + 1]:
+        case [None, t]:
+            print("t")
+            return t * 2
+    return x
+
+
+@program(graphs=None)
+def conditional_expression(x):
+    y = x + 1
+    return (y * 2 if y.sum() > 0 else y * 3) + (1 if y.sum() > 100 else 2)
+
+
+@program(graphs=None)
+def chained(x):
+    y = x + 1
+    return y if 0 < y.sum() < 3 else -y
+
+
+@program(graphs=None)
+def asserted(x):
+    y = x + 1
+    if not y.sum() < 0:
+        raise AssertionError("too big")
+    return y
+
+
+@program(graphs=None)
+def unpacking(x):
+    a, *b = (x * 2).tolist()
+    return x + a[0], b
+
+
+@program(graphs=None)
+def looks_at_its_frame(x):
+    y = x + 1
+    print(sorted(locals()))
+    return y * 2
+
+
+# ---------------------------------------------------------------- modules, gradients, options
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, n, say=True):
+        super().__init__()
+        self.lin = torch.nn.Linear(n, n)
+        self.say = say
+        self.calls = 0
+
+    def forward(self, x):
+        y = self.lin(x)
+        if self.say:
+            print(round(float(y.detach().sum()), 3))
+        self.calls += 1
+        return torch.relu(y) + x
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer(3) for _ in range(4)])
+        self.head = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x * 1.0)
+        return self.head(x)
+
+
+def test_a_module_with_breaks_in_its_layers():
+    torch.manual_seed(0)
+    net = Net()
+    other = copy.deepcopy(net)
+    backend = Graphs()
+    compiled = torchsmith.compile(net, backend=backend)
+    x = torch.randn(5, 3)
+    for _ in range(3):
+        same(outcome(compiled, (x,)), outcome(other, (x,)))
+        got, want = compiled(x), other(x)
+        got.sum().backward()
+        want.sum().backward()
+    for a, b in zip(net.parameters(), other.parameters()):
+        same(a.grad, b.grad)
+    assert [layer.calls for layer in net.layers] == [layer.calls for layer in other.layers]
+    assert len(backend.seen) < 12
+
+
+def test_fullgraph_says_where():
+    compiled = torchsmith.compile(printed, backend="eager", fullgraph=True)
+    line = printed.__code__.co_firstlineno + 3
+    with pytest.raises(Unsupported, match=rf"test_breaks\.py:{line}"):
+        compiled(X)
+
+
+def test_a_long_loop_compiles_few_graphs():
+    def f(x):
+        for i in range(1000):
+            x = x * 1.001 + i
+            opaque(i)
+        return x
+
+    seen = []
+    opaque = seen.append if False else logging.getLogger("torchsmith.quiet").debug
+    backend = Graphs()
+    same(torchsmith.compile(f, backend=backend)(X), f(X))
+    assert len(backend.seen) <= 3
+
+
+def test_values_that_change_do_not_compile_anew():
+    def f(x):
+        n = x.sum().item()
+        print(f"loss {n:.3f}")
+        return x * n
+
+    backend = Graphs()
+    compiled = torchsmith.compile(f, backend=backend)
+    for k in range(20):
+        same(outcome(compiled, (X + k,)), outcome(f, (X + k,)))
+    assert len(backend.seen) <= 3
