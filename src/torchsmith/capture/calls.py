@@ -101,6 +101,21 @@ def _call_object(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail=f"a call of {t.__module__}.{t.__qualname__}")
 
 
+def takes_numbers(fn: Any) -> bool:
+    """Whether a call of `fn` is tensor code, or Python that may be looked into: what it does with a number can be captured."""
+    t = type(fn)
+    if t in (TensorMethod, types.MethodType) or issubclass(t, (torch.nn.Module, torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return True
+    if t is Function:
+        return not _is_left_alone(fn)
+    return issubclass(t, types.BuiltinFunctionType) and fn in policy.leaf_functions()
+
+
+def _is_left_alone(fn: Any) -> bool:
+    top = str(fn.__globals__.get("__name__", "")).partition(".")[0]
+    return top in _REFUSED or top in _NATIVE_LIBRARIES or bool(fn.__dict__.get("_torchsmith_disabled"))
+
+
 def _getter(m: Any, fn: Any, args: Args) -> Any:
     _, params = fn.__reduce__()[:2]
     if type(fn) is operator.itemgetter:

@@ -445,6 +445,8 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
         if not dims and not settings.dynamic:
             raise
         if any(ITSELF in d for d in dims.values()):
+            if stop is None and why.step >= 0 and not settings.fullgraph and why.code not in _NOT_SPLIT:
+                raise  # the frame is split there
             state.forget_numbers(why)
             return _capture_with_retry(state, fn, args, kwargs, stop)
         state.may_be_dynamic = False

@@ -484,9 +484,10 @@ def stopped(m: Any, frame: Any) -> Captured:
     made_here = {id(e) for e in m.all_raised if id(e) not in m.world.tracks}
     if made_here and any(id(v) in made_here for v in values):
         raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised and caught")
+    data = tuple(v.is_data if type(v) is Later else type(v) in _SYMBOLS for v in values)
     kw_names = next((i.arg for i in frame.code.instrs[max(frame.index - 2, 0) : frame.index] if i.name == "KW_NAMES"), None)
     done = finished(m, tuple(values))
-    return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names))
+    return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data))
 
 
 def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captured:

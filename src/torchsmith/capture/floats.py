@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..codes import Unsupported
 from ..graph.sizes import SizeNode
 from ..ir import dtype as dt
 from ..ir.expr import Const, Sym, walk
@@ -60,6 +61,8 @@ def pinned(m: Any, value: Any) -> Any:
     if type(value) not in _SYMBOLS:
         return value
     m.recorder.facts.loc = m.loc()
+    if m.recorder.data and any(str(m.recorder.facts.sources.get(x.name)) in m.recorder.data for x in walk(value.node.expr) if isinstance(x, Sym)):
+        raise Unsupported("CAP023", at=m.loc(), detail="a number that Python computed")
     return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](value)
 
 

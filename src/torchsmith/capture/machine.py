@@ -23,11 +23,12 @@ from . import attributes as at
 from . import bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, torch_rows
 from . import protocols as pr
 from .attributes import Raised
+from .bytecode import VERSION
 from .captured import Captured
 from .gradients import Gradients
 from .guards import global_state
 from .opcodes import NULL, RETURN
-from .resume import Later, Point
+from .resume import Later, Point, is_data
 from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
 from .tensors import Recorder
 from .world import MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of, put
@@ -113,6 +114,8 @@ class Frame:
         stack, wrap = self.stack, self.machine.world.wrap
         for k in range(0 if n is None else max(len(stack) - n, 0), len(stack)):
             if type(stack[k]) is Later:
+                if stack[k].is_data:
+                    self.machine.use_data(self, ins, stack[k])
                 stack[k] = wrap(stack[k].obj, stack[k].source)
 
     def _raise_to_handler(self, exc: BaseException) -> None:
@@ -242,6 +245,26 @@ class Machine:
     def is_in_optimizer(self) -> bool:
         """Is the code that runs now, or what called it, torch.optim's?"""
         return any(f.code.code.co_filename.startswith(policy.OPTIMIZERS) for f in self.frames)
+
+    def use_data(self, frame: Frame, ins: bytecode.Instr, value: Later) -> None:
+        """The instruction is about to look at what Python computed behind a break: as a number in tensor code it is one of the graph's
+        inputs; everything else is left to Python."""
+        kind, stack, n = type(value.obj), frame.stack, ins.arg
+        if kind in (int, float):
+            if ins.name in ("BUILD_SLICE", "BUILD_TUPLE", "BUILD_LIST"):
+                fits = True
+            elif ins.name == "CALL":
+                first, second = stack[-n - 2], stack[-n - 1]
+                fn = second if first is NULL or VERSION >= (3, 13) else first
+                fits = calls.takes_numbers(first if VERSION >= (3, 13) else fn)
+            else:
+                fits = ins.name in ("BINARY_OP", "BINARY_SUBSCR", "STORE_SUBSCR") and any(
+                    issubclass(type(v.obj if type(v) is Later else v), torch.Tensor) for v in stack[-3 if ins.name == "STORE_SUBSCR" else -2 :]
+                )
+            if fits:
+                self.recorder.data.add(str(value.source))
+                return
+        raise Unsupported("CAP023", at=self.loc(), detail=f"a {kind.__name__} that Python computed")
 
     def taken_up(self, value: Any) -> Any:
         """A value of a split frame, read under guards if nothing has looked at it yet."""
@@ -791,7 +814,7 @@ def _enter_middle(m: Machine, frame: Frame, point: Point, values: tuple[Any, ...
     """The frame as it stands at a point; its values are taken up where something looks at them."""
     m.later = True
     n = len(point.slots)
-    later = [Later(v, Local(name)) for v, name in zip(values, point.names, strict=True)]
+    later = [Later(v, Local(name), d and is_data(v)) for v, name, d in zip(values, point.names, point.data, strict=True)]
     free = frame.code.size - len(frame.code.code.co_freevars)
     frame.fast = [NULL] * free + list(frame.fn.__closure__ or ())
     for slot, value in zip(point.slots, later):

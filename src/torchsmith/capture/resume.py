@@ -20,10 +20,11 @@ MAX_POINTS = 256  # of one function; where more would be needed the rest of the 
 class Later:
     """A value that a frame was given in its middle and nothing has looked at yet: no guard says anything of it."""
 
-    __slots__ = ("obj", "source")
+    __slots__ = ("is_data", "obj", "source")
 
-    def __init__(self, obj: Any, source: Source) -> None:
+    def __init__(self, obj: Any, source: Source, is_data: bool = False) -> None:
         self.obj, self.source = obj, source
+        self.is_data = is_data  # a number, text ... that Python computed behind a break: not to be made a constant of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Stop:
     stack: tuple[bool, ...]
     handled: bool
     kw_names: int | None
+    data: tuple[bool, ...]  # which of the state's values Python computed behind a break
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Point:
     slots: tuple[int, ...]
     stack: tuple[bool, ...]
     handled: bool
+    data: tuple[bool, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,6 +68,14 @@ class Family:
     key: Any
     points: dict[Point, Any] = field(default_factory=dict)
     operators: int = 0  # in all graphs so far
+
+
+_DATA = frozenset({int, float, complex, str, bytes, range, slice})
+
+
+def is_data(value: Any) -> bool:
+    """Values that differ from call to call when they come out of a break."""
+    return type(value) in _DATA or (type(value) is tuple and bool(value) and all(is_data(v) for v in value))
 
 
 def next_index(code: types.CodeType, index: int) -> int:
@@ -91,7 +102,14 @@ def make_site(family: Family, stop: Stop, space: dict[str, Any], make_point: Any
             skipped = assemble.AFTER_LOOP if ins.name == "FOR_ITER" else 0
             targets.append((next_index(code, ins.value + skipped), (*below, *assemble.pushes(ins, jumps=True))))
     kept = [s for s in slots if any(s in alive[index] for index, _ in targets)]
-    exits = tuple(make_point(family, Point(code, index, tuple(kept), shape, stop.handled)) for index, shape in targets)
+    was = dict(zip(slots, stop.data))
+    under = stop.data[len(slots) : len(slots) + sum(below)]
+    data = (*(was[s] for s in kept), *under)
+    last = stop.data[len(stop.data) - stop.handled :]
+    exits = tuple(
+        make_point(family, Point(code, index, tuple(kept), shape, stop.handled, (*data, *(True,) * (sum(shape) - len(under)), *last)))
+        for index, shape in targets
+    )
     body = assemble.step(code, ins, slots, stack, stop.handled, kept, stop.kw_names)
     step = types.FunctionType(body, space, code.co_name)
     step.__qualname__ = code.co_qualname
@@ -115,7 +133,9 @@ def _handler(family: Family, stop: Stop, make_point: Any) -> tuple[Any, ...] | N
     kept = tuple(s for s in stop.slots if s in alive)
     positions = [k for k, s in enumerate(stop.slots) if s in alive]
     positions += [len(stop.slots) + k for k in range(sum(stop.stack[:depth]))]
-    point = Point(stop.code, target, kept, (*stop.stack[:depth], *((True,) if lasti else ()), True), stop.handled)
+    shape = (*stop.stack[:depth], *((True,) if lasti else ()), True)
+    data = (*(stop.data[k] for k in positions), *((False,) * (1 + lasti + stop.handled)))
+    point = Point(stop.code, target, kept, shape, stop.handled, data)
     return make_point(family, point), tuple(positions), (c.instrs[stop.index].offset // 2 if lasti else None)
 
 

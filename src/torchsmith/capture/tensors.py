@@ -88,6 +88,7 @@ class Recorder:
         self.declared_symbols: dict[str, torch.SymInt] = {}
         self.numbers: dict[str, torch.SymInt | torch.SymFloat] = {}  # by source: integers and floats that vary
         self.static_dims: dict[str, set[int]] = {}
+        self.data: set[str] = set()  # numbers that Python computed behind a break: they vary
         self.ones = True
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
@@ -142,7 +143,7 @@ class Recorder:
         place = str(source)
         if place in self.numbers:
             return self.numbers[place]
-        if ITSELF not in self.dynamic_dims.get(place, ()) or ITSELF in self.static_dims.get(place, ()) or self.dynamic is False:
+        if (ITSELF not in self.dynamic_dims.get(place, ()) and place not in self.data) or ITSELF in self.static_dims.get(place, ()) or self.dynamic is False:
             return None
         if type(value) is float:
             return None if math.isnan(value) else self.float_input(value, source)
