@@ -214,7 +214,7 @@ def loop_with_print(x):
 @program(graphs=None)
 def loop_over_lists(x):
     out = []
-    for i, (a, b) in enumerate(zip([1, 2, 3], "abc")):
+    for i, (a, b) in enumerate(zip([1, 2, 3], "abc", strict=False)):
         x = x + a
         print(i, b)
         out.append(x)
@@ -448,6 +448,7 @@ def leaves_with_an_exception(x):
 
 @program(graphs=None)
 def nested_try(x):
+    out = []
     try:
         try:
             y = x + 1
@@ -458,7 +459,7 @@ def nested_try(x):
         y = y + 1
         try:
             print(sys.exc_info()[0])
-            [][1]
+            list(out)[1]
         except IndexError as e:
             print(type(e.__context__))
             y = y * 2
@@ -546,7 +547,7 @@ def deleted_names(x):
     del y
     print(z.sum())
     try:
-        y
+        print(y)  # noqa: F821
     except UnboundLocalError as e:
         print(e)
     return z
@@ -727,7 +728,7 @@ def test_a_module_with_breaks_in_its_layers():
         got, want = compiled(x), other(x)
         got.sum().backward()
         want.sum().backward()
-    for a, b in zip(net.parameters(), other.parameters()):
+    for a, b in zip(net.parameters(), other.parameters(), strict=False):
         same(a.grad, b.grad)
     assert [layer.calls for layer in net.layers] == [layer.calls for layer in other.layers]
     assert len(backend.seen) < 12

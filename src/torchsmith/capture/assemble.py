@@ -250,9 +250,7 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
     size = len(kept) + sum(stack[:depth]) + handled
     if name == "LOAD_METHOD":
         name = "LOAD_ATTR"
-    elif name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and VERSION >= (3, 12):
-        arg &= ~1
-    elif name == "LOAD_GLOBAL":
+    elif (name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and VERSION >= (3, 12)) or name == "LOAD_GLOBAL":
         arg &= ~1
     if name == "CALL" and VERSION < (3, 13):
         if kw_names is not None:

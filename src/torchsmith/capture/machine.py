@@ -18,9 +18,8 @@ import torch
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.spec import ASSUMED
-from . import assemble
+from . import assemble, bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, torch_rows
 from . import attributes as at
-from . import bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, torch_rows
 from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION
