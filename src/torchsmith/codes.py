@@ -111,6 +111,7 @@ define("RUN005", "an external operator cannot be called",
        "this torch version lacks the operator or its arguments cannot be passed; the frame runs eagerly")
 define("RUN010", "the GPU's driver cannot be used",
        "install or update NVIDIA's driver (CUDA 12 or newer); until then what runs on the GPU runs eagerly")
+define("RUN006", "Triton is missing, or it failed on generated code", "install triton; if it is there, report the kernel")
 # ---------------------------------------------------------------- emit
 define("EMI001", "the C printer has no text for this yet",
        "report it; a lowering must not use what ir/ops.py does not mark native")

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from ..ir.kernel import Kernel
 from ..ir.target import Language
 from .c import emit_kernel
+from .triton import print_triton
 
-PRINTERS: dict[Language, Callable[[Kernel], str]] = {"c": emit_kernel}
+PRINTERS: dict[Language, Callable[[Kernel], str]] = {"c": emit_kernel, "triton": print_triton}
 
 
 def print_kernel(kernel: Kernel) -> str:

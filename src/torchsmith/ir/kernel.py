@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from .dtype import DType
-from .expr import Axis, Expr, Fold, Load, Sym, Var, const, substitute, walk
+from .expr import Axis, Expr, Fold, Load, Sym, Var, const, op, substitute, walk
 from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
 from .target import CPU, Target
 
@@ -186,8 +186,24 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """A hint without meaning, for languages that compute on blocks: `size` (a power of two) values of `axis` are there at once.
+
+    how: "lanes" of a grid axis, which a program takes `size` of; "row": all of an inner axis (a Fold's, a Loop's), whose extent is at most
+    `size`; "steps" of an inner axis, one behind the other. Axes without a tile are walked one value at a time.
+    """
+
+    axis: Axis
+    size: int
+    how: Literal["lanes", "row", "steps"]
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch. `grid` extents multiply to the flattened range; `grain` is the least number of grid items worth a thread."""
+    """One launch. `grid` extents multiply to the flattened range; `grain` is the least number of grid items worth a thread.
+
+    tiles, launch: hints for languages that compute on blocks; launch = (warps of a program, stages of its pipelined loops).
+    """
 
     name: str
     params: tuple[Param, ...]
@@ -201,6 +217,18 @@ class Kernel:
     choice: Choice | None = None
     ranges: tuple[tuple[Sym, int, int | None], ...] = ()  # what is known of `syms`: least and greatest value
     kind: str = ""  # the template that made it, for reports
+    tiles: tuple[Tile, ...] = ()
+    launch: tuple[int, int] = (4, 2)
+
+    @property
+    def programs(self) -> Expr:
+        """How many programs run, each on one block of the grid."""
+        sizes = {t.axis: t.size for t in self.tiles if t.how == "lanes"}
+        total: Expr = const(1)
+        for axis, extent in self.grid:
+            size = sizes.get(axis, 1)
+            total = total * (extent if size == 1 else op("floordiv", extent + (size - 1), const(size)))
+        return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,8 @@ def _kernel(k: Kernel) -> Lines:
         yield f"  param {'write' if p.written else 'read'} {p.buf}: {p.dtype}{_exprs(p.shape)} layout {_layout(p.layout)}"
     if k.syms:
         yield f"  syms {', '.join(map(print_expr, k.syms))}"
+    if k.tiles:
+        yield f"  tiles {', '.join(f'{t.axis.name}: {t.size} {t.how}' for t in k.tiles)} warps {k.launch[0]} stages {k.launch[1]}"
     for s in k.scratch:
         yield f"  scratch {s.name}: {s.dtype}[{s.size}]"
     yield from _block(k.body)

@@ -12,10 +12,11 @@ from ..ir.kernel import Scheduled
 from ..ir.program import Program
 from ..ir.target import Language
 from ..options import Options
+from .blocks import form_blocks
 from .kernels import NOTHING, Decisions, form_kernels
 
 Former = Callable[[Program, Options, Decisions], Scheduled]
-FORMERS: dict[Language, Former] = {"c": form_kernels}
+FORMERS: dict[Language, Former] = {"c": form_kernels, "triton": form_blocks}
 
 
 def form(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:

@@ -28,6 +28,8 @@ CHEAP = 12  # operations of a mask that are dearer to load than to make again
 
 def merge_attention(program: Program, options: Options) -> Program:
     """Replace each second product by the whole of its attention; what only it needed has no reader left and goes in `fuse`."""
+    if program.target.language != "c":
+        return program
     merger = _Merger(program)
     body = tuple(merger.merge(p, e) if isinstance(e, Stage) else e for p, e in enumerate(program.body))
     return program if all(a is b for a, b in zip(body, program.body, strict=True)) else replace(program, body=body)

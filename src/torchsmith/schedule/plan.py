@@ -429,6 +429,8 @@ class _Writer:
             if number is None:
                 number = self.numbers[id(node)] = len(self.kernels)
                 self.kernels.append(node)
+            if node.target.language == "triton":
+                return Launch(number, tuple(p.buf for p in node.params), tuple(node.syms), node.programs, const(1))
             grid: Expr = const(1)
             for _, extent in node.grid:
                 grid = grid * extent

@@ -1,0 +1,150 @@
+"""From Triton texts to machine code for a GPU, in worker processes, cached by text (no torch, no triton in this process).
+
+In: texts of emit/triton.py and a compute capability. Out: Images, in the same order. Works on machines without a GPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .. import events
+from ..codes import Unsupported
+from ..options import Options
+from . import store
+from .build import digest
+from .images import IMAGE_COMPILERS, Image
+
+WORKER = Path(__file__).with_name("triton_worker.py")
+SECONDS = 300
+
+
+@cache
+def triton_version() -> str:
+    """Raises Unsupported("RUN006") where triton is not installed."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError as e:
+        raise Unsupported("RUN006", detail="triton is not installed") from e
+
+
+class _Worker:
+    """One process, asked one text at a time; started by the first."""
+
+    def __init__(self) -> None:
+        # single-threaded text work: no thread pools that a library might start
+        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRITON_INTERPRET")} | {"OMP_NUM_THREADS": "1"}
+        if "PYTHONPATH" in os.environ:
+            env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+        )  # fmt: skip
+
+    def ask(self, text: str, arch: int) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        timer = threading.Timer(SECONDS, self.process.kill)
+        timer.start()
+        try:
+            self.process.stdin.write(json.dumps({"text": text, "arch": arch}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except OSError as e:
+            raise Unsupported("RUN006", detail=f"the process that compiles Triton text: {e}") from e
+        finally:
+            timer.cancel()
+        if not line:
+            raise Unsupported("RUN006", detail="the process that compiles Triton text died")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+            self.process.kill()
+        self.process.wait()
+
+
+class _Workers:
+    """Idle workers of this process. A process that was forked starts its own."""
+
+    def __init__(self) -> None:
+        self.lock, self.idle, self.pid = threading.Lock(), list[_Worker](), os.getpid()
+
+    def take(self) -> _Worker:
+        with self.lock:
+            if self.pid != os.getpid():
+                self.idle, self.pid = [], os.getpid()
+            if self.idle:
+                return self.idle.pop()
+        return _Worker()
+
+    def give(self, worker: _Worker) -> None:
+        with self.lock:
+            self.idle.append(worker)
+
+    def end(self) -> None:
+        if self.pid == os.getpid():
+            for worker in self.idle:
+                worker.end()
+            self.idle = []
+
+
+_WORKERS = _Workers()
+atexit.register(_WORKERS.end)
+
+
+def start_workers(count: int = 1) -> None:
+    """Start processes that will be needed, so that importing triton overlaps what comes before."""
+    for worker in [_WORKERS.take() for _ in range(count)]:
+        _WORKERS.give(worker)
+
+
+def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[Image, ...]:
+    """Images of all texts. Raises Unsupported("RUN006") where triton is missing or refuses one."""
+    version, caching = triton_version(), not options.force_disable_caches
+    jobs = max(1, options.compile_threads or len(os.sched_getaffinity(0)))
+
+    def one(text: str) -> Image:
+        cached = store.folder("obj") / f"{digest('cubin', version, str(arch), text)}.cubin"
+        content = store.get(cached) if caching else None
+        events.emit("cache", name="object hit" if content is not None else "object miss")
+        if content is not None:
+            return _unpack(json.loads(content))
+        worker = _WORKERS.take()
+        try:
+            answer = worker.ask(text, arch)
+        except BaseException:
+            worker.end()
+            raise
+        _WORKERS.give(worker)
+        if "error" in answer:
+            raise Unsupported("RUN006", detail=answer["error"])
+        if caching:
+            store.put(cached, json.dumps(answer).encode())
+        return _unpack(answer)
+
+    distinct = list(dict.fromkeys(texts))
+    with events.timed("cubins", kernels=len(distinct)), ThreadPoolExecutor(jobs) as pool:
+        made = dict(zip(distinct, pool.map(one, distinct), strict=True))
+    return tuple(made[t] for t in texts)
+
+
+def _unpack(answer: dict[str, Any]) -> Image:
+    data, ptx = base64.b64decode(answer["cubin"]), base64.b64decode(answer["ptx"])
+    return Image(data, answer["symbol"], answer["warps"], answer["shared"], answer["scratch"], ptx)
+
+
+IMAGE_COMPILERS["triton"] = compile_images

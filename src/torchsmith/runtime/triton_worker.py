@@ -1,0 +1,60 @@
+"""A process that compiles Triton texts: it imports triton, and neither torch nor torchsmith.
+
+In: one JSON object a line on stdin, {"text", "arch"}. Out: one a line on stdout, {"cubin", "ptx", "symbol", "warps", "shared", "scratch"}
+with bytes in base64, or {"error"}. Run as a script; runtime/cubins.py starts it.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, Any]:
+    """One text, whose first line says how, as machine code for compute capability `arch`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    head = json.loads(text.partition("\n")[0].removeprefix("#"))
+    path = folder / f"kernel{number}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    aligned = {(i,): [["tt.divisibility", 16]] for i, (_, kind) in enumerate(head["args"]) if kind.startswith("*")}
+    source = ASTSource(module.tsk, dict(head["args"]), {}, aligned)
+    options = {"num_warps": head["warps"], "num_stages": head["stages"], "enable_fp_fusion": False, "enable_reflect_ftz": False}
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    meta = made.metadata
+    path.unlink()
+    return {
+        "cubin": base64.b64encode(made.asm["cubin"]).decode(), "ptx": base64.b64encode(made.asm["ptx"].encode()).decode(),
+        "symbol": meta.name, "warps": meta.num_warps, "shared": meta.shared, "scratch": getattr(meta, "global_scratch_size", 0) or 0,
+    }  # fmt: skip
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a compiler prints is no answer
+    with tempfile.TemporaryDirectory(prefix="torchsmith-triton-") as name:
+        os.environ |= {"TRITON_CACHE_DIR": name, "TRITON_DISABLE_LINE_INFO": "1"}
+        for number, line in enumerate(sys.stdin):
+            ask = json.loads(line)
+            try:
+                answer = compile_text(ask["text"], ask["arch"], Path(name), number)
+            except Exception as e:
+                answer = {"error": f"{type(e).__name__}: {e}"}
+            out.write(json.dumps(answer) + "\n")
+            out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,547 @@
+"""Stages -> Kernels of a language that computes on blocks: plain statements, and tiles that say which axes are blocks.
+
+In: a Program (after vertical fusion). Out: Scheduled. What a kernel means is in its statements; tiles are hints, so that the reference
+interpreter runs it as it stands.
+
+    y[i, j] = exp(x[i, j] - max over k of x[i, k])
+        becomes    grid i: m = Fold(row, max, x[i, row]); for row: y[i, row] = exp(x[i, row] - m)
+
+A kernel loads nothing that it stores (programs wait for nobody's stores): what a later loop reads of an earlier one is computed again, and
+since equal expressions are printed once, a row that is there at once is loaded once. Axes become at most three: what the grid walks one by
+one, blocks of neighbouring grid positions, and an inner "row" that Folds and inner loops of equal extent share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..ir import dtype as dt
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, select, substitute, walk
+from ..ir.kernel import Kernel, Let, Loop, Scheduled, Stmt, StoreStmt, Tile
+from ..ir.linear import const_of
+from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage, Store
+from ..ir.target import Target
+from ..options import Options
+from . import deps
+from .access import Access, collect, map_folds, merge_table, simplify
+from .axes import collapse, order_axes, split_axes
+from .build import finish
+from .deps import estimate, free_axes, numel
+from .draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
+from .folds import dedupe, merge_folds, tidy_fold
+from .fuse import guard, simple_axes
+from .group import Group, Grouper, stage_work
+from .kernels import NOTHING, Decisions, hoist
+from .layouts import choose_layouts
+from .split import split_reductions
+
+Axes = list[tuple[Axis, Expr]]
+ELEMENTS = 1024  # of a program that only maps elements
+STEP = 2048  # elements of a row that is walked in steps
+COLUMNS = 64  # grid positions beside each other where the row does not lie contiguous
+SHORT = 16  # trips of a Fold that are not worth a dimension of their own, where its steps are far
+SIDE = 32  # of a tile whose loads and stores lie along different axes
+ATOMIC = {
+    "add": frozenset({dt.f32, dt.f64, dt.f16, dt.i32, dt.i64}), "min": frozenset({dt.i32, dt.i64}), "max": frozenset({dt.i32, dt.i64})
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- grouping
+
+
+class BlockGrouper(Grouper):
+    """Which Stages share a kernel: programs are many, and a row that one program holds is small."""
+
+    def __init__(self, buffers: Mapping[str, Buffer], options: Options, target: Target) -> None:
+        super().__init__(buffers, options)
+        self.weights = target.weights
+
+    def single(self, s: Stage) -> Group:
+        return replace(super().single(s), closed=is_ordered(s))
+
+    def sibling_mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
+        """Also stages that read the same rows in inner loops of their own: (i, j) and i with a Fold over j."""
+        found = super().sibling_mapping(g, s)
+        if found is not None:
+            return found
+        extents, outer, out = dict(s.axes), dict(g.outer), dict[Axis, Axis]()
+        for u in deps.stage_loads(s):
+            if numel(self.buffers[u.buf].shape) <= 4096:
+                continue
+            for x in {x for m in g.members for x in deps.stage_loads(m) if x.buf == u.buf}:
+                for i, j in zip(x.index, u.index, strict=True):
+                    if not (isinstance(i, Axis) and isinstance(j, Axis) and i in outer and extents.get(j) is outer[i]):
+                        continue
+                    if out.get(i, j) is j and (i in out or j not in out.values()):
+                        out[i] = j
+        return out or None
+
+    def worth(self, g: Group, s: Stage, outer: tuple[tuple[Axis, Expr], ...], joined: list[Stage]) -> bool:
+        if len(joined) > self.options.max_fusion_size or len({x.buf for m in joined for x in deps.stage_loads(m)}) > 24:
+            return False
+        kept = {a for a, _ in outer}
+        inner = [[x for x in m.axes if x[0] not in kept] for m in joined]
+        if not any(inner) and len(outer) == len(g.outer):
+            return True
+        rows, total = numel(e for _, e in outer), sum(stage_work(m) for m in joined)
+        if rows < self.weights.processors // 2 and total > 16 * self.weights.registers:
+            return False  # too few programs for so much
+        if max(numel(e for _, e in axes) for axes in inner) > 4 * self.weights.registers:
+            return False
+        if self.chance is not None:
+            return self.chance.random() < 0.5
+        return True
+
+
+def is_ordered(s: Stage) -> bool:
+    """Stages that form a kernel alone."""
+    return s.scan or bool(s.lets) or any(
+        t.mode != "set" or not t.unique or t.mask is not None or simple_axes(s, t) is None for t in s.stores
+    )
+
+
+def group_blocks(body: tuple[Element, ...], buffers: Mapping[str, Buffer], options: Options, target: Target) -> list[Group | Element]:
+    grouper = BlockGrouper(buffers, options, target)
+    items: list[Group | Element] = []
+    for e in body:
+        if isinstance(e, Stage):
+            grouper.add(items, e)
+        else:
+            items.append(e)
+    return items
+
+
+# ---------------------------------------------------------------- one group
+
+
+def forward(d: Draft) -> None:
+    """Loads of what an earlier nest of the kernel stored become the stored value, at the index of the load."""
+    stored: dict[str, tuple[tuple[Expr, ...], Expr]] = {}
+    memo: dict[Expr, Expr] = {}
+
+    def value_at(load: Load) -> Expr:
+        index, value = stored[load.buf]
+        table: dict[Expr, Expr] = {i: at for i, at in zip(index, load.index, strict=True) if isinstance(i, Axis) and i is not at}
+        value = substitute(value, table) if table else value
+        if load.mask is None or load.other is None:
+            return value
+        return select(load.mask, guard(value, load.mask), load.other)
+
+    def go(e: Expr) -> Expr:
+        done = memo.get(e)
+        if done is None:
+            done = e.rebuild(tuple(go(a) for a in e.args)) if e.args else e
+            if isinstance(done, Load) and done.buf in stored:
+                done = value_at(done)
+            memo[e] = done
+        return done
+
+    seq: list[Let | Nest] = []
+    for item in d.seq:
+        memo.clear()
+        if isinstance(item, Let):
+            seq.append(Let(item.var, go(item.value)))
+            continue
+        named: dict[Expr, Expr] = {}
+        body: list[Let | StoreStmt] = []
+        fresh: dict[str, tuple[tuple[Expr, ...], Expr]] = {}
+        for s in item.body:
+            s = map_statement(s, go)
+            body.append(s)
+            if isinstance(s, Let):
+                named[s.var] = substitute(s.value, named)
+            else:
+                fresh[s.buf] = (s.index, substitute(s.value, named))
+        stored |= fresh
+        seq.append(Nest(item.axes, body))
+    d.seq = seq
+
+
+def flatten(axes: Axes, new: Axis) -> tuple[Expr, dict[Expr, Expr]]:
+    """(extent, what each axis is in terms of `new`): the axes as one, the last fastest."""
+    total: Expr = const(1)
+    for _, e in axes:
+        total = op("mul", total, e)
+    return total, ({axes[0][0]: new} if len(axes) == 1 else merge_table(axes, new))
+
+
+def is_block_fold(f: Fold) -> bool:
+    return f.order == "any" and bool(f.combine)
+
+
+class Builder:
+    """One group on its way to a kernel."""
+
+    def __init__(self, group: Group, buffers: Mapping[str, Buffer], own: set[str], target: Target) -> None:
+        self.group, self.buffers, self.own, self.target = group, buffers, own, target
+        self.rows: dict[Expr, Axis] = {}  # extent -> the axis that Folds and loops of so many elements share
+        self.names = itertools.count()
+
+    def draft(self) -> Draft:
+        d = Drafter(self.group, self.buffers, self.own).run()
+        forward(d)
+        drop_unread(d, self.own)
+        memo: dict[Expr, Expr] = {}
+        known = d.extents()
+        d.map(lambda e: simplify(e, known, memo))
+        split_axes(d, self.names)
+        collapse(d, self.buffers, self.names)
+        tidied: dict[Expr, Expr] = {}
+        d.map(lambda e: map_folds(e, lambda f: tidy_fold(f, self.buffers), tidied))
+        return d
+
+    def row(self, extent: Expr) -> Axis:
+        return self.rows.setdefault(extent, Axis(f"row{len(self.rows)}"))
+
+    def flat_rows(self, d: Draft) -> None:
+        """Folds that stand alone and inner loops run over one axis each; those of equal extent over the same."""
+        outer = dict(d.outer)
+        for item in d.seq:
+            if isinstance(item, Let) and isinstance(item.value, Fold) and is_block_fold(item.value):
+                continue
+            if isinstance(item, Nest) and item.axes:
+                stores = [s for s in item.body if isinstance(s, StoreStmt)]
+                found = collect([s.value for s in item.body], stores, self.buffers)
+                axes = order_axes(item.axes, found.items, None)
+                total, _ = flatten(axes, Axis("none"))
+                axis = self.row(total)
+                _, table = flatten(axes, axis)
+                known = {**outer, axis: total, **deps.fold_extents(*(e for s in item.body for e in exprs_of(s)))}
+                memo: dict[Expr, Expr] = {}
+                item.body = [map_statement(s, lambda e: simplify(substitute(e, table), known, memo)) for s in item.body]  # noqa: B023
+                item.axes = [(axis, total)]
+        seq: list[Let | Nest] = []
+        for item in d.seq:
+            if isinstance(item, Let) and isinstance(item.value, Fold) and is_block_fold(item.value):
+                seq.append(Let(item.var, self.flat_fold(item.value, outer)))
+            else:
+                seq.append(item)
+        d.seq = merge_folds(dedupe(seq))
+
+    def flat_fold(self, f: Fold, outer: Mapping[Axis, Expr]) -> Fold:
+        axes = list(zip(f.axes, f.extents, strict=True))
+        if not all(free_axes(e) <= set(outer) for e in f.extents):
+            return f
+        total, _ = flatten(axes, Axis("none"))
+        axis = self.row(total)
+        _, table = flatten(axes, axis)
+        known = {**outer, axis: total, **deps.fold_extents(*f.update)}
+        update = tuple(simplify(substitute(u, table), known) for u in f.update)
+        return Fold(((axis, total),), f.init, update, f.combine, f.order, f.pick, f.prefix)
+
+    # ------------------------------------------------------------ the grid
+    def regroup(self, d: Draft, parts: list[Axes]) -> Axes:
+        """The outer axes as one axis per part; those in no part come first, as one."""
+        taken = {a for p in parts for a, _ in p}
+        rest = [x for x in d.outer if x[0] not in taken]
+        grid: Axes = []
+        table: dict[Expr, Expr] = {}
+        for part in ([rest] if rest else []) + [p for p in parts if p]:
+            if len(part) == 1:
+                grid.append(part[0])
+                continue
+            axis = Axis(f"x{next(self.names)}")
+            total, made = flatten(part, axis)
+            table |= made
+            grid.append((axis, total))
+        if table:
+            d.outer = grid
+            d.map(lambda e: substitute(e, table))
+            memo: dict[Expr, Expr] = {}
+            known = d.extents()
+            d.map(lambda e: simplify(e, known, memo))
+        d.outer = grid
+        return grid
+
+    def accesses(self, d: Draft) -> list[Access]:
+        stores = [s for s in d.statements() if isinstance(s, StoreStmt)]
+        return collect([s.value for s in d.statements()], stores, self.buffers).items
+
+    def kernel(self, name: str) -> Kernel:
+        d = self.draft()
+        inner = any(isinstance(i, Nest) and i.axes for i in d.seq)
+        folds = [i.value for i in d.seq if isinstance(i, Let) and isinstance(i.value, Fold) and is_block_fold(i.value)]
+        found = self.accesses(d)
+        d.outer = order_axes(d.outer, found, None)
+        if not inner and (not folds or all(self.is_short(f, found) for f in folds)):
+            tiles, warps = self.map_elements(d, found)
+        else:
+            tiles, warps = self.walk_rows(d)
+        body: list[Stmt] = []
+        for item in d.seq:
+            if isinstance(item, Let):
+                body.append(item)
+            else:
+                loop: tuple[Stmt, ...] = tuple(item.body)
+                for axis, extent in reversed(item.axes):
+                    loop = (Loop(axis, extent, "vector", loop),)
+                body += loop
+        made = finish(name, tuple(d.outer), const(1), (), tuple(body), self.buffers, self.group)
+        return replace(made, target=self.target, tiles=tuple(tiles), launch=(warps, 2))
+
+    def is_short(self, f: Fold, found: list[Access]) -> bool:
+        """Few trips whose loads do not lie beside each other: every lane does its own."""
+        n = 1
+        for e in f.extents:
+            n *= const_of(e) or 1 << 20
+        return n <= SHORT and not any(x.stride(a) == 1 for x in found for a in f.axes if not x.store)
+
+    # ------------------------------------------------------------ element by element
+    def map_elements(self, d: Draft, found: list[Access]) -> tuple[list[Tile], int]:
+        total = numel(e for _, e in d.outer)
+        if not d.outer:
+            return [], 1
+        across = self.crossing(d, found)
+        if across is not None:
+            t, s = across
+            grid = self.regroup(d, [[t], [s]])
+            return [Tile(a, min(SIDE, ceil_pow2(estimate(e))), "lanes") for a, e in grid[-2:]], 4
+        (x,) = self.regroup(d, [list(d.outer)])
+        size = ELEMENTS
+        while size > 128 and total < size * 2 * self.target.weights.processors:
+            size //= 2
+        size = min(size, ceil_pow2(total))
+        return [Tile(x[0], size, "lanes")], max(1, min(4, size // 128))
+
+    def crossing(self, d: Draft, found: list[Access]) -> tuple[tuple[Axis, Expr], tuple[Axis, Expr]] | None:
+        """(axis along which a load is contiguous, axis along which the stores are), where they differ and both are long."""
+        extents = dict(d.outer)
+        long = [a for a, e in d.outer if estimate(e) >= SIDE // 2]
+        stores = [a for x in found if x.store for a in long if x.stride(a) == 1]
+        if not stores:
+            return None
+        s = stores[0]
+        for x in found:
+            step = x.stride(s)
+            if not x.store and step is not None and step not in (0, 1):
+                for t in long:
+                    if t is not s and x.stride(t) == 1:
+                        return (t, extents[t]), (s, extents[s])
+        return None
+
+    # ------------------------------------------------------------ rows
+    def walk_rows(self, d: Draft) -> tuple[list[Tile], int]:
+        self.flat_rows(d)
+        grid = self.regroup(d, [list(d.outer)] if d.outer else [])
+        bound = {a for i in d.seq if isinstance(i, Nest) for a, _ in i.axes}
+        bound |= {a for f in walk(*d.roots()) if isinstance(f, Fold) for a in f.axes}
+        lengths = {a: e for e, a in self.rows.items() if a in bound}
+        found = self.accesses(d)
+        limit = self.target.weights.registers
+        longest = max((estimate(e) for e in lengths.values()), default=1)
+        x = grid[0] if grid else None
+        along = sum(self.weigh(i, lengths) for i in found if any(i.stride(a) == 1 for a in lengths))
+        beside = sum(self.weigh(i, lengths) for i in found if x is not None and i.stride(x[0]) == 1)
+        tiles: list[Tile] = []
+        rows = estimate(x[1]) if x is not None else 1
+        if beside > along and x is not None and rows > 1:  # neighbours lie beside each other, rows apart
+            lanes = min(COLUMNS, ceil_pow2(rows))
+            while lanes > 16 and rows < lanes * self.target.weights.processors:
+                lanes //= 2
+            tiles.append(Tile(x[0], lanes, "lanes"))
+            for a, e in lengths.items():
+                n = const_of(e)
+                whole = n is not None and ceil_pow2(n) * lanes <= limit // 2
+                tiles.append(Tile(a, ceil_pow2(n or 1), "row") if whole else Tile(a, max(1, 4096 // lanes), "steps"))
+            return tiles, 8 if longest * lanes >= 4096 else 4
+        wide = ceil_pow2(longest)
+        lanes = 1
+        while lanes * 2 * wide <= ELEMENTS * 2 and rows >= lanes * 4 * self.target.weights.processors:
+            lanes *= 2
+        if x is not None and lanes > 1:
+            tiles.append(Tile(x[0], lanes, "lanes"))
+        for a, e in lengths.items():
+            n = const_of(e)
+            whole = n is not None and ceil_pow2(n) * lanes <= limit
+            tiles.append(Tile(a, ceil_pow2(n or 1), "row") if whole else Tile(a, STEP, "steps"))
+        held = min(wide, limit) * lanes
+        return tiles, 1 if held <= 256 else 2 if held <= 512 else 4 if held <= 2048 else 8 if held <= 8192 else 16
+
+    def weigh(self, x: Access, lengths: Mapping[Axis, Expr]) -> int:
+        """Elements that an access touches for one grid position."""
+        return numel(lengths[a] for a in x.axes() if a in lengths)
+
+
+def ceil_pow2(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+# ---------------------------------------------------------------- order matters
+
+
+def build_ordered(group: Group, buffers: Mapping[str, Buffer], name: str, options: Options, target: Target) -> Kernel:
+    """Scans, scatters and partial stores. Scans walk their axis one by one; scatters that accumulate are atomic where the device can, else
+    axes that do not index the store are walked in order; of several that set one element any may win, as in eager."""
+    (s,) = group.members
+    memo: dict[Expr, Expr] = {}
+    extents = dict(s.axes) | deps.fold_extents(*deps.stage_exprs(s))
+
+    def sim(e: Expr) -> Expr:
+        return simplify(e, extents, memo)
+
+    scan = s.axes[-1:] if s.scan else ()
+    free: Axes = list(s.axes[:-1] if s.scan else s.axes)
+    serial: Axes = []
+    atomic = all(t.mode == "set" or buffers[t.buf].dtype in ATOMIC.get(t.mode, ()) for t in s.stores) and not s.scan
+    if any(t.mode != "set" for t in s.stores) and not atomic:
+        serial = [x for x in free if not all(x[0] in t.index for t in s.stores)]
+        free = [x for x in free if x not in serial]
+    body: list[Stmt] = [Let(v, sim(e)) for v, e in s.lets]
+    for t in s.stores:
+        index = tuple(map(sim, t.index))
+        value, mode = sim(t.value), t.mode
+        if mode != "set" and not atomic:
+            value, mode = op(mode, Load(t.buf, buffers[t.buf].dtype, index), value), "set"
+        body.append(StoreStmt(t.buf, index, value, mode, None if t.mask is None else sim(t.mask)))
+    carry = tuple((v, sim(i), sim(n)) for (v, i), n in zip(s.carry, s.carry_next, strict=True))
+    total = numel(e for _, e in free)
+    names = itertools.count()
+    grid: Axes = []
+    tiles: list[Tile] = []
+    if free:
+        stores = [b for b in body if isinstance(b, StoreStmt)]
+        free = order_axes(free, collect([b.value for b in body if isinstance(b, Let)], stores, buffers).items, None)
+        x = free[0]
+        if len(free) > 1:
+            axis = Axis(f"x{next(names)}")
+            extent, table = flatten(free, axis)
+            known = {**extents, axis: extent}
+            again: dict[Expr, Expr] = {}
+
+            def flat(e: Expr) -> Expr:
+                return simplify(substitute(e, table), known, again)
+
+            body = [map_statement(b, flat) for b in body]  # type: ignore[arg-type]
+            carry = tuple((v, flat(i), flat(n)) for v, i, n in carry)
+            serial = [(a, flat(e)) for a, e in serial]
+            x = (axis, extent)
+        grid = [x]
+        size = ELEMENTS // 4
+        while size > 32 and total < size * 2 * target.weights.processors:
+            size //= 2
+        tiles = [Tile(x[0], min(size, ceil_pow2(total)), "lanes")]
+    inner: tuple[Stmt, ...] = tuple(body)
+    if scan:
+        inner = (Loop(scan[0][0], scan[0][1], "scan", inner, carry),)
+    for axis, extent in reversed(serial):
+        inner = (Loop(axis, extent, "serial", inner),)
+    made = finish(name, tuple(grid), const(1), (), inner, buffers, group)
+    return replace(made, target=target, tiles=tuple(tiles), launch=(max(1, min(4, tiles[0].size // 64)) if tiles else 1, 2))
+
+
+# ---------------------------------------------------------------- sums
+
+
+def _summand(f: Fold) -> Expr | None:
+    """What `f` adds up, if it is a sum in any order that begins with 0."""
+    if len(f.init) != 1 or not is_block_fold(f) or not isinstance(f.init[0], Const) or f.init[0].value != 0:
+        return None
+    update, combine, state = f.update[0], f.combine[0], f.state(0)
+    if not (isinstance(update, Op) and update.name == "add" and isinstance(combine, Op) and combine.name == "add"):
+        return None
+    rest = [x for x in update.args if x is not state]
+    return rest[0] if len(rest) == 1 and state not in set(walk(rest[0])) else None
+
+
+def _sum(f: Fold, axes: Axes, term: Expr) -> Fold:
+    """The sum of `term` over `axes`, in its dtype."""
+    a, b = (Var(f"{f.prefix}{side}0", term.dtype) for side in "ab")
+    return Fold(tuple(axes), (Const(term.dtype, 0),), (op("add", a, term),), (op("add", a, b),), "any", 0, f.prefix)
+
+
+def plain_sum(f: Fold) -> Expr:
+    """Sums that were written wider, or in two steps, because one long chain of additions loses bits: blocks add up in many short ones.
+
+    sum over i of f64(t32) -> f64(sum over i of t32);    sum over i of (sum over j of t) -> sum over i, j of t
+    """
+    term = _summand(f)
+    if term is None:
+        return f
+    if f.init[0].dtype is dt.f64 and isinstance(term, Cast) and term.arg.dtype is dt.f32:
+        return convert(plain_sum(_sum(f, list(zip(f.axes, f.extents, strict=True)), term.arg)), dt.f64)  # type: ignore[arg-type]
+    inner = term if isinstance(term, Fold) else None
+    nested = _summand(inner) if inner is not None else None
+    if inner is None or nested is None or any(free_axes(e) & set(f.axes) for e in inner.extents):
+        return f
+    axes = [*zip(f.axes, f.extents, strict=True), *zip(inner.axes, inner.extents, strict=True)]
+    return _sum(f, axes, nested) if len({a for a, _ in axes}) == len(axes) else f
+
+
+def plain_sums(program: Program) -> Program:
+    memo: dict[Expr, Expr] = {}
+
+    def go(e: Expr) -> Expr:
+        return map_folds(e, plain_sum, memo)
+
+    def visit(e: Element) -> Element:
+        if isinstance(e, Cond):
+            return replace(e, then=tuple(map(visit, e.then)), orelse=tuple(map(visit, e.orelse)))
+        if isinstance(e, Repeat):
+            return replace(e, body=tuple(map(visit, e.body)))
+        if not isinstance(e, Stage):
+            return e
+        stores = tuple(replace(t, value=go(t.value), index=tuple(map(go, t.index))) for t in e.stores)
+        lets, carry = tuple((v, go(x)) for v, x in e.lets), tuple((v, go(x)) for v, x in e.carry)
+        return replace(e, stores=stores, lets=lets, carry=carry, carry_next=tuple(map(go, e.carry_next)))
+
+    return replace(program, body=tuple(map(visit, program.body)))
+
+
+# ---------------------------------------------------------------- the pass
+
+
+def block_kernel(group: Group, buffers: Mapping[str, Buffer], own: set[str], options: Options, target: Target) -> Kernel:
+    """One group, one kernel."""
+    name = "_".join(dict.fromkeys(w for s in group.stages for w in (s.origin or "stage").split(",")))[:80]
+    if group.closed:
+        return build_ordered(group, buffers, name, options, target)
+    return Builder(group, buffers, own, target).kernel(name)
+
+
+def block_copy(name: str, src: Buffer, dst: Buffer, target: Target) -> Kernel:
+    """`dst[i...] = src[i...]`."""
+    axes = tuple(Axis(f"c{k}") for k in range(len(dst.shape)))
+    stage = Stage(tuple(zip(axes, dst.shape, strict=True)), (Store(dst.name, axes, Load(src.name, src.dtype, axes)),), origin=name)
+    buffers = {src.name: src, dst.name: dst}
+    group = BlockGrouper(buffers, Options(), target).single(stage)
+    return block_kernel(group, buffers, set(), Options(), target)
+
+
+def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
+    """Group stages into kernels."""
+    target = program.target
+    program = split_reductions(plain_sums(program))
+    buffers = choose_layouts(program)
+    keep = deps.pinned(program)
+    ranges = tuple((s.sym, s.lo, s.hi) for s in program.symbols if s.sym.dtype is dt.index)
+
+    def kernel(group: Group, own: set[str]) -> Kernel:
+        made = block_kernel(group, buffers, own, options, target)
+        return replace(made, ranges=tuple(r for r in ranges if r[0] in made.syms))
+
+    def form(body: tuple[Element, ...], nested: bool) -> tuple[Element, ...]:
+        items = group_blocks(body, buffers, options, target)
+        readers: dict[str, int] = {}
+        for item in items:
+            for b in item.reads if isinstance(item, Group) else deps.reads(item):
+                readers[b] = readers.get(b, 0) + 1
+        out: list[Element] = []
+        for item in items:
+            if isinstance(item, Group):
+                own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}
+                out.append(kernel(item, own))  # type: ignore[arg-type]
+            elif isinstance(item, Cond):
+                out.append(Cond(item.pred, form(item.then, True), form(item.orelse, True)))
+            elif isinstance(item, Repeat):
+                before, inner = hoist(form(item.body, True), item.sym, buffers)
+                out += [*before, Repeat(item.sym, item.count, tuple(inner))]  # type: ignore[list-item, arg-type]
+            else:
+                out.append(item)
+        return tuple(out)
+
+    body = form(program.body, False)
+    used = keep.union(*(deps.reads(e) | deps.writes(e) for e in body)) if body else keep
+    return Scheduled(replace(program, buffers={n: b for n, b in buffers.items() if n in used}), body)  # type: ignore[arg-type]
+
