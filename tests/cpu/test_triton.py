@@ -1,0 +1,123 @@
+"""GPU kernels without a GPU: Triton's interpreter on the texts equals eager, and the texts become machine code without spills."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from triton_harness import check_triton, scheduled_of, texts_of
+
+from torchsmith.emit import triton_math
+from torchsmith.emit.math import MATH
+from torchsmith.ir.kernel import Kernel
+from torchsmith.options import Options
+from torchsmith.runtime.cubins import compile_images
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(sum(shape))
+    return torch.randn(shape).to(dtype)
+
+
+def numbers(below: int, *shape: int) -> torch.Tensor:
+    torch.manual_seed(below)
+    return torch.randint(0, below, shape)
+
+
+CASES = {
+    "sin(cos)": (lambda x: torch.sin(torch.cos(x)), rows(7, 300)),
+    "sums": (lambda x: (x.sum(), x.sum(0), x.sum(1)), rows(7, 300)),
+    "sum in parts": (lambda x: x.sum(), rows(300, 700)),
+    "long rows": (lambda x: x.sum(1), rows(2, 40000)),
+    "moments": (lambda x: (x.var(1), x.std(), x.mean((0, 1))), rows(5, 70)),
+    "argmax": (lambda x: (x.argmax(1), x.max(1)), rows(5, 20)),
+    "any": (lambda x: (x > 2).any(1), rows(9, 20)),
+    "softmax": (lambda x: F.softmax(x, -1), rows(5, 70)),
+    "softmax of columns": (lambda x: F.softmax(x, 0), rows(5, 40)),
+    "layer norm": (lambda x, y, w, b: (x + y, F.layer_norm(x + y, (700,), w, b)), rows(50, 700), rows(50, 700), rows(700), rows(700)),
+    "group norm": (lambda x: F.group_norm(x, 2), rows(3, 4, 5, 6)),
+    "rms norm": (lambda x: F.rms_norm(x, (70,)), rows(5, 70)),
+    "gelu": (lambda x, w: F.gelu(x + w) + x, rows(5, 70), rows(70)),
+    "transposed": (lambda x: x + x.t(), rows(40, 40)),
+    "channels last": (lambda x: x.permute(0, 2, 3, 1).contiguous(), rows(2, 30, 20, 20)),
+    "scans": (lambda x: (x.cumsum(1), x.cummax(0)), rows(5, 30)),
+    "gather": (lambda x, i: (x.gather(1, i), F.embedding(i, x)), rows(9, 70), numbers(9, 9, 5)),
+    "scatter": (lambda x, i, y: (x.scatter_add(1, i, y), x.scatter_reduce(1, i, y, "amax")), rows(5, 70), numbers(70, 5, 40), rows(5, 40)),
+    "index_put": (lambda x, i, y: x.index_put((i,), y, accumulate=True), rows(50, 7), numbers(50, 9), rows(9, 7)),
+    "pools": (lambda x: (F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1)), rows(2, 3, 16, 16)),
+    "max pool": (lambda x: F.max_pool2d(x, 2), rows(1, 2, 8, 8)),
+    "pads": (lambda x: (F.pad(x, (1, 2, 3, 4)), F.pad(x, (1, 2, 3, 4), mode="reflect")), rows(2, 3, 5, 6)),
+    "cat": (lambda x, y: torch.cat([x, y], 1), rows(5, 7), rows(5, 9)),
+    "resized": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), rows(2, 3, 5, 6)),
+    "cross entropy": (F.cross_entropy, rows(9, 30), numbers(30, 9)),
+    "empty": (lambda x: (x + 1, x.sum(0), x.sum(1)), rows(0, 5)),
+    "one": (lambda x: x * 2 + 1, torch.tensor(3.0)),
+    "any strides": (lambda x, y: x[:, ::2].flip(0) * y, rows(9, 70), rows(1, 35).expand(9, 35)),
+    "integers": (lambda i: (i // 3, i % 5, i << 2, -i, i.to(torch.uint8) * 200), numbers(1000, 9, 30) - 500),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_values(case):
+    fn, *args = case
+    check_triton(fn, *args, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_dtypes(dtype):
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype.itemsize == 2 else {}
+    x, y = rows(5, 70, dtype=dtype), rows(5, 71, dtype=dtype)[:, 1:]
+    check_triton(lambda x, y: (F.gelu(x) * y, F.layer_norm(x, (70,)), x.sum(0)), x, y, **tolerance)
+
+
+def test_sizes_that_vary():
+    check_triton(lambda x, y: (torch.softmax(x + y, 1), (x * y).sum(0)), rows(5, 40), rows(5, 40), dynamic=True, rtol=1e-4, atol=1e-5)
+
+
+def test_residual_and_norm_share_a_kernel():
+    fn, *args = CASES["layer norm"]
+    scheduled, _ = scheduled_of(fn, args)
+    assert sum(isinstance(k, Kernel) for k in scheduled.body) == 1
+    (text,) = texts_of(scheduled)
+    assert text.count("tl.load(") == 4  # both operands once, weight and bias
+
+
+def test_every_function_has_a_text():
+    for name, t in MATH:
+        for called, text in triton_math.functions(name, t):
+            compile(text, called, "exec")
+
+
+BIN = Path(importlib.util.find_spec("triton").origin).parent / "backends" / "nvidia" / "bin"
+MACHINE = ("sin(cos)", "sums", "softmax", "layer norm", "transposed", "scans", "scatter", "max pool")
+
+
+def spilled(ptx: bytes, folder: Path) -> int:
+    """Bytes that registers spill, as the assembler that takes this version of PTX says."""
+    source = folder / "kernel.ptx"
+    source.write_bytes(ptx)
+    (chip,) = re.findall(rb"^\.target (\w+)", ptx, re.M)
+    for ptxas in BIN.glob("ptxas*"):
+        command = [ptxas, "-v", f"--gpu-name={chip.decode()}", source, "-o", folder / "out"]
+        said = subprocess.run(command, check=False, capture_output=True, text=True)
+        if said.returncode == 0:
+            return sum(map(int, re.findall(r"(\d+) bytes spill", said.stderr)))
+    raise AssertionError(said.stderr)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_machine_code(arch, tmp_path):
+    """No kernel of these spills, or takes more shared memory than a block may have."""
+    texts = [t for name in MACHINE for t in texts_of(scheduled_of(CASES[name][0], CASES[name][1:])[0])]
+    for text, image in zip(texts, compile_images(texts, arch, Options()), strict=True):
+        assert image.symbol == "tsk" and image.data[:4] == b"\x7fELF" and image.shared < 227 * 1024
+        assert not spilled(image.ptx, tmp_path), text
