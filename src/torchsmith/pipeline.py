@@ -33,11 +33,12 @@ from .ir.program import Program
 from .ir.target import CPU, Target
 from .ir.verify import verify_plan, verify_program
 from .lower import lower
+from .lower.devices import target_of
 from .lower.layout import prefer_channels_last
 from .options import Options
 from .runtime import build as building
 from .runtime import cache, cubins  # noqa: F401  (cubins enters its row)
-from .runtime.load import load
+from .runtime.load import arch_of, load
 from .runtime.manifest import Manifest
 from .schedule.formers import form
 from .schedule.fuse import fuse
@@ -239,6 +240,14 @@ def refuse_externs(manifest: Manifest) -> None:
         raise Forbidden("AOT020", at=manifest.externs[0].loc, detail="; ".join(found))
 
 
+def at_hand(fg: FunctionalGraph, options: Options) -> Options:
+    """Options that name the architecture of the device on which the graph will run."""
+    if options.cuda_arch:
+        return options
+    _, device = target_of(fg, options)
+    return dataclasses.replace(options, cuda_arch=arch_of(device)) if device.startswith("cuda") else options
+
+
 def _give_up(*inputs: Any) -> Any:
     """Instead of the captured graph, where the dispatcher runs the function itself: nothing may happen twice."""
     raise RuntimeError(f"{ASSUMED} an unknown line")
@@ -248,6 +257,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
     with events.timed("functionalise", graph=name):
         fg = functionalise(gm, facts)
+    options = at_hand(fg, options)
     if not options.freezing:
         fg = without_uncounted(fg, inputs)
     if options.trace_enabled:

@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ..codes import Unsupported
+from . import _native
 from .manifest import Manifest
+
+
+def arch_of(device: str) -> int:
+    """The architecture of a device ("cuda:1": 90 for sm_90), 0 where there is none to tell. Raises Unsupported("RUN010") without a driver."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return 0
+    try:
+        return _native.cuda_arch(int(index or 0))
+    except ImportError as e:
+        raise Unsupported("RUN010", detail=str(e)) from e
 
 
 class NativeError(RuntimeError):
