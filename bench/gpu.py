@@ -57,30 +57,30 @@ def say(section: str, what: str, **figures: Any) -> None:
         raise OutOfTime
 
 
-def milliseconds(fn: Callable[[], Any], n: int = 30, warm: int = 5) -> float:
+def milliseconds(fn: Callable[..., Any], *args: Any, n: int = 30, warm: int = 5) -> float:
     """Median time of one call on the device, by events."""
     for _ in range(warm):
-        fn()
+        fn(*args)
     torch.cuda.synchronize()
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(n)]
     for start, end in pairs:
         start.record()
-        fn()
+        fn(*args)
         end.record()
     torch.cuda.synchronize()
     return statistics.median(s.elapsed_time(e) for s, e in pairs)
 
 
-def host_microseconds(fn: Callable[[], Any], n: int = 400) -> float:
+def host_microseconds(fn: Callable[..., Any], *args: Any, n: int = 400) -> float:
     """What one call costs the calling thread, the device keeping up."""
     for _ in range(20):
-        fn()
+        fn(*args)
     best = float("inf")
     for _ in range(5):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(n // 5):
-            fn()
+            fn(*args)
         best = min(best, time.perf_counter() - start)
         torch.cuda.synchronize()
     return best / (n // 5) * 1e6
@@ -151,7 +151,7 @@ def host() -> None:
         for _ in range(3):
             x = torch.randn(64, 64, device=DEVICE)
             wrong = error(f(x), fn(x))
-        say("host", name, first_s=first, error=wrong, us=host_microseconds(lambda: f(x)), eager_us=host_microseconds(lambda: fn(x)),
+        say("host", name, first_s=first, error=wrong, us=host_microseconds(f, x), eager_us=host_microseconds(fn, x),
             segments=[(s["launches"], s["replayed"], s["plain"], s["patched"]) for s in segments(f)])  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def records() -> None:
     say("records", "200 sizes", error=worst, segments=segments(g))
     one = {n: (torch.randn(n, 65, device=DEVICE), torch.randn(n, 65, device=DEVICE)) for n in set(sizes)}
     queue = iter(sizes * 10)
-    say("records", "200 sizes, host", us=host_microseconds(lambda: g(*one[next(queue)]), 1000))
+    say("records", "200 sizes, host", us=host_microseconds(lambda: g(*one[next(queue)]), n=1000))
 
     torchsmith.compiler.reset()
     f = compiled(chain)
@@ -291,7 +291,7 @@ def bandwidth() -> None:
     for shape in ((8192, 8192), (8191, 8193), (64, 50257)):
         x, y = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
         one = x.numel() * x.element_size()
-        copy = 2 * one / milliseconds(lambda: x.clone()) / 1e9
+        copy = 2 * one / milliseconds(x.clone) / 1e9
         say("bandwidth", f"copy {shape}", TBs=copy)
         for name, (fn, n, passes) in BANDWIDTH.items():
             args = (x, y)[:n]
@@ -299,9 +299,9 @@ def bandwidth() -> None:
             try:
                 f = compiled(fn)
                 wrong = error(f(*args), fn(*args))
-                took = milliseconds(lambda: f(*args))
+                took = milliseconds(f, *args)
                 say("bandwidth", f"{name} {shape}", share=passes * one / took / 1e9 / copy, us=took * 1e3, error=wrong,
-                    eager_us=milliseconds(lambda: fn(*args), 10) * 1e3)  # fmt: skip
+                    eager_us=milliseconds(fn, *args, n=10) * 1e3)  # fmt: skip
             except OutOfTime:
                 raise
             except Exception as e:
@@ -315,14 +315,14 @@ PEERS = {  # milliseconds of torch.compile(mode="reduce-overhead") on this chip,
 @section
 def models() -> None:
     """The ten models in float16: ours and eager; errors against float64 where eager's is known."""
-    from models import MODELS, build
+    from models import MODELS, inputs_of, make_model
 
     for batch in (1, 16):
         for name in MODELS:
             torchsmith.compiler.reset()
             events_before = len(FALLBACKS)
             try:
-                model, inputs = build(name, batch)
+                model, inputs = make_model(name), inputs_of(name, batch)
                 model = model.to(DEVICE, torch.float16).eval()
                 inputs = move(inputs)
                 with torch.no_grad():
@@ -334,10 +334,10 @@ def models() -> None:
                     for _ in range(3):
                         got = call(f, inputs)
                     wrong = error(got, call(model, inputs))
-                    ours = milliseconds(lambda: call(f, inputs))
-                    eager = milliseconds(lambda: call(model, inputs), 10)
+                    ours = milliseconds(call, f, inputs)
+                    eager = milliseconds(call, model, inputs, n=10)
                     say("models", f"{name} {batch}", ms=ours, eager_ms=eager, ratio=eager / ours, first_s=first, error=wrong,
-                        host_us=host_microseconds(lambda: call(f, inputs), 50), launches=sum(s["launches"] for s in segments(f)),
+                        host_us=host_microseconds(call, f, inputs, n=50), launches=sum(s["launches"] for s in segments(f)),
                         segments=len(segments(f)), fallbacks=FALLBACKS[events_before:][:3])  # fmt: skip
             except OutOfTime:
                 raise

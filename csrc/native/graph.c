@@ -385,8 +385,8 @@ static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int6
           PyErr_Format(PyExc_TypeError, "input %d must be a tensor, not %s", i, Py_TYPE(o)->tp_name);
           return -1;
         }
-        if (describe_tensor(handle_of(o), &tensors[i], s->flags & WANT_SIZES)) {
-          PyErr_Format(torch.error, "input %d has no memory on the CPU that can be read", i);
+        if (describe_tensor(handle_of(o), &tensors[i], s->flags & WANT_SIZES, g->device)) {
+          PyErr_Format(torch.error, "input %d has no memory on the graph's device that can be read", i);
           return -1;
         }
         break;

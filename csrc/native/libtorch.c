@@ -104,10 +104,10 @@ int describe_sizes(Handle h, ts_tensor *out) {
   return 0;
 }
 
-int describe_tensor(Handle h, ts_tensor *out, bool with_sizes) {
+int describe_tensor(Handle h, ts_tensor *out, bool with_sizes, int32_t wanted) {
   int32_t device = -1;
   out->sizes = out->strides = NULL;
-  if (libtorch.get_device_type(h, &device) || device != libtorch.cpu) return -1; /* its address is none of ours */
+  if (libtorch.get_device_type(h, &device) || device != wanted) return -1; /* its address is none of ours */
   if (with_sizes && describe_sizes(h, out)) return -1;
   out->handle = h;
   return libtorch.get_data_ptr(h, &out->data) ? -1 : 0;

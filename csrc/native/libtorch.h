@@ -55,7 +55,7 @@ extern __attribute__((visibility("hidden"))) Libtorch libtorch;
 __attribute__((visibility("hidden"))) const char *libtorch_connect(void);
 __attribute__((visibility("hidden"))) void *libtorch_find(const char *name);
 /* Address and, if wanted, sizes of a tensor in the CPU's memory; -1 for any other. */
-__attribute__((visibility("hidden"))) int describe_tensor(Handle h, ts_tensor *out, bool with_sizes);
+__attribute__((visibility("hidden"))) int describe_tensor(Handle h, ts_tensor *out, bool with_sizes, int32_t device);
 /* Sizes alone, of a tensor anywhere. */
 __attribute__((visibility("hidden"))) int describe_sizes(Handle h, ts_tensor *out);
 

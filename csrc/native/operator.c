@@ -89,7 +89,7 @@ int result_accept(ts_errors to, const ts_spec *spec, Handle h, ts_tensor *out) {
     return 0;
   }
   if (libtorch.get_dim(h, &ndim) || ndim != spec->ndim || libtorch.get_dtype(h, &dtype) || dtype != libtorch.dtypes[spec->dtype] ||
-      describe_tensor(h, out, true)) {
+      describe_tensor(h, out, true, to.device)) {
     libtorch.delete_tensor(h);
     out->handle = NULL;
     to.error(to.self, TS_ERROR_EXTERN, "an external operator returned another dtype or rank than was planned");
@@ -117,7 +117,7 @@ int32_t operator_conform(ts_errors to, ts_tensor *given, int32_t ndim, const int
     return TS_ERROR_EXTERN;
   }
   libtorch.delete_tensor(given->handle);
-  return describe_tensor(fresh, given, true) ? TS_ERROR_EXTERN : 0;
+  return describe_tensor(fresh, given, true, to.device) ? TS_ERROR_EXTERN : 0;
 }
 
 void operator_release(ts_tensor *given) {

@@ -15,7 +15,7 @@ from .manifest import Manifest
 
 
 def arch_of(device: str) -> int:
-    """The architecture of a device ("cuda:1": 90 for sm_90), 0 where there is none to tell. Raises Unsupported("RUN010") without a driver."""
+    """The architecture of a device ("cuda:1": 90 for sm_90), 0 for the processor. Raises Unsupported("RUN010") without a driver."""
     kind, _, index = device.partition(":")
     if kind != "cuda":
         return 0
