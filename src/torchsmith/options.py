@@ -39,7 +39,8 @@ class Options:
     triton_cudagraphs: bool = False
     cpp_threads: int = 0  # 0: torch.get_num_threads() at call time
     thread_pool: str = "torch"  # whose threads run kernels: "torch" its intra-op pool, "own" torchsmith's; see docs/threads.md
-    cpp_simdlen: int = 0  # vector bits; 0: the widest of this CPU
+    cpu: str = "native"  # processor that CPU code is made for: this one, "x86-64-v3" and other levels, or a list of features
+    cpp_simdlen: int = 0  # most bits of its vectors (128, 256, 512); 0: all it has
     size_asserts: bool = True
     cuda_arch: int = 0  # compute capability (90: sm_90) that GPU code is made for; 0: of the device at hand, 90 where there is none
     # building
@@ -74,8 +75,9 @@ ACCEPTED = frozenset({
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "libtorch": ("allow", "forbid"), "thread_pool": ("torch", "own"), "debug_values": ("0", "1", "2", "3"),
+CHOICES: dict[str, tuple[str | int, ...]] = {
+    "libtorch": ("allow", "forbid"), "cpp_simdlen": (0, 128, 256, 512), "thread_pool": ("torch", "own"),
+    "debug_values": ("0", "1", "2", "3"),
 }  # fmt: skip
 ALIASES = {"aot_inductor.debug_intermediate_value_printer": "debug_values", "aot_inductor.filtered_kernel_names": "debug_kernels"}
 

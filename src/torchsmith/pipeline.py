@@ -40,6 +40,7 @@ from .runtime import build as building
 from .runtime import cache, cubins  # noqa: F401  (cubins enters its row)
 from .runtime.load import arch_of, load
 from .runtime.manifest import Manifest
+from .runtime.toolchain import check_runs
 from .schedule.formers import form
 from .schedule.fuse import fuse
 from .schedule.kernels import NOTHING
@@ -54,7 +55,7 @@ define("AOT020", "operators that only libtorch has remain in the program, and li
 
 Call = Callable[..., Sequence[Any]]
 
-MACHINE_FAULTS = frozenset({"RUN001", "RUN002", "RUN003"})
+MACHINE_FAULTS = frozenset({"RUN001", "RUN002", "RUN003", "RUN006"})
 NEVER_WHOLE = MACHINE_FAULTS | {"LOW005"}  # errors under fullgraph
 _WARNED: set[str] = set()
 
@@ -255,6 +256,7 @@ def _give_up(*inputs: Any) -> Any:
 
 def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
     """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
+    check_runs(options)
     with events.timed("functionalise", graph=name):
         fg = functionalise(gm, facts)
     options = at_hand(fg, options)

@@ -14,6 +14,7 @@ from test_aot import Perceptron, exported
 
 import torchsmith
 from torchsmith import aot
+from torchsmith.aot.inspect import verify
 from torchsmith.codes import Unsupported
 from torchsmith.export import export
 from torchsmith.runtime.package import PackageError
@@ -203,17 +204,19 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     assert {"embedding.weight"} <= set(names) <= {"embedding.weight", "other.weight"}
 
 
-def test_processors_share_weights(tmp_path: Path) -> None:
+def test_processors_share_weights_that_are_packed_alike(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.GELU(), torch.nn.Linear(400, 50)).eval()
     x = torch.randn(4, 300)
-    program = exported(model, x)
-    loaded = packaged(tmp_path, program, cpu=["x86-64-v3", "native"])
-    size = (tmp_path / "model.pt2").stat().st_size
-    assert size < 4 * (300 * 400 + 400 * 64) + 250_000
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(x), model(x))
-        torch.testing.assert_close(torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))(x), model(x))
+    program, once = exported(model, x), 4 * (300 * 400 + 400 * 64)
+    for levels, times in ((["x86-64-v3", "avx2 fma"], 1), (["x86-64-v3", "x86-64-v4"], 2)):  # vectors of 32 and 64 bytes
+        loaded = packaged(tmp_path, program, cpu=levels)
+        size = (tmp_path / "model.pt2").stat().st_size
+        assert (times - 0.5) * once < size < times * once + 250_000
+        assert verify(tmp_path / "model.pt2")["problems"] == []
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(x), model(x))
+            torch.testing.assert_close(torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))(x), model(x))
     with pytest.raises(Unsupported, match="AOT070"):
         packaged(tmp_path, program, cpu="x86-64-v9")
 

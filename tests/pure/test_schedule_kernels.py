@@ -336,7 +336,7 @@ def test_joined_parts_are_read_by_loops_without_masks(first: int, is_cut: bool) 
 def test_rows_do_not_share_a_set_of_the_cache(extent: int, itemsize: int, step: int) -> None:
     d = {2: dt.bf16, 4: dt.f32, 8: dt.f64}[itemsize]
     shape = (const(3), const(extent), const(7))
-    got = rows_apart(Buffer("a", d, shape, dense(shape, (0, 2, 1)), "temp"), (0, 2, 1)).layout
+    got = rows_apart(Buffer("a", d, shape, dense(shape, (0, 2, 1)), "temp"), (0, 2, 1), 64).layout
     assert got is not None and got.strides == (const(7 * step), const(1), const(step))
 
 

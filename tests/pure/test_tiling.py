@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from torchsmith.schedule.tiling import CANDIDATES, LANES, REGISTERS, Work, candidates, choose_tiling
+from torchsmith.ir.target import AVX2, CPU, PLAIN, Target
+from torchsmith.schedule.tiling import CANDIDATES, Work, candidates, choose_tiling
 
 SIZES = [0, 1, 5, 7, 14, 49, 100, 128, 3136, None]
 
@@ -17,19 +18,22 @@ def work(m: int | None, n: int | None, k: int | None = 64) -> Work:
 
 @pytest.mark.parametrize("m", SIZES)
 @pytest.mark.parametrize("n", [0, 1, 3, 16, 24, 96, 1000, None])
-def test_candidates_are_possible_and_few(m: int | None, n: int | None) -> None:
-    found = candidates(work(m, n))
+@pytest.mark.parametrize("target", [CPU, AVX2, PLAIN], ids=lambda t: t.name)
+def test_candidates_are_possible_and_few(m: int | None, n: int | None, target: Target) -> None:
+    given = replace(work(m, n), target=target)
+    found = candidates(given)
     assert 1 <= len(found) <= CANDIDATES and len(set(found)) == len(found)
-    assert found[0] == choose_tiling(work(m, n))
+    assert found[0] == choose_tiling(given)
     for t in found:
-        assert t.rows >= 1 and t.vectors >= 1 and t.rows * t.vectors <= REGISTERS
+        assert t.rows >= 1 and t.vectors >= 1 and (t.rows + 1) * t.vectors < target.vectors.registers
         assert not m or t.rows <= m
-        assert not n or t.vectors <= -(-n // LANES)
+        assert not n or t.vectors <= -(-n // target.vectors.lanes())
 
 
 def test_a_key_names_one_work() -> None:
     keys = {w.key for m in SIZES for n in SIZES for k in SIZES for w in [work(m, n, k)]}
     assert len(keys) == len(SIZES) ** 3
+    assert replace(work(1, 2), target=AVX2).key not in keys
     assert all("\n" not in k for k in keys)
 
 

@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-#define TORCHSMITH_FORMAT 1 /* newest package format this header reads */
+#define TORCHSMITH_FORMAT 2 /* newest package format this header reads */
 
 typedef struct torchsmith_options {
   uint32_t size;   /* sizeof(torchsmith_options) */
@@ -389,9 +389,9 @@ TSP_FN int32_t tsp_open_member(torchsmith_model *m, const tsp_file *f, tsp_membe
 }
 
 TSP_FN int32_t tsp_open_package(torchsmith_model *m, tsp_file *f, const char *model, const torchsmith_options *o) {
-  tsp_member x, main, weights, manifest, others[16];
+  tsp_member x, main, weights, manifest, others[16], own[16];
   char names[256] = "";
-  int n_others = 0, more = 0;
+  int n_others = 0, n_own = 0, more = 0;
   size_t used = 0;
   uint64_t at = 0;
   memset(&main, 0, sizeof main);
@@ -402,6 +402,7 @@ TSP_FN int32_t tsp_open_package(torchsmith_model *m, tsp_file *f, const char *mo
   while ((more = tsp_next(f, &at, &x)) > 0) {
     if (tsp_ends(&x, "/extra/torchsmith.json")) manifest = x;
     else if (tsp_is_in(&x, "data/torchsmith", model) && tsp_ends(&x, ".so") && n_others < 16) others[n_others++] = x;
+    else if (tsp_is_in(&x, "data/torchsmith", model) && tsp_ends(&x, ".weights") && n_own < 16) own[n_own++] = x;
     else if (tsp_is_in(&x, "data/aotinductor", model) && tsp_ends(&x, ".wrapper.so")) main = x;
     else if (tsp_is_in(&x, "data/aotinductor", model) && tsp_ends(&x, ".weights")) weights = x;
     else if (tsp_ends(&x, ".wrapper.so") && used + x.length + 2 < sizeof names) { /* for the message: <root>/data/aotinductor/NAME/file */
@@ -417,7 +418,15 @@ TSP_FN int32_t tsp_open_package(torchsmith_model *m, tsp_file *f, const char *mo
   if (weights.length && (rc = tsp_locate(f, &weights)) != 0) return rc;
   if (weights.length && o->verify && (rc = tsp_verify(f, weights.offset, weights.size, weights.crc)) != 0) return rc;
   for (int i = 0; i < n_others; i++) { /* best first; one that this processor cannot run is passed over */
-    rc = tsp_open_member(m, f, &others[i], &weights, o);
+    const tsp_member *w = &weights;
+    for (int j = 0; j < n_own; j++) { /* packed for this processor: n.cpu.weights beside n.cpu.so */
+      size_t n = others[i].length - 3;
+      if (own[j].length != n + 8 || memcmp(own[j].name, others[i].name, n) != 0) continue;
+      if ((rc = tsp_locate(f, &own[j])) != 0) return rc;
+      if (o->verify && (rc = tsp_verify(f, own[j].offset, own[j].size, own[j].crc)) != 0) return rc;
+      w = &own[j];
+    }
+    rc = tsp_open_member(m, f, &others[i], w, o);
     if (rc != TSM_ERROR_CPU) return rc;
   }
   return tsp_open_member(m, f, &main, &weights, o);

@@ -6,7 +6,8 @@ In: models with their libraries and weights. Out: a .pt2 file, or one model.so w
     <root>/data/aotinductor/<model>/<id>.wrapper.cpp                a placeholder that torch 2.11 and 2.12 look for
     <root>/data/aotinductor/<model>/<id>.wrapper_metadata.json
     <root>/data/aotinductor/<model>/<id>.wrapper.weights            starts on a page: mapped from inside the package
-    <root>/data/torchsmith/<model>/<n>.<cpu>.so                     other processors' libraries; they share the weights
+    <root>/data/torchsmith/<model>/<n>.<cpu>.so                     other processors' libraries; they share the weights ...
+    <root>/data/torchsmith/<model>/<n>.<cpu>.weights                ... unless theirs are packed for other vectors (format 2)
     <root>/extra/torchsmith.json                                    format version, digests
     <root>/archive_format, archive_version, byteorder, .data/version, .data/serialization_id
 """
@@ -36,7 +37,7 @@ define("AOT031", "a file is not a package of torchsmith", "make it with torchsmi
 define("AOT032", "a package is damaged", "copy it again, or make it anew")
 define("AOT033", "a package was made by a newer torchsmith", "install that version, or make the package anew")
 
-FORMAT = 1
+FORMAT = 2  # the newest that is read; a package says the oldest that has all it uses
 TAIL_MAGIC = b"TSMODEL1"
 TAIL = struct.Struct("<QQQII8s")  # aot/model.h: ts_tail
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -48,6 +49,7 @@ class Part:
 
     libraries: tuple[tuple[str, bytes], ...]  # (cpu target, content)
     weights: Weights | StoredWeights
+    own: Mapping[str, Weights] = field(default_factory=dict)  # cpu target -> weights that only its library reads
     cpu: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)  # the user's
@@ -134,7 +136,8 @@ class _Writer:
         # PyTorch 2.11 and 2.12 take the last library whose path starts with the wanted name: the longer names come first
         for name, part in sorted(models.items(), key=lambda kv: -len(kv[0])):
             rows[name] = self.model(name, part)
-        described = {"format": FORMAT, "torchsmith": __version__, "models": rows, "sha256": self.digests}
+        version = FORMAT if any(p.own for p in models.values()) else 1
+        described = {"format": version, "torchsmith": __version__, "models": rows, "sha256": self.digests}
         self.text("extra/torchsmith.json", json.dumps(described, indent=1, sort_keys=True))
         self.text(".data/serialization_id", str(int(hashlib.sha256(repr(self.digests).encode()).hexdigest(), 16))[:40])
 
@@ -150,9 +153,13 @@ class _Writer:
             row["weights"] = f"{stem}.weights"
         row["variants"] = []
         for i, (cpu, library) in enumerate(others):
-            place = f"data/torchsmith/{name}/{i}.{''.join(c if c.isalnum() or c in '-_' else '_' for c in cpu)}.so"
-            self.member(place, [library])
-            row["variants"].append({"library": place, "cpu": cpu})
+            stem = f"data/torchsmith/{name}/{i}.{''.join(c if c.isalnum() or c in '-_' else '_' for c in cpu)}"
+            self.member(f"{stem}.so", [library])
+            variant = {"library": f"{stem}.so", "cpu": cpu}
+            if cpu in part.own:
+                self.member(f"{stem}.weights", part.own[cpu].chunks(), PAGE)
+                variant["weights"] = f"{stem}.weights"
+            row["variants"].append(variant)
         return row
 
 

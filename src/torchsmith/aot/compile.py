@@ -28,7 +28,8 @@ from ..options import Options
 from ..pipeline import Source, compile_source, refuse_externs
 from ..runtime.externs_torch import operator_row
 from ..runtime.manifest import Manifest
-from ..runtime.model_library import Texts, build_model, features_of
+from ..runtime.model_library import Texts, build_model
+from ..runtime.toolchain import features_of
 from .entry import Constant, Entry
 from .weights import PAGE, Block, Weights, align
 
@@ -55,14 +56,15 @@ class Model:
     texts: Texts
 
 
-def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_constants: bool = False, copy_inputs: bool = False,
-                  metadata: Mapping[str, str] | None = None) -> Model:  # fmt: skip
+def compile_entry(
+    entry: Entry, options: Options, *, keep_constants: bool = False, copy_inputs: bool = False, metadata: Mapping[str, str] | None = None
+) -> Model:
     """The whole road. Raises Unsupported with the user's line."""
     source = compile_source(entry.functional, options, entry.name)
     if options.libtorch == "forbid":
         refuse_externs(source.manifest)
     operators = tuple(operator_row(e) for e in source.manifest.externs)
-    features = features_of(cpu)
+    features = features_of(options)
     written = [a.name for a in entry.arguments if a.placeholder is not None and source.manifest.inputs[a.placeholder].get("written")]
     if copy_inputs and (written or any(r["kind"] == "view" and r["of"][0] == "input" for r in source.manifest.results)):
         raise Unsupported("AOT022", detail=", ".join(written))
@@ -74,7 +76,7 @@ def compile_entry(entry: Entry, options: Options, *, cpu: str = "native", keep_c
         weights.id, weights.size, weights.state_offset, entry.labels, copy_inputs, operators,
     )  # fmt: skip
     texts = Texts(source.host, source.kernels, emit_model(description), source.target)
-    library = build_model(texts, features, options)
+    library = build_model(texts, options)
     if weights.state_bytes:
         weights = replace(weights, state=pack(library, rows, entry.constants, weights.state_bytes))
     return Model(entry.name, library, weights, info, features, texts)

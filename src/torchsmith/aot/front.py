@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from .saved import PROGRAM, load
 define("AOT050", "this is no program that can be compiled ahead of time",
        "give an nn.Module with example arguments, an ExportedProgram, or the path of a saved one")
 define("AOT051", "an option of ahead-of-time compilation is unknown or has a wrong value", "see torchsmith.aot.aot_compile")
-define("AOT052", "two processors want differently packed weights", "write one package for each")
 
 PREFIX = "aot_inductor."
 MINIFIER = ("dump_aoti_minifier", "repro_level")
@@ -196,7 +195,8 @@ def reproduced(entry: Entry, s: Settings, given: Mapping[str, Any] | None) -> It
 
 
 def compile_model(entry: Entry, s: Settings, cpu: str) -> Model:
-    return compile_entry(entry, s.options, cpu=cpu, keep_constants=s.keep_constants, copy_inputs=s.copy_inputs, metadata=s.metadata)
+    options = replace(s.options, cpu=cpu)
+    return compile_entry(entry, options, keep_constants=s.keep_constants, copy_inputs=s.copy_inputs, metadata=s.metadata)
 
 
 def compile_part(entry: Entry, s: Settings) -> Part:
@@ -205,10 +205,9 @@ def compile_part(entry: Entry, s: Settings) -> Part:
     for cpu in s.cpu:
         models.append((cpu, compile_model(entry, s, cpu)))
     main = models[0][1]
-    for cpu, m in models[1:]:
-        if (m.weights.id, m.weights.state) != (main.weights.id, main.weights.state):
-            raise Unsupported("AOT052", detail=f"{s.cpu[0]} and {cpu}")
-    return Part(tuple((cpu, m.library) for cpu, m in models), main.weights, main.cpu, metadata=s.metadata)
+    shared = (main.weights.id, main.weights.state)
+    own = {cpu: m.weights for cpu, m in models[1:] if (m.weights.id, m.weights.state) != shared}
+    return Part(tuple((cpu, m.library) for cpu, m in models), main.weights, own, main.cpu, metadata=s.metadata)
 
 
 def aot_compile(
@@ -260,9 +259,9 @@ def write_linkable(path: Path, m: Model, s: Settings) -> str:
 def _write_linkable(path: Path, folder: Path, name: str, m: Model, s: Settings) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if s.format == "c":
-        write_sources(folder, m.texts, m.cpu, s.options, f"{name}_")
+        write_sources(folder, m.texts, replace(s.options, cpu=s.cpu[0]), f"{name}_")
     else:
-        path.write_bytes(build_archive(m.texts, m.cpu, s.options, f"{name}_"))
+        path.write_bytes(build_archive(m.texts, replace(s.options, cpu=s.cpu[0]), f"{name}_"))
     (folder / f"{name}.h").write_text(emit_header(name))
     if m.weights.size:
         with open(folder / f"{name}.weights", "wb") as f:

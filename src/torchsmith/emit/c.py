@@ -6,7 +6,8 @@ equal kernels give equal text whatever their buffers are called.
 How: expressions are printed once each, at the outermost open loop where all their operands are known (a loop's text is collected apart and
 appended when it closes, so that an outer loop still takes lines before it). That is at once common-subexpression elimination and hoisting.
 Loads of buffers that the kernel writes stay where they stand. A value that depends on the vector axis is a vector of `lanes` elements, any
-other a scalar. Kernels that compute 8-byte elements use 8 lanes, all others 16, and those with a statement laid out for 16 lanes always 16.
+other a scalar. A vector is a register of the target, of 4-byte elements or, in kernels that compute on 8-byte ones, of those; a kernel with
+a statement that is laid out for the lanes of 4-byte elements keeps these, and its 8-byte vectors take two registers.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Emitter:
 
     def __init__(self, kernel: Kernel, lanes: int, wide: bool = False) -> None:
         self.kernel, self.lanes = kernel, lanes
-        self.most = 8 if wide or lanes == 8 else 4  # bytes of an element of a vector
+        self.most = 8 if wide or lanes < kernel.target.vectors.lanes() else 4  # bytes of an element of a vector
         self.used: set[str] = set()
         self.functions: dict[str, str] = {}  # texts that stand before the kernel, by name
         self.scopes: list[Scope] = [Scope()]
@@ -300,10 +301,10 @@ class Emitter:
         for name, row in self.scratch.values():
             self.line(f"{STORED[row.dtype.name]}a {name}[{row.size}] __attribute__((aligned(64)));", 0)
         self.grid()
-        lines = self.scopes[0].lines
+        k, lines = self.kernel, self.scopes[0].lines
         body = "\n".join("  " + text for text in lines)
         head = "void TS_KERNEL(void *const *bufs, const i64 *syms, i64 lo, i64 hi) {\n  (void)syms;\n"
-        snippets = vector.prelude(self.lanes) + vector.close(self.used, self.lanes) + "".join(self.functions.values())
+        snippets = vector.prelude(self.lanes) + vector.close(self.used, self.lanes, k.target.vectors.masks) + "".join(self.functions.values())
         return snippets + head + body + "\n}\n"
 
     def grid(self) -> None:
@@ -739,11 +740,12 @@ STATEMENTS: dict[type, Callable[[Emitter, Stmt], None]] = {Let: _do_let, Loop: _
 
 def emit_kernel(kernel: Kernel) -> str:
     """The C text of `kernel`."""
+    lanes = kernel.target.vectors.lanes()
     try:
-        return Emitter(kernel, 16).emit_kernel()
+        return Emitter(kernel, lanes).emit_kernel()
     except TooWide:
         pass
     try:
-        return Emitter(kernel, 8).emit_kernel()
+        return Emitter(kernel, lanes // 2).emit_kernel()
     except TooNarrow:
-        return Emitter(kernel, 16, wide=True).emit_kernel()
+        return Emitter(kernel, lanes, wide=True).emit_kernel()

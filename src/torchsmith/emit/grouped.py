@@ -18,7 +18,6 @@ from .contraction import cut_sum
 from .tile import SCALAR, SPLAT, VECTOR, Bounds, open_loop, open_pieces
 from .values import STORED, TooNarrow
 
-LANES = 16
 CHUNK = 96  # most products in one partial sum: eager's grouped convolutions add few in a row
 
 vector.vector("spread_xf32", """static inline __attribute__((always_inline)) xf32 spread_xf32(xf32 x, xi32 at) {
@@ -36,6 +35,21 @@ vector.vector("spread2_xf32", """static inline __attribute__((always_inline)) xf
 #endif
 }""")
 
+vector.vector("spread_xf32", """static inline __attribute__((always_inline)) xf32 spread_xf32(xf32 x, xi32 at) {
+#ifdef __AVX2__
+  return (xf32)__builtin_ia32_permvarsf256(x, at);
+#else
+  xf32 r; for (int l = 0; l < 8; l++) r[l] = x[at[l]]; return r;
+#endif
+}""", 8)
+vector.vector("spread2_xf32", """static inline __attribute__((always_inline)) xf32 spread2_xf32(xf32 x, xf32 y, xi32 at) {
+#ifdef __AVX2__
+  return sel_xf32(at < 8, (xf32)__builtin_ia32_permvarsf256(x, at), (xf32)__builtin_ia32_permvarsf256(y, at));
+#else
+  xf32 r; for (int l = 0; l < 8; l++) r[l] = at[l] < 8 ? x[at[l]] : y[at[l] - 8]; return r;
+#endif
+}""", 8)
+
 
 # the bfloat16 elements at `at`, widened: one instruction in place of three
 vector.vector("spread_xbf16", """static inline __attribute__((always_inline)) xf32 spread_xbf16(xu16 x, xi32 at) {
@@ -49,20 +63,20 @@ vector.vector("spread_xbf16", """static inline __attribute__((always_inline)) xf
 
 def do_banded(self: Emitter, s: Banded) -> None:
     """Zero the accumulators; for every tap row run over channels and columns; leave the sums in scratch."""
-    if self.lanes != LANES:
+    if self.lanes != s.lanes:
         raise TooNarrow
     bounds = s.column_bounds()
     if bounds is None or s.a.dtype.name not in SCALAR or s.b.dtype.name not in VECTOR:
         raise Unsupported("EMI001", detail=f"grouped convolution of {s.a.dtype} and {s.b.dtype}")
     acc, _ = self.base(s.acc)
     names = [[self.fresh("q") for _ in range(s.vectors)] for _ in range(s.rows)]
-    places = [(q, f"*(xf32u *)({acc} + {LANES * (m * s.vectors + v)})") for m, row in enumerate(names) for v, q in enumerate(row)]
+    places = [(q, f"*(xf32u *)({acc} + {s.lanes * (m * s.vectors + v)})") for m, row in enumerate(names) for v, q in enumerate(row)]
     self.line(f"xf32 {', '.join(f'{q} = {{0}}' for q, _ in places)};")
     cut = cut_sum([*(range_of(e, self.extents)[1] for _, e in s.taps), s.channels], CHUNK, s.width)
     at, piece = cut or (-1, 0)
     part = None
     if cut:
-        self.line(f"for (int q = 0; q < {LANES * len(places)}; q += {LANES}) *(xf32u *)({acc} + q) = (xf32){{0}};")
+        self.line(f"for (int q = 0; q < {s.lanes * len(places)}; q += {s.lanes}) *(xf32u *)({acc} + q) = (xf32){{0}};")
     for j, (axis, extent) in enumerate((*s.taps, (s.c, const(s.channels)))):
         part = open_pieces(self, extent, piece) if j == at else None
         if axis is not s.c:
@@ -94,13 +108,13 @@ def _tap_row(
     guard = " && ".join(self.emit(t).text for t in fixed)
     p, q, i = self.fresh("p"), self.fresh("p"), self.fresh("i")
     self.open(f"{f'if ({guard}) ' if guard else ''}{{ const {STORED[s.a.dtype.name]}a *{p} = {a_text}; const {STORED[s.b.dtype.name]}a *{q} = {b_text};", [])
-    span = 0 if s.per >= LANES * s.vectors else kg * (LANES // s.per - 1) + kc * (s.channels - 1) + 1
+    span = 0 if s.per >= s.lanes * s.vectors else kg * (s.lanes // s.per - 1) + kc * (s.channels - 1) + 1
     load = _loader(self, s, span, kc, kg, i)
     self.open(f'_Pragma("GCC unroll 1") for (i64 {i} = {channels[0]}; {i} < {channels[1]}; {i}++) {{ __asm__ volatile("" ::: "memory");  /* no columns kept over channels */', [])
     weights = [[self.fresh("w") for _ in range(s.vectors)] for _ in range(s.width)]
     for w, row in enumerate(weights):
         for v, name in enumerate(row):
-            self.line(f"  xf32 {name} = {VECTOR[s.b.dtype.name].format(f'{q} + {i} * {bc} + {w} * {kw} + {LANES * v}')};")
+            self.line(f"  xf32 {name} = {VECTOR[s.b.dtype.name].format(f'{q} + {i} * {bc} + {w} * {kw} + {s.lanes * v}')};")
     columns: dict[int, list[tuple[int, int]]] = {}
     for m in range(s.rows):
         for w in range(s.width):
@@ -155,31 +169,31 @@ def _loader(self: Emitter, s: Banded, span: int, kc: int, kg: int, channel: str)
     stored = STORED[s.a.dtype.name]
     if span == 0:
         return lambda p: splat.format(f"({p})[{channel} * {kc}]")
-    exact = const_of(s.groups) == LANES // s.per
+    exact = const_of(s.groups) == s.lanes // s.per
     live = self.fresh("n")
     if not exact:
         self.line(f"int {live} = (int)({self.emit(s.groups).text} - 1) * {kg} + {kc * (s.channels - 1) + 1};")
 
     def part(p: str, first: int, whole: str = whole) -> str:
-        """16 elements from `first` on, as many as there are."""
-        have = min(LANES, span - first)
-        if exact and have == LANES:
+        """A vector of elements from `first` on, as many as there are."""
+        have = min(s.lanes, span - first)
+        if exact and have == s.lanes:
             return whole.format(f"{p} + {first}")
-        count = str(have) if exact else f"({live} > {first + LANES - 1} ? {LANES} : {live} > {first} ? {live} - {first} : 0)"
+        count = str(have) if exact else f"({live} > {first + s.lanes - 1} ? {s.lanes} : {live} > {first} ? {live} - {first} : 0)"
         text = f"ldn_x{stored}({p} + {first}, {count})"
         return text if stored == "f32" else whole.replace(f"*(const x{stored}u *)({{}})", text)
 
-    if span == LANES and s.channels == 1 and kg == 1:
+    if span == s.lanes and s.channels == 1 and kg == 1:
         return lambda p: part(p, 0)
     at = self.fresh("lane")
-    places = ", ".join(str(min(lane // s.per, LANES // s.per - 1) * kg) for lane in range(LANES))
+    places = ", ".join(str(min(lane // s.per, s.lanes // s.per - 1) * kg) for lane in range(s.lanes))
     self.line(f"const xi32 {at} = (xi32){{{places}}};")
     where = f"{at} + (int){channel} * {kc}" if s.channels > 1 else at
-    if span <= LANES and s.a.dtype.name == "bf16":
+    if span <= s.lanes and s.a.dtype.name == "bf16":
         return lambda p: f"spread_xbf16({part(p, 0, '*(const xu16u *)({})')}, {where})"
-    if span <= LANES:
+    if span <= s.lanes:
         return lambda p: f"spread_xf32({part(p, 0)}, {where})"
-    return lambda p: f"spread2_xf32({part(p, 0)}, {part(p, LANES)}, {where})"
+    return lambda p: f"spread2_xf32({part(p, 0)}, {part(p, s.lanes)}, {where})"
 
 
 STATEMENTS[Banded] = do_banded  # type: ignore[assignment]

@@ -243,7 +243,7 @@ def _is_streamed(s: Contract) -> bool:
 
 def _has_room(self: Emitter, s: Contract) -> bool:
     """Are there registers for the sums of each stream?"""
-    return STREAMS * vectors_of(self, s) <= 16 and self.lanes == s.lanes
+    return 2 * STREAMS * vectors_of(self, s) <= self.kernel.target.vectors.registers and self.lanes == s.lanes
 
 
 def _step(self: Emitter, s: Contract, live: list[str], kb: str, place: Callable[[int, str], str], ask: str, sums: str = "c") -> None:
@@ -286,7 +286,7 @@ def _row_of_b(self: Emitter, s: Contract, live: list[str], kb: str) -> None:
     ahead = max(1, STREAM * s.lanes // s.width) if _is_streamed(s) else AHEAD
     for v in range(vectors_of(self, s)):
         at = f"{self.lanes * v}"
-        if v % (s.lanes // self.lanes) == 0:
+        if self.lanes * v % (64 // s.dtype.itemsize) == 0:
             self.line(f"__builtin_prefetch(w + {plus(times(f'(k + {ahead})', kb), at)});")
         place_b = plus(times("k", kb), at)
         whole, part = VECTOR[s.b.dtype.name], PART[s.b.dtype.name]

@@ -47,7 +47,7 @@ def text_of(self: Emitter, e: Expr) -> str:
 
 
 def vectors_of(self: Emitter, s: Contract) -> int:
-    """Vectors of one row of the tile: twice as many where the kernel runs 8 lanes."""
+    """Vectors of one row of the tile: twice as many where the kernel runs half the lanes."""
     return s.width // self.lanes
 
 

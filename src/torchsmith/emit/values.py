@@ -15,11 +15,12 @@ STORED = {**REG, "bool": "u8"}
 
 
 class TooWide(Exception):
-    """An 8-byte vector appeared in a 16-lane kernel: print it again with 8 lanes."""
+    """A vector of 8-byte elements appeared in a kernel with the lanes of 4-byte ones: print it again with half as many."""
 
 
 class TooNarrow(Exception):
-    """A statement that is laid out for 16 lanes appeared in an 8-lane kernel: print it with 16, 8-byte vectors in two registers."""
+    """A statement laid out for the lanes of 4-byte elements appeared in a kernel with half as many: print it with all, 8-byte vectors in
+    two registers."""
 
 
 @dataclass(frozen=True, slots=True)

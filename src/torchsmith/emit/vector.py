@@ -1,6 +1,6 @@
 """The C text under every kernel: vector types and the small functions (select, fma, partial loads, conversions) that kernels use.
 
-In: a lane count (16, or 8 where 8-byte elements are computed) and the names a kernel uses. Out: include-free C text, only what is used.
+In: a lane count (of the target's registers: 16, 8 or 4, or half as many where 8-byte elements are computed) and the names a kernel uses. Out: include-free C text, only what is used.
 
 Snippets are templates, instantiated for vectors and for scalars, named `<name>_<type>`:
 FLT, INT, UNS stand for the float type and the integers of its size; @ for the suffix of FLT, % for that of INT,
@@ -26,10 +26,11 @@ SIZES = {"f32": 4, "f64": 8, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u3
 # name -> text; the name is what calls look like, "sel_xf32" is found by its prefix before the type suffix
 TEMPLATES: dict[str, str] = {}  # for float types, one text for vector and scalar
 VECTOR: dict[str, str] = {}  # full name -> text, $L lanes; #if inside
+NARROW: dict[tuple[str, int], str] = {}  # (full name, lanes) -> text for targets without masks
 SCALAR: dict[str, str] = {}  # full name -> text
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def prelude(lanes: int) -> str:
     """Type names."""
     lines = [f"typedef {c} {n};" for n, c in SCALARS.items()]
@@ -40,11 +41,14 @@ def prelude(lanes: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def vector(name: str, text: str) -> None:
-    """Define a vector snippet."""
-    if name in VECTOR:
+def vector(name: str, text: str, lanes: int = 0) -> None:
+    """Define a vector snippet, `lanes`: for so many on targets without masks, where another is for the rest."""
+    if (name in VECTOR and not lanes) or (name, lanes) in NARROW:
         raise ValueError(f"snippet {name} is defined twice")
-    VECTOR[name] = text
+    if lanes:
+        NARROW[name, lanes] = text
+    else:
+        VECTOR[name] = text
 
 
 def scalar(name: str, text: str) -> None:
@@ -103,7 +107,7 @@ def _isa(t: str, lanes: int, name: str) -> dict[str, str]:
             "sqrt": f"__builtin_ia32_sqrt{s}512_mask(a, a, {k}, 4)",
             "scalef": f"__builtin_ia32_scalef{s}512_mask(a, b, a, {k}, 4)",
         }
-    else:  # 256 bits; two registers have no instruction
+    elif bits >= 256:  # two registers have no instruction
         has = "TWO_REGISTERS" if bits > 512 else {"fma": "__FMA__", "scalef": "__AVX512VL__"}.get(name, "__AVX__")
         body = {
             "fma": f"__builtin_ia32_vfmadd{s}256(a, b, c)", "maxi": f"__builtin_ia32_max{s}256(a, b)",
@@ -111,6 +115,14 @@ def _isa(t: str, lanes: int, name: str) -> dict[str, str]:
             "floor": f"__builtin_ia32_round{s}256(a, 9)", "ceil": f"__builtin_ia32_round{s}256(a, 10)",
             "trunc": f"__builtin_ia32_round{s}256(a, 11)", "rint": f"__builtin_ia32_round{s}256(a, 8)",
             "sqrt": f"__builtin_ia32_sqrt{s}256(a)", "scalef": f"__builtin_ia32_scalef{s}256_mask(a, b, a, {k})",
+        }  # fmt: skip
+    else:  # 128 bits; half of a register has no instruction either
+        rounds = {"floor": 9, "ceil": 10, "trunc": 11, "rint": 8}
+        has = "HALF_A_REGISTER" if bits < 128 else "__SSE4_1__" if name in rounds else "__FMA__" if name == "fma" else "__SSE2__"
+        has = "NO_INSTRUCTION" if name == "scalef" else has
+        body = {
+            "fma": f"__builtin_ia32_vfmadd{s}(a, b, c)", "maxi": f"__builtin_ia32_max{s}(a, b)", "mini": f"__builtin_ia32_min{s}(a, b)",
+            "sqrt": f"__builtin_ia32_sqrt{s}(a)", "scalef": "", **{n: f"__builtin_ia32_round{s}(a, {mode})" for n, mode in rounds.items()},
         }  # fmt: skip
     return {"has": has, "body": body[name]}
 
@@ -185,6 +197,13 @@ vector("any_xi32", """static inline __attribute__((always_inline)) int any_xi32(
   int r = 0; for (int l = 0; l < $L; l++) r |= m[l]; return r;
 #endif
 }""")
+vector("any_xi32", """static inline __attribute__((always_inline)) int any_xi32(xi32 m) {
+#ifdef __AVX__
+  return __builtin_ia32_movmskps256((float __attribute__((vector_size(32))))m) != 0;
+#else
+  int r = 0; for (int l = 0; l < 8; l++) r |= m[l]; return r;
+#endif
+}""", 8)
 vector("any_xi64", """static inline __attribute__((always_inline)) int any_xi64(xi64 m) {
   i64 r = 0; for (int l = 0; l < $L; l++) r |= m[l]; return r != 0;
 }""")
@@ -202,9 +221,9 @@ _MASKED = {  # (type, lanes) -> (load, store) builtins of AVX-512
 _CTYPE = {"f32": "float", "f64": "double", "i32": "int", "i64": "long long", "u16": "short"}
 
 
-def partial_text(name: str, t: str, lanes: int) -> str:
+def partial_text(name: str, t: str, lanes: int, masks: bool) -> str:
     """ldn: the first n lanes, others 0; stn: writes n lanes; ldm/stm: lanes where the xi32 mask m holds (others keep o / memory)."""
-    k = _KTYPE[lanes]
+    k = _KTYPE.get(lanes, "")
     row = _MASKED.get((t, lanes))
     bits = f"__attribute__((vector_size({SIZES[t] * lanes}))) {_CTYPE.get(t, '')}"
     testm = "__builtin_ia32_ptestmd512(m, m, (unsigned short)-1)" if lanes == 16 else "__builtin_ia32_ptestmd256(m, m, (unsigned char)-1)"
@@ -222,7 +241,7 @@ def partial_text(name: str, t: str, lanes: int) -> str:
         "ldm": f"for (int l = 0; l < {lanes}; l++) if (m[l]) o[l] = p[l]; return o;",
         "stm": f"for (int l = 0; l < {lanes}; l++) if (m[l]) p[l] = v[l];",
     }[name]
-    if row is not None:
+    if row is not None and masks:
         load, store = row
         # the 512-bit builtins take pointers to elements, the 256-bit ones pointers to vectors
         point = _CTYPE[t] if SIZES[t] * lanes == 64 else bits
@@ -237,7 +256,32 @@ def partial_text(name: str, t: str, lanes: int) -> str:
         test = "#if defined(__AVX512VL__) && defined(__AVX512BW__)\n" if t == "u16" else "#ifdef __AVX512VL__\n"
         open_, close = test, "#endif\n"
         return f"{head} {{\n{open_}  {fast}\n#else\n  {slow}\n{close}}}"
+    if not masks and (t, lanes) in _AVX:
+        return f"{head} {{\n#ifdef __AVX__\n  {_avx_text(name, t, lanes)}\n#else\n  {slow}\n#endif\n}}"
     return f"{head} {{ {slow} }}"
+
+
+# Types whose parts AVX loads and stores by a mask of sign bits -> (suffix, C type of the memory, type of the mask).
+_AVX = {
+    ("f32", 8): ("ps256", "float", "xi32"), ("i32", 8): ("ps256", "float", "xi32"), ("f64", 4): ("pd256", "double", "xi64"),
+    ("i64", 4): ("pd256", "double", "xi64"),
+}  # fmt: skip
+
+
+def _avx_text(name: str, t: str, lanes: int) -> str:
+    suffix, c, mask = _AVX[t, lanes]
+    kind = f"{c} __attribute__((vector_size(32)))"
+    iota = ", ".join(str(i) for i in range(lanes))
+    wide = "CV(m, xi64)" if mask == "xi64" else "m"
+    made = f"((({mask}){{{iota}}}) < n)" if name in ("ldn", "stn") else wide
+    vec = mask.replace("xi", "long long" if mask == "xi64" else "int").removesuffix("64").removesuffix("32")
+    bits = f"({vec} __attribute__((vector_size(32))))({made})"
+    load = f"(x{t})__builtin_ia32_maskload{suffix}((const {kind} *)p, {bits})"
+    return {
+        "ldn": f"return {load};", "ldm": f"return sel_x{t}({wide}, {load}, o);",
+        "stn": f"__builtin_ia32_maskstore{suffix}(({kind} *)p, {bits}, ({kind})v);",
+        "stm": f"__builtin_ia32_maskstore{suffix}(({kind} *)p, {bits}, ({kind})v);",
+    }[name]
 
 
 # ---------------------------------------------------------------- argument reduction for sine and cosine, any magnitude
@@ -438,7 +482,7 @@ _NAME = re.compile(r"\b([a-z][a-z0-9]*)_(x?)([a-z]+[0-9]+)\b")
 
 
 @lru_cache(maxsize=4096)
-def snippet(full: str, lanes: int) -> str | None:
+def snippet(full: str, lanes: int, masks: bool = True) -> str | None:
     """Text of one snippet by the name a call uses; None when there is none (then it is the compiler's business)."""
     m = _NAME.fullmatch(full)
     if m is None:
@@ -450,8 +494,9 @@ def snippet(full: str, lanes: int) -> str | None:
     if name in ISA and t in _S:
         return isa_text(name, t, lanes if vec else 1)
     if name in ("ldn", "stn", "ldm", "stm") and vec:
-        return partial_text(name, t, lanes)
-    found = (VECTOR if vec else SCALAR).get(full)
+        return partial_text(name, t, lanes, masks)
+    found = None if masks else NARROW.get((full, lanes))
+    found = found or (VECTOR if vec else SCALAR).get(full)
     if found is not None:
         return found.replace("$L", str(lanes))
     special = MATH.get((name, t))
@@ -461,7 +506,7 @@ def snippet(full: str, lanes: int) -> str | None:
     return instantiate(text, t, bool(vec))
 
 
-def close(names: set[str], lanes: int) -> str:
+def close(names: set[str], lanes: int, masks: bool = True) -> str:
     """The text of the named snippets and all they use, definitions before uses."""
     done: dict[str, str] = {}
     active: set[str] = set()
@@ -469,7 +514,7 @@ def close(names: set[str], lanes: int) -> str:
     def add(full: str) -> None:
         if full in done or full in active:
             return
-        text = snippet(full, lanes)
+        text = snippet(full, lanes, masks)
         if text is None:
             if full.split("_", maxsplit=1)[0] in OPS:  # an operator without text; other names are the caller's own functions
                 raise Unsupported("EMI001", detail=f"function {full}")

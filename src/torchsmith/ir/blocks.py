@@ -65,6 +65,7 @@ class Contract(Block):
     parts: int = 1
     rest: int = 0
     where: Expr | None = None
+    vector_bytes: int = 64  # of one vector of sums
 
     @property
     def dtype(self) -> DType:
@@ -78,8 +79,8 @@ class Contract(Block):
 
     @property
     def lanes(self) -> int:
-        """Sums in a vector of 64 bytes."""
-        return 64 // self.dtype.itemsize
+        """Sums in a vector."""
+        return self.vector_bytes // self.dtype.itemsize
 
     @property
     def width(self) -> int:
@@ -136,7 +137,7 @@ class Product(Block):
 class Transpose(Block):
     """A block read along n and laid out along m, as f32 (f64 as it is), in the scratch array `out` (rows of `pitch` elements):
 
-        out[n, m] = source(m, n) where m < rows, else 0         n < columns, m < rows rounded up to a vector of 64 bytes
+        out[n, m] = source(m, n) where m < rows, else 0         n < columns, m < rows rounded up to `room` bytes
     """
 
     out: str
@@ -146,13 +147,14 @@ class Transpose(Block):
     n: Axis
     columns: Expr
     source: Load
+    room: int = 64
 
     def meaning(self) -> Loop:
         """The same block in plain statements."""
         s = self.source
         inside = Load(s.buf, s.dtype, s.index, op("lt", self.m, self.rows), Const(s.dtype, 0))
         made = dt.f64 if s.dtype is dt.f64 else dt.f32
-        lanes = 64 // made.itemsize
+        lanes = self.room // made.itemsize
         store = StoreStmt(self.out, (self.n * self.pitch + self.m,), convert(inside, made))
         wide = op("floordiv", self.rows + (lanes - 1), const(lanes)) * lanes
         return Loop(self.n, self.columns, "serial", (Loop(self.m, wide, "vector", (store,)),))
@@ -160,10 +162,10 @@ class Transpose(Block):
 
 @dataclass(frozen=True, slots=True)
 class Banded(Block):
-    """One tile of a grouped convolution, left in the scratch array `acc` (row-major, 16 * vectors columns, f32): lanes hold output
+    """One tile of a grouped convolution, left in the scratch array `acc` (row-major, lanes * vectors columns, f32): lanes hold output
     channels, `per` of each group side by side, and every lane meets the input channels of its own group only.
 
-        acc[m, l] = sum over taps, w and c of a(m, taps, w, c, g = l // per) * b(taps, w, c, l)        m < rows, l < 16 * vectors
+        acc[m, l] = sum over taps, w and c of a(m, taps, w, c, g = l // per) * b(taps, w, c, l)        m < rows, l < lanes * vectors
 
     m and w step along the same dimension of `a`, so that tiles read each of its columns once. a: Load, affine in m, w, c and g; where
     its mask (a conjunction of bounds) fails the product is 0. b: Load of a packed buffer, l contiguous. `groups` groups of `a` may be
@@ -186,6 +188,7 @@ class Banded(Block):
     lane: Axis
     a: Load
     b: Load
+    lanes: int = 16
 
     def column_bounds(self) -> tuple[list[Expr], list[Expr], list[Expr]] | None:
         """The mask of `a` as (conditions on the taps, least columns, ends of columns); None if it is of another form, which has no text.
@@ -223,7 +226,7 @@ class Banded(Block):
 
     def meaning(self) -> Loop:
         """The same tile in plain statements."""
-        lanes = 16 * self.vectors
+        lanes = self.lanes * self.vectors
         group = op("min", op("floordiv", self.lane, const(self.per)), self.groups - 1)
         loops = (*self.taps, (self.w, const(self.width)), (self.c, const(self.channels)))
         total = multiply_add(loops, substitute(self.a, {self.g: group}), self.b)

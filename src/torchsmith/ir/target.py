@@ -22,6 +22,31 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class Vectors:
+    """The vector unit of a processor. A kernel's layouts follow `bytes`, its register tiles `registers`; the rest are choices of speed."""
+
+    bytes: int = 64  # of one register
+    registers: int = 32
+    masks: bool = True  # are loads and stores of a part of a register one instruction?
+    pairs: bool = True  # are bfloat16 products of pairs worth layouts of their own?
+
+    def lanes(self, itemsize: int = 4) -> int:
+        """Elements of `itemsize` bytes in one register."""
+        return self.bytes // itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Of one core, in bytes."""
+
+    near: int = 256 << 10  # of a packed operand that surely stay in the second level
+    rows: int = 1 << 20  # of left-hand rows that stay there beside a tile of the packed operand
+    line: int = 64
+    turn: int = 4096  # after so many bytes the first level takes its sets in turn again
+    ways: int = 8  # lines that a set of the first level holds
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """`device`: torch's word for the device type. `arch`: the version of its instructions (90: sm_90), 0 where the compiler is asked."""
 
@@ -30,9 +55,22 @@ class Target:
     device: str
     arch: int = 0
     weights: Weights = Weights()
+    vectors: Vectors = Vectors()
+    caches: Caches = Caches()
 
 
-CPU = Target("cpu", "c", "cpu")
+CPU = Target("cpu", "c", "cpu")  # AVX-512
+AVX2 = Target("cpu:avx2", "c", "cpu", vectors=Vectors(32, 16, masks=False, pairs=False))
+PLAIN = Target("cpu:plain", "c", "cpu", vectors=Vectors(16, 16, masks=False, pairs=False))  # 16-byte vectors, as every x86-64 has
+# Processors, best first: the row, and the features it needs (as runtime/toolchain.py names them).
+CPUS: tuple[tuple[Target, frozenset[str]], ...] = (
+    (CPU, frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})), (AVX2, frozenset({"avx2", "fma"})), (PLAIN, frozenset()),
+)  # fmt: skip
+
+
+def cpu_with(features: frozenset[str]) -> Target:
+    """The best row that a processor with these features can run."""
+    return next(t for t, needs in CPUS if needs <= features)
 
 # multiprocessors of the largest common chip of an architecture; occupancy is a hint, so a smaller chip is not wrong
 PROCESSORS = {70: 80, 75: 68, 80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
@@ -48,8 +86,9 @@ def cuda(arch: int = DEFAULT_ARCH) -> Target:
 
 def target_named(name: str) -> Target:
     """The row that printed texts call `name`."""
-    if name == CPU.name:
-        return CPU
+    known = {t.name: t for t, _ in CPUS}
+    if name in known:
+        return known[name]
     device, _, arch = name.partition(":sm_")
     if device != "cuda" or not arch.isdigit():
         raise ValueError(f"unknown target {name!r}")

@@ -14,8 +14,9 @@ import torch
 
 from ..codes import Unsupported
 from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
-from ..ir.target import CPU, LEAST_ARCH, Target, cuda
+from ..ir.target import LEAST_ARCH, Target, cuda
 from ..options import Options
+from ..runtime import toolchain
 
 
 def _cuda(options: Options) -> Target:
@@ -24,7 +25,7 @@ def _cuda(options: Options) -> Target:
     return cuda(options.cuda_arch) if options.cuda_arch else cuda()
 
 
-TARGETS: dict[str, Callable[[Options], Target]] = {"cpu": lambda options: CPU, "cuda": _cuda}
+TARGETS: dict[str, Callable[[Options], Target]] = {"cpu": toolchain.target_of, "cuda": _cuda}
 
 
 def _places(fg: FunctionalGraph) -> Iterator[tuple[str, str, TensorSpec | None]]:

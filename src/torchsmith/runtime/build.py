@@ -42,7 +42,7 @@ def kernel_name(text: str) -> str:
 
 def build(host_text: str, kernel_texts: Iterable[str], options: Options, target: Target = CPU) -> Path:
     """The library of this host program and these kernels (named by kernel_name); compiled only if the cache lacks it."""
-    tools = toolchain()
+    tools = toolchain(options)
     kernels = {kernel_name(text): text for text in kernel_texts}
     caching = not options.force_disable_caches
     key = digest(tools.identity, target.name, host_text, *sorted(kernels))

@@ -58,7 +58,7 @@ def key_fields(key_text: str, options: Options, tools: Toolchain | None = None) 
         "torch": _torch_version(),
         "python": sys.version,
         "cpu": " ".join(cpu_features()),
-        "compiler": (tools or toolchain()).identity,
+        "compiler": (tools or toolchain(options)).identity,
     }
 
 

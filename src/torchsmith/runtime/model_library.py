@@ -17,19 +17,12 @@ from functools import cache
 from pathlib import Path
 
 from .. import events
-from ..codes import Unsupported, define
+from ..codes import Unsupported
 from ..ir.target import CPU, Target
 from ..options import Options
 from . import store
 from .build import MACRO, digest, kernel_name, kernel_objects
-from .toolchain import FEATURES, FLAGS, Toolchain, cpu_features, run_compiler, toolchain
-
-define("AOT070", "this processor target is unknown", "use 'native', 'x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4' or a list of features")
-
-_V2 = ("sse4_2", "popcnt")
-_V3 = (*_V2, "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt")
-_V4 = (*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
-TARGETS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
+from .toolchain import FEATURES, FLAGS, Toolchain, features_of, run_compiler, toolchain
 
 ENGINE = (
     "aot/engine.c", "aot/plain.c", "aot/aoti.c", "aot/weights.c", "aot/cpu.c", "native/workspace.c", "native/pool.c",
@@ -65,24 +58,13 @@ def paths() -> dict[str, Path]:
     return {"include": folder / "include", "cmake": folder / "cmake", "pkgconfig": folder / "pkgconfig"}
 
 
-def features_of(target: str) -> tuple[str, ...]:
-    """"native", an x86-64 level, or features separated by blanks or commas -> their names."""
-    if target in ("", "native"):
-        return cpu_features()
-    named = TARGETS.get(target) or tuple(target.replace(",", " ").split()) if target not in TARGETS else TARGETS[target]
-    unknown = [f for f in named if f not in FEATURES]
-    if unknown:
-        raise Unsupported("AOT070", detail=" ".join(unknown))
-    return tuple(f for f in FEATURES if f in named)
-
-
-def tools_for(features: Sequence[str]) -> Toolchain:
-    """The compiler with the flags for these features, binding libc's functions to their old versions."""
-    tools = toolchain()
+def tools_for(options: Options) -> Toolchain:
+    """The compiler with the flags for the processor that options name, binding libc's functions to their old versions."""
+    tools, features = toolchain(), features_of(options)
     mine = [flag for flag in tools.flags if flag in FLAGS]
     wide = ["-mprefer-vector-width=512"] if "avx512f" in features else []
     old = ("-include", str(sources() / "aot" / "glibc.h"))
-    return replace(tools, features=tuple(features), flags=(*mine, *wide, *(FEATURES[f] for f in features), *old), host_flags=old)
+    return replace(tools, features=features, flags=(*mine, *wide, *(FEATURES[f] for f in features), *old), host_flags=old)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +77,7 @@ class Texts:
     target: Target = CPU
 
 
-def build_model(texts: Texts, features: Sequence[str], options: Options) -> bytes:
+def build_model(texts: Texts, options: Options) -> bytes:
     """The shared library's bytes."""
 
     def link(tools: Toolchain, objects: list[Path], work: Path) -> bytes:
@@ -103,10 +85,10 @@ def build_model(texts: Texts, features: Sequence[str], options: Options) -> byte
         run_compiler(tools, [*LINK_FLAGS, "-o", str(out), *map(str, objects), "-lm"], work, "linking")
         return out.read_bytes()
 
-    return _build(texts, features, options, ENGINE, link)
+    return _build(texts, options, ENGINE, link)
 
 
-def build_archive(texts: Texts, features: Sequence[str], options: Options, prefix: str) -> bytes:
+def build_archive(texts: Texts, options: Options, prefix: str) -> bytes:
     """A static library's bytes: every name that it exports starts with `prefix`, so that several models can be linked together."""
 
     def archive(tools: Toolchain, objects: list[Path], work: Path) -> bytes:
@@ -118,18 +100,18 @@ def build_archive(texts: Texts, features: Sequence[str], options: Options, prefi
         _tool("ar", ["rcsD", str(out), *map(str, objects)], work)
         return out.read_bytes()
 
-    return _build(texts, features, options, LINKED_ENGINE, archive)
+    return _build(texts, options, LINKED_ENGINE, archive)
 
 
-def write_sources(folder: Path, texts: Texts, features: Sequence[str], options: Options, prefix: str) -> None:
+def write_sources(folder: Path, texts: Texts, options: Options, prefix: str) -> None:
     """The same texts and the engine as a CMake project that makes a static library of them."""
 
     def names(tools: Toolchain, objects: list[Path], work: Path) -> bytes:
         rows = (f"#define {n} {prefix}{n.removeprefix('tsm_')}\n" for n in _defined(objects))
         return ("/* Several models can be linked together: the names that they define differ. */\n" + "".join(rows)).encode()
 
-    renames = _build(texts, features, options, LINKED_ENGINE, names)
-    tools = tools_for(features)
+    renames = _build(texts, options, LINKED_ENGINE, names)
+    tools = tools_for(options)
     root = sources()
     files = {Path("names.h"): renames.decode(), Path("host.c"): texts.host, Path("description.c"): texts.model}
     for k, text in enumerate(dict.fromkeys(texts.kernels)):
@@ -164,11 +146,11 @@ target_compile_options({name} PRIVATE -include ${{CMAKE_CURRENT_SOURCE_DIR}}/nam
 
 
 def _build(
-    texts: Texts, features: Sequence[str], options: Options, engine: Sequence[str],
+    texts: Texts, options: Options, engine: Sequence[str],
     finish: Callable[[Toolchain, list[Path], Path], bytes],
 ) -> bytes:  # fmt: skip
     """Compile everything to objects in a folder of their own, and let `finish` make one file of them."""
-    tools = tools_for(features)
+    tools = tools_for(options)
     work = Path(tempfile.mkdtemp(prefix="torchsmith-build-"))
     try:
         with events.timed("build", kernels=len(texts.kernels)):

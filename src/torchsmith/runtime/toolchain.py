@@ -18,9 +18,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ..codes import Unsupported
-from ..options import compiler_command
+from ..codes import Unsupported, define
+from ..ir.target import Target, cpu_with
+from ..options import Options, compiler_command
 from . import store
+
+define("AOT070", "this processor target is unknown", "use 'native', 'x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4' or a list of features")
+define("RUN006", "this processor lacks instructions that code was asked for",
+       "leave the option cpu out, or name a level that this processor has")
 
 # Vector features that generated code may use, as /proc/cpuinfo names them, and the compiler's flag for each.
 FEATURES: dict[str, str] = {
@@ -30,6 +35,12 @@ FEATURES: dict[str, str] = {
     "avx512_fp16": "-mavx512fp16", "amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16",
 }  # fmt: skip
 ALIASES = {"abm": "lzcnt"}
+_V2 = ("sse4_2", "popcnt")
+_V3 = (*_V2, "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
+LEVELS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
+# Vector bits that options may limit code to -> the features that are left out.
+NARROWER: dict[int, tuple[str, ...]] = {0: (), 512: (), 256: ("avx512", "amx"), 128: ("avx", "fma", "f16c", "amx")}
 
 FLAGS = (
     "-O2", "-ftree-vectorize", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
@@ -68,39 +79,64 @@ def cpu_features() -> tuple[str, ...]:
     return tuple(f for f in FEATURES if f in words)
 
 
-def toolchain() -> Toolchain:
-    """The compiler that the environment names now."""
-    return _identify(compiler_command(), os.environ.get("PATH", ""))
+def features_of(options: Options) -> tuple[str, ...]:
+    """Of the processor that code is made for: options.cpu ("native", an x86-64 level, or features separated by blanks or commas), no wider
+    than options.cpp_simdlen bits. Raises Unsupported("AOT070") for a name that nobody knows."""
+    if options.cpu in ("", "native"):
+        named = cpu_features()
+    else:
+        named = LEVELS[options.cpu] if options.cpu in LEVELS else tuple(options.cpu.replace(",", " ").split())
+    unknown = [f for f in named if f not in FEATURES]
+    if unknown:
+        raise Unsupported("AOT070", detail=" ".join(unknown))
+    return tuple(f for f in FEATURES if f in named and not f.startswith(NARROWER[options.cpp_simdlen] or ("\n",)))
+
+
+def check_runs(options: Options) -> None:
+    """Raises Unsupported("RUN006") where this processor cannot run what options ask for."""
+    missing = [f for f in features_of(options) if f not in cpu_features()]
+    if missing:
+        raise Unsupported("RUN006", detail=f"{options.cpu} needs {' '.join(missing)}")
+
+
+def target_of(options: Options) -> Target:
+    """The row of ir/target.py for that processor."""
+    return cpu_with(frozenset(features_of(options)))
+
+
+def toolchain(options: Options | None = None) -> Toolchain:
+    """The compiler that the environment names now, making code for this processor or the one that `options` name."""
+    features = cpu_features() if options is None else features_of(options)
+    return _identify(compiler_command(), os.environ.get("PATH", ""), features)
 
 
 @cache
-def _identify(command: tuple[str, ...], path: str) -> Toolchain:
+def _identify(command: tuple[str, ...], path: str, features: tuple[str, ...]) -> Toolchain:
     """Who the compiler is: as remembered for this very file, else by asking. Raises Unsupported("RUN001") when it does not answer."""
     found = shutil.which(command[0], path=path or None)
     if found is None:
         raise Unsupported("RUN001", detail=f"{command[0]} is not in PATH")
     info = os.stat(found)
-    facts = (*command, os.path.realpath(found), info.st_size, info.st_mtime_ns, cpu_features(), FLAGS, platform.machine())
+    facts = (*command, os.path.realpath(found), info.st_size, info.st_mtime_ns, features, FLAGS, platform.machine())
     memory = store.folder("graph") / f"toolchain-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.json"
     known = store.get(memory)
     if known is not None:
         row = json.loads(known)
         return Toolchain(command, row["version"], row["target"], tuple(row["features"]), tuple(row["flags"]))
-    tools = _ask_all(command)
+    tools = _ask_all(command, features)
     row = {"version": tools.version, "target": tools.target, "features": tools.features, "flags": tools.flags}
     with contextlib.suppress(Unsupported):  # a cache that cannot be written costs time only
         store.put(memory, json.dumps(row).encode())
     return tools
 
 
-def _ask_all(command: tuple[str, ...]) -> Toolchain:
+def _ask_all(command: tuple[str, ...], features: tuple[str, ...]) -> Toolchain:
     """Version, target, and which of the flags for this processor it accepts."""
     try:
         version = _ask((*command, "--version"))
         target = _ask((*command, "-dumpmachine")).strip()
     except (OSError, subprocess.SubprocessError) as e:
         raise Unsupported("RUN001", detail=f"{' '.join(command)}: {e}") from e
-    features = cpu_features()
     machine = ["-mprefer-vector-width=512"] if "avx512f" in features else []
     if target.split("-", maxsplit=1)[0] in ("x86_64", "amd64") and platform.machine() in ("x86_64", "AMD64"):
         machine += [FEATURES[f] for f in features]

@@ -30,6 +30,7 @@ from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, conve
 from ..ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Store
+from ..ir.target import CPU, Target
 from . import deps
 from .attention import DOT, OUT, Attention
 from .attention_few import FEW, FewRows
@@ -355,7 +356,7 @@ class _PairedFormer(_Former):
         )  # fmt: skip
 
 
-def form_attention(a: Attention, buffers: Mapping[str, Buffer]) -> Kernel:
+def form_attention(a: Attention, buffers: Mapping[str, Buffer], target: Target = CPU) -> Kernel:
     """The kernel of a Stage that was recognised."""
     (store,) = a.stage.stores
     stores = (replace(store, value=a.value),)
@@ -365,7 +366,7 @@ def form_attention(a: Attention, buffers: Mapping[str, Buffer]) -> Kernel:
         few = FewRows(a, buffers)
         body, scratch = few.body(stores), few.scratch
     else:
-        former = (_PairedFormer if has_pairs(a, buffers) else _Former)(a, buffers)
+        former = (_PairedFormer if target.vectors.pairs and has_pairs(a, buffers) else _Former)(a, buffers)
         rows = former.shape.queries
         body, scratch = former.body(stores), former.scratch
         grid = (*grid, (former.qb, blocks_of(a.i[1], rows)))

@@ -23,9 +23,9 @@ from ..ir.linear import Linear, const_of
 from ..ir.program import Buffer
 from .access import flat
 from .contraction import Contraction, _least, _params, _product, acc_of, form_contraction, where_of
-from .tiling import SETS, Tiling
+from .tiling import Tiling
 
-PANEL = 512  # vectors of 64 bytes in a panel: it stays in the first-level cache while the rows pass
+PANEL = 32 << 10  # bytes of a panel: it stays in the first-level cache while the rows pass
 ROWS = 192  # of a block: what a panel costs is spread over them
 ITEMS = 16  # blocks that keep threads busy
 
@@ -62,7 +62,7 @@ def _address(c: Contraction, buffers: Mapping[str, Buffer]) -> Linear | None:
 def _is_copied(c: Contraction, at: Linear) -> bool:
     """Do all of k of a tile of columns share the few places of one set of the caches? Then a copy is made before rows meet it."""
     step = const_of(at.terms.get(c.k[0], const(0)))
-    return step is not None and step * c.fold.dtype.itemsize % SETS == 0 and not c.taps
+    return step is not None and step * c.fold.dtype.itemsize % c.target.caches.turn == 0 and not c.taps
 
 
 def _through_panels(
@@ -70,7 +70,7 @@ def _through_panels(
 ) -> Kernel | None:
     rows, vectors, width = tiling.rows, tiling.vectors, c.lanes * tiling.vectors
     (m, m_extent), (n, n_extent), (k, k_extent) = c.rows[-1], c.n, c.k
-    depth = max(64, PANEL // vectors // 16 * 16)
+    depth = max(64, PANEL // c.target.vectors.bytes // vectors // 16 * 16)
     whole = (const_of(k_extent) or 1 << 30) <= 2 * depth  # one panel holds all of k
     depth = const_of(k_extent) or 1 if whole else depth
     tiles = _tiles_of_block(c, tiling)
@@ -89,13 +89,14 @@ def _through_panels(
     if at is None or any(atom is not kl and kl in walk(atom) for atom in at.terms):
         return None  # a division that no k below k_extent feels, but the last panel's end might
     panel = Load("panel", b.dtype, (kl * width + nl,))
-    fill: Stmt = Transpose("panel", width, nl, wide, kl, deep, b)
+    size = c.target.vectors.bytes
+    fill: Stmt = Transpose("panel", width, nl, wide, kl, deep, b, size)
     if copied:
         fill = Loop(kl, deep, "serial", (Loop(nl, wide, "vector", (StoreStmt("panel", panel.index, b),)),))
     elif const_of(at.terms.get(kl, const(0))) != 1:
         return None
     first = const(0) if whole else mt * rows
-    contract = Contract("acc", rows, vectors, ml, live, (), kl, deep, nl, a, panel, first=first, add=not whole)
+    contract = Contract("acc", rows, vectors, ml, live, (), kl, deep, nl, a, panel, first=first, add=not whole, vector_bytes=size)
     summed = c.fold.dtype
     table: dict[Expr, Expr] = {acc_of(summed): Load("acc", summed, ((first + ml) * width + nl,)), m: row, n: column}
     (store,) = c.stage.stores

@@ -26,10 +26,11 @@ from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, 
 from ..ir.kernel import Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ..ir.linear import conjuncts, const_of, linear
 from ..ir.program import Buffer, Layout, Stage, Store
+from ..ir.target import CPU, Target
 from .access import flat
 from .affine import split_axes
 from .deps import estimate
-from .tiling import CACHED_ROWS, Tiling, Work
+from .tiling import Tiling, Work
 
 TAILS = (6, 4, 2, 1)
 OUTER = 2  # row axes outside of the tiled one that every kernel has: images, and rows of an image
@@ -60,11 +61,12 @@ class Contraction:
     k: tuple[Axis, Expr]
     value: Expr
     where: Expr | None = None  # as in Contract
+    target: Target = CPU  # whose tiles it is given
 
     @property
     def lanes(self) -> int:
-        """Sums in a vector of 64 bytes."""
-        return 64 // self.fold.dtype.itemsize
+        """Sums in a vector."""
+        return self.target.vectors.lanes(self.fold.dtype.itemsize)
 
 
 ONE_ROW, ONE_COLUMN = Axis("m_one"), Axis("n_one")
@@ -267,6 +269,7 @@ def work_of(c: Contraction, buffers: Mapping[str, Buffer] | None = None) -> Work
         is_padded=c.a.mask is not None,
         multiple=1 if const_of(c.rows[-1][1]) is not None else max(1, NOTHING_KNOWN.divisor(c.rows[-1][1])),
         step=None if step is None else step * c.a.dtype.itemsize,
+        target=c.target,
     )
 
 
@@ -287,10 +290,11 @@ def parts_of(c: Contraction, buffers: Mapping[str, Buffer]) -> int:
         adding = 0 if parts == 1 else 8 + 2 * n * parts
         return taps * -(-k // parts) * -(-n * parts // c.lanes) + adding
 
-    best = min((p for p in PARTS if p < c.lanes or n * p <= NARROW * c.lanes), key=price)
+    parts = [p for p in PARTS if p <= c.lanes]
+    best = min((p for p in parts if p < c.lanes or n * p <= NARROW * c.lanes), key=price)
     few = const_of(c.rows[-1][1]) == 1 and len(c.rows) == 1
     # The more parts, the shorter and more exact each sum.
-    more = [p for p in PARTS if (few or n * p <= NARROW * c.lanes) and price(p) <= (EXACT if few else NEARLY) * price(best)]
+    more = [p for p in parts if (few or n * p <= NARROW * c.lanes) and price(p) <= (EXACT if few else NEARLY) * price(best)]
     return max((best, *more)) if price(best) < WORTH * price(1) else 1
 
 
@@ -378,7 +382,8 @@ def form_contraction(
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
     # Which operand's tile stays is a question of extents only, so that kernels of either sweep can be one; so are rows of fewer axes.
     # Results that lie along the rows are written a few lines at a time, each whole, if a tile of columns stays while the rows pass.
-    by_columns = tiling.sweep == "columns" or (along_m and _product([e for _, e in (*c.rows, c.k)]) * c.a.dtype.itemsize <= CACHED_ROWS)
+    size = _product([e for _, e in (*c.rows, c.k)]) * c.a.dtype.itemsize
+    by_columns = tiling.sweep == "columns" or (along_m and size <= c.target.caches.rows)
     before, after = (tiles, const(1)) if by_columns else (const(1), tiles)
     more = tuple((Axis(f"one{j}"), const(1)) for j in range(OUTER - len(c.rows[:-1])))
     grid = (*c.batch, (n_outer, before), *more, *m_tiles, (n_inner, after))
@@ -389,6 +394,7 @@ def form_contraction(
         "acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], lane, a, b, *prefetch, wide=readable, prefetch_rows=far, tails=tails,
         parts=parts,
         rest=(const_of(c.k[1]) or 0) % parts, where=None if c.where is None else substitute(c.where, {m: row}),
+        vector_bytes=c.target.vectors.bytes,
     )  # fmt: skip
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
@@ -396,7 +402,8 @@ def form_contraction(
     scratch: tuple[Scratch, ...] = (Scratch("acc", summed, rows * pitch),)
     if not transposed:
         return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins, kind="contraction")
-    transpose = Transpose("transposed", deep, ml, live, nl, wide, Load("acc", summed, (ml * pitch + nl,)))
+    tile = Load("acc", summed, (ml * pitch + nl,))
+    transpose = Transpose("transposed", deep, ml, live, nl, wide, tile, c.target.vectors.bytes)
     scratch = (*scratch, Scratch("transposed", summed, width * deep))
     return Kernel("contraction", params, syms, grid, grain, scratch, (contract, transpose, epilogue), origins=origins, kind="contraction")
 
@@ -422,7 +429,7 @@ def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors
     tiles = vectors if None in passing else math.prod(e or 1 for e in passing)
     by, steps = -(-vectors // tiles) if tiles > 1 else 1, math.prod(s or 1 for s in sizes)
     whole, piece = steps * c.lanes * vectors, steps * c.lanes * by
-    if tiles == 1 and whole * c.b.dtype.itemsize > CACHED_ROWS:
+    if tiles == 1 and whole * c.b.dtype.itemsize > c.target.caches.rows:
         return None, 0, const(0)
     if c.taps and tiles >= SHARED and None not in passing:
         share = -(-c.lanes * vectors * 16 // tiles)
@@ -439,7 +446,7 @@ def _asked_rows(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -
     if layout is None or layout.splits or step is None or steps is None:
         return 0
     sizes = [const_of(e) for _, e in c.rows]
-    many = None in sizes or math.prod(e or 1 for e in sizes) * step > CACHED_ROWS
+    many = None in sizes or math.prod(e or 1 for e in sizes) * step > c.target.caches.rows
     is_dense = const_of(flat(layout, c.a.index).terms.get(c.k[0], const(0))) == 1
     if c.taps:  # a window over an image: most of what the next tile reads is here; new are the last taps' rows behind this tile's
         is_row = is_dense and steps * size >= 64 and step <= STRIDE * steps * size and c.b.mask is None

@@ -18,7 +18,9 @@ from ..ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .contraction import ONE_COLUMN, Contraction, _classify, _factors, _least, _next_tile, _params, dense, tails_of, work_of
-from .tiling import REGISTERS, default_sweep, score
+from .tiling import default_sweep, score
+
+MOST = 16  # products in one kernel are fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ def recognise_gated(stage: Stage) -> Gated | None:
         return None
     folds = tuple(dict.fromkeys(e for e in walk(*(s.value for s in stage.stores)) if isinstance(e, Fold)))
     pairs = [_factors(f) for f in folds]
-    if not 2 <= len(folds) < REGISTERS // 2 or not _is_free_of_order(stage):
+    if not 2 <= len(folds) < MOST or not _is_free_of_order(stage):
         return None
     first = folds[0]
     for turned in (False, True):
@@ -87,8 +89,9 @@ def _tile(g: Gated) -> tuple[int, int]:
     """(rows, vectors of each gate) of the register tile."""
     gates, work = len(g.folds), work_of(g.c)
     work = replace(work, n=None if work.n is None else work.n * gates)
-    tallest = min(REGISTERS // 2, work.m or REGISTERS)
-    fits = [(r, v) for r in range(1, tallest + 1) for v in range(1, (REGISTERS - 1) // (gates * (r + 1)) + 1)]
+    registers = work.target.vectors.registers
+    tallest = min(registers // 2, work.m or registers)
+    fits = [(r, v) for r in range(1, tallest + 1) for v in range(1, (registers - 1) // (gates * (r + 1)) + 1)] or [(1, 1)]
     return max(fits, key=lambda t: score(work, t[0], gates * t[1]))
 
 
@@ -120,7 +123,10 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     by_columns = default_sweep(replace(work_of(c), n=(const_of(n_extent) or c.lanes) * gates)) == "columns"
     grid = (*c.batch, n_tiles, *m_tiles) if by_columns else (*c.batch, *m_tiles, n_tiles)
     prefetch = _next_tile(c, m_tiles, n_tiles, vectors) if by_columns else (None, 0, const(0))
-    contract = Contract("acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *prefetch, tails=tails_of(rows, live, m_extent))
+    contract = Contract(
+        "acc", rows, vectors, ml, live, c.taps, c.k[0], c.k[1], nl, a, b, *prefetch, tails=tails_of(rows, live, m_extent),
+        vector_bytes=c.target.vectors.bytes,
+    )  # fmt: skip
     steps = rows * vectors
     for _, e in (*c.taps, c.k):
         steps *= const_of(e) or 64

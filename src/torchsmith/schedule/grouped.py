@@ -19,9 +19,8 @@ from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Stage, Store
 from .access import flat
 from .contraction import ACC, ONE_COLUMN, Contraction, _least, _params, _product, dense, where_of
-from .tiling import CACHED, LANES
 
-TALL = 24  # accumulators of one vector; the rest of the 32 registers holds weights and a column
+TALL = 0.75  # of the registers are accumulators; the rest holds weights and a column
 FEW = 3  # window elements of the widest row whose weights stay in registers beside them
 
 
@@ -75,24 +74,24 @@ def group_of(c: Contraction, buffers: Mapping[str, Buffer]) -> Group | None:
     taps = tuple(x for x in loops if x[0] not in (channel, window))
     rest = tuple(x for x in c.batch if x is not group)
     dilation = (const_of(terms[window]) or 1) if windows else 1
-    together, vectors = 1, 1
-    if per < LANES:
-        together = min(LANES // per, max(1, (2 * LANES - 1 - (deep - 1) * near) // step + 1))
-        if near != 1 or ((together - 1) * step + (deep - 1) * near + 1 > 2 * LANES):
+    together, vectors, lanes = 1, 1, c.lanes
+    if per < lanes:
+        together = min(lanes // per, max(1, (2 * lanes - 1 - (deep - 1) * near) // step + 1))
+        if near != 1 or ((together - 1) * step + (deep - 1) * near + 1 > 2 * lanes):
             return None
     elif wide == 1:
         return None
     else:
-        vectors = 2 if per % (2 * LANES) == 0 else 1
-    if together == 1 and per < LANES:
+        vectors = 2 if per % (2 * lanes) == 0 else 1
+    if together == 1 and per < lanes:
         return None if wide == 1 else Group(group, per, 1, 1, rest, taps, (window, wide), (channel, deep), stride, dilation)
     return Group(group, per, together, vectors, rest, taps, (window, wide), (channel, deep), stride, dilation)
 
 
-def rows_of(g: Group, extent: int | None) -> int:
+def rows_of(g: Group, extent: int | None, registers: int) -> int:
     """Results of one tile: the fewest loads and multiply-adds over the whole row, within the registers."""
     wide = g.window[1]
-    most = max(1, (TALL - max(0, wide - FEW)) // g.vectors)
+    most = max(1, (int(TALL * registers) - max(0, wide - FEW)) // g.vectors)
     if extent is None:
         return min(most, 14)
 
@@ -112,8 +111,8 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     one = c.n[0] is ONE_COLUMN
     mt, ml, nt, lane = Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl")
     (m, m_extent), (n, n_extent) = c.rows[-1], c.n
-    rows, width = rows_of(g, const_of(m_extent)), LANES * g.vectors
-    used = g.per * g.together if g.per < LANES else width
+    rows, width = rows_of(g, const_of(m_extent), c.target.vectors.registers), c.lanes * g.vectors
+    used = g.per * g.together if g.per < c.lanes else width
     at: dict[Expr, Expr] = {}
     if g.together > 1:
         tiles: tuple[tuple[Axis, Expr], ...] = ((nt, op("floordiv", g.group[1] + (g.together - 1), const(g.together))),)
@@ -141,7 +140,7 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     assert isinstance(a, Load)
     live = _least(rows, m_extent - mt * rows, m_extent)
     per = g.per if g.together > 1 else width
-    tile = Banded("acc", rows, g.vectors, per, ml, live, g.taps, *g.window, *g.channel, first, groups, lane, a, b)
+    tile = Banded("acc", rows, g.vectors, per, ml, live, g.taps, *g.window, *g.channel, first, groups, lane, a, b, c.lanes)
     if tile.column_bounds() is None:
         return None
     buffers[packed.name] = packed
@@ -156,7 +155,7 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     )
     epilogue = Loop(ml, live, "serial", (Loop(lane, wide, "vector", body),))
     m_tiles = (*c.rows[:-1], (mt, op("floordiv", m_extent + (rows - 1), const(rows))))
-    is_small = _product([*packed.shape]) * packed.dtype.itemsize <= CACHED
+    is_small = _product([*packed.shape]) * packed.dtype.itemsize <= c.target.caches.near
     grid = (*g.rest, *m_tiles[:-1], *tiles, m_tiles[-1]) if is_small else (*g.rest, *tiles, *m_tiles)
     steps = rows * g.vectors * g.window[1] * g.channel[1] * max(1, _product([e for _, e in g.taps]))
     params, syms = _params((tile, epilogue), stores, c, packed, buffers, [e for _, e in grid])

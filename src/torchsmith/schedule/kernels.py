@@ -14,6 +14,7 @@ from ..ir.expr import Axis, Expr, Sym, walk
 from ..ir.kernel import Choice, Kernel, Scheduled
 from ..ir.linear import const_of
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
+from ..ir.target import Target
 from ..options import Options
 from . import deps
 from .attention import recognise_attention
@@ -40,11 +41,11 @@ from .group import Group, Grouper, group_stages
 from .grouped import form_grouped, group_of
 from .layouts import choose_layouts, copied_apart
 from .merge_rows import merge_apart, merge_rows
-from .paired import fills_pairs, form_changing_pairs, form_paired, has_pairs, lies_plain
+from .paired import TILE, fills_pairs, form_changing_pairs, form_paired, has_pairs, lies_plain
 from .repack import repack_constants
 from .special import build_special
 from .split import split_reductions
-from .tiling import LANES, Tiling, best_score, candidates, choose_tiling
+from .tiling import Tiling, best_score, candidates, choose_tiling
 from .windows import close_bounds, drop_sure, join_taps, narrow_k, widen, with_padding
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
@@ -129,12 +130,17 @@ def contraction_kernels(
     return (*copies, stage_kernel(packing, buffers), replace(product, choice=choice))
 
 
+def with_target(c: Contraction | None, target: Target) -> Contraction | None:
+    return c if c is None or c.target is target else replace(c, target=target)
+
+
 def _fuller(stage: Stage, c: Contraction, buffers: dict[str, Buffer], lasting: set[str]) -> Contraction:
     """`c`, or the same product with its factors exchanged: where output channels are few and lie apart, vectors hold neighbouring pixels,
     read in place."""
     if c.n[0] is ONE_COLUMN or stores_along(c, c.n[0], buffers) or c.b.buf not in lasting:
         return c
-    others = [r for r in readings(stage) if r.b.buf == c.a.buf and stores_along(r, r.n[0], buffers) and is_along_n(r, buffers)]
+    others = [replace(r, target=c.target) for r in readings(stage) if r.b.buf == c.a.buf]
+    others = [r for r in others if stores_along(r, r.n[0], buffers) and is_along_n(r, buffers)]
     mine = replace(work_of(c, buffers), parts=parts_of(c, buffers))
     best = max(others, key=lambda r: best_score(work_of(r, buffers)), default=None)
     return c if best is None or best_score(work_of(best, buffers)) < FULLER * best_score(mine) else best
@@ -150,7 +156,7 @@ def _longest_rows(c: Contraction, buffers: dict[str, Buffer]) -> Contraction:
         m = const_of(x[1])
         if m is None or not all(is_affine(i, (x[0], c.k[0])) for i in c.a.index):
             return 0.0
-        full = m / (-(-m // LANES) * LANES) if pairs else best_score(work_of(last(x), buffers))
+        full = m / (-(-m // TILE) * TILE) if pairs else best_score(work_of(last(x), buffers))
         return full * (EDGES if x[0] in masked else 1.0)
 
     def last(x: tuple[Axis, Expr]) -> Contraction:
@@ -168,7 +174,7 @@ def _fuller_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Contractio
     m, rows = (estimate(x.rows[-1][1]) for x in (c, merged[0]))
     real = m * estimate(c.rows[-2][1])
     if has_pairs(c):
-        now, then = m / (-(-m // LANES) * LANES), real / (-(-rows // LANES) * LANES)
+        now, then = m / (-(-m // TILE) * TILE), real / (-(-rows // TILE) * TILE)
     else:
         now, then = best_score(work_of(c, buffers)), best_score(work_of(*merged)) * real / rows
     return merged if then > FULLER * now else (c, buffers)
@@ -178,11 +184,11 @@ def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kerne
     """`c` with rows and taps joined where they lie behind each other, after a copy with padding where that pays; and its buffers."""
     c, seen = merge_rows(drop_sure(c), buffers)
     c = _longest_rows(c, seen)
-    narrow, pairs = narrow_k(c, seen), has_pairs(c)
+    narrow, pairs, few = narrow_k(c, seen), has_pairs(c), c.target.vectors.lanes()
     if pairs and lies_plain(narrow, seen):
         joined = join_taps(narrow, seen)
         return (), *_fuller_rows(joined, seen)
-    if pairs or (c.a.mask is not None and (const_of(narrow.k[1]) or LANES) < LANES):
+    if pairs or (c.a.mask is not None and (const_of(narrow.k[1]) or few) < few):
         made = with_padding(narrow, seen, pairs)
         if made is not None:
             views = {**seen, made.copy.name: made.copy}
@@ -241,15 +247,15 @@ def form_kernels(program: Program, options: Options, decided: Decisions = NOTHIN
         out: list[Element] = []
         for item in items:
             if isinstance(item, Group):
-                product = recognise(item.stages[0]) if item.closed else None
+                product = with_target(recognise(item.stages[0]), program.target) if item.closed else None
                 attention = recognise_attention(item.stages[0]) if item.closed else None
                 gates = recognise_gated(item.stages[0]) if item.closed and nested else None
                 if attention is not None:
-                    out.append(form_attention(attention, buffers))  # type: ignore[arg-type]
+                    out.append(form_attention(attention, buffers, program.target))  # type: ignore[arg-type]
                 elif product is not None:
                     out.extend(contraction_kernels(item.stages[0], product, buffers, lasting, options, decided))  # type: ignore[arg-type]
                 elif gates is not None:
-                    packing, packed, kernel = form_gated(gates, buffers)
+                    packing, packed, kernel = form_gated(replace(gates, c=replace(gates.c, target=program.target)), buffers)
                     buffers[packed.name] = packed
                     out += [stage_kernel(packing, buffers), kernel]  # type: ignore[list-item]
                 else:

@@ -21,9 +21,7 @@ from .deps import estimate, reads, stage_loads, writes
 from .fuse import simple_axes
 from .windows import Padded
 
-SET = 4096  # bytes between addresses that share a set of the first-level cache: 64 sets of 64-byte lines
-LINE = 64  # bytes
-FAR = 4 * SET  # bytes between rows that share sets of the second-level cache too
+FAR = 4  # times the bytes between rows that share a set of the first-level cache: rows that share one of the second level too
 MANY_ROWS, MANY_COLUMNS = 256, 512  # of a product, from which on a copy of its rows is paid for
 
 
@@ -92,7 +90,7 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
         for e in body:
             if isinstance(e, Stage):
                 product = recognise(e)
-                if product is not None and _share_a_set(product, buffers):
+                if product is not None and _share_a_set(product, buffers, program.target.caches.turn):
                     crowded.add(product.a.buf)
                 for s in e.stores:
                     b = buffers[s.buf]
@@ -112,11 +110,11 @@ def choose_layouts(program: Program) -> dict[str, Buffer]:
     for name in crowded & chosen.keys() - fixed:
         b = buffers[name]
         if b.role == "temp" and b.storage_of is None:
-            buffers[name] = rows_apart(b, chosen[name])
+            buffers[name] = rows_apart(b, chosen[name], program.target.caches.line)
     return {n: b if b.layout is not None else replace(b, layout=dense(b.shape)) for n, b in buffers.items()}
 
 
-def _share_a_set(c: Contraction, buffers: dict[str, Buffer], size: int = SET) -> bool:
+def _share_a_set(c: Contraction, buffers: dict[str, Buffer], size: int) -> bool:
     """Do the rows of a tile lie a multiple of `size` apart?"""
     layout = buffers[c.a.buf].layout
     if layout is None:
@@ -125,11 +123,11 @@ def _share_a_set(c: Contraction, buffers: dict[str, Buffer], size: int = SET) ->
     return step is not None and step != 0 and step * c.a.dtype.itemsize % size == 0
 
 
-def rows_apart(buffer: Buffer, order: tuple[int, ...] | None) -> Buffer:
+def rows_apart(buffer: Buffer, order: tuple[int, ...] | None, line: int) -> Buffer:
     """The buffer with a line between its innermost rows."""
     inner = order[-1] if order else len(buffer.shape) - 1
     extent = buffer.shape[inner]
-    wide = extent + LINE // buffer.dtype.itemsize
+    wide = extent + line // buffer.dtype.itemsize
     return replace(buffer, layout=dense(tuple(wide if d == inner else e for d, e in enumerate(buffer.shape)), order))
 
 
@@ -137,13 +135,16 @@ def copied_apart(c: Contraction, buffers: dict[str, Buffer]) -> Padded | None:
     """A copy of rows that share a set of the cache and do not lie as this pass likes (inputs), where enough columns meet each."""
     source = buffers[c.a.buf]
     layout, rows = source.layout, math.prod(estimate(e) for _, e in c.rows)
-    if layout is None or layout.splits or layout.pad or c.a.mask is not None or c.taps or not _share_a_set(c, buffers, FAR):
+    if layout is None or layout.splits or layout.pad or c.a.mask is not None or c.taps:
+        return None
+    if not _share_a_set(c, buffers, FAR * c.target.caches.turn):
         return None
     if rows < MANY_ROWS or estimate(c.n[1]) < MANY_COLUMNS or math.prod(estimate(n) for n in source.shape) > rows * estimate(c.k[1]):
         return None
     order = tuple(sorted(range(len(source.shape)), key=lambda d: -estimate(layout.strides[d])))
     axes = tuple(Axis(f"i{d}") for d in range(len(order)))
-    copy = rows_apart(Buffer(f"{c.stage.stores[0].buf}_apart", source.dtype, source.shape, None, "temp", None, c.stage.loc), order)
+    copy = Buffer(f"{c.stage.stores[0].buf}_apart", source.dtype, source.shape, None, "temp", None, c.stage.loc)
+    copy = rows_apart(copy, order, c.target.caches.line)
     store = Store(copy.name, axes, Load(source.name, source.dtype, axes))
     stage = Stage(tuple(zip(axes, source.shape, strict=True)), (store,), loc=c.stage.loc, origin="copy")
     return Padded(stage, source, copy, replace(c, a=Load(copy.name, source.dtype, c.a.index)))

@@ -21,8 +21,8 @@ from ..ir.program import Buffer, Stage, Store
 from .access import flat
 from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where, stores_along, where_of
 from .deps import estimate
-from .tiling import CACHED_ROWS, LANES
 
+LANES = 16  # sums of a row of a hardware tile
 TILE = 16  # rows of one hardware tile
 TAPS = 1024  # most taps: a kernel keeps the place of each
 DEEP = 32  # of k that a hardware tile takes
@@ -40,7 +40,7 @@ def has_pairs(c: Contraction) -> bool:
     """Is it a product for this template, once its `a` lies plain?"""
     taps = [const_of(e) for _, e in c.taps]
     known = const_of(c.k[1]) is not None and None not in taps and _product([e for _, e in c.taps]) <= TAPS
-    return c.a.dtype is dt.bf16 and c.b.dtype is dt.bf16 and known and (c.n[0] is not ONE_COLUMN or not c.batch)
+    return c.target.vectors.pairs and c.a.dtype is dt.bf16 and c.b.dtype is dt.bf16 and known and (c.n[0] is not ONE_COLUMN or not c.batch)
 
 
 def fills_pairs(c: Contraction) -> bool:
@@ -87,7 +87,8 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     (m, m_extent), (n, n_extent), width, rows = c.rows[-1], c.n, LANES * vectors, rows_of(const_of(c.rows[-1][1]))
     mb, mt, ml, nt, nl = Axis("mb"), Axis("mt"), Axis("ml"), Axis("nt"), Axis("nl")
     columns = op("floordiv", n_extent + (width - 1), const(width))
-    tiles = _block(const_of(m_extent), rows, k, _product([e for _, e in (*c.batch, *c.rows[:-1])]) * (const_of(columns) or 16))
+    others = _product([e for _, e in (*c.batch, *c.rows[:-1])]) * (const_of(columns) or 16)
+    tiles = _block(const_of(m_extent), rows, k, others, c.target.caches.rows)
     start = (mb * tiles + mt) * rows
     live, wide = _least(rows, m_extent - start, m_extent), _least(width, n_extent - nt * width, n_extent)
     left = op("floordiv", m_extent - mb * (tiles * rows) + (rows - 1), const(rows))
@@ -109,12 +110,12 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     return Kernel("contraction", params, syms, grid, grain, scratch, (interleave, loop), origins=origins, kind="contraction")
 
 
-def _block(m: int | None, rows: int, k: int, others: int) -> int:
+def _block(m: int | None, rows: int, k: int, others: int, cached: int) -> int:
     """Tiles of rows that share an interleaved panel: as many as stay in the second-level cache, unless that leaves threads without work."""
     if m is None:
         return 8
     tiles = -(-m // rows)
-    blocks = max(-(-tiles * rows * k * 2 // CACHED_ROWS), min(-(-ITEMS // others), tiles // 4))
+    blocks = max(-(-tiles * rows * k * 2 // cached), min(-(-ITEMS // others), tiles // 4))
     return -(-tiles // blocks)
 
 

@@ -73,8 +73,9 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     missing = [r.buf for r in program.results if isinstance(r, Fresh) and r.buf not in writer.allocated]
     allocs = tuple(Alloc(b) for b in dict.fromkeys(missing) if isinstance(places[b], ResultPlace))
     buffers = {n: b for n, b in program.buffers.items() if n in places}
+    kernels = tuple(k if k.target is program.target else replace(k, target=program.target) for k in writer.kernels)
     return Plan(
-        program.name, program.symbols, program.inputs, buffers, places, tuple(writer.kernels), total, prepare, (*run, *allocs),
+        program.name, program.symbols, program.inputs, buffers, places, kernels, total, prepare, (*run, *allocs),
         program.results, total_state, consts, program.target, program.device,
     )  # fmt: skip
 

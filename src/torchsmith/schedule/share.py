@@ -188,7 +188,7 @@ class _Walker:
     def contract(self, s: Contract) -> Stmt:
         """A Contract, its addresses and bounds as sums over all axes in scope."""
         self.note(s.rows, s.vectors, s.prefetch is None, s.prefetch_vectors, len(s.taps), self.name(s.acc), s.wide is None, s.add, s.tails)
-        self.note(s.parts, s.rest)
+        self.note(s.parts, s.rest, s.vector_bytes)
         self.axis(s.m)
         taps = tuple((self.axis(x), self.expr(e)) for x, e in s.taps)
         self.axis(s.k)

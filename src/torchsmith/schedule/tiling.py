@@ -7,14 +7,11 @@ Nothing here knows a model or an operator: equal Work, equal decision.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-LANES = 16  # float32 in a vector of 64 bytes
-CACHED = 256 << 10  # bytes of a packed operand that surely stay in the second-level cache
-CACHED_ROWS = 1 << 20  # bytes of left-hand rows that stay there beside a tile of the packed operand
-REGISTERS = 32  # vector registers
-SETS, WAYS = 4096, 8  # bytes after which the first-level cache takes its sets in turn again, and lines that a set holds
+from ..ir.target import CPU, Target
+
 UNKNOWN = 1 << 20  # what a symbolic size counts as
 TYPICAL = (1, 8, 30, 100, 1000)  # rows that are known at run time only: a tile should serve all of these
 BATCHES = (1, 2, 4, 8, 32)  # the same, where rows are known to be a multiple of a number
@@ -27,7 +24,7 @@ Sweep = Literal["rows", "columns"]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """rows x (vectors of 64 bytes) accumulators in registers. sweep "rows": all column tiles for a row tile, then the next row tile, so
+    """rows x vectors accumulators in registers. sweep "rows": all column tiles for a row tile, then the next row tile, so
     that results are written in order; "columns": the packed operand's tile stays in the first-level cache while the rows pass."""
 
     rows: int
@@ -57,11 +54,13 @@ class Work:
     multiple: int = 1
     step: int | None = None
     parts: int = 1
+    target: Target = CPU
 
     @property
     def key(self) -> str:
         """Text that names this work in a file of remembered decisions."""
-        return " ".join("?" if v is None else str(int(v)) if isinstance(v, bool) else str(v) for v in astuple(self))
+        values = [getattr(self, f.name) for f in fields(self) if f.name != "target"] + [self.target.name] * (self.target is not CPU)
+        return " ".join("?" if v is None else str(int(v)) if isinstance(v, bool) else str(v) for v in values)
 
     def __str__(self) -> str:
         def product(*sizes: int | None) -> str:
@@ -71,8 +70,8 @@ class Work:
 
     @property
     def lanes(self) -> int:
-        """Sums in a vector of 64 bytes."""
-        return 8 if self.a == "f64" else LANES
+        """Sums in a vector."""
+        return self.target.vectors.lanes(8 if self.a == "f64" else 4)
 
     @property
     def packed_bytes(self) -> int:
@@ -91,23 +90,25 @@ def score(work: Work, rows: int, vectors: int) -> float:
     sizes, n = (work.m,) if work.m else unknown, (work.n or UNKNOWN) * work.parts
     useful = sum(m / (-(-m // rows) * rows) for m in sizes) / len(sizes) * n / (-(-n // (work.lanes * vectors)) * work.lanes * vectors)
     steps = rows * vectors
-    if work.step and rows * math.gcd(work.step, SETS) > WAYS * SETS:
+    caches = work.target.caches
+    if work.step and rows * math.gcd(work.step, caches.turn) > caches.ways * caches.turn:
         useful *= ALIASED
     return useful * steps / max(steps, 1.2 * (2 * vectors + rows), 5.3 * vectors, 8) * steps / (steps + 0.4)
 
 
 def default_sweep(work: Work) -> Sweep:
     """A packed operand that stays in the second-level cache is swept for every row tile."""
-    return "rows" if work.packed_bytes <= CACHED else "columns"
+    return "rows" if work.packed_bytes <= work.target.caches.near else "columns"
 
 
 def candidates(work: Work, most: int = CANDIDATES) -> tuple[Tiling, ...]:
     """Tilings worth measuring, the default first; then other tiles of about its score, then the other sweep."""
     m, n = work.m or UNKNOWN, (work.n or UNKNOWN) * work.parts
     scored: list[tuple[float, int, int]] = []
-    for rows in range(1, min(REGISTERS // 2, m) + 1):
+    registers = work.target.vectors.registers
+    for rows in range(1, min(registers // 2, m) + 1):
         # beside the accumulators a register per vector of b and one for a: a tile without them spills in every step
-        for vectors in range(1, min((REGISTERS - 1) // (rows + 1), 8, -(-n // work.lanes)) + 1):
+        for vectors in range(1, min((registers - 1) // (rows + 1), 8, -(-n // work.lanes)) + 1):
             scored.append((score(work, rows, vectors), rows, vectors))
     first = 0
     for i, row in enumerate(scored):

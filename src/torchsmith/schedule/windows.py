@@ -19,7 +19,6 @@ from ..ir.program import Buffer, Layout, Stage, Store
 from .access import flat
 from .contraction import Contraction, _product, conjunction, dense, every_of
 from .deps import estimate
-from .tiling import LANES
 
 COPIED = 2  # most elements of the copy for one of the image; beyond, most of it is padding
 PAIRED = 4  # the same of bfloat16: without rows that lie plain it is widened to float32, which takes several times as long
@@ -31,8 +30,8 @@ SMALL = 4096  # elements that may be copied whatever they were
 
 def narrow_k(c: Contraction, buffers: Mapping[str, Buffer]) -> Contraction:
     """Where k does not fill a vector, the summed axis along which the image lies contiguous is k."""
-    layout = buffers[c.a.buf].layout
-    if layout is None or layout.splits or (const_of(c.k[1]) or LANES) >= LANES:
+    layout, lanes = buffers[c.a.buf].layout, c.target.vectors.lanes()
+    if layout is None or layout.splits or (const_of(c.k[1]) or lanes) >= lanes:
         return c
     at = flat(layout, c.a.index).terms
     k = next((x for x in (*c.taps, c.k) if const_of(at.get(x[0], const(0))) == 1), c.k)
@@ -124,7 +123,7 @@ def _with_padding(c: Contraction, buffers: Mapping[str, Buffer], narrow: bool) -
     if last is None or any(const_of(n) is None for n in source.shape) or source.layout is None or source.layout.splits:
         return None
     size = math.prod(hi - lo + 1 for lo, hi in spans)
-    reads = math.prod(estimate(e) for _, e in (*c.batch, *c.rows, *c.taps, c.k)) * -(-estimate(c.n[1]) // LANES)
+    reads = math.prod(estimate(e) for _, e in (*c.batch, *c.rows, *c.taps, c.k)) * -(-estimate(c.n[1]) // c.target.vectors.lanes())
     most = PAIRED if a.dtype is dt.bf16 else COPIED
     if size > most * _product([*source.shape]) + SMALL or reads < WORTH * size:
         return None  # mostly padding, or hardly used again
@@ -134,8 +133,8 @@ def _with_padding(c: Contraction, buffers: Mapping[str, Buffer], narrow: bool) -
     order = (*(d for d in range(len(spans)) if d != last), last)
     index, spans, source = [a.index[d] for d in order], [spans[d] for d in order], _turned(source, order)
     assert source.layout is not None
-    steps, run = source.layout.strides, const_of(source.shape[-1]) or 0
-    if len(order) > 1 and run % LANES and spans[-1] == (0, run - 1) and steps[-1] is const(1) and steps[-2] is const(run):
+    steps, run, lanes = source.layout.strides, const_of(source.shape[-1]) or 0, c.target.vectors.lanes()
+    if len(order) > 1 and run % lanes and spans[-1] == (0, run - 1) and steps[-1] is const(1) and steps[-2] is const(run):
         # few channels, and the pixels beside them: one run of memory, so one loop
         lo, hi = spans[-2]
         index = [*index[:-2], index[-2] * run + index[-1]]
