@@ -101,7 +101,7 @@ def test_names_that_lead_outside(package: Path, tmp_path: Path) -> None:
 
 
 def test_future_format(package: Path, tmp_path: Path) -> None:
-    with pytest.raises(PackageError, match="format 2, made by a newer torchsmith; this program reads up to 1") as caught:
+    with pytest.raises(PackageError, match="format 3, made by a newer torchsmith; this program reads up to 2") as caught:
         aot.load_package(rewritten(package, tmp_path / "p.pt2", _newer))
     assert caught.value.status == 13
 
@@ -306,7 +306,7 @@ def test_bad_inputs_in_c_and_cpp(package: Path, tmp_path: Path, language: str) -
 
 def _newer(name: str, content: bytes) -> tuple[str, bytes]:
     if name.endswith("torchsmith.json"):
-        content = json.dumps(json.loads(content) | {"format": 2}).encode()
+        content = json.dumps(json.loads(content) | {"format": 3}).encode()
     return name, content
 
 
