@@ -107,5 +107,5 @@ def test_rows_follow_features() -> None:
 def test_a_processor_that_this_one_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "cpu_features", lambda: ("sse4_2", "popcnt"))
     fn = compile(lambda x: x + 1, options={"cpu": "x86-64-v4"})
-    with pytest.warns(UserWarning, match="RUN006"):
+    with pytest.warns(UserWarning, match="RUN012"):
         assert torch.equal(fn(torch.ones(3)), torch.full((3,), 2.0))

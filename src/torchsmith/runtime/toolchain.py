@@ -24,7 +24,7 @@ from ..options import Options, compiler_command
 from . import store
 
 define("AOT070", "this processor target is unknown", "use 'native', 'x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4' or a list of features")
-define("RUN006", "this processor lacks instructions that code was asked for",
+define("RUN012", "this processor lacks instructions that code was asked for",
        "leave the option cpu out, or name a level that this processor has")
 
 # Vector features that generated code may use, as /proc/cpuinfo names them, and the compiler's flag for each.
@@ -93,10 +93,10 @@ def features_of(options: Options) -> tuple[str, ...]:
 
 
 def check_runs(options: Options) -> None:
-    """Raises Unsupported("RUN006") where this processor cannot run what options ask for."""
+    """Raises Unsupported("RUN012") where this processor cannot run what options ask for."""
     missing = [f for f in features_of(options) if f not in cpu_features()]
     if missing:
-        raise Unsupported("RUN006", detail=f"{options.cpu} needs {' '.join(missing)}")
+        raise Unsupported("RUN012", detail=f"{options.cpu} needs {' '.join(missing)}")
 
 
 def target_of(options: Options) -> Target:
