@@ -386,3 +386,52 @@ def test_functions_that_pytorchs_own_compiler_leaves_out() -> None:
     agree(lambda: lambda x: inner(x) * 2)
     with pytest.raises(torchsmith.Unsupported, match=r"inner is marked with compiler.disable \(.*test_state.py:\d+\)"):
         torchsmith.compile(lambda x: inner(x) + 1, fullgraph=True)(X)
+
+
+# ---------------------------------------------------------------- inference mode
+
+
+def test_results_of_inference_regions() -> None:
+    @torch.inference_mode()
+    def decorated(x: Tensor) -> Tensor:
+        return x + 1
+
+    def all_inside(x: Tensor) -> Any:
+        a = decorated(x)
+        with torch.inference_mode():
+            b = x * 2
+            c = b.view(2, 3)
+        return a, b, c, a.is_inference(), torch.is_inference(b), x.is_inference(), x.view(2, 3)
+
+    def mixed(x: Tensor) -> Any:
+        return decorated(x), x * 2
+
+    def left(x: Tensor) -> Any:
+        with torch.inference_mode(False):
+            return x * 2
+
+    for mode in (False, True):
+        for fn in (all_inside, mixed, left):
+            compiled = torchsmith.compile(fn)
+            with torch.inference_mode(mode):
+                got, want = compiled(X), fn(X)
+            one = isinstance(got, Tensor)
+            pairs = [(got, want)] if one else zip(got, want, strict=True)
+            for g, w in pairs:
+                assert g == w if isinstance(g, bool) else (torch.equal(g, w) and g.is_inference() == w.is_inference())
+    fn = torchsmith.compile(all_inside, fullgraph=True)
+    assert fn(X)[0].is_inference()
+
+
+def test_exceptions_about_our_own_values_are_not_the_programs() -> None:
+    def fn(x: Tensor, n: int) -> Any:
+        seen = [hasattr(n, "node"), hasattr(n, "bit_length")]
+        try:
+            text = "abc".center(n)
+        except TypeError:
+            text = "no number"
+        return x * n, text, seen
+
+    compiled = torchsmith.compile(fn)
+    for n in (4, 5, 6):
+        assert plain(compiled(X, n)) == plain(fn(X, n))

@@ -102,6 +102,7 @@ def attr_or(m: Any, obj: Any, name: str, default: Any) -> Any:
         return load_attr(m, obj, name)
     except Raised as r:
         if isinstance(r.exc, AttributeError):
+            m.take(r.exc)
             return default
         raise
 
@@ -420,8 +421,14 @@ NUMBERS: dict[Any, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBo
 
 
 def _scalar_attr(m: Any, obj: Any, name: str) -> Any:
+    kind = NUMBERS.get(type(obj))
     if name == "__class__":
-        return NUMBERS.get(type(obj), type(obj))
+        return kind or type(obj)
+    if kind is not None and not hasattr(kind, name):
+        raise Raised(_attribute_error(obj, kind, name))
+    if kind is not None and not hasattr(type(obj), name):
+        m.recorder.facts.loc = m.loc()
+        obj = kind(obj)
     return _bound(m, obj, type(obj), name)
 
 

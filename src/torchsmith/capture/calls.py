@@ -377,6 +377,11 @@ def _hash(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return id(t)
 
 
+@tensor_method("is_inference")
+def _is_inference(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    return m.recorder.is_inference(t)
+
+
 @tensor_method("is_pinned", "is_shared")
 def _never(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return False

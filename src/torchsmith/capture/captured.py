@@ -36,3 +36,4 @@ class Captured:
     finish: Finish
     needs_grad: bool = False  # autograd has to know of a result, or of a written input, after the call
     stop: Stop | None = None  # only a part of the frame: what finish makes is then the frame's state
+    inference: bool | None = None  # the inference mode under which results are made, where it is not the caller's

@@ -495,6 +495,7 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
     recorder = m.recorder
     _guard_overlap(m)
     inputs = _drop_unused(m, b, keep)
+    inference = recorder.results_inference(b.outs)
     recorder.graph.output(tuple(b.outs))
     graph = torch.fx.GraphModule({}, recorder.graph)
     guards = list(m.world.guards.values())
@@ -506,7 +507,7 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
     spent = tuple(k for k in watched if m.gradients.is_spent(made[id(b.outs[k])].tensor))
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
-    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad)
+    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad, inference=inference)
 
 
 def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:

@@ -38,6 +38,7 @@ _MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unr
 _MAX_DEPTH = 200
 _READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
 _NUMBER = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})  # of a program that stands alone, symbols
+_OF_KINDS = (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, SystemError, BufferError)  # about what kind a value is
 _LISTED = 64  # numbers that tolist may give
 
 
@@ -127,6 +128,7 @@ class Frame:
         row = self.code.handlers[self.ins.index]
         if row is None:
             raise Raised(exc)
+        m.take(exc)
         target, depth, lasti = row
         del self.stack[depth:]
         if lasti:
@@ -188,6 +190,7 @@ class Machine:
         self.raised: BaseException | None = None  # the program's last exception, and where it was raised
         self.raised_at = ""
         self.all_raised: list[BaseException] = []
+        self.suspects: dict[int, BaseException] = {}  # exceptions that may be about what stands for the program's values
         self.active = True
         self.later = False  # a split frame goes on: its values may be Later
         self.is_whole = False  # captured alone, for export: no frame to go back to
@@ -201,7 +204,7 @@ class Machine:
         self.calls_seen: set[int] = set()
         self.function_modes = torch._C._len_torch_function_stack()
         self.grad_before = torch.is_grad_enabled()
-        self.inference = torch.is_inference_mode_enabled()
+        self.inference = self.entered_inference = torch.is_inference_mode_enabled()
         self.autocast: dict[str, tuple[bool, Any]] = {
             d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)
         }
@@ -505,9 +508,27 @@ class Machine:
             raise
         except Exception as e:  # the program's exception: a handler of the program may take it
             e.__traceback__ = None
+            if e is not self.raised and isinstance(e, _OF_KINDS) and any(map(self._stands_for, (*args, *kwargs.values()))):
+                self.suspects[id(e)] = e
             raise Raised(e) from None
         finally:
             facts.spoken = spoken
+
+    def _stands_for(self, value: Any) -> bool:
+        """Is this what stands for something of the program, and not the thing itself?"""
+        t = type(value)
+        if t in SCALARS:
+            return False
+        if t in (list, tuple):
+            return any(map(self._stands_for, value))
+        if t in at.NUMBERS or t is tensor_attrs.TensorMethod or issubclass(t, torch.Tensor):
+            return True
+        return id(value) in self.world.tracks and container_base(t) is None
+
+    def take(self, exc: BaseException) -> None:
+        """A handler of the program is going to see this exception: it has to be the program's own, not one about our stand-ins."""
+        if id(exc) in self.suspects:
+            raise Unsupported("CAP006", at=self.raised_at or self.loc(), detail=f"{type(exc).__name__}: {exc}")
 
     def _native_argument(self, a: Any, t: type) -> Any:
         """What a C function may look into: images of outside containers; never an outside object."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -90,6 +90,7 @@ class Recorder:
         self.static_dims: dict[str, set[int]] = {}
         self.data: set[str] = set()  # numbers that Python computed behind a break: they vary
         self.ones = True
+        self.inference: dict[int, bool] = {}  # by memory: do inference tensors lie in it?
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
     def tracing(self) -> AbstractContextManager[Any]:
@@ -132,6 +133,7 @@ class Recorder:
         if not self.machine.is_whole:  # what stands alone is not differentiated
             tensor = tracing.watched(tensor, real)
         info = Info(tensor, node, source, real)
+        self.inference[tracing.storage(tensor)] = real.is_inference()
         node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
         self.inputs.append(source)
         self.infos[id(tensor)] = self.real[id(real)] = info
@@ -228,6 +230,21 @@ class Recorder:
         """The tensor from outside that a tracing tensor stands for; itself where there is none."""
         info = self.infos.get(id(tensor))
         return tensor if info is None or info.real is None else info.real
+
+    def is_inference(self, tensor: torch.Tensor) -> bool:
+        """Was its memory made under inference mode?"""
+        return self.inference[tracing.storage(self.info(tensor).tensor)]
+
+    def results_inference(self, outs: Sequence[Any]) -> bool | None:
+        """The inference mode that new results among these nodes are made under; None where it is the caller's mode."""
+        caller = self.machine.entered_inference
+        owners = {id(i.node): i for i in self.infos.values()}
+        given = {tracing.storage(i.tensor) for i in self.real.values()}
+        made = [owners[id(n)].tensor for n in outs if id(n) in owners]
+        kinds = {self.inference[tracing.storage(t)] for t in made if tracing.storage(t) not in given}
+        if len(kinds) > 1:
+            raise Unsupported("CAP035", at=self.loc())
+        return None if not kinds or kinds == {caller} else kinds.pop()
 
     def differ(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """The program relied on two arguments being different tensors."""
@@ -399,6 +416,7 @@ class Recorder:
         if issubclass(type(result), torch.Tensor):
             if id(result) in self.infos:
                 return
+            self.inference.setdefault(tracing.storage(result), self.machine.inference)
             self.infos[id(result)] = Info(result, node, None, None)
             self.keep.append(result)
             for d, size in enumerate(result.shape):  # a size that only running tells is measured where it first occurs

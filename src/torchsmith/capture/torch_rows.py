@@ -265,6 +265,11 @@ for _f in _STATE:
         ROWS[_f] = _state(_f)
 
 
+@row(torch.is_inference)
+def is_inference_tensor(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return m.recorder.is_inference(args[0] if args else kwargs["input"])
+
+
 @row(torch.is_tensor)
 def is_tensor(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return issubclass(type(args[0]), torch.Tensor)
