@@ -16,7 +16,7 @@ MIDDLE = BASE | {"ir", "runtime"}
 ROOMS: dict[str, frozenset[str]] = {
     "codes": frozenset(),
     "events": frozenset(),
-    "options": frozenset(),
+    "options": frozenset({"events"}),  # a word about an option that is ignored
     "ir": BASE,
     "runtime": BASE | {"ir"},
     "schedule": BASE | {"ir"},

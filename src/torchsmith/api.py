@@ -60,6 +60,15 @@ def compile(
         )  # fmt: skip
     if mode is not None and options is not None:
         raise RuntimeError("Either mode or options can be specified, but both can't be specified at the same time.")
+    for said, value in (("fullgraph", fullgraph), ("disable", disable), ("isolate_recompiles", isolate_recompiles)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{said} is True or False, not {value!r}")
+    if dynamic is not None and not isinstance(dynamic, bool):
+        raise TypeError(f"dynamic is True, False or None, not {dynamic!r}")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a string, not {name!r}")
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"options must be a dict, not {type(options).__name__}")
     if not callable(model) and not isinstance(model, classmethod):
         raise TypeError(f"torchsmith.compile takes a callable, not {type(model).__name__}")
     ours, theirs = for_backend(options or {})
@@ -72,7 +81,7 @@ def compile(
         dynamic=dynamic,
         recompile_limit=_checked_limit(recompile_limit),
         name=name,
-        shapes=_checked_spec(shapes_spec),
+        shapes=_checked_spec(shapes_spec, model),
         again=_compile_pickled,
     )
     if disable or is_disabled():
@@ -108,12 +117,24 @@ def _checked_limit(limit: int) -> int:
     return limit
 
 
-def _checked_spec(spec: Mapping[str, Any] | None) -> dict[str, set[int]] | None:
+def _checked_spec(spec: Mapping[str, Any] | None, model: Any) -> dict[str, set[int]] | None:
     if spec is None:
         return None
     if not isinstance(spec, Mapping):
         raise TypeError("shapes_spec maps parameter names to dynamic dimensions")
+    code = getattr(_python_function(model), "__code__", None)
+    if code is not None:
+        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        unknown = [k for k in spec if k not in known]
+        if unknown:
+            raise ValueError(f"shapes_spec names {unknown[0]!r}; the parameters are {', '.join(known)}")
     return {f"L['{k}']": {v} if isinstance(v, int) else set(v) for k, v in spec.items()}
+
+
+def _python_function(model: Any) -> Any:
+    """The function that is compiled for `model`, where it is one."""
+    found = model.forward if isinstance(model, torch.nn.Module) else model
+    return getattr(found, "__func__", found)
 
 
 # ---------------------------------------------------------------- one row for each kind of callable

@@ -146,5 +146,6 @@ define("CAP025", "a torch function raised an error", "the frame runs eagerly and
 define("CAP026", "changing autograd state of a tensor is not captured", "do this outside of the compiled function")
 define("CAP027", "a frame cannot be split here", "the function runs eagerly from its beginning; move what is named out of it")
 define("CAP028", "what the frame holds here cannot be handed over", "nothing to do: the frame is split earlier, where it can be")
-define("CAP035", "some results are made under inference mode and others are not", "make all results of a compiled function under the same mode")
+define("CAP035", "some results are made under inference mode and others are not",
+       "make all results of a compiled function under the same mode")  # fmt: skip
 define("CAP099", "an error in the bytecode machine", "please report this; the frame runs eagerly")

@@ -167,7 +167,8 @@ def _only_compiled(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...
     if done is not None:
         return done[0]
     if fail:
-        raise RuntimeError("a recompilation is needed, but the stance is fail_on_recompile")
+        why = dispatch.missed(dispatcher, fn, args, kwargs)
+        raise RuntimeError(f"{dispatcher.state.label} needs a recompilation, but the stance is fail_on_recompile: {why}")
     return _frame.RUN_PLAIN
 
 

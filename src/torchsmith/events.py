@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +36,17 @@ def emit(kind: str, **fields: Any) -> None:
         listeners = tuple(_LISTENERS)
     for listener in listeners:
         listener(Event(kind, fields))
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def warn(text: str) -> None:
+    """A warning at the line of the user's program, wherever below it this package noticed."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, UserWarning, stacklevel=level)
 
 
 def listen(listener: Listener) -> None:

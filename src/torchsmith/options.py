@@ -5,11 +5,17 @@ In: the user's `mode` and `options` dictionary, the environment. Out: one frozen
 
 from __future__ import annotations
 
+import ast
+import difflib
+import functools
+import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+from .events import warn
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -72,8 +78,61 @@ ACCEPTED = frozenset({
     "coordinate_descent_check_all_directions", "coordinate_descent_search_radius", "max_autotune_conv_backends",
     "max_autotune_gemm_search_space", "autotune_in_subproc", "autotune_local_cache", "autotune_remote_cache", "autotune_fallback_to_aten",
     "autotune_num_choices_displayed", "benchmark_epilogue_fusion",
+    "fx_graph_cache", "fx_graph_remote_cache", "deterministic", "dce", "use_dce", "permute_fusion", "group_fusion", "reorder_for_locality",
+    "keep_output_stride", "inplace_buffers", "allow_buffer_reuse", "comprehensive_padding", "online_softmax", "conv_1x1_as_mm",
+    "joint_graph_constant_folding", "verbose_progress", "disable_progress", "compile_threads_remote", "worker_start_method",
+    "loop_ordering_after_fusion", "epilogue_fusion_first", "benchmark_kernel", "benchmark_fusion", "benchmark_combo_kernel",
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
+
+# Options of torch.compile's own compiler that would put code of the user's into its passes: there is nothing here that would call it.
+_HOOKS = ("_pass", "_passes", "_fn", "_options", "_class")
+# Fields of Options that are for those who work on torchsmith itself.
+INTERNAL = frozenset({"check", "fuel", "chaos", "debug_values", "debug_kernels", "cuda_arch", "size_asserts", "native_contractions"})
+_DOTTED = {
+    "triton_cudagraphs": "triton.cudagraphs", "cpp_threads": "cpp.threads", "cpp_simdlen": "cpp.simdlen", "trace_enabled": "trace.enabled",
+}  # fmt: skip
+_IGNORED: set[str] = set()  # keys that were said to have no effect
+
+
+def public_options() -> tuple[str, ...]:
+    """Names that users pass, dotted as torch.compile's are."""
+    return tuple(sorted(_DOTTED.get(f.name, f.name) for f in fields(Options) if f.name not in INTERNAL))
+
+
+@functools.cache
+def incumbent_options() -> frozenset[str]:
+    """Options that torch.compile takes, read from the text of its settings module, which is not imported."""
+    found = importlib.util.find_spec("torch")
+    path = Path(found.origin or "").parent / "_inductor" / "config.py" if found is not None else None
+    if path is None or not path.is_file():
+        return frozenset()
+    names: set[str] = set()
+
+    def read(body: Sequence[ast.stmt], prefix: str) -> None:
+        for line in body:
+            if isinstance(line, ast.ClassDef):
+                read(line.body, f"{prefix}{line.name}.")
+            targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+            names.update(prefix + t.id for t in targets if isinstance(t, ast.Name) and not t.id.startswith("_"))
+
+    read(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return frozenset(names)
+
+
+def _unknown(key: str, value: Any) -> None:
+    """An option that we do not have: ignored with a word where it is the incumbent's and asks for speed or reports; else an error."""
+    if key in incumbent_options():
+        if value and (callable(value) or key.endswith(_HOOKS)):
+            raise RuntimeError(f"{key!r} is an inductor option torchsmith does not have: it has no such pass to hand the graph to")
+        if value and key not in _IGNORED:
+            _IGNORED.add(key)
+            warn(f"torchsmith: {key!r} is an inductor option without a counterpart here; it is ignored")
+        return
+    near = difflib.get_close_matches(key, (*public_options(), *ACCEPTED, *incumbent_options()), 1, 0.75)
+    hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(public_options())}"
+    raise RuntimeError(f"unknown option {key!r}; {hint}")
+
 
 CHOICES: dict[str, tuple[str | int, ...]] = {
     "libtorch": ("allow", "forbid"), "cpp_simdlen": (0, 128, 256, 512), "thread_pool": ("torch", "own"),
@@ -85,23 +144,30 @@ ALIASES = {"aot_inductor.debug_intermediate_value_printer": "debug_values", "aot
 def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
     """Options of one `compile` call.
 
-    Raises RuntimeError when both are given, or for an unknown mode or option (as torch.compile does), naming it.
+    Raises RuntimeError when both are given, or for an unknown mode or option (as torch.compile does), naming it; TypeError where
+    `options` is no dictionary.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"options must be a dict, not {type(options).__name__}")
     if mode is not None and options:
         raise RuntimeError("either mode or options can be given, not both")
     if mode is not None and mode not in MODES:
-        raise RuntimeError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+        near = difflib.get_close_matches(str(mode), MODES, 1)
+        raise RuntimeError(f"unknown mode {mode!r}; " + (f"did you mean {near[0]!r}?" if near else f"modes are {', '.join(MODES)}"))
     given = dict(MODES[mode or "default"]) | dict(options or {})
     known = {f.name: f for f in fields(Options)}
     changes: dict[str, Any] = {}
     for key, value in given.items():
+        if not isinstance(key, str):
+            raise TypeError(f"options are named by strings, not by {type(key).__name__} {key!r}")
         if key in ACCEPTED:
             continue
         name = ALIASES.get(key) or key.replace(".", "_").replace("-", "_")
         if key in ALIASES:
             value = "" if value is None else str(value)
         if name not in known:
-            raise RuntimeError(f"unexpected option {key!r}; known options: {', '.join(sorted(known))}")
+            _unknown(key, value)
+            continue
         default = known[name].default
         if default is not None and not isinstance(value, type(default)):
             raise RuntimeError(f"option {key!r} takes {type(default).__name__}, not {type(value).__name__}")
@@ -129,6 +195,18 @@ def _flag(*names: str, default: str = "0") -> bool:
     return default == "1"
 
 
+def _whole(name: str, default: int, takes: str, least: int, most: int = 2**62) -> int:
+    """A whole number from the environment; unset and empty mean the default."""
+    text = os.environ.get(name, "").strip()
+    try:
+        value = int(text) if text else default
+    except ValueError:
+        value = least - 1
+    if not least <= value <= most:
+        raise ValueError(f"{name} takes {takes}, not {text!r}")
+    return value
+
+
 def from_environment() -> Options:
     """Defaults as the environment sets them."""
     return Options(
@@ -137,10 +215,10 @@ def from_environment() -> Options:
             "TORCHSMITH_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"
         ),
         trace_enabled=_flag("TORCHSMITH_DEBUG", "TORCH_COMPILE_DEBUG"),
-        check=int(os.environ.get("TORCHSMITH_CHECK", "1")),
-        fuel=int(os.environ.get("TORCHSMITH_FUEL", "-1")),
-        chaos=int(os.environ.get("TORCHSMITH_CHAOS", "0")),
-        compile_threads=int(os.environ.get("TORCHSMITH_COMPILE_THREADS", "0")),
+        check=_whole("TORCHSMITH_CHECK", 1, "0 or 1", 0, 2),
+        fuel=_whole("TORCHSMITH_FUEL", -1, "a number of rewrites, or -1 for all", -1),
+        chaos=_whole("TORCHSMITH_CHAOS", 0, "a whole number, the seed", 0),
+        compile_threads=_whole("TORCHSMITH_COMPILE_THREADS", 0, "a number of processes, or 0 for one per core", 0),
     )
 
 
@@ -184,5 +262,5 @@ def debug_dir() -> Path:
 
 def compiler_command() -> tuple[str, ...]:
     """The C compiler: TORCHSMITH_CC, then CC, then cc."""
-    given = os.environ.get("TORCHSMITH_CC") or os.environ.get("CC") or "cc"
-    return tuple(given.split())
+    given = (os.environ.get(name, "").split() for name in ("TORCHSMITH_CC", "CC"))
+    return tuple(next((words for words in given if words), ["cc"]))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +71,7 @@ class Report:
     externs: tuple[str, ...] = ()
     library: str = ""
     cached: bool = False
+    extern_at: tuple[str, ...] = ()  # the user's line of each extern call
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         call = as_spent(call, gm.meta["spent"])
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
-    report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached)
+    report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs))
     return Compiled(call, (*facts.guards, *facts.late), report)
 
 
@@ -348,9 +348,11 @@ def _warn_once(why: Unsupported) -> None:
     """One warning per code: every later graph would say the same."""
     if why.code not in _WARNED:
         _WARNED.add(why.code)
-        warnings.warn(f"torchsmith: {why}. The program runs eagerly, which is correct but not faster.", stacklevel=2)
+        events.warn(f"torchsmith: {why}. The program runs eagerly, which is correct but not faster.")
 
 
 def run_captured(gm: torch.fx.GraphModule, facts: SizeFacts, why: Unsupported, operators: int, name: str) -> Compiled:
-    events.emit("fallback", code=why.code, graph=name, at=why.at, detail=why.detail)
+    places = [n.meta["loc"] for n in gm.graph.nodes if n.meta.get("loc")]
+    at = why.at or next((p for p in places if not p.startswith(torch.__path__[0])), "")
+    events.emit("fallback", code=why.code, graph=name, at=at, detail=why.detail)
     return Compiled(gm.forward, tuple(facts.guards), Report(name, "captured", why.code, operators))

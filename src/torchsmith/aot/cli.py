@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..codes import Unsupported
 from ..runtime.model_library import paths
@@ -43,8 +44,18 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says which commands there are where one is unknown."""
+
+    def error(self, message: str) -> NoReturn:
+        found = re.search(r"argument (room|command): invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message)
+        if found:
+            message = f"unknown command {found[2]!r}; commands are {found[3].replace(chr(39), '')}"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m torchsmith")
+    parser = _Parser(prog="python -m torchsmith")
     aot = parser.add_subparsers(dest="room", required=True).add_parser("aot", help="packages of compiled models")
     sub = aot.add_subparsers(dest="command", required=True)
     p = sub.add_parser("compile", help="compile a saved exported program to a package or a library")

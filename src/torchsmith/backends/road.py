@@ -6,12 +6,12 @@ names backend and reason; under fullgraph that is an error.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from .. import events
 from ..codes import Unsupported
 from ..graph.functionalise import functionalise
 from ..graph.sizes import SizeFacts
@@ -53,7 +53,7 @@ def compile_by(
         if fullgraph or options.suppress_errors:
             raise
         failed = Unsupported("BCK003", detail=f"backend {choice.name!r} raised {type(error).__name__}: {error}")
-        warnings.warn(f"torchsmith: {failed}. The program runs eagerly.", stacklevel=2)
+        events.warn(f"torchsmith: {failed}. The program runs eagerly.")
         return run_captured(gm, facts, failed, operators, name)
 
 
@@ -73,7 +73,7 @@ def watched(call: Call, gm: torch.fx.GraphModule, name: str, fullgraph: bool) ->
             error = BadResult(f"backend {name!r}: {wrong}")
             if fullgraph or _writes(gm):
                 raise error
-            warnings.warn(f"torchsmith: [BCK003] {error}. The program runs eagerly.", stacklevel=2)
+            events.warn(f"torchsmith: [BCK003] {error}. The program runs eagerly.")
             results = gm.forward(*args)
         now.append(gm.forward if wrong else call)
         return results

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import sys
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -32,12 +33,13 @@ class Instr:
 
 
 class Code:
-    """A decoded code object."""
+    """A decoded code object, which it does not keep: whoever runs a frame has the function."""
 
-    __slots__ = ("code", "flags", "handlers", "instrs", "names", "size")
+    __slots__ = ("flags", "handlers", "instrs", "names", "ref", "size")
 
     def __init__(self, code: CodeType) -> None:
-        self.code = code
+        number = id(code)
+        self.ref = weakref.ref(code, lambda gone: _BY_ID.pop(number, None))
         self.flags = code.co_flags
         self.instrs = _decode(code)
         by_offset = {i.offset: i.index for i in self.instrs}
@@ -45,15 +47,21 @@ class Code:
         self.handlers = _handlers(code, self.instrs, by_offset)
 
 
-_CACHE: dict[CodeType, Code] = {}
+    @property
+    def code(self) -> CodeType:
+        code = self.ref()
+        assert code is not None
+        return code
+
+
 _BY_ID: dict[int, Code] = {}
 
 
 def decode(code: CodeType) -> Code:
-    """The decoded form; cached for the life of the process."""
+    """The decoded form; cached as long as the code object lives."""
     got = _BY_ID.get(id(code))
-    if got is None or got.code is not code:
-        got = _BY_ID[id(code)] = Code(code)  # keeps `code` alive, so the id stays its own
+    if got is None or got.ref() is not code:
+        got = _BY_ID[id(code)] = Code(code)
     return got
 
 

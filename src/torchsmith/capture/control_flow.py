@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 from ..codes import Unsupported, define
 from ..graph import tracing
 
+define("CAP034", "an operator with branches or loops is compiled in programs that are captured whole",
+       "torchsmith.export and torchsmith.aot take it; here it runs eagerly")  # fmt: skip
 define("CAP033", "a control-flow operator has no form without branches and loops", "see the detail")
 
 LONGEST = 256  # elements that a loop is written out for
@@ -32,7 +34,7 @@ def _arguments(spelt: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]
 
 def _refuse_eager_world(m: Any, name: str) -> None:
     if not m.is_whole:
-        raise Unsupported("CAP014", at=m.loc(), detail=name)
+        raise Unsupported("CAP034", at=m.loc(), detail=name)
 
 
 def _run(m: Any, fn: Callable[..., Any], operands: Any) -> tuple[list[Any], Any]:

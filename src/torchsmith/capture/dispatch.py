@@ -14,7 +14,6 @@ import sysconfig
 import threading
 import traceback
 import types
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +35,8 @@ from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, Tenso
 
 define("API001", "called under another tracer, functorch transform or dispatch mode", "compile the outermost function instead")
 define("API002", "called with a tensor subclass, a fake tensor or a tracer's proxy", "pass plain tensors")
-define("API003", "the recompile limit was reached", "raise recompile_limit, or pass dynamic=True if sizes change on every call")
+define("API003", "the recompile limit was reached",
+       "raise recompile_limit; pass dynamic=True if sizes change on every call, and a tensor for a number that does")  # fmt: skip
 define("API004", "guards fail right after capture", "inputs that share memory or change while they are read cannot be guarded")
 define("API005", "an internal error of torchsmith", "please report it; the function runs as it is")
 define("API007", "nothing to compile", "no tensor operation was found")
@@ -224,7 +224,11 @@ def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwar
             done = dispatcher.again(fn, args, kwargs)
             if done is not None:
                 return done[0]
-        return _compile_and_run(dispatcher, state, fn, args, kwargs, key)
+        done = _compile_and_run(dispatcher, state, fn, args, kwargs, key)
+    if isinstance(done, Unsupported):
+        fn(*args, **kwargs)  # raises what its capture has shown
+        raise done.with_traceback(None) from None
+    return done
 
 
 def _run_broken(dispatcher: Any, state: State, key: Any) -> Any:
@@ -259,7 +263,9 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
         return _frame.RUN_PLAIN
     except Unsupported as why:
         if settings.fullgraph or isinstance(why, Forbidden):
-            raise
+            if why.code in ("CAP006", "CAP025"):
+                return why  # the program raises: under fullgraph too that is the user's own exception
+            raise why.with_traceback(None) from None
         if not isinstance(why, _NothingToCompile):
             events.emit("graph_break", code=why.code, loc=why.at or location(fn), detail=why.detail, name=state.label)
         state.broken[key] = 1
@@ -366,7 +372,7 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
         if not state.warned:
             state.warned = True
             what = f"{type(error).__name__}: {error}"
-            warnings.warn(f"torchsmith: internal error while compiling {state.label}; it runs as it is. {what}", stacklevel=2)
+            events.warn(f"torchsmith: internal error while compiling {state.label}; it runs as it is. {what}")
         raise Unsupported("API005", at=location(fn), detail=f"{type(error).__name__}: {error}") from error
 
 
@@ -657,12 +663,12 @@ def _note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, ke
     settings = state.settings
     if len(d.entries) >= settings.recompile_limit:
         times = f"{len(d.entries)} times (recompile_limit={settings.recompile_limit})"
-        message = f"torchsmith: {state.label} was compiled {times}; last reason: {why} ({loc})"
+        message = f"torchsmith: {state.label} was compiled {times}; last reason: {why} ({loc}){_cure(failed)}"
         if settings.fullgraph:
             raise RecompileLimitHit(message)
         if not state.warned:
             state.warned = True
-            warnings.warn(message + ". It runs as it is from now on where no compilation fits.", stacklevel=4)
+            events.warn(message + ". It runs as it is from now on where no compilation fits.")
         events.emit("graph_break", code="API003", loc=loc, detail=why, name=state.label)
         state.broken[key] = 1
         return _frame.RUN_HOOKED
@@ -671,6 +677,26 @@ def _note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, ke
         for e in d.entries:
             _learn_dynamic(state, e.source, call)
     return None
+
+
+def _cure(failed: Guard | None) -> str:
+    """What a user can do about a number that changes and cannot be a symbol."""
+    if failed is None or failed.kind not in ("equals", "shape"):
+        return ""
+    if failed.kind == "equals" and type(failed.value) in (int, float):
+        return f". {failed.source} is a{'n int' if type(failed.value) is int else ' float'} that changes; pass it as a tensor: torch.tensor(...)"
+    return ". Pass dynamic=True if sizes change on every call" if failed.kind == "shape" else ""
+
+
+def missed(d: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why no entry fits this call, in words."""
+    values = d.bind(args, kwargs, fn)
+    if not d.entries or values is None:
+        return f"nothing was compiled yet ({location(fn)})"
+    closure = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    call = Call(dict(zip(d.names, values, strict=True)), fn.__globals__, closure)
+    failed = _failed_guard(d.entries[-1], call)
+    return f"{guards.explain(failed, call, d.entries[-1].source.symbols)} ({failed.loc or location(fn)})" if failed is not None else location(fn)
 
 
 def _failed_guard(entry: Any, call: Call) -> Guard | None:

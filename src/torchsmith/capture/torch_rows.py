@@ -319,11 +319,18 @@ def disable(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="torch.compiler.disable")
 
 
-@row(*_named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
+def _refuse(fn: Any) -> Row:
+    def refused(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        name = f"{getattr(fn, '__module__', None) or 'torch'}.{getattr(fn, '__qualname__', getattr(fn, '__name__', fn))}"
+        raise Unsupported("CAP014", at=m.loc(), detail=f"{name}, which changes state or traces on its own")
+
+    return refused
+
+
+for _f in _named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
              "cuda.synchronize", "set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms",
-             "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "set_printoptions"))  # fmt: skip
-def refused(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    raise Unsupported("CAP014", at=m.loc(), detail="a torch function that changes state")
+             "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "set_printoptions"):  # fmt: skip
+    row(_f)(_refuse(_f))
 
 
 _CHECKPOINT_OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")

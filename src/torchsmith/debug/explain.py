@@ -46,6 +46,7 @@ class GraphSummary:
     kinds: tuple[str, ...] = ()  # what each kernel is (contraction, reduction, ...), where it was made by this call
     constants: tuple[int, int] = (0, 0)  # bytes of the constants that were prepared (packed, folded), and of what they became
     module: Any = None  # the captured torch.fx.GraphModule
+    extern_at: tuple[str, ...] = ()  # the user's line of each extern call
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,9 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    def __repr__(self) -> str:
+        return f"<Explanation: {_head(self)}; print it>"
 
 
 def explained(compiled: Callable[..., Any]) -> Callable[..., Explanation]:
@@ -148,7 +152,7 @@ def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...
         prepared = [p for p in by_kind["prepare"] if p["graph"] == f["name"]]
         kinds = tuple(str(k["what"]) for k in by_kind["kernel"] if k["graph"] == f["name"])
         constants = (sum(p["original"] for p in prepared), sum(p["bytes"] for p in prepared))
-        found.append(GraphSummary(str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module))
+        found.append(GraphSummary(str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module, report.extern_at))
     return tuple(found)
 
 
@@ -161,9 +165,13 @@ def _counted(names: Sequence[str]) -> str:
     return ", ".join(f"{name} x{n}" if n > 1 else name for name, n in Counter(names).most_common())
 
 
+def _head(e: Explanation) -> str:
+    return f"graphs: {len(e.graphs)}   breaks: {len(e.breaks)}   kernels: {e.kernel_count}   extern calls: {len(e.extern_calls)}"
+
+
 def _lines(e: Explanation) -> list[str]:
-    out = [f"graphs: {len(e.graphs)}   breaks: {len(e.breaks)}   kernels: {e.kernel_count}   extern calls: {len(e.extern_calls)}"]
-    out += [f"break: {r}" for r in e.breaks]
+    out = [_head(e)]
+    out += [f"break: {r}{f' x{n}' if n > 1 else ''}" for r, n in Counter(e.breaks).items()]
     attached = {g.reason for g in e.graphs}
     out += [f"fallback: {r}" for r in e.fallbacks if r not in attached]
     for number, g in enumerate(e.graphs):
@@ -172,7 +180,8 @@ def _lines(e: Explanation) -> list[str]:
             out.append(f"  not native: {g.reason}")
         out.append(f"  operators ({len(g.operators)}): {_counted(g.operators)}")
         out.append(f"  kernels: {g.kernels}{f' ({_counted(g.kinds)})' if g.kinds else ''}")
-        out.append(f"  extern calls ({len(g.externs)}): {_counted(g.externs) or 'none'}")
+        places = [f"{name} at {at}" if at else name for name, at in zip(g.externs, g.extern_at or ("",) * len(g.externs), strict=True)]
+        out.append(f"  extern calls ({len(g.externs)}): {_counted(places) or 'none'}")
         if g.constants[1]:
             before, after = (f"{b / 1e6:.1f} MB" for b in g.constants)
             out.append(f"  constants: {before} original, {after} packed")

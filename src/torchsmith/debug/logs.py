@@ -5,6 +5,7 @@ In: events. Out: lines for the artifacts named in the variable: graph_breaks, re
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ Fields = dict[str, Any]
 def _why(f: Fields) -> str:
     code = str(f.get("code", ""))
     row = CODES.get(code)
-    where = f.get("loc") or f.get("at") or "unknown place"
+    where = f.get("loc") or f.get("at") or f.get("graph") or f.get("name") or "unknown place"
     detail = f" ({f['detail']})" if f.get("detail") else ""
     return f"{where}: [{code}] {row.explanation if row else ''}{detail}. {row.hint if row else ''}".rstrip()
 
@@ -55,19 +56,26 @@ LOGS: dict[str, dict[str, Callable[[Fields], str]]] = {
 _started: list[events.Listener] = []
 
 
+def _say(text: str) -> None:
+    """A line on stderr; where that is closed or full the program goes on without it."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
+
+
 def start_logs() -> None:
     """Listen for what TORCHSMITH_LOGS names; called once, when the front door is imported. Unknown names are said, not ignored."""
     wanted = logs()
     if _started or not wanted:
         return
     for name in sorted(wanted - LOGS.keys()):
-        print(f"torchsmith: TORCHSMITH_LOGS names {name!r}; known: {', '.join(LOGS)}", file=sys.stderr)
+        _say(f"torchsmith: TORCHSMITH_LOGS names {name!r}; known: {', '.join(LOGS)}")
     rows = {kind: (name, line) for name in LOGS.keys() & wanted for kind, line in LOGS[name].items()}
 
     def show(event: events.Event) -> None:
         if event.kind in rows:
             name, line = rows[event.kind]
-            print(f"[torchsmith {name}] {line(event.fields)}", file=sys.stderr, flush=True)
+            _say(f"[torchsmith {name}] {line(event.fields)}")
 
     _started.append(show)
     events.listen(show)

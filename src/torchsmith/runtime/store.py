@@ -53,6 +53,8 @@ def _root(wanted: Path, pid: int) -> Path:
         return root
     except OSError as e:
         events.emit("cache", code="RUN003", detail=f"{wanted}: {e}; using a temporary folder")
+        cure = "TORCHSMITH_CACHE_DIR names another folder"
+        events.warn(f"torchsmith: the cache {wanted} cannot be used ({e}): every start will be cold. {cure}")
     try:
         root = Path(tempfile.mkdtemp(prefix="torchsmith-"))
         for kind in KINDS:

@@ -1,0 +1,181 @@
+"""What a user reads when something is misspelt, refused or noticed: the words name the thing, the place and the cure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchsmith
+from torchsmith import events, options
+
+X = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"options": {"max_autotun": True}}, RuntimeError, "unknown option 'max_autotun'; did you mean 'max_autotune'"),
+        ({"options": {"triton.cudagraph": True}}, RuntimeError, "did you mean 'triton.cudagraphs'"),
+        ({"options": {"quite_new": True}}, RuntimeError, "unknown option 'quite_new'; options are compile_threads, cpp.simdlen"),
+        ({"options": {"post_grad_custom_post_pass": print}}, RuntimeError, "is an inductor option torchsmith does not have"),
+        ({"options": ["max_autotune"]}, TypeError, "options must be a dict, not list"),
+        ({"options": {1: True}}, TypeError, "options are named by strings, not by int 1"),
+        ({"options": {"max_autotune": "yes"}}, RuntimeError, "option 'max_autotune' takes bool, not str"),
+        ({"mode": "max-autotun"}, RuntimeError, "unknown mode 'max-autotun'; did you mean 'max-autotune'"),
+        ({"backend": "inducter"}, RuntimeError, "inductor"),
+        ({"dynamic": "yes"}, TypeError, "dynamic is True, False or None, not 'yes'"),
+        ({"fullgraph": "no"}, TypeError, "fullgraph is True or False, not 'no'"),
+        ({"shapes_spec": {"zzz": 0}}, ValueError, "shapes_spec names 'zzz'; the parameters are x"),
+    ],
+)
+def test_wrong_arguments(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        torchsmith.compile(lambda x: x, **given)
+
+
+def test_options_of_the_incumbent() -> None:
+    options._IGNORED.clear()
+    for key in ("fx_graph_cache", "deterministic", "permute_fusion"):  # what we always do or never need
+        assert torchsmith.compile(lambda x: x + 1, options={key: True}) is not None
+    with pytest.warns(UserWarning, match="'use_fast_math' is an inductor option without a counterpart here; it is ignored") as seen:
+        torchsmith.compile(lambda x: x + 1, options={"use_fast_math": True})
+        torchsmith.compile(lambda x: x + 1, options={"use_fast_math": True})
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert not set(options.public_options()) & options.INTERNAL
+
+
+@pytest.mark.parametrize(("name", "value"), [("TORCHSMITH_CHECK", "yes"), ("TORCHSMITH_COMPILE_THREADS", "1.5"), ("TORCHSMITH_FUEL", "-7")])
+def test_the_environment(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name} takes .*, not '{value}'"):
+        torchsmith.compile(lambda x: x)
+    monkeypatch.setenv(name, "")
+    assert torchsmith.compile(lambda x: x) is not None
+
+
+def test_a_blank_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHSMITH_CC", " ")
+    monkeypatch.delenv("CC", raising=False)
+    assert options.compiler_command() == ("cc",)
+
+
+def test_under_fullgraph_the_users_error_is_raised() -> None:
+    def own(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    def torchs(x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.ones(7, 2)
+
+    with pytest.raises(KeyError, match="mine"):
+        torchsmith.compile(own, fullgraph=True)(X)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        torchsmith.compile(torchs, fullgraph=True)(X)
+
+
+def test_functions_are_named() -> None:
+    with pytest.raises(torchsmith.Unsupported, match=r"CAP034.*torch.cond.*torchsmith.export"):
+        torchsmith.compile(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), fullgraph=True)(X)
+    with pytest.raises(torchsmith.Unsupported, match="set_num_threads, which changes state"):
+        torchsmith.compile(lambda x: (torch.set_num_threads(1), x)[1], fullgraph=True)(X)
+
+
+def test_tracebacks_are_the_users() -> None:
+    with pytest.raises(torchsmith.Unsupported) as caught:
+        torchsmith.compile(lambda x: (print("x"), input())[1], fullgraph=True)(X)
+    ours = [t for t in caught.traceback if "torchsmith" in str(t.path) and "tests" not in str(t.path)]
+    assert len(ours) <= 2
+
+
+def test_numbers_that_change(recwarn: pytest.WarningsRecorder) -> None:
+    fn = torchsmith.compile(lambda x, s: torch.quantile(x, s) + 0, recompile_limit=2)
+    for s in (0.1, 0.2, 0.3, 0.4):
+        fn(X, s)
+    said = [str(w.message) for w in recwarn if "was compiled 2 times" in str(w.message)]
+    assert len(said) == 1
+    assert "L['s'] is a float that changes; pass it as a tensor: torch.tensor(...)" in said[0]
+    where = [w.filename for w in recwarn if "was compiled 2 times" in str(w.message)]
+    assert where == [__file__]
+
+
+def test_a_stance_names_function_and_guard() -> None:
+    fn = torchsmith.compile(lambda x: x + 1, name="doubled")
+    fn(X)
+    with torchsmith.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match=r"doubled needs a recompilation.*dtype"):
+        fn(X.double())
+
+
+def test_explanations() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(x.reshape(1, 3)) * 2
+
+    e = torchsmith.explain(fn)(X)
+    assert len(repr(e)) < 120
+    assert f"at {__file__}:" in str(e).partition("extern calls (")[2]
+    e = torchsmith.explain(lambda x: (x * 2).sum())(torch.ones(3, requires_grad=True))
+    assert "unknown place" not in str(e)
+    assert all(g.reason is None or __file__ in g.reason.loc for g in e.graphs)
+
+
+def test_public_names() -> None:
+    assert {n for n in dir(torchsmith) if not n.startswith("__")} == set(torchsmith._PUBLIC)
+
+
+def test_an_unusable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchsmith.runtime import store
+
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(file))
+    with pytest.warns(UserWarning, match="every start will be cold"):
+        store.folder("lib")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.folder("lib")
+
+
+def test_logs_without_stderr() -> None:
+    code = "import os, sys; os.close(2); import torch, torchsmith; print(torchsmith.compile(lambda x: x + 1)(torch.ones(2)).tolist())"
+    env = {**os.environ, "TORCHSMITH_LOGS": "graphs,times"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "[2.0, 2.0]\n"
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from torchsmith.aot.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["doctor"])
+    assert "unknown command 'doctor'; commands are aot" in capsys.readouterr().err
+
+
+def test_warnings_stand_at_the_users_line() -> None:
+    with pytest.warns(UserWarning) as seen:
+        events.warn("here")
+    assert seen[0].filename == __file__
+
+
+def test_decoded_bytecode_goes_with_its_function() -> None:
+    import gc
+
+    from torchsmith.capture import bytecode
+
+    def run(n: int) -> None:
+        space: dict[str, Any] = {}
+        exec(f"def fn(x):\n    return x + {n}", space)
+        torchsmith.compile(space["fn"])(X)
+
+    run(0)
+    gc.collect()
+    before = len(bytecode._BY_ID)
+    for n in range(1, 6):
+        run(n)
+    gc.collect()
+    assert len(bytecode._BY_ID) <= before
