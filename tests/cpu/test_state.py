@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 import torchsmith
 
+pytestmark = pytest.mark.filterwarnings("error:torchsmith. internal error")
 X = torch.arange(6.0)
 Make = Callable[[], Callable[[Tensor], Any]]
 

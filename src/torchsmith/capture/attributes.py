@@ -426,7 +426,7 @@ def _scalar_attr(m: Any, obj: Any, name: str) -> Any:
         return kind or type(obj)
     if kind is not None and not hasattr(kind, name):
         raise Raised(_attribute_error(obj, kind, name))
-    if kind is not None and not hasattr(type(obj), name):
+    if kind is not None:  # what a method of a symbol gives is not what the number's own does
         m.recorder.facts.loc = m.loc()
         obj = kind(obj)
     return _bound(m, obj, type(obj), name)

@@ -543,7 +543,7 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
         captured.inputs,
         finish.recipe if finish.text is None else None,
         _make_finish(finish, name) if finish.text is not None else None,
-        under_inference(captured.inference, or_elsewhere(captured.graph, compiled.call), compiled.report.road),
+        under_inference(captured.inference, or_elsewhere(captured.graph, compiled.call), getattr(compiled.report, "road", "")),
         names=d.names,
         free_names=d.free_names,
         globals=fn.__globals__,
