@@ -101,7 +101,7 @@ class TensorKey:
 
     def __repr__(self) -> str:
         tensor = self.ref()
-        return "a tensor that is gone" if tensor is None else f"tensor of shape {tuple(tensor.shape)}"
+        return f"tensor {self.number:x}" + (", which is gone" if tensor is None else f" of shape {tuple(tensor.shape)}")
 
 
 @dataclass(frozen=True, slots=True)

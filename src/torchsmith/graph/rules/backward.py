@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..layout import suggest_format
+from ..layout import is_contiguous, suggest_format
 from ..tracing import make, part, rule
 from .nn import _convolution_format, fresh
 
@@ -30,6 +30,10 @@ def _wide(*values: Any) -> Any:
 
 def _like(value: Tensor, model: Tensor) -> Tensor:
     return value if value.dtype == model.dtype else aten._to_copy.default(value, dtype=model.dtype)
+
+
+def _reshaped(t: Tensor, shape: Sequence[Any]) -> Tensor:
+    return (t if is_contiguous(t) else t.clone(memory_format=torch.contiguous_format)).view(shape)
 
 
 def _zero(model: Tensor) -> Tensor:
@@ -253,7 +257,7 @@ def group_norm(
 ) -> Any:  # fmt: skip
     g, v, m, r, w = _wide(grad, x, mean, rstd, weight)
     per = c // groups
-    g4, v4 = (aten.reshape.default(t, [n, groups, per, area]) for t in (g, v))
+    g4, v4 = (_reshaped(t, [n, groups, per, area]) for t in (g, v))
     normal = (v4 - m.view(n, groups, 1, 1)) * r.view(n, groups, 1, 1)
     dx = dw = db = None
     if mask[0]:
@@ -306,7 +310,7 @@ def embedding(grad: Tensor, indices: Tensor, num_weights: Any, padding_idx: int,
     if scale_by_freq or grad.dtype in NARROW:
         return NotImplemented
     width = grad.shape[-1]
-    rows, flat = aten.reshape.default(grad, [-1, width]), aten.reshape.default(indices, [-1])
+    rows, flat = _reshaped(grad, [-1, width]), _reshaped(indices, [-1])
     if padding_idx >= 0:
         rows = torch.where((flat == padding_idx).unsqueeze(1), _zero(rows), rows)
     return torch.zeros((num_weights, width), dtype=grad.dtype).index_add(0, flat, rows)
@@ -316,7 +320,7 @@ def _to_places(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
     """Each element of `grad` is added at its place in the image."""
     lead = list(x.shape[:-rank])
     flat = torch.zeros([*lead, math.prod(x.shape[-rank:])], dtype=grad.dtype)
-    added = flat.scatter_add(-1, aten.reshape.default(indices, [*lead, -1]), aten.reshape.default(grad, [*lead, -1]))
+    added = flat.scatter_add(-1, _reshaped(indices, [*lead, -1]), _reshaped(grad, [*lead, -1]))
     out = added.view(x.shape)
     kept = suggest_format(x)
     return out if kept is torch.contiguous_format else out.clone(memory_format=kept)
