@@ -17,9 +17,12 @@ from typing import Any
 import torch
 
 from . import events
+from .autograd.attach import attach
+from .autograd.joint import Joint
 from .codes import Forbidden, Unsupported, define
 from .emit.host import HOST_LANGUAGES, describe, emit_host, packing_key
 from .emit.printers import print_kernel
+from .graph.eager import eager_callable
 from .graph.functionalise import functionalise
 from .graph.readable import readable
 from .graph.sizes import SizeFacts
@@ -300,6 +303,36 @@ def as_spent(call: Call, numbers: Sequence[int]) -> Call:
     return spent
 
 
+def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
+    """A captured graph whose results autograd has to know: forward and backward compiled apart, the latter when it is first run."""
+    with events.timed("joint", graph=name):
+        joint = Joint(gm, facts)
+        cut = joint.cut()
+
+    def load_of(fg: FunctionalGraph, which: str, eager: Call, args: Sequence[Any] = ()) -> tuple[Call, Manifest, str, bool]:
+        if options.trace_enabled:
+            events.emit("artifact", graph=which, name="functional_graph.txt", text=fg.key_text)
+        if not options.freezing:
+            fg = without_uncounted(fg, args)
+        manifest, library, cached = compile_functional(fg, options, which, args)
+        with events.timed("load", graph=which):
+            call = load(library, manifest, eager=eager, name=which, tail=fg.consts, threads=options.cpp_threads, pool=options.thread_pool)
+        return call, manifest, library, cached
+
+    def backward(fg: FunctionalGraph) -> Call:
+        return load_of(fg, f"{name}_backward", eager_callable(fg))[0]
+
+    forward, manifest, library, cached = load_of(
+        cut.forward, name, _give_up if assumes(gm) else eager_callable(cut.forward), inputs
+    )
+    call = attach(joint, cut, forward, gm.forward, backward)
+    if facts.symbols:  # what its compilation assumes of sizes has to be guarded
+        call.prepare()
+    operators = sum(n.op == "call_function" for n in cut.forward.graph.nodes)
+    report = Report(name, "native", None, operators, manifest.kernels, tuple(e.op for e in manifest.externs), library, cached)
+    return Compiled(call, (*facts.guards, *facts.late), report)
+
+
 def compile_graph(
     gm: torch.fx.GraphModule,
     facts: SizeFacts,
@@ -327,11 +360,9 @@ def compile_graph(
     if choice.dialect != "native":
         with events.timed("backend", graph=name):
             done = compile_by(choice, gm, facts, example_inputs, options, needs_grad, name, fullgraph)
-    elif needs_grad:
-        done = run_captured(gm, facts, Unsupported("AUT001"), operators, name)
     else:
         try:
-            done = compile_native(gm, facts, options, name, example_inputs)
+            done = (compile_attached if needs_grad else compile_native)(gm, facts, options, name, example_inputs)
         except Unsupported as why:
             if options.libtorch == "forbid":
                 raise Forbidden(why.code, at=why.at, detail=why.detail) from why

@@ -7,7 +7,7 @@ out= operators become their functional forms and rebind what their memory holds;
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -39,6 +39,7 @@ from .tracing import (
 from .values import Node, Root, Step, Value, read, same_layout, write
 
 aten = torch.ops.aten
+T = TypeVar("T")
 
 
 def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
@@ -47,12 +48,18 @@ def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
     Where the program goes backwards itself, autograd watches while it is recorded, and backward is recorded as what it computes.
     """
     recording = Recording(facts, goes_backwards(gm))
+    return emit_graph(recording, traced(recording, lambda: describe_outputs(recording, run_captured(gm, recording))))
+
+
+def traced(recording: Recording, work: Callable[[], T]) -> T:
+    """`work` under the recording; whatever torch refuses there is Unsupported."""
+    facts = recording.facts
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
     cached = torch.is_autocast_cache_enabled()
     facts.when_assumed = recording.check
     with recording:
         try:
-            outs = run_captured(gm, recording)
+            return work()
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError, AssertionError) as e:
             # whatever torch or a Python function refuses on tracing tensors; eager then says whether the program is at fault
             detail = f"{type(e).__name__}: {e}".split("\n", 1)[0][:300]
@@ -63,8 +70,6 @@ def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
                 torch.set_autocast_dtype(device, dtype)
             torch.set_autocast_cache_enabled(cached)
             facts.when_assumed = None
-        outputs = describe_outputs(recording, outs)
-    return emit_graph(recording, outputs)
 
 
 def goes_backwards(gm: fx.GraphModule) -> bool:
@@ -154,6 +159,7 @@ class Recording(Tracing):
         """alive: autograd watches, where grad mode is on."""
         super().__init__(facts, alive and torch.is_grad_enabled())
         self.alive = alive
+        self.watched: list[tuple[torch.Tensor, Any]] = []  # inputs, and what autograd said of them
         self.nodes: list[Node] = []
         self.inputs: list[Any] = []  # tracing tensors or numbers, in call order
         self.input_specs: list[Any] = []
@@ -181,6 +187,7 @@ class Recording(Tracing):
             spec: Any = spec_of(t)
             if self.alive:
                 t = watched(t, val)
+                self.watched.append((t, t.grad_fn))
             node = Node("placeholder", f"in{number}", (), {}, spec, self.facts.loc)
             self.own(t, node, spec, number)
             val = t

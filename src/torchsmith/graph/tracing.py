@@ -298,6 +298,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     """`with Tracing(facts):` torch functions on tracing tensors give tracing tensors."""
 
     records = False  # only shapes are asked for
+    alive = False  # gradients of what is recorded will be recorded too
 
     def __init__(self, facts: SizeFacts, grad: bool = False) -> None:
         self.facts, self.grad = facts, grad
@@ -400,6 +401,8 @@ class Tracing(AbstractContextManager["Tracing"]):
             tensors = tensors_in((args, kwargs))
             dtype = target_dtype(func, device_of(tensors[0]).type, self.autocast) if tensors else None
             if dtype is not None:
+                if self.alive and any(t.requires_grad and t.is_floating_point() and t.dtype is not dtype for t in tensors):
+                    raise Unsupported("AUT004", at=self.facts.loc, detail=f"{func} under autocast")  # autograd would not see the cast
                 with self._operators:
                     args, kwargs = cast_arguments(args, dtype), cast_arguments(kwargs, dtype)
         known = self.fold(func, args, kwargs)

@@ -1,0 +1,197 @@
+"""Two compiled graphs as one operation of eager's autograd.
+
+In: a Cut, its compiled forward graph, and how to compile a backward graph. Out: a callable of the captured graph's inputs whose results
+autograd knows. Parameters and inputs that backward reads are saved as autograd saves them, so that writing to them in between is eager's
+error; what lies in between is one block, freed when the backward pass is not to be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import events
+from ..codes import Unsupported, define
+from ..graph.eager import eager_callable
+from ..graph.spec import FunctionalGraph
+from .joint import Backward, Cut, Joint, Slot
+
+define("AUT006", "a derivative of a derivative was asked for, so the captured graph was repeated eagerly",
+       "take both derivatives inside of one compiled function")
+
+Call = Callable[..., Sequence[Any]]
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
+
+class Attached:
+    """One captured graph, compiled forwards and backwards."""
+
+    def __init__(self, joint: Joint, cut: Cut, forward: Call, repeat: Call, compile_backward: Callable[[FunctionalGraph], Call]) -> None:
+        """repeat: the captured graph itself, for derivatives of derivatives."""
+        self.cut, self.forward, self.repeat, self.compile_backward = cut, forward, repeat, compile_backward
+        self.joint = joint if len(cut.roots) > 1 else None  # other backward passes may be asked for
+        self.passes: dict[tuple[int, ...], tuple[Backward, Call]] = {}
+        self.rows: dict[tuple[Slot, ...], Any] = {}
+        slots = cut.backward.slots
+        shown = {s.at[0] for s in slots if s.kind == "kept" and s.at[0] < cut.shown}
+        self.saved_inputs = tuple(dict.fromkeys(s.at[0] for s in slots if s.kind == "input"))
+        self.saved_results = tuple(sorted(shown & set(cut.roots)))
+        self.function = type(f"Compiled{id(self):x}", (torch.autograd.Function,), {
+            "forward": staticmethod(self._forward), "backward": staticmethod(self._backward),
+        })  # fmt: skip
+        self.apply = super(torch.autograd.Function, self.function).apply  # type: ignore[misc]
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        cut = self.cut
+        if not torch.is_grad_enabled():
+            return tuple(self.forward(*inputs)[: cut.shown])
+        given: list[Any] = [inputs]
+        got = self.apply(given, *[inputs[i] for i in cut.leaves])
+        results = given[1]
+        roots = got if type(got) is tuple else (got,)
+        known = {id(results[k]): t for k, t in zip(cut.roots, roots, strict=True)}
+        outs = [known.get(id(r), r) for r in results[: cut.shown]]
+        for number, (kind, at), steps in cut.again:
+            base = inputs[at] if kind == "input" else outs[at]
+            outs[number] = _view(base, outs[number], steps)
+        return tuple(outs)
+
+    def prepare(self) -> None:
+        """Compile the usual backward pass now."""
+        self._pass(tuple(range(len(self.cut.roots))))
+
+    # ------------------------------------------------------------ called by autograd
+
+    def _forward(self, ctx: Any, given: list[Any], *leaves: Any) -> Any:
+        inputs, cut = given[0], self.cut
+        if cut.is_random:
+            ctx.random = torch.get_rng_state()
+        results = self.forward(*inputs)
+        given.append(results)
+        ctx.set_materialize_grads(False)
+        block = {k: results[k] for k in range(cut.shown, len(results))}
+        for s in cut.backward.slots:
+            if s.kind == "kept" and s.at[0] < cut.shown and s.at[0] not in self.saved_results:
+                block[s.at[0]] = results[s.at[0]]
+        tensors = [inputs[i] for i in self.saved_inputs if isinstance(inputs[i], torch.Tensor)]
+        tensors += [results[k] for k in self.saved_results]
+        ctx.numbers = {i: inputs[i] for i in self.saved_inputs if not isinstance(inputs[i], torch.Tensor)}
+        ctx.sizes = {s: _size(inputs, s) for s in cut.backward.slots if s.kind == "size"}
+        if _has_saving_hooks():  # they are to see everything that is kept
+            ctx.order = tuple(k for k, t in block.items() if isinstance(t, torch.Tensor))
+            tensors += [block.pop(k) for k in ctx.order]
+        else:
+            ctx.order = ()
+        ctx.block, ctx.inputs = block, inputs
+        ctx.save_for_backward(*tensors)
+        roots = tuple(results[k] for k in cut.roots)
+        return roots if len(roots) > 1 else roots[0]
+
+    def _backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        saved = iter(ctx.saved_tensors)  # eager's error where they are gone
+        if torch.is_grad_enabled():
+            return None, *self._again(ctx, grads)
+        chosen = tuple(j for j, g in enumerate(grads) if g is not None)
+        if not chosen:
+            return (None,) * (1 + len(self.cut.leaves))
+        inputs = {i: ctx.numbers[i] if i in ctx.numbers else next(saved) for i in self.saved_inputs}
+        kept = {**ctx.block, **{k: next(saved) for k in self.saved_results}, **{k: next(saved) for k in ctx.order}}
+        backward, call = self._pass(chosen)
+        args = []
+        for s in backward.slots:
+            if s.kind == "input":
+                args.append(inputs[s.at[0]])
+            elif s.kind == "kept":
+                args.append(kept[s.at[0]])
+            elif s.kind == "tangent":
+                args.append(_as_planned(grads[s.at[0]], backward, len(args)))
+            else:
+                args.append(ctx.sizes[s])
+        if not _keeps_graph():
+            ctx.block = ctx.inputs = None
+            kept.clear()
+        results = call(*args)
+        return None, *[None if n is None else results[n] for n in backward.grads]
+
+    def _pass(self, chosen: tuple[int, ...]) -> tuple[Backward, Call]:
+        """The backward graph for gradients of these roots: made when it is first needed."""
+        found = self.passes.get(chosen)
+        if found is None:
+            if len(chosen) == len(self.cut.roots) or self.joint is None:
+                backward = self.cut.backward
+            else:
+                backward = self.joint.backward(chosen)
+            found = self.passes[chosen] = (backward, self.compile_backward(backward.graph))
+        return found
+
+    def _again(self, ctx: Any, grads: Sequence[Any]) -> list[Any]:
+        """Gradients that can be differentiated: the captured graph once more, under eager's autograd."""
+        events.emit("fallback", code="AUT006")
+        if self.cut.written:
+            raise RuntimeError("torchsmith: a derivative of a derivative of a compiled function that writes its inputs (running statistics, say) "
+                               "cannot be taken outside of it. Take both inside of the compiled function, or compile without training mode.")
+        now = torch.get_rng_state() if self.cut.is_random else None
+        if now is not None:
+            torch.set_rng_state(ctx.random)
+        try:
+            outs = self.repeat(*ctx.inputs)
+        finally:
+            if now is not None:
+                torch.set_rng_state(now)
+        chosen = [(outs[k], g) for k, g in zip(self.cut.roots, grads, strict=True) if g is not None]
+        leaves = [ctx.inputs[i] for i in self.cut.leaves]
+        return list(torch.autograd.grad([t for t, _ in chosen], leaves, [g for _, g in chosen], create_graph=True, allow_unused=True))
+
+
+def _size(inputs: Sequence[Any], slot: Slot) -> int:
+    number, dim, *rest = slot.at
+    scale, shift = rest or (1, 0)
+    return int((inputs[number].shape[dim] - shift) // scale)
+
+
+def _has_saving_hooks() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def _as_planned(grad: torch.Tensor, backward: Backward, number: int) -> torch.Tensor:
+    """A gradient in the memory order that the backward graph was compiled for."""
+    spec = backward.graph.inputs[number]
+    if spec is None:
+        return grad
+    order = sorted(range(grad.dim()), key=lambda d: -_hint(spec.strides[d]))
+    ordered = grad.permute(order)
+    if ordered.is_contiguous():
+        return grad
+    back = sorted(range(grad.dim()), key=order.__getitem__)
+    return ordered.contiguous().permute(back)
+
+
+def _hint(e: Any) -> float:
+    """For sorting: symbolic strides grow with the dimensions behind them."""
+    value = getattr(e, "value", None)
+    return float(value) if value is not None else 1e30
+
+
+def _view(base: torch.Tensor, raw: torch.Tensor, steps: Any) -> torch.Tensor:
+    if steps is None:
+        return base.as_strided(raw.shape, raw.stride(), raw.storage_offset())
+    for step in steps:
+        base = step.op(base, *step.args, **step.kwargs)
+    return base
+
+
+def attach(
+    joint: Joint, cut: Cut, forward: Call, repeat: Call, compile_backward: Callable[[FunctionalGraph], Call]
+) -> Attached:
+    """The callable that takes the captured graph's place."""
+
+    def compiled(graph: FunctionalGraph) -> Call:
+        try:
+            return compile_backward(graph)
+        except Unsupported as why:
+            events.emit("fallback", code=why.code, at=why.at, detail=f"backward: {why.detail}")
+            return eager_callable(graph)
+
+    return Attached(joint, cut, forward, repeat, compiled)

@@ -1,0 +1,350 @@
+"""A captured graph and its derivative, recorded together and cut in two functional graphs.
+
+In: a captured GraphModule whose results autograd has to know, and its size facts. Out: the forward graph, which also returns what the
+backward graph needs, and the backward graph: from that and the results' gradients to the inputs' gradients.
+
+What the backward pass keeps is what autograd saves; views and constants are made again instead of kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..codes import Unsupported
+from ..graph.canonical import emit_graph
+from ..graph.functionalise import Recording, goes_backwards, run_captured, traced
+from ..graph.layout import is_dense
+from ..graph.outputs import FreshNode, InputNumber, Outputs, ViewOf, describe_outputs
+from ..graph.sizes import SizeFacts
+from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.tracing import device_of, make_unseen, remember_device
+from ..graph.values import Node, Step
+from ..ir.expr import Expr, Sym, walk
+from ..ir.program import Symbol
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where an input of the backward graph comes from: ("input", i) and ("size", i, dim, scale, shift) of the forward call,
+    ("kept", k): its result k, ("tangent", j): the gradient of root j."""
+
+    kind: str
+    at: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """`grads`: per leaf, the number of the graph's result, or None where no gradient flows."""
+
+    graph: FunctionalGraph
+    slots: tuple[Slot, ...]
+    grads: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The first `shown` results of `forward` are the program's own, the others are kept for `backward`.
+
+    roots: results whose gradients come in, leaves: inputs whose gradients go out. again: (result, ("input", i) | ("out", k), view steps
+    or None): views that are made anew of what autograd knows, by replaying the program's views, or from the view's own strides.
+    """
+
+    forward: FunctionalGraph
+    shown: int
+    roots: tuple[int, ...]
+    leaves: tuple[int, ...]
+    again: tuple[tuple[int, tuple[str, int], tuple[Step, ...] | None], ...]
+    backward: Backward
+    is_random: bool
+    written: tuple[int, ...]
+
+
+class Joint:
+    """One recording of the forward pass, from which backward passes are derived."""
+
+    def __init__(self, gm: fx.GraphModule, facts: SizeFacts) -> None:
+        if goes_backwards(gm):
+            raise Unsupported("AUT001", detail="backward() inside, and gradients asked for outside")
+        self.facts, self.rec = facts, Recording(facts, alive=True)
+        self.outs, self.outputs = traced(self.rec, lambda: self._forward(gm))
+        rec = self.rec
+        self.border, self.n_inputs = len(rec.nodes), len(rec.inputs)
+        self.leaves = tuple(i for i, t in enumerate(rec.inputs) if isinstance(t, torch.Tensor) and t.requires_grad)
+        self.roots = self._roots()
+        self.earlier: list[Node] = rec.nodes[: self.border]
+        self.kept: dict[int, int] = {}  # id of a node -> number of the forward graph's result
+        self.keeping: list[Node] = []
+        self.is_cut = False  # the forward graph is made: nothing more can be kept
+        self._tangents: dict[int, int] = {}  # id of a placeholder -> the root whose gradient it is
+        self._copies: dict[int, Node] = {}
+
+    def _forward(self, gm: fx.GraphModule) -> tuple[list[Any], Outputs]:
+        outs = run_captured(gm, self.rec)
+        for t, fn in self.rec.watched:
+            if t.requires_grad and t.grad_fn is not fn:
+                raise Unsupported("AUT001", at=self.facts.loc, detail="an input is written where gradients flow")
+        return outs, describe_outputs(self.rec, outs)
+
+    def _roots(self) -> tuple[int, ...]:
+        """Fresh results that require grad, each tensor once."""
+        found: dict[int, int] = {}
+        for k, (row, t) in enumerate(zip(self.outputs.results, self.outs, strict=True)):
+            if isinstance(row, FreshNode) and t.requires_grad:
+                found.setdefault(id(t), k)
+            elif isinstance(row, ViewOf) and isinstance(row.of, tuple) and t.requires_grad and not self.outs[row.of[1]].requires_grad:
+                raise Unsupported("AUT001", at=self.facts.loc, detail="a result that requires grad is a view of one that does not")
+        return tuple(found.values())
+
+    def _again(self) -> tuple[tuple[int, tuple[str, int], tuple[Step, ...] | None], ...]:
+        rows = []
+        for k, (row, t) in enumerate(zip(self.outputs.results, self.outs, strict=True)):
+            if not isinstance(row, ViewOf) or not t.requires_grad:
+                continue
+            steps = self.rec.value_of(t).steps
+            plain = not any(isinstance(x, (Expr, Node)) for s in steps for x in _flat((s.args, tuple(s.kwargs.values()))))
+            if isinstance(row.of, int):
+                rows.append((k, ("input", row.of), steps if plain else None))
+            else:
+                rows.append((k, ("out", row.of[1]), None))
+        return tuple(rows)
+
+    # ------------------------------------------------------------ backward
+
+    def backward(self, wanted: Sequence[int] | None = None) -> Backward:
+        """The derivative for gradients of the roots numbered `wanted` (all of them)."""
+        rec, chosen = self.rec, list(range(len(self.roots)) if wanted is None else wanted)
+        start = len(rec.nodes)
+
+        def work() -> tuple[Outputs, tuple[Any, ...]]:
+            roots = [self.outs[self.roots[j]] for j in chosen]
+            tangents = [rec.input(_tangent(t), "input") for t in roots]
+            self._tangents = {id(rec.placeholders[-len(chosen) + n]): j for n, j in enumerate(chosen)}
+            leaves = [rec.inputs[i] for i in self.leaves]
+            grads = torch.autograd.grad(roots, leaves, tangents, retain_graph=True, allow_unused=True)
+            return describe_outputs(rec, [g for g in grads if g is not None]), grads
+
+        before = (len(rec.inputs), len(rec.const_nodes))
+        try:
+            outputs, grads = traced(rec, work)
+        finally:
+            inputs = rec.placeholders[before[0] :]
+            del rec.inputs[before[0] :], rec.placeholders[before[0] :], rec.input_specs[before[0] :], rec.roles[before[0] :]
+        count = iter(range(len(grads)))
+        numbers = tuple(None if g is None else next(count) for g in grads)
+        return self._part(rec.nodes[start:], outputs, numbers, inputs)
+
+    def _part(self, nodes: list[Node], outputs: Outputs, numbers: tuple[int | None, ...], tangents: list[Node]) -> Backward:
+        part = _Part(self, tangents)
+        needed: set[int] = set()
+        rows: list[Any] = []
+        for row in outputs.results:
+            if isinstance(row, FreshNode):
+                needed.add(id(row.node))
+        live = []
+        for node in reversed(nodes):
+            if id(node) in needed or (node.effect and node.target is not aten.clone.default):
+                live.append(node)
+                needed.update(id(a) for a in _nodes((node.args, tuple(node.kwargs.values()))))
+        for node in reversed(live):
+            part.copy(node)
+        everything = [*self.rec.placeholders, *tangents]
+        for row in outputs.results:
+            if isinstance(row, FreshNode):
+                rows.append(FreshNode(part.copy(row.node)))
+            elif isinstance(row, InputNumber):
+                rows.append(InputNumber(part.number(everything[row.index])))
+            elif isinstance(row, ViewOf):
+                rows.append(replace(row, of=part.number(everything[row.of])) if isinstance(row.of, int) else row)
+            else:
+                raise Unsupported("AUT004", at=self.facts.loc, detail="a gradient that is a number")
+        graph = emit_graph(part.recording(), Outputs(tuple(rows), ()))
+        return Backward(graph, tuple(part.slots), numbers)
+
+    def keep(self, node: Node) -> int:
+        """The number of the forward graph's result that holds this node's value."""
+        if id(node) not in self.kept:
+            if self.is_cut:
+                raise Unsupported("AUT004", at=self.facts.loc, detail="a derivative for some results needs what was not kept")
+            shown = next((k for k, r in enumerate(self.outputs.results) if isinstance(r, FreshNode) and r.node is node), None)
+            if shown is None:
+                shown = len(self.outputs.results) + len(self.keeping)
+                self.keeping.append(node)
+            self.kept[id(node)] = shown
+        return self.kept[id(node)]
+
+    def old_value(self, number: int) -> Node:
+        """A copy of an input that the forward graph writes, from before the write."""
+        node = self.rec.placeholders[number]
+        if number not in self._copies:
+            self._copies[number] = Node("call", aten.clone.default, (node,), {}, node.spec, self.facts.loc, effect=True)
+            self.earlier.append(self._copies[number])
+        return self._copies[number]
+
+    # ------------------------------------------------------------ cut
+
+    def cut(self) -> Cut:
+        """Both graphs."""
+        backward = self.backward()
+        self.is_cut = True
+        rec = self.rec
+        results = (*self.outputs.results, *(FreshNode(n) for n in self.keeping))
+        shown = SimpleNamespace(
+            nodes=self.earlier, placeholders=rec.placeholders, roles=rec.roles, input_specs=rec.input_specs, facts=self.facts,
+            **_constants(rec, self.earlier, results, self.outputs.write_backs),
+        )  # fmt: skip
+        forward = emit_graph(shown, Outputs(results, self.outputs.write_backs))  # type: ignore[arg-type]
+        written = tuple(number for number, _ in self.outputs.write_backs)
+        is_random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.earlier)
+        return Cut(forward, len(self.outputs.results), self.roots, self.leaves, self._again(), backward, is_random, written)
+
+
+class _Part:
+    """The backward graph under construction: copies of nodes, whose inputs are what forward keeps."""
+
+    def __init__(self, joint: Joint, tangents: list[Node]) -> None:
+        self.joint, self.made, self.nodes = joint, {}, []  # type: ignore[var-annotated]
+        self.tangents = {id(n): j for n, j in ((n, joint._tangents[id(n)]) for n in tangents)}
+        self.inputs = {id(n): i for i, n in enumerate(joint.rec.placeholders)}
+        self.consts = {id(n) for n in joint.rec.const_nodes}
+        self.earlier = {id(n) for n in joint.earlier}
+        self.slots: list[Slot] = []
+        self.placeholders: list[Node] = []
+        self.written = {number for number, _ in joint.outputs.write_backs}
+        self.used_consts: list[Node] = []
+
+    def copy(self, node: Node) -> Node:
+        """What stands for a node here."""
+        found = self.made.get(id(node))
+        if found is None:
+            found = self.made[id(node)] = self._copied(node)
+        return found
+
+    def _copied(self, node: Node) -> Node:
+        if id(node) in self.consts:
+            self.used_consts.append(node)
+            return node
+        if id(node) in self.tangents:
+            return self._input(Slot("tangent", (self.tangents[id(node)],)), node.spec)
+        if id(node) in self.inputs:
+            number = self.inputs[id(node)]
+            if number in self.written:
+                return self._input(Slot("kept", (self.joint.keep(self.joint.old_value(number)),)), node.spec)
+            return self._input(Slot("input", (number,)), node.spec)
+        if id(node) in self.earlier and not self._is_cheap(node):
+            return self._input(Slot("kept", (self.joint.keep(node),)), node.spec)
+        args, kwargs = self._mapped(node.args), {k: self._mapped(v) for k, v in node.kwargs.items()}
+        new = Node(node.kind, node.target, args, kwargs, node.spec, node.loc, node.effect)
+        if node.view_of is not None:
+            new.view_of = self.copy(node.view_of)
+        self.nodes.append(new)
+        return new
+
+    def _is_cheap(self, node: Node) -> bool:
+        """Views, and what is made of nothing: made again instead of kept."""
+        if node.kind != "call" or node.effect:
+            return False
+        return node.view_of is not None or not _nodes((node.args, tuple(node.kwargs.values())))
+
+    def _mapped(self, v: Any) -> Any:
+        if isinstance(v, Node):
+            return self.copy(v)
+        return type(v)(self._mapped(x) for x in v) if type(v) in (list, tuple) else v
+
+    def _input(self, slot: Slot, spec: Any) -> Node:
+        node = Node("placeholder", f"in{len(self.slots)}", (), {}, spec)
+        self.slots.append(slot)
+        self.placeholders.append(node)
+        return node
+
+    def number(self, node: Node) -> int:
+        """The number of the input that stands for a placeholder."""
+        return self.placeholders.index(self.copy(node))
+
+    def recording(self) -> Any:
+        """What emit_graph reads of a Recording."""
+        symbols = self._symbols()
+        facts = SimpleNamespace(symbols=symbols, number=self.joint.facts.number)
+        specs = [n.spec for n in self.placeholders]
+        consts = {id(n): c for n, c in zip(self.joint.rec.const_nodes, self.joint.rec.consts, strict=True)}
+        nodes = [Node("placeholder", f"const{k}", (), {}, n.spec) for k, n in enumerate(self.used_consts)]
+        swap = dict(zip(map(id, self.used_consts), nodes, strict=True))
+        for n in self.nodes:
+            n.args, n.kwargs = _swapped(n.args, swap), {k: _swapped(v, swap) for k, v in n.kwargs.items()}
+        return SimpleNamespace(
+            nodes=self.nodes, placeholders=self.placeholders, roles=["input"] * len(specs), input_specs=specs, facts=facts,
+            const_nodes=nodes, consts=[consts[id(n)] for n in self.used_consts],
+        )  # fmt: skip
+
+    def _symbols(self) -> dict[str, Symbol]:
+        """Symbols of the sizes used here, with places among this graph's inputs."""
+        rows = self.joint.facts.symbols
+        used: dict[str, None] = {}
+        for n in (*self.placeholders, *self.nodes):
+            for e in _exprs((n.spec, n.args, tuple(n.kwargs.values()))):
+                used.update((x.name, None) for x in walk(e) if isinstance(x, Sym) and x.name in rows)
+        found: dict[str, Symbol] = {}
+        for name in used:
+            row = rows[name]
+            place = next(((k, d) for k, n in enumerate(self.placeholders) if isinstance(n.spec, TensorSpec)
+                          for d, size in enumerate(n.spec.shape) if size is row.sym), None)  # fmt: skip
+            if place is not None:
+                found[name] = replace(row, origin=("size", *place))
+                continue
+            kind, *at = row.origin
+            if kind not in ("size", "scalar"):
+                raise Unsupported("AUT004", at=self.joint.facts.loc, detail=f"a size that only running tells ({name})")
+            slot = Slot("input" if kind == "scalar" else "size", tuple(int(a) for a in at))
+            self._input(slot, row.sym)
+            found[name] = replace(row, origin=("scalar", len(self.slots) - 1))
+        return found
+
+
+def _tangent(t: torch.Tensor) -> torch.Tensor:
+    """A gradient as autograd brings it: like the tensor, dense."""
+    dense = is_dense(t)
+    made = make_unseen(t.shape, t.stride() if dense else torch.empty_like(t, memory_format=torch.contiguous_format).stride(), t.dtype)
+    return remember_device(made, device_of(t))
+
+
+def _flat(v: Any) -> Iterable[Any]:
+    if isinstance(v, (tuple, list)):
+        for x in v:
+            yield from _flat(x)
+    else:
+        yield v
+
+
+def _nodes(v: Any) -> list[Node]:
+    return [x for x in _flat(v) if isinstance(x, Node)]
+
+
+def _exprs(v: Any) -> Iterable[Expr]:
+    for x in _flat(v):
+        if isinstance(x, Expr):
+            yield x
+        elif isinstance(x, TensorSpec):
+            yield from (*x.shape, *x.strides)
+
+
+def _swapped(v: Any, swap: dict[int, Node]) -> Any:
+    if isinstance(v, Node):
+        return swap.get(id(v), v)
+    return type(v)(_swapped(x, swap) for x in v) if type(v) in (list, tuple) else v
+
+
+def _constants(rec: Recording, nodes: list[Node], results: Sequence[Any], write_backs: Sequence[tuple[int, Node]]) -> dict[str, Any]:
+    """The constants that these nodes use."""
+    used = {id(a) for n in nodes for a in _nodes((n.args, tuple(n.kwargs.values())))}
+    used |= {id(r.node) for r in results if isinstance(r, FreshNode)} | {id(n) for _, n in write_backs}
+    rows = [(n, c) for n, c in zip(rec.const_nodes, rec.consts, strict=True) if id(n) in used]
+    for k, (n, _) in enumerate(rows):
+        n.target = f"const{k}"
+    return {"const_nodes": [n for n, _ in rows], "consts": [c for _, c in rows]}
