@@ -15,13 +15,17 @@ import torch
 from .. import events
 from ..codes import Unsupported, define
 from ..graph.eager import eager_callable
-from ..graph.spec import FunctionalGraph
+from ..graph.spec import FunctionalGraph, TensorSpec
 from .joint import Backward, Cut, Joint, Slot
 
 define("AUT006", "a derivative of a derivative was asked for, so the captured graph was repeated eagerly",
        "take both derivatives inside of one compiled function")
 
 Call = Callable[..., Sequence[Any]]
+_WRITES = (
+    "torchsmith: a derivative of a derivative of a compiled function that writes its inputs (running statistics, say) cannot be taken "
+    "outside of it. Take both inside of the compiled function."
+)
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -130,8 +134,7 @@ class Attached:
         """Gradients that can be differentiated: the captured graph once more, under eager's autograd."""
         events.emit("fallback", code="AUT006")
         if self.cut.written:
-            raise RuntimeError("torchsmith: a derivative of a derivative of a compiled function that writes its inputs (running statistics, say) "
-                               "cannot be taken outside of it. Take both inside of the compiled function, or compile without training mode.")
+            raise RuntimeError(_WRITES)
         now = torch.get_rng_state() if self.cut.is_random else None
         if now is not None:
             torch.set_rng_state(ctx.random)
@@ -158,7 +161,7 @@ def _has_saving_hooks() -> bool:
 def _as_planned(grad: torch.Tensor, backward: Backward, number: int) -> torch.Tensor:
     """A gradient in the memory order that the backward graph was compiled for."""
     spec = backward.graph.inputs[number]
-    if spec is None:
+    if not isinstance(spec, TensorSpec):
         return grad
     order = sorted(range(grad.dim()), key=lambda d: -_hint(spec.strides[d]))
     ordered = grad.permute(order)

@@ -1,0 +1,245 @@
+"""Compiled forward and backward under eager's autograd: gradients, views, hooks and errors are eager's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchsmith
+from torchsmith.events import recording
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.relu(self.norm(self.conv(x))).mean((2, 3))))
+
+
+def both(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(3)
+    one = make()
+    return one, copy.deepcopy(one)
+
+
+def same(a: nn.Module, b: nn.Module) -> None:
+    for (name, p), (_, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad, q.grad, msg=lambda m, n=name: f"gradient of {n}: {m}")
+            assert p.grad.stride() == q.grad.stride(), name
+    for (name, p), (_, q) in zip(a.named_buffers(), b.named_buffers(), strict=True):
+        torch.testing.assert_close(p, q, msg=lambda m, n=name: f"buffer {n}: {m}")
+
+
+def compiled_natively(fn: Any) -> Any:
+    """The compiled function; `check()` says that every graph so far is native."""
+    call = torchsmith.compile(fn, fullgraph=True)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with recording() as got:
+            out = call(*args, **kwargs)
+        assert all(e.fields["report"].road == "native" for e in got if e.kind == "graph"), [e.fields for e in got if e.kind == "graph"]
+        return out
+
+    return run
+
+
+def test_a_model_with_buffers_and_random_numbers() -> None:
+    """Running statistics, dropout's draws and accumulated gradients over several steps."""
+    model, twin = both(Net)
+    run = compiled_natively(model)
+    for step in range(3):
+        x = torch.randn(4, 3, 8, 8)
+        for call in (run, twin):
+            torch.manual_seed(step)
+            F.cross_entropy(call(x), torch.tensor([0, 1, 2, 3])).backward()
+        same(model, twin)
+    assert int(model.norm.num_batches_tracked) == 3
+
+
+def test_gradients_of_inputs_and_grad_mode() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.abs().max()
+        return torch.tanh(x @ w) / scale + x.detach().sum()
+
+    run = compiled_natively(fn)
+    for requires in ((True, False), (False, True), (True, True)):
+        x, w = (torch.randn(4, 4, requires_grad=r) for r in requires)
+        leaves = [t for t in (x, w) if t.requires_grad]
+        got, want = run(x, w), fn(x, w)
+        torch.testing.assert_close(got, want)
+        for a, b in zip(torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(want.sum(), leaves), strict=True):
+            torch.testing.assert_close(a, b)
+    inner, w = torch.randn(4, 4, requires_grad=True), w.detach()
+    slopes = [torch.autograd.grad(call(inner * 2, w).sum(), inner)[0] for call in (run, fn)]
+    torch.testing.assert_close(*slopes)
+
+
+def test_several_results() -> None:
+    """With and without gradients, unused ones, and an order of backward passes that reaches only some leaves."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.exp(), (x * y).log(), y.argmax(), y.detach() * 2, x
+
+    run = compiled_natively(fn)
+    x, y = torch.tensor([0.0, 1.0], requires_grad=True), torch.tensor([1.0, 2.0], requires_grad=True)
+    for used in ((0,), (1,), (0, 1)):
+        got, want = run(x, y), fn(x, y)
+        assert [t.requires_grad for t in got] == [t.requires_grad for t in want] and got[4] is x
+        found = [torch.autograd.grad([r[k].sum() for k in used], (x, y), allow_unused=True) for r in (got, want)]
+        for a, b in zip(*found, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_results_that_are_views() -> None:
+    """Of inputs and of each other; writing to one is seen by the others, and autograd knows it."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x * 3
+        return x.t()[1:], y, y.view(-1)[2:]
+
+    run = compiled_natively(fn)
+    grads = []
+    for call in (run, fn):
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        a, b, c = call(x)
+        assert a._is_view() and c.data_ptr() == b.data_ptr() + 8
+        (a.sum() * 2 + (b * b).sum() + c.prod()).backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+def test_retain_graph_and_the_second_time() -> None:
+    run = compiled_natively(lambda x, w: (x @ w).sigmoid())
+    x, w = torch.randn(2, 3), torch.randn(3, 2, requires_grad=True)
+    out = run(x, w).sum()
+    out.backward(retain_graph=True)
+    first = w.grad.clone()
+    out.backward()
+    torch.testing.assert_close(w.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.backward()
+
+
+def test_writing_to_what_backward_needs() -> None:
+    run = compiled_natively(lambda x, w: (x @ w).sigmoid())
+    w = torch.randn(3, 2, requires_grad=True)
+    out = run(torch.randn(2, 3, requires_grad=True), w)
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    out = run(torch.randn(2, 3, requires_grad=True), w)
+    with torch.no_grad():
+        out.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_hooks_run_as_in_eager() -> None:
+    said: list[list[str]] = []
+    for compiled in (True, False):
+        model, _ = both(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+        seen: list[str] = []
+        model[0].weight.register_hook(lambda g, s=seen: s.append(f"hook {g.shape}"))
+        model[2].bias.register_post_accumulate_grad_hook(lambda p, s=seen: s.append(f"accumulated {p.grad.shape}"))
+        call = torchsmith.compile(model) if compiled else model
+        out = call(torch.ones(2, 3))
+        out.register_hook(lambda g, s=seen: s.append(f"result {g.shape}"))
+        out.sum().backward()
+        said.append(sorted(seen))
+    assert said[0] == said[1] and len(said[0]) == 3
+
+
+def test_frozen_parts_and_shared_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second = nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+            self.unused = nn.Parameter(torch.ones(3))
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.relu(self.frozen(self.first(x))))
+
+    model, twin = both(Tied)
+    run = compiled_natively(model)
+    x = torch.randn(5, 4)
+    run(x).square().sum().backward()
+    twin(x).square().sum().backward()
+    same(model, twin)
+
+
+def test_derivatives_of_derivatives() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.tanh(x * 2).sum()
+
+    x = torch.randn(5, requires_grad=True)
+    found = []
+    for call in (torchsmith.compile(fn), fn):
+        (slope,) = torch.autograd.grad(call(x), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), x)[0])
+    torch.testing.assert_close(*found)
+
+
+def test_saved_tensor_hooks_see_what_is_kept() -> None:
+    run = compiled_natively(lambda x, w: (x @ w).sigmoid().log())
+    w = torch.randn(3, 2, requires_grad=True)
+    x, packed = torch.randn(2, 3), []
+
+    def pack(t: Tensor) -> Tensor:
+        packed.append(t.shape)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = run(x, w)
+    out.sum().backward()
+    assert packed
+    torch.testing.assert_close(w.grad, torch.autograd.grad((x @ w).sigmoid().log().sum(), w)[0])
+
+
+def test_shapes_that_vary() -> None:
+    model, twin = both(lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)))
+    call = torchsmith.compile(model, dynamic=True)
+    for n in (3, 5, 9):
+        x = torch.randn(n, 4)
+        F.cross_entropy(call(x), torch.arange(n) % 3).backward()
+        F.cross_entropy(twin(x), torch.arange(n) % 3).backward()
+        same(model, twin)
+
+
+def test_many_backward_passes_use_no_more_memory() -> None:
+    """Nothing keeps a finished pass alive: no cycle through what is kept for it."""
+    import gc
+    import weakref
+
+    run = compiled_natively(lambda x, w: (x @ w).exp().log1p())
+    w = torch.randn(3, 2, requires_grad=True)
+    gc.disable()
+    try:
+        x = torch.randn(2, 3)
+        out = run(x, w)
+        gone = weakref.ref(out)
+        out.sum().backward()
+        del out
+        assert gone() is None
+        out = run(x, w)  # a pass that never goes backwards
+        gone = weakref.ref(out)
+        del out
+        assert gone() is None
+    finally:
+        gc.enable()
