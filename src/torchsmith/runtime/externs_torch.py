@@ -52,14 +52,14 @@ class _NoShim(Exception):
     """This call does not fit a shim function; it goes through Python."""
 
 
-def bind(row: ExternRow) -> tuple[Any, ...]:
-    """The spec of one extern call. Raises Unsupported("RUN005") when torch has no such operator."""
+def bind(row: ExternRow, device: str = "cpu") -> tuple[Any, ...]:
+    """The spec of one extern call on tensors of this device type. Raises Unsupported("RUN005") when torch has no such operator."""
     overload = resolve(row.op, row.loc)
     tensors = [(DTYPE_ROWS[d], n) for d, n in row.tensors]
     outs = [None if o is None else (DTYPE_ROWS[o[0]], o[1]) for o in row.outs]
     planned = row.returned == "planned"
     try:
-        symbol, params = shim_call(row, overload)
+        symbol, params = shim_call(row, overload, device)
         return (0, row.op, symbol, params, None, tensors, outs, planned)
     except _NoShim:
         pass
@@ -109,14 +109,14 @@ def _template(arg: Any) -> Any:
 Params = Iterator[tuple[str, Any]]
 
 
-def shim_call(row: ExternRow, overload: Any) -> tuple[str, list[tuple[str, Any]]]:
+def shim_call(row: ExternRow, overload: Any, device: str = "cpu") -> tuple[str, list[tuple[str, Any]]]:
     """Symbol and parameters of the C function for this call; raises _NoShim when there is none that fits."""
     namespace, base, variant = row.op.split(".") if row.op.count(".") == 2 else ("", "", "")
     if namespace != "aten" or base not in SHIM_OPS:
         raise _NoShim
     if row.returned == "planned":
         variant = "out" if variant == "default" else f"{variant}_out"
-    symbol = f"aoti_torch_cpu_{base}" + ("" if variant == "default" else f"_{variant}")
+    symbol = f"aoti_torch_{device}_{base}" + ("" if variant == "default" else f"_{variant}")
     if not _native.has_symbol(symbol):
         raise _NoShim
     params: list[tuple[str, Any]] = []

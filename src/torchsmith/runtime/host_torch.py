@@ -75,9 +75,9 @@ def graph(
     setup()
     inputs = [_input(row) for row in manifest.inputs]
     results = [_result(row) for row in manifest.results]
-    externs = [bind(row) for row in manifest.externs]
-    name = name or manifest.name
     device, _, index = manifest.device.partition(":")
+    externs = [bind(row, device) for row in manifest.externs]
+    name = name or manifest.name
     fallback = None if eager is None else functools.partial(_repeat, eager, name)
     return _native.Graph(
         library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail), threads, pool == "own",

@@ -85,6 +85,8 @@ class BlockGrouper(Grouper):
         inner = [[x for x in m.axes if x[0] not in kept] for m in joined]
         if not any(inner) and len(outer) == len(g.outer):
             return True
+        if any(self.is_deep(m, kept) for m in joined):
+            return False
         rows, total = numel(e for _, e in outer), sum(stage_work(m) for m in joined)
         if rows < self.weights.processors // 2 and total > 16 * self.weights.registers:
             return False  # too few programs for so much
@@ -93,6 +95,12 @@ class BlockGrouper(Grouper):
         if self.chance is not None:
             return self.chance.random() < 0.5
         return True
+
+
+    def is_deep(self, m: Stage, kept: set[Axis]) -> bool:
+        """Would a long Fold run once for each step of an inner loop? Whoever reads its value would compute it again, too."""
+        folds = [f for f in walk(*deps.stage_exprs(m)) if isinstance(f, Fold)]
+        return any(not free_axes(f) <= kept and numel(f.extents) > SHORT for f in folds if free_axes(f) & {a for a, _ in m.axes})
 
 
 def is_ordered(s: Stage) -> bool:

@@ -81,7 +81,9 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
 
 
 def _in_place(program: Program, first: tuple[Kernel, ...], body: tuple[Node, ...], roots: dict[str, str]) -> dict[str, Buffer]:
-    """The buffers, those that are written over a dying one marked."""
+    """The buffers, those that are written over a dying one marked. Kernels of blocks load nothing that others store meanwhile."""
+    if program.target.language != "c":
+        return program.buffers
     others = (*first, *(n for n in body if not isinstance(n, Kernel)))
     free = program.buffers.keys() - pinned(program) - {b for n in others for b, _ in touched(n)}
     return write_in_place(program.buffers, [(n if isinstance(n, Kernel) else None, {roots[b] for b, _ in touched(n)}) for n in body], free)

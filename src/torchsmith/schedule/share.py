@@ -37,7 +37,9 @@ FEW = 64  # loops of other kernels: smaller numbers are worth unrolling
 
 
 def share_kernels(plan: Plan, options: Options) -> Plan:
-    """The whole pass."""
+    """The whole pass. Kernels of blocks keep their numbers: what divides a size or a stride decides how wide their loads are."""
+    if plan.target.language != "c":
+        return plan
     plan = replace(plan, kernels=tuple(_straighten(k) for k in plan.kernels))
     preparing = {s.kernel for s in _launches(plan.prepare)}
     groups: dict[tuple[object, ...], list[int]] = {}

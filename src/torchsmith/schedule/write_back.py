@@ -9,11 +9,15 @@ kernel that computes the source may write the input itself when nobody needs the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
 from ..ir.kernel import Block, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Layout, Program, Repeat
+from ..ir.target import Language, Target
+from .blocks import block_copy
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
 
@@ -25,6 +29,7 @@ def end_with_write_backs(scheduled: Scheduled) -> tuple[Program, tuple[Node, ...
     program, body = scheduled.program, scheduled.body
     if not program.write_backs:
         return program, body
+    copy = functools.partial(COPIES[program.target.language], program.target)
     buffers = dict(program.buffers)
     written = {dst for dst, _ in program.write_backs}
     copies: list[Kernel] = []
@@ -36,7 +41,7 @@ def end_with_write_backs(scheduled: Scheduled) -> tuple[Program, tuple[Node, ...
             temp = f"{src}_old"
             if temp not in buffers:
                 buffers[temp] = replace(_dense(buffers[src]), name=temp, role="temp", storage_of=None)
-                copies.append(copy_kernel(f"save_{src}", buffers[src], buffers[temp]))
+                copies.append(copy(f"save_{src}", buffers[src], buffers[temp]))
             src = temp
         pairs.append((dst, src))
     body = (*body, *copies)
@@ -52,7 +57,7 @@ def end_with_write_backs(scheduled: Scheduled) -> tuple[Program, tuple[Node, ...
                     buffers[name] = replace(b, storage_of=dst)
             del buffers[src]
         else:
-            ends.append(copy_kernel(f"write_back_{dst}", buffers[src], buffers[dst]))
+            ends.append(copy(f"write_back_{dst}", buffers[src], buffers[dst]))
     return replace(program, buffers=buffers, write_backs=()), (*body, *ends)
 
 
@@ -66,7 +71,7 @@ def _dense(buffer: Buffer) -> Buffer:
     return replace(buffer, layout=Layout(tuple(reversed(strides)), const(0)))
 
 
-def copy_kernel(name: str, src: Buffer, dst: Buffer) -> Kernel:
+def copy_kernel(target: Target, name: str, src: Buffer, dst: Buffer) -> Kernel:
     """`dst[i...] = src[i...]` over dst's shape: rows on the grid, the last dimension in the loop."""
     src, dst = (b if b.layout is not None else _dense(b) for b in (src, dst))
     assert src.layout is not None and dst.layout is not None
@@ -87,6 +92,14 @@ def copy_kernel(name: str, src: Buffer, dst: Buffer) -> Kernel:
     syms = sorted({n for n in walk(*sizes) if isinstance(n, Sym)}, key=lambda s: s.name)
     width = int(inner.value) if isinstance(inner, Const) else 64
     return Kernel(name, params, tuple(syms), grid, const(max(1, COPY_GRAIN // max(1, width))), (), (stmt,), origins=("write back",))
+
+
+def _copy_blocks(target: Target, name: str, src: Buffer, dst: Buffer) -> Kernel:
+    src, dst = (b if b.layout is not None else _dense(b) for b in (src, dst))
+    return block_copy(name, src, dst, target)
+
+
+COPIES: dict[Language, Callable[[Target, str, Buffer, Buffer], Kernel]] = {"c": copy_kernel, "triton": _copy_blocks}
 
 
 def _is_private(program: Program, buffers: dict[str, Buffer], dst: str, src: str, pairs: list[tuple[str, str]]) -> bool:
