@@ -87,6 +87,8 @@ class BlockGrouper(Grouper):
             return True
         if any(self.is_deep(m, kept) for m in joined):
             return False
+        if not any(isinstance(e, Fold) for m in joined for e in walk(*deps.stage_exprs(m))):
+            return False  # elements and what is broadcast to them: an inner loop would only take programs away
         rows, total = numel(e for _, e in outer), sum(stage_work(m) for m in joined)
         if rows < self.weights.processors // 2 and total > 16 * self.weights.registers:
             return False  # too few programs for so much
