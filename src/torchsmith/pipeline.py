@@ -37,6 +37,7 @@ from .ir.verify import verify_plan, verify_program
 from .lower import lower
 from .lower.devices import target_of
 from .lower.layout import prefer_channels_last
+from .lower.library_convolution import fold_batch_norms, join_activations
 from .options import Options
 from .runtime import build as building
 from .runtime import cache, cubins  # noqa: F401  (cubins enters its row)
@@ -128,7 +129,9 @@ def show_source(s: Source) -> str:
 
 # The road below the functional graph: what a cache hit skips.
 FRONT: tuple[Pass, ...] = (
+    Pass("norms", fold_batch_norms),
     Pass("layout", prefer_channels_last),
+    Pass("activations", join_activations),
     Pass("lower", lower, verify_program, print_program),
     Pass("attention", merge_attention, verify_program),
     Pass("fuse", fuse, verify_program, print_program),

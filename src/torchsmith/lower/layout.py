@@ -24,6 +24,8 @@ from .table import LOWERINGS
 aten = torch.ops.aten
 CONVOLUTIONS = frozenset({aten.convolution.default})
 DTYPES = frozenset({torch.float32, torch.bfloat16})
+LIBRARY_DEVICES = {"cuda"}  # whose library computes convolutions, channels-last
+LIBRARY_TYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def channels_last_strides(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -66,7 +68,18 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
 
 def _candidates(fg: FunctionalGraph, options: Options) -> list[torch.fx.Node]:
     """Convolutions that stay extern calls and are faster on channels-last activations."""
-    return [n for n in fg.graph.nodes if _is_plain(n) and not is_native_convolution(n, options) and is_profitable(n)]
+    return [n for n in fg.graph.nodes if is_library_convolution(n)
+            or (_is_plain(n) and not is_native_convolution(n, options) and is_profitable(n))]  # fmt: skip
+
+
+def is_library_convolution(node: torch.fx.Node) -> bool:
+    """A 2-d convolution of non-empty floats that a GPU's library computes: channels-last is its format."""
+    spec = node.meta.get("spec")
+    return (
+        node.op == "call_function" and node.target in CONVOLUTIONS and isinstance(spec, TensorSpec) and len(spec.shape) == 4
+        and spec.device.partition(":")[0] in LIBRARY_DEVICES and spec.dtype in LIBRARY_TYPES
+        and not any(isinstance(s, Const) and s.value == 0 for s in spec.shape)
+    )  # fmt: skip
 
 
 def _is_plain(node: torch.fx.Node) -> bool:
@@ -114,16 +127,22 @@ def _rewrite(graph: torch.fx.Graph, conv: torch.fx.Node) -> None:
     wanted = channels_last_strides(spec.shape)
     if not same_strides(spec.shape, spec.strides, wanted):
         with graph.inserting_after(x):
-            clone = _clone(graph, x, torch.channels_last, wanted)
+            clone = clone_as(graph, x, torch.channels_last, wanted)
         # Index-mapped readers take the channels-last copy too, so that the row-major one need not exist.
         x.replace_all_uses_with(clone, delete_user_cb=lambda user: user is conv or (user is not clone and user.target in LOWERINGS))
+    w = conv.args[1]
+    if is_library_convolution(conv) and isinstance(w, torch.fx.Node):  # else the library would turn the weight at every call
+        last = channels_last_strides(w.meta["spec"].shape)
+        if not same_strides(w.meta["spec"].shape, w.meta["spec"].strides, last):
+            with graph.inserting_before(conv):
+                conv.update_arg(1, clone_as(graph, w, torch.channels_last, last))
     out: TensorSpec = conv.meta["spec"]
     conv.meta["eager_spec"] = out
     conv.meta["spec"] = _with_strides(out, channels_last_strides(out.shape))
     for user in list(conv.users):
         if user.op == "call_function" and user.target not in LOWERINGS and user.target not in CONVOLUTIONS:
             with graph.inserting_before(user):
-                user.replace_input_with(conv, _clone(graph, conv, torch.contiguous_format, out.strides))
+                user.replace_input_with(conv, clone_as(graph, conv, torch.contiguous_format, out.strides))
 
 
 def _restore(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
@@ -132,10 +151,10 @@ def _restore(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
     if eager is None or same_strides(eager.shape, eager.strides, node.meta["spec"].strides):
         return node
     with graph.inserting_after(node):
-        return _clone(graph, node, torch.contiguous_format, eager.strides)
+        return clone_as(graph, node, torch.contiguous_format, eager.strides)
 
 
-def _clone(graph: torch.fx.Graph, x: torch.fx.Node, memory_format: torch.memory_format, strides: tuple[Expr, ...]) -> torch.fx.Node:
+def clone_as(graph: torch.fx.Graph, x: torch.fx.Node, memory_format: torch.memory_format, strides: tuple[Expr, ...]) -> torch.fx.Node:
     clone = graph.call_function(aten.clone.default, (x,), {"memory_format": memory_format})
     clone.meta.update(x.meta)
     clone.meta.pop("eager_spec", None)

@@ -1,0 +1,178 @@
+"""Convolutions that a GPU's library computes: what it can take along in the same call. FunctionalGraph in, FunctionalGraph out.
+
+    relu(batch_norm(convolution(x, w), mean, var, gamma, beta) + z)
+        becomes    s = gamma * rsqrt(var + eps);  convolution_add_relu(x, w * s, z, beta - mean * s)
+
+`fold_batch_norms` comes before the memory format is chosen, `join_activations` after. What is computed of constants alone belongs to
+`prepare`, so folded weights are made once. A bias that the call does not take is added by the kernel that reads the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
+from ..ir.expr import const
+from ..options import Options
+from .core import constant_inputs
+from .layout import clone_as, is_library_convolution, same_strides
+from .ref import contiguous_strides
+
+aten = torch.ops.aten
+NORMS = frozenset({aten._native_batch_norm_legit_no_training.default})
+# What the library has beside the plain call, by what follows it; types that it takes.
+FUSED: dict[str, Any] = {"relu": aten.cudnn_convolution_relu.default, "add_relu": aten.cudnn_convolution_add_relu.default}
+FUSED_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
+
+
+class _Rewriter:
+    """A copy of the graph that may be changed, and how its outputs are called then."""
+
+    def __init__(self, fg: FunctionalGraph) -> None:
+        self.fg, self.graph = fg, fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        self.graph.graph_copy(fg.graph, copies)
+        self.nodes = [copies[n] for n in fg.graph.nodes if n in copies]
+        renamed = {old.name: new for old, new in copies.items()}
+        self.kept = {o.node: renamed[o.node] for o in fg.outputs if isinstance(o, FreshOutput)}
+        self.kept |= {name: renamed[name] for _, name in fg.write_backs}
+        numbers = set(constant_inputs(fg))
+        self.constants = {n for k, n in enumerate(x for x in self.nodes if x.op == "placeholder") if k in numbers}
+
+    def make(self, target: Any, args: Sequence[Any], like: fx.Node, spec: TensorSpec, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(target, tuple(args), kwargs)
+        node.meta.update(loc=like.meta.get("loc", ""), spec=spec)
+        return node
+
+    def swap(self, old: fx.Node, new: fx.Node) -> None:
+        """`new` is what `old` was."""
+        old.replace_all_uses_with(new)
+        self.kept = {name: new if n is old else n for name, n in self.kept.items()}
+        self.graph.erase_node(old)
+
+    def done(self) -> FunctionalGraph:
+        for node in self.graph.nodes:
+            if node.op == "output":
+                self.graph.erase_node(node)
+        self.graph.output(tuple(self.kept.values()))
+        outputs = tuple(FreshOutput(self.kept[o.node].name) if isinstance(o, FreshOutput) else o for o in self.fg.outputs)
+        backs = tuple((i, self.kept[name].name) for i, name in self.fg.write_backs)
+        return replace(self.fg, graph=self.graph, outputs=outputs, write_backs=backs)
+
+
+def _vector(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
+    return TensorSpec(dtype, spec.shape, contiguous_strides(spec.shape), spec.device)
+
+
+def fold_batch_norms(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
+    """Normalisation by constants goes into constant weights."""
+    if not any(is_library_convolution(n) for n in fg.graph.nodes) or not options.layout_optimization:
+        return fg
+    rewriter = _Rewriter(fg)
+    changed = False
+    for node in rewriter.nodes:
+        if node.op == "call_function" and node.target in NORMS and _fold(rewriter, node):
+            changed = True
+    return rewriter.done() if changed else fg
+
+
+def _fold(rewriter: _Rewriter, norm: fx.Node) -> bool:
+    conv, gamma, beta, mean, var, _, eps = norm.args
+    if not isinstance(conv, fx.Node) or not is_library_convolution(conv) or len(conv.users) != 1 or conv in rewriter.kept.values():
+        return False
+    x, w, bias, stride, padding, dilation, transposed, extra, groups = conv.args
+    parts = [p for p in (w, bias, gamma, beta, mean, var) if p is not None]
+    uses = list(norm.users)
+    whole = [u for u in uses if u.args[1] == 0]
+    if transposed or not all(p in rewriter.constants for p in parts) or len(uses) != 1 or len(whole) != 1:
+        return False
+    assert isinstance(w, fx.Node) and isinstance(var, fx.Node) and isinstance(mean, fx.Node)
+    ws, vs = w.meta["spec"], var.meta["spec"]
+    f32, like = torch.float32, norm
+    vector, wide = _vector(vs, f32), _vector(ws, f32)
+    tall = TensorSpec(f32, (vs.shape[0], const(1), const(1), const(1)), (const(1),) * 4, vs.device)
+
+    def single(p: Any) -> fx.Node:
+        return rewriter.make(aten._to_copy.default, (p,), like, _vector(p.meta["spec"], f32), dtype=f32)
+
+    with rewriter.graph.inserting_before(conv):
+        scale = rewriter.make(aten.rsqrt.default, (rewriter.make(aten.add.Tensor, (single(var), eps), like, vector),), like, vector)
+        if gamma is not None:
+            scale = rewriter.make(aten.mul.Tensor, (scale, single(gamma)), like, vector)
+        column = rewriter.make(aten.view.default, (scale, [vs.shape[0], 1, 1, 1]), like, tall)
+        weight = rewriter.make(aten.mul.Tensor, (single(w), column), like, wide)
+        weight = rewriter.make(aten._to_copy.default, (weight,), like, _vector(ws, ws.dtype), dtype=ws.dtype)
+        centre = single(mean) if bias is None else rewriter.make(aten.sub.Tensor, (single(mean), single(bias)), like, vector)
+        shift = rewriter.make(aten.neg.default, (rewriter.make(aten.mul.Tensor, (centre, scale), like, vector),), like, vector)
+        if beta is not None:
+            shift = rewriter.make(aten.add.Tensor, (shift, single(beta)), like, vector)
+        shift = rewriter.make(aten._to_copy.default, (shift,), like, _vector(vs, ws.dtype), dtype=ws.dtype)
+        args = (x, weight, shift, stride, padding, dilation, transposed, extra, groups)
+        made = rewriter.make(aten.convolution.default, args, conv, conv.meta["spec"])
+    rewriter.swap(whole[0], made)
+    rewriter.graph.erase_node(norm)
+    rewriter.graph.erase_node(conv)
+    return True
+
+
+def join_activations(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
+    """A bias, a summand and a relu behind a convolution go into its call where the library has one for them; a bias alone never."""
+    if not any(is_library_convolution(n) for n in fg.graph.nodes) or not options.layout_optimization:
+        return fg
+    rewriter = _Rewriter(fg)
+    for node in rewriter.nodes:
+        if node.op == "call_function" and is_library_convolution(node) and node.args[2] is not None and not node.args[6]:
+            _join(rewriter, node)
+    return rewriter.done()
+
+
+def _only_user(rewriter: _Rewriter, node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 and node not in rewriter.kept.values() else None
+
+
+def _join(rewriter: _Rewriter, conv: fx.Node) -> None:
+    spec: TensorSpec = conv.meta["spec"]
+    x, w, bias, stride, padding, dilation, _, _, groups = conv.args
+    assert isinstance(bias, fx.Node)
+    nxt = _only_user(rewriter, conv) if spec.dtype in FUSED_TYPES else None
+    if nxt is not None and nxt.target is aten.relu.default and nxt not in rewriter.kept.values() and "relu" in FUSED:
+        with rewriter.graph.inserting_before(nxt):
+            made = rewriter.make(FUSED["relu"], (x, w, bias, stride, padding, dilation, groups), nxt, spec)
+        rewriter.swap(nxt, made)
+        rewriter.graph.erase_node(conv)
+        return
+    if nxt is not None and nxt.target is aten.add.Tensor and "add_relu" in FUSED and len(nxt.args) == 2 and not nxt.kwargs:
+        last, z = _only_user(rewriter, nxt), nxt.args[1] if nxt.args[0] is conv else nxt.args[0]
+        fits = isinstance(z, fx.Node) and z is not conv and _lies_like(z, spec)
+        if fits and last is not None and last.target is aten.relu.default and last not in rewriter.kept.values():
+            with rewriter.graph.inserting_before(last):
+                assert isinstance(z, fx.Node)
+                if not same_strides(spec.shape, z.meta["spec"].strides, spec.strides):
+                    z = clone_as(rewriter.graph, z, torch.channels_last, spec.strides)
+                args = (x, w, z, None, bias, stride, padding, dilation, groups)
+                made = rewriter.make(FUSED["add_relu"], args, last, spec)
+            rewriter.swap(last, made)
+            rewriter.graph.erase_node(nxt)
+            rewriter.graph.erase_node(conv)
+            return
+    channels = spec.shape[1]
+    with rewriter.graph.inserting_before(conv):
+        plain = rewriter.make(aten.convolution.default, (x, w, None, *conv.args[3:]), conv, spec)
+        row = TensorSpec(spec.dtype, (const(1), channels, const(1), const(1)), (channels, const(1), const(1), const(1)), spec.device)
+        column = rewriter.make(aten.view.default, (bias, [1, channels, 1, 1]), conv, row)
+        made = rewriter.make(aten.add.Tensor, (plain, column), conv, spec)
+    made.meta["eager_spec"] = conv.meta.get("eager_spec")
+    rewriter.swap(conv, made)
+
+
+def _lies_like(z: fx.Node, spec: TensorSpec) -> bool:
+    other = z.meta.get("spec")
+    return isinstance(other, TensorSpec) and other.dtype is spec.dtype and len(other.shape) == len(spec.shape) and all(
+        a is b for a, b in zip(other.shape, spec.shape, strict=True)
+    )
