@@ -1,4 +1,4 @@
-"""Digests of every C text that models and small programs compile to: did a restructuring change generated code?
+"""Every kernel text that models and small programs compile to: did a restructuring change generated code?
 
     python bench/texts.py write FILE [--cpu NAME] [--only NAME ...]      keep the texts (a JSON file)
     python bench/texts.py compare FILE [--cpu NAME] [--only NAME ...]    names the texts that differ; exit status 1 if any does
@@ -110,11 +110,11 @@ def every_program() -> dict[str, Callable[[], Program]]:
 @contextmanager
 def texts_only(into: list[str]) -> Any:
     """Every graph compiled inside gives its texts, and stops."""
-    emit, find, run = pipeline.emit, cache.find, pipeline._run_captured
+    emit, find, run = pipeline.emit, cache.find, pipeline.run_captured
 
     def kept(plan: Any, options: Any) -> Any:
         source = emit(plan, options)
-        into.extend([*source.kernels, source.host])
+        into.extend(source.kernels)
         raise Unsupported("EMI001", detail="only its text is wanted")
 
     def captured(gm: Any, *rest: Any) -> Any:
@@ -124,11 +124,11 @@ def texts_only(into: list[str]) -> Any:
     def stop(*inputs: Any) -> Any:
         raise Enough
 
-    pipeline.emit, cache.find, pipeline._run_captured = kept, lambda key: None, captured
+    pipeline.emit, cache.find, pipeline.run_captured = kept, lambda key: None, captured
     try:
         yield
     finally:
-        pipeline.emit, cache.find, pipeline._run_captured = emit, find, run
+        pipeline.emit, cache.find, pipeline.run_captured = emit, find, run
 
 
 def texts_of(make: Callable[[], Program], cpu: str | None) -> list[str]:
@@ -160,7 +160,7 @@ def main() -> int:
         made[name] = texts_of(make, chosen.cpu)
         if chosen.what == "compare" and name in before and made[name] != before[name]:
             different += 1
-            print(f"{name}: {len(before[name]) - 1} kernels, now {len(made[name]) - 1}", flush=True)
+            print(f"{name}: {len(before[name])} kernels, now {len(made[name])}", flush=True)
             pairs = [(a, b) for a, b in zip(before[name], made[name], strict=False) if a != b]
             for a, b in pairs[:1]:
                 print("\n".join(list(difflib.unified_diff(a.splitlines(), b.splitlines(), lineterm="", n=0))[: chosen.show]), flush=True)

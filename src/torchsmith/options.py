@@ -31,23 +31,20 @@ class Options:
 
     # numerics
     emulate_precision_casts: bool = True  # round to bfloat16/float16 at every operator border, as eager does
-    fallback_random: bool = True  # random operators are extern calls, so that draws equal eager's
     # code generation
     max_autotune: bool = False  # measure the tilings of contractions in place (tuning.py); remembered per processor
     freezing: bool = False  # believe that parameters are constant even where writes to them cannot be seen: docs/freezing.md
     freezing_discard_parameters: bool = False  # with freezing: free the memory of parameters once they are packed
     libtorch: str = "allow"  # operators without generated code call libtorch; "forbid": they are an error (default ahead of time)
     native_contractions: bool = True  # products with constant weights as generated kernels instead of extern calls
-    epilogue_fusion: bool = True
+    epilogue_fusion: bool = True  # element-wise operators behind a product join its kernel
     max_fusion_size: int = 64
-    shape_padding: bool = False
     layout_optimization: bool = True
     triton_cudagraphs: bool = False
     cpp_threads: int = 0  # 0: torch.get_num_threads() at call time
     thread_pool: str = "torch"  # whose threads run kernels: "torch" its intra-op pool, "own" torchsmith's; see docs/threads.md
     cpu: str = "native"  # processor that CPU code is made for: this one, "x86-64-v3" and other levels, or a list of features
     cpp_simdlen: int = 0  # most bits of its vectors (128, 256, 512); 0: all it has
-    size_asserts: bool = True
     cuda_arch: int = 0  # compute capability (90: sm_90) that GPU code is made for; 0: of the device at hand, 90 where there is none
     # building
     compile_threads: int = 0  # compiler processes at a time; 0: one per core
@@ -60,8 +57,8 @@ class Options:
     debug_kernels: str = ""  # only these kernels, separated by commas
     # debugging (none of these changes generated code)
     trace_enabled: bool = False
-    check: int = 1  # 0: no verification, 1: verify the Program after lowering and after fusion, and the Plan
-    fuel: int = -1  # stop applying optional rewrites after this many; -1: never
+    check: int = 1  # 0: no verification, 1: verify Programs and the Plan, 2: after every pass
+    fuel: int = -1  # of each pass: stop applying optional rewrites after this many; -1: never
     chaos: int = 0  # seed that makes profitability heuristics choose at random; 0: off
 
     def codegen_key(self) -> tuple[tuple[str, Any], ...]:
@@ -82,13 +79,14 @@ ACCEPTED = frozenset({
     "keep_output_stride", "inplace_buffers", "allow_buffer_reuse", "comprehensive_padding", "online_softmax", "conv_1x1_as_mm",
     "joint_graph_constant_folding", "verbose_progress", "disable_progress", "compile_threads_remote", "worker_start_method",
     "loop_ordering_after_fusion", "epilogue_fusion_first", "benchmark_kernel", "benchmark_fusion", "benchmark_combo_kernel",
+    "shape_padding", "size_asserts", "fallback_random",
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
 
 # Options of torch.compile's own compiler that would put code of the user's into its passes: there is nothing here that would call it.
 _HOOKS = ("_pass", "_passes", "_fn", "_options", "_class")
 # Fields of Options that are for those who work on torchsmith itself.
-INTERNAL = frozenset({"check", "fuel", "chaos", "debug_values", "debug_kernels", "cuda_arch", "size_asserts", "native_contractions"})
+INTERNAL = frozenset({"check", "fuel", "chaos", "debug_values", "debug_kernels", "cuda_arch", "native_contractions"})
 _DOTTED = {
     "triton_cudagraphs": "triton.cudagraphs", "cpp_threads": "cpp.threads", "cpp_simdlen": "cpp.simdlen", "trace_enabled": "trace.enabled",
 }  # fmt: skip

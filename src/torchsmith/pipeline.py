@@ -29,11 +29,12 @@ from .graph.sizes import SizeFacts
 from .graph.spec import ASSUMED, FunctionalGraph, assumes
 from .ir.expr import Expr
 from .ir.kernel import Scheduled, kind_of
+from .ir.memo import forget
 from .ir.plan import Plan
 from .ir.print import print_plan, print_program, print_scheduled
 from .ir.program import Program
 from .ir.target import CPU, Target
-from .ir.verify import verify_plan, verify_program
+from .ir.verify import verify_plan, verify_program, verify_scheduled
 from .lower import lower
 from .lower.devices import target_of
 from .lower.layout import prefer_channels_last
@@ -49,6 +50,7 @@ from .schedule.fuse import fuse
 from .schedule.kernels import NOTHING
 from .schedule.merge_attention import merge_attention
 from .schedule.plan import plan
+from .schedule.precision import relax_precision
 from .schedule.segment import segment
 from .schedule.share import share_kernels
 from .tuning import Made, tune
@@ -107,6 +109,7 @@ class Pass:
     run: Callable[[Any, Options], Any]
     verify: Callable[[Any], None] = field(default=lambda value: None)
     show: Callable[[Any], str] | None = None
+    level: int = 1  # of options.check from which on it is verified
 
 
 def emit(p: Plan, options: Options) -> Source:
@@ -135,13 +138,14 @@ FRONT: tuple[Pass, ...] = (
     Pass("lower", lower, verify_program, print_program),
     Pass("attention", merge_attention, verify_program),
     Pass("fuse", fuse, verify_program, print_program),
+    Pass("precision", relax_precision, verify_program),
 )
 
 
 def back(decided: Mapping[str, str] = NOTHING) -> tuple[Pass, ...]:
     """The passes from the fused Program on; `decided`: see form_kernels."""
     return (
-        Pass("form_kernels", functools.partial(form, decided=decided), show=print_scheduled),
+        Pass("form_kernels", functools.partial(form, decided=decided), verify_scheduled, print_scheduled, level=2),
         Pass("plan", plan, verify_plan),
         Pass("share", share_kernels, verify_plan),
         Pass("segment", segment, verify_plan, print_plan),
@@ -163,7 +167,7 @@ def run_passes(passes: Sequence[Pass], value: Any, options: Options, name: str) 
         before = value
         with events.timed(p.name, graph=name):
             value = p.run(value, options)
-        if options.check and value is not before:
+        if options.check >= p.level and value is not before:
             p.verify(value)
         if p.show is not None and options.trace_enabled:
             events.emit("artifact", graph=name, name=ARTIFACTS[p.name], text=p.show(value))
@@ -202,6 +206,13 @@ def compile_source(fg: FunctionalGraph, options: Options, name: str, inputs: Seq
 
     `inputs` of a call are what max-autotune measures with; without them the defaults are taken.
     """
+    try:
+        return _compile_source(fg, options, name, inputs)
+    finally:
+        forget()
+
+
+def _compile_source(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any]) -> Source:
     program = run_passes(FRONT, fg, options, name)
     decided, lines = tune_program(program, fg, options, name, inputs) if options.max_autotune and inputs else (NOTHING, ())
     source: Source = run_passes(back(decided), program, options, name)

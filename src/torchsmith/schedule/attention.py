@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..ir import dtype as dt
+from ..ir import memo
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, substitute, walk
 from ..ir.linear import const_of, linear
 from ..ir.program import Stage
@@ -48,6 +49,7 @@ DOT, OUT = Var("dot", dt.f32), Var("out", dt.f32)
 # ---------------------------------------------------------------- one Stage
 
 
+@memo.forgets
 @lru_cache(maxsize=4096)
 def recognise_attention(stage: Stage) -> Attention | None:
     """The Stage (its axes split where that makes its operands affine) as attention, or None."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..ir import dtype as dt
+from ..ir import memo
 from ..ir.blocks import Contract, Transpose
 from ..ir.bounds import NOTHING_KNOWN
 from ..ir.dtype import DType
@@ -103,6 +104,7 @@ def dense(shape: tuple[Expr, ...], order: tuple[int, ...] | None = None) -> Layo
     return Layout(tuple(strides), const(0))
 
 
+@memo.forgets
 @lru_cache(maxsize=4096)  # fusion, grouping, layouts and splitting ask the same of each
 def recognise(stage: Stage) -> Contraction | None:
     """The Stage (its axes split where that makes its operands affine) as a contraction, or None."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
+from ..ir import memo
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, const, op, walk
 from ..ir.kernel import Kernel
 from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Element, Extern, ExternArg, Fresh, Program, Repeat, Stage, ViewResult
@@ -30,6 +31,7 @@ def loads_in(*roots: Expr) -> tuple[Load, ...]:
     return tuple(e for e in walk(*roots) if isinstance(e, Load))
 
 
+@memo.forgets
 @lru_cache(maxsize=65536)
 def stage_loads(s: Stage) -> tuple[Load, ...]:
     return loads_in(*stage_exprs(s))
@@ -55,6 +57,7 @@ def writes(e: object) -> frozenset[str]:
     return _rw(e)[1]
 
 
+@memo.forgets
 @lru_cache(maxsize=65536)
 def _rw(e: object) -> tuple[frozenset[str], frozenset[str]]:
     if isinstance(e, Stage):
@@ -191,23 +194,22 @@ def fold_extents(*roots: Expr) -> dict[Axis, Expr]:
     return out
 
 
-_DEPTH: dict[Expr, int] = {}
+_DEPTH: dict[Expr, int] = memo.table({})
 
 
 def depth(e: Expr) -> int:
     """Levels of an expression: what recursive walks over it need of the stack."""
     found = _DEPTH.get(e)
-    if found is not None:
-        return found
-    if len(_DEPTH) > 200_000:
-        _DEPTH.clear()
-    for node in walk(e):
-        if node not in _DEPTH:
-            _DEPTH[node] = 1 + max((_DEPTH.get(a, 0) for a in node.args), default=0)
-    return _DEPTH[e]
+    if found is None:
+        levels: dict[Expr, int] = {}
+        for node in walk(e):
+            levels[node] = _DEPTH.get(node) or 1 + max((levels[a] for a in node.args), default=0)
+        _DEPTH.update(levels)
+        found = levels[e]
+    return found
 
 
-_FREE: dict[Expr, frozenset[Axis]] = {}
+_FREE: dict[Expr, frozenset[Axis]] = memo.table({})
 
 
 def free_axes(e: Expr) -> frozenset[Axis]:
@@ -220,8 +222,6 @@ def free_axes(e: Expr) -> frozenset[Axis]:
             done = frozenset().union(*(free_axes(a) for a in e.args)) if e.args else frozenset()
             if isinstance(e, Fold):
                 done -= frozenset(e.axes)
-        if len(_FREE) > 200_000:
-            _FREE.clear()
         _FREE[e] = done
     return done
 

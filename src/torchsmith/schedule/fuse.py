@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
+from ..ir import memo
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, const, op, select, substitute, walk
 from ..ir.linear import const_of, linear
 from ..ir.program import Element, Program, Stage, Store
@@ -38,7 +39,7 @@ class Reason:
     text: str
 
 
-_WORK: dict[Expr, Work] = {}
+_WORK: dict[Expr, Work] = memo.table({})
 
 
 def own_cost(e: Expr) -> int:
@@ -337,7 +338,7 @@ def fuse(program: Program, options: Options) -> Program:
             continue
         if any(can_fuse(stage, c) for c in consumers) or _overwritten(stage, p, users, written, roots):
             continue
-        if score(stage, consumers, options) <= 0:
+        if score(stage, consumers, options) <= 0 or not (options.epilogue_fusion or recognise(stage) is None):
             continue
         merged = [inline(stage, c) for c in consumers]
         if any(_too_big(m, options) for m in merged):

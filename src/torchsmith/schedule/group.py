@@ -78,7 +78,7 @@ class Grouper:
     """State of one pass over a body."""
 
     def __init__(self, buffers: Mapping[str, Buffer], options: Options) -> None:
-        self.buffers, self.options = buffers, options
+        self.buffers, self.options, self.fuel = buffers, options, options.fuel
         self.roots = deps.roots_of(buffers)
         self.names: Iterator[int] = itertools.count()
         self.chance = random.Random(options.chaos) if options.chaos else None
@@ -203,9 +203,10 @@ class Grouper:
                 up = not down and not any(isinstance(x, Check | Bind) or self.conflict(alone, x) for x in between)
                 if not down and not up:
                     continue
-                merged = self.join(g, s)
+                merged = self.join(g, s) if self.fuel else None
                 if merged is None:
                     continue
+                self.fuel -= 1
                 if down:
                     del items[k]
                     items.append(merged)

@@ -30,14 +30,14 @@ def merge_attention(program: Program, options: Options) -> Program:
     """Replace each second product by the whole of its attention; what only it needed has no reader left and goes in `fuse`."""
     if program.target.language != "c":
         return program
-    merger = _Merger(program)
+    merger = _Merger(program, options.fuel)
     body = tuple(merger.merge(p, e) if isinstance(e, Stage) else e for p, e in enumerate(program.body))
     return program if all(a is b for a, b in zip(body, program.body, strict=True)) else replace(program, body=body)
 
 
 class _Merger:
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, fuel: int) -> None:
+        self.program, self.fuel = program, fuel
         self.pinned = deps.pinned(program)
         self.roots = deps.roots_of(program.buffers)
         self.written = deps.writers(program.body, self.roots)
@@ -63,7 +63,8 @@ class _Merger:
             load = factor(f)
             if load is not None and self.leads_to_softmax(load):
                 merged = _Expansion(self, p, plain).run(load)
-                if merged is not None:
+                if merged is not None and self.fuel:
+                    self.fuel -= 1
                     return merged
         return stage
 

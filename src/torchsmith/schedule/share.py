@@ -41,7 +41,7 @@ def share_kernels(plan: Plan, options: Options) -> Plan:
     if plan.target.language != "c":
         return plan
     plan = replace(plan, kernels=tuple(_straighten(k) for k in plan.kernels))
-    preparing = {s.kernel for s in _launches(plan.prepare)}
+    preparing, fuel = {s.kernel for s in _launches(plan.prepare)}, options.fuel
     groups: dict[tuple[object, ...], list[int]] = {}
     leaves: list[tuple[Expr, ...]] = []
     for i, kernel in enumerate(plan.kernels):
@@ -49,7 +49,12 @@ def share_kernels(plan: Plan, options: Options) -> Plan:
         walker = _Walker(kernel, i in preparing, lambda e, to=found: (to.append(e), e)[1])  # type: ignore[misc]
         walker.kernel()
         leaves.append(tuple(found))
-        groups.setdefault((i in preparing, kernel.choice, *walker.skeleton), []).append(i)
+        key: tuple[object, ...] = (i in preparing, kernel.choice, *walker.skeleton)
+        if key in groups and fuel == 0:
+            key = (i, *key)
+        elif key in groups:
+            fuel -= 1
+        groups.setdefault(key, []).append(i)
     number: dict[int, int] = {}
     arguments: dict[int, tuple[Expr, ...]] = {}
     kernels: list[Kernel] = []
