@@ -128,6 +128,12 @@ def join_activations(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
     for node in rewriter.nodes:
         if node.op == "call_function" and is_library_convolution(node) and node.args[2] is not None and not node.args[6]:
             _join(rewriter, node)
+    for node in list(rewriter.graph.nodes):  # copies into the format in which the joined calls give their results
+        last = node.target is aten.clone.default and node.kwargs.get("memory_format") is torch.channels_last
+        if last and node not in rewriter.kept.values():
+            spec, source = node.meta["spec"], node.args[0]
+            if same_strides(spec.shape, source.meta["spec"].strides, spec.strides):
+                rewriter.swap(node, source)
     return rewriter.done()
 
 
@@ -147,7 +153,7 @@ def _join(rewriter: _Rewriter, conv: fx.Node) -> None:
         rewriter.swap(nxt, made)
         rewriter.graph.erase_node(conv)
         return
-    if nxt is not None and nxt.target is aten.add.Tensor and "add_relu" in FUSED and len(nxt.args) == 2 and not nxt.kwargs:
+    if nxt is not None and nxt.target is aten.add.Tensor and "add_relu" in FUSED and len(nxt.args) == 2 and nxt.kwargs.get("alpha", 1) == 1:
         last, z = _only_user(rewriter, nxt), nxt.args[1] if nxt.args[0] is conv else nxt.args[0]
         fits = isinstance(z, fx.Node) and z is not conv and _lies_like(z, spec)
         if fits and last is not None and last.target is aten.relu.default and last not in rewriter.kept.values():
