@@ -29,10 +29,18 @@ typedef struct ts_device_launch {
   int64_t grid;
 } ts_device_launch;
 
+enum { TS_REPLAYED = 0, TS_PLAIN = 1, TS_RECORD = 2 };
+
 /* What a host offers to graphs whose kernels run on another device. Everything is queued on the call's stream. */
 typedef struct ts_device {
   /* Segment number `segment` of the library (-1: one that is not repeated): these launches, in order. */
   int32_t (*launch)(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words);
+  /* Segment number `segment` with library calls among its launches. TS_REPLAYED: all of it was queued. TS_PLAIN, TS_RECORD: the caller
+   * makes its launches (as segment -1) and calls now, and says `end`. Less than 0: an error. Words that only those calls tell are 0.
+   * `fixed`: what library calls get, addresses and numbers; a record is for these alone. */
+  int32_t (*begin)(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
+                   const uint64_t *fixed, int32_t n_fixed);
+  int32_t (*end)(void *self, int32_t segment);
   /* Waits for what was queued, then copies from the device. */
   int32_t (*read)(void *self, const void *from, void *to, int64_t bytes);
 } ts_device;

@@ -71,6 +71,7 @@ typedef struct {
   Result (*error_text)(Result, const char **);
   /* What follows may be NULL. */
   Result (*stream_id)(Handle_, unsigned long long *);
+  Result (*capture_info)(Handle_, int *, uint64_t *, Handle_ *, const Handle_ **, size_t *);
 } Driver;
 
 static Driver cu;
@@ -119,6 +120,7 @@ static const struct {
     NEED("cuGraphExecDestroy", exec_free),
     NEED("cuGetErrorString", error_text),
     {"cuStreamGetId", (void **)&cu.stream_id, false},
+    {"cuStreamGetCaptureInfo_v2", (void **)&cu.capture_info, false},
 };
 
 enum { MOST_DEVICES = 64 };
@@ -186,14 +188,19 @@ typedef struct {
 } Loaded;
 
 /* One segment, recorded. */
-typedef struct Record {
-  struct Record *next; /* used less lately */
+typedef struct ts_cuda_record {
+  struct ts_cuda_record *next; /* used less lately */
   uint64_t stream, sizes; /* what it was made for */
   int32_t device, n, n_words;
   Handle_ graph, exec;
   Handle_ *nodes;
   ts_device_launch *launches; /* as its nodes are set */
-  uint64_t *words;
+  uint64_t *words;  /* as its nodes are set, */
+  uint64_t *given;  /* and as the caller gave them: those that library calls tell are 0 here */
+  uint64_t *fixed;  /* of library calls; n_fixed -1: there are none */
+  int32_t n_fixed, done, segment; /* done: launches that were captured so far */
+  void *owner;
+  void (*release)(void *);
 } Record;
 
 enum { SEEN = 16 };
@@ -201,7 +208,8 @@ typedef struct {
   pthread_mutex_t lock; /* a thread that finds it taken launches one by one */
   Record *records;
   uint64_t seen[SEEN]; /* what was launched before without a record of its own */
-  int at;
+  int at, failures;
+  bool is_recording;
   ts_cuda_counts counts;
   const char *why; /* it was last launched one by one */
 } Segment;
@@ -227,10 +235,13 @@ ts_cuda *cuda_new(const ts_images *images, int32_t most) {
 static void record_free(Record *r) {
   if (!r) return;
   if (r->exec) cu.exec_free(r->exec);
-  if (r->graph) cu.graph_free(r->graph);
+  if (r->release) r->release(r->owner);
+  else if (r->graph) cu.graph_free(r->graph);
   free(r->nodes);
   free(r->launches);
   free(r->words);
+  free(r->given);
+  free(r->fixed);
   free(r);
 }
 
@@ -279,6 +290,7 @@ const char *cuda_why_plain(ts_cuda *g, int32_t segment) { return g->segments[seg
 int32_t cuda_begin(ts_cuda_call *c) {
   c->is_pushed = c->is_capturing = false;
   c->staged = NULL;
+  c->record = NULL;
   if (c->device < 0 || c->device >= n_devices) {
     c->report(c->self, TS_ERROR_DEVICE, "there is no such CUDA device");
     return TS_ERROR_DEVICE;
@@ -440,6 +452,22 @@ static int32_t grid_is_too_large(ts_cuda_call *c) {
   return TS_ERROR_DEVICE;
 }
 
+/* The node that a captured launch became, and its arguments. */
+static Result note_node(ts_cuda_call *c, const ts_device_launch *l, const uint64_t *words) {
+  Record *r = c->record;
+  int status = 0;
+  uint64_t id = 0;
+  size_t n = 0;
+  Handle_ graph = NULL;
+  const Handle_ *last = NULL;
+  Result rc = cu.capture_info(c->stream, &status, &id, &graph, &last, &n);
+  if (rc || n != 1 || r->done >= r->n) return rc ? rc : 1;
+  while (r->launches[r->done].grid <= 0) r->done++; /* not launched */
+  memcpy(&r->words[r->launches[r->done].first], &words[l->first], sizeof *words * (size_t)l->n);
+  r->nodes[r->done++] = last[0];
+  return SUCCESS;
+}
+
 static int32_t launch_plainly(ts_cuda_call *c, const Loaded *all, const ts_device_launch *launches, int32_t n, const uint64_t *words) {
   void *params[most_arguments(launches, n)];
   for (int32_t i = 0; i < n; i++) {
@@ -449,6 +477,7 @@ static int32_t launch_plainly(ts_cuda_call *c, const Loaded *all, const ts_devic
     if (l->grid > INT32_MAX) return grid_is_too_large(c);
     arguments(l, words, params);
     Result rc = cu.launch(k->kernel, (unsigned)l->grid, 1, 1, k->threads, 1, 1, k->shared, c->stream, params, NULL);
+    if (!rc && c->record) rc = note_node(c, l, words);
     if (rc) {
       char text[300];
       snprintf(text, sizeof text, "launching %.200s", c->graph->images->kernels[l->kernel]->name);
@@ -484,7 +513,9 @@ static Record *record(ts_cuda_call *c, const Loaded *all, const ts_device_launch
   r->nodes = calloc((size_t)n, sizeof *r->nodes);
   r->launches = malloc(sizeof *launches * (size_t)n);
   r->words = malloc(sizeof *words * (size_t)n_words + 1);
-  if (r->nodes && r->launches && r->words) *rc = cu.graph_new(&r->graph, 0);
+  r->given = malloc(sizeof *words * (size_t)n_words + 1);
+  r->n_fixed = -1;
+  if (r->nodes && r->launches && r->words && r->given) *rc = cu.graph_new(&r->graph, 0);
   for (int32_t i = 0; !*rc && i < n; i++) {
     arguments(&launches[i], words, params);
     NodeParams p = node_of(c, all, &launches[i], params);
@@ -499,6 +530,7 @@ static Record *record(ts_cuda_call *c, const Loaded *all, const ts_device_launch
   }
   memcpy(r->launches, launches, sizeof *launches * (size_t)n);
   memcpy(r->words, words, sizeof *words * (size_t)n_words);
+  memcpy(r->given, words, sizeof *words * (size_t)n_words);
   r->device = c->device;
   r->n = n;
   r->n_words = n_words;
@@ -507,20 +539,21 @@ static Record *record(ts_cuda_call *c, const Loaded *all, const ts_device_launch
 
 /* Sets what differs; *patched counts the nodes. */
 static Result patch(ts_cuda_call *c, const Loaded *all, Record *r, const ts_device_launch *launches, const uint64_t *words, int64_t *patched) {
-  if (!memcmp(r->words, words, sizeof *words * (size_t)r->n_words) && !memcmp(r->launches, launches, sizeof *launches * (size_t)r->n)) return SUCCESS;
+  if (!memcmp(r->given, words, sizeof *words * (size_t)r->n_words) && !memcmp(r->launches, launches, sizeof *launches * (size_t)r->n)) return SUCCESS;
   void *params[most_arguments(launches, r->n)];
   for (int32_t i = 0; i < r->n; i++) {
     const ts_device_launch *l = &launches[i];
     ts_device_launch *old = &r->launches[i];
-    bool same = old->grid == l->grid && !memcmp(&r->words[l->first], &words[l->first], sizeof *words * (size_t)l->n);
+    bool same = old->grid == l->grid && !memcmp(&r->given[l->first], &words[l->first], sizeof *words * (size_t)l->n);
     if (same) continue;
-    arguments(l, words, params);
+    for (int32_t k = l->first; k < l->first + l->n; k++)
+      if (r->given[k] != words[k]) r->given[k] = r->words[k] = words[k];
+    arguments(l, r->words, params);
     NodeParams p = node_of(c, all, l, params);
     Result rc = cu.graph_set(r->exec, r->nodes[i], &p);
     if (!rc && (old->grid > 0) != (l->grid > 0)) rc = cu.graph_enable(r->exec, r->nodes[i], l->grid > 0);
     if (rc) return rc;
     old->grid = l->grid;
-    memcpy(&r->words[l->first], &words[l->first], sizeof *words * (size_t)l->n);
     ++*patched;
   }
   return SUCCESS;
@@ -540,7 +573,7 @@ static Record *find(ts_cuda_call *c, Segment *s, const Loaded *all, const ts_dev
   Record **at = &s->records, **last = NULL, *r;
   int count = 0;
   for (; (r = *at); at = &r->next, count++) {
-    if (r->device != c->device || r->n != n || r->n_words != n_words) continue;
+    if (r->device != c->device || r->n != n || r->n_words != n_words || r->n_fixed >= 0) continue;
     if (r->stream == c->stream_id && r->sizes == sizes) break;
     last = at;
   }
@@ -613,6 +646,131 @@ int32_t cuda_launch(ts_cuda_call *c, int32_t segment, const ts_device_launch *la
   if (!r) __atomic_add_fetch(&s->counts.plain, 1, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&s->lock);
   return r ? rc : launch_plainly(c, all, launches, n, words);
+}
+
+static uint64_t mixed(uint64_t h, const uint64_t *words, int32_t n) {
+  for (int32_t i = 0; i < n; i++) h = (h ^ words[i]) * 1099511628211u;
+  return h;
+}
+
+/* Takes the last of the list out where there are more than may be. */
+static Record *surplus(Segment *s, int32_t most) {
+  Record **at = &s->records, *r;
+  for (int32_t i = 0; *at && i < most; i++) at = &(*at)->next;
+  r = *at;
+  *at = NULL;
+  for (Record *k = r; k; k = k->next) s->counts.dropped++;
+  return r;
+}
+
+static void all_free(Record *r) {
+  for (Record *next; r; r = next) {
+    next = r->next;
+    record_free(r);
+  }
+}
+
+int32_t cuda_segment_begin(ts_cuda_call *c, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
+                           const uint64_t *fixed, int32_t n_fixed) {
+  Loaded *all = kernels(c, launches, n);
+  if (!all) return -TS_ERROR_DEVICE;
+  Segment *s = &c->graph->segments[segment];
+  const char *why = !c->graph->most ? "recording is switched off" : !cu.capture_info ? "the driver is too old"
+                    : c->is_capturing ? "the caller was recording the stream" : NULL;
+  if (!why && pthread_mutex_trylock(&s->lock)) why = "another thread was using the record";
+  s->counts.launches = n;
+  if (why) {
+    __atomic_add_fetch(&s->counts.plain, 1, __ATOMIC_RELAXED);
+    s->why = why;
+    return TS_PLAIN;
+  }
+  uint64_t sizes = mixed(sizes_of(launches, n, words), fixed, n_fixed);
+  Record **at = &s->records, *r, *old = NULL;
+  int32_t rc = TS_PLAIN;
+  for (; (r = *at); at = &r->next)
+    if (r->device == c->device && r->stream == c->stream_id && r->sizes == sizes && r->n_fixed == n_fixed &&
+        !memcmp(r->fixed, fixed, sizeof *fixed * (size_t)n_fixed))
+      break;
+  if (r) {
+    *at = r->next;
+    r->next = s->records;
+    s->records = r;
+    Result got = patch(c, all, r, launches, words, &s->counts.patched);
+    if (!got) got = cu.graph_launch(r->exec, c->stream);
+    rc = got ? -failed(c, got, "launching a recorded segment") : TS_REPLAYED;
+    if (got) {
+      s->records = r->next;
+      r->next = NULL;
+      old = r;
+    } else {
+      s->counts.replayed++;
+    }
+  } else if (s->failures >= 3 || s->is_recording) {
+    if (s->is_recording) s->why = "another thread was recording it";
+  } else if (!was_seen(s, sizes ^ (c->stream_id * 0x9e3779b97f4a7c15u + (uint64_t)c->device + 1))) {
+    s->why = "it was the first call with these sizes and constants";
+  } else if ((r = calloc(1, sizeof *r))) {
+    r->nodes = calloc((size_t)n + 1, sizeof *r->nodes);
+    r->launches = malloc(sizeof *launches * (size_t)n + 1);
+    r->words = malloc(sizeof *words * (size_t)n_words + 1);
+    r->given = malloc(sizeof *words * (size_t)n_words + 1);
+    r->fixed = malloc(sizeof *fixed * (size_t)n_fixed + 1);
+    if (r->nodes && r->launches && r->words && r->given && r->fixed) {
+      memcpy(r->launches, launches, sizeof *launches * (size_t)n);
+      memcpy(r->words, words, sizeof *words * (size_t)n_words);
+      memcpy(r->given, words, sizeof *words * (size_t)n_words);
+      memcpy(r->fixed, fixed, sizeof *fixed * (size_t)n_fixed);
+      r->n = n, r->n_words = n_words, r->n_fixed = n_fixed, r->segment = segment;
+      r->stream = c->stream_id, r->device = c->device, r->sizes = sizes;
+      c->record = r;
+      s->is_recording = true;
+      rc = TS_RECORD;
+    } else {
+      record_free(r);
+    }
+  }
+  if (rc == TS_PLAIN) s->counts.plain++;
+  pthread_mutex_unlock(&s->lock);
+  record_free(old);
+  return rc;
+}
+
+void cuda_segment_abort(ts_cuda_call *c, const char *why) {
+  Record *r = c->record;
+  if (!r) return;
+  Segment *s = &c->graph->segments[r->segment];
+  pthread_mutex_lock(&s->lock);
+  s->is_recording = false;
+  s->failures = 3;
+  s->why = why;
+  pthread_mutex_unlock(&s->lock);
+  c->record = NULL;
+  record_free(r);
+}
+
+int32_t cuda_segment_end(ts_cuda_call *c, int32_t segment, void *graph, void *owner, void (*release)(void *owner)) {
+  Record *r = c->record, *old = NULL;
+  if (!r) return TS_OK;
+  Segment *s = &c->graph->segments[segment];
+  r->graph = graph, r->owner = owner, r->release = release;
+  while (r->done < r->n && r->launches[r->done].grid <= 0) r->done++;
+  Result rc = r->done == r->n ? cu.graph_instantiate(&r->exec, graph, 0) : 1;
+  if (!rc) rc = cu.graph_launch(r->exec, c->stream);
+  if (rc) {
+    cuda_segment_abort(c, "the driver could not make a graph of it");
+    return failed(c, rc, "recording a segment");
+  }
+  c->record = NULL;
+  pthread_mutex_lock(&s->lock);
+  s->is_recording = false;
+  s->counts.recorded++;
+  s->counts.replayed++;
+  r->next = s->records;
+  s->records = r;
+  old = surplus(s, c->graph->most);
+  pthread_mutex_unlock(&s->lock);
+  all_free(old);
+  return TS_OK;
 }
 
 /* ---------------------------------------------------------------- workspaces */

@@ -35,6 +35,7 @@ typedef struct ts_cuda_call {
   void *self; /* what `report` is called with */
   const ts_cuda_memory *memory;
   struct ts_cuda_staged *staged; /* inputs that were copied */
+  struct ts_cuda_record *record; /* being made by this call */
 } ts_cuda_call;
 
 /* What became of one segment: for explain. */
@@ -62,6 +63,13 @@ int32_t cuda_begin(ts_cuda_call *c);
 void cuda_end(ts_cuda_call *c);
 
 int32_t cuda_launch(ts_cuda_call *c, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words);
+/* Segments with library calls: csrc/torchsmith.h says what begin answers. While a record is made, the call's stream is one that is being
+ * captured; `graph` is what came of it, kept alive by `owner`, which `release` lets go. */
+int32_t cuda_segment_begin(ts_cuda_call *c, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
+                           const uint64_t *fixed, int32_t n_fixed);
+int32_t cuda_segment_end(ts_cuda_call *c, int32_t segment, void *graph, void *owner, void (*release)(void *owner));
+/* No record, and never again one of this segment, for this reason. */
+void cuda_segment_abort(ts_cuda_call *c, const char *why);
 int32_t cuda_read(ts_cuda_call *c, const void *from, void *to, int64_t bytes);
 /* An address that is no multiple of 16 is replaced by that of a copy; `span` bytes are copied, and copied back by cuda_end if `written`. */
 int32_t cuda_align(ts_cuda_call *c, void **data, int64_t span, bool written);

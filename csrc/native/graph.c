@@ -102,7 +102,71 @@ static int32_t device_launch(void *self, int32_t segment, const ts_device_launch
 
 static int32_t device_read(void *self, const void *from, void *to, int64_t bytes) { return cuda_read(&((Call *)self)->cuda, from, to, bytes); }
 
-static const ts_device DEVICE = {device_launch, device_read};
+/* torch captures what its libraries queue: on a stream of its own, with memory that belongs to the capture. */
+static bool capture_begin(Call *call) {
+  unsigned long long stream = 0;
+  PyEval_RestoreThread(call->thread);
+  PyObject *got = PyObject_CallFunction(torch.record_begin, "i", (int)call->cuda.device), *token = NULL;
+  if (got && PyArg_ParseTuple(got, "OK", &token, &stream)) call->recording = Py_NewRef(token);
+  Py_XDECREF(got);
+  PyErr_Clear();
+  call->thread = PyEval_SaveThread();
+  if (!call->recording) return false;
+  call->user_stream = call->cuda.stream;
+  call->cuda.stream = (void *)(uintptr_t)stream;
+  return true;
+}
+
+/* The graph, or NULL; `call->recording` keeps it alive. */
+static void *capture_end(Call *call) {
+  PyEval_RestoreThread(call->thread);
+  PyObject *got = PyObject_CallOneArg(torch.record_end, call->recording);
+  unsigned long long graph = got ? PyLong_AsUnsignedLongLong(got) : 0;
+  Py_XDECREF(got);
+  if (PyErr_Occurred()) graph = 0;
+  PyErr_Clear();
+  call->thread = PyEval_SaveThread();
+  call->cuda.stream = call->user_stream;
+  return (void *)(uintptr_t)graph;
+}
+
+static void let_go(void *owner) {
+  PyGILState_STATE state = PyGILState_Ensure();
+  Py_DECREF((PyObject *)owner);
+  PyGILState_Release(state);
+}
+
+static int32_t device_begin(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
+                            const uint64_t *fixed, int32_t n_fixed) {
+  Call *call = self;
+  int32_t how = cuda_segment_begin(&call->cuda, segment, launches, n, words, n_words, fixed, n_fixed);
+  if (how != TS_RECORD || capture_begin(call)) return how;
+  cuda_segment_abort(&call->cuda, "torch could not begin to record");
+  return TS_PLAIN;
+}
+
+static int32_t device_end(void *self, int32_t segment) {
+  Call *call = self;
+  if (!call->cuda.record) return TS_OK;
+  void *graph = capture_end(call), *owner = call->recording;
+  call->recording = NULL;
+  if (graph) return cuda_segment_end(&call->cuda, segment, graph, owner, let_go);
+  cuda_segment_abort(&call->cuda, "a library call cannot be recorded");
+  let_go(owner);
+  call_error(call, TS_ERROR_DEVICE, "a library call cannot be recorded");
+  return TS_ERROR_DEVICE;
+}
+
+/* A run that ended in the middle of a recording. */
+static void device_stop(Call *call) {
+  if (!call->cuda.record) return;
+  capture_end(call);
+  cuda_segment_abort(&call->cuda, "a library call failed while it was recorded");
+  if (call->recording) let_go(call->recording);
+  call->recording = NULL;
+}
+
+static const ts_device DEVICE = {device_launch, device_begin, device_end, device_read};
 
 static void *far_take(void *self, int64_t bytes) { return cuda_take(&((Call *)self)->cuda, bytes); }
 static void far_give(void *self, void *block, int64_t bytes) { cuda_give(&((Call *)self)->cuda, block); }
@@ -184,7 +248,11 @@ static int32_t run_native(Run *r) {
   Graph *g = call->graph;
   call->launches = 0;
   call->crew = NULL;
-  if (g->cuda) return r->rc = run_entry(r);
+  if (g->cuda) {
+    r->rc = run_entry(r);
+    device_stop(call);
+    return r->rc;
+  }
   bool ours = is_own(g);
   bool several = r->prepares || (g->launches > 1 && !g->n_externs);
   if (!ours && several && call->threads > 1) call->crew = ts_crew_open();
@@ -454,6 +522,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   call.exc_type = call.exc_value = call.exc_trace = NULL;
   call.graph = g;
   call.crew = NULL;
+  call.recording = NULL;
   call.views = g->views;
   g->views = NULL;
   if (!call.views && g->n_views) call.views = views_new(g->n_views);

@@ -20,6 +20,7 @@ typedef struct {
   PyObject *steal;       /* capsule of at::Tensor* -> Python tensor */
   PyObject *as_strided, *view, *increment_version;
   PyObject *is_autocast, *disable_autocast;
+  PyObject *record_begin, *record_end; /* device -> (token, stream); token -> graph */
   PyObject *on_prepare;  /* (graph name, bytes prepared, bytes of the constants), after constants were prepared */
   PyObject *discard;     /* (tensors...): free their memory */
   PyTypeObject *discarded; /* the class of those */
@@ -91,6 +92,8 @@ struct Call {
   void *graph;
   Views *views; /* or NULL */
   ts_cuda_call cuda; /* of graphs on a device */
+  PyObject *recording; /* what torch records a segment with */
+  void *user_stream;
 };
 /* `prepare` into `block`; its launches run as those of a call do. `far`: device memory, which holds the result afterwards. */
 int32_t call_prepare(const ts_host *host, const ts_tensor *inputs, void *block, ts_cuda_block *far);

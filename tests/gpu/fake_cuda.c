@@ -231,6 +231,83 @@ EXPORT int cuGraphDestroy(void *graph) {
   return OK;
 }
 
+EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, void *const **deps, size_t *n) {
+  Stream *s = stream_of(stream);
+  *status = s->capturing;
+  if (!s->capturing) return OK;
+  *graph = s->into;
+  *deps = (void *const *)&s->into->last;
+  *n = s->into->last != NULL;
+  return OK;
+}
+
+/* ---- library calls: torch's C functions, queued on the current stream */
+static struct {
+  int (*data)(void *, void **), (*sizes)(void *, int64_t **), (*strides)(void *, int64_t **), (*dtype)(void *, int *);
+  int (*empty)(int64_t, const int64_t *, const int64_t *, int, int, int, void **);
+} torch;
+static void torch_find(void) {
+  void *lib = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+  *(void **)&torch.data = dlsym(lib, "aoti_torch_get_data_ptr");
+  *(void **)&torch.sizes = dlsym(lib, "aoti_torch_get_sizes");
+  *(void **)&torch.strides = dlsym(lib, "aoti_torch_get_strides");
+  *(void **)&torch.dtype = dlsym(lib, "aoti_torch_get_dtype");
+  *(void **)&torch.empty = dlsym(lib, "aoti_torch_empty_strided");
+}
+enum { M_OUT, M_A, M_B, M_C, M_M, M_K, M_N, M_AM, M_AK, M_BK, M_BN, M_CM, M_CN, M_WORDS };
+/* out[m, n] = c[m, n] + sum a[m, k] * b[k, n], with any strides; out is contiguous */
+static void multiply(void **p, unsigned grid) {
+  int64_t w[M_WORDS];
+  for (int i = 0; i < M_WORDS; i++) w[i] = *(int64_t *)p[i];
+  for (int64_t m = 0; m < w[M_M]; m++)
+    for (int64_t n = 0; n < w[M_N]; n++) {
+      float sum = w[M_C] ? ((float *)w[M_C])[m * w[M_CM] + n * w[M_CN]] : 0;
+      for (int64_t k = 0; k < w[M_K]; k++) sum += ((float *)w[M_A])[m * w[M_AM] + k * w[M_AK]] * ((float *)w[M_B])[k * w[M_BK] + n * w[M_BN]];
+      ((float *)w[M_OUT])[m * w[M_N] + n] = sum;
+    }
+}
+static Function multiply_function = {multiply, M_WORDS, 0, "multiply"};
+static int queue(Function *f, int64_t *words) {
+  void *params[MOST];
+  for (int i = 0; i < f->n; i++) params[i] = &words[i];
+  Stream *s = stream_of(current_stream);
+  if (s->capturing) node_new(s->into, f, 1, 32, 0, params);
+  else run(f, 1, (uint64_t *)words);
+  return OK;
+}
+EXPORT int aoti_torch_cuda_addmm_out(void *out, void *c, void *a, void *b, double beta, double alpha) {
+  CALL("addmm");
+  int64_t *as, *at, *bs, *bt, *cs, *ct, w[M_WORDS] = {0};
+  torch_find();
+  torch.data(out, (void **)&w[M_OUT]), torch.data(a, (void **)&w[M_A]), torch.data(b, (void **)&w[M_B]);
+  torch.sizes(a, &as), torch.strides(a, &at), torch.sizes(b, &bs), torch.strides(b, &bt);
+  w[M_M] = as[0], w[M_K] = as[1], w[M_N] = bs[1];
+  w[M_AM] = at[0], w[M_AK] = at[1], w[M_BK] = bt[0], w[M_BN] = bt[1];
+  if (c) { /* a row, or one for each row */
+    torch.data(c, (void **)&w[M_C]), torch.sizes(c, &cs), torch.strides(c, &ct);
+    w[M_CN] = ct[0];
+  }
+  return queue(&multiply_function, w);
+}
+EXPORT int aoti_torch_cuda_mm_out(void *out, void *a, void *b) { return aoti_torch_cuda_addmm_out(out, NULL, a, b, 0, 1); }
+/* Of one image, 1x1, without padding: the weight times the image. */
+EXPORT int aoti_torch_cuda_convolution(void *x, void *weight, void **bias, const int64_t *stride, int64_t ns, const int64_t *padding, int64_t np,
+                                       const int64_t *dilation, int64_t nd, int transposed, const int64_t *output_padding, int64_t no, int64_t groups,
+                                       void **out) {
+  CALL("convolution");
+  int64_t *xs, *ws, w[M_WORDS] = {0};
+  int dtype;
+  torch_find();
+  torch.sizes(x, &xs), torch.sizes(weight, &ws), torch.dtype(x, &dtype);
+  int64_t sizes[4] = {1, ws[0], xs[2], xs[3]}, strides[4] = {ws[0] * xs[2] * xs[3], xs[2] * xs[3], xs[3], 1};
+  if (torch.empty(4, sizes, strides, dtype, 0, -1, out)) return 1;
+  torch.data(*out, (void **)&w[M_OUT]), torch.data(weight, (void **)&w[M_A]), torch.data(x, (void **)&w[M_B]);
+  w[M_M] = ws[0], w[M_K] = ws[1], w[M_N] = xs[2] * xs[3];
+  w[M_AM] = ws[1], w[M_AK] = 1, w[M_BK] = xs[2] * xs[3], w[M_BN] = 1;
+  if (bias && *bias) torch.data(*bias, (void **)&w[M_C]), w[M_CM] = 1;
+  return queue(&multiply_function, w);
+}
+
 /* ---- torch's part */
 EXPORT int aoti_torch_get_current_cuda_stream(int device, void **out) { *out = current_stream; return OK; }
 
@@ -257,6 +334,7 @@ EXPORT void *fake_stream(int device) {
   return s;
 }
 EXPORT void fake_set_stream(void *s) { current_stream = s; }
+EXPORT void *fake_get_stream(void) { return current_stream; }
 EXPORT void fake_begin_capture(void *s) { ((Stream *)s)->capturing = 1; ((Stream *)s)->into = calloc(1, sizeof(Graph)); }
 EXPORT void *fake_end_capture(void *s) { ((Stream *)s)->capturing = 0; return ((Stream *)s)->into; }
 EXPORT int fake_replay(void *graph) { return cuGraphLaunch(graph, NULL); }

@@ -26,6 +26,8 @@ from torchsmith.ir.program import Cond, Repeat
 from torchsmith.ir.target import CPU, cuda
 from torchsmith.lower.devices import TARGETS
 from torchsmith.options import Options
+from torchsmith.runtime import host_torch
+from torchsmith.runtime.externs_torch import bind
 from torchsmith.runtime.images import IMAGE_COMPILERS, Image
 from torchsmith.runtime.toolchain import toolchain
 from torchsmith.schedule.formers import FORMERS
@@ -46,6 +48,7 @@ def driver() -> ctypes.CDLL:
     fake.fake_calls.argtypes = [ctypes.c_char_p]
     fake.fake_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int]
     fake.fake_stream.restype = fake.fake_end_capture.restype = ctypes.c_void_p
+    fake.fake_get_stream.restype = ctypes.c_void_p
     for name in ("fake_set_stream", "fake_begin_capture", "fake_end_capture", "fake_replay"):
         getattr(fake, name).argtypes = [ctypes.c_void_p]
     return fake
@@ -105,6 +108,21 @@ def form(program: Any, options: Options, decided: Any) -> Scheduled:
     return replace(made, body=tuple(map(on_device, made.body)))
 
 
+def _record_begin(device: int) -> tuple[Any, int]:
+    fake = driver()
+    stream = fake.fake_stream(device)
+    before = fake.fake_get_stream()
+    fake.fake_set_stream(stream)
+    fake.fake_begin_capture(stream)
+    return (stream, before), stream
+
+
+def _record_end(token: Any) -> int:
+    stream, before = token
+    driver().fake_set_stream(before)
+    return int(driver().fake_end_capture(stream))
+
+
 @contextmanager
 def pretending(former: Callable[..., Scheduled] = form) -> Iterator[ctypes.CDLL]:
     """Inside, graphs of CPU tensors are compiled for a GPU; gives the driver, its counts at zero."""
@@ -114,5 +132,7 @@ def pretending(former: Callable[..., Scheduled] = form) -> Iterator[ctypes.CDLL]
         stack.enter_context(patch.dict(TARGETS, {"cpu": lambda options: cuda(90)}))
         stack.enter_context(patch.dict(FORMERS, {"triton": former}))
         stack.enter_context(patch.dict(PRINTERS, {"triton": print_wrapped}))
+        stack.enter_context(patch.dict(host_torch.RECORDERS, {"cuda": (_record_begin, _record_end)}))
+        stack.enter_context(patch.object(host_torch, "bind", lambda row, device: bind(row, "cuda")))
         stack.enter_context(patch.dict(IMAGE_COMPILERS, {"triton": compile_images}))
         yield fake

@@ -442,31 +442,76 @@ class _Host:
 
     def step_segment(self, step: Segment) -> None:
         """All arguments in one array, as 8-byte words: addresses, then numbers, launch by launch."""
+        if any(isinstance(s, Call) for s in step.steps):
+            self.recorded(step)
+            return
         self.put("{")
         self.depth += 1
-        words: list[str] = []
-        rows: list[str] = []
-        fixed = True
-        for s in step.steps:
-            texts = [f"(uint64_t){self.address(b)}" for b in s.bufs] + [f"(uint64_t){self.bits(e)}" for e in s.syms]
-            rows.append(f"{{{s.kernel}, {len(words)}, {len(texts)}, {len(s.bufs)}, {self.expr(s.grid)}}}")
-            fixed &= isinstance(s.grid, Const)
-            words += texts
-            self.launches += self.is_watched and self.is_run
-            kernel, name = self.plan.kernels[s.kernel], self.names[s.kernel]
-            if self.is_watched and self.is_run and self.values == NAMES and is_wanted(kernel.name, name, self.only):
-                self.put(f"ts_kernel_runs(number, {self.launches}, {_c_string(f'{name} ({kernel.name})')});")
-        self.put(f"const uint64_t w[] = {{{', '.join(words) or '0'}}};")
-        self.put(f"{'static ' if fixed else ''}const ts_device_launch l[] = {{{', '.join(rows)}}};")
-        go = f"host->device->launch(host->self, {step.number}, l, {len(rows)}, w, {len(words)})"
+        words, rows = self.launches_of(step)
+        go = f"host->device->launch(host->self, {step.number}, l, {rows}, w, {words})"
         if self.is_run:
             self.put(f"rc = {go};")
             self.put("if (rc) goto fail;")
         else:
             self.put(f"const int32_t rc = {go};")
             self.put("if (rc) return rc;")
-        launched = [(s.bufs, self.plan.kernels[s.kernel].params) for s in step.steps]
-        self.written |= any(p.written and isinstance(self.plan.places[b], Input) for bs, ps in launched for b, p in zip(bs, ps, strict=True))
+        self.depth -= 1
+        self.put("}")
+
+    def launches_of(self, step: Segment, unknown: frozenset[str] | None = None) -> tuple[int, int]:
+        """Declares arrays `w` and `l` of the launches; gives their lengths. Given `unknown` buffers, whose addresses are 0: ahead of the run."""
+        words: list[str] = []
+        rows: list[str] = []
+        fixed = True
+        for s in step.steps:
+            if not isinstance(s, Launch):
+                continue
+            texts = ["0" if unknown and self.root(b) in unknown else f"(uint64_t){self.address(b)}" for b in s.bufs]
+            texts += [f"(uint64_t){self.bits(e)}" for e in s.syms]
+            rows.append(f"{{{s.kernel}, {len(words)}, {len(texts)}, {len(s.bufs)}, {self.expr(s.grid)}}}")
+            fixed &= isinstance(s.grid, Const)
+            words += texts
+            kernel, name = self.plan.kernels[s.kernel], self.names[s.kernel]
+            params = zip(s.bufs, kernel.params, strict=True)
+            self.written |= any(p.written and isinstance(self.plan.places[b], Input) for b, p in params)
+            if unknown is not None or not (self.is_watched and self.is_run):
+                continue
+            self.launches += 1
+            if self.values == NAMES and is_wanted(kernel.name, name, self.only):
+                self.put(f"ts_kernel_runs(number, {self.launches}, {_c_string(f'{name} ({kernel.name})')});")
+        self.put(f"const uint64_t w[] = {{{', '.join(words) or '0'}}};")
+        self.put(f"{'static ' if fixed else ''}const ts_device_launch l[] = {{{', '.join(rows)}}};")
+        return len(words), len(rows)
+
+    def recorded(self, step: Segment) -> None:
+        """Launches and library calls: replayed, or made one by one, perhaps while they are recorded."""
+        calls = [s.extern for s in step.steps if isinstance(s, Call)]
+        inner = frozenset(self.root(b) for e in calls for b in e.outs if b and isinstance(self.plan.places[b], Given))
+        used = dict.fromkeys(b for e in calls for b in (*(b for a in _args(e) for b in _arg_buffers(a)), *e.outs) if b)
+        fixed = [f"(uint64_t){self.address(b)}" for b in used if self.root(b) not in inner]
+        fixed += [f"(uint64_t){self.bits(x)}" for e in calls for a in _args(e) for x in _arg_exprs(a)]
+        self.put("{")
+        self.depth += 1
+        words, rows = self.launches_of(step, inner)
+        self.put(f"const uint64_t f[] = {{{', '.join(fixed) or '0'}}};")
+        self.put(f"const int32_t how = host->device->begin(host->self, {step.number}, l, {rows}, w, {words}, f, {len(fixed)});")
+        self.put("if (how < 0) { rc = -how; goto fail; }")
+        self.put("if (how != TS_REPLAYED) {")
+        self.depth += 1
+        run: list[Launch] = []
+        for s in (*step.steps, None):
+            if isinstance(s, Launch):
+                run.append(s)
+                continue
+            if run:
+                self.step_segment(Segment(-1, tuple(run)))
+                run = []
+            if s is not None:
+                self.step(s)
+        self.put(f"rc = host->device->end(host->self, {step.number});")
+        self.put("if (rc) goto fail;")
+        self.depth -= 1
+        self.put("}")
         self.depth -= 1
         self.put("}")
 

@@ -15,8 +15,12 @@ typedef struct ts_device_launch {
   int32_t kernel, first, n, n_bufs;
   int64_t grid;
 } ts_device_launch;
+enum { TS_REPLAYED = 0, TS_PLAIN = 1, TS_RECORD = 2 };
 typedef struct ts_device {
   int32_t (*launch)(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words);
+  int32_t (*begin)(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
+                   const uint64_t *fixed, int32_t n_fixed);
+  int32_t (*end)(void *self, int32_t segment);
   int32_t (*read)(void *self, const void *from, void *to, int64_t bytes);
 } ts_device;
 typedef struct ts_host {

@@ -95,10 +95,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Launches that are handed to a device together and may be recorded: number `number` of the graph (schedule/segment.py)."""
+    """Steps that are handed to a device together and may be recorded: number `number` of the graph (schedule/segment.py)."""
 
     number: int
-    steps: tuple[Launch, ...]
+    steps: tuple[Launch | Call | Free, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +154,4 @@ class Plan:
     consts: tuple[int, ...] = ()  # inputs that prepare reads
     target: Target = CPU
     device: str = "cpu"  # as Program.device
+    steady: tuple[int, ...] = ()  # inputs that are expected to be the same in the next call

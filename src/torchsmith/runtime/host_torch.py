@@ -36,6 +36,8 @@ def setup() -> None:
         "increment_version": _bump_version,
         "is_autocast": functools.partial(torch.is_autocast_enabled, "cpu"),
         "disable_autocast": _enter_no_autocast,
+        "record_begin": _begin,
+        "record_end": _end,
         "on_prepare": _on_prepare,
         "discard": discard,
         "discarded": DiscardedParameter,
@@ -52,6 +54,43 @@ def _view_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _on_prepare(name: str, size: int, original: int) -> None:
     events.emit("prepare", graph=name, bytes=size, original=original)
+
+
+def _record_begin(device: int) -> tuple[Any, int]:
+    """Begin to capture what this thread queues; gives a token and the stream to queue on."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    stream = torch.cuda.Stream(device)
+    guard = torch.cuda.stream(stream)
+    guard.__enter__()
+    try:
+        graph.capture_begin(capture_error_mode="thread_local")
+    except BaseException:
+        guard.__exit__(None, None, None)
+        raise
+    return (graph, guard), stream.cuda_stream
+
+
+def _record_end(token: Any) -> int:
+    """The captured graph, as the driver names it; the token owns it and the memory that it uses."""
+    graph, guard = token
+    try:
+        graph.capture_end()
+    finally:
+        guard.__exit__(None, None, None)
+        torch._C._cuda_clearCublasWorkspaces()  # those of this stream lie in the capture's memory
+    return int(graph.raw_cuda_graph())
+
+
+# By type of device: how library calls are recorded.
+RECORDERS: dict[str, tuple[Callable[[int], tuple[Any, int]], Callable[[Any], int]]] = {"cuda": (_record_begin, _record_end)}
+
+
+def _begin(device: int) -> tuple[Any, int]:
+    return RECORDERS["cuda"][0](device)
+
+
+def _end(token: Any) -> int:
+    return RECORDERS["cuda"][1](token)
 
 
 def _enter_no_autocast() -> Any:
