@@ -244,7 +244,7 @@ EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, vo
 /* ---- library calls: torch's C functions, queued on the current stream */
 static struct {
   int (*data)(void *, void **), (*sizes)(void *, int64_t **), (*strides)(void *, int64_t **), (*dtype)(void *, int *);
-  int (*empty)(int64_t, const int64_t *, const int64_t *, int, int, int, void **);
+  int (*empty)(int64_t, const int64_t *, const int64_t *, int, int, int, void **), (*again)(void *, void **);
 } torch;
 static void torch_find(void) {
   void *lib = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
@@ -253,6 +253,7 @@ static void torch_find(void) {
   *(void **)&torch.strides = dlsym(lib, "aoti_torch_get_strides");
   *(void **)&torch.dtype = dlsym(lib, "aoti_torch_get_dtype");
   *(void **)&torch.empty = dlsym(lib, "aoti_torch_empty_strided");
+  *(void **)&torch.again = dlsym(lib, "aoti_torch_new_tensor_handle");
 }
 enum { M_OUT, M_A, M_B, M_C, M_M, M_K, M_N, M_AM, M_AK, M_BK, M_BN, M_CM, M_CN, M_WORDS };
 /* out[m, n] = c[m, n] + sum a[m, k] * b[k, n], with any strides; out is contiguous */
@@ -290,22 +291,55 @@ EXPORT int aoti_torch_cuda_addmm_out(void *out, void *c, void *a, void *b, doubl
   return queue(&multiply_function, w);
 }
 EXPORT int aoti_torch_cuda_mm_out(void *out, void *a, void *b) { return aoti_torch_cuda_addmm_out(out, NULL, a, b, 0, 1); }
-/* Of one image, 1x1, without padding: the weight times the image. */
+enum { V_OUT, V_X, V_W, V_B, V_XS, V_XT = V_XS + 4, V_WS = V_XT + 4, V_WT = V_WS + 4, V_OS = V_WT + 4, V_OT = V_OS + 4, V_S = V_OT + 4, V_P = V_S + 2, V_D = V_P + 2,
+       V_GROUPS = V_D + 2, V_WORDS };
+static void convolve(void **p, unsigned grid) {
+  int64_t w[V_WORDS];
+  for (int i = 0; i < V_WORDS; i++) w[i] = *(int64_t *)p[i];
+  int64_t *xs = w + V_XS, *xt = w + V_XT, *ws = w + V_WS, *wt = w + V_WT, *os = w + V_OS, *ot = w + V_OT, per = os[1] / w[V_GROUPS];
+  const float *x = (float *)w[V_X], *weight = (float *)w[V_W];
+  for (int64_t n = 0; n < os[0]; n++)
+    for (int64_t o = 0; o < os[1]; o++)
+      for (int64_t i = 0; i < os[2] * os[3]; i++) {
+        float sum = w[V_B] ? ((float *)w[V_B])[o] : 0;
+        for (int64_t c = 0; c < ws[1]; c++)
+          for (int64_t k = 0; k < ws[2] * ws[3]; k++) {
+            int64_t kh = k / ws[3], kw = k % ws[3], h = i / os[3] * w[V_S] - w[V_P] + kh * w[V_D], v = i % os[3] * w[V_S + 1] - w[V_P + 1] + kw * w[V_D + 1];
+            if (h < 0 || v < 0 || h >= xs[2] || v >= xs[3]) continue;
+            sum += x[n * xt[0] + (o / per * ws[1] + c) * xt[1] + h * xt[2] + v * xt[3]] * weight[o * wt[0] + c * wt[1] + kh * wt[2] + kw * wt[3]];
+          }
+        ((float *)w[V_OUT])[n * ot[0] + o * ot[1] + i / os[3] * ot[2] + i % os[3] * ot[3]] = sum;
+      }
+}
+static Function convolve_function = {convolve, V_WORDS, 0, "convolve"};
+/* The result lies in memory as the image does, channels last or first. */
 EXPORT int aoti_torch_cuda_convolution(void *x, void *weight, void **bias, const int64_t *stride, int64_t ns, const int64_t *padding, int64_t np,
                                        const int64_t *dilation, int64_t nd, int transposed, const int64_t *output_padding, int64_t no, int64_t groups,
                                        void **out) {
   CALL("convolution");
-  int64_t *xs, *ws, w[M_WORDS] = {0};
+  int64_t *sizes[2], *strides[2], w[V_WORDS] = {0};
   int dtype;
+  void *keep;
   torch_find();
-  torch.sizes(x, &xs), torch.sizes(weight, &ws), torch.dtype(x, &dtype);
-  int64_t sizes[4] = {1, ws[0], xs[2], xs[3]}, strides[4] = {ws[0] * xs[2] * xs[3], xs[2] * xs[3], xs[3], 1};
-  if (torch.empty(4, sizes, strides, dtype, 0, -1, out)) return 1;
-  torch.data(*out, (void **)&w[M_OUT]), torch.data(weight, (void **)&w[M_A]), torch.data(x, (void **)&w[M_B]);
-  w[M_M] = ws[0], w[M_K] = ws[1], w[M_N] = xs[2] * xs[3];
-  w[M_AM] = ws[1], w[M_AK] = 1, w[M_BK] = xs[2] * xs[3], w[M_BN] = 1;
-  if (bias && *bias) torch.data(*bias, (void **)&w[M_C]), w[M_CM] = 1;
-  return queue(&multiply_function, w);
+  for (int i = 0; i < 2; i++) {
+    torch.sizes(i ? weight : x, &sizes[i]), torch.strides(i ? weight : x, &strides[i]);
+    memcpy(&w[i ? V_WS : V_XS], sizes[i], 32), memcpy(&w[i ? V_WT : V_XT], strides[i], 32);
+  }
+  torch.dtype(x, &dtype);
+  int64_t *os = w + V_OS, *ot = w + V_OT;
+  os[0] = sizes[0][0], os[1] = sizes[1][0];
+  for (int d = 0; d < 2; d++) {
+    w[V_S + d] = stride[d], w[V_P + d] = padding[d], w[V_D + d] = dilation[d];
+    os[2 + d] = (sizes[0][2 + d] + 2 * padding[d] - dilation[d] * (sizes[1][2 + d] - 1) - 1) / stride[d] + 1;
+  }
+  int last = strides[0][1] == 1 && sizes[0][1] > 1;
+  ot[0] = os[1] * os[2] * os[3], ot[1] = last ? 1 : os[2] * os[3], ot[2] = os[3] * (last ? os[1] : 1), ot[3] = last ? os[1] : 1;
+  w[V_GROUPS] = groups;
+  if (torch.empty(4, os, ot, dtype, 0, -1, out)) return 1;
+  if (stream_of(current_stream)->capturing) torch.again(*out, &keep); /* memory of a capture is not given to others */
+  torch.data(*out, (void **)&w[V_OUT]), torch.data(weight, (void **)&w[V_W]), torch.data(x, (void **)&w[V_X]);
+  if (bias && *bias) torch.data(*bias, (void **)&w[V_B]);
+  return queue(&convolve_function, w);
 }
 
 /* ---- torch's part */

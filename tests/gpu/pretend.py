@@ -18,8 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import torchsmith.pipeline  # noqa: F401  (enters the rows that are replaced here)
 from torchsmith.emit.c import emit_kernel
 from torchsmith.emit.host import c_name, size_text
+from torchsmith.emit.host_abi import NUMBERS
 from torchsmith.emit.printers import PRINTERS
 from torchsmith.ir.kernel import Kernel, Scheduled
 from torchsmith.ir.program import Cond, Repeat
@@ -67,10 +69,11 @@ def print_wrapped(kernel: Kernel) -> str:
     n, m = len(kernel.params), len(kernel.syms)
     names = "".join(f"  int64_t {c_name(s.name)} = y[{i}]; (void){c_name(s.name)};\n" for i, s in enumerate(kernel.syms))
     return f"""#include <stdint.h>
+{NUMBERS}
 {emit_kernel(replace(kernel, target=CPU))}
 __attribute__((visibility("default"))) const int tsk_params = {n + m};
 __attribute__((visibility("default"))) void tsk(void **p, unsigned grid) {{
-  void *b[{n} + 1]; int64_t y[{m} + 1];
+  void *b[{n} + 1]; int64_t y[{m} + 1]; int ts_bad = 0;
   for (int i = 0; i < {n}; i++) b[i] = *(void **)p[i];
   for (int i = 0; i < {m}; i++) y[i] = *(int64_t *)p[{n} + i];
 {names}  TS_KERNEL(b, y, 0, {extent});

@@ -148,7 +148,7 @@ def test_inputs_at_odd_addresses(fake: ctypes.CDLL) -> None:
 
 def test_prepared_constants(fake: ctypes.CDLL) -> None:
     """Weights that prepare packs lie in device memory; a new value of a parameter prepares again."""
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).eval()
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Softmax(1)).eval()
     f = compiled(model)
     x = torch.randn(1, 3, 9, 9)
     with torch.no_grad():
@@ -170,3 +170,49 @@ def test_values_that_the_host_needs(fake: ctypes.CDLL) -> None:
     with pytest.raises(IndexError):
         f(x, torch.tensor([0, 5]))
     torch.testing.assert_close(f(x, torch.tensor([1, 3])), pick(x, torch.tensor([1, 3])))
+
+
+def test_library_calls_are_recorded(fake: ctypes.CDLL) -> None:
+    """Products with weights in the middle of a graph; the first reads an input and the last writes a result, so they stay outside."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+    model = torch.nn.Sequential(*(m for layer in layers for m in (layer, torch.nn.Softmax(1)))).eval()
+    f = compiled(model)
+    with torch.no_grad():
+        for i in range(5):
+            x = torch.randn(6, 8)
+            torch.testing.assert_close(f(x), model(x))
+            assert calls("cuGraphLaunch") == max(0, i - 0) if i else True
+        assert calls("addmm") == 4 + 4 + 1 * 3  # recorded once, then only the one that reads the input is called
+        model[2].weight = torch.nn.Parameter(torch.randn(8, 8))  # another address: another record
+        for _ in range(3):
+            x = torch.randn(6, 8)
+            torch.testing.assert_close(f(x), model(x))
+        layers[3].weight.mul_(2)  # in place: the same record
+        before = calls("cuGraphInstantiate")
+        torch.testing.assert_close(f(x), model(x))
+        assert calls("cuGraphInstantiate") == before
+
+
+def test_what_library_calls_return(fake: ctypes.CDLL) -> None:
+    """Results of recorded convolutions lie in the record's memory; kernels between them read and free them."""
+    model = torch.nn.Sequential(*(m for _ in range(4) for m in (torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.Softmax(1)))).eval()
+    f = compiled(model)
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(2, 4, 5, 5)
+            torch.testing.assert_close(f(x), model(x))
+    assert calls("cuGraphLaunch") > 0
+
+
+def test_a_library_call_that_cannot_be_recorded(fake: ctypes.CDLL) -> None:
+    """The call is repeated eagerly, and that segment is launched one by one from then on."""
+    model = torch.nn.Sequential(*(m for _ in range(3) for m in (torch.nn.Linear(8, 8), torch.nn.Softmax(1)))).eval()
+    f = compiled(model)
+    with torch.no_grad():
+        for i in range(5):
+            x = torch.randn(6, 8)
+            if i == 1:
+                fake.fake_fail(b"addmm", 2, 1)
+            torch.testing.assert_close(f(x), model(x))
+    assert calls("cuGraphLaunch") == 0 and fake.fake_depth() == 0
