@@ -410,6 +410,10 @@ def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[
 
 def _earlier(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], stop: int) -> int:
     """The last instruction before `stop` in front of which all that the frame holds can be handed over."""
+    try:
+        _capture(fn, args, kwargs, dynamic=False, at=state.point, stop=stop, probe=True)
+    except Unsupported as why:
+        return why.step if 0 <= why.step < stop else stop // 2
     return stop // 2
 
 

@@ -6,10 +6,13 @@ In: the machine after the frame returned, and its result. Out: Captured, with th
 from __future__ import annotations
 
 import builtins
+import builtins
 import contextlib
 import copyreg
 import enum
 import functools
+import itertools
+import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -20,7 +23,7 @@ import torch
 import torch.fx
 
 from ..codes import Unsupported
-from . import assemble
+from . import assemble, calls
 from .captured import Captured, Finish
 from .opcodes import NULL
 from .resume import Later, Stop
@@ -122,6 +125,12 @@ class _Builder:
         known = self.names.get(id(v))
         if known is not None:
             return known
+        if t is types.FunctionType and v in calls.MACHINE_FUNCTIONS:
+            if v.__name__ != "build":
+                raise Unsupported("CAP015", at=self.m.loc(), detail="a function of the bytecode machine")
+            return self.const(builtins.__build_class__)
+        if t is types.FunctionType and "_torchsmith_interprets" in v.__dict__:
+            return self.value(v.__dict__["_torchsmith_interprets"])
         track = self.m.world.tracks.get(id(v))
         if track is not None:
             self.names[id(v)] = self.read(track.source)
@@ -303,7 +312,24 @@ def _build_cell(b: _Builder, cell: Any) -> str:
     return name
 
 
+def _build_iterator(b: _Builder, v: Any) -> str:
+    """An iterator of Python's own, where it stands."""
+    make, args, *state = v.__reduce__()
+    name = b._name(v, f"{b.const(make)}({', '.join(b.value(a) for a in args)})")
+    if state and state[0] is not None:
+        b.lines.append(f"{name}.__setstate__({b.value(state[0])})")
+    return name
+
+
+_ITERATORS: tuple[type, ...] = (
+    type(iter([])), type(iter(())), type(iter(range(0))), type(iter(range(2**70))), type(iter("")), type(iter("\u0101")), type(iter({})),
+    type(iter({}.values())), type(iter({}.items())), type(iter(set())), type(reversed([])), enumerate, zip, map, filter, reversed,
+    *((itertools.count, itertools.repeat, itertools.chain, itertools.islice, itertools.cycle, itertools.accumulate, itertools.product,
+       itertools.combinations, itertools.permutations, itertools.starmap, itertools.takewhile, itertools.dropwhile)
+      if sys.version_info < (3, 12) else ()),
+)  # fmt: skip
 _BUILD: dict[type, Any] = {
+    **dict.fromkeys(_ITERATORS, _build_iterator), super: lambda b, v: f"super({b.value(v.__thisclass__)}, {b.value(v.__self__)})",
     list: _build_list, tuple: _build_tuple, dict: _build_dict, OrderedDict: _build_ordered, defaultdict: _build_defaultdict,
     set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
@@ -472,9 +498,9 @@ def stopped(m: Any, frame: Any) -> Captured:
     if readers:
         raise Unsupported("CAP027", at=m.loc(), detail=f"the function uses {min(readers)}")
     if assemble.touches(ins) is None:
-        raise Unsupported("CAP027", at=m.loc(), detail=ins.name)
+        raise Unsupported("CAP028", at=m.loc(), detail=ins.name)
     if ins.name == "CALL" and any(v is super for v in frame.stack[-ins.arg - 2 :]):
-        raise Unsupported("CAP027", at=m.loc(), detail="super()")
+        raise Unsupported("CAP028", at=m.loc(), detail="super()")
     if m.contexts:
         raise Unsupported("CAP028", at=m.loc(), detail="an open inference mode or autocast region")
     alive = assemble.live(code)[frame.index]
@@ -488,6 +514,47 @@ def stopped(m: Any, frame: Any) -> Captured:
     kw_names = next((i.arg for i in frame.code.instrs[max(frame.index - 2, 0) : frame.index] if i.name == "KW_NAMES"), None)
     done = finished(m, tuple(values))
     return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data))
+
+
+def can_hand_over(m: Any, frame: Any) -> bool:
+    """Whether all that the outermost frame holds can be made anew outside: a quick look, which may say yes too often."""
+    if m.contexts or assemble.touches(frame.code.instrs[frame.index]) is None:
+        return False
+    raised = {id(e) for e in m.all_raised}
+    if m.exc is not None and not _can_move(m, m.exc, 0, raised):
+        return False
+    return all(_can_move(m, v, 3, raised) for v in (*frame.fast, *frame.stack))
+
+
+def _can_move(m: Any, v: Any, depth: int, raised: set[int]) -> bool:
+    t = type(v)
+    if t in SCALARS or v is NULL or t is Later or t in _SYMBOLS or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
+        return True
+    if id(v) in raised or t is types.GeneratorType or issubclass(t, torch.nn.Module) or id(v) in m.world.fresh_pinned and issubclass(t, type):
+        return False
+    if depth == 0:
+        return True
+    inner: Any = ()
+    if t in (list, tuple, set, deque):
+        inner = v
+    elif issubclass(t, dict):
+        inner = dict.values(v)
+    elif t in _ITERATORS:
+        inner = v.__reduce__()[1]
+    elif t is types.FunctionType:
+        inner = [c for c in v.__closure__ or () if id(c) not in m.cell_sources]
+    elif t is types.CellType:
+        try:
+            inner = (v.cell_contents,)
+        except ValueError:
+            return True
+    elif t is types.MethodType:
+        inner = (v.__self__, v.__func__)
+    elif t is functools.partial:
+        inner = (v.func, *v.args, *v.keywords.values())
+    elif t.__flags__ & 0x200 and type(getattr(v, "__dict__", None)) is dict:
+        inner = v.__dict__.values()
+    return all(_can_move(m, x, depth - 1, raised) for x in inner)
 
 
 def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captured:

@@ -45,7 +45,7 @@ _LISTED = 64  # numbers that tolist may give
 class Frame:
     """One Python frame being interpreted."""
 
-    __slots__ = ("code", "exc", "fast", "fn", "globals", "index", "ins", "kw_names", "lasti", "machine", "names", "stack", "steps")
+    __slots__ = ("code", "exc", "fast", "fn", "globals", "index", "ins", "kw_names", "lasti", "machine", "names", "stack", "steps", "clean")
 
     def __init__(self, machine: Machine, fn: types.FunctionType, fast: list[Any], names: dict[str, Any] | None = None) -> None:
         self.machine, self.fn, self.fast, self.names = machine, fn, fast, names
@@ -57,6 +57,7 @@ class Frame:
         self.ins = self.code.instrs[0]
         self.lasti = 0
         self.exc: Any = None
+        self.clean = 0
         self.steps = 0  # instructions begun, of the outermost frame
 
     def run(self, stop: int | None = None) -> tuple[str, Any]:
@@ -74,6 +75,8 @@ class Frame:
                 if self.steps >= stop:
                     return STOP, None
                 ins = self.ins = instrs[self.index]
+                if m.probing and finish.can_hand_over(m, self):
+                    self.clean = self.steps
                 self.steps += 1
                 if m.later:
                     self._take_up(ins)
@@ -192,6 +195,7 @@ class Machine:
         self.all_raised: list[BaseException] = []
         self.suspects: dict[int, BaseException] = {}  # exceptions that may be about what stands for the program's values
         self.active = True
+        self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
         self.later = False  # a split frame goes on: its values may be Later
         self.is_whole = False  # captured alone, for export: no frame to go back to
         self.steps = 0
@@ -471,6 +475,7 @@ class Machine:
             except Raised as r:
                 raise r.exc from None
 
+        run.__dict__["_torchsmith_interprets"] = fn
         return run
 
     def native(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], plain: bool = False, store: bool = False) -> Any:
@@ -780,13 +785,16 @@ def capture(
     close: Callable[[Machine, Any], Captured] = finish.finished,
     at: Point | None = None,
     stop: int | None = None,
+    probe: bool = False,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
     (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `given`: sizes that export declares, by
     input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
-    instruction's number (from 0) that could not be captured."""
+    instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
+    in front of which the frame's state can be handed over."""
     m = Machine(fn)
+    m.probing = probe
     m.is_whole = m.recorder.facts.reads_data = close is not finish.finished
     m.recorder.given = given or {}
     m.recorder.dynamic = dynamic
@@ -807,6 +815,8 @@ def capture(
                 raise Unsupported("CAP003", at=_where(fn))
             given_values = values[: fn.__code__.co_argcount]
             kind, result = frame.run(_ALL if stop is None else stop)
+            if kind == STOP and probe:
+                raise Unsupported("CAP028", at=m.loc())
             if kind == STOP:
                 return finish.stopped(m, frame)
             if fn in torch_rows.AFTER and at is None:
@@ -819,7 +829,7 @@ def capture(
             raise why from r.exc
         except Unsupported as why:
             if why.step < 0 and frame is not None:
-                why.step = frame.steps - 1
+                why.step = frame.clean if probe else frame.steps - 1
             raise
         finally:
             m.active = False
