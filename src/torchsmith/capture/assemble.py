@@ -226,6 +226,7 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
     n = touches(ins)
     assert n is not None
     place = {s: k for k, s in enumerate(slots)}
+    unbound: tuple[str, ...] = ()
     body = _units("RESUME")  # frames have lines, and stand in tracebacks, from here on
     free = decode(code).size - len(code.co_freevars)
     arg, name = ins.arg, ins.name
@@ -235,9 +236,9 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
             arg = len(names) - 1
         else:
             arg = place.get(arg, len(names))
-            if arg == len(names):
-                names = (*names, decode(code).names[ins.arg])
-                body += _units("DELETE_FAST", arg)
+            if arg == len(names):  # it has no value: a variable that is no parameter
+                unbound = (decode(code).names[ins.arg],)
+                name = "LOAD_FAST_CHECK" if name == "LOAD_FAST" and VERSION >= (3, 12) else name
     body += b"".join(_units("LOAD_FAST", place[s]) for s in kept)
     at, depth = len(slots), len(stack) - n
     for k, real in enumerate(stack):
@@ -268,7 +269,7 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
     else:
         body += _units(name, arg) + onward
     return _with_parameters(code, names, ()).replace(
-        co_code=body, co_stacksize=size + n + on + 4, co_exceptiontable=b"", co_linetable=_lines(code, ins, len(body) // 2)
+        co_varnames=(*names, *unbound), co_nlocals=len(names) + len(unbound), co_code=body, co_stacksize=size + n + on + 4, co_exceptiontable=b"", co_linetable=_lines(code, ins, len(body) // 2)
     )
 
 

@@ -138,6 +138,8 @@ class _Builder:
             return self.names[id(v)]
         if t is Later:
             return self.read(v.source)
+        if _is_bound(v):  # [].append: of that object, not of the one at hand
+            return f"{self.value(v.__self__)}.{v.__name__}"
         if id(v) not in self.m.world.fresh_pinned and issubclass(type(v), PINNED_TYPES) and t not in (slice, range):
             return self.const(v)
         row = _BUILD.get(t)
@@ -207,6 +209,13 @@ def _is_made_in_c(t: type) -> bool:
     except TypeError:
         return True
     return False
+
+
+def _is_bound(v: Any) -> bool:
+    """A C method of an object."""
+    if type(v) not in (types.BuiltinFunctionType, types.MethodWrapperType):
+        return False
+    return not issubclass(type(v.__self__), (types.ModuleType, type, type(None))) and type(v.__self__) not in SCALARS
 
 
 def _is_container(s: Source) -> bool:
@@ -453,7 +462,7 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
     if t is dict and all(type(k) in SCALARS for k in v):
         pairs = [(k, _recipe(b, x)) for k, x in v.items()]
         return None if any(r is None for _, r in pairs) else ("dict", tuple(pairs))
-    if issubclass(type(v), PINNED_TYPES) and id(v) not in m.world.fresh_pinned and t not in CONTAINERS:
+    if issubclass(type(v), PINNED_TYPES) and id(v) not in m.world.fresh_pinned and t not in CONTAINERS and not _is_bound(v):
         return ("const", v)
     return None
 

@@ -328,19 +328,20 @@ class Machine:
         g = track.obj
         return type(g) is dict and ("__builtins__" in g or getattr(sys.modules.get(g.get("__name__", "")), "__dict__", None) is g)
 
-    def load_cell(self, cell: Any, name: str = "?") -> Any:
+    def cell_value(self, cell: Any) -> Any:
+        """What a cell holds now; NULL: nothing."""
         written = self.cell_writes.get(id(cell))
         if written is not None:
-            value = written[1]
-        else:
-            try:
-                value = cell.cell_contents
-            except ValueError:
-                value = NULL
-            else:
-                source = self.cell_sources.get(id(cell))
-                if source is not None:
-                    return self.world.wrap(value, source)
+            return written[1]
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            return NULL
+        source = self.cell_sources.get(id(cell))
+        return value if source is None else self.world.wrap(value, source)
+
+    def load_cell(self, cell: Any, name: str = "?") -> Any:
+        value = self.cell_value(cell)
         if value is NULL:
             raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
         return value

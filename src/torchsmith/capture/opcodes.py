@@ -71,11 +71,19 @@ def op_RETURN_VALUE(f: Frame, i: Instr) -> Any:
 # ---------------------------------------------------------------- variables
 
 
+def _unbound(f: Frame, slot: int) -> Raised:
+    """What Python says of a variable that has no value."""
+    name = f.code.names[slot]
+    if slot >= f.code.size - len(f.code.code.co_freevars):
+        return Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
+    return Raised(UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value"))
+
+
 @op("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CLOSURE")
 def op_load_fast(f: Frame, i: Instr) -> None:
     value = f.fast[i.arg]
     if value is NULL:
-        raise Raised(UnboundLocalError(f"cannot access local variable '{f.code.names[i.arg]}' where it is not associated with a value"))
+        raise _unbound(f, i.arg)
     f.stack.append(value)
 
 
@@ -86,6 +94,8 @@ def op_STORE_FAST(f: Frame, i: Instr) -> None:
 
 @op()
 def op_DELETE_FAST(f: Frame, i: Instr) -> None:
+    if f.fast[i.arg] is NULL:
+        raise _unbound(f, i.arg)
     f.fast[i.arg] = NULL
 
 
@@ -99,7 +109,7 @@ def op_LOAD_FAST_AND_CLEAR(f: Frame, i: Instr) -> None:
 def op_LOAD_FAST_LOAD_FAST(f: Frame, i: Instr) -> None:
     for k in (i.arg >> 4, i.arg & 15):
         if f.fast[k] is NULL:
-            raise Raised(UnboundLocalError(f"cannot access local variable '{f.code.names[k]}' where it is not associated with a value"))
+            raise _unbound(f, k)
         f.stack.append(f.fast[k])
 
 
@@ -129,7 +139,10 @@ def op_COPY_FREE_VARS(f: Frame, i: Instr) -> None:
 
 @op()
 def op_LOAD_DEREF(f: Frame, i: Instr) -> None:
-    f.stack.append(f.machine.load_cell(f.fast[i.arg], f.code.names[i.arg]))
+    value = f.machine.cell_value(f.fast[i.arg])
+    if value is NULL:
+        raise _unbound(f, i.arg)
+    f.stack.append(value)
 
 
 @op()
@@ -139,6 +152,8 @@ def op_STORE_DEREF(f: Frame, i: Instr) -> None:
 
 @op()
 def op_DELETE_DEREF(f: Frame, i: Instr) -> None:
+    if f.machine.cell_value(f.fast[i.arg]) is NULL:
+        raise _unbound(f, i.arg)
     f.machine.store_cell(f.fast[i.arg], NULL)
 
 
