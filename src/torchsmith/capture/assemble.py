@@ -29,7 +29,7 @@ TOUCHES: dict[str, int | Callable[[int], int]] = {
     "BUILD_CONST_KEY_MAP": lambda n: n + 1, "BUILD_SLICE": _n, "LIST_TO_TUPLE": 1, "LIST_APPEND": lambda n: n + 1, "SET_ADD": lambda n: n + 1,
     "MAP_ADD": lambda n: n + 2, "LIST_EXTEND": lambda n: n + 1, "SET_UPDATE": lambda n: n + 1, "DICT_UPDATE": lambda n: n + 1,
     "DICT_MERGE": lambda n: n + 3, "FORMAT_VALUE": lambda n: 1 + bool(n & 4), "CONVERT_VALUE": 1, "FORMAT_SIMPLE": 1, "FORMAT_WITH_SPEC": 2,
-    "LOAD_BUILD_CLASS": 0, "IMPORT_NAME": 2, "IMPORT_FROM": 1, "RAISE_VARARGS": _n, "CHECK_EXC_MATCH": 2, "BEFORE_WITH": 1,
+    "LOAD_BUILD_CLASS": 0, "IMPORT_NAME": 2, "IMPORT_FROM": 1, "RAISE_VARARGS": _n, "RERAISE": 1, "CHECK_EXC_MATCH": 2, "BEFORE_WITH": 1,
     "WITH_EXCEPT_START": 4, "GET_LEN": 1, "MATCH_MAPPING": 1, "MATCH_SEQUENCE": 1, "MATCH_KEYS": 2, "MATCH_CLASS": 3, "STORE_GLOBAL": 1,
     "DELETE_GLOBAL": 0, "STORE_DEREF": 1, "DELETE_DEREF": 0, "LOAD_FAST": 0, "LOAD_FAST_CHECK": 0, "DELETE_FAST": 0, "FOR_ITER": 1,
     "POP_JUMP_FORWARD_IF_TRUE": 1, "POP_JUMP_BACKWARD_IF_TRUE": 1, "POP_JUMP_IF_TRUE": 1, "POP_JUMP_FORWARD_IF_FALSE": 1,
@@ -253,6 +253,8 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
         name = "LOAD_ATTR"
     elif (name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and VERSION >= (3, 12)) or name == "LOAD_GLOBAL":
         arg &= ~1
+    if name == "RERAISE":
+        arg = 0  # the line is in the traceback already
     if name == "CALL" and VERSION < (3, 13):
         if kw_names is not None:
             body += _units("KW_NAMES", kw_names)

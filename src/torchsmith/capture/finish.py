@@ -516,9 +516,9 @@ def stopped(m: Any, frame: Any) -> Captured:
     slots = tuple(s for s in sorted(alive) if frame.fast[s] is not NULL)
     stack = tuple(v is not NULL for v in frame.stack)
     values = [*(frame.fast[s] for s in slots), *(v for v in frame.stack if v is not NULL), *(() if m.exc is None else (m.exc,))]
-    made_here = {id(e) for e in m.all_raised if id(e) not in m.world.tracks}
-    if made_here and any(id(v) in made_here for v in values):
-        raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised and caught")
+    raised = {id(e) for e in m.all_raised}
+    if raised and any(id(v) in raised for v in values):
+        raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised, and has no traceback")
     data = tuple(v.is_data if type(v) is Later else type(v) in _SYMBOLS for v in values)
     kw_names = next((i.arg for i in frame.code.instrs[max(frame.index - 2, 0) : frame.index] if i.name == "KW_NAMES"), None)
     done = finished(m, tuple(values))
@@ -537,9 +537,11 @@ def can_hand_over(m: Any, frame: Any) -> bool:
 
 def _can_move(m: Any, v: Any, depth: int, raised: set[int]) -> bool:
     t = type(v)
+    if id(v) in raised:
+        return False
     if t in SCALARS or v is NULL or t is Later or t in _SYMBOLS or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
         return True
-    if id(v) in raised or t is types.GeneratorType or issubclass(t, torch.nn.Module) or id(v) in m.world.fresh_pinned and issubclass(t, type):
+    if t is types.GeneratorType or issubclass(t, torch.nn.Module) or id(v) in m.world.fresh_pinned and issubclass(t, type):
         return False
     if depth == 0:
         return True

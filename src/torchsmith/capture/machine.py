@@ -125,7 +125,8 @@ class Frame:
         m = self.machine
         if m.raised is not exc:
             m.raised, m.raised_at = exc, m.loc()
-            m.all_raised.append(exc)
+            if self.ins.name != "RERAISE":
+                m.all_raised.append(exc)
         if m.exc is not None and m.exc is not exc and exc.__context__ is None:
             exc.__context__ = m.exc
         row = self.code.handlers[self.ins.index]
@@ -457,8 +458,8 @@ class Machine:
             fast[at_end] = rest
 
     def _default(self, value: Any, source: Source | None, which: str, key: Any) -> Any:
-        if type(value) in SCALARS or source is None or issubclass(type(value), PINNED_TYPES):
-            return value
+        if source is None or (isinstance(source, FixedObject) and (type(value) in SCALARS or issubclass(type(value), PINNED_TYPES))):
+            return value  # a function that is always the same one has a guard on its defaults
         return self.world.wrap(value, Item(Attr(source, which, "getattr"), key))
 
     def changes(self) -> tuple[int, int, int]:
