@@ -3,8 +3,8 @@
  *
  * A site is the tuple (step, points, handler, free, handled): `step(*state)` runs the instruction and returns the state behind it, a tuple, or a
  * list where it jumped; points[jumped] is the Dispatcher that goes on. handler: None, or (point, positions, offset): where an exception
- * goes, which of the state's values stay, and the offset to push (or None). free: the closure cell that step takes as its last
- * argument, or -1. handled: whether the state ends with the exception that is being handled. A loop around all this, not a call within a call: a thousand iterations take no deeper stack than one.
+ * goes, which of the state's values stay, and the offset to push (or None). free: which of the function's closure cells
+ * step has as its only one, or -1. handled: whether the state ends with the exception that is being handled. A loop around all this, not a call within a call: a thousand iterations take no deeper stack than one.
  */
 #include "frame.h"
 #include <structmember.h>
@@ -131,11 +131,10 @@ PyObject *ts_follow(PyObject *result, PyObject *key, PyObject *fn) {
     PyObject **values = items(state, &n), *handled = has_handled && n ? values[n - 1] : NULL;
     if (has_handled) Py_XSETREF(*being_handled, Py_XNewRef(handled));
     if (free >= 0) { /* rare: an instruction that works on a free variable */
-      PyObject *cell = PyTuple_GetItem(((PyFunctionObject *)fn)->func_closure, free), *more = cell ? PyTuple_New(n + 1) : NULL;
-      for (Py_ssize_t i = 0; more && i < n; i++) PyTuple_SET_ITEM(more, i, Py_NewRef(values[i]));
-      if (more) PyTuple_SET_ITEM(more, n, Py_NewRef(cell));
-      now = more ? call_hooked(key, step, ((PyTupleObject *)more)->ob_item, n + 1) : NULL;
-      Py_XDECREF(more);
+      PyObject *cell = PyTuple_GetItem(((PyFunctionObject *)fn)->func_closure, free), *closure = cell ? PyTuple_Pack(1, cell) : NULL;
+      PyObject *own = closure ? PyFunction_New(PyFunction_GET_CODE(step), PyFunction_GET_GLOBALS(step)) : NULL;
+      now = own && PyFunction_SetClosure(own, closure) == 0 ? call_hooked(key, own, values, n) : NULL;
+      Py_XDECREF(own), Py_XDECREF(closure);
     } else now = call_hooked(key, step, values, n);
     if (has_handled) Py_XSETREF(*being_handled, Py_XNewRef(outer));
     if (now) point = PyTuple_GetItem(PyTuple_GET_ITEM(site, 1), PyList_CheckExact(now));

@@ -384,6 +384,8 @@ def outcome(fn: Any, args: tuple[Any, ...]) -> Any:
             while tb is not None:
                 frames.append((tb.tb_frame.f_code.co_name, tb.tb_lineno))
                 tb = tb.tb_next
+            if isinstance(e, NameError):  # eager's own line is not always right: instructions that run as one
+                frames = [(name, 0) for name, _ in frames]
             result = (type(e), str(e), frames[1:], type(e.__context__), type(e.__cause__))
     whole = (result, args)
     return whole, out.getvalue(), _identities(whole)

@@ -227,13 +227,15 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
     assert n is not None
     place = {s: k for k, s in enumerate(slots)}
     unbound: tuple[str, ...] = ()
+    free_name: tuple[str, ...] = ()
     body = _units("RESUME")  # frames have lines, and stand in tracebacks, from here on
     free = decode(code).size - len(code.co_freevars)
     arg, name = ins.arg, ins.name
     if name in _SLOT:
-        if arg >= free:  # a free variable: one parameter more
-            names = (*names, decode(code).names[arg])
-            arg = len(names) - 1
+        if arg >= free:
+            free_name = (decode(code).names[arg],)
+            arg = len(names)
+            body = _units("COPY_FREE_VARS", 1) + body
         else:
             arg = place.get(arg, len(names))
             if arg == len(names):  # it has no value: a variable that is no parameter
@@ -270,7 +272,7 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
         body += exc + _units("BUILD_LIST", size + off) + _units("RETURN_VALUE")
     else:
         body += _units(name, arg) + onward
-    return _with_parameters(code, names, ()).replace(
+    return _with_parameters(code, names, free_name).replace(
         co_varnames=(*names, *unbound), co_nlocals=len(names) + len(unbound), co_code=body, co_stacksize=size + n + on + 4, co_exceptiontable=b"", co_linetable=_lines(code, ins, len(body) // 2)
     )
 
@@ -278,23 +280,22 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
 # ---------------------------------------------------------------- the rest of the frame
 
 
-def rest(code: CodeType, index: int, slots: Sequence[int], stack: Sequence[bool]) -> CodeType:
-    """Code that runs a frame from instruction `index` on. Its parameters are all slots in order (free variables: their cells; unbound
-    ones: anything), then the stack's values."""
+def rest(code: CodeType, index: int, slots: Sequence[int], stack: Sequence[bool], values: Sequence[object]) -> CodeType:
+    """Code that runs a frame from instruction `index` on. Its parameters are all slots but free variables, in order (unbound ones:
+    anything); `values` are the stack's, constants of this one call."""
     c: Code = decode(code)
-    names = (*c.names, *(f"stack {k}" for k, real in enumerate(stack) if real))
     free = c.size - len(code.co_freevars)
-    prologue = b"".join(_units("DELETE_FAST", s) for s in range(free) if s not in slots)
-    at = c.size
+    names = tuple(c.names[:free])
+    prologue = _units("COPY_FREE_VARS", len(code.co_freevars)) if code.co_freevars else b""
+    prologue += b"".join(_units("DELETE_FAST", s) for s in range(free) if s not in slots)
+    at = len(code.co_consts)
     for real in stack:
-        prologue += _units("LOAD_FAST", at) if real else _units("PUSH_NULL")
-        if real:
-            prologue += _units("LOAD_CONST", len(code.co_consts)) + _units("STORE_FAST", at)  # the stack owns it alone
-            at += 1
+        prologue += _units("LOAD_CONST", at) if real else _units("PUSH_NULL")
+        at += real
     prologue += _units("JUMP_FORWARD", c.instrs[index].offset // 2)
     n = len(prologue) // 2
     empty = b"".join(bytes((0x80 | 15 << 3 | min(8, n - k) - 1,)) for k in range(0, n, 8))
-    return _with_parameters(code, names, ()).replace(
+    return _with_parameters(code, names, code.co_freevars).replace(
         co_code=prologue + code.co_code, co_stacksize=code.co_stacksize + len(stack) + 2, co_exceptiontable=_entries(code, n),
-        co_linetable=empty + code.co_linetable, co_consts=(*code.co_consts, None),
+        co_linetable=empty + code.co_linetable, co_consts=(*code.co_consts, *values),
     )  # fmt: skip

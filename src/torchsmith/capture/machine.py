@@ -39,6 +39,7 @@ _MAX_DEPTH = 200
 _READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
 _NUMBER = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})  # of a program that stands alone, symbols
 _OF_KINDS = (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, SystemError, BufferError)  # about what kind a value is
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LISTED = 64  # numbers that tolist may give
 
 
@@ -514,6 +515,9 @@ class Machine:
         except (Unsupported, Raised):
             raise
         except Exception as e:  # the program's exception: a handler of the program may take it
+            if any(type(a) in _SYMBOLS for a in (*args, *kwargs.values())):  # or the symbol's: it cannot be hashed, for one
+                args = [floats.pinned(self, a) for a in args]
+                return self.native(fn, args, {k: floats.pinned(self, v) for k, v in kwargs.items()}, plain, store)
             e.__traceback__ = None
             if e is not self.raised and isinstance(e, _OF_KINDS) and any(map(self._stands_for, (*args, *kwargs.values()))):
                 self.suspects[id(e)] = e

@@ -111,7 +111,7 @@ def make_site(family: Family, stop: Stop, space: dict[str, Any], make_point: Any
         for index, shape in targets
     )
     body = assemble.step(code, ins, slots, stack, stop.handled, kept, stop.kw_names)
-    step = types.FunctionType(body, space, code.co_name)
+    step = types.FunctionType(body, space, code.co_name, None, (types.CellType(),) if body.co_freevars else None)
     step.__qualname__ = code.co_qualname
     return step, exits, _handler(family, stop, make_point), free_variable(code, ins), stop.handled
 
@@ -141,13 +141,11 @@ def _handler(family: Family, stop: Stop, make_point: Any) -> tuple[Any, ...] | N
 
 def rest_of(point: Point, fn: types.FunctionType, state: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     """A function that runs the frame from the point to its end, and its arguments."""
-    body = assemble.rest(point.code, point.index, point.slots, point.stack)
-    run = types.FunctionType(body, fn.__globals__, fn.__name__)
+    n = len(point.slots)
+    body = assemble.rest(point.code, point.index, point.slots, point.stack, state[n : n + sum(point.stack)])
+    run = types.FunctionType(body, fn.__globals__, fn.__name__, None, fn.__closure__)
     run.__qualname__ = fn.__qualname__
-    size = bytecode.decode(point.code).size
-    free = size - len(point.code.co_freevars)
-    values: list[Any] = [None] * free + list(fn.__closure__ or ())
+    values: list[Any] = [None] * (bytecode.decode(point.code).size - len(point.code.co_freevars))
     for s, v in zip(point.slots, state):
         values[s] = v
-    n = sum(point.stack)
-    return run, [*values, *state[len(point.slots) : len(point.slots) + n]]
+    return run, values
