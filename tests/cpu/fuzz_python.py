@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Random Python programs over tensors, with breaks in every place: compiled calls do what eager calls do.
 
     python tests/cpu/fuzz_python.py [first seed] [count] [--dynamic] [--show]
@@ -179,7 +180,7 @@ class Writer:
             return f"len(str({a}))"
         if k == 9:
             return f"({a} if {self.condition(0)} else {self.number(0)})"
-        return f"len(f'{{n0}}')"
+        return "len(f'{n0}')"
 
     def condition(self, depth: int = 1) -> str:
         k = self.r.randrange(10)
@@ -456,7 +457,7 @@ def check(seed: int, dynamic: bool | None = None, backend: Any = "eager") -> str
 
 def main(argv: list[str]) -> int:
     numbers = [int(a) for a in argv if a.lstrip("-").isdigit()]
-    first, count = (numbers + [0, 100])[:2] if len(numbers) > 1 else ((numbers or [0])[0], 1 if numbers else 100)
+    first, count = ([*numbers, 0, 100])[:2] if len(numbers) > 1 else ((numbers or [0])[0], 1 if numbers else 100)
     bad = 0
     for seed in range(first, first + count):
         if "--show" in argv:

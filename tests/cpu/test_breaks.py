@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from capturing import same
+from fuzz_python import check
 
 import torchsmith
 from torchsmith.codes import Unsupported
@@ -58,9 +59,9 @@ def outcome(fn, args):
 
 
 @pytest.mark.parametrize(("fn", "args", "graphs"), PROGRAMS)
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_program(fn, args, graphs, dynamic):
+def test_program(fn, args, graphs):
     backend = Graphs()
+    dynamic = True if len(fn.__name__) % 3 == 0 else None
     compiled = torchsmith.compile(fn, backend=backend, dynamic=dynamic)
     mode = torch.is_grad_enabled()
     for _ in range(3):
@@ -766,3 +767,9 @@ def test_values_that_change_do_not_compile_anew():
     for k in range(20):
         same(outcome(compiled, (X + k,)), outcome(f, (X + k,)))
     assert len(backend.seen) <= 3
+
+
+# Seeds that once failed, and a few more.
+@pytest.mark.parametrize("seed", [4, 34, 43, 73, 124, 242, 536, *range(20000, 20012)])
+def test_random_programs(seed):
+    assert check(seed) is None

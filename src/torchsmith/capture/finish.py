@@ -6,7 +6,6 @@ In: the machine after the frame returned, and its result. Out: Captured, with th
 from __future__ import annotations
 
 import builtins
-import builtins
 import contextlib
 import copyreg
 import enum
@@ -541,7 +540,7 @@ def _can_move(m: Any, v: Any, depth: int, raised: set[int]) -> bool:
         return False
     if t in SCALARS or v is NULL or t is Later or t in _SYMBOLS or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
         return True
-    if t is types.GeneratorType or issubclass(t, torch.nn.Module) or id(v) in m.world.fresh_pinned and issubclass(t, type):
+    if t is types.GeneratorType or issubclass(t, torch.nn.Module) or (id(v) in m.world.fresh_pinned and issubclass(t, type)):
         return False
     if depth == 0:
         return True

@@ -46,7 +46,7 @@ _LISTED = 64  # numbers that tolist may give
 class Frame:
     """One Python frame being interpreted."""
 
-    __slots__ = ("code", "exc", "fast", "fn", "globals", "index", "ins", "kw_names", "lasti", "machine", "names", "stack", "steps", "clean")
+    __slots__ = ("clean", "code", "exc", "fast", "fn", "globals", "index", "ins", "kw_names", "lasti", "machine", "names", "stack", "steps")
 
     def __init__(self, machine: Machine, fn: types.FunctionType, fast: list[Any], names: dict[str, Any] | None = None) -> None:
         self.machine, self.fn, self.fast, self.names = machine, fn, fast, names
