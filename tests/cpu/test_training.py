@@ -181,3 +181,82 @@ def test_hooks_are_not_skipped() -> None:
     model[2].weight.register_post_accumulate_grad_hook(lambda p: calls.append(2))
     compiled(model, optimizer, x, y)
     assert calls in ([1, 1, 2], [1, 2, 1])
+
+
+class Several(nn.Module):
+    """One small layer for each optimizer."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 2) for _ in range(n)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([layer(x).square().mean() for layer in self.layers]).sum()
+
+
+FORMS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "plain": [("SGD", {"nesterov": True, "momentum": 0.9}), ("SGD", {"maximize": True}), ("Adam", {"amsgrad": True}), ("AdamW", {}), ("Adamax", {}),
+              ("RMSprop", {"momentum": 0.9, "centered": True}), ("Adagrad", {}), ("Adadelta", {}), ("NAdam", {}), ("Rprop", {})],
+    "foreach": [(n, {}) for n in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "Rprop")],
+    "fused": [("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {}), ("Adagrad", {})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_optimizers(form: str) -> None:
+    rows = FORMS[form]
+
+    def make(m: Any) -> list[Any]:
+        options = {} if form == "plain" else {form: True}
+        pairs = zip(rows, m.layers, strict=True)
+        return [getattr(torch.optim, n)(layer.parameters(), lr=0.01, **kw, **options) for (n, kw), layer in pairs]
+
+    def step(model: nn.Module, *rest: Any) -> Tensor:
+        *optimizers, x = rest
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss
+
+    torch.manual_seed(0)
+    check_steps(Several(len(rows)), make, step, [(torch.randn(4, 3),) for _ in range(3)], graphs=3)
+
+
+def test_clipping_groups_and_a_schedule() -> None:
+    """Two groups of parameters, clipped gradients, and a learning rate that changes each step: at most two compilations."""
+
+    def make(m: Any) -> Any:
+        return torch.optim.Adam([{"params": m[0].parameters(), "weight_decay": 0.1}, {"params": m[2].parameters(), "lr": 1e-3}], lr=1e-2)
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, rate: float) -> Tensor:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        nn.utils.clip_grad_value_(model.parameters(), 0.05)
+        optimizer.step()
+        return norm
+
+    check_steps(mlp(), make, step, [(*b, 1e-2 / (1 + i)) for i, b in enumerate(batches(5))], graphs=3)
+
+
+def test_cosine_schedule() -> None:
+    """200 steps of Adam under a scheduler that is stepped outside: two compilations, and eager's weights."""
+    ours, eager = mlp(), mlp()
+    compiled = torchsmith.compile(step_of("first"))
+    with recording() as got:
+        for model, run in ((ours, compiled), (eager, step_of("first"))):
+            optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
+            for _ in range(50):
+                for x, y in batches(4):
+                    run(model, optimizer, x, y)
+                    schedule.step()
+    assert sum(e.kind == "graph" for e in got) <= 3 and not [e for e in got if e.kind == "graph_break"]
+    for p, q in zip(ours.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-3)

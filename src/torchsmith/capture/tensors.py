@@ -345,8 +345,8 @@ class Recorder:
             name = target if issubclass(type(target), str) else getattr(target, "__name__", str(target))
             said = str(e).partition("\nException raised from")[0]  # behind it comes torch's own stack
             raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
-        if not _holds_tensor(result):
-            return result
+        if not _holds_tensor(result) and not (result is None and _holds_tensor([*args, *kwargs.values()])):
+            return result  # what gives nothing writes its arguments
         if kind == "function":
             target = _nameable(target)
         node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)

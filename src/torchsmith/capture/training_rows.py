@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ..codes import Unsupported
+from ..graph.tracing import device_of
 from . import torch_rows
 from .calls import Args, Kwargs, tensor_method
 from .torch_rows import row
@@ -100,3 +101,19 @@ def _use_grad(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 torch_rows.BY_CODE[_inner(_use_grad_for_differentiable, "_use_grad")] = _use_grad
+
+
+@row(torch._C._group_tensors_by_device_and_dtype)
+def grouped(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Lists of tensors, in groups by the device and dtype of those in the first list; with their positions if asked for."""
+    lists = [m.listed(x) for x in m.listed(args[0])]
+    with_indices = bool(args[1] if len(args) > 1 else kwargs.get("with_indices", False))
+    found: dict[Any, tuple[list[list[Any]], list[int]]] = {}
+    for i, first in enumerate(lists[0]):
+        columns, indices = found.setdefault((device_of(first), first.dtype), ([[] for _ in lists], []))
+        for column, values in zip(columns, lists, strict=True):
+            if values:
+                column.append(values[i])
+        if with_indices:
+            indices.append(i)
+    return found

@@ -1,0 +1,146 @@
+"""Functions over lists of tensors that torch.optim calls (`foreach`, `fused`), written tensor by tensor.
+
+In: lists of tracing tensors and numbers. Out: what torch's functions give; kernels are joined again where graphs are scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..tracing import Tracing, function_rule
+
+Tensor = torch.Tensor
+
+
+def _is_list(v: Any) -> bool:
+    return isinstance(v, (list, tuple))
+
+
+def _bound(fn: Any, of_number: Any, is_in_place: bool) -> Callable[..., Any]:
+    """`maximum` with a number is a clamp."""
+
+    def one(t: Tensor, bound: Any) -> Tensor:
+        found: Tensor = fn(t, bound) if isinstance(bound, Tensor) else of_number(t, bound)
+        return t.copy_(found) if is_in_place else found
+
+    return one
+
+
+def _scaled(name: str) -> Callable[..., Any]:
+    return lambda t, a, b, value=1: getattr(Tensor, name)(t, a, b, value=value)
+
+
+ONE: dict[str, Callable[..., Any]] = {
+    "norm": lambda t, order=2, dtype=None: torch.linalg.vector_norm(t, order, dtype=dtype), "max": torch.max, "pow": torch.pow,
+    "copy_": lambda t, source, non_blocking=False: t.copy_(source),
+    "maximum": _bound(torch.maximum, torch.clamp_min, False), "maximum_": _bound(torch.maximum, torch.clamp_min, True),
+    "minimum": _bound(torch.minimum, torch.clamp_max, False), "minimum_": _bound(torch.minimum, torch.clamp_max, True),
+    **{name: _scaled(name) for name in ("addcdiv", "addcdiv_", "addcmul", "addcmul_")},
+}  # fmt: skip
+
+
+def _each(name: str) -> None:
+    fn = getattr(torch, f"_foreach_{name}", None)
+    one = ONE.get(name) or getattr(Tensor, name, None)
+    if fn is None or one is None:
+        return
+
+    def foreach(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
+        n = next(len(a) for a in args if _is_list(a))
+        rows = [[a[i] if _is_list(a) else a for a in args] for i in range(n)]
+        named = [{k: v[i] if _is_list(v) else v for k, v in kwargs.items()} for i in range(n)]
+        done = [one(*row, **options) for row, options in zip(rows, named, strict=True)]
+        return None if name.endswith("_") else tuple(done)
+
+    function_rule(fn)(foreach)
+
+
+for _name in [n.removeprefix("_foreach_") for n in dir(torch) if n.startswith("_foreach_")]:
+    _each(_name)
+
+
+# ---------------------------------------------------------------- fused
+
+
+def _number(trace: Tracing, t: Tensor) -> Any:
+    """The value of a step counter, known when the graph runs."""
+    before, trace.facts.reads_data = trace.facts.reads_data, True
+    try:
+        return t.item()
+    finally:
+        trace.facts.reads_data = before
+
+
+def _adam(is_decoupled: bool) -> Callable[..., Any]:
+    def fused(
+        trace: Tracing, call: Any, params: Any, grads: Any, averages: Any, squares: Any, greatest: Any, steps: Any, *, lr: Any, beta1: Any,
+        beta2: Any, weight_decay: Any, eps: Any, amsgrad: bool, maximize: bool, grad_scale: Any = None, found_inf: Any = None,
+    ) -> None:  # fmt: skip
+        if grad_scale is not None or found_inf is not None or isinstance(lr, Tensor):
+            options = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps, "amsgrad": amsgrad}
+            options |= {"maximize": maximize, "grad_scale": grad_scale, "found_inf": found_inf}
+            call(params, grads, averages, squares, greatest, steps, **options)
+            return
+        for i, (p, grad, average, square) in enumerate(zip(params, grads, averages, squares, strict=True)):
+            step = _number(trace, steps[i])
+            grad = -grad if maximize else grad
+            if weight_decay != 0 and is_decoupled:
+                p.mul_(1 - lr * weight_decay)
+            elif weight_decay != 0:
+                grad = grad.add(p, alpha=weight_decay)
+            average.lerp_(grad, 1 - beta1)
+            square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            below = square
+            if amsgrad:
+                greatest[i].copy_(torch.maximum(greatest[i], square))
+                below = greatest[i]
+            root = (1 - beta2**step) ** 0.5
+            p.addcdiv_(average, (below.sqrt() / root).add_(eps), value=-(lr / (1 - beta1**step)))
+
+    return fused
+
+
+function_rule(torch._fused_adam_)(_adam(False))
+function_rule(torch._fused_adamw_)(_adam(True))
+
+
+@function_rule(torch._fused_sgd_)
+def sgd(
+    trace: Tracing, call: Any, params: Any, grads: Any, buffers: Any, *, weight_decay: Any, momentum: Any, lr: Any, dampening: Any,
+    nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Any = None, found_inf: Any = None,
+) -> None:  # fmt: skip
+    if grad_scale is not None or found_inf is not None or isinstance(lr, Tensor):
+        options = {"weight_decay": weight_decay, "momentum": momentum, "lr": lr, "dampening": dampening, "nesterov": nesterov}
+        options |= {"maximize": maximize, "is_first_step": is_first_step, "grad_scale": grad_scale, "found_inf": found_inf}
+        call(params, grads, buffers, **options)
+        return
+    for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
+        grad = -grad if maximize else grad
+        grad = grad.add(p, alpha=weight_decay) if weight_decay != 0 else grad
+        if momentum != 0:
+            if is_first_step:
+                buffers[i].copy_(grad)
+            else:
+                buffers[i].mul_(momentum).add_(grad, alpha=1 - dampening)
+            grad = grad.add(buffers[i], alpha=momentum) if nesterov else buffers[i]
+        p.add_(grad, alpha=-lr)
+
+
+@function_rule(torch._fused_adagrad_)
+def adagrad(
+    trace: Tracing, call: Any, params: Any, grads: Any, sums: Any, steps: Any, *, lr: Any, lr_decay: Any, weight_decay: Any, eps: Any,
+    maximize: bool, grad_scale: Any = None, found_inf: Any = None,
+) -> None:  # fmt: skip
+    if grad_scale is not None or found_inf is not None or isinstance(lr, Tensor):
+        options = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
+        call(params, grads, sums, steps, **options, grad_scale=grad_scale, found_inf=found_inf)
+        return
+    for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
+        rate = lr / (1 + (_number(trace, steps[i]) - 1) * lr_decay)
+        grad = -grad if maximize else grad
+        grad = grad.add(p, alpha=weight_decay) if weight_decay != 0 else grad
+        sums[i].addcmul_(grad, grad, value=1)
+        p.addcdiv_(grad, sums[i].sqrt().add_(eps), value=-rate)
