@@ -195,8 +195,9 @@ class Several(nn.Module):
 
 
 FORMS: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "plain": [("SGD", {"nesterov": True, "momentum": 0.9}), ("SGD", {"maximize": True}), ("Adam", {"amsgrad": True}), ("AdamW", {}), ("Adamax", {}),
-              ("RMSprop", {"momentum": 0.9, "centered": True}), ("Adagrad", {}), ("Adadelta", {}), ("NAdam", {}), ("Rprop", {})],
+    "plain": [("SGD", {"nesterov": True, "momentum": 0.9}), ("SGD", {"maximize": True}), ("Adam", {"amsgrad": True}), ("AdamW", {}),
+              ("Adamax", {}), ("RMSprop", {"momentum": 0.9, "centered": True}), ("Adagrad", {}), ("Adadelta", {}), ("NAdam", {}),
+              ("Rprop", {})],
     "foreach": [(n, {}) for n in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "Rprop")],
     "fused": [("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {}), ("Adagrad", {})],
 }  # fmt: skip
@@ -226,7 +227,7 @@ def test_optimizers(form: str) -> None:
 
 
 def test_clipping_groups_and_a_schedule() -> None:
-    """Two groups of parameters, clipped gradients, and a learning rate that changes each step: at most two compilations."""
+    """Two groups of parameters, clipped gradients, and a learning rate that changes each step."""
 
     def make(m: Any) -> Any:
         return torch.optim.Adam([{"params": m[0].parameters(), "weight_decay": 0.1}, {"params": m[2].parameters(), "lr": 1e-3}], lr=1e-2)
@@ -257,6 +258,6 @@ def test_cosine_schedule() -> None:
                 for x, y in batches(4):
                     run(model, optimizer, x, y)
                     schedule.step()
-    assert sum(e.kind == "graph" for e in got) <= 3 and not [e for e in got if e.kind == "graph_break"]
+    assert sum(e.kind == "graph" for e in got) <= 2 and not [e for e in got if e.kind == "graph_break"]
     for p, q in zip(ours.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-3)

@@ -40,6 +40,7 @@ _PURE: frozenset[Any] = frozenset({
     *(f for f in vars(math).values() if callable(f) and f not in (math.prod, math.fsum, math.sumprod if hasattr(math, "sumprod") else None)),
     total, round, divmod, pow, abs, int, float, operator.floordiv, operator.mod, operator.pow, operator.ifloordiv, operator.imod, operator.ipow,
 })  # fmt: skip
+_ARITHMETIC = frozenset({*_EXACT, operator.pow, operator.neg, pow, math.sqrt})
 _KEEPING = frozenset({operator.neg, operator.pos, operator.setitem, bool, tuple, list, types.MethodType, object, slice, operator.truth, operator.not_})
 _WHOLE = 2**53  # integers below it are exact as float64
 
@@ -79,6 +80,9 @@ def apply(m: Any, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
             found = _computed(m, fn, args, value)
             if found is not NotImplemented:
                 return found
+    if not kwargs and fn in _ARITHMETIC and any(type(a) in _SYMBOLS and a.node.hint is None for a in args):
+        m.recorder.facts.loc = m.loc()
+        return fn(*args)  # with a number that only running tells: an expression of both
     return m.native(fn, [pinned(m, a) for a in args], {k: pinned(m, v) for k, v in (kwargs or {}).items()}, plain=True)
 
 
