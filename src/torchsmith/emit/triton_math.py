@@ -24,6 +24,17 @@ NATIVE64 = {"exp": "tl.exp({0})", "sqrt": "tl.sqrt({0})"}
 NATIVE32 = {"sqrt": "tl.sqrt_rn({0})"}
 # where 11 bits of a result are kept, the bare instruction is exact enough
 FAST32 = {"exp": "tl.exp({0})", "sigmoid": "(1.0 / (1.0 + tl.exp(-{0})))"}
+# whole turns are taken away, and what is near 0 is its own sine: the device's approximation is exact to 2^-21 absolutely
+APPROXIMATE = """(x):
+  n = tl.fma(x, 0.15915494309189535, 12582912.0) - 12582912.0
+  r = tl.fma(n, -6.28125, x)
+  r = tl.fma(n, -0.0019353071795864769, r)
+  s = tl.inline_asm_elementwise("{name}.approx.f32 $0, $1;", "=f,f", [r], dtype=tl.float32, is_pure=True, pack=1)
+  return {result}"""
+SHORTER = {
+    "sin": APPROXIMATE.format(name="sin", result="tl.where(tl.abs(x) < 0.03, x, s)"),
+    "cos": APPROXIMATE.format(name="cos", result="s"),
+}  # of float16 numbers, for float16 results
 
 
 def _own(t: str) -> dict[str, str]:
@@ -98,9 +109,13 @@ def is_known(name: str, t: str) -> bool:
     return name in _own(t) or (name, t) in MATH
 
 
-def call(name: str, t: str, args: tuple[str, ...], fast: bool = False) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """(text of the call, functions it needs)."""
+def call(
+    name: str, t: str, args: tuple[str, ...], fast: bool = False, small: bool = False
+) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """(text of the call, functions it needs). fast, small: see triton_ops.spell."""
     table = (NATIVE | NATIVE64) if t == "f64" else (NATIVE | NATIVE32 | FAST32) if fast else (NATIVE | NATIVE32)
+    if small and t == "f32" and name in SHORTER:
+        return f"{name}_fast({', '.join(args)})", ((f"{name}_fast", f"@triton.jit\ndef {name}_fast{SHORTER[name]}\n"),)
     native = table.get(name)
     if native is not None:
         return native.format(*args), ()

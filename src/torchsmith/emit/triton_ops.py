@@ -181,15 +181,16 @@ def ipow_{t}(a, b):
 MATH_NAMES = {"round": "rint", "fmod": "frem", "log_ndtr": "logndtr"}
 
 
-def spell(name: str, t: str, args: tuple[str, ...], fast: bool = False) -> Text | None:
-    """The text of operator `name` on operands of dtype `t`; None where there is none. fast: 11 bits of the result are kept."""
+def spell(name: str, t: str, args: tuple[str, ...], fast: bool = False, small: bool = False) -> Text | None:
+    """The text of operator `name` on operands of dtype `t`; None where there is none. fast: 11 bits of the result are kept; small: and the
+    operands are float16 numbers."""
     if name not in OPS:
         return None
     made = MATH_NAMES.get(name, name)
     if t in FLOATS and name not in ("where", "sign", "isnan", "isinf", "signbit", "neg"):
         table = triton_math.NATIVE | triton_math.NATIVE64 | triton_math.NATIVE32
         if made in table or triton_math.is_known(made, t):
-            return Text(*triton_math.call(made, t, args, fast))
+            return Text(*triton_math.call(made, t, args, fast, small))
     if name in LESSER:
         return Text(LESSER[name](t, args))
     if name == "pow":

@@ -35,7 +35,7 @@ from .fuse import guard, simple_axes
 from .group import Group, Grouper, stage_work
 from .kernels import NOTHING, Decisions, hoist
 from .layouts import choose_layouts
-from .split import split_reductions
+from .split import contiguous_axis
 
 Axes = list[tuple[Axis, Expr]]
 ELEMENTS = 1024  # of a program that only maps elements
@@ -334,21 +334,20 @@ class Builder:
     # ------------------------------------------------------------ rows
     def walk_rows(self, d: Draft) -> tuple[list[Tile], int]:
         self.flat_rows(d)
-        grid = self.regroup(d, [list(d.outer)] if d.outer else [])
+        inner = {a: e for e, a in self.rows.items()}
+        beside = self.neighbours(d, inner)
+        grid = self.regroup(d, [[beside]] if beside is not None else [list(d.outer)] if d.outer else [])
         bound = {a for i in d.seq if isinstance(i, Nest) for a, _ in i.axes}
         bound |= {a for f in walk(*d.roots()) if isinstance(f, Fold) for a in f.axes}
         lengths = {a: e for e, a in self.rows.items() if a in bound}
-        found = self.accesses(d)
         limit = self.target.weights.registers
         longest = max((estimate(e) for e in lengths.values()), default=1)
-        x = grid[0] if grid else None
-        along = sum(self.weigh(i, lengths) for i in found if any(i.stride(a) == 1 for a in lengths))
-        beside = sum(self.weigh(i, lengths) for i in found if x is not None and i.stride(x[0]) == 1)
+        x = grid[-1] if grid else None
         tiles: list[Tile] = []
         rows = estimate(x[1]) if x is not None else 1
-        if beside > along and x is not None and rows > 1:  # neighbours lie beside each other, rows apart
-            lanes = min(COLUMNS, ceil_pow2(rows))
-            while lanes > 16 and rows < lanes * self.target.weights.processors:
+        if beside is not None and x is not None:  # neighbours lie beside each other, rows apart
+            total, lanes = numel(e for _, e in grid), min(COLUMNS, ceil_pow2(rows))
+            while lanes > 16 and total < lanes * self.target.weights.processors:
                 lanes //= 2
             tiles.append(Tile(x[0], lanes, "lanes"))
             for a, e in lengths.items():
@@ -368,6 +367,15 @@ class Builder:
             tiles.append(Tile(a, ceil_pow2(n or 1), "row") if whole else Tile(a, STEP, "steps"))
         held = min(wide, limit) * lanes
         return tiles, 1 if held <= 256 else 2 if held <= 512 else 4 if held <= 2048 else 8 if held <= 8192 else 16
+
+    def neighbours(self, d: Draft, inner: Mapping[Axis, Expr]) -> tuple[Axis, Expr] | None:
+        """The outer axis along which memory is contiguous, where it is so for more elements than along the rows."""
+        found = self.accesses(d)
+        along = sum(self.weigh(i, inner) for i in found if any(i.stride(a) == 1 for a in inner))
+        best = max(d.outer, key=lambda x: sum(self.weigh(i, inner) for i in found if i.stride(x[0]) == 1), default=None)
+        if best is None or estimate(best[1]) < 4:
+            return None
+        return best if sum(self.weigh(i, inner) for i in found if i.stride(best[0]) == 1) > along else None
 
     def weigh(self, x: Access, lengths: Mapping[Axis, Expr]) -> int:
         """Elements that an access touches for one grid position."""
@@ -469,8 +477,9 @@ def plain_sum(f: Fold) -> Expr:
     term = _summand(f)
     if term is None:
         return f
-    if f.init[0].dtype is dt.f64 and isinstance(term, Cast) and term.arg.dtype is dt.f32:
-        return convert(plain_sum(_sum(f, list(zip(f.axes, f.extents, strict=True)), term.arg)), dt.f64)  # type: ignore[arg-type]
+    if f.init[0].dtype is dt.f64 and isinstance(term, Cast) and term.arg.dtype in (dt.f32, dt.f16, dt.bf16):
+        narrow = _sum(f, list(zip(f.axes, f.extents, strict=True)), convert(term.arg, dt.f32))
+        return convert(plain_sum(narrow), dt.f64)
     inner = term if isinstance(term, Fold) else None
     nested = _summand(inner) if inner is not None else None
     if inner is None or nested is None or any(free_axes(e) & set(f.axes) for e in inner.extents):
@@ -499,6 +508,76 @@ def plain_sums(program: Program) -> Program:
     return replace(program, body=tuple(map(visit, program.body)))
 
 
+# ---------------------------------------------------------------- few results of much
+
+
+def split_long(program: Program, target: Target) -> Program:
+    """Reductions with too few results to keep the device busy run in two steps, on the top level of the body.
+
+    y = f(Fold over k < n of u)    becomes    p[c] = Fold over k < s of u at c * s + k, while that is below n;    y = f(Fold over c of p[c])
+    """
+    buffers = dict(program.buffers)
+    body: list[Element] = []
+    for e in program.body:
+        body.extend(_split_stage(e, buffers, target) if isinstance(e, Stage) else (e,))
+    return program if len(body) == len(program.body) else replace(program, body=tuple(body), buffers=buffers)
+
+
+def _split_stage(s: Stage, buffers: dict[str, Buffer], target: Target) -> list[Stage]:
+    if s.scan or s.lets or len(s.stores) != 1 or s.stores[0].mode != "set" or simple_axes(s, s.stores[0]) is None:
+        return [s]
+    store = s.stores[0]
+    folds = {f.picking(0) for f in walk(store.value) if isinstance(f, Fold)}
+    folds -= {g.picking(0) for f in folds for u in f.update for g in walk(u) if isinstance(g, Fold)}
+    (f,) = folds if len(folds) == 1 else (None,)
+    if f is None or not is_block_fold(f) or any(const_of(e) is None for e in f.extents):
+        return [s]
+    if any(isinstance(g, Fold) for g in walk(*f.update)):
+        return [s]
+    trips, results = numel(f.extents), numel(e for _, e in s.axes)
+    beside = contiguous_axis(s, f, buffers)
+    programs = results if beside is None else max(1, results // COLUMNS)
+    each = trips * results // max(1, programs)
+    processors = target.weights.processors
+    if programs >= processors or each < 32 * STEP or trips < 128:
+        return [s]
+    least = STEP if beside is None else 32
+    size = max(least, -(-trips * programs // (4 * processors)))
+    size = -(-size // least) * least
+    count = -(-trips // size)
+    return [s] if count < 2 else _in_parts(s, f, buffers, trips, size, count)
+
+
+def _in_parts(s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: int, count: int) -> list[Stage]:
+    store = s.stores[0]
+    chunk, part, whole = Axis("chunk"), Axis("part"), Axis("whole")
+    _, table = flatten(list(zip(f.axes, f.extents, strict=True)), whole)
+    at = op("add", op("mul", chunk, const(size)), part)
+    inside = op("lt", at, const(trips))
+    known = {**dict(s.axes), chunk: const(count), part: const(size)}
+
+    def placed(u: Expr, state: Expr) -> Expr:
+        u = substitute(u, table)
+        u = substitute(u, {whole: at})
+        if count * size != trips:
+            u = select(inside, guard(u, inside), state)
+        return simplify(u, known)
+
+    updates = tuple(placed(u, f.state(i)) for i, u in enumerate(f.update))
+    partial = Fold(((part, const(size)),), f.init, updates, f.combine, f.order, 0, f.prefix)
+    outer = ((chunk, const(count)), *s.axes)
+    index = tuple(a for a, _ in outer)
+    names = [f"{store.buf}_part{k}" for k in range(len(f.init))]
+    for k, name in enumerate(names):
+        device = buffers[store.buf].device
+        buffers[name] = Buffer(name, f.init[k].dtype, tuple(e for _, e in outer), None, "temp", None, s.loc, device)
+    one = Stage(outer, tuple(Store(n, index, partial.picking(k)) for k, n in enumerate(names)), loc=s.loc, origin=s.origin)
+    loads: dict[Expr, Expr] = {f.state(k, "b"): Load(n, f.init[k].dtype, index) for k, n in enumerate(names)}
+    final = Fold(((chunk, const(count)),), f.init, tuple(substitute(c, loads) for c in f.combine), f.combine, f.order, 0, f.prefix)
+    value = substitute(store.value, {f.picking(k): final.picking(k) for k in range(len(f.init))})
+    return [one, replace(s, stores=(replace(store, value=value),))]
+
+
 # ---------------------------------------------------------------- the pass
 
 
@@ -522,7 +601,7 @@ def block_copy(name: str, src: Buffer, dst: Buffer, target: Target) -> Kernel:
 def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
     """Group stages into kernels."""
     target = program.target
-    program = split_reductions(plain_sums(program))
+    program = split_long(plain_sums(program), target)
     buffers = choose_layouts(program)
     keep = deps.pinned(program)
     ranges = tuple((s.sym, s.lo, s.hi) for s in program.symbols if s.sym.dtype is dt.index)

@@ -50,7 +50,7 @@ def split_stage(s: Stage, buffers: dict[str, Buffer]) -> list[Stage]:
         return [s]  # every part would compute it anew
     trips = numel(e for g in (f, *nested) for e in g.extents)
     parallel = numel(e for _, e in s.axes)
-    column = _contiguous_axis(s, f, buffers)
+    column = contiguous_axis(s, f, buffers)
     if column is not None:
         parallel //= max(1, estimate(column[1]))
     if trips * numel(e for _, e in s.axes) < WORK or parallel >= ENOUGH or trips < 256:
@@ -58,7 +58,7 @@ def split_stage(s: Stage, buffers: dict[str, Buffer]) -> list[Stage]:
     return _split(s, f, buffers)
 
 
-def _contiguous_axis(s: Stage, f: Fold, buffers: dict[str, Buffer]) -> tuple[Axis, Expr] | None:
+def contiguous_axis(s: Stage, f: Fold, buffers: dict[str, Buffer]) -> tuple[Axis, Expr] | None:
     """The stage axis along which the folded loads lie contiguous, if it is one (and not a fold axis)."""
     for x in walk(*f.update):
         if isinstance(x, Load) and set(f.axes) & set(walk(x)):
