@@ -133,7 +133,7 @@ def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(3):
         x = torch.softmax(x + y, 1)
         x = x - x.mean(0)
-    return x, x.sum()
+    return x, (x * x).sum()
 
 
 # ---------------------------------------------------------------- sections

@@ -310,9 +310,11 @@ int32_t cuda_begin(ts_cuda_call *c) {
     c->is_pushed = !rc;
   }
   int captures = 0;
-  if (!rc && !cu.capturing(c->stream, &captures)) c->is_capturing = captures != 0;
-  unsigned long long id = 0;
-  if (rc || !cu.stream_id || cu.stream_id(c->stream, &id)) id = (unsigned long long)(uintptr_t)c->stream;
+  unsigned long long id = 1;
+  if (!rc && c->stream) { /* the legacy stream cannot be captured, and there is one for each device */
+    if (!cu.capturing(c->stream, &captures)) c->is_capturing = captures != 0;
+    if (c->is_capturing || !cu.stream_id || cu.stream_id(c->stream, &id)) id = (unsigned long long)(uintptr_t)c->stream;
+  }
   c->stream_id = id;
   return rc ? failed(c, rc, "taking a context") : TS_OK;
 }

@@ -483,7 +483,12 @@ static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int6
   return 0;
 }
 
+static char last_error[512]; /* with the GIL */
+
+PyObject *native_last_error(PyObject *module, PyObject *none) { return PyUnicode_DecodeUTF8(last_error, (Py_ssize_t)strlen(last_error), "replace"); }
+
 static PyObject *fail(Graph *g, PyObject *const *args, Call *call, int32_t rc) {
+  memcpy(last_error, call->text, sizeof last_error);
   if (g->eager != Py_None && rc != TS_ERROR_LATE) {
     Py_XDECREF(call->exc_type);
     Py_XDECREF(call->exc_value);

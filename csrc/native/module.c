@@ -46,6 +46,7 @@ static PyMethodDef methods[] = {
     {"has_symbol", has_symbol, METH_O, "True when libtorch_cpu exports this name."},
     {"dtype_number", dtype_number, METH_O, "torch's number of a dtype row."},
     {"refreeze", refreeze, METH_VARARGS, "Graphs prepare these constants (none given: all) anew at their next call."},
+    {"last_error", native_last_error, METH_NOARGS, "What native code said when a call was last repeated eagerly."},
     {"cuda_arch", arch_of, METH_O, "Compute capability of a CUDA device (90: 9.0); ImportError where there is no usable driver."},
     {"device_stats", device_stats, METH_NOARGS, "Bytes and blocks of device memory held for workspaces and prepared constants."},
     {"workspace_stats", stats, METH_NOARGS, "Blocks made, bytes held, blocks kept."},

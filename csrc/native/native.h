@@ -82,6 +82,7 @@ ts_cuda_block *state_block(const State *s); /* of graphs on a device */
 /* ---- graph.c */
 extern PyTypeObject GraphType;
 void graph_init(void);
+PyObject *native_last_error(PyObject *module, PyObject *none);
 struct Call {
   PyThreadState *thread; /* saved while the GIL is released */
   int32_t kind, threads;

@@ -126,7 +126,7 @@ def graph(
 
 def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
     """Repeat a call whose native run reported an error: the exception, if any, is eager's own."""
-    events.emit("fallback", code="RUN004", graph=name)
+    events.emit("fallback", code="RUN004", graph=name, detail=_native.last_error())
     return eager(*inputs)
 
 

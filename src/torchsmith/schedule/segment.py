@@ -15,10 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir.expr import Expr, Load, walk
+from ..ir.expr import Const, Expr, Load, walk
 from ..ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, Segment, State, Step
 from ..ir.program import BufArg, Extern, ExternArg, Fresh
 from ..options import Options
+
+# Operators without a C function of libtorch that queue the same work whenever they are called: no host reads, no random numbers.
+QUEUED = frozenset({
+    "aten.cudnn_convolution_relu.default", "aten.cudnn_convolution_add_relu.default", "aten.scaled_dot_product_attention.default",
+    "aten._scaled_dot_product_flash_attention.default", "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+})  # fmt: skip
+DROPOUT = "scaled_dot_product"  # these take a probability
 
 
 def segment(plan: Plan, options: Options) -> Plan:
@@ -78,7 +86,7 @@ class _Joiner:
 
     def stays(self, extern: Extern, rest: Sequence[Step]) -> bool:
         """Can this call be replayed with the addresses it has now?"""
-        if extern.via != "shim" or extern.binds or extern.mutates:
+        if extern.binds or extern.mutates or not (extern.via == "shim" or (extern.op in QUEUED and not _drops(extern))):
             return False
         for arg in (*extern.args, *(v for _, v in extern.kwargs)):
             for leaf in _leaves(arg):
@@ -111,6 +119,16 @@ class _Joiner:
             elif not isinstance(s, Launch | Alloc | Free):
                 return False
         return False
+
+
+def _drops(extern: Extern) -> bool:
+    """Does an attention draw random numbers? Its dropout is a positional or named argument that must be the number 0."""
+    if DROPOUT not in extern.op:
+        return False
+    at = {"aten.scaled_dot_product_attention.default": 4, "aten._scaled_dot_product_flash_attention.default": 3}.get(extern.op, 5)
+    given = dict(extern.kwargs).get("dropout_p", extern.args[at] if at < len(extern.args) else 0.0)
+    value = given.value if isinstance(given, Const) else given
+    return not (isinstance(value, int | float) and value == 0)
 
 
 def _leaves(arg: ExternArg) -> Iterable[ExternArg]:
