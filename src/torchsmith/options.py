@@ -21,7 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {"triton.cudagraphs": True},
     "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
-    "max-autotune-no-cudagraphs": {"max_autotune": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True, "triton.cudagraphs": False},
 }
 
 
@@ -40,7 +40,7 @@ class Options:
     epilogue_fusion: bool = True  # element-wise operators behind a product join its kernel
     max_fusion_size: int = 64
     layout_optimization: bool = True
-    triton_cudagraphs: bool = False
+    triton_cudagraphs: bool = True  # on a GPU, launches are recorded as CUDA graphs and replayed with the addresses of each call
     cpp_threads: int = 0  # 0: torch.get_num_threads() at call time
     thread_pool: str = "torch"  # whose threads run kernels: "torch" its intra-op pool, "own" torchsmith's; see docs/threads.md
     cpu: str = "native"  # processor that CPU code is made for: this one, "x86-64-v3" and other levels, or a list of features
@@ -64,7 +64,7 @@ class Options:
     def codegen_key(self) -> tuple[tuple[str, Any], ...]:
         """The part that changes generated code: goes into cache keys."""
         skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check",
-                "cpp_threads", "thread_pool", "freezing_discard_parameters"}  # fmt: skip
+                "cpp_threads", "thread_pool", "freezing_discard_parameters", "triton_cudagraphs"}  # fmt: skip
         return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in skip)
 
 

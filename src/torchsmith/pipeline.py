@@ -60,6 +60,7 @@ define("AOT020", "operators that only libtorch has remain in the program, and li
 
 Call = Callable[..., Sequence[Any]]
 
+RECORDS = 8  # of each segment on a GPU: one for each stream and set of sizes that return
 MACHINE_FAULTS = frozenset({"RUN001", "RUN002", "RUN003", "RUN012"})
 NEVER_WHOLE = MACHINE_FAULTS | {"LOW005"}  # errors under fullgraph
 _WARNED: set[str] = set()
@@ -78,6 +79,7 @@ class Report:
     library: str = ""
     cached: bool = False
     extern_at: tuple[str, ...] = ()  # the user's line of each extern call
+    segments: tuple[tuple[int, int], ...] = ()  # on a GPU: launches and library calls that go to the device together
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +290,14 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         call: Call = load(
             library, manifest, eager=_give_up if assumes(gm) else gm.forward, name=name, frozen=options.freezing, tail=fg.consts,
             threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
+            records=RECORDS if options.triton_cudagraphs else 0,
         )  # fmt: skip
     if gm.meta.get("spent"):
         call = as_spent(call, gm.meta["spent"])
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
-    report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs))
+    report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs),
+                    tuple((s[0], s[1]) for s in manifest.segments))  # fmt: skip
     return Compiled(call, (*facts.guards, *facts.late), report)
 
 

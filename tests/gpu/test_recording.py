@@ -224,3 +224,17 @@ def test_a_library_call_that_cannot_be_recorded(fake: ctypes.CDLL) -> None:
                 fake.fake_fail(b"addmm", 2, 1)
             torch.testing.assert_close(f(x), model(x))
     assert calls("cuGraphLaunch") == 0 and fake.fake_depth() == 0
+
+
+def test_explain_and_switches(fake: ctypes.CDLL) -> None:
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+    assert "1 segments: 3 launches recorded" in str(torchsmith.explain(three)(x, y))
+    plain = torchsmith.compile(three, mode="max-autotune-no-cudagraphs")
+    for _ in range(3):
+        plain(x, y)
+    assert calls("cuGraphLaunch") == 0
+    for f in (torchsmith.compile(three, mode="reduce-overhead"), torchsmith.compile(three, backend="cudagraphs")):
+        before = calls("cuGraphLaunch")
+        for _ in range(3):
+            f(x, y)
+        assert calls("cuGraphLaunch") == before + 2

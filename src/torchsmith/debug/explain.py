@@ -13,6 +13,7 @@ from typing import Any
 from ..codes import CODES
 from ..events import Event, recording
 
+FEW = 3  # launches that are worth a record (csrc/native/cuda.c)
 NOTES = frozenset({"GRA001", "GRA010"})  # fallbacks inside the compiler: counted, but everything still runs in the graph
 
 
@@ -47,6 +48,7 @@ class GraphSummary:
     constants: tuple[int, int] = (0, 0)  # bytes of the constants that were prepared (packed, folded), and of what they became
     module: Any = None  # the captured torch.fx.GraphModule
     extern_at: tuple[str, ...] = ()  # the user's line of each extern call
+    segments: tuple[tuple[int, int], ...] = ()  # on a GPU: (launches, library calls) of each run that goes to the device together
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,9 @@ def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...
         prepared = [p for p in by_kind["prepare"] if p["graph"] == f["name"]]
         kinds = tuple(str(k["what"]) for k in by_kind["kernel"] if k["graph"] == f["name"])
         constants = (sum(p["original"] for p in prepared), sum(p["bytes"] for p in prepared))
-        found.append(GraphSummary(str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module, report.extern_at))
+        found.append(
+            GraphSummary(str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module, report.extern_at, report.segments)
+        )
     return tuple(found)
 
 
@@ -163,6 +167,17 @@ def _operators(module: Any) -> tuple[str, ...]:
 
 def _counted(names: Sequence[str]) -> str:
     return ", ".join(f"{name} x{n}" if n > 1 else name for name, n in Counter(names).most_common())
+
+
+def _recorded(segments: Sequence[tuple[int, int]], externs: int) -> str:
+    """What is recorded as one CUDA graph each (at the second call), and what is launched one by one and why."""
+    parts = []
+    for launches, calls in segments:
+        what = f"{launches} launches" + (f" and {calls} library calls" if calls else "")
+        parts.append(f"{what} recorded" if calls or launches >= FEW else f"{what}, too few to record")
+    outside = externs - sum(calls for _, calls in segments)
+    rest = f"; {outside} calls between them read an input, write a result or cannot be recorded" if outside else ""
+    return f"{len(segments)} segments: {_counted(parts)}{rest}"
 
 
 def _head(e: Explanation) -> str:
@@ -182,6 +197,8 @@ def _lines(e: Explanation) -> list[str]:
         out.append(f"  kernels: {g.kernels}{f' ({_counted(g.kinds)})' if g.kinds else ''}")
         places = [f"{name} at {at}" if at else name for name, at in zip(g.externs, g.extern_at or ("",) * len(g.externs), strict=True)]
         out.append(f"  extern calls ({len(g.externs)}): {_counted(places) or 'none'}")
+        if g.segments:
+            out.append(f"  on the device: {_recorded(g.segments, len(g.externs))}")
         if g.constants[1]:
             before, after = (f"{b / 1e6:.1f} MB" for b in g.constants)
             out.append(f"  constants: {before} original, {after} packed")

@@ -169,7 +169,7 @@ class _Host:
 
     def images(self) -> list[str]:
         """The table of a device's kernels."""
-        segments = sum(isinstance(s, Segment) for s in _steps(self.plan.run))
+        segments = len(_segments(self.plan.run))
         names = ", ".join(f"&{n}" for n in self.names) or "0"
         return [f"static const ts_device_kernel *const ts_kernels[] = {{{names}}};",
                 f"static const ts_images ts_all = {{{len(self.names)}, {segments}, ts_kernels}};"]  # fmt: skip
@@ -710,6 +710,18 @@ def _steps(steps: tuple[Step, ...]) -> list[Step]:
     return out
 
 
+def _segments(steps: tuple[Step, ...]) -> list[Segment]:
+    out: list[Segment] = []
+    for s in steps:
+        if isinstance(s, Segment):
+            out.append(s)
+        elif isinstance(s, PlanCond):
+            out += _segments(s.then) + _segments(s.orelse)
+        elif isinstance(s, PlanRepeat):
+            out += _segments(s.body)
+    return out
+
+
 def _defines(step: Step) -> list[Sym]:
     if isinstance(step, Bind | PlanRepeat):
         return [step.sym]
@@ -774,6 +786,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     return {
         "abi": 1,
         "device": plan.device,
+        "segments": [[sum(isinstance(x, t) for x in s.steps) for t in (Launch, Call)] for s in _segments(plan.run)],
         "symbol": SYMBOL,
         "name": plan.name,
         "inputs": [_describe_input(plan, i, passed, changed, needed) for i in range(len(plan.inputs))],

@@ -9,6 +9,7 @@ In: the dict that emit.host.describe made, or JSON text from the cache. Out: Man
     packing  digest of what `prepare` does; graphs with the same one share its results
     state    bytes of what prepare computes
     device   on which kernels run: "cpu", or "cuda:0", where the index is meant for calls whose inputs say none
+    segments [[launches, library calls]] that go to a device together
     externs  [{op, args, kwargs, returned, via, loc, tensors: [[dtype, ndim]], outs: [[dtype, ndim] | null], numbers, mutates}]
              an argument is null, bool, int, float, or [tensor, i] | [number, i, dtype] | [str, s] | [dtype, name]
              | [enum, kind, value] | [list, argument...]
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 VERSION = 1
@@ -54,6 +55,7 @@ class Manifest:
     state: int = 0
     packing: str = ""
     device: str = "cpu"
+    segments: list[list[int]] = field(default_factory=list)
     abi: int = VERSION
 
     @classmethod
@@ -67,6 +69,7 @@ class Manifest:
                 [ExternRow(**row) for row in given["externs"]], int(given["kernels"]),
                 [int(i) for i in given["consts"]], int(given.get("state", 0)),
                 str(given.get("packing", "")), str(given.get("device", "cpu")),
+                [[int(n) for n in s] for s in given.get("segments", [])],
             )  # fmt: skip
         except (KeyError, TypeError) as e:
             raise ValueError(f"not a manifest: {e!r}") from e
