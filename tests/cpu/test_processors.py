@@ -51,7 +51,7 @@ def test_every_template_is_right(level: str, dtype: torch.dtype) -> None:
     model = Everything().to(dtype).eval()
     args = torch.randn(2, 3, 23, 21).to(dtype), torch.randn(2, 3, 37, 20).to(dtype), torch.randn(20, 50).to(dtype)
     with torch.no_grad(), events.recording() as found:
-        got = compile(model, options={"cpu": level, "freezing": True})(*args)
+        got = compile(model, options={"cpu": level, "freezing": True, "check": 2})(*args)
         close(model(*args), got)
     assert not [e for e in found if e.kind == "fallback"]
 
@@ -60,7 +60,7 @@ def test_every_template_is_right(level: str, dtype: torch.dtype) -> None:
 def test_cells_and_sizes_that_vary(level: str) -> None:
     torch.manual_seed(0)
     cell, layer = nn.LSTM(12, 20, batch_first=True), nn.Sequential(nn.Linear(30, 50), nn.Tanh(), nn.Linear(50, 7))
-    compiled, varying = compile(cell, options={"cpu": level}), compile(layer, dynamic=True, options={"cpu": level})
+    compiled, varying = compile(cell, options={"cpu": level, "check": 2}), compile(layer, dynamic=True, options={"cpu": level})
     with torch.no_grad():
         close(cell(torch.ones(2, 5, 12))[:1], compiled(torch.ones(2, 5, 12))[:1])
         for rows in (1, 3, 14, 40):
