@@ -17,7 +17,7 @@ from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.ir.verify import verify_kernel
 from torchsmith.options import Options
 from torchsmith.schedule.contraction import recognise
-from torchsmith.schedule.kernels import contraction_kernels
+from torchsmith.schedule.products import Product, product_kernels
 
 NUMPY = {dt.f32: np.float32, dt.f64: np.float64}
 # how w[k, n] lies: strides of (k, n) as factors of (K, N)
@@ -46,7 +46,7 @@ def kernels(m: Size, n: Size, k: Size, d: DType, layout: str) -> list[Kernel]:
     c = recognise(stage)
     if c is None:
         pytest.skip("no contraction")
-    made = list(contraction_kernels(stage, c, buffers, set(), Options(), {}))
+    made = list(product_kernels(Product(stage, c, buffers, set(), Options(), {})))
     for kernel in made:
         verify_kernel(kernel)
     return made

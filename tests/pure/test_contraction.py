@@ -16,9 +16,10 @@ from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.options import Options
 from torchsmith.schedule.contraction import ACC, form_contraction, pack, recognise, work_of
-from torchsmith.schedule.kernels import contraction_kernels, stage_kernel
+from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
 from torchsmith.schedule.merge_rows import merge_rows
+from torchsmith.schedule.products import Product, product_kernels
 from torchsmith.schedule.tiling import Tiling, choose_tiling
 from torchsmith.schedule.windows import drop_sure
 
@@ -358,7 +359,7 @@ def test_rows_that_share_sets_are_copied(k: int, copies: int) -> None:
     stage = Stage(((i, const(m)), (j, const(n))), (Store("y", (i, j), product),))
     c = recognise(stage)
     assert c is not None
-    kernels = contraction_kernels(stage, c, buffers, {"w"}, Options(), {})
+    kernels = product_kernels(Product(stage, c, buffers, {"w"}, Options(), {}))
     assert len(kernels) == 2 + copies
     rng = np.random.default_rng(0)
     arrays = {s: rng.standard_normal(e).astype(np.float32) for s, e in shapes.items()}

@@ -20,8 +20,9 @@ from torchsmith.ir.program import Buffer, Stage, Store
 from torchsmith.options import Options
 from torchsmith.schedule.contraction import recognise
 from torchsmith.schedule.grouped import form_grouped
-from torchsmith.schedule.kernels import contraction_kernels, stage_kernel
+from torchsmith.schedule.kernels import stage_kernel
 from torchsmith.schedule.layouts import dense
+from torchsmith.schedule.products import Product, product_kernels
 
 # channels in, channels out, groups, height, width, window, stride, padding, dilation
 CASES = [
@@ -101,7 +102,7 @@ def test_groups_of_four_are_spread() -> None:
     stage, buffers, _, _ = stage_of(32, 32, 8, 6, 15, 3, 1, 0, 1, stored=dt.bf16)
     found = recognise(stage)
     assert found is not None
-    kernels = contraction_kernels(stage, found, buffers, {"w"}, Options(), {})
+    kernels = product_kernels(Product(stage, found, buffers, {"w"}, Options(), {}))
     assert len(kernels) == 2
     assert "spread_xbf16" in emit_kernel(kernels[-1])
 

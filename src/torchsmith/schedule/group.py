@@ -18,10 +18,9 @@ from ..ir.program import Bind, Buffer, Check, Element, Stage
 from ..options import Options
 from . import deps
 from .access import collect
-from .attention import recognise_attention
-from .contraction import recognise
 from .deps import estimate, numel, reads, stage_loads, writes
 from .fuse import simple_axes
+from .templates import recognised
 
 WINDOW = 40  # how far back a partner is looked for
 SERIAL_WORK = 32768  # element operations below which one thread is enough
@@ -58,7 +57,7 @@ def is_special(s: Stage) -> bool:
     if s.scan or s.lets:
         return True
     odd = any(t.mode != "set" or not t.unique or t.mask is not None or simple_axes(s, t) is None for t in s.stores)
-    return odd or recognise(s) is not None or recognise_attention(s) is not None
+    return odd or recognised(s) is not None
 
 
 def rename(s: Stage, table: Mapping[Axis, Axis]) -> Stage:

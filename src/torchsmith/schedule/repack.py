@@ -13,9 +13,9 @@ from dataclasses import replace
 from ..ir.expr import Axis, Expr, Load, const, substitute, walk
 from ..ir.linear import const_of, linear
 from ..ir.program import Buffer, Element, Program, Stage, Store
-from .attention import recognise_attention
-from .contraction import dense, recognise
+from .contraction import dense
 from .deps import estimate
+from .templates import recognised
 
 
 def repack_constants(program: Program, buffers: dict[str, Buffer]) -> Program:
@@ -25,7 +25,7 @@ def repack_constants(program: Program, buffers: dict[str, Buffer]) -> Program:
     made: dict[tuple[str, int], str] = {}
     body: list[Element] = []
     for e in program.body:
-        if isinstance(e, Stage) and e.stores and recognise(e) is None and recognise_attention(e) is None:
+        if isinstance(e, Stage) and e.stores and recognised(e) is None:
             e = _with_copies(e, set(program.consts), buffers, made, body)
         body.append(e)
     return replace(program, body=tuple(body)) if made else program
