@@ -131,6 +131,7 @@ FITS: dict[str, tuple[Function, Any, Any, int, Function, int]] = {
     "ERFCG32": (lambda u: mills(u, mp.mpf(2), 1), -1, (mp.mpf(10.1) - 2) / (mp.mpf(10.1) + 2), 11, lambda u: 1 / mills(u, mp.mpf(2), 1), 32),
     "NDTRG32": (lambda u: mills(u, mp.mpf(3), 2), -1, (mp.mpf(14.3) - 3) / (mp.mpf(14.3) + 3), 10, lambda u: 1 / mills(u, mp.mpf(3), 2), 32),
     "ERFINVA32": (lambda t: _erfinv_of_w(t + mp.mpf(2.5)), -2.499999, 2.5, 10, lambda t: 1 / _erfinv_of_w(t + mp.mpf(2.5)), 32),
+    "POW64": (lambda z: ((2 * mp.atanh(mp.sqrt(z)) / mp.sqrt(z) - 2) / z - mp.mpf(2) / 3) / z, E, mp.mpf("0.02945"), 6, lambda z: z * z / 2, 64),
     "POW32": (lambda z: (2 * mp.atanh(mp.sqrt(z)) / mp.sqrt(z) - 2) / z, E, mp.mpf("0.0417"), 4, lambda z: 1, 32),
     "LGAMMA_NEAR": (lambda u: _lgamma_near(u + 2), -1, 1, 13, lambda u: 1 / _lgamma_near(u + 2), 64),
     "LGAMMA_TAIL": (_lgamma_tail, mp.mpf("1e-9"), mp.mpf(1) / 9, 3, lambda z: 1, 64),

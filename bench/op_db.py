@@ -9,11 +9,14 @@ while it runs, then bench/results/op_db.json and op_db.md. Entries run in worker
     python bench/op_db.py --backend eager      # capture and guards alone
     python bench/op_db.py --compiler direct    # without capture (bench/direct.py)
     python bench/op_db.py --resume             # go on where the last run stopped
+    python bench/op_db.py --dtype int64 --dynamic --inplace --layout ones       # other dtypes, sizes as symbols, in place, sizes of 1
+    python bench/op_db.py --errors             # the arguments that the database knows eager to refuse
 
 What is compared, per sample, on the compiling call and again on the next one: the structure and type of the result, dtype, shape, strides
 of dimensions larger than 1, device, whether a result is a view of (or is) an input, the values, and the inputs afterwards. Values:
 torch.testing.assert_close with its defaults for the dtype (float32: rtol 1.3e-6, atol 1e-5; NaNs equal); a result outside of them that is
 not more than twice as far from a float64 run as eager's own is called "rounding" and listed. Random operators draw under the same seed.
+Where eager raises, the compiled function has to raise the same type of exception; else the verdict is "raises".
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -49,11 +53,50 @@ UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permut
 
 
 # ---------------------------------------------------------------- worker: one entry after the other
-def entry_names() -> list[str]:
-    return [name for name, _ in entries()]
+@dataclass(frozen=True)
+class Way:
+    """How the entries are called: dtype; dynamic: sizes are symbols; inplace: the in-place variants; layout: a key of LAYOUTS; errors: the
+    database's error inputs."""
+
+    dtype: str = "float32"
+    dynamic: bool = False
+    inplace: bool = False
+    layout: str = "given"
+    errors: bool = False
 
 
-def entries() -> list[tuple[str, Any]]:
+def transposed(t: Any, sample: int) -> Any:
+    """Other strides: the last two dimensions exchanged in memory, or every other element."""
+    import torch
+
+    if t.dim() >= 2:
+        return t.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return torch.stack([t, t], -1)[..., 0] if t.dim() else t
+
+
+def of_size(n: int) -> Callable[[Any, int], Any]:
+    """Dimensions cut to n elements: all of them, the last or the first one, by the sample's number."""
+
+    def cut(t: Any, sample: int) -> Any:
+        if not t.dim():
+            return t
+        for d in {0: range(t.dim()), 1: (t.dim() - 1,), 2: (0,)}[sample % 3]:
+            t = t.narrow(d, 0, min(n, t.shape[d]))
+        return t.contiguous()
+
+    return cut
+
+
+LAYOUTS: dict[str, Callable[[Any, int], Any]] = {
+    "given": lambda t, sample: t, "strided": transposed, "ones": of_size(1), "zeros": of_size(0),
+}  # fmt: skip
+
+
+def entry_names(way: Way) -> list[str]:
+    return [name for name, _ in entries(way)]
+
+
+def entries(way: Way) -> list[tuple[str, Any]]:
     import torch
     from torch.testing._internal import common_methods_invocations as database
 
@@ -61,7 +104,8 @@ def entries() -> list[tuple[str, Any]]:
     database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     found = []
     for op in database.op_db:
-        if torch.float32 in op.supported_dtypes("cpu"):
+        suits = op.error_inputs_func is not None if way.errors else getattr(torch, way.dtype) in op.supported_dtypes("cpu")
+        if suits and (not way.inplace or op.inplace_variant is not None):
             found.append((f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name, op))
     return found
 
@@ -204,13 +248,13 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 class Peer:
     """The compiler under test and what it reports of one compilation."""
 
-    def __init__(self, name: str, backend: str) -> None:
-        self.name, self.backend = name, backend
+    def __init__(self, name: str, backend: str, way: Way) -> None:
+        self.name, self.backend, self.way = name, backend, way
         home = {"torchsmith": "torchsmith", "direct": "direct", "torch": "torch"}[name]
         self.module: Any = importlib.import_module(home)
 
     def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return self.module.compile(fn, backend=self.backend)
+        return self.module.compile(fn, backend=self.backend, **({"dynamic": True} if self.way.dynamic else {}))
 
     def reset(self) -> None:
         if self.name != "direct":
@@ -254,8 +298,9 @@ def summary(events: list[Any], notes: frozenset[str]) -> dict[str, Any]:
 def check_sample(peer: Peer, op: Any, sample: Any, number: int, values: bool) -> dict[str, Any]:
     import torch
 
-    target = op.op
-    given = (sample.input, tuple(sample.args), dict(sample.kwargs))
+    target = op.inplace_variant if peer.way.inplace else op.op
+    lay = LAYOUTS[peer.way.layout]
+    given = mapped((sample.input, tuple(sample.args), dict(sample.kwargs)), lambda t: lay(t, number))
 
     def run(fn: Callable[..., Any]) -> tuple[Any, list[Any], Any]:
         first, args, kwargs = copied(given)
@@ -267,12 +312,23 @@ def check_sample(peer: Peer, op: Any, sample: Any, number: int, values: bool) ->
     def entry(*args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
+    refused: Exception | None = None
     try:
         want, want_inputs, want_alias = run(entry)
-    except Exception as e:  # the database holds samples that eager refuses; nothing to compare then
-        return {"verdict": "skipped", "why": f"eager raises {type(e).__name__}"}
+    except Exception as e:  # what eager refuses is refused alike
+        want, refused = None, e
     peer.reset()
     compiled = peer.compile(entry)
+    if refused is not None:
+        try:
+            run(compiled)
+        except Exception as e:
+            if type(e) is type(refused):
+                return {"verdict": "equal", "bits": True}
+            instead = f"{type(e).__name__}: {str(e)[:150]}"
+        else:
+            instead = "nothing"
+        return {"verdict": "raises", "why": f"{instead} instead of {type(refused).__name__}: {str(refused)[:200]}"}
     began = time.perf_counter()
     row: dict[str, Any] = {}
     for call in ("first", "second"):
@@ -303,6 +359,26 @@ def check_sample(peer: Peer, op: Any, sample: Any, number: int, values: bool) ->
     return {**row, "verdict": "equal", "bits": is_bit_equal(want, got)}
 
 
+def mapped(value: Any, fn: Callable[[Any], Any]) -> Any:
+    """The same nest with fn of every dense tensor."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return fn(value) if value.layout is torch.strided else value
+    if isinstance(value, (tuple, list)):
+        parts = [mapped(v, fn) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return {k: mapped(v, fn) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def samples_of(way: Way, op: Any) -> Iterator[Any]:
+    import torch
+
+    if way.errors:
+        return (e.sample_input for e in op.error_inputs("cpu"))
+    return iter(op.sample_inputs("cpu", getattr(torch, way.dtype), requires_grad=False))
+
+
 def check_entry(peer: Peer, name: str, op: Any, samples: int) -> dict[str, Any]:
     import torch
 
@@ -310,17 +386,19 @@ def check_entry(peer: Peer, name: str, op: Any, samples: int) -> dict[str, Any]:
     rows = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, sample in enumerate(op.sample_inputs("cpu", torch.float32, requires_grad=False)):
+        for number, sample in enumerate(samples_of(peer.way, op)):
             if number == samples:
                 break
+            if peer.way.inplace and getattr(sample, "broadcasts_input", False):
+                continue
             state = torch.get_rng_state()
             rows.append(check_sample(peer, op, sample, number, op.name not in UNINITIALISED))
             torch.set_rng_state(state)
     return {"name": name, **verdict_of(rows), "samples": rows}
 
 
-WORST = ("crash", "timeout", "error", "value", "type", "meta", "alias", "strides", "rounding", "equal", "skipped")
-WRONG = frozenset({"value", "type", "meta", "alias", "strides"})
+WORST = ("crash", "timeout", "error", "value", "raises", "type", "meta", "alias", "strides", "rounding", "equal", "skipped")
+WRONG = frozenset({"value", "raises", "type", "meta", "alias", "strides"})
 
 
 def verdict_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -336,12 +414,12 @@ def verdict_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"verdict": verdict, "one_graph": fine and whole, "native": fine and whole and not externs, "codes": codes, "externs": externs}
 
 
-def work(todo: Path, out: Path, compiler: str, backend: str, samples: int) -> None:
+def work(todo: Path, out: Path, compiler: str, backend: str, samples: int, way: Way) -> None:
     import torch
 
     torch.set_num_threads(1)
-    peer = Peer(compiler, backend)
-    table = dict(entries())
+    peer = Peer(compiler, backend, way)
+    table = dict(entries(way))
     with out.open("a") as f:
         for name in todo.read_text().split("\n"):
             print(json.dumps({"start": name}), file=f, flush=True)
@@ -369,7 +447,8 @@ class Worker:
         self.out, self.log = todo.with_suffix(".jsonl"), todo.with_suffix(".log")
         self.out.touch()
         command = [sys.executable, str(HERE / "op_db.py"), "--worker", str(todo), "--worker-out", str(self.out),
-                   "--compiler", self.args.compiler, "--backend", self.args.backend, "--samples", str(self.args.samples)]  # fmt: skip
+                   "--compiler", self.args.compiler, "--backend", self.args.backend, "--samples", str(self.args.samples),
+                   "--way", json.dumps(asdict(way_of(self.args)))]  # fmt: skip
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.read, self.current, self.since = 0, "", time.time()
@@ -470,7 +549,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]], about: dict[str, str]) -> str:
     f = figures(rows)
-    out = ["# op_db: float32 entries against eager", "", *(f"- {k}: {v}" for k, v in about.items()), "", "| figure | value |", "|---|---|"]
+    out = ["# op_db against eager", "", *(f"- {k}: {v}" for k, v in about.items()), "", "| figure | value |", "|---|---|"]
     out += [f"| {k} | {v} |" for k, v in f.items()]
     out += ["", "`one graph`: equal to eager with one graph, no break, nothing outside of it. `native`: that, and no extern call.", ""]
     codes = Counter(c for r in rows for c in r["codes"])
@@ -491,6 +570,10 @@ def markdown(rows: list[dict[str, Any]], about: dict[str, str]) -> str:
     return "\n".join(out) + "\n"
 
 
+def way_of(args: argparse.Namespace) -> Way:
+    return Way(**json.loads(args.way)) if args.way else Way(args.dtype, args.dynamic, args.inplace, args.layout, args.errors)
+
+
 def chosen(names: list[str], args: argparse.Namespace) -> list[str]:
     if args.only:
         names = [n for n in names if any(fnmatch.fnmatch(n, p) or n.split(".")[-1] == p for p in args.only)]
@@ -509,6 +592,12 @@ def main() -> int:
     p.add_argument("--compiler", choices=("torchsmith", "direct", "torch"), default="torchsmith")
     p.add_argument("--procs", type=int, default=2)
     p.add_argument("--timeout", type=float, default=90, help="seconds per entry")
+    p.add_argument("--dtype", default="float32")
+    p.add_argument("--dynamic", action="store_true", help="sizes are symbols")
+    p.add_argument("--inplace", action="store_true", help="the in-place variants")
+    p.add_argument("--layout", default="given", choices=LAYOUTS)
+    p.add_argument("--errors", action="store_true", help="the database's error inputs")
+    p.add_argument("--way", default="", help=argparse.SUPPRESS)
     p.add_argument("--resume", action="store_true")
     p.add_argument("--verbose", action="store_true", help="print every entry, not only those that are not one graph")
     p.add_argument("--inline", action="store_true", help="no worker processes (for a debugger)")
@@ -517,15 +606,16 @@ def main() -> int:
     p.add_argument("--worker-out", type=Path, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.worker:
-        work(args.worker, args.worker_out, args.compiler, args.backend, args.samples)
+        work(args.worker, args.worker_out, args.compiler, args.backend, args.samples, way_of(args))
         return 0
-    names = chosen(entry_names(), args)
-    partial = bool(args.only or args.sample)
+    way = way_of(args)
+    names = chosen(entry_names(way), args)
+    partial = bool(args.only or args.sample) or way != Way()
     out = args.out or (Path(tempfile.gettempdir()) / "torchsmith_op_db" if partial else DEFAULT_OUT)
     out.parent.mkdir(parents=True, exist_ok=True)
     began = time.time()
     if args.inline:
-        peer, table = Peer(args.compiler, args.backend), dict(entries())
+        peer, table = Peer(args.compiler, args.backend, way), dict(entries(way))
         results = {}
         for n in names:
             results[n] = check_entry(peer, n, table[n], args.samples)
@@ -538,6 +628,7 @@ def main() -> int:
     about = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "compiler": f"{args.compiler}, backend {args.backend}",
+        "way": ", ".join(f"{k} {v}" for k, v in asdict(way).items()),
         "torch": torch.__version__,
         "python": sys.version.split()[0],
         "minutes": f"{(time.time() - began) / 60:.1f}",

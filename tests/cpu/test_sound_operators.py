@@ -182,3 +182,75 @@ def test_the_offset_of_an_input() -> None:
     for x in (base[3:], base[4:], base, base[5:9]):
         want, got = fn(x), compiled(x)
         torch.testing.assert_close(got, want)
+
+
+# ---------------------------------------------------------------- what eager refuses
+
+
+@pytest.mark.parametrize("name", ["max", "min", "amax", "amin", "argmax", "argmin", "aminmax"])
+def test_extremes_of_nothing(name: str) -> None:
+    def of(x: Tensor) -> Any:
+        return getattr(torch, name)(x)
+
+    def along(x: Tensor) -> Any:
+        return getattr(torch, name)(x, dim=-1)
+
+    for fn in (of, along):
+        check(fn, (torch.zeros(3, 0),), (R(3, 2),))
+
+
+MASK, BYTES, LONGS = torch.tensor([True, False]), torch.zeros(3, dtype=torch.uint8), torch.tensor([0, 1])
+REFUSED: list[tuple[Any, Call]] = [
+    (lambda m: 1 - m, (MASK,)),
+    (lambda x, m: x - m, (R(2), MASK)),
+    (lambda x: x - True, (R(2),)),
+    (lambda u: u.fill_(300), (BYTES,)),
+    (lambda u: torch.full_like(u, 300), (BYTES,)),
+    (lambda u: u.clamp(-5, 300), (BYTES,)),
+    (lambda x, v: x.index_put_((LONGS,), v), (R(2), torch.ones(2, dtype=torch.float64))),
+    (lambda x: x[1:].add_(x[:-1]), (R(5),)),
+    (lambda x: x.add_(x.t()), (R(3, 3),)),
+    (torch.argmax, (MASK,)),
+    (F.cross_entropy, (R(2, 3), R(2))),
+    (lambda w, i: F.embedding(i, w), (R(3, 2), R(2))),
+    (lambda x, i: x.index_copy(0, i, x), (R(2, 3), R(2))),
+    (lambda x, i: x.index_fill(0, i, 1.0), (R(2, 3), R(2))),
+    (lambda c, x: torch.where(c, x, x), (R(2, 3), R(2, 3))),
+    (lambda x, m: x.masked_fill(m, 1.0), (R(3), BYTES)),
+    (lambda x, y: torch.lerp(x, y, 0.5), (R(2), R(2).double())),
+    (lambda x, w: F.layer_norm(x, (3,), w), (R(2, 3), R(3).double())),
+    (lambda a: torch.add(a, a, alpha=0.5), (LONGS,)),
+    (lambda a: F.one_hot(a, 1), (LONGS,)),
+    (torch.searchsorted, (R(1, 4).sort()[0], R(3, 3))),
+    (lambda q, m: F.scaled_dot_product_attention(q, q, q, m), (R(1, 2, 3, 4), torch.ones(3, dtype=torch.bool))),
+    (torch.complex, (R(2), R(2).double())),
+    (lambda x, i, o: torch.gather(x, 0, i, out=o), (R(2), LONGS, R(2).double())),
+]
+
+
+@pytest.mark.parametrize("at", range(len(REFUSED)))
+def test_what_eager_refuses_is_refused(at: int) -> None:
+    with pytest.raises((RuntimeError, IndexError)):
+        REFUSED[at][0](*_copied(REFUSED[at][1]))
+    check(*REFUSED[at])
+
+
+# ---------------------------------------------------------------- values to the last bit, and layouts
+
+
+def test_values_are_eagers_own() -> None:
+    x, n = torch.full((9,), 3.0, dtype=torch.float64), torch.arange(12.0, 21.0, dtype=torch.float64)
+    check(lambda x, n: ((x**n).long(), 3.0**n), (x, n), exact=True)
+    check(torch.ldexp, (torch.tensor([2e-38, 1.0]), torch.tensor([130, -149])), exact=True)
+    check(lambda x: (torch.all(x, ()), torch.any(x, ())), (torch.tensor([1.0, 0.0]),), exact=True)
+    turned = torch.arange(6).view(2, 3).t()
+    assert torchsmith.compile(lambda x: 2**x)(turned).stride() == (2**turned).stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_beside_half_formats_round_as_in_eager(dtype: torch.dtype) -> None:
+    def numbers(h: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        shrunk = F.softshrink(h, 0.3), F.threshold(h, 0.3, 0.1), F.hardshrink(h, 0.3)
+        return 2.7 - h, h + 2.7, h * 2.7, 2.7 / h, t * h, h / t, t - h, h**3, h**-2, *shrunk, torch.nextafter(h, -h)
+
+    check(numbers, (torch.linspace(-2, 2, 300).to(dtype), torch.tensor(2.7)), exact=True)

@@ -25,9 +25,9 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..codes import Unsupported
-from . import learn
+from . import accept, learn
 from .autocast import autocast_state, cast_arguments, target_dtype
-from .layout import Size, SymTypes, are_equal, is_shape
+from .layout import Size, SymTypes, are_equal, is_dense, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import TensorSpec
@@ -423,6 +423,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             return made
         found = RULES.get(func)
         if found is not None:
+            accept.ask(func, args, kwargs)
             result = found(*args, **kwargs)
         else:
             result = self._without_rule(func, args, kwargs)
@@ -464,6 +465,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             return change_geometry(func, bound)
         if func is torch.ops.aten.resize_.default:
             return resize(bound["self"], bound["size"], bound["memory_format"])
+        refuse_overlaps(func, row, bound)
         values: list[Any] = []
         if row.functional is not None:
             results = self.shapes(row.functional, (), {p: bound[p] for p in info(row.functional).params})
@@ -521,6 +523,36 @@ def change_geometry(func: OpOverload, bound: dict[str, Any]) -> torch.Tensor:
     if not is_shown_so(target, shown):
         refuse_change(target, str(func))
     return target.as_strided_(shown.shape, shown.stride(), shown.storage_offset())
+
+
+def refuse_overlaps(func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> None:
+    """What eager refuses: reading memory that is written, but at other places. Operators that are not element-wise have rules of their own
+    about an out= tensor that shares memory with an operand: that is left to eager."""
+    to_others = bool(row.out) and (row.functional is None or torch.Tag.pointwise not in row.functional.tags)
+    read = [t for name, v in bound.items() if name not in row.writes for t in tensors_in(v)]
+    for name in row.writes:
+        for target in tensors_in(bound[name]):
+            for t in read:
+                if t is not target and storage(t) == storage(target) and (to_others or _overlap_in_part(target, t)):
+                    raise RuntimeError(
+                        "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
+                        f"location. Please clone() the tensor before performing the operation. ({func})"
+                    )
+
+
+def _overlap_in_part(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Eager's own question: of two dense tensors, do the spans of memory overlap, and are not the same?"""
+    if not is_dense(a) or not is_dense(b) or any(n == 0 for n in (*a.shape, *b.shape)):
+        return False
+    (first, last), (start, end) = _bytes_of(a), _bytes_of(b)
+    if same(first, start) and same(last, end):
+        return not (a.dim() == b.dim() and is_shape(a.stride(), b.stride()))
+    return bool(first < end) and bool(start < last)
+
+
+def _bytes_of(t: torch.Tensor) -> tuple[Size, Size]:
+    width, start = t.element_size(), t.storage_offset()
+    return start * width, (start + t.numel()) * width
 
 
 def is_shown_so(target: torch.Tensor, shown: torch.Tensor) -> bool:
@@ -583,8 +615,8 @@ def resize(target: torch.Tensor, size: Any, memory_format: Any) -> torch.Tensor:
 
 def fit_out(target: torch.Tensor, value: torch.Tensor) -> None:
     """out=: the target takes the result's sizes, as torch resizes it."""
-    if not torch.can_cast(value.dtype, target.dtype):
-        raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
+    if value.dtype != target.dtype:  # some operators cast, others refuse
+        raise Unsupported("GRA006", at=current().facts.loc, detail="an out= tensor of another dtype")
     if tuple(target.shape) != tuple(value.shape):
         if target.numel():
             raise Unsupported("GRA006", detail="an out= tensor of another shape")

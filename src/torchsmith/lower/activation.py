@@ -152,7 +152,7 @@ def prelu(cx: Builder, x: Ref, weight: Ref) -> Ref:
 
 @lowers("aten.threshold.default")
 def threshold(cx: Builder, x: Ref, at: Any, value: Any) -> Ref:
-    return map_elements(cx, lambda e, t, v: select(op("le", e, t), v, e), x, at, value)
+    return map_elements(cx, lambda e, t, v: select(op("le", e, t), v, e), x, at, value, exact=True)
 
 
 @lowers("aten.hardshrink.default")
@@ -171,7 +171,7 @@ def softshrink(cx: Builder, x: Ref, width: Any = 0.5) -> Ref:
         inside = select(op("lt", e, op("neg", w)), op("add", e, w), op("mul", e, c(e, 0.0)))
         return select(op("gt", e, w), op("sub", e, w), inside)
 
-    return map_elements(cx, value, x, width)
+    return map_elements(cx, value, x, width, exact=True)
 
 
 @lowers("aten.glu.default")

@@ -60,11 +60,12 @@ def map_elements(cx: Builder, fn: Callable[..., Expr], *operands: Any, common: D
     """stage out[i] = Cast(spec dtype, fn(operands at i in the compute dtype)); the common dtype is the result's unless given."""
     common = common or cx.dtype
     result = cx.dtype
-    return cx.stage(lambda i: cast(fn(*(element(a, i, common, None, exact) for a in operands)), result))
+    return cx.stage(lambda i: cast(fn(*(element(a, i, common, None, exact and k > 0) for k, a in enumerate(operands))), result))
 
 
 def rows(table: dict[str, Callable[..., Expr]], names: Sequence[str] = ("default",), exact: bool = False) -> None:
-    """Enter pointwise rows `name -> fn` whose common dtype is the result's; overloads that an operator lacks are skipped."""
+    """Enter pointwise rows `name -> fn` whose common dtype is the result's; overloads that an operator lacks are skipped. `exact`: operands
+    behind the first one, if they are numbers or 0-d tensors, skip the rounding to a half format."""
     for name, fn in table.items():
         overloads = [o for o in (f"aten.{name}.{n}" for n in names) if overload(o) is not None]
 
@@ -238,8 +239,8 @@ def mul_values(x: Expr, y: Expr) -> Expr:
     return op("and", x, y) if x.dtype is dt.bool_ else op("mul", x, y)
 
 
-rows({"add": add_scaled, "sub": sub_scaled}, ("Tensor", "Scalar"), exact=True)
-rows({"rsub": lambda x, y, alpha: sub_scaled(y, x, alpha)}, ("Tensor", "Scalar"), exact=True)
+rows({"add": add_scaled, "sub": sub_scaled}, ("Tensor", "Scalar"))
+rows({"rsub": lambda x, y, alpha: sub_scaled(y, x, alpha)}, ("Tensor", "Scalar"))
 rows({"mul": mul_values}, ("Tensor", "Scalar"), exact=True)
 rows({"div": direct("div"), "true_divide": direct("div")}, ("Tensor", "Scalar"), exact=True)
 
@@ -308,20 +309,21 @@ def fmod(cx: Builder, x: Any, y: Any) -> Ref:
 
 
 # ---------------------------------------------------------------- powers
-def pow_number(x: Expr, n: float) -> Expr | None:
-    """Exponents for which eager has a formula of its own."""
+def pow_number(x: Expr, n: float, d: DType) -> Expr | None:
+    """Exponents for which eager has a formula of its own; in bfloat16 it rounds in between."""
+    square = rounded_to(op("mul", x, x), d) if d is dt.bf16 else op("mul", x, x)
     if n == 0.5:
         return op("sqrt", x)
     if n == 2:
         return op("mul", x, x)
     if n == 3:
-        return op("mul", op("mul", x, x), x)
+        return op("mul", square, x)
     if n == -0.5:
         return op("div", c(x, 1.0), op("sqrt", x))
     if n == -1:
         return reciprocal(x)
     if n == -2:
-        return op("div", c(x, 1.0), op("mul", x, x))
+        return op("div", c(x, 1.0), square)
     return None
 
 
@@ -335,7 +337,7 @@ def pow_scalar(cx: Builder, x: Ref, n: Any) -> Any:
     if n == 1:
         return map_elements(cx, lambda e: e, x)
     if d.is_float:
-        return map_elements(cx, lambda e: pow_number(e, float(n)) or op("pow", e, c(e, rounded(float(n), d))), x)
+        return map_elements(cx, lambda e: pow_number(e, float(n), d) or op("pow", e, c(e, rounded(float(n), d))), x)
     return map_elements(cx, lambda e: op("powi", e, Const(dt.i64, int(n)), dtype=e.dtype), x) if d.is_int and n > 0 else NotImplemented
 
 
@@ -408,9 +410,7 @@ def bitwise(name: str, of_bool: str) -> Callable[[Expr, Expr], Expr]:
     return lambda x, y: op(of_bool if x.dtype is dt.bool_ else name, x, y)
 
 
-rows(
-    {"atan2": direct("atan2"), "hypot": direct("hypot"), "nextafter": direct("nextafter"), "logaddexp": logaddexp, "logaddexp2": logaddexp2}
-)
+rows({"atan2": direct("atan2"), "hypot": direct("hypot"), "logaddexp": logaddexp, "logaddexp2": logaddexp2})
 rows({"heaviside": heaviside})
 rows({"copysign": direct("copysign")}, ("Tensor", "Scalar"))
 rows({"xlogy": xlogy_by("log")}, ("Tensor", "Scalar_Other", "Scalar_Self"))
@@ -482,8 +482,16 @@ def addcdiv(cx: Builder, x: Ref, a: Ref, b: Ref, value: Any = 1) -> Ref:
 
 @lowers("aten.ldexp.Tensor")
 def ldexp(cx: Builder, x: Ref, n: Ref) -> Ref:
-    """x * 2**n, the power in the result's dtype as eager computes it."""
-    return map_elements(cx, lambda e, k: op("mul", e, op("exp2", k)), x, n)
+    """x * 2**n: of whole n without the power, which could be beyond the dtype; else with the power in the result's dtype, as in eager."""
+    if not n.dtype.is_int or not cx.dtype.is_float:
+        return map_elements(cx, lambda e, k: op("mul", e, op("exp2", k)), x, n)
+    compute = opmath(cx.dtype)
+
+    def at(i: Index) -> Expr:
+        k = op("min", op("max", cast(n.at(i), dt.i64), Const(dt.i64, -2200)), Const(dt.i64, 2200))
+        return cast(op("ldexp", element(x, i, cx.dtype), cast(k, dt.i32), dtype=compute), cx.dtype)
+
+    return cx.stage(at)
 
 
 @lowers("aten.frexp.Tensor")
@@ -495,6 +503,12 @@ def frexp(cx: Builder, x: Ref) -> Any:
         lambda i: cast(op("frexp_m", cast(x.load(i), compute)), x.dtype),
         lambda i: op("frexp_e", cast(x.load(i), compute), dtype=dt.i32),
     )
+
+
+@lowers("aten.nextafter.default")
+def nextafter(cx: Builder, x: Ref, y: Ref) -> Any:
+    """In the half formats the neighbour is one of theirs."""
+    return NotImplemented if cx.dtype in (dt.bf16, dt.f16) else map_elements(cx, direct("nextafter"), x, y)
 
 
 @lowers("aten.angle.default")

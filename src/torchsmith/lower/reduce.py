@@ -346,11 +346,15 @@ def _truth(cx: Builder, x: Ref, dims: Any, keep: bool, name: str) -> Ref:
 
 @lowers("aten.any.default", "aten.any.dim", "aten.any.dims", "aten._is_any_true.default")
 def lower_any(cx: Builder, x: Ref, dims: Any = None, keep: bool = False) -> Ref:
+    if isinstance(dims, (tuple, list)) and not dims:
+        return cx.stage(lambda i: cast(boolean(x.load(i)), cx.dtype))
     return _truth(cx, x, dims, keep, "or")
 
 
 @lowers("aten.all.default", "aten.all.dim", "aten.all.dims", "aten._is_all_true.default")
 def lower_all(cx: Builder, x: Ref, dims: Any = None, keep: bool = False) -> Ref:
+    if isinstance(dims, (tuple, list)) and not dims:
+        return cx.stage(lambda i: cast(boolean(x.load(i)), cx.dtype))
     return _truth(cx, x, dims, keep, "and")
 
 

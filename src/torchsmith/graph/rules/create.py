@@ -10,6 +10,7 @@ import torch
 from ..layout import Size, broadcast, contiguous_strides, format_strides, number_dtype, require, require_size, same
 from ..schema import overloads
 from ..tracing import RULES, make, rule
+from .pointwise import check_number
 from .views import copy_strides
 
 aten = torch.ops.aten
@@ -37,7 +38,9 @@ def zeros(size: Any, *, dtype: Any = None, **options: Any) -> Tensor:
 
 @rule(aten.full.default)
 def full(size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Tensor:
-    return fresh(size, number_dtype(fill_value) if dtype is None else dtype)
+    kind = number_dtype(fill_value) if dtype is None else dtype
+    check_number(fill_value, kind)
+    return fresh(size, kind)
 
 
 @rule(aten.scalar_tensor.default)
@@ -146,7 +149,10 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = torch.int6
 
 
 def _like(self: Tensor, *values: Any, dtype: Any = None, memory_format: Any = None, **options: Any) -> Tensor:
-    return make(self.shape, copy_strides(self, memory_format), self.dtype if dtype is None else dtype)
+    kind = self.dtype if dtype is None else dtype
+    for v in (*values, *(options[k] for k in ("fill_value",) if k in options)):
+        check_number(v, kind)
+    return make(self.shape, copy_strides(self, memory_format), kind)
 
 
 for _name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"):
@@ -162,6 +168,7 @@ def new_empty(self: Tensor, size: Any, *, dtype: Any = None, **options: Any) -> 
 
 @rule(aten.new_full.default)
 def new_full(self: Tensor, size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Tensor:
+    check_number(fill_value, self.dtype if dtype is None else dtype)
     return fresh(size, self.dtype if dtype is None else dtype)
 
 

@@ -132,6 +132,8 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """On a meta tensor torch would pick the decomposition; on CPU eager picks the flash kernel where it applies."""
+    if attn_mask is not None and attn_mask.dim() < 2:
+        raise IndexError("an attention mask has two dimensions or more")
     if device_of(query).type != "cpu":
         options = {"scale": scale, "enable_gqa": enable_gqa}
         if is_watched(query, key, value, attn_mask):
@@ -485,8 +487,8 @@ _spaced(torch.logspace, aten.logspace.default)
 
 @function_rule(F.one_hot)
 def one_hot(trace: Tracing, call: Any, input: Tensor, num_classes: Any = -1) -> Tensor:
-    """Torch's parser wants a plain number of classes."""
-    if not isinstance(num_classes, torch.SymInt):
+    """Scattered, for that checks the classes when it runs; torch's own does not on tensors without data."""
+    if input.dtype is not torch.int64 or (isinstance(num_classes, int) and num_classes < 1) or any(n == 0 for n in input.shape):
         return call(input, num_classes)  # type: ignore[no-any-return]
     return torch.zeros(*input.shape, num_classes, dtype=torch.int64).scatter(-1, input.unsqueeze(-1), 1)
 

@@ -102,6 +102,8 @@ def dot(self: Tensor, other: Tensor) -> Tensor:
 
 @rule(aten.addr.default)
 def addr(self: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    if vec1.dim() != 1 or vec2.dim() != 1 or not broadcasts_to(self.shape, (vec1.shape[0], vec2.shape[0])):
+        raise RuntimeError(f"addr: {list(self.shape)} does not broadcast to the product of {list(vec1.shape)} and {list(vec2.shape)}")
     operands = ((self,) if beta else ()) + (unsqueeze(vec1, 1), unsqueeze(vec2, 0))
     return elementwise(operands, result_dtype(*operands))
 

@@ -569,6 +569,8 @@ def _recurrent(
     input: Tensor, hidden: Tensor, params: Sequence[Tensor], layers: int, bidirectional: bool, batch_first: bool, projected: Size | None
 ) -> tuple[Tensor, Tensor]:
     directions = 2 if bidirectional else 1
+    if input.dim() == 3 and input.shape[1 if batch_first else 0] == 0:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     width = (hidden.shape[-1] if projected is None else projected) * directions
     *lead, _ = input.shape
     if batch_first:  # the kernel computes time first

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from ..layout import broadcast, contiguous_strides, float_dtype, propagate_strides, result_dtype
+from ..layout import SymTypes, broadcast, contiguous_strides, float_dtype, propagate_strides, require, result_dtype
 from ..schema import info, overloads
 from ..tracing import RULES, make, rule
 
@@ -39,7 +40,7 @@ def _abs(operands: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> torch.
 POINTWISE: dict[Dtype, str] = {
     _promoted: """add sub rsub mul remainder fmod floor_divide minimum maximum fmin fmax bitwise_and bitwise_or bitwise_xor
         bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __and__ __or__ __xor__ gcd lcm hypot nextafter clamp clamp_min
-        clamp_max addcmul heaviside logaddexp logaddexp2 pow lerp xlogy_""",
+        clamp_max addcmul heaviside logaddexp logaddexp2 pow xlogy_""",
     _float: """true_divide atan2 copysign float_power_ xlogy special_xlog1py special_zeta arctan2
         sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sigmoid
         erf erfc erfinv lgamma digamma logit sinc special_i0e special_i1 special_i1e special_entr special_ndtri special_log_ndtr
@@ -68,6 +69,9 @@ def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
     operand_at = tuple(i for i, a in enumerate(arguments) if i in tensor_at or (a.name in PROMOTING and "number" in str(a.type)))
     names = row.params
 
+    clamps = op._schema.name in ("aten::clamp", "aten::clamp_min", "aten::clamp_max")
+    subtracts, scaled = op._schema.name in ("aten::sub", "aten::rsub"), "alpha" in names
+
     def shape_of(*args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs:
             values = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -77,9 +81,45 @@ def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
         count = len(given)
         operands = tuple(given[i] for i in operand_at if i < count and given[i] is not None)
         tensors = tuple(x for x in operands if isinstance(x, torch.Tensor))
+        if subtracts and any(is_bool(x) for x in operands):
+            raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
+        if clamps:
+            for x in operands:
+                check_number(x, dtype(operands, tensors))
+        if scaled:
+            check_alpha(result_dtype(*operands), kwargs.get("alpha", given[2] if count > 2 else 1))
         return elementwise(tensors, dtype(operands, tensors))
 
     return shape_of
+
+
+def is_bool(x: Any) -> bool:
+    return x.dtype is torch.bool if isinstance(x, torch.Tensor) else isinstance(x, (bool, torch.SymBool))
+
+
+def check_alpha(dtype: torch.dtype, alpha: Any) -> None:
+    """The factor of the second operand is of the result's kind."""
+    if isinstance(alpha, (bool, torch.SymBool)) and dtype is not torch.bool:
+        raise RuntimeError("Boolean alpha only supported for Boolean results.")
+    if isinstance(alpha, (float, torch.SymFloat, complex)) and not dtype.is_floating_point and not dtype.is_complex:
+        raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
+    if isinstance(alpha, complex) and not dtype.is_complex:
+        raise RuntimeError("For non-complex input tensors, argument alpha must not be a complex number.")
+
+
+def check_number(v: Any, dtype: torch.dtype) -> None:
+    """A number that becomes an element of `dtype` lies in its range; negative ones wrap in unsigned dtypes."""
+    if isinstance(v, (bool, complex, torch.SymBool, torch.Tensor)) or v is None or dtype is torch.bool or dtype.is_complex:
+        return
+    if dtype.is_floating_point:
+        span = torch.finfo(dtype)
+        fits = isinstance(v, SymTypes) or v != v or abs(v) == math.inf or -span.max <= v <= span.max
+    else:
+        whole = torch.iinfo(dtype)
+        low = whole.min if whole.min else -whole.max
+        fits = v == v and require(v <= whole.max) and require(v >= low)
+    if not fits:
+        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
 
 
 def elementwise(tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -93,10 +133,16 @@ def _fill() -> None:
     for dtype, names in POINTWISE.items():
         for name in names.split():
             for op in overloads("aten", name):
-                if not op._schema.returns or info(op).writes or info(op).is_composite or len(op._schema.returns) != 1:
+                if op in RULES or not op._schema.returns or info(op).writes or info(op).is_composite or len(op._schema.returns) != 1:
                     continue
                 if str(op._schema.returns[0].type) == "Tensor" and any("Tensor" in str(a.type) for a in op._schema.arguments):
                     rule(op)(pointwise(op, dtype))
+
+
+@rule(aten.pow.Scalar)
+def pow_of_number(self: Any, exponent: torch.Tensor) -> torch.Tensor:
+    """Eager makes the result in row-major order, whatever that of the exponents is."""
+    return make(exponent.shape, contiguous_strides(tuple(exponent.shape)), result_dtype(self, exponent))
 
 
 _fill()
@@ -122,26 +168,45 @@ def addcdiv(self: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, *,
     return elementwise((self, tensor1, tensor2), result_dtype(self, tensor1, tensor2))
 
 
+@rule(aten.lerp.Tensor, aten.lerp.Scalar)
+def lerp(self: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
+    tensors = _tensors(self, end, weight)
+    is_scalar = not isinstance(weight, torch.Tensor) or not weight.dim()
+    if end.dtype != self.dtype or (not is_scalar and weight.dtype != self.dtype):
+        raise RuntimeError(f"expected dtype {self.dtype} for `end` and `weight` but got {[t.dtype for t in tensors[1:]]}")
+    return elementwise(tensors, self.dtype)
+
+
 @rule(aten.where.self)
 def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if condition.dtype not in (torch.bool, torch.uint8):
+        raise RuntimeError(f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype}")
     return elementwise((condition, self, other), result_dtype(self, other))
 
 
 @rule(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar)
 def float_power(self: Any, exponent: Any) -> torch.Tensor:
     dtype = torch.complex128 if result_dtype(self, exponent).is_complex else torch.float64
+    if not isinstance(self, torch.Tensor):
+        return make(exponent.shape, contiguous_strides(tuple(exponent.shape)), dtype)
     return elementwise(_tensors(self, exponent), dtype)
 
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
     """Eager clones self, expanded to the common shape, in row-major order and fills that in place."""
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+    if isinstance(value, torch.Tensor) and value.dim():
+        raise RuntimeError(f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s).")
     shape = broadcast(self.shape, mask.shape)
+    check_number(value, self.dtype)
     return make(shape, contiguous_strides(shape), self.dtype)
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
 def fill(self: torch.Tensor, value: Any) -> torch.Tensor:
+    check_number(value, self.dtype)
     return make(self.shape, propagate_strides(tuple(self.shape), (self,)), self.dtype)
 
 
@@ -163,6 +228,8 @@ def frexp(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @rule(aten.complex.default, aten.polar.default)
 def complex_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"Expected object of scalar type {a.dtype} but got scalar type {b.dtype} for second argument")
     return elementwise((a, b), {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(a.dtype, torch.complex32))
 
 

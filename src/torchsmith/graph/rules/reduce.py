@@ -9,7 +9,7 @@ import torch
 
 from ..layout import Size, contiguous_strides, float_dtype, is_dense, propagate_strides, sum_dtype
 from ..tracing import make, rule
-from .views import axis
+from .views import axis, copy_strides
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -18,6 +18,8 @@ Tensor = torch.Tensor
 def reduced(self: Tensor, dim: Any, keepdim: bool) -> tuple[Size, ...]:
     """Sizes after reducing `dim` (None or () is all dimensions)."""
     n = self.dim()
+    if n > 64:
+        raise RuntimeError("only tensors with up to 64 dims are supported")
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return (1,) * n if keepdim else ()
     among = {axis(d, n) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}
@@ -29,6 +31,23 @@ def reduced(self: Tensor, dim: Any, keepdim: bool) -> tuple[Size, ...]:
 def result(self: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype) -> Tensor:
     shape = reduced(self, dim, keepdim)
     return make(shape, contiguous_strides(shape), dtype)
+
+
+def require_elements(self: Tensor, dim: Any, name: str) -> None:
+    """An extreme of nothing is none: all elements, or those along each dimension of `dim`, have to be some."""
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        if any(n == 0 for n in self.shape):
+            raise RuntimeError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0.")
+        return
+    for d in dim if isinstance(dim, (tuple, list)) else (dim,):
+        if self.dim() and self.shape[axis(d, self.dim())] == 0:
+            raise IndexError(f"{name}(): Expected reduction dim {d} to have non-zero size.")
+
+
+def _orders(self: Tensor, name: str, *refused: torch.dtype) -> None:
+    """Only numbers of these dtypes are compared."""
+    if self.dtype.is_complex or self.dtype in refused:
+        raise RuntimeError(f"{name}(): does not support {self.dtype} input")
 
 
 @rule(aten.sum.default)
@@ -67,11 +86,15 @@ def mean_dims(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = Non
 
 @rule(aten.amax.default, aten.amin.default)
 def amax(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    _orders(self, "amax")
+    require_elements(self, dim, "amax")
     return result(self, dim, keepdim, self.dtype)
 
 
 @rule(aten.aminmax.default)
 def aminmax(self: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    _orders(self, "aminmax")
+    require_elements(self, dim, "aminmax")
     return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, self.dtype)
 
 
@@ -82,21 +105,42 @@ def any_all(self: Tensor) -> Tensor:
 
 @rule(aten.any.dim, aten.all.dim, aten.any.dims, aten.all.dims)
 def any_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    if isinstance(dim, (tuple, list)) and not dim:  # over no dimension, here
+        return make(self.shape, copy_strides(self, None), torch.uint8 if self.dtype is torch.uint8 else torch.bool)
     return result(self, dim, keepdim, torch.uint8 if self.dtype is torch.uint8 else torch.bool)
 
 
 @rule(aten.argmax.default, aten.argmin.default)
 def argmax(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    _orders(self, "argmax", torch.bool)
+    require_elements(self, dim, "argmax")
     return result(self, dim, keepdim, torch.int64)
 
 
-@rule(aten.max.default, aten.min.default, aten.median.default, aten.nanmedian.default)
+@rule(aten.max.default, aten.min.default)
 def max_all(self: Tensor) -> Tensor:
+    _orders(self, "max")
+    require_elements(self, None, "max")
     return result(self, None, False, self.dtype)
 
 
-@rule(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim)
+@rule(aten.median.default, aten.nanmedian.default)
+def median_all(self: Tensor) -> Tensor:
+    _orders(self, "median", torch.bool)
+    return result(self, None, False, self.dtype)
+
+
+@rule(aten.max.dim, aten.min.dim)
 def max_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    _orders(self, "max")
+    require_elements(self, dim, "max")
+    return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, torch.int64)
+
+
+@rule(aten.median.dim, aten.nanmedian.dim)
+def median_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    _orders(self, "median", torch.bool)
+    require_elements(self, dim, "median")
     return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, torch.int64)
 
 

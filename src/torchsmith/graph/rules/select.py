@@ -24,6 +24,7 @@ from ..layout import (
 )
 from ..sizes import expr_of
 from ..tracing import RULES, current, make, rule
+from .pointwise import check_number
 from .views import axis, copy_strides, transpose, unsqueeze
 
 aten = torch.ops.aten
@@ -76,6 +77,10 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @rule(aten.embedding.default)
 def embedding(weight: Tensor, indices: Tensor, padding_idx: Size = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
+    if weight.dim() != 2:
+        raise RuntimeError("'weight' must be 2-D")
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"Expected tensor for argument #1 'indices' to be of type Long or Int; got {indices.dtype}")
     return dense((*indices.shape, weight.shape[1]), weight.dtype)
 
 
@@ -131,8 +136,7 @@ def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return make(self.shape, copy_strides(self, None), self.dtype)
 
 
-for _op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
-            aten.put.default, aten.zero.default):  # fmt: skip
+for _op in (aten.put.default, aten.zero.default):  # fmt: skip
     rule(_op)(kept)
 
 
@@ -178,9 +182,35 @@ def scatter(self: Tensor, dim: int, index: Tensor, src: Any = None, *args: Any, 
     return row_major(self)
 
 
-@rule(aten.index_add.default, aten.index_copy.default, aten.index_reduce.default)
+@rule(aten.index_copy.default)
+def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    if index.dtype is not torch.int64:
+        raise RuntimeError(f"index_copy_(): Expected a long tensor for index, but got {index.dtype}")
+    return index_add(self, dim, index, source)
+
+
+@rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    if index.dtype is not torch.int64:
+        raise IndexError("index_fill_(): Expected dtype int64 for index.")
+    if index.dim() > 1:
+        raise IndexError("Index has to be a vector/scalar")
+    if isinstance(value, Tensor) and value.dim():
+        raise RuntimeError(f"Only supports 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s).")
+    axis(dim, self.dim())
+    check_number(value, self.dtype)
+    return kept(self)
+
+
+@rule(aten.index_add.default, aten.index_reduce.default)
 def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """source has self's sizes, and one row for each index."""
+    if index.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"index_add_(): Expected dtype int32/int64 for index, but got {index.dtype}")
+    if source.dtype != self.dtype:
+        raise RuntimeError(f"self and source expected to have the same dtype, but got {self.dtype} and {source.dtype}")
+    if index.dim() > 1:
+        raise IndexError("Index is supposed to be a vector")
     d = axis(dim, self.dim())
     if self.dim() and source.dim() == self.dim():
         wanted = [index.numel() if i == d else s for i, s in enumerate(self.shape)]
