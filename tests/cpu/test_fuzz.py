@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fuzz_calls
 import fuzz_modules
+import fuzz_rules
 import fuzz_sizes
 import pytest
 import torch
 from fuzz import compare
+from fuzz_harness import Draw
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -41,3 +43,10 @@ def test_several_sizes(seed: int) -> None:
 def test_modules_that_change(seed: int) -> None:
     """Weights, sizes, modes, copies, threads and forks between calls."""
     fuzz_modules.compare(seed, 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_rules_and_eager_accept_alike(dtype: torch.dtype) -> None:
+    """Operators with arguments changed in one place or two, of a few entries of torch's operator database."""
+    calls = fuzz_rules.corpus(dtype, "*", Draw(3), entries=25)
+    assert not [f"{fuzz_rules.text(call)}: {why}" for call, why in fuzz_rules.findings(calls, 3, 80)]

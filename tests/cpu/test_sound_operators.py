@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,3 +256,75 @@ def test_numbers_beside_half_formats_round_as_in_eager(dtype: torch.dtype) -> No
         return 2.7 - h, h + 2.7, h * 2.7, 2.7 / h, t * h, h / t, t - h, h**3, h**-2, *shrunk, torch.nextafter(h, -h)
 
     check(numbers, (torch.linspace(-2, 2, 300).to(dtype), torch.tensor(2.7)), exact=True)
+
+
+# ---------------------------------------------------------------- every number of an operator may vary
+
+
+def _windows(x: Tensor, n: int) -> tuple[Any, ...]:
+    pooled = F.max_pool2d(x, n), F.avg_pool2d(x, n, stride=n), F.lp_pool2d(x, 2.0, n), F.adaptive_avg_pool2d(x, n), F.max_pool1d(x[0], n, n)
+    columns = F.unfold(x, n, stride=n), F.unfold(x, 2, padding=n, dilation=n), x.unfold(2, n, n)
+    w = torch.ones(4, 4, 2, 2)
+    convolved = F.conv2d(x, w, stride=n), F.conv2d(x, w, padding=n, dilation=n), F.conv_transpose2d(x, w, stride=n, padding=n - 1)
+    padded = F.pad(x, (n, 0)), F.pad(x, (n, n, 0, 1), mode="reflect"), F.pad(x, (n, 1, 1, 0), mode="replicate")
+    return *pooled, *columns, *convolved, *padded, F.interpolate(x, size=(n, n)), F.local_response_norm(x, n)
+
+
+def _choices(x: Tensor, n: int) -> tuple[Any, ...]:
+    parts = *x.split(n, 2), *x.chunk(n, 2), x.narrow(2, n, 2), x.select(2, n), x[:, :, n:], x[:, :, ::n], x[..., : n * 2, None]
+    moved = x.diagonal(n, 2, 3), x.roll(n, -1), x.tril(n), x.triu(-n), x.rot90(n, (2, 3)), x.repeat(1, n, 1, 1), x.repeat_interleave(n, 1)
+    chosen = x.topk(n)[0], x.kthvalue(n, -1)[0], x.index_fill(0, torch.tensor([1]), n), x.scatter(0, (x[:1] > 9).long(), n)
+    embedded = torch.diag_embed(x[0, 0], n), F.one_hot(torch.tensor([0, 1]), n), F.embedding(torch.tensor([0, 1]), x[0, 0], padding_idx=n)
+    return *parts, *moved, *chosen, *embedded, torch.as_strided(x, (n, n), (n, 1), n)
+
+
+def _values(x: Tensor, n: int) -> tuple[Any, ...]:
+    made = torch.full((n,), n), torch.eye(n), torch.eye(n, n + 1), torch.linspace(0, 1, n), torch.arange(n, 9, n)
+    logs = torch.logspace(0, 1, 5, n), x.renorm(2, 0, n)
+    powers = x.abs() ** n, x + n, x * n, n - x, torch.add(x, x, alpha=n), n**x, torch.addcmul(x, x, x, value=n), torch.lerp(x, x * 2, n)
+    limits = x.clamp(max=n), F.hardtanh(x, -n, n), F.threshold(x, n, n), F.softplus(x, n, 3 * n), F.elu(x, n), F.celu(x, n)
+    folded = x.var(2, correction=n), x.norm(n), x.norm(n, dim=-1), torch.cdist(x[0], x[1], p=n), F.pdist(x[0, 0], p=n), x.histc(n)
+    lost = F.huber_loss(x, x * 2, delta=n), F.smooth_l1_loss(x, x * 2, beta=n), F.cross_entropy(x[0, 0], torch.arange(12), ignore_index=n)
+    whole = torch.arange(12)
+    return *logs, *made, *powers, *limits, *folded, *lost, whole // n, whole % n, whole << n, torch.round(x, decimals=n), x.polygamma(n)
+
+
+def _floats(x: Tensor, n: int) -> tuple[Any, ...]:
+    v = n / 8
+    shrunk = F.leaky_relu(x, v), F.softshrink(x, v), F.hardshrink(x, v), F.threshold(x, v, v), F.elu(x, v), F.celu(x, v), F.softplus(x, v)
+    limits = x.clamp(-v, v), x.nan_to_num(v), x.abs().clamp(0.1, 0.9).logit(v / 4), torch.lerp(x, x * 2, v), x.abs() ** v, v**x
+    stats = torch.zeros(4), torch.ones(4)
+    normed = F.layer_norm(x, (12,), eps=v), F.group_norm(x, 2, eps=v), F.normalize(x, eps=v), F.batch_norm(x, *stats, eps=v)
+    lost = F.huber_loss(x, x * 2, delta=v), F.smooth_l1_loss(x, x * 2, beta=v), F.triplet_margin_loss(x, x * 2, x * 3, margin=v)
+    attended = F.scaled_dot_product_attention(x, x, x, scale=v), F.interpolate(x, scale_factor=v * 4)
+    more = torch.full((2,), v), torch.linspace(0, v, 5), F.dropout(x, v, training=False), torch.addcdiv(x, x, x.abs() + 1, value=v)
+    return *shrunk, *limits, x.renorm(2, 0, v), *normed, *lost, *more, *attended, x.norm(v), torch.add(x, x, alpha=v)
+
+
+@pytest.mark.parametrize("fn", [_windows, _choices, _values, _floats])
+def test_numbers_of_operators_vary(fn: Any) -> None:
+    """Whether they stay symbols or are pinned: no call is computed with another call's number."""
+    x = R(2, 4, 12, 12)
+    calls = [(x, n) for n in (2, 4, 3)]
+    compiled = torchsmith.compile(fn)
+    for args in calls:
+        for k, (got, want) in enumerate(zip(compiled(*args), fn(*args), strict=True)):
+            said = f"result {k}, n = {args[1]}"
+            torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e-4, msg=lambda m, said=said: f"{said}: {m}")
+
+
+def test_no_unknown_number_becomes_zero() -> None:
+    """`known(n) or 0` takes a symbol for a constant: in the rooms of operators nobody writes it."""
+    root = Path(torchsmith.__file__).parent
+    found = []
+    for path in (*(root / "lower").glob("*.py"), *(root / "graph").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and any(_asks(v) for v in node.values):
+                found.append(f"{path.name}:{node.lineno}")
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("int", "float") and any(_asks(v) for v in node.args):
+                found.append(f"{path.name}:{node.lineno}")
+    assert not found
+
+
+def _asks(e: ast.AST) -> bool:
+    return isinstance(e, ast.Call) and getattr(e.func, "id", getattr(e.func, "attr", "")) in ("known", "const_of", "maybe_as_int")

@@ -31,7 +31,8 @@ _ACCEPTED: set[Any] = set()
 @cache
 def is_asked(func: OpOverload) -> bool:
     """Has it a meta kernel in C++ or one that is written as such? References in Python (torch._refs) would load torch's own compiler."""
-    if func.namespace != "aten" or func in UNASKED or info(func).is_view:
+    row = info(func)
+    if func.namespace != "aten" or func in UNASKED or row.is_view or row.is_data_shaped or row.is_value_needed:
         return False
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta"):  # its parts would be asked, references among them
         return False

@@ -533,7 +533,7 @@ def refuse_overlaps(func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Non
     for name in row.writes:
         for target in tensors_in(bound[name]):
             for t in read:
-                if t is not target and storage(t) == storage(target) and (to_others or _overlap_in_part(target, t)):
+                if storage(t) == storage(target) and (to_others or (t is not target and _overlap_in_part(target, t))):
                     raise RuntimeError(
                         "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
                         f"location. Please clone() the tensor before performing the operation. ({func})"

@@ -55,6 +55,8 @@ def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **options: Any) 
 
 @rule(aten.empty_permuted.default)
 def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **options: Any) -> Tensor:
+    if sorted(d % max(len(size), 1) for d in physical_layout) != list(range(len(size))):
+        raise RuntimeError(f"Duplicate dim not allowed: {list(physical_layout)} is no order of {len(size)} dimensions")
     strides = [0] * len(size)
     for d, s in zip(physical_layout, contiguous_strides([size[d] for d in physical_layout]), strict=True):
         strides[d] = s

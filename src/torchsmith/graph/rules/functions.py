@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
 from ..autocast import FUNCTIONS, cast_arguments
-from ..layout import SymTypes, broadcast, is_channels_last, is_contiguous, same, suggest_format
+from ..layout import SymTypes, broadcast, hint_of, is_channels_last, is_contiguous, is_one, matches, same, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
 from .views import axis, infer, view_strides
@@ -68,9 +68,19 @@ def reshape(trace: Tracing, call: Any, self: Tensor, *shape: Any, **kwargs: Any)
     if not self._has_symbolic_sizes_strides and not any(isinstance(s, SymTypes) for s in size):
         return call(self, *shape, **kwargs)  # type: ignore[no-any-return]
     new = infer(size, self.numel())
-    if not is_contiguous(self) and view_strides(self.shape, self.stride(), new) is None:
-        self = self.clone(memory_format=torch.contiguous_format)
-    return self.view(new)
+    return (self if _shows(self, new) else self.clone(memory_format=torch.contiguous_format)).view(new)
+
+
+def _shows(t: Tensor, new: Any) -> bool:
+    """Is a view of sizes `new` possible?"""
+    if is_contiguous(t) or view_strides(t.shape, t.stride(), new) is not None:
+        return True
+    return any(hint_of(n) == 1 for n in t.shape) and view_strides(with_ones(t), t.stride(), new) is not None
+
+
+def with_ones(t: Tensor) -> list[Any]:
+    """The sizes; those that are 1 at hand are assumed to stay so."""
+    return [1 if hint_of(n) == 1 and is_one(n) else n for n in t.shape]
 
 
 @function_rule(Tensor.contiguous)
@@ -79,6 +89,10 @@ def contiguous(trace: Tracing, call: Any, self: Tensor, memory_format: Any = tor
     if not self._has_symbolic_sizes_strides or memory_format is torch.preserve_format:
         return call(self, memory_format=memory_format)  # type: ignore[no-any-return]
     is_so = is_contiguous(self) if memory_format is torch.contiguous_format else is_channels_last(self)
+    if not is_so and memory_format is torch.contiguous_format and any(hint_of(n) == 1 for n in self.shape):
+        order = range(self.dim() - 1, -1, -1)
+        if matches([hint_of(n) for n in self.shape], [hint_of(s) for s in self.stride()], order):  # for the sizes at hand it is the tensor
+            is_so = matches(with_ones(self), self.stride(), order)
     return self if is_so else self.clone(memory_format=memory_format)
 
 

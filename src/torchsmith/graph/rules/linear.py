@@ -125,6 +125,7 @@ def trilinear(
 
 @rule(aten.linalg_cross.default)
 def cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    _same_dtype(self, other)
     shape = broadcast(self.shape, other.shape)
     if self.dim() != other.dim() or shape[dim] != 3 or self.shape[dim] != 3 or other.shape[dim] != 3:
         raise RuntimeError(f"linalg.cross: inputs dimension {dim} must have length 3. Got {self.shape} and {other.shape}")

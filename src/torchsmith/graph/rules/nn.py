@@ -11,6 +11,7 @@ from ..layout import (
     Size,
     are_equal,
     broadcast,
+    broadcasts_to,
     contiguous_strides,
     format_strides,
     hint_of,
@@ -148,9 +149,15 @@ def _pool(input: Tensor, n: int, kernel: Any, stride: Any, padding: Any, dilatio
     kernel = _spread(kernel, n)
     stride = _spread(stride, n) if isinstance(stride, int) or stride else kernel
     padding, dilation = _spread(padding, n), _spread(dilation, n)
+    if input.dim() not in (n + 1, n + 2) or any(len(v) != n for v in (kernel, stride, padding, dilation)):
+        raise RuntimeError(f"pooling over {n} dimensions of an input of size {list(input.shape)}, with kernel {list(kernel)}")
+    if any(v < 1 for v in (*kernel, *stride, *dilation)):
+        raise RuntimeError("kernel size, stride and dilation should be greater than zero")
+    if any(s == 0 for s in input.shape[-n - 1 :]):
+        raise RuntimeError(f"Expected input with non-zero sizes but for the batch, but got {list(input.shape)}")
     if any(p < 0 for p in padding):
         raise RuntimeError(f"pad must be non-negative, but got pad: {min(padding)}")
-    if any(2 * p > d * (k - 1) + 1 for p, k, d in zip(padding, kernel, dilation, strict=True)):
+    if any(2 * p > k for p, k in zip(padding, kernel, strict=True)):
         raise RuntimeError(f"pad should be at most half of effective kernel size, but got pad={padding}, kernel_size={kernel}")
     sizes = [_pooled(input.shape[i - n], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in range(n)]
     if any(s <= 0 for s in sizes):
@@ -200,24 +207,35 @@ def avg_pool3d(
     return fresh(_pool(input, 3, kernel_size, stride, padding, 1, ceil_mode), input.dtype)
 
 
+def _check_adaptive(self: Tensor, output_size: Sequence[Size], n: int) -> None:
+    if len(output_size) != n or self.dim() not in (n + 1, n + 2) or any(s < 0 for s in output_size):
+        raise RuntimeError(f"adaptive pooling over {n} dimensions of an input of size {list(self.shape)} to {list(output_size)}")
+    if any(s == 0 for s in self.shape[1 if self.dim() == n + 2 else 0 :]):
+        raise RuntimeError(f"Expected input to have non-zero size for non-batch dimensions, but got {list(self.shape)}")
+
+
 @rule(aten._adaptive_avg_pool2d.default)
 def adaptive_avg_pool2d(self: Tensor, output_size: Sequence[Size]) -> Tensor:
+    _check_adaptive(self, output_size, 2)
     return fresh([*self.shape[:-2], *output_size], self.dtype, suggest_format(self))
 
 
 @rule(aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool3d(self: Tensor, output_size: Sequence[Size]) -> Tensor:
+    _check_adaptive(self, output_size, 3)
     return fresh([*self.shape[:-3], *output_size], self.dtype)
 
 
 @rule(aten.adaptive_max_pool2d.default)
 def adaptive_max_pool2d(self: Tensor, output_size: Sequence[Size]) -> tuple[Tensor, Tensor]:
+    _check_adaptive(self, output_size, 2)
     shape = [*self.shape[:-2], *output_size]
     return fresh(shape, self.dtype, suggest_format(self)), fresh(shape, torch.int64, suggest_format(self))
 
 
 @rule(aten.adaptive_max_pool3d.default)
 def adaptive_max_pool3d(self: Tensor, output_size: Sequence[Size]) -> tuple[Tensor, Tensor]:
+    _check_adaptive(self, output_size, 3)
     shape = [*self.shape[:-3], *output_size]
     return fresh(shape, self.dtype), fresh(shape, torch.int64)
 
@@ -310,6 +328,8 @@ def native_layer_norm(
 def native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Size, C: Size, HxW: Size, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if not are_equal((input.numel(),), (N * C * HxW,)):
+        raise RuntimeError(f"Expected X.numel() == N * C * HxW, but got {list(input.shape)} and {N}, {C}, {HxW}")
     _vector(weight, C, "weight")
     _vector(bias, C, "bias")
     _affine(input.dtype, weight, bias)
@@ -347,6 +367,8 @@ for _n, _names in {1: "upsample_nearest1d _upsample_nearest_exact1d upsample_lin
 def _pad(n: int, is_reflected: bool) -> Any:
     def shape(self: Tensor, padding: Sequence[Size]) -> Tensor:
         sizes = list(self.shape)
+        if len(padding) != 2 * n or self.dim() not in (n + 1, n + 2) or any(s == 0 for s in self.shape[1 if self.dim() == n + 2 else 0 :]):
+            raise RuntimeError(f"padding {list(padding)} of the last {n} dimensions of an input of size {list(self.shape)}")
         for i in range(n):
             if is_reflected and (padding[2 * i] >= sizes[-1 - i] or padding[2 * i + 1] >= sizes[-1 - i]):
                 raise RuntimeError(
@@ -354,6 +376,8 @@ def _pad(n: int, is_reflected: bool) -> Any:
                     f"({padding[2 * i]}, {padding[2 * i + 1]}) at dimension {self.dim() - 1 - i} of input {list(self.shape)}"
                 )
             sizes[-1 - i] = sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1]
+            if sizes[-1 - i] < 1:
+                raise RuntimeError(f"input {list(self.shape)} is too small. Calculated output size: {sizes[-1 - i]}")
         return fresh(sizes, self.dtype, suggest_format(self) if n > 1 else CONTIGUOUS)
 
     return shape
@@ -367,6 +391,8 @@ for _n in (1, 2, 3):
 @rule(aten.pixel_shuffle.default)
 def pixel_shuffle(self: Tensor, upscale_factor: int) -> Tensor:
     r = upscale_factor
+    if r <= 0 or self.dim() < 3 or not require(self.shape[-3] % (r * r) == 0):
+        raise RuntimeError(f"pixel_shuffle of an input of size {list(self.shape)} by {r}")
     *lead, c, h, w = self.shape
     return fresh([*lead, c // (r * r), h * r, w * r], self.dtype, suggest_format(self))
 
@@ -374,6 +400,8 @@ def pixel_shuffle(self: Tensor, upscale_factor: int) -> Tensor:
 @rule(aten.pixel_unshuffle.default)
 def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
     r = downscale_factor
+    if r <= 0 or self.dim() < 3 or not require(self.shape[-2] % r == 0) or not require(self.shape[-1] % r == 0):
+        raise RuntimeError(f"pixel_unshuffle of an input of size {list(self.shape)} by {r}")
     *lead, c, h, w = self.shape
     return fresh([*lead, c * r * r, h // r, w // r], self.dtype, suggest_format(self))
 
@@ -468,23 +496,46 @@ def nll_loss2d(self: Tensor, target: Tensor, weight: Tensor | None, reduction: i
 
 
 def _reduced_loss(operands: tuple[Tensor, ...], reduction: int) -> Tensor:
+    if reduction not in (0, 1, 2):
+        raise RuntimeError(f"{reduction} is not a valid value for reduction")
+    broadcast(*(t.shape for t in operands))
     if reduction:
         return fresh((), result_dtype(*operands))
     return elementwise(operands, result_dtype(*operands))
 
 
-@rule(aten.mse_loss.default, aten.soft_margin_loss.default)
+@rule(aten.soft_margin_loss.default)
+def soft_margin_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    if not broadcasts_to(target.shape, self.shape):
+        raise RuntimeError(f"output with shape {list(self.shape)} doesn't match the broadcast shape with {list(target.shape)}")
+    return _reduced_loss((self, target), reduction)
+
+
+@rule(aten.mse_loss.default)
 def mse_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     return _reduced_loss((self, target), reduction)
 
 
-@rule(aten.smooth_l1_loss.default, aten.huber_loss.default)
-def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0, *, delta: float = 1.0) -> Tensor:
+@rule(aten.smooth_l1_loss.default)
+def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
+    if beta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
+    return _reduced_loss((self, target), reduction)
+
+
+@rule(aten.huber_loss.default)
+def huber_loss(self: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    if delta <= 0:
+        raise RuntimeError("huber_loss does not support non-positive values for delta.")
     return _reduced_loss((self, target), reduction)
 
 
 @rule(aten.binary_cross_entropy.default)
 def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+    if not are_equal(self.shape, target.shape) or (weight is not None and not broadcasts_to(weight.shape, self.shape)):
+        raise RuntimeError(f"binary cross entropy of an input of size {list(self.shape)} and a target of size {list(target.shape)}")
+    if any(t is not None and t.dtype != self.dtype for t in (target, weight)):
+        raise RuntimeError(f"binary cross entropy of {self.dtype} and a target or weight of another dtype")
     return fresh((), self.dtype) if reduction else make(self.shape, copy_strides(self, None), self.dtype)
 
 
@@ -493,7 +544,12 @@ def binary_cross_entropy_with_logits(
     self: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
     """Unreduced it is computed in a copy of the target."""
-    return _reduced_loss((self,), reduction) if reduction else elementwise((target,), result_dtype(self, target))
+    if not are_equal(self.shape, target.shape):
+        raise RuntimeError(f"Target size ({list(target.shape)}) must be the same as input size ({list(self.shape)})")
+    if any(t is not None and not broadcasts_to(t.shape, self.shape) for t in (weight, pos_weight)):
+        raise RuntimeError(f"weight or pos_weight does not broadcast to the input of size {list(self.shape)}")
+    kind = result_dtype(self, target, weight, pos_weight)
+    return fresh((), kind) if reduction else elementwise((target,), kind)
 
 
 @rule(aten.multi_margin_loss.default)
@@ -508,6 +564,11 @@ def multi_margin_loss(
 
 @rule(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    n = input.dim() - 2
+    if n not in (2, 3) or grid.dim() != n + 2 or not are_equal(grid.shape[:1], input.shape[:1]) or not are_equal(grid.shape[-1:], (n,)):
+        raise RuntimeError(f"grid_sampler(): input of size {list(input.shape)} and grid of size {list(grid.shape)}")
+    if input.dtype != grid.dtype or any(s == 0 for s in input.shape[2:]):
+        raise RuntimeError(f"grid_sampler(): input of {input.dtype} and size {list(input.shape)} with a grid of {grid.dtype}")
     shape = (*input.shape[:2], *grid.shape[1:-1])
     return fresh(shape, input.dtype)
 
@@ -537,6 +598,8 @@ def affine_grid(theta: Tensor, size: Sequence[Size], align_corners: bool) -> Ten
 
 @rule(aten.channel_shuffle.default)
 def channel_shuffle(self: Tensor, groups: int) -> Tensor:
+    if groups < 1 or self.dim() < 3 or not require(self.shape[1] % groups == 0):
+        raise RuntimeError(f"Number of channels must be divisible by groups. Got an input of size {list(self.shape)} and {groups} groups.")
     return fresh(self.shape, self.dtype, suggest_format(self))
 
 
@@ -559,6 +622,8 @@ def pdist(self: Tensor, p: float = 2) -> Tensor:
 
 @rule(aten._prelu_kernel.default)
 def prelu(self: Tensor, weight: Tensor) -> Tensor:
+    if weight.dtype != self.dtype:
+        raise RuntimeError(f"Found dtype {weight.dtype} but expected {self.dtype}")
     return elementwise((self, weight), self.dtype)
 
 

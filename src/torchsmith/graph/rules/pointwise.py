@@ -61,6 +61,28 @@ POINTWISE: dict[Dtype, str] = {
 PROMOTING = frozenset({"self", "other", "exponent", "min", "max", "x", "n"})
 
 
+# Their numbers become elements of the dtype that they compute in, and must lie in its range.
+CONVERTING = frozenset("clamp clamp_min clamp_max threshold logit hardtanh hardshrink softshrink".split())  # noqa: SIM905
+
+
+def _check_clamp(*bounds: Any) -> None:
+    if all(v is None for v in bounds):
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+
+
+def _check_width(lambd: Any = None) -> None:
+    if lambd is not None and not lambd >= 0:
+        raise RuntimeError(f"lambda must be in range [0, inf), but found {lambd}")
+
+
+def _check_gelu(approximate: str | None = None) -> None:
+    if approximate not in (None, "none", "tanh"):
+        raise RuntimeError("approximate argument must be either none or tanh.")
+
+
+NUMBERS: dict[str, Callable[..., None]] = {"clamp": _check_clamp, "softshrink": _check_width, "gelu": _check_gelu}
+
+
 def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
     """The rule of one element-wise operator."""
     row = info(op)
@@ -69,7 +91,9 @@ def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
     operand_at = tuple(i for i, a in enumerate(arguments) if i in tensor_at or (a.name in PROMOTING and "number" in str(a.type)))
     names = row.params
 
-    clamps = op._schema.name in ("aten::clamp", "aten::clamp_min", "aten::clamp_max")
+    checks = NUMBERS.get(op._schema.name.removeprefix("aten::"))
+    same_kind = op._schema.name == "aten::heaviside"
+    converts = op._schema.name.removeprefix("aten::") in CONVERTING
     subtracts, scaled = op._schema.name in ("aten::sub", "aten::rsub"), "alpha" in names
 
     def shape_of(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -83,9 +107,14 @@ def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
         tensors = tuple(x for x in operands if isinstance(x, torch.Tensor))
         if subtracts and any(is_bool(x) for x in operands):
             raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
-        if clamps:
-            for x in operands:
-                check_number(x, dtype(operands, tensors))
+        if same_kind and len({t.dtype for t in tensors}) > 1:
+            raise RuntimeError(f"{names} of different dtypes: {[t.dtype for t in tensors]}")
+        if checks is not None:
+            checks(*given[1:])
+        if converts:
+            for x in (*given, *kwargs.values()):
+                if isinstance(x, (int, float)):
+                    check_number(x, dtype(operands, tensors))
         if scaled:
             check_alpha(result_dtype(*operands), kwargs.get("alpha", given[2] if count > 2 else 1))
         return elementwise(tensors, dtype(operands, tensors))
@@ -116,7 +145,7 @@ def check_number(v: Any, dtype: torch.dtype) -> None:
         fits = isinstance(v, SymTypes) or v != v or abs(v) == math.inf or -span.max <= v <= span.max
     else:
         whole = torch.iinfo(dtype)
-        low = whole.min if whole.min else -whole.max
+        low = whole.min if whole.min or isinstance(v, (float, torch.SymFloat)) else -whole.max
         fits = v == v and require(v <= whole.max) and require(v >= low)
     if not fits:
         raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
@@ -156,6 +185,8 @@ def div(self: torch.Tensor, other: Any) -> torch.Tensor:
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> torch.Tensor:
     dtype = result_dtype(self, other)
+    if rounding_mode not in (None, "trunc", "floor"):
+        raise RuntimeError(f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'")
     return elementwise(_tensors(self, other), float_dtype(dtype) if rounding_mode is None else dtype)
 
 
@@ -217,8 +248,8 @@ def rrelu(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) ->
 
 @rule(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    out = elementwise((self,), self.dtype)
-    return out, make(self.shape, out.stride(), self.dtype)
+    strides = contiguous_strides(tuple(self.shape))
+    return make(self.shape, strides, self.dtype), make(self.shape, strides, self.dtype)
 
 
 @rule(aten.frexp.Tensor)
@@ -245,6 +276,8 @@ def bernoulli(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 @rule(aten.mvlgamma.default)
 def mvlgamma(self: torch.Tensor, p: int) -> torch.Tensor:
+    if p < 1:
+        raise RuntimeError("p has to be greater than or equal to 1")
     return make(self.shape, contiguous_strides(tuple(self.shape)), float_dtype(self.dtype))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, contiguous_strides, float_dtype, is_dense, propagate_strides, sum_dtype
+from ..layout import Size, broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, sum_dtype
 from ..tracing import make, rule
 from .views import axis, copy_strides
 
@@ -146,6 +146,8 @@ def median_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, T
 
 @rule(aten.var.correction, aten.std.correction)
 def var(self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    if not self.dtype.is_floating_point and not self.dtype.is_complex:
+        raise RuntimeError("std and var only support floating point and complex dtypes")
     return result(self, dim, keepdim, self.dtype.to_real() if self.dtype.is_complex else self.dtype)
 
 
@@ -156,6 +158,8 @@ def var_mean(self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: 
 
 @rule(aten.logsumexp.default)
 def logsumexp(self: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    if not dim and self.dim():
+        raise RuntimeError("logsumexp over no dimension")
     return result(self, dim, keepdim, float_dtype(self.dtype))
 
 
@@ -191,11 +195,14 @@ def dense(self: Tensor, dtype: torch.dtype) -> Tensor:
 @rule(aten._softmax.default, aten._log_softmax.default)
 def softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
     axis(dim, self.dim())
-    return dense(self, torch.float32 if half_to_float else self.dtype)
+    if half_to_float:
+        raise RuntimeError("softmax with half to float conversion is not supported on CPU")
+    return dense(self, self.dtype)
 
 
 @rule(aten._safe_softmax.default)
 def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    axis(dim, self.dim())
     return dense(self, dtype or self.dtype)
 
 
@@ -267,6 +274,9 @@ def trace(self: Tensor) -> Tensor:
 
 @rule(aten.dist.default)
 def dist(self: Tensor, other: Tensor, p: Any = 2) -> Tensor:
+    broadcast(self.shape, other.shape)
+    if self.dtype != other.dtype:
+        raise RuntimeError(f"dist of {self.dtype} and {other.dtype}")
     return make((), (), self.dtype)
 
 

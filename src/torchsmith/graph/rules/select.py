@@ -15,6 +15,7 @@ from ..layout import (
     broadcasts_to,
     contiguous_strides,
     format_strides,
+    is_dense,
     is_static_one,
     require,
     result_dtype,
@@ -136,8 +137,18 @@ def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return make(self.shape, copy_strides(self, None), self.dtype)
 
 
-for _op in (aten.put.default, aten.zero.default):  # fmt: skip
-    rule(_op)(kept)
+rule(aten.zero.default)(kept)
+
+
+@rule(aten.put.default)
+def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    if index.dtype is not torch.int64 or source.dtype != self.dtype:
+        raise RuntimeError(f"put_(): Expected a long tensor for index and a source of {self.dtype}, but got {index.dtype}, {source.dtype}")
+    if not are_equal((index.numel(),), (source.numel(),)):
+        raise IndexError("put_(): Expected source and index to have the same number of elements")
+    if any(n == 0 for n in self.shape) and not any(n == 0 for n in index.shape):
+        raise IndexError("put_(): Tried to put elements into an empty tensor")
+    return kept(self)
 
 
 def same_strides(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -226,6 +237,14 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return dense(broadcast(self.shape, mask.shape), self.dtype)
 
 
+@rule(aten.as_strided_copy.default)
+def as_strided_copy(self: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None) -> Tensor:
+    view = RULES[aten.as_strided.default](self, size, stride, storage_offset)
+    if not is_dense(self) or (storage_offset is not None and not same(self.storage_offset(), 0)):
+        raise Unsupported("GRA006", at=current().facts.loc, detail="as_strided_copy of a part of some memory")
+    return dense(view.shape, self.dtype)
+
+
 @rule(aten.as_strided_scatter.default)
 def as_strided_scatter(self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
     view = RULES[aten.as_strided.default](self, size, stride, storage_offset)
@@ -255,13 +274,20 @@ def tril(self: Tensor, diagonal: int = 0) -> Tensor:
 @rule(aten.roll.default)
 def roll(self: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Eager joins two slices."""
+    count, places = (len(v) if isinstance(v, (tuple, list)) else 1 for v in (shifts, dims))
+    if not count or (count != places and not (count == 1 and not places)):
+        raise RuntimeError(f"shifts and dimensions must align. shifts: {shifts}, dims: {dims}")
+    if places and not self.dim():
+        raise IndexError("Dimension specified as 0 but tensor has no dimensions")
     for d in dims if isinstance(dims, (tuple, list)) else (dims,):
         axis(d, self.dim())
     return make(self.shape, format_strides(tuple(self.shape), suggest_format(self) if dims else None), self.dtype)
 
 
 @rule(aten.flip.default)
-def flip(self: Tensor, *args: Any) -> Tensor:
+def flip(self: Tensor, dims: Sequence[int]) -> Tensor:
+    if len({axis(d, self.dim()) for d in dims}) != len(dims):
+        raise RuntimeError("dim appears multiple times in the list of dims")
     return make(self.shape, copy_strides(self, None), self.dtype)
 
 
@@ -276,9 +302,14 @@ def repeat(self: Tensor, repeats: Sequence[Size]) -> Tensor:
 @rule(aten.constant_pad_nd.default)
 def constant_pad(self: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
     shape = list(self.shape)
+    if len(pad) % 2 or len(pad) > 2 * self.dim():
+        raise RuntimeError(f"Length of pad must be even and no more than twice {self.dim()} dimensions, but is {len(pad)}")
+    check_number(value, self.dtype)
     for i in range(len(pad) // 2):
         d = self.dim() - 1 - i
         shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
+        if not require(shape[d] >= 0):
+            raise RuntimeError(f"The input size {self.shape[d]}, plus negative padding {pad[2 * i]} and {pad[2 * i + 1]} is negative")
     return make(shape, format_strides(shape, suggest_format(self)), self.dtype)
 
 
@@ -380,7 +411,18 @@ def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, righ
 
 
 @rule(aten.searchsorted.Tensor)
-def searchsorted(sorted_sequence: Tensor, self: Tensor, *, out_int32: bool = False, **options: Any) -> Tensor:
+def searchsorted(
+    sorted_sequence: Tensor, self: Tensor, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
+) -> Tensor:
+    if side not in (None, "left", "right") or (side == "left" and right):
+        raise RuntimeError(f"torch.searchsorted(): side can only be 'left' or 'right' but got {side}")
+    if sorted_sequence.dtype != self.dtype:
+        raise RuntimeError("torch.searchsorted(): boundary tensor and input value tensor should have same dtype")
+    lead = sorted_sequence.shape[:-1]
+    if sorted_sequence.dim() != 1 and (not self.dim() or not are_equal(lead, self.shape[:-1])):
+        raise RuntimeError("torch.searchsorted(): boundaries should have 1 dimension or the first dimensions of the values")
+    if sorter is not None and (sorter.dtype is not torch.int64 or not are_equal(sorter.shape, sorted_sequence.shape)):
+        raise RuntimeError("torch.searchsorted(): boundary and sorter must have the same size, and sorter be of type Long")
     return dense(self.shape, torch.int32 if out_int32 else torch.int64)
 
 
@@ -411,7 +453,11 @@ def isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False
 
 @rule(aten.rot90.default)
 def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    if len(dims) != 2 or self.dim() < 2:
+        raise RuntimeError(f"expected total rotation dims == 2 and total dims >= 2, but got {len(dims)} and {self.dim()}")
     a, b = (axis(d, self.dim()) for d in dims)
+    if a == b:
+        raise RuntimeError(f"expected rotation dims to be different, but got {list(dims)}")
     turned = transpose(self, a, b) if k % 2 else self
     return make(turned.shape, copy_strides(turned, None), self.dtype)
 

@@ -97,12 +97,16 @@ def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
 
 @view(aten.t.default)
 def t(self: Tensor) -> Tensor:
+    if self.dim() > 2:
+        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {self.dim()}D")
     return transpose(self, 0, 1) if self.dim() == 2 else alias(self)
 
 
 @view(aten.permute.default)
 def permute(self: Tensor, dims: Sequence[int]) -> Tensor:
     order = [axis(d, self.dim()) for d in dims]
+    if len(order) != self.dim() or len(set(order)) != self.dim():
+        raise RuntimeError(f"permute(): {list(dims)} is no order of {self.dim()} dimensions")
     return strided(self, [self.shape[d] for d in order], [self.stride(d) for d in order])
 
 
@@ -125,6 +129,8 @@ def squeeze(self: Tensor, dim: Any = None) -> Tensor:
 @view(aten.expand.default)
 def expand(self: Tensor, size: Sequence[Size], *, implicit: bool = False) -> Tensor:
     lead = len(size) - self.dim()
+    if lead < 0:
+        raise RuntimeError(f"expand: the number of sizes provided ({len(size)}) must be at least that of dimensions ({self.dim()})")
     sizes: list[Size] = [0] * len(size)
     strides: list[Size] = [0] * len(size)
     for i in range(len(size) - 1, -1, -1):
@@ -188,6 +194,8 @@ def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], stora
 def split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
     d = axis(dim, self.dim())
     n = self.shape[d]
+    if split_size < 0 or (split_size == 0 and n != 0):
+        raise RuntimeError(f"split expects split_size be non-negative, but got split_size={split_size}")
     count = _parts(n, split_size) if not same(n, split_size) else 1
     return [slice_(self, d, i * split_size, n if i == count - 1 else (i + 1) * split_size) for i in range(max(count, 1))]
 
