@@ -194,6 +194,40 @@ def test_gradients_are_never_lost(name):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-5)
 
 
+def train_model(model, data, target, optimizer):
+    """As in the XLA document."""
+    pred = model(data)
+    loss = torch.nn.CrossEntropyLoss()(pred, target)
+    loss.backward()
+    optimizer.step()
+    return pred
+
+
+@pytest.mark.parametrize("name", [needs("openxla"), needs("onnxrt")])
+def test_a_whole_training_step_is_one_program(name, monkeypatch):
+    """Forward, loss, backward and optimizer, dropout with eager's draws: the gap that the document names."""
+    from torchsmith.backends import xla
+
+    real, programs = xla.program, []
+    monkeypatch.setattr(xla, "program", lambda plain: programs.append(plain) or real(plain))
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 5))
+    other = copy.deepcopy(net)
+    x, target = torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
+    one, two = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2) for m in (net, other))
+    step = torchsmith.compile(train_model, backend=name)
+    with torch.enable_grad(), events.recording() as got:
+        for i in range(3):
+            torch.manual_seed(i)
+            want = train_model(net, x, target, one)
+            torch.manual_seed(i)
+            torch.testing.assert_close(step(other, x, target, two), want, rtol=1e-4, atol=1e-5)
+    for (p, a), b in zip(net.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5, msg=p)
+    assert not [e for e in got if e.kind == "fallback"]
+    if name == "openxla":
+        assert len(programs) == 2  # the first step (no momentum yet) and all later ones
+
+
 def test_draws_move_in_front_of_what_is_taken():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

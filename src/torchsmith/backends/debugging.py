@@ -6,15 +6,13 @@ In: a FunctionalGraph. Out: a call. The second also writes operators out by torc
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import torch
 from torch import fx
 
 from ..graph.eager import eager_callable
 from ..graph.spec import FunctionalGraph
-from .partition import by_operator, is_random
+from .partition import by_operator, decompositions, is_random
 from .plain import PlainGraph, Run, run_plain
 
 
@@ -24,12 +22,6 @@ def aot_eager(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., 
 
 def aot_eager_decomp_partition(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:
     return run_plain(fg, decomposed, name)
-
-
-@cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """torch's table of core operators."""
-    return dict(torch._decomp.core_aten_decompositions())
 
 
 def decomposed(plain: PlainGraph) -> Run:

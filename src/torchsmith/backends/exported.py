@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .plain import PlainGraph
-from .xla_rows import numbers
+from .plain import PlainGraph, numbers
 
 
 @contextlib.contextmanager

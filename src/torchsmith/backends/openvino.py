@@ -19,8 +19,7 @@ from ..codes import Unsupported
 from ..graph.spec import FunctionalGraph, TensorSpec
 from .exported import export, quietly
 from .partition import partitioned, specs_of
-from .plain import PlainGraph, Run, run_plain
-from .xla_rows import numbers
+from .plain import PlainGraph, Run, numbers, run_plain
 
 OURS = (torch.ops.aten.reshape.default,)  # known to the reader, absent from its list
 UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128)

@@ -10,16 +10,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..codes import Unsupported
 from ..graph.eager import fitted
 from ..graph.spec import TensorSpec
-from .plain import Adapter, PlainGraph, Run
+from ..ir.expr import const
+from .plain import Adapter, PlainGraph, Run, numbers
 
 Takes = Callable[[fx.Node], bool]
 
@@ -102,11 +106,76 @@ def subgraph(whole: fx.Graph, piece: Piece, name: str) -> PlainGraph:
     return PlainGraph(graph, tuple(by_name[given].meta["spec"] for given in piece.inputs), name)
 
 
+def expand(plain: PlainGraph, takes: Takes) -> PlainGraph:
+    """`plain` with operators that are not taken written out by torch's decompositions, where all of what that gives is taken."""
+    table = decompositions()
+    wanted = [n for n in plain.graph.nodes if n.op == "call_function" and n.target in table and not is_ordered(n) and not takes(n)]
+    if not wanted:
+        return plain
+    graph = fx.Graph()
+    made: dict[fx.Node, Any] = {}
+    for n in plain.graph.nodes:
+        body = _written_out(n, table[n.target]) if n in wanted else None
+        if body is None or not all(takes(b) for b in body.nodes if b.op == "call_function"):
+            made[n] = made[n.args[0]][n.args[1]] if isinstance(made.get(_first(n)), tuple) else graph.node_copy(n, made.__getitem__)
+            continue
+        inner: dict[fx.Node, Any] = dict(zip(body.nodes, (made[a] for a in n.all_input_nodes), strict=False))
+        for b in body.nodes:
+            if b.op == "call_function":
+                inner[b] = graph.node_copy(b, inner.__getitem__)
+        made[n] = fx.map_arg(body.output_node().args[0], inner.__getitem__)
+        made[n] = tuple(made[n]) if isinstance(made[n], (list, tuple)) else made[n]
+    return PlainGraph(graph, plain.inputs, plain.name)
+
+
+def _first(n: fx.Node) -> Any:
+    return n.args[0] if n.target is operator.getitem else None
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """torch's table of core operators."""
+    return dict(torch._decomp.core_aten_decompositions())
+
+
+def _written_out(node: fx.Node, decomposition: Callable[..., Any]) -> fx.Graph | None:
+    """What a decomposition does for the operands of one node: a graph whose placeholders are node.all_input_nodes; None where it fails."""
+    mode = FakeTensorMode()
+    with mode:
+        specs = [s for a in node.all_input_nodes for s in specs_of(a)]
+        fakes = [torch.empty_strided(numbers(s.shape), numbers(s.strides), dtype=s.dtype) for s in specs]
+    if len(fakes) != len(node.all_input_nodes):
+        return None
+
+    def body(*given: Any) -> Any:
+        known = dict(zip(node.all_input_nodes, given, strict=True))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)  # type: ignore[misc]
+        return decomposition(*args, **kwargs)
+
+    try:
+        graph = make_fx(body, tracing_mode="fake")(*fakes).graph
+    except Exception:  # a decomposition may refuse anything: the operator then runs in torch
+        return None
+    for b in graph.nodes:
+        if b.op == "call_function":
+            b.meta = {"spec": _spec(b.meta["val"]), "loc": node.meta.get("loc", "")}
+        elif b.op == "get_attr":
+            return None
+    return graph
+
+
+def _spec(val: Any) -> Any:
+    if isinstance(val, torch.Tensor):
+        return TensorSpec(val.dtype, tuple(map(const, val.shape)), tuple(map(const, val.stride())), str(val.device))
+    return tuple(map(_spec, val)) if isinstance(val, (tuple, list)) else None
+
+
 def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, foreign: Adapter | None = None) -> Run:
     """Run `plain`: what `takes` says by `adapter`, the rest by `foreign` (default: torch's operators one by one).
 
     Raises Unsupported (BCK002) where nothing is taken. Only tensors cross borders: a tuple is taken apart on the side that makes it.
     """
+    plain = expand(plain, takes)
     pieces = cut(plain.graph, takes)
     if pieces and not any(p.taken for p in pieces):
         raise Unsupported("BCK002", detail=", ".join(sorted({str(n.target) for p in pieces for n in p.nodes}))[:300])

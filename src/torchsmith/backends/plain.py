@@ -19,11 +19,16 @@ from ..codes import Unsupported
 from ..graph.eager import asked, deliver, symbol_values
 from ..graph.sizes import print_condition
 from ..graph.spec import FunctionalGraph, TensorSpec
-from ..ir.expr import Expr, const
+from ..ir.expr import Const, Expr, const
 from ..ir.number import number_of
 
 aten = torch.ops.aten
 LIMIT = 64  # sets of sizes per graph
+
+
+def numbers(sizes: Any) -> tuple[int, ...]:
+    """Known sizes as Python numbers."""
+    return tuple(int(s.value) if isinstance(s, Const) else int(s) for s in sizes)
 
 
 @dataclass(frozen=True, slots=True)

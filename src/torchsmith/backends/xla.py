@@ -20,7 +20,7 @@ from ..graph.spec import FunctionalGraph
 from ..runtime import store
 from . import xla_rows
 from .partition import partitioned
-from .plain import PlainGraph, Run, run_plain
+from .plain import PlainGraph, Run, numbers, run_plain
 
 
 @cache
@@ -57,7 +57,7 @@ def program(plain: PlainGraph) -> Run:
         return tuple(env[n] for n in plain.results)
 
     with j.enable_x64(True):
-        shapes = [j.ShapeDtypeStruct(xla_rows.numbers(s.shape), xla_rows.dtype_of(s.dtype)) for s in plain.inputs]
+        shapes = [j.ShapeDtypeStruct(numbers(s.shape), xla_rows.dtype_of(s.dtype)) for s in plain.inputs]
         try:
             compiled = j.jit(traced, keep_unused=True).lower(*shapes).compile()
         except Exception as error:

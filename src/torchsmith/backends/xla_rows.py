@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..ir.expr import Const
+from .plain import numbers
 
 aten = torch.ops.aten
 ROWS: dict[Any, Callable[..., Any]] = {}
@@ -52,10 +52,6 @@ _NAMES = {torch.bool: "bool_", torch.bfloat16: "bfloat16"}
 
 def dtype_of(dtype: torch.dtype) -> Any:
     return _np().dtype(getattr(_np(), _NAMES.get(dtype, str(dtype).removeprefix("torch."))))
-
-
-def numbers(sizes: Any) -> tuple[int, ...]:
-    return tuple(int(s.value) if isinstance(s, Const) else int(s) for s in sizes)
 
 
 def as_planned(value: Any, spec: Any) -> Any:
@@ -177,6 +173,25 @@ def attention_backward(
 
 def _over(x: Array, channels: Array) -> Array:
     return channels.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+@row(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, training: bool, momentum: float, eps: float
+) -> Any:
+    """Result, saved mean and inverse deviation, and what the running statistics become (variance over n - 1)."""
+    np = _np()
+    axes, wide = (0, *range(2, x.ndim)), np.promote_types(x.dtype, np.float32)
+    count = x.size // x.shape[1]
+    mean, var = (x.astype(wide).mean(axes), x.astype(wide).var(axes)) if training else (running_mean, running_var)
+    invstd = 1 / np.sqrt(var + eps)
+    y = (x - _over(x, mean)) * _over(x, invstd)
+    y = y if weight is None else y * _over(x, weight)
+    y = y if bias is None else y + _over(x, bias)
+    if not training:
+        return y, np.zeros((0,), wide), np.zeros((0,), wide), running_mean, running_var
+    new_mean = (1 - momentum) * running_mean + momentum * mean
+    return y, mean, invstd, new_mean, (1 - momentum) * running_var + momentum * var * (count / max(count - 1, 1))
 
 
 @row(aten.native_batch_norm_backward.default)
@@ -350,3 +365,21 @@ def slice_backward(grad: Array, sizes: Any, dim: int, start: int, end: int, step
     np = _np()
     at = (slice(None),) * (dim % len(sizes)) + (slice(start, min(end, sizes[dim]), step),)
     return np.zeros(tuple(sizes), grad.dtype).at[at].set(grad)
+
+
+# ---------------------------------------------------------------- tensors made of nothing
+
+
+@row(aten.ones_like.default)
+def ones_like(x: Array, **how: Any) -> Array:
+    return _np().ones_like(x)
+
+
+@row(aten.zeros_like.default, aten.empty_like.default)
+def zeros_like(x: Array, **how: Any) -> Array:
+    return _np().zeros_like(x)
+
+
+@row(aten.full_like.default)
+def full_like(x: Array, value: Any, **how: Any) -> Array:
+    return _np().full_like(x, value)
