@@ -27,7 +27,7 @@ test: setup
 	$(PYTEST) tests/pure tests/test_layers.py
 	$(PYTEST) tests/cpu -m "not heavy"
 	$(PYTEST) tests/models -m "not models"
-	$(PYTEST) tests/partners
+	$(PYTEST) tests/partners -m "not heavy"
 
 check: setup
 	$(BIN)/ruff check src tests bench
@@ -37,7 +37,7 @@ check: setup
 
 test-models: setup
 	$(PYTEST) tests/models
-	$(PYTEST) tests/cpu -m heavy
+	$(PYTEST) tests/cpu tests/partners -m heavy
 
 # 8 threads on one model while its weights are replaced, and wrong input in between (tests/cpu/model_stress.c). Needs gcc's sanitizers.
 sanitize: setup

@@ -21,6 +21,7 @@ from .exported import export, quietly
 from .partition import partitioned, specs_of
 from .plain import PlainGraph, Run, run_plain
 
+DISTRUSTED: set[Any] = set()  # operators that its converter was seen to get wrong in this process
 UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128)  # dtypes of which NumPy or ONNX Runtime's kernels know nothing
 PROVIDERS = ("CPUExecutionProvider",)
 
@@ -44,7 +45,7 @@ def compile_onnxrt(
 ) -> Callable[..., tuple[Any, ...]]:
     """A call of `fg`. Raises Unsupported (BCK001, BCK002, BCK003)."""
     providers = list((options or {}).get("providers", PROVIDERS))
-    return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: session(piece, providers)), name)
+    return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: session(piece, providers), DISTRUSTED), name)
 
 
 def session(plain: PlainGraph, providers: Sequence[Any]) -> Run:

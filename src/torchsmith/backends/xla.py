@@ -22,6 +22,8 @@ from . import xla_rows
 from .partition import partitioned
 from .plain import PlainGraph, Run, numbers, run_plain
 
+DISTRUSTED: set[Any] = set()  # operators whose row was seen to be wrong in this process
+
 
 @cache
 def jax() -> Any:
@@ -35,7 +37,7 @@ def jax() -> Any:
 
 def compile_xla(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:
     """A call of `fg`. Raises Unsupported (BCK001, BCK002)."""
-    return run_plain(fg, lambda plain: partitioned(plain, lambda n: xla_rows.kernel_of(n.target) is not None, program), name)
+    return run_plain(fg, lambda plain: partitioned(plain, lambda n: xla_rows.kernel_of(n.target) is not None, program, DISTRUSTED), name)
 
 
 def program(plain: PlainGraph) -> Run:
