@@ -203,9 +203,9 @@ class Emitter:
         text = self.widen(v) if dtype is dt.index else v.text
         return f"tl.broadcast_to({text}, {self.shape(axes)})" if axes and v.axes != axes else text
 
-    def call(self, name: str, t: str, args: tuple[str, ...], small: bool = False) -> str:
-        """small: the operands are float16 numbers, so at most 65504."""
-        found = spell(name, t, args, self.fast, self.fast and small)
+    def call(self, name: str, t: str, args: tuple[str, ...], small: str = "") -> str:
+        """small: the 16-bit dtype whose numbers the operands are."""
+        found = spell(name, t, args, self.fast, small if self.fast else "")
         if found is None:
             raise Unsupported("EMI001", detail=f"operator {name} on {t}")
         self.functions.update(found.functions)
@@ -418,7 +418,8 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
         texts = [v.text for v in vals]
     if kind is dt.bool_ and e.name in ("lt", "le", "gt", "ge"):  # a bit is no sign
         texts = [f"{x}.to(tl.int32)" for x in texts]
-    small = all(isinstance(a, Cast) and a.arg.dtype is dt.f16 for a in e.args)
+    sources = {a.arg.dtype for a in e.args if isinstance(a, Cast)}
+    small = sources.pop().name if len(sources) == 1 and all(isinstance(a, Cast) and a.arg.dtype in HALF for a in e.args) else ""
     return self.define(self.call(e.name, kind.name, tuple(texts), small), Val("", e.dtype, axes), at)
 
 

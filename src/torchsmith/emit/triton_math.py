@@ -31,10 +31,21 @@ APPROXIMATE = """(x):
   r = tl.fma(n, -0.0019353071795864769, r)
   s = tl.inline_asm_elementwise("{name}.approx.f32 $0, $1;", "=f,f", [r], dtype=tl.float32, is_pure=True, pack=1)
   return {result}"""
+# half erfc(|x| / sqrt 2) exp(x x / 2) as a polynomial in t = 1 / (1 + p |x| / sqrt 2), to 2^-14 of itself; own fit
+GELU16 = """(x):
+  t = 1.0 / tl.fma(tl.abs(x), 0.23164188861846924, 1.0)
+  c = tl.fma(tl.fma(tl.fma(tl.fma(0.9499571919441223, t, -1.1110382080078125), t, 1.0327147245407104), t, -0.09076355397701263), t, 0.2190755307674408)
+  c = c * t * tl.exp(x * x * -0.5) * 0.5
+  m = tl.where(x < 8.0, x, 8.0)
+  return tl.where(x > 0, x - m * c, x * c)"""
+TANH16 = """(x):
+  return tl.where(tl.abs(x) < 0.06, x * tl.fma(x * x, -0.3333333, 1.0), 1.0 - 2.0 / (1.0 + tl.exp(x + x)))"""
 SHORTER = {
+    "gelu": GELU16, "tanh": TANH16,
     "sin": APPROXIMATE.format(name="sin", result="tl.where(tl.abs(x) < 0.03, x, s)"),
     "cos": APPROXIMATE.format(name="cos", result="s"),
-}  # of float16 numbers, for float16 results
+}  # of 16-bit numbers, for 16-bit results
+BOUNDED = ("sin", "cos")  # for at most 65504
 
 
 def _own(t: str) -> dict[str, str]:
@@ -110,11 +121,11 @@ def is_known(name: str, t: str) -> bool:
 
 
 def call(
-    name: str, t: str, args: tuple[str, ...], fast: bool = False, small: bool = False
+    name: str, t: str, args: tuple[str, ...], fast: bool = False, small: str = ""
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
     """(text of the call, functions it needs). fast, small: see triton_ops.spell."""
     table = (NATIVE | NATIVE64) if t == "f64" else (NATIVE | NATIVE32 | FAST32) if fast else (NATIVE | NATIVE32)
-    if small and t == "f32" and name in SHORTER:
+    if t == "f32" and name in SHORTER and small in (("f16",) if name in BOUNDED else ("f16", "bf16")):
         return f"{name}_fast({', '.join(args)})", ((f"{name}_fast", f"@triton.jit\ndef {name}_fast{SHORTER[name]}\n"),)
     native = table.get(name)
     if native is not None:

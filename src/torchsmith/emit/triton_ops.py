@@ -181,9 +181,9 @@ def ipow_{t}(a, b):
 MATH_NAMES = {"round": "rint", "fmod": "frem", "log_ndtr": "logndtr"}
 
 
-def spell(name: str, t: str, args: tuple[str, ...], fast: bool = False, small: bool = False) -> Text | None:
-    """The text of operator `name` on operands of dtype `t`; None where there is none. fast: 11 bits of the result are kept; small: and the
-    operands are float16 numbers."""
+def spell(name: str, t: str, args: tuple[str, ...], fast: bool = False, small: str = "") -> Text | None:
+    """The text of operator `name` on operands of dtype `t`; None where there is none. fast: 11 bits of the result are kept; small: the 16-bit
+    dtype that the operands come from, too."""
     if name not in OPS:
         return None
     made = MATH_NAMES.get(name, name)

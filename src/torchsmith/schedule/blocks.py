@@ -42,7 +42,7 @@ ELEMENTS = 1024  # of a program that only maps elements
 STEP = 2048  # elements of a row that is walked in steps
 COLUMNS = 64  # grid positions beside each other where the row does not lie contiguous
 SHORT = 16  # trips of a Fold that are not worth a dimension of their own, where its steps are far
-SIDE = 32  # of a tile whose loads and stores lie along different axes
+SIDE = 64  # of a tile whose loads and stores lie along different axes
 ATOMIC = {
     "add": frozenset({dt.f32, dt.f64, dt.f16, dt.i32, dt.i64}), "min": frozenset({dt.i32, dt.i64}), "max": frozenset({dt.i32, dt.i64})
 }  # fmt: skip
@@ -307,7 +307,8 @@ class Builder:
         if across is not None:
             t, s = across
             grid = self.regroup(d, [[t], [s]])
-            return [Tile(a, min(SIDE, ceil_pow2(estimate(e))), "lanes") for a, e in grid[-2:]], 4
+            tiles = [Tile(a, min(SIDE, ceil_pow2(estimate(e))), "lanes") for a, e in grid[-2:]]
+            return tiles, max(1, min(8, tiles[0].size * tiles[1].size // 512))
         (x,) = self.regroup(d, [list(d.outer)])
         size = ELEMENTS
         while size > 128 and total < size * 2 * self.target.weights.processors:
@@ -318,7 +319,7 @@ class Builder:
     def crossing(self, d: Draft, found: list[Access]) -> tuple[tuple[Axis, Expr], tuple[Axis, Expr]] | None:
         """(axis along which a load is contiguous, axis along which the stores are), where they differ and both are long."""
         extents = dict(d.outer)
-        long = [a for a, e in d.outer if estimate(e) >= SIDE // 2]
+        long = [a for a, e in d.outer if estimate(e) >= SIDE // 4]
         stores = [a for x in found if x.store for a in long if x.stride(a) == 1]
         if not stores:
             return None
@@ -364,8 +365,9 @@ class Builder:
         for a, e in lengths.items():
             n = const_of(e)
             whole = n is not None and ceil_pow2(n) * lanes <= limit
-            tiles.append(Tile(a, ceil_pow2(n or 1), "row") if whole else Tile(a, STEP, "steps"))
-        held = min(wide, limit) * lanes
+            step = STEP * (4 if rows < 2 * self.target.weights.processors else 2)  # few programs: more of each at a time
+            tiles.append(Tile(a, ceil_pow2(n or 1), "row") if whole else Tile(a, min(step, ceil_pow2(n or step)), "steps"))
+        held = max((t.size for t in tiles if t.how != "lanes"), default=1) * lanes
         return tiles, 1 if held <= 256 else 2 if held <= 512 else 4 if held <= 2048 else 8 if held <= 8192 else 16
 
     def neighbours(self, d: Draft, inner: Mapping[Axis, Expr]) -> tuple[Axis, Expr] | None:
