@@ -459,6 +459,7 @@ TS_SELDOM int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
   const ts_model_desc *d = &torchsmith_model;
   *out = NULL;
   if (d->abi != TS_MODEL_ABI || torchsmith_graph.abi != TS_ABI) return ts_fail(TSM_ERROR_VERSION, "the parts of this library do not belong together");
+  if (torchsmith_graph.images) return ts_fail(TSM_ERROR_DEVICE, "the model's kernels are for a GPU, which this library's engine cannot use");
   int32_t rc = ts_check_cpu(d->cpu);
   if (!rc && d->operators) rc = d->operators->services->open(d->operators);
   if (rc) return rc;

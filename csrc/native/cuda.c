@@ -45,6 +45,7 @@ typedef struct {
   Result (*library_unload)(Handle_);
   Result (*library_kernel)(Handle_ *, Handle_, const char *);
   Result (*kernel_attribute)(int, int, Handle_, int);
+  Result (*kernel_function)(Handle_ *, Handle_);
   Result (*launch)(Handle_, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle_, void **, void **);
   Result (*capturing)(Handle_, int *);
   Result (*exchange_mode)(int *);
@@ -95,6 +96,7 @@ static const struct {
     NEED("cuLibraryUnload", library_unload),
     NEED("cuLibraryGetKernel", library_kernel),
     NEED("cuKernelSetAttribute", kernel_attribute),
+    NEED("cuKernelGetFunction", kernel_function),
     NEED("cuLaunchKernel", launch),
     NEED("cuStreamIsCapturing", capturing),
     NEED("cuThreadExchangeStreamCaptureMode", exchange_mode),
@@ -183,7 +185,7 @@ static int32_t failed(ts_cuda_call *c, Result rc, const char *doing) {
 /* ---------------------------------------------------------------- graphs */
 
 typedef struct {
-  Handle_ library, kernel;
+  Handle_ library, function; /* in the device's primary context */
   unsigned threads, shared;
 } Loaded;
 
@@ -393,10 +395,12 @@ static int32_t load(ts_cuda_call *c, int32_t number, Loaded *out) {
   }
   int mode = RELAXED, device = 0;
   cu.exchange_mode(&mode); /* loading is allowed while another stream is captured */
+  Handle_ kernel = NULL;
   Result rc = cu.device_get(&device, c->device);
   if (!rc) rc = cu.library_load(&out->library, image->data, NULL, NULL, 0, NULL, NULL, 0);
-  if (!rc) rc = cu.library_kernel(&out->kernel, out->library, k->symbol);
-  if (!rc && image->shared > 48 * 1024) rc = cu.kernel_attribute(MAX_DYNAMIC_SHARED, image->shared, out->kernel, device);
+  if (!rc) rc = cu.library_kernel(&kernel, out->library, k->symbol);
+  if (!rc && image->shared > 48 * 1024) rc = cu.kernel_attribute(MAX_DYNAMIC_SHARED, image->shared, kernel, device);
+  if (!rc) rc = cu.kernel_function(&out->function, kernel); /* now, not at the first launch: that may be inside of a capture */
   cu.exchange_mode(&mode);
   if (rc) {
     if (out->library) cu.library_unload(out->library);
@@ -414,7 +418,7 @@ static Loaded *kernels(ts_cuda_call *c, const ts_device_launch *launches, int32_
   ts_cuda *g = c->graph;
   Loaded *all = __atomic_load_n(&g->loaded[c->device], __ATOMIC_ACQUIRE);
   bool missing = !all;
-  for (int32_t i = 0; !missing && i < n; i++) missing = !__atomic_load_n(&all[launches[i].kernel].kernel, __ATOMIC_ACQUIRE);
+  for (int32_t i = 0; !missing && i < n; i++) missing = !__atomic_load_n(&all[launches[i].kernel].function, __ATOMIC_ACQUIRE);
   if (!missing) return all;
   pthread_mutex_lock(&g->lock);
   int32_t rc = TS_OK;
@@ -426,9 +430,9 @@ static Loaded *kernels(ts_cuda_call *c, const ts_device_launch *launches, int32_
   }
   for (int32_t i = 0; !rc && i < n; i++) {
     Loaded *k = &all[launches[i].kernel], fresh = {0};
-    if (k->kernel || (rc = load(c, launches[i].kernel, &fresh))) continue;
+    if (k->function || (rc = load(c, launches[i].kernel, &fresh))) continue;
     k->library = fresh.library, k->threads = fresh.threads, k->shared = fresh.shared;
-    __atomic_store_n(&k->kernel, fresh.kernel, __ATOMIC_RELEASE);
+    __atomic_store_n(&k->function, fresh.function, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&g->lock);
   return rc ? NULL : all;
@@ -478,7 +482,7 @@ static int32_t launch_plainly(ts_cuda_call *c, const Loaded *all, const ts_devic
     if (l->grid <= 0) continue;
     if (l->grid > INT32_MAX) return grid_is_too_large(c);
     arguments(l, words, params);
-    Result rc = cu.launch(k->kernel, (unsigned)l->grid, 1, 1, k->threads, 1, 1, k->shared, c->stream, params, NULL);
+    Result rc = cu.launch(k->function, (unsigned)l->grid, 1, 1, k->threads, 1, 1, k->shared, c->stream, params, NULL);
     if (!rc && c->record) rc = note_node(c, l, words);
     if (rc) {
       char text[300];
@@ -492,7 +496,7 @@ static int32_t launch_plainly(ts_cuda_call *c, const Loaded *all, const ts_devic
 static NodeParams node_of(ts_cuda_call *c, const Loaded *all, const ts_device_launch *l, void **params) {
   const Loaded *k = &all[l->kernel];
   unsigned grid = l->grid > 0 ? (unsigned)l->grid : 1;
-  return (NodeParams){NULL, {grid, 1, 1}, {k->threads, 1, 1}, k->shared, params, NULL, k->kernel, contexts[c->device]};
+  return (NodeParams){k->function, {grid, 1, 1}, {k->threads, 1, 1}, k->shared, params, NULL, NULL, NULL};
 }
 
 /* What a record is kept for: stream, grids and numbers, not addresses. */

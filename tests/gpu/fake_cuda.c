@@ -104,6 +104,7 @@ EXPORT int cuLibraryGetKernel(void **out, void *library, const char *name) {
   *out = &l->f;
   return OK;
 }
+EXPORT int cuKernelGetFunction(void **f, void *kernel) { CALL("cuKernelGetFunction"); NEED_CONTEXT; *f = kernel; return OK; }
 EXPORT int cuKernelSetAttribute(int what, int value, void *kernel, int device) { CALL("cuKernelSetAttribute"); ((Function *)kernel)->shared = value; return OK; }
 
 /* ---- launches */
@@ -196,8 +197,8 @@ EXPORT int cuGraphCreate(void **out, unsigned flags) { CALL("cuGraphCreate"); *o
 EXPORT int cuGraphAddKernelNode_v2(void **out, void *graph, void *const *deps, size_t n, const NodeParams *p) {
   CALL("cuGraphAddKernelNode");
   Graph *g = graph;
-  if (is_valid(p->kernel, p->grid[0], p->block[0], p->shared) || !p->context || (g->n && (n != 1 || deps[0] != g->last))) return INVALID;
-  *out = node_new(g, p->kernel, p->grid[0], p->block[0], p->shared, p->params);
+  if (is_valid(p->func, p->grid[0], p->block[0], p->shared) || (g->n && (n != 1 || deps[0] != g->last))) return INVALID;
+  *out = node_new(g, p->func, p->grid[0], p->block[0], p->shared, p->params);
   return OK;
 }
 /* The executable shares the nodes: nobody changes a graph after that. */
@@ -205,7 +206,7 @@ EXPORT int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long lo
 EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node, const NodeParams *p) {
   CALL("cuGraphExecKernelNodeSetParams");
   Node *n = node;
-  if (p->kernel != n->f || is_valid(n->f, p->grid[0], p->block[0], p->shared)) return INVALID;
+  if (p->func != n->f || is_valid(n->f, p->grid[0], p->block[0], p->shared)) return INVALID;
   n->grid = p->grid[0];
   for (int i = 0; i < n->f->n; i++) memcpy(&n->words[i], p->params[i], 8);
   return OK;

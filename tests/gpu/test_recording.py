@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from pretend import calls, pretending
 
 import torchsmith
 from torchsmith.compiler import reset
+from torchsmith.runtime import _native
 
 
 @pytest.fixture
@@ -238,3 +240,40 @@ def test_explain_and_switches(fake: ctypes.CDLL) -> None:
         for _ in range(3):
             f(x, y)
         assert calls("cuGraphLaunch") == before + 2
+
+
+def test_threads_share_a_graph(fake: ctypes.CDLL) -> None:
+    """One of them uses the record, the others launch one by one; workspaces are not shared by calls that overlap."""
+    f = compiled(three)
+    inputs = [(torch.randn(6, 8), torch.randn(6, 8)) for _ in range(8)]
+    expected = [three(*i) for i in inputs]
+    f(*inputs[0])
+    wrong: list[int] = []
+
+    def work(first: int) -> None:
+        for k in range(100):
+            i = (first + k) % 8
+            got = f(*inputs[i])
+            if not all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected[i], strict=True)):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_device_memory_is_kept_for_streams(fake: ctypes.CDLL) -> None:
+    """The workspace stays between calls, and goes when it is trimmed."""
+    f = compiled(three)
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+    f(x, y)
+    held = _native.device_stats()
+    for _ in range(5):
+        f(x, y)
+    assert held["blocks"] >= 1 and _native.device_stats() == held
+    _native.workspace_trim()
+    assert _native.device_stats()["blocks"] == 0
+    torch.testing.assert_close(f(x, y)[0], three(x, y)[0])

@@ -24,6 +24,7 @@ from ..graph.sizes import LARGEST, print_condition
 from ..graph.spec import FreshOutput, InputOutput, TensorSpec, ViewOutput
 from ..graph.tracing import spec_of
 from ..ir.expr import Const, Expr
+from ..ir.target import CPU
 from ..options import Options
 from ..pipeline import Source, compile_source, refuse_externs
 from ..runtime.externs_torch import operator_row
@@ -33,6 +34,7 @@ from ..runtime.toolchain import features_of
 from .entry import Constant, Entry
 from .weights import PAGE, Block, Weights, align
 
+define("AOT045", "packages for a GPU are not made yet", "compile the module on the CPU for a package, or serve it with torchsmith.compile")
 define("AOT022", "the program writes inputs or returns views of them, so they must not be copied", "compile it without copy_inputs")
 define("AOT024", "a result views an input as another dtype", "return a clone of it: a package cannot make such a view")
 define("AOT021", "the compiled library refused the constants", "please report it")
@@ -61,6 +63,8 @@ def compile_entry(
 ) -> Model:
     """The whole road. Raises Unsupported with the user's line."""
     source = compile_source(entry.functional, options, entry.name)
+    if source.target is not CPU:
+        raise Unsupported("AOT045", detail=source.manifest.device)
     if options.libtorch == "forbid":
         refuse_externs(source.manifest)
     operators = tuple(operator_row(e) for e in source.manifest.externs)
