@@ -20,8 +20,8 @@ from . import events
 from .autograd.attach import attach
 from .autograd.joint import Joint
 from .codes import Forbidden, Unsupported, define
-from .emit.host import HOST_LANGUAGES, describe, emit_host, packing_key
-from .emit.printers import print_kernel
+from .emit.host import describe, emit_host, packing_key
+from .emit.printers import PRINTERS, print_kernel
 from .graph.eager import eager_callable
 from .graph.functionalise import functionalise
 from .graph.readable import readable
@@ -116,7 +116,7 @@ class Pass:
 
 def emit(p: Plan, options: Options) -> Source:
     """Plan -> C text of the host program and of its kernels, and the manifest that the loader reads."""
-    if p.target.language not in HOST_LANGUAGES:
+    if p.target.language not in PRINTERS:
         raise Unsupported("LOW005", detail=p.device)
     kernels = tuple(print_kernel(k) for k in p.kernels)
     names = tuple(building.kernel_name(text) for text in kernels)

@@ -39,7 +39,6 @@ from .host_abi import ABI_TEXT, HELPERS
 from .watch import NAMES, SAVE, WATCH_TEXT, is_wanted
 
 SYMBOL = "torchsmith_graph"
-HOST_LANGUAGES = frozenset({"c", "triton"})  # kernels that a host program can call
 SCALARS = frozenset({"scalar", "element"})  # origins of numbers that the host passes
 KERNELS_OF_A_DEVICE = "extern TS_HIDDEN const ts_device_kernel {name};"
 DTYPE_ROWS = {

@@ -1,0 +1,109 @@
+"""The recipes in docs/recipes, followed: a device, a template and an operator enter by rows of tables, and touch no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from torchsmith import compile, events
+from torchsmith.emit import printers
+from torchsmith.emit.c import emit_kernel
+from torchsmith.graph.tracing import RULES, rule
+from torchsmith.ir.expr import Op, op, walk
+from torchsmith.ir.kernel import Kernel
+from torchsmith.ir.program import Stage
+from torchsmith.ir.target import Target, Vectors
+from torchsmith.lower import devices
+from torchsmith.lower.pointwise import map_elements
+from torchsmith.lower.table import NAMED, lowers_foreign
+from torchsmith.runtime import build as building
+from torchsmith.schedule import formers, templates
+from torchsmith.schedule import kernels as forming
+from torchsmith.schedule.single import plain_kernel
+
+
+def run(fn: Any, *args: torch.Tensor) -> tuple[Any, list[Any]]:
+    """(result, events) of one graph that is compiled anew."""
+    with torch.no_grad(), events.recording() as found:
+        got = compile(fn, options={"force_disable_caches": True, "check": 2}, fullgraph=True)(*args)
+    assert not [e for e in found if e.kind == "fallback"]
+    return got, found
+
+
+# ---------------------------------------------------------------- add-a-device: kernels that take their arguments in one structure
+TOY: Any = Target("toy", "toy", "cpu", vectors=Vectors(32, 16, masks=False, pairs=False))  # type: ignore[arg-type]
+CALL = "typedef struct { void *const *bufs; const long long *syms; long long lo, hi; } toy_call;\n"
+HEAD = "void TS_KERNEL(void *const *bufs, const i64 *syms, i64 lo, i64 hi) {\n"
+
+
+def print_toy(kernel: Kernel) -> str:
+    text = emit_kernel(kernel)
+    assert HEAD in text
+    names = "void *const *bufs = call->bufs; const i64 *syms = (const i64 *)call->syms, lo = call->lo, hi = call->hi;"
+    return CALL + text.replace(HEAD, f"static void toy(const toy_call *call) {{\n  {names}\n")
+
+
+def toy_objects(job: building.Job, kernels: Mapping[str, str]) -> Iterator[building.Task]:
+    entry = "void TS_KERNEL(void *const *b, const long long *s, long long lo, long long hi) { toy_call c = {b, s, lo, hi}; toy(&c); }\n"
+    return building.COMPILERS["c"](job, {name: text + entry for name, text in kernels.items()})
+
+
+def test_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setitem(devices.TARGETS, "cpu", lambda options: TOY)
+    monkeypatch.setitem(formers.FORMERS, "toy", forming.form_kernels)
+    monkeypatch.setitem(printers.PRINTERS, "toy", lambda k: (made.append(k.target.name), print_toy(k))[1])
+    monkeypatch.setitem(building.COMPILERS, "toy", toy_objects)
+    layer = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.GELU(), torch.nn.Linear(40, 5))
+    x = torch.randn(9, 30)
+    got, _ = run(layer, x)
+    torch.testing.assert_close(got, layer(x).detach())
+    assert made and set(made) == {"toy"}
+
+
+# ---------------------------------------------------------------- add-a-template: stages that compute an angle
+def recognise_angle(stage: Stage) -> Op | None:
+    found = [e for s in stage.stores for e in walk(s.value) if isinstance(e, Op) and e.name == "atan2"]
+    return found[0] if len(stage.stores) == 1 and found else None
+
+
+def form_angle(stage: Stage, angle: Op, f: forming.Forming) -> tuple[Kernel, ...]:
+    return (replace(plain_kernel(stage, f.buffers), kind="angle"),)
+
+
+def test_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(templates.TEMPLATES, "angle", templates.Template(recognise_angle))
+    monkeypatch.setitem(forming.FORMS, "angle", form_angle)
+    x, y = torch.randn(7, 20), torch.randn(7, 20)
+    got, found = run(lambda x, y: (torch.atan2(x, y) + 1, (x * y).sum(1)), x, y)
+    torch.testing.assert_close(got, (torch.atan2(x, y) + 1, (x * y).sum(1)))
+    assert [e.fields["what"] for e in found if e.kind == "kernel"].count("angle") == 1
+
+
+# ---------------------------------------------------------------- add-an-op: an operator of another library, as a row each
+def test_an_operator() -> None:
+    library = torch.library.Library("toy_recipes", "DEF")
+    library.define("cube_plus(Tensor x, float by) -> Tensor")
+    library.impl("cube_plus", lambda x, by: x * x * x + by, "CompositeExplicitAutograd")
+    operator = torch.ops.toy_recipes.cube_plus.default
+
+    @rule(operator)
+    def shape(x: torch.Tensor, by: float) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    @lowers_foreign("toy_recipes.cube_plus.default")
+    def lower_cube_plus(cx: Any, x: Any, by: float) -> Any:
+        return map_elements(cx, lambda e, b: op("add", op("mul", op("mul", e, e), e), b), x, by)
+
+    try:
+        x = torch.randn(50)
+        got, found = run(lambda x: torch.ops.toy_recipes.cube_plus(x, 0.5) * 2, x)
+        torch.testing.assert_close(got, (x**3 + 0.5) * 2)
+        assert sum(e.kind == "kernel" for e in found) == 1 and not any(e.kind == "extern" for e in found)
+    finally:
+        NAMED.pop("toy_recipes.cube_plus.default")
+        RULES.pop(operator)
