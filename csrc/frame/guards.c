@@ -243,6 +243,11 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
   }
   case NODE_ITEM_DICT:
   dict_item:
+    if (Py_IS_TYPE(base, &PyDictProxy_Type)) { /* of a class */
+      v = PyObject_GetItem(base, n->key);
+      if (!v && PyErr_ExceptionMatches(PyExc_KeyError)) PyErr_Clear();
+      return v;
+    }
     if (!PyDict_Check(base)) return NULL;
     keep = c->build && c->status[n->base] == ST_STATIC && c->e->unstable[n->base] < UNSTABLE;
     if (keep) note_dict(c, n->base, base);
@@ -305,6 +310,13 @@ static Py_ssize_t length_of(PyObject *v) {
 }
 
 static int same_keys(PyObject *dict, PyObject *keys) {
+  if (Py_IS_TYPE(dict, &PyDictProxy_Type)) {
+    PyObject *list = PyMapping_Keys(dict), *have = list ? PySequence_Tuple(list) : NULL;
+    int same = have ? same_constant(have, keys) : 0;
+    Py_XDECREF(list), Py_XDECREF(have);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return same > 0;
+  }
   if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(keys)) return 0;
   if (PyDict_CheckExact(dict)) {
     PyObject *k, *v;

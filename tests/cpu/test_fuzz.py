@@ -6,6 +6,7 @@ import fuzz_calls
 import fuzz_modules
 import fuzz_rules
 import fuzz_sizes
+import fuzz_state
 import pytest
 import torch
 from fuzz import compare
@@ -50,3 +51,9 @@ def test_rules_and_eager_accept_alike(dtype: torch.dtype) -> None:
     """Operators with arguments changed in one place or two, of a few entries of torch's operator database."""
     calls = fuzz_rules.corpus(dtype, "*", Draw(3), entries=25)
     assert not [f"{fuzz_rules.text(call)}: {why}" for call, why in fuzz_rules.findings(calls, 3, 80)]
+
+
+@pytest.mark.parametrize("seed", (5, 26, 34, 43, 47, 51))
+def test_state_shared_with_others(seed: int) -> None:
+    """Globals of modules, classes, locks, foreign context managers, exceptions, patches between calls."""
+    assert fuzz_state.compare(seed, 8) == []

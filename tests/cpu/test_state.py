@@ -436,3 +436,48 @@ def test_exceptions_about_our_own_values_are_not_the_programs() -> None:
     compiled = torchsmith.compile(fn)
     for n in (4, 5, 6):
         assert plain(compiled(X, n)) == plain(fn(X, n))
+
+
+def test_bound_methods_of_what_the_caller_gets() -> None:
+    def fn(x: Tensor) -> Any:
+        made: list[Any] = []
+        return x, made, made.append, {"put": made.extend}
+
+    for f in (fn, torchsmith.compile(fn)):
+        _, made, put, more = f(X)
+        put(1)
+        more["put"]([2])
+        assert made == [1, 2]
+
+
+def test_dictionaries_of_classes() -> None:
+    def make() -> Any:
+        class Kind:
+            a = 1
+
+        fn = lambda x: (x, Kind.__dict__.get("a"), Kind.__dict__.get("b"), "a" in Kind.__dict__)
+        fn.kind = Kind  # type: ignore[attr-defined]
+        made[:] = [Kind]
+        return fn
+
+    made: list[Any] = []
+    agree(make, [None, lambda: setattr(made[0], "a", 5), lambda: setattr(made[0], "b", 6)])
+
+
+def test_a_write_of_what_happened_to_be_there() -> None:
+    class Plain:
+        n = 0
+
+    def make() -> Any:
+        o = Plain()
+        o.n = 1
+
+        def fn(x: Tensor) -> Any:
+            o.__dict__["n"] = 10
+            return x + 1, o.n
+
+        made[:] = [o]
+        return lambda x: (*fn(x), made[0].__dict__["n"])
+
+    made: list[Any] = []
+    agree(make, [None, lambda: setattr(made[0], "n", 4), lambda: setattr(made[0], "n", 5)])

@@ -45,6 +45,8 @@ def find(m: Any, cls: type, name: str) -> Any:
         got = MISSING
         for base in cls.__mro__:
             written = m.class_writes.get((base, name), MISSING) if m.class_writes else MISSING
+            if written is not MISSING and base is not cls:  # no guard says that the classes between have none of their own
+                raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__}.{name}, which was written to {base.__name__}")
             if written is not MISSING and written is not DELETED:
                 got = written
                 break
@@ -315,6 +317,8 @@ def _class_attr(m: Any, cls: type, name: str) -> Any:
         if issubclass(type(mattr), property) and issubclass(type(mattr.fget), Function) and not policy.is_trusted(meta.__module__):
             return m.call(mattr.fget, [cls], {})
         value = _bound(m, cls, cls, name)
+        if name == "__dict__" and any(c is cls for c, _ in m.class_writes):
+            raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__}.__dict__ behind a write to the class")
         if name == "__dict__":
             return m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), "__dict__", "getattr"))
         return value if name != "__doc__" else m.world.wrap(value, None)

@@ -567,6 +567,8 @@ def _single_read(m: Any, self: Any, name: str, args: Args) -> Any:
     key = args[0]
     if name == "__getitem__":
         return pr._item_outside(m, m.world.of(self), key)
+    if name == "get" and not issubclass(type(self), dict):
+        return m.native(m.world.image(m.world.of(self)).get, args, {})
     if not issubclass(type(self), dict):
         return pr.contains(m, m.world.image(m.world.of(self)), key)
     value = pr._read_key(m, m.world.of(self), key)

@@ -29,7 +29,7 @@ from .resume import Later, Stop
 from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TypeOf
 from .tensor_attrs import TensorMethod
 from .tensors import extent
-from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track
+from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track, item_of
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LITERALS = frozenset({int, str, bytes, bool, type(None)})
@@ -137,8 +137,8 @@ class _Builder:
             return self.names[id(v)]
         if t is Later:
             return self.read(v.source)
-        if _is_bound(v):  # [].append: of that object, not of the one at hand
-            return f"{self.value(v.__self__)}.{v.__name__}"
+        if _is_bound(v):  # a method in C: of the object that the caller gets, not of what stood for it
+            return self._name(v, f"{self.value(self.m.world.canonical(v.__self__))}.{v.__name__}")
         if id(v) not in self.m.world.fresh_pinned and issubclass(type(v), PINNED_TYPES) and t not in (slice, range):
             return self.const(v)
         row = _BUILD.get(t)
@@ -201,6 +201,13 @@ class _Builder:
         return name
 
 
+def _is_bound(v: Any) -> bool:
+    """Is this a method in C bound to an object (`[].append`), and not a function of a module or class?"""
+    if type(v) not in (types.BuiltinFunctionType, types.MethodWrapperType):
+        return False
+    return v.__self__ is not None and not issubclass(type(v.__self__), (types.ModuleType, type)) and not issubclass(type(v.__self__), PINNED_TYPES)
+
+
 def _is_made_in_c(t: type) -> bool:
     """Whether object.__new__ refuses this class: its instances hold more than attributes."""
     try:
@@ -208,13 +215,6 @@ def _is_made_in_c(t: type) -> bool:
     except TypeError:
         return True
     return False
-
-
-def _is_bound(v: Any) -> bool:
-    """A C method of an object."""
-    if type(v) not in (types.BuiltinFunctionType, types.MethodWrapperType):
-        return False
-    return not issubclass(type(v.__self__), (types.ModuleType, type, type(None))) and type(v.__self__) not in SCALARS
 
 
 def _is_container(s: Source) -> bool:
@@ -381,7 +381,7 @@ def _replay(b: _Builder) -> None:
                 b.lines.append(f"{base}.__setattr__({target}, {name!r}, {b.value(value)})")
     for space, source, value in m.global_writes.values():
         where = "G" if source.namespace is None else b.const(space)
-        b.lines.append(f"del {where}[{source.name!r}]" if value is NULL else f"{where}[{source.name!r}] = {b.value(value)}")
+        b.lines.append(f"{where}.pop({source.name!r}, None)" if value is NULL else f"{where}[{source.name!r}] = {b.value(value)}")
     for cell, value in m.cell_writes.values():
         source = m.cell_sources[id(cell)]
         where = _cell(b, source)
@@ -427,8 +427,11 @@ def _is_as_it_was(world: Any, track: Track) -> bool:
             return world.real_tensor(x)
         return world.canonical(x)
 
+    def is_pinned(k: Any) -> bool:  # what it held is what it holds in every call: no number that varies
+        return (item_of(track.source, k), "equals", None) in world.guards
+
     return len(image) == len(obj) and all(
-        real(k) is j and (real(v) is w or (type(v) in _LITERALS and type(v) is type(w) and v == w))
+        real(k) is j and ((is_pinned(k) and type(v) is type(w) and v == w) if type(v) in SCALARS else real(v) is w)
         for (k, v), (j, w) in zip(image.items(), obj.items(), strict=True)
     )
 

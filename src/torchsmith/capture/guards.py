@@ -165,6 +165,8 @@ def _item(base: Any, key: Any) -> Any:
         return base[key] if isinstance(key, int) and -len(base) <= key < len(base) else MISSING
     if isinstance(base, dict):
         return dict.get(base, key.ref() if type(key) is TensorKey else key, MISSING)
+    if isinstance(base, types.MappingProxyType):  # of a class
+        return base.get(key, MISSING)
     return MISSING
 
 
@@ -321,7 +323,7 @@ HOLDS: dict[str, Callable[[Guard, Any, Call], bool]] = {
     "type": lambda g, v, call: type(v) is g.value,
     "equals": lambda g, v, call: same_constant(v, g.value),
     "length": lambda g, v, call: hasattr(v, "__len__") and len(v) == g.value,
-    "dict_keys": lambda g, v, call: isinstance(v, dict) and same_constant(keys_of(v), tuple(g.value)),
+    "dict_keys": lambda g, v, call: isinstance(v, (dict, types.MappingProxyType)) and same_constant(keys_of(v), tuple(g.value)),
     "missing": lambda g, v, call: _missing(v, g.value),
     "global_state": lambda g, v, call: g.value == global_state(),
     "no_overlap": _holds_no_overlap,
