@@ -481,3 +481,21 @@ def test_a_write_of_what_happened_to_be_there() -> None:
 
     made: list[Any] = []
     agree(make, [None, lambda: setattr(made[0], "n", 4), lambda: setattr(made[0], "n", 5)])
+
+
+def test_counters_of_a_class_and_its_base() -> None:
+    def make() -> Any:
+        class Base:
+            count = 0
+
+            @classmethod
+            def total(cls) -> int:
+                cls.count += 1
+                return cls.count
+
+        class Derived(Base):
+            pass
+
+        return lambda x: (x + 1, Base.total(), Derived.total())
+
+    agree(make, [None] * 5)

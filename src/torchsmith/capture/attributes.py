@@ -72,7 +72,10 @@ def class_guard(m: Any, cls: type, name: str, value: Any) -> None:
 
 def is_written(m: Any, cls: type, name: str) -> bool:
     """Did the program write this class attribute itself?"""
-    return bool(m.class_writes) and any((base, name) in m.class_writes for base in cls.__mro__)
+    if not m.class_writes:
+        return False
+    first = next((base for base in cls.__mro__ if (base, name) in m.class_writes or name in base.__dict__), None)
+    return (first, name) in m.class_writes
 
 
 def _class_value(m: Any, cls: type, name: str, value: Any) -> Any:
