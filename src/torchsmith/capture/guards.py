@@ -231,7 +231,7 @@ def same_constant(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def keys_of(d: dict[Any, Any]) -> tuple[Any, ...]:
+def keys_of(d: Mapping[Any, Any]) -> tuple[Any, ...]:
     """A dictionary's keys as guards name them."""
     return tuple(TensorKey(k) if isinstance(k, torch.Tensor) else k for k in d)
 
