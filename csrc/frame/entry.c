@@ -72,15 +72,16 @@ static int read_guard(Entry *e, GuardOp *g, PyObject *item) {
 }
 
 static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"nodes", "guards", "inputs", "n_graph_inputs", "call", "recipe", "finish", "name", "source", "globals", "resume", NULL};
+  static char *names[] = {"nodes", "guards", "inputs", "n_graph_inputs", "call", "recipe", "finish", "name", "source", "globals", "resume", "may_be_caught", NULL};
   PyObject *nodes, *guards, *inputs, *call, *recipe, *finish, *name, *source, *globals, *resume = Py_None;
-  int n_graph;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iOOOOOO|O", names, &PyTuple_Type, &nodes, &PyTuple_Type, &guards, &PyTuple_Type, &inputs,
-                                   &n_graph, &call, &recipe, &finish, &name, &source, &globals, &resume))
+  int n_graph, may_be_caught = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iOOOOOO|Op", names, &PyTuple_Type, &nodes, &PyTuple_Type, &guards, &PyTuple_Type, &inputs,
+                                   &n_graph, &call, &recipe, &finish, &name, &source, &globals, &resume, &may_be_caught))
     return NULL;
   Entry *e = (Entry *)type->tp_alloc(type, 0);
   if (!e) return NULL;
   e->failed = -1;
+  e->may_be_caught = may_be_caught;
   e->call = Py_NewRef(call), e->recipe = Py_NewRef(recipe), e->finish = Py_NewRef(finish), e->name = Py_NewRef(name), e->source = Py_NewRef(source);
   e->globals = Py_NewRef(globals), e->resume = Py_NewRef(resume);
   if (read_nodes(e, nodes) < 0) goto fail;
@@ -236,7 +237,7 @@ int ts_entry_try(Entry *e, Frame *f, PyObject **result) {
   }
   r = 1;
   if (outs) *result = e->finish != Py_None ? call_finish(e, f, outs) : build(e->recipe, outs, args + e->n_graph);
-  else if (PyErr_ExceptionMatches(ts_elsewhere)) PyErr_Clear(), r = 3;
+  else if (PyErr_ExceptionMatches(ts_elsewhere) || (e->may_be_caught && PyErr_ExceptionMatches(PyExc_Exception))) PyErr_Clear(), r = 3;
   if (*result && e->resume != Py_None) *result = ts_pending(e->resume, *result);
   ts_hook_resume(hook);
   Py_XDECREF(outs);

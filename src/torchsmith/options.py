@@ -51,6 +51,7 @@ class Options:
     force_disable_caches: bool = False
     # behaviour
     suppress_errors: bool = False
+    warn_eager: bool = True  # say once of a function that it runs eagerly, why, and what to do
     guard_filter_fn: Any = None
     # debugging
     debug_values: str = "0"  # of each launch at run time: "1" saves what it wrote, "2" prints it, "3" names the kernel (emit/watch.py)
@@ -63,7 +64,7 @@ class Options:
 
     def codegen_key(self) -> tuple[tuple[str, Any], ...]:
         """The part that changes generated code: goes into cache keys."""
-        skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check",
+        skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check", "warn_eager",
                 "cpp_threads", "thread_pool", "freezing_discard_parameters", "triton_cudagraphs"}  # fmt: skip
         return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in skip)
 
@@ -176,7 +177,7 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
 
 
 # Options of the front door: ours whatever the backend.
-FRONT_DOOR = frozenset({"suppress_errors", "guard_filter_fn", "trace.enabled", "trace_enabled", "force_disable_caches"})
+FRONT_DOOR = frozenset({"suppress_errors", "warn_eager", "guard_filter_fn", "trace.enabled", "trace_enabled", "force_disable_caches"})
 
 
 def for_backend(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -209,6 +210,7 @@ def from_environment() -> Options:
     """Defaults as the environment sets them."""
     return Options(
         freezing=_flag("TORCHINDUCTOR_FREEZING"),
+        warn_eager=_flag("TORCHSMITH_WARN_EAGER", default="1"),
         force_disable_caches=_flag(
             "TORCHSMITH_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"
         ),

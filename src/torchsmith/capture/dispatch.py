@@ -268,6 +268,7 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
             raise why.with_traceback(None) from None
         if not isinstance(why, _NothingToCompile):
             events.emit("graph_break", code=why.code, loc=why.at or location(fn), detail=why.detail, name=state.label)
+            _warn_eager(state, why)
         state.broken[key] = 1
         return _frame.RUN_HOOKED
     d.entries = (*d.entries, entry)
@@ -275,6 +276,15 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
     if done is not None:
         return done[0]
     return _refuse_entry(d, state, entry, call, key, fn)
+
+
+def _warn_eager(state: State, why: Unsupported) -> None:
+    """Once for each function that was asked to be compiled: it runs eagerly, which is right but no faster."""
+    asked = not state.hooked and state.point is None
+    if asked and not state.warned and state.settings.options.warn_eager and why.code != "CAP006":
+        state.warned = True
+        what = f"torchsmith: {state.label} runs eagerly. {why}"
+        events.warn(f"{what} (options={{'warn_eager': False}} or TORCHSMITH_WARN_EAGER=0 silences this.)")
 
 
 def _refuse_entry(d: Any, state: State, entry: Any, call: Call, key: Any, fn: types.FunctionType) -> Any:
@@ -399,6 +409,8 @@ def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[
         try:
             captured = _capture_with_retry(state, fn, args, kwargs, stop)
         except Unsupported as error:
+            if error.code == "CAP027":
+                raise
             if error.code in _NOT_SPLIT or stop == 0:
                 raise first from error
             stop = error.step if 0 <= error.step < stop else _earlier(state, fn, args, kwargs, stop)
@@ -547,13 +559,14 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
         captured.inputs,
         finish.recipe if finish.text is None else None,
         _make_finish(finish, name) if finish.text is not None else None,
-        under_inference(captured.inference, or_elsewhere(captured.graph, compiled.call), getattr(compiled.report, "road", "")),
+        under_inference(captured.inference, or_elsewhere(captured.graph, compiled.call, getattr(compiled.report, "road", "")), getattr(compiled.report, "road", "")),
         names=d.names,
         free_names=d.free_names,
         globals=fn.__globals__,
         symbols=symbols,
         name=name,
         source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name, _holders(all_guards, call)),
+        may_be_caught=captured.may_be_caught,
         resume=None if captured.stop is None else resume.make_site(family_of(d, state), captured.stop, fn.__globals__, _point),
     )
     events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
@@ -578,8 +591,11 @@ def under_inference(mode: bool | None, call: Callable[..., Any], road: str) -> C
     return made
 
 
-def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`; where it finds that a way is taken that only raises, as if it had not been called: the dispatcher runs the function itself."""
+def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: str) -> Callable[..., Any]:
+    """`call`; where it finds that a way is taken that only raises, as if it had not been called: the dispatcher runs the function itself.
+    After an exception modes that the graph had entered by then are left."""
+    if road != "native" and any(n.op == "call_function" and n.target in _MODES for n in graph.graph.nodes):
+        call = _leaving_modes(call)
     if not assumes(graph):
         return call
 
@@ -594,6 +610,28 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any]) -> Calla
         raise _frame.Elsewhere
 
     return checked
+
+
+_MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast)
+
+
+def _leaving_modes(call: Callable[..., Any]) -> Callable[..., Any]:
+    def left(*args: Any) -> Any:
+        grad, autocast = torch.is_grad_enabled(), _autocast()
+        try:
+            return call(*args)
+        except BaseException:
+            torch._C._set_grad_enabled(grad)
+            for device, (on, dtype) in autocast.items():
+                torch.set_autocast_enabled(device, on)
+                torch.set_autocast_dtype(device, dtype)
+            raise
+
+    return left
+
+
+def _autocast() -> dict[str, tuple[bool, torch.dtype]]:
+    return {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}
 
 
 def _layout_conditions(captured: Any, symbols: dict[str, Source]) -> list[Expr]:

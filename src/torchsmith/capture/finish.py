@@ -587,7 +587,7 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
     spent = tuple(k for k in watched if m.gradients.is_spent(made[id(b.outs[k])].tensor))
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
-    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad, inference=inference)
+    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad, inference=inference, may_be_caught=recorder.may_be_caught and not recorder.has_written_inputs())
 
 
 def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:

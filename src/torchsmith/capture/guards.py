@@ -607,14 +607,15 @@ def make_entry(
     name: str = "graph",
     source: Any = None,
     resume: Any = None,
+    may_be_caught: bool = False,
 ) -> Any:
-    """The `_frame.Entry` of one compilation. resume: the site at which it ends."""
+    """The `_frame.Entry` of one compilation. resume: the site at which it ends. may_be_caught: where it raises, the function itself is run."""
     f = Flattener(names, free_names, symbols or {})
     rows = tuple(f.guard(g) for g in guards)
     graph_inputs = [f.node(s) for s in inputs]
     extra: list[int] = []
     flat = f.recipe(recipe, extra) if recipe is not None else (1, None)
-    return _frame.Entry(tuple(f.nodes), rows, (*graph_inputs, *extra), len(graph_inputs), call, flat, finish, name, source, globals, resume)
+    return _frame.Entry(tuple(f.nodes), rows, (*graph_inputs, *extra), len(graph_inputs), call, flat, finish, name, source, globals, resume, may_be_caught)
 
 
 # ---------------------------------------------------------------- set-up of the C side

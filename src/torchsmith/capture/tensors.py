@@ -88,6 +88,7 @@ class Recorder:
         self.declared_symbols: dict[str, torch.SymInt] = {}
         self.numbers: dict[str, torch.SymInt | torch.SymFloat] = {}  # by source: integers and floats that vary
         self.static_dims: dict[str, set[int]] = {}
+        self.may_be_caught = False  # some node stands where the program handles exceptions
         self.data: set[str] = set()  # numbers that Python computed behind a break: they vary
         self.ones = True
         self.inference: dict[int, bool] = {}  # by memory: do inference tensors lie in it?
@@ -326,6 +327,8 @@ class Recorder:
             device = default_device()
             if device is not None:  # the graph runs when no such mode is on
                 kwargs["device"] = device
+        if not self.may_be_caught:
+            self.may_be_caught = any(f.code.handlers[f.ins.index] is not None for f in self.machine.frames)
         fx_args = tuple([self.fx(a) for a in args])
         fx_kwargs = {k: self.fx(v) for k, v in kwargs.items()}
         loc = self.loc()
