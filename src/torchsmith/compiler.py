@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
+from torch.utils import _pytree as pytree
 
 from . import events
 from .backends.registry import DEFAULT, list_backends, lookup_backend, register_backend, resolve_backend
-from .capture import _frame, dispatch
+from .capture import _frame, dispatch, policy
+from .capture.source import Global
 from .runtime import _native
 from .runtime.discarded import DiscardedParameter
 
 __all__ = [
-    "allow_in_graph", "assume_constant_result", "cudagraph_mark_step_begin", "disable", "get_default_backend", "is_compiling",
-    "is_dynamo_compiling", "is_exporting", "list_backends", "lookup_backend", "refreeze", "register_backend", "reset",
-    "set_default_backend", "set_stance",
+    "allow_in_graph", "assume_constant_result", "cudagraph_mark_step_begin", "disable", "get_default_backend", "graph_break",
+    "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_tensor_guards_unsafe", "list_backends", "lookup_backend",
+    "nested_compile_region", "refreeze", "register_backend", "reset", "set_default_backend", "set_stance", "skip_all_guards_unsafe",
+    "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe", "skip_guard_on_inbuilt_nn_modules_unsafe",
+    "substitute_in_graph", "wrap_numpy",
 ]  # fmt: skip
 
 
@@ -97,6 +103,101 @@ def assume_constant_result(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 ALLOWED: set[Any] = set()
+
+
+def graph_break(msg: str = "") -> None:
+    """In a compiled function: the graph ends here, and another one begins. Elsewhere nothing happens. Under fullgraph=True an error."""
+
+
+def nested_compile_region(fn: Any = None, **options: Any) -> Any:
+    """Marks a block that is called many times. Equal blocks share their kernels whether they are marked or not."""
+    return fn if fn is not None else lambda f: f
+
+
+def wrap_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of NumPy arrays as one of tensors: arguments become arrays, arrays in its result tensors."""
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.numpy(), (args, kwargs))
+        return pytree.tree_map_only(numpy.ndarray, torch.as_tensor, fn(*args, **kwargs))
+
+    return wrapped
+
+
+def substitute_in_graph(
+    original_fn: Callable[..., Any], *, can_constant_fold_through: bool = False, skip_signature_check: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: in compiled functions calls of `original_fn`, typically a C function, are calls of the decorated Python function.
+
+    Raises TypeError if `original_fn` is no function, or if the signatures differ.
+    """
+    if not callable(original_fn) or isinstance(original_fn, type):
+        raise TypeError(f"substitute_in_graph expects a function but got {type(original_fn)!r}")
+
+    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+        if not isinstance(fn, types.FunctionType):
+            raise TypeError(f"@substitute_in_graph(...) expects a function but got {type(fn)!r}")
+        if not skip_signature_check:
+            _same_signature(original_fn, fn)
+        policy.SUBSTITUTED[original_fn] = fn
+        return fn
+
+    return add
+
+
+def _same_signature(original: Callable[..., Any], fn: Callable[..., Any]) -> None:
+    try:
+        want = inspect.signature(original)
+    except (TypeError, ValueError):  # many C functions tell none
+        return
+    got = inspect.signature(fn)
+    if [(p.name, p.kind) for p in want.parameters.values()] != [(p.name, p.kind) for p in got.parameters.values()]:
+        raise TypeError(f"Signature mismatch between {original} and {fn}: {want} vs {got}")
+
+
+
+
+# ---------------------------------------------------------------- filters for options={"guard_filter_fn": ...}
+
+
+def skip_all_guards_unsafe(guards: list[Any]) -> list[bool]:
+    """No guard at all: right only where nothing ever changes."""
+    return [False] * len(guards)
+
+
+def skip_guard_on_globals_unsafe(guards: list[Any]) -> list[bool]:
+    """No guards on global variables."""
+    return [not isinstance(_root(g.source), Global) for g in guards]
+
+
+def keep_tensor_guards_unsafe(guards: list[Any], keep_parameters: bool = False) -> list[bool]:
+    """Only guards on tensors (of parameters too: keep_parameters) and on sizes."""
+    kept = [g.kind == "tensor" and (keep_parameters or not issubclass(g.value.type, torch.nn.Parameter)) for g in guards]
+    return [k or g.kind == "shape" for k, g in zip(kept, guards, strict=True)]
+
+
+def skip_guard_on_all_nn_modules_unsafe(guards: list[Any]) -> list[bool]:
+    """No guards on what modules hold."""
+    return [not _is_of_module(g.source) for g in guards]
+
+
+skip_guard_on_inbuilt_nn_modules_unsafe = skip_guard_on_all_nn_modules_unsafe
+
+
+def _root(source: Any) -> Any:
+    while hasattr(source, "base"):
+        source = source.base
+    return source
+
+
+def _is_of_module(source: Any) -> bool:
+    while hasattr(source, "base"):
+        if getattr(source, "via", "") in ("module", "param", "buffer"):
+            return True
+        source = source.base
+    return False
+
 
 # ---------------------------------------------------------------- stances
 

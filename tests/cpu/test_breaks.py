@@ -7,6 +7,8 @@ import copy
 import io
 import logging
 import sys
+import threading
+import time
 import traceback
 import warnings
 
@@ -17,6 +19,7 @@ from capturing import same
 from fuzz_python import check
 
 import torchsmith
+from torchsmith import compiler
 from torchsmith.codes import Unsupported
 
 X = torch.arange(6.0).reshape(2, 3) / 7 - 0.3
@@ -55,7 +58,8 @@ def outcome(fn, args):
             result = fn(*args)
         except Exception as e:
             result = (type(e), e.args, [f.name for f in traceback.extract_tb(e.__traceback__)[1:]], type(e.__context__), type(e.__cause__))
-    return result, args, out.getvalue(), [(w.category, str(w.message), w.filename, w.lineno) for w in told]
+    said = [(w.category, str(w.message), w.filename, w.lineno) for w in told if "runs eagerly" not in str(w.message)]
+    return result, args, out.getvalue(), said
 
 
 @pytest.mark.parametrize(("fn", "args", "graphs"), PROGRAMS)
@@ -773,3 +777,112 @@ def test_values_that_change_do_not_compile_anew():
 @pytest.mark.parametrize("seed", [4, 34, 43, 73, 124, 242, 536, *range(20000, 20012)])
 def test_random_programs(seed):
     assert check(seed) is None
+
+
+# ---------------------------------------------------------------- torchsmith.compiler
+
+
+def test_graph_break_and_substitutes():
+    def f(x):
+        y = x + 1
+        compiler.graph_break("here")
+        return y * 2
+
+    backend = Graphs()
+    same(torchsmith.compile(f, backend=backend)(X), f(X))
+    assert len(backend.seen) == 2 and compiler.graph_break() is None
+    with pytest.raises(Unsupported, match=r"graph_break\('here'\)"):
+        torchsmith.compile(f, backend="eager", fullgraph=True)(X)
+
+    @compiler.substitute_in_graph(time.monotonic, skip_signature_check=True)
+    def monotonic():
+        return 3.0
+
+    try:
+        got = torchsmith.compile(lambda x: x * time.monotonic(), backend="eager", fullgraph=True)(X)
+    finally:
+        compiler.policy.SUBSTITUTED.clear()
+    same(got, X * 3.0)
+    with pytest.raises(TypeError, match="Signature mismatch"):
+        compiler.substitute_in_graph(helper)(lambda a, b: a)
+
+
+def test_arrays_as_tensors():
+    def rows(a, n):
+        return np.sqrt(a) + n, {"n": a.shape}
+
+    f = compiler.wrap_numpy(rows)
+    same(torchsmith.compile(lambda x: f(x * x, 2)[0] * 2, backend="eager")(X), f(X * X, 2)[0] * 2)
+
+
+def test_eager_functions_are_said_once():
+    def f(x):
+        return x + len(locals()) + print("text")
+
+    compiled = torchsmith.compile(f, backend="eager")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            with contextlib.suppress(TypeError):
+                compiled(X)
+    assert len(told) == 1 and "runs eagerly" in str(told[0].message) and "locals" in str(told[0].message) and told[0].filename == __file__
+    quiet = torchsmith.compile(f, backend="eager", options={"warn_eager": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with contextlib.suppress(TypeError):
+            quiet(X)
+
+
+def test_an_exception_of_a_graph_reaches_the_handler():
+    def f(i, w):
+        try:
+            y = torch.nn.functional.embedding(i, w) * 2
+        except IndexError:
+            y = w + 100
+        return y
+
+    compiled, w = torchsmith.compile(f), torch.ones(4, 2)
+    for i in ([1, 2], [3, 9], [1, 2]):
+        same(compiled(torch.tensor(i), w), f(torch.tensor(i), w))
+
+
+def test_a_break_while_an_exception_of_the_caller_is_handled():
+    def f(x):
+        try:
+            int(f"{x}")
+        except ValueError:
+            y = x + 1
+        print(sys.exc_info()[0])
+        return y
+
+    compiled = torchsmith.compile(f, backend="eager")
+    for _ in range(2):
+        try:
+            raise KeyError("outer")
+        except KeyError:
+            same(outcome(compiled, (X,)), outcome(f, (X,)))
+            assert sys.exc_info()[0] is KeyError
+
+
+def test_threads():
+    def f(x, n):
+        y = x + n
+        with lock:
+            y = y * 2
+        return y - float(y.sum()) if y.sum() > n else y
+
+    lock, compiled = threading.Lock(), torchsmith.compile(f, backend="eager")
+    wrong = []
+
+    def work(k):
+        for j in range(20):
+            x = X + (k * j) % 7
+            if not torch.allclose(compiled(x, k), f(x, k)):
+                wrong.append((k, j))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong

@@ -847,13 +847,20 @@ def cast_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     return args[1]
 
 
+def _handled(m: Any) -> Any:
+    """The exception that is being handled; where it is none of this function's, only the caller knows."""
+    if m.exc is None:
+        raise Unsupported("CAP016", at=m.loc(), detail="the exception that is being handled")
+    return m.exc
+
+
 @row(sys.exc_info)
 def exc_info(m: Any, args: Args, kwargs: Kwargs) -> Any:
-    return (None, None, None) if m.exc is None else (type(m.exc), m.exc, None)
+    return type(_handled(m)), m.exc, None
 
 
 if hasattr(sys, "exception"):
-    row(sys.exception)(lambda m, args, kwargs: m.exc)
+    row(sys.exception)(lambda m, args, kwargs: _handled(m))
 
 
 @row(sys._getframe)

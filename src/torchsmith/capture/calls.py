@@ -64,6 +64,9 @@ def by_type(*types_: type) -> Callable[[Any], Any]:
 def call(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """fn(*args, **kwargs)."""
     t = type(fn)
+    if policy.SUBSTITUTED:
+        fn = _substituted(fn)
+        t = type(fn)
     found = BY_TYPE.get(t)
     if found is not None:
         return found(m, fn, args, kwargs)
@@ -72,6 +75,13 @@ def call(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(fn), (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return _record(m, fn, args, kwargs)
     return _call_object(m, fn, args, kwargs)
+
+
+def _substituted(fn: Any) -> Any:
+    try:
+        return policy.SUBSTITUTED.get(fn, fn) if type(fn) in (types.BuiltinFunctionType, types.MethodDescriptorType, Function) else fn
+    except TypeError:
+        return fn
 
 
 def _call_object(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -242,6 +252,8 @@ def _own_api(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return _record(m, fn, args, kwargs) if compiler is not None and fn in compiler.ALLOWED else MISSING
     if fn.__name__ in ("is_compiling", "is_dynamo_compiling"):
         return True
+    if fn.__name__ == "graph_break":
+        raise Unsupported("CAP018", at=m.loc(), detail="graph_break(" + ", ".join(map(repr, (*args, *kwargs.values()))) + ")")
     return MISSING
 
 

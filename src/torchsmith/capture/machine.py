@@ -145,7 +145,7 @@ class Frame:
 STOP = "stop"
 _PASSING = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "STORE_FAST", "DELETE_FAST", "POP_TOP", "COPY", "SWAP", "NOP", "RESUME", "PRECALL", "KW_NAMES",
                       "PUSH_NULL", "LOAD_CONST", "JUMP_FORWARD", "JUMP_BACKWARD", "LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST",
-                      "STORE_FAST_STORE_FAST", "LOAD_FAST_AND_CLEAR", "POP_EXCEPT"})  # fmt: skip
+                      "STORE_FAST_STORE_FAST", "LOAD_FAST_AND_CLEAR"})  # fmt: skip
 
 
 def drive(m: Machine, frame: Frame) -> Iterator[Any]:
@@ -824,6 +824,7 @@ def capture(
             if kind == STOP and probe:
                 raise Unsupported("CAP028", at=m.loc())
             if kind == STOP:
+                frame.steps += 1  # the instruction in front of which the state is handed over
                 return finish.stopped(m, frame)
             if fn in torch_rows.AFTER and at is None:
                 result = torch_rows.AFTER[fn](m, result, *given_values)

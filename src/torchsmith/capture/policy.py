@@ -37,6 +37,7 @@ def is_library_file(filename: str) -> bool:
     return (filename.startswith(_STDLIB) and "site-packages" not in filename) or filename.startswith((_TORCH_DIR, _OWN_DIR))
 
 
+SUBSTITUTED: dict[Any, Any] = {}  # what compiler.substitute_in_graph was told: function -> the Python function that stands for it
 EXPORT_FRAME = "<torchsmith export>"  # file name of the function that calls an exported module
 
 
