@@ -12,7 +12,6 @@ import torch
 
 from ..codes import Unsupported
 from . import attributes as at
-from .builtin_rows import isinstance_
 from .calls import Args, Kwargs, row
 
 Tensor = torch.Tensor
@@ -92,4 +91,3 @@ def _distinct(m: Any, result: Any, args: Args) -> Any:
     return result
 
 
-_ = isinstance_

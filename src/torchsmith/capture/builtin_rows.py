@@ -25,11 +25,11 @@ from ..codes import Unsupported
 from . import attributes as at
 from . import calls, floats, policy
 from . import protocols as pr
-from .attributes import Raised, find
-from .calls import _OPERATOR_ROWS, Args, Kwargs, row
+from .attributes import Raised
+from .calls import Args, Kwargs, row
 from .opcodes import NULL
 from .source import Attr, Computed, FixedObject
-from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
+from .world import MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
 
 Tensor = torch.Tensor
 Function = types.FunctionType
@@ -890,4 +890,3 @@ def range_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     return m.native(range, args, kwargs)
 
 
-_ = (abc, find, Function, CONTAINERS, _OPERATOR_ROWS)

@@ -7,7 +7,6 @@ recorded, C functions run natively when their arguments are plain; rows say what
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import sys
 import types
@@ -756,6 +755,5 @@ def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__module__}.{cls.__qualname__}")
 
 
-_ = itertools
 _OPERATOR_ROWS: dict[Any, Row] = {}
 from . import autograd_rows, builtin_rows, training_rows  # noqa: E402,F401  (fill ROWS)
