@@ -234,6 +234,55 @@ ts_cuda *cuda_new(const ts_images *images, int32_t most) {
   return g;
 }
 
+/* What work that is queued may still use: freed when the device has come to its end, and not while a caller records, which waiting
+ * for the device would break. */
+typedef struct Dead {
+  struct Dead *next;
+  Handle_ library;
+  ts_cuda_block *block;
+  int device;
+} Dead;
+enum { MANY_DEAD = 64 };
+static Dead *dead; /* with `lock` */
+static int n_dead, n_dead_blocks;
+
+static void bury(Handle_ library, ts_cuda_block *block, int device) {
+  Dead *d = malloc(sizeof *d);
+  if (!d) return; /* it stays for ever */
+  pthread_mutex_lock(&lock);
+  *d = (Dead){dead, library, block, device};
+  dead = d;
+  n_dead++;
+  n_dead_blocks += block != NULL;
+  pthread_mutex_unlock(&lock);
+}
+
+static void block_drop(ts_cuda_block *b);
+
+static void free_dead(void) {
+  Handle_ old;
+  int done = -1;
+  pthread_mutex_lock(&lock);
+  Dead *all = dead;
+  dead = NULL;
+  n_dead = n_dead_blocks = 0;
+  pthread_mutex_unlock(&lock);
+  for (int i = 0; i < n_devices; i++) {
+    for (Dead *d = all; d; d = d->next) {
+      if (d->device != i || cu.push(contexts[i])) continue;
+      if (done != i) cu.synchronize();
+      done = i;
+      if (d->library) cu.library_unload(d->library);
+      if (d->block) block_drop(d->block);
+      cu.pop(&old);
+    }
+  }
+  for (Dead *next; all; all = next) {
+    next = all->next;
+    free(all);
+  }
+}
+
 static void record_free(Record *r) {
   if (!r) return;
   if (r->exec) cu.exec_free(r->exec);
@@ -247,7 +296,6 @@ static void record_free(Record *r) {
   free(r);
 }
 
-/* Work that was queued goes on: the driver keeps what it needs of graphs, but not of libraries. */
 void cuda_free(ts_cuda *g) {
   if (!g) return;
   for (int32_t i = 0; i < g->images->n_segments; i++) {
@@ -258,17 +306,8 @@ void cuda_free(ts_cuda *g) {
     pthread_mutex_destroy(&g->segments[i].lock);
   }
   for (int d = 0; d < MOST_DEVICES; d++) {
-    if (!g->loaded[d]) continue;
-    if (!cu.push(contexts[d])) {
-      Handle_ old;
-      int mode = RELAXED;
-      cu.exchange_mode(&mode);
-      cu.synchronize();
-      for (int32_t k = 0; k < g->images->n_kernels; k++)
-        if (g->loaded[d][k].library) cu.library_unload(g->loaded[d][k].library);
-      cu.exchange_mode(&mode);
-      cu.pop(&old);
-    }
+    for (int32_t k = 0; g->loaded[d] && k < g->images->n_kernels; k++)
+      if (g->loaded[d][k].library) bury(g->loaded[d][k].library, NULL, d);
     free(g->loaded[d]);
   }
   pthread_mutex_destroy(&g->lock);
@@ -318,6 +357,7 @@ int32_t cuda_begin(ts_cuda_call *c) {
     if (c->is_capturing || !cu.stream_id || cu.stream_id(c->stream, &id)) id = (unsigned long long)(uintptr_t)c->stream;
   }
   c->stream_id = id;
+  if (!rc && !c->is_capturing && (n_dead_blocks || n_dead > MANY_DEAD)) free_dead();
   return rc ? failed(c, rc, "taking a context") : TS_OK;
 }
 
@@ -904,15 +944,7 @@ void *cuda_block_new(ts_cuda_call *c, int64_t bytes, ts_cuda_block **block) {
 }
 
 void cuda_block_free(ts_cuda_block *b) {
-  Handle_ old;
-  int mode = RELAXED;
-  if (!b) return;
-  bool pushed = !cu.push(contexts[b->device]);
-  cu.exchange_mode(&mode);
-  cu.synchronize(); /* other streams may still read it */
-  block_drop(b);
-  cu.exchange_mode(&mode);
-  if (pushed) cu.pop(&old);
+  if (b) bury(NULL, b, b->device);
 }
 
 int32_t cuda_block_ready(ts_cuda_call *c, ts_cuda_block *b) {

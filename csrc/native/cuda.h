@@ -81,7 +81,7 @@ void cuda_give(ts_cuda_call *c, void *workspace);
 bool cuda_trim(int32_t device);
 void cuda_memory_stats(int64_t *bytes, int32_t *blocks);
 
-/* Memory that outlives calls: prepared constants. Freeing waits for the device. */
+/* Memory that outlives calls: prepared constants. It is freed by a later call, when the device has come to the end of what is queued. */
 void *cuda_block_new(ts_cuda_call *c, int64_t bytes, ts_cuda_block **block);
 void cuda_block_free(ts_cuda_block *block);
 /* Marks what was queued so far; the block's readers on other streams wait for it. */

@@ -277,3 +277,38 @@ def test_device_memory_is_kept_for_streams(fake: ctypes.CDLL) -> None:
     _native.workspace_trim()
     assert _native.device_stats()["blocks"] == 0
     torch.testing.assert_close(f(x, y)[0], three(x, y)[0])
+
+
+def test_what_is_dropped_waits_for_the_device(fake: ctypes.CDLL) -> None:
+    """Nothing waits for the device while the caller records; old weights and kernels of graphs that died go with a later call."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(8, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ torch.softmax(self.weight, 0)
+
+    model, x = Model(), torch.randn(3, 8)
+    f = compiled(model)
+    with torch.no_grad():
+        f(x)
+        stream = fake.fake_stream(0)
+        fake.fake_set_stream(stream)
+        try:
+            fake.fake_begin_capture(stream)
+            model.weight.mul_(2)
+            f(x)
+            fake.fake_end_capture(stream)
+        finally:
+            fake.fake_set_stream(None)
+        assert calls("cuCtxSynchronize") == 0
+        torch.testing.assert_close(f(x), model(x))
+        assert calls("cuCtxSynchronize") == 1
+
+
+def test_packages_refuse(fake: ctypes.CDLL) -> None:
+    program = torchsmith.export(torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),))
+    with pytest.raises(Exception, match="AOT045"):
+        torchsmith.aot.compile_and_package(program)
