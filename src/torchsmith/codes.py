@@ -72,6 +72,8 @@ define("LOW005", "a tensor lies on a device that torchsmith has no code for, or 
        "compile for devices that torchsmith supports, and move what the function reads and returns to one device")
 define("LOW006", "a number that varies is used where the program's structure depends on it, so the graph runs eagerly",
        "please report it with the program; a plain number is taken meanwhile")
+define("LOW007", "an access of the compiled program could not be proved to stay inside its tensor for all sizes, so it is masked",
+       "nothing to do; such accesses are slower")
 
 # ---------------------------------------------------------------- graph
 define("GRA001", "an operator has no shape rule of its own, so its shape was asked of torch", "nothing to do; tracing is slower")

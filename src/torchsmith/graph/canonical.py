@@ -70,6 +70,10 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
     graph.output(tuple(made[id(final(o.node))] for o in outputs.results if isinstance(o, FreshNode)))
     symbols = tuple(rec.facts.symbols[name] for name in sorted(_symbols(rec, live, outputs)))
     lines += [f"symbol {s.sym.name} {s.origin} {s.lo} {s.hi}" for s in symbols]
+    names = {s.sym.name for s in symbols}
+    assumed = tuple(c for c in (*rec.facts.guards, *rec.facts.late) if {e.name for e in walk(c) if isinstance(e, Sym)} <= names)
+    hints = tuple((n, h) for n in sorted(names) if (h := rec.facts.hints.get(n)) is not None and type(h) is int)
+    lines += [f"assumed {print_condition(c)}" for c in assumed]
     lines += [f"out {_print_output(o)}" for o in results]
     lines += [f"write in{number} = {name}" for number, name in write_backs]
     specs = tuple(
@@ -77,7 +81,7 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
         for p, spec in zip(rec.placeholders, rec.input_specs, strict=True)
     )
     specs += tuple(n.spec for n in rec.const_nodes)
-    return FunctionalGraph(graph, specs, results, write_backs, symbols, "\n".join(lines), tuple(rec.consts), roles)
+    return FunctionalGraph(graph, specs, results, write_backs, symbols, "\n".join(lines), tuple(rec.consts), roles, assumed, hints)
 
 
 def _write_numbers(node: Node, facts: SizeFacts) -> None:

@@ -98,3 +98,5 @@ class FunctionalGraph:
     key_text: str  # canonical text: equal text means equal meaning; the first cache level is keyed by it
     consts: tuple[torch.Tensor, ...] = ()  # tensors made of the program's own data; the call appends them to its inputs
     roles: tuple[str, ...] = ()  # per entry of `inputs`: meta["role"] of the captured placeholder; "const" for those of `consts`
+    assumed: tuple[Expr, ...] = ()  # what holds of the sizes whenever the compiled call is made: guards, or a package's conditions
+    hints: tuple[tuple[str, int], ...] = ()  # example sizes; no part of the meaning

@@ -104,9 +104,16 @@ def _abs(a: Interval) -> Interval:
     return _max(a, _neg(a)) & NATURAL
 
 
+def _shl(a: Interval, b: Interval) -> Interval:
+    if a.lo is None or a.lo < 0 or b.lo is None or b.lo < 0:
+        return EVERYTHING
+    return Interval(a.lo << min(b.lo, 63), None if a.hi is None or b.hi is None or b.hi > 63 else a.hi << b.hi)
+
+
 INTERVAL_OF: dict[str, Callable[..., Interval]] = {
     "add": _add, "sub": lambda a, b: _add(a, _neg(b)), "mul": _mul, "neg": _neg, "floordiv": _floordiv, "mod": _mod, "abs": _abs,
     "min": _min, "max": _max, "where": lambda c, a, b: _union(a, b), "sign": lambda a: Interval(-1, 1),
+    "shl": _shl,
 }  # fmt: skip
 Leaf = Mapping[Expr, tuple[int | None, int | None]]
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from .. import events
 from ..codes import Unsupported
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec
 from ..ir import dtype as dt
@@ -36,6 +37,7 @@ from ..ir.program import (
     Symbol,
     ViewResult,
 )  # fmt: skip
+from ..ir.proofs import with_checks
 from ..options import Options
 from . import extern
 from .devices import is_scalar, target_of
@@ -247,7 +249,11 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
     results = _lower_results(cx, fg, env, by_name)
     buffers, body, notes = {n: _on(b, target.device) for n, b in cx.buffers.items()}, tuple(cx.body), tuple(cx.notes)
-    return Program(name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device)
+    program = Program(name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device)
+    proved, left = with_checks(program, fg.assumed, dict(fg.hints))
+    for doubt in left:
+        events.emit("masked", code="LOW007", at=doubt.stage.loc, detail=str(doubt))
+    return replace(proved, notes=(*proved.notes, "LOW007")) if left else proved
 
 
 def _on(b: Buffer, device: str) -> Buffer:
