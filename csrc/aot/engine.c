@@ -57,7 +57,7 @@ void ts_report_error(void *self, int32_t kind, const char *text) {
 }
 
 ts_host ts_host_services(void) {
-  ts_host host = {TS_ABI, NULL, NULL, take, give, parallel, no_extern, no_conform, no_release, ts_report_error};
+  ts_host host = {TS_ABI, NULL, NULL, take, give, parallel, no_extern, no_conform, no_release, ts_report_error, NULL};
   const ts_operators *o = torchsmith_model.operators;
   if (o) {
     host.extern_call = o->services->call;

@@ -7,7 +7,9 @@
  *
  * A slot is never freed. A helper enters it by counting itself in `inside` and then looks whether it is open; the caller closes it and
  * waits until nobody is inside: then every piece is done and the slot may be used again. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include "pool.h"
 
 #include <linux/futex.h>

@@ -26,6 +26,7 @@ from ..ir.kernel import Kernel, Let, Loop, Param, Stmt, StoreStmt
 from ..ir.linear import Linear, Range, const_of, linear, range_of
 from . import vector
 from .casts import convert_text
+from .clang import clang_names
 from .fold import print_fold
 from .math import VIA_F64
 from .optable import ROWS
@@ -305,7 +306,8 @@ class Emitter:
         body = "\n".join("  " + text for text in lines)
         head = "void TS_KERNEL(void *const *bufs, const i64 *syms, i64 lo, i64 hi) {\n  (void)syms;\n"
         snippets = vector.prelude(self.lanes) + vector.close(self.used, self.lanes, k.target.vectors.masks) + "".join(self.functions.values())
-        return snippets + head + body + "\n}\n"
+        text = snippets + head + body + "\n}\n"
+        return clang_names(text) + text
 
     def grid(self) -> None:
         """for g in [lo, hi): the grid axes count along, like an odometer."""

@@ -234,7 +234,7 @@ def _late(self: Emitter, s: Paired, rest: tuple[Stmt, ...], acc: str) -> Late | 
     )
     return Late(
         sums, before, f"{live} = {self.emit(s.live).text}; {done} = 0;{values}", some,
-        f"if ({done} < {live}) {name}(bufs, syms, {before}, {done}, {live} - {done}{last}); {done} = {live};", max(1, steps * rows // s.rows),
+        f"if ({done} < {live}) {{ {name}(bufs, syms, {before}, {done}, {live} - {done}{last}); }} {done} = {live};", max(1, steps * rows // s.rows),
     )  # fmt: skip
 
 

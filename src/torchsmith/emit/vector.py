@@ -243,9 +243,8 @@ def partial_text(name: str, t: str, lanes: int, masks: bool) -> str:
     }[name]
     if row is not None and masks:
         load, store = row
-        # the 512-bit builtins take pointers to elements, the 256-bit ones pointers to vectors
-        point = _CTYPE[t] if SIZES[t] * lanes == 64 else bits
-        ptr = f"({point} *)"
+        # compilers differ in what these builtins take, pointers to elements or to vectors
+        point, ptr = "void", "(void *)"
         nmask = f"({k})((1u << n) - 1u)"
         fast = {
             "ldn": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits}){{}}, {nmask});",

@@ -30,7 +30,7 @@ ENGINE = (
 )  # fmt: skip
 ENGINE_FLAGS = (
     "-O2", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
-    "-fdata-sections", "-fno-asynchronous-unwind-tables", "-fno-plt", "-w",
+    "-fdata-sections", "-fno-asynchronous-unwind-tables", "-fno-plt",
 )  # fmt: skip
 SELDOM = ("aot/aoti.c", "aot/weights.c", "aot/cpu.c", *ENGINE[7:])  # small rather than quick
 LINKED_ENGINE = ENGINE[:2] + ENGINE[3:7]  # of a model that is linked into a program: nothing of libtorch
@@ -140,7 +140,7 @@ target_include_directories({name} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}} ${{ENGINE
 target_link_libraries({name} PUBLIC m pthread ${{CMAKE_DL_LIBS}})
 set_source_files_properties(${{KERNELS}} PROPERTIES COMPILE_OPTIONS "{kernels}")
 set_source_files_properties(description.c ${{ENGINE}} PROPERTIES COMPILE_OPTIONS "{engine}")
-set_source_files_properties(host.c PROPERTIES COMPILE_OPTIONS "-O1;-fwrapv;-fno-strict-aliasing;-ffp-contract=off;-w")
+set_source_files_properties(host.c PROPERTIES COMPILE_OPTIONS "-O1;-fwrapv;-fno-strict-aliasing;-ffp-contract=off")
 target_compile_options({name} PRIVATE -include ${{CMAKE_CURRENT_SOURCE_DIR}}/names.h)
 """
 

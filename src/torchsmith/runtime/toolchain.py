@@ -44,9 +44,9 @@ NARROWER: dict[int, tuple[str, ...]] = {0: (), 512: (), 256: ("avx512", "amx"), 
 
 FLAGS = (
     "-O2", "-ftree-vectorize", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-fvisibility=hidden", "-fno-gnu-unique", "-fno-semantic-interposition", "-w",
+    "-fvisibility=hidden", "-fno-gnu-unique", "-fno-semantic-interposition",
 )  # fmt: skip
-HOST_FLAGS = ("-O1", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden", "-w")
+HOST_FLAGS = ("-O1", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden")
 COMPILE_SECONDS = 300
 
 

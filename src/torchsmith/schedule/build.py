@@ -171,7 +171,10 @@ def _nest_loops(nest: Nest, buffers: Mapping[str, Buffer], keep: Callable[[Let |
     if not nest.axes:
         return list(body)
     extents = dict(nest.axes)
-    best = min((a for a, _ in nest.axes), key=lambda a: vector_cost(found.items, extents, a, lambda x: 3.0 if x.store else 1.0))
+    # lanes whose inner loops run differently often are no lanes
+    uneven = {x for s in nest.body for f in walk(s.value) if isinstance(f, Fold) for x in walk(*f.extents) if isinstance(x, Axis)}
+    even = [a for a, _ in nest.axes if a not in uneven]
+    best = min(even, key=lambda a: vector_cost(found.items, extents, a, lambda x: 3.0 if x.store else 1.0), default=None)
     for axis, extent in reversed(order_axes(nest.axes, found.items, best)):
         body = (Loop(axis, extent, "vector" if axis is best else "serial", body),)
     return list(body)
