@@ -243,18 +243,22 @@ def partial_text(name: str, t: str, lanes: int, masks: bool) -> str:
     }[name]
     if row is not None and masks:
         load, store = row
-        # compilers differ in what these builtins take, pointers to elements or to vectors
-        point, ptr = "void", "(void *)"
         nmask = f"({k})((1u << n) - 1u)"
-        fast = {
-            "ldn": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits}){{}}, {nmask});",
-            "stn": f"__builtin_ia32_{store}({ptr}p, ({bits})v, {nmask});",
-            "ldm": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits})o, {testm});",
-            "stm": f"__builtin_ia32_{store}({ptr}p, ({bits})v, {testm});",
-        }[name]
+
+        def fast(point: str) -> str:
+            return {
+                "ldn": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits}){{}}, {nmask});",
+                "stn": f"__builtin_ia32_{store}(({point} *)p, ({bits})v, {nmask});",
+                "ldm": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits})o, {testm});",
+                "stm": f"__builtin_ia32_{store}(({point} *)p, ({bits})v, {testm});",
+            }[name]
+
+        text = f"  {fast(_CTYPE[t])}\n"
+        if SIZES[t] * lanes < 64:  # clang's 256-bit ones take pointers to vectors
+            text = f"#ifdef __clang__\n  {fast(bits)}\n#else\n{text}#endif\n"
         test = "#if defined(__AVX512VL__) && defined(__AVX512BW__)\n" if t == "u16" else "#ifdef __AVX512VL__\n"
         open_, close = test, "#endif\n"
-        return f"{head} {{\n{open_}  {fast}\n#else\n  {slow}\n{close}}}"
+        return f"{head} {{\n{open_}{text}#else\n  {slow}\n{close}}}"
     if not masks and (t, lanes) in _AVX:
         return f"{head} {{\n#ifdef __AVX__\n  {_avx_text(name, t, lanes)}\n#else\n  {slow}\n#endif\n}}"
     return f"{head} {{ {slow} }}"
