@@ -245,7 +245,7 @@ def partial_text(name: str, t: str, lanes: int, masks: bool) -> str:
         load, store = row
         nmask = f"({k})((1u << n) - 1u)"
 
-        def fast(point: str) -> str:
+        def through(point: str) -> str:
             return {
                 "ldn": f"return (x{t})__builtin_ia32_{load}((const {point} *)p, ({bits}){{}}, {nmask});",
                 "stn": f"__builtin_ia32_{store}(({point} *)p, ({bits})v, {nmask});",
@@ -253,9 +253,9 @@ def partial_text(name: str, t: str, lanes: int, masks: bool) -> str:
                 "stm": f"__builtin_ia32_{store}(({point} *)p, ({bits})v, {testm});",
             }[name]
 
-        text = f"  {fast(_CTYPE[t])}\n"
+        text = f"  {through(_CTYPE[t])}\n"
         if SIZES[t] * lanes < 64:  # clang's 256-bit ones take pointers to vectors
-            text = f"#ifdef __clang__\n  {fast(bits)}\n#else\n{text}#endif\n"
+            text = f"#ifdef __clang__\n  {through(bits)}\n#else\n{text}#endif\n"
         test = "#if defined(__AVX512VL__) && defined(__AVX512BW__)\n" if t == "u16" else "#ifdef __AVX512VL__\n"
         open_, close = test, "#endif\n"
         return f"{head} {{\n{open_}{text}#else\n  {slow}\n{close}}}"

@@ -105,7 +105,7 @@ class Known:
         sizes = [e for b in program.buffers.values() for e in b.shape] + [e for s in _stages(program.body) for _, e in s.axes]
         nodes = [n for n in walk(*sizes) if isinstance(n, Op) and n.dtype is dt.index and isinstance(n.args[-1], Const)]
         for n in nodes:
-            c = int(n.args[-1].value)
+            c = int(n.args[-1].value)  # type: ignore[attr-defined]
             if n in self.table or c < 2 or not _is_over_symbols(n):
                 continue
             x = self.of(n.args[0])
