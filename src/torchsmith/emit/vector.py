@@ -228,7 +228,6 @@ def partial_text(name: str, t: str, lanes: int, masks: bool) -> str:
     bits = f"__attribute__((vector_size({SIZES[t] * lanes}))) {_CTYPE.get(t, '')}"
     testm = "__builtin_ia32_ptestmd512(m, m, (unsigned short)-1)" if lanes == 16 else "__builtin_ia32_ptestmd256(m, m, (unsigned char)-1)"
     open_, close = ("", "")
-    fast = ""
     head = {
         "ldn": f"{ATTR}x{t} ldn_x{t}(const {t}a *p, int n)",
         "stn": f"{ATTR}void stn_x{t}({t}a *p, x{t} v, int n)",
