@@ -9,7 +9,7 @@ import torch
 from ..layout import Sizes, are_equal, broadcast, broadcasts_to, contiguous_strides, result_dtype
 from ..tracing import make, rule
 from .pointwise import elementwise
-from .views import unsqueeze
+from .views import axis, unsqueeze
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -120,7 +120,8 @@ def trilinear(
             sizes.insert(d, 1)
         shapes.append(sizes)
     whole = broadcast(*shapes)
-    return product(tuple(s for d, s in enumerate(whole) if d not in sumdim), i1)
+    summed = {axis(d, len(whole)) for d in sumdim}
+    return product(tuple(s for d, s in enumerate(whole) if d not in summed), i1)
 
 
 @rule(aten.linalg_cross.default)

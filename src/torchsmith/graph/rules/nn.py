@@ -81,6 +81,8 @@ def convolution(
     if groups <= 0 or weight.shape[0] < groups or weight.shape[0] % groups:
         raise RuntimeError(f"Given groups={groups}, expected weight to be divisible by it at dimension 0, but got {list(weight.shape)}")
     stride, padding, dilation, extra = _spread(stride, n), _spread(padding, n), _spread(dilation, n), _spread(output_padding, n)
+    if transposed and any(e >= s and e >= d for e, s, d in zip(extra, stride, dilation, strict=True)):
+        raise RuntimeError(f"output padding must be smaller than either stride or dilation, but got {extra}, {stride} and {dilation}")
     batched = input.dim() == n + 2
     spatial = input.shape[2:] if batched else input.shape[1:]
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
@@ -576,6 +578,10 @@ def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_m
 @rule(aten.im2col.default)
 def im2col(self: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
     kernel, dilation, padding, stride = (_spread(v, 2) for v in (kernel_size, dilation, padding, stride))
+    if self.dim() not in (3, 4) or any(s == 0 for s in self.shape[self.dim() - 3 :]) or any(v < 1 for v in (*kernel, *dilation, *stride)):
+        raise RuntimeError(f"im2col of an input of size {list(self.shape)}, kernel {kernel}, dilation {dilation}, stride {stride}")
+    if any(p < 0 for p in padding):
+        raise RuntimeError(f"padding should be non-negative, but got {padding}")
     blocks: Size = 1
     for i in range(2):
         across = (self.shape[i - 2] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1

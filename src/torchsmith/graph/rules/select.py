@@ -263,6 +263,8 @@ def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
 
 @rule(aten.take.default)
 def take(self: Tensor, index: Tensor) -> Tensor:
+    if index.dtype is not torch.int64:
+        raise RuntimeError(f"take(): Expected a long tensor for index, but got {index.dtype}")
     return dense(index.shape, self.dtype)
 
 

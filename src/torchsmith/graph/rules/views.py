@@ -122,6 +122,8 @@ def unsqueeze(self: Tensor, dim: int) -> Tensor:
 def squeeze(self: Tensor, dim: Any = None) -> Tensor:
     n = self.dim()
     among = range(n) if dim is None else [axis(d, n) for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+    if len(set(among)) != len(among):
+        raise RuntimeError("dim appears multiple times in the list of dims")
     keep = [d for d in range(n) if d not in among or not is_one(self.shape[d])]
     return strided(self, [self.shape[d] for d in keep], [self.stride(d) for d in keep])
 
@@ -248,6 +250,8 @@ def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ten
 
 @view(aten.unfold.default)
 def unfold(self: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    if step <= 0 or size < 0:
+        raise RuntimeError(f"size is {size} and step is {step} but must be >= 0 and > 0")
     d = axis(dimension, self.dim())
     sizes, strides = list(self.shape), list(self.stride())
     if sizes[d] < size:
