@@ -121,6 +121,14 @@ def test_results_that_are_views() -> None:
     torch.testing.assert_close(*grads)
 
 
+def test_results_that_are_views_only() -> None:
+    run = compiled_natively(lambda x: (x.t(), x[1:].expand(4, 1, 3)))
+    x = torch.arange(6.0).view(2, 3).requires_grad_()
+    a, b = run(x)
+    (a.sum() + b.sum()).backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[1.0] * 3, [5.0] * 3]))
+
+
 def test_retain_graph_and_the_second_time() -> None:
     run = compiled_natively(lambda x, w: (x @ w).sigmoid())
     x, w = torch.randn(2, 3), torch.randn(3, 2, requires_grad=True)
@@ -243,3 +251,35 @@ def test_many_backward_passes_use_no_more_memory() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast(inside: bool) -> None:
+    """The casts of autocast are differentiated: gradients have the weights' dtype, and a weight used twice is cast once."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.one, self.two = nn.Conv2d(2, 4, 3), nn.Linear(4, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside or torch.is_autocast_enabled("cpu")):
+                h = torch.relu(self.one(self.conv(x).mean((2, 3))))
+                h = self.two(self.two(h)) + torch.bmm(h.unsqueeze(0), self.two.weight.unsqueeze(0))[0]
+                return F.mse_loss(h, torch.ones_like(h))
+
+    model, twin = both(Mixed)
+    call, x = torchsmith.compile(model), torch.randn(3, 2, 6, 6)
+    found = []
+    with recording() as got:
+        for run in (call, twin):
+            with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+                loss = run(x)
+            loss.backward()
+            found.append(loss)
+    assert [e.fields["report"].road for e in got if e.kind == "graph"] == ["native"], [e.fields for e in got if e.kind == "fallback"]
+    assert found[0].dtype == found[1].dtype
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+    for (name, p), (_, q) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and p.grad.dtype == q.grad.dtype, name
+        assert (p.grad - q.grad).norm() <= 4e-2 * q.grad.norm() + 1e-5, name

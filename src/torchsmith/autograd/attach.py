@@ -7,6 +7,8 @@ error; what lies in between is one block, freed when the backward pass is not to
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +28,8 @@ _WRITES = (
     "torchsmith: a derivative of a derivative of a compiled function that writes its inputs (running statistics, say) cannot be taken "
     "outside of it. Take both inside of the compiled function."
 )
+_ONE = threading.RLock()
+os.register_at_fork(after_in_child=_ONE._at_fork_reinit)  # type: ignore[attr-defined]
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -41,7 +45,7 @@ class Attached:
         slots = cut.backward.slots
         shown = {s.at[0] for s in slots if s.kind == "kept" and s.at[0] < cut.shown}
         self.saved_inputs = tuple(dict.fromkeys(s.at[0] for s in slots if s.kind == "input"))
-        self.saved_results = tuple(sorted(shown & set(cut.roots)))
+        self.saved_results = tuple(sorted(shown))
         self.function = type(f"Compiled{id(self):x}", (torch.autograd.Function,), {
             "forward": staticmethod(self._forward), "backward": staticmethod(self._backward),
         })  # fmt: skip
@@ -51,10 +55,12 @@ class Attached:
         cut = self.cut
         if not torch.is_grad_enabled():
             return tuple(self.forward(*inputs)[: cut.shown])
-        given: list[Any] = [inputs]
-        got = self.apply(given, *[inputs[i] for i in cut.leaves])
-        results = given[1]
-        roots = got if type(got) is tuple else (got,)
+        if cut.roots:
+            given: list[Any] = [inputs]
+            got = self.apply(given, *[inputs[i] for i in cut.leaves])
+            results, roots = given[1], got if type(got) is tuple else (got,)
+        else:
+            results, roots = self.forward(*inputs), ()
         known = {id(results[k]): t for k, t in zip(cut.roots, roots, strict=True)}
         outs = [known.get(id(r), r) for r in results[: cut.shown]]
         for number, (kind, at), steps in cut.again:
@@ -64,7 +70,8 @@ class Attached:
 
     def prepare(self) -> None:
         """Compile the usual backward pass now."""
-        self._pass(tuple(range(len(self.cut.roots))))
+        if self.cut.roots:
+            self._pass(tuple(range(len(self.cut.roots))))
 
     # ------------------------------------------------------------ called by autograd
 
@@ -76,9 +83,6 @@ class Attached:
         given.append(results)
         ctx.set_materialize_grads(False)
         block = {k: results[k] for k in range(cut.shown, len(results))}
-        for s in cut.backward.slots:
-            if s.kind == "kept" and s.at[0] < cut.shown and s.at[0] not in self.saved_results:
-                block[s.at[0]] = results[s.at[0]]
         tensors = [inputs[i] for i in self.saved_inputs if isinstance(inputs[i], torch.Tensor)]
         tensors += [results[k] for k in self.saved_results]
         ctx.numbers = {i: inputs[i] for i in self.saved_inputs if not isinstance(inputs[i], torch.Tensor)}
@@ -122,13 +126,16 @@ class Attached:
     def _pass(self, chosen: tuple[int, ...]) -> tuple[Backward, Call]:
         """The backward graph for gradients of these roots: made when it is first needed."""
         found = self.passes.get(chosen)
-        if found is None:
-            if len(chosen) == len(self.cut.roots) or self.joint is None:
-                backward = self.cut.backward
-            else:
-                backward = self.joint.backward(chosen)
-            found = self.passes[chosen] = (backward, self.compile_backward(backward.graph))
-        return found
+        if found is not None:
+            return found
+        with _ONE:  # other threads may go backwards at the same time
+            if chosen not in self.passes:
+                if len(chosen) == len(self.cut.roots) or self.joint is None:
+                    backward = self.cut.backward
+                else:
+                    backward = self.joint.backward(chosen)
+                self.passes[chosen] = (backward, self.compile_backward(backward.graph))
+        return self.passes[chosen]
 
     def _again(self, ctx: Any, grads: Sequence[Any]) -> list[Any]:
         """Gradients that can be differentiated: the captured graph once more, under eager's autograd."""

@@ -192,7 +192,8 @@ class Joint:
 
     def cut(self) -> Cut:
         """Both graphs."""
-        backward = self.backward()
+        nothing = Backward(FunctionalGraph(fx.Graph(), (), (), (), (), ""), (), (None,) * len(self.leaves))
+        backward = self.backward() if self.roots else nothing  # results that are views of inputs are made of those
         self.is_cut = True
         rec = self.rec
         results = (*self.outputs.results, *(FreshNode(n) for n in self.keeping))

@@ -1,7 +1,8 @@
 """Autocast while tracing: torch's own autocast looks at a tensor's device and would pass tracing tensors by.
 
 In: an operator below autograd and its arguments. Out: the arguments cast as eager's autocast would have cast them, or None when
-nothing changes. Composites that eager casts as a whole are cast where their torch function is called (FUNCTIONS; matmul and linear).
+nothing changes. What autograd watches is cast above it, where the torch function is called (CASTING), so that the cast is differentiated
+too; so are composites that eager casts as a whole (FUNCTIONS; matmul and linear).
 """
 
 from __future__ import annotations
@@ -53,14 +54,56 @@ def target_dtype(func: OpOverload, device: str, state: dict[str, torch.dtype]) -
     return torch.float32 if func in FULL_OPS[device] else None
 
 
-def cast_arguments(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors (not float64) become `dtype`."""
+def cast_arguments(value: Any, dtype: torch.dtype, casts: dict[Any, Any] | None = None) -> Any:
+    """Floating tensors (not float64) become `dtype`. casts: weights of this region that were cast already, as eager's cache keeps them."""
     if isinstance(value, torch.Tensor):
         if not value.dtype.is_floating_point or value.dtype in (torch.float64, dtype):
             return value
-        return torch.ops.aten._to_copy.default(value, dtype=dtype)
+        if casts is None or not (value.dtype is torch.float32 and value.requires_grad and value.is_leaf):
+            return torch.ops.aten._to_copy.default(value, dtype=dtype)
+        key = (id(value), dtype, torch.is_grad_enabled())
+        if key not in casts:
+            casts[key] = (torch.ops.aten._to_copy.default(value, dtype=dtype), value)
+        return casts[key][0]
     if isinstance(value, (list, tuple)):
-        return type(value)(cast_arguments(v, dtype) for v in value)
+        return type(value)(cast_arguments(v, dtype, casts) for v in value)
     if isinstance(value, dict):
-        return {k: cast_arguments(v, dtype) for k, v in value.items()}
+        return {k: cast_arguments(v, dtype, casts) for k, v in value.items()}
     return value
+
+
+# Torch functions and the operators they are: what is cast where they are called.
+_CALLED = {
+    "convolution": "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", "_cdist_forward": "cdist",
+    "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss2d", "_softmax": "softmax", "_log_softmax": "log_softmax",
+    "_adaptive_avg_pool3d": "adaptive_avg_pool3d", "max_pool3d_with_indices": "max_pool3d", "_prelu_kernel": "prelu",
+    "_ctc_loss": "ctc_loss",
+    "native_layer_norm": "layer_norm", "native_group_norm": "group_norm", "linalg_vector_norm": "norm",
+}  # fmt: skip
+
+
+def _casting() -> dict[Any, str]:
+    """Torch function -> the operator whose row says how autocast treats it."""
+    found: dict[Any, str] = {}
+    c: Any = torch._C
+    homes = (torch, torch.Tensor, c._nn, c._linalg, c._fft)
+    for text in (*LOWER.values(), *FULL.values()):
+        for name in text.split():
+            for called in _CALLED.get(name, name).split():
+                for home in homes:
+                    fn = getattr(home, called, None)
+                    if callable(fn):
+                        found.setdefault(fn, name)
+    return found
+
+
+CASTING = _casting()
+
+
+def cast_for(func: Any, device: str, state: dict[str, torch.dtype]) -> torch.dtype | None:
+    """The dtype that eager's autocast runs a torch function in; None where it leaves it alone."""
+    name = CASTING.get(func)
+    if name is None or device not in state:
+        return None
+    return next((d for op in overloads("aten", name) if (d := target_dtype(op, device, state)) is not None), None)
+

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..codes import Unsupported
 from . import accept, learn
-from .autocast import autocast_state, cast_arguments, target_dtype
+from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
 from .layout import Size, SymTypes, are_equal, is_dense, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
@@ -253,6 +253,8 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.trace.note_autocast()
+        if self.trace.autocast:
+            args, kwargs = self.trace.cast_above(func, args, kwargs or {})
         found = FUNCTION_RULES.get(func)
         if found is not None:
             return found(self.trace, self.plainly(func), *args, **(kwargs or {}))
@@ -303,6 +305,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     def __init__(self, facts: SizeFacts, grad: bool = False) -> None:
         self.facts, self.grad = facts, grad
         self.autocast: dict[str, torch.dtype] = {}
+        self.casts: dict[Any, Any] = {}  # weights that were cast in the autocast region at hand
         self.written: set[int] = set()  # storages that something was written to
         self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
@@ -385,6 +388,20 @@ class Tracing(AbstractContextManager["Tracing"]):
     def note_autocast(self) -> None:
         """Remember which devices autocast: inside a dispatch mode torch always reports it off."""
         self.autocast = autocast_state() if torch._C._is_any_autocast_enabled() else {}
+        if not self.autocast:
+            self.casts.clear()
+
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Arguments of a torch function as autocast casts them."""
+        return cast_arguments(value, dtype, self.casts if torch.is_autocast_cache_enabled() else None)
+
+    def cast_above(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a torch function whose operator autocast casts, where autograd watches one of them."""
+        tensors = tensors_in((args, kwargs))
+        if not tensors or not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+            return args, kwargs
+        dtype = cast_for(func, device_of(tensors[0]).type, self.autocast)
+        return (args, kwargs) if dtype is None else (self.cast(args, dtype), self.cast(kwargs, dtype))
 
     # -------- one operator
     def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
-from ..autocast import FUNCTIONS, cast_arguments
+from ..autocast import FUNCTIONS
 from ..layout import SymTypes, broadcast, hint_of, is_channels_last, is_contiguous, is_one, matches, same, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
@@ -47,7 +47,7 @@ def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Te
 def _lowered(trace: Tracing, operands: Any) -> Any:
     """The operands of a product as autocast casts them: what matmul decomposes into (mv, dot) is not cast where it is called itself."""
     dtype = trace.autocast.get(device_of(operands[0]).type)
-    return operands if dtype is None else cast_arguments(operands, dtype)
+    return operands if dtype is None else trace.cast(operands, dtype)
 
 
 def _batches(trace: Tracing, a: Tensor, b: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def attention(
             return call(query, key, value, attn_mask, dropout_p, is_causal, **options)
         return trace.dispatch(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
     if "cpu" in trace.autocast:
-        query, key, value, attn_mask = cast_arguments((query, key, value, attn_mask), trace.autocast["cpu"])
+        query, key, value, attn_mask = trace.cast((query, key, value, attn_mask), trace.autocast["cpu"])
     if not flash_applies(query, key, value, attn_mask, dropout_p, enable_gqa):
         return call(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
@@ -718,7 +718,7 @@ def _in_float32(name: str) -> None:
     def loss(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Tensor:
         tensors = tensors_in((args, kwargs))
         if tensors and device_of(tensors[0]).type in trace.autocast:
-            args, kwargs = cast_arguments(args, torch.float32), cast_arguments(kwargs, torch.float32)
+            args, kwargs = trace.cast(args, torch.float32), trace.cast(kwargs, torch.float32)
         return call(*args, **kwargs)
 
     function_rule(getattr(F, name))(loss)
