@@ -261,3 +261,18 @@ def test_cosine_schedule() -> None:
     assert sum(e.kind == "graph" for e in got) <= 2 and not [e for e in got if e.kind == "graph_break"]
     for p, q in zip(ours.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-3)
+
+
+def test_the_example_learns(tmp_path: Any) -> None:
+    """examples/train in a tiny size: the loss falls, the compiled run follows the eager one, and the picture is drawn."""
+    import runpy
+    from pathlib import Path
+
+    script = Path(__file__).resolve().parents[2] / "examples" / "train" / "train.py"
+    sizes = {"steps": 30, "width": 16, "layers": 1, "context": 8, "batch": 4}
+    given = [word for name, n in sizes.items() for word in (f"--{name}", str(n))]
+    found = runpy.run_path(str(script))["main"]([*given, "--picture", str(tmp_path / "curves.svg")])
+    (eager, _), (ours, _) = found["eager"], found["compiled"]
+    assert ours[-1] < 0.9 * ours[0]
+    assert ours == pytest.approx(eager, rel=1e-3)
+    assert (tmp_path / "curves.svg").read_text().count("<polyline") == 2
