@@ -59,7 +59,7 @@ def _on_prepare(name: str, size: int, original: int) -> None:
 def _record_begin(device: int) -> tuple[Any, int]:
     """Begin to capture what this thread queues; gives a token and the stream to queue on."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device, priority=-1)  # of another pool than the streams that users take: nobody else queues on it
     guard = torch.cuda.stream(stream)
     guard.__enter__()
     try:
