@@ -886,3 +886,25 @@ def test_threads():
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_a_sequence_that_grows():
+    weight = torch.arange(12.0).reshape(4, 3) / 7
+
+    def generate(ids, n):
+        step = 0
+        while True:
+            scores = torch.nn.functional.embedding(ids, weight).cumsum(1).tanh()
+            best = scores[:, -1].argmax(-1)
+            ids = torch.cat([ids, best[:, None] + step % 2], 1)
+            step += 1
+            if (best == 3).all() or step >= n:
+                return ids
+
+    backend = Graphs()
+    compiled, ids = torchsmith.compile(generate, backend=backend), torch.tensor([[0, 1], [2, 0]])
+    for n in (3, 12):
+        same(compiled(ids, n), generate(ids, n))
+    seen = len(backend.seen)
+    same(compiled(ids, 30), generate(ids, 30))
+    assert len(backend.seen) == seen <= 14

@@ -471,9 +471,16 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
                 raise  # the frame is split there
             state.forget_numbers(why)
             return _capture_with_retry(state, fn, args, kwargs, stop)
+        try:
+            captured = _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop)
+        except Unsupported as static:
+            if static.step <= why.step:  # the sizes were not in the way: they stay dynamic where the frame is split
+                raise why from None
+            state.may_be_dynamic = False
+            raise
         state.may_be_dynamic = False
         events.emit("fallback", code=why.code, at=why.at or location(fn), detail=f"sizes stay static: {why.detail}")
-        return _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop)
+        return captured
 
 
 def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], dims: dict[str, set[int]], stop: int | None = None) -> Any:
