@@ -14,13 +14,15 @@ import torch.nn.functional as F
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from triton_harness import check_triton, scheduled_of, texts_of
+from lower_harness import to_array
+from triton_harness import check_triton, run_triton, scheduled_of, texts_of
 
 from torchsmith.emit import triton_math
 from torchsmith.emit.math import MATH
 from torchsmith.ir.kernel import Kernel
 from torchsmith.options import Options
 from torchsmith.runtime.cubins import compile_images
+from torchsmith.schedule import blocks
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -81,6 +83,42 @@ def test_dtypes(dtype):
 
 def test_sizes_that_vary():
     check_triton(lambda x, y: (torch.softmax(x + y, 1), (x * y).sum(0)), rows(5, 40), rows(5, 40), dynamic=True, rtol=1e-4, atol=1e-5)
+
+
+def test_few_results_of_much(monkeypatch):
+    """Sums with few results run in two steps, also where parts do not divide the whole."""
+    large = torch.empty(8191, 8193, device="meta")
+    for fn in (torch.sum, torch.amax, lambda x: x.sum(0)):
+        kernels = [k for k in scheduled_of(fn, (large,))[0].body if isinstance(k, Kernel)]
+        assert len(kernels) == 2 and int(kernels[0].programs.value) > 4 * 100
+    monkeypatch.setattr(blocks, "STEP", 8)
+    check_triton(lambda x: (x.sum(), x.amax()), rows(21, 53), rtol=1e-4, atol=1e-4)
+    check_triton(lambda x: x.sum(0), rows(300, 70), rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_row_needs_is_not_computed_for_each_element():
+    """A norm of columns behind a norm of rows: nothing is summed inside of a sum."""
+
+    def chain(x, y):
+        for _ in range(2):
+            x = torch.softmax(x + y, 1)
+            x = x - x.mean(0)
+        return x
+
+    scheduled = check_triton(chain, rows(20, 30), rows(20, 30), rtol=1e-4, atol=1e-5)
+    assert not any("for r" in t for t in texts_of(scheduled))
+
+
+SMALL = torch.cat([torch.linspace(-8, 8, 301), torch.tensor([torch.inf, torch.nan, 1e4, -1e4, 0.0, -0.0, 65504.0, -65504.0])]).half()
+
+
+@pytest.mark.parametrize("function", [F.gelu, torch.tanh, torch.sin, torch.cos])
+def test_functions_of_small_floats(function):
+    """To 2^-10 of the value, where float16 has 2^-11."""
+    scheduled, _ = scheduled_of(function, (SMALL,))
+    assert "_fast" in texts_of(scheduled)[0]
+    got, want = torch.from_numpy(run_triton(scheduled, [to_array(SMALL)])[0]).double(), function(SMALL.double()).half().double()
+    torch.testing.assert_close(got, want, rtol=2**-10, atol=1e-5, equal_nan=True)
 
 
 def test_residual_and_norm_share_a_kernel():
