@@ -23,6 +23,8 @@ class Report:
     externs: tuple[str, ...] = ("aten.mm.default",)
     library: str = "lib.so"
     cached: bool = False
+    extern_at: tuple[str, ...] = ("user.py:4",)
+    segments: tuple[tuple[int, int], ...] = ()
 
 
 def compiled(x: int) -> int:
