@@ -277,7 +277,7 @@ def dist(self: Tensor, other: Tensor, p: Any = 2) -> Tensor:
     broadcast(self.shape, other.shape)
     if self.dtype != other.dtype:
         raise RuntimeError(f"dist of {self.dtype} and {other.dtype}")
-    return make((), (), self.dtype)
+    return make((), (), self.dtype.to_real() if self.dtype.is_complex else self.dtype)
 
 
 @rule(aten.histc.default)
