@@ -454,7 +454,7 @@ static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int6
           return -1;
         }
         if (describe_tensor(handle_of(o), &tensors[i], s->flags & WANT_SIZES, g->device)) {
-          PyErr_Format(torch.error, "input %d has no memory on the graph's device that can be read", i);
+          PyErr_Format(torch.error, "input %d has no memory that the graph can read: it runs on the %s", i, g->device ? "GPU" : "CPU");
           return -1;
         }
         break;

@@ -11,8 +11,8 @@ import torch
 from graph_harness import captured
 
 from software_tiles import in_software
-from torchsmith import pipeline
 from torchsmith.emit.c import emit_kernel
+from torchsmith.emit.printers import PRINTERS
 from torchsmith.graph.functionalise import functionalise
 from torchsmith.graph.sizes import SizeFacts
 from torchsmith.ir.kernel import Kernel
@@ -131,7 +131,7 @@ def test_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         texts.append(in_software(emit_kernel(kernel)))
         return texts[-1]
 
-    monkeypatch.setattr(pipeline, "emit_kernel", emit)
+    monkeypatch.setitem(PRINTERS, "c", emit)
     check(fn, *stored(make(), torch.bfloat16), options=Options(force_disable_caches=True))
     assert any("tile_product" in t for t in texts)
 

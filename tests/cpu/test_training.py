@@ -269,7 +269,7 @@ def test_the_example_learns(tmp_path: Any) -> None:
     from pathlib import Path
 
     script = Path(__file__).resolve().parents[2] / "examples" / "train" / "train.py"
-    sizes = {"steps": 30, "width": 16, "layers": 1, "context": 8, "batch": 4}
+    sizes = {"steps": 60, "width": 16, "layers": 1, "context": 8, "batch": 4}
     given = [word for name, n in sizes.items() for word in (f"--{name}", str(n))]
     found = runpy.run_path(str(script))["main"]([*given, "--picture", str(tmp_path / "curves.svg")])
     (eager, _), (ours, _) = found["eager"], found["compiled"]

@@ -63,7 +63,7 @@ def compile_entry(
 ) -> Model:
     """The whole road. Raises Unsupported with the user's line."""
     source = compile_source(entry.functional, options, entry.name)
-    if source.target is not CPU:
+    if source.target.device != CPU.device:
         raise Unsupported("AOT045", detail=source.manifest.device)
     if options.libtorch == "forbid":
         refuse_externs(source.manifest)

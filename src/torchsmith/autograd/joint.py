@@ -272,7 +272,8 @@ class _Part:
     def recording(self) -> Any:
         """What emit_graph reads of a Recording."""
         symbols = self._symbols()
-        facts = SimpleNamespace(symbols=symbols, number=self.joint.facts.number)
+        theirs = self.joint.facts
+        facts = SimpleNamespace(symbols=symbols, number=theirs.number, guards=theirs.guards, late=theirs.late, hints=theirs.hints)
         specs = [n.spec for n in self.placeholders]
         consts = {id(n): c for n, c in zip(self.joint.rec.const_nodes, self.joint.rec.consts, strict=True)}
         nodes = [Node("placeholder", f"const{k}", (), {}, n.spec) for k, n in enumerate(self.used_consts)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import enum
+import contextlib
 import functools
 import itertools
 import logging
@@ -848,7 +849,10 @@ def cast_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _handled(m: Any) -> Any:
-    """The exception that is being handled; where it is none of this function's, only the caller knows."""
+    """The exception that is being handled; where it is none of this function's, only the caller knows. contextlib asks only to order the
+    contexts of exceptions that leave an ExitStack; those make the frame eager."""
+    if m.exc is None and m.frames[-1].code.code.co_filename == contextlib.__file__:
+        return None
     if m.exc is None:
         raise Unsupported("CAP016", at=m.loc(), detail="the exception that is being handled")
     return m.exc
@@ -856,7 +860,8 @@ def _handled(m: Any) -> Any:
 
 @row(sys.exc_info)
 def exc_info(m: Any, args: Args, kwargs: Kwargs) -> Any:
-    return type(_handled(m)), m.exc, None
+    found = _handled(m)
+    return (None, None, None) if found is None else (type(found), found, None)
 
 
 if hasattr(sys, "exception"):
