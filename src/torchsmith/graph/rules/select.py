@@ -418,8 +418,6 @@ def searchsorted(
 ) -> Tensor:
     if side not in (None, "left", "right") or (side == "left" and right):
         raise RuntimeError(f"torch.searchsorted(): side can only be 'left' or 'right' but got {side}")
-    if sorted_sequence.dtype != self.dtype:
-        raise RuntimeError("torch.searchsorted(): boundary tensor and input value tensor should have same dtype")
     lead = sorted_sequence.shape[:-1]
     if sorted_sequence.dim() != 1 and (not self.dim() or not are_equal(lead, self.shape[:-1])):
         raise RuntimeError("torch.searchsorted(): boundaries should have 1 dimension or the first dimensions of the values")
