@@ -25,7 +25,9 @@ demo: setup
 
 test: setup
 	$(PYTEST) tests/pure tests/test_layers.py
-	$(PYTEST) tests/cpu -m "not heavy"
+	$(PYTEST) tests/cpu -m "not heavy" --ignore=tests/cpu/test_triton.py
+	$(PYTEST) tests/cpu/test_triton.py  # alone: Triton's interpreter is chosen when Triton is first imported
+	$(PYTEST) tests/gpu  # with a driver of their own
 	$(PYTEST) tests/models -m "not models"
 	$(PYTEST) tests/partners -m "not heavy"
 

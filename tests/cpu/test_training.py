@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -276,3 +278,27 @@ def test_the_example_learns(tmp_path: Any) -> None:
     assert ours[-1] < 0.9 * ours[0]
     assert ours == pytest.approx(eager, rel=1e-3)
     assert (tmp_path / "curves.svg").read_text().count("<polyline") == 2
+
+
+AFTER_TORCH_COMPILE = """
+import torch, torchsmith
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))  # from here on PyTorch marks optimizers and notes new modules
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.Adam(model.parameters())
+
+def step(x, y):
+    optimizer.zero_grad()
+    loss = torch.nn.CrossEntropyLoss()(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+compiled = torchsmith.compile(step, fullgraph=True)
+losses = [float(compiled(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))) for _ in range(3)]
+assert losses[2] < losses[0], losses
+"""
+
+
+def test_after_torch_compile_was_used() -> None:
+    done = subprocess.run([sys.executable, "-c", AFTER_TORCH_COMPILE], check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

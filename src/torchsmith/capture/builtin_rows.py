@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import enum
-import contextlib
 import functools
 import itertools
 import logging

@@ -203,6 +203,9 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if name is not None:
             return _tensor_method(m, args[0], name, args[1:], kwargs)
     if fn.__dict__ and fn.__dict__.get("_torchdynamo_disable"):
+        own = fn.__dict__.get("_torchdynamo_orig_callable")
+        if isinstance(own, types.FunctionType) and own.__code__.co_filename.startswith(policy.OPTIMIZERS):
+            return m.call(m.attr(fn, "_torchdynamo_orig_callable"), args, kwargs)  # PyTorch's compiler marks optimizers for its own sake
         raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
     if fn.__dict__ and fn.__dict__.get("_dynamo_marked_constant"):
         return m.native(fn, args, kwargs, plain=True)  # its author declares the result constant

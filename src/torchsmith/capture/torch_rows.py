@@ -351,6 +351,8 @@ BY_NAME: dict[tuple[str, str], Row] = {
     ("torch._higher_order_ops.scan", "scan"): control_flow.scan, ("torch._higher_order_ops.while_loop", "while_loop"): control_flow.while_loop,
     ("torch._higher_order_ops.cond", "cond"): control_flow.cond,
     ("torch._higher_order_ops.associative_scan", "associative_scan"): control_flow.associative_scan,
+    # what PyTorch's compiler, once used, notes of each module that is made
+    ("torch._dynamo.mutation_guard", "tag"): lambda m, args, kwargs: None,
 }  # fmt: skip
 row(torch.cond)(control_flow.cond)
 row(*_named("while_loop"))(control_flow.while_loop)
