@@ -328,3 +328,15 @@ def test_no_unknown_number_becomes_zero() -> None:
 
 def _asks(e: ast.AST) -> bool:
     return isinstance(e, ast.Call) and getattr(e.func, "id", getattr(e.func, "attr", "")) in ("known", "const_of", "maybe_as_int")
+
+
+def test_results_come_in_eagers_containers() -> None:
+    """A function rule that writes a composite out gives what torch gives: a tuple stays a tuple, also where sizes vary."""
+
+    def fn(x):
+        return torch.gradient(x, spacing=2.0), torch.unbind(x), torch.split(x, 2), torch.meshgrid(x, x, indexing="ij"), torch.max(x, 0)
+
+    x = torch.randn(5)
+    for got, want in zip(torchsmith.compile(fn, dynamic=True)(x), fn(x), strict=True):
+        assert type(got) is type(want)
+        torch.testing.assert_close(tuple(got), tuple(want))

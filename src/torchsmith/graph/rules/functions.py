@@ -555,7 +555,7 @@ def gradient(trace: Tracing, call: Any, input: Tensor, *, spacing: Any = 1, dim:
         first = (input.narrow(d, 1, 1) - input.narrow(d, 0, 1)) / spacing
         last = (input.narrow(d, n - 1, 1) - input.narrow(d, n - 2, 1)) / spacing
         found.append(torch.cat([first, inner / 2, last], d))
-    return found
+    return tuple(found)
 
 
 def _over_everything(name: str, n: int) -> None:
