@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import Any
 
@@ -32,10 +33,21 @@ def __getattr__(name: str) -> Any:
     home = _PUBLIC.get(name)
     if home is None:
         raise AttributeError(f"module 'torchsmith' has no attribute {name!r}")
-    module = import_module(f"torchsmith.{home}")
+    module = _imported(f"torchsmith.{home}")
     value = module if home == name else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def _imported(name: str) -> Any:
+    """The module, without a garbage collection in the middle: what an import makes lives on, and a full collection walks all of torch."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

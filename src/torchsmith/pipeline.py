@@ -26,7 +26,7 @@ from .graph.eager import eager_callable
 from .graph.functionalise import functionalise
 from .graph.readable import readable
 from .graph.sizes import SizeFacts
-from .graph.spec import ASSUMED, FunctionalGraph, assumes
+from .graph.spec import ASSUMED, FunctionalGraph, ViewOutput, assumes
 from .ir.expr import Expr
 from .ir.kernel import Scheduled, kind_of
 from .ir.memo import forget
@@ -294,6 +294,8 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         )  # fmt: skip
     if gm.meta.get("spent"):
         call = as_spent(call, gm.meta["spent"])
+    if any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
+        call = as_cut_off(call, gm, fg)
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs),
@@ -319,6 +321,26 @@ def as_spent(call: Call, numbers: Sequence[int]) -> Call:
         return tuple(outs)
 
     return spent
+
+
+def as_cut_off(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph) -> Call:
+    """`call`, whose views of inputs that the program cut off from autograd (detach, .data) stay cut off where gradients flow."""
+    results = [r for r in gm.graph.output_node().args[0] if isinstance(r, torch.fx.Node)]  # type: ignore[union-attr]
+    if len(results) != len(fg.outputs):
+        return call
+    numbers = [i for i, (row, r) in enumerate(zip(fg.outputs, results, strict=True))
+               if isinstance(row, ViewOutput) and not getattr(r.meta.get("val"), "requires_grad", True)]  # fmt: skip
+    if not numbers:
+        return call
+
+    def cut_off(*inputs: Any) -> Sequence[Any]:
+        outs = list(call(*inputs))
+        for i in numbers:
+            if outs[i].requires_grad:
+                outs[i] = outs[i].detach()
+        return tuple(outs)
+
+    return cut_off
 
 
 def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:

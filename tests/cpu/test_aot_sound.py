@@ -136,10 +136,10 @@ def test_updates_keep_what_calls_wrote(tmp_path: Path) -> None:
     for t in threads:
         t.start()
     updates = 0
-    while any(t.is_alive() for t in threads):
+    while not updates or any(t.is_alive() for t in threads):  # fast threads may be done before the first
         run.load_constants({"w": torch.ones(3)})
         updates += 1
-    assert updates and run(x)[0].item() == 2 * calls + 1
+    assert run(x)[0].item() == 2 * calls + 1
 
 
 def test_inactive_updates_add_up(tmp_path: Path) -> None:

@@ -283,3 +283,33 @@ def test_autocast(inside: bool) -> None:
     for (name, p), (_, q) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
         assert p.grad is not None and q.grad is not None and p.grad.dtype == q.grad.dtype, name
         assert (p.grad - q.grad).norm() <= 4e-2 * q.grad.norm() + 1e-5, name
+
+
+def test_what_is_cut_off_stays_so() -> None:
+    """detach() and .data are views without a gradient, alone, beside other results, of parameters, and carried to the next call."""
+    layer = nn.Linear(2, 2)
+
+    def gradient(cut: Any) -> Tensor:
+        layer.zero_grad()
+        h = layer(torch.ones(1, 2))
+        t = cut(h)
+        assert not (t[0] if isinstance(t, tuple) else t).requires_grad
+        (h * (t[0] if isinstance(t, tuple) else t)).sum().backward()
+        return layer.weight.grad.clone()
+
+    for cut in (lambda h: h.detach(), lambda h: h.data, lambda h: h.detach().view(-1), lambda h: (h.detach(), h * 2),
+                lambda h: (h.data, h.exp())):  # fmt: skip
+        assert torch.equal(gradient(torchsmith.compile(cut)), gradient(cut))
+    got = torchsmith.compile(lambda: (layer.weight.detach(), layer.weight.data, layer.weight.t()))()
+    assert [t.requires_grad for t in got] == [False, False, True]
+
+
+def test_truncated_backpropagation_through_time() -> None:
+    torch.manual_seed(0)
+    cell, state, again = nn.RNNCell(3, 4), torch.zeros(2, 4), torch.zeros(2, 4)
+    cut = torchsmith.compile(lambda s: s.detach())
+    for _ in range(3):
+        out = cell(torch.ones(2, 3), state)
+        out.sum().backward()
+        state, again = cut(out), out.detach()
+    assert torch.equal(state, again) and not state.requires_grad

@@ -115,6 +115,18 @@ def test_nonsense_from_a_backend_is_named_and_run_eagerly(result, said):
         torchsmith.compile(f, backend=result, fullgraph=True)(x)
 
 
+def test_nonsense_from_a_functional_backend():
+    def three(fg, name):
+        return lambda *a: (torch.zeros(1),)
+
+    three.dialect = "functional"
+    x = torch.randn(4)
+    with pytest.warns(UserWarning, match=r"result 0 has shape \(1,\) instead of \(4,\)"):
+        close(torchsmith.compile(lambda x: x.sin(), backend=three)(x), x.sin())
+    with pytest.raises(RuntimeError, match="result 0 has shape"):
+        torchsmith.compile(lambda x: x.cos(), backend=three, fullgraph=True)(x)
+
+
 # ---------------------------------------------------------------- runtimes under our capture
 
 

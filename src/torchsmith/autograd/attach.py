@@ -17,6 +17,7 @@ import torch
 from .. import events
 from ..codes import Unsupported, define
 from ..graph.eager import eager_callable
+from ..graph.outputs import ViewOf
 from ..graph.spec import FunctionalGraph, TensorSpec
 from .joint import Backward, Cut, Joint, Slot
 
@@ -40,6 +41,9 @@ class Attached:
         """repeat: the captured graph itself, for derivatives of derivatives."""
         self.cut, self.forward, self.repeat, self.compile_backward = cut, forward, repeat, compile_backward
         self.joint = joint if len(cut.roots) > 1 else None  # other backward passes may be asked for
+        # views that the program cut off (detach, .data): made anew of an input they would carry its gradient
+        rows = zip(joint.outputs.results, joint.outs, strict=True)
+        self.cut_off = tuple(k for k, (row, t) in enumerate(rows) if isinstance(row, ViewOf) and not t.requires_grad)
         self.passes: dict[tuple[int, ...], tuple[Backward, Call]] = {}
         self.rows: dict[tuple[Slot, ...], Any] = {}
         slots = cut.backward.slots
@@ -66,6 +70,8 @@ class Attached:
         for number, (kind, at), steps in cut.again:
             base = inputs[at] if kind == "input" else outs[at]
             outs[number] = _view(base, outs[number], steps)
+        for number in self.cut_off:
+            outs[number] = outs[number].detach()
         return tuple(outs)
 
     def prepare(self) -> None:

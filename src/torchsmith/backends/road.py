@@ -44,10 +44,16 @@ def compile_by(
         if needs_grad:
             return run_captured(gm, facts, Unsupported("AUT001"), operators, name)
         call = choice(functionalise(gm, facts), name)
-        return Compiled(call, (*facts.guards, *facts.late), report)
+        if not callable(call):
+            raise BadResult(f"it returned {type(call).__name__}, not a callable")
+        return Compiled(watched(call, gm, choice.name, fullgraph), (*facts.guards, *facts.late), report)
     except Unsupported as why:
+        if why.code == "BCK003" and fullgraph:  # the runtime's own failure
+            raise BadResult(why.detail) from why
         if fullgraph:
             raise
+        if why.code == "BCK003":
+            events.warn(f"torchsmith: {why}")
         return run_captured(gm, facts, why, operators, name)
     except Exception as error:  # a backend may raise anything
         if fullgraph or options.suppress_errors:
