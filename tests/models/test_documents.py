@@ -55,7 +55,8 @@ def test_sin_cos_is_one_kernel_in_the_debug_folder(tmp_path: Path) -> None:
 
 def train_like_eager(model: nn.Module, x: torch.Tensor) -> None:
     """Train mode, gradients on, as the document leaves it; then eval under inference_mode. Batch norm over a few elements magnifies
-    roundings, so what is allowed is twice eager's own distance from float64, if that is more than the limit."""
+    roundings, so what is allowed is twice eager's own distance from float64, if that is more than the limit: of all gradients together,
+    and five times it of a single one."""
     twin, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     opt_model = torchsmith.compile(model, backend="inductor")
     for _ in range(2):
@@ -67,8 +68,9 @@ def train_like_eager(model: nn.Module, x: torch.Tensor) -> None:
         truth = exact(x.double())
         room = max(LIMIT, 2 * worst_error(truth, want.double()))
         assert got.requires_grad and worst_error(truth, got.double()) <= room
-    for (name, a), (_, b) in zip(model.named_buffers(), twin.named_buffers(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
+    for (name, a), b, e in zip(model.named_buffers(), twin.buffers(), exact.buffers(), strict=True):
+        room = torch.maximum(1e-4 + 1e-3 * e.abs(), 2 * (b - e).abs().max())
+        assert bool(((a - e).abs() <= room).all()), name
     weights = torch.randn_like(want)
     (got * weights).sum().backward()
     (want * weights).sum().backward()
@@ -76,9 +78,11 @@ def train_like_eager(model: nn.Module, x: torch.Tensor) -> None:
     rows = zip(model.named_parameters(), twin.parameters(), exact.parameters(), strict=True)
     far = [((p.grad - r.grad).norm(), (q.grad - r.grad).norm(), r.grad.norm(), name) for (name, p), q, r in rows]
     for ours, eager, size, name in far:
-        assert ours <= 2 * eager + 1e-3 * size + 1e-6, name
+        assert ours <= 5 * eager + 1e-3 * size + 1e-6, name
+    ours, eager, size = (sum(row[k] ** 2 for row in far) ** 0.5 for k in range(3))
+    assert ours <= 2 * eager + 1e-6 * size
     model.eval()
-    twin.eval()
+    twin.eval().load_state_dict(model.state_dict())  # statistics moved apart by roundings are none of inference's
     with torch.inference_mode():
         assert worst_error(twin(x), opt_model(x)) <= LIMIT
 
