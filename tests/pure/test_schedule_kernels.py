@@ -11,6 +11,7 @@ from emit_harness import run
 from program_kit import F32, Kit, f, random
 
 from torchsmith.ir import dtype as dt
+from torchsmith.ir.bounds import Ranges
 from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Sym, Var, const, op, substitute
 from torchsmith.ir.interpret import run_program
 from torchsmith.ir.kernel import Kernel
@@ -344,7 +345,7 @@ def test_a_grain_follows_sizes_that_vary() -> None:
     """What is worth a thread is known at the call: a guess would leave a thousand keys of attention to one thread."""
     n = Sym("n")
     least = grain(1 << 20, repeated({(): 128}, [n]))
-    found = [const_of(simplify_index(substitute(least, {n: const(v)}), {})) for v in (0, 1, 64, 1 << 20)]
+    found = [const_of(simplify_index(substitute(least, {n: const(v)}), Ranges())) for v in (0, 1, 64, 1 << 20)]
     assert found == [8192, 8192, 128, 1]
     assert const_of(grain(1000, repeated({(): 10}, [const(5)]))) == 20
 
@@ -356,7 +357,7 @@ def test_the_grain_of_a_reduction_follows_its_length() -> None:
     k.stage("y", (64,), lambda i: k.fold(("n",), 0, lambda r: x(i, r)), out=True)
     (kernel,) = (e for e in form_kernels(fuse(k.program("y"), Options()), Options()).body if isinstance(e, Kernel))
     shares = [substitute(kernel.grain, {n: const(v)}) for v in (10, 1000, 100000)]
-    found = [const_of(simplify_index(e, {})) or 0 for e in shares]
+    found = [const_of(simplify_index(e, Ranges())) or 0 for e in shares]
     assert found[0] > 50 * found[1] and found[2] == 1
 
 

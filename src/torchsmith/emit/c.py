@@ -20,10 +20,11 @@ from typing import Any
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
+from ..ir.bounds import Ranges
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const
 from ..ir.kernel import Kernel, Let, Loop, Param, Stmt, StoreStmt
-from ..ir.linear import Linear, Range, const_of, linear, range_of
+from ..ir.linear import Linear, const_of, linear
 from . import vector
 from .casts import convert_text
 from .clang import clang_names
@@ -57,7 +58,7 @@ class Emitter:
         self.functions: dict[str, str] = {}  # texts that stand before the kernel, by name
         self.scopes: list[Scope] = [Scope()]
         self.level: dict[Expr, int] = {}  # Axis, Var -> index of the scope that binds it
-        self.extents: dict[Axis | Sym, Expr | Range] = {s: (min(lo, 0), hi) for s, lo, hi in kernel.ranges}
+        self.ranges = Ranges({s: (min(lo, 0), hi) for s, lo, hi in kernel.ranges}, sizes=True)
         self.counter: dict[str, int] = {}
         self.vector_axis: Axis | None = None
         self.vector_level = 1 << 30
@@ -192,7 +193,7 @@ class Emitter:
 
     def fits(self, e: Expr) -> bool:
         """True when an index expression and all index expressions under it lie within 32 bits."""
-        lo, hi = range_of(e, self.extents)
+        lo, hi = self.ranges.interval(e)
         if lo is None or hi is None or lo < -(2**31) or hi >= 2**31:
             return False
         return all(self.fits(a) for a in e.args if a.dtype is dt.index and not isinstance(a, Load))
@@ -313,7 +314,7 @@ class Emitter:
         """for g in [lo, hi): the grid axes count along, like an odometer."""
         axes = self.kernel.grid
         for a, extent in axes:
-            self.extents[a] = extent
+            self.ranges.bind(a, extent)
         if len(axes) == 0:
             self.open("for (i64 g = lo; g < hi; g++) {", [])
             self.last = "g + 1 == hi"
@@ -346,7 +347,7 @@ class Emitter:
     # ------------------------------------------------------------ vector loops
     def vector_loop(self, axis: Axis, extent: Expr, body: Callable[[], None]) -> None:
         """for axis in steps of `lanes`, then one partial iteration with `tail` lanes."""
-        self.extents[axis] = extent
+        self.ranges.bind(axis, extent)
         n, lanes = const_of(extent), self.lanes
         name = self.fresh("i")
         end = str(n - n % lanes) if n is not None else None
@@ -422,7 +423,7 @@ def _print_sym(self: Emitter, e: Expr, at: int) -> Val:
 def _print_axis(self: Emitter, e: Expr, at: int) -> Val:
     if e is not self.vector_axis:
         raise KeyError(f"axis {e} is not bound")
-    hi = range_of(e, self.extents)[1]
+    hi = self.ranges.interval(e).hi
     narrow = hi is not None and hi + self.lanes < 2**31
     reg = "i32" if narrow else "i64"
     iota = ", ".join(str(k) for k in range(self.lanes))
@@ -482,8 +483,8 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
 
 def _index_division(self: Emitter, e: Op, reg: str, vec: bool, texts: list[str]) -> str:
     # C division rounds to zero: the same where the dividend is not negative and the divisor is positive
-    lo = range_of(e.args[0], self.extents)[0]
-    d = range_of(e.args[1], self.extents)[0]
+    lo = self.ranges.interval(e.args[0]).lo
+    d = self.ranges.interval(e.args[1]).lo
     if lo is not None and lo >= 0 and d is not None and d > 0 and (not vec or const_of(e.args[1]) is not None):
         divisor = f"({reg}){const_of(e.args[1])}" if const_of(e.args[1]) is not None else texts[1]
         return f"({texts[0]} {'/' if e.name == 'floordiv' else '%'} {divisor})"
@@ -645,7 +646,7 @@ def _do_loop(self: Emitter, s: Loop) -> None:
     if s.kind == "vector":
         self.vector_loop(s.axis, s.extent, lambda: self.block(s.body))
         return
-    self.extents[s.axis] = s.extent
+    self.ranges.bind(s.axis, s.extent)
     carry: list[Val] = []
     for _var, init, _next in s.carry:
         v = self.emit(init)

@@ -17,7 +17,7 @@ from ..codes import Unsupported
 from ..ir.blocks import Contract
 from ..ir.expr import Axis, Expr, Load, const, substitute, walk
 from ..ir.kernel import Loop, Stmt
-from ..ir.linear import conjuncts, const_of, range_of
+from ..ir.linear import conjuncts, const_of
 from .c import WITH_REST, Emitter
 from .epilogue import epilogue, fetch_results
 from .taps import one_tap
@@ -68,7 +68,7 @@ def _tile(self: Emitter, s: Contract, rest: tuple[Stmt, ...], partial: bool) -> 
     names = accumulators(self, s)
     loops = (*s.taps, (s.k, s.steps))
     is_grouped = len(s.taps) > 0 and len(s.b.index) > len(s.taps) + 3  # (groups, tile, taps, k, n)
-    cut = cut_sum([range_of(e, self.extents)[1] for _, e in loops], GROUPED_CHUNK if is_grouped else CHUNK)
+    cut = cut_sum([self.ranges.interval(e).hi for _, e in loops], GROUPED_CHUNK if is_grouped else CHUNK)
     self.open("{", [])
     fetch_results(self, s, rest, partial)
     if cut is None and not s.add:

@@ -9,7 +9,7 @@ from ..ir import dtype as dt
 from ..ir.blocks import Contract
 from ..ir.expr import Expr, Load, Op, const, substitute, walk
 from ..ir.kernel import Let, Loop, Stmt, StoreStmt
-from ..ir.linear import const_of, range_of
+from ..ir.linear import const_of
 from .c import Emitter
 from .math import MATH
 from .tile import empty_registers, named_test, plus, text_of, times, vectors_of
@@ -22,7 +22,7 @@ def fetch_results(self: Emitter, s: Contract, rest: tuple[Stmt, ...], partial: b
     inner = _columns_loop(s, rest)
     if inner is None or (partial and _register_loop(s, rest) is not None):
         return
-    columns = range_of(inner.extent, self.extents)[1]
+    columns = self.ranges.interval(inner.extent).hi
     if columns is None:
         return
     wanted: dict[tuple[str, str], int] = {}
@@ -95,7 +95,8 @@ def _from_registers(self: Emitter, s: Contract, inner: Loop) -> None:
     """Store the whole tile, one column of vectors after the other: what belongs to a column is loaded once."""
     wide = const_of(inner.extent) or s.width
     before = self.vector_axis, self.vector_level, self.axis_text
-    self.extents[s.m], self.extents[s.n] = const(s.rows), inner.extent
+    self.ranges.bind(s.m, const(s.rows))
+    self.ranges.bind(s.n, inner.extent)
     for v in range(vectors_of(self, s)):
         alive = min(self.lanes, wide - self.lanes * v)
         if alive <= 0:

@@ -199,7 +199,7 @@ def interleaved(self: Emitter, e: Fold) -> list[Val]:
     states = declare(self, e, True, CHAINS)
     depth += open_loops(self, e, len(e.axes) - 1, depth)
     axis, extent = e.axes[-1], e.extents[-1]
-    self.extents[axis] = extent
+    self.ranges.bind(axis, extent)
     step, name, u = self.fresh("i"), self.fresh("i"), self.fresh("u")
     self.open(f"for (i64 {step} = 0; {step} < {const_of(extent)}; {step} += {CHAINS}) {{", [])
     self.line(f'_Pragma("GCC unroll {CHAINS}")')
@@ -219,7 +219,7 @@ def interleaved(self: Emitter, e: Fold) -> list[Val]:
 def open_loops(self: Emitter, e: Fold, count: int, first: int = 0) -> int:
     loops = list(zip(e.axes, e.extents, strict=True))[first:count]
     for axis, extent in loops:
-        self.extents[axis] = extent
+        self.ranges.bind(axis, extent)
         text = self.emit(extent).text
         name = self.fresh("i")
         self.open(f"for (i64 {name} = 0; {name} < {text}; {name}++) {{", [axis])
@@ -264,7 +264,7 @@ def unrolled(self: Emitter, e: Fold, states: list[Val], copies: int) -> None:
     axis, extent = e.axes[-1], e.extents[-1]
     n = const_of(extent)
     assert n is not None
-    self.extents[axis] = extent
+    self.ranges.bind(axis, extent)
     whole, name, u = n - n % self.lanes, self.fresh("i"), self.fresh("u")
     step = self.fresh("i")
     self.open(f"for (i64 {step} = 0; {step} < {whole}; {step} += {self.lanes * copies}) {{", [])

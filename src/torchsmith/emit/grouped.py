@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..codes import Unsupported
 from ..ir.blocks import Banded
 from ..ir.expr import Expr, const, op, substitute
-from ..ir.linear import const_of, range_of
+from ..ir.linear import const_of
 from . import vector
 from .c import STATEMENTS, Emitter
 from .contraction import cut_sum
@@ -72,7 +72,7 @@ def do_banded(self: Emitter, s: Banded) -> None:
     names = [[self.fresh("q") for _ in range(s.vectors)] for _ in range(s.rows)]
     places = [(q, f"*(xf32u *)({acc} + {s.lanes * (m * s.vectors + v)})") for m, row in enumerate(names) for v, q in enumerate(row)]
     self.line(f"xf32 {', '.join(f'{q} = {{0}}' for q, _ in places)};")
-    cut = cut_sum([*(range_of(e, self.extents)[1] for _, e in s.taps), s.channels], CHUNK, s.width)
+    cut = cut_sum([*(self.ranges.interval(e).hi for _, e in s.taps), s.channels], CHUNK, s.width)
     at, piece = cut or (-1, 0)
     part = None
     if cut:
@@ -143,8 +143,8 @@ def _column_tests(self: Emitter, s: Banded, least: list[Expr], ends: list[Expr])
     live = const_of(s.live)
     if live is None or live < s.rows:
         ends = [*ends, (s.live - 1) * stride + last]
-    lower = [(range_of(e, self.extents), e) for e in least]
-    upper = [(range_of(e, self.extents), e) for e in ends]
+    lower = [(self.ranges.interval(e), e) for e in least]
+    upper = [(self.ranges.interval(e), e) for e in ends]
 
     def test(j: int) -> str | None:
         parts = []

@@ -16,7 +16,7 @@ from ..ir import dtype as dt
 from ..ir.blocks import Interleave, Paired
 from ..ir.expr import Axis, Expr, Load, const, substitute
 from ..ir.kernel import Loop, Stmt, expressions, rewrite, statements
-from ..ir.linear import const_of, range_of
+from ..ir.linear import const_of
 from .c import STATEMENTS, WITH_REST, Emitter
 from .values import TooNarrow, Val
 
@@ -209,7 +209,7 @@ def _late(self: Emitter, s: Paired, rest: tuple[Stmt, ...], acc: str) -> Late | 
     given = [(first, "first"), (n, "n"), *((x, f"x{i}") for i, x in enumerate(axes))]
     for x, name in given:
         other.scopes[0].memo[x] = Val(name, dt.index, False)
-    other.extents |= {**self.extents, first: const(s.rows), n: const(s.rows + 1)}
+    other.ranges = self.ranges.inside(((first, const(s.rows)), (n, const(s.rows + 1))))
     other.open_buffers()
     other.block((Loop(m, n, "serial", tuple(rewrite(x, {s.m: first + m}, {}) for x in rest[0].body)),))
     self.used |= other.used
@@ -249,7 +249,7 @@ def _loops(s: Loop) -> Iterator[Loop]:
 def _tap_loops(self: Emitter, s: Paired) -> int:
     """Open the loops over taps that exist; how many blocks that are."""
     for axis, extent in s.taps:
-        self.extents[axis] = extent
+        self.ranges.bind(axis, extent)
         name = self.fresh("i")
         self.open(f"for (i64 {name} = 0; {name} < {self.emit(extent).text}; {name}++) {{", [axis])
         self.scopes[-1].memo[axis] = Val(name, dt.index, False)
@@ -343,7 +343,7 @@ def _by_pairs(self: Emitter, s: Paired, acc: str, copy: str | None) -> None:
         self.close()
     a, step = (self.base(s.a.buf)[0], _step(self, s)) if copy is None else (f"(const u16a *){copy}", str(_pitch(s)))
     given = f"({acc}, {a}, {step}, {self.base(s.b.buf)[0]}, {kb}, {depth // 2}, {at}, {count}, {live});"
-    if (range_of(s.live, self.extents)[0] or 0) < block:
+    if (self.ranges.interval(s.live).lo or 0) < block:
         single, text = pairs_function(1, s.vectors, odd)
         self.functions.setdefault(single, text)
         name = f"({live} < {block} ? {single} : {name})"

@@ -13,7 +13,7 @@ from ..ir import dtype as dt
 from ..ir.blocks import Contract
 from ..ir.dtype import DType
 from ..ir.expr import Expr, Load, const, op, substitute, walk
-from ..ir.linear import Linear, conjuncts, const_of, linear, range_of
+from ..ir.linear import Linear, conjuncts, const_of, linear
 from .c import Emitter
 from .tile import PART, SPLAT, VECTOR, Bounds, named_test, plus, text_of, times, vectors_of
 from .values import STORED, Val
@@ -102,7 +102,7 @@ def _one_tap(self: Emitter, s: Contract, bounds: Bounds, partial: bool) -> None:
     elif const_of(ka) == 1 and _slides(s, a):
         _by_window(self, s, bounds, kb, a, a_start)
     else:
-        self.extents[s.k] = s.extent
+        self.ranges.bind(s.k, s.extent)
         name = self.fresh("i")
         self.open(f"for (i64 {name} = {bounds[0]}; {name} < {bounds[1]}; {name}++) {{", [s.k])
         self.scopes[-1].memo[s.k] = Val(name, dt.index, False)
@@ -157,7 +157,7 @@ def _at_the_edge(self: Emitter, s: Contract, a: Linear, bounds: Bounds, kb: str,
         at = const(m) if const_of(s.live) is not None else op("min", const(m), s.live - 1)
         place = f"{name} + {text_of(self, substitute(a.expr(), {s.m: at, s.k: const(0), s.n: const(0)}))}"
         if s.a.mask is not None:
-            place = f"{text_of(self, substitute(s.a.mask, {s.m: at}))} ? {place} : {_zeros(self, dtype, range_of(s.extent, self.extents)[1])}"
+            place = f"{text_of(self, substitute(s.a.mask, {s.m: at}))} ? {place} : {_zeros(self, dtype, self.ranges.interval(s.extent).hi)}"
         self.line(f"const {STORED[dtype.name]}a *p{m} = {place};")
     _steps(self, s, bounds, kb, lambda m, k: f"p{m}[{k}]" if m in edge else f"p[{plus(times(str(m), step), k)}]")
     self.close()
@@ -186,7 +186,7 @@ def _by_window(self: Emitter, s: Contract, bounds: Bounds, kb: str, a: Linear, a
     _, dtype = self.base(s.a.buf)
     step, n = const_of(a.terms[s.m]) or 0, const_of(s.extent) or 0
     window = (s.rows - 1) * step + n
-    self.extents[s.k] = const(window)
+    self.ranges.bind(s.k, const(window))
     at = self.fresh("i")
     self.line(f"{STORED[dtype.name]}a row[{window}]; int any = 0;")
     self.open(f"for (int {at} = 0; {at} < {window}; {at}++) {{", [s.k])
@@ -339,7 +339,7 @@ def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: Bounds
     if s.a.mask is None:
         self.line(f"p[q] = {place};")
     else:
-        zeros = _zeros(self, dtype, 1 if alone or scattered else range_of(s.extent, self.extents)[1])
+        zeros = _zeros(self, dtype, 1 if alone or scattered else self.ranges.interval(s.extent).hi)
         strides = (f", ks[q] = {text_of(self, ka)}", ", ks[q] = 0") if scattered else ("", "")
         self.line(f"if ({text_of(self, s.a.mask)}) p[q] = {place}{strides[0]}, any = 1; else p[q] = {zeros}{strides[1]};")
     self.close()

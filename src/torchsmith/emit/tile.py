@@ -78,7 +78,7 @@ def named_test(self: Emitter, conditions: list[str]) -> str:
 
 
 def open_loop(self: Emitter, axis: Axis, extent: Expr, bounds: Bounds | None) -> None:
-    self.extents[axis] = extent
+    self.ranges.bind(axis, extent)
     name, (lo, hi) = self.fresh("i"), bounds or ("0", text_of(self, extent))
     self.open(f"for (i64 {name} = {lo}; {name} < {hi}; {name}++) {{", [axis])
     self.scopes[-1].memo[axis] = Val(name, dt.index, False)

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
+from ..ir.bounds import Ranges
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from ..ir.kernel import Kernel, Let, Loop, Param, Stmt, StoreStmt, Tile, expressions
-from ..ir.linear import Range, const_of, linear, range_of
+from ..ir.linear import const_of, linear
 from .triton_ops import TYPES, spell
 
 HALF = (dt.bf16, dt.f16)
@@ -67,7 +68,7 @@ class Emitter:
         inner = [t.axis for t in kernel.tiles if t.how != "lanes"]
         self.slots: dict[Axis, int] = {a: k for k, a in enumerate(grid)} | dict.fromkeys(inner, len(grid))
         self.rank = len(grid) + bool(inner)
-        self.extents: dict[Axis | Sym, Expr | Range] = {s: (min(lo, 0), hi) for s, lo, hi in kernel.ranges}
+        self.ranges = Ranges({s: (min(lo, 0), hi) for s, lo, hi in kernel.ranges}, sizes=True)
         self.params: dict[str, tuple[str, Param]] = {p.buf: (f"p{i}", p) for i, p in enumerate(kernel.params)}
         self.written = {p.buf for p in kernel.params if p.written}
         self.functions: dict[str, str] = {}
@@ -163,7 +164,7 @@ class Emitter:
 
     def index_fits(self, e: Expr) -> bool:
         """Do an index expression and all index expressions below it lie within 32 bits?"""
-        lo, hi = range_of(e, self.extents)
+        lo, hi = self.ranges.interval(e)
         if lo is None or hi is None or lo < -WORD or hi >= WORD:
             return False
         return all(self.index_fits(a) for a in e.args if a.dtype is dt.index and not isinstance(a, Load))
@@ -247,7 +248,7 @@ class Emitter:
     # ------------------------------------------------------------ axes
     def declare(self, axis: Axis, extent: Expr, start: str, size: int, wide: bool) -> None:
         """Bind a tiled axis: start + arange along its own dimension, and its mask."""
-        self.extents[axis] = extent
+        self.ranges.bind(axis, extent)
         slot = self.slots[axis]
         lanes = f"tl.arange(0, {size})"
         if self.rank > 1:
@@ -266,7 +267,7 @@ class Emitter:
         axes = self.kernel.grid
         if not axes:
             return
-        hi = range_of(self.kernel.programs, self.extents)[1]
+        hi = self.ranges.interval(self.kernel.programs).hi
         wide = hi is None or hi >= WORD
         self.line("g = tl.program_id(0)")
         rest = "g"
@@ -283,10 +284,10 @@ class Emitter:
                 up = self.fresh("g")
                 self.line(f"{up} = {rest} // {blocks.text}")
                 rest = up
-            far = range_of(extent, self.extents)[1]
+            far = self.ranges.interval(extent).hi
             is_wide = wide or far is None or far + size >= WORD
             start = f"{part}.to(tl.int64)" if is_wide else part
-            self.extents[axis] = extent
+            self.ranges.bind(axis, extent)
             if size == 1:
                 name = self.fresh("i")
                 self.line(f"{name} = {start}")
@@ -306,7 +307,7 @@ class Emitter:
         k = self.kernel
         args = [[f"p{i}", POINTERS[p.dtype.name]] for i, p in enumerate(k.params)]
         for i, s in enumerate(k.syms):
-            lo, hi = range_of(s, self.extents) if s.dtype is dt.index else (None, None)
+            lo, hi = self.ranges.interval(s) if s.dtype is dt.index else (None, None)
             wide = hi is None or lo is None or hi >= WORD or lo < -WORD
             args.append([f"s{i}", "fp64" if s.dtype is dt.f64 else "i64" if wide else "i32"])
             self.scopes[0].memo[s] = Val(f"s{i}", s.dtype, wide=wide)
@@ -436,7 +437,7 @@ def _index_op(self: Emitter, e: Op, at: int) -> Val:
     if wide and all(isinstance(a, Const) for a in e.args):
         texts[0] = f"tl.full([], {texts[0]}, tl.int64)"
     if e.name in ("floordiv", "mod"):
-        lo, least = range_of(e.args[0], self.extents)[0], range_of(e.args[1], self.extents)[0]
+        lo, least = self.ranges.interval(e.args[0]).lo, self.ranges.interval(e.args[1]).lo
         if lo is not None and lo >= 0 and least is not None and least >= 0:
             text = f"({texts[0]} {'//' if e.name == 'floordiv' else '%'} {texts[1]})"
         else:
@@ -688,7 +689,7 @@ def _written_out(self: Emitter, e: Fold) -> list[Val]:
 
 def _open_loop(self: Emitter, axis: Axis, extent: Expr) -> Val | None:
     """A scalar loop; the condition that an iteration exists, where that differs between lanes."""
-    self.extents[axis] = extent
+    self.ranges.bind(axis, extent)
     n = self.emit(extent)
     name = self.fresh("r")
     self.open(f"for {name} in range(0, {f'tl.max({n.text})' if n.axes else n.text}):")

@@ -6,8 +6,9 @@ In: an index Expr and Ranges. Out: an Interval, a divisor, a proof (True) or ign
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import dtype as dt
 from .algebra import atoms_of, terms_of, total
@@ -17,8 +18,7 @@ LIMITS = {"i64": (-(2**63), 2**63 - 1), "i32": (-(2**31), 2**31 - 1), "i16": (-(
           "u8": (0, 255), "bool": (0, 1)}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """All whole numbers from lo to hi; None where unbounded."""
 
     lo: int | None
@@ -115,6 +115,38 @@ INTERVAL_OF: dict[str, Callable[..., Interval]] = {
     "min": _min, "max": _max, "where": lambda c, a, b: _union(a, b), "sign": lambda a: Interval(-1, 1),
     "shl": _shl,
 }  # fmt: skip
+Real = tuple[float, float]
+
+
+def _corners(fn: Callable[[float, float], float]) -> Callable[[Real, Real], list[float]]:
+    return lambda a, b: [fn(x, y) for x in a for y in b]
+
+
+def _quotients(a: Real, b: Real) -> list[float]:
+    return [math.nan] if b[0] <= 0 <= b[1] else [x / y for x in a for y in b]
+
+
+def _stepped(fn: Callable[[float], float]) -> Callable[[Real], list[float]]:
+    return lambda a: [float(fn(x)) if math.isfinite(x) else x for x in a]
+
+
+REALS: dict[str, Callable[..., list[float]]] = {  # values at the ends of monotonic functions; a NaN: nothing is known
+    "add": _corners(lambda x, y: x + y), "sub": _corners(lambda x, y: x - y), "mul": _corners(lambda x, y: x * y), "div": _quotients,
+    "min": _corners(min), "max": _corners(max), "neg": lambda a: [-x for x in a],
+    "floor": _stepped(math.floor), "ceil": _stepped(math.ceil), "trunc": _stepped(math.trunc), "round": _stepped(round),
+}  # fmt: skip
+
+
+def _rounded(x: float, dtype: dt.DType) -> float:
+    """x as a float of `dtype`; of narrow floats nothing is known."""
+    if dtype is dt.f64 or not math.isfinite(x):
+        return x
+    if dtype is not dt.f32 or abs(x) > 1e38:
+        return math.copysign(math.inf, x)
+    found: float = struct.unpack("f", struct.pack("f", x))[0]
+    return found
+
+
 Leaf = Mapping[Expr, tuple[int | None, int | None]]
 
 
@@ -122,23 +154,36 @@ class Ranges:
     """Ranges of leaves (`leaf`, inclusive ends) and extents of axes, which may be symbolic. Axes are never negative.
 
     An Axis with a symbolic extent is known to be < extent only through `is_lt`; with a constant one also by its interval.
+    `sizes`: an index symbol without a range is a size, at least 0; else nothing is known of it.
     """
 
-    def __init__(self, leaf: Leaf | None = None, extents: Mapping[Axis, Expr] | None = None) -> None:
+    def __init__(self, leaf: Leaf | None = None, extents: Mapping[Axis, Expr] | None = None, sizes: bool = False) -> None:
         self.leaf = dict(leaf or {})
         self.extents = dict(extents or {})
+        self.sizes = sizes
         self._memo: MutableMapping[Expr, Interval] = {}
 
     def inside(self, axes: Iterable[tuple[Axis, Expr]]) -> Ranges:
         """The same knowledge, with more axes bound."""
-        return Ranges(self.leaf, {**self.extents, **dict(axes)})
+        return Ranges(self.leaf, {**self.extents, **dict(axes)}, self.sizes)
+
+    def bind(self, axis: Axis, extent: Expr) -> None:
+        """`axis` runs to `extent` from here on."""
+        if self.extents.get(axis) is not extent:
+            self.extents[axis] = extent
+            if axis in self._memo:
+                self._memo.clear()
 
     def interval(self, e: Expr) -> Interval:
         """Where the value of a whole-number or bool `e` lies."""
-        for node in walk(e) if e not in self._memo else ():
-            if node not in self._memo:
-                self._memo[node] = self._one(node)
-        return self._memo[e]
+        memo, todo = self._memo, [e] if e not in self._memo else []
+        while todo:
+            node = todo[-1]
+            missing = [a for a in node.args if a not in memo] if _is_told_by_operands(node) else ()
+            todo.extend(missing)
+            if not missing:
+                memo[todo.pop()] = self._one(node)
+        return memo[e]
 
     def _one(self, e: Expr) -> Interval:
         given = self.leaf.get(e)
@@ -165,12 +210,26 @@ class Ranges:
 
     def _cast(self, e: Cast) -> Interval:
         limit = Interval(*LIMITS.get(e.dtype.name, (None, None)))
-        if e.arg.dtype.is_float:
-            return limit
+        if e.arg.dtype.is_float:  # a conversion cuts off
+            lo, hi = self.reals(e.arg)
+            return limit & Interval(math.trunc(lo) if math.isfinite(lo) else None, math.trunc(hi) if math.isfinite(hi) else None)
         inner = self._memo[e.arg]
         lo, hi = _ends(inner)
         low, high = _ends(limit)
         return inner if low <= lo and hi <= high and e.dtype is not dt.bool_ else limit
+
+    def reals(self, e: Expr) -> Real:
+        """Bounds of a float `e` over index expressions. Rounding keeps order, so the rounded ends are ends of what is rounded."""
+        low, high = -math.inf, math.inf
+        if isinstance(e, Const):
+            low = high = float(e.value)
+        elif isinstance(e, Cast):
+            low, high = self.reals(e.arg) if e.arg.dtype.is_float else _ends(self.interval(e.arg))
+        elif isinstance(e, Op) and e.name in REALS:
+            corners = REALS[e.name](*(self.reals(a) for a in e.args))
+            if not any(map(math.isnan, corners)):
+                low, high = min(corners), max(corners)
+        return _rounded(low, e.dtype), _rounded(high, e.dtype)
 
     def divisor(self, e: Expr) -> int:
         """The greatest known d such that d divides every value of the index `e` (0 for the constant 0)."""
@@ -244,6 +303,13 @@ class Ranges:
         return self.is_nonnegative(e) and self.is_lt(e, extent)
 
 
+def _is_told_by_operands(e: Expr) -> bool:
+    """Does the interval of `e` come from those of its operands?"""
+    if isinstance(e, Cast):
+        return not e.arg.dtype.is_float
+    return isinstance(e, Op) and not e.dtype.is_float and e.dtype is not dt.bool_
+
+
 def _is_natural(i: Interval) -> bool:
     return i.lo is not None and i.lo >= 0
 
@@ -254,7 +320,7 @@ def _limit(r: Ranges, e: Expr) -> Interval:
 
 _INTERVALS: dict[type, Callable[..., Interval]] = {
     Const: lambda r, e: EVERYTHING if e.dtype.is_float else Interval(int(e.value), int(e.value)),
-    Sym: _limit,
+    Sym: lambda r, e: NATURAL if r.sizes and e.dtype is dt.index else _limit(r, e),
     Var: _limit,
     Load: _limit,
     Rand: _limit,

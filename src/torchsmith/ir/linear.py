@@ -6,14 +6,10 @@ An atom is an Axis or any node that is not linear in axes (a floordiv, a mod, a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from . import dtype as dt
-from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op
+from .bounds import Ranges
+from .expr import Axis, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op
 
-Range = tuple[int | None, int | None]  # inclusive; None: unbounded
-Extents = Mapping[Any, Any]  # an Axis or a Sym lies in [0, extent); or the Range of a Sym
 ONE, ZERO = const(1), const(0)
 
 
@@ -114,91 +110,10 @@ def _is_quotient(e: Op, x: Expr, d: Expr) -> bool:
     return p is not None and (x is Op("floordiv", dt.index, (y, p)) or x is op("floordiv", y, p))
 
 
-# ---------------------------------------------------------------- intervals
-
-
-def _mul(a: int | None, b: int | None) -> int | None:
-    return 0 if a == 0 or b == 0 else None if a is None or b is None else a * b
-
-
-def range_of(e: Expr, extents: Extents) -> Range:
-    """Inclusive interval of an index expression; axes lie in [0, extent), symbols without a range are sizes (at least 0)."""
-    v = const_of(e)
-    if v is not None:
-        return v, v
-    if isinstance(e, Axis | Sym):
-        extent = extents.get(e)
-        if isinstance(extent, tuple):
-            return extent
-        hi = range_of(extent, extents)[1] if extent is not None else None
-        return 0, None if hi is None else max(hi - 1, 0)
-    if isinstance(e, Cast):
-        # whole numbers that f32 holds exactly are far below 2**31
-        word = (-(2**31), 2**31 - 1)
-        lo_hi = {"bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "i16": (-(2**15), 2**15 - 1), "i32": word, "f32": word}
-        return lo_hi.get(e.arg.dtype.name, (None, None))
-    if isinstance(e, Op):
-        rule = _RANGES.get(e.name)
-        if rule is not None:
-            return rule(*(range_of(a, extents) for a in e.args))
-    return None, None
-
-
-def _r_add(a: Range, b: Range) -> Range:
-    return (
-        None if a[0] is None or b[0] is None else a[0] + b[0],
-        None if a[1] is None or b[1] is None else a[1] + b[1],
-    )
-
-
-def _r_neg(a: Range) -> Range:
-    return (None if a[1] is None else -a[1], None if a[0] is None else -a[0])
-
-
-def _r_mul(a: Range, b: Range) -> Range:
-    if None in a or None in b:
-        if a[0] is not None and b[0] is not None and a[0] >= 0 and b[0] >= 0:
-            return a[0] * b[0], _mul(a[1], b[1])
-        return None, None
-    corners = [x * y for x in a for y in b]  # type: ignore[operator]
-    return min(corners), max(corners)
-
-
-def _r_floordiv(a: Range, b: Range) -> Range:
-    if b[0] is None or b[0] <= 0 or a[0] is None:
-        return None, None
-    lo = a[0] // b[0] if a[0] < 0 else 0 if b[1] is None else a[0] // b[1]
-    return lo, None if a[1] is None else a[1] // (b[0] if a[1] >= 0 or b[1] is None else b[1])
-
-
-def _r_mod(a: Range, b: Range) -> Range:
-    if b[0] is None or b[0] <= 0:
-        return None, None
-    if a[0] is not None and a[1] is not None and a[0] >= 0 and a[1] < b[0]:
-        return a
-    return 0, None if b[1] is None else b[1] - 1
-
-
-def _r_min(a: Range, b: Range) -> Range:
-    hi = [x for x in (a[1], b[1]) if x is not None]
-    return (None if a[0] is None or b[0] is None else min(a[0], b[0])), (min(hi) if hi else None)
-
-
-def _r_max(a: Range, b: Range) -> Range:
-    lo = [x for x in (a[0], b[0]) if x is not None]
-    return (max(lo) if lo else None), (None if a[1] is None or b[1] is None else max(a[1], b[1]))
-
-
-_RANGES: dict[str, Callable[..., Range]] = {
-    "add": _r_add, "sub": lambda a, b: _r_add(a, _r_neg(b)), "neg": _r_neg, "mul": _r_mul, "floordiv": _r_floordiv, "mod": _r_mod,
-    "min": _r_min, "max": _r_max, "where": lambda c, a, b: (_r_min(a, b)[0], _r_max(a, b)[1]),
-}  # fmt: skip
-
-
 # ---------------------------------------------------------------- simplification
 
 
-def simplify_index(e: Expr, extents: Extents, memo: dict[Expr, Expr] | None = None) -> Expr:
+def simplify_index(e: Expr, ranges: Ranges, memo: dict[Expr, Expr] | None = None) -> Expr:
     """(a*d + b)//d -> a, (a*d + b)%d -> b where 0 <= b < d; sums in linear form."""
     memo = {} if memo is None else memo
     done = memo.get(e)
@@ -206,28 +121,26 @@ def simplify_index(e: Expr, extents: Extents, memo: dict[Expr, Expr] | None = No
         return done
     if not e.args:
         return e
-    out = e.rebuild(tuple(simplify_index(a, extents, memo) for a in e.args))
+    out = e.rebuild(tuple(simplify_index(a, ranges, memo) for a in e.args))
     if isinstance(out, Op) and out.dtype is dt.index:
         if out.name in ("floordiv", "mod"):
-            out = _divide(out.name, out.args[0], out.args[1], extents)
+            out = _divide(out.name, out.args[0], out.args[1], ranges)
         elif out.name in ("add", "sub", "mul", "neg"):
             out = linear(out).expr()
     memo[e] = out
     return out
 
 
-def _below(e: Expr, d: Expr, extents: Extents) -> bool:
+def _below(e: Expr, d: Expr, ranges: Ranges) -> bool:
     """0 <= e < d for certain."""
-    if isinstance(e, Axis) and extents.get(e) is d:
+    if e is ZERO or (isinstance(e, Axis) and ranges.extents.get(e) is d):
         return True
-    if e is ZERO:
-        return True
-    lo, hi = range_of(e, extents)
-    least = range_of(d, extents)[0]
+    lo, hi = ranges.interval(e)
+    least = ranges.interval(d).lo
     return lo is not None and hi is not None and least is not None and lo >= 0 and hi < least
 
 
-def _divide(name: str, x: Expr, d: Expr, extents: Extents) -> Expr:
+def _divide(name: str, x: Expr, d: Expr, ranges: Ranges) -> Expr:
     if not is_invariant(d):
         return op(name, x, d)
     lin = linear(x)
@@ -246,7 +159,7 @@ def _divide(name: str, x: Expr, d: Expr, extents: Extents) -> Expr:
         q = _quotient(lin.const, d, n)
         whole.const, rest.const = (q, ZERO) if q is not None else (ZERO, lin.const)
     r = rest.expr()
-    if _below(r, d, extents):
+    if _below(r, d, ranges):
         return whole.expr() if name == "floordiv" else r
     for f in _factors(d):  # (f*x + r) // (f*e) -> x // e, (f*x + r) % (f*e) -> f * (x % e) + r where 0 <= r < f
         high, low, k = Linear(), Linear(None, rest.const), const_of(f)
@@ -254,8 +167,8 @@ def _divide(name: str, x: Expr, d: Expr, extents: Extents) -> Expr:
             quotient = _quotient(coef, f, k)
             (high if quotient is not None else low).terms[atom] = coef if quotient is None else quotient
         e = _quotient(d, f, k)
-        if high.terms and e is not None and _below(low.expr(), f, extents):
-            part = _divide(name, high.expr(), e, extents)
+        if high.terms and e is not None and _below(low.expr(), f, ranges):
+            part = _divide(name, high.expr(), e, ranges)
             if name == "floordiv":
                 return linear(op("add", whole.expr(), part)).expr()
             return linear(op("add", op("mul", part, f), low.expr())).expr()
@@ -264,12 +177,12 @@ def _divide(name: str, x: Expr, d: Expr, extents: Extents) -> Expr:
         if n is not None and n > 0 and not whole.terms and isinstance(r, Op) and r.name == "floordiv":
             m = const_of(r.args[1])
             if m is not None and m > 0:
-                return linear(op("add", _divide("floordiv", r.args[0], const(m * n), extents), whole.const)).expr()
+                return linear(op("add", _divide("floordiv", r.args[0], const(m * n), ranges), whole.const)).expr()
         return Linear({op("floordiv", r, d): ONE}).plus(whole).expr()
     if isinstance(r, Op) and r.name == "mod" and n is not None:  # (x % (a*n)) % n -> x % n
         m = const_of(r.args[1])
         if m is not None and n > 0 and m % n == 0:
-            return _divide("mod", r.args[0], d, extents)
+            return _divide("mod", r.args[0], d, ranges)
     return op("mod", r, d)
 
 

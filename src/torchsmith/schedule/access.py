@@ -9,25 +9,26 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..ir import dtype as dt
+from ..ir.bounds import Interval, Ranges
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, walk
 from ..ir.kernel import StoreStmt
-from ..ir.linear import Linear, Range, const_of, linear, range_of, simplify_index
+from ..ir.linear import Linear, const_of, linear, simplify_index
 from ..ir.program import Buffer, Layout
 from .deps import free_axes
 
 
-def _lt(a: Range, b: Range) -> bool | None:
+def _lt(a: Interval, b: Interval) -> bool | None:
     """a < b for certain, or not for certain."""
-    if a[1] is not None and b[0] is not None and a[1] < b[0]:
+    if a.hi is not None and b.lo is not None and a.hi < b.lo:
         return True
-    return False if a[0] is not None and b[1] is not None and a[0] >= b[1] else None
+    return False if a.lo is not None and b.hi is not None and a.lo >= b.hi else None
 
 
 def _not(x: bool | None) -> bool | None:
     return None if x is None else not x
 
 
-COMPARE: dict[str, Callable[[Range, Range], bool | None]] = {
+COMPARE: dict[str, Callable[[Interval, Interval], bool | None]] = {
     "lt": _lt, "ge": lambda a, b: _not(_lt(a, b)), "gt": lambda a, b: _lt(b, a), "le": lambda a, b: _not(_lt(b, a)),
 }  # fmt: skip
 TRUE, FALSE = Const(dt.bool_, True), Const(dt.bool_, False)
@@ -35,18 +36,21 @@ TRUE, FALSE = Const(dt.bool_, True), Const(dt.bool_, False)
 
 def simplify(e: Expr, extents: Mapping[Axis, Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
     """Index arithmetic and the masks made of it, given how far the axes run: masks that always hold disappear."""
-    memo = {} if memo is None else memo
+    return _simplify(e, Ranges(extents=extents, sizes=True), {} if memo is None else memo)
+
+
+def _simplify(e: Expr, ranges: Ranges, memo: dict[Expr, Expr]) -> Expr:
     done = memo.get(e)
     if done is not None:
         return done
     if not e.args:
         return e
-    out = e.rebuild(tuple(simplify(a, extents, memo) for a in e.args))
+    out = e.rebuild(tuple(_simplify(a, ranges, memo) for a in e.args))
     if isinstance(out, Op):
         if out.dtype is dt.index:
-            out = simplify_index(out, extents)
+            out = simplify_index(out, ranges)
         elif out.name in COMPARE and out.args[0].dtype is dt.index:
-            known = COMPARE[out.name](range_of(out.args[0], extents), range_of(out.args[1], extents))
+            known = COMPARE[out.name](ranges.interval(out.args[0]), ranges.interval(out.args[1]))
             out = out if known is None else TRUE if known else FALSE
         elif out.name == "and":
             a, b = out.args

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..ir.bounds import Ranges
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, substitute, walk
 from ..ir.linear import conjuncts, const_of, is_invariant, simplify_index
 from ..ir.program import Stage
@@ -32,7 +33,7 @@ def split_axes(stage: Stage, ragged: bool = False) -> Stage:
         return stage
     folds = [e for e in walk(store.value) if isinstance(e, Fold)]
     every = (*stage.axes, *(x for f in folds for x in zip(f.axes, f.extents, strict=True)))
-    whole, memo = dict(every), dict[Expr, Expr]()
+    whole, memo = Ranges(extents=dict(every), sizes=True), dict[Expr, Expr]()
     divided = _divisors([simplify_index(i, whole, memo) for i in indices])
     pieces: dict[Axis, Axes] = {}
     tests: dict[Expr, Axes] = {}  # of ragged splits: the condition, and the pieces it is about
@@ -48,7 +49,8 @@ def split_axes(stage: Stage, ragged: bool = False) -> Stage:
     if not pieces:
         return stage
     axes = _split(stage.axes, pieces)
-    extents = dict(axes) | {a: e for f in folds for a, e in _split(tuple(zip(f.axes, f.extents, strict=True)), pieces)}
+    every = (*axes, *(x for f in folds for x in _split(tuple(zip(f.axes, f.extents, strict=True)), pieces)))
+    ranges = Ranges(extents=dict(every), sizes=True)
     table: dict[Expr, Expr] = {axis: _join(parts) for axis, parts in pieces.items()}
 
     def rebuild(e: Expr) -> Expr:
@@ -68,10 +70,10 @@ def split_axes(stage: Stage, ragged: bool = False) -> Stage:
                 made = node.rebuild(tuple(memo[a] for a in node.args)) if node.args else node
                 memo[node] = _kept_inside(made, tests) if isinstance(made, Load) else made
                 if isinstance(memo[node], Op) and memo[node].dtype.kind == "index":
-                    memo[node] = simplify_index(memo[node], extents)
+                    memo[node] = simplify_index(memo[node], ranges)
         return memo[e]
 
-    index = tuple(simplify_index(substitute(i, table), extents) for i in store.index)
+    index = tuple(simplify_index(substitute(i, table), ranges) for i in store.index)
     mask = functools.reduce(lambda x, y: op("and", x, y), tests) if tests else store.mask
     return replace(stage, axes=axes, stores=(replace(store, index=index, value=rebuild(store.value), mask=mask),))
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..ir import dtype as dt
+from ..ir.bounds import Ranges
 from ..ir.expr import Axis, Cast, Const, Expr, Load, Op, const, op, substitute, walk
-from ..ir.linear import conjuncts, const_of, linear, range_of
+from ..ir.linear import conjuncts, const_of, linear
 from ..ir.program import Buffer, Layout, Stage, Store
 from .access import flat
 from .contraction import Contraction, _product, conjunction, dense, every_of
@@ -41,11 +42,12 @@ def narrow_k(c: Contraction, buffers: Mapping[str, Buffer]) -> Contraction:
 def drop_sure(c: Contraction) -> Contraction:
     """Without the conditions on `a` that always hold."""
     extents = dict((*c.stage.axes, *c.taps, c.k))
+    ranges = Ranges(extents=extents, sizes=True)
 
     def is_sure(t: Expr) -> bool:
         if not isinstance(t, Op) or t.name not in ("ge", "lt"):
             return False
-        lo, hi = range_of(_at_worst(t.args[0] - t.args[1], extents, t.name == "lt"), extents)
+        lo, hi = ranges.interval(_at_worst(t.args[0] - t.args[1], extents, t.name == "lt"))
         return lo is not None and lo >= 0 if t.name == "ge" else hi is not None and hi < 0
 
     tests = conjuncts(c.a.mask)
@@ -73,7 +75,7 @@ def close_bounds(c: Contraction) -> Contraction:
 
     x >= 0 and y < 7  ->  x >= 0 and x < 15 and y < 7
     """
-    extents = dict((*c.stage.axes, *c.taps, c.k))
+    ranges = Ranges(extents=dict((*c.stage.axes, *c.taps, c.k)), sizes=True)
     tests = conjuncts(c.a.mask)
     below = {t.args[0] for t in tests if isinstance(t, Op) and t.name == "lt"}
     closed: list[Expr] = []
@@ -81,7 +83,7 @@ def close_bounds(c: Contraction) -> Contraction:
         closed.append(t)
         x = t.args[0]
         if isinstance(t, Op) and t.name == "ge" and const_of(t.args[1]) == 0 and x not in below:
-            last = range_of(x, extents)[1]
+            last = ranges.interval(x).hi
             closed += [] if last is None else [op("lt", x, const(last + 1))]
     return c if len(closed) == len(tests) else replace(c, a=every_of(Load(c.a.buf, c.a.dtype, c.a.index), closed))
 
@@ -107,12 +109,12 @@ def with_padding(c: Contraction, buffers: Mapping[str, Buffer], has_pairs: bool)
 
 
 def _with_padding(c: Contraction, buffers: Mapping[str, Buffer], narrow: bool) -> Padded | None:
-    extents = dict((*c.stage.axes, *c.taps, c.k))
+    ranges = Ranges(extents=dict((*c.stage.axes, *c.taps, c.k)), sizes=True)
     a, source = c.a, buffers[c.a.buf]
     spans: list[tuple[int, int]] = []
     kept: list[Expr] = []  # indices of dimensions without padding
     for i, n in zip(a.index, source.shape, strict=True):
-        lo, hi = range_of(i, extents)
+        lo, hi = ranges.interval(i)
         if lo is None or hi is None:
             return None
         if narrow and not {c.k[0], c.rows[-1][0]} & set(walk(i)):
