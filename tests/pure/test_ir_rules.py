@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.bounds import Ranges, simplify_index
 from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Op, Sym, const, convert, op, select, walk
+from torchsmith.ir.linear import is_invariant, linear
 from torchsmith.ir.ops import OPS, wrap
 from torchsmith.ir.rules import drop_precision_casts
 
@@ -92,6 +93,15 @@ def test_ranges_keep_the_value_and_hold_it(tree: object, numbers: tuple[int, ...
 
 
 @settings(max_examples=300, deadline=None)
+@given(trees(), ENV)
+def test_linear_forms_keep_the_value(tree: object, numbers: tuple[int, ...]) -> None:
+    env = dict(zip(AXES + SYMS, numbers, strict=True))
+    form = linear(build(tree))
+    assert evaluate(form.expr(), env) == value(tree, env)
+    assert all(is_invariant(c) and c is not const(0) for c in form.terms.values()) and is_invariant(form.const)
+
+
+@settings(max_examples=300, deadline=None)
 @given(trees(), trees(), ENV)
 def test_proofs_are_true(a: object, b: object, numbers: tuple[int, ...]) -> None:
     i, j, k = AXES
@@ -121,6 +131,21 @@ def test_views_cancel() -> None:
     assert r.is_lt(symbolic, s0 * s1 * 5)
     assert not r.is_lt(symbolic, s0 * s1 * 5 - 1)
     assert (i + j) * s0 is s0 * j + i * s0
+    deep = ((i * 4 + j) * s0 + k) * s1  # reshaped twice: (f*x + r) // (f*d) -> x // d
+    assert simplify_index(deep // (s0 * s1), Ranges({s0: (0, None), s1: (0, None)}, {k: s0, j: const(4)})) is i * 4 + j
+    merged = (i // (s0 * s1)) * s0 * s1 + (i // s1 % s0) * s1 + i % s1
+    assert linear(merged).terms == {i: const(1)}
+    assert merged is not i  # s1 might be negative; what an address divides by is not
+    assert (k * 1104 + i) // 12696 * 12696 + ((k * 2 + i // 552) % 23) * 552 + i % 552 is k * 1104 + i
+
+
+def test_floats_of_sizes_have_bounds() -> None:
+    s0 = SYMS[0]
+    half = op("floor", op("mul", Cast(dt.f32, s0), Const(dt.f32, 0.5)))
+    assert Ranges({s0: (1, 9)}).interval(Cast(dt.index, half)) == (0, 4)
+    assert Ranges({s0: (1, None)}).interval(Cast(dt.index, half)) == (0, None)
+    assert Ranges({s0: (2**24 + 1, 2**24 + 1)}).interval(Cast(dt.index, Cast(dt.f32, s0))) == (2**24, 2**24)  # rounded as f32 is
+    assert Ranges().interval(Cast(dt.index, Load("x", dt.f32, (const(0),)))) == (None, None)
 
 
 INTS = (dt.i64, dt.i32, dt.i16, dt.i8, dt.u8)

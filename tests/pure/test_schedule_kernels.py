@@ -11,11 +11,11 @@ from emit_harness import run
 from program_kit import F32, Kit, f, random
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.bounds import Ranges
+from torchsmith.ir.bounds import Ranges, simplify_index
 from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Sym, Var, const, op, substitute
 from torchsmith.ir.interpret import run_program
 from torchsmith.ir.kernel import Kernel
-from torchsmith.ir.linear import const_of, simplify_index
+from torchsmith.ir.linear import const_of
 from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage, Store
 from torchsmith.ir.verify import verify_program, verify_scheduled
 from torchsmith.options import Options

@@ -6,8 +6,10 @@ Division by zero never happens at run time where an index is evaluated, so x*s /
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+from collections.abc import Callable
 
 from . import dtype as dt
 from .expr import Axis, Const, Expr, Op, Sym, const
@@ -86,44 +88,68 @@ def add(a: Expr, b: Expr, sign: int = 1) -> Expr:
         terms[t] = terms.get(t, 0) + sign * c
     constant = ca + sign * cb
     if len(terms) > 1:
-        terms, constant = _rejoin(terms, constant)
+        terms, constant = rejoin(terms, constant)
     return total(terms, constant)
 
 
-def _rejoin(terms: Terms, constant: int) -> tuple[Terms, int]:
-    """(x // c) * c + x % c -> x, and ((x // c) % m) * c + x % c -> x % (c * m); also with a common factor."""
-    for low in [t for t, k in terms.items() if k and isinstance(t, Op) and t.name == "mod"]:
-        k = terms.get(low, 0)
-        x, c = low.args
-        if not k:
-            continue
-        if not isinstance(c, Const):
-            high = product_of([Op("floordiv", dt.index, (x, c)), *atoms_of(c)])
-            if terms.get(high) == k:
+def is_positive_constant(c: Expr) -> bool:
+    return isinstance(c, Const) and int(c.value) > 0
+
+
+def rejoin(terms: Terms, constant: int, is_positive: Callable[[Expr], bool] = is_positive_constant) -> tuple[Terms, int]:
+    """(x // c) * c + x % c -> x, and ((x // c) % m) * c + x % c -> x % (c * m); also with a common factor.
+
+    Of a c that `is_positive` (or zero, where it never divides), x // c may be spelled y // (p * c) where x is y // p.
+    """
+    for low, k in list(terms.items()):
+        atoms = atoms_of(low) if k else []
+        for at, atom in enumerate(atoms):
+            if not isinstance(atom, Op) or atom.name != "mod":
+                continue
+            found = _whole_of(terms, k, atoms[:at] + atoms[at + 1 :], atom, is_positive)
+            if found is not None:
+                high, joined = found
                 rest = {t: n for t, n in terms.items() if t is not low and t is not high}
-                return _plus(rest, constant, x, k)
-            continue
-        step = k * int(c.value)
-        joined: Expr
-        for high, n in terms.items():
-            if n != step or not isinstance(high, Op):
-                continue
-            if high.name == "floordiv" and high.args[0] is x and high.args[1] is c:
-                joined = x
-            elif high.name == "mod" and isinstance(high.args[1], Const) and high.args[0] is floordiv(x, c):
-                joined = mod(x, const(int(c.value) * int(high.args[1].value)))
-            else:
-                continue
-            rest = {t: n for t, n in terms.items() if t is not low and t is not high}
-            return _plus(rest, constant, joined, k)
+                more, c = terms_of(joined)
+                for t, n in more.items():
+                    rest[t] = rest.get(t, 0) + k * n
+                return rejoin(rest, constant + k * c, is_positive)
     return terms, constant
 
 
-def _plus(terms: Terms, constant: int, e: Expr, k: int) -> tuple[Terms, int]:
-    te, ce = terms_of(e)
-    for t, c in te.items():
-        terms[t] = terms.get(t, 0) + k * c
-    return (_rejoin(terms, constant + k * ce)) if len(terms) > 1 else (terms, constant + k * ce)
+def _whole_of(terms: Terms, k: int, common: list[Expr], low: Op, is_positive: Callable[[Expr], bool]) -> tuple[Expr, Expr] | None:
+    """The term k * common * c * (x // c) to k * common * (x % c), and what they are together, without k."""
+    x, c = low.args
+    factors, step = (common, k * int(c.value)) if isinstance(c, Const) else (common + atoms_of(c), k)
+    for high, n in terms.items():
+        left = atoms_of(high) if n == step else []
+        if len(left) != len(factors) + 1:
+            continue
+        for f in factors:
+            if f in left:
+                left.remove(f)
+        whole = left[0]
+        if len(left) != 1 or not isinstance(whole, Op):
+            continue
+        if whole.name == "floordiv" and _is_quotient(whole, x, c, is_positive):
+            return high, mul_all(common, x)
+        if whole.name == "mod" and isinstance(c, Const) and isinstance(whole.args[1], Const) and whole.args[0] is floordiv(x, c):
+            return high, mul_all(common, mod(x, const(int(c.value) * int(whole.args[1].value))))
+    return None
+
+
+def _is_quotient(e: Op, x: Expr, c: Expr, is_positive: Callable[[Expr], bool]) -> bool:
+    """Is e = y // b another spelling of x // c: is b = p * c with a positive c, and x = y // p?"""
+    y, b = e.args
+    if b is c:
+        return y is x
+    found = _split(b, c) if is_positive(c) else None
+    return found is not None and not found[1] and not found[2] and floordiv(y, found[0]) is x
+
+
+def mul_all(factors: list[Expr], e: Expr) -> Expr:
+    """e times the atoms `factors`."""
+    return functools.reduce(mul, factors, e)
 
 
 def product_of(factors: list[Expr]) -> Expr:

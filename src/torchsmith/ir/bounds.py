@@ -5,14 +5,16 @@ In: an index Expr and Ranges. Out: an Interval, a divisor, a proof (True) or ign
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import NamedTuple
 
 from . import dtype as dt
-from .algebra import atoms_of, terms_of, total
-from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, substitute, walk
+from .algebra import atoms_of, rejoin, terms_of, total
+from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, substitute, walk
 
 LIMITS = {"i64": (-(2**63), 2**63 - 1), "i32": (-(2**31), 2**31 - 1), "i16": (-(2**15), 2**15 - 1), "i8": (-128, 127),
           "u8": (0, 255), "bool": (0, 1)}  # fmt: skip
@@ -386,7 +388,7 @@ def _decide_divmod(e: Op, ranges: Ranges) -> Expr:
         q = i.lo // j.lo  # all values of a lie in one block of b
         return const(q) if e.name == "floordiv" else a - q * j.lo
     terms, constant = terms_of(a)
-    if len(terms) + (constant != 0) < 2 or j.lo is None or j.lo < 1:
+    if not terms or j.lo is None or j.lo < 0:
         return e
     # q*b + r with 0 <= r < b: the terms that b divides, and the rest if it is small enough
     q_terms: dict[Expr, int] = {}
@@ -397,15 +399,40 @@ def _decide_divmod(e: Op, ranges: Ranges) -> Expr:
             r_terms[t] = c
         else:
             q_terms[whole[0]] = q_terms.get(whole[0], 0) + whole[1]
-    if not q_terms:
-        return e
     rest = total(r_terms, constant)
-    if ranges.is_within(rest, b):
-        return rest if e.name == "mod" else total({t: c for t, c in q_terms.items() if t is not _ONE}, q_terms.get(_ONE, 0))
+    if q_terms and ranges.is_within(rest, b):
+        return rest if e.name == "mod" else total(*_merged(q_terms.items()))
+    for f in _divisors_of(b):  # (f*x + r) // (f*d) -> x // d, (f*x + r) % (f*d) -> f * (x % d) + r where 0 <= r < f
+        exact = {t: found for t, c in terms.items() if (found := _quotient(t, c, f)) is not None}
+        low = total({t: c for t, c in terms.items() if t not in exact}, constant)
+        d = _quotient(*next(iter(terms_of(b)[0].items())), f)
+        if exact and d is not None and (low is _ZERO or ranges.is_within(low, f)):
+            x = total(*_merged(exact.values()))
+            divided = decide(op(e.name, x, total(*_merged([d]))), ranges)
+            return divided if e.name == "floordiv" else divided * f + low
     return e
 
 
-_ONE = const(1)
+def _merged(terms: Iterable[tuple[Expr, int]]) -> tuple[dict[Expr, int], int]:
+    """A sum of term * coefficient as `total` takes it."""
+    out: dict[Expr, int] = {}
+    for t, c in terms:
+        out[t] = out.get(t, 0) + c
+    return {t: c for t, c in out.items() if t is not _ONE}, out.get(_ONE, 0)
+
+
+def _divisors_of(b: Expr) -> list[Expr]:
+    """The proper factors of a product of at most four symbols and a constant, single ones first."""
+    terms, constant = terms_of(b)
+    if constant or len(terms) != 1:
+        return []
+    ((mono, k),) = terms.items()
+    atoms = atoms_of(mono) + [const(k)] * (k > 1)
+    subsets = (c for n in range(1, len(atoms)) for c in itertools.combinations(atoms, n)) if len(atoms) <= 5 else ()
+    return list(dict.fromkeys(functools.reduce(lambda x, y: x * y, c) for c in subsets))
+
+
+_ZERO, _ONE = const(0), const(1)
 
 
 def _quotient(term: Expr, coefficient: int, b: Expr) -> tuple[Expr, int] | None:
@@ -455,7 +482,15 @@ def _decide_equal(e: Op, ranges: Ranges) -> Expr:
     return e
 
 
+def _decide_sum(e: Op, ranges: Ranges) -> Expr:
+    terms, constant = terms_of(e)
+    if not any(isinstance(a, Op) and a.name == "mod" for t in terms for a in atoms_of(t)):
+        return e
+    return total(*rejoin(dict(terms), constant, lambda c: _is_natural(ranges.interval(c))))
+
+
 DECISIONS: dict[str, Callable[[Op, Ranges], Expr]] = {
+    "add": _decide_sum,
     "floordiv": _decide_divmod, "mod": _decide_divmod, "min": _decide_extreme, "max": _decide_extreme,
     "lt": _decide_order, "le": _decide_order, "gt": _decide_order, "ge": _decide_order, "eq": _decide_equal, "ne": _decide_equal,
 }  # fmt: skip

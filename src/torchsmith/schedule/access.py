@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..ir import dtype as dt
-from ..ir.bounds import Interval, Ranges
+from ..ir.bounds import Interval, Ranges, simplify_index
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, walk
 from ..ir.kernel import StoreStmt
-from ..ir.linear import Linear, const_of, linear, simplify_index
+from ..ir.linear import Linear, const_of, linear
 from ..ir.program import Buffer, Layout
 from .deps import free_axes
 

@@ -15,9 +15,9 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..ir.bounds import Ranges
+from ..ir.bounds import Ranges, simplify_index
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, substitute, walk
-from ..ir.linear import conjuncts, const_of, is_invariant, simplify_index
+from ..ir.linear import conjuncts, const_of, is_invariant
 from ..ir.program import Stage
 
 Axes = tuple[tuple[Axis, Expr], ...]
@@ -33,8 +33,8 @@ def split_axes(stage: Stage, ragged: bool = False) -> Stage:
         return stage
     folds = [e for e in walk(store.value) if isinstance(e, Fold)]
     every = (*stage.axes, *(x for f in folds for x in zip(f.axes, f.extents, strict=True)))
-    whole, memo = Ranges(extents=dict(every), sizes=True), dict[Expr, Expr]()
-    divided = _divisors([simplify_index(i, whole, memo) for i in indices])
+    whole = Ranges(extents=dict(every), sizes=True)
+    divided = _divisors([simplify_index(i, whole) for i in indices])
     pieces: dict[Axis, Axes] = {}
     tests: dict[Expr, Axes] = {}  # of ragged splits: the condition, and the pieces it is about
     for axis, extent in every:
