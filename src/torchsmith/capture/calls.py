@@ -19,7 +19,7 @@ import torch
 
 from ..codes import Unsupported
 from . import attributes as at
-from . import floats, policy, tensor_attrs, torch_rows
+from . import floats, policy, tensor_attrs, torch_rows, transforms
 from . import protocols as pr
 from .attributes import Raised, find
 from .source import Attr, FixedObject
@@ -31,7 +31,7 @@ Kwargs = dict[str, Any]
 Row = Callable[[Any, Args, Kwargs], Any]
 ROWS: dict[Any, Row] = {}
 BY_TYPE: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {}
-MACHINE_FUNCTIONS: set[Any] = set()  # native closures of the machine itself
+MACHINE_FUNCTIONS = transforms.MACHINE_FUNCTIONS
 Tensor = torch.Tensor
 Function = types.FunctionType
 
@@ -268,12 +268,18 @@ def _is_recordable(values: Any) -> bool:
         if t in (list, tuple):
             if not _is_recordable(v):
                 return False
-        elif t is Function or issubclass(type(v), torch.nn.Module) or (t.__flags__ & 0x200 and not issubclass(type(v), (int, float, str, tuple))):
+        elif (
+            t is Function
+            or issubclass(type(v), torch.nn.Module)
+            or (t.__flags__ & 0x200 and not issubclass(type(v), (int, float, str, tuple)))
+        ):
             return False
     return True
 
 
-_RECORDABLE = frozenset({torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, dict, slice, torch.layout, torch.memory_format})
+_RECORDABLE = frozenset(
+    {torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, dict, slice, torch.layout, torch.memory_format}
+)
 
 
 # Python libraries that are entered, not inlined, or not at all.
@@ -528,7 +534,13 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
         self = body
     if name in _ITERABLE_FIRST and args and not issubclass(type(self), (str, bytes)):
         args = [a if issubclass(type(a), (dict, set, frozenset)) or type(a) in SCALARS else pr.iterate(m, a) for a in args]
-        if name == "update" and issubclass(type(self), dict) and args and not issubclass(type(args[0]), dict) and hasattr(args[0], "__next__"):
+        if (
+            name == "update"
+            and issubclass(type(self), dict)
+            and args
+            and not issubclass(type(args[0]), dict)
+            and hasattr(args[0], "__next__")
+        ):
             args = [list(map(tuple, map(m.listed, args[0])))]
     elif name == "join" and args:
         args = [m.listed(args[0])]
@@ -543,7 +555,10 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
         raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__name__}.{name}")
     if name == "numel" and t is torch.Size:
         return functools.reduce(lambda a, b: m.symbolic(operator.mul, a, b), self, 1)
-    if issubclass(type(self), (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)) or t.__module__ in policy.PURE_MODULES:
+    if (
+        issubclass(type(self), (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException))
+        or t.__module__ in policy.PURE_MODULES
+    ):
         return m.native(fn, args, kwargs, store=name in _STORING)
     if t.__module__.startswith("torch"):
         if t in (torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo):
@@ -568,7 +583,9 @@ def _call_weakref(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return m.world.wrap(target, Attr(track.source, "referent", "referent"))
 
 
-_SAFE_SELF = CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview}
+_SAFE_SELF = (
+    CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview}
+)
 
 
 def _formattable(m: Any, value: Any) -> Any:
@@ -759,4 +776,7 @@ def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 
 _OPERATOR_ROWS: dict[Any, Row] = {}
-from . import autograd_rows, builtin_rows, training_rows  # noqa: E402,F401  (fill ROWS)
+from . import autograd_rows, builtin_rows, training_rows  # noqa: E402  (fill ROWS)
+
+transforms.fill(torch_rows.ROWS, torch_rows.BY_CODE)
+_ = autograd_rows, builtin_rows, training_rows

@@ -205,7 +205,11 @@ def _is_bound(v: Any) -> bool:
     """Is this a method in C bound to an object (`[].append`), and not a function of a module or class?"""
     if type(v) not in (types.BuiltinFunctionType, types.MethodWrapperType):
         return False
-    return v.__self__ is not None and not issubclass(type(v.__self__), (types.ModuleType, type)) and not issubclass(type(v.__self__), PINNED_TYPES)
+    return (
+        v.__self__ is not None
+        and not issubclass(type(v.__self__), (types.ModuleType, type))
+        and not issubclass(type(v.__self__), PINNED_TYPES)
+    )
 
 
 def _is_made_in_c(t: type) -> bool:
@@ -464,9 +468,24 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
     if t is dict and all(type(k) in SCALARS for k in v):
         pairs = [(k, _recipe(b, x)) for k, x in v.items()]
         return None if any(r is None for _, r in pairs) else ("dict", tuple(pairs))
-    if issubclass(type(v), PINNED_TYPES) and id(v) not in m.world.fresh_pinned and t not in CONTAINERS and not _is_bound(v):
+    if (
+        issubclass(type(v), PINNED_TYPES)
+        and id(v) not in m.world.fresh_pinned
+        and t not in CONTAINERS
+        and t not in _HOLDING
+        and not _is_bound(v)
+        and not _is_ours(v)
+    ):
         return ("const", v)
     return None
+
+
+def _is_ours(v: Any) -> bool:
+    """A function of the machine, which means nothing outside of a capture."""
+    return type(v) is types.FunctionType and (v in calls.MACHINE_FUNCTIONS or "_torchsmith_interprets" in v.__dict__)
+
+
+_HOLDING = frozenset({slice, property, staticmethod, classmethod})  # may hold what stands for the program's values
 
 
 def _has_shared(v: Any, seen: set[int]) -> bool:
@@ -587,7 +606,16 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
     spent = tuple(k for k in watched if m.gradients.is_spent(made[id(b.outs[k])].tensor))
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
-    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad, inference=inference, may_be_caught=recorder.may_be_caught and not recorder.has_written_inputs())
+    return Captured(
+        graph,
+        inputs,
+        tuple(guards),
+        recorder.facts,
+        finish,
+        needs_grad,
+        inference=inference,
+        may_be_caught=recorder.may_be_caught and not recorder.has_written_inputs(),
+    )
 
 
 def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:

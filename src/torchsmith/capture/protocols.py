@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
-from . import floats, tensor_attrs
+from . import floats, tensor_attrs, transforms
 from .attributes import Raised, class_guard, find
 from .source import TensorKey
 from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, item_of
@@ -282,7 +282,11 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
     if index is not None and (t in (list, tuple, str, range, bytes) or issubclass(t, Tensor)):
         key = m.call(index, [key], {})
     if issubclass(type(obj), Tensor):
-        return m.record("function", operator.getitem, (obj, m.index_key(key)), {})
+        key = m.index_key(key)
+        tensors = transforms.index_of(m, key) if m.recorder.bodies else None
+        if tensors is not None:
+            return m.record("function", torch.ops.aten.index.Tensor, (obj, tensors), {})
+        return m.record("function", operator.getitem, (obj, key), {})
     track = m.world.tracks.get(id(obj))
     if issubclass(type(key), Tensor) and t in (list, tuple):
         raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")

@@ -221,7 +221,7 @@ def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
     info = r.info(t)
     loc = m.loc()
     r.facts.loc = loc
-    fx_args = (info.node, r.fx(key), r.fx(value))
+    fx_args = (r.here(info.node), r.fx(key), r.fx(value))
     try:
         t[key] = value
     except Unsupported:

@@ -24,6 +24,7 @@ from ..graph.declared import DeclaredSize
 from ..graph.sizes import LARGEST, SizeFacts
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
+from . import transforms
 from .attributes import Raised
 from .guards import default_device, tensor_guard
 from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
@@ -62,7 +63,9 @@ _SIZE_OPS: dict[str, Any] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "sqrt": torch.sym_sqrt, "floor": math.floor,
     "ceil": math.ceil, "trunc": math.trunc, "round": round,
 }  # fmt: skip
-_FX_LEAVES = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_FX_LEAVES = frozenset(
+    {int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # Python's types, where torch takes a dtype
 _MODE_DEFAULT: frozenset[str] = frozenset()
 
@@ -72,13 +75,16 @@ class Recorder:
 
     def __init__(self, machine: Any) -> None:
         self.machine, self.loc = machine, machine.loc
-        self.graph = torch.fx.Graph()
+        self.root = self.graph = torch.fx.Graph()  # the graph of the frame; the one written to (a transform's body has its own)
+        self.bodies: list[transforms.Body] = []  # open ones, innermost last
         self.infos: dict[int, Info] = {}
         self.inputs: list[Source] = []
         self.real: dict[int, Info] = {}  # id of an outside tensor -> its placeholder
         self.facts = SizeFacts()
         self.facts.sources = {}  # type: ignore[attr-defined]
-        self.size_nodes: dict[str, tuple[torch.fx.Node, int, int, int]] = {}  # where a symbol is measured: (size(node, dim) - shift) / scale
+        self.size_nodes: dict[
+            str, tuple[torch.fx.Node, int, int, int]
+        ] = {}  # where a symbol is measured: (size(node, dim) - shift) / scale
         self.exprs: dict[Expr, torch.fx.Node] = {}
         self.last_input: torch.fx.Node | None = None
         self.keep: list[Any] = []
@@ -146,7 +152,11 @@ class Recorder:
         place = str(source)
         if place in self.numbers:
             return self.numbers[place]
-        if (ITSELF not in self.dynamic_dims.get(place, ()) and place not in self.data) or ITSELF in self.static_dims.get(place, ()) or self.dynamic is False:
+        if (
+            (ITSELF not in self.dynamic_dims.get(place, ()) and place not in self.data)
+            or ITSELF in self.static_dims.get(place, ())
+            or self.dynamic is False
+        ):
             return None
         if type(value) is float:
             return None if math.isnan(value) else self.float_input(value, source)
@@ -206,12 +216,12 @@ class Recorder:
 
     def _placeholder(self, name: str) -> torch.fx.Node:
         if self.last_input is None:
-            first = next(iter(self.graph.nodes), None)
-            with self.graph.inserting_before(first):
-                node = self.graph.placeholder(name)
+            first = next(iter(self.root.nodes), None)
+            with self.root.inserting_before(first):
+                node = self.root.placeholder(name)
         else:
-            with self.graph.inserting_after(self.last_input):
-                node = self.graph.placeholder(name)
+            with self.root.inserting_after(self.last_input):
+                node = self.root.placeholder(name)
         node.target = node.name  # an argument of the printed function: names of sources that differ in punctuation only are alike
         self.last_input = node
         return node
@@ -219,12 +229,22 @@ class Recorder:
     # ------------------------------------------------------------ recording
 
     def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
-        return self.info(tensor).node
+        """Its node in the graph that is written to."""
+        return self.here(self.info(tensor).node)
+
+    def here(self, node: Any) -> Any:
+        """`node`, or what stands for it in the body that is written to."""
+        if not self.bodies or not issubclass(type(node), torch.fx.Node) or node.graph is self.graph:
+            return node
+        return self.bodies[-1].lift(node)
 
     def info(self, tensor: torch.Tensor) -> Info:
         got = self.infos.get(id(tensor))
         if got is None:
             raise Unsupported("CAP022", at=self.loc(), detail="a tensor made by a call that was not recorded")
+        graph = got.node.graph
+        if graph is not self.graph and graph is not self.root and all(graph is not b.outer for b in self.bodies):
+            raise Unsupported("CAP050", at=self.loc(), detail=f"made at {got.node.meta.get('loc')}")
         return got
 
     def real_tensor(self, tensor: torch.Tensor) -> Any:
@@ -264,10 +284,10 @@ class Recorder:
             return e.value
         known = self.exprs.get(e)
         if known is not None:
-            return known
+            return self.here(known)
         if isinstance(e, Sym):
             base, dim, scale, shift = self.size_nodes[e.name]
-            node = self.graph.call_method("size", (base, dim))
+            node = self.graph.call_method("size", (self.here(base), dim))
             if (scale, shift) != (1, 0):
                 node = self.graph.call_function(operator.floordiv, (self.graph.call_function(operator.sub, (node, shift)), scale))
         elif isinstance(e, Op) and e.name in _SIZE_OPS:
@@ -289,7 +309,7 @@ class Recorder:
         if t in _FX_LEAVES:
             return value
         if issubclass(type(value), torch.Tensor):
-            return self.info(value).node
+            return self.node_of(value)
         if t is tuple or t is torch.Size:
             return tuple([self.fx(v) for v in value])
         if t is list:
@@ -358,6 +378,28 @@ class Recorder:
         self._own(result, node)
         return result
 
+    def take_in(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
+        """`tensor` is what an input of a body stands for."""
+        self.inference[tracing.storage(tensor)] = self.machine.inference
+        self.infos[id(tensor)] = Info(tensor, node, None, None)
+        self.keep.append(tensor)
+
+    def record_transformed(self, target: transforms.Transformed, own: Sequence[torch.Tensor], around: Sequence[Any]) -> Any:
+        """A transform applied to a body. around: nodes (or numbers) of this graph that the body reads. Gives the results, flat."""
+        loc = self.facts.loc = self.loc()
+        values = [n.meta["val"] if issubclass(type(n), torch.fx.Node) else n for n in around]
+        try:
+            result = target(*own, *values)
+        except Unsupported as e:
+            e.at = e.at or loc
+            raise
+        except Exception as e:  # eager shall raise it
+            raise Unsupported("CAP025", at=loc, detail=f"torch.func.{target.name}: {type(e).__name__}: {str(e)[:300]}") from e
+        node = self.graph.call_function(target, (*(self.node_of(t) for t in own), *around))
+        node.meta.update(loc=loc, val=result)
+        self._own(result, node)
+        return result
+
     def read_number(self, tensor: torch.Tensor) -> Any:
         """tensor.item(): a number that only running tells."""
         number = self.record("method", "item", (tensor,), {})
@@ -385,7 +427,7 @@ class Recorder:
 
     def has_written_inputs(self) -> bool:
         """Was anything written so far that others than this call can see?"""
-        given = [n.meta["val"] for n in self.graph.nodes if n.op == "placeholder" and issubclass(type(n.meta.get("val")), torch.Tensor)]
+        given = [n.meta["val"] for n in self.root.nodes if n.op == "placeholder" and issubclass(type(n.meta.get("val")), torch.Tensor)]
         return any(tracing.storage(t) in tracing.current().written for t in given)
 
     def take_back(self, mark: torch.fx.Node | None) -> None:

@@ -329,7 +329,7 @@ def _refuse(fn: Any) -> Row:
 
 for _f in _named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
              "cuda.synchronize", "set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms",
-             "vmap", "func.vmap", "func.grad", "func.jvp", "func.vjp", "func.jacrev", "set_printoptions"):  # fmt: skip
+             "func.linearize", "func.functionalize", "set_printoptions"):  # fmt: skip
     row(_f)(_refuse(_f))
 
 

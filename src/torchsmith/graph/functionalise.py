@@ -74,7 +74,8 @@ def traced(recording: Recording, work: Callable[[], T]) -> T:
 
 def goes_backwards(gm: fx.GraphModule) -> bool:
     """Does the captured program compute gradients itself?"""
-    return any(n.target in (torch.autograd.grad, torch.autograd.backward) for n in gm.graph.nodes)
+    ways = (torch.autograd.grad, torch.autograd.backward)
+    return any(n.target in ways or getattr(n.target, "goes_backwards", False) for n in gm.graph.nodes)
 
 
 def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:

@@ -216,6 +216,11 @@ class _Active(threading.local):
 _ACTIVE = _Active()
 
 
+def active() -> Tracing | None:
+    """The innermost Tracing of this thread, if one is under way."""
+    return _ACTIVE.stack[-1] if _ACTIVE.stack else None
+
+
 def current() -> Tracing:
     """The innermost Tracing of this thread; rules reach facts through it."""
     return _ACTIVE.stack[-1]
@@ -310,6 +315,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
         self.making_on: torch.device | None = None
+        self.draws = 0  # operators met that draw random numbers
         self.has_devices = False  # some tensor stands for another device than cpu
         self.when_offset_read: Callable[[torch.Tensor], None] = lambda t: None  # told where a storage offset is used as a number
         self._operators, self._functions = _Operators(self), _Functions(self)
@@ -413,6 +419,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             return SIZE_QUERIES[func](args[0])
         if func is not torch.ops.aten.detach.default and _is_watched(args, kwargs):
             raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
+        self.draws += torch.Tag.nondeterministic_seeded in func.tags
         args, kwargs = pinned(func, args, kwargs)
         if self.autocast:
             tensors = tensors_in((args, kwargs))

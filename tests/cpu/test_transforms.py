@@ -1,0 +1,178 @@
+"""torch.func under capture: each transform is one node, and what it gives is what eager gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from capturing import same
+from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
+
+import torchsmith
+
+torch.manual_seed(0)
+X = torch.randn(3, 4)
+LINEAR = torch.nn.Linear(4, 2)
+MODELS = [torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)) for _ in range(3)]
+STACKED = stack_module_state(MODELS)
+MADE_OUTSIDE = vmap(lambda r: r.sin().sum())
+GRAD_OUTSIDE = grad(lambda r: (r**2).sum())
+PROGRAMS: list[object] = []
+
+
+def program(fn):
+    PROGRAMS.append(pytest.param(fn, id=fn.__name__))
+    return fn
+
+
+@program
+def per_sample(x):
+    params = dict(LINEAR.named_parameters())
+    return vmap(grad(lambda p, r: functional_call(LINEAR, p, (r,)).sum()), in_dims=(None, 0))(params, x)
+
+
+@program
+def ensemble(x):
+    return vmap(lambda p, b, x: functional_call(MODELS[0], (p, b), (x,)), in_dims=(0, 0, None))(*STACKED, x)
+
+
+@program
+def outside(x):
+    return MADE_OUTSIDE(x) + GRAD_OUTSIDE(x).sum()
+
+
+@program
+def dimensions(x):
+    return vmap(lambda a, b: (a + b, {"k": a * b}), in_dims=(1, None), out_dims=(0, {"k": 1}))(x, x[:, 0])
+
+
+@program
+def nested(x):
+    return vmap(vmap(lambda a, b, c=None: a * b + c[0, 0], (None, 0)), (0, None))(x[:, 0], x[0], c=x)
+
+
+@program
+def differentiated_twice(x):
+    return vmap(vmap(grad(grad(torch.sin))))(x), jvp(grad(lambda a: (a**3).sum()), (x,), (torch.ones_like(x),))[1]
+
+
+@program
+def many_arguments(x):
+    g = grad_and_value(lambda a, b: ((a["k"] * b).sum(), a["k"] + 1), argnums=(0, 1), has_aux=True)({"k": x}, x + 1)
+    return g, jacrev(lambda a, b: (a.sum(0), {"z": (a * b).sum()}), argnums=(0, 1))(x, x + 1)
+
+
+@program
+def second_order(x):
+    return hessian(lambda a: MODELS[0](a).sum())(x[0]), jacfwd(lambda a: (a.sin(), a * 3), has_aux=True)(x[0])
+
+
+@program
+def pulled_back(x):
+    out, pull, aux = vjp(lambda a, b: ({"s": a.sin() * b}, a + 1), x, x + 1, has_aux=True)
+    return out, pull({"s": torch.ones_like(x)}), pull(out), aux
+
+
+@program
+def inner_state(x):
+    seen = []
+
+    def f(r):
+        seen.append(tuple(r.shape))
+        with torch.no_grad():
+            twice = r * len(seen)
+        return (r * twice).reshape(2, -1).sum()
+
+    return vmap(grad(f))(x), seen
+
+
+@program
+def written_inside(x):
+    def f(r, i):
+        r = r.clone()
+        r.add_(1)
+        r[0] = 5.0
+        return torch.where(r > 0, r, r.mean()), r[i]
+
+    return vmap(f, chunk_size=2)(x, torch.tensor([1, 0, 2]))
+
+
+@program
+def a_step(x):
+    params = {k: p.detach() for k, p in MODELS[0].named_parameters()}
+    g, loss = grad_and_value(lambda p: functional_call(MODELS[0], p, (x,)).pow(2).mean())(params)
+    return {k: p - 0.1 * g[k] for k, p in params.items()}, loss
+
+
+@program
+def random_numbers(x):
+    return vmap(lambda r: r + torch.randn(4), randomness="different")(x), vmap(lambda r: F.dropout(r, 0.5), randomness="same")(x)
+
+
+def outcome(fn, x):
+    torch.manual_seed(1)
+    x = x.clone().requires_grad_()
+    out = fn(x)
+    leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+    grads = torch.autograd.grad([t.sum() for t in leaves], [x, LINEAR.weight], allow_unused=True) if leaves else ()
+    return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out), grads
+
+
+class Counting:
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, gm, inputs):
+        self.graphs += 1
+        return gm.forward
+
+
+@pytest.mark.parametrize("fn", PROGRAMS)
+def test_a_transform_is_part_of_the_graph(fn):
+    """Under autograd too: the captured graph is differentiated through the transforms."""
+    counting = Counting()
+    compiled = torchsmith.compile(fn, backend=counting, fullgraph=True)
+    want = outcome(fn, X)
+    same(outcome(compiled, X), want)
+    same(outcome(compiled, X), want)
+    assert counting.graphs == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_transforms_are_compiled(dynamic):
+    def program(x):
+        with torch.no_grad():
+            return per_sample(x), second_order(x), pulled_back(x), inner_state(x), written_inside(x)
+
+    compiled = torchsmith.compile(program, fullgraph=True, dynamic=dynamic)
+    same(compiled(X), program(X))
+
+
+def test_what_a_transform_refuses_is_eagers_own_error():
+    for fn in (
+        lambda x: vmap(lambda r: r + torch.randn(4))(x) + 1,
+        lambda x: vmap(lambda a, b: a, in_dims=(0, 0))(x, 3),
+        lambda x: vmap(lambda r: r * r.sum().item())(x) + 1,
+        lambda x: grad(torch.sin)(x) + 1,
+        lambda x: grad(lambda a: (a.sum(), 3), has_aux=True)(x)[0],
+    ):
+        with pytest.raises(Exception) as want:
+            fn(X)
+        with pytest.raises(type(want.value)) as got:
+            torchsmith.compile(fn)(X)
+        assert str(got.value) == str(want.value)
+
+
+def test_a_body_that_cannot_be_captured_costs_a_break():
+    def program(x):
+        kept = []
+
+        def f(a):
+            kept.append(a * 2)
+            return (a if a.sum() > 0 else -a).sum()
+
+        return grad(f)(x + 1) * 2, kept[0].shape
+
+    counting = Counting()
+    same(torchsmith.compile(program, backend=counting)(X), program(X))
+    assert counting.graphs == 2
