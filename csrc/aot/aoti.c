@@ -6,12 +6,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model.h"
+#include "aot/device.h"
 #include "native/libtorch.h"
 
+static int32_t torch_type; /* of the device on which the model's tensors lie, as torch numbers them */
+
 static int32_t connect(void) {
-  const char *missing = libtorch_connect();
-  return missing ? ts_fail(TSM_ERROR_OPERATOR, "this process has no libtorch that offers %s", missing) : TSM_OK;
+  const char *missing = libtorch_connect(), *type = torchsmith_model.device_type;
+  if (missing) return ts_fail(TSM_ERROR_OPERATOR, "this process has no libtorch that offers %s", missing);
+  torch_type = !strcmp(type, "cuda") ? libtorch.cuda : libtorch.cpu;
+  if (torch_type < 0 || (torchsmith_model.device && !libtorch.get_device_index))
+    return ts_fail(TSM_ERROR_OPERATOR, "the libtorch of this process knows no tensors on %s", type);
+  if (torchsmith_model.device && !libtorch.cuda_stream) libtorch.cuda_stream = (int32_t(*)(int32_t, void **))libtorch_find("aoti_torch_get_current_cuda_stream");
+  return TSM_OK;
 }
 
 static int32_t row_of(int32_t number) {
@@ -43,9 +50,12 @@ TS_EXPORT int32_t AOTInductorGetLastError(const char **text) {
 
 TS_EXPORT int32_t AOTInductorModelContainerCreateWithDevice(void **out, size_t n, const char *device, const char *folder) {
   ts_error_clear();
-  if (device && strncmp(device, "cpu", 3) != 0) return answer(ts_fail(TSM_ERROR_DEVICE, "the model was compiled for the CPU, not for %s", device));
-  int32_t rc = connect();
-  tsm_config config = {.size = sizeof config};
+  const char *type = torchsmith_model.device_type;
+  size_t length = strlen(type);
+  if (device && (strncmp(device, type, length) != 0 || (device[length] && device[length] != ':')))
+    return answer(ts_fail(TSM_ERROR_DEVICE, "the model was compiled for %s, not for %s", strcmp(type, "cpu") ? type : "the CPU", device));
+  int32_t rc = connect(), index = device && device[length] && torchsmith_model.device ? atoi(device + length + 1) + 1 : 0;
+  tsm_config config = {.size = sizeof config, .device = index};
   return answer(rc ? rc : ts_model_open(&config, (tsm_model **)out));
 }
 
@@ -60,9 +70,25 @@ TS_EXPORT int32_t AOTInductorModelContainerDelete(void *m) {
 
 /* ---------------------------------------------------------------- run */
 
+/* torch's number of the model's device, of which there is one on the processor. */
+static int32_t torch_index(const tsm_model *m) { return torchsmith_model.device ? m->device : -1; }
+
+/* Workspaces of a model on a device: torch's memory. */
+static void *memory_take(void *self, int32_t device, void *stream, int64_t bytes, void **handle) {
+  int64_t one = 1;
+  void *data = NULL;
+  *handle = NULL;
+  if (libtorch.empty_strided(1, &bytes, &one, libtorch.dtypes[TS_U8], torch_type, device, handle)) return NULL;
+  return libtorch.get_data_ptr(*handle, &data) ? NULL : data;
+}
+
+static void memory_give(void *self, int32_t device, void *stream, void *data, void *handle) { libtorch.delete_tensor(handle); }
+static const ts_cuda_memory MEMORY = {memory_take, memory_give, NULL};
+
 static int32_t alloc_result(void *self, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides, ts_tensor *out) {
   Handle h = NULL;
-  if (libtorch.empty_strided(ndim, sizes, strides, libtorch.dtypes[dtype], libtorch.cpu, -1, &h)) {
+  const tsm_model *m = ((ts_call *)self)->model;
+  if (libtorch.empty_strided(ndim, sizes, strides, libtorch.dtypes[dtype], torch_type, torch_index(m), &h)) {
     ts_fail(0, "libtorch could not allocate output %d", (int)index);
     return TS_ERROR_MEMORY;
   }
@@ -90,39 +116,44 @@ static int32_t describe(Handle h, ts_tensor *t, int32_t *dtype, int32_t *ndim, i
   t->strides = strides;
   *dtype = row_of(*dtype);
   *ndim = (int32_t)n;
-  *device = *device == libtorch.cpu ? 0 : *device + 1;
+  int32_t index = 0;
+  if (torchsmith_model.device && *device == torch_type) {
+    if (libtorch.get_device_index(t->handle, &index)) return ts_fail(TSM_ERROR_ARGUMENT, "a tensor without a device");
+    *device = index < 0 ? 1 : index + 1; /* as tsm_tensor has it */
+  } else {
+    *device = *device == libtorch.cpu ? 0 : -1 - *device;
+  }
   return TSM_OK;
 }
 
-static int32_t read_inputs(Handle *handles, ts_tensor *in) {
+static int32_t read_inputs(const tsm_model *m, Handle *handles, ts_tensor *in) {
   const ts_model_desc *d = &torchsmith_model;
   for (int32_t i = 0; i < d->n_inputs; i++) {
     ts_tensor *t = &in[d->inputs[i].graph_input];
     int32_t dtype = -1, ndim = 0, device = 0;
     if (!handles[i]) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s) is NULL", i, d->inputs[i].name);
     int32_t rc = describe(handles[i], t, &dtype, &ndim, &device);
-    if (!rc) rc = ts_check_input(i, t, dtype, ndim, device);
+    if (!rc) rc = ts_check_input(m, i, t, dtype, ndim, device);
     if (rc) return rc;
   }
   return ts_check_all(in);
 }
 
 static int32_t view_of(Handle base, const ts_output_desc *d, const int64_t *syms, Handle *out) {
-  int64_t offset = 0;
   const int64_t *sizes = syms + d->at, *strides = sizes + d->ndim;
   int32_t dtype = -1;
   if (libtorch.get_dtype(base, &dtype) || dtype != libtorch.dtypes[d->dtype]) return ts_fail(TSM_ERROR_OPERATOR, "an output views another dtype");
-  if (libtorch.get_storage_offset(base, &offset) || libtorch.reinterpret(base, d->ndim, sizes, strides, offset + sizes[2 * d->ndim], out))
+  if (libtorch.reinterpret(base, d->ndim, sizes, strides, sizes[2 * d->ndim], out)) /* counted from the base's first element */
     return ts_fail(TSM_ERROR_OPERATOR, "libtorch could not make a view");
   return TSM_OK;
 }
 
 /* A constant that is returned or viewed, as a tensor over the model's memory: valid while the model is. */
-static int32_t constant_handle(int32_t graph_input, const ts_tensor *t, Handle *out) {
+static int32_t constant_handle(const tsm_model *m, int32_t graph_input, const ts_tensor *t, Handle *out) {
   for (int32_t i = 0; i < torchsmith_model.n_constants; i++) {
     const ts_constant_desc *c = &torchsmith_model.constants[i];
     if (c->graph_input != graph_input) continue;
-    if (libtorch.from_blob(t->data, c->ndim, c->sizes, c->strides, 0, libtorch.dtypes[c->dtype], libtorch.cpu, -1, out)) break;
+    if (libtorch.from_blob(t->data, c->ndim, c->sizes, c->strides, 0, libtorch.dtypes[c->dtype], torch_type, torch_index(m), out)) break;
     return TSM_OK;
   }
   return ts_fail(TSM_ERROR_OPERATOR, "an output is a constant that libtorch cannot show");
@@ -138,7 +169,7 @@ static int32_t number_output(const ts_output_desc *d, const int64_t *syms, Handl
   return TSM_OK;
 }
 
-static int32_t finish_output(int32_t i, const ts_tensor *in, ts_tensor *results, const int64_t *syms, Handle *outs) {
+static int32_t finish_output(const tsm_model *m, int32_t i, const ts_tensor *in, ts_tensor *results, const int64_t *syms, Handle *outs) {
   const ts_output_desc *d = &torchsmith_model.outputs[i];
   Handle base = NULL, mine = NULL;
   int32_t rc = TSM_OK;
@@ -152,7 +183,7 @@ static int32_t finish_output(int32_t i, const ts_tensor *in, ts_tensor *results,
     case TS_OUT_INPUT:
     case TS_OUT_VIEW_INPUT:
       base = in[d->of].handle;
-      if (!base && (rc = constant_handle(d->of, &in[d->of], &mine)) != 0) return rc;
+      if (!base && (rc = constant_handle(m, d->of, &in[d->of], &mine)) != 0) return rc;
       if (mine) base = mine;
       break;
     default: /* a result: an output before or after this one */
@@ -166,10 +197,11 @@ static int32_t finish_output(int32_t i, const ts_tensor *in, ts_tensor *results,
   return rc;
 }
 
-static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
+/* `stream`: on which the work is queued; NULL: the default one. */
+static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs, void *stream) {
   const ts_model_desc *d = &torchsmith_model;
   const ts_graph *g = &torchsmith_graph;
-  ts_tensor in[g->n_inputs + 1], results[g->n_results + 1];
+  ts_tensor in[g->n_inputs + 1], given[g->n_inputs + 1], results[g->n_results + 1]; /* given: before copies take their place */
   int32_t dims = 1;
   for (int32_t i = 0; d->wanted && i < d->n_inputs; i++) dims += d->inputs[i].ndim > 0 ? d->inputs[i].ndim : 0;
   int64_t syms[g->n_result_syms + 1], strides[dims];
@@ -179,16 +211,24 @@ static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
   memcpy(in, now->inputs, sizeof(ts_tensor) * (size_t)g->n_inputs);
   memset(results, 0, sizeof results);
   ts_host host = ts_host_services();
-  host.self = m;
+  ts_call call = {m, NULL};
+  ts_cuda_call room;
+  host.self = &call;
   host.alloc_result = alloc_result;
   host.parallel_for = parallel;
-  int32_t rc = read_inputs(inputs, in);
-  if (!rc && d->wanted) rc = ts_copy_inputs(in, copies, strides);
+  int32_t rc = read_inputs(m, inputs, in);
+  memcpy(given, in, sizeof given);
+  if (!rc && d->device) rc = d->device->begin(&call, &room, stream, &MEMORY, &host);
+  if (!rc && d->device) rc = d->device->turn(&call, now, false);
+  if (!rc && d->wanted) rc = ts_copy_inputs(&call, in, copies, strides);
+  if (!rc && d->device) rc = d->device->align(&call, in);
   if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = ts_run_status(rc);
   for (int32_t i = 0; i < d->n_outputs; i++) outputs[i] = NULL;
   for (int pass = 0; pass < 2; pass++) /* views of results after the results */
     for (int32_t i = 0; !rc && i < d->n_outputs; i++)
-      if ((d->outputs[i].kind == TS_OUT_VIEW_RESULT || d->outputs[i].kind == TS_OUT_SAME) == pass) rc = finish_output(i, in, results, syms, outputs);
+      if ((d->outputs[i].kind == TS_OUT_VIEW_RESULT || d->outputs[i].kind == TS_OUT_SAME) == pass) rc = finish_output(m, i, given, results, syms, outputs);
+  if (!rc && d->device) rc = d->device->turn(&call, now, true);
+  if (d->device && d->device->end(&call, false) && !rc) rc = TSM_ERROR_DEVICE;
   ts_let_go(m, now);
   ts_copies_end(copies);
   for (int32_t i = 0; i < g->n_results; i++)
@@ -200,16 +240,17 @@ static int32_t run(tsm_model *m, Handle *inputs, Handle *outputs) {
   return rc;
 }
 
-/* torchsmith's own loader in Python calls this one: a status, and nothing on stderr. */
-TS_EXPORT int32_t tsm_run_torch(tsm_model *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out) {
+static int32_t run_torch(tsm_model *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out, void **stream) {
   ts_error_clear();
+  void *current = NULL;
   const ts_model_desc *d = &torchsmith_model;
   int32_t rc = libtorch.ready ? TSM_OK : connect();
   if (rc) return rc; /* nothing can be deleted either */
   if (!m || (n_in && !inputs) || (n_out && !outputs)) rc = ts_fail(TSM_ERROR_ARGUMENT, "an argument is NULL");
   else if (n_in != (size_t)d->n_inputs) rc = ts_fail(TSM_ERROR_COUNT, "%d inputs expected, got %zu", (int)d->n_inputs, n_in);
   else if (n_out != (size_t)d->n_outputs) rc = ts_fail(TSM_ERROR_COUNT, "room for %d outputs expected, got %zu", (int)d->n_outputs, n_out);
-  else rc = run(m, inputs, outputs);
+  else if (d->device && !stream && libtorch.cuda_stream && libtorch.cuda_stream(m->device, &current)) rc = ts_fail(TSM_ERROR_DEVICE, "torch's current stream cannot be read");
+  else rc = run(m, inputs, outputs, stream ? *stream : current);
   for (size_t i = 0; inputs && i < n_in; i++) {
     if (inputs[i]) libtorch.delete_tensor(inputs[i]);
     inputs[i] = NULL; /* 2.15 frees what it finds here */
@@ -217,8 +258,13 @@ TS_EXPORT int32_t tsm_run_torch(tsm_model *m, Handle *inputs, size_t n_in, Handl
   return rc;
 }
 
+/* torchsmith's own loader in Python calls this one: a status, and nothing on stderr; work is queued on torch's current stream. */
+TS_EXPORT int32_t tsm_run_torch(tsm_model *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out) {
+  return run_torch(m, inputs, n_in, outputs, n_out, NULL);
+}
+
 TS_EXPORT int32_t AOTInductorModelContainerRun(void *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out, void *stream, void *proxy) {
-  return answer(tsm_run_torch(m, inputs, n_in, outputs, n_out));
+  return answer(run_torch(m, inputs, n_in, outputs, n_out, &stream));
 }
 
 TS_EXPORT int32_t AOTInductorModelContainerRunSingleThreaded(void *m, Handle *inputs, size_t n_in, Handle *outputs, size_t n_out, void *stream, void *proxy) {

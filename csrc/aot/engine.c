@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "aot/device.h"
 #include "operators.h"
 #include "native/workspace.h"
 #include "native/pool.h"
@@ -33,7 +34,8 @@ void ts_error_clear(void) {
 
 int32_t ts_run_status(int32_t rc) {
   if (!error_text[0]) ts_fail(0, rc == TS_ERROR_MEMORY ? "out of memory" : "compiled code reported error %d", (int)rc);
-  return rc == TS_ERROR_CHECK ? TSM_ERROR_CHECK : rc == TS_ERROR_MEMORY ? TSM_ERROR_MEMORY : rc == TS_ERROR_EXTERN ? TSM_ERROR_OPERATOR : TSM_ERROR_CHECK;
+  return rc == TS_ERROR_CHECK ? TSM_ERROR_CHECK : rc == TS_ERROR_MEMORY ? TSM_ERROR_MEMORY : rc == TS_ERROR_EXTERN ? TSM_ERROR_OPERATOR
+         : rc == TS_ERROR_DEVICE ? TSM_ERROR_DEVICE : TSM_ERROR_CHECK;
 }
 
 /* ---------------------------------------------------------------- services */
@@ -128,12 +130,15 @@ void ts_copy(char *to, const int64_t *into, const char *from, const int64_t *ste
 
 /* ---------------------------------------------------------------- checks */
 
-int32_t ts_check_input(int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device) {
+int32_t ts_check_input(const tsm_model *m, int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device) {
   const ts_input_desc *d = &torchsmith_model.inputs[index];
   if (d->dtype < 0) return TSM_OK; /* the graph does not use it */
   if (dtype != d->dtype)
     return ts_fail(TSM_ERROR_DTYPE, "input %d (%s): dtype %s expected, got %s", index, d->name, ts_dtype_name(d->dtype), ts_dtype_name(dtype));
-  if (device != 0) return ts_fail(TSM_ERROR_DEVICE, "input %d (%s): a tensor on the CPU expected", index, d->name);
+  if (device != ts_place(m)) {
+    if (!torchsmith_model.device) return ts_fail(TSM_ERROR_DEVICE, "input %d (%s): a tensor on the CPU expected", index, d->name);
+    return ts_fail(TSM_ERROR_DEVICE, "input %d (%s): a tensor on %s:%d expected", index, d->name, torchsmith_model.device_type, (int)m->device);
+  }
   if (ndim != d->ndim)
     return ts_fail(TSM_ERROR_RANK, "input %d (%s): %d dimensions expected, got %d", index, d->name, (int)d->ndim, (int)ndim);
   bool is_empty = false;
@@ -162,8 +167,9 @@ int32_t ts_check_all(const ts_tensor *in) {
   return ts_fail(c->status, "%s: got %lld where %lld was expected", c->text, (long long)found[0], (long long)found[1]);
 }
 
-TS_SELDOM int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides) {
+TS_SELDOM int32_t ts_copy_inputs(ts_call *call, ts_tensor *in, void **copies, int64_t *strides) {
   const ts_model_desc *d = &torchsmith_model;
+  const ts_device_services *far = d->device;
   d->wanted(in, strides);
   for (int32_t i = 0; i < d->n_inputs; i++) {
     int32_t ndim = d->inputs[i].ndim < 0 ? 0 : d->inputs[i].ndim;
@@ -175,9 +181,11 @@ TS_SELDOM int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides)
       size_t item = ts_itemsize(d->inputs[i].dtype);
       if (!ts_span(ndim, t->sizes, strides, item, &bytes))
         return ts_fail(TSM_ERROR_SIZE, "input %d (%s): a copy of it would not fit 64 bits", i, d->inputs[i].name);
-      char *to = copies[i] = bytes ? workspace_take(bytes) : NULL;
+      char *to = copies[i] = !bytes ? NULL : far ? far->take(call, bytes) : workspace_take(bytes);
       if (bytes && !to) return ts_fail(TSM_ERROR_MEMORY, "no memory for a copy of input %d (%s)", i, d->inputs[i].name);
-      if (bytes) ts_copy(to, strides, t->data, t->strides, ndim, t->sizes, item);
+      if (bytes && !far) ts_copy(to, strides, t->data, t->strides, ndim, t->sizes, item);
+      else if (bytes && far->copy(call, to, strides, t->data, t->strides, ndim, t->sizes, item)) return TSM_ERROR_DEVICE;
+      t->handle = NULL; /* operators take the copy too */
       if (bytes) t->data = to;
       t->strides = strides;
     }
@@ -188,7 +196,8 @@ TS_SELDOM int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides)
 
 void ts_copies_end(void **copies) {
   for (int32_t i = 0; i < torchsmith_model.n_inputs; i++)
-    if (copies[i]) workspace_give(copies[i]);
+    if (copies[i] && torchsmith_model.device) torchsmith_model.device->give(NULL, copies[i]);
+    else if (copies[i]) workspace_give(copies[i]);
 }
 
 /* ---------------------------------------------------------------- sets of constants */
@@ -204,10 +213,25 @@ static ts_generation *generation_new(void) {
 
 static void generation_free(ts_generation *g) {
   if (!g) return;
-  free(g->owned_values);
+  const ts_device_services *far = torchsmith_model.device;
+  if (far && g->owned_values) far->block_free(g->owned_values);
+  else free(g->owned_values);
   free(g->is_given);
-  if (g->owned_state) block_free(g->owned_state);
+  if (far && g->owned_state) far->block_free(g->owned_state);
+  else if (g->owned_state) block_free(g->owned_state);
   free(g);
+}
+
+/* Memory of constants, which `owner` frees, and copies to it: from the host, or from where the model's kernels run (`is_far`). */
+static void *values_new(tsm_model *m, size_t bytes, void **owner) {
+  if (torchsmith_model.device) return torchsmith_model.device->block_new(m, (int64_t)bytes, owner);
+  return *owner = aligned_alloc(64, bytes);
+}
+
+static int32_t values_copy(tsm_model *m, void *to, const void *from, size_t bytes, bool is_far) {
+  if (torchsmith_model.device) return torchsmith_model.device->fill(m, to, from, (int64_t)bytes, is_far);
+  memcpy(to, from, bytes);
+  return TSM_OK;
 }
 
 /* Where calls write constants the turn comes first: who waited for it gets the set that is in use then. */
@@ -238,13 +262,20 @@ void ts_let_go(tsm_model *m, ts_generation *g) {
 }
 
 /* What prepare computes from g's values: from the file, or computed now. */
-TS_SELDOM static int32_t prepare(ts_generation *g) {
+TS_SELDOM static int32_t prepare(tsm_model *m, ts_generation *g) {
+  const ts_device_services *far = torchsmith_model.device;
   if (g->state || !torchsmith_graph.state_bytes) return TSM_OK;
-  g->owned_state = block_new(torchsmith_graph.state_bytes);
-  if (!g->owned_state) return ts_fail(TSM_ERROR_MEMORY, "no memory for %lld bytes of prepared weights", (long long)torchsmith_graph.state_bytes);
-  g->state = g->owned_state;
+  void *state = g->owned_state = far ? NULL : block_new(torchsmith_graph.state_bytes);
+  if (far) state = far->block_new(m, torchsmith_graph.state_bytes, &g->owned_state);
+  if (!state) return ts_fail(TSM_ERROR_MEMORY, "no memory for %lld bytes of prepared weights", (long long)torchsmith_graph.state_bytes);
+  g->state = state;
   ts_host host = ts_host_services();
-  int32_t rc = torchsmith_graph.prepare(&host, g->inputs, g->owned_state);
+  ts_call call = {m, NULL};
+  ts_cuda_call room;
+  host.self = &call;
+  if (far && far->begin(&call, &room, NULL, NULL, &host)) return TSM_ERROR_DEVICE;
+  int32_t rc = torchsmith_graph.prepare(&host, g->inputs, state);
+  if (far && far->end(&call, true) && !rc) rc = TS_ERROR_DEVICE;
   return rc ? ts_run_status(rc) : TSM_OK;
 }
 
@@ -258,19 +289,20 @@ static void describe_constant(ts_tensor *t, const ts_constant_desc *c, void *dat
 /* The values that the file holds. */
 static int32_t first_generation(tsm_model *m) {
   const ts_model_desc *d = &torchsmith_model;
+  const bool is_far = d->device != NULL; /* then nothing that the file holds is used where it lies */
   ts_generation *g = m->now = generation_new();
   if (!g) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
   size_t bytes = 0;
   for (int32_t i = 0; i < d->n_constants; i++)
-    if (d->constants[i].flags & TS_CONST_WRITTEN) bytes += padded(d->constants[i].bytes);
-  char *room = g->owned_values = bytes ? aligned_alloc(64, bytes) : NULL;
+    if (d->constants[i].flags & TS_CONST_WRITTEN || (is_far && d->constants[i].offset >= 0)) bytes += padded(d->constants[i].bytes);
+  char *room = bytes ? values_new(m, bytes, &g->owned_values) : NULL;
   if (bytes && !room) return ts_fail(TSM_ERROR_MEMORY, "no memory for %llu bytes of buffers", (unsigned long long)bytes);
   for (int32_t i = 0; i < d->n_constants; i++) {
     const ts_constant_desc *c = &d->constants[i];
     if (c->offset < 0) continue;
     char *data = (char *)m->map + c->offset;
-    if (c->flags & TS_CONST_WRITTEN) { /* a buffer that calls write: the model's own memory */
-      memcpy(room, data, (size_t)c->bytes);
+    if (c->flags & TS_CONST_WRITTEN || is_far) { /* a buffer that calls write: the model's own memory */
+      if (values_copy(m, room, data, (size_t)c->bytes, false)) return TSM_ERROR_DEVICE;
       data = room;
       room += padded(c->bytes);
     }
@@ -280,7 +312,7 @@ static int32_t first_generation(tsm_model *m) {
     g->state = m->map + d->state_offset;
     return TSM_OK;
   }
-  return prepare(g);
+  return prepare(m, g);
 }
 
 /* By the name in the module; else by the one made of it for PyTorch, in which other characters than letters and digits are `_`. */
@@ -293,7 +325,7 @@ TS_SELDOM static const ts_constant_desc *find_constant(const char *name) {
   return NULL;
 }
 
-static int32_t check_given(const ts_constant_desc *c, const tsm_tensor *v) {
+static int32_t check_given(const tsm_model *m, const ts_constant_desc *c, const tsm_tensor *v) {
   if (!v) return ts_fail(TSM_ERROR_ARGUMENT, "constant %s: its value is NULL", c->fqn);
   if (v->dtype != c->dtype)
     return ts_fail(TSM_ERROR_DTYPE, "constant %s: dtype %s expected, got %s", c->fqn, ts_dtype_name(c->dtype), ts_dtype_name(v->dtype));
@@ -302,13 +334,13 @@ static int32_t check_given(const ts_constant_desc *c, const tsm_tensor *v) {
   for (int32_t k = 0; k < c->ndim; k++)
     if (v->sizes[k] != c->sizes[k])
       return ts_fail(TSM_ERROR_SIZE, "constant %s: size %lld expected at dimension %d, got %lld", c->fqn, (long long)c->sizes[k], (int)k, (long long)v->sizes[k]);
-  if (v->device != 0) return ts_fail(TSM_ERROR_DEVICE, "constant %s: a tensor on the CPU expected", c->fqn);
+  if (v->device != 0 && (!m || v->device != ts_place(m))) return ts_fail(TSM_ERROR_DEVICE, "constant %s: a tensor on the CPU%s expected", c->fqn, torchsmith_model.device ? ", or on the model's device," : "");
   if (c->bytes && !v->data) return ts_fail(TSM_ERROR_ARGUMENT, "constant %s: its data is NULL", c->fqn);
   return TSM_OK;
 }
 
 /* Copy v, whatever its strides, into the layout of c. */
-static void copy_constant(const ts_constant_desc *c, const tsm_tensor *v, char *to) {
+static int32_t copy_constant(tsm_model *m, const ts_constant_desc *c, const tsm_tensor *v, char *to) {
   int64_t dense[c->ndim + 1];
   const int64_t *step = v->strides;
   if (!step) {
@@ -317,8 +349,23 @@ static void copy_constant(const ts_constant_desc *c, const tsm_tensor *v, char *
   }
   bool same = true;
   for (int32_t k = 0; k < c->ndim; k++) same &= c->sizes[k] == 1 || step[k] == c->strides[k];
-  if (same && c->bytes) memcpy(to, v->data, (size_t)c->bytes);
-  else if (c->bytes) ts_copy(to, c->strides, v->data, step, c->ndim, c->sizes, ts_itemsize(c->dtype));
+  if (!c->bytes) return TSM_OK;
+  if (same) return values_copy(m, to, v->data, (size_t)c->bytes, v->device != 0);
+  const ts_device_services *far = torchsmith_model.device;
+  if (far && v->device) {
+    ts_call call = {m, NULL};
+    ts_cuda_call room;
+    ts_host unused;
+    if (far->begin(&call, &room, NULL, NULL, &unused)) return TSM_ERROR_DEVICE;
+    int32_t rc = far->copy(&call, to, c->strides, v->data, step, c->ndim, c->sizes, ts_itemsize(c->dtype));
+    return far->end(&call, true) || rc ? TSM_ERROR_DEVICE : TSM_OK;
+  }
+  char *dense_copy = far ? malloc((size_t)c->bytes) : to;
+  if (!dense_copy) return ts_fail(TSM_ERROR_MEMORY, "no memory for a copy of constant %s", c->fqn);
+  ts_copy(dense_copy, c->strides, v->data, step, c->ndim, c->sizes, ts_itemsize(c->dtype));
+  int32_t rc = far ? values_copy(m, to, dense_copy, (size_t)c->bytes, false) : TSM_OK;
+  if (far) free(dense_copy);
+  return rc;
 }
 
 static bool touches_prepared(const ts_given *given, size_t n) {
@@ -330,24 +377,24 @@ static bool touches_prepared(const ts_given *given, size_t n) {
 }
 
 /* Fill g with `given` over the values of `base`. */
-TS_SELDOM static int32_t fill(ts_generation *g, const ts_generation *base, const ts_given *given, size_t n, bool is_full) {
+TS_SELDOM static int32_t fill(tsm_model *m, ts_generation *g, const ts_generation *base, const ts_given *given, size_t n, bool is_full) {
   const ts_model_desc *d = &torchsmith_model;
   size_t bytes = 64;
   for (int32_t i = 0; i < d->n_constants; i++) bytes += padded(d->constants[i].bytes);
   bool is_packed_anew = !base || touches_prepared(given, n);
   if (!is_packed_anew) g->state = base->state;
-  char *room = g->owned_values = aligned_alloc(64, bytes); /* each constant takes its place in it once */
+  char *room = values_new(m, bytes, &g->owned_values); /* each constant takes its place in it once */
   g->is_given = calloc((size_t)d->n_constants + 1, sizeof(bool));
   if (!room || !g->is_given) return ts_fail(TSM_ERROR_MEMORY, "no memory for %llu bytes of constants", (unsigned long long)bytes);
   for (size_t i = 0; i < n; i++) {
     if (!given[i].name) return ts_fail(TSM_ERROR_ARGUMENT, "the name of constant number %zu is NULL", i);
     const ts_constant_desc *c = find_constant(given[i].name);
     if (!c) return ts_fail(TSM_ERROR_NAME, "the model has no constant named %s", given[i].name);
-    int32_t rc = check_given(c, given[i].value);
+    int32_t rc = check_given(m, c, given[i].value);
     if (rc) return rc;
     if (g->is_given[c - d->constants]) return ts_fail(TSM_ERROR_NAME, "constant %s is given twice", c->fqn);
     g->is_given[c - d->constants] = true;
-    copy_constant(c, given[i].value, room);
+    if ((rc = copy_constant(m, c, given[i].value, room)) != 0) return rc;
     describe_constant(&g->inputs[c->graph_input], c, room);
     room += padded(c->bytes);
   }
@@ -361,11 +408,11 @@ TS_SELDOM static int32_t fill(ts_generation *g, const ts_generation *base, const
     if (!old->data)
       return ts_fail(TSM_ERROR_WEIGHTS, "constant %s is missing: the package holds it in packed form only, so it must be loaded with those it was packed with "
                      "(or compile with options={'keep_constants': True})", c->fqn);
-    memcpy(room, old->data, (size_t)c->bytes);
+    if (values_copy(m, room, old->data, (size_t)c->bytes, true)) return TSM_ERROR_DEVICE;
     describe_constant(t, c, room);
     room += padded(c->bytes);
   }
-  return prepare(g);
+  return prepare(m, g);
 }
 
 /* What a new set starts from: the set in use; of an inactive one the inactive one that there is, so that updates add up. */
@@ -388,7 +435,7 @@ TS_SELDOM int32_t ts_update(tsm_model *m, const ts_given *given, size_t n, bool 
   if (!g) return ts_fail(TSM_ERROR_MEMORY, "out of memory");
   pthread_mutex_lock(&m->updating);
   ts_generation *base = hold_base(m, is_next), *old = NULL;
-  int32_t rc = fill(g, base, given, n, is_full);
+  int32_t rc = fill(m, g, base, given, n, is_full);
   if (!rc) {
     if (base == m->next && base->is_given)
       for (int32_t i = 0; i < torchsmith_model.n_constants; i++) g->is_given[i] |= base->is_given[i];
@@ -412,13 +459,14 @@ TS_SELDOM int32_t ts_update(tsm_model *m, const ts_given *given, size_t n, bool 
 int32_t ts_swap(tsm_model *m) {
   pthread_mutex_lock(&m->updating);
   ts_generation *now = ts_hold(m), *next = m->next; /* nobody else replaces it meanwhile */
+  int32_t rc = TSM_OK;
   for (int32_t i = 0; next && i < torchsmith_model.n_constants; i++) {
     const ts_constant_desc *c = &torchsmith_model.constants[i];
     if (!(c->flags & TS_CONST_WRITTEN) || !c->bytes) continue;
-    if (!next->is_given || !next->is_given[i]) memcpy(next->inputs[c->graph_input].data, now->inputs[c->graph_input].data, (size_t)c->bytes);
+    if (!next->is_given || !next->is_given[i]) rc |= values_copy(m, next->inputs[c->graph_input].data, now->inputs[c->graph_input].data, (size_t)c->bytes, true);
     else next->is_given[i] = false; /* from here on calls write it */
   }
-  if (next) {
+  if (next && !rc) {
     pthread_mutex_lock(&m->lock);
     m->next = m->now;
     m->now = next;
@@ -426,7 +474,7 @@ int32_t ts_swap(tsm_model *m) {
   }
   ts_let_go(m, now);
   pthread_mutex_unlock(&m->updating);
-  return next ? TSM_OK : ts_fail(TSM_ERROR_WEIGHTS, "there are no other constants to swap in: update the inactive ones first");
+  return next ? rc : ts_fail(TSM_ERROR_WEIGHTS, "there are no other constants to swap in: update the inactive ones first");
 }
 
 void ts_forget_next(tsm_model *m) {
@@ -441,11 +489,12 @@ void ts_forget_next(tsm_model *m) {
 
 TS_SELDOM int32_t ts_pack(const ts_given *given, size_t n, void *state) {
   const ts_operators *o = torchsmith_model.operators;
+  if (torchsmith_model.device) return ts_fail(TSM_ERROR_DEVICE, "weights of a model on a device are prepared when it is opened");
   int32_t rc = ts_check_cpu(torchsmith_model.cpu);
   if (!rc && o) rc = o->services->open(o);
   ts_generation *g = rc ? NULL : generation_new();
   if (!g) return rc ? rc : ts_fail(TSM_ERROR_MEMORY, "out of memory");
-  rc = fill(g, NULL, given, n, true);
+  rc = fill(NULL, g, NULL, given, n, true);
   if (!rc) memcpy(state, g->state, (size_t)torchsmith_graph.state_bytes);
   generation_free(g);
   return rc;
@@ -459,7 +508,8 @@ TS_SELDOM int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
   const ts_model_desc *d = &torchsmith_model;
   *out = NULL;
   if (d->abi != TS_MODEL_ABI || torchsmith_graph.abi != TS_ABI) return ts_fail(TSM_ERROR_VERSION, "the parts of this library do not belong together");
-  if (torchsmith_graph.images) return ts_fail(TSM_ERROR_DEVICE, "the model's kernels are for a GPU, which this library's engine cannot use");
+  if (!d->device && config && config->device > 0)
+    return ts_fail(TSM_ERROR_DEVICE, "the model was compiled for the CPU, not for device %d", (int)config->device - 1);
   int32_t rc = ts_check_cpu(d->cpu);
   if (!rc && d->operators) rc = d->operators->services->open(d->operators);
   if (rc) return rc;
@@ -474,6 +524,10 @@ TS_SELDOM int32_t ts_model_open(const tsm_config *config, tsm_model **out) {
     m->allocate = config->allocate;
     m->release = config->release;
     m->context = config->context;
+  }
+  if (d->device && (rc = d->device->open(m, config ? config->device : 0)) != 0) {
+    ts_model_close(m);
+    return rc;
   }
   if (d->weights_size && (rc = ts_map_weights(m, config)) != 0) {
     ts_model_close(m);
@@ -492,6 +546,7 @@ void ts_model_close(tsm_model *m) {
   drop(m, m->next);
   drop(m, m->now);
   if (m->map_base) munmap(m->map_base, m->map_size);
+  if (m->far) torchsmith_model.device->close(m);
   pthread_mutex_destroy(&m->lock);
   pthread_mutex_destroy(&m->turn);
   pthread_mutex_destroy(&m->updating);

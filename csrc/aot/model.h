@@ -14,7 +14,7 @@
 
 #define TS_SELDOM __attribute__((cold)) /* of loading and of errors, not of calls: small rather than quick */
 
-#define TS_MODEL_ABI 2
+#define TS_MODEL_ABI 3
 #define TS_HIDDEN __attribute__((visibility("hidden")))
 #define TS_EXPORT __attribute__((visibility("default")))
 
@@ -25,6 +25,7 @@ typedef struct {
   int16_t dtype, ndim;
   int32_t graph_input;    /* its number among the graph's inputs */
   const int64_t *lo, *hi; /* per dimension; hi -1: no limit */
+  int32_t written;        /* does the graph write it? */
 } ts_input_desc;
 
 enum { TS_OUT_FRESH, TS_OUT_SAME, TS_OUT_INPUT, TS_OUT_VIEW_INPUT, TS_OUT_VIEW_RESULT, TS_OUT_NUMBER, TS_OUT_NONE };
@@ -54,6 +55,7 @@ typedef struct { /* a condition on sizes and strides; `limit` texts name the inp
 } ts_condition;
 
 typedef struct ts_operators ts_operators; /* operators.h; NULL: the model needs no libtorch */
+typedef struct ts_device_services ts_device_services; /* device.h; NULL: kernels run on the processor */
 
 typedef struct {
   uint32_t abi;
@@ -71,6 +73,8 @@ typedef struct {
   int64_t state_offset; /* of what prepare computed, in the weights; -1: not stored */
   int32_t writes;       /* the graph writes constants (buffers): its calls go one after the other */
   const ts_operators *operators;
+  const char *device_type; /* torch's word for where inputs, constants and outputs lie: "cpu", "cuda" */
+  const ts_device_services *device;
 } ts_model_desc;
 
 extern TS_HIDDEN const ts_model_desc torchsmith_model;
@@ -115,7 +119,7 @@ typedef struct ts_generation ts_generation;
 struct ts_generation { /* one set of constant values; calls hold a reference while they run */
   int64_t refs;
   const void *state;
-  void *owned_state, *owned_values;
+  void *owned_state, *owned_values; /* memory; of a model on a device, blocks of its memory */
   ts_generation *parent; /* whose state this one uses, because nothing changed that is prepared */
   bool *is_given;        /* per constant, in sets that were loaded: buffers that calls write and nobody gave follow those in use */
   ts_tensor inputs[]; /* one per graph input; those that the caller gives are zero */
@@ -133,7 +137,17 @@ struct tsm_model {
   void *(*allocate)(void *, size_t);
   void (*release)(void *, void *);
   void *context;
+  int32_t device;     /* number of the device that kernels run on */
+  struct ts_cuda *far; /* kernels there; NULL: they run on the processor */
 };
+
+typedef struct { /* what every service gets as `self` starts with this */
+  tsm_model *model;
+  struct ts_cuda_call *far; /* of a call on a device */
+} ts_call;
+
+/* As tsm_tensor has it: 0 the processor, n device n - 1. */
+static inline int32_t ts_place(const tsm_model *m) { return torchsmith_model.device ? m->device + 1 : 0; }
 
 typedef struct { const char *name; const tsm_tensor *value; } ts_given;
 
@@ -143,11 +157,11 @@ TS_HIDDEN void ts_error_clear(void);
 TS_HIDDEN int32_t ts_model_open(const tsm_config *config, tsm_model **out);
 TS_HIDDEN void ts_model_close(tsm_model *m);
 /* Checks one input; `seen` has the caller's dtype, rank and device. */
-TS_HIDDEN int32_t ts_check_input(int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device);
+TS_HIDDEN int32_t ts_check_input(const tsm_model *m, int32_t index, const ts_tensor *t, int32_t dtype, int32_t ndim, int32_t device);
 TS_HIDDEN int32_t ts_check_all(const ts_tensor *in);
 /* Copies inputs whose strides are not those that were compiled for.
  * `copies` has a place for each input, zero at first; `strides` one for each dimension of each input. */
-TS_HIDDEN int32_t ts_copy_inputs(ts_tensor *in, void **copies, int64_t *strides);
+TS_HIDDEN int32_t ts_copy_inputs(ts_call *call, ts_tensor *in, void **copies, int64_t *strides);
 TS_HIDDEN void ts_copies_end(void **copies);
 TS_HIDDEN ts_generation *ts_hold(tsm_model *m);
 TS_HIDDEN void ts_let_go(tsm_model *m, ts_generation *g);

@@ -33,7 +33,12 @@ static int32_t open(const ts_operators *all) {
 
 static void report(void *self, int32_t kind, const char *text) { ts_report_error(self, kind, text); }
 
-static ts_errors errors(void *self) { return (ts_errors){report, self, libtorch.cpu, -1}; }
+/* Where the model's tensors lie, as torch says it. */
+static ts_errors errors(void *self) {
+  const ts_call *c = self;
+  bool is_far = c->far != NULL;
+  return (ts_errors){report, self, !strcmp(torchsmith_model.device_type, "cuda") ? libtorch.cuda : libtorch.cpu, is_far ? c->model->device : -1};
+}
 
 /* Gradients are off inside, whatever the caller's mode. */
 static int32_t call(void *self, int32_t number, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs) {
@@ -50,9 +55,9 @@ static int32_t conform(void *self, ts_tensor *given, int32_t ndim, const int64_t
 
 static void release(void *self, ts_tensor *given) { operator_release(given); }
 
-static int32_t copy_out(ts_tensor *given, tsm_tensor *to) {
+static int32_t copy_out(void *self, ts_tensor *given, tsm_tensor *to) {
   Handle mine = NULL;
-  int32_t rc = libtorch.from_blob(to->data, to->ndim, to->sizes, to->strides, 0, libtorch.dtypes[to->dtype], libtorch.cpu, -1, &mine);
+  int32_t rc = libtorch.from_blob(to->data, to->ndim, to->sizes, to->strides, 0, libtorch.dtypes[to->dtype], errors(self).device, errors(self).index, &mine);
   if (!rc) {
     rc = libtorch.copy_(mine, given->handle, 0);
     libtorch.delete_tensor(mine);

@@ -11,7 +11,7 @@ typedef struct {
   int32_t (*call)(void *self, int32_t number, const ts_tensor *args, const int64_t *scalars, ts_tensor *outs);
   int32_t (*conform)(void *self, ts_tensor *given, int32_t ndim, const int64_t *sizes, const int64_t *strides);
   void (*release)(void *self, ts_tensor *given);
-  int32_t (*copy_out)(ts_tensor *given, tsm_tensor *to); /* dense or strided memory of the same sizes; releases `given` */
+  int32_t (*copy_out)(void *self, ts_tensor *given, tsm_tensor *to); /* dense or strided memory of the same sizes; releases `given` */
 } ts_operator_services;
 
 struct ts_operators {

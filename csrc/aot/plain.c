@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "aot/device.h"
 #include "operators.h"
 #include "native/pool.h"
 #include "native/workspace.h"
@@ -14,7 +15,7 @@ typedef struct {
 } Block;
 
 typedef struct {
-  tsm_model *model;
+  ts_call call;
   tsm_tensor *outputs;
   const int16_t *output_of; /* per result of the graph: the output it becomes, or -1 */
   tsm_tensor *others; /* results that are no outputs themselves */
@@ -38,12 +39,14 @@ static void give(void *self, void *block, int64_t bytes) {
 }
 
 /* A tensor of these sizes in memory of its own. */
-static int32_t allocate(tsm_model *m, tsm_tensor *out, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
+static int32_t allocate(const Run *r, tsm_tensor *out, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
+  tsm_model *m = r->call.model;
+  const ts_device_services *far = r->call.far ? torchsmith_model.device : NULL;
   size_t head = sizeof(Block) + 2 * sizeof(int64_t) * (size_t)ndim;
   int64_t span = 0;
   if (!ts_span(ndim, sizes, strides, ts_itemsize(dtype), &span)) return ts_fail(TSM_ERROR_MEMORY, "an output would not fit 64 bits of memory");
   size_t bytes = ((size_t)span + 63) & ~(size_t)63;
-  Block *b = malloc(head + (m->allocate ? 0 : bytes + 63));
+  Block *b = malloc(head + (m->allocate || far ? 0 : bytes + 63));
   if (!b) return ts_fail(TSM_ERROR_MEMORY, "no memory for an output");
   int64_t *numbers = (int64_t *)(b + 1);
   *b = (Block){m->release, m->context, NULL};
@@ -51,12 +54,19 @@ static int32_t allocate(tsm_model *m, tsm_tensor *out, int32_t dtype, int32_t nd
     free(b);
     return ts_fail(TSM_ERROR_MEMORY, "the allocator gave no memory for an output");
   }
+  if (far && !m->allocate) {
+    b->release = far->give;
+    if (!(b->memory = far->take((ts_call *)&r->call, bytes ? (int64_t)bytes : 64))) {
+      free(b);
+      return ts_fail(TSM_ERROR_MEMORY, "no device memory for an output");
+    }
+  }
   for (int32_t k = 0; k < ndim; k++) {
     numbers[k] = sizes[k];
     numbers[ndim + k] = strides[k];
   }
   char *behind = (char *)(((uintptr_t)b + head + 63) & ~(uintptr_t)63);
-  *out = (tsm_tensor){b->memory ? b->memory : behind, numbers, numbers + ndim, ndim, dtype, 0, 0, b};
+  *out = (tsm_tensor){b->memory ? b->memory : behind, numbers, numbers + ndim, ndim, dtype, far ? ts_place(m) : 0, 0, b};
   return TSM_OK;
 }
 
@@ -93,7 +103,7 @@ static int32_t alloc_result(void *self, int32_t index, int32_t dtype, int32_t nd
   Run *r = self;
   int32_t number = r->output_of[index];
   tsm_tensor *out = number >= 0 ? &r->outputs[number] : &r->others[index];
-  int32_t rc = out->data ? use_given(out, number, dtype, ndim, sizes, strides) : allocate(r->model, out, dtype, ndim, sizes, strides);
+  int32_t rc = out->data ? use_given(out, number, dtype, ndim, sizes, strides) : allocate(r, out, dtype, ndim, sizes, strides);
   if ((r->refused = rc) != 0) return TS_ERROR_MEMORY;
   *t = (ts_tensor){out->data, NULL, NULL, NULL};
   return 0;
@@ -108,8 +118,8 @@ static int32_t adopt(Run *r, ts_tensor *results) {
     if (!t->handle || number < 0) continue;
     const ts_output_desc *d = &torchsmith_model.outputs[number];
     tsm_tensor *out = &r->outputs[number];
-    int32_t rc = out->data ? use_given(out, number, d->dtype, d->ndim, t->sizes, t->strides) : allocate(r->model, out, d->dtype, d->ndim, t->sizes, t->strides);
-    if (!rc) rc = o->services->copy_out(t, out);
+    int32_t rc = out->data ? use_given(out, number, d->dtype, d->ndim, t->sizes, t->strides) : allocate(r, out, d->dtype, d->ndim, t->sizes, t->strides);
+    if (!rc) rc = o->services->copy_out(r, t, out);
     if (rc) return rc;
     *t = (ts_tensor){out->data, NULL, NULL, NULL};
   }
@@ -117,9 +127,8 @@ static int32_t adopt(Run *r, ts_tensor *results) {
 }
 
 /* Outputs that are no fresh results: views and inputs are copied out, numbers become 0-d tensors, nothing stays nothing. */
-static int32_t finish_output(const Run *r, int32_t i, const ts_tensor *in, const ts_tensor *results, const int64_t *syms) {
+static int32_t finish_output(Run *r, int32_t i, const ts_tensor *in, const ts_tensor *results, const int64_t *syms) {
   const ts_output_desc *d = &torchsmith_model.outputs[i];
-  tsm_model *m = r->model;
   tsm_tensor *outs = r->outputs;
   static const int64_t none[1] = {0};
   const char *from = NULL;
@@ -132,7 +141,10 @@ static int32_t finish_output(const Run *r, int32_t i, const ts_tensor *in, const
   if (d->kind == TS_OUT_NUMBER) {
     double value;
     memcpy(&value, &syms[d->at], sizeof value);
-    int32_t rc = outs[i].data ? use_given(&outs[i], i, dtype, 0, none, none) : allocate(m, &outs[i], dtype, 0, none, none);
+    Run here; /* numbers lie in the host's memory, also those of a model on a device */
+    here.call = (ts_call){r->call.model, NULL};
+    if (r->call.far && r->call.model->allocate && !outs[i].data) return ts_fail(TSM_ERROR_ARGUMENT, "output %d is a number: give memory of the host for it", (int)i);
+    int32_t rc = outs[i].data ? use_given(&outs[i], i, dtype, 0, none, none) : allocate(&here, &outs[i], dtype, 0, none, none);
     if (rc) return rc;
     if (dtype == TSM_F64) *(double *)outs[i].data = value;
     else if (dtype == TSM_BOOL) *(uint8_t *)outs[i].data = syms[d->at] != 0;
@@ -159,13 +171,14 @@ static int32_t finish_output(const Run *r, int32_t i, const ts_tensor *in, const
   }
   int64_t dense[ndim + 1], count = 0;
   if (!ts_dense(ndim, sizes, dense, &count)) return ts_fail(TSM_ERROR_MEMORY, "output %d would not fit 64 bits of memory", (int)i);
-  int32_t rc = outs[i].data ? use_given(&outs[i], i, dtype, ndim, sizes, dense) : allocate(m, &outs[i], dtype, ndim, sizes, dense);
+  int32_t rc = outs[i].data ? use_given(&outs[i], i, dtype, ndim, sizes, dense) : allocate(r, &outs[i], dtype, ndim, sizes, dense);
   if (rc) return rc;
+  if (count && r->call.far) return torchsmith_model.device->copy(&r->call, outs[i].data, dense, from, strides, ndim, sizes, ts_itemsize(dtype));
   if (count) ts_copy(outs[i].data, dense, from, strides, ndim, sizes, ts_itemsize(dtype));
   return TSM_OK;
 }
 
-static int32_t read_inputs(const tsm_tensor *inputs, ts_tensor *in, int64_t *dense) {
+static int32_t read_inputs(const tsm_model *m, const tsm_tensor *inputs, ts_tensor *in, int64_t *dense) {
   const ts_model_desc *d = &torchsmith_model;
   for (int32_t i = 0; i < d->n_inputs; i++) {
     const tsm_tensor *u = &inputs[i];
@@ -174,7 +187,7 @@ static int32_t read_inputs(const tsm_tensor *inputs, ts_tensor *in, int64_t *den
     if (u->ndim > 0 && !u->sizes) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s): its sizes are NULL", i, d->inputs[i].name);
     ts_tensor *t = &in[d->inputs[i].graph_input];
     *t = (ts_tensor){u->data, u->sizes, strides, NULL};
-    int32_t rc = ts_check_input(i, t, u->dtype, u->ndim, u->device);
+    int32_t rc = ts_check_input(m, i, t, u->dtype, u->ndim, u->device);
     if (rc) return rc;
     if (!strides) {
       if (!ts_dense(u->ndim, u->sizes, dense, NULL)) return ts_fail(TSM_ERROR_SIZE, "input %d (%s) has more elements than 64 bits count", i, d->inputs[i].name);
@@ -187,14 +200,14 @@ static int32_t read_inputs(const tsm_tensor *inputs, ts_tensor *in, int64_t *den
 
 static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
   Run *r = self;
-  if (!r->is_parallel && r->model->threads > 1) {
+  if (!r->is_parallel && r->call.model->threads > 1) {
     r->is_parallel = true;
     ts_pool_enter();
   }
-  ts_pool_for(l, n, grain, r->model->threads);
+  ts_pool_for(l, n, grain, r->call.model->threads);
 }
 
-static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) {
+static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs, void *stream) {
   const ts_model_desc *d = &torchsmith_model;
   const ts_graph *g = &torchsmith_graph;
   int32_t dims = 1;
@@ -213,7 +226,7 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   for (int32_t i = 0; i < d->n_outputs; i++)
     if (d->outputs[i].kind == TS_OUT_FRESH) output_of[d->outputs[i].result] = (int16_t)i;
   Run r; /* not initialised as a whole: `few` is large */
-  r.model = m;
+  r.call = (ts_call){m, NULL};
   r.outputs = outputs;
   r.output_of = output_of;
   r.others = others;
@@ -225,30 +238,41 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs) 
   host.parallel_for = parallel;
   host.take_workspace = take;
   host.give_workspace = give;
-  int32_t rc = read_inputs(inputs, in, dense);
-  if (!rc && d->wanted) rc = ts_copy_inputs(in, copies, strides);
+  ts_cuda_call room;
+  int32_t rc = read_inputs(m, inputs, in, dense);
+  if (!rc && d->device) rc = d->device->begin(&r.call, &room, stream, NULL, &host);
+  if (!rc && d->device) rc = d->device->turn(&r.call, now, false);
+  if (!rc && d->wanted) rc = ts_copy_inputs(&r.call, in, copies, strides);
+  if (!rc && d->device) rc = d->device->align(&r.call, in);
   if (!rc && (rc = g->run(&host, in, NULL, now->state, results, syms)) != 0) rc = r.refused ? r.refused : ts_run_status(rc);
   if (r.is_parallel) ts_pool_leave();
   if (!rc) rc = adopt(&r, results);
   for (int32_t i = 0; !rc && i < d->n_outputs; i++) rc = finish_output(&r, i, in, results, syms);
+  if (!rc && d->device) rc = d->device->turn(&r.call, now, true);
+  if (d->device && d->device->end(&r.call, false) && !rc) rc = TSM_ERROR_DEVICE;
   ts_let_go(m, now);
   ts_copies_end(copies);
   for (int32_t i = 0; i < g->n_results; i++) {
     tsm_release(&others[i]);
-    if (results[i].handle) d->operators->services->release(NULL, &results[i]);
+    if (results[i].handle) d->operators->services->release(&r, &results[i]);
   }
   if (rc)
     for (int32_t i = 0; i < d->n_outputs; i++) tsm_release(&outputs[i]);
   return rc;
 }
 
-TS_EXPORT int32_t tsm_run(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs) {
+TS_EXPORT int32_t tsm_run_on(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs, void *stream) {
   ts_error_clear();
   const ts_model_desc *d = &torchsmith_model;
   if (!model || (n_inputs && !inputs) || (n_outputs && !outputs)) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_run: an argument is NULL");
   if (n_inputs != (size_t)d->n_inputs) return ts_fail(TSM_ERROR_COUNT, "%d inputs expected, got %zu", (int)d->n_inputs, n_inputs);
   if (n_outputs != (size_t)d->n_outputs) return ts_fail(TSM_ERROR_COUNT, "room for %d outputs expected, got %zu", (int)d->n_outputs, n_outputs);
-  return run(model, inputs, outputs);
+  if (stream && !d->device) return ts_fail(TSM_ERROR_ARGUMENT, "tsm_run_on: the model runs on the CPU, which has no streams");
+  return run(model, inputs, outputs, stream);
+}
+
+TS_EXPORT int32_t tsm_run(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs) {
+  return tsm_run_on(model, inputs, n_inputs, outputs, n_outputs, NULL);
 }
 
 TS_EXPORT uint32_t tsm_abi_version(void) { return TSM_ABI_VERSION; }

@@ -38,6 +38,7 @@ typedef struct {
   Result (*device_attribute)(int *, int, int);
   Result (*primary)(Handle_ *, int);
   Result (*current)(Handle_ *);
+  Result (*current_device)(int *);
   Result (*push)(Handle_);
   Result (*pop)(Handle_ *);
   Result (*synchronize)(void);
@@ -89,6 +90,7 @@ static const struct {
     NEED("cuDeviceGetAttribute", device_attribute),
     NEED("cuDevicePrimaryCtxRetain", primary),
     NEED("cuCtxGetCurrent", current),
+    NEED("cuCtxGetDevice", current_device),
     NEED("cuCtxPushCurrent_v2", push),
     NEED("cuCtxPopCurrent_v2", pop),
     NEED("cuCtxSynchronize", synchronize),
@@ -171,6 +173,15 @@ const char *cuda_connect(void) {
 
 int32_t cuda_device_count(void) { return cuda_connect() ? 0 : n_devices; }
 int32_t cuda_arch(int32_t device) { return cuda_connect() || device < 0 || device >= n_devices ? 0 : archs[device]; }
+
+int32_t cuda_current(void) {
+  Handle_ now = NULL;
+  int device = 0, k;
+  if (cuda_connect() || cu.current(&now) || !now || cu.current_device(&device)) return 0;
+  for (int i = 0; i < n_devices; i++)
+    if (!cu.device_get(&k, i) && k == device) return i;
+  return 0;
+}
 
 static int32_t failed(ts_cuda_call *c, Result rc, const char *doing) {
   char text[400];
@@ -368,12 +379,13 @@ struct ts_cuda_staged {
   bool written;
 };
 
-void cuda_end(ts_cuda_call *c) {
+int32_t cuda_end(ts_cuda_call *c) {
+  int32_t bad = TS_OK;
   for (struct ts_cuda_staged *s = c->staged, *next; s; s = next) {
     next = s->next;
     if (s->written) {
       Result rc = cu.copy((Address)(uintptr_t)s->original, (Address)(uintptr_t)s->copy, (size_t)s->span, c->stream);
-      if (rc) failed(c, rc, "copying an input back");
+      if (rc) bad = failed(c, rc, "copying an input back");
     }
     cuda_give(c, s->copy);
     free(s);
@@ -382,6 +394,27 @@ void cuda_end(ts_cuda_call *c) {
   Handle_ old;
   if (c->is_pushed) cu.pop(&old);
   c->is_pushed = false;
+  return bad;
+}
+
+int32_t cuda_wait(ts_cuda_call *c) {
+  Result rc = cu.stream_synchronize(c->stream);
+  return rc ? failed(c, rc, "waiting for a stream") : TS_OK;
+}
+
+int32_t cuda_wait_all(ts_cuda_call *c) {
+  Result rc = cu.synchronize();
+  return rc ? failed(c, rc, "waiting for the device") : TS_OK;
+}
+
+int32_t cuda_copy(ts_cuda_call *c, void *to, const void *from, int64_t bytes) {
+  Result rc = bytes > 0 ? cu.copy((Address)(uintptr_t)to, (Address)(uintptr_t)from, (size_t)bytes, c->stream) : SUCCESS;
+  return rc ? failed(c, rc, "copying") : TS_OK;
+}
+
+int32_t cuda_upload(ts_cuda_call *c, void *to, const void *from, int64_t bytes) {
+  Result rc = bytes > 0 ? cu.to_device((Address)(uintptr_t)to, from, (size_t)bytes, c->stream) : SUCCESS;
+  return rc ? failed(c, rc, "copying to the device") : TS_OK;
 }
 
 int32_t cuda_align(ts_cuda_call *c, void **data, int64_t span, bool written) {
@@ -423,13 +456,26 @@ static const ts_image *choose(const ts_device_kernel *k, int32_t arch) {
   return best;
 }
 
+static void refuse(const ts_device_kernel *k, int32_t device, char *text, size_t room) {
+  int n = snprintf(text, room, "this library has no code for sm_%d (cuda:%d), only for", (int)archs[device], (int)device);
+  for (int32_t i = 0; i < k->n_images && n < (int)room; i++) n += snprintf(text + n, room - (size_t)n, " sm_%d", (int)k->images[i].arch);
+}
+
+bool cuda_fits(const ts_images *images, int32_t device, char *text, size_t room) {
+  for (int32_t i = 0; i < images->n_kernels; i++)
+    if (!choose(images->kernels[i], archs[device])) {
+      refuse(images->kernels[i], device, text, room);
+      return false;
+    }
+  return true;
+}
+
 static int32_t load(ts_cuda_call *c, int32_t number, Loaded *out) {
   const ts_device_kernel *k = c->graph->images->kernels[number];
   const ts_image *image = choose(k, archs[c->device]);
   char text[300];
   if (!image) {
-    int n = snprintf(text, sizeof text, "this library has no code for sm_%d (cuda:%d), only for", (int)archs[c->device], (int)c->device);
-    for (int32_t i = 0; i < k->n_images && n < (int)sizeof text; i++) n += snprintf(text + n, sizeof text - (size_t)n, " sm_%d", (int)k->images[i].arch);
+    refuse(k, c->device, text, sizeof text);
     c->report(c->self, TS_ERROR_DEVICE, text);
     return TS_ERROR_DEVICE;
   }
@@ -895,12 +941,12 @@ void *cuda_take(ts_cuda_call *c, int64_t bytes) {
 
 /* What was queued still uses it; the next call on this stream comes after that. Memory that a captured graph uses is the caller's
  * pool's: it goes back at once, as every tensor that dies in a capture does. */
-void cuda_give(ts_cuda_call *c, void *workspace) {
+static void give_back(void *workspace, bool is_kept) {
   ts_cuda_block **at = &busy, *b;
   pthread_mutex_lock(&lock);
   while ((b = *at) && b->data != workspace) at = &b->next;
   if (b) *at = b->next;
-  if (b && !c->is_capturing) {
+  if (b && is_kept) {
     b->next = idle;
     idle = b;
     b = NULL;
@@ -908,6 +954,9 @@ void cuda_give(ts_cuda_call *c, void *workspace) {
   pthread_mutex_unlock(&lock);
   if (b) block_drop(b);
 }
+
+void cuda_give(ts_cuda_call *c, void *workspace) { give_back(workspace, !c->is_capturing); }
+void cuda_return(void *workspace) { give_back(workspace, true); }
 
 bool cuda_trim(int32_t device) {
   ts_cuda_block *out = NULL;

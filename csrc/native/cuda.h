@@ -5,6 +5,7 @@
 #ifndef TORCHSMITH_CUDA_H
 #define TORCHSMITH_CUDA_H
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "torchsmith.h"
@@ -50,6 +51,10 @@ const char *cuda_connect(void);
 int32_t cuda_device_count(void);
 /* 90 for compute capability 9.0; 0 for no such device. */
 int32_t cuda_arch(int32_t device);
+/* The device whose context is current in this thread, else 0. */
+int32_t cuda_current(void);
+/* Is there code for this device in every kernel? If not, `text` says so. */
+bool cuda_fits(const ts_images *images, int32_t device, char *text, size_t room);
 
 /* NULL: no memory. `most`: records kept of a segment, 0 for none. */
 ts_cuda *cuda_new(const ts_images *images, int32_t most);
@@ -60,7 +65,13 @@ const char *cuda_why_plain(ts_cuda *g, int32_t segment);
 /* Makes the device's context current (cuda_end puts the old one back) and asks the stream whether it is being captured.
  * The caller has filled graph, stream, device, report, self and memory. */
 int32_t cuda_begin(ts_cuda_call *c);
-void cuda_end(ts_cuda_call *c);
+int32_t cuda_end(ts_cuda_call *c);
+/* Until what was queued on the call's stream, or on any stream of its device, is done. */
+int32_t cuda_wait(ts_cuda_call *c);
+int32_t cuda_wait_all(ts_cuda_call *c);
+/* Queued copies inside of the device's memory, and to it: the host's memory may be written again after cuda_wait. */
+int32_t cuda_copy(ts_cuda_call *c, void *to, const void *from, int64_t bytes);
+int32_t cuda_upload(ts_cuda_call *c, void *to, const void *from, int64_t bytes);
 
 int32_t cuda_launch(ts_cuda_call *c, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words);
 /* Segments with library calls: csrc/torchsmith.h says what begin answers. While a record is made, the call's stream is one that is being
@@ -77,6 +88,7 @@ int32_t cuda_align(ts_cuda_call *c, void **data, int64_t span, bool written);
 /* The workspace of a call, and its return: to be had by the next call on this stream. */
 void *cuda_take(ts_cuda_call *c, int64_t bytes);
 void cuda_give(ts_cuda_call *c, void *workspace);
+void cuda_return(void *workspace); /* the same, outside of a call */
 /* Frees workspaces that nobody uses: of this device, or of all (-1). True: there were some. */
 bool cuda_trim(int32_t device);
 void cuda_memory_stats(int64_t *bytes, int32_t *blocks);

@@ -560,8 +560,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   if (g->cuda) rc = (state && cuda_block_wait(&call.cuda, state_block(state))) || align_inputs(g, tensors, &call.cuda) ? TS_ERROR_DEVICE : TS_OK;
   if (!rc) rc = run_native(&run);
   if (g->cuda) {
-    cuda_end(&call.cuda);
-    if (!rc && call.kind == TS_ERROR_DEVICE) rc = TS_ERROR_DEVICE;
+    if (cuda_end(&call.cuda) && !rc) rc = TS_ERROR_LATE; /* inputs were written, so the call cannot be repeated */
   }
   if (grad) libtorch.set_grad(true);
   PyEval_RestoreThread(call.thread);

@@ -1,6 +1,6 @@
 /* Package: a model of a package or a model library, run from Python with torch tensors or with anything that offers its memory.
  *
- * Package(path, name, threads, verify)
+ * Package(path, name, threads, verify, device)   device: n + 1 for number n, 0 for the current one
  *   run(sequence) -> list     buffers or DLPack in, Array objects (or None) out; needs no torch
  *   run_torch(sequence) -> list  torch tensors in and out, through the model's door for libtorch; call setup first
  */
@@ -61,6 +61,10 @@ static void array_dealloc(PyObject *self) {
 
 static int array_buffer(PyObject *self, Py_buffer *view, int flags) {
   Array *a = (Array *)self;
+  if (a->t.device) {
+    PyErr_SetString(PyExc_BufferError, "this output lies in a device's memory: take it through DLPack");
+    return -1;
+  }
   int n = a->t.ndim;
   const char *format = ROWS[a->t.dtype].format;
   if (!format) {
@@ -98,6 +102,7 @@ static int array_buffer(PyObject *self, Py_buffer *view, int flags) {
 
 static void array_release(PyObject *self, Py_buffer *view) { PyMem_Free(view->internal); }
 
+enum { KDLCPU = 1, KDLCUDA = 2 };
 typedef struct { int32_t type, id; } Device;
 typedef struct { void *data; Device device; int32_t ndim; struct { uint8_t code, bits; uint16_t lanes; } dtype; int64_t *shape, *strides; uint64_t offset; } DLTensor;
 typedef struct Managed { DLTensor t; void *context; void (*deleter)(struct Managed *); } Managed;
@@ -115,11 +120,13 @@ static void capsule_end(PyObject *capsule) {
   else PyErr_Clear(); /* renamed: somebody took it over */
 }
 
+static Device dlpack_device(const Array *a) { return a->t.device ? (Device){KDLCUDA, a->t.device - 1} : (Device){KDLCPU, 0}; }
+
 static PyObject *array_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
   Array *a = (Array *)self;
   Managed *m = calloc(1, sizeof *m);
   if (!m) return PyErr_NoMemory();
-  m->t = (DLTensor){a->t.data, {1, 0}, a->t.ndim, {(uint8_t)ROWS[a->t.dtype].code, (uint8_t)(8 * ROWS[a->t.dtype].size), 1},
+  m->t = (DLTensor){a->t.data, dlpack_device(a), a->t.ndim, {(uint8_t)ROWS[a->t.dtype].code, (uint8_t)(8 * ROWS[a->t.dtype].size), 1},
                     (int64_t *)a->t.sizes, (int64_t *)a->t.strides, 0};
   m->context = Py_NewRef(self);
   m->deleter = forget;
@@ -128,7 +135,10 @@ static PyObject *array_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) 
   return capsule;
 }
 
-static PyObject *array_device(PyObject *self, PyObject *none) { return Py_BuildValue("ii", 1, 0); }
+static PyObject *array_device(PyObject *self, PyObject *none) {
+  Device d = dlpack_device((Array *)self);
+  return Py_BuildValue("ii", (int)d.type, (int)d.id);
+}
 
 static PyObject *array_shape(PyObject *self, void *closure) {
   Array *a = (Array *)self;
@@ -146,7 +156,7 @@ static PyObject *array_dtype(PyObject *self, void *closure) { return PyLong_From
 static PyBufferProcs array_buffers = {array_buffer, array_release};
 static PyMethodDef array_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack, METH_VARARGS | METH_KEYWORDS, "A DLPack capsule over this memory."},
-    {"__dlpack_device__", array_device, METH_NOARGS, "The CPU."},
+    {"__dlpack_device__", array_device, METH_NOARGS, "The type and the number of the device, as DLPack counts them."},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef array_fields[] = {{"shape", array_shape, NULL, "Sizes.", NULL}, {"dtype", array_dtype, NULL, "Row number of the dtype.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
 
@@ -219,7 +229,7 @@ static int read_dlpack(PyObject *o, Holder *h, tsm_tensor *t) {
     PyErr_SetString(PyExc_TypeError, "an array of an unknown dtype");
     return -1;
   }
-  *t = (tsm_tensor){(char *)m->t.data + m->t.offset, m->t.shape, m->t.strides, m->t.ndim, dtype, m->t.device.type == 1 ? 0 : m->t.device.type, 0, NULL};
+  *t = (tsm_tensor){(char *)m->t.data + m->t.offset, m->t.shape, m->t.strides, m->t.ndim, dtype, m->t.device.type == KDLCPU ? 0 : m->t.device.type == KDLCUDA ? m->t.device.id + 1 : -1, 0, NULL};
   return 0;
 }
 
@@ -378,11 +388,11 @@ static void package_dealloc(PyObject *self) {
 
 static PyObject *package_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   const char *path, *name;
-  int threads, verify;
-  if (!PyArg_ParseTuple(args, "ssip", &path, &name, &threads, &verify)) return NULL;
+  int threads, verify, device;
+  if (!PyArg_ParseTuple(args, "ssipi", &path, &name, &threads, &verify, &device)) return NULL;
   Package *p = (Package *)type->tp_alloc(type, 0);
   if (!p) return NULL;
-  torchsmith_options o = {.size = sizeof o, .threads = threads, .verify = verify};
+  torchsmith_options o = {.size = sizeof o, .threads = threads, .verify = verify, .device = device};
   int32_t rc;
   Py_BEGIN_ALLOW_THREADS
   rc = torchsmith_load(path, name, &o, &p->m);

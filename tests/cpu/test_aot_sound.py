@@ -364,3 +364,13 @@ def test_closed_descriptors(tmp_path: Path) -> None:
     files = [str(packaged(tmp_path, Times(n), torch.ones(3), name=f"{n}.pt2")) for n in (2, 3)]
     done = subprocess.run([sys.executable, "-c", DAEMON, *files], check=False, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_views_of_inputs_that_start_inside_of_their_storage(tmp_path: Path) -> None:
+    class Columns(nn.Module):
+        def forward(self, x):
+            return x + 1, x[:, 1:3]
+
+    run = aot.load_package(packaged(tmp_path, Columns(), torch.randn(6, 8)))
+    x = torch.randn(49)[1:].view(6, 8)
+    assert (run(x)[1] == x[:, 1:3]).all() and run(x)[1].data_ptr() == x[:, 1:3].data_ptr()

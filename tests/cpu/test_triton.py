@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ if importlib.util.find_spec("triton") is None:
 from lower_harness import to_array
 from triton_harness import check_triton, run_triton, scheduled_of, texts_of
 
+import torchsmith
+from torchsmith.codes import Unsupported
 from torchsmith.emit import triton_math
 from torchsmith.emit.math import MATH
 from torchsmith.ir.kernel import Kernel
@@ -159,3 +162,18 @@ def test_machine_code(arch, tmp_path):
     for text, image in zip(texts, compile_images(texts, arch, Options()), strict=True):
         assert image.symbol == "tsk" and image.data[:4] == b"\x7fELF" and image.shared < 227 * 1024
         assert not spilled(image.ptx, tmp_path), text
+
+
+def test_export_without_a_gpu(tmp_path):
+    """A module on the processor becomes a library for GPUs: machine code for two architectures, and text."""
+    model = torch.nn.Sequential(torch.nn.LayerNorm(40), torch.nn.Softmax(1)).eval()
+    path = tmp_path / "model.so"
+    torchsmith.aot.aot_compile(model, (torch.randn(6, 40),), options={"device": "cuda", "aot_inductor.output_path": str(path)})
+    content = path.read_bytes()
+    assert content.count(b"\x7fELF\x02\x01\x01\x41") + content.count(b"\x7fELF\x02\x01\x01\x33") >= 2 and b".target sm_80" in content
+    assert b'"cuda_archs": [80, 90]' in content and len(content) < 1 << 20
+    program = f"import torchsmith.aot as a\ntry: a.load_package({str(path)!r})\nexcept a.PackageError as e: print(e.status, e)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("7 ") and "libcuda" in said
+    with pytest.raises(Unsupported, match=r"AOT020.*addmm"):  # products are a library's
+        torchsmith.aot.aot_compile(torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),), options={"device": "cuda"})

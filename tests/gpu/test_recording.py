@@ -306,9 +306,3 @@ def test_what_is_dropped_waits_for_the_device(fake: ctypes.CDLL) -> None:
         assert calls("cuCtxSynchronize") == 0
         torch.testing.assert_close(f(x), model(x))
         assert calls("cuCtxSynchronize") == 1
-
-
-def test_packages_refuse(fake: ctypes.CDLL) -> None:
-    program = torchsmith.export(torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),))
-    with pytest.raises(Exception, match="AOT045"):
-        torchsmith.aot.compile_and_package(program)

@@ -52,7 +52,7 @@ typedef struct tsm_tensor {
   const int64_t *strides;
   int32_t ndim;
   int32_t dtype;  /* tsm_dtype */
-  int32_t device; /* 0: the CPU */
+  int32_t device; /* 0: the CPU; n: CUDA device n - 1 */
   int32_t kind;   /* of an output: 0 a tensor, 1 nothing (None) */
   void *block;    /* the model's own; zero for the caller's memory */
 } tsm_tensor;
@@ -68,6 +68,7 @@ typedef struct tsm_config {
   void (*release)(void *context, void *memory);
   void *context;
   const void *weights_data;  /* the weights in memory (64-byte aligned, not copied; weights_size says how many bytes), instead of a file */
+  int32_t device;            /* of a model for CUDA: n for device n - 1; 0: the one whose context is current, else device 0 */
 } tsm_config;
 
 typedef struct tsm_model tsm_model;
@@ -92,7 +93,11 @@ uint32_t tsm_abi_version(void);
 int32_t tsm_create(const tsm_config *config, tsm_model **out);
 void tsm_delete(tsm_model *model);
 int32_t tsm_run(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs);
-/* Give an output's memory back. Harmless for the caller's own memory and for zeroed tensors. */
+/* The same on a CUstream (cudaStream_t) of the model's device; tsm_run takes the default stream. Work is queued: outputs are there when the
+ * stream has come to it. `allocate` of the configuration gives device memory. A model for the CPU takes NULL only. */
+int32_t tsm_run_on(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs, void *stream);
+/* Give an output's memory back. Harmless for the caller's own memory and for zeroed tensors. Device memory may be given to the next call on
+ * the stream of the call that made it: work on other streams that still reads it must have been waited for. */
 void tsm_release(tsm_tensor *output);
 /* Text of the last error of this thread; never NULL. */
 const char *tsm_last_error(void);

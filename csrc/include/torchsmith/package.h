@@ -39,6 +39,7 @@ typedef struct torchsmith_options {
   void *(*allocate)(void *context, size_t bytes);
   void (*release)(void *context, void *memory);
   void *context;
+  int32_t device;  /* as in tsm_config: of a model for CUDA, n for device n - 1; 0: the current one */
 } torchsmith_options;
 
 typedef struct torchsmith_model {
@@ -59,6 +60,7 @@ typedef struct torchsmith_model {
   int32_t (*constant)(const tsm_model *, size_t, tsm_constant_info *);
   const char *(*info)(const tsm_model *);
   int32_t (*load_constants)(tsm_model *, const char *const *, const tsm_tensor *, size_t);
+  int32_t (*run_on)(tsm_model *, const tsm_tensor *, size_t, tsm_tensor *, size_t, void *); /* NULL in libraries of an older torchsmith */
 } torchsmith_model;
 
 #if defined(__GNUC__)
@@ -277,6 +279,8 @@ TSP_FN int32_t tsp_bind(torchsmith_model *m, const char *path) {
     if (!found) return tsp_fail(TSM_ERROR_FORMAT, "%s is no model of torchsmith: it lacks %s", path, rows[i].name);
     memcpy(rows[i].where, &found, sizeof found);
   }
+  void *streams = dlsym(m->library, "tsm_run_on");
+  memcpy(&m->run_on, &streams, sizeof streams);
   if (m->abi_version() != TSM_ABI_VERSION)
     return tsp_fail(TSM_ERROR_VERSION, "the model has interface version %u, this program has %u", m->abi_version(), (unsigned)TSM_ABI_VERSION);
   return TSM_OK;
@@ -339,6 +343,7 @@ TSP_FN int32_t tsp_create(torchsmith_model *m, const torchsmith_options *o, cons
   c.allocate = o->allocate;
   c.release = o->release;
   c.context = o->context;
+  c.device = o->device;
   c.weights_path = weights;
   c.weights_offset = offset;
   c.weights_size = size;
@@ -521,6 +526,10 @@ TSP_FN int32_t torchsmith_load(const char *path, const char *model, const torchs
 
 TSP_FN int32_t torchsmith_run(torchsmith_model *m, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs) {
   return m->run(m->model, inputs, n_inputs, outputs, n_outputs);
+}
+/* The same on a CUstream; see tsm_run_on. */
+TSP_FN int32_t torchsmith_run_on(torchsmith_model *m, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs, void *stream) {
+  return m->run_on ? m->run_on(m->model, inputs, n_inputs, outputs, n_outputs, stream) : tsp_fail(TSM_ERROR_VERSION, "the model was made before there were streams");
 }
 /* Text of the model's last error in this thread. */
 TSP_FN const char *torchsmith_model_error(const torchsmith_model *m) { return m->last_error(); }

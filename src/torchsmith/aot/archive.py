@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import struct
 import tempfile
 import zipfile
@@ -53,16 +54,18 @@ class Part:
     cpu: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)  # the user's
+    archs: tuple[int, ...] = ()  # compute capabilities that there is code for; (): it runs on the processor
 
 
-def metadata(cpu: Sequence[str]) -> dict[str, str]:
+def metadata(cpu: Sequence[str], archs: Sequence[int] = ()) -> dict[str, str]:
     """What PyTorch's loaders read. They compare the ISA text with their own and warn; our library checks for itself."""
     isa = "AVX512" if "avx512f" in cpu else "AVX2" if "avx2" in cpu else ""
     if isa == "AVX512" and "avx512_vnni" in cpu:
         isa = "AVX512 AVX512_VNNI" + " AMX_TILE" * ("amx_tile" in cpu)
     return {
-        "AOTI_DEVICE_KEY": "cpu", "AOTI_PLATFORM": "linux", "AOTI_MACHINE": platform.machine() or "x86_64", "AOTI_CPU_ISA": isa,
-        "AOTI_COMPUTE_CAPABILITY": "",
+        "AOTI_DEVICE_KEY": "cuda" if archs else "cpu", "AOTI_PLATFORM": "linux",
+        "AOTI_MACHINE": platform.machine() or "x86_64", "AOTI_CPU_ISA": isa,
+        "AOTI_COMPUTE_CAPABILITY": str(max(archs)) if archs else "",
     }  # fmt: skip
 
 
@@ -146,7 +149,7 @@ class _Writer:
         stem = f"data/aotinductor/{name}/{hashlib.sha256(main).hexdigest()[:24]}.wrapper"
         self.member(f"{stem}.so", [main])
         self.text(f"{stem}.cpp", "// The model is compiled: this file is a placeholder that some loaders look for.\n")
-        self.text(f"{stem}_metadata.json", json.dumps(dict(part.metadata) | metadata(part.cpu)))
+        self.text(f"{stem}_metadata.json", json.dumps(dict(part.metadata) | metadata(part.cpu, part.archs)))
         row: dict[str, Any] = {"library": f"{stem}.so", "cpu": part.libraries[0][0], **part.extra}
         if part.weights.size:
             self.member(f"{stem}.weights", part.weights.chunks(), PAGE)
@@ -192,7 +195,9 @@ def read_library(path: str | os.PathLike[str]) -> Part:
         content = f.read(code)
     if zlib.crc32(content) != crc:
         raise Unsupported("AOT032", detail=f"{path}: its code has another checksum")
-    return Part((("native", content),), StoredWeights(str(path), start, length))
+    said = re.search(rb'"cuda_archs": \[([0-9, ]+)\]', content)  # in the text that describes the model
+    archs = tuple(int(a) for a in said[1].split(b",")) if said else ()
+    return Part((("native", content),), StoredWeights(str(path), start, length), archs=archs)
 
 
 def read_tail(content: bytes) -> tuple[int, int, int, int] | None:

@@ -10,7 +10,8 @@ import ctypes
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,23 @@ from ..graph.sizes import LARGEST, print_condition
 from ..graph.spec import FreshOutput, InputOutput, TensorSpec, ViewOutput
 from ..graph.tracing import spec_of
 from ..ir.expr import Const, Expr
-from ..ir.target import CPU
+from ..ir.target import CPU, LEAST_ARCH
 from ..options import Options
-from ..pipeline import Source, compile_source, refuse_externs
+from ..pipeline import Source, at_hand, compile_source, refuse_externs
 from ..runtime.externs_torch import operator_row
 from ..runtime.manifest import Manifest
 from ..runtime.model_library import Texts, build_model
 from ..runtime.toolchain import features_of
 from .entry import Constant, Entry
+from .placing import on_host
 from .weights import PAGE, Block, Weights, align
 
-define("AOT045", "packages for a GPU are not made yet", "compile the module on the CPU for a package, or serve it with torchsmith.compile")
+define("AOT045", "this cannot be packaged for a GPU", "see the detail")
 define("AOT022", "the program writes inputs or returns views of them, so they must not be copied", "compile it without copy_inputs")
 define("AOT024", "a result views an input as another dtype", "return a clone of it: a package cannot make such a view")
 define("AOT021", "the compiled library refused the constants", "please report it")
+
+SERVICES = {"cuda": "TS_CUDA_SERVICES"}  # csrc/aot/device.h, by device
 
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64", torch.int32: "i32",
@@ -56,15 +60,25 @@ class Model:
     info: dict[str, Any]
     cpu: tuple[str, ...]
     texts: Texts
+    device: str = "cpu"
+    archs: tuple[int, ...] = ()  # of a GPU: what there is code for
 
 
 def compile_entry(
-    entry: Entry, options: Options, *, keep_constants: bool = False, copy_inputs: bool = False, metadata: Mapping[str, str] | None = None
-) -> Model:
-    """The whole road. Raises Unsupported with the user's line."""
+    entry: Entry, options: Options, *, keep_constants: bool = False, copy_inputs: bool = False, metadata: Mapping[str, str] | None = None,
+    archs: tuple[int, ...] = (),
+) -> Model:  # fmt: skip
+    """The whole road. Raises Unsupported with the user's line. `archs`: compute capabilities that a package for a GPU has code for."""
+    entry = replace(entry, constants=on_host(entry.constants))
+    if archs:
+        options = replace(options, cuda_arch=max(archs))
+    with suppress(Unsupported):  # no device here: code for a common one
+        options = at_hand(entry.functional, options)
     source = compile_source(entry.functional, options, entry.name)
-    if source.target.device != CPU.device:
-        raise Unsupported("AOT045", detail=source.manifest.device)
+    is_far = source.target.device != CPU.device
+    if is_far and any(i["kind"] not in ("tensor", "unused") for i in source.manifest.inputs):
+        raise Unsupported("AOT045", detail="an input of no dimension in the host's memory: give it on the GPU")
+    archs = tuple(sorted({*(archs or (LEAST_ARCH,)), source.target.arch})) if is_far else ()
     if options.libtorch == "forbid":
         refuse_externs(source.manifest)
     operators = tuple(operator_row(e) for e in source.manifest.externs)
@@ -72,27 +86,28 @@ def compile_entry(
     written = [a.name for a in entry.arguments if a.placeholder is not None and source.manifest.inputs[a.placeholder].get("written")]
     if copy_inputs and (written or any(r["kind"] == "view" and r["of"][0] == "input" for r in source.manifest.results)):
         raise Unsupported("AOT022", detail=", ".join(written))
-    rows, weights = place_constants(entry.constants, source.manifest, keep_constants)
-    info = describe(entry, source, rows, features) | ({"metadata": dict(metadata)} if metadata else {})
+    rows, weights = place_constants(entry.constants, source.manifest, keep_constants, is_far)
+    info = describe(entry, source, rows, features) | {"cuda_archs": archs} | ({"metadata": dict(metadata)} if metadata else {})
     description = Description(
-        entry.name, input_rows(entry), outputs_of(entry, source.manifest), tuple(rows), symbols_of(entry),
+        entry.name, input_rows(entry, written), outputs_of(entry, source.manifest), tuple(rows), symbols_of(entry),
         conditions_of(entry), entry.in_spec, entry.out_spec, json.dumps(info, sort_keys=True), features,
         weights.id, weights.size, weights.state_offset, entry.labels, copy_inputs, operators,
+        source.manifest.device.partition(":")[0], SERVICES.get(source.target.device, ""),
     )  # fmt: skip
-    texts = Texts(source.host, source.kernels, emit_model(description), source.target)
+    texts = Texts(source.host, source.kernels, emit_model(description), source.target, archs)
     library = build_model(texts, options)
     if weights.state_bytes:
         weights = replace(weights, state=pack(library, rows, entry.constants, weights.state_bytes))
-    return Model(entry.name, library, weights, info, features, texts)
+    return Model(entry.name, library, weights, info, features, texts, source.target.device, archs)
 
 
 # ---------------------------------------------------------------- inputs and outputs
 
 
-def input_rows(entry: Entry) -> tuple[InputRow, ...]:
+def input_rows(entry: Entry, written: Collection[str] = ()) -> tuple[InputRow, ...]:
     return tuple(
         InputRow(a.name, "", (), (), a.placeholder) if a.spec is None
-        else InputRow(a.name, DTYPES[a.spec.dtype], a.spec.shape, a.spec.strides, a.placeholder)
+        else InputRow(a.name, DTYPES[a.spec.dtype], a.spec.shape, a.spec.strides, a.placeholder, a.name in written)
         for a in entry.arguments if a.placeholder is not None
     )  # fmt: skip
 
@@ -134,12 +149,16 @@ def _said(cond: Expr, entry: Entry) -> str:
 # ---------------------------------------------------------------- constants
 
 
-def place_constants(constants: Sequence[Constant], manifest: Manifest, keep: bool) -> tuple[list[ConstantRow], Weights]:
-    """Where each constant lies in the weights: those the run reads, and what prepare computes from the others."""
-    offset = align(64, 64 if manifest.state < PAGE else PAGE)
+def place_constants(constants: Sequence[Constant], manifest: Manifest, keep: bool, is_far: bool) -> tuple[list[ConstantRow], Weights]:
+    """Where each constant lies in the weights: those the run reads, and what prepare computes from the others.
+
+    `is_far`: prepare runs on a GPU when the package is loaded, so what it reads is stored, too.
+    """
+    state, keep = 0 if is_far else manifest.state, keep or is_far
+    offset = align(64, 64 if state < PAGE else PAGE)
     state_offset = -1
-    if manifest.state:
-        state_offset, offset = offset, align(offset + manifest.state, 64)
+    if state:
+        state_offset, offset = offset, align(offset + state, 64)
     rows: list[ConstantRow] = []
     blocks: list[Block] = []
     for c in constants:
@@ -155,9 +174,9 @@ def place_constants(constants: Sequence[Constant], manifest: Manifest, keep: boo
             blocks.append(Block(where, c.value))
         dtype, sizes, strides = DTYPES[c.value.dtype], tuple(c.value.shape), tuple(c.value.stride())
         rows += [ConstantRow(n, dtype, sizes, strides, nbytes, number, flags, c.type, where) for n in c.names]
-    if not blocks and not manifest.state:
+    if not blocks and not state:
         return rows, Weights(bytes(16), 0, -1, 0, b"", ())
-    return rows, Weights(identity(constants, rows, manifest), offset, state_offset, manifest.state, b"", tuple(blocks))
+    return rows, Weights(identity(constants, rows, manifest), offset, state_offset, state, b"", tuple(blocks))
 
 
 def _is_result(manifest: Manifest, number: int) -> bool:
@@ -239,7 +258,7 @@ def describe(entry: Entry, source: Source, rows: Sequence[ConstantRow], features
         "constants": [{"name": r.fqn, "dtype": r.dtype, "shape": list(r.sizes), "bytes": r.nbytes, "stored": r.offset >= 0} for r in rows],
         "kernels": list(source.origins),
         "operators": [f"{e.op} at {e.loc or 'an unknown line'}" for e in source.manifest.externs],
-        "cpu": list(features),
+        "cpu": list(features), "device": source.target.device,
         "in_spec": json.loads(entry.in_spec), "out_spec": json.loads(entry.out_spec),
     }  # fmt: skip
 

@@ -21,12 +21,14 @@ import torch
 from .. import options as settings
 from ..codes import Unsupported, define
 from ..emit.model import emit_header
+from ..ir.target import LEAST_ARCH
 from ..runtime.model_library import build_archive, write_sources
 from .archive import Part, read_library, write_library, write_package
 from .compile import Model, compile_entry
 from .entry import BUFFER, CONSTANT, PARAMETER, Argument, Constant, Entry, spec_text
 from .exporting import export
 from .minify import minify
+from .placing import on_device
 from .program import ExportedProgram
 from .programs import is_torch_program, lifted, load_program, read_program
 from .saved import PROGRAM, load
@@ -37,7 +39,9 @@ define("AOT051", "an option of ahead-of-time compilation is unknown or has a wro
 
 PREFIX = "aot_inductor."
 MINIFIER = ("dump_aoti_minifier", "repro_level")
-KNOWN = frozenset({*MINIFIER, "output_path", "package", "cpu", "keep_constants", "model_name", "format", "copy_inputs", "metadata"})
+KNOWN = frozenset({
+    *MINIFIER, "output_path", "package", "cpu", "keep_constants", "model_name", "format", "copy_inputs", "metadata", "device", "cuda_archs",
+})  # fmt: skip
 FORMATS = ("so", "a", "c")
 # The incumbent's switches whose effect torchsmith always has or never needs.
 ACCEPTED = frozenset({
@@ -74,6 +78,8 @@ class Settings:
     format: str = "so"
     dump_aoti_minifier: bool = False
     repro_level: int = 2
+    device: str = ""  # "cuda": what was exported on the processor is compiled for a GPU
+    cuda_archs: tuple[int, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -109,9 +115,23 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
         raise Unsupported("AOT051", detail=f"dump_aoti_minifier={mine['dump_aoti_minifier']!r} is neither True nor False")
     if mine["repro_level"] not in (1, 2, 3, 4):
         raise Unsupported("AOT051", detail=f"repro_level={mine['repro_level']!r} is none of 1, 2, 3, 4")
+    mine["cuda_archs"] = read_archs(mine.get("cuda_archs", ()))
+    if mine.get("device", "") not in ("", "cpu", "cuda"):
+        raise Unsupported("AOT051", detail=f"device={mine['device']!r} is neither 'cpu' nor 'cuda'")
     if not mine["cpu"]:
         raise Unsupported("AOT051", detail="cpu names no processor")
     return Settings(settings.from_user(None, rest), **mine)
+
+
+def read_archs(given: Any) -> tuple[int, ...]:
+    """90, "90", "sm_90", "9.0" or a sequence of such -> (90,). Raises Unsupported("AOT051")."""
+    found: list[int] = []
+    for one in (given,) if isinstance(given, str | int) else tuple(given):
+        text = str(one).removeprefix("sm_").replace(".", "")
+        if not text.isdigit() or int(text) < LEAST_ARCH:
+            raise Unsupported("AOT051", detail=f"cuda_archs: {one!r} is no compute capability of {LEAST_ARCH} or more")
+        found.append(int(text))
+    return tuple(sorted(set(found)))
 
 
 def entry_of(program: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Entry:
@@ -196,7 +216,13 @@ def reproduced(entry: Entry, s: Settings, given: Mapping[str, Any] | None) -> It
 
 def compile_model(entry: Entry, s: Settings, cpu: str) -> Model:
     options = replace(s.options, cpu=cpu)
-    return compile_entry(entry, options, keep_constants=s.keep_constants, copy_inputs=s.copy_inputs, metadata=s.metadata)
+    if s.device:
+        entry = on_device(entry, s.device)
+    more = {"keep_constants": s.keep_constants, "copy_inputs": s.copy_inputs, "metadata": s.metadata, "archs": s.cuda_archs}
+    made = compile_entry(entry, options, **more)  # type: ignore[arg-type]
+    if made.archs and s.format != "so":
+        raise Unsupported("AOT045", detail=f"format={s.format!r}: a library for a GPU is a shared one")
+    return made
 
 
 def compile_part(entry: Entry, s: Settings) -> Part:
@@ -207,7 +233,7 @@ def compile_part(entry: Entry, s: Settings) -> Part:
     main = models[0][1]
     shared = (main.weights.id, main.weights.state)
     own = {cpu: m.weights for cpu, m in models[1:] if (m.weights.id, m.weights.state) != shared}
-    return Part(tuple((cpu, m.library) for cpu, m in models), main.weights, own, main.cpu, metadata=s.metadata)
+    return Part(tuple((cpu, m.library) for cpu, m in models), main.weights, own, main.cpu, metadata=s.metadata, archs=main.archs)
 
 
 def aot_compile(
@@ -221,6 +247,9 @@ def aot_compile(
       "aot_inductor.package": True: the result is meant for `package`
       "format": "so", "a" (a static library with NAME.h and NAME.weights beside it) or "c" (a folder with its sources)
       "cpu": processor target, such as "native" or "x86-64-v3"
+      "device": "cuda": a program that was exported on the CPU is compiled for a GPU, which need not be here
+      "cuda_archs": compute capabilities that a library for GPUs has machine code for, such as (80, 90); the least one's text is there
+          too, which the driver compiles for other ones (default: 80, and that of the GPU at hand or 90)
       "keep_constants": keep the original weights beside the packed ones, so that some of them can be replaced
       "libtorch": "forbid" (the default: operators without generated code are refused) or "allow": they call the libtorch that has to
           be loaded in the process that runs the model

@@ -18,8 +18,6 @@ from ..codes import Unsupported, define
 from ..runtime.package import Loaded, PackageError, use_torch
 from .tree import Spec, UnknownNode, read_spec
 
-define("AOT040", "a package is for another device", "torchsmith's packages run on the CPU: leave device_index at -1")
-
 define("AOT041", "constants that the caller keeps (user_managed) are not offered: a package copies and packs what it is given",
        "leave user_managed at False, and load again after a change")
 
@@ -166,17 +164,22 @@ def load_package(
 ) -> PackagedModel:  # fmt: skip
     """Load one model of a package, or a model library: of a path, or of a file object that holds a package.
 
-    run_single_threaded: kernels run on the calling thread. num_runners: accepted; a model serves any number of threads. verify: check the
-    weights too, which reads all of them (code and manifest are always checked). Raises PackageError.
+    run_single_threaded: kernels run on the calling thread. num_runners: accepted; a model serves any number of threads. device_index: the
+    device that a package for CUDA runs on (-1: the current one). verify: check the weights too, which reads all of them (code and manifest
+    are always checked). Raises PackageError.
     """
-    if device_index != -1:
-        raise Unsupported("AOT040", detail=f"device_index={device_index}")
     if num_runners < 1:
         raise ValueError(f"num_runners must be at least 1, not {num_runners}")
-    threads = 1 if run_single_threaded else 0
+    if device_index < -1:
+        raise ValueError(f"device_index must be -1 or the number of a device, not {device_index}")
+
+    def opened(file: Any) -> PackagedModel:
+        loaded = Loaded(file, model_name, threads=1 if run_single_threaded else 0, verify=verify, device=device_index + 1)
+        return PackagedModel(loaded)
+
     if hasattr(path, "read"):
         with tempfile.NamedTemporaryFile(prefix="torchsmith-", suffix=".pt2") as file:  # what is mapped of it stays
             shutil.copyfileobj(path, file)
             file.flush()
-            return PackagedModel(Loaded(file.name, model_name, threads=threads, verify=verify))
-    return PackagedModel(Loaded(path, model_name, threads=threads, verify=verify))
+            return opened(file.name)
+    return opened(path)

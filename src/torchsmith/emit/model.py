@@ -31,6 +31,7 @@ class InputRow:
     shape: tuple[Expr, ...]
     strides: tuple[Expr, ...]
     graph_input: int
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class Description:
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> the name the user gave it
     copies: bool = False  # inputs with other strides are copied instead of refused
     operators: tuple[OperatorRow, ...] = ()  # what the graph calls libtorch for, by number
+    device: str = "cpu"  # torch's word for the type of device on which tensors lie
+    services: str = ""  # of csrc/aot/device.h; "": kernels run on the processor
 
 
 def emit_model(d: Description) -> str:
@@ -105,6 +108,7 @@ def emit_model(d: Description) -> str:
 PROTOTYPES = (
     "uint32_t {n}_abi_version(void);", "int32_t {n}_create(const tsm_config *config, tsm_model **out);", "void {n}_delete(tsm_model *model);",
     "int32_t {n}_run(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs);",
+    "int32_t {n}_run_on(tsm_model *model, const tsm_tensor *inputs, size_t n_inputs, tsm_tensor *outputs, size_t n_outputs, void *stream);",
     "void {n}_release(tsm_tensor *output);", "const char *{n}_last_error(void);", "size_t {n}_input_count(const tsm_model *model);",
     "size_t {n}_output_count(const tsm_model *model);", "size_t {n}_constant_count(const tsm_model *model);",
     "int32_t {n}_input(const tsm_model *model, size_t index, tsm_tensor_info *out);",
@@ -208,7 +212,7 @@ class _Model:
         weights_id = ", ".join(map(str, d.weights_id))
         asked = "".join((*self.checks, *self.wanted(symbols)))
         return "\n".join((
-            f"/* description of {d.name.replace('*/', '* /')} */", f'#include "aot/{"operators" if d.operators else "model"}.h"',
+            f"/* description of {d.name.replace('*/', '* /')} */", f'#include "aot/{"operators" if d.operators else "model"}.h"', *(['#include "aot/device.h"'] if d.services else []),
             *(f"static const int64_t {n}[] = {{{', '.join(_int(x) for x in v)}}};" for v, n in self.tables.items()),
             f"static const ts_input_desc inputs[] = {{{', '.join(inputs) or '{0}'}}};",
             f"static const ts_output_desc outputs[] = {{{', '.join(outputs) or '{0}'}}};",
@@ -220,7 +224,8 @@ class _Model:
             f"const ts_model_desc torchsmith_model = {{TS_MODEL_ABI, {c_string(d.name)}, {c_string(d.in_spec)},",
             f"  {c_string(d.out_spec)},", f"  {c_string(d.info)},", f"  {c_string(' '.join(d.cpu))},",
             f"  {len(d.inputs)}, {len(d.outputs)}, {len(d.constants)}, inputs, outputs, constants, conditions, check, {'wanted' if d.copies else '0'},",
-            f"  {{{weights_id}}}, {_int(d.weights_size)}, {_int(d.state_offset)}, {writes}, {'&operators' if d.operators else '0'}}};", "",
+            f"  {{{weights_id}}}, {_int(d.weights_size)}, {_int(d.state_offset)}, {writes}, {'&operators' if d.operators else '0'},",
+            f"  {c_string(d.device)}, {f'&{d.services}' if d.services else '0'}}};", "",
         ))  # fmt: skip
 
     def wanted(self, symbols: Sequence[str]) -> list[str]:
@@ -286,7 +291,7 @@ class _Model:
             skip = "" if isinstance(size, Const) else f"in[{row.graph_input}].sizes[{k}] > 1 && "
             said = f"{label}: stride at dimension {k} differs from the one that was exported (a copy with that layout is needed)"
             self.condition(f"{skip}{have} != {want}", "TSM_ERROR_STRIDE", said, have, want)
-        return f"{{{c_string(row.name)}, {DTYPE_ROWS[row.dtype]}, {len(row.shape)}, {row.graph_input}, {self.table(lo)}, {self.table(hi)}}}"
+        return f"{{{c_string(row.name)}, {DTYPE_ROWS[row.dtype]}, {len(row.shape)}, {row.graph_input}, {self.table(lo)}, {self.table(hi)}, {int(row.written)}}}"
 
     def ranges(self) -> None:
         """Symbols that are no size of their own are checked here."""

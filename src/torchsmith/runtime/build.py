@@ -71,11 +71,12 @@ def build(host_text: str, kernel_texts: Iterable[str], options: Options, target:
 
 
 def kernel_objects(
-    tools: Toolchain, host_text: str, kernel_texts: Iterable[str], work: Path, options: Options, target: Target = CPU
-) -> list[Path]:
-    """Objects of a host program and its kernels in `work`, to be linked by somebody else."""
+    tools: Toolchain, host_text: str, kernel_texts: Iterable[str], work: Path, options: Options, target: Target = CPU,
+    archs: tuple[int, ...] = (),
+) -> list[Path]:  # fmt: skip
+    """Objects of a host program and its kernels in `work`, to be linked by somebody else. `archs`: of a device, what it shall run on."""
     kernels = {kernel_name(text): text for text in kernel_texts}
-    return _compile_all(tools, host_text, kernels, work, not options.force_disable_caches, options, target)
+    return _compile_all(tools, host_text, kernels, work, not options.force_disable_caches, options, target, archs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Job:
     caching: bool
     options: Options
     target: Target
+    archs: tuple[int, ...] = ()  # of a device, beside the target's own: () where the library stays in this process
 
 
 Task = tuple[Path, Callable[[], None]]  # an object file, and what makes it
@@ -116,16 +118,17 @@ def _c_objects(job: Job, kernels: Mapping[str, str]) -> Iterator[Task]:
 def _device_objects(job: Job, kernels: Mapping[str, str]) -> Iterator[Task]:
     """One object with the machine code of all kernels."""
     out = job.work / "images.o"
-    archs = (job.target.arch,)
-    yield out, functools.partial(image_object, job.tools, kernels, job.target.language, archs, False, job.options, job.work, out)
+    archs = job.archs or (job.target.arch,)
+    yield out, functools.partial(image_object, job.tools, kernels, job.target.language, archs, bool(job.archs), job.options, job.work, out)
 
 
 COMPILERS: dict[Language, Callable[[Job, Mapping[str, str]], Iterator[Task]]] = {"c": _c_objects, "triton": _device_objects}
 
 
 def _compile_all(
-    tools: Toolchain, host_text: str, kernels: Mapping[str, str], work: Path, caching: bool, options: Options, target: Target
-) -> list[Path]:
+    tools: Toolchain, host_text: str, kernels: Mapping[str, str], work: Path, caching: bool, options: Options, target: Target,
+    archs: tuple[int, ...] = (),
+) -> list[Path]:  # fmt: skip
     """Objects of all texts."""
 
     def host() -> None:
@@ -136,7 +139,7 @@ def _compile_all(
     objects = [work / "host.o"]
     with ThreadPoolExecutor(max(1, options.compile_threads or len(os.sched_getaffinity(0)))) as pool:
         waits = [pool.submit(host)]
-        for out, task in COMPILERS[target.language](Job(tools, work, caching, options, target), kernels):
+        for out, task in COMPILERS[target.language](Job(tools, work, caching, options, target, archs), kernels):
             waits.append(pool.submit(task))
             objects.append(out)
         for w in waits:

@@ -26,13 +26,13 @@ from .toolchain import FEATURES, FLAGS, Toolchain, features_of, run_compiler, to
 
 ENGINE = (
     "aot/engine.c", "aot/plain.c", "aot/aoti.c", "aot/weights.c", "aot/cpu.c", "native/workspace.c", "native/pool.c",
-    "aot/operators.c", "native/libtorch.c", "native/operator.c",
+    "aot/operators.c", "native/libtorch.c", "native/operator.c", "aot/device.c", "native/cuda.c",
 )  # fmt: skip
 ENGINE_FLAGS = (
     "-O2", "-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-strict-aliasing", "-ffunction-sections",
     "-fdata-sections", "-fno-asynchronous-unwind-tables", "-fno-plt",
 )  # fmt: skip
-SELDOM = ("aot/aoti.c", "aot/weights.c", "aot/cpu.c", *ENGINE[7:])  # small rather than quick
+SELDOM = ("aot/aoti.c", "aot/weights.c", "aot/cpu.c", *ENGINE[7:10])  # small rather than quick
 LINKED_ENGINE = ENGINE[:2] + ENGINE[3:7]  # of a model that is linked into a program: nothing of libtorch
 LINKED = "-DTS_LINKED"
 PREBUILT = Path(__file__).resolve().parent / "engine"  # objects that setup.py compiled, named by what they were made of
@@ -75,6 +75,7 @@ class Texts:
     kernels: tuple[str, ...]
     model: str
     target: Target = CPU
+    archs: tuple[int, ...] = ()  # of a GPU: what there is code for
 
 
 def build_model(texts: Texts, options: Options) -> bytes:
@@ -116,7 +117,7 @@ def write_sources(folder: Path, texts: Texts, options: Options, prefix: str) -> 
     files = {Path("names.h"): renames.decode(), Path("host.c"): texts.host, Path("description.c"): texts.model}
     for k, text in enumerate(dict.fromkeys(texts.kernels)):
         files[Path(f"kernel{k}.c")] = f"#define {MACRO} {kernel_name(text)}\n{text}"
-    copied = [*LINKED_ENGINE, "torchsmith.h", "aot/model.h", "aot/operators.h", "aot/glibc.h", "include/torchsmith/model.h"]
+    copied = [*LINKED_ENGINE, "torchsmith.h", "aot/model.h", "aot/operators.h", "aot/device.h", "aot/glibc.h", "include/torchsmith/model.h"]
     copied += [str(p.relative_to(root)) for p in root.glob("native/*.h") if "Python.h" not in p.read_text()]
     for name in copied:
         if (root / name).exists():
@@ -158,7 +159,7 @@ def _build(
             with ThreadPoolExecutor(2) as pool:
                 mine = pool.submit(_compile, tools, work / "model.c", work / "model.o", work, ENGINE_FLAGS)
                 fixed = [pool.submit(_engine_object, tools, name, engine is LINKED_ENGINE, work) for name in engine]
-                objects = kernel_objects(tools, texts.host, texts.kernels, work, options, texts.target)
+                objects = kernel_objects(tools, texts.host, texts.kernels, work, options, texts.target, texts.archs)
                 objects += [*(f.result() for f in fixed), mine.result()]
             return finish(tools, objects, work)
     except OSError as e:

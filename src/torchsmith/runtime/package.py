@@ -30,8 +30,10 @@ _native.setup_packages(PackageError)
 class Loaded:
     """One model. Several threads may run it at once."""
 
-    def __init__(self, path: str | os.PathLike[str], model_name: str = "model", *, threads: int = 0, verify: bool = False) -> None:
-        self.native = _native.Package(os.fspath(path), model_name, threads, verify)
+    def __init__(
+        self, path: str | os.PathLike[str], model_name: str = "model", *, threads: int = 0, verify: bool = False, device: int = 0
+    ) -> None:
+        self.native = _native.Package(os.fspath(path), model_name, threads, verify, device)
         self.info: dict[str, Any] = json.loads(self.native.info())
         self.native.writes([i.get("written", False) for i in self.info["inputs"]])
 
@@ -63,6 +65,6 @@ def _detached(value: Any) -> Any:
 
 def _as_numpy(array: Any) -> Any:
     numpy = sys.modules.get("numpy")
-    if array is None or numpy is None or array.dtype in (2, 12):  # NumPy has no bfloat16 and no complex32
-        return array
+    if array is None or numpy is None or array.__dlpack_device__()[0] != 1 or array.dtype in (2, 12):
+        return array  # on a device, or of a dtype that NumPy has not: bfloat16, complex32
     return numpy.asarray(array)
