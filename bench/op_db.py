@@ -230,10 +230,12 @@ def is_rounding(exact: Any, want: Any, got: Any) -> bool:
     import torch
 
     for e, w, g in zip(leaves(exact), leaves(want), leaves(got), strict=True):
-        if not isinstance(w, torch.Tensor) or not w.dtype.is_floating_point:
+        if not isinstance(w, torch.Tensor) or not (w.dtype.is_floating_point or w.dtype.is_complex):
             if isinstance(w, torch.Tensor) and not torch.equal(w, g):
                 return False
             continue
+        if w.dtype.is_complex:
+            e, w, g = torch.view_as_real(e), torch.view_as_real(w.resolve_conj()), torch.view_as_real(g.resolve_conj())
         if e.shape != w.shape or not torch.equal(torch.isnan(w), torch.isnan(g)):
             return False
         ours, eagers = (g.double() - e).abs().nan_to_num(0.0), (w.double() - e).abs().nan_to_num(0.0)

@@ -74,6 +74,8 @@ define("LOW006", "a number that varies is used where the program's structure dep
        "please report it with the program; a plain number is taken meanwhile")
 define("LOW007", "an access of the compiled program could not be proved to stay inside its tensor for all sizes, so it is masked",
        "nothing to do; such accesses are slower")
+define("LOW008", "an access of the compiled program lies outside of its tensor, so the graph runs eagerly",
+       "please report it with the program; eager's result is taken meanwhile")
 
 # ---------------------------------------------------------------- graph
 define("GRA001", "an operator has no shape rule of its own, so its shape was asked of torch", "nothing to do; tracing is slower")
@@ -92,6 +94,8 @@ define("GRA010", "an operator's shape was learned by running it once on made-up 
 define("GRA012", "torch refuses an operation while tracing", "see the detail; if eager accepts it, call it outside the compiled function")
 define("GRA013", "the sizes, strides or memory of the caller's own tensor are changed, so the graph runs eagerly",
        "use the operator without the underscore, or an out= tensor of the result's size")
+define("GRA014", "a shape rule and eager's kernel disagree about an operator's result, so the graph runs eagerly",
+       "please report it with the program; eager's result is taken meanwhile")
 define("GRA011", "an operator works on a kind of tensor that is not supported", "use dense (strided) tensors")
 # ---------------------------------------------------------------- schedule (memory plan)
 define("SCH101", "memory is needed before its size is known, so the graph runs eagerly",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import mmap
 import os
 import sys
 import warnings
@@ -261,16 +262,18 @@ def text(call: Call) -> str:
     return f"{call[0]}({', '.join(said)})"
 
 
-def check(call: Call, r: Draw, values: float = 0.0, strict: bool = False) -> str:
+def check(call: Call, r: Draw, values: float = 0.0, strict: bool = False, doing: Callable[[str], None] = lambda s: None) -> str:
     """ "" or what differs. `values`: how often the compiled call's values are compared although the rule agrees. `strict`: also what the
     rule refuses and eager does not, which then runs eagerly."""
     func, args, kwargs = call
+    doing(f"eager {text(call)}")
     want = outcome(lambda: func(*copied(args), **copied(kwargs)))
     if any(isinstance(t, torch.Tensor) and (t.numel() > BIG or t.layout is not torch.strided) for t in pytree.tree_leaves(want)):
         return ""
     if isinstance(want, NotImplementedError):
         return ""
     for symbols in (None, r):
+        doing(f"{'plain' if symbols is None else 'symbols'} {text(call)}")
         got = outcome(lambda s=symbols: traced(call, s))
         if isinstance(got, Unsupported):
             continue
@@ -292,13 +295,17 @@ def check(call: Call, r: Draw, values: float = 0.0, strict: bool = False) -> str
     return ""
 
 
-def findings(calls: list[Call], seed: int, count: int, values: float = 0.0, strict: bool = False) -> Iterator[tuple[Call, str]]:
+def findings(
+    calls: list[Call], seed: int, count: int, values: float = 0.0, strict: bool = False, doing: Callable[[str], None] = lambda s: None
+) -> Iterator[tuple[Call, str]]:
+    """`doing` hears what is about to run: the parent reads it there when this process dies."""
     r = Draw(seed)
     for _ in range(count):
         call = outcome(lambda: changed(r, r.choice(calls)))
         if isinstance(call, Exception):
             continue
-        why = check(call, r, values, strict)
+        doing(text(call))
+        why = check(call, r, values, strict, doing)
         if why:
             yield call, why
 
@@ -308,6 +315,7 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--count", type=int, default=2000)
     p.add_argument("--batch", type=int, default=100)
+    p.add_argument("--first", type=int, default=0, help="number of the first batch")
     p.add_argument("--only", default="*")
     p.add_argument("--dtype", default="float32")
     p.add_argument("--values", type=float, default=0.02)
@@ -315,20 +323,26 @@ def main() -> None:
     options = p.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
     calls = corpus(getattr(torch, options.dtype), options.only, Draw(options.seed))
     print(f"{len(calls)} calls of {len({c[0] for c in calls})} operators", flush=True)
     tally: Counter[str] = Counter()
-    for number in range(-(-options.count // options.batch)):
+    note = mmap.mmap(-1, 4096)
+
+    def doing(what: str) -> None:
+        note[:] = what.encode()[:4096].ljust(4096, b" ")
+
+    for number in range(options.first, options.first - (-options.count // options.batch)):
         sys.stdout.flush()
         child = os.fork()
         if not child:
-            for call, why in findings(calls, options.seed * 1000 + number, options.batch, options.values, options.strict):
+            for call, why in findings(calls, options.seed * 1000 + number, options.batch, options.values, options.strict, doing):
                 print(f"{why.split(':')[0]:18} {text(call)[:200]} :: {why}", flush=True)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
-        tally["crashed" if status else "fine"] += 1
+        tally["crashed by eager" if status and note[:5] == b"eager" else "crashed" if status else "fine"] += 1
         if status:
-            print(f"CRASH in batch {number}: status {status}", flush=True)
+            print(f"CRASH in batch {number}: status {status}: {note[:].decode(errors='replace').strip()[:600]}", flush=True)
     print(dict(tally))
 
 

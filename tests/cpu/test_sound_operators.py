@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,13 @@ def test_a_tensor_of_the_program_is_resized() -> None:
         return o * 2
 
     check(add, (R(3),))
+
+    def twice(x: Tensor) -> tuple[Tensor, ...]:
+        o = torch.empty(0)
+        torch.sin(x, out=o)
+        return o * 2, o.sum(), o[1:]  # read by more than one: it has memory of its own
+
+    check(twice, (R(6),))
 
 
 # ---------------------------------------------------------------- where views begin
@@ -340,3 +348,56 @@ def test_results_come_in_eagers_containers() -> None:
     for got, want in zip(torchsmith.compile(fn, dynamic=True)(x), fn(x), strict=True):
         assert type(got) is type(want)
         torch.testing.assert_close(tuple(got), tuple(want))
+
+
+# ---------------------------------------------------------------- eager's own kernels are asked
+
+TYPES: tuple[tuple[Callable[..., Any], Call], ...] = (
+    (lambda x: F.softshrink(x, math.nan), (R(5).half(),)),
+    (lambda x: F.elu(x, 1e39), (R(5).half(),)),
+    (lambda x: x.lerp(x * 2, 1e39), (R(5).half(),)),
+    (lambda x, v: torch.addmv(v, x, v, beta=1e39), (R(5, 5).half(), R(5).half())),
+    (F.binary_cross_entropy_with_logits, (R(5).half(), torch.ones(5).byte())),
+    (F.binary_cross_entropy_with_logits, (R(40000).half(), torch.ones(40000).byte())),
+    (F.soft_margin_loss, (R(40000), torch.ones(40000).double())),
+    (torch.addr, (torch.tensor(1.0), R(5).half(), R(5).half())),
+    (lambda x, i: x.index_select(1, i), (R(2, 3), torch.zeros(3))),
+    (lambda x, i: x.index_select(0, i), (torch.tensor(1.0), torch.zeros(0, dtype=torch.int64))),
+    (torch.isin, (R(5), torch.ones(3, dtype=torch.bool))),
+    (lambda x: torch.norm(x, 0.5, 1), (torch.ones(5, 10, dtype=torch.int32),)),
+    (lambda x: x.norm(math.inf), (R(0, 4),)),
+    (lambda x: F.interpolate(x, size=3), (R(2, 3, 0),)),
+    (lambda x: torch.ops.aten.upsample_nearest1d(x, [2], 0.6), (R(2, 3, 0),)),
+    (lambda x: F.batch_norm(x, None, None, training=True), (R(0, 3, 4),)),
+    (lambda x: torch.gradient(x, dim=(1, 1)), (R(5, 4),)),
+    (lambda x: F.unfold(x, 2, 2), (R(0, 1, 5, 5),)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_numbers_and_dtypes_go_together_as_in_eager(dynamic: bool) -> None:
+    for fn, args in TYPES:
+        torchsmith.compiler.reset()
+        check(fn, args, dynamic=dynamic)
+
+
+def test_a_wrong_rule_is_loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that says another dtype, or another order in memory, than eager's kernel: eager's result, and a code."""
+    from torchsmith.events import recording
+    from torchsmith.graph import accept
+    from torchsmith.graph.tracing import RULES
+
+    x = R(3, 4)
+    for op, rule in (
+        (torch.ops.aten.sin.default, lambda self: torch.empty_like(self, dtype=torch.float64)),
+        (torch.ops.aten.cumsum.default, lambda self, dim, **k: torch.empty((4, 3), device="meta").t()),
+    ):
+        torchsmith.compiler.reset()
+        accept.forget()
+        monkeypatch.setitem(RULES, op, rule)
+        with recording() as got:
+            result = torchsmith.compile(lambda x, op=op: op(x) if op is torch.ops.aten.sin.default else op(x, 0))(x)
+        want = x.sin() if op is torch.ops.aten.sin.default else x.cumsum(0)
+        assert result.dtype is want.dtype and result.stride() == want.stride() and torch.allclose(result, want)
+        assert "GRA014" in {str(e.fields.get("code")) for e in got}
+    accept.forget()

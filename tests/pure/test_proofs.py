@@ -9,7 +9,7 @@ import pytest
 from torchsmith.ir.expr import Load, walk
 from torchsmith.ir.parse import parse_program
 from torchsmith.ir.program import Check, Stage
-from torchsmith.ir.proofs import doubts, with_checks
+from torchsmith.ir.proofs import doubts, is_outside, with_checks
 from torchsmith.ir.verify import verify_program
 
 
@@ -120,3 +120,26 @@ def test_a_condition_that_the_example_breaks_is_a_mask() -> None:
     hints = {"b": 1, "n": 3, "k": 4, "k2": 4, "m": 5}
     safe, left = with_checks(old, (), hints)
     assert [d.buf for d in left] == ["x0"] and len([e for e in safe.body if isinstance(e, Check)]) == 1
+
+
+KNOWN = """t0: f32[6] temp layout [1] offset 0
+    x0: f32[{0}] input layout [1] offset 0"""
+
+
+@pytest.mark.parametrize(("size", "index"), [(0, "i0"), (5, "i0"), (6, "(i0 + 1)"), (6, "(i0 * 2)"), (6, "(i0 + -1)")])
+def test_known_sizes_are_proved_too(size: int, index: str) -> None:
+    """An index that leaves its buffer for certain is no access that a mask makes right."""
+    wrong = program("", KNOWN.format(size), f'stage "read" [i0 < 6]\nstore set t0[i0] = x0:f32[{index}]')
+    assert [is_outside(d) for d in with_checks(wrong)[1]] == [True]
+
+
+@pytest.mark.parametrize("index", ["i0", "(5 - i0)", "((i0 * 2) % 6)", "max((i0 + -1), 0)"])
+def test_known_sizes_that_fit(index: str) -> None:
+    right = program("", KNOWN.format(6), f'stage "read" [i0 < 6]\nstore set t0[i0] = x0:f32[{index}]')
+    assert with_checks(right) == (right, [])
+
+
+def test_masks_narrow_what_quotients_are_of() -> None:
+    """A class token before 14 x 14 patches: the row of patch i is ((i + 13) // 14) - 1, from i = 1 on."""
+    text = 'stage "cat" [i0 < 197]\nstore set t0[i0] = x0:f32[(((i0 + 13) // 14) + -1) if ge(i0, 1) else 0.0:f32]'
+    assert with_checks(program("", "t0: f32[197] temp layout [1] offset 0\nx0: f32[14] input layout [1] offset 0", text))[1] == []

@@ -367,6 +367,8 @@ class Recording(Tracing):
         if new.dtype != target.dtype:
             node = self.emit(aten._to_copy.default, (node,), {"dtype": target.dtype}, spec, loc)
         value = self.value_of(target)
+        if not value.steps and value.root.input is None and value.root.spec.shape != spec.shape:
+            value.root.spec = spec  # an out= tensor of no elements was resized
         if read(self.emit, value.root, value.steps) is node:
             return  # the memory holds this already: x[i] += 1 ends with x[i] = x[i]
         if not value.steps and self.nodes[-1] is node and node.kind == "call" and node.target is not aten.empty.memory_format:

@@ -316,6 +316,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
         self.making_on: torch.device | None = None
         self.draws = 0  # operators met that draw random numbers
+        self.inside = 0  # operators written with others that are under way: their parts are not what eager runs
         self.has_devices = False  # some tensor stands for another device than cpu
         self.when_offset_read: Callable[[torch.Tensor], None] = lambda t: None  # told where a storage offset is used as a number
         self._operators, self._functions = _Operators(self), _Functions(self)
@@ -449,6 +450,8 @@ class Tracing(AbstractContextManager["Tracing"]):
         if found is not None:
             accept.ask(func, args, kwargs)
             result = found(*args, **kwargs)
+            if not self.inside and not self.has_devices:
+                accept.compare(func, args, kwargs, result, self.facts.loc)
         else:
             result = self._without_rule(func, args, kwargs)
         return self._place(func, args, kwargs, result) if self.has_devices or kwargs.get("device") is not None else result
@@ -458,8 +461,15 @@ class Tracing(AbstractContextManager["Tracing"]):
         found = PARTS.get(func)
         if found is None:
             return NotImplemented
-        with self._operators, self._functions:
-            return found(*args, **kwargs)
+        self.inside += 1
+        try:
+            with self._operators, self._functions:
+                result = found(*args, **kwargs)
+        finally:
+            self.inside -= 1
+        if result is not NotImplemented and not self.inside and not self.has_devices:
+            accept.compare(func, args, kwargs, result, self.facts.loc)
+        return result
 
     def _without_rule(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         row = info(func)

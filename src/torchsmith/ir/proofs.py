@@ -181,7 +181,20 @@ class Facts:
 
     def with_mask(self, mask: Expr | None) -> Facts:
         found = [f for c in conjuncts(mask) for f in _of_condition(c)]
-        return Facts(self.ranges, (*self.known, *found)) if found else self
+        if not found:
+            return self
+        leaf = dict(self.ranges.leaf)
+        for f in found:
+            terms, constant = terms_of(f)
+            if len(terms) == 1:  # k*t + c >= 0
+                ((t, k),) = terms.items()
+                lo, hi = leaf.get(t, (None, None))
+                if k > 0:
+                    lo = max(-(constant // k), lo if lo is not None else -(constant // k))
+                else:
+                    hi = min(constant // -k, hi if hi is not None else constant // -k)
+                leaf[t] = lo, hi
+        return Facts(Ranges(leaf, self.ranges.extents), (*self.known, *found))
 
     def inside(self, axes: Iterable[tuple[Axis, Expr]]) -> Facts:
         """In a loop that runs at least once: sizes of 0 do not get here."""
@@ -618,11 +631,11 @@ def with_checks(program: Program, assumed: Iterable[Expr] = (), hints: Mapping[s
 
     Where a condition on sizes decides, the call checks it; where nothing does, the access gets a mask.
     """
-    if not any(not s.sym.dtype.is_float for s in program.symbols):
-        return program, []
     checks: dict[Expr, Check] = {}
     masked: dict[int, dict[Load | Store, list[Doubt]]] = {}  # by stage
     found = list(doubts(program, assumed, hints))
+    if not any(not s.sym.dtype.is_float for s in program.symbols):  # how often a body was repeated says little of where it got
+        found = [d for d in found if not any(isinstance(n, Sym) for n in walk(d.index))]
     given = {s.sym for s in program.symbols if s.origin[:1] != ("bound",)}
     for d in found:
         if d.cond is not None and all(x in given for x in walk(d.cond) if isinstance(x, Sym)):
@@ -634,6 +647,14 @@ def with_checks(program: Program, assumed: Iterable[Expr] = (), hints: Mapping[s
         return program, []
     body = _masked_body(program.body, masked) if masked else program.body
     return replace(program, body=(*checks.values(), *body)), [d for d in found if d.cond is None or d.cond not in checks]
+
+
+def is_outside(doubt: Doubt) -> bool:
+    """Is the access outside of its buffer for certain? Sizes are known, nothing masks it, and its index is linear in axes that all run."""
+    if doubt.at is None or doubt.at.mask is not None or any(isinstance(n, Sym) for n in walk(doubt.index, doubt.size)):
+        return False
+    stages = [e for _, e in doubt.stage.axes]
+    return not any(isinstance(n, Op) and n.name in _BOUNDED for n in walk(doubt.index)) and all(isinstance(e, Const) for e in stages)
 
 
 def _masked_body(body: Iterable[Any], masked: Mapping[int, Mapping[Load | Store, list[Doubt]]]) -> tuple[Any, ...]:

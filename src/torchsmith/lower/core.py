@@ -37,7 +37,7 @@ from ..ir.program import (
     Symbol,
     ViewResult,
 )  # fmt: skip
-from ..ir.proofs import with_checks
+from ..ir.proofs import is_outside, with_checks
 from ..options import Options
 from . import extern
 from .devices import is_scalar, target_of
@@ -252,6 +252,8 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     program = Program(name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device)
     proved, left = with_checks(program, fg.assumed, dict(fg.hints))
     for doubt in left:
+        if is_outside(doubt):
+            raise Unsupported("LOW008", at=doubt.stage.loc, detail=str(doubt))
         events.emit("masked", code="LOW007", at=doubt.stage.loc, detail=str(doubt))
     return replace(proved, notes=(*proved.notes, "LOW007")) if left else proved
 

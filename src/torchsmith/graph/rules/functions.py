@@ -545,9 +545,11 @@ def gradient(trace: Tracing, call: Any, input: Tensor, *, spacing: Any = 1, dim:
     plain = isinstance(spacing, (int, float)) and edge_order == 1 and (input.is_floating_point() or input.is_complex())
     if not plain or not input._has_symbolic_sizes_strides:
         return call(input, spacing=spacing, dim=dim, edge_order=edge_order)
-    dims = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    dims = [axis(d, input.dim()) for d in (range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim)]
+    if len(set(dims)) < len(dims):
+        raise RuntimeError("torch.gradient: a dimension appears multiple times in the list of dims")
     found = []
-    for d in [axis(d, input.dim()) for d in dims]:
+    for d in dims:
         n = input.shape[d]
         if n < 2:
             raise RuntimeError("torch.gradient expected each dimension size to be at least edge_order+1")

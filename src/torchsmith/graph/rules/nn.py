@@ -269,6 +269,8 @@ def native_batch_norm(
         _vector(t, input.shape[1], name)
     if not training and (running_mean is None or running_var is None):
         raise RuntimeError("running_mean and running_var must be defined in evaluation mode")
+    if training and any(n == 0 for n in input.shape):
+        raise RuntimeError(f"input tensor must have at least one element, but got input_sizes = {list(input.shape)}")
     _affine(input.dtype, weight, bias, running_mean, running_var)
     count = input.shape[1] if training else 0
     kind = _statistics(input.dtype, weight, bias, running_mean)
@@ -352,8 +354,9 @@ def fused_rms_norm(input: Tensor, normalized_shape: Sequence[Size], weight: Tens
 
 def _resample(n: int) -> Any:
     def shape(self: Tensor, output_size: Sequence[Size], *args: Any) -> Tensor:
-        if any(s <= 0 for s in output_size):
-            raise RuntimeError(f"Input and output sizes should be greater than 0, but got output {list(output_size)}")
+        if any(s <= 0 for s in (*output_size, *self.shape[2:])):
+            sizes = f"{list(self.shape)} and output {list(output_size)}"
+            raise RuntimeError(f"Input and output sizes should be greater than 0, but got {sizes}")
         return fresh([*self.shape[:2], *output_size], self.dtype, suggest_format(self))
 
     return shape

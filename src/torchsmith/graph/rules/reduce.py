@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,14 +164,22 @@ def logsumexp(self: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     return result(self, dim, keepdim, float_dtype(self.dtype))
 
 
+def _has_identity(self: Tensor, order: Any, dim: Any) -> None:
+    """Norms that are minima, and the largest absolute value, of no elements at all are refused."""
+    if order is not None and (order < 0 or order == math.inf):
+        require_elements(self, dim or None, "linalg.vector_norm")
+
+
 @rule(aten.linalg_vector_norm.default)
 def vector_norm(self: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    _has_identity(self, ord, dim)
     kind = dtype or self.dtype
     return result(self, dim, keepdim, kind.to_real() if kind.is_complex else kind)
 
 
 @rule(aten.norm.ScalarOpt_dim, aten.norm.Scalar, aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype)
 def norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    _has_identity(self, p, dim)
     kind = dtype or self.dtype
     return result(self, dim, keepdim, kind.to_real() if kind.is_complex else kind)
 

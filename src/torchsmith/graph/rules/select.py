@@ -101,7 +101,13 @@ def embedding_bag(
 
 @rule(aten.index_select.default)
 def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
+    if index.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
+    if index.dim() > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
     if not self.dim():
+        if not are_equal((index.numel(),), (1,)):
+            raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)")
         return dense((), self.dtype)
     d = axis(dim, self.dim())
     return dense([index.numel() if i == d else s for i, s in enumerate(self.shape)], self.dtype)
