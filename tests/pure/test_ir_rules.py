@@ -139,12 +139,14 @@ def test_views_cancel() -> None:
     assert (k * 1104 + i) // 12696 * 12696 + ((k * 2 + i // 552) % 23) * 552 + i % 552 is k * 1104 + i
 
 
-def test_floats_of_sizes_have_bounds() -> None:
+def test_symbols_and_floats_of_them_have_bounds() -> None:
     s0 = SYMS[0]
     half = op("floor", op("mul", Cast(dt.f32, s0), Const(dt.f32, 0.5)))
     assert Ranges({s0: (1, 9)}).interval(Cast(dt.index, half)) == (0, 4)
     assert Ranges({s0: (1, None)}).interval(Cast(dt.index, half)) == (0, None)
     assert Ranges({s0: (2**24 + 1, 2**24 + 1)}).interval(Cast(dt.index, Cast(dt.f32, s0))) == (2**24, 2**24)  # rounded as f32 is
+    assert Ranges({s0: (-5, 9)}, sizes=True).interval(s0) == (-5, 9)
+    assert Ranges({}, sizes=True).interval(s0) == (0, None)
     assert Ranges().interval(Cast(dt.index, Load("x", dt.f32, (const(0),)))) == (None, None)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from ..ir import dtype as dt
-from ..ir.expr import Cast, Const, Expr, Op, Sym, const
+from ..ir.bounds import EVERYTHING, INTERVAL_OF, Interval, Ranges
+from ..ir.expr import Cast, Const, Expr, Op, Sym, const, walk
 
 Monomial = tuple[Expr, ...]  # atoms, sorted by spelling; () is the constant term
 Poly = dict[Monomial, int]
@@ -163,83 +164,14 @@ def _quotient(a: Expr, b: Expr) -> Expr:
 # ---------------------------------------------------------------- intervals
 
 
-def _times(a: Range, b: Range) -> Range:
-    if None in a or None in b:
-        if a[0] is not None and b[0] is not None and a[0] >= 0 and b[0] >= 0:
-            return (a[0] * b[0], None if a[1] is None or b[1] is None else a[1] * b[1])
-        if a[1] is not None and a[1] <= 0:  # turned about zero, until neither side is negative throughout
-            return _negative(_times(_negative(a), b))
-        if b[1] is not None and b[1] <= 0:
-            return _negative(_times(a, _negative(b)))
-        return (None, None)
-    corners = [x * y for x in a for y in b if x is not None and y is not None]
-    return (min(corners), max(corners))
-
-
-def _negative(a: Range) -> Range:
-    return (None if a[1] is None else -a[1], None if a[0] is None else -a[0])
-
-
-def _divided(a: Range, b: Range) -> Range:
-    """a // b of a positive b."""
-    assert b[0] is not None
-    least, most = b
-
-    def end(v: int | None, by: int | None) -> int | None:
-        return None if v is None else v // by if by is not None else -1 if v < 0 else 0
-
-    low, high = a
-    return end(low, most if low is None or low >= 0 else least), end(high, least if high is None or high >= 0 else most)
-
-
-def _plus(a: Range, b: Range) -> Range:
-    return (None if a[0] is None or b[0] is None else a[0] + b[0], None if a[1] is None or b[1] is None else a[1] + b[1])
-
-
 def _atom(e: Expr, ranges: Callable[[str], Range]) -> Range:
     if isinstance(e, Sym):
         return ranges(e.name)
-    if isinstance(e, Cast) and e.arg.dtype is dt.f64:  # cut off, as a conversion does
-        low, high = _reals(e.arg, ranges)
-        return (math.trunc(low) if math.isfinite(low) else None, math.trunc(high) if math.isfinite(high) else None)
-    if not isinstance(e, Op):
-        return (None, None)
-    sides = [interval(poly(a), ranges) for a in e.args]
-    if e.name == "mod" and sides[1][0] is not None and sides[1][0] > 0:
-        return (0, None if sides[1][1] is None else sides[1][1] - 1)
-    if e.name == "floordiv" and sides[1][0] is not None and sides[1][0] > 0:
-        return _divided(sides[0], sides[1])
-    if e.name == "max":
-        lows = [s[0] for s in sides if s[0] is not None]
-        return (max(lows) if lows else None, None if None in (sides[0][1], sides[1][1]) else max(s[1] for s in sides if s[1] is not None))
-    if e.name == "min":
-        highs = [s[1] for s in sides if s[1] is not None]
-        return (None if None in (sides[0][0], sides[1][0]) else min(s[0] for s in sides if s[0] is not None), min(highs) if highs else None)
-    return (None, None)
-
-
-_STEPS: dict[str, Callable[[float], float]] = {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round}
-
-
-def _reals(e: Expr, ranges: Callable[[str], Range]) -> tuple[float, float]:
-    """Bounds of an f64 Expr over sizes. Rounding keeps order, so the ends computed in f64 are ends."""
-    if isinstance(e, Const):
-        return float(e.value), float(e.value)
-    if isinstance(e, Cast) and e.arg.dtype is dt.index:
-        lo, hi = interval(poly(e.arg), ranges)
-        return -math.inf if lo is None else float(lo), math.inf if hi is None else float(hi)
-    if isinstance(e, Op) and e.name in _STEPS:
-        low, high = (_STEPS[e.name](v) if math.isfinite(v) else v for v in _reals(e.args[0], ranges))
-        return float(low), float(high)
-    if isinstance(e, Op) and e.name in ("add", "sub", "mul", "div"):
-        a, b = (_reals(x, ranges) for x in e.args)
-        if e.name == "div" and b[0] <= 0 <= b[1]:
-            return -math.inf, math.inf
-        fn = {"add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "div": lambda x, y: x / y}[e.name]
-        corners = [fn(x, y) for x in a for y in b]
-        if not any(map(math.isnan, corners)):
-            return min(corners), max(corners)
-    return -math.inf, math.inf
+    if isinstance(e, Cast):
+        return Ranges({s: ranges(s.name) for s in walk(e) if isinstance(s, Sym)}).interval(e)
+    if not isinstance(e, Op) or e.name not in INTERVAL_OF:
+        return EVERYTHING
+    return INTERVAL_OF[e.name](*(Interval(*interval(poly(a), ranges)) for a in e.args))
 
 
 def interval(p: Poly, ranges: Callable[[str], Range]) -> Range:
@@ -256,19 +188,16 @@ def interval(p: Poly, ranges: Callable[[str], Range]) -> Range:
 
 
 def _both(a: Range, b: Range) -> Range:
-    lows, highs = ([x for x in ends if x is not None] for ends in zip(a, b, strict=True))
-    return (max(lows) if lows else None, min(highs) if highs else None)
+    return Interval(*a) & Interval(*b)
 
 
 def _sum(p: Poly, atoms: Mapping[Expr, Range]) -> Range:
-    total: Range = (0, 0)
+    total = Interval(0, 0)
     for m, c in p.items():
-        term: Range = (1, 1)
+        term = Interval(c, c)
         for atom in m:
-            term = _times(term, atoms[atom])
-        if c < 0:
-            term = (term[1], term[0])
-        total = _plus(total, (None if term[0] is None else term[0] * c, None if term[1] is None else term[1] * c))
+            term = INTERVAL_OF["mul"](term, Interval(*atoms[atom]))
+        total = INTERVAL_OF["add"](total, term)
     return total
 
 

@@ -322,7 +322,7 @@ def _limit(r: Ranges, e: Expr) -> Interval:
 
 _INTERVALS: dict[type, Callable[..., Interval]] = {
     Const: lambda r, e: EVERYTHING if e.dtype.is_float else Interval(int(e.value), int(e.value)),
-    Sym: lambda r, e: NATURAL if r.sizes and e.dtype is dt.index else _limit(r, e),
+    Sym: lambda r, e: NATURAL if r.sizes and e.dtype is dt.index and e not in r.leaf else _limit(r, e),
     Var: _limit,
     Load: _limit,
     Rand: _limit,
