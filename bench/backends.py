@@ -1,9 +1,10 @@
 """docs/backends.md: what each backend was run on here, and with what result.
 
-    python bench/backends.py [--models resnet18 ...] [--batches 1 8]
+    python bench/backends.py [--models resnet18 ...] [--batches 1 8] [--backends openxla ...]
 
-In: the backends that `list_backends` names. Out: the table between the two marks in docs/backends.md. A backend whose package is not
-installed gets the message that its use gives.
+In: the backends that `list_backends` names. Out: two tables between the two marks in docs/backends.md: models, and what programs do beyond
+arithmetic (effects.py). A backend whose package is not installed gets the message that its use gives; rows of backends that are not
+asked for stay.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
+from effects import CASES, run_case  # noqa: E402
 from suites.harness import about  # noqa: E402
 
 import torchsmith  # noqa: E402
@@ -26,6 +28,7 @@ from models import MODELS, inputs_of, make_model, worst_error  # noqa: E402
 from torchsmith import compiler, events  # noqa: E402
 from torchsmith.backends import registry  # noqa: E402
 
+EFFECTS_BY = ("inductor", "aot_eager", "openxla", "onnxrt", "openvino")  # columns of the second table
 PAGE = HERE.parent / "docs" / "backends.md"
 BEGIN, END = "<!-- table: bench/backends.py -->", "<!-- end of table -->"
 
@@ -68,6 +71,15 @@ def row_of(name: str, models: list[str], batches: list[int]) -> str:
     return f"| `{name}` | {row.dialect} | {', '.join(packages) or 'torchsmith'} | {len(models)} models, batch {' and '.join(map(str, batches))}: {result}; first call at most {slowest:.0f} s |"  # noqa: E501
 
 
+def effects() -> list[str]:
+    """The second table."""
+    columns = [n for n in EFFECTS_BY if registry.is_installed(registry.ROWS[n])]
+    lines = [f"| what the program does | {' | '.join(f'`{n}`' for n in columns)} |", "|---|" + "---|" * len(columns)]
+    for case in CASES:
+        lines.append(f"| {case} | {' | '.join(str(run_case(n, case)) for n in columns)} |")
+    return [*lines, "", "Codes say what ran elsewhere: a break by Python (CAP), operators (BCK005) or the whole graph (BCK002) by torch."]
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--models", nargs="+", default=list(MODELS))
@@ -75,11 +87,15 @@ def main() -> int:
     p.add_argument("--backends", nargs="+", default=[n for n in compiler.list_backends(exclude_tags=()) if n in registry.ROWS])
     args = p.parse_args()
     facts = about()
-    lines = ["| backend | takes | package | result |", "|---|---|---|---|", *(row_of(n, args.models, args.batches) for n in args.backends)]
-    made = f"Made by `python bench/backends.py` on {facts['date']}, {facts['cpu']}, torch {facts['torch']}, Python {facts['python']}."
+    rows = {n: row_of(n, args.models, args.batches) for n in args.backends}
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
-    PAGE.write_text(before + "\n".join([BEGIN, "", *lines, "", made, "", END]) + rest.split(END)[1])
+    old, after = rest.split(END)
+    kept = {line.split("`")[1]: line for line in old.splitlines() if line.startswith("| `")} | rows
+    names = [n for n in registry.ROWS if n in kept]
+    lines = ["| backend | takes | package | result |", "|---|---|---|---|", *(kept[n] for n in names)]
+    made = f"Made by `python bench/backends.py` on {facts['date']}, {facts['cpu']}, torch {facts['torch']}, Python {facts['python']}."
+    PAGE.write_text(before + "\n".join([BEGIN, "", *lines, "", *effects(), "", made, "", END]) + after)
     return 0
 
 

@@ -126,7 +126,7 @@ define("EMI001", "the C printer has no text for this yet",
 define("BCK001", "the backend compiles for known sizes, and some are told by the data only", "use the default backend for this function")
 define("BCK002", "the backend takes none of this graph's operators, so torch runs them", "use the default backend for this function")
 define("BCK003", "the backend failed, so the captured graph runs eagerly", "see the detail; fullgraph=True raises it instead")
-define("BCK005", "a runtime's results differ from torch's, so torch runs these operators", "please report it to whoever converts them")
+define("BCK005", "a runtime refuses operators or gives other results, so torch runs them", "please report it to whoever converts them")
 define("BCK004", "a graph that another capture made has a number that no input tells", "use torchsmith.compile, which captures itself")
 
 # ---------------------------------------------------------------- capture

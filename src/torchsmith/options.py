@@ -180,6 +180,12 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
 FRONT_DOOR = frozenset({"suppress_errors", "warn_eager", "guard_filter_fn", "trace.enabled", "trace_enabled", "force_disable_caches"})
 
 
+def is_known(key: str) -> bool:
+    """Is it an option of ours, by its own name or another's? Backends of other runtimes leave those alone."""
+    name = str(key).replace(".", "_").replace("-", "_")
+    return key in FRONT_DOOR or key in ALIASES or key in ACCEPTED or any(f.name == name for f in fields(Options))
+
+
 def for_backend(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """For another backend than ours: the options that we know, and those that it is given (all but the front door's)."""
     known = {f.name for f in fields(Options)}

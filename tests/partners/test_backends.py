@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import pickle
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from torchsmith import compiler, events
 from torchsmith.backends import registry
 from torchsmith.backends.partition import cut
 from torchsmith.backends.standalone import CompiledArtifact, standalone_compile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+import effects as effects_cases
 
 RUNTIMES = {"openxla": ("jax", "torchax"), "onnxrt": ("onnxruntime", "onnxscript"), "openvino": ("openvino",)}
 
@@ -75,6 +80,26 @@ def test_a_missing_package_is_named(name):
 def test_a_wrong_name_is_told_the_right_one():
     with pytest.raises(RuntimeError, match="did you mean 'inductor'"):
         torchsmith.compile(lambda x: x, backend="inducter")
+
+
+@pytest.mark.parametrize("name, options, said", [
+    ("onnxrt", {"provider": []}, "backend 'onnxrt': unknown option 'provider'; did you mean 'providers'"),
+    ("openvino", {"devise": "CPU"}, "did you mean 'device'"),
+    ("openxla", {"providers": []}, "it has no options of its own"),
+    ("aot_eager", {"speed": 1}, "it has no options of its own"),
+])  # fmt: skip
+def test_a_wrong_option_is_told_the_right_one(name, options, said):
+    if not registry.is_installed(registry.ROWS[name]):
+        pytest.skip("not installed")
+    with pytest.raises(RuntimeError, match=said):
+        torchsmith.compile(lambda x: x, backend=name, options=options)
+
+
+def test_a_mode_is_known():
+    with pytest.raises(RuntimeError, match="did you mean 'max-autotune'"):
+        torchsmith.compile(lambda x: x, backend="aot_eager", mode="max-autotun")
+    x = torch.randn(3)
+    close(torchsmith.compile(lambda x: x + 1, backend="aot_eager", options={"cpp.threads": 1, "epilogue_fusion": True})(x), x + 1)
 
 
 def test_options_are_forwarded():
@@ -195,15 +220,145 @@ def test_sizes_that_data_tell_run_eagerly(name):
     assert name == "aot_eager" or {e.fields["code"] for e in got if e.kind == "fallback"} <= {"BCK001", "GRA009", "CAP020"}
 
 
+@pytest.mark.parametrize("case", effects_cases.CASES)
+@pytest.mark.parametrize("name", [*FUNCTIONAL[:3], *(needs(n, pytest.mark.heavy) for n in ("onnxrt", "openvino"))])
+def test_what_programs_do_beyond_arithmetic(name, case):
+    """Right, and what another side ran has a code; docs/backends.md prints the same."""
+    found = effects_cases.run_case(name, case)
+    assert found.right, found.said
+    assert set(found.codes) <= {"CAP018", "CAP020", "CAP023", "BCK002", "BCK005"}
+    assert case != "break" or found.codes
+
+
 @pytest.mark.parametrize("name", FUNCTIONAL)
-def test_gradients_are_never_lost(name):
+def test_forward_and_backward_run_in_the_backend(name):
+    """loss.backward() outside of the compiled function: two graphs, both given to the backend."""
     with torch.enable_grad():
         net, x = Net(), torch.randn(2, 3, 8, 8)
         other = copy.deepcopy(net)
-        net(x)[0].square().sum().backward()
-        torchsmith.compile(other, backend=name)(x)[0].square().sum().backward()
+        step = torchsmith.compile(other, backend=name)
+        for _ in range(2):
+            net(x)[0].square().sum().backward()
+            with events.recording() as got:
+                step(x)[0].square().sum().backward()
+            assert {e.fields["code"] for e in got if e.kind == "fallback"} <= {"BCK005"}  # operators that a converter has not, or wrongly
     for p, q in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_aot_autograd_gives_aten_graphs_to_compilers():
+    seen = []
+
+    def made_by(kind, boxed=False):
+        def compile_it(gm, examples):
+            assert {n.op for n in gm.graph.nodes} <= {"placeholder", "call_function", "output"}
+            assert [tuple(n.meta["val"].shape) for n in gm.graph.nodes if n.op == "placeholder"] == [tuple(e.shape) for e in examples]
+            seen.append((kind, {str(n.target) for n in gm.graph.nodes if n.op == "call_function"}))
+            if not boxed:
+                return gm.forward
+
+            def call(given):
+                return gm.forward(*given)
+
+            call._boxed_call = True
+            return call
+
+        return compile_it
+
+    silu = {torch.ops.aten.silu.default: lambda x: x * torch.sigmoid(x)}
+    backend = compiler.aot_autograd(
+        fw_compiler=made_by("forward"), bw_compiler=made_by("backward", boxed=True), inference_compiler=made_by("inference"),
+        decompositions=silu,
+    )  # fmt: skip
+    net, x = nn.Sequential(nn.Linear(4, 3), nn.SiLU(), nn.BatchNorm1d(3)), torch.randn(5, 4)
+    other = copy.deepcopy(net)
+    fn = torchsmith.compile(other, backend=backend)
+    with torch.enable_grad():
+        for _ in range(2):
+            net(x).sin().sum().backward()
+            fn(x).sin().sum().backward()
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+    close(other[2].running_mean, net[2].running_mean)
+    close(fn(x), net(x))
+    assert [kind for kind, _ in seen] == ["forward", "backward", "inference"]
+    assert "aten.sigmoid.default" in seen[0][1] and "aten.silu.default" not in seen[0][1]
+    with pytest.raises(TypeError, match="fw_compiler is callable, not NoneType"):
+        compiler.aot_autograd(fw_compiler=None)
+
+
+@pytest.mark.parametrize("bad, said", [
+    (lambda gm, i: None, "returned NoneType, not a callable"),
+    (lambda gm, i: lambda *a: (torch.zeros(7),), "result"),
+    (lambda gm, i: 1 / 0, "division by zero"),
+])  # fmt: skip
+def test_nonsense_backwards_is_named_and_run_by_torch(bad, said):
+    backend = compiler.aot_autograd(fw_compiler=lambda gm, i: gm.forward, bw_compiler=bad)
+    w, x = torch.randn(4, requires_grad=True), torch.randn(4)
+    with torch.enable_grad(), pytest.warns(UserWarning, match=said):
+        torchsmith.compile(lambda x, w: (x * w).sin().sum(), backend=backend)(x, w).backward()
+    torch.testing.assert_close(w.grad, x * (x * w).cos())
+    with torch.enable_grad(), pytest.raises(Exception, match=said):
+        torchsmith.compile(lambda x, w: (x * w).cos().sum(), backend=backend, fullgraph=True)(x, w).backward()
+
+
+def test_what_fails_for_sizes_of_a_call_runs_in_torch():
+    """No size is known while the graph is compiled, so the backend's refusal comes with the call."""
+    backend = compiler.aot_autograd(fw_compiler=lambda gm, i: 1 / 0 if i[0].shape[0] == 6 else gm.forward)
+    x = torch.randn(5, 2)
+    torchsmith.mark_dynamic(x, 0)
+    fn = torchsmith.compile(lambda x: x.sin(), backend=backend)
+    with events.recording() as got:
+        for y in (x, torch.randn(6, 2)):
+            close(fn(y), y.sin())
+    assert [e.fields["code"] for e in got if e.kind == "fallback"] == ["BCK003"]
+
+
+def test_an_operator_is_distrusted_for_its_dtypes_only():
+    """One that the runtime refuses, or gets wrong, goes to torch; the same on other dtypes, and the rest of its graph, do not."""
+    from torchsmith.backends.partition import partitioned
+    from torchsmith.backends.plain import by_operator, run_plain
+    from torchsmith.codes import Unsupported
+
+    given, distrusted = [], set()
+
+    def adapter(plain):
+        names = [str(n.target) for n in plain.graph.nodes if n.op == "call_function"]
+        if "aten.cos.default" in names:
+            raise Unsupported("BCK003", detail="no cosine")
+        given.append(names)
+        wrong = {torch.ops.aten.sin.default} if plain.inputs[0].dtype == torch.float64 else set()
+        return by_operator(plain, lambda n: torch.ops.aten.exp.default if n.target in wrong else n.target)
+
+    def backend(fg, name):
+        return run_plain(fg, lambda plain: partitioned(plain, lambda n: True, adapter, distrusted), name)
+
+    backend.dialect = "functional"
+    fn = torchsmith.compile(lambda x: (x.sin() * 2).cos() + 1, backend=backend)
+    for dtype in (torch.float64, torch.float32):
+        x = torch.randn(4, dtype=dtype)
+        with events.recording() as got:
+            for _ in range(2):
+                close(fn(x), ((x.sin() * 2).cos() + 1))
+        said = " ".join(e.fields["detail"] for e in got if e.kind == "fallback")
+        assert "aten.cos.default: no cosine" in said and ("aten.sin.default" in said) == (dtype == torch.float64)
+    assert ["aten.sin.default", "aten.mul.Tensor"] in given
+
+
+def test_results_through_narrow_numbers_are_as_rough_as_those():
+    from torchsmith.backends.partition import CLOSE, roughness
+    from torchsmith.backends.plain import run_plain
+
+    seen = []
+
+    def backend(fg, name):
+        return run_plain(fg, lambda plain: seen.append(roughness(plain)) or 1 / 0, name)
+
+    backend.dialect = "functional"
+    with pytest.warns(UserWarning, match="ZeroDivisionError"):
+        fn = torchsmith.compile(lambda x, i: ((x.bfloat16() @ x.bfloat16()).float(), x.sin(), i + 1), backend=backend)
+        fn(torch.ones(2, 2), torch.arange(3))
+    assert seen == [[CLOSE[torch.bfloat16], CLOSE[torch.float32], 0.0]]
 
 
 def train_model(model, data, target, optimizer):
@@ -330,8 +485,7 @@ def test_standalone_compile_saves_and_loads(tmp_path):
 
 
 def test_a_backend_of_functional_graphs():
-    from torchsmith.backends.partition import by_operator
-    from torchsmith.backends.plain import run_plain
+    from torchsmith.backends.plain import by_operator, run_plain
 
     seen = []
 

@@ -12,8 +12,8 @@ from torch import fx
 
 from ..graph.eager import eager_callable
 from ..graph.spec import FunctionalGraph
-from .partition import by_operator, decompositions, is_random
-from .plain import PlainGraph, Run, run_plain
+from .partition import decompositions, is_random
+from .plain import PlainGraph, Run, by_operator, run_plain
 
 
 def aot_eager(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:

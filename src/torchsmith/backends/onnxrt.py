@@ -21,7 +21,7 @@ from .exported import export, quietly
 from .partition import partitioned, specs_of
 from .plain import PlainGraph, Run, run_plain
 
-DISTRUSTED: set[Any] = set()  # operators that its converter was seen to get wrong in this process
+DISTRUSTED: set[Any] = set()  # operators that were seen to fail or differ in this process (partition.kind_of)
 UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128)  # dtypes of which NumPy or ONNX Runtime's kernels know nothing
 PROVIDERS = ("CPUExecutionProvider",)
 

@@ -22,7 +22,7 @@ from .partition import partitioned, specs_of
 from .plain import PlainGraph, Run, numbers, run_plain
 
 OURS = (torch.ops.aten.reshape.default,)  # known to the reader, absent from its list
-DISTRUSTED: set[Any] = set()  # operators that its converter was seen to get wrong in this process
+DISTRUSTED: set[Any] = set()  # operators that were seen to fail or differ in this process (partition.kind_of)
 UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,7 +25,7 @@ from ..codes import Unsupported
 from ..graph.eager import fitted
 from ..graph.spec import TensorSpec
 from ..ir.expr import const
-from .plain import Adapter, PlainGraph, Run, numbers
+from .plain import Adapter, PlainGraph, Run, by_operator, numbers
 
 Takes = Callable[[fx.Node], bool]
 
@@ -115,16 +115,17 @@ def subgraph(whole: fx.Graph, piece: Piece, name: str) -> PlainGraph:
     return PlainGraph(graph, tuple(by_name[given].meta["spec"] for given in piece.inputs), name)
 
 
-def expand(plain: PlainGraph, takes: Takes) -> PlainGraph:
-    """`plain` with operators that are not taken written out by torch's decompositions, where all of what that gives is taken."""
-    table = decompositions()
+def expand(plain: PlainGraph, takes: Takes, given: Mapping[Any, Callable[..., Any]] | None = None) -> PlainGraph:
+    """`plain` with operators that are not taken written out by torch's decompositions, or those of a given table, where all of what that
+    gives is taken."""
+    table = decompositions() if given is None else given
     wanted = [n for n in plain.graph.nodes if n.op == "call_function" and n.target in table and not is_ordered(n) and not takes(n)]
     if not wanted:
         return plain
     graph = fx.Graph()
     made: dict[fx.Node, Any] = {}
     for n in plain.graph.nodes:
-        body = _written_out(n, table[n.target]) if n in wanted else None
+        body = _written_out(n, table[n.target], given) if n in wanted else None
         if body is None or not all(takes(b) for b in body.nodes if b.op == "call_function"):
             made[n] = made[n.args[0]][n.args[1]] if isinstance(made.get(_first(n)), tuple) else graph.node_copy(n, made.__getitem__)
             continue
@@ -147,7 +148,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(torch._decomp.core_aten_decompositions())
 
 
-def _written_out(node: fx.Node, decomposition: Callable[..., Any]) -> fx.Graph | None:
+def _written_out(node: fx.Node, decomposition: Callable[..., Any], further: Mapping[Any, Any] | None = None) -> fx.Graph | None:
     """What a decomposition does for the operands of one node: a graph whose placeholders are node.all_input_nodes; None where it fails."""
     mode = FakeTensorMode()
     with mode:
@@ -162,7 +163,7 @@ def _written_out(node: fx.Node, decomposition: Callable[..., Any]) -> fx.Graph |
         return decomposition(*args, **kwargs)
 
     try:
-        graph = make_fx(body, tracing_mode="fake")(*fakes).graph
+        graph = make_fx(body, decomposition_table=further, tracing_mode="fake")(*fakes).graph
     except Exception:  # a decomposition may refuse anything: the operator then runs in torch
         return None
     for b in graph.nodes:
@@ -188,7 +189,7 @@ def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: s
     """
 
     def trusts(n: fx.Node) -> bool:
-        return n.target not in distrusted and takes(n)
+        return kind_of(n) not in distrusted and takes(n)
 
     plain = expand(plain, trusts)
     pieces = cut(plain.graph, trusts)
@@ -197,7 +198,15 @@ def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: s
     steps: list[tuple[Run, Piece]] = []
     for k, piece in enumerate(pieces):
         part = subgraph(plain.graph, piece, f"{plain.name}_{k}")
-        steps.append((checked(part, adapter, takes, distrusted) if piece.taken else by_operator(part), piece))
+        try:
+            steps.append((checked(part, adapter, takes, distrusted) if piece.taken else by_operator(part), piece))
+        except Unsupported as why:
+            guilty = refused(part, adapter, distrusted)
+            if not guilty:
+                raise
+            say(plain, guilty, why.detail)
+            distrusted.update(guilty)
+            return partitioned(plain, takes, adapter, distrusted)
     names = [n.name for n in plain.graph.nodes if n.op == "placeholder"]
     results = [n.name for n in plain.results]
     if len(steps) == 1 and steps[0][1].inputs == tuple(names) and steps[0][1].outputs == tuple(results):
@@ -212,6 +221,11 @@ def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: s
     return run
 
 
+def kind_of(n: fx.Node) -> tuple[Any, tuple[torch.dtype, ...]]:
+    """What is trusted or not: an operator on operands of these dtypes."""
+    return n.target, tuple(s.dtype for a in n.all_input_nodes for s in specs_of(a) if isinstance(s, TensorSpec))
+
+
 def checked(plain: PlainGraph, adapter: Adapter, takes: Takes, distrusted: set[Any]) -> Run:
     """One piece by `adapter`, believed when its first results are torch's."""
     made = adapter(plain)
@@ -221,13 +235,12 @@ def checked(plain: PlainGraph, adapter: Adapter, takes: Takes, distrusted: set[A
         if believed:
             return believed[0](*inputs)
         results, want = made(*inputs), by_operator(plain)(*inputs)
-        if agree(results, want, lambda: _moved(plain, inputs)):
+        if agree(plain, results, want, lambda: _moved(plain, inputs)):
             believed.append(made)
             return results
         guilty = culprits(plain, inputs, adapter)
         distrusted.update(guilty)
-        names = ", ".join(sorted(map(str, guilty))) or "several operators together"
-        events.emit("fallback", code="BCK005", graph=plain.name, at="", detail=names)
+        say(plain, guilty)
         try:
             believed.append(partitioned(plain, takes, adapter, distrusted) if guilty else by_operator(plain))
         except Unsupported:
@@ -240,9 +253,20 @@ def checked(plain: PlainGraph, adapter: Adapter, takes: Takes, distrusted: set[A
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.complex64: 1e-3, torch.complex128: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
-def agree(got: Sequence[Any], want: Sequence[Any], moved: Callable[[], Sequence[Any]]) -> bool:
-    """Equal up to rounding: within CLOSE of the largest value of a result and, for sums that cancel, ten times what torch's own results
-    move when the inputs' last digits do. Integers that follow from a comparison may differ at ties."""
+def roughness(plain: PlainGraph) -> list[float]:
+    """Per result the largest CLOSE of what it is computed through: a float32 result of bfloat16 products is no better than those."""
+    rough: dict[fx.Node, float] = {}
+    for n in plain.graph.nodes:
+        if n.op != "output":
+            own = [CLOSE.get(s.dtype, 0.0) for s in specs_of(n) if isinstance(s, TensorSpec)]
+            rough[n] = 0.0 if n.op == "placeholder" else max((0.0, *own, *(rough[a] for a in n.all_input_nodes)))
+    return [rough[n] for n in plain.results]
+
+
+def agree(plain: PlainGraph, got: Sequence[Any], want: Sequence[Any], moved: Callable[[], Sequence[Any]]) -> bool:
+    """Equal up to rounding: within `roughness` of the largest value of a result and, for sums that cancel, ten times what torch's own
+    results move when the inputs' last digits do. Integers that follow from a comparison may differ at ties."""
+    rough = roughness(plain)
     others: list[Any] = []
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         if g.shape != w.shape or g.dtype != w.dtype:
@@ -253,10 +277,10 @@ def agree(got: Sequence[Any], want: Sequence[Any], moved: Callable[[], Sequence[
             if (g != w).sum() > w.numel() // 100:
                 return False
             continue
-        if _near(g, w, 0.0):
+        if _near(g, w, rough[i], 0.0):
             continue
         others = others or [moved()]
-        if not _near(g, w, 10 * _distance(w, others[0][i])):
+        if not _near(g, w, rough[i], 10 * _distance(w, others[0][i])):
             return False
     return True
 
@@ -267,10 +291,10 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(far.max()) if far.numel() else 0.0
 
 
-def _near(g: torch.Tensor, w: torch.Tensor, room: float) -> bool:
+def _near(g: torch.Tensor, w: torch.Tensor, close: float, room: float) -> bool:
     same = (g == w) | (g.isnan() & w.isnan())
     finite = w[w.isfinite()].abs()
-    room += CLOSE[w.dtype] * (float(finite.max()) if finite.numel() else 1.0)
+    room += close * (float(finite.max()) if finite.numel() else 1.0)
     return bool((same | ((g - w).abs() <= room)).all())
 
 
@@ -287,6 +311,32 @@ def _moved(plain: PlainGraph, inputs: Sequence[Any]) -> Sequence[Any]:
     return by_operator(plain)(*map(move, inputs))
 
 
+def alone(plain: PlainGraph, n: fx.Node) -> PlainGraph:
+    """One operator, with the parts of its result that are read, as a graph of its own."""
+    parts = [u for u in n.users if u.target is operator.getitem]
+    piece = Piece(True, (n, *parts), tuple(a.name for a in n.all_input_nodes), tuple(u.name for u in parts) or (n.name,))
+    return subgraph(plain.graph, piece, plain.name)
+
+
+def refused(plain: PlainGraph, adapter: Adapter, distrusted: Collection[Any]) -> set[Any]:
+    """The operators that the adapter does not take alone either; none where it takes nothing (the fault is not theirs) or each."""
+    calls = [n for n in plain.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    first = {kind_of(n): n for n in reversed(calls) if kind_of(n) not in distrusted}
+    guilty: set[Any] = set()
+    for kind, n in first.items():
+        try:
+            adapter(alone(plain, n))
+        except Unsupported:
+            guilty.add(kind)
+    return guilty if len(guilty) < len(first) else set()
+
+
+def say(plain: PlainGraph, guilty: Collection[Any], why: str = "") -> None:
+    """Counts operators that run in torch from now on."""
+    names = ", ".join(sorted(str(target) for target, _ in guilty)) or "several operators together"
+    events.emit("fallback", code="BCK005", graph=plain.name, at="", detail=f"{names}: {why}" if why else names)
+
+
 def culprits(plain: PlainGraph, inputs: Sequence[Any], adapter: Adapter) -> set[Any]:
     """The operators whose results differ from torch's when they are given torch's operands, each alone, where the graph has it first."""
     found: set[Any] = set()
@@ -299,40 +349,19 @@ def culprits(plain: PlainGraph, inputs: Sequence[Any], adapter: Adapter) -> set[
         elif n.op == "call_function":
             args, kwargs = fx.map_arg((n.args, n.kwargs), env.__getitem__)  # type: ignore[misc]
             env[n] = fitted(n, args, kwargs, {})
-            if n.target is operator.getitem or n.target in tried:
+            if n.target is operator.getitem or kind_of(n) in tried:
                 continue
-            tried.add(n.target)
+            tried.add(kind_of(n))
             parts = [u for u in n.users if u.target is operator.getitem]
-            operands = list(dict.fromkeys(n.all_input_nodes))
-            piece = Piece(True, (n, *parts), tuple(a.name for a in operands), tuple(u.name for u in parts) or (n.name,))
             want = [env[n][u.args[1]] for u in parts] if parts else [env[n]]
-            alone, values = subgraph(plain.graph, piece, plain.name), [env[a] for a in operands]
+            single, values = alone(plain, n), [env[a] for a in n.all_input_nodes]
             try:
-                right = agree(adapter(alone)(*values), want, functools.partial(_moved, alone, values))
+                right = agree(single, adapter(single)(*values), want, functools.partial(_moved, single, values))
             except Unsupported:
                 right = False
             if not right:
-                found.add(n.target)
+                found.add(kind_of(n))
     return found
-
-
-def by_operator(plain: PlainGraph, instead: Callable[[fx.Node], Any] | None = None) -> Run:
-    """The graph by torch's own operators, or by what `instead` gives for a node."""
-    targets = {n: n.target if instead is None else instead(n) for n in plain.graph.nodes if n.op == "call_function"}
-    nodes = list(plain.graph.nodes)
-
-    def run(*inputs: Any) -> list[Any]:
-        env: dict[fx.Node, Any] = {}
-        given = iter(inputs)
-        for n in nodes:
-            if n.op == "placeholder":
-                env[n] = next(given)
-            elif n.op == "call_function":
-                args, kwargs = fx.map_arg((n.args, n.kwargs), env.__getitem__)  # type: ignore[misc]
-                env[n] = fitted(n, args, kwargs, {}, targets[n])
-        return [env[n] for n in plain.results]
-
-    return run
 
 
 def specs_of(node: fx.Node) -> tuple[TensorSpec, ...]:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from .. import events
 from ..codes import Unsupported
-from ..graph.eager import asked, deliver, symbol_values
+from ..graph.eager import asked, deliver, fitted, symbol_values
 from ..graph.sizes import print_condition
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import Const, Expr, const
@@ -54,13 +55,57 @@ Run = Callable[..., Sequence[Any]]
 Adapter = Callable[[PlainGraph], Run]
 
 
+def evaluator(plain: PlainGraph, function_of: Callable[[fx.Node], Callable[..., Any]]) -> Run:
+    """The graph as a call: every node by the function that `function_of` gives for it, asked once. Values go after their last use."""
+    given = [n for n in plain.graph.nodes if n.op == "placeholder"]
+    steps = [(n, function_of(n)) for n in plain.graph.nodes if n.op == "call_function"]
+    results = plain.results
+    last = {a: n for n, _ in steps for a in n.all_input_nodes} | {n: n for n, _ in steps if not n.users}
+    dead: dict[fx.Node, list[fx.Node]] = {}
+    for value, at in last.items():
+        if value not in results:
+            dead.setdefault(at, []).append(value)
+
+    def run(*inputs: Any) -> list[Any]:
+        env: dict[fx.Node, Any] = dict(zip(given, inputs, strict=True))
+        for n, fn in steps:
+            args, kwargs = fx.map_arg((n.args, n.kwargs), env.__getitem__)  # type: ignore[misc]
+            env[n] = fn(*args, **kwargs)
+            for value in dead.get(n, ()):
+                del env[value]
+        return [env[n] for n in results]
+
+    return run
+
+
+def by_operator(plain: PlainGraph, instead: Callable[[fx.Node], Any] | None = None) -> Run:
+    """The graph by torch's own operators, or by what `instead` gives for a node."""
+
+    def function_of(n: fx.Node) -> Callable[..., Any]:
+        target = n.target if instead is None else instead(n)
+        return lambda *args, **kwargs: fitted(n, args, kwargs, {}, target)
+
+    return evaluator(plain, function_of)
+
+
 def run_plain(fg: FunctionalGraph, adapter: Adapter, name: str) -> Callable[..., tuple[Any, ...]]:
-    """The call that an adapter's code gives for `fg`. Raises Unsupported where sizes depend on the data (BCK001)."""
+    """The call that an adapter's code gives for `fg`. Raises Unsupported where sizes depend on the data (BCK001), and what the adapter
+    raises where sizes are known; for sizes that a call brings, torch's operators do what the adapter cannot, and that is counted."""
     if any(s.origin[0] == "bound" for s in fg.symbols):
         raise Unsupported("BCK001", detail=", ".join(s.sym.name for s in fg.symbols if s.origin[0] == "bound"))
     names = asked(fg)
     kept: OrderedDict[tuple[Any, ...], Run] = OrderedDict()
     lock = threading.Lock()
+
+    def adapted(plain: PlainGraph) -> Run:
+        try:
+            return adapter(plain)
+        except Exception as error:  # a backend may raise anything
+            if not fg.symbols:
+                raise
+            why = error if isinstance(error, Unsupported) else Unsupported("BCK003", detail=f"{type(error).__name__}: {error}")
+            events.emit("fallback", code=why.code, graph=name, at="", detail=why.detail)
+            return by_operator(plain)
 
     def compiled(symbols: Mapping[str, Any]) -> Run:
         key = tuple((k, type(v), v) for k, v in sorted(symbols.items()))
@@ -69,7 +114,7 @@ def run_plain(fg: FunctionalGraph, adapter: Adapter, name: str) -> Callable[...,
             if run is not None:
                 kept.move_to_end(key)
                 return run
-            run = kept[key] = adapter(instantiate(fg, names, symbols, name))
+            run = kept[key] = adapted(instantiate(fg, names, symbols, name))
             if len(kept) > LIMIT:
                 kept.popitem(last=False)
             return run

@@ -5,7 +5,9 @@ In: a name, a callable, or either with options. Out: what `compile(backend=...)`
 A row says what a backend takes (its dialect):
   native      our own compiler; the pipeline runs it itself
   captured    the captured graph: (GraphModule, example_inputs) -> callable, as torch.compile's custom backends
-  functional  ATen on values: (FunctionalGraph, name, **options) -> callable (graph/spec.py); write-backs and aliases are done around it
+  functional  ATen on values: (FunctionalGraph, name, **options) -> callable (graph/spec.py); write-backs and aliases are done around it.
+              Where gradients flow it gets the forward and the backward graph one after the other; a backend that treats them otherwise
+              has attributes `forward` and `backward` of the same signature
 """
 
 from __future__ import annotations
@@ -13,16 +15,22 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ..options import MODES, is_known
+
 Backend = Callable[..., Any]
 OWN, PARTNERS = "torchsmith_backends", "torch_dynamo_backends"  # entry-point groups: written for us, written for torch.compile
 DEFAULT: list[Any] = ["inductor"]  # what the name "inductor" stands for in compile(); set_default_backend changes it
+
+
+class BadResult(RuntimeError):
+    """A backend, or what it compiled, returned something else than the graph's results."""
 
 
 class InvalidBackend(RuntimeError):
@@ -38,6 +46,7 @@ class Row:
     needs: tuple[str, ...] = ()  # modules that must be installed
     install: str = ""  # the command that installs them
     tags: tuple[str, ...] = ()
+    options: tuple[str, ...] | None = ()  # names that its `options` may have; None: its package knows
 
 
 _TENSORRT = "pip install torch-tensorrt"
@@ -51,12 +60,13 @@ ROWS: dict[str, Row] = {
     "cudagraphs": Row("native"),
     "openxla": Row("functional", "xla:compile_xla", ("jax", "torchax"), "pip install jax torchax"),
     "openxla_eval": Row("functional", "xla:compile_xla", ("jax", "torchax"), "pip install jax torchax", ("experimental",)),
-    "onnxrt": Row("functional", "onnxrt:compile_onnxrt", ("onnxruntime", "onnxscript"), "pip install onnxruntime onnxscript"),
-    "openvino": Row("functional", "openvino:compile_openvino", ("openvino",), "pip install openvino"),
-    "tvm": Row("captured", "partners:tvm", ("tvm",), "pip install apache-tvm"),
-    "ipex": Row("captured", "partners:ipex", ("intel_extension_for_pytorch",), _IPEX),
-    "tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT),
-    "torch_tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT, ("experimental",)),
+    "onnxrt": Row("functional", "onnxrt:compile_onnxrt", ("onnxruntime", "onnxscript"), "pip install onnxruntime onnxscript",
+                  options=("providers",)),
+    "openvino": Row("functional", "openvino:compile_openvino", ("openvino",), "pip install openvino", options=("device", "config")),
+    "tvm": Row("captured", "partners:tvm", ("tvm",), "pip install apache-tvm", options=None),
+    "ipex": Row("captured", "partners:ipex", ("intel_extension_for_pytorch",), _IPEX, options=None),
+    "tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT, options=None),
+    "torch_tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT, ("experimental",), None),
 }
 BACKENDS: dict[str, tuple[Backend, tuple[str, ...]]] = {}
 
@@ -71,9 +81,10 @@ class Choice:
     fn: Backend | None = None
     keywords: tuple[tuple[str, Any], ...] = ()
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, part: str = "__call__") -> Any:
+        """What the backend gives; `part` "forward" or "backward" where gradients flow."""
         assert self.fn is not None
-        return self.fn(*args, **dict(self.keywords))
+        return getattr(self.fn, part, self.fn)(*args, **dict(self.keywords))
 
     def __reduce__(self) -> Any:
         by_name = self.name in ROWS or self.name in BACKENDS
@@ -98,6 +109,45 @@ def register_backend(compiler_fn: Backend | None = None, name: str | None = None
     return compiler_fn
 
 
+@dataclass(frozen=True, slots=True)
+class AtenBackend:
+    """A functional backend made of compilers of ATen graphs (backends/aten.py)."""
+
+    inference_compiler: Backend
+    fw_compiler: Backend
+    bw_compiler: Backend
+    decompositions: tuple[tuple[Any, Callable[..., Any]], ...] = ()
+    dialect: str = "functional"
+
+    def _by(self, compiler: Backend, fg: Any, name: str) -> Any:
+        return import_module(".aten", __package__).compile_aten(compiler, dict(self.decompositions), fg, name)
+
+    def __call__(self, fg: Any, name: str) -> Any:
+        return self._by(self.inference_compiler, fg, name)
+
+    def forward(self, fg: Any, name: str) -> Any:
+        return self._by(self.fw_compiler, fg, name)
+
+    def backward(self, fg: Any, name: str) -> Any:
+        return self._by(self.bw_compiler, fg, name)
+
+
+def aot_autograd(
+    *, fw_compiler: Backend, bw_compiler: Backend | None = None, inference_compiler: Backend | None = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> AtenBackend:  # fmt: skip
+    """A backend of compilers `(GraphModule, example_inputs) -> callable` that take ATen graphs on values.
+
+    fw_compiler: forward graphs where gradients flow; bw_compiler: their backward graphs; inference_compiler: all others. The last two are
+    fw_compiler where not given. decompositions: ATen overload -> Python function that writes it out. Raises TypeError for what cannot be
+    called.
+    """
+    for name, compiler in (("fw_compiler", fw_compiler), ("bw_compiler", bw_compiler), ("inference_compiler", inference_compiler)):
+        if not callable(compiler) and (compiler is not None or name == "fw_compiler"):
+            raise TypeError(f"{name} is callable, not {type(compiler).__name__}")
+    return AtenBackend(inference_compiler or fw_compiler, fw_compiler, bw_compiler or fw_compiler, tuple((decompositions or {}).items()))
+
+
 @cache
 def _from_packages() -> dict[str, EntryPoint]:
     """Backends that installed packages offer, those written for us first."""
@@ -118,9 +168,7 @@ def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")
 
 
 def _known(name: str) -> str:
-    names = list_backends(exclude_tags=None)
-    close = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    return _near(name, list_backends(exclude_tags=None))
 
 
 def is_installed(row: Row) -> bool:
@@ -190,8 +238,28 @@ def resolve_backend(backend: Any, mode: str | None = None, options: Mapping[str,
         raise TypeError(f"backend must be a name or a callable, not {type(backend).__name__}")
     if made.dialect == "native":
         return made
+    if made.name in ROWS:
+        _check(made.name, mode, options or {})
     given = {k: v for k, v in (("mode", mode), ("options", dict(options) if options else None)) if v is not None and _takes(made.fn, k)}
     return Choice(made.name, made.dialect, made.fn, tuple(given.items()))
+
+
+def _check(name: str, mode: str | None, options: Mapping[str, Any]) -> None:
+    """Raises RuntimeError for a mode or an option that a backend of ours does not have."""
+    known = ROWS[name].options
+    if known is None:
+        return
+    if mode is not None and mode not in MODES:
+        raise RuntimeError(f"unknown mode {mode!r}; {_near(str(mode), MODES)}")
+    for key in options:
+        if key not in known and not is_known(key):
+            says = f"its options are {', '.join(known)}" if known else "it has no options of its own"
+            raise RuntimeError(f"backend {name!r}: unknown option {key!r}; {_near(key, known, says)}")
+
+
+def _near(word: str, known: Collection[str], otherwise: str = "") -> str:
+    close = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"known: {', '.join(known)}"
 
 
 def _takes(fn: Any, keyword: str) -> bool:

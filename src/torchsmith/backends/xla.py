@@ -20,9 +20,9 @@ from ..graph.spec import FunctionalGraph
 from ..runtime import store
 from . import xla_rows
 from .partition import partitioned
-from .plain import PlainGraph, Run, numbers, run_plain
+from .plain import PlainGraph, Run, evaluator, numbers, run_plain
 
-DISTRUSTED: set[Any] = set()  # operators whose row was seen to be wrong in this process
+DISTRUSTED: set[Any] = set()  # operators that were seen to fail or differ in this process (partition.kind_of)
 
 
 @cache
@@ -40,28 +40,20 @@ def compile_xla(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[...
     return run_plain(fg, lambda plain: partitioned(plain, lambda n: xla_rows.kernel_of(n.target) is not None, program, DISTRUSTED), name)
 
 
+def in_jax(node: fx.Node) -> Callable[..., Any]:
+    """What computes one node on JAX arrays."""
+    kernel = xla_rows.kernel_of(node.target)
+    assert kernel is not None
+    return lambda *args, **kwargs: xla_rows.as_planned(kernel(*args, **kwargs), node.meta["spec"])
+
+
 def program(plain: PlainGraph) -> Run:
     """One piece as one XLA program, compiled now, so that what XLA refuses is known here."""
     j = jax()
-    nodes = list(plain.graph.nodes)
-
-    def traced(*arrays: Any) -> tuple[Any, ...]:
-        env: dict[fx.Node, Any] = {}
-        given = iter(arrays)
-        for n in nodes:
-            if n.op == "placeholder":
-                env[n] = next(given)
-            elif n.op == "call_function":
-                args, kwargs = fx.map_arg((n.args, n.kwargs), env.__getitem__)  # type: ignore[misc]
-                kernel = xla_rows.kernel_of(n.target)
-                assert kernel is not None
-                env[n] = xla_rows.as_planned(kernel(*args, **kwargs), n.meta["spec"])
-        return tuple(env[n] for n in plain.results)
-
     with j.enable_x64(True):
         shapes = [j.ShapeDtypeStruct(numbers(s.shape), xla_rows.dtype_of(s.dtype)) for s in plain.inputs]
         try:
-            compiled = j.jit(traced, keep_unused=True).lower(*shapes).compile()
+            compiled = j.jit(evaluator(plain, in_jax), keep_unused=True).lower(*shapes).compile()
         except Exception as error:
             raise Unsupported("BCK003", detail=f"openxla: {type(error).__name__}: {error}".split("\n", 1)[0][:300]) from error
 
