@@ -5,6 +5,7 @@
     python bench/run.py --suite contractions   every distinct contraction, float32 and bfloat16, against ATen's best operator and the peak
     python bench/run.py --suite compile        first call in fresh processes, empty and filled caches
     python bench/run.py --suite overhead       the cost of a call: tiny functions, BERT with a no-op backend
+    python bench/run.py --suite training       training steps at batch 8 against eager and torch.compile: ms and peak bytes
     python bench/run.py --suite threads        two Python threads on one model against one thread
     python bench/run.py --suite loaded         the same calls beside two busy processes
     python bench/run.py --suite pointwise      elementary functions alone, softmax, norms, pooling, copies, against torch
@@ -31,13 +32,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import aot, aot_example, compile, contractions, loaded, overhead, pointwise, seeds, threads, xla  # noqa: E402
+from suites import aot, aot_example, compile, contractions, loaded, overhead, pointwise, seeds, threads, training, xla  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
 SUITES = {
     "seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded,
-    "pointwise": pointwise, "aot": aot, "aot-example": aot_example, "xla": xla,
+    "pointwise": pointwise, "aot": aot, "aot-example": aot_example, "xla": xla, "training": training,
 }  # fmt: skip
 MODELS_OF = {
     "threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"], "aot": list(aot.CASES),
