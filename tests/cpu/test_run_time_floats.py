@@ -197,3 +197,36 @@ def test_other_modules_stay_constants() -> None:
     for by in (1.0, 2.0, 3.0):
         torch.testing.assert_close(apply(Scale(by), X), X * by)
     assert len(apply.entries) == 3
+
+
+CONSTANTS: dict[str, Callable[[Tensor, float], Any]] = {
+    "dropout": lambda x, v: F.dropout(x * v, v, training=True) + v,
+    "eps": lambda x, v: F.layer_norm(x * 2, (12,), eps=v) * v,
+    "quantile": lambda x, v: torch.quantile(x + v, v),
+    "elu": F.elu,
+    "order": lambda x, v: torch.relu(x).norm(v),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_that_vary_are_compiled_twice_and_then_left_out(name: str) -> None:
+    """An operator that takes no symbol there: two values are compiled, then the call is eager between two graphs that take every value."""
+    from torchsmith.events import recording
+
+    fn, compiled = CONSTANTS[name], torchsmith.compile(CONSTANTS[name])
+    graphs, codes = [], set()
+    for v in (0.1, 0.25, 0.3, 0.45, 0.6, 0.7, 0.8):
+        torch.manual_seed(1)
+        want = fn(X, v)
+        torch.manual_seed(1)
+        with recording() as got:
+            assert same(compiled(X, v), want), v
+        graphs.append(sum(e.kind == "graph" for e in got))
+        codes |= {e.fields.get("code") for e in got}
+    assert "GRA015" in codes and not any(graphs[5:]) and len(compiled.entries) == 3, graphs
+    for v in (0.1, 0.25, 0.31):
+        assert same(compiled(X, v), fn(X, v)) or name == "dropout"
+
+
+def test_constants_of_one_graph_are_compiled_for_each_value() -> None:
+    run(CONSTANTS["elu"], (0.1, 0.2, 0.3, 0.4), most=4, fullgraph=True)

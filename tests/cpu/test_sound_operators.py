@@ -401,3 +401,16 @@ def test_a_wrong_rule_is_loud(monkeypatch: pytest.MonkeyPatch) -> None:
         assert result.dtype is want.dtype and result.stride() == want.stride() and torch.allclose(result, want)
         assert "GRA014" in {str(e.fields.get("code")) for e in got}
     accept.forget()
+
+
+@pytest.mark.parametrize("rank", (1, 2, 3))
+def test_resampling_by_a_scale_that_is_not_the_sizes_ratio(rank: int) -> None:
+    """6 elements times 1.1 are 6: in one and three dimensions nearest goes by the scale, in two it copies; linear copies in all."""
+    smooth = ("linear", "bilinear", "trilinear")[rank - 1]
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(F.interpolate(x, scale_factor=s, mode=mode) for s in (1.1, 2.1) for mode in ("nearest", smooth))
+
+    for dynamic in (False, True):
+        torchsmith.compiler.reset()
+        check(fn, *((R(1, 2, *[n] * rank),) for n in ((6, 13) if dynamic else (6,))), dynamic=dynamic)

@@ -114,6 +114,7 @@ class State:
     may_be_dynamic: bool = True
     may_have: dict[type, bool] = field(default_factory=lambda: {int: True, float: True})  # numbers that vary may become symbols
     numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
+    constants: dict[str, set[float]] = field(default_factory=dict)  # the values for which a float that varies was compiled as a constant
     warned: bool = False
     point: resume.Point | None = None  # not a function's beginning, but where a split frame goes on
     family: resume.Family | None = None
@@ -493,17 +494,24 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
             captured = _capture(
                 fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
                 declared=state.marked, fullgraph=settings.fullgraph, at=state.point, stop=stop,
+                loose=frozenset(place for place, had in state.constants.items() if len(had) >= MOST_CONSTANTS and not settings.fullgraph),
             )  # fmt: skip
-        except Unsupported:
-            if not ones:
+        except Unsupported as why:
+            if not ones or why.code == "GRA015":
                 raise
             ones = False
             continue
         pinned = _pinned(state, captured)
         if not pinned:
             return captured
+        for name, value in captured.facts.pinned().items():
+            if type(value) is float and name in captured.facts.sources:
+                state.constants.setdefault(str(captured.facts.sources[name]), set()).add(value)
         for source, d in pinned:
             static.setdefault(source, set()).add(d)
+
+
+MOST_CONSTANTS = 1  # values beside the first: one more, and the call that needs the constant is no part of the graph
 
 
 def _pinned(state: State, captured: Any) -> list[tuple[str, int]]:
@@ -511,7 +519,7 @@ def _pinned(state: State, captured: Any) -> list[tuple[str, int]]:
     facts = captured.facts
     found: list[tuple[str, int]] = []
     for name, value in facts.pinned().items():
-        source: Source | None = (getattr(facts, "sources", None) or {}).get(name)
+        source: Source | None = facts.sources.get(name)
         if source is None:
             continue
         place = (str(source.base), source.dim) if isinstance(source, TensorProperty) else (str(source), ITSELF)
@@ -552,7 +560,7 @@ def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
 
 
 def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str, call: Call) -> Any:
-    symbols: dict[str, Source] = dict(getattr(captured.facts, "sources", None) or {})
+    symbols: dict[str, Source] = dict(captured.facts.sources)
     sizes = [Guard(FixedObject(None), "shape", e) for e in (*compiled.guards, *_layout_conditions(captured, symbols))]
     known = {g.value for g in captured.guards if g.kind == "shape"}
     all_guards = [*captured.guards, *(g for g in sizes if g.value not in known)]

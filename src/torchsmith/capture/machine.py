@@ -785,6 +785,7 @@ def capture(
     dynamic_dims: Mapping[str, set[int]] | None = None,
     static_dims: Mapping[str, set[int]] | None = None,
     ones: bool = True,
+    loose: frozenset[str] = frozenset(),
     declared: Mapping[tuple[str, int], tuple[int, int | None]] | None = None,
     fullgraph: bool = False,
     given: Mapping[str, Mapping[int, Any]] | None = None,
@@ -794,7 +795,8 @@ def capture(
     probe: bool = False,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
-    (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `given`: sizes that export declares, by
+    (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
+    value is assumed: what needs one as a constant is Unsupported("GRA015"). `given`: sizes that export declares, by
     input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
@@ -807,6 +809,7 @@ def capture(
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
     m.recorder.static_dims = dict(static_dims or {})
     m.recorder.ones = ones
+    m.recorder.facts.loose = loose
     m.recorder.declared = dict(declared or {})
     m.world.guard(FixedObject(None), "global_state", global_state())
     frame = None

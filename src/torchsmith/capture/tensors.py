@@ -81,7 +81,7 @@ class Recorder:
         self.inputs: list[Source] = []
         self.real: dict[int, Info] = {}  # id of an outside tensor -> its placeholder
         self.facts = SizeFacts()
-        self.facts.sources = {}  # type: ignore[attr-defined]
+        self.facts.sources = {}
         self.size_nodes: dict[
             str, tuple[torch.fx.Node, int, int, int]
         ] = {}  # where a symbol is measured: (size(node, dim) - shift) / scale
@@ -135,7 +135,7 @@ class Recorder:
             for d in sorted(dims):
                 sizes[d] = self._declared_size(given[d], real.shape[d], node, d) if d in given else self._fresh_size(real, source, node, d)
                 if type(sizes[d].node.expr) is Sym:
-                    self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)  # type: ignore[attr-defined]
+                    self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)
         tensor = tracing.given(tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts))
         if not self.machine.is_whole:  # what stands alone is not differentiated
             tensor = tracing.watched(tensor, real)
@@ -177,7 +177,7 @@ class Recorder:
         node.meta.update(val=number, role="scalar", source=str(source), loc=self.loc())
         symbol = number.node.expr
         self.exprs[symbol] = node
-        self.facts.sources[symbol.name] = source  # type: ignore[attr-defined]
+        self.facts.sources[symbol.name] = source
         self.inputs.append(source)
         self.machine.world.guard(source, "type", int if type(number) is torch.SymInt else float)
         self.numbers[str(source)] = number

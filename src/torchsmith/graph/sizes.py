@@ -55,6 +55,8 @@ class SizeFacts:
         self.loc = ""
         self.frozen = False
         self.reads_data = False  # the value of a one-element tensor may become a symbol (a graph that stands alone)
+        self.loose: frozenset[str] = frozenset()  # inputs, by name: floats that have had too many values to assume one more
+        self.sources: dict[str, Any] = {}  # what symbols were made of, where the frontend says so
         self.when_assumed: Callable[[Expr, str], None] | None = None  # told each condition on such values: running has to check it
         self.spoken = False  # Python code of the program runs: text of a size is that of its number
         self.read_at: dict[str, str] = {}  # symbol of a tensor's value -> the user's line that read it
@@ -568,6 +570,10 @@ class SizeNode:
             return float(self.expr.value)
         if self.hint is None:
             raise Unsupported("GRA004", at=self.facts.loc, detail=f"float({self.facts.said(self.expr)})")
+        if self.facts.loose and not self.facts.frozen:
+            names = [str(self.facts.sources.get(x.name)) for x in walk(self.expr) if isinstance(x, Sym)]
+            if any(n in self.facts.loose for n in names):
+                raise Unsupported("GRA015", at=self.facts.loc, detail=names[0])
         inner = self.expr.args[0] if isinstance(self.expr, Cast) else None
         if inner is not None and inner.dtype is dt.index:  # float(s0): pin the integer
             self.facts.assume(_comparison("eq", inner, const(int(self.hint))))

@@ -51,15 +51,21 @@ def _ratio(n: Expr, m: Expr, scale: float | None, align: bool, d: DType) -> Expr
 
 
 # ---------------------------------------------------------------- nearest
-def _nearest_index(o: Expr, n: Expr, m: Expr, scale: float | None, exact: bool) -> Expr:
-    """The source of result element o: floor(o * n/m), or of its centre; in float32, as eager computes it."""
-    if n is m and not (exact and scale is not None):
+def _nearest_index(o: Expr, n: Expr, m: Expr, scale: float | None, exact: bool, whole: bool) -> Expr:
+    """The source of result element o: floor(o * n/m), or of its centre; in float32, as eager computes it.
+
+    whole: sizes that are equal, or doubled, decide against the scale (in two dimensions, as eager has it)."""
+    whole = whole or scale is None
+    if n is m and (scale is None or (whole and not exact)):
         return o
     a, b = known(n), known(m)
     if a is not None and b is not None:
-        found = _nearest_whole(o, a, b, scale, exact)
+        found = _nearest_whole(o, a, b, scale, exact, whole)
         if found is not None:
             return found
+    elif scale is not None and whole and not exact:
+        scaled = _nearest_index(o, n, m, scale, exact, False)
+        return select(op("eq", n, m), o, select(op("eq", m, n * 2), o // 2, scaled))
     elif not exact and (by := known(m // n)) is not None and (scale is None or scale == by):
         return o // by
     at: Expr = convert(o, dt.f32)
@@ -68,9 +74,9 @@ def _nearest_index(o: Expr, n: Expr, m: Expr, scale: float | None, exact: bool) 
     return op("min", convert(op("floor", op("mul", at, _ratio(n, m, scale, False, dt.f32))), dt.index), n - 1)
 
 
-def _nearest_whole(o: Expr, n: int, m: int, scale: float | None, exact: bool) -> Expr | None:
+def _nearest_whole(o: Expr, n: int, m: int, scale: float | None, exact: bool, whole: bool) -> Expr | None:
     """The same in whole numbers, where that gives the same for every element."""
-    if m == 2 * n and not exact:
+    if m == 2 * n and not exact and whole:
         return o // 2
     ratio = round_to(dt.f32, 1.0 / scale if scale is not None else round_to(dt.f32, n) / m)
     plain = [min(int(round_to(dt.f32, (k + 0.5 if exact else k) * ratio)), n - 1) for k in range(m)]
@@ -86,7 +92,7 @@ def _nearest(rank: int, exact: bool) -> Any:
         sizes, factors = _sizes(x, cx, rank), _scales(scales, rank)
 
         def at(i: Index) -> Expr:
-            place = [_nearest_index(o, n, m, f, exact) for o, (n, m), f in zip(i[-rank:], sizes, factors, strict=True)]
+            place = [_nearest_index(o, n, m, f, exact, rank == 2) for o, (n, m), f in zip(i[-rank:], sizes, factors, strict=True)]
             return x.load((*i[:-rank], *place))
 
         return cx.stage(at)
@@ -114,6 +120,8 @@ def _linear_taps(o: Expr, n: Expr, m: Expr, scale: float | None, align: bool, d:
     if n is m:
         return [(o, one)]
     at = _position(o, n, m, scale, align, d, True)
+    if scale is not None and not align and (known(n) is None or known(m) is None):
+        at = select(op("eq", n, m), convert(o, d), at)  # equal sizes are a copy, whatever the scale
     low = op("min", convert(op("floor", at), dt.index), n - 1)
     high = op("min", low + 1, n - 1)
     part = op("min", op("max", op("sub", at, convert(low, d)), Const(d, 0.0)), one)
