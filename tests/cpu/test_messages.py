@@ -82,7 +82,7 @@ def test_under_fullgraph_the_users_error_is_raised() -> None:
 
 def test_functions_are_named() -> None:
     with pytest.raises(torchsmith.Unsupported, match=r"CAP034.*torch.cond.*torchsmith.export"):
-        torchsmith.compile(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), fullgraph=True)(X)
+        torchsmith.compile(lambda x: torch.cond(x.sum() > 0, torch.rand_like, torch.cos, (x,)), fullgraph=True)(X)
     with pytest.raises(torchsmith.Unsupported, match="set_num_threads, which changes state"):
         torchsmith.compile(lambda x: (torch.set_num_threads(1), x)[1], fullgraph=True)(X)
 

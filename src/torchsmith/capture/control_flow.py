@@ -1,7 +1,7 @@
 """torch.cond, map, scan and while_loop in a graph without regions: both branches and a choice, or one copy of the body for each element.
 
-In: the machine and such a call's arguments. Out: its result as machine values. Only for programs that are captured whole: just in time the
-frame runs them eagerly, which computes one branch.
+In: the machine and such a call's arguments. Out: its result as machine values. Just in time torch.cond computes both branches only where
+the one that is not taken can do no harm: it raises nothing, draws nothing, and sends no gradient back. Else the frame runs it eagerly.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 from ..codes import Unsupported, define
 from ..graph import tracing
 
-define("CAP034", "an operator with branches or loops is compiled in programs that are captured whole",
-       "torchsmith.export and torchsmith.aot take it; here it runs eagerly")  # fmt: skip
+define("CAP034", "a branch of torch.cond may do harm where it is not taken", "the call runs eagerly; torchsmith.export takes it")
 define("CAP033", "a control-flow operator has no form without branches and loops", "see the detail")
 
 LONGEST = 256  # elements that a loop is written out for
@@ -30,11 +29,6 @@ def _arguments(spelt: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]
     bound = inspect.Signature(parameters).bind(*args, **kwargs)
     bound.apply_defaults()
     return list(bound.arguments.values())
-
-
-def _refuse_eager_world(m: Any, name: str) -> None:
-    if not m.is_whole:
-        raise Unsupported("CAP034", at=m.loc(), detail=name)
 
 
 def _run(m: Any, fn: Callable[..., Any], operands: Any) -> tuple[list[Any], Any]:
@@ -53,11 +47,44 @@ def cond(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     pred, true_fn, false_fn, operands = _arguments("pred true_fn false_fn operands", args, kwargs)
     if not issubclass(type(pred), torch.Tensor):
         return m.call(true_fn if m.truth(pred) else false_fn, list(operands or ()), {})
-    _refuse_eager_world(m, "torch.cond")
-    (yes, spec), (no, other) = (_run(m, fn, operands or ()) for fn in (true_fn, false_fn))
+    trace = tracing.current()
+    before, harm = trace.draws + trace.harms, m.recorder.last_node()
+    operands = operands or ()
+    yes, spec = _run(m, true_fn, _gated(m, pred, operands, True))
+    no, other = _run(m, false_fn, _gated(m, pred, operands, False))
+    if not m.is_whole:
+        if trace.draws + trace.harms != before:
+            raise Unsupported("CAP034", at=m.loc(), detail="it draws random numbers, or may raise on values")
+        _refuse_ungated(m, harm)
     if spec != other:
         raise Unsupported("CAP033", at=m.loc(), detail="the branches of torch.cond return different structures")
     return pytree.tree_unflatten([_chosen(m, pred, a, b) for a, b in zip(yes, no, strict=True)], spec)
+
+
+def _gated(m: Any, pred: Any, operands: Any, taken: bool) -> Any:
+    """The operands of a branch, to which a gradient goes back only where it is taken: the other one's may be NaN."""
+
+    def gate(x: Any) -> Any:
+        if not issubclass(type(x), torch.Tensor) or not x.requires_grad or not torch.is_grad_enabled():
+            return x
+        cut = m.recorder.record("method", "detach", (x,), {})
+        return m.recorder.record("function", torch.where, (pred, x, cut) if taken else (pred, cut, x), {})
+
+    return operands if m.is_whole else pytree.tree_map(gate, operands)
+
+
+def _refuse_ungated(m: Any, mark: Any) -> None:
+    """Tensors from around the branches that gradients reach past the gates."""
+    nodes = list(m.recorder.graph.nodes)
+    inside = nodes[nodes.index(mark) + 1 :] if mark is not None else [n for n in nodes if n.op != "placeholder"]
+    known = set(inside)
+    gates = {torch.where, "detach"}
+    for node in inside:
+        reached = [n for n in node.all_input_nodes if n not in known and getattr(n.meta.get("val"), "requires_grad", False)]
+        if reached and node.target not in gates and torch.is_grad_enabled():
+            raise Unsupported(
+                "CAP034", at=node.meta.get("loc") or m.loc(), detail="a branch reads a tensor with gradient that is no operand"
+            )
 
 
 def _chosen(m: Any, pred: Any, a: Any, b: Any) -> Any:
@@ -73,7 +100,6 @@ def _chosen(m: Any, pred: Any, a: Any, b: Any) -> Any:
 
 def while_loop(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A loop whose count follows from the program's own numbers (a counter that starts at torch.tensor(0)), written out."""
-    _refuse_eager_world(m, "torch.while_loop")
     cond_fn, body_fn, carried = _arguments("cond_fn body_fn carried_inputs", args, kwargs)
     for _ in range(LONGEST + 1):
         test = m.call(cond_fn, list(carried), {})
@@ -89,7 +115,9 @@ def while_loop(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _steps(m: Any, xs: list[Any], dim: int, name: str) -> int:
     n = xs[0].shape[dim] if xs else 0
     if type(n) is not int:
-        raise Unsupported("CAP033", at=m.loc(), detail=f"{name} over a dimension that varies: declare it static, or write it with whole tensors")
+        raise Unsupported(
+            "CAP033", at=m.loc(), detail=f"{name} over a dimension that varies: declare it static, or write it with whole tensors"
+        )
     if n > LONGEST:
         raise Unsupported("CAP033", at=m.loc(), detail=f"{name} over {n} elements; loops are written out up to {LONGEST}")
     if n < 1:
@@ -109,7 +137,6 @@ def _stacked(m: Any, rows: list[list[Any]], dim: int) -> list[Any]:
 
 def map_(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """map(f, xs, *args) -> stack([f(xs[0], *args), f(xs[1], *args), ...])"""
-    _refuse_eager_world(m, "map")
     fn, xs, *rest = args
     flat, spec = pytree.tree_flatten(xs)
     rows: list[list[Any]] = []
@@ -122,7 +149,6 @@ def map_(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def scan(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """scan(f, init, xs) -> the carry after the last element, and what f returned beside it, stacked."""
-    _refuse_eager_world(m, "scan")
     options = {"dim": 0, "reverse": False} | {k: kwargs.pop(k) for k in ("dim", "reverse") if k in kwargs}
     fn, carry, xs = _arguments("combine_fn init xs", args, kwargs)
     flat, spec = pytree.tree_flatten(xs)

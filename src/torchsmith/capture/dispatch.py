@@ -115,6 +115,8 @@ class State:
     may_have: dict[type, bool] = field(default_factory=lambda: {int: True, float: True})  # numbers that vary may become symbols
     numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
     constants: dict[str, set[float]] = field(default_factory=dict)  # the values for which a float that varies was compiled as a constant
+    reads: bool = False  # item() is a number that the graph tells when it runs; else it is a break
+    may_read: bool = True  # ... which was not refused yet
     warned: bool = False
     point: resume.Point | None = None  # not a function's beginning, but where a split frame goes on
     family: resume.Family | None = None
@@ -362,7 +364,15 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
             captured = _capture_or_split(d, state, fn, args, kwargs)
         if state.hooked and state.point is None and captured.stop is None and not any(n.op.startswith("call") for n in captured.graph.graph.nodes):
             raise _NothingToCompile("API007", at=location(fn))
-        compiled = _compile(state, captured, call, name)
+        try:
+            compiled = _compile(state, captured, call, name)
+            if compiled.report.code not in (None, "AUT001") and state.reads and not settings.fullgraph:
+                raise Unsupported(compiled.report.code, at=location(fn))
+        except Unsupported:
+            if not state.reads or settings.fullgraph:
+                raise
+            state.may_read = False  # split where the value is read
+            return _make(d, state, fn, args, kwargs, call)
         if state.family is not None:
             state.family.operators += sum(n.op.startswith("call") for n in captured.graph.graph.nodes)
         reason = compiled.report.code
@@ -396,10 +406,16 @@ def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[
     """The whole frame, or as much of it as can be captured: up to the instruction that cannot, or to one before it where the frame's
     state can be handed over."""
     settings = state.settings
+    state.reads = settings.fullgraph
     try:
         return _capture_with_retry(state, fn, args, kwargs)
     except Unsupported as error:
         why = error
+    native = getattr(settings.backend, "dialect", "native") == "native"  # others are given graphs without numbers of their own
+    if why.code in _READS and state.may_read and native and not settings.fullgraph:
+        captured = _capture_reading(state, fn, args, kwargs)
+        if captured is not None:
+            return captured
     if settings.fullgraph or isinstance(why, Forbidden) or why.code in _NOT_SPLIT or why.step < 0:
         raise why
     family = family_of(d, state)
@@ -419,6 +435,23 @@ def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[
         events.emit("graph_break", code=first.code, loc=first.at or location(fn), detail=first.detail, name=state.label)
         return captured
     raise first
+
+
+_READS = frozenset({"CAP020", "GRA003"})  # Python, or torch itself, asks for the value of a tensor
+
+
+def _capture_reading(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The whole frame as one graph in which tensors' values are numbers known only when it runs; None where something needs to know more
+    of them than the program itself checks."""
+    state.reads = True
+    try:
+        captured = _capture_with_retry(state, fn, args, kwargs)
+    except Unsupported:
+        captured = None
+    if captured is None or captured.facts.needed:
+        state.reads = state.may_read = False
+        return None
+    return captured
 
 
 def _earlier(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], stop: int) -> int:
@@ -473,7 +506,7 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
             state.forget_numbers(why)
             return _capture_with_retry(state, fn, args, kwargs, stop)
         try:
-            captured = _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop)
+            captured = _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads)
         except Unsupported as static:
             if static.step <= why.step:  # the sizes were not in the way: they stay dynamic where the frame is split
                 raise why from None
@@ -493,7 +526,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
         try:
             captured = _capture(
                 fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
-                declared=state.marked, fullgraph=settings.fullgraph, at=state.point, stop=stop,
+                declared=state.marked, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads,
                 loose=frozenset(place for place, had in state.constants.items() if len(had) >= MOST_CONSTANTS and not settings.fullgraph),
             )  # fmt: skip
         except Unsupported as why:

@@ -644,7 +644,7 @@ class Machine:
         tensor_attrs.store(self, tensor, name, value)
 
     def tensor_setitem(self, tensor: torch.Tensor, key: Any, value: Any) -> None:
-        tensor_attrs.setitem(self, tensor, key, value)
+        tensor_attrs.setitem(self, tensor, pr.numbered(self, self.index_key(key)), value)
 
     def tensor_truth(self, tensor: torch.Tensor) -> bool:
         return bool(self.tensor_value(tensor, "__bool__", "if on a tensor's value"))
@@ -757,6 +757,15 @@ def _where(fn: types.FunctionType) -> str:
     return f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
 
 
+def _is_importing(frame: Any) -> bool:
+    """Does the import system stand above it? What a library imports at first use is its own affair."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextlib.contextmanager
 def _no_python(m: Machine) -> Iterator[None]:
     """Refuse Python code of the user below a C function; the standard library, torch and the machine may run."""
@@ -766,7 +775,7 @@ def _no_python(m: Machine) -> Iterator[None]:
         return
 
     def watch(frame: Any, event: str, arg: Any) -> None:
-        if event == "call" and not policy.is_library_file(frame.f_code.co_filename):
+        if event == "call" and not policy.is_library_file(frame.f_code.co_filename) and not _is_importing(frame):
             raise Unsupported("CAP010", at=m.loc(), detail=f"{frame.f_code.co_qualname} called from C")
 
     sys.setprofile(watch)
@@ -793,6 +802,7 @@ def capture(
     at: Point | None = None,
     stop: int | None = None,
     probe: bool = False,
+    reads: bool = False,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
     (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
@@ -800,10 +810,11 @@ def capture(
     input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
-    in front of which the frame's state can be handed over."""
+    in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time."""
     m = Machine(fn)
     m.probing = probe
-    m.is_whole = m.recorder.facts.reads_data = close is not finish.finished
+    m.is_whole = close is not finish.finished
+    m.recorder.facts.reads_data = m.is_whole or reads
     m.recorder.given = given or {}
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})

@@ -275,6 +275,21 @@ def _read_tensor_key(m: Any, track: Any, key: Any) -> Any:
     return m.world.wrap(value, item_of(track.source, name))
 
 
+def numbered(m: Any, key: Any) -> Any:
+    """A tensor's index in which tensors of one integer are their numbers, as torch reads them."""
+    t = type(key)
+    if t is tuple:
+        return tuple([numbered(m, k) for k in key])
+    if t is slice:
+        return slice(numbered(m, key.start), numbered(m, key.stop), numbered(m, key.step))
+    if issubclass(t, Tensor) and not key.dim() and key.dtype in _INTEGERS and not m.recorder.bodies:
+        return m.tensor_value(key, "__index__", "a tensor as an index")
+    return key
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
 def getitem(m: Any, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
@@ -286,7 +301,7 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
         tensors = transforms.index_of(m, key) if m.recorder.bodies else None
         if tensors is not None:
             return m.record("function", torch.ops.aten.index.Tensor, (obj, tensors), {})
-        return m.record("function", operator.getitem, (obj, key), {})
+        return m.record("function", operator.getitem, (obj, numbered(m, key)), {})
     track = m.world.tracks.get(id(obj))
     if issubclass(type(key), Tensor) and t in (list, tuple):
         raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")

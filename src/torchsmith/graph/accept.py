@@ -32,8 +32,9 @@ aten = torch.ops.aten
 UNASKED: frozenset[OpOverload] = frozenset({
     aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
 })  # fmt: skip
-# Operators whose results or refusals are about values: nothing can be learned from made-up ones.
-_UNCOMPARED = """empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize _fft_r2c _fft_c2r _fft_c2c
+# Operators whose results or refusals are about values: nothing can be learned from made-up ones. copy stands for copy_, whose target keeps
+# its own strides.
+_UNCOMPARED = """copy empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize _fft_r2c _fft_c2r _fft_c2c
     _assert_async _assert_scalar _functional_assert_async _functional_assert_scalar"""
 UNCOMPARED = frozenset(_UNCOMPARED.split())
 MOST = 4096  # answers remembered

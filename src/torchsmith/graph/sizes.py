@@ -15,7 +15,7 @@ import torch.fx.experimental.sym_node
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
-from ..ir.expr import Cast, Const, Expr, Op, Sym, const, walk
+from ..ir.expr import SIGNED, Cast, Const, Expr, Op, Sym, const, walk
 from ..ir.number import number_of
 from ..ir.program import Symbol
 from .polynomial import Poly, Range, add, divide, expr, interval, normal, poly, settled
@@ -58,6 +58,7 @@ class SizeFacts:
         self.loose: frozenset[str] = frozenset()  # inputs, by name: floats that have had too many values to assume one more
         self.sources: dict[str, Any] = {}  # what symbols were made of, where the frontend says so
         self.when_assumed: Callable[[Expr, str], None] | None = None  # told each condition on such values: running has to check it
+        self.needed: list[tuple[Expr, str]] = []  # what rules take for granted of tensors' values, which the program does not check itself
         self.spoken = False  # Python code of the program runs: text of a size is that of its number
         self.read_at: dict[str, str] = {}  # symbol of a tensor's value -> the user's line that read it
         self.dims: dict[str, str] = {}  # symbol of a declared dimension -> its name
@@ -67,10 +68,10 @@ class SizeFacts:
         self._values: dict[str, torch.SymInt] = {}
 
     def fresh(self, hint: int | None, origin: tuple[str | int, ...], lo: int = 1, hi: int | None = None) -> torch.SymInt:
-        """A new symbol. hint None: its value is known only at run time (a data-dependent size)."""
+        """A new symbol. hint None: its value is known only at run time (a size that data tell; may it be negative, a tensor's value)."""
         if hi is None and hint is not None:
             hi = LARGEST
-        prefix = "u" if hint is None else "s"
+        prefix = "s" if hint is not None else "u" if lo >= 0 else SIGNED
         name = f"{prefix}{sum(n.startswith(prefix) for n in self.symbols)}"
         sym = Sym(name)
         self.symbols[name] = Symbol(sym, origin, lo, hi)
@@ -227,6 +228,8 @@ class SizeFacts:
             return
         self._narrow(cond)
         if self.depends_on_data(cond):  # no input tells it: the graph has a check of its own
+            if self.is_read(cond):
+                self.needed.append((cond, loc or self.loc))
             if self.when_assumed is not None:
                 self.when_assumed(cond, loc or self.loc)
             return
@@ -650,7 +653,10 @@ class SizeNode:
     def abs(self) -> SizeNode:
         if self.kind == "float":
             return SizeNode(Op("abs", dt.f64, (self.expr,)), None if self.hint is None else abs(self.hint), self.facts, "float")
-        return self if self.ge(self.wrap_int(0)).guard_bool() else self.neg()
+        positive = self.ge(self.wrap_int(0))
+        if self.hint is None and self.facts.decide(positive.expr) is None:
+            return self.sym_max(self.neg())
+        return self if positive.guard_bool() else self.neg()
 
     def sym_sum(self, args: list[SizeNode]) -> SizeNode:
         total = self.wrap_int(0)

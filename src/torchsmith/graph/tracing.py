@@ -317,6 +317,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.making_on: torch.device | None = None
         self.draws = 0  # operators met that draw random numbers
         self.inside = 0  # operators written with others that are under way: their parts are not what eager runs
+        self.harms = 0  # ... that raise on some values, or ask for them
         self.has_devices = False  # some tensor stands for another device than cpu
         self.when_offset_read: Callable[[torch.Tensor], None] = lambda t: None  # told where a storage offset is used as a number
         self._operators, self._functions = _Operators(self), _Functions(self)
@@ -421,6 +422,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         if func is not torch.ops.aten.detach.default and _is_watched(args, kwargs):
             raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
         self.draws += torch.Tag.nondeterministic_seeded in func.tags
+        self.harms += may_raise(func)
         args, kwargs = pinned(func, args, kwargs)
         if self.autocast:
             tensors = tensors_in((args, kwargs))
@@ -540,6 +542,20 @@ def plain_number(value: Any) -> Any:
 
 
 _SYMBOLS = frozenset(SymTypes)
+
+
+@cache
+def may_raise(func: OpOverload) -> bool:
+    """May it raise for some values of its tensors, shapes being right?"""
+    name = func._schema.name.removeprefix("aten::")
+    return func.namespace != "aten" or name.startswith(_RAISING) or func._schema.is_mutable
+
+
+_RAISING = (
+    "_assert", "_cholesky", "_linalg", "_local_scalar", "_unique", "bincount", "bucketize", "cholesky", "embedding", "gather",
+    "geqrf", "histc", "index", "linalg", "lu_", "masked_select", "multinomial", "nll", "nonzero", "ormqr", "poisson", "put",
+    "repeat_interleave", "scatter", "take", "triangular", "unique",
+)  # fmt: skip
 
 
 def storage(t: torch.Tensor) -> int:

@@ -166,6 +166,9 @@ class Sym(Expr):
         return cast(Sym, cls._intern((name, dtype), dtype, (), name=name))
 
 
+SIGNED = "z"  # begins the names of integers that may be negative: values of tensors. All others are sizes
+
+
 class Axis(Expr):
     """A loop index."""
 

@@ -1,0 +1,69 @@
+"""torch.cond, map, scan and while_loop just in time."""
+
+from __future__ import annotations
+
+import torch
+from capturing import same
+from torch._higher_order_ops.map import map as each
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+import torchsmith
+
+X = torch.arange(12.0).reshape(3, 4) - 2
+
+
+def outcome(fn, x):
+    x = x.clone().requires_grad_()
+    out = fn(x)
+    leaves = [t for t in torch.utils._pytree.tree_leaves(out) if t.requires_grad]
+    grads = torch.autograd.grad([t.sum() for t in leaves], x) if leaves else ()
+    return torch.utils._pytree.tree_map(torch.Tensor.detach, out), grads
+
+
+def loops(x):
+    by_count = while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2), (torch.tensor(0), x.detach()))
+    return by_count, each(lambda a, b: a * b, x, torch.ones(4)), scan(lambda c, a: (c + a, c * a), torch.zeros(4), x)
+
+
+def unrolled(x):
+    by_count = torch.tensor(3), x.detach() * 8
+    carry, rows = torch.zeros(4), []
+    for a in x:
+        carry, row = carry + a, carry * a
+        rows.append(row)
+    return by_count, x * torch.ones(4), (carry, torch.stack(rows))
+
+
+def branches(x):
+    """The derivative of the branch that is not taken is NaN."""
+    return torch.cond(x.sum() > 0, lambda a: (a.sin(), a + 1), lambda a: ((-a).sqrt(), a * 2), (x,))
+
+
+def plain(x):
+    return (x.sin(), x + 1) if x.sum() > 0 else ((-x).sqrt(), x * 2)
+
+
+def test_loops_and_branches_are_part_of_the_graph():
+    compiled = torchsmith.compile(lambda x: (loops(x), branches(x)), fullgraph=True, backend=lambda gm, inputs: gm.forward)
+    for x in (X, -X - 9):
+        same(outcome(compiled, x), outcome(lambda x: (unrolled(x), plain(x)), x))
+    native = torchsmith.compile(branches, fullgraph=True)
+    for x in (X, -X - 9):
+        same(native(x), plain(x))
+
+
+def test_a_branch_that_may_do_harm_breaks():
+    weight = torch.ones(4, requires_grad=True)
+    told = []
+    for fn in (
+        lambda a: a * weight,
+        lambda a: a[torch.tensor([7, 0])],
+        lambda a: a + torch.rand(4),
+        lambda a: a.sum().item() + a,
+    ):
+        try:
+            torchsmith.compile(lambda x, fn=fn: torch.cond(x.sum() > 0, fn, torch.cos, (x,)), fullgraph=True)(X)
+        except torchsmith.Unsupported as why:
+            told.append(why.code)
+    assert told == ["CAP034"] * 4

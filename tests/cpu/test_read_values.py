@@ -1,0 +1,63 @@
+"""Values of tensors as numbers of the graph: item(), tensors as indices; where more than the program checks must be known, a break."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torchsmith
+
+V = torch.arange(5.0)
+
+
+def checked(v, n):
+    k = n.item()
+    torch._check(k >= 0)
+    torch._check(k <= v.shape[0])
+    return v[:k] * 2
+
+
+# program, values of n, graphs that hold everything by default
+ROWS = [
+    (lambda v, n: (v * n.item() // 2 + n.item() // 2, n.item() * 3 + 1, -n.item(), abs(n.item()), min(n.item(), 4)), (3, -7), True),
+    (lambda v, n: (v * 2, type(n.item()), n.item() == 3, int(n.item()), float(n.item()), n.item() / 3), (3.0, -7.5), True),
+    (lambda v, n: v * min(1.0, 2.0 / (n.item() + 1e-6)), (3.0, 0.5), True),
+    (lambda v, n: (v[: n.item()] * 2, v[-n.item() :] + 1), (3, 0, -2, 9), True),
+    (lambda v, n: torch.full((3,), n.item()) * 2, (3, -4), True),
+    (checked, (3, 0, 6), True),
+    (lambda v, n: v[n] + v[n.item()], (3, -2, 9), False),
+    (lambda v, n: v[:n] * 2, (3, -2, 9), True),
+    (lambda v, n: torch.zeros(n.item()) + 1, (3, 0, -1), False),
+    (lambda v, n: (v.mul_(2), v.__setitem__(n, 5.0), v + 1)[2], (3, -2), False),
+    (lambda v, n: v * 2 if n.item() > 2 else v + 1, (3, 1), False),
+    (lambda v, n: (f"{n.item()}", v * 2, {n.item(): 1}), (3, 1), False),
+]
+
+
+def outcome(fn, n):
+    v = V.clone()
+    try:
+        return fn(v, torch.tensor(n)), v
+    except (RuntimeError, IndexError) as e:
+        return type(e), v
+
+
+@pytest.mark.parametrize("k", range(len(ROWS)))
+def test_numbers_read_from_tensors(k):
+    fn, values, whole = ROWS[k]
+    told = torchsmith.explain(torchsmith.compile(fn))(V.clone(), torch.tensor(values[0]))
+    assert (told.graph_break_count == 0) == whole, told
+    compiled = torchsmith.compile(fn)
+    for n in values:
+        want, got = outcome(fn, n), outcome(compiled, n)
+        assert str(want) == str(got)
+
+
+@pytest.mark.parametrize("k", [0, 3, 6, 7, 8, 9])
+def test_under_fullgraph_they_never_break(k):
+    """What rules take for granted is checked when the graph runs; a negative index into memory is one."""
+    fn, values, _ = ROWS[k]
+    compiled = torchsmith.compile(fn, fullgraph=True)
+    for n in values:
+        want, got = outcome(fn, n), outcome(compiled, n)
+        assert str(want[0]) == str(got[0]) or (isinstance(want[0], type) and isinstance(got[0], type))
