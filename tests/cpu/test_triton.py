@@ -77,6 +77,43 @@ def test_values(case):
     check_triton(fn, *args, rtol=1e-4, atol=1e-4)
 
 
+ALONE = Options(libtorch="forbid")  # products are kernels of our own
+PRODUCTS = {
+    "mm": (torch.mm, rows(40, 70), rows(70, 50)),
+    "half": (lambda x, y: torch.relu(x @ y.t() + 1), rows(40, 70, dtype=torch.float16), rows(50, 70, dtype=torch.float16)),
+    "linear": (lambda x, w, b: F.gelu(F.linear(torch.exp(x), w, b)), rows(2, 20, 41), rows(33, 41), rows(33)),
+    "batches": (torch.matmul, rows(3, 20, 48), rows(3, 48, 40)),
+    "float64": (torch.mm, rows(20, 30, dtype=torch.float64), rows(30, 20, dtype=torch.float64)),
+    "integers": (torch.mm, numbers(99, 20, 30), numbers(99, 30, 20)),
+    "one row": (F.linear, rows(1, 1100), rows(40, 1100)),
+    "few results of much": (F.linear, rows(16, 1500), rows(20, 1500)),
+    "convolution": (lambda x, w, b: F.conv2d(x, w, b, padding=1, stride=2), rows(2, 5, 9, 9), rows(18, 5, 3, 3), rows(18)),
+    "grouped": (lambda x, w: F.conv2d(x, w, groups=4), rows(1, 8, 6, 6), rows(8, 2, 3, 3)),
+    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *(rows(2, 3, 20, 16) for _ in range(3))),
+    "masked attention": (
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m > 0),
+        rows(1, 2, 20, 16), *(rows(1, 2, 24, 16) for _ in range(2)), rows(20, 24),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PRODUCTS.values(), ids=PRODUCTS)
+def test_products(case):
+    fn, *args = case
+    check_triton(fn, *args, rtol=2e-3, atol=2e-3, options=ALONE)
+
+
+def test_infinities_beside_a_product():
+    """Nothing that lies beyond an edge is multiplied: exp(0) times what is not there would be a result."""
+    x, w = rows(20, 41), rows(33, 41)
+    x[3, 5], w[7, 9] = torch.inf, torch.nan
+    check_triton(lambda x, w: torch.exp(x) @ torch.cos(w).t(), x, w, rtol=1e-3, atol=1e-3, options=ALONE)
+
+
+def test_sizes_of_products_that_vary():
+    check_triton(torch.mm, rows(20, 30), rows(30, 40), dynamic=True, rtol=1e-4, atol=1e-4, options=ALONE)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_dtypes(dtype):
     tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype.itemsize == 2 else {}
@@ -159,14 +196,24 @@ def spilled(ptx: bytes, folder: Path) -> int:
 def test_machine_code(arch, tmp_path):
     """No kernel of these spills, or takes more shared memory than a block may have."""
     texts = [t for name in MACHINE for t in texts_of(scheduled_of(CASES[name][0], CASES[name][1:])[0])]
+    large = [torch.empty(shape, dtype=torch.float16, device="meta") for shape in ((2048, 768), (3072, 768), (3072,))]
+    products = texts_of(scheduled_of(lambda x, w, b: F.gelu(F.linear(x, w, b)), large, options=ALONE)[0])
+    (image,) = compile_images(products, arch, Options())
+    assert {80: b"mma.sync", 90: b"wgmma.mma_async"}[arch] in image.ptx and b"cp.async" in image.ptx
+    texts += products
     for text, image in zip(texts, compile_images(texts, arch, Options()), strict=True):
         assert image.symbol == "tsk" and image.data[:4] == b"\x7fELF" and image.shared < 227 * 1024
         assert not spilled(image.ptx, tmp_path), text
 
 
+class Largest(torch.nn.Module):
+    def forward(self, x):
+        return torch.linalg.svdvals(x)[0]
+
+
 def test_export_without_a_gpu(tmp_path):
     """A module on the processor becomes a library for GPUs: machine code for two architectures, and text."""
-    model = torch.nn.Sequential(torch.nn.LayerNorm(40), torch.nn.Softmax(1)).eval()
+    model = torch.nn.Sequential(torch.nn.LayerNorm(40), torch.nn.Linear(40, 20)).eval()
     path = tmp_path / "model.so"
     torchsmith.aot.aot_compile(model, (torch.randn(6, 40),), options={"device": "cuda", "aot_inductor.output_path": str(path)})
     content = path.read_bytes()
@@ -175,5 +222,5 @@ def test_export_without_a_gpu(tmp_path):
     program = f"import torchsmith.aot as a\ntry: a.load_package({str(path)!r})\nexcept a.PackageError as e: print(e.status, e)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said.startswith("7 ") and "libcuda" in said
-    with pytest.raises(Unsupported, match=r"AOT020.*addmm"):  # products are a library's
-        torchsmith.aot.aot_compile(torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),), options={"device": "cuda"})
+    with pytest.raises(Unsupported, match=r"AOT020.*svd"):
+        torchsmith.aot.aot_compile(Largest(), (torch.randn(4, 4),), options={"device": "cuda"})

@@ -26,6 +26,7 @@ from ..ir import dtype as dt
 from ..ir.bounds import Ranges
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
+from ..ir.folds import multiply_add
 from ..ir.kernel import Kernel, Let, Loop, Param, Stmt, StoreStmt, Tile, expressions
 from ..ir.linear import const_of, linear
 from .triton_ops import TYPES, spell
@@ -65,7 +66,7 @@ class Emitter:
         self.kernel = kernel
         self.tiles: dict[Axis, Tile] = {t.axis: t for t in kernel.tiles}
         grid = [a for a, _ in kernel.grid if a in self.tiles and self.tiles[a].size > 1]
-        inner = [t.axis for t in kernel.tiles if t.how != "lanes"]
+        inner = [t.axis for t in kernel.tiles if t.how not in ("lanes", "dot")]
         self.slots: dict[Axis, int] = {a: k for k, a in enumerate(grid)} | dict.fromkeys(inner, len(grid))
         self.rank = len(grid) + bool(inner)
         self.ranges = Ranges({s: (min(lo, 0), hi) for s, lo, hi in kernel.ranges}, sizes=True)
@@ -698,7 +699,59 @@ def _open_loop(self: Emitter, axis: Axis, extent: Expr) -> Val | None:
     return self.define(f"{name} < {n.text}", Val("", dt.bool_, n.axes), len(self.scopes) - 1) if n.axes else None
 
 
-FOLDS: dict[str, Callable[[Emitter, Fold], list[Val]]] = {"row": _row_fold, "steps": _steps_fold, "serial": _serial_fold}
+def _dot_fold(self: Emitter, e: Fold) -> list[Val]:
+    """Products of tiles: the rows of one factor and the columns of the other are the grid's two blocks, the Fold's axis lies between them.
+
+    A factor has two dimensions, as everything in such a kernel: the axis takes the place of the one along which the factor does not vary.
+    """
+    (axis,), (extent,) = e.axes, e.extents
+    factors = multiply_add(e)
+    blocks = sorted((a for a in self.slots if self.tiles[a].how == "lanes"), key=self.slots.__getitem__)
+    if factors is None or len(blocks) != 2 or any(set(blocks) <= self.axes_of(f) for f in factors):
+        return _serial_fold(self, e)
+    if blocks[0] not in self.axes_of(factors[0]):
+        factors = factors[::-1]
+    halves = [f.arg if isinstance(f, Cast) and f.arg.dtype in HALF else f for f in factors]
+    if len({f.dtype for f in halves}) > 1:
+        halves = list(factors)
+    size = self.tiles[axis].size
+    acc, name = self.fresh("a"), self.fresh("r")
+    self.line(f"{acc} = tl.zeros({self.shape(blocks)}, tl.float32)")
+    wide = not self.index_fits(extent + size)
+    n = self.emit(extent)
+    self.open(f"for {name} in range(0, {n.text}, {size}):")
+    start = f"tl.cast({name}, tl.int64)" if wide and not n.wide else name
+    tiles = []
+    for factor, block, slot in zip(halves, blocks, (1, 0), strict=True):
+        self.open("")
+        self.slots[axis] = slot
+        self.declare(axis, extent, start, size, wide)
+        v = self.emit(factor)
+        axes = frozenset((block, axis))
+        text = self.as_block(v, axes)
+        mask, _ = self.mask([axis])
+        if mask and not _is_zero_outside(factor):
+            text = f"tl.where({mask}, {text}, 0.0).to({TYPES[v.dtype.name]})"
+        tiles.append(self.define(text, Val("", v.dtype, axes), len(self.scopes) - 1).text)
+        self.close(inline=True)
+        self.axes_memo.clear()
+    del self.slots[axis]
+    how = "" if halves[0].dtype in HALF else ', input_precision="ieee"'
+    self.line(f"{acc} = tl.dot({', '.join(tiles)}, {acc}{how})")
+    self.close()
+    return [Val(acc, e.dtype, frozenset(blocks))]
+
+
+def _is_zero_outside(e: Expr) -> bool:
+    """Is this a load, which gives 0 where its axes end?"""
+    while isinstance(e, Cast):
+        e = e.arg
+    return isinstance(e, Load) and (e.other is None or (isinstance(e.other, Const) and e.other.value == 0))
+
+
+FOLDS: dict[str, Callable[[Emitter, Fold], list[Val]]] = {
+    "row": _row_fold, "steps": _steps_fold, "serial": _serial_fold, "dot": _dot_fold,
+}  # fmt: skip
 PRINTERS: dict[type, Callable[[Emitter, Expr, int], Val]] = {
     Sym: _print_sym, Axis: _print_leaf, Var: _print_leaf, Cast: _print_cast, Op: _print_op, Load: _print_load, Fold: _print_fold
 }  # fmt: skip

@@ -190,12 +190,13 @@ class Tile:
     """A hint without meaning, for languages that compute on blocks: `size` (a power of two) values of `axis` are there at once.
 
     how: "lanes" of a grid axis, which a program takes `size` of; "row": all of an inner axis (a Fold's, a Loop's), whose extent is at most
-    `size`; "steps" of an inner axis, one behind the other. Axes without a tile are walked one value at a time.
+    `size`; "steps" of an inner axis, one behind the other; "dot": the same of a Fold that adds products up (ir/folds.py:multiply_add), as
+    products of matrices whose rows and columns are the last two grid axes. Axes without a tile are walked one value at a time.
     """
 
     axis: Axis
     size: int
-    how: Literal["lanes", "row", "steps"]
+    how: Literal["lanes", "row", "steps", "dot"]
 
 
 @dataclass(frozen=True, slots=True)

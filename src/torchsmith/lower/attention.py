@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, op, select
 from .contraction import SUMS, dot
 from .core import Builder
@@ -35,6 +36,24 @@ def lower_flash_attention(
     cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any = 0.0, is_causal: Any = False, mask: Ref | None = None, scale: Any = None
 ) -> Any:
     """(out, log of the sum of exponentials)."""
+    return _attention(cx, q, k, v, dropout, is_causal, mask, scale)
+
+
+@lowers("aten.scaled_dot_product_attention.default")
+def lower_attention(
+    cx: Builder, q: Ref, k: Ref, v: Ref, mask: Ref | None = None, dropout: Any = 0.0, is_causal: Any = False,
+    scale: Any = None, enable_gqa: Any = False,
+) -> Any:  # fmt: skip
+    """The operator that is not yet taken apart for a device; a mask of booleans says where scores count. Leading dimensions as in eager."""
+    if q.rank != 4 or not (q.rank == k.rank == v.rank) or (mask is not None and mask.rank > 4):
+        return NotImplemented
+    if not enable_gqa and not (q.shape[1] is k.shape[1] and k.shape[1] is v.shape[1]):
+        return NotImplemented
+    found = _attention(cx, q, k, v, dropout, is_causal, mask, scale)
+    return found if found is NotImplemented else found[0]
+
+
+def _attention(cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any, is_causal: Any, mask: Ref | None, scale: Any) -> Any:
     width = known(q.shape[-1])
     if dropout or not cx.options.native_contractions or q.dtype not in SUMS or not q.dtype.is_float:
         return NotImplemented
@@ -49,8 +68,10 @@ def lower_flash_attention(
         *lead, i, j = index
         at = (lead[0], _shared_head(lead[1], h, k.shape[1]))
         value = op("mul", dot(cx, [q.shape[3]], lambda e: q.load((*lead, i, e[0])), lambda e: k.load((*at, j, e[0]))), factor)
-        if mask is not None:
-            value = op("add", value, cast(mask.at(index), acc))
+        if mask is not None and mask.dtype is dt.bool_:
+            value = select(mask.at(index[4 - mask.rank :]), value, lowest)
+        elif mask is not None:
+            value = op("add", value, cast(mask.at(index[4 - mask.rank :]), acc))
         return select(op("le", j, i), value, lowest) if is_causal else value
 
     s = hold(cx, (b, h, n, keys), acc, score)

@@ -230,7 +230,7 @@ class Builder:
 def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program:
     """fx graph of ATen operators -> Program: `y = sin(x)` becomes `stage i0 < n: t0[i0] = sin(x0[i0])`."""
     target, device = target_of(fg, options)
-    if target.language != "c":  # products are library calls there
+    if target.language != "c" and options.libtorch != "forbid":  # products are library calls there
         options = replace(options, native_contractions=False)
     cx = Builder(options, fg.symbols)
     cx.device = device

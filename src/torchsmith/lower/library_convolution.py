@@ -121,8 +121,10 @@ def _fold(rewriter: _Rewriter, norm: fx.Node) -> bool:
 
 
 def join_activations(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
-    """A bias, a summand and a relu behind a convolution go into its call where the library has one for them; a bias alone never."""
-    if not any(is_library_convolution(n) for n in fg.graph.nodes) or not options.layout_optimization:
+    """A bias, a summand and a relu behind a convolution go into its call where the library has one for them; a bias alone never.
+
+    Where libraries are forbidden, fusion does that."""
+    if not any(is_library_convolution(n) for n in fg.graph.nodes) or not options.layout_optimization or options.libtorch == "forbid":
         return fg
     rewriter = _Rewriter(fg)
     for node in rewriter.nodes:

@@ -27,6 +27,7 @@ from ..options import Options
 from . import deps
 from .access import Access, collect, map_folds, merge_table, simplify
 from .axes import collapse, order_axes, split_axes
+from .block_products import parts_of_sum, product_in, product_of, product_tiles
 from .build import finish
 from .deps import estimate, free_axes, numel
 from .draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
@@ -59,7 +60,7 @@ class BlockGrouper(Grouper):
         self.weights = target.weights
 
     def single(self, s: Stage) -> Group:
-        return replace(super().single(s), closed=is_ordered(s))
+        return replace(super().single(s), closed=is_ordered(s) or product_in(s, self.buffers) is not None)
 
     def sibling_mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
         """Also stages that read the same rows in inner loops of their own: (i, j) and i with a Fold over j."""
@@ -275,7 +276,12 @@ class Builder:
         folds = [i.value for i in d.seq if isinstance(i, Let) and isinstance(i.value, Fold) and is_block_fold(i.value)]
         found = self.accesses(d)
         d.outer = order_axes(d.outer, found, None)
-        if not inner and (not folds or all(self.is_short(f, found) for f in folds)):
+        launch, stages = None, 2
+        if not inner and len(folds) == 1:
+            launch = self.multiply(d, found)
+        if launch is not None:
+            tiles, (warps, stages) = launch
+        elif not inner and (not folds or all(self.is_short(f, found) for f in folds)):
             tiles, warps = self.map_elements(d, found)
         else:
             tiles, warps = self.walk_rows(d)
@@ -289,7 +295,22 @@ class Builder:
                     loop = (Loop(axis, extent, "vector", loop),)
                 body += loop
         made = finish(name, tuple(d.outer), const(1), (), tuple(body), self.buffers, self.group)
-        return replace(made, target=self.target, tiles=tuple(tiles), launch=(warps, 2))
+        return replace(made, target=self.target, tiles=tuple(tiles), launch=(warps, stages))
+
+    def multiply(self, d: Draft, found: list[Access]) -> tuple[list[Tile], tuple[int, int]] | None:
+        """Tiles of a product, its rows and columns being the last two axes of the grid."""
+        values = tuple(s.value for s in d.statements())
+        p = product_of(tuple(d.outer), values, self.buffers)
+        if p is None:
+            return None
+        if len(p.fold.axes) > 1:
+            axes = order_axes(list(zip(p.fold.axes, p.fold.extents, strict=True)), found, None)
+            fold = replace_axes(p.fold, axes)
+            d.map(lambda e: map_folds(e, lambda f: fold.picking(f.pick) if f.picking(0) is p.fold else f, {}))
+        self.flat_rows(d)
+        grid = self.regroup(d, [list(p.rows), list(p.columns)])
+        (fold,) = {f.picking(0) for f in walk(*(s.value for s in d.statements())) if isinstance(f, Fold)}
+        return product_tiles(p, tuple(grid), fold, self.target)
 
     def is_short(self, f: Fold, found: list[Access]) -> bool:
         """Few trips whose loads do not lie beside each other: every lane does its own."""
@@ -382,6 +403,11 @@ class Builder:
     def weigh(self, x: Access, lengths: Mapping[Axis, Expr]) -> int:
         """Elements that an access touches for one grid position."""
         return numel(lengths[a] for a in x.axes() if a in lengths)
+
+
+def replace_axes(f: Fold, axes: Axes) -> Fold:
+    """The same Fold, whose order does not matter, over its axes in another order."""
+    return Fold(tuple(axes), f.init, f.update, f.combine, f.order, f.pick, f.prefix)
 
 
 def ceil_pow2(n: int) -> int:
@@ -537,6 +563,11 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], target: Target) -> list[S
     if any(isinstance(g, Fold) for g in walk(*f.update)):
         return [s]
     trips, results = numel(f.extents), numel(e for _, e in s.axes)
+    product = product_in(s, buffers)
+    if product is not None:
+        parts = parts_of_sum(product, target)
+        size = -(-trips // (parts * 64)) * 64
+        return [s] if parts < 2 or trips <= size else _in_parts(s, f, buffers, trips, size, -(-trips // size))
     beside = contiguous_axis(s, f, buffers)
     programs = results if beside is None else max(1, results // COLUMNS)
     each = trips * results // max(1, programs)
@@ -586,7 +617,7 @@ def _in_parts(s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: i
 def block_kernel(group: Group, buffers: Mapping[str, Buffer], own: set[str], options: Options, target: Target) -> Kernel:
     """One group, one kernel."""
     name = "_".join(dict.fromkeys(w for s in group.stages for w in (s.origin or "stage").split(",")))[:80]
-    if group.closed:
+    if group.closed and any(is_ordered(m) for m in group.members):
         return build_ordered(group, buffers, name, options, target)
     return Builder(group, buffers, own, target).kernel(name)
 

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from ..ir import dtype as dt
-from ..ir.expr import Cast, Const, Expr, Fold, Load, Op
+from ..ir.expr import Cast, Expr, Load
+from ..ir.folds import multiply_add
+
+__all__ = ["STORAGE", "factor", "multiply_add", "strip_casts"]
 
 STORAGE = frozenset({dt.f32, dt.bf16, dt.f16})
-
-
-def multiply_add(fold: Fold) -> tuple[Expr, Expr] | None:
-    """The two factors of a Fold that adds products up in f32, from zero, in any order."""
-    if len(fold.init) != 1 or fold.dtype is not dt.f32 or fold.init[0] is not Const(dt.f32, 0.0) or fold.order != "any":
-        return None
-    update, state = fold.update[0], fold.state(0)
-    if not isinstance(update, Op) or update.name != "add":
-        return None
-    product = update.args[1] if update.args[0] is state else update.args[0] if update.args[1] is state else None
-    if not isinstance(product, Op) or product.name != "mul":
-        return None
-    return product.args[0], product.args[1]
 
 
 def factor(e: Expr) -> Load | None:
