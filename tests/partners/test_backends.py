@@ -345,6 +345,31 @@ def test_an_operator_is_distrusted_for_its_dtypes_only():
     assert ["aten.sin.default", "aten.mul.Tensor"] in given
 
 
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_an_operator_without_a_row_is_written_out(name):
+    """Its decomposition is asked about as the graph is, operands included."""
+    if not registry.is_installed(registry.ROWS[name]):
+        pytest.skip("not installed")
+    from torchsmith.backends import onnxrt, openvino, xla_rows
+    from torchsmith.backends.partition import expand
+    from torchsmith.backends.plain import by_operator, run_plain
+
+    seen = []
+    takes = {"openxla": lambda n: xla_rows.kernel_of(n.target) is not None, "onnxrt": onnxrt.takes, "openvino": openvino.takes}[name]
+
+    def adapter(plain):
+        seen.append(expand(plain, lambda n: n.target is not torch.ops.aten.silu_backward.default and takes(n)))
+        return by_operator(seen[-1])
+
+    def backend(fg, name):
+        return run_plain(fg, adapter, name)
+
+    backend.dialect = "functional"
+    g, x = torch.randn(4), torch.randn(4)
+    close(torchsmith.compile(torch.ops.aten.silu_backward, backend=backend)(g, x), torch.ops.aten.silu_backward(g, x))
+    assert len([n for n in seen[0].graph.nodes if n.op == "call_function"]) > 1
+
+
 def test_results_through_narrow_numbers_are_as_rough_as_those():
     from torchsmith.backends.partition import CLOSE, roughness
     from torchsmith.backends.plain import run_plain
@@ -394,6 +419,41 @@ def test_a_whole_training_step_is_one_program(name, monkeypatch):
     if name == "openxla":
         assert not [e for e in got if e.kind == "fallback"]
         assert len(programs) == 2  # the first step (no momentum yet) and all later ones
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchax") is None, reason="torchax is not installed")
+def test_a_transformers_step_is_one_xla_program(monkeypatch):
+    """Attention with dropout draws in the middle; its draws move in front, and all else is one program."""
+    from torchsmith.backends import xla
+
+    real, programs = xla.program, []
+    monkeypatch.setattr(xla, "program", lambda plain: programs.append(plain) or real(plain))
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, activation="gelu", batch_first=True)
+    net = nn.Sequential(nn.Embedding(11, 8), layer, nn.Flatten(), nn.Linear(24, 5))
+    other = copy.deepcopy(net)
+    x, target = torch.randint(0, 11, (4, 3)), torch.randint(0, 5, (4,))
+    one, two = (torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=1e-2) for m in (net, other))
+    step = torchsmith.compile(train_model, backend="openxla")
+    with torch.enable_grad(), events.recording() as got:
+        for i in range(3):
+            one.zero_grad()
+            two.zero_grad()
+            torch.manual_seed(i)
+            want = train_model(net, x, target, one)
+            torch.manual_seed(i)
+            torch.testing.assert_close(step(other, x, target, two), want, rtol=1e-4, atol=1e-5)
+    assert not [e for e in got if e.kind == "fallback"]
+    assert len(programs) == sum(e.kind == "graph" for e in got) == 1
+
+
+def test_safe_softmax_in_jax():
+    jax = pytest.importorskip("jax")
+    from torchsmith.backends.xla_rows import kernel_of
+
+    x = torch.randn(2, 4)
+    x[0], x[1, 1] = -torch.inf, -torch.inf
+    op = torch.ops.aten._safe_softmax.default
+    torch.testing.assert_close(torch.from_dlpack(kernel_of(op)(jax.numpy.asarray(x.numpy()), -1)), op(x, -1))
 
 
 def test_draws_move_in_front_of_what_is_taken():

@@ -166,6 +166,8 @@ def _written_out(node: fx.Node, decomposition: Callable[..., Any], further: Mapp
         graph = make_fx(body, decomposition_table=further, tracing_mode="fake")(*fakes).graph
     except Exception:  # a decomposition may refuse anything: the operator then runs in torch
         return None
+    for b, a in zip((n for n in graph.nodes if n.op == "placeholder"), node.all_input_nodes, strict=True):
+        b.meta = dict(a.meta)
     for b in graph.nodes:
         if b.op == "get_attr" or (b.op == "call_function" and "val" not in b.meta):
             return None

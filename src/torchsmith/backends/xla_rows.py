@@ -168,6 +168,14 @@ def attention_backward(
     return _pull(lambda a, b, c: _attention(a, b, c, attn_mask, is_causal, scale), grad, q, k, v)
 
 
+@row(aten._safe_softmax.default)
+def safe_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+    """0 where a whole line is masked out: what attention with dropout is made of."""
+    np = _np()
+    x = x if dtype is None else x.astype(dtype_of(dtype))
+    return np.where((x == -np.inf).all(dim, keepdims=True), 0, _jax().nn.softmax(x, axis=dim))
+
+
 # ---------------------------------------------------------------- norms
 
 
