@@ -145,6 +145,13 @@ def set_grad_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     m.grad = mode
 
 
+def _left(m: Any, what: str) -> tuple[Any, Any, Any, Any]:
+    """The innermost open region; where the frame was split inside of one, Python entered it."""
+    if not m.contexts:
+        raise Unsupported("CAP039", at=m.loc(), detail=what)
+    return m.contexts.pop()  # type: ignore[no-any-return]
+
+
 @row(torch.inference_mode.__enter__)
 def enter_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     self = args[0]
@@ -158,7 +165,7 @@ def enter_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @row(torch.inference_mode.__exit__)
 def exit_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    _, node, m.grad, m.inference = m.contexts.pop()
+    _, node, m.grad, m.inference = _left(m, "inference_mode")
     m.recorder.effect_node(torch.autograd.grad_mode._exit_inference_mode, (node,))
     return None
 
@@ -184,7 +191,7 @@ def enter_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @row(torch.amp.autocast_mode.autocast.__exit__)
 def exit_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    real, node, m.autocast, _ = m.contexts.pop()
+    real, node, m.autocast, _ = _left(m, "autocast")
     if node is not None:
         torch.amp.autocast_mode._exit_autocast(real)
         m.recorder.effect_node(torch.amp.autocast_mode._exit_autocast, (node,))
