@@ -11,12 +11,14 @@ while it runs, then bench/results/op_db.json and op_db.md. Entries run in worker
     python bench/op_db.py --resume             # go on where the last run stopped
     python bench/op_db.py --dtype int64 --dynamic --inplace --layout ones       # other dtypes, sizes as symbols, in place, sizes of 1
     python bench/op_db.py --errors             # the arguments that the database knows eager to refuse
+    python bench/op_db.py --gradients outside --dtype float64   # derivatives under eager's autograd; inside: in the compiled function
 
 What is compared, per sample, on the compiling call and again on the next one: the structure and type of the result, dtype, shape, strides
 of dimensions larger than 1, device, whether a result is a view of (or is) an input, the values, and the inputs afterwards. Values:
 torch.testing.assert_close with its defaults for the dtype (float32: rtol 1.3e-6, atol 1e-5; NaNs equal); a result outside of them that is
 not more than twice as far from a float64 run as eager's own is called "rounding" and listed. Random operators draw under the same seed.
-Where eager raises, the compiled function has to raise the same type of exception; else the verdict is "raises".
+Where eager raises, the compiled function has to raise the same type of exception; else the verdict is "raises". With --gradients the
+results and their derivatives (of the entry's own choice of what can be differentiated, for random gradients) are compared.
 """
 
 from __future__ import annotations
@@ -56,13 +58,14 @@ UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permut
 @dataclass(frozen=True)
 class Way:
     """How the entries are called: dtype; dynamic: sizes are symbols; inplace: the in-place variants; layout: a key of LAYOUTS; errors: the
-    database's error inputs."""
+    database's error inputs; gradients: "outside" (eager's autograd goes back), "inside" (the compiled function does) or ""."""
 
     dtype: str = "float32"
     dynamic: bool = False
     inplace: bool = False
     layout: str = "given"
     errors: bool = False
+    gradients: str = ""
 
 
 def transposed(t: Any, sample: int) -> Any:
@@ -105,6 +108,7 @@ def entries(way: Way) -> list[tuple[str, Any]]:
     found = []
     for op in database.op_db:
         suits = op.error_inputs_func is not None if way.errors else getattr(torch, way.dtype) in op.supported_dtypes("cpu")
+        suits = suits and (not way.gradients or (op.supports_autograd and getattr(torch, way.dtype) in op.supported_backward_dtypes("cpu")))
         if suits and (not way.inplace or op.inplace_variant is not None):
             found.append((f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name, op))
     return found
@@ -151,8 +155,10 @@ def to_double(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         if value.dtype in (torch.float32, torch.float16, torch.bfloat16):
-            return value.detach().to(torch.float64)
-        return value.detach().to(torch.complex128) if value.dtype == torch.complex64 else value
+            return value.detach().to(torch.float64).requires_grad_(value.requires_grad)
+        if value.dtype == torch.complex64:
+            return value.detach().to(torch.complex128).requires_grad_(value.requires_grad)
+        return value
     if value is torch.float32:
         return torch.float64
     if isinstance(value, (tuple, list)):
@@ -301,17 +307,30 @@ def check_sample(peer: Peer, op: Any, sample: Any, number: int, values: bool) ->
     import torch
 
     target = op.inplace_variant if peer.way.inplace else op.op
+    inside, outside = peer.way.gradients == "inside", peer.way.gradients == "outside"
+    if peer.way.gradients:
+        called, process = target, sample.output_process_fn_grad
+
+        def target(*args: Any, **kwargs: Any) -> Any:
+            return process(called(*args, **kwargs))
+
     lay = LAYOUTS[peer.way.layout]
     given = mapped((sample.input, tuple(sample.args), dict(sample.kwargs)), lambda t: lay(t, number))
 
     def run(fn: Callable[..., Any]) -> tuple[Any, list[Any], Any]:
         first, args, kwargs = copied(given)
         torch.manual_seed(1000 + number)
-        result = fn(first, *args, **kwargs)
         tensors = [t for t in leaves((first, args, kwargs)) if isinstance(t, torch.Tensor)]
+        if outside:
+            result = fn(first, *args, **kwargs)
+            return (result, derivatives(result, list(leaves(tensors)))), tensors, aliasing(result, tensors)
+        result = fn(first, *args, **kwargs)
         return result, tensors, aliasing(result, tensors)
 
     def entry(*args: Any, **kwargs: Any) -> Any:
+        if inside:
+            result = target(*args, **kwargs)
+            return result, derivatives(result, listed([args, kwargs]))
         return target(*args, **kwargs)
 
     refused: Exception | None = None
@@ -353,12 +372,35 @@ def check_sample(peer: Peer, op: Any, sample: Any, number: int, values: bool) ->
         if kind:
             if kind == "value":
                 try:
-                    exact = target(*to_double((copied(given[0]), *copied(given[1]))), **to_double(copied(given[2])))
+                    args, kwargs = to_double((copied(given[0]), *copied(given[1]))), to_double(copied(given[2]))
+                    exact = entry(*args, **kwargs)
+                    exact = (exact, derivatives(exact, listed([args, kwargs]))) if outside else exact
                     kind = "rounding" if is_rounding(exact, want, got) else "value"
                 except Exception:  # no float64 run of this sample: it stays a wrong value
                     kind = "value"
             return {**row, "verdict": kind, "why": f"{call} call: {why}"[:400]}
     return {**row, "verdict": "equal", "bits": is_bit_equal(want, got)}
+
+
+def listed(value: Any) -> list[Any]:
+    """`leaves` for compiled functions."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [x for v in value for x in listed(v)]
+    return [value]
+
+
+def derivatives(result: Any, inputs: list[Any]) -> Any:
+    """Of every result that has one, by every input that wants one; the gradients that come in differ from element to element."""
+    import torch
+
+    outs = [t for t in listed(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+    wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not outs or not wanted:
+        return ()
+    given = [torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape).to(t.dtype) for t in outs]
+    return torch.autograd.grad(outs, wanted, given, allow_unused=True)
 
 
 def mapped(value: Any, fn: Callable[[Any], Any]) -> Any:
@@ -378,7 +420,7 @@ def samples_of(way: Way, op: Any) -> Iterator[Any]:
 
     if way.errors:
         return (e.sample_input for e in op.error_inputs("cpu"))
-    return iter(op.sample_inputs("cpu", getattr(torch, way.dtype), requires_grad=False))
+    return iter(op.sample_inputs("cpu", getattr(torch, way.dtype), requires_grad=bool(way.gradients)))
 
 
 def check_entry(peer: Peer, name: str, op: Any, samples: int) -> dict[str, Any]:
@@ -573,7 +615,7 @@ def markdown(rows: list[dict[str, Any]], about: dict[str, str]) -> str:
 
 
 def way_of(args: argparse.Namespace) -> Way:
-    return Way(**json.loads(args.way)) if args.way else Way(args.dtype, args.dynamic, args.inplace, args.layout, args.errors)
+    return Way(**json.loads(args.way)) if args.way else Way(args.dtype, args.dynamic, args.inplace, args.layout, args.errors, args.gradients)
 
 
 def chosen(names: list[str], args: argparse.Namespace) -> list[str]:
@@ -599,6 +641,7 @@ def main() -> int:
     p.add_argument("--inplace", action="store_true", help="the in-place variants")
     p.add_argument("--layout", default="given", choices=LAYOUTS)
     p.add_argument("--errors", action="store_true", help="the database's error inputs")
+    p.add_argument("--gradients", nargs="?", const="outside", default="", choices=("", "outside", "inside"), help="derivatives too")
     p.add_argument("--way", default="", help=argparse.SUPPRESS)
     p.add_argument("--resume", action="store_true")
     p.add_argument("--verbose", action="store_true", help="print every entry, not only those that are not one graph")

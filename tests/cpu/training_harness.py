@@ -6,7 +6,7 @@ In: a model, an optimizer over it, `step(model, optimizer, *batch)`. Out: nothin
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -65,36 +65,45 @@ def _become(target: tuple[nn.Module, list[Any]], source: tuple[nn.Module, list[A
                 a.copy_(b)
 
 
+def make_optimizers(make: Callable[[nn.Module], Any], m: nn.Module) -> list[Any]:
+    found = make(m)
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def triples(
+    model: nn.Module, make: Callable[[nn.Module], Any], step: Step, batches: Iterable[tuple[Any, ...]], run: Callable[[nn.Module], Step],
+    seed: int = 0,
+) -> Iterator[tuple[str, Any, Any, Any]]:  # fmt: skip
+    """(name, ours, eager's, float64's) of everything that each step leaves; ours, `run(model)`, starts every step from eager's state."""
+    ours, eager = copy.deepcopy(model), copy.deepcopy(model)
+    mine, theirs = make_optimizers(make, ours), make_optimizers(make, eager)
+    compiled = run(ours)
+    for number, batch in enumerate(batches):
+        exact, best = in_float64(eager, theirs)
+        _become((ours, mine), (eager, theirs))
+        torch.manual_seed(seed + number)
+        said = compiled(ours, *mine, *batch)
+        after = torch.get_rng_state()
+        torch.manual_seed(seed + number)
+        want = step(eager, *theirs, *batch)
+        assert torch.equal(after, torch.get_rng_state()), "the generator ends elsewhere"
+        torch.manual_seed(seed + number)
+        truth = step(exact, *best, *_doubled(batch))
+        sides = ((ours, mine, said), (eager, theirs, want), (exact, best, truth))
+        for (name, a), (other, b), (_, c) in zip(*([*state_of(m, o), *_results(r)] for m, o, r in sides), strict=True):
+            assert name == other, (name, other)
+            yield f"step {number}: {name}", a, b, c
+
+
 def check_steps(
     model: nn.Module, make: Callable[[nn.Module], Any], step: Step, batches: list[tuple[Any, ...]], *, slack: float = 2.0, graphs: int = 2,
     native: bool = True, backend: Any = "inductor", seed: int = 0,
 ) -> Any:  # fmt: skip
     """`make(model)` gives the optimizer, or a list of them. Returns the compiled step. graphs: how many compilations it may take."""
-    ours, eager = copy.deepcopy(model), copy.deepcopy(model)
-
-    def made(m: nn.Module) -> list[Any]:
-        found = make(m)
-        return list(found) if isinstance(found, (list, tuple)) else [found]
-
-    mine, theirs = made(ours), made(eager)
     compiled = torchsmith.compile(step, backend=backend)
-    seen: list[Any] = []
     with recording() as got:
-        for number, batch in enumerate(batches):
-            exact, best = in_float64(eager, theirs)
-            _become((ours, mine), (eager, theirs))
-            torch.manual_seed(seed + number)
-            said = compiled(ours, *mine, *batch)
-            after = torch.get_rng_state()
-            torch.manual_seed(seed + number)
-            want = step(eager, *theirs, *batch)
-            assert torch.equal(after, torch.get_rng_state()), "the generator ends elsewhere"
-            torch.manual_seed(seed + number)
-            truth = step(exact, *best, *_doubled(batch))
-            sides = ((ours, mine, said), (eager, theirs, want), (exact, best, truth))
-            for (name, a), (other, b), (_, c) in zip(*([*state_of(m, o), *_results(r)] for m, o, r in sides), strict=True):
-                assert name == other, (name, other)
-                _compare(f"step {number}: {name}", a, b, c, slack)
+        for name, a, b, c in triples(model, make, step, batches, lambda m: compiled, seed):
+            _compare(name, a, b, c, slack)
     seen = [e.fields["report"] for e in got if e.kind == "graph"]
     breaks = [e.fields for e in got if e.kind == "graph_break"]
     assert not breaks, breaks
@@ -110,15 +119,26 @@ def _results(value: Any) -> Iterator[tuple[str, Any]]:
         yield f"result {i}", torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else v
 
 
-def _compare(name: str, ours: Any, eager: Any, exact: Any, slack: float) -> None:
+def difference(ours: Any, eager: Any) -> str:
+    """What is not as eager has it, values aside."""
     if not isinstance(eager, Tensor):
-        assert ours == eager, (name, ours, eager)
-        return
-    assert isinstance(ours, Tensor), f"{name}: {ours} instead of a tensor"
-    assert ours.dtype == eager.dtype and ours.shape == eager.shape and ours.requires_grad == eager.requires_grad, name
-    assert ours.stride() == eager.stride(), f"{name}: strides {ours.stride()} instead of {eager.stride()}"
+        return "" if ours == eager else f"{ours} instead of {eager}"
+    if not isinstance(ours, Tensor):
+        return f"{ours} instead of a tensor"
+    for what in ("dtype", "shape", "requires_grad", "is_leaf"):
+        if getattr(ours, what) != getattr(eager, what):
+            return f"{what} {getattr(ours, what)} instead of {getattr(eager, what)}"
+    if ours.stride() != eager.stride():
+        return f"strides {ours.stride()} instead of {eager.stride()}"
     if not eager.is_floating_point():
-        assert torch.equal(ours, eager), name
+        return "" if torch.equal(ours, eager) else "other values"
+    return ""
+
+
+def _compare(name: str, ours: Any, eager: Any, exact: Any, slack: float) -> None:
+    why = difference(ours, eager)
+    assert not why, f"{name}: {why}"
+    if not isinstance(eager, Tensor) or not eager.is_floating_point():
         return
     ours, eager, exact = ours.detach().double(), eager.detach().double(), exact.detach().double()
     scale = float(exact.abs().max()) if exact.numel() else 0.0
