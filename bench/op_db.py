@@ -173,7 +173,8 @@ def aliasing(result: Any, inputs: list[Any]) -> list[Any]:
     import torch
 
     def storage(t: Any) -> int:
-        return t.untyped_storage().data_ptr() if t.layout is torch.strided and t.untyped_storage().nbytes() else 0
+        kept = t.layout is torch.strided and not t._is_zerotensor() and t.untyped_storage().nbytes()
+        return t.untyped_storage().data_ptr() if kept else 0
 
     homes = {storage(t): i for i, t in reversed(list(enumerate(inputs))) if storage(t)}
     said = []

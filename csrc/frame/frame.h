@@ -45,7 +45,7 @@ typedef struct {
   int64_t autograd, default_dtype, deterministic, function_modes, autocast;
 } State;
 int ts_state_read(State *out); /* 1: complete; 0: this torch needs the Python reading */
-int ts_state_is_foreign(const State *s); /* under a dispatch mode or functorch */
+int ts_state_is_foreign(const State *s); /* under a dispatch mode, functorch, anomaly mode or a forward derivative */
 int ts_profiling(void);
 PyObject *ts_setup_state(PyObject *self, PyObject *args);
 PyObject *ts_state_info(PyObject *self, PyObject *unused);

@@ -17,6 +17,8 @@ static struct {
   int8_t (*autocast_dtype)(int8_t);
   unsigned char (*autocast_cache)(void);
   unsigned char (*profiling)(void);
+  const unsigned char *anomaly; /* torch::autograd::AnomalyMode */
+  PyObject *forward_ad, *level_name, *no_level; /* torch.autograd.forward_ad's globals, its `_current_level`, and -1 */
 } S;
 
 static _Thread_local uint64_t *tls_keys; /* this thread's {included, excluded} */
@@ -39,15 +41,24 @@ int ts_state_read(State *out) {
   return 1;
 }
 
-int ts_state_is_foreign(const State *s) { return S.complete && ((s->included ^ S.included_default) & S.foreign) != 0; }
+static int derives_forwards(void) {
+  PyObject *level = S.forward_ad ? PyDict_GetItemWithError(S.forward_ad, S.level_name) : NULL;
+  return level && level != S.no_level;
+}
+
+int ts_state_is_foreign(const State *s) {
+  if (!S.complete) return 0;
+  return ((s->included ^ S.included_default) & S.foreign) != 0 || (S.anomaly && *S.anomaly) || derives_forwards();
+}
 
 int ts_profiling(void) { return S.profiling && S.profiling(); }
 
-/* setup_state(libtorch_cpu, libc10, included_now, excluded_now, foreign_bits) -> bool: readings are complete */
+/* setup_state(libtorch_cpu, libc10, included_now, excluded_now, foreign_bits, globals of forward_ad) -> bool: readings are complete */
 PyObject *ts_setup_state(PyObject *self, PyObject *args) {
   const char *cpu, *c10;
   unsigned long long included, excluded, foreign;
-  if (!PyArg_ParseTuple(args, "ssKKK", &cpu, &c10, &included, &excluded, &foreign)) return NULL;
+  PyObject *forward_ad;
+  if (!PyArg_ParseTuple(args, "ssKKKO!", &cpu, &c10, &included, &excluded, &foreign, &PyDict_Type, &forward_ad)) return NULL;
   void *lib = dlopen(cpu, RTLD_NOLOAD | RTLD_LAZY), *core = dlopen(c10, RTLD_NOLOAD | RTLD_LAZY);
   if (!lib || !core) Py_RETURN_FALSE;
   S.lib_c10 = core, S.tls_symbol = "_ZN3c104impl26raw_local_dispatch_key_setE";
@@ -63,6 +74,9 @@ PyObject *ts_setup_state(PyObject *self, PyObject *args) {
   S.autocast_dtype = dlsym(lib, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE");
   S.autocast_cache = dlsym(lib, "_ZN2at8autocast25is_autocast_cache_enabledEv");
   S.profiling = dlsym(lib, "_ZN5torch8profiler4impl15profilerEnabledEv");
+  S.anomaly = dlsym(lib, "_ZN5torch8autograd11AnomalyMode8_enabledE");
+  if (!S.level_name && !((S.level_name = PyUnicode_InternFromString("_current_level")) && (S.no_level = PyLong_FromLong(-1)))) return NULL;
+  Py_XSETREF(S.forward_ad, Py_NewRef(forward_ad));
   uint64_t *keys = dlsym(core, S.tls_symbol);
   S.complete = keys && S.grad && S.inference && S.default_dtype && S.modes && S.disabled && S.context && S.det && S.det_warn && S.det_fill &&
                S.autocast_dtype && S.autocast_cache;

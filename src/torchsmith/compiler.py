@@ -244,10 +244,16 @@ class set_stance:
         return under_stance
 
 
+def _what_traces() -> str:
+    if torch.is_anomaly_enabled():
+        return "autograd's anomaly mode"
+    return "a forward derivative" if torch.autograd.forward_ad._current_level >= 0 else ""
+
+
 def _on_gate(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], reason: int) -> Any:
     """Asked by C before a call under a stance (1) or under another tracer (2)."""
     if reason == 2:
-        events.emit("fallback", code="API001", at=dispatch.location(fn), detail="")
+        events.emit("fallback", code="API001", at=dispatch.location(fn), detail=_what_traces())
         return _frame.RUN_PLAIN
     stance = _stance["stance"]
     if stance == "force_eager":

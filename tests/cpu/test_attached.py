@@ -313,3 +313,71 @@ def test_truncated_backpropagation_through_time() -> None:
         out.sum().backward()
         state, again = cut(out), out.detach()
     assert torch.equal(state, again) and not state.requires_grad
+
+
+def mlp_pair() -> tuple[nn.Module, nn.Module]:
+    return both(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_around_a_compiled_module(reentrant: bool) -> None:
+    """Also on the call that compiles: what is traced is not saved by the checkpoint's hooks."""
+    from torch.utils.checkpoint import checkpoint
+
+    model, twin = mlp_pair()
+    for call in (compiled_natively(model), twin):
+        x = torch.ones(2, 3).requires_grad_()
+        for _ in range(2):
+            checkpoint(call, x, use_reentrant=reentrant).square().sum().backward()
+    same(model, twin)
+
+
+def test_hooks_that_move_what_is_saved() -> None:
+    model, twin = mlp_pair()
+    for call in (compiled_natively(model), twin):
+        with torch.autograd.graph.save_on_cpu():
+            out = call(torch.ones(2, 3))
+        out.square().sum().backward()
+    same(model, twin)
+
+
+def root_of(x: Tensor) -> Tensor:
+    return torch.sqrt(x).sum() * 0
+
+
+def root_inside(x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    root_of(x).backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("fn", [root_of, root_inside])
+def test_anomaly_mode_is_eagers(fn: Any) -> None:
+    """It runs eagerly, and the error names eager's operator; without the mode the function is compiled."""
+    run = torchsmith.compile(fn)
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="SqrtBackward0"), torch.autograd.detect_anomaly(), recording() as got:
+        out = run(torch.zeros(2, requires_grad=True))
+        out.backward()
+    assert "API001" in [e.fields.get("code") for e in got]
+    with recording() as got:
+        run(torch.ones(2, requires_grad=True))
+    assert [e.fields["report"].road for e in got if e.kind == "graph"] == ["native"]
+
+
+def test_forward_derivatives_are_eagers() -> None:
+    import torch.autograd.forward_ad as forward
+
+    run, x = torchsmith.compile(lambda x: x.sin() * x), torch.arange(3.0)
+    run(x)  # compiled already
+    with forward.dual_level(), recording() as got:
+        tangent = forward.unpack_dual(run(forward.make_dual(x, torch.ones(3)))).tangent
+    torch.testing.assert_close(tangent, x.cos() * x + x.sin())
+    assert "API001" in [e.fields.get("code") for e in got]
+
+
+def test_many_gradients_at_once() -> None:
+    run, x = compiled_natively(lambda x: x.sin() * x), torch.arange(3.0, requires_grad=True)
+    with recording() as got:
+        (rows,) = torch.autograd.grad(run(x), x, torch.eye(3), is_grads_batched=True)
+    torch.testing.assert_close(rows, torch.diag(x.cos() * x + x.sin()))
+    assert "AUT007" in [e.fields.get("code") for e in got]

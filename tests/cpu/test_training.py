@@ -302,3 +302,18 @@ assert losses[2] < losses[0], losses
 def test_after_torch_compile_was_used() -> None:
     done = subprocess.run([sys.executable, "-c", AFTER_TORCH_COMPILE], check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_gradients_reach_past_a_break() -> None:
+    """autograd.grad of what was computed before the frame was split: its way to the leaves is eager's, not "unused"."""
+
+    def step(x: Tensor) -> tuple[Any, ...]:
+        y = x.exp()
+        print(end="")
+        z = (y * y).sum()
+        print(end="")
+        return torch.autograd.grad(z, (x, y), retain_graph=True, allow_unused=True)
+
+    x = torch.arange(3.0, requires_grad=True)
+    for got, want in zip(torchsmith.compile(step)(x), step(x), strict=True):
+        torch.testing.assert_close(got, want)

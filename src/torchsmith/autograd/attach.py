@@ -19,10 +19,13 @@ from ..codes import Unsupported, define
 from ..graph.eager import eager_callable
 from ..graph.outputs import ViewOf
 from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.tracing import plain_autograd
 from .joint import Backward, Cut, Joint, Slot
 
 define("AUT006", "a derivative of a derivative was asked for, so the captured graph was repeated eagerly",
        "take both derivatives inside of one compiled function")
+define("AUT007", "many gradients came in at once (is_grads_batched), so the captured graph was repeated eagerly",
+       "take the derivatives one by one, or inside of the compiled function")
 
 Call = Callable[..., Sequence[Any]]
 _WRITES = (
@@ -106,7 +109,9 @@ class Attached:
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         saved = iter(ctx.saved_tensors)  # eager's error where they are gone
         if torch.is_grad_enabled():
-            return None, *self._again(ctx, grads)
+            return None, *self._again(ctx, grads, "AUT006")
+        if any(_is_batched(g) for g in grads if g is not None):
+            return None, *self._again(ctx, grads, "AUT007")
         chosen = tuple(j for j, g in enumerate(grads) if g is not None)
         if not chosen:
             return (None,) * (1 + len(self.cut.leaves))
@@ -134,7 +139,7 @@ class Attached:
         found = self.passes.get(chosen)
         if found is not None:
             return found
-        with _ONE:  # other threads may go backwards at the same time
+        with _ONE, plain_autograd():  # other threads may go backwards at the same time
             if chosen not in self.passes:
                 if len(chosen) == len(self.cut.roots) or self.joint is None:
                     backward = self.cut.backward
@@ -143,28 +148,34 @@ class Attached:
                 self.passes[chosen] = (backward, self.compile_backward(backward.graph))
         return self.passes[chosen]
 
-    def _again(self, ctx: Any, grads: Sequence[Any]) -> list[Any]:
-        """Gradients that can be differentiated: the captured graph once more, under eager's autograd."""
-        events.emit("fallback", code="AUT006")
+    def _again(self, ctx: Any, grads: Sequence[Any], code: str) -> list[Any]:
+        """Gradients that can be differentiated, or many at once: the captured graph once more, under eager's autograd."""
+        events.emit("fallback", code=code)
         if self.cut.written:
             raise RuntimeError(_WRITES)
         now = torch.get_rng_state() if self.cut.is_random else None
         if now is not None:
             torch.set_rng_state(ctx.random)
+        further = torch.is_grad_enabled()
         try:
-            outs = self.repeat(*ctx.inputs)
+            with torch.enable_grad():
+                outs = self.repeat(*ctx.inputs)
         finally:
             if now is not None:
                 torch.set_rng_state(now)
         chosen = [(outs[k], g) for k, g in zip(self.cut.roots, grads, strict=True) if g is not None]
         leaves = [ctx.inputs[i] for i in self.cut.leaves]
-        return list(torch.autograd.grad([t for t, _ in chosen], leaves, [g for _, g in chosen], create_graph=True, allow_unused=True))
+        return list(torch.autograd.grad([t for t, _ in chosen], leaves, [g for _, g in chosen], create_graph=further, allow_unused=True))
 
 
 def _size(inputs: Sequence[Any], slot: Slot) -> int:
     number, dim, *rest = slot.at
     scale, shift = rest or (1, 0)
     return int((inputs[number].shape[dim] - shift) // scale)
+
+
+def _is_batched(g: torch.Tensor) -> bool:
+    return torch._C._functorch.is_legacy_batchedtensor(g) or torch._C._functorch.is_functorch_wrapped_tensor(g)
 
 
 def _has_saving_hooks() -> bool:

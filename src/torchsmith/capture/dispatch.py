@@ -26,6 +26,7 @@ from .. import events
 from ..codes import Forbidden, Unsupported, define
 from ..graph.sizes import expr_of, print_condition
 from ..graph.spec import ASSUMED, assumes
+from ..graph.tracing import plain_autograd
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..ir.expr import walk as walk_expr
 from ..options import Options
@@ -33,7 +34,7 @@ from . import _frame, assemble, guards, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
 
-define("API001", "called under another tracer, functorch transform or dispatch mode", "compile the outermost function instead")
+define("API001", "called under another tracer, functorch transform, dispatch mode, anomaly mode or forward derivative", "compile the outermost function instead, and leave the mode")
 define("API002", "called with a tensor subclass, a fake tensor or a tracer's proxy", "pass plain tensors")
 define("API003", "the recompile limit was reached",
        "raise recompile_limit; pass dynamic=True if sizes change on every call, and a tensor for a number that does")  # fmt: skip
@@ -336,7 +337,7 @@ _frame.setup_hook(on_frame)
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
     """Run our own machinery, one capture at a time: compiled functions met on the way run as they are."""
-    with _LOCK:
+    with _LOCK, plain_autograd():
         _frame.suspend(1)
         before = gc.get_threshold()
         rarer = (max(YOUNG, before[0]) if before[0] else 0, *before[1:])

@@ -134,6 +134,7 @@ class Gradients:
     def _reached(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> tuple[list[Tensor], set[Any]]:
         """The leaves behind `tensors` in autograd's graph, and its nodes on the way. Beyond `inputs` it does not look."""
         stop = {t.grad_fn for t in inputs if t.grad_fn is not None}
+        outside = not inputs or any(self.m.recorder.info(t).real is not None for t in inputs)  # may the way to one lead past the program?
         leaves: dict[int, Tensor] = {}
         todo = [t.grad_fn for t in reversed(tensors) if t.grad_fn is not None]
         for t in tensors:
@@ -148,7 +149,7 @@ class Gradients:
                 continue
             if node in stop:
                 continue
-            if node.name() == "torch::autograd::Error" and not inputs:
+            if node.name() == "torch::autograd::Error" and outside:
                 raise Unsupported("AUT003", at=self.m.loc())
             for following, _ in reversed(node.next_functions):
                 if following is not None and following not in seen:

@@ -659,6 +659,7 @@ def setup() -> dict[str, Any]:
     found["state"] = _frame.setup_state(
         str(lib / "libtorch_cpu.so"), str(lib / "libc10.so"),
         C._dispatch_tls_local_include_set().raw_repr(), C._dispatch_tls_local_exclude_set().raw_repr(), foreign,
+        vars(torch.autograd.forward_ad),
     )  # fmt: skip
     return found
 

@@ -12,8 +12,8 @@ GRA001).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -299,6 +299,25 @@ def without_check(func: FunctionType) -> FunctionType:
     copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
+
+
+@contextmanager
+def plain_autograd() -> Iterator[None]:
+    """What is traced is no computation of the program: its hooks on saved tensors do not see it, and anomaly mode does not check it."""
+    hooks = []
+    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(pair)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    if anomaly[0]:
+        torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        if anomaly[0]:
+            torch.set_anomaly_enabled(*anomaly)
+        for pair in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
 
 class Tracing(AbstractContextManager["Tracing"]):
