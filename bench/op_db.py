@@ -616,7 +616,10 @@ def markdown(rows: list[dict[str, Any]], about: dict[str, str]) -> str:
 
 
 def way_of(args: argparse.Namespace) -> Way:
-    return Way(**json.loads(args.way)) if args.way else Way(args.dtype, args.dynamic, args.inplace, args.layout, args.errors, args.gradients)
+    if args.way:
+        return Way(**json.loads(args.way))
+    return Way(args.dtype, args.dynamic, args.inplace, args.layout, args.errors,
+               args.gradients)
 
 
 def chosen(names: list[str], args: argparse.Namespace) -> list[str]:

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -34,9 +33,9 @@ sys.path.insert(1, str(HERE.parent / "tests" / "cpu"))
 
 from suites.harness import about  # noqa: E402  (the script's own folder comes first)
 from training_harness import difference, triples  # noqa: E402
-
-from models import MODELS, TOKENS, inputs_of, make_model  # noqa: E402
 from zoo import CASES, Case  # noqa: E402
+
+from models import MODELS, inputs_of, make_model  # noqa: E402
 
 WAYS = ("whole", "attached")
 STEPS = 3
@@ -122,8 +121,10 @@ def run_case(name: str, way: str) -> dict[str, Any]:
 
 def kind_of(what: str) -> str:
     step, _, name = what.partition(": ")
-    rest = "gradients" if name.endswith(".grad") else "optimizer" if name.startswith("optimizer") else "results" if name.startswith("result") else "state"
-    return f"{step}: {rest}"
+    for start, kind in (("optimizer", "optimizer"), ("result", "results")):
+        if name.startswith(start):
+            return f"{step}: {kind}"
+    return f"{step}: {'gradients' if name.endswith('.grad') else 'state'}"
 
 
 def of_bar(ours: float, eager: float, size: float) -> float:
@@ -141,8 +142,9 @@ def line(row: dict[str, Any]) -> str:
         return f"| {row['name']} | {row['way']} | | | | | | | | | ERROR {row['error']} |"
     codes = " ".join(sorted({c[c.index("[") + 1 : c.index("]")] for c in row["codes"]}))
     worst = row["worst"]
-    cells = (row["name"], row["way"], row["graphs"], codes, " ".join(x.replace("aten.", "") for x in row["externs"]), row["kind"], f"{row['ratio']:.2f}",
-             worst[0], f"{worst[1]:.2f}", f"{row['seconds']:.0f}", row["why"] or ("ok" if holds(row) else "MISSED"))  # fmt: skip
+    externs = " ".join(x.replace("aten.", "") for x in row["externs"])
+    cells = (row["name"], row["way"], row["graphs"], codes, externs, row["kind"], f"{row['ratio']:.2f}", worst[0],
+             f"{worst[1]:.2f}", f"{row['seconds']:.0f}", row["why"] or ("ok" if holds(row) else "MISSED"))  # fmt: skip
     return "| " + " | ".join(str(c) for c in cells) + " |"
 
 
@@ -183,11 +185,12 @@ def main() -> int:
     good = sum(map(holds, rows))
     whole = [r for r in rows if r["way"] == "whole" and not r.get("error")]
     one = sum(not r["codes"] and r["native"] for r in whole)
-    said = [f"{good} of {len(rows)} hold; {one} of {len(whole)} whole steps are one native graph per state of the optimizer, without a code."]
+    said = [f"{good} of {len(rows)} hold; {one} of {len(whole)} whole steps are native graphs, one per state of the optimizer, no code."]
     args.out.mkdir(parents=True, exist_ok=True)
     facts = about() | {"command": "python bench/steps.py"}
     codes = [f"- {r['name']}, {r['way']}: {c}" for r in rows for c in r.get("codes", ())]
-    body = ["# bench/steps.py", "", *(f"- {k}: {v}" for k, v in facts.items()), "", *said, "", HEAD, "|---" * 11 + "|", *map(line, rows), "", *codes]
+    head = ["# bench/steps.py", "", *(f"- {k}: {v}" for k, v in facts.items()), "", *said, ""]
+    body = [*head, HEAD, "|---" * 11 + "|", *map(line, rows), "", *codes]
     (args.out / "steps.md").write_text("\n".join([*body, ""]))
     print(said[0])
     return 0 if good == len(rows) else 1

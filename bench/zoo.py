@@ -82,8 +82,8 @@ class Translator(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         future = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         padded = source == 0
-        out = self.core(self.embed(source), self.embed(target), tgt_mask=future, src_key_padding_mask=padded, memory_key_padding_mask=padded)
-        return self.head(out)
+        masks = {"tgt_mask": future, "src_key_padding_mask": padded, "memory_key_padding_mask": padded}
+        return self.head(self.core(self.embed(source), self.embed(target), **masks))
 
 
 @case
@@ -198,8 +198,9 @@ class Speech(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv1d(1, 8, 9, stride=4), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 12, 5, stride=2, groups=2), nn.GroupNorm(3, 12), nn.SiLU()
-        )
+            nn.Conv1d(1, 8, 9, stride=4), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 12, 5, stride=2, groups=2), nn.GroupNorm(3, 12),
+            nn.SiLU(),
+        )  # fmt: skip
         self.head = nn.Conv1d(12, 6, 1)
 
     def forward(self, x: Tensor) -> Tensor:

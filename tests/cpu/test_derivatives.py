@@ -88,3 +88,24 @@ def test_a_rule_that_would_cut_gradients_off_is_refused() -> None:
             trace.dispatch(torch.ops.aten.mul.Tensor, (t, 2), {})
         with torch.no_grad():
             assert trace.dispatch(torch.ops.aten.mul.Tensor, (t, 2), {}).shape == (3,)
+
+
+def test_ctc() -> None:
+    """Lengths in tensors and in lists; the forward pass tells how many places there are."""
+    torch.manual_seed(0)
+    labels, lengths = torch.randint(1, 5, (2, 4)), (torch.tensor([6, 7]), torch.tensor([3, 4]))
+
+    def run(x: Tensor, steps: Tensor, many: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        for how in ((steps, many), ([6, 7], [3, 4])):
+            leaf = x.detach().requires_grad_()
+            loss = F.ctc_loss(leaf.log_softmax(-1), labels, *how, zero_infinity=True)
+            found += [loss, *torch.autograd.grad(loss, leaf)]
+        return tuple(found)
+
+    x = torch.randn(7, 2, 5)
+    with recording() as got:
+        ours = torchsmith.compile(run, fullgraph=True)(x, *lengths)
+    assert [e.fields["report"].road for e in got if e.kind == "graph"] == ["native"]
+    for a, b in zip(ours, run(x, *lengths), strict=True):
+        torch.testing.assert_close(a, b)

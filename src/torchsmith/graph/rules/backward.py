@@ -469,6 +469,11 @@ _resampled(*(
 ))  # fmt: skip
 
 
+@rule(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
+def ctc_loss(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
+    return fresh(log_probs.shape, log_probs.dtype)
+
+
 @rule(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
 def grid_sampler(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, align: bool, mask: Sequence[bool]) -> Any:
     return fresh(input.shape, input.dtype) if mask[0] else None, fresh(grid.shape, grid.dtype)

@@ -471,6 +471,18 @@ def cdist(
     return aten._cdist_forward.default(x1, x2, 2.0, None)  # type: ignore[no-any-return]
 
 
+@function_rule(torch.ctc_loss)
+def ctc_loss(
+    trace: Tracing, call: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """For the mean, torch's composite makes a tensor of lengths that are a list, and reads it."""
+    if isinstance(target_lengths, Tensor) or reduction != 1:
+        return call(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)  # type: ignore[no-any-return]
+    each = call(log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity)
+    return (each / torch.tensor([max(n, 1) for n in target_lengths], dtype=each.dtype)).mean()  # type: ignore[no-any-return]
+
+
 @function_rule(torch.kron)
 def kron(trace: Tracing, call: Any, input: Tensor, other: Tensor, **kwargs: Any) -> Tensor:
     """(a, c) x (b, d) as (a, 1, c, 1) * (1, b, 1, d), joined; torch's composite asks for plain sizes."""

@@ -513,6 +513,21 @@ def unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, ret
     return dense((n,), self.dtype), inverse, dense((n,), torch.int64) if return_counts else dense((0,), torch.int64)
 
 
+@rule(aten._unique.default)
+def unique(self: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
+    return unique2(self, sorted, return_inverse)[:2]
+
+
+@rule(aten._ctc_loss.default, aten._ctc_loss.Tensor)
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, zero_infinity: bool = False
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The second result has a place for every label of the longest target and for the blanks around them: the data tell how many."""
+    steps, batch = log_probs.shape[:2]
+    places = unbacked() if isinstance(target_lengths, Tensor) else 2 * max(target_lengths, default=0) + 1
+    return dense((batch,), log_probs.dtype), dense((batch, steps, places), log_probs.dtype)
+
+
 @rule(aten.unique_consecutive.default)
 def unique_consecutive(self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
     if dim is not None:
