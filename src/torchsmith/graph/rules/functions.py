@@ -473,8 +473,8 @@ def cdist(
 
 @function_rule(torch.ctc_loss)
 def ctc_loss(
-    trace: Tracing, call: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
-    zero_infinity: bool = False,
+    trace: Tracing, call: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: int = 1, zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
     """For the mean, torch's composite makes a tensor of lengths that are a list, and reads it."""
     if isinstance(target_lengths, Tensor) or reduction != 1:
