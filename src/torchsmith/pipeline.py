@@ -36,7 +36,7 @@ from .ir.program import Program
 from .ir.target import CPU, Target
 from .ir.verify import verify_plan, verify_program, verify_scheduled
 from .lower import lower
-from .lower.devices import target_of
+from .lower.devices import scalars_written, target_of
 from .lower.layout import prefer_channels_last
 from .lower.library_convolution import fold_batch_norms, join_activations
 from .options import Options
@@ -292,6 +292,9 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
             threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
             records=RECORDS if options.triton_cudagraphs else 0,
         )  # fmt: skip
+    scalars = scalars_written(fg, manifest.device)
+    if scalars:
+        call = as_writing(call, scalars, len(fg.outputs))
     if gm.meta.get("spent"):
         call = as_spent(call, gm.meta["spent"])
     if any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
@@ -308,6 +311,20 @@ _SECOND_TIME = (
     "intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to "
     "backward through the graph a second time or if you need to access saved tensors after calling backward."
 )
+
+
+def as_writing(call: Call, numbers: Sequence[int], results: int) -> Call:
+    """`call`, whose last results are new values of these inputs, which lie in the host's memory: it writes them."""
+
+    def writing(*inputs: Any) -> Sequence[Any]:
+        outs = call(*inputs)
+        if len(outs) > results:  # else the call was repeated eagerly, which wrote them
+            with torch.no_grad():
+                for i, value in zip(numbers, outs[results:], strict=True):
+                    inputs[i].fill_(value)
+        return tuple(outs[:results])
+
+    return writing
 
 
 def as_spent(call: Call, numbers: Sequence[int]) -> Call:
@@ -355,6 +372,8 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         if not options.freezing:
             fg = without_uncounted(fg, args)
         manifest, library, cached = compile_functional(fg, options, which, args)
+        if scalars_written(fg, manifest.device):
+            raise Unsupported("LOW005", detail=f"a write into a tensor on cpu beside tensors on {manifest.device}, with gradients")
         with events.timed("load", graph=which):
             call = load(library, manifest, eager=eager, name=which, tail=fg.consts, threads=options.cpp_threads, pool=options.thread_pool)
         return call, manifest, library, cached

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Load, Sym, op
 from ..ir.program import Check
-from .core import Builder
+from .core import Builder, is_of_host
 from .numerics import boolean, cast
 from .ref import ZERO, Ref
 from .table import lowers
@@ -35,6 +35,11 @@ def lower_item(cx: Builder, value: Ref) -> Expr:
     if cx.spec in cx.bound:
         return cx.spec
     wide = dt.f64 if value.dtype.is_float else dt.i64
+    known = cast(value.load(()), wide) if not value.shape else None
+    beside = any(s.origin[0] == "element" for s in cx.symbols)  # do tensors in the host's memory stand beside those of a device?
+    if known is not None and beside and is_of_host(known) and isinstance(cx.spec, Sym):  # no need to ask the device
+        cx.bind(cx.spec, known if wide is dt.f64 else Cast(dt.index, known))
+        return cx.spec
     held = cx.stage(lambda _: cast(value.load((ZERO,) * len(value.shape)), wide), (), wide, ())
     assert held.whole is not None and isinstance(cx.spec, Sym)
     cx.require(held.whole)

@@ -20,7 +20,7 @@ from ..codes import Unsupported
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, convert, op
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, convert, op, walk
 from ..ir.program import (
     Bind,
     Buffer,
@@ -40,7 +40,7 @@ from ..ir.program import (
 from ..ir.proofs import is_outside, with_checks
 from ..options import Options
 from . import extern
-from .devices import is_scalar, target_of
+from .devices import is_scalar, scalars_written, target_of
 from .numerics import IR_DTYPES, boolean, ir_dtype
 from .pairs import in_memory, written_back
 from .ref import ZERO, Index, Pair, Ref, contiguous_strides, is_one, is_small, is_zero, of_buffer, same_strides
@@ -125,6 +125,10 @@ class Builder:
     ) -> Ref:
         """Write value(index) for every index of `shape` into a new buffer; the shape, dtype and strides default to the node's result."""
         if shape is None:
+            if isinstance(self.spec, TensorSpec) and is_scalar(self.spec, self.device):
+                number = value(())
+                if is_of_host(number) and number.dtype is (dtype or self.dtype):
+                    return Ref(number.dtype, (), lambda _: number)
             shape, strides = self.shape, self.out.strides
         dtype = dtype or self.dtype
         name = self.buffer(dtype, shape, strides)
@@ -247,7 +251,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
             raise Unsupported("LOW002", at=node.meta.get("loc", ""), detail=str(node.target))
     by_name = {n.name: n for n in fg.graph.nodes}
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
-    results = _lower_results(cx, fg, env, by_name)
+    results = (*_lower_results(cx, fg, env, by_name), *_written_scalars(fg, env, by_name, device))
     buffers, body, notes = {n: _on(b, target.device) for n, b in cx.buffers.items()}, tuple(cx.body), tuple(cx.notes)
     program = Program(name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device)
     proved, left = with_checks(program, fg.assumed, dict(fg.hints))
@@ -299,12 +303,19 @@ def _lower_inputs(cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value]) -
 
 
 def _element(cx: Builder, number: int, spec: TensorSpec) -> Ref:
-    """The 0-d tensor in the host's memory that is input `number`: a symbol that the host reads before the run."""
+    """The 0-d tensor in the host's memory that is input `number`: a symbol that the host reads before the run. What is computed of such
+    alone stays a number of the host."""
     dtype = ir_dtype(spec.dtype)
     sym = Sym(f"x{number}_value", dt.f64 if dtype.is_float else dt.i64)
     cx.symbols.append(Symbol(sym, ("element", number), -(2**63)))
     cx.bound.add(sym)
-    return cx.stage(lambda _: convert(sym, dtype), (), dtype, ())
+    value = convert(sym, dtype)
+    return Ref(dtype, (), lambda _: value)
+
+
+def is_of_host(e: Expr) -> bool:
+    """Is this a number that the host can compute before anything runs?"""
+    return not any(isinstance(x, Load | Fold) for x in walk(e))
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,12 +494,30 @@ def _result_of(fg: FunctionalGraph, out: Output, fresh: dict[str, str]) -> Resul
     return ViewResult(of, spec.shape, spec.strides, spec.offset if spec.offset is not None else ZERO, ir_dtype(spec.dtype))
 
 
+def _written_scalars(
+    fg: FunctionalGraph, env: dict[fx.Node, Value], by_name: dict[str, fx.Node], device: str
+) -> tuple[Result, ...]:
+    """Their new values, which the host computes. Raises Unsupported("LOW005") for a value that comes from the device."""
+    found = []
+    names = dict(fg.write_backs)
+    for number in scalars_written(fg, device):
+        node = by_name[names[number]]
+        ref = env[node]
+        value = ref.load(()) if isinstance(ref, Ref) and not ref.shape else None
+        if value is None or not is_of_host(value):
+            raise Unsupported("LOW005", at=node.meta.get("loc", ""), detail=f"a write into a tensor on cpu beside tensors on {device}")
+        found.append(SizeResult(convert(value, dt.f64 if value.dtype.is_float else dt.index)))
+    return tuple(found)
+
+
 def _lower_write_backs(
     cx: Builder, fg: FunctionalGraph, env: dict[fx.Node, Value], by_name: dict[str, fx.Node], inputs: list[str]
 ) -> tuple[tuple[str, str], ...]:
     """Each written input takes a buffer of its own: a value that is (a view of) an input is copied first, since copies run in order."""
     pairs = []
     for number, node_name in fg.write_backs:
+        if number in scalars_written(fg, cx.device):
+            continue
         node = by_name[node_name]
         cx.loc, cx.origin = node.meta.get("loc", ""), "write-back"
         ref = env[node]

@@ -55,6 +55,11 @@ def is_scalar(spec: TensorSpec, device: str) -> bool:
     return device != "cpu" and spec.device == "cpu" and not spec.shape
 
 
+def scalars_written(fg: FunctionalGraph, device: str) -> tuple[int, ...]:
+    """Inputs that lie in the host's memory beside a graph on `device` and take a new value: results behind the others, in this order."""
+    return tuple(n for n, _ in fg.write_backs if isinstance(s := fg.inputs[n], TensorSpec) and is_scalar(s, device))
+
+
 def target_of(fg: FunctionalGraph, options: Options) -> tuple[Target, str]:
     """The target and the device ("cpu", "cuda:0"). Raises Unsupported("LOW005")."""
     places = list(_places(fg))
@@ -66,7 +71,4 @@ def target_of(fg: FunctionalGraph, options: Options) -> tuple[Target, str]:
     if len(found) > 1 or elsewhere or make is None:
         at = next((loc for d, loc in elsewhere if loc), "") or next((loc for d, loc, _ in places if loc and d != device), "")
         raise Unsupported("LOW005", at=at, detail=", ".join(sorted(found | {d for d, _ in elsewhere})))
-    written = {number for number, _ in fg.write_backs}
-    if any(is_scalar(s, device) for i, s in enumerate(fg.inputs) if i in written and isinstance(s, TensorSpec)):
-        raise Unsupported("LOW005", detail=f"a write into a tensor on cpu beside tensors on {device}")
     return make(options), device

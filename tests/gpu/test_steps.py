@@ -1,0 +1,105 @@
+"""Whole training steps on the road of a GPU: right, recorded, and with counters of optimizers that stay in the host's memory."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pretend import calls, pretending
+
+import torchsmith
+from torchsmith.compiler import reset
+from torchsmith.lower import core, devices
+
+
+@pytest.fixture
+def fake() -> Iterator[ctypes.CDLL]:
+    """Tensors without dimensions count as tensors in the host's memory, as an optimizer's counters are."""
+    reset()
+
+    def is_scalar(spec: Any, device: str) -> bool:
+        return not spec.shape
+
+    with ExitStack() as stack:
+        for room in (core, devices):
+            stack.enter_context(patch.object(room, "is_scalar", is_scalar))
+        yield stack.enter_context(pretending())
+    reset()
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+
+
+def stepper(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
+    "AdamW of lists": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_training_steps(fake: ctypes.CDLL, make: Any) -> None:
+    model, reference = net(), net()
+    ours, theirs = make(model.parameters()), make(reference.parameters())
+    compiled = torchsmith.compile(stepper(model, ours), options={"force_disable_caches": True})
+    eager = stepper(reference, theirs)
+    before = 0
+    for i in range(6):
+        x, y = torch.randn(12, 8), torch.randint(0, 4, (12,))
+        torch.testing.assert_close(compiled(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
+        if i == 3:
+            before = calls("cuGraphLaunch")
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert calls("cuGraphLaunch") > before > 0
+    state, wanted = ours.state_dict()["state"], copy.deepcopy(theirs.state_dict()["state"])
+    for key, values in wanted.items():
+        for name, value in values.items():
+            torch.testing.assert_close(state[key][name], value, rtol=1e-4, atol=1e-5)
+    assert calls("cuMemcpyDtoHAsync") <= 6 + 6  # once a step: are the classes in range? And the counters that the first step makes
+
+
+def test_a_number_of_the_host_that_the_device_computes(fake: ctypes.CDLL) -> None:
+    """Eager's way is kept: the graph is not compiled."""
+    def f(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        n.add_(x.sum())
+        return x * 2
+
+    g, x, n = torchsmith.compile(f), torch.ones(3, 4), torch.tensor(1.0)
+    assert (g(x, n) == 2).all() and n == 13
+
+
+def test_numbers_of_the_host(fake: ctypes.CDLL) -> None:
+    """They are read at each call, computed on the host, written when the call has succeeded, and count as written."""
+    def f(x: torch.Tensor, n: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        n.add_(1)
+        k.mul_(3)
+        return torch.softmax(x, 1) * (1 - 0.9 ** n.item()) + n * k
+
+    g = torchsmith.compile(f)
+    n, k, m, j = torch.tensor(1.0), torch.tensor(2), torch.tensor(1.0), torch.tensor(2)
+    for _ in range(3):
+        x, version = torch.randn(3, 4), n._version
+        torch.testing.assert_close(g(x, n, k), f(x, m, j))
+        assert n == m and k == j and n._version > version
+    assert calls("cuMemcpyDtoHAsync") == 0
