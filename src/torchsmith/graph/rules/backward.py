@@ -391,14 +391,13 @@ def diagonal(grad: Tensor, sizes: Sequence[Any], offset: int, dim1: int, dim2: i
 
 @part(aten.convolution_backward.default)
 def convolution_bias(grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *rest: Any) -> Any:
-    """The bias's gradient is a sum; the other two are left to the operator."""
+    """Each gradient alone: the bias's is a sum, which of the others are products and which calls is decided where they are lowered."""
     *how, mask = rest
-    if not mask[2] or grad.dtype in NARROW:
+    if (sum(mask) == 1 and not mask[2]) or grad.dtype in NARROW:
         return NotImplemented
-    db = grad.sum([d for d in range(grad.dim()) if d != 1])
-    if not mask[0] and not mask[1]:
-        return None, None, db
-    dx, dw, _ = aten.convolution_backward.default(grad, input, weight, None, *how, [mask[0], mask[1], False])
+    db = grad.sum([d for d in range(grad.dim()) if d != 1]) if mask[2] else None
+    dx = aten.convolution_backward.default(grad, input, weight, None, *how, [True, False, False])[0] if mask[0] else None
+    dw = aten.convolution_backward.default(grad, input, weight, None, *how, [False, True, False])[1] if mask[1] else None
     return dx, dw, db
 
 
