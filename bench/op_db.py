@@ -10,6 +10,7 @@ while it runs, then bench/results/op_db.json and op_db.md. Entries run in worker
     python bench/op_db.py --compiler direct    # without capture (bench/direct.py)
     python bench/op_db.py --resume             # go on where the last run stopped
     python bench/op_db.py --dtype int64 --dynamic --inplace --layout ones       # other dtypes, sizes as symbols, in place, sizes of 1
+    python bench/op_db.py --device cuda --procs 12 --samples 1 --seconds 240    # on a GPU, as far as the time goes
     python bench/op_db.py --errors             # the arguments that the database knows eager to refuse
     python bench/op_db.py --gradients outside --dtype float64   # derivatives under eager's autograd; inside: in the compiled function
 
@@ -67,6 +68,7 @@ class Way:
     layout: str = "given"
     errors: bool = False
     gradients: str = ""
+    device: str = "cpu"
 
 
 def transposed(t: Any, sample: int) -> Any:
@@ -108,8 +110,9 @@ def entries(way: Way) -> list[tuple[str, Any]]:
     database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     found = []
     for op in database.op_db:
-        suits = op.error_inputs_func is not None if way.errors else getattr(torch, way.dtype) in op.supported_dtypes("cpu")
-        suits = suits and (not way.gradients or (op.supports_autograd and getattr(torch, way.dtype) in op.supported_backward_dtypes("cpu")))
+        suits = op.error_inputs_func is not None if way.errors else getattr(torch, way.dtype) in op.supported_dtypes(way.device)
+        if way.gradients:
+            suits = suits and op.supports_autograd and getattr(torch, way.dtype) in op.supported_backward_dtypes(way.device)
         if suits and (not way.inplace or op.inplace_variant is not None):
             found.append((f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name, op))
     return found
@@ -421,8 +424,8 @@ def samples_of(way: Way, op: Any) -> Iterator[Any]:
     import torch
 
     if way.errors:
-        return (e.sample_input for e in op.error_inputs("cpu"))
-    return iter(op.sample_inputs("cpu", getattr(torch, way.dtype), requires_grad=bool(way.gradients)))
+        return (e.sample_input for e in op.error_inputs(way.device))
+    return iter(op.sample_inputs(way.device, getattr(torch, way.dtype), requires_grad=bool(way.gradients)))
 
 
 def check_entry(peer: Peer, name: str, op: Any, samples: int) -> dict[str, Any]:
@@ -474,6 +477,22 @@ def work(todo: Path, out: Path, compiler: str, backend: str, samples: int, way: 
             except Exception as e:  # making the samples failed, or the harness did: listed as an error of this entry
                 row = {"name": name, **verdict_of([{"verdict": "error"}]), "samples": [{"verdict": "error", "why": repr(e)[:400]}]}
             print(json.dumps(row), file=f, flush=True)
+            if way.device == "cuda" and is_lost():
+                os._exit(LOST)  # what follows would fail for nothing
+
+
+LOST = 3  # exit code of a worker
+
+
+def is_lost() -> bool:
+    """Did a kernel's own check end this process's use of the GPU?"""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 # ---------------------------------------------------------------- parent: workers, timeouts, tables
@@ -512,6 +531,8 @@ class Worker:
         rows += self.collect()
         if not self.names:
             self.done = True
+        elif code == LOST and not self.current:
+            self.launch()
         else:
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             tail = " | ".join(self.log.read_text(errors="replace").strip().split("\n")[-3:])[-300:]
@@ -550,13 +571,14 @@ class Worker:
 
 def run_all(names: list[str], args: argparse.Namespace, journal: Path) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
+    end = time.time() + args.seconds
     if args.resume and journal.exists():
         results = {r["name"]: r for r in map(json.loads, journal.read_text().split("\n")[:-1]) if r["name"] in names}
     left = [n for n in names if n not in results]
     with tempfile.TemporaryDirectory() as folder, journal.open("a" if args.resume else "w") as f:
         workers = [Worker(part, args, Path(folder)) for i in range(args.procs) if (part := left[i :: args.procs])]
         try:
-            while not all(w.done for w in workers):
+            while not all(w.done for w in workers) and time.time() < end:
                 time.sleep(0.1)
                 for w in workers:
                     for row in w.step() if not w.done else ():
@@ -655,8 +677,7 @@ def commit() -> str:
 def way_of(args: argparse.Namespace) -> Way:
     if args.way:
         return Way(**json.loads(args.way))
-    return Way(args.dtype, args.dynamic, args.inplace, args.layout, args.errors,
-               args.gradients)
+    return Way(args.dtype, args.dynamic, args.inplace, args.layout, args.errors, args.gradients, args.device)
 
 
 def chosen(names: list[str], args: argparse.Namespace) -> list[str]:
@@ -678,6 +699,8 @@ def main() -> int:
     p.add_argument("--procs", type=int, default=2)
     p.add_argument("--timeout", type=float, default=90, help="seconds per entry")
     p.add_argument("--dtype", default="float32")
+    p.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    p.add_argument("--seconds", type=float, default=math.inf, help="of the whole run; entries that were not reached are left out")
     p.add_argument("--dynamic", action="store_true", help="sizes are symbols")
     p.add_argument("--inplace", action="store_true", help="the in-place variants")
     p.add_argument("--layout", default="given", choices=LAYOUTS)

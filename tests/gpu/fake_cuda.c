@@ -30,7 +30,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int n_devices = 2, arch = 90, contexts[DEVICES];
 static __thread void *stack[MOST];
 static __thread int depth;
-static __thread int mode;
+static __thread int mode; /* of captures, as this thread sees them: 0 global, 1 of this thread, 2 relaxed */
+static int capturing_global; /* streams that are being captured in global mode */
 static Stream none[DEVICES + 1];
 static uint64_t ids = 100;
 static __thread Stream *current_stream;
@@ -50,6 +51,8 @@ static int note(const char *name) {
   return code;
 }
 #define CALL(name) do { int code_ = note(name); if (code_) return code_; } while (0)
+/* What the documentation calls potentially unsafe: an error while a capture is under way that could be disturbed, and its end. */
+#define UNSAFE if (capturing_global && mode != 2) return CAPTURE_UNSUPPORTED
 #define NEED_CONTEXT if (!depth) return NO_CONTEXT
 
 static int device_now(void) { return (int)((int *)stack[depth - 1] - contexts); }
@@ -69,7 +72,7 @@ EXPORT int cuCtxGetCurrent(void **c) { *c = depth ? stack[depth - 1] : NULL; ret
 EXPORT int cuCtxGetDevice(int *d) { NEED_CONTEXT; *d = device_now(); return OK; }
 EXPORT int cuCtxPushCurrent_v2(void *c) { CALL("cuCtxPushCurrent"); stack[depth++] = c; return OK; }
 EXPORT int cuCtxPopCurrent_v2(void **c) { CALL("cuCtxPopCurrent"); NEED_CONTEXT; *c = stack[--depth]; return OK; }
-EXPORT int cuCtxSynchronize(void) { CALL("cuCtxSynchronize"); NEED_CONTEXT; return OK; }
+EXPORT int cuCtxSynchronize(void) { CALL("cuCtxSynchronize"); UNSAFE; NEED_CONTEXT; return OK; }
 EXPORT int cuGetErrorString(int code, const char **text) {
   *text = code == NO_MEMORY ? "out of memory" : code == NO_CONTEXT ? "invalid device context" : code == NO_BINARY ? "no kernel image is available" : "an injected or invalid call";
   return OK;
@@ -77,7 +80,7 @@ EXPORT int cuGetErrorString(int code, const char **text) {
 
 /* ---- libraries */
 EXPORT int cuLibraryLoadData(void **out, const void *code, void *jo, void *jv, unsigned nj, void *lo, void *lv, unsigned nl) {
-  CALL("cuLibraryLoadData");
+  CALL("cuLibraryLoadData"); UNSAFE;
   const Elf64_Ehdr *e = code;
   if (memcmp(e->e_ident, ELFMAG, SELFMAG)) return NO_BINARY;
   size_t size = e->e_shoff + (size_t)e->e_shnum * e->e_shentsize;
@@ -91,7 +94,7 @@ EXPORT int cuLibraryLoadData(void **out, const void *code, void *jo, void *jv, u
   *out = l;
   return OK;
 }
-EXPORT int cuLibraryUnload(void *l) { CALL("cuLibraryUnload"); dlclose(((Library *)l)->dl); free(l); return OK; }
+EXPORT int cuLibraryUnload(void *l) { CALL("cuLibraryUnload"); UNSAFE; dlclose(((Library *)l)->dl); free(l); return OK; }
 EXPORT int cuLibraryGetKernel(void **out, void *library, const char *name) {
   CALL("cuLibraryGetKernel");
   Library *l = library;
@@ -153,18 +156,18 @@ EXPORT int cuStreamCreate(void **out, unsigned flags) {
   return OK;
 }
 EXPORT int cuStreamDestroy_v2(void *s) { CALL("cuStreamDestroy"); free(s); return OK; }
-EXPORT int cuStreamSynchronize(void *s) { CALL("cuStreamSynchronize"); NEED_CONTEXT; return stream_of(s)->capturing ? CAPTURE_UNSUPPORTED : OK; }
+EXPORT int cuStreamSynchronize(void *s) { CALL("cuStreamSynchronize"); UNSAFE; NEED_CONTEXT; return stream_of(s)->capturing ? CAPTURE_UNSUPPORTED : OK; }
 EXPORT int cuStreamIsCapturing(void *s, int *status) { *status = stream_of(s)->capturing; return OK; }
 EXPORT int cuStreamGetId(void *s, unsigned long long *id) { *id = stream_of(s)->id; return OK; }
 EXPORT int cuStreamWaitEvent(void *s, void *e, unsigned flags) { CALL("cuStreamWaitEvent"); return OK; }
 EXPORT int cuThreadExchangeStreamCaptureMode(int *m) { int old = mode; mode = *m; *m = old; return OK; }
-EXPORT int cuEventCreate(void **e, unsigned flags) { CALL("cuEventCreate"); *e = malloc(1); return OK; }
+EXPORT int cuEventCreate(void **e, unsigned flags) { CALL("cuEventCreate"); UNSAFE; *e = malloc(1); return OK; }
 EXPORT int cuEventRecord(void *e, void *s) { CALL("cuEventRecord"); return OK; }
 EXPORT int cuEventDestroy_v2(void *e) { free(e); return OK; }
 
 /* ---- memory */
 EXPORT int cuMemAlloc_v2(uint64_t *at, size_t n) {
-  CALL("cuMemAlloc");
+  CALL("cuMemAlloc"); UNSAFE;
   NEED_CONTEXT;
   char *p = aligned_alloc(512, (n + 512 + 511) & ~(size_t)511);
   if (!p) return NO_MEMORY;
@@ -176,7 +179,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *at, size_t n) {
   return OK;
 }
 EXPORT int cuMemFree_v2(uint64_t at) {
-  CALL("cuMemFree");
+  CALL("cuMemFree"); UNSAFE;
   NEED_CONTEXT;
   size_t n;
   memcpy(&n, (char *)at - 512, sizeof n);
@@ -370,6 +373,9 @@ EXPORT void *fake_stream(int device) {
 }
 EXPORT void fake_set_stream(void *s) { current_stream = s; }
 EXPORT void *fake_get_stream(void) { return current_stream; }
+/* As torch.cuda.graph: in global mode. */
+EXPORT void fake_begin_global_capture(void *s) { capturing_global++; ((Stream *)s)->capturing = 1; ((Stream *)s)->into = calloc(1, sizeof(Graph)); }
+EXPORT void *fake_end_global_capture(void *s) { capturing_global--; ((Stream *)s)->capturing = 0; return ((Stream *)s)->into; }
 EXPORT void fake_begin_capture(void *s) { ((Stream *)s)->capturing = 1; ((Stream *)s)->into = calloc(1, sizeof(Graph)); }
 EXPORT void *fake_end_capture(void *s) { ((Stream *)s)->capturing = 0; return ((Stream *)s)->into; }
 EXPORT int fake_replay(void *graph) { return cuGraphLaunch(graph, NULL); }

@@ -49,9 +49,10 @@ def driver() -> ctypes.CDLL:
     fake.fake_calls.restype = fake.fake_bytes.restype = ctypes.c_int64
     fake.fake_calls.argtypes = [ctypes.c_char_p]
     fake.fake_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int]
-    fake.fake_stream.restype = fake.fake_end_capture.restype = ctypes.c_void_p
+    fake.fake_stream.restype = fake.fake_end_capture.restype = fake.fake_end_global_capture.restype = ctypes.c_void_p
     fake.fake_get_stream.restype = ctypes.c_void_p
-    for name in ("fake_set_stream", "fake_begin_capture", "fake_end_capture", "fake_replay"):
+    captures = ("fake_begin_capture", "fake_end_capture", "fake_begin_global_capture", "fake_end_global_capture")
+    for name in ("fake_set_stream", "fake_replay", *captures):
         getattr(fake, name).argtypes = [ctypes.c_void_p]
     return fake
 

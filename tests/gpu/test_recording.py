@@ -118,6 +118,30 @@ def test_a_stream_that_the_caller_captures(fake: ctypes.CDLL) -> None:
     assert calls("cuGraphLaunch") == before and calls("cuLaunchKernel") == plain + 3
 
 
+@pytest.mark.parametrize("warm", [0, 3])
+def test_the_callers_capture_is_not_disturbed(fake: ctypes.CDLL, warm: int) -> None:
+    """As under torch.cuda.graph: nothing that waits, loads or allocates by itself, also in the first call of a graph."""
+    model = torch.nn.Sequential(*(m for _ in range(3) for m in (torch.nn.Linear(8, 8), torch.nn.Softmax(1)))).eval()
+    f, g = compiled(three), compiled(model)
+    a, b = torch.randn(6, 8), torch.randn(6, 8)
+    stream = fake.fake_stream(0)
+    with torch.no_grad():
+        for _ in range(warm):
+            f(a, b), g(a)
+        before = calls("cuLaunchKernel"), calls("addmm"), calls("cuGraphLaunch")
+        fake.fake_set_stream(stream)
+        fake.fake_begin_global_capture(stream)
+        try:
+            f(a, b), g(a)
+        finally:
+            fake.fake_end_global_capture(stream)
+            fake.fake_set_stream(None)
+        after = calls("cuLaunchKernel"), calls("addmm"), calls("cuGraphLaunch")
+        assert [y - x for x, y in zip(before, after, strict=True)] == [3 + 3, 3, 0]  # a call that had failed would have run eagerly
+        torch.testing.assert_close(f(a, b), three(a, b))
+    assert fake.fake_depth() == 0
+
+
 def test_a_driver_that_fails(fake: ctypes.CDLL) -> None:
     """A graph that cannot be made or changed is launched plainly; a launch that fails is repeated eagerly, and the next call is right."""
     f = compiled(three)
