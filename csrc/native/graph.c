@@ -29,6 +29,7 @@ enum { WANT_SIZES = 1, WRITTEN = 2, READ = 4 };
 typedef struct {
   int8_t kind, flags;
   int16_t dtype, ndim;
+  int32_t writes; /* how often eager moves the version counter of an input that is written */
 } InputSpec;
 
 typedef struct {
@@ -502,6 +503,13 @@ static PyObject *fail(Graph *g, PyObject *const *args, Call *call, int32_t rc) {
   return PyErr_Format(torch.error, "%s", call->text[0] ? call->text : "native code reported an error");
 }
 
+static int count_writes(PyObject *tensor, int32_t n) {
+  PyObject *number = PyLong_FromLong(n), *done = number ? PyObject_CallFunctionObjArgs(torch.increment_version, tensor, number, NULL) : NULL;
+  Py_XDECREF(number);
+  Py_XDECREF(done);
+  return done ? 0 : -1;
+}
+
 static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
   Graph *g = (Graph *)self;
   const ts_graph *entry = g->entry;
@@ -576,9 +584,8 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
     if (g->writes)
       for (int i = 0; out && i < g->n_inputs; i++)
         if (g->inputs[i].flags & WRITTEN) {
-          PyObject *done = PyObject_CallOneArg(torch.increment_version, args[i]);
-          if (!done) Py_CLEAR(out);
-          Py_XDECREF(done);
+          if (g->inputs[i].writes == 0) states_written(&tensors[i]); /* through .data: no counter tells of it */
+          else if (count_writes(args[i], g->inputs[i].writes)) Py_CLEAR(out);
         }
   }
   for (int i = 0; i < g->n_results; i++)
@@ -608,9 +615,9 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
     return -1;
   }
   for (int i = 0; i < g->n_inputs; i++) {
-    int kind, dtype, ndim, flags;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(inputs, i), "iiii", &kind, &dtype, &ndim, &flags)) return -1;
-    g->inputs[i] = (InputSpec){(int8_t)kind, (int8_t)flags, (int16_t)dtype, (int16_t)ndim};
+    int kind, dtype, ndim, flags, writes;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(inputs, i), "iiiii", &kind, &dtype, &ndim, &flags, &writes)) return -1;
+    g->inputs[i] = (InputSpec){(int8_t)kind, (int8_t)flags, (int16_t)dtype, (int16_t)ndim, writes};
     g->writes |= (flags & WRITTEN) != 0;
   }
   for (int i = 0; i < g->n_results; i++) {

@@ -75,6 +75,7 @@ void state_close(State *s);
 int consts_join(Consts *c, const char *key);
 void consts_leave(Consts *c);
 void states_clear(StateList *list);
+void states_written(const ts_tensor *t); /* what was prepared of this memory is out of date */
 PyObject *refreeze(PyObject *module, PyObject *tensors);
 const void *state_memory(const State *s);
 ts_cuda_block *state_block(const State *s); /* of graphs on a device */

@@ -159,22 +159,40 @@ static bool is_same(const Consts *c, const State *s, PyObject *const *args, cons
   return same;
 }
 
-static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, int64_t *budget, bool is_far) {
+/* Bytes from the first to the last element; negative where it cannot be told. */
+static int64_t span_of(const ts_tensor *t) {
   int64_t ndim = 0, *sizes = NULL, *strides = NULL, last = 0;
   int32_t dtype = 0;
   if (libtorch.get_dim(t->handle, &ndim) || libtorch.get_sizes(t->handle, &sizes) || libtorch.get_strides(t->handle, &strides) ||
-      libtorch.get_dtype(t->handle, &dtype)) {
+      libtorch.get_dtype(t->handle, &dtype))
+    return -1;
+  for (int64_t d = 0; d < ndim; d++) {
+    if (sizes[d] == 0) return 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return (last + 1) * (int64_t)libtorch.element_size(dtype);
+}
+
+void states_written(const ts_tensor *t) {
+  const char *from = t->data, *to = from + span_of(t);
+  for (StateList *l = lists; l; l = l->next)
+    for (int i = 0; i < l->n; i++)
+      for (int k = 0; k < l->states[i]->n; k++) {
+        const Snapshot *s = &l->states[i]->snaps[k];
+        if ((const char *)s->data < to && from < (const char *)s->data + s->span) l->states[i]->generation = -1;
+      }
+}
+
+static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, int64_t *budget, bool is_far) {
+  int64_t span = span_of(t);
+  if (span < 0) {
     PyErr_SetString(torch.error, "a constant input cannot be read");
     return -1;
-  }
-  for (int64_t d = 0; d < ndim; d++) {
-    last += (sizes[d] - 1) * strides[d];
-    if (sizes[d] == 0) last = INT64_MIN / 4;
   }
   snap->impl = *(void **)t->handle;
   snap->data = t->data;
   snap->version = version_of(tensor);
-  snap->span = last < 0 ? 0 : (last + 1) * (int64_t)libtorch.element_size(dtype);
+  snap->span = span;
   PyMem_Free(snap->copy);
   snap->copy = NULL;
   if (is_far) return 0;

@@ -290,7 +290,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         call: Call = load(
             library, manifest, eager=_give_up if assumes(gm) else gm.forward, name=name, frozen=options.freezing, tail=fg.consts,
             threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
-            records=RECORDS if options.triton_cudagraphs else 0,
+            records=RECORDS if options.triton_cudagraphs else 0, writes=fg.writes,
         )  # fmt: skip
     scalars = scalars_written(fg, manifest.device)
     if scalars:
@@ -375,7 +375,10 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         if scalars_written(fg, manifest.device):
             raise Unsupported("LOW005", detail=f"a write into a tensor on cpu beside tensors on {manifest.device}, with gradients")
         with events.timed("load", graph=which):
-            call = load(library, manifest, eager=eager, name=which, tail=fg.consts, threads=options.cpp_threads, pool=options.thread_pool)
+            call = load(
+                library, manifest, eager=eager, name=which, tail=fg.consts, threads=options.cpp_threads, pool=options.thread_pool,
+                writes=fg.writes,
+            )  # fmt: skip
         return call, manifest, library, cached
 
     def backward(fg: FunctionalGraph) -> Call:
@@ -384,7 +387,7 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
     forward, manifest, library, cached = load_of(
         cut.forward, name, _give_up if assumes(gm) else eager_callable(cut.forward), inputs
     )
-    call = attach(joint, cut, forward, gm.forward, backward)
+    call = attach(joint, cut, forward, gm.forward, backward, not gm.meta.get("grad", True))
     if facts.symbols:  # what its compilation assumes of sizes has to be guarded
         call.prepare()
     operators = sum(n.op == "call_function" for n in cut.forward.graph.nodes)

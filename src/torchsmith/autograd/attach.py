@@ -7,7 +7,9 @@ error; what lies in between is one block, freed when the backward pass is not to
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +34,7 @@ _WRITES = (
     "torchsmith: a derivative of a derivative of a compiled function that writes its inputs (running statistics, say) cannot be taken "
     "outside of it. Take both inside of the compiled function."
 )
+_AS_IT_IS = contextlib.nullcontext()
 _ONE = threading.RLock()
 os.register_at_fork(after_in_child=_ONE._at_fork_reinit)  # type: ignore[attr-defined]
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -40,8 +43,12 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 class Attached:
     """One captured graph, compiled forwards and backwards."""
 
-    def __init__(self, joint: Joint, cut: Cut, forward: Call, repeat: Call, compile_backward: Callable[[FunctionalGraph], Call]) -> None:
-        """repeat: the captured graph itself, for derivatives of derivatives."""
+    def __init__(
+        self, joint: Joint, cut: Cut, forward: Call, repeat: Call, compile_backward: Callable[[FunctionalGraph], Call],
+        turns_on: bool = False,
+    ) -> None:  # fmt: skip
+        """repeat: the captured graph itself, for derivatives of derivatives. turns_on: the caller is in no_grad, the program is not."""
+        self.turns_on = turns_on
         self.cut, self.forward, self.repeat, self.compile_backward = cut, forward, repeat, compile_backward
         self.joint = joint if len(cut.roots) > 1 else None  # other backward passes may be asked for
         # views that the program cut off (detach, .data): made anew of an input they would carry its gradient
@@ -53,15 +60,21 @@ class Attached:
         shown = {s.at[0] for s in slots if s.kind == "kept" and s.at[0] < cut.shown}
         self.saved_inputs = tuple(dict.fromkeys(s.at[0] for s in slots if s.kind == "input"))
         self.saved_results = tuple(sorted(shown))
-        self.function = type(f"Compiled{id(self):x}", (torch.autograd.Function,), {
+        self.function = type(_name([joint.outs[k] for k in cut.roots]), (torch.autograd.Function,), {
             "forward": staticmethod(self._forward), "backward": staticmethod(self._backward),
         })  # fmt: skip
         self.apply = super(torch.autograd.Function, self.function).apply  # type: ignore[misc]
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         cut = self.cut
-        if not torch.is_grad_enabled():
+        own = self.turns_on and not torch.is_grad_enabled()
+        if not (own or torch.is_grad_enabled()):
             return tuple(self.forward(*inputs)[: cut.shown])
+        with torch.enable_grad() if own else _AS_IT_IS:
+            return self._attached(inputs)
+
+    def _attached(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        cut = self.cut
         if cut.roots:
             given: list[Any] = [inputs]
             got = self.apply(given, *[inputs[i] for i in cut.leaves])
@@ -168,6 +181,13 @@ class Attached:
         return list(torch.autograd.grad([t for t, _ in chosen], leaves, [g for _, g in chosen], create_graph=further, allow_unused=True))
 
 
+def _name(roots: Sequence[torch.Tensor]) -> str:
+    """The name of the node under which autograd knows these results: of the operations that make them, as its errors say it."""
+    made = (t.grad_fn.name() for t in roots if t.grad_fn is not None)
+    names = dict.fromkeys(re.sub(r"Backward\d*$", "", name).rpartition("::")[2] for name in made)
+    return "_".join(n if n.isidentifier() else "Node" for n in list(names)[:4]) or "Compiled"
+
+
 def _size(inputs: Sequence[Any], slot: Slot) -> int:
     number, dim, *rest = slot.at
     scale, shift = rest or (1, 0)
@@ -210,7 +230,7 @@ def _view(base: torch.Tensor, raw: torch.Tensor, steps: Any) -> torch.Tensor:
 
 
 def attach(
-    joint: Joint, cut: Cut, forward: Call, repeat: Call, compile_backward: Callable[[FunctionalGraph], Call]
+    joint: Joint, cut: Cut, forward: Call, repeat: Call, compile_backward: Callable[[FunctionalGraph], Call], turns_on: bool = False
 ) -> Attached:
     """The callable that takes the captured graph's place."""
 
@@ -221,4 +241,4 @@ def attach(
             events.emit("fallback", code=why.code, at=why.at, detail=f"backward: {why.detail}")
             return eager_callable(graph)
 
-    return Attached(joint, cut, forward, repeat, compiled)
+    return Attached(joint, cut, forward, repeat, compiled, turns_on)

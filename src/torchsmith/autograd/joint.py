@@ -198,8 +198,8 @@ class Joint:
         rec = self.rec
         results = (*self.outputs.results, *(FreshNode(n) for n in self.keeping))
         shown = SimpleNamespace(
-            nodes=self.earlier, placeholders=rec.placeholders, roles=rec.roles, input_specs=rec.input_specs, facts=self.facts,
-            **_constants(rec, self.earlier, results, self.outputs.write_backs),
+            nodes=self.earlier, inputs=rec.inputs, placeholders=rec.placeholders, roles=rec.roles, input_specs=rec.input_specs,
+            facts=self.facts, **_constants(rec, self.earlier, results, self.outputs.write_backs),
         )  # fmt: skip
         forward = emit_graph(shown, Outputs(results, self.outputs.write_backs))  # type: ignore[arg-type]
         written = tuple(number for number, _ in self.outputs.write_backs)

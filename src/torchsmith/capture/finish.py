@@ -22,6 +22,7 @@ import torch
 import torch.fx
 
 from ..codes import Unsupported
+from ..graph import tracing
 from . import assemble, calls
 from .captured import Captured, Finish
 from .opcodes import NULL
@@ -88,7 +89,7 @@ class _Builder:
             base = self.source(s.base)
             if isinstance(s.key, TensorKey):
                 return f"{base}[{self.const(s.key.ref)}()]"
-            return f"{base}.cell_contents" if s.key == "cell_contents" and not _is_container(s.base) else f"{base}[{self.const(s.key)}]"
+            return f"{base}.cell_contents" if s.key == "cell_contents" else f"{base}[{self.const(s.key)}]"
         if isinstance(s, Attr):
             base = self.source(s.base)
             row = {"param": "_parameters", "buffer": "_buffers", "module": "_modules"}.get(s.via)
@@ -218,10 +219,6 @@ def _is_made_in_c(t: type) -> bool:
         object.__new__(t)
     except TypeError:
         return True
-    return False
-
-
-def _is_container(s: Source) -> bool:
     return False
 
 
@@ -506,7 +503,7 @@ def finished(m: Any, result: Any) -> Captured:
         track.dirty = track.dirty and not _is_as_it_was(world, track)
     world.changed = [t for t in world.changed if t.dirty or t.attrs or t.appended]
     grad = m.grad != m.grad_before
-    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or grad or m.gradients.changes())
+    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or grad or m.gradients.changes() or m.gradients.own())
     recipe = None if has_effects or _has_shared(result, set()) else _recipe(b, result)
     if recipe is not None:
         finish = Finish(recipe)
@@ -514,6 +511,7 @@ def finished(m: Any, result: Any) -> Captured:
         b = _Builder(m)
         text = b.value(result)
         _replay(b)
+        m.gradients.replay_own(b)
         if grad:
             b.lines.append(f"{b.const(torch._C._set_grad_enabled)}({m.grad})")
         body = "\n".join(f"    {line}" for line in [*b.reads, *b.lines, f"return {text}"])
@@ -604,6 +602,7 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
     made = {id(i.node): i for i in recorder.infos.values()}
     watched = [k for k, n in enumerate(b.outs) if id(n) in made and made[id(n)].requires_grad]
     spent = tuple(k for k in watched if m.gradients.is_spent(made[id(b.outs[k])].tensor))
+    graph.meta["grad"] = m.grad_before
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
     return Captured(
@@ -640,7 +639,8 @@ def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...
 def _guard_overlap(m: Any) -> None:
     """A graph that writes an input is right only if no other input shares its memory."""
     infos = list(m.recorder.real.values())
-    written = [i for i in infos if i.tensor._version > 0]
+    memory = tracing.current().written  # no version counter tells of writes through .data
+    written = [i for i in infos if tracing.storage(i.tensor) in memory]
     if not written:
         return
     ends = sorted((extent(i.real), n) for n, i in enumerate(infos) if i.real.numel())

@@ -196,14 +196,26 @@ class Gradients:
                 found.append((info, value))
         return found
 
+    def own(self) -> list[tuple[Any, Tensor, Any]]:
+        """(Info, tensor, `.grad`) of the leaves that the program made and that have a gradient now."""
+        found = ((self.m.recorder.info(t), t, value) for t, value in self.written.values())
+        return [(info, t, value) for info, t, value in found if info.real is None and value is not None]
+
     def replay(self, b: Any) -> None:
-        """Statements of finish that write `.grad`."""
+        """Statements of finish that write `.grad` of tensors from outside."""
         for info, value in self.changes():
             b.lines.append(f"{b.source(info.source)}.grad = {b.value(value)}")
-        for t, value in self.written.values():  # leaves made by the program itself
-            info = self.m.recorder.info(t)
-            if info.real is None and value is not None and info.node in b.index:
+
+    def replay_own(self, b: Any) -> None:
+        """The same of leaves made by the program, as far as they get out: as results, in effects, or as another's `.grad`. Comes last."""
+        todo = self.own()
+        while True:  # a gradient that is written makes its tensor known
+            out = [row for row in todo if row[0].node in b.index]
+            if not out:
+                return
+            for _, t, value in out:
                 b.lines.append(f"{b.value(t)}.grad = {b.value(value)}")
+            todo = [row for row in todo if not any(row is o for o in out)]
 
 
 def _has_layout_of(value: Tensor, leaf: Tensor) -> bool:

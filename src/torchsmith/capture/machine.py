@@ -7,6 +7,7 @@ runs natively: functions are inlined frame by frame; what changes Python state i
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import sys
 import types
@@ -30,7 +31,7 @@ from .opcodes import NULL, RETURN
 from .resume import Later, Point, is_data
 from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
 from .tensors import Recorder
-from .world import MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of, put
+from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of, put
 
 _GENERATOR = 0x20
 _ASYNC = 0x80 | 0x200
@@ -179,6 +180,31 @@ def _outside(step: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
         raise r.exc from None
 
 
+_TEXT = frozenset({repr, str, format, ascii})
+_TEXT_METHODS = frozenset({"__repr__", "__str__", "__format__", "__mod__", "__rmod__", "format_map"})
+# C functions that ask of an object what it is, and nothing of what it holds
+_BY_IDENTITY = frozenset({operator.is_, operator.is_not, operator.eq, operator.ne, operator.contains, operator.setitem, tuple, list, set, dict, bool, None})
+
+
+def _makes_text(fn: Any, args: list[Any]) -> bool:
+    """Does this C function write its arguments out?"""
+    if fn in _TEXT:
+        return True
+    if fn in (operator.mod, operator.imod):
+        return type(args[0]) in (str, bytes)
+    return getattr(fn, "__name__", "") in _TEXT_METHODS and not isinstance(getattr(fn, "__self__", None), (int, float, complex))
+
+
+def _is_of_container(fn: Any) -> bool:
+    return container_base(type(getattr(fn, "__self__", None))) is not None
+
+
+@functools.cache
+def _has_state_in_c(t: type) -> bool:
+    """Does a class in C keep something in these objects (exceptions, iterators, matches), of which no guard tells?"""
+    return next(base for base in t.__mro__ if not base.__flags__ & 0x200) is not object
+
+
 class Machine:
     """One capture in progress."""
 
@@ -199,7 +225,6 @@ class Machine:
         self.active = True
         self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
         self.later = False  # a split frame goes on: its values may be Later
-        self.error_mode = False  # compiler.error_on_graph_break(True) is entered
         self.is_whole = False  # captured alone, for export: no frame to go back to
         self.steps = 0
         self.global_cache: dict[tuple[int, str], Any] = {}
@@ -491,8 +516,10 @@ class Machine:
                     t = type(a)
                     if t in SCALARS:
                         continue
-                    args[k] = self._native_argument(a, t)
-                kwargs = {k: a if type(a) in SCALARS else self._native_argument(a, type(a)) for k, a in kwargs.items()}
+                    args[k] = self._native_argument(a, t, fn)
+                kwargs = {k: a if type(a) in SCALARS else self._native_argument(a, type(a), fn) for k, a in kwargs.items()}
+                if _makes_text(fn, args) and any(self._shows_outside(a) for a in (*args, *kwargs.values())):
+                    raise Unsupported("CAP011", at=self.loc(), detail="text of an object from outside")
             for a in (*args, *kwargs.values()) if kwargs else args:
                 t = type(a)
                 if t in SCALARS:
@@ -542,7 +569,7 @@ class Machine:
         if id(exc) in self.suspects:
             raise Unsupported("CAP006", at=self.raised_at or self.loc(), detail=f"{type(exc).__name__}: {exc}")
 
-    def _native_argument(self, a: Any, t: type) -> Any:
+    def _native_argument(self, a: Any, t: type, fn: Any) -> Any:
         """What a C function may look into: images of outside containers; never an outside object."""
         track = self.world.tracks.get(id(a))
         if track is None:
@@ -553,7 +580,7 @@ class Machine:
             return self.world.image(track)
         if t is types.FunctionType or t is types.MethodType or issubclass(type(a), PINNED_TYPES) or t is types.CellType:
             return a
-        if t.__hash__ is object.__hash__ and t.__eq__ is object.__eq__:
+        if t.__hash__ is object.__hash__ and t.__eq__ is object.__eq__ and (not _has_state_in_c(t) or fn in _BY_IDENTITY or _is_of_container(fn)):
             return a  # compared by identity only; anything Python it might run is caught
         raise Unsupported("CAP011", at=self.loc(), detail=f"{t.__name__} from {track.source} given to a C function")
 
@@ -563,9 +590,22 @@ class Machine:
                 track = self.world.tracks.get(id(x))
                 if track is not None and x is not track.image:
                     if t is list:
-                        return [self._native_argument(y, type(y)) for y in a]
-                    return tuple([self._native_argument(y, type(y)) for y in a])
+                        return [self._native_argument(y, type(y), None) for y in a]
+                    return tuple([self._native_argument(y, type(y), None) for y in a])
         return a
+
+    def _shows_outside(self, a: Any, depth: int = 4) -> bool:
+        """Would the text of this value say what no guard knows: the address or the inner state of an object from outside?"""
+        t = type(a)
+        if t in SCALARS:
+            return False
+        base = tuple if issubclass(t, tuple) else container_base(t) or t
+        if base in CONTAINERS or base in (tuple, frozenset):
+            if depth == 0:
+                return True
+            inside = (*dict.keys(a), *dict.values(a)) if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
+            return any(self._shows_outside(x, depth - 1) for x in inside)
+        return id(a) in self.world.tracks or issubclass(t, torch.Tensor)
 
     def symbolic(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Arithmetic on symbolic sizes."""
@@ -804,7 +844,6 @@ def capture(
     stop: int | None = None,
     probe: bool = False,
     reads: bool = False,
-    error_mode: bool = False,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
     (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
@@ -814,7 +853,7 @@ def capture(
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
     in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time."""
     m = Machine(fn)
-    m.probing, m.error_mode = probe, error_mode
+    m.probing = probe
     m.is_whole = close is not finish.finished
     m.recorder.facts.reads_data = m.is_whole or reads
     m.recorder.given = given or {}
@@ -851,7 +890,6 @@ def capture(
             why.step = frame.steps - 1 if frame is not None else -1
             raise why from r.exc
         except Unsupported as why:
-            why.is_error = why.is_error or m.error_mode
             if why.step < 0 and frame is not None:
                 why.step = frame.clean if probe else frame.steps - 1
             raise

@@ -799,7 +799,9 @@ def op_RERAISE(f: Frame, i: Instr) -> None:
 
 @op()
 def op_CHECK_EXC_MATCH(f: Frame, i: Instr) -> None:
-    kind = f.stack.pop()
+    kind, track = f.stack.pop(), f.machine.world.of(f.stack[-1])
+    if track is not None:
+        f.machine.world.use(track)  # an exception that was caught behind a break
     f.stack.append(f.machine.native(lambda: issubclass(type(f.stack[-1]), kind), [], {}))
 
 

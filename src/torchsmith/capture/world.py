@@ -148,7 +148,7 @@ class World:
             return _wrap_tuple(self, obj, source)
         if issubclass(type(obj), tuple) and hasattr(type(obj), "n_sequence_fields") and is_constant(tuple(obj)):
             return self._equals(obj, source)  # sys.version_info and the like
-        if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and getattr(obj, "ndim", 1) == 0:
+        if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and type(obj).__hash__ is not None:  # a number, not an array without axes
             return self._equals(obj, source)
         return self.track(obj, source or FixedObject(obj, type(obj).__name__))
 

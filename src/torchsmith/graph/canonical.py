@@ -81,7 +81,12 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
         for p, spec in zip(rec.placeholders, rec.input_specs, strict=True)
     )
     specs += tuple(n.spec for n in rec.const_nodes)
-    return FunctionalGraph(graph, specs, results, write_backs, symbols, "\n".join(lines), tuple(rec.consts), roles, assumed, hints)
+    text = "\n".join(lines)
+    return FunctionalGraph(graph, specs, results, write_backs, symbols, text, tuple(rec.consts), roles, assumed, hints, _writes(rec))
+
+
+def _writes(rec: Recording) -> tuple[int, ...]:
+    return tuple(t._version if isinstance(t, torch.Tensor) else 0 for t in getattr(rec, "inputs", ()))
 
 
 def _write_numbers(node: Node, facts: SizeFacts) -> None:

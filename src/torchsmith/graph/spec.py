@@ -100,3 +100,4 @@ class FunctionalGraph:
     roles: tuple[str, ...] = ()  # per entry of `inputs`: meta["role"] of the captured placeholder; "const" for those of `consts`
     assumed: tuple[Expr, ...] = ()  # what holds of the sizes whenever the compiled call is made: guards, or a package's conditions
     hints: tuple[tuple[str, int], ...] = ()  # example sizes; no part of the meaning
+    writes: tuple[int, ...] = ()  # by input, how often eager moves its version counter; the code is the same for all

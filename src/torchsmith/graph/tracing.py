@@ -25,7 +25,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..codes import Unsupported
-from . import accept, learn
+from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
 from .layout import Size, SymTypes, are_equal, is_dense, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info
@@ -442,7 +442,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
         self.draws += torch.Tag.nondeterministic_seeded in func.tags
         self.harms += may_raise(func)
-        args, kwargs = pinned(func, args, kwargs)
+        args, kwargs = representable.ask(func, *pinned(func, args, kwargs))
         if self.autocast:
             tensors = tensors_in((args, kwargs))
             dtype = target_dtype(func, device_of(tensors[0]).type, self.autocast) if tensors else None

@@ -6,6 +6,7 @@ In: a library and its manifest. Out: a `_native.Graph` whose extern calls are bo
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -100,19 +101,20 @@ def _enter_no_autocast() -> Any:
     return guard
 
 
-def _bump_version(tensor: torch.Tensor) -> None:
-    """What an in-place operator does to the counter; inference tensors have none."""
+def _bump_version(tensor: torch.Tensor, times: int) -> None:
+    """What so many in-place operators do to the counter; inference tensors have none."""
     if not tensor.is_inference():
-        torch._C._increment_version([tensor])
+        torch._C._increment_version([tensor] * times)
 
 
 def graph(
     library: str, manifest: Manifest, eager: Callable[..., Any] | None, name: str, frozen: bool, tail: Sequence[Any], threads: int,
-    pool: str, discard: bool, records: int = 8,
+    pool: str, discard: bool, records: int = 8, writes: Sequence[int] = (),
 ) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
-    inputs = [_input(row) for row in manifest.inputs]
+    often = itertools.chain(writes, itertools.repeat(1))
+    inputs = [(*_input(row), n) for row, n in zip(manifest.inputs, often, strict=False)]
     results = [_result(row) for row in manifest.results]
     device, _, index = manifest.device.partition(":")
     externs = [bind(row, device) for row in manifest.externs]

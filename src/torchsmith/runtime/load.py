@@ -31,7 +31,7 @@ class NativeError(RuntimeError):
 
 def load(
     library: Path | str, manifest: Manifest, *, eager: Callable[..., Any] | None = None, name: str = "", frozen: bool = False,
-    tail: Sequence[Any] = (), threads: int = 0, pool: str = "torch", discard: bool = False, records: int = 8,
+    tail: Sequence[Any] = (), threads: int = 0, pool: str = "torch", discard: bool = False, records: int = 8, writes: Sequence[int] = (),
 ) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
     """The compiled graph, called with all inputs but the last ones, which are `tail`.
 
@@ -39,11 +39,12 @@ def load(
     inference tensors, whose writes cannot be seen, may be prepared once. The callable's `refreeze()` forgets what was prepared.
     `threads`: at most so many run a kernel; 0: as many as torch uses. `pool`: "torch" or "own".
     `discard`: free the memory of parameters that only `prepare` reads. `records`: recorded launches kept of a segment on a device, 0: none.
+    `writes`: by input, how often eager moves the version counter of one that is written (0: through `.data`); without it once.
     """
     from . import host_torch
 
     try:
-        return host_torch.graph(str(library), manifest, eager, name, frozen, tail, threads, pool, discard, records)
+        return host_torch.graph(str(library), manifest, eager, name, frozen, tail, threads, pool, discard, records, writes)
     except ImportError as e:
         raise Unsupported("RUN010", detail=str(e)) from e
     except OSError as e:

@@ -1,0 +1,265 @@
+"""What a program leaves behind beside its results is eager's: gradients of its leaves, version counters, exceptions, what it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import torchsmith
+
+
+def both(fn: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
+    """What the function and its compiled form give, each of fresh arguments (made by callables)."""
+    found = []
+    for f in (fn, torchsmith.compile(fn)):
+        found.append(f(*[a() for a in args]))
+    return found[0], found[1]
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def own_leaf(x: Tensor) -> Tensor:
+    y = x.clone().requires_grad_()
+    (y * y).sum().backward()
+    return y
+
+
+def own_leaf_in_a_list(x: Tensor) -> tuple[list[Tensor], Tensor]:
+    y, w = torch.ones(3, requires_grad=True), x.clone().requires_grad_()
+    (y * w).sum().backward()
+    (y * 2).sum().backward()
+    return [w], y + 0
+
+
+def own_leaf_left_alone(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.clone().requires_grad_()
+    return y, (y * y).sum()
+
+
+class Keeper:
+    kept: Any = None
+
+
+def own_leaf_kept(x: Tensor, keeper: Keeper) -> Tensor:
+    keeper.kept = x.clone().requires_grad_()
+    (keeper.kept * 3).sum().backward()
+    return x + 1
+
+
+def test_leaves_made_inside_keep_their_gradient() -> None:
+    for y in both(own_leaf, lambda: torch.arange(3.0)):
+        assert y.is_leaf and y.requires_grad
+        torch.testing.assert_close(y.grad, torch.tensor([0.0, 2.0, 4.0]))
+    for (w,), _ in both(own_leaf_in_a_list, lambda: torch.arange(3.0)):
+        torch.testing.assert_close(w.grad, torch.ones(3))
+    for y, loss in both(own_leaf_left_alone, lambda: torch.arange(3.0)):
+        loss.backward()
+        torch.testing.assert_close(y.grad, torch.tensor([0.0, 2.0, 4.0]))
+    for f in (own_leaf_kept, torchsmith.compile(own_leaf_kept)):
+        keeper = Keeper()
+        f(torch.ones(2), keeper)
+        torch.testing.assert_close(keeper.kept.grad, torch.full((2,), 3.0))
+
+
+@pytest.mark.parametrize("decorated", [False, True])
+def test_grad_mode_turned_on_under_no_grad(decorated: bool) -> None:
+    w = torch.ones(3, requires_grad=True)
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            y = x * w
+        return y, y + 1
+
+    used = torch.enable_grad()(fn) if decorated else fn
+    for f in (used, torchsmith.compile(used, fullgraph=True)):
+        w.grad = None
+        with torch.no_grad():
+            y, z = f(torch.arange(3.0))
+            assert not torch.is_grad_enabled()
+        assert y.requires_grad and z.requires_grad is decorated
+        y.sum().backward()
+        torch.testing.assert_close(w.grad, torch.arange(3.0))
+
+
+def test_errors_of_autograd_name_the_operation() -> None:
+    said = []
+    for f in (torch.exp, torchsmith.compile(lambda x: x.exp())):
+        y = f(torch.ones(3, requires_grad=True))
+        y.add_(1)
+        with pytest.raises(RuntimeError) as error:
+            y.sum().backward()
+        said.append(re.sub(r"Backward\d*", "", str(error.value)))
+    assert said[0] == said[1] and "Exp" in said[1]
+
+
+# ---------------------------------------------------------------- version counters
+
+
+def add_twice(x: Tensor) -> Tensor:
+    return x.add_(1).mul_(2) + 1
+
+
+def through_data(x: Tensor) -> Tensor:
+    x.data.mul_(2)
+    return x + 1
+
+
+def items(x: Tensor) -> Tensor:
+    x[0] = 1
+    x[1:].zero_()
+    return x.sum()
+
+
+def through_detach(x: Tensor) -> Tensor:
+    x.detach().add_(1)
+    return x * 1
+
+
+def view_and_data(x: Tensor) -> Tensor:
+    x.view(-1).add_(1)
+    x.data.add_(1)
+    return x * 1
+
+
+def test_version_counters_of_inputs_are_eagers() -> None:
+    for fn in (add_twice, through_data, items, through_detach, view_and_data):
+        compiled = torchsmith.compile(fn, fullgraph=True)
+        for _ in range(2):
+            a, b = torch.ones(3), torch.ones(3)
+            torch.testing.assert_close(compiled(b), fn(a))
+            torch.testing.assert_close(b, a)
+            assert b._version == a._version, fn.__name__
+
+
+def test_a_write_through_data_leaves_backward_alone() -> None:
+    def step(w: Tensor, x: Tensor) -> Tensor:
+        w.data.add_(x)
+        return w * 2
+
+    for f in (step, torchsmith.compile(step, fullgraph=True)):
+        w = torch.ones(3, requires_grad=True)
+        loss = (w * w).sum()
+        f(w, torch.ones(3))
+        loss.backward()
+        torch.testing.assert_close(w.grad, torch.full((3,), 4.0))
+
+
+def test_a_compiled_write_through_data_is_seen_by_packed_weights() -> None:
+    model = torch.nn.Linear(96, 96, bias=False)
+    run = torchsmith.compile(model, fullgraph=True)
+
+    def poke(x: Tensor) -> None:
+        model.weight.data[50, 51:53].add_(x)
+
+    write = torchsmith.compile(poke, fullgraph=True)
+    x = torch.ones(2, 96)
+    with torch.no_grad():
+        run(x)
+        version = model.weight._version
+        write(torch.full((2,), 100.0))
+        assert model.weight._version == version
+        torch.testing.assert_close(run(x), torch.nn.functional.linear(x, model.weight))
+
+
+def test_inputs_that_overlap_what_data_writes() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        before = y * 1
+        x.data.add_(1)
+        return before + y
+
+    compiled, base = torchsmith.compile(fn), torch.arange(6.0)
+    torch.testing.assert_close(compiled(torch.ones(4), torch.ones(4)), torch.full((4,), 2.0))
+    expected = fn(base.clone()[:4], torch.ones(4))
+    torch.testing.assert_close(compiled(base.clone()[:4], torch.ones(4)), expected)
+    a, b = base.clone(), base.clone()
+    torch.testing.assert_close(compiled(b[:4], b[2:]), fn(a[:4], a[2:]))
+
+
+# ---------------------------------------------------------------- exceptions and objects from outside
+
+
+def after_a_break(x: Tensor, i: int) -> Any:
+    try:
+        try:
+            raise (ValueError if i % 2 else KeyError)(i)
+        finally:
+            torchsmith.compiler.graph_break()
+    except ValueError as e:
+        return repr(e), str(e), f"{e}", "%s" % e, str([e]), e.args, x + 1  # noqa: UP031
+    except KeyError as e:
+        return str(e), e.args, x + 2
+
+
+class Thing:
+    pass
+
+
+def texts(x: Tensor, thing: Any) -> Any:
+    return x + 1, repr(thing), str([thing]), f"{thing}", "%s" % (thing,), f"{thing}", str({"a": (thing,)})  # noqa: UP031
+
+
+def test_texts_of_objects_are_those_of_the_call() -> None:
+    compiled = torchsmith.compile(after_a_break)
+    for i in range(1, 7):
+        assert str(compiled(torch.ones(2), i)) == str(after_a_break(torch.ones(2), i))
+    compiled = torchsmith.compile(texts)
+    things = [Thing(), Thing(), re.match("(.*)", "ab"), re.match("(.*)", "cd"), ValueError(1), ValueError(2)]
+    for thing in things:
+        assert compiled(torch.ones(2), thing)[1:] == texts(torch.ones(2), thing)[1:]
+
+
+def test_numpy_arrays_without_axes() -> None:
+    arrays = [np.array(1.0), np.array([1.0, 2.0]), np.array(2.0), np.array([[1.0]]), np.array(3)]
+    values = [*arrays, np.float64(3), np.float32(2), np.int64(3), 2.5]
+
+    def write(x: Tensor, a: Any) -> Any:
+        if isinstance(a, np.ndarray):
+            a[...] = 5
+        return x + 1, a
+
+    raised = lambda x, a: x + torch.from_numpy(np.atleast_1d(np.asarray(a)))
+    for fn in (raised, lambda x, a: x * torch.as_tensor(a), lambda x, a: (x, a), write):
+        compiled = torchsmith.compile(fn)
+        for v in values:
+            a, b = (v.copy() if isinstance(v, np.ndarray) else v for _ in range(2))
+            assert str(compiled(torch.ones(2), a)) == str(fn(torch.ones(2), b))
+            assert repr(a) == repr(b)
+
+
+# ---------------------------------------------------------------- numbers that a dtype cannot hold
+
+NUMBERS: list[Callable[[Tensor, Any], Tensor]] = [
+    lambda x, s: torch.full((2,), s, dtype=x.dtype),
+    lambda x, s: torch.add(x, x, alpha=s),
+    lambda x, s: x.fill_(s),
+    lambda x, s: x * s,
+    lambda x, s: x.clamp(min=s),
+    lambda x, s: torch.addcmul(x, x, x, value=s),
+    lambda x, s: x.masked_fill(x > 0, s),
+    lambda x, s: torch.where(x > 0, x, s),
+    lambda x, s: torch.nn.functional.pad(x, (1, 1), value=s),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("fn", NUMBERS)
+def test_numbers_beyond_a_dtype(fn: Callable[[Tensor, Any], Tensor], dtype: torch.dtype) -> None:
+    compiled, constant = torchsmith.compile(fn), torchsmith.compile(fn, dynamic=False)
+    for s in (1.5, 2.5, 7e4, -1e300, 3e38, float("inf"), float("nan"), 1e300):
+        wanted: Any = None
+        try:
+            wanted = fn(torch.ones(2, dtype=dtype), s)
+        except RuntimeError as error:
+            for f in (compiled, constant):
+                with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                    f(torch.ones(2, dtype=dtype), s)
+            continue
+        for f in (compiled, constant):
+            torch.testing.assert_close(f(torch.ones(2, dtype=dtype), s), wanted, equal_nan=True)
