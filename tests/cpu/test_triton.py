@@ -149,6 +149,15 @@ def test_what_a_row_needs_is_not_computed_for_each_element():
     assert not any("for r" in t for t in texts_of(scheduled))
 
 
+def test_odd_totals_keep_wide_loads():
+    """Programs that are full have a text without masks: 16 bytes a load, though the last one ends in the middle."""
+    fn, large = CASES["sin(cos)"][0], torch.empty(8191, 8193, dtype=torch.float16, device="meta")
+    (image,) = compile_images(texts_of(scheduled_of(fn, (large,))[0]), 90, Options())
+    assert b"ld.global.v4.b32" in image.ptx and b"st.global.v4.b32" in image.ptx
+    check_triton(fn, rows(7, 1300), rtol=1e-4, atol=1e-4)
+    check_triton(lambda x, y: x[:, ::2] * y + 1, rows(70, 600), rows(300), dynamic=True, rtol=1e-4, atol=1e-4)
+
+
 SMALL = torch.cat([torch.linspace(-8, 8, 301), torch.tensor([torch.inf, torch.nan, 1e4, -1e4, 0.0, -0.0, 65504.0, -65504.0])]).half()
 
 

@@ -34,6 +34,7 @@ from .triton_ops import TYPES, spell
 HALF = (dt.bf16, dt.f16)
 POINTERS = {"f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32", "i16": "*i16", "i8": "*i8",
             "u8": "*u8", "bool": "*i1"}  # fmt: skip
+APART = 400  # nodes of a body up to which it is printed twice
 SHORT = 32  # trips of a Fold that are written out
 WORD = 2**31
 
@@ -81,6 +82,7 @@ class Emitter:
         self.axes_memo: dict[Expr, frozenset[Axis]] = {}
         self.var_axes: dict[Expr, frozenset[Axis]] = {}
         self.loaded: set[str] | None = None
+        self.edge: tuple[Axis, Expr, str, int, bool] | None = None  # the axis of blocks, where full ones are printed apart
         # of 16-bit numbers 11 bits are kept: the device's own approximations are exact enough
         self.fast = not any(p.dtype in (dt.f32, dt.f64) for p in kernel.params)
 
@@ -293,8 +295,32 @@ class Emitter:
                 name = self.fresh("i")
                 self.line(f"{name} = {start}")
                 self.bind(axis, Val(name, dt.index, frozenset(), is_wide))
+            elif self.is_apart(axis, extent, size):
+                self.edge = (axis, extent, f"{start} * {size}", size, is_wide)
             else:
                 self.declare(axis, extent, f"{start} * {size}", size, is_wide)
+
+    def is_apart(self, axis: Axis, extent: Expr, size: int) -> bool:
+        """Do programs that are full have a text of their own? Where elements are mapped one by one masks cost the wide loads and stores."""
+        n = const_of(extent)
+        lonely = all(t.axis is axis or t.size == 1 for t in self.kernel.tiles)
+        nodes = sum(1 for s in self.kernel.body for _ in walk(*expressions(s)))
+        return lonely and (not n or n > size) and not (n and n % size == 0) and nodes <= APART and not any(
+            isinstance(s, Loop) or (isinstance(s, StoreStmt) and s.mode != "set") for s in self.kernel.body
+        )
+
+    def both(self) -> None:
+        """The body for programs that are full, and for the last one."""
+        assert self.edge is not None
+        axis, extent, start, size, wide = self.edge
+        bound = self.emit(extent)
+        for head in (f"if {start} + {size} <= {bound.text}:", "else:"):
+            self.open(head)
+            self.declare(axis, extent, start, size, wide)
+            if head != "else:":
+                self.masks.pop(axis, None)
+            self.block(self.kernel.body)
+            self.close()
 
     # ------------------------------------------------------------ statements
     def block(self, body: tuple[Stmt, ...]) -> None:
@@ -319,7 +345,10 @@ class Emitter:
                 self.line(f"b{i} = s{i}.to({TYPES[s.dtype.name]})")
                 self.scopes[0].memo[s] = Val(f"b{i}", s.dtype)
         self.grid()
-        self.block(k.body)
+        if self.edge is None:
+            self.block(k.body)
+        else:
+            self.both()
         head = json.dumps({"args": args, "warps": k.launch[0], "stages": k.launch[1]})
         body = "\n".join("  " + text for text in self.scopes[0].lines or ["pass"])
         names = ", ".join(name for name, _ in args)
