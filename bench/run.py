@@ -13,6 +13,7 @@
     python bench/run.py --suite aot-example    the documents' example: compile time, library, start, memory, cost of a call from C
     python bench/run.py --suite op_db          bench/op_db.py, whole
     python bench/run.py --suite xla            the XLA document's tables: openxla against tracing on every call, eager and our own compiler
+    python bench/run.py --suite under          torch.compile(backend="torchsmith") against inductor with freezing off, training too
 
 In: --models, --batches, --peers, --only, --threads narrow a run; --quick is a smoke run whose figures mean nothing. Out: a table on stdout
 and bench/results/<suite>.json and .md. The suites are in bench/suites, the protocol of every comparison in bench/paired.py.
@@ -32,13 +33,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import aot, aot_example, compile, contractions, loaded, overhead, pointwise, seeds, threads, training, xla  # noqa: E402
+from suites import aot, aot_example, compile, contractions, loaded, overhead, pointwise, seeds, threads, training, under, xla  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
 SUITES = {
     "seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded,
-    "pointwise": pointwise, "aot": aot, "aot-example": aot_example, "xla": xla, "training": training,
+    "pointwise": pointwise, "aot": aot, "aot-example": aot_example, "xla": xla, "under": under, "training": training,
 }  # fmt: skip
 MODELS_OF = {
     "threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"], "aot": list(aot.CASES),

@@ -127,6 +127,7 @@ def suite(args: argparse.Namespace) -> list[Row]:
     rows = load_rows(args.out, name) if args.resume else []
     for kind in KINDS:
         for model in args.models:
+            rows = [r for r in rows if "error" not in r or (r["model"], r["kind"]) != (model, kind)]  # a failed row is tried again
             if any(r["model"] == model and r["kind"] == kind for r in rows) or model not in DOCUMENT[kind]:
                 continue
             case = {"suite": "xla", "model": model, "batch": args.batches[0], "kind": kind, "who": WHO, "device": device,
