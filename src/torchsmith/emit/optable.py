@@ -7,23 +7,34 @@ Booleans are xi32 masks (0 or -1) in vectors and int (0 or 1) in scalars; half f
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+
+def rows(table: dict[str, T]) -> Callable[..., Callable[[T], T]]:
+    """The decorator that fills a table; a name is defined once."""
+
+    def row(*names: str) -> Callable[[T], T]:
+        def add(fn: T) -> T:
+            for name in names:
+                if name in table:
+                    raise ValueError(f"operator {name} has two rows")
+                table[name] = fn
+            return fn
+
+        return add
+
+    return row
+
 
 # reg: "f32" "f64" "i32" "i64" "i16" "i8" "u8" "bool"
 Row = Callable[[str, bool, tuple[str, ...]], str]
 ROWS: dict[str, Row] = {}
 
 
-def row(*names: str) -> Callable[[Row], Row]:
-    """Add a row; a name is defined once."""
-
-    def add(fn: Row) -> Row:
-        for name in names:
-            if name in ROWS:
-                raise ValueError(f"operator {name} has two rows")
-            ROWS[name] = fn
-        return fn
-
-    return add
+row = rows(ROWS)
 
 
 def call(name: str, reg: str, vec: bool, args: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..ir.ops import OPS
 from . import triton_math
+from .optable import rows
 
 Functions = tuple[tuple[str, str], ...]
 Row = Callable[[str, tuple[str, ...]], str]
@@ -30,17 +31,7 @@ class Text:
     functions: Functions = ()
 
 
-def row(*names: str) -> Callable[[Row], Row]:
-    """Add a row; a name is defined once."""
-
-    def add(fn: Row) -> Row:
-        for name in names:
-            if name in ROWS:
-                raise ValueError(f"operator {name} has two rows")
-            ROWS[name] = fn
-        return fn
-
-    return add
+row = rows(ROWS)
 
 
 def _infix(sign: str) -> Row:

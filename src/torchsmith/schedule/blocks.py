@@ -34,7 +34,7 @@ from .draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
 from .folds import dedupe, merge_folds, tidy_fold
 from .fuse import guard, simple_axes
 from .group import Group, Grouper, stage_work
-from .kernels import NOTHING, Decisions, hoist
+from .kernels import NOTHING, Decisions, Own, formed
 from .layouts import choose_layouts
 from .split import contiguous_axis
 
@@ -636,34 +636,11 @@ def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING
     target = program.target
     program = split_long(plain_sums(program), target)
     buffers = choose_layouts(program)
-    keep = deps.pinned(program)
     ranges = tuple((s.sym, s.lo, s.hi) for s in program.symbols if s.sym.dtype is dt.index)
 
-    def kernel(group: Group, own: set[str]) -> Kernel:
-        made = block_kernel(group, buffers, own, options, target)
-        return replace(made, ranges=tuple(r for r in ranges if r[0] in made.syms))
+    def kernels_of(group: Group, own: Own, nested: bool) -> tuple[Kernel, ...]:
+        made = block_kernel(group, buffers, own(), options, target)
+        return (replace(made, ranges=tuple(r for r in ranges if r[0] in made.syms)),)
 
-    def form(body: tuple[Element, ...], nested: bool) -> tuple[Element, ...]:
-        items = group_blocks(body, buffers, options, target)
-        readers: dict[str, int] = {}
-        for item in items:
-            for b in item.reads if isinstance(item, Group) else deps.reads(item):
-                readers[b] = readers.get(b, 0) + 1
-        out: list[Element] = []
-        for item in items:
-            if isinstance(item, Group):
-                own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}
-                out.append(kernel(item, own))  # type: ignore[arg-type]
-            elif isinstance(item, Cond):
-                out.append(Cond(item.pred, form(item.then, True), form(item.orelse, True)))
-            elif isinstance(item, Repeat):
-                before, inner = hoist(form(item.body, True), item.sym, buffers)
-                out += [*before, Repeat(item.sym, item.count, tuple(inner))]  # type: ignore[list-item, arg-type]
-            else:
-                out.append(item)
-        return tuple(out)
-
-    body = form(program.body, False)
-    used = keep.union(*(deps.reads(e) | deps.writes(e) for e in body)) if body else keep
-    return Scheduled(replace(program, buffers={n: b for n, b in buffers.items() if n in used}), body)  # type: ignore[arg-type]
+    return formed(program, buffers, lambda body, nested: group_blocks(tuple(body), buffers, options, target), kernels_of)
 

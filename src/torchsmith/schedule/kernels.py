@@ -78,16 +78,18 @@ def hoist(body: Sequence[object], sym: Sym, buffers: Mapping[str, Buffer]) -> tu
     return kernels, others
 
 
-def form_kernels(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
-    """Group stages into kernels. `decided`: for the keys of Choices that were measured, the candidate to take."""
-    program = split_reductions(program)
-    buffers = choose_layouts(program)
-    program = repack_constants(program, buffers)
-    keep = deps.pinned(program)
-    forming = Forming(program, buffers, deps.lasting(program), options, decided)
+Own = Callable[[], set[str]]  # the temporaries that only this group uses
 
-    def form(body: tuple[Element, ...], nested: bool) -> tuple[Element, ...]:
-        items = group_stages(body, buffers, options)
+
+def formed(
+    program: Program, buffers: Mapping[str, Buffer], group: Callable[[Sequence[Element], bool], Sequence[Any]],
+    kernels_of: Callable[[Group, Own, bool], Sequence[Kernel]],
+) -> Scheduled:  # fmt: skip
+    """The program with its stages grouped by `group` and each Group made kernels by `kernels_of`, in branches and loops too."""
+    keep = deps.pinned(program)
+
+    def form(body: Sequence[Element], nested: bool) -> tuple[Element, ...]:
+        items = group(body, nested)
         readers: dict[str, int] = {}
         for item in items:
             for b in item.reads if isinstance(item, Group) else deps.reads(item):
@@ -95,12 +97,11 @@ def form_kernels(program: Program, options: Options, decided: Decisions = NOTHIN
         out: list[Element] = []
         for item in items:
             if isinstance(item, Group):
-                found = recognised(item.stages[0], nested) if item.closed else None
-                if found is not None:
-                    out += FORMS[found[0]](item.stages[0], found[1], forming)  # type: ignore[arg-type]
-                else:
-                    own = set() if nested else {b for b in item.writes if b not in keep and readers.get(b, 0) <= (b in item.reads)}
-                    out.append(group_kernel(item, buffers, own))  # type: ignore[arg-type]
+
+                def own(g: Group = item) -> set[str]:
+                    return set() if nested else {b for b in g.writes if b not in keep and readers.get(b, 0) <= (b in g.reads)}
+
+                out += kernels_of(item, own, nested)  # type: ignore[arg-type]
             elif isinstance(item, Cond):
                 out.append(Cond(item.pred, form(item.then, True), form(item.orelse, True)))
             elif isinstance(item, Repeat):
@@ -113,3 +114,19 @@ def form_kernels(program: Program, options: Options, decided: Decisions = NOTHIN
     body = form(program.body, False)
     used = keep.union(*(deps.reads(e) | deps.writes(e) for e in body)) if body else keep
     return Scheduled(replace(program, buffers={n: b for n, b in buffers.items() if n in used}), body)  # type: ignore[arg-type]
+
+
+def form_kernels(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
+    """Group stages into kernels. `decided`: for the keys of Choices that were measured, the candidate to take."""
+    program = split_reductions(program)
+    buffers = choose_layouts(program)
+    program = repack_constants(program, buffers)
+    forming = Forming(program, buffers, deps.lasting(program), options, decided)
+
+    def kernels_of(group: Group, own: Own, nested: bool) -> Sequence[Kernel]:
+        found = recognised(group.stages[0], nested) if group.closed else None
+        if found is not None:
+            return FORMS[found[0]](group.stages[0], found[1], forming)
+        return (group_kernel(group, buffers, own()),)
+
+    return formed(program, buffers, lambda body, nested: group_stages(tuple(body), buffers, options), kernels_of)
