@@ -22,7 +22,7 @@ from .options import for_backend, from_user, is_disabled
 
 __all__ = [
     "BackendFailed", "ConstraintViolation", "RecompileLimitHit", "Unsupported", "compile", "explain", "mark_dynamic", "mark_static",
-    "maybe_mark_dynamic",
+    "mark_unbacked", "maybe_mark_dynamic",
 ]  # fmt: skip
 
 
@@ -223,6 +223,15 @@ def mark_dynamic(t: torch.Tensor, index: int | Iterable[int], *, min: int | None
     if low < 0 or (max is not None and max < low):
         raise ValueError(f"no size lies between min={min} and max={max}")
     t._torchsmith_dynamic = {**getattr(t, "_torchsmith_dynamic", {}), **dict.fromkeys(dims, (low, max))}  # type: ignore[attr-defined]
+
+
+def mark_unbacked(t: torch.Tensor, index: int | Iterable[int], *, min: int | None = None, max: int | None = None) -> None:
+    """As mark_dynamic, and the size at hand answers no question: the graph is for all sizes (from `min`, 0, to `max`), 0 and 1 included.
+
+    A program that asks about such a size raises ConstraintViolation: `torch._check` states what may be taken for granted.
+    """
+    mark_dynamic(t, index, min=0 if min is None else min, max=max)
+    t._torchsmith_unbacked = getattr(t, "_torchsmith_unbacked", frozenset()) | _dims(t, index)  # type: ignore[attr-defined]
 
 
 def maybe_mark_dynamic(t: torch.Tensor, index: int | Iterable[int]) -> None:

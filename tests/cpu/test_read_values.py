@@ -61,3 +61,33 @@ def test_under_fullgraph_they_never_break(k):
     for n in values:
         want, got = outcome(fn, n), outcome(compiled, n)
         assert str(want[0]) == str(got[0]) or (isinstance(want[0], type) and isinstance(got[0], type))
+
+
+def test_sizes_that_are_never_asked_about():
+    """mark_unbacked: one compilation for all sizes, 0 and 1 too; a question is an error, and torch._check an answer."""
+
+    def joined(x, y):
+        return torch.cat([x * 2 + y, x]).sum(0) + x.shape[0]
+
+    compiled = torchsmith.compile(joined, fullgraph=True)
+    for n in (5, 1, 0, 3):
+        x, y = torch.randn(n, 4), torch.randn(4)
+        torchsmith.mark_unbacked(x, 0)
+        torch.testing.assert_close(compiled(x, y), joined(x, y))
+    assert len(compiled.entries) == 1
+
+    def asks(x):
+        return x * 2 if x.shape[0] > 3 else x + 1
+
+    def states(x):
+        torch._check(x.shape[0] > 3)
+        return asks(x)
+
+    with pytest.raises(torchsmith.ConstraintViolation, match=r"torch\._check"):
+        x = torch.randn(5, 4)
+        torchsmith.mark_unbacked(x, 0)
+        torchsmith.compile(asks)(x)
+    stated = torchsmith.compile(states)
+    assert torch.equal(stated(x), states(x))
+    with pytest.raises(RuntimeError, match="Expected cond"):
+        stated(torch.randn(2, 4))

@@ -112,6 +112,7 @@ class State:
     broken: dict[Any, int] = field(default_factory=dict)  # signatures of calls that cannot be captured -> calls
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     marked: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)  # by mark_dynamic: (input, dimension) -> range
+    unbacked: set[tuple[str, int]] = field(default_factory=set)  # by mark_unbacked: the size at hand answers no question
     may_be_dynamic: bool = True
     may_have: dict[type, bool] = field(default_factory=lambda: {int: True, float: True})  # numbers that vary may become symbols
     numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
@@ -499,6 +500,8 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
     try:
         return _capture_pinned(state, fn, args, kwargs, dims, stop)
     except Unsupported as why:
+        if state.unbacked and why.code == "GRA004":
+            raise ConstraintViolation(f"torchsmith: {why}") from why
         if not dims and not settings.dynamic:
             raise
         if any(ITSELF in d for d in dims.values()):
@@ -527,7 +530,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
         try:
             captured = _capture(
                 fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
-                declared=state.marked, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads,
+                declared=state.marked, unbacked=state.unbacked, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads,
                 loose=frozenset(place for place, had in state.constants.items() if len(had) >= MOST_CONSTANTS and not settings.fullgraph),
             )  # fmt: skip
         except Unsupported as why:
@@ -840,6 +843,10 @@ def _read_marks(state: State, call: Call) -> None:
     for name, value in call.locals.items():
         for source, t in _sources(Local(name), value):
             marked = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None)) | dict(getattr(t, "_torchsmith_dynamic", {}))
+            bounds = getattr(t, "_dynamo_unbacked_bounds", {})
+            theirs = {d: (bounds.get(d, (None, None))[0] or 0, bounds.get(d, (None, None))[1]) for d in getattr(t, "_dynamo_unbacked_indices", ())}
+            marked |= theirs
+            state.unbacked.update((str(source), d) for d in {*getattr(t, "_torchsmith_unbacked", ()), *theirs})
             state.marked.update({(str(source), d): span for d, span in marked.items()})
             dynamic = {*marked, *getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
             static = {*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())}

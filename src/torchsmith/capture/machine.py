@@ -11,7 +11,7 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -837,6 +837,7 @@ def capture(
     ones: bool = True,
     loose: frozenset[str] = frozenset(),
     declared: Mapping[tuple[str, int], tuple[int, int | None]] | None = None,
+    unbacked: Set[tuple[str, int]] = frozenset(),
     fullgraph: bool = False,
     given: Mapping[str, Mapping[int, Any]] | None = None,
     close: Callable[[Machine, Any], Captured] = finish.finished,
@@ -846,7 +847,7 @@ def capture(
     reads: bool = False,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
-    (`static_dims`), and the ranges `declared` for symbols. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
+    (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
     value is assumed: what needs one as a constant is Unsupported("GRA015"). `given`: sizes that export declares, by
     input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
@@ -863,6 +864,7 @@ def capture(
     m.recorder.ones = ones
     m.recorder.facts.loose = loose
     m.recorder.declared = dict(declared or {})
+    m.recorder.unbacked = unbacked
     m.world.guard(FixedObject(None), "global_state", global_state())
     frame = None
     values = _arguments(m, fn, args, kwargs) if at is None else []

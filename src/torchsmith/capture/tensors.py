@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -98,6 +98,7 @@ class Recorder:
         self.data: set[str] = set()  # numbers that Python computed behind a break: they vary
         self.ones = True
         self.inference: dict[int, bool] = {}  # by memory: do inference tensors lie in it?
+        self.unbacked: Set[tuple[str, int]] = frozenset()  # (input, dimension) whose size at hand answers no question
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
     def tracing(self) -> AbstractContextManager[Any]:
@@ -184,7 +185,9 @@ class Recorder:
         return number
 
     def _fresh_size(self, real: torch.Tensor, source: Source, node: torch.fx.Node, d: int) -> torch.SymInt:
-        size = self.facts.fresh(real.shape[d], (node.name, "size", d), *self.declared.get((str(source), d), ()))
+        place = str(source), d
+        now = None if place in self.unbacked else real.shape[d]
+        size = self.facts.fresh(now, (node.name, "size", d), *self.declared.get(place, ()))
         self.size_nodes[size.node.expr.name] = (node, d, 1, 0)
         return size
 
@@ -212,7 +215,7 @@ class Recorder:
         if self.dynamic and _role(real, source) == "input":
             asked |= set(range(real.dim()))
         asked -= set(getattr(real, "_torchsmith_static", ())) | self.static_dims.get(str(source), set())
-        return {d for d in asked if d < real.dim() and real.shape[d] > (0 if self.ones else 1)} if self.dynamic is not False else set()
+        return {d for d in asked if d < real.dim() and (real.shape[d] > (0 if self.ones else 1) or (str(source), d) in self.unbacked)} if self.dynamic is not False else set()
 
     def _placeholder(self, name: str) -> torch.fx.Node:
         if self.last_input is None:
