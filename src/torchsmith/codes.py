@@ -38,6 +38,7 @@ class Unsupported(Exception):
         row = CODES[code]
         super().__init__(code, at, detail)
         self.code, self.at, self.detail, self.hint = code, at, detail, row.hint
+        self.is_error = False  # the program wants breaks here to be errors
         self.step = -1  # the number of the instruction, among those that the outermost frame began
 
     def __str__(self) -> str:

@@ -16,15 +16,15 @@ from . import events
 from .backends.registry import DEFAULT, aot_autograd, list_backends, lookup_backend, register_backend, resolve_backend
 from .capture import _frame, dispatch, policy
 from .capture.source import Global
-from .runtime import _native
+from .runtime import _native, artifacts
 from .runtime.discarded import DiscardedParameter
 
 __all__ = [
     "allow_in_graph", "aot_autograd", "assume_constant_result", "cudagraph_mark_step_begin", "disable", "get_default_backend",
-    "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_tensor_guards_unsafe", "list_backends", "lookup_backend",
-    "nested_compile_region", "refreeze", "register_backend", "reset", "set_default_backend", "set_stance", "skip_all_guards_unsafe",
-    "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe", "skip_guard_on_inbuilt_nn_modules_unsafe",
-    "substitute_in_graph", "wrap_numpy",
+    "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_tensor_guards_unsafe", "list_backends",
+    "load_cache_artifacts", "lookup_backend", "nested_compile_region", "refreeze", "register_backend", "reset", "save_cache_artifacts",
+    "set_default_backend", "set_stance", "skip_all_guards_unsafe", "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe",
+    "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wrap_numpy",
 ]  # fmt: skip
 
 
@@ -107,6 +107,46 @@ ALLOWED: set[Any] = set()
 
 def graph_break(msg: str = "") -> None:
     """In a compiled function: the graph ends here, and another one begins. Elsewhere nothing happens. Under fullgraph=True an error."""
+
+
+class error_on_graph_break:
+    """While it is entered (or in a function that it decorates), a graph break in compiled code is an error (True) or none (False).
+
+    Breaks at `with error_on_graph_break(True):` raise what fullgraph=True raises; fullgraph=True itself is not lifted by False.
+    """
+
+    def __init__(self, error: bool) -> None:
+        self.error, self.before = error, False
+
+    def __enter__(self) -> None:
+        self.before = dispatch.set_error_mode(self.error)
+
+    def __exit__(self, *exc: Any) -> None:
+        dispatch.set_error_mode(self.before)
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        error = self.error
+
+        @functools.wraps(fn)
+        def under(*args: Any, **kwargs: Any) -> Any:
+            before = dispatch.set_error_mode(error)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                dispatch.set_error_mode(before)
+
+        return under
+
+
+def save_cache_artifacts() -> tuple[bytes, artifacts.CacheInfo] | None:
+    """What this process compiled (or found compiled), as bytes, and their names by kind; None where nothing was compiled."""
+    return artifacts.save()
+
+
+def load_cache_artifacts(serialized_artifacts: bytes) -> artifacts.CacheInfo:
+    """Put what save_cache_artifacts gave into this machine's cache: equal programs are then loaded, not compiled. It is code: load only
+    what comes from somebody you trust. Raises ValueError for other or damaged bytes."""
+    return artifacts.load(serialized_artifacts)
 
 
 def nested_compile_region(fn: Any = None, **options: Any) -> Any:

@@ -1,7 +1,9 @@
 # ruff: noqa: E501
 """Random Python programs over tensors, with breaks in every place: compiled calls do what eager calls do.
 
-    python tests/cpu/fuzz_python.py [first seed] [count] [--dynamic] [--show]
+    python tests/cpu/fuzz_python.py [first seed] [count] [--dynamic] [--native] [--show]
+
+Seeds from WIDE on also draw transforms of torch.func, values and sizes that data tell, iterators and dictionaries; --native compiles.
 
 In: a seed. Out: the text of a function `program(x, y, n, items, table, box)`, and whether three calls of it, eager and compiled, agree in
 results, arguments changed, printed text and exceptions. A seed that fails is printed with its program.
@@ -23,6 +25,7 @@ import torch
 
 import torchsmith
 
+WIDE = 1_000_000
 T, N, L = ("t0", "t1", "t2"), ("n0", "n1"), ("l0", "l1")
 
 
@@ -103,6 +106,7 @@ class Writer:
 
     def __init__(self, seed: int) -> None:
         self.r = random.Random(seed)
+        self.wide = seed >= WIDE
         self.lines: list[str] = []
         self.fresh = 0
         self.loops = 0
@@ -116,6 +120,8 @@ class Writer:
         if depth == 0 or r.random() < 0.3:
             return self.pick(*T, *T, *T, "x", "y", "box.t", "table['a']")
         a = self.tensor(depth - 1)
+        if self.wide and r.random() < 0.35:
+            return self.wide_tensor(a, depth)
         k = r.randrange(22)
         if k < 3:
             return f"({a} {self.pick('+', '-', '*')} {self.tensor(depth - 1)})"
@@ -155,7 +161,32 @@ class Writer:
             return f"recursive({a}, {self.pick('1', '2', 'n')})"
         return f"torch.abs({a})"
 
+    def wide_tensor(self, a: str, depth: int) -> str:
+        b, number = self.tensor(depth - 1), self.number(0)
+        return self.pick(
+            f"torch.func.vmap(lambda q: q * {number} + q.sum())({a})",
+            f"torch.func.vmap({self.pick('plain', 'box', 'torch.sin', 'loud')})({a})",
+            f"torch.func.vmap(lambda q, r: torch.where(q > 0, r, q[0]), in_dims=(0, {self.pick('0', 'None')}))({a}, {b}[0].expand(2, 3))",
+            f"torch.func.grad(lambda q: (q * q * {b}).sum() * {number})({a})",
+            f"torch.func.jvp({self.pick('plain', 'torch.tanh')}, ({a},), ({b},))[1]",
+            f"torch.func.vjp(lambda q: q.sin() * {number}, {a})[1]({b})[0]",
+            f"({a} * {a}[{a} > 0].sum())",
+            f"({a} + ({a} > {number}).nonzero().shape[0])",
+            f"({a} * {a}.sum().item())",
+            f"({a} - {a}.flatten()[: int({a}.abs().max().item()) % 5 + 1].sum())",
+            f"({a} + {a}[{a}.sum(1).argmax()])",
+            f"({a} + {a}[{a}.sum(1).argmax().item()])",
+            f"torch.masked_select({a}, {b} > 0).mean().nan_to_num() * {a}",
+            f"({a} * [k * v for k, v in zip(iter((1, 2)), map(float, items))][-1])",
+            f"({a} + list({{{number}: 1, 'k': 2, (1, 'z'): 3}}.values())[{self.pick('0', '-1')}])",
+            f"({a} * torch.unique(({a} > 0).long()).shape[0])",
+            f"{a}.repeat_interleave(torch.tensor([1, 1]), dim=0)",
+        )  # fmt: skip
+
     def number(self, depth: int = 1) -> str:
+        if self.wide and self.r.random() < 0.2:
+            t = self.tensor(0)
+            return self.pick(f"{t}.sum().item()", f"({t} > 0).sum().item()", f"{t}[{t} > 0].numel()", f"{t}.argmax().item()", f"abs({t}.min().item())")
         if depth == 0 or self.r.random() < 0.4:
             return self.pick(*N, *N, "n", "1", "2", "0.5", "3", "box.n")
         k = self.r.randrange(11)
@@ -463,7 +494,7 @@ def main(argv: list[str]) -> int:
         if "--show" in argv:
             print(program(seed)[1])
         try:
-            found = check(seed, True if "--dynamic" in argv else None)
+            found = check(seed, True if "--dynamic" in argv else None, "inductor" if "--native" in argv else "eager")
         except Exception as e:  # an exception of ours
             found = f"{type(e).__name__}: {e}"
         if found is not None:

@@ -176,3 +176,20 @@ def test_a_body_that_cannot_be_captured_costs_a_break():
     counting = Counting()
     same(torchsmith.compile(program, backend=counting)(X), program(X))
     assert counting.graphs == 2
+
+
+def test_flex_attention_is_written_out(monkeypatch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention import flex_attention as flex
+
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # eager's own would compile
+    q, k, slopes, documents = torch.randn(2, 4, 8, 4), torch.randn(2, 2, 8, 4), torch.randn(4), torch.randint(0, 2, (2, 8))
+    window = flex.create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 4), None, None, 8, 8, device="cpu")
+
+    def program(q, k):
+        by_place = flex.flex_attention(q, k, k, lambda s, b, h, i, j: s + slopes[h] * (j - i), window, enable_gqa=True, return_lse=True)
+        by_document = flex.flex_attention(q, q, q, lambda s, b, h, i, j: torch.where(documents[b, i] == documents[b, j], s, -float("inf")))
+        with sdpa_kernel(SDPBackend.MATH):
+            return by_place, by_document, F.scaled_dot_product_attention(q, q, q)
+
+    same(torchsmith.compile(program, fullgraph=True)(q, k), program(q, k))

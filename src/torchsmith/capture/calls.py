@@ -249,6 +249,10 @@ def _own_api(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
     if d.get("_torchsmith_constant"):
         return m.native(fn, args, kwargs, plain=True)
+    if fn.__name__ == "set_error_mode" and fn.__module__ == "torchsmith.capture.dispatch":
+        before, m.error_mode = m.error_mode, m.truth(args[0])
+        m.effects.append((fn, args, kwargs))
+        return before
     compiler = sys.modules.get("torchsmith.compiler")
     if compiler is None or fn.__globals__ is not compiler.__dict__:
         return _record(m, fn, args, kwargs) if compiler is not None and fn in compiler.ALLOWED else MISSING

@@ -145,7 +145,22 @@ _LOCK = threading.RLock()  # one capture at a time; a forked child starts with a
 os.register_at_fork(after_in_child=_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 
 
+class _Errors(threading.local):
+    def __init__(self) -> None:
+        self.on = False  # compiler.error_on_graph_break(True) is entered
+
+
+_ERRORS = _Errors()
+
+
+def set_error_mode(on: bool) -> bool:
+    """Whether breaks are errors from now on in this thread; gives what was before."""
+    before, _ERRORS.on = _ERRORS.on, bool(on)
+    return before
+
+
 def _capture(*args: Any, **kwargs: Any) -> Any:
+    kwargs["error_mode"] = _ERRORS.on
     from .machine import capture  # the machine's tables take a while to build: not before the first miss
 
     return capture(*args, **kwargs)
@@ -213,8 +228,40 @@ def _kind(v: Any) -> Any:
 # ---------------------------------------------------------------- the miss
 
 
+# Our exceptions, and PyTorch's of the same meaning, by module and name.
+_PEERS: dict[type, tuple[str, str]] = {
+    Unsupported: ("torch._dynamo.exc", "Unsupported"), BackendFailed: ("torch._dynamo.exc", "BackendCompilerFailed"),
+    RecompileLimitHit: ("torch._dynamo.exc", "FailOnRecompileLimitHit"),
+    ConstraintViolation: ("torch.fx.experimental.symbolic_shapes", "ConstraintViolationError"),
+}  # fmt: skip
+_NAMED = (Unsupported, BackendFailed, RecompileLimitHit, ConstraintViolation)
+_BOTH: dict[tuple[type, type], type] = {}
+
+
+def _by_both_names(error: BaseException) -> None:
+    """Let programs that catch PyTorch's class of this meaning catch ours: who names it has loaded its module."""
+    kind = type(error)
+    where, name = next((row for own, row in _PEERS.items() if issubclass(kind, own)), ("", ""))
+    peer = getattr(sys.modules.get(where), name, None)
+    if not isinstance(peer, type) or issubclass(kind, peer):
+        return
+    both = _BOTH.get((kind, peer))
+    if both is None:
+        both = _BOTH[kind, peer] = type(kind.__name__, (kind, peer), {"__module__": kind.__module__, "__init__": kind.__init__})
+    with contextlib.suppress(TypeError):  # layouts that differ
+        error.__class__ = both
+
+
 def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """No entry fits this call."""
+    try:
+        return _on_miss(dispatcher, fn, args, kwargs)
+    except _NAMED as error:
+        _by_both_names(error)
+        raise
+
+
+def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     state: State = dispatcher.state
     key = signature(args, kwargs)
     if key in state.broken or (state.hooked and state.point is None and not _has_tensor(args, kwargs)):
@@ -267,7 +314,7 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
         state.broken[key] = 1
         return _frame.RUN_PLAIN
     except Unsupported as why:
-        if settings.fullgraph or isinstance(why, Forbidden):
+        if settings.fullgraph or isinstance(why, Forbidden) or why.is_error:
             if why.code in ("CAP006", "CAP025"):
                 return why  # the program raises: under fullgraph too that is the user's own exception
             raise why.with_traceback(None) from None
@@ -413,12 +460,13 @@ def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[
         return _capture_with_retry(state, fn, args, kwargs)
     except Unsupported as error:
         why = error
-    native = getattr(settings.backend, "dialect", "native") == "native"  # others are given graphs without numbers of their own
-    if why.code in _READS and state.may_read and native and not settings.fullgraph:
+    chosen = settings.backend  # others are given graphs without numbers of their own
+    takes = getattr(chosen, "dialect", "native") == "native" or getattr(chosen, "name", "") == "eager"
+    if why.code in _READS and state.may_read and takes and not settings.fullgraph:
         captured = _capture_reading(state, fn, args, kwargs)
         if captured is not None:
             return captured
-    if settings.fullgraph or isinstance(why, Forbidden) or why.code in _NOT_SPLIT or why.step < 0:
+    if settings.fullgraph or isinstance(why, Forbidden) or why.is_error or why.code in _NOT_SPLIT or why.step < 0:
         raise why
     family = family_of(d, state)
     if len(family.points) >= resume.MAX_POINTS:

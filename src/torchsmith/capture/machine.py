@@ -225,6 +225,7 @@ class Machine:
         self.active = True
         self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
         self.later = False  # a split frame goes on: its values may be Later
+        self.error_mode = False  # compiler.error_on_graph_break(True) is entered
         self.is_whole = False  # captured alone, for export: no frame to go back to
         self.steps = 0
         self.global_cache: dict[tuple[int, str], Any] = {}
@@ -845,6 +846,7 @@ def capture(
     stop: int | None = None,
     probe: bool = False,
     reads: bool = False,
+    error_mode: bool = False,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
     (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
@@ -854,7 +856,7 @@ def capture(
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
     in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time."""
     m = Machine(fn)
-    m.probing = probe
+    m.probing, m.error_mode = probe, error_mode
     m.is_whole = close is not finish.finished
     m.recorder.facts.reads_data = m.is_whole or reads
     m.recorder.given = given or {}
@@ -892,6 +894,7 @@ def capture(
             why.step = frame.steps - 1 if frame is not None else -1
             raise why from r.exc
         except Unsupported as why:
+            why.is_error = why.is_error or m.error_mode
             if why.step < 0 and frame is not None:
                 why.step = frame.clean if probe else frame.steps - 1
             raise

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..codes import Unsupported
 from ..graph import tracing
-from . import control_flow
+from . import control_flow, flex
 from .attributes import Raised
 from .source import Computed
 from .tensor_attrs import ROWS as TENSOR_ROWS
@@ -358,6 +358,10 @@ BY_NAME: dict[tuple[str, str], Row] = {
     ("torch._higher_order_ops.scan", "scan"): control_flow.scan, ("torch._higher_order_ops.while_loop", "while_loop"): control_flow.while_loop,
     ("torch._higher_order_ops.cond", "cond"): control_flow.cond,
     ("torch._higher_order_ops.associative_scan", "associative_scan"): control_flow.associative_scan,
+    ("torch.nn.attention.flex_attention", "flex_attention"): flex.flex_attention,
+    # which library kernel eager would take: no question of what is computed
+    ("torch.nn.attention", "_cur_sdpa_kernel_backends"): lambda m, args, kwargs: [],
+    ("torch.nn.attention", "_sdpa_kernel"): lambda m, args, kwargs: None,
     # what PyTorch's compiler, once used, notes of each module that is made
     ("torch._dynamo.mutation_guard", "tag"): lambda m, args, kwargs: None,
 }  # fmt: skip

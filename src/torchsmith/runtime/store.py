@@ -23,6 +23,7 @@ from ..codes import Unsupported
 TRAILER = b"torchsmith-sha256:"
 KINDS = ("obj", "lib", "graph", "tuned")
 TAIL = len(TRAILER) + 32
+USED: set[tuple[str, str]] = set()  # (kind, name) of what this process wrote or read
 MOST_BYTES = 2 << 30  # of all files; the ones used longest ago go first
 STALE_SECONDS = 3600  # a temporary file this old belongs to a process that died
 
@@ -94,6 +95,7 @@ def put(path: Path, content: bytes) -> None:
         with os.fdopen(handle, "wb") as f:
             f.write(content + TRAILER + hashlib.sha256(content).digest())
         os.replace(temp, path)
+        USED.add((path.parent.name, path.name))
     except OSError as e:
         if temp:
             with contextlib.suppress(OSError):
@@ -118,6 +120,7 @@ def get(path: Path) -> bytes | None:
         if time.time() - info.st_mtime > STALE_SECONDS:
             with contextlib.suppress(OSError):
                 os.utime(path)  # `tidy` deletes by last use
+        USED.add((path.parent.name, path.name))
         return content
     events.emit("cache", name="damaged", path=str(path))
     with contextlib.suppress(OSError):
