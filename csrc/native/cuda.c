@@ -776,7 +776,7 @@ int32_t cuda_segment_begin(ts_cuda_call *c, int32_t segment, const ts_device_lau
     s->why = why;
     return TS_PLAIN;
   }
-  uint64_t sizes = mixed(sizes_of(launches, n, words), fixed, n_fixed);
+  uint64_t sizes = mixed(mixed(sizes_of(launches, n, words), fixed, n_fixed), &c->modes, 1);
   Record **at = &s->records, *r, *old = NULL;
   int32_t rc = TS_PLAIN;
   for (; (r = *at); at = &r->next)

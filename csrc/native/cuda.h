@@ -32,6 +32,7 @@ typedef struct ts_cuda_call {
   bool is_capturing; /* the caller records this stream */
   bool is_pushed;
   int mode; /* of captures by this thread, before cuda_apart */
+  uint64_t modes; /* what library calls look at besides their arguments: a recorded one is for these */
   ts_cuda_report report;
   void *self; /* what `report` is called with */
   const ts_cuda_memory *memory;

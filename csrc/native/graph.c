@@ -544,6 +544,15 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   call.threads = threads_of(g);
   if (read_inputs(g, args, tensors, scalars) < 0) goto done;
   if (g->cuda && place_call(g, tensors, &host, &call) < 0) goto done;
+  if (g->cuda && g->n_externs) {
+    PyObject *modes = PyObject_CallNoArgs(torch.modes);
+    if (modes) call.cuda.modes = PyLong_AsUnsignedLongLongMask(modes);
+    Py_XDECREF(modes);
+    if (PyErr_Occurred()) {
+      cuda_end(&call.cuda);
+      goto done;
+    }
+  }
   State *state = NULL;
   if (g->consts.n && !(state = state_open(&g->consts, entry, &host, g->name, args, tensors))) {
     if (g->cuda) cuda_end(&call.cuda);

@@ -21,6 +21,7 @@ typedef struct {
   PyObject *as_strided, *view, *increment_version;
   PyObject *is_autocast, *disable_autocast;
   PyObject *record_begin, *record_end; /* device -> (token, stream); token -> graph */
+  PyObject *modes;       /* () -> number that stands for the state that libraries' calls look at */
   PyObject *on_prepare;  /* (graph name, bytes prepared, bytes of the constants), after constants were prepared */
   PyObject *discard;     /* (tensors...): free their memory */
   PyTypeObject *discarded; /* the class of those */

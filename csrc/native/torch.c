@@ -45,7 +45,7 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
       !(torch.view = take(settings, "view")) || !(torch.increment_version = take(settings, "increment_version")) ||
       !(torch.is_autocast = take(settings, "is_autocast")) || !(torch.disable_autocast = take(settings, "disable_autocast")) ||
       !(torch.record_begin = take(settings, "record_begin")) || !(torch.record_end = take(settings, "record_end")) ||
-      !(torch.on_prepare = take(settings, "on_prepare")) || !(torch.discard = take(settings, "discard")) ||
+      !(torch.modes = take(settings, "modes")) || !(torch.on_prepare = take(settings, "on_prepare")) || !(torch.discard = take(settings, "discard")) ||
       !(torch.discarded = (PyTypeObject *)take(settings, "discarded")) || !(torch.error = take(settings, "error")))
     return NULL;
   PyObject *version = PyObject_GetAttrString(type, "_version");

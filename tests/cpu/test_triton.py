@@ -121,7 +121,8 @@ def test_dtypes(dtype):
     check_triton(lambda x, y: (F.gelu(x) * y, F.layer_norm(x, (70,)), x.sum(0)), x, y, **tolerance)
 
 
-def test_sizes_that_vary():
+def test_sizes_that_vary(monkeypatch):
+    monkeypatch.setattr(blocks, "STEP", 16)  # lanes that idle cost time here
     check_triton(lambda x, y: (torch.softmax(x + y, 1), (x * y).sum(0)), rows(5, 40), rows(5, 40), dynamic=True, rtol=1e-4, atol=1e-5)
 
 

@@ -228,6 +228,22 @@ def test_library_calls_are_recorded(fake: ctypes.CDLL) -> None:
         assert calls("cuGraphInstantiate") == before
 
 
+def test_modes_of_libraries(fake: ctypes.CDLL) -> None:
+    """A recorded product is for the modes it was recorded under: another one of TF32 is another record."""
+    model = torch.nn.Sequential(*(m for _ in range(3) for m in (torch.nn.Linear(8, 8), torch.nn.Softmax(1)))).eval()
+    f, before, x = compiled(model), torch.backends.cuda.matmul.allow_tf32, torch.randn(6, 8)
+    try:
+        with torch.no_grad():
+            for k, allowed in enumerate((False, True, False)):
+                torch.backends.cuda.matmul.allow_tf32 = allowed
+                for _ in range(4):
+                    torch.testing.assert_close(f(x), model(x))
+                made = calls("cuGraphInstantiate")
+                assert made == min(k + 1, 2) and calls("addmm") >= 3  # the first one is used again
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def test_what_library_calls_return(fake: ctypes.CDLL) -> None:
     """Results of recorded convolutions lie in the record's memory; kernels between them read and free them."""
     model = torch.nn.Sequential(*(m for _ in range(4) for m in (torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.Softmax(1)))).eval()

@@ -37,6 +37,7 @@ def setup() -> None:
         "increment_version": _bump_version,
         "is_autocast": functools.partial(torch.is_autocast_enabled, "cpu"),
         "disable_autocast": _enter_no_autocast,
+        "modes": _modes,
         "record_begin": _begin,
         "record_end": _end,
         "on_prepare": _on_prepare,
@@ -92,6 +93,22 @@ def _begin(device: int) -> tuple[Any, int]:
 
 def _end(token: Any) -> int:
     return RECORDERS["cuda"][1](token)
+
+
+# What cuBLAS, cuDNN and the attentions look at besides their arguments; a torch that lacks one has no such state.
+_MODES = tuple(
+    fn for name in (
+        "cublas_allow_tf32", "cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction",
+        "cublas_allow_fp16_accumulation", "cudnn_enabled", "cudnn_allow_tf32", "cudnn_benchmark", "cudnn_deterministic",
+        "float32_matmul_precision", "deterministic_algorithms", "flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled",
+        "cudnn_sdp_enabled",
+    ) if (fn := getattr(torch._C, f"_get_{name}", None)) is not None
+)  # fmt: skip
+
+
+def _modes() -> int:
+    """A number for that state: library calls that were recorded under another one are not replayed."""
+    return hash(tuple(fn() for fn in _MODES))
 
 
 def _enter_no_autocast() -> Any:
