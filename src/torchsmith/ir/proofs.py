@@ -29,6 +29,7 @@ from .linear import conjuncts
 from .program import Check, Cond, Program, Repeat, Stage, Store
 
 DEPTH = 12
+STEPS = 200  # claims looked at for one access: what is proved at all takes a handful, and what is not would be searched for a minute
 ZERO, ONE = const(0), const(1)
 
 
@@ -347,6 +348,7 @@ def remainder(e: Expr, facts: Facts) -> Expr | None:
 class _Claim:
     def __init__(self, facts: Facts) -> None:
         self.facts, self.ranges = facts, facts.ranges
+        self.left = STEPS
         self.tried: dict[Expr, tuple[int, Expr | None]] = {}  # how deep a claim was looked at, and what was left
         self.bounds: dict[tuple[Expr, bool], Expr | None] = {}
 
@@ -354,11 +356,12 @@ class _Claim:
         """None: e >= 0. Else something that implies it: over symbols only where that was reached."""
         if self.is_plain(e):
             return None
-        if depth == 0:
+        if depth == 0 or not self.left:
             return e
         before = self.tried.get(e)
         if before is not None and (before[0] >= depth or before[1] is None):
             return before[1]
+        self.left -= 1
         self.tried[e] = depth, e
         found = self._settle(e, depth)
         self.tried[e] = depth, found
