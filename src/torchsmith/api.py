@@ -5,6 +5,7 @@ In: a callable and torch.compile's arguments. Out: a callable that looks like it
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from .capture.dispatch import BackendFailed, ConstraintViolation, RecompileLimit
 from .codes import Unsupported
 from .compiled_module import CompiledModule, compile_module
 from .options import for_backend, from_user, is_disabled
+from .runtime.toolchain import features_of
 
 __all__ = [
     "BackendFailed", "ConstraintViolation", "RecompileLimitHit", "Unsupported", "compile", "explain", "mark_dynamic", "mark_static",
@@ -84,6 +86,7 @@ def compile(
         shapes=_checked_spec(shapes_spec, model),
         again=_compile_pickled,
     )
+    features_of(settings.options)  # a processor that nobody knows is an error here, not a reason to run eagerly
     if disable or is_disabled():
         return model
     return _compile_with(model, settings)
@@ -246,11 +249,23 @@ def mark_static(t: torch.Tensor, index: int | Iterable[int] | None = None) -> No
 
 
 def explain(fn: Any, **settings: Any) -> Any:
-    """`explain(fn)(*args)`: what one call captured, compiled and left outside (debug/explain.py)."""
+    """`explain(fn)(*args)`: what one call captured, compiled and left outside (debug/explain.py).
+
+    A compiled `fn` is explained under its own settings, unless others are given; breaks are shown also where fullgraph would raise.
+    """
     from .debug.explain import explained
 
     original = fn._orig_mod if isinstance(fn, CompiledModule) else fn
-    return explained(compile(original, **settings))
+    own = _settings_of(fn)
+    if settings or own is None:
+        return explained(compile(original, **settings))
+    return explained(_compile_with(original, dataclasses.replace(own, fullgraph=False)))
+
+
+def _settings_of(fn: Any) -> Settings | None:
+    """What a compiled callable was compiled with."""
+    found = fn._torchsmith_settings if isinstance(fn, CompiledModule) else getattr(getattr(fn, "state", None), "settings", None)
+    return found if isinstance(found, Settings) else None
 
 
 def _start_debug() -> None:

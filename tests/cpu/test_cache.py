@@ -11,8 +11,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
 from native_tools import map_text
 
+import torchsmith
 from torchsmith import events, options
 from torchsmith.codes import Unsupported
 from torchsmith.options import Options
@@ -117,6 +119,56 @@ def test_damaged_files_are_rebuilt(folder: Path, kind: str, how: str) -> None:
     assert found is not None and found.library == str(path)
     assert "damaged" in counts(got) and victim.exists()
     assert kind != "graph" or victim.read_bytes() == whole
+
+
+def test_a_file_under_anothers_name_is_not_believed(folder: Path) -> None:
+    one, two = folder / "graph" / "one", folder / "graph" / "two"
+    store.folder("graph")
+    store.put(one, b"1")
+    store.put(two, b"2")
+    content = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(content)
+    (folder / "obj" / "one").write_bytes(content)
+    (folder / "obj" / "one").chmod(0o600)
+    with events.recording() as got:
+        assert store.get(one) is store.get(two) is store.get(folder / "obj" / "one") is None
+    assert counts(got).count("damaged") == 3
+
+
+def test_swapped_entries_of_two_functions_are_compiled_again(folder: Path) -> None:
+    """f never gives g's values, whatever stands in the folder."""
+    x = torch.arange(4.0)
+    f, g = (lambda x: x + 1), (lambda x: x * 3)
+    before: set[Path] = set()
+    entries = []
+    for fn in (f, g):
+        torchsmith.compile(fn)(x)
+        now = {p for p in (folder / "graph").iterdir() if not p.name.startswith("toolchain")}
+        entries.append((now - before).pop())
+        before = now
+    content = [p.read_bytes() for p in entries]
+    for p, other in zip(entries, reversed(content), strict=True):
+        p.write_bytes(other)
+    for fn in (f, g):
+        torch.testing.assert_close(torchsmith.compile(fn)(x), fn(x))
+
+
+def test_a_relative_folder_stays_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", "relative-cache")
+    first = store.folder("lib")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert store.folder("lib") == first == tmp_path / "relative-cache" / "v1" / "lib"
+    store.put(first / "x", b"x")
+
+
+def test_a_folder_whose_parent_others_may_write_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "open" / "mine").mkdir(parents=True)
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "open" / "mine"))
+    assert tmp_path not in store.folder("lib").parents
 
 
 def test_writable_by_others_is_not_trusted(folder: Path) -> None:

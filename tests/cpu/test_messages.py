@@ -179,3 +179,34 @@ def test_decoded_bytecode_goes_with_its_function() -> None:
         run(n)
     gc.collect()
     assert len(bytecode._BY_ID) <= before
+
+
+def test_a_processor_that_nobody_knows_is_refused_by_compile() -> None:
+    for fullgraph in (False, True):
+        with pytest.raises(torchsmith.Unsupported, match="AOT070"):
+            torchsmith.compile(lambda x: x + 1, options={"cpu": "nonsense"}, fullgraph=fullgraph)
+
+
+def test_the_hint_of_a_misspelt_backend_is_one_sentence() -> None:
+    with pytest.raises(RuntimeError, match=r"unknown backend 'inductr'") as error:
+        torchsmith.compile(lambda x: x, backend="inductr")
+    assert "?." not in str(error.value)
+
+
+def test_explain_takes_the_settings_of_what_is_compiled() -> None:
+    met: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        met.append(1)
+        return gm.forward
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    for compiled in (torchsmith.compile(fn, backend=backend, fullgraph=True), torchsmith.compile(torch.nn.ReLU(), backend=backend)):
+        met.clear()
+        torchsmith.explain(compiled)(X)
+        assert met
+    met.clear()
+    torchsmith.explain(torchsmith.compile(fn, backend=backend), backend="eager")(X)
+    assert not met

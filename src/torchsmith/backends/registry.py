@@ -206,7 +206,9 @@ def choose(name: str) -> Choice:
         return Choice(name, ROWS[name].dialect, _from_row(name))
     point = _from_packages().get(name)
     if point is None:
-        raise InvalidBackend(f"unknown backend {name!r}; {_known(name)}. Register one with torchsmith.compiler.register_backend")
+        known = _known(name)
+        end = "" if known.endswith("?") else "."
+        raise InvalidBackend(f"unknown backend {name!r}; {known}{end} Register one with torchsmith.compiler.register_backend")
     loaded: Backend = point.load()
     if point.group == PARTNERS:
         loaded = import_module(".partners", __package__).as_partner(loaded)

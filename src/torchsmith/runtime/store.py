@@ -1,7 +1,8 @@
 """A private folder of files that are whole or absent: atomic writes, owner, mode and digest checked on every read (no torch).
 
 In: bytes under a name. Out: the same bytes or None; whatever was damaged or foreign is deleted and reported.
-A stored file ends with its SHA-256 (TRAILER + 32 bytes): linkers and the loader ignore what follows an ELF image.
+A stored file ends with the SHA-256 of its kind, name and content (TRAILER + 32 bytes), so that one under another's name is foreign;
+linkers and the loader ignore what follows an ELF image.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ KINDS = ("obj", "lib", "graph", "tuned")
 TAIL = len(TRAILER) + 32
 USED: set[tuple[str, str]] = set()  # (kind, name) of what this process wrote or read
 MOST_BYTES = 2 << 30  # of all files; the ones used longest ago go first
+_NOBODY = 65534  # who owns what a container shows of the machine outside
 STALE_SECONDS = 3600  # a temporary file this old belongs to a process that died
 
 
@@ -35,7 +37,8 @@ def folder(kind: str) -> Path:
 
 @cache
 def _root(wanted: Path, pid: int) -> Path:
-    """The cache root if it is ours and private, else a temporary one for this process."""
+    """The cache root if it is ours and private, else a temporary one for this process. A relative name counts from its first use."""
+    wanted = wanted.absolute()
     try:
         root = wanted / "v1"
         for part in (root, *(root / k for k in KINDS)):
@@ -45,9 +48,7 @@ def _root(wanted: Path, pid: int) -> Path:
                 raise PermissionError(f"{part} belongs to somebody else")
             if stat.S_IMODE(info.st_mode) & 0o077:
                 part.chmod(0o700)
-        mode = wanted.stat().st_mode
-        if mode & 0o022 and not mode & stat.S_ISVTX:
-            raise PermissionError(f"others may write to {wanted}")
+        _refuse_foreign(wanted)
         probe = root / f".probe{pid}"
         probe.write_bytes(b"")
         probe.unlink()
@@ -64,6 +65,22 @@ def _root(wanted: Path, pid: int) -> Path:
         raise Unsupported("RUN003", detail=str(e)) from e
     atexit.register(lambda: shutil.rmtree(root, ignore_errors=True) if os.getpid() == pid else None)
     return root
+
+
+def _refuse_foreign(wanted: Path) -> None:
+    """PermissionError where somebody else could put another folder in the place of ours: the owners and modes of it and all above it."""
+    real = wanted.resolve()
+    for part in (real, *real.parents):
+        info = part.stat()
+        if info.st_uid not in (os.getuid(), 0, _NOBODY):
+            raise PermissionError(f"{part} belongs to somebody else")
+        if info.st_mode & (0o022 if part is real else 0o002) and not info.st_mode & stat.S_ISVTX:
+            raise PermissionError(f"others may write to {part}")
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    """Of a file's content in its place."""
+    return hashlib.sha256(f"{path.parent.name}/{path.name}\n".encode() + content).digest()
 
 
 @cache
@@ -93,7 +110,7 @@ def put(path: Path, content: bytes) -> None:
     try:
         handle, temp = tempfile.mkstemp(dir=path.parent, prefix=".new")
         with os.fdopen(handle, "wb") as f:
-            f.write(content + TRAILER + hashlib.sha256(content).digest())
+            f.write(content + TRAILER + _digest(path, content))
         os.replace(temp, path)
         USED.add((path.parent.name, path.name))
     except OSError as e:
@@ -116,7 +133,7 @@ def get(path: Path) -> bytes | None:
         return None
     private = info.st_uid == os.getuid() and not info.st_mode & 0o022 and stat.S_ISREG(info.st_mode)
     content, mark, digest = raw[:-TAIL], raw[-TAIL:-32], raw[-32:]
-    if private and mark == TRAILER and hashlib.sha256(content).digest() == digest:
+    if private and mark == TRAILER and _digest(path, content) == digest:
         if time.time() - info.st_mtime > STALE_SECONDS:
             with contextlib.suppress(OSError):
                 os.utime(path)  # `tidy` deletes by last use
