@@ -47,4 +47,7 @@ CLANG: dict[str, tuple[str, str]] = {
 def clang_names(text: str) -> str:
     """The definitions that `text` needs."""
     used = [f"#define {name}({names}) {meaning}" for name, (names, meaning) in CLANG.items() if f"{name}(" in text]
-    return "\n".join(["#ifdef __clang__", _TYPES, *used, "#endif", ""]) if used else ""
+    lines = ["#ifdef __clang__", _TYPES, *used, "#endif", ""] if used else []
+    if "_Float16" in text:  # before version 15 only where the processor computes with it; converting is all that kernels do
+        lines += ["#if defined(__clang__) && __clang_major__ < 15 && !defined(__AVX512FP16__)", "#define _Float16 __fp16", "#endif", ""]
+    return "\n".join(lines)

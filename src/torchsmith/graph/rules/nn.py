@@ -119,8 +119,8 @@ def convolution(
 
 
 def _convolution_format(input: Tensor, weight: Tensor) -> torch.memory_format:
-    if weight.dim() == 3:
-        input, weight = unsqueeze(input, 2), unsqueeze(weight, 2)
+    if weight.dim() == 3:  # an input that is permuted is copied first, a weight is not
+        return suggest_format(unsqueeze(weight, 2))
     formats = (suggest_format(input), suggest_format(weight))
     return next((f for f in formats if f is not CONTIGUOUS), CONTIGUOUS)
 
