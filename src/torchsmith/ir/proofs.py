@@ -656,8 +656,12 @@ def is_outside(doubt: Doubt) -> bool:
     """Is the access outside of its buffer for certain? Sizes are known, nothing masks it, and its index is linear in axes that all run."""
     if doubt.at is None or doubt.at.mask is not None or any(isinstance(n, Sym) for n in walk(doubt.index, doubt.size)):
         return False
-    stages = [e for _, e in doubt.stage.axes]
-    return not any(isinstance(n, Op) and n.name in _BOUNDED for n in walk(doubt.index)) and all(isinstance(e, Const) for e in stages)
+    stage = doubt.stage
+    folds = [f for f in walk(*(e for t in stage.stores for e in (*t.index, t.value))) if isinstance(f, Fold)]
+    inner = [(a, e) for f in folds for a, e in zip(f.axes, f.extents, strict=True)]
+    if any(not isinstance(e, Const) for _, e in stage.axes) or any(a in walk(doubt.index) and not isinstance(e, Const) for a, e in inner):
+        return False
+    return not any(isinstance(n, Op) and n.name in _BOUNDED for n in walk(doubt.index))
 
 
 def _masked_body(body: Iterable[Any], masked: Mapping[int, Mapping[Load | Store, list[Doubt]]]) -> tuple[Any, ...]:
