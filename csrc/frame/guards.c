@@ -127,8 +127,13 @@ static PyObject *read_property(PyObject *t, PyObject *name, int dim) {
   int64_t value;
   const char *what = PyUnicode_AsUTF8(name);
   if (!what) return NULL;
-  if (!strcmp(what, "item")) return PyObject_CallMethod(t, "item", NULL);
   if (!ts_is_tensor(t)) return NULL;
+  if (!strcmp(what, "item")) {
+    PyObject *number = PyObject_CallMethod(t, "item", NULL);
+    if (!number) PyErr_Clear(); /* no longer one element */
+    return number;
+  }
+  if (!strcmp(what, "item")) return PyObject_CallMethod(t, "item", NULL);
   if (!strcmp(what, "storage_offset")) return ts_tensor_offset(t, &value) < 0 ? NULL : PyLong_FromLongLong(value);
   if (ts_tensor_dims(t, &n, &sizes, &strides) < 0) { PyErr_Clear(); return NULL; }
   if (dim < 0 || dim >= n) return NULL;

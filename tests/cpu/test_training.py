@@ -317,3 +317,22 @@ def test_gradients_reach_past_a_break() -> None:
     x = torch.arange(3.0, requires_grad=True)
     for got, want in zip(torchsmith.compile(step)(x), step(x), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_optimizers_that_choose_by_their_counters() -> None:
+    """RAdam's fifth step takes the other way, and ASGD asks whether it averages yet: counters are read when the call begins."""
+
+    def make(m: Any) -> list[Any]:
+        return [torch.optim.RAdam(m.layers[0].parameters(), lr=0.01), torch.optim.ASGD(m.layers[1].parameters(), lr=0.01)]
+
+    def step(model: nn.Module, one: Any, two: Any, x: Tensor) -> Tensor:
+        one.zero_grad()
+        two.zero_grad()
+        loss = model(x)
+        loss.backward()
+        one.step()
+        two.step()
+        return loss
+
+    torch.manual_seed(0)
+    check_steps(Several(2), make, step, [(torch.randn(4, 3),) for _ in range(7)], graphs=4)

@@ -119,6 +119,7 @@ class State:
     constants: dict[str, set[float]] = field(default_factory=dict)  # the values for which a float that varies was compiled as a constant
     reads: bool = False  # item() is a number that the graph tells when it runs; else it is a break
     may_read: bool = True  # ... which was not refused yet
+    counts: bool = False  # what optimizers count in tensors is read before the graph runs, because they choose by it
     warned: bool = False
     point: resume.Point | None = None  # not a function's beginning, but where a split frame goes on
     family: resume.Family | None = None
@@ -460,6 +461,12 @@ def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[
         return _capture_with_retry(state, fn, args, kwargs)
     except Unsupported as error:
         why = error
+    if why.code == "GRA004" and not state.counts:
+        state.counts = True
+        try:
+            return _capture_with_retry(state, fn, args, kwargs)
+        except Unsupported:
+            state.counts = False
     chosen = settings.backend  # others are given graphs without numbers of their own
     takes = getattr(chosen, "dialect", "native") == "native" or getattr(chosen, "name", "") == "eager"
     if why.code in _READS and state.may_read and takes and not settings.fullgraph:
@@ -558,7 +565,7 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
             state.forget_numbers(why)
             return _capture_with_retry(state, fn, args, kwargs, stop)
         try:
-            captured = _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads)
+            captured = _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads, counts=state.counts)
         except Unsupported as static:
             if static.step <= why.step:  # the sizes were not in the way: they stay dynamic where the frame is split
                 raise why from None
@@ -579,6 +586,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
             captured = _capture(
                 fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
                 declared=state.marked, unbacked=state.unbacked, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads,
+                counts=state.counts,
                 loose=frozenset(place for place, had in state.constants.items() if len(had) >= MOST_CONSTANTS and not settings.fullgraph),
             )  # fmt: skip
         except Unsupported as why:
@@ -587,7 +595,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
             ones = False
             continue
         pinned = _pinned(state, captured)
-        if not pinned:
+        if all(d in static.get(source, ()) for source, d in pinned):  # nothing, or nothing that could be told the machine
             return captured
         for name, value in captured.facts.pinned().items():
             if type(value) is float and name in captured.facts.sources:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 import types
 from collections.abc import Callable
 from typing import Any
@@ -36,9 +37,18 @@ def total(start: Any, *items: Any) -> Any:
     return sum(items, start)
 
 
+def add_float32(a: float, b: float) -> float:
+    """a + b as float32 tensors add."""
+    return struct.unpack("f", struct.pack("f", a + b))[0]  # type: ignore[no-any-return]
+
+
+def add_float64(a: float, b: float) -> float:
+    return a + b
+
+
 _PURE: frozenset[Any] = frozenset({
     *(f for f in vars(math).values() if callable(f) and f not in (math.prod, math.fsum, math.sumprod if hasattr(math, "sumprod") else None)),
-    total, round, divmod, pow, abs, int, float, operator.floordiv, operator.mod, operator.pow, operator.ifloordiv, operator.imod, operator.ipow,
+    total, add_float32, add_float64, round, divmod, pow, abs, int, float, operator.floordiv, operator.mod, operator.pow, operator.ifloordiv, operator.imod, operator.ipow,
 })  # fmt: skip
 _ARITHMETIC = frozenset({*_EXACT, operator.pow, operator.neg, pow, math.sqrt})
 _KEEPING = frozenset({operator.neg, operator.pos, operator.setitem, bool, tuple, list, types.MethodType, object, slice, operator.truth, operator.not_})

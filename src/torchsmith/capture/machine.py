@@ -224,6 +224,7 @@ class Machine:
         self.suspects: dict[int, BaseException] = {}  # exceptions that may be about what stands for the program's values
         self.active = True
         self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
+        self.counts = False  # optimizers' counters are numbers read when the call begins
         self.later = False  # a split frame goes on: its values may be Later
         self.error_mode = False  # compiler.error_on_graph_break(True) is entered
         self.is_whole = False  # captured alone, for export: no frame to go back to
@@ -712,6 +713,10 @@ class Machine:
         if known is NotImplemented and self.may_read_numbers() and method in _NUMBER and not (tensor.dtype is torch.bool or tensor.dtype.is_complex) and not args and not kwargs:
             if method == "tolist":
                 return self.numbers_of(tensor)
+            if self.counts and method == "item" and self.is_in_optimizer():
+                counted = self.recorder.counted(tensor)
+                if counted is not None:
+                    return counted
             number = self.recorder.read_number(tensor)
             return number if method == "item" else self.symbolic({"__float__": torch.sym_float}.get(method, torch.sym_int), number)
         if known is NotImplemented:
@@ -847,6 +852,7 @@ def capture(
     probe: bool = False,
     reads: bool = False,
     error_mode: bool = False,
+    counts: bool = False,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
     (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
@@ -854,11 +860,13 @@ def capture(
     input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
-    in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time."""
+    in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time.
+    `counts`: what optimizers count in tensors is read when the call begins."""
     m = Machine(fn)
     m.probing, m.error_mode = probe, error_mode
     m.is_whole = close is not finish.finished
     m.recorder.facts.reads_data = m.is_whole or reads
+    m.counts = counts
     m.recorder.given = given or {}
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})

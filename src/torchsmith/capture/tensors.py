@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch.utils._device import _device_constructors
+from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported
 from ..graph import tracing
@@ -24,7 +25,7 @@ from ..graph.declared import DeclaredSize
 from ..graph.sizes import LARGEST, SizeFacts
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
-from . import transforms
+from . import floats, transforms
 from .attributes import Raised
 from .guards import default_device, tensor_guard
 from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
@@ -167,7 +168,10 @@ class Recorder:
         return self._own_number(node, self.facts.fresh(int(value), (node.name, "scalar"), 2), source)
 
     def float_input(self, value: float, source: Source) -> torch.SymFloat:
-        """The symbol of a float from outside, or of one that Python computes before the graph runs."""
+        """The symbol of a float from outside, or of one that Python computes before the graph runs; itself where it has to be known."""
+        if ITSELF in self.static_dims.get(str(source), ()):
+            self.machine.world.guard(source, "equals", value)
+            return value  # type: ignore[return-value]
         known = self.numbers.get(str(source))
         if known is None:
             node = self._placeholder(_placeholder_name(source))
@@ -413,6 +417,31 @@ class Recorder:
         self.exprs[number.node.expr] = node
         return number
 
+    def counted(self, tensor: torch.Tensor) -> Any:
+        """The value of a counter: a float tensor without dimensions, from outside or made of a number, to which only numbers were added.
+        It is read when the call begins, and then computed by Python. None for any other tensor."""
+        info = self.info(tensor)
+        real, node = info.real, info.node
+        if tensor.dim() or tensor.dtype not in _ROUNDED or tensor.requires_grad or tracing.device_of(tensor).type != "cpu":
+            return None
+        steps = [_step_of(node, user) for user in node.users]
+        if None in steps:
+            return None
+        if real is not None and info.source is not None:
+            with torch._C.DisableTorchFunction(), no_dispatch():
+                now = real.item()
+            source = TensorProperty(info.source, "item")
+            value: Any = self.float_input(now, source)
+        else:
+            value = _made_of(node)
+            if value is None:
+                return None
+        for step in steps:
+            if step:
+                add = _ROUNDED[tensor.dtype]
+                value = add(value, step) if type(value) is float else floats.apply(self.machine, add, [value, step])
+        return value
+
     def assume(self, cond: torch.SymBool, said: str = "") -> None:
         """torch._check of numbers that only running tells: known from here on, and checked there. said: the program's own words."""
         self.facts.loc = self.loc()
@@ -530,6 +559,31 @@ def _role(real: torch.Tensor, source: Source) -> str:
             return "buffer" if s.via == "buffer" else "const"
         s = s.base
     return "input" if isinstance(root_of(source), Local) else "const"
+
+
+_ROUNDED = {torch.float32: floats.add_float32, torch.float64: floats.add_float64}
+_ADDING = frozenset({operator.iadd, "add_", torch._foreach_add_})
+
+
+def _made_of(node: torch.fx.Node) -> float | None:
+    """The number that a tensor without dimensions was made of."""
+    while node.target in ("clone", "detach") and len(node.users) <= 1:
+        node = node.args[0]  # type: ignore[assignment]
+    if node.target in (torch.ones, torch.zeros):
+        return float(node.target is torch.ones)
+    if node.target in (torch.tensor, torch.as_tensor) and type(node.args[0]) in (int, float):
+        return float(node.args[0])  # type: ignore[arg-type]
+    return None
+
+
+def _step_of(node: torch.fx.Node, user: torch.fx.Node) -> float | None:
+    """What an operation adds to a counter; None where it does anything else with it."""
+    if user.target not in _ADDING or user.kwargs.get("alpha", 1) != 1:
+        return 0.0 if user.target == "item" else None
+    step = user.args[1]
+    if isinstance(step, torch.fx.Node) and step.target is torch.tensor and len(step.users) <= 1:
+        step = step.args[0]
+    return float(step) if type(step) in (int, float) else None  # type: ignore[arg-type]
 
 
 def _placeholder_name(source: Source) -> str:
