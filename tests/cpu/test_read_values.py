@@ -21,7 +21,7 @@ def checked(v, n):
 ROWS = [
     (lambda v, n: (v * n.item() // 2 + n.item() // 2, n.item() * 3 + 1, -n.item(), abs(n.item()), min(n.item(), 4)), (3, -7), True),
     (lambda v, n: (v * 2, type(n.item()), n.item() == 3, int(n.item()), float(n.item()), n.item() / 3), (3.0, -7.5), True),
-    (lambda v, n: v * min(1.0, 2.0 / (n.item() + 1e-6)), (3.0, 0.5), True),
+    (lambda v, n: (v * 2, min(n.item(), 2.5), max(n.item(), 2.5)), (3, 1), False),
     (lambda v, n: (v[: n.item()] * 2, v[-n.item() :] + 1), (3, 0, -2, 9), True),
     (lambda v, n: torch.full((3,), n.item()) * 2, (3, -4), True),
     (checked, (3, 0, 6), True),

@@ -612,8 +612,8 @@ def _extreme(fn: Any, sign: str) -> Any:
             if "default" in kwargs:
                 return kwargs["default"]
             raise Raised(ValueError(f"{fn.__name__}() arg is an empty sequence"))
-        varying = any(map(floats.varies, items))
-        if key is None and not varying and any(type(x) in _SYMBOLIC for x in items) and all(type(x) in (int, float, *_SYMBOLIC) for x in items):
+        # among integers only: of an integer and a float, Python gives the one that is chosen, of its own type
+        if key is None and any(type(x) is torch.SymInt for x in items) and all(type(x) in (int, torch.SymInt) for x in items):
             best = items[0]
             for x in items[1:]:
                 best = m.symbolic(torch.sym_min if fn is min else torch.sym_max, best, x)
@@ -628,7 +628,6 @@ def _extreme(fn: Any, sign: str) -> Any:
     return pick
 
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat)
 row(min)(_extreme(min, "<"))
 row(max)(_extreme(max, ">"))
 
