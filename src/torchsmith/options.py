@@ -42,6 +42,7 @@ class Options:
     layout_optimization: bool = True
     triton_cudagraphs: bool = True  # on a GPU, launches are recorded as CUDA graphs and replayed with the addresses of each call
     cpp_threads: int = 0  # 0: torch.get_num_threads() at call time
+    activation_memory_budget: float = 1.0  # 0 to 1: of the bytes that a backward pass keeps by default; less is computed again
     thread_pool: str = "torch"  # whose threads run kernels: "torch" its intra-op pool, "own" torchsmith's; see docs/threads.md
     cpu: str = "native"  # processor that CPU code is made for: this one, "x86-64-v3" and other levels, or a list of features
     cpp_simdlen: int = 0  # most bits of its vectors (128, 256, 512); 0: all it has
@@ -137,6 +138,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "libtorch": ("allow", "forbid"), "cpp_simdlen": (0, 128, 256, 512), "thread_pool": ("torch", "own"),
     "debug_values": ("0", "1", "2", "3"),
 }  # fmt: skip
+RANGES: dict[str, tuple[float, float]] = {"activation_memory_budget": (0.0, 1.0)}
 ALIASES = {"aot_inductor.debug_intermediate_value_printer": "debug_values", "aot_inductor.filtered_kernel_names": "debug_kernels"}
 
 
@@ -168,10 +170,14 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
             _unknown(key, value)
             continue
         default = known[name].default
+        if isinstance(default, float) and type(value) is int:
+            value = float(value)
         if default is not None and not isinstance(value, type(default)):
             raise RuntimeError(f"option {key!r} takes {type(default).__name__}, not {type(value).__name__}")
         if name in CHOICES and value not in CHOICES[name]:
             raise RuntimeError(f"option {key!r} is one of {', '.join(map(repr, CHOICES[name]))}, not {value!r}")
+        if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
+            raise RuntimeError(f"option {key!r} is a number from {RANGES[name][0]:g} to {RANGES[name][1]:g}, not {value!r}")
         changes[name] = value
     return replace(from_environment(), **changes)
 

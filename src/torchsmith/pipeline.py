@@ -363,8 +363,10 @@ def as_cut_off(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph) -> Cal
 def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
     """A captured graph whose results autograd has to know: forward and backward compiled apart, the latter when it is first run."""
     with events.timed("joint", graph=name):
-        joint = Joint(gm, facts)
+        joint = Joint(gm, facts, options.activation_memory_budget)
         cut = joint.cut()
+    if cut.choice is not None:
+        events.emit("cut", graph=name, kept=cut.choice.kept, plain=cut.choice.plain, again=cut.again_ops)
 
     def load_of(fg: FunctionalGraph, which: str, eager: Call, args: Sequence[Any] = ()) -> tuple[Call, Manifest, str, bool]:
         if options.trace_enabled:

@@ -3,7 +3,7 @@
 In: a captured GraphModule whose results autograd has to know, and its size facts. Out: the forward graph, which also returns what the
 backward graph needs, and the backward graph: from that and the results' gradients to the inputs' gradients.
 
-What the backward pass keeps is what autograd saves; views and constants are made again instead of kept.
+What the backward pass keeps and what it computes again is chosen in recompute.py; views and constants are always made again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..graph.tracing import device_of, make_unseen, remember_device
 from ..graph.values import Node, Step
 from ..ir.expr import Expr, Sym, walk
 from ..ir.program import Symbol
+from .recompute import Choice, choose
 
 aten = torch.ops.aten
 
@@ -65,12 +66,17 @@ class Cut:
     backward: Backward
     is_random: bool
     written: tuple[int, ...]
+    choice: Choice | None = None  # what backward keeps and computes again
+    again_ops: tuple[str, ...] = ()  # operators that backward computes again, views left out
 
 
 class Joint:
-    """One recording of the forward pass, from which backward passes are derived."""
+    """One recording of the forward pass, from which backward passes are derived.
 
-    def __init__(self, gm: fx.GraphModule, facts: SizeFacts) -> None:
+    budget: of the bytes that backward keeps by default, 0 to 1 (options.activation_memory_budget).
+    """
+
+    def __init__(self, gm: fx.GraphModule, facts: SizeFacts, budget: float = 1.0) -> None:
         if goes_backwards(gm):
             raise Unsupported("AUT001", detail="backward() inside, and gradients asked for outside")
         self.facts, self.rec = facts, Recording(facts, alive=True)
@@ -83,6 +89,8 @@ class Joint:
         self.kept: dict[int, int] = {}  # id of a node -> number of the forward graph's result
         self.keeping: list[Node] = []
         self.is_cut = False  # the forward graph is made: nothing more can be kept
+        self.budget, self.choice = budget, None  # type: float, Choice | None
+        self.repeated: dict[int, Node] = {}  # nodes that backward computes again
         self._tangents: dict[int, int] = {}  # id of a placeholder -> the root whose gradient it is
         self._copies: dict[int, Node] = {}
 
@@ -153,6 +161,8 @@ class Joint:
             if id(node) in needed or (node.effect and node.target is not aten.clone.default):
                 live.append(node)
                 needed.update(id(a) for a in _nodes((node.args, tuple(node.kwargs.values()))))
+        if self.choice is None:
+            self._choose(live, outputs)
         for node in reversed(live):
             part.copy(node)
         everything = [*self.rec.placeholders, *tangents]
@@ -167,6 +177,14 @@ class Joint:
                 raise Unsupported("AUT004", at=self.facts.loc, detail="a gradient that is a number")
         graph = emit_graph(part.recording(), Outputs(tuple(rows), ()))
         return Backward(graph, tuple(part.slots), numbers)
+
+    def _choose(self, live: list[Node], outputs: Outputs) -> None:
+        """What the backward pass made of the nodes `live` keeps, and what it computes again."""
+        read = [a for n in live for a in _nodes((n.args, tuple(n.kwargs.values())))]
+        read += [row.node for row in outputs.results if isinstance(row, FreshNode)]
+        earlier = {id(n) for n in self.earlier}
+        shown = frozenset(id(r.node) for r in self.outputs.results if isinstance(r, FreshNode))
+        self.choice = choose(self.earlier, {id(n) for n in read if id(n) in earlier}, shown, self.budget)
 
     def keep(self, node: Node) -> int:
         """The number of the forward graph's result that holds this node's value."""
@@ -204,7 +222,10 @@ class Joint:
         forward = emit_graph(shown, Outputs(results, self.outputs.write_backs))  # type: ignore[arg-type]
         written = tuple(number for number, _ in self.outputs.write_backs)
         is_random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.earlier)
-        return Cut(forward, len(self.outputs.results), self.roots, self.leaves, self._again(), backward, is_random, written)
+        again = tuple(str(n.target).removesuffix(".default") for n in self.repeated.values() if n.view_of is None and n.kind == "call")
+        return Cut(
+            forward, len(self.outputs.results), self.roots, self.leaves, self._again(), backward, is_random, written, self.choice, again
+        )
 
 
 class _Part:
@@ -239,7 +260,7 @@ class _Part:
             if number in self.written:
                 return self._input(Slot("kept", (self.joint.keep(self.joint.old_value(number)),)), node.spec)
             return self._input(Slot("input", (number,)), node.spec)
-        if id(node) in self.earlier and not self._is_cheap(node):
+        if id(node) in self.earlier and not self._is_repeated(node):
             return self._input(Slot("kept", (self.joint.keep(node),)), node.spec)
         args, kwargs = self._mapped(node.args), {k: self._mapped(v) for k, v in node.kwargs.items()}
         new = Node(node.kind, node.target, args, kwargs, node.spec, node.loc, node.effect)
@@ -248,11 +269,13 @@ class _Part:
         self.nodes.append(new)
         return new
 
-    def _is_cheap(self, node: Node) -> bool:
-        """Views, and what is made of nothing: made again instead of kept."""
-        if node.kind != "call" or node.effect:
+    def _is_repeated(self, node: Node) -> bool:
+        """Is it computed again instead of kept?"""
+        choice = self.joint.choice
+        if choice is None or id(node) not in choice.again:
             return False
-        return node.view_of is not None or not _nodes((node.args, tuple(node.kwargs.values())))
+        self.joint.repeated[id(node)] = node
+        return True
 
     def _mapped(self, v: Any) -> Any:
         if isinstance(v, Node):

@@ -49,6 +49,8 @@ class GraphSummary:
     module: Any = None  # the captured torch.fx.GraphModule
     extern_at: tuple[str, ...] = ()  # the user's line of each extern call
     segments: tuple[tuple[int, int], ...] = ()  # on a GPU: (launches, library calls) of each run that goes to the device together
+    saved: tuple[int, int] = (0, 0)  # bytes kept for the backward pass, and those if only views were computed again
+    recomputed: tuple[str, ...] = ()  # operators that the backward pass computes again
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,13 @@ def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...
         prepared = [p for p in by_kind["prepare"] if p["graph"] == f["name"]]
         kinds = tuple(str(k["what"]) for k in by_kind["kernel"] if k["graph"] == f["name"])
         constants = (sum(p["original"] for p in prepared), sum(p["bytes"] for p in prepared))
+        cut = next((c for c in by_kind["cut"] if c["graph"] == f["name"]), {"kept": 0, "plain": 0, "again": ()})
+        saved = (int(cut["kept"]), int(cut["plain"]))
         found.append(
-            GraphSummary(str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module, report.extern_at, report.segments)
+            GraphSummary(
+                str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module, report.extern_at, report.segments, saved,
+                tuple(cut["again"]),
+            )
         )
     return tuple(found)
 
@@ -199,6 +206,10 @@ def _lines(e: Explanation) -> list[str]:
         out.append(f"  extern calls ({len(g.externs)}): {_counted(places) or 'none'}")
         if g.segments:
             out.append(f"  on the device: {_recorded(g.segments, len(g.externs))}")
+        if g.saved[1]:
+            kept, plain = (f"{b / 1e6:.2f} MB" for b in g.saved)
+            again = _counted(g.recomputed) or "only views"
+            out.append(f"  kept for backward: {kept} ({plain} if only views were computed again); computed again: {again}")
         if g.constants[1]:
             before, after = (f"{b / 1e6:.1f} MB" for b in g.constants)
             out.append(f"  constants: {before} original, {after} packed")
