@@ -80,6 +80,7 @@ class Report:
     cached: bool = False
     extern_at: tuple[str, ...] = ()  # the user's line of each extern call
     segments: tuple[tuple[int, int], ...] = ()  # on a GPU: launches and library calls that go to the device together
+    peak: int = -1  # bytes of temporaries, but what extern calls allocate; -1: sizes vary, or not ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs),
-                    tuple((s[0], s[1]) for s in manifest.segments))  # fmt: skip
+                    tuple((s[0], s[1]) for s in manifest.segments), manifest.peak)  # fmt: skip
     return Compiled(call, (*facts.guards, *facts.late), report)
 
 
@@ -393,7 +394,8 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
     if facts.symbols:  # what its compilation assumes of sizes has to be guarded
         call.prepare()
     operators = sum(n.op == "call_function" for n in cut.forward.graph.nodes)
-    report = Report(name, "native", None, operators, manifest.kernels, tuple(e.op for e in manifest.externs), library, cached)
+    externs = tuple(e.op for e in manifest.externs)
+    report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, peak=manifest.peak)
     return Compiled(call, (*facts.guards, *facts.late), report)
 
 

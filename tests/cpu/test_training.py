@@ -336,3 +336,14 @@ def test_optimizers_that_choose_by_their_counters() -> None:
 
     torch.manual_seed(0)
     check_steps(Several(2), make, step, [(torch.randn(4, 3),) for _ in range(7)], graphs=4)
+
+
+def test_counters_of_all_written_tensors_move() -> None:
+    """A later backward pass notices that parameters were written, as after eager's step."""
+    model, args = mlp(), batches()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torchsmith.compile(step_of("last"), fullgraph=True)
+    compiled(model, optimizer, *args)
+    before = [p._version for p in model.parameters()]
+    compiled(model, optimizer, *args)
+    assert all(p._version > v for p, v in zip(model.parameters(), before, strict=True))

@@ -25,6 +25,7 @@ class Report:
     cached: bool = False
     extern_at: tuple[str, ...] = ("user.py:4",)
     segments: tuple[tuple[int, int], ...] = ()
+    peak: int = -1
 
 
 def compiled(x: int) -> int:

@@ -51,6 +51,7 @@ class GraphSummary:
     segments: tuple[tuple[int, int], ...] = ()  # on a GPU: (launches, library calls) of each run that goes to the device together
     saved: tuple[int, int] = (0, 0)  # bytes kept for the backward pass, and those if only views were computed again
     recomputed: tuple[str, ...] = ()  # operators that the backward pass computes again
+    peak: int = -1  # bytes of temporaries at the most, but what extern calls allocate; -1: not known before the call
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +157,12 @@ def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...
         prepared = [p for p in by_kind["prepare"] if p["graph"] == f["name"]]
         kinds = tuple(str(k["what"]) for k in by_kind["kernel"] if k["graph"] == f["name"])
         constants = (sum(p["original"] for p in prepared), sum(p["bytes"] for p in prepared))
-        cut = next((c for c in by_kind["cut"] if c["graph"] == f["name"]), {"kept": 0, "plain": 0, "again": ()})
+        cut: dict[str, Any] = next((c for c in by_kind["cut"] if c["graph"] == f["name"]), {"kept": 0, "plain": 0, "again": ()})
         saved = (int(cut["kept"]), int(cut["plain"]))
         found.append(
             GraphSummary(
                 str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module, report.extern_at, report.segments, saved,
-                tuple(cut["again"]),
+                tuple(cut["again"]), report.peak,
             )
         )
     return tuple(found)
@@ -206,6 +207,8 @@ def _lines(e: Explanation) -> list[str]:
         out.append(f"  extern calls ({len(g.externs)}): {_counted(places) or 'none'}")
         if g.segments:
             out.append(f"  on the device: {_recorded(g.segments, len(g.externs))}")
+        if g.peak >= 0:
+            out.append(f"  temporaries: {g.peak / 1e6:.2f} MB{' plus what extern calls allocate' if g.externs else ''}")
         if g.saved[1]:
             kept, plain = (f"{b / 1e6:.2f} MB" for b in g.saved)
             again = _counted(g.recomputed) or "only views"

@@ -794,6 +794,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "kernels": len(plan.kernels),
         "consts": list(plan.consts),
         "state": plan.state,
+        "peak": int(plan.workspace.value) if isinstance(plan.workspace, Const) else -1,
     }
 
 

@@ -56,6 +56,7 @@ class Manifest:
     packing: str = ""
     device: str = "cpu"
     segments: list[list[int]] = field(default_factory=list)
+    peak: int = -1  # bytes of the call's workspace, which holds all temporaries but what externs return; -1: sizes vary
     abi: int = VERSION
 
     @classmethod
@@ -69,7 +70,7 @@ class Manifest:
                 [ExternRow(**row) for row in given["externs"]], int(given["kernels"]),
                 [int(i) for i in given["consts"]], int(given.get("state", 0)),
                 str(given.get("packing", "")), str(given.get("device", "cpu")),
-                [[int(n) for n in s] for s in given.get("segments", [])],
+                [[int(n) for n in s] for s in given.get("segments", [])], int(given.get("peak", -1)),
             )  # fmt: skip
         except (KeyError, TypeError) as e:
             raise ValueError(f"not a manifest: {e!r}") from e
