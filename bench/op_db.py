@@ -52,7 +52,8 @@ if importlib.util.find_spec("torchsmith") is None:  # not installed: the checkou
 DEFAULT_OUT = HERE / "results" / "op_db"
 
 # Their values are whatever was in memory: only metadata can be compared.
-UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+_UNINITIALISED = """resize_ resize_as_ empty empty_like empty_strided empty_permuted new_empty new_empty_strided"""
+UNINITIALISED = frozenset(_UNINITIALISED.split())
 
 
 # ---------------------------------------------------------------- worker: one entry after the other
@@ -637,6 +638,42 @@ def markdown(rows: list[dict[str, Any]], about: dict[str, str]) -> str:
     return "\n".join(out) + "\n"
 
 
+def ways_table(files: list[Path]) -> tuple[str, list[dict[str, Any]]]:
+    """One line for each of the results in `files` (JSON that a run wrote), and the same as data."""
+    rows = []
+    for file in files:
+        found = json.loads(file.read_text())
+        f, about = found["figures"], found["about"]
+        codes = Counter(c for e in found["entries"] for c in e["codes"])
+        wrong = [line_of(e) for e in found["entries"] if e["verdict"] in WRONG or e["verdict"] in ("crash", "timeout", "error")]
+        rows.append({
+            "command": about["command"].split(" --procs")[0], "entries": f["entries"], "right": f["equal"] - f["rounding"],
+            "rounding": f["rounding"], "eager with code": f["equal"] - f["one graph"], "native": f["native"], "wrong": f["wrong"],
+            "crashed": f["crashes, hangs, errors"], "codes": dict(codes.most_common()), "found": wrong, "date": about["date"],
+            "commit": about.get("commit", ""), "torch": about["torch"], "python": about["python"],
+        })  # fmt: skip
+    columns = ("command", "entries", "right", "rounding", "eager with code", "native", "wrong", "crashed", "codes", "date", "commit")
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        codes = ", ".join(f"{c} ({k})" for c, k in row["codes"].items())
+        lines.append("| " + " | ".join(codes if c == "codes" else f"`{row[c]}`" if c == "command" else str(row[c]) for c in columns) + " |")
+    versions = sorted({f"torch {r['torch']}, Python {r['python']}" for r in rows})
+    head = f"""# op_db in other ways
+
+{"; ".join(versions)}. right: as eager in every respect. rounding: outside of the tolerance, and not farther from float64 than
+twice eager's error. eager with code: right, but some of it ran outside of the graph, counted with the codes. What is wrong or crashed is
+listed below the table.
+"""
+    tail = ["", *(f"- {w}".replace("|", "/") for r in rows for w in r["found"])]
+    return "\n".join([head, *lines, *tail]).rstrip() + "\n", rows
+
+
+def commit() -> str:
+    """Of the checkout that this file lies in, "" where it lies in none."""
+    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
+    return told.stdout.strip()
+
+
 def way_of(args: argparse.Namespace) -> Way:
     if args.way:
         return Way(**json.loads(args.way))
@@ -674,11 +711,18 @@ def main() -> int:
     p.add_argument("--verbose", action="store_true", help="print every entry, not only those that are not one graph")
     p.add_argument("--inline", action="store_true", help="no worker processes (for a debugger)")
     p.add_argument("--out", type=Path, default=None, help="default: bench/results/op_db (whole runs), else a temporary folder")
+    p.add_argument("--ways", type=Path, nargs="+", help="results of runs (JSON): one table of them, no run")
     p.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     p.add_argument("--worker-out", type=Path, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.worker:
         work(args.worker, args.worker_out, args.compiler, args.backend, args.samples, way_of(args))
+        return 0
+    if args.ways:
+        text, data = ways_table(args.ways)
+        out = args.out or DEFAULT_OUT.with_name("op_db_ways")
+        out.with_suffix(".md").write_text(text)
+        out.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
         return 0
     way = way_of(args)
     names = chosen(entry_names(way), args)
@@ -703,6 +747,7 @@ def main() -> int:
         "way": ", ".join(f"{k} {v}" for k, v in asdict(way).items()),
         "torch": torch.__version__,
         "python": sys.version.split()[0],
+        "commit": commit(),
         "minutes": f"{(time.time() - began) / 60:.1f}",
         "command": "python bench/op_db.py " + " ".join(sys.argv[1:]),
     }

@@ -414,3 +414,17 @@ def test_resampling_by_a_scale_that_is_not_the_sizes_ratio(rank: int) -> None:
     for dynamic in (False, True):
         torchsmith.compiler.reset()
         check(fn, *((R(1, 2, *[n] * rank),) for n in ((6, 13) if dynamic else (6,))), dynamic=dynamic)
+
+
+def test_sizes_of_nothing_stay_compiled() -> None:
+    """Nests that never run read nothing outside, and divide by nothing."""
+    from torchsmith.events import recording
+
+    for fn, args in (
+        (lambda x: F.group_norm(x, 1), (R(0, 0, 0),)), (lambda x, i: x.take(i), (R(0, 0), torch.zeros(0, 2, dtype=torch.int64))),
+        (lambda a, b: torch.tensordot(a, b, 2), (R(0, 0, 0), R(0, 0, 0))),
+    ):  # fmt: skip
+        torchsmith.compiler.reset()
+        with recording() as got:
+            check(fn, args, dynamic=True)
+        assert not [e.fields for e in got if e.kind == "fallback"]

@@ -143,3 +143,8 @@ def test_masks_narrow_what_quotients_are_of() -> None:
     """A class token before 14 x 14 patches: the row of patch i is ((i + 13) // 14) - 1, from i = 1 on."""
     text = 'stage "cat" [i0 < 197]\nstore set t0[i0] = x0:f32[(((i0 + 13) // 14) + -1) if ge(i0, 1) else 0.0:f32]'
     assert with_checks(program("", "t0: f32[197] temp layout [1] offset 0\nx0: f32[14] input layout [1] offset 0", text))[1] == []
+
+
+def test_what_never_runs_reads_nothing() -> None:
+    text = 'stage "read" [i0 < 0]\nstore set t0[i0] = x0:f32[0]'
+    assert with_checks(program("", KNOWN.format(0), text))[1] == []

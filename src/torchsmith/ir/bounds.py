@@ -388,7 +388,7 @@ def _decide_divmod(e: Op, ranges: Ranges) -> Expr:
         q = i.lo // j.lo  # all values of a lie in one block of b
         return const(q) if e.name == "floordiv" else a - q * j.lo
     terms, constant = terms_of(a)
-    if not terms or j.lo is None or j.lo < 0:
+    if not terms or j.lo is None or j.lo < 0 or j.hi == 0:  # by 0: in a nest that never runs
         return e
     # q*b + r with 0 <= r < b: the terms that b divides, and the rest if it is small enough
     q_terms: dict[Expr, int] = {}

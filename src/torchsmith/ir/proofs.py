@@ -251,6 +251,8 @@ class _Prover:
 
     def doubts(self) -> Iterator[Doubt]:
         s = self.stage
+        if _is_idle(e for _, e in s.axes):
+            return
         facts = self.outside.inside((a, self.known.of(e)) for a, e in s.axes)
         yield from self.extents((e for _, e in s.axes), self.outside)
         roots = [e for _, e in s.carry] + list(s.carry_next) + [e for _, e in s.lets]
@@ -284,7 +286,8 @@ class _Prover:
                 yield from self.extents(e.extents, at)
                 inner = at.inside((a, self.known.of(n)) for a, n in zip(e.axes, e.extents, strict=True))
                 keep.append(inner)
-                stack += [(a, at) for a in e.args[: n + k]] + [(a, inner) for a in e.args[n + k :]]
+                stack += [(a, at) for a in e.args[: n + k]]
+                stack += [(a, inner) for a in e.args[n + k :]] if not _is_idle(e.extents) else []
             else:
                 stack += [(a, at) for a in e.args]
 
@@ -331,6 +334,11 @@ class _Prover:
                 cond = op("or", op("le", extent, ZERO), cond)
         cond = substitute(cond, self.known.back) if self.known.back else cond
         return None if self.known.is_false(cond) else cond
+
+
+def _is_idle(extents: Iterable[Expr]) -> bool:
+    """Is it a nest that never runs?"""
+    return any(isinstance(e, Const) and e.value <= 0 for e in extents)
 
 
 def _comes_from_memory(e: Expr) -> bool:

@@ -572,6 +572,8 @@ def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_m
     n = input.dim() - 2
     if n not in (2, 3) or grid.dim() != n + 2 or not are_equal(grid.shape[:1], input.shape[:1]) or not are_equal(grid.shape[-1:], (n,)):
         raise RuntimeError(f"grid_sampler(): input of size {list(input.shape)} and grid of size {list(grid.shape)}")
+    if interpolation_mode not in (0, 1, 2) or padding_mode not in (0, 1, 2):  # eager returns whatever was in memory
+        raise RuntimeError(f"grid_sampler(): interpolation mode {interpolation_mode} and padding mode {padding_mode}")
     if input.dtype != grid.dtype or any(s == 0 for s in input.shape[2:]):
         raise RuntimeError(f"grid_sampler(): input of {input.dtype} and size {list(input.shape)} with a grid of {grid.dtype}")
     shape = (*input.shape[:2], *grid.shape[1:-1])
