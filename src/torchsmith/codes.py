@@ -160,4 +160,5 @@ define("CAP035", "some results are made under inference mode and others are not"
        "make all results of a compiled function under the same mode")  # fmt: skip
 define("CAP039", "a context manager ends that was entered before this graph begins",
        "nothing to do: Python leaves it, and the rest is compiled")
+define("CAP036", "another thread changed what the function reads while it was captured", "do not change it while others call the function")
 define("CAP099", "an error in the bytecode machine", "please report this; the frame runs eagerly")

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from . import events
 from .backends.registry import DEFAULT, aot_autograd, list_backends, lookup_backend, register_backend, resolve_backend
-from .capture import _frame, dispatch, policy
+from .capture import _frame, background, dispatch, policy
 from .capture.source import Global
 from .runtime import _native, artifacts
 from .runtime.discarded import DiscardedParameter
@@ -24,13 +24,21 @@ __all__ = [
     "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_tensor_guards_unsafe", "list_backends",
     "load_cache_artifacts", "lookup_backend", "nested_compile_region", "refreeze", "register_backend", "reset", "save_cache_artifacts",
     "set_default_backend", "set_stance", "skip_all_guards_unsafe", "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe",
-    "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wrap_numpy",
+    "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wait_for_background", "wrap_numpy",
 ]  # fmt: skip
 
 
 def reset() -> None:
     """Forget all compilations of this process; what is on disk stays."""
     dispatch.reset()
+
+
+def wait_for_background(timeout: float | None = None) -> bool:
+    """Until everything that options={"background": True} compiles is there. False: `timeout` seconds were not enough.
+
+    Functions that hold breaks are compiled in parts, each when a call first comes to it: call again and wait again.
+    """
+    return background.wait(timeout)
 
 
 def refreeze(model: torch.nn.Module | None = None) -> None:

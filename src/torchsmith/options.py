@@ -53,6 +53,7 @@ class Options:
     # behaviour
     suppress_errors: bool = False
     warn_eager: bool = True  # say once of a function that it runs eagerly, why, and what to do
+    background: bool = False  # compile in a thread of its own: no call waits, calls run eagerly until the compilation is there
     guard_filter_fn: Any = None
     # debugging
     debug_values: str = "0"  # of each launch at run time: "1" saves what it wrote, "2" prints it, "3" names the kernel (emit/watch.py)
@@ -66,7 +67,7 @@ class Options:
     def codegen_key(self) -> tuple[tuple[str, Any], ...]:
         """The part that changes generated code: goes into cache keys."""
         skip = {"compile_threads", "force_disable_caches", "suppress_errors", "guard_filter_fn", "trace_enabled", "check", "warn_eager",
-                "cpp_threads", "thread_pool", "freezing_discard_parameters", "triton_cudagraphs"}  # fmt: skip
+                "background", "cpp_threads", "thread_pool", "freezing_discard_parameters", "triton_cudagraphs"}  # fmt: skip
         return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in skip)
 
 
@@ -183,7 +184,9 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
 
 
 # Options of the front door: ours whatever the backend.
-FRONT_DOOR = frozenset({"suppress_errors", "warn_eager", "guard_filter_fn", "trace.enabled", "trace_enabled", "force_disable_caches"})
+FRONT_DOOR = frozenset({
+    "suppress_errors", "warn_eager", "background", "guard_filter_fn", "trace.enabled", "trace_enabled", "force_disable_caches",
+})  # fmt: skip
 
 
 def is_known(key: str) -> bool:

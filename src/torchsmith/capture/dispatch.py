@@ -30,7 +30,7 @@ from ..graph.tracing import plain_autograd
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..ir.expr import walk as walk_expr
 from ..options import Options
-from . import _frame, assemble, guards, resume
+from . import _frame, assemble, background, guards, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
 
@@ -120,6 +120,8 @@ class State:
     reads: bool = False  # item() is a number that the graph tells when it runs; else it is a break
     may_read: bool = True  # ... which was not refused yet
     counts: bool = False  # what optimizers count in tensors is read before the graph runs, because they choose by it
+    pending: set[Any] = field(default_factory=set)  # signatures of calls that are being compiled in the background
+    failed: dict[Any, BaseException] = field(default_factory=dict)  # what compiling them raised, for the next such call
     warned: bool = False
     point: resume.Point | None = None  # not a function's beginning, but where a split frame goes on
     family: resume.Family | None = None
@@ -158,6 +160,15 @@ def set_error_mode(on: bool) -> bool:
     """Whether breaks are errors from now on in this thread; gives what was before."""
     before, _ERRORS.on = _ERRORS.on, bool(on)
     return before
+
+
+def _ask_again() -> None:
+    """A forked child has no thread that compiles what was asked for."""
+    for d in list(ALL):
+        d.state.pending.clear()
+
+
+os.register_at_fork(after_in_child=_ask_again)
 
 
 def _capture(*args: Any, **kwargs: Any) -> Any:
@@ -271,6 +282,8 @@ def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
     if foreign is not None:
         events.emit("fallback", code="API002", at=location(fn), detail=foreign)
         return _frame.RUN_PLAIN
+    if state.settings.options.background:
+        return _run_meanwhile(dispatcher, state, fn, args, kwargs, key)
     before = dispatcher.entries
     with _LOCK:
         if dispatcher.entries is not before:  # another thread compiled meanwhile
@@ -284,6 +297,42 @@ def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
     return done
 
 
+def _run_meanwhile(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+    """Run the function as it is, and ask for its compilation once it has returned. What an earlier one raised is raised here."""
+    error = state.failed.pop(key, None)
+    if error is not None:
+        raise error
+    modes = background.modes()
+    if key in state.pending or modes is None:
+        return _frame.RUN_PLAIN
+    state.pending.add(key)
+
+    def compile_it() -> None:
+        try:
+            with _LOCK, modes():
+                made = _compile_call(d, state, fn, args, kwargs, key)
+            if isinstance(made, Unsupported):
+                state.broken[key] = 1  # the call raises whenever it is made
+        except BaseException as error:  # the user's: it belongs into a call of the function
+            state.failed[key] = error
+        finally:
+            state.pending.discard(key)
+
+    if state.point is not None:  # the rest of a frame: its caller runs it
+        background.submit(compile_it)
+        return _frame.RUN_PLAIN
+    before = _frame.hook_suspend()
+    try:
+        result = fn(*args, **kwargs)
+    except BaseException:
+        state.pending.discard(key)
+        raise
+    finally:
+        _frame.hook_resume(before)
+    background.submit(compile_it)
+    return result
+
+
 def _run_broken(dispatcher: Any, state: State, key: Any) -> Any:
     state.broken[key] = state.broken.get(key, 0) + 1
     if not dispatcher.entries and (len(state.broken) > 4 or state.broken[key] > 32):
@@ -292,6 +341,25 @@ def _run_broken(dispatcher: Any, state: State, key: Any) -> Any:
 
 
 def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+    made = _compile_call(d, state, fn, args, kwargs, key)
+    if not isinstance(made, _Made):
+        return made
+    done = d.again(fn, args, kwargs)
+    if done is not None:
+        return done[0]
+    return _refuse_entry(d, state, made.entry, made.call, key, fn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A new entry, and the call that it was captured from."""
+
+    entry: Any
+    call: Call
+
+
+def _compile_call(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+    """Capture, compile, install: a _Made; else what the call does instead."""
     settings = state.settings
     values = d.bind(args, kwargs, fn)
     if values is None:
@@ -325,10 +393,7 @@ def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[A
         state.broken[key] = 1
         return _frame.RUN_HOOKED
     d.entries = (*d.entries, entry)
-    done = d.again(fn, args, kwargs)
-    if done is not None:
-        return done[0]
-    return _refuse_entry(d, state, entry, call, key, fn)
+    return _Made(entry, call)
 
 
 def _warn_eager(state: State, why: Unsupported) -> None:

@@ -81,6 +81,7 @@ class Recorder:
         self.infos: dict[int, Info] = {}
         self.inputs: list[Source] = []
         self.real: dict[int, Info] = {}  # id of an outside tensor -> its placeholder
+        self.by_memory: dict[int, list[Info]] = {}  # the same placeholders by their tracing tensors' memory, which `keep` keeps
         self.facts = SizeFacts()
         self.facts.sources = {}
         self.size_nodes: dict[
@@ -109,8 +110,8 @@ class Recorder:
 
     def offset_read(self, tensor: torch.Tensor) -> None:
         """The program uses the storage offset of a tensor as a number: where it is an input's memory, it must stay what it is."""
-        for info in self.real.values():
-            if info.real is not None and info.source is not None and tracing.storage(info.tensor) == tracing.storage(tensor):
+        for info in self.by_memory.get(tracing.storage(tensor), ()):
+            if info.real is not None and info.source is not None:
                 self.machine.world.guard(TensorProperty(info.source, "storage_offset"), "equals", info.real.storage_offset())
 
     # ------------------------------------------------------------ inputs
@@ -146,6 +147,7 @@ class Recorder:
         node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
         self.inputs.append(source)
         self.infos[id(tensor)] = self.real[id(real)] = info
+        self.by_memory.setdefault(tracing.storage(tensor), []).append(info)
         self.keep += [tensor, real]
         return tensor
 

@@ -80,6 +80,10 @@ class Track:
         self._image = value
 
 
+def _differ(a: Any, b: Any) -> bool:
+    return type(a) is not type(b) or (a != b and not (a != a and b != b))
+
+
 def item_of(base: Source, key: Any) -> Source:
     """The source of base[key]; entries of nn.Module's dictionaries are named as attributes."""
     if isinstance(base, Attr) and base.via == "instance" and issubclass(type(key), str):
@@ -119,10 +123,13 @@ class World:
     # ------------------------------------------------------------ guards
 
     def guard(self, source: Source, kind: Any, value: Any) -> None:
-        """Add one condition, once."""
+        """Add one condition, once. What was read before with another result was changed meanwhile, by another thread."""
         key = (source, kind, value if kind == "missing" else None)
-        if key not in self.guards:
+        known = self.guards.get(key)
+        if known is None:
             self.guards[key] = Guard(source, kind, value, self.loc())
+        elif known.value is not value and _differ(known.value, value):
+            raise Unsupported("CAP036", at=self.loc(), detail=str(source))
 
     def use(self, track: Track) -> None:
         """The machine is going to rely on what kind of object this is."""

@@ -1,0 +1,636 @@
+"""Every Hugging Face architecture and timm model that can be built from a configuration at a small size: captured, run, held against eager.
+
+    python bench/architectures.py --list                       the names
+    python bench/architectures.py --jobs 2                      one model of each family, rows kept in bench/results/architectures.json
+    python bench/architectures.py --all                         every name
+    python bench/architectures.py --only 'hf:(bert|t5)$' --print
+    python bench/architectures.py --road native --sample 40     kernels too, for every n-th name
+
+Roads: `capture` runs the captured graphs with torch (backend "eager": what is measured is capture, guards and breaks), `native` is the
+default backend, kernels included, `train` is `capture` with loss.backward() (gradients are compared too), `generate` is model.generate with
+forward compiled (`capture`): greedy and sampling, dynamic and static caches, tokens are compared. float32, weights seeded, every output
+compared, caches too: |compiled - eager| <= 1e-5 + 1e-4 |eager| on capture and train, 1e-3 + 1e-3 |eager| on native.
+
+Each model runs in a process of its own under a time limit; rows are written as they come, and a row that is there is not run again
+(`--again`). Status: right, wrong, crash (a signal), hang (the limit), raises (compiled raises where eager does not), random (eager differs
+from itself), not built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+import torch  # noqa: E402
+from suites.harness import about  # noqa: E402
+
+from models import torchvision_models  # noqa: E402
+
+ROADS = {"capture": (1e-4, 1e-5), "native": (1e-3, 1e-3), "train": (1e-4, 1e-5), "generate": (0.0, 0.0)}  # relative, absolute
+ORDER = ("wrong", "crash", "hang", "raises", "random", "right", "not built")
+MOST = 60_000_000  # parameters: a model that stays larger than this is not built
+Row = dict[str, Any]
+
+
+class NotBuilt(Exception):
+    """The model has no small form that this script can make, or eager refuses its inputs."""
+
+
+# ---------------------------------------------------------------- names
+
+SMALL = ("atto", "femto", "pico", "nano", "xxs", "xx_small", "test", "tiny", "mini", "_s0", "b0", "050", "small", "18", "_s", "")
+
+
+def names(every: bool) -> list[str]:
+    """hf:<model type>, timm:<model>; without `every` one timm model of each family. In an order of no meaning: a run cut short is broad."""
+    import timm
+
+    hf = [f"hf:{kind}" for kind in hf_classes()]
+    found = []
+    for module in timm.list_modules():
+        family = timm.list_models(module=module)
+        found += [f"timm:{n}" for n in (family if every else sorted(family, key=_size)[:1])]
+    both = sorted(hf, key=_mixed), sorted(found, key=_mixed)
+    merged = [n for pair in zip(*both, strict=False) for n in pair]
+    return merged + [n for n in (*both[0], *both[1]) if n not in set(merged)]
+
+
+def _size(name: str) -> tuple[int, int, str]:
+    return next(i for i, s in enumerate(SMALL) if s in name), len(name), name
+
+
+def _mixed(name: str) -> int:
+    """An order that has nothing to do with the alphabet, the same in every run."""
+    value = 0
+    for c in name.encode():
+        value = (value * 1_000_003 + c) % 2_147_483_647
+    return value * 48_271 % 2_147_483_647
+
+
+def hf_classes() -> dict[str, str]:
+    """Model type -> name of the class that is built: the base model, else the first with a head."""
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    tables = [modeling_auto.MODEL_MAPPING_NAMES]
+    tables += [getattr(modeling_auto, t) for t in dir(modeling_auto) if t.startswith("MODEL_FOR_") and t.endswith("_MAPPING_NAMES")]
+    found: dict[str, str] = {}
+    for table in tables:
+        for kind, classes in table.items():
+            if kind in configuration_auto.CONFIG_MAPPING_NAMES:
+                found.setdefault(kind, classes if isinstance(classes, str) else classes[0])
+    return found
+
+
+# ---------------------------------------------------------------- small configurations
+
+LAYERS = re.compile(
+    r"(^|_)(num|n)?_?(hidden_|encoder_|decoder_|transformer_)?(layers?|blocks)$|^depth$|num_\w*layers$|_layers$|^n_layers?$"
+)
+WIDTH = {
+    "hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim", "projection_dim", "decoder_hidden_size", "encoder_hidden_size",
+    "word_embed_proj_dim", "embedding_size", "encoder_embed_dim", "decoder_embed_dim", "vision_embed_dim", "emb_dim", "output_proj_dim",
+    "out_hidden_size", "attention_hidden_size", "proj_dim", "output_dim", "shared_projection_dim", "project_dim", "d_embed",
+    "text_embed_dim",
+}  # fmt: skip
+WIDE = re.compile(r"(intermediate|ffn_dim|ffn_hidden|d_ff$|d_inner|n_inner|mlp_dim|feedforward|inner_dim|ffn$|shared_expert_intermediate)")
+HEADS = re.compile(r"(num|n)_(attention_|key_value_|kv_|query_|global_key_value_)?heads?$|attention_heads$|^n_head$")
+FIXED: dict[str, int] = {
+    "vocab_size": 160, "max_position_embeddings": 64, "max_source_positions": 64, "max_target_positions": 64, "n_positions": 64,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_num_experts": 4, "head_dim": 8,
+    "attention_head_size": 8, "d_kv": 8, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "n_group": 1, "topk_group": 1, "moe_topk": 2, "moe_k": 2, "global_head_dim": 8, "vocab_size_per_layer_input": 160,
+    "hidden_size_per_layer_input": 8, "num_queries": 8, "decoder_vocab_size": 160, "codebook_size": 32, "text_vocab_size": 160,
+    "num_conv_pos_embeddings": 16, "entity_vocab_size": 40, "max_2d_position_embeddings": 1024, "num_kv_shared_layers": 0,
+    "first_k_dense_replace": 1, "image_size": 32, "num_hash_functions": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "input_embed_dim": 32, "num_buckets": 8, "mamba_d_state": 8, "state_size": 8,
+    "mamba_n_heads": 8, "mamba_d_head": 8, "n_codes": 32, "num_embeddings": 32, "codebook_dim": 16,
+}  # fmt: skip
+
+
+def shrunk(config: Any, level: int) -> dict[str, Any]:
+    """Arguments for a small configuration of config's class. Level 0: everything small; 1: fewer layers and words; 2: fewer layers."""
+    sub = getattr(type(config), "sub_configs", {}) or {}
+    made: dict[str, Any] = {}
+    counts = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = next((v for k, v in vars(config).items() if k in counts and isinstance(v, int)), None)
+    for key, value in vars(config).items():
+        if key.startswith("_") or key in ("transformers_version", "torch_dtype", "dtype"):
+            continue
+        if key in sub or hasattr(value, "to_diff_dict"):
+            if value is not None:
+                small = shrunk(value, level) if not isinstance(value, dict) else value
+                made[key] = {**small, "model_type": value.model_type} if hasattr(value, "model_type") else small
+        elif isinstance(value, bool) or value is None:
+            continue
+        elif isinstance(value, int):
+            small = _small(key, value, level)
+            if small != value:
+                made[key] = small
+        elif isinstance(value, (list, tuple)) and value and layers and layers > 2 and len(value) == layers:
+            kinds = list(dict.fromkeys(value)) if all(isinstance(v, (str, int)) for v in value) else list(value)
+            made[key] = (kinds + kinds)[:2]
+        elif key == "depths" and isinstance(value, (list, tuple)):
+            made[key] = [1 for _ in value]
+        elif key in ("rope_parameters", "rope_scaling"):
+            continue
+    for key in list(made):  # special tokens lie in the vocabulary
+        if key == "vocab_size":
+            words = made[key]
+            tokens = {k: v for k, v in vars(config).items() if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+            made.update({k: words - 2 - i for i, k in enumerate(sorted(k for k, v in tokens.items() if v >= words))})
+    return made
+
+
+def _small(key: str, value: int, level: int) -> int:
+    if LAYERS.search(key) and "per_layer" not in key:
+        return min(value, 2)
+    if level == 2:
+        return value
+    if key == "vocab_size":
+        return min(value, FIXED[key])
+    if level == 1:
+        return value
+    if key in FIXED:
+        return min(value, FIXED[key])
+    if key in WIDTH:
+        return min(value, 32)
+    if WIDE.search(key):
+        return min(value, 64)
+    if HEADS.search(key):
+        return min(value, 2 if "key_value" in key or "kv" in key else 4)
+    return value
+
+
+def hf_model(kind: str) -> tuple[torch.nn.Module, Any]:
+    import transformers
+
+    name = hf_classes()[kind]
+    cls = getattr(transformers, name, None)
+    if cls is None:
+        raise NotBuilt(f"transformers has no {name}")
+    config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]
+    why = ""
+    for level in (0, 1, 2):
+        try:
+            config = config_class(**shrunk(config_class(), level))
+            with torch.device("meta"):
+                size = sum(p.numel() for p in cls(config).parameters())
+            if size > MOST:
+                raise NotBuilt(f"{size / 1e6:.0f} million parameters")
+            torch.manual_seed(0)
+            model = cls(config).eval()
+            return model, config
+        except Exception as error:  # the next level may do
+            why = why or f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+    raise NotBuilt(why)
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def _get(config: Any, *wanted: str, default: Any = None) -> Any:
+    """The first of the attributes that the configuration or one of its parts has."""
+    parts = [config, *(v for v in vars(config).values() if hasattr(v, "to_diff_dict"))]
+    for name in wanted:
+        for part in parts:
+            value = getattr(part, name, None)
+            if value is not None:
+                return value
+    return default
+
+
+def _ids(c: Any, length: int = 12) -> torch.Tensor:
+    words = _get(c, "vocab_size", default=100)
+    words = words if isinstance(words, int) else 100
+    return torch.randint(3, max(words - 20, 4), (2, length))
+
+
+def _pixels(c: Any, size: int | None) -> torch.Tensor:
+    side = _get(c, "image_size", default=64) if size is None else size
+    side = side if isinstance(side, (list, tuple)) else (side, side)
+    channels = _get(c, "num_channels", "in_channels", "in_chans", default=3)
+    return torch.randn(2, channels if isinstance(channels, int) else 3, *[int(s) for s in side])
+
+
+def _mask(c: Any) -> torch.Tensor:
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 9:] = 0
+    return mask
+
+
+def _boxes(c: Any) -> torch.Tensor:
+    low = torch.randint(0, 400, (2, 12, 2))
+    return torch.cat([low, low + torch.randint(1, 90, (2, 12, 2))], -1)
+
+
+def _features(c: Any) -> torch.Tensor:
+    bins = _get(c, "num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", "num_features", default=80)
+    time = 2 * _get(c, "max_source_positions", default=32)
+    return torch.randn(2, bins, time) if _get(c, "max_source_positions") and _get(c, "num_mel_bins") else torch.randn(2, 64, bins)
+
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    "input_ids": lambda c, s: _ids(c), "attention_mask": lambda c, s: _mask(c), "decoder_input_ids": lambda c, s: _ids(c, 5),
+    "pixel_values": _pixels, "input_values": lambda c, s: torch.randn(2, 4000), "input_features": lambda c, s: _features(c),
+    "bbox": lambda c, s: _boxes(c), "token_type_ids": lambda c, s: torch.zeros(2, 12, dtype=torch.long),
+    "pixel_mask": lambda c, s: torch.ones(2, *_pixels(c, s).shape[-2:], dtype=torch.long),
+    "pixel_values_videos": lambda c, s: torch.randn(1, _get(c, "num_frames", default=8), 3, *[s or _get(c, "image_size", default=32)] * 2),
+    "past_values": lambda c, s: torch.rand(2, _get(c, "context_length", default=32), _get(c, "num_input_channels", default=1)),
+    "inputs_embeds": lambda c, s: torch.randn(2, 12, _get(c, "hidden_size", "d_model", "dim", default=32)),
+    "hidden_states": lambda c, s: torch.randn(2, 12, _get(c, "hidden_size", "d_model", "dim", default=32)),
+    "inputs": lambda c, s: torch.randn(2, 12, _get(c, "d_model", default=32)), "audio_values": lambda c, s: torch.randn(2, 1, 4000),
+    "spectrogram": lambda c, s: torch.randn(2, 20, _get(c, "model_in_dim", "num_mel_bins", default=80)),
+    "encoder_hidden_states": lambda c, s: torch.randn(2, 6, _get(c, "hidden_size", default=32)),
+}  # fmt: skip
+CORE = ("input_ids", "pixel_values", "input_values", "input_features", "past_values", "pixel_values_videos")
+
+
+def inputs_of(model: torch.nn.Module, config: Any) -> Iterator[dict[str, Any]]:
+    """Sets of inputs to try, likely ones first."""
+    params = inspect.signature(model.forward).parameters
+    needed = [n for n, p in params.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    main = getattr(model, "main_input_name", "input_ids")
+    known = [n for n in params if n in MAKERS]
+    first = [main] if main in MAKERS else [n for n in CORE if n in params][:1]
+    tries = [[*first, "attention_mask"], first, [*first, "attention_mask", "decoder_input_ids"], [*first, "decoder_input_ids"],
+             ["input_ids", "pixel_values"], ["input_ids", "pixel_values", "attention_mask"], ["input_ids", "bbox"], ["pixel_values"],
+             ["input_ids"], known]  # fmt: skip
+    seen = set()
+    for size in (None, 32, 64, 224):
+        for chosen in tries:
+            wanted = tuple(dict.fromkeys([*needed, *(n for n in chosen if n in params)]))
+            pictured = any(n.startswith("pixel") for n in wanted)
+            if not wanted or (wanted, size) in seen or (size is not None and not pictured) or not all(n in MAKERS for n in wanted):
+                continue
+            if "attention_mask" in wanted and "input_ids" not in wanted:
+                continue
+            seen.add((wanted, size))
+            torch.manual_seed(1)
+            yield {n: MAKERS[n](config, size) for n in wanted}
+
+
+def build(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The model and keyword arguments for it. Raises NotBuilt."""
+    where, kind = name.split(":", 1)
+    if where == "hf":
+        model, config = hf_model(kind)
+        why = "no input is known for it"
+        for kwargs in inputs_of(model, config):
+            try:
+                torch.manual_seed(2)
+                with torch.no_grad():
+                    model(**kwargs)
+                return model, kwargs
+            except Exception as error:
+                why = f"{', '.join(kwargs)}: {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+        raise NotBuilt(why)
+    import timm
+
+    for size in (64, 96, 128, 224, None):
+        try:
+            torch.manual_seed(0)
+            with torch.device("meta"):
+                count = sum(p.numel() for p in timm.create_model(kind).parameters())
+            if count > MOST:
+                raise NotBuilt(f"{count / 1e6:.0f} million parameters")
+            takes = "img_size" if size else None
+            try:
+                model = timm.create_model(kind, **({takes: size} if takes else {})).eval()
+            except TypeError:  # sizes are free
+                model = timm.create_model(kind).eval()
+            shape = model.default_cfg["input_size"]
+            x = torch.randn(2, shape[0], *((size, size) if size else shape[1:]))
+            with torch.no_grad():
+                model(x)
+            return model, {"x": x}
+        except NotBuilt:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+    raise NotBuilt(why)
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def leaves(value: Any, at: str = "", depth: int = 12) -> Iterator[tuple[str, Any]]:
+    """Tensors and plain values in results, caches and output objects."""
+    if isinstance(value, (torch.Tensor, int, float, str, bool, type(None))):
+        yield at, value
+    elif depth == 0:
+        return
+    elif isinstance(value, dict) or hasattr(value, "items"):
+        for k, v in value.items():
+            yield from leaves(v, f"{at}.{k}", depth - 1)
+    elif isinstance(value, (list, tuple)):
+        for i, v in enumerate(value):
+            yield from leaves(v, f"{at}[{i}]", depth - 1)
+    elif hasattr(value, "__dict__") and not isinstance(value, type) and not hasattr(value, "to_diff_dict") and not callable(value):
+        for k, v in vars(value).items():
+            yield from leaves(v, f"{at}.{k}", depth - 1)
+
+
+def difference(got: Any, want: Any, relative: float, absolute: float) -> str:
+    """Where two results differ, "" where they do not."""
+    a, b = list(leaves(got)), list(leaves(want))
+    if type(got) is not type(want):
+        return f"type {type(got).__name__}, eager {type(want).__name__}"
+    if [p for p, _ in a] != [p for p, _ in b]:
+        odd = {p for p, _ in a} ^ {p for p, _ in b}
+        return f"other parts: {sorted(odd)[:4]}"
+    for (place, x), (_, y) in zip(a, b, strict=True):
+        if isinstance(y, torch.Tensor):
+            if not isinstance(x, torch.Tensor) or x.shape != y.shape or x.dtype != y.dtype or x.requires_grad != y.requires_grad:
+                return f"{place}: {getattr(x, 'shape', x)} {getattr(x, 'dtype', '')}, eager {tuple(y.shape)} {y.dtype}"
+            if not torch.allclose(x, y, rtol=relative, atol=absolute, equal_nan=True):
+                gap = (x.double() - y.double()).abs().max().item() if not x.is_complex() else (x - y).abs().max().item()
+                return f"{place}: differs by {gap:.3g}, eager's maximum {y.abs().max().item():.3g}"
+        elif type(x) is not type(y) or (x != y and not (x != x and y != y)):
+            return f"{place}: {x!r}, eager {y!r}"
+    return ""
+
+
+# ---------------------------------------------------------------- one case
+
+
+def run_case(name: str, road: str) -> Row:
+    """Build, run eagerly twice, compile, run compiled twice, compare."""
+    import torchsmith
+    from torchsmith.debug.explain import explanation
+    from torchsmith.events import recording
+
+    torchvision_models()
+    warnings.simplefilter("ignore")
+    row: Row = {"name": name, "road": road}
+    start = time.perf_counter()
+    try:
+        model, kwargs = build(name) if road != "generate" else generator(name)
+    except NotBuilt as why:
+        return {**row, "status": "not built", "why": str(why)}
+    row |= {"parameters": sum(p.numel() for p in model.parameters()), "build_s": time.perf_counter() - start, "inputs": list(kwargs)}
+    relative, absolute = ROADS[road]
+    run = RUNS[road]
+    row["class"] = type(model).__name__
+    start = time.perf_counter()
+    want = run(model, model.forward, kwargs)
+    row["eager_s"] = time.perf_counter() - start
+    if difference(run(model, model.forward, kwargs), want, relative, absolute):
+        return {**row, "status": "random", "why": "eager gives another result when called again with the same seed"}
+    compiled = torchsmith.compile(model.forward, **({} if road == "native" else {"backend": "eager"}))
+    start = time.perf_counter()
+    with recording() as events:
+        try:
+            got = run(model, compiled, kwargs)
+            row["first_s"] = time.perf_counter() - start
+            again = run(model, compiled, kwargs)
+            why = difference(got, want, relative, absolute) or difference(again, want, relative, absolute)
+            row |= {"status": "wrong" if why else "right", "why": why}
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            row |= {"status": "raises", "why": f"{type(error).__name__}: {str(error)[:300]} ({Path(at.filename).name}:{at.lineno})"}
+    seen = explanation(events)
+    row["second_s"] = time.perf_counter() - start - row.get("first_s", 0.0)
+    row["capture_s"] = seen.times.get("capture", (0.0, 0.0))[1]
+    row |= {"graphs": seen.graph_count, "operators": seen.op_count, "kernels": seen.kernel_count}
+    row["recompiles"] = sum(e.kind == "recompile" for e in events)
+    row["breaks"] = [[r.code, short(r.loc), r.detail[:200]] for r in seen.breaks]
+    row["fallbacks"] = [[r.code, short(r.loc), r.detail[:200]] for r in seen.fallbacks]
+    return row
+
+
+def short(loc: str) -> str:
+    """file:line from the package on."""
+    return re.sub(r"^.*/(site-packages|lib/python3\.\d+)/", "", loc)
+
+
+def forward(model: torch.nn.Module, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    torch.manual_seed(3)
+    with torch.no_grad():
+        return call(**kwargs)
+
+
+def backward(model: torch.nn.Module, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """The result and all gradients, in training mode."""
+    model.train()
+    model.zero_grad()
+    before = {k: v.clone() for k, v in model.named_buffers()}
+    torch.manual_seed(3)
+    out = call(**kwargs)
+    loss = sum(v.float().square().mean() for _, v in leaves(out) if isinstance(v, torch.Tensor) and v.requires_grad)
+    loss.backward()  # type: ignore[union-attr]
+    after = {k: v.clone() for k, v in model.named_buffers()}
+    with torch.no_grad():
+        for k, v in model.named_buffers():
+            v.copy_(before[k])
+    return [v.detach() for _, v in leaves(out) if isinstance(v, torch.Tensor)], {k: p.grad for k, p in model.named_parameters()}, after
+
+
+def generator(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A model with a language head."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    kind = name.split(":", 1)[1]
+    cls = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) or modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    if cls is None:
+        raise NotBuilt("it does not generate text")
+    config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]
+    try:
+        config = config_class(**shrunk(config_class(), 0))
+        torch.manual_seed(0)
+        model = getattr(transformers, cls)(config).eval()
+        if config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
+            model.generation_config.decoder_start_token_id = 0
+        torch.manual_seed(1)
+        ids = _ids(config, 6)
+        model.generate(ids, max_new_tokens=2, do_sample=False)
+    except Exception as error:
+        raise NotBuilt(f"{type(error).__name__}: {str(error)[:160]}") from error
+    return model, {"input_ids": ids}
+
+
+def generate(model: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """Tokens, greedy and drawn, with a dynamic and, where the model takes one, a static cache."""
+    found = {}
+    before = model.__dict__.get("forward")
+    model.forward = call
+    try:
+        for cache in ("dynamic", "static"):
+            for sample in (False, True):
+                torch.manual_seed(5)
+                try:
+                    kept = None if cache == "dynamic" else cache
+                    settings = {"max_new_tokens": 8, "do_sample": sample, "disable_compile": True, "cache_implementation": kept}
+                    found[cache, sample] = model.generate(kwargs["input_ids"], **settings)
+                except (ValueError, NotImplementedError) as error:  # models without a static cache
+                    found[cache, sample] = f"{type(error).__name__}: {error}"
+    finally:
+        if before is None:
+            del model.forward
+        else:
+            model.forward = before
+    return {f"{cache} {'sampling' if s else 'greedy'}": v for (cache, s), v in found.items()}
+
+
+RUNS: dict[str, Callable[..., Any]] = {"capture": forward, "native": forward, "train": backward, "generate": generate}
+
+# ---------------------------------------------------------------- the pool
+
+
+def run_all(cases: list[tuple[str, str]], jobs: int, limit: float, done: Callable[[Row], None]) -> None:
+    """Each case in a forked process: what this process has imported is there already."""
+    waiting, running = list(cases), {}
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name, road = waiting.pop(0)
+                out = Path(folder) / f"{len(waiting)}.json"
+                pid = os.fork()
+                if pid == 0:
+                    _child(name, road, out)
+                running[pid] = name, road, out, time.monotonic()
+            time.sleep(0.05)
+            for pid, (name, road, out, begun) in list(running.items()):
+                over = time.monotonic() - begun > limit
+                if over:
+                    os.kill(pid, signal.SIGKILL)
+                ended, status = os.waitpid(pid, 0 if over else os.WNOHANG)
+                if not ended:
+                    continue
+                del running[pid]
+                if over:
+                    row: Row = {"name": name, "road": road, "status": "hang", "why": f"longer than {limit:.0f} s"}
+                elif out.exists():
+                    row = json.loads(out.read_text())
+                else:
+                    row = {"name": name, "road": road, "status": "crash", "why": f"ended with status {os.waitstatus_to_exitcode(status)}"}
+                done({**row, "seconds": round(time.monotonic() - begun, 2)})
+
+
+def _child(name: str, road: str, out: Path) -> None:
+    code = 1
+    try:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        if "ARCHITECTURES_DEBUG" not in os.environ:
+            os.dup2(quiet, 2)
+        try:
+            row = run_case(name, road)
+        except Exception as error:  # eager itself
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{type(error).__name__}: {error}"[:250] + f" ({Path(at.filename).name}:{at.lineno})"
+            row = {"name": name, "road": road, "status": "not built", "why": why}
+        out.with_suffix(".part").write_text(json.dumps(row))
+        out.with_suffix(".part").rename(out)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def table(rows: list[Row], names_in_all: int) -> str:
+    """The page: counts by road, everything that is not right, breaks by how often, then all rows."""
+    lines = ["# Models that can be built from a configuration", ""]
+    lines += ["Made by `python bench/architectures.py`, which says what is compared.", ""]
+    lines += [f"- {k}: {v}" for k, v in about().items()] + [f"- names: {names_in_all} in all", ""]
+    lines += ["| road | names run | built | right | wrong | crash | hang | raises | random | no break |", "|---|" + "---|" * 9]
+    for road in ROADS:
+        mine = [r for r in rows if r["road"] == road]
+        if mine:
+            count = Counter(r["status"] for r in mine)
+            built = len(mine) - count["not built"]
+            free = sum(r["status"] == "right" and not r.get("breaks") for r in mine)
+            cells = [road, len(mine), built, *(count[s] for s in ("right", "wrong", "crash", "hang", "raises", "random"))]
+            share = f"{free} ({100 * free / max(built - count['random'], 1):.0f} %)"
+            lines.append("| " + " | ".join(map(str, [*cells, share])) + " |")
+    bad = [r for r in rows if r["status"] not in ("right", "not built")]
+    lines += ["", "## Not right", "", "| model | road | status | why |", "|---|---|---|---|"]
+    bad.sort(key=lambda r: ORDER.index(r["status"]))
+    lines += [f"| {r['name']} | {r['road']} | {r['status']} | {_cell(r.get('why'))} |" for r in bad]
+    counts: Counter[tuple[str, str, str]] = Counter()
+    example: dict[tuple[str, str, str], str] = {}
+    for r in rows:
+        for code, loc, detail in {tuple(b) for b in r.get("breaks", ())}:
+            key = code, loc, detail[:100]
+            counts[key] += 1
+            example.setdefault(key, r["name"])
+    lines += ["", "## Breaks", "", "| models | code | line | what | for example |", "|---|---|---|---|---|"]
+    lines += [f"| {n} | {k[0]} | {k[1]} | {_cell(k[2])} | {example[k]} |" for k, n in counts.most_common()]
+    lines += ["", "## All", ""]
+    lines += ["| model | road | status | parameters | graphs | operators | breaks | eager s | first call s | capture s | why |"]
+    lines += ["|---|" + "---|" * 10]
+    for r in sorted(rows, key=lambda r: (r["road"], r["name"])):
+        size = f"{r['parameters'] / 1e6:.2f} M" if "parameters" in r else ""
+        cells = [r["name"], r["road"], r["status"], size, r.get("graphs", ""), r.get("operators", "")]
+        cells += [len(r["breaks"]) if "breaks" in r else ""]
+        cells += [f"{r[k]:.2f}" if k in r else "" for k in ("eager_s", "first_s", "capture_s")]
+        lines.append("| " + " | ".join(map(str, cells)) + f" | {_cell(r.get('why'))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: Any) -> str:
+    return str(text or "").replace("|", "/").replace("\n", " ")[:200]
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--list", action="store_true")
+    p.add_argument("--all", action="store_true", help="every timm model, not one of each family")
+    p.add_argument("--only", default="", metavar="REGEX")
+    p.add_argument("--road", choices=tuple(ROADS), default="capture")
+    p.add_argument("--sample", type=int, default=0, metavar="N", help="the first N names (of those not run yet)")
+    p.add_argument("--jobs", type=int, default=1)
+    p.add_argument("--limit", type=float, default=180, help="seconds for one model")
+    p.add_argument("--again", action="store_true", help="run rows that are there too")
+    p.add_argument("--print", action="store_true", help="print rows, write nothing")
+    p.add_argument("--out", type=Path, default=HERE / "results")
+    args = p.parse_args()
+    torchvision_models()
+    import transformers
+
+    import torchsmith  # noqa: F401  (each case finds it imported)
+
+    transformers.logging.set_verbosity_error()
+    chosen = [n for n in names(args.all) if re.search(args.only, n)]
+    if args.list:
+        print("\n".join(chosen))
+        return 0
+    file = args.out / "architectures.json"
+    rows = {(r["name"], r["road"]): r for r in (json.loads(file.read_text())["rows"] if file.exists() else [])}
+    cases = [(n, args.road) for n in chosen if args.print or args.again or (n, args.road) not in rows]
+
+    def done(row: Row) -> None:
+        brief = f"{row['status']:9} {row['seconds']:6.1f} s {len(row.get('breaks', ())):2} {row['name']}  {row.get('why', '')}"[:230]
+        print(json.dumps(row, indent=1) if args.print else brief, flush=True)
+        if not args.print:
+            rows[row["name"], row["road"]] = row
+            text = json.dumps({"about": about(), "rows": list(rows.values())}, indent=0)
+            file.with_suffix(".part").write_text(text)
+            file.with_suffix(".part").rename(file)
+
+    run_all(cases[: args.sample or None], args.jobs, args.limit, done)
+    if not args.print:
+        (args.out / "architectures.md").write_text(table(list(rows.values()), len(names(True))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
