@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 
@@ -166,3 +167,18 @@ def test_text_of_sizes_that_vary(k):
     for n in (2, 5, 7, 9):
         x = torch.ones(n, 3)
         assert compiled(x)[1] == TEXTS[k](x, n)
+
+
+def test_a_container_that_is_extended_by_itself():
+    def fn(x, outside):
+        inside, ends = [1, 2], collections.deque([1])
+        outside.extend(outside)
+        inside.extend(inside)
+        inside += inside
+        ends.extend(ends)
+        return x + 1, inside, list(ends)
+
+    got, want = [1, 2], [1, 2]
+    x = torch.ones(2)
+    same(torchsmith.compile(fn, backend="eager")(x, got), fn(x, want))
+    assert got == want == [1, 2, 1, 2]

@@ -537,7 +537,7 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
             return iter(body)
         self = body
     if name in _ITERABLE_FIRST and args and not issubclass(type(self), (str, bytes)):
-        args = [a if issubclass(type(a), (dict, set, frozenset)) or type(a) in SCALARS else pr.iterate(m, a) for a in args]
+        args = [a if issubclass(type(a), (dict, set, frozenset)) or type(a) in SCALARS else pr.snapshot(m, a) for a in args]
         if (
             name == "update"
             and issubclass(type(self), dict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,6 +68,12 @@ def truth(m: Any, value: Any) -> bool:
     return bool(m.native(bool, [value], {}))
 
 
+def snapshot(m: Any, value: Any) -> Any:
+    """What extend() and its like walk through: of a list or deque its items as they are now, for it may be what grows."""
+    items = iterate(m, value)
+    return list(items) if container_base(type(value)) in (list, deque) else items
+
+
 # ---------------------------------------------------------------- operators
 
 BINARY: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
@@ -110,7 +116,7 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
                 m.native(fn, [m.world.change(track), list(iterate(m, b)) if ta is list else b], {})
                 return a
             if ta is list:
-                m.native(list.extend, [a, iterate(m, b)], {})
+                m.native(list.extend, [a, snapshot(m, b)], {})
                 return a
             if hasattr(ta, name) and not issubclass(type(b), Tensor):
                 return m.native(fn, [a, b], {})

@@ -1,0 +1,309 @@
+# ruff: noqa  (programs as users write them)
+"""What Python programs do, one behaviour a line: each is compiled and held against eager by tests/cpu/test_behaviours.py.
+
+A row is a function of a tensor (2 x 3, between -1 and 1) and a State of fresh mutable objects; it may change them, print, warn or raise.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import copy
+import dataclasses
+import functools
+import heapq
+import io
+import itertools
+import math
+import operator
+import string
+import textwrap
+import typing
+import warnings
+
+import torch
+from torch.nn import functional as F
+
+
+class Box:
+    """An ordinary object, with a property, operators and a container's protocol."""
+
+    kind = "box"
+
+    def __init__(self, v):
+        self.v = v
+
+    @property
+    def double(self):
+        return self.v * 2
+
+    @double.setter
+    def double(self, value):
+        self.v = value / 2
+
+    @classmethod
+    def of(cls, v):
+        return cls(v)
+
+    @staticmethod
+    def plus(a, b):
+        return a + b
+
+    def __add__(self, other):
+        return Box(self.v + (other.v if isinstance(other, Box) else other))
+
+    def __radd__(self, other):
+        return Box(other + self.v)
+
+    def __getitem__(self, i):
+        return self.v[i]
+
+    def __setitem__(self, i, value):
+        self.v[i] = value
+
+    def __len__(self):
+        return len(self.v)
+
+    def __contains__(self, item):
+        return item == "inside"
+
+    def __iter__(self):
+        return iter((self.v, self.kind))
+
+    def __call__(self, *args, **kwargs):
+        return self.v, args, kwargs
+
+    def __enter__(self):
+        self.entered = True
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.left = kind.__name__ if kind else None
+        return kind is KeyError
+
+    def __eq__(self, other):
+        return isinstance(other, Box) and self.v is other.v
+
+    __hash__ = None
+
+    def __bool__(self):
+        return self.kind == "box"
+
+    def __repr__(self):
+        return f"Box of {self.kind}"
+
+
+class Quiet(Box):
+    kind = "quiet"
+
+    def __getattr__(self, name):
+        if name.startswith("no_"):
+            raise AttributeError(f"there is no {name}")
+        return len(name)
+
+    @property
+    def double(self):
+        return super().double + 1
+
+
+class Mistake(ValueError):
+    def __init__(self, n):
+        super().__init__(f"mistake {n}")
+        self.n = n
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass
+class Data:
+    a: typing.Any
+    b: int = 2
+    c: list = dataclasses.field(default_factory=list)
+
+
+class State:
+    """Fresh objects for one call."""
+
+    def __init__(self, x):
+        self.list, self.dict, self.set = [3, 1, 2], {"a": 1, "b": x}, {1, 2}
+        self.tensors, self.box, self.quiet, self.deque = [x, x + 1], Box(x), Quiet(x), collections.deque([1, 2], 4)
+        self.counter, self.default, self.order = collections.Counter("aab"), collections.defaultdict(list), collections.OrderedDict(a=1, b=2)
+        self.nested, self.data, self.n, self.f, self.text = {"k": [1, [2, x]]}, Data(x), 3, 0.5, "some text"
+
+
+def raises(error):
+    raise error
+
+
+def attempt(fn, *args):
+    try:
+        return fn(*args)
+    except Exception as e:
+        return type(e).__name__, str(e)
+
+
+def caught(fn, *kinds):
+    try:
+        return fn()
+    except kinds as e:
+        return "caught", type(e), e.args
+    finally:
+        print("finally")
+
+
+def generate(x, n):
+    for i in range(n):
+        got = yield x * i
+        if got is not None:
+            x = x + got
+    return "end"
+
+
+def delegate(x):
+    end = yield from generate(x, 2)
+    yield end
+
+
+LISTS = [
+    lambda x, s: s.list.append(x) or s.list, lambda x, s: s.list.extend([x, 4]) or len(s.list), lambda x, s: s.list.insert(1, x) or s.list[1],
+    lambda x, s: (s.list.pop(), s.list.pop(0), s.list), lambda x, s: s.list.sort() or s.list, lambda x, s: s.list.reverse() or s.list,
+    lambda x, s: s.list.remove(1) or s.list, lambda x, s: s.list.clear() or s.list, lambda x, s: (s.list.index(2), s.list.count(3)),
+    lambda x, s: sorted(s.list, reverse=True), lambda x, s: s.list.sort(key=lambda v: -v) or s.list, lambda x, s: s.list[::-1] + s.list[1:],
+    lambda x, s: s.list.__setitem__(slice(0, 2), [x]) or s.list, lambda x, s: s.list.__delitem__(0) or s.list, lambda x, s: s.list * 2,
+    lambda x, s: [x] * 3, lambda x, s: s.list == [3, 1, 2], lambda x, s: s.list < [3, 2], lambda x, s: s.list.copy() is s.list,
+    lambda x, s: (max(s.list), min(s.list), sum(s.list)), lambda x, s: list(map(lambda a, b: a * b, s.list, (x, 2, x))),
+    lambda x, s: [v for v in s.list if v > 1], lambda x, s: [(i, v) for i, v in enumerate(s.list, 5)], lambda x, s: list(zip(s.list, "abc")),
+    lambda x, s: list(reversed(s.list)), lambda x, s: [a for b in s.nested.values() for a in b], lambda x, s: any(s.list) and all(s.list),
+    lambda x, s: attempt(s.list.index, 9), lambda x, s: attempt(s.list.remove, 9), lambda x, s: attempt([].pop), lambda x, s: attempt(lambda: s.list[7]),
+    lambda x, s: s.list.__iadd__((4, 5)), lambda x, s: operator.itemgetter(0, 2)(s.list), lambda x, s: s.list.extend(s.list) or s.list,
+    lambda x, s: (lambda a, *b, c=0: (a, b, c))(*s.list, c=x), lambda x, s: [*s.list, *s.set, *"ab"], lambda x, s: s.tensors.append(s.tensors[0] + 1),
+    lambda x, s: sum(s.tensors), lambda x, s: torch.stack(s.tensors).sum(0), lambda x, s: sum([[1], [2]], []), lambda x, s: max(s.tensors, key=id) is not None,
+    lambda x, s: (3 in s.list, 9 not in s.list), lambda x, s: [i.shape for i in s.tensors], lambda x, s: list(itertools.chain(s.list, s.tensors[:1])),
+    lambda x, s: bisect.bisect([1, 2, 3], 2), lambda x, s: heapq.nsmallest(2, s.list), lambda x, s: (heapq.heapify(s.list), s.list)[1],
+]  # fmt: skip
+DICTS = [
+    lambda x, s: s.dict.update(c=x) or s.dict, lambda x, s: s.dict.pop("a"), lambda x, s: s.dict.setdefault("z", x), lambda x, s: s.dict.get("q", x),
+    lambda x, s: list(s.dict.items()), lambda x, s: list(s.dict), lambda x, s: s.dict | {"a": x}, lambda x, s: {**s.dict, "a": 5},
+    lambda x, s: s.dict.popitem(), lambda x, s: s.dict.clear() or s.dict, lambda x, s: {k: v for k, v in s.dict.items() if k > "a"},
+    lambda x, s: attempt(lambda: s.dict["q"]), lambda x, s: attempt(s.dict.pop, "q"), lambda x, s: dict.fromkeys("ab", x), lambda x, s: len(s.dict),
+    lambda x, s: "a" in s.dict and "q" not in s.dict, lambda x, s: dict(zip("ab", s.tensors)), lambda x, s: dict(s.dict, q=1) == s.dict,
+    lambda x, s: s.default["new"].append(x) or s.default, lambda x, s: s.order.move_to_end("a") or list(s.order), lambda x, s: s.order.popitem(last=False),
+    lambda x, s: s.counter.most_common(1), lambda x, s: s.counter.update("bb") or s.counter["b"], lambda x, s: s.counter["never"],
+    lambda x, s: s.nested["k"][1].append(4) or s.nested, lambda x, s: s.dict.keys() & {"a"}, lambda x, s: s.dict.keys() == {"a", "b"},
+    lambda x, s: {x.shape: 1, (1, 2): 2, None: 3}[torch.Size([2, 3])], lambda x, s: s.dict.__delitem__("a") or s.dict, lambda x, s: list(s.dict.values())[1],
+    lambda x, s: {i: x * i for i in range(3)}, lambda x, s: collections.ChainMap({"a": x}, s.dict)["a"], lambda x, s: s.dict.copy() is s.dict,
+    lambda x, s: (lambda **k: k)(**s.dict), lambda x, s: attempt(lambda: (lambda a: a)(**s.dict)), lambda x, s: max(s.dict, key=len), lambda x, s: sorted(s.dict),
+    lambda x, s: s.dict.__ior__({"z": 1}), lambda x, s: [k for k in reversed(s.dict)], lambda x, s: dict(a=1) | dict(b=x), lambda x, s: attempt(lambda: {[]: 1}),
+    lambda x, s: next(iter(s.dict.items())), lambda x, s: {True: "t", 1: "one", 1.0: "float"}, lambda x, s: {v: k for k, v in {"a": 1}.items()},
+]  # fmt: skip
+SETS_AND_MORE = [
+    lambda x, s: s.set.add(5) or s.set, lambda x, s: s.set.discard(9) or s.set, lambda x, s: attempt(s.set.remove, 9), lambda x, s: s.set | {3},
+    lambda x, s: s.set & {2, 4}, lambda x, s: s.set - {1}, lambda x, s: s.set ^ {1, 7}, lambda x, s: s.set <= {1, 2, 3}, lambda x, s: frozenset(s.set),
+    lambda x, s: s.set.update([8]) or sorted(s.set), lambda x, s: {v % 2 for v in s.list}, lambda x, s: s.set.isdisjoint({5}), lambda x, s: len(s.set),
+    lambda x, s: s.deque.appendleft(x) or list(s.deque), lambda x, s: s.deque.rotate(1) or list(s.deque), lambda x, s: s.deque.popleft(),
+    lambda x, s: s.deque.extend([3, 4, 5]) or list(s.deque), lambda x, s: s.deque.maxlen, lambda x, s: Pair(x, 2)._replace(b=3), lambda x, s: Pair(1, x).b,
+    lambda x, s: Pair(1, 2)._asdict(), lambda x, s: Pair._fields, lambda x, s: Pair(1, 2) == (1, 2), lambda x, s: attempt(Pair, 1),
+    lambda x, s: (1, 2) + (3,), lambda x, s: (1, x)[1], lambda x, s: tuple(i * x for i in range(2)), lambda x, s: (1, 2) < (1, 3), lambda x, s: (1, 2).index(2),
+    lambda x, s: attempt(lambda: (1, 2)[5]), lambda x, s: attempt(lambda: (1,) + [2]), lambda x, s: slice(1, 4).indices(3), lambda x, s: range(5)[::2],
+    lambda x, s: (len(range(2, 9, 3)), 5 in range(9), range(3) == range(0, 3)), lambda x, s: list(range(3, 0, -1)), lambda x, s: divmod(17, 5),
+    lambda x, s: bytes([1, 2]).hex(), lambda x, s: bytearray(b"ab").decode(), lambda x, s: complex(1, 2) * 2, lambda x, s: (7 // 2, -7 // 2, 7 % -3, 2**10),
+    lambda x, s: (round(2.5), round(2.675, 2), abs(-3), pow(2, 5, 7)), lambda x, s: (int("12"), int("ff", 16), float("1e3"), bool([]), str(1.0)),
+    lambda x, s: (1).bit_length() + (255).bit_count(), lambda x, s: (0.5).as_integer_ratio(), lambda x, s: attempt(int, "x"), lambda x, s: attempt(lambda: 1 / 0),
+    lambda x, s: (math.sqrt(2), math.floor(-0.5), math.isnan(math.nan), math.inf), lambda x, s: attempt(math.sqrt, -1), lambda x, s: math.prod([1, 2, 3]),
+    lambda x, s: isinstance(True, int) and issubclass(bool, int), lambda x, s: type(s.n) is int, lambda x, s: callable(len) and hasattr(x, "shape"),
+    lambda x, s: (None or x) is x, lambda x, s: s.n and s.f, lambda x, s: not s.list, lambda x, s: 1 < s.n < 5, lambda x, s: (s.n == 3) is True,
+]  # fmt: skip
+STRINGS = [
+    lambda x, s: s.text.upper(), lambda x, s: s.text.split(), lambda x, s: s.text.replace("t", "T", 1), lambda x, s: s.text[::-1], lambda x, s: s.text * 2,
+    lambda x, s: "-".join(["a", "b"]), lambda x, s: s.text.find("text"), lambda x, s: attempt(s.text.index, "q"), lambda x, s: s.text.startswith(("s", "q")),
+    lambda x, s: f"{s.n:>5}|{s.f:.3f}|{s.text!r:<12}|{s.n:b}", lambda x, s: "%s-%05.1f-%d" % (s.text, s.f, s.n), lambda x, s: "{0}{1[0]}{k}".format(1, s.list, k=s.f),
+    lambda x, s: s.text.partition(" "), lambda x, s: s.text.title().swapcase(), lambda x, s: "a,b,,c".split(","), lambda x, s: " pad ".strip() + "|",
+    lambda x, s: "abc".translate({97: "z"}), lambda x, s: "tab\there".expandtabs(4), lambda x, s: s.text.encode(), lambda x, s: "a" < "b" and "in" in "inside",
+    lambda x, s: s.text.center(15, "*"), lambda x, s: "x1".isalnum() and "12".isdigit(), lambda x, s: ord("a") + int(chr(49)), lambda x, s: s.text.count("t"),
+    lambda x, s: "line\nline".splitlines(), lambda x, s: string.ascii_lowercase[:3], lambda x, s: textwrap.shorten("a b c d e f", 5), lambda x, s: repr(s.text),
+    lambda x, s: f"{x.shape} {x.dtype} {x.dim()}", lambda x, s: str(x.dtype).split(".")[-1], lambda x, s: f"{s.box} {s.box!r}", lambda x, s: format(s.f, ".2e"),
+    lambda x, s: attempt(lambda: "a" + 1), lambda x, s: attempt(lambda: "{}".format()), lambda x, s: f"{'nested'!r:>10}{1 + 1}", lambda x, s: "".join(sorted("hello")),
+    lambda x, s: "a".zfill(3).rjust(5, "."), lambda x, s: s.text.removeprefix("some").lstrip(), lambda x, s: "%(a)s" % {"a": 1}, lambda x, s: f"{s.list}{s.set}",
+]  # fmt: skip
+OBJECTS = [
+    lambda x, s: s.box.double, lambda x, s: setattr(s.box, "double", x) or s.box.v, lambda x, s: (s.box + 1).v, lambda x, s: (1 + s.box).v, lambda x, s: s.box[0],
+    lambda x, s: s.box.__setitem__(0, 1.0) or s.box.v, lambda x, s: len(s.box), lambda x, s: "inside" in s.box, lambda x, s: list(s.box)[1], lambda x, s: s.box(1, k=2),
+    lambda x, s: Box.of(x).v, lambda x, s: Box.plus(x, 1), lambda x, s: s.box == Box(s.box.v), lambda x, s: s.box != 3, lambda x, s: bool(s.box) and not bool(s.quiet),
+    lambda x, s: s.quiet.double, lambda x, s: s.quiet.whatever, lambda x, s: attempt(lambda: s.quiet.no_such), lambda x, s: attempt(lambda: s.box.missing),
+    lambda x, s: getattr(s.box, "missing", x), lambda x, s: hasattr(s.box, "missing"), lambda x, s: setattr(s.box, "new", x) or s.box.new, lambda x, s: vars(s.box)["v"],
+    lambda x, s: delattr(s.box, "v") or hasattr(s.box, "v"), lambda x, s: isinstance(s.quiet, Box), lambda x, s: type(s.quiet).__mro__[1].__name__, lambda x, s: s.quiet.kind,
+    lambda x, s: Data(x).b, lambda x, s: Data(1) == Data(1), lambda x, s: dataclasses.replace(s.data, b=5).b, lambda x, s: dataclasses.astuple(Data(1, 2, [3])),
+    lambda x, s: [f.name for f in dataclasses.fields(s.data)], lambda x, s: s.data.c.append(x) or s.data.c, lambda x, s: repr(Data(1)), lambda x, s: attempt(Data),
+    lambda x, s: copy.copy(s.data).a is s.data.a, lambda x, s: Box(x).double + Quiet(x).double, lambda x, s: functools.partial(Box.plus, x)(2), lambda x, s: s.box.plus(1, x),
+    lambda x, s: operator.attrgetter("v.shape")(s.box), lambda x, s: operator.methodcaller("plus", 1, 2)(s.box), lambda x, s: Box.__name__ + Box.of.__name__,
+    lambda x, s: attempt(hash, s.box), lambda x, s: attempt(lambda: s.box.of()), lambda x, s: attempt(lambda: s.n.real.missing), lambda x, s: (s.box is s.box, s.box is not s.quiet),
+    lambda x, s: typing.cast(int, x), lambda x, s: type("Made", (Box,), {"kind": "made"})(x).kind, lambda x, s: s.box.__class__.__name__, lambda x, s: Box.double.fget(s.box),
+    lambda x, s: super(Quiet, s.quiet).double, lambda x, s: s.__dict__["n"], lambda x, s: (lambda b: setattr(b, "v", b.v + 1) or b)(s.box).v, lambda x, s: attempt(setattr, 3, "a", 1),
+]  # fmt: skip
+FUNCTIONS = [
+    lambda x, s: list(generate(x, 3)), lambda x, s: list(delegate(x)), lambda x, s: next(generate(x, 1)), lambda x, s: sum(generate(x, 3)),
+    lambda x, s: (lambda g: (next(g), g.send(1), attempt(g.throw, KeyError("k"))))(generate(x, 4)), lambda x, s: attempt(next, generate(x, 0)),
+    lambda x, s: functools.reduce(lambda a, b: a + b, [x, x, 1]), lambda x, s: list(filter(None, [0, 1, 2])), lambda x, s: list(map(str, s.list)),
+    lambda x, s: list(itertools.accumulate([1, 2, 3])), lambda x, s: list(itertools.product("ab", [1, 2])), lambda x, s: list(itertools.combinations([1, 2, 3], 2)),
+    lambda x, s: [k for k, _ in itertools.groupby("aabb")], lambda x, s: list(itertools.islice(itertools.count(2), 3)), lambda x, s: list(itertools.zip_longest([1], [2, 3])),
+    lambda x, s: list(itertools.repeat(x, 2)), lambda x, s: list(itertools.takewhile(lambda v: v > 1, s.list)), lambda x, s: list(itertools.pairwise(s.list)),
+    lambda x, s: list(itertools.starmap(pow, [(2, 3)])), lambda x, s: list(itertools.permutations([1, 2])), lambda x, s: list(itertools.compress("abc", [1, 0, 1])),
+    lambda x, s: (lambda n: (lambda: n + 1))(x)(), lambda x, s: [f() for f in [lambda i=i: x * i for i in range(2)]], lambda x, s: [f() for f in [lambda: i for i in range(2)]],
+    lambda x, s: (lambda *a, **k: (a, k))(1, *s.list, z=x, **{"y": 2}), lambda x, s: attempt(lambda: (lambda a: a)()), lambda x, s: attempt(lambda: (lambda a: a)(1, a=2)),
+    lambda x, s: (lambda a, /, b, *, c: (a, b, c))(1, b=x, c=3), lambda x, s: (lambda f: f(f, 4))(lambda f, n: 1 if n == 0 else n * f(f, n - 1)), lambda x, s: (y := x + 1) * y,
+    lambda x, s: x if s.n > 2 else -x, lambda x, s: iter([1, x]).__next__(), lambda x, s: next(iter([]), x), lambda x, s: list(iter(lambda i=iter([1, 2, 0]): next(i), 0)),
+    lambda x, s: (lambda: (yield))().gi_frame is not None, lambda x, s: len.__name__, lambda x, s: (lambda a=s.list: a.append(x) or a)(), lambda x, s: min(3, s.n, key=lambda v: -v),
+    lambda x, s: eval("1 + 1"), lambda x, s: attempt(lambda: undefined_name), lambda x, s: (lambda a, b=2, *c: (lambda: (a, b, c)))(x)()[1:], lambda x, s: print(end="") is None,  # noqa: F821
+]  # fmt: skip
+EXCEPTIONS = [
+    lambda x, s: raises(ValueError("plain")), lambda x, s: raises(Mistake(3)), lambda x, s: caught(lambda: raises(Mistake(4)), ValueError),
+    lambda x, s: caught(lambda: raises(KeyError("k")), ValueError), lambda x, s: caught(lambda: s.list[9], IndexError), lambda x, s: caught(lambda: s.dict["q"], LookupError),
+    lambda x, s: caught(lambda: x.missing, AttributeError), lambda x, s: caught(lambda: x + "a", TypeError), lambda x, s: x @ x, lambda x, s: x.view(7), lambda x, s: x[5],
+    lambda x, s: torch.cat([x, x[:, :1]], 0), lambda x, s: caught(lambda: x.reshape(4), RuntimeError), lambda x, s: caught(lambda: torch.stack([x, x[0]]), RuntimeError),
+    lambda x, s: caught(lambda: x.sum(5), IndexError), lambda x, s: attempt(lambda: [][0]), lambda x, s: attempt(lambda: None + 1), lambda x, s: attempt(lambda: None.shape),
+    lambda x, s: attempt(lambda: len(3)), lambda x, s: attempt(lambda: 3()), lambda x, s: attempt(lambda: iter(3)), lambda x, s: attempt(lambda: [] < {}),  # noqa: F632
+    lambda x, s: attempt(lambda: raises(StopIteration(3))), lambda x, s: raises(AssertionError("no")), lambda x, s: raises(NotImplementedError), lambda x, s: attempt(raises, 3),
+    lambda x, s: attempt(lambda: next(iter(()))), lambda x, s: attempt(lambda: int([])), lambda x, s: attempt(lambda: float("q")), lambda x, s: attempt(lambda: zip([1], [1, 2], strict=True).__next__()),
+    lambda x, s: attempt(lambda: list(zip([1], [1, 2], strict=True))), lambda x, s: attempt(lambda: [a for a, b in [(1,)]]), lambda x, s: attempt(lambda: (lambda a, b: 0)(*[1])),
+    lambda x, s: attempt(lambda: F.linear(x, x[:, :2])), lambda x, s: attempt(lambda: F.softmax(x, 4)), lambda x, s: attempt(lambda: x.expand(3, 3)), lambda x, s: attempt(lambda: x.permute(0)),
+    lambda x, s: attempt(lambda: torch.zeros(-1)), lambda x, s: attempt(lambda: x.squeeze(7)), lambda x, s: attempt(lambda: x.long() @ x), lambda x, s: attempt(lambda: x.transpose(0, 3)),
+]  # fmt: skip
+PRINTS = [
+    lambda x, s: print("text", s.n, sep="-"), lambda x, s: print(s.list, s.dict["a"], end="!"), lambda x, s: print(x.shape, x.dtype), lambda x, s: print(), lambda x, s: print(x),
+    lambda x, s: [print(i) for i in range(3)] and x, lambda x, s: print(f"{s.f:.2f}") or x * 2, lambda x, s: print(*s.list), lambda x, s: print(x.sum().item() > 0),
+    lambda x, s: print("to a file", file=io.StringIO()), lambda x, s: warnings.warn("careful"), lambda x, s: warnings.warn("old", DeprecationWarning) or x + 1,
+    lambda x, s: print(repr(s.box)), lambda x, s: attempt(lambda: print("before") or raises(Mistake(1))), lambda x, s: print(str(Mistake(2)), Mistake(2).args),
+    lambda x, s: (print(1), x + 1, print(2))[1], lambda x, s: contextlib.redirect_stdout(io.StringIO()) is not None, lambda x, s: print(tuple(x.size()), x.numel()),
+]  # fmt: skip
+ALIASING = [
+    lambda x, s: x, lambda x, s: (x, x), lambda x, s: [s.tensors[0], s.tensors], lambda x, s: s.list, lambda x, s: (s.list, s.list), lambda x, s: {"a": s.dict, "b": s.dict["b"]},
+    lambda x, s: x.view(-1), lambda x, s: x[0], lambda x, s: x.t(), lambda x, s: (x.view(3, 2), x[1:]), lambda x, s: x.clone(), lambda x, s: x.detach(), lambda x, s: x.contiguous(),
+    lambda x, s: x.to(torch.float32), lambda x, s: x.float(), lambda x, s: x.expand(2, 3), lambda x, s: x.reshape(6), lambda x, s: x.t().reshape(6), lambda x, s: s.box.v,
+    lambda x, s: s.tensors[0].add_(1), lambda x, s: s.tensors[0].mul_(2) is s.tensors[0], lambda x, s: s.tensors[0].view(-1).zero_(), lambda x, s: s.tensors[1][0].fill_(3.0),
+    lambda x, s: s.tensors[0].copy_(s.tensors[1]), lambda x, s: s.tensors[1].__setitem__(0, 7.0), lambda x, s: s.tensors[1].t().add_(1), lambda x, s: operator.iadd(s.tensors[0], 1),
+    lambda x, s: s.tensors.__setitem__(0, x) or s.tensors, lambda x, s: s.dict.update(b=x) or s.dict["b"] is x, lambda x, s: s.__dict__.update(extra=x) or s.extra, lambda x, s: setattr(s, "list", [x]),
+    lambda x, s: setattr(s.box, "v", s.tensors[1]) or s.box.v is s.tensors[1], lambda x, s: s.tensors[0].unsqueeze(0).sub_(2), lambda x, s: [s.tensors[0].exp_(), s.tensors[0] + 0],
+    lambda x, s: x.unbind(0), lambda x, s: x.split(1), lambda x, s: x.chunk(2, 1), lambda x, s: (s.tensors[0].masked_fill_(s.tensors[0] > 0, 0), s.tensors), lambda x, s: x.unflatten(0, (1, 2)),
+    lambda x, s: torch.add(s.tensors[0], 1, out=s.tensors[1]), lambda x, s: (lambda a: (a.add_(1), a))(s.tensors[0].clone()), lambda x, s: s.nested["k"][1], lambda x, s: s.deque, lambda x, s: s.data,
+    lambda x, s: x.squeeze(), lambda x, s: x.unsqueeze(0)[0], lambda x, s: x.swapaxes(0, 1), lambda x, s: x.narrow(0, 0, 1), lambda x, s: x.select(1, 2), lambda x, s: torch.ravel(x), lambda x, s: torch.flatten(x.t()),
+]  # fmt: skip
+TENSORS = [
+    lambda x, s: x.tolist(), lambda x, s: x.sum().item(), lambda x, s: float(x[0, 0]), lambda x, s: int(x.argmax()), lambda x, s: bool((x > 5).any()), lambda x, s: len(x), lambda x, s: x.shape[0] * x.size(1),
+    lambda x, s: x.max(1), lambda x, s: x.topk(2).indices, lambda x, s: x.sort(descending=True).values, lambda x, s: x.mean((0, 1), keepdim=True), lambda x, s: x.std(0), lambda x, s: x.unique(),
+    lambda x, s: x[x > 0], lambda x, s: x.nonzero(), lambda x, s: torch.where(x > 0, x, -x), lambda x, s: x[..., None, :], lambda x, s: x[[0, 1], [1, 2]], lambda x, s: x[:, ::2], lambda x, s: x[torch.tensor([1, 0])],
+    lambda x, s: 1 - x, lambda x, s: 2**x, lambda x, s: x // 0.3, lambda x, s: x % 0.3, lambda x, s: -abs(x), lambda x, s: (x > 0) & (x < 1), lambda x, s: ~(x > 0), lambda x, s: x != x, lambda x, s: x.eq(x).all(),
+    lambda x, s: torch.zeros_like(x).type(), lambda x, s: x.new_ones(2), lambda x, s: torch.arange(s.n), lambda x, s: torch.tensor([s.f, 1]), lambda x, s: torch.tensor(s.list, dtype=torch.float64), lambda x, s: torch.full((2,), s.f),
+    lambda x, s: x.to(torch.int32).sum(), lambda x, s: x.half() + 1, lambda x, s: (x.dtype, x.device.type, x.layout), lambda x, s: x.is_floating_point() and not x.is_cuda, lambda x, s: x.stride(), lambda x, s: x.requires_grad,
+    lambda x, s: x.is_contiguous() and not x.t().is_contiguous(), lambda x, s: F.gelu(x), lambda x, s: F.softmax(x, -1), lambda x, s: F.layer_norm(x, (3,)), lambda x, s: F.pad(x, (1, 1)), lambda x, s: torch.einsum("ij,kj->ik", x, x),
+    lambda x, s: torch.is_tensor(x) and not torch.is_tensor(3), lambda x, s: isinstance(x, torch.Tensor), lambda x, s: type(x) is torch.Tensor, lambda x, s: torch.is_grad_enabled(), lambda x, s: torch.get_default_dtype(),
+    lambda x, s: [r.sum() for r in x], lambda x, s: torch.manual_seed(3) and torch.rand(2), lambda x, s: F.dropout(x, 0.5, True), lambda x, s: torch.cumsum(x, 1), lambda x, s: x.float().double().dtype, lambda x, s: x.T.shape == (3, 2),
+    lambda x, s: torch.cat((x, *s.tensors)), lambda x, s: torch.meshgrid(x[0], x[1], indexing="ij"), lambda x, s: x.apply_(lambda v: v + 1) if s.n > 5 else x, lambda x, s: torch.finfo(x.dtype).eps, lambda x, s: torch.Size([1, 2]).numel(),
+    lambda x, s: math.ceil(x.shape[0] / 2), lambda x, s: x.repeat(2, 1).shape, lambda x, s: torch.promote_types(x.dtype, torch.int64), lambda x, s: torch.result_type(x, 3), lambda x, s: x.sum().item() + s.n, lambda x, s: x.numpy().shape,
+]  # fmt: skip
+GROUPS = {
+    "lists": LISTS, "dicts": DICTS, "sets and more": SETS_AND_MORE, "strings": STRINGS, "objects": OBJECTS, "functions": FUNCTIONS, "exceptions": EXCEPTIONS,
+    "prints": PRINTS, "aliasing": ALIASING, "tensors": TENSORS,
+}  # fmt: skip
+BEHAVIOURS = {f"{group} {i}": fn for group, rows in GROUPS.items() for i, fn in enumerate(rows)}
