@@ -27,7 +27,10 @@ def seen(value: Any, met: dict[int, int], memory: dict[int, int], depth: int = 8
     number = met.setdefault(id(value), len(met))
     if known or depth == 0:
         return "again", number
-    inner = lambda v: seen(v, met, memory, depth - 1)  # noqa: E731
+
+    def inner(v: Any) -> Any:
+        return seen(v, met, memory, depth - 1)
+
     if isinstance(value, torch.Tensor):
         shared = memory.setdefault(value.untyped_storage().data_ptr(), len(memory)) if value.numel() else -1
         what = str(value.dtype), tuple(value.shape), value.stride(), value.storage_offset(), value.requires_grad, shared
