@@ -32,7 +32,7 @@ from torchsmith.lower import activation
 from torchsmith.options import Options
 from torchsmith.runtime.toolchain import toolchain
 from torchsmith.schedule.kernels import form_kernels
-from torchsmith.schedule.layouts import dense
+from torchsmith.schedule.memory.layouts import dense
 
 N = 4096
 

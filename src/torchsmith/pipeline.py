@@ -46,12 +46,12 @@ from .runtime.load import arch_of, load
 from .runtime.manifest import Manifest
 from .runtime.toolchain import check_runs
 from .schedule.formers import form
-from .schedule.fuse import fuse
+from .schedule.fusion.fuse import fuse
+from .schedule.fusion.merge_attention import merge_attention
+from .schedule.fusion.precision import relax_precision
 from .schedule.kernels import NOTHING
-from .schedule.merge_attention import merge_attention
-from .schedule.plan import plan
-from .schedule.precision import relax_precision
-from .schedule.segment import segment
+from .schedule.memory.plan import plan
+from .schedule.memory.segment import segment
 from .schedule.share import share_kernels
 from .tuning import Made, tune
 

@@ -24,7 +24,7 @@ from torchsmith.ir.interpret import run_program, run_scheduled
 from torchsmith.ir.verify import verify_program, verify_scheduled
 from torchsmith.lower import lower
 from torchsmith.options import Options
-from torchsmith.schedule.fuse import fuse
+from torchsmith.schedule.fusion.fuse import fuse
 from torchsmith.schedule.kernels import form_kernels
 
 

@@ -15,7 +15,7 @@ from torchsmith.options import Options
 from torchsmith.runtime.build import build, kernel_name
 from torchsmith.runtime.load import load
 from torchsmith.runtime.manifest import Manifest
-from torchsmith.schedule.plan import plan
+from torchsmith.schedule.memory.plan import plan
 
 MAP = """
 typedef __INT64_TYPE__ int64_t; typedef __INT32_TYPE__ int32_t; typedef __INT16_TYPE__ int16_t; typedef __INT8_TYPE__ int8_t;

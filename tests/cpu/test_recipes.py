@@ -21,9 +21,10 @@ from torchsmith.lower import devices
 from torchsmith.lower.pointwise import map_elements
 from torchsmith.lower.table import NAMED, lowers_foreign
 from torchsmith.runtime import build as building
-from torchsmith.schedule import formers, templates
+from torchsmith.schedule import formers
 from torchsmith.schedule import kernels as forming
-from torchsmith.schedule.single import plain_kernel
+from torchsmith.schedule.loops.single import plain_kernel
+from torchsmith.schedule.templates import table as templates
 
 
 def run(fn: Any, *args: torch.Tensor) -> tuple[Any, list[Any]]:

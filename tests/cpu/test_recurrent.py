@@ -17,7 +17,7 @@ from torchsmith.export import Dim
 from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.program import Extern, Program, Repeat, Stage
 from torchsmith.options import Options
-from torchsmith.schedule.fuse import fuse
+from torchsmith.schedule.fusion.fuse import fuse
 from torchsmith.schedule.kernels import form_kernels
 
 KINDS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [

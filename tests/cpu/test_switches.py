@@ -14,7 +14,8 @@ from torchsmith import compile, events, pipeline
 from torchsmith.ir import memo
 from torchsmith.ir.expr import Expr, walk
 from torchsmith.ir.program import Program, Stage
-from torchsmith.schedule import deps, fuse
+from torchsmith.schedule import deps
+from torchsmith.schedule.fusion import fuse
 
 
 def compiled(fn: Any, args: tuple[Any, ...], **options: Any) -> tuple[Any, int]:

@@ -27,8 +27,8 @@ from torchsmith.lower import lower
 from torchsmith.lower.numerics import TORCH_DTYPES
 from torchsmith.options import Options
 from torchsmith.schedule.formers import form
-from torchsmith.schedule.fuse import fuse
-from torchsmith.schedule.merge_attention import merge_attention
+from torchsmith.schedule.fusion.fuse import fuse
+from torchsmith.schedule.fusion.merge_attention import merge_attention
 
 CUDA = torch.device("cuda:0")
 

@@ -10,7 +10,7 @@ from torchsmith.ir import dtype as dt
 from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, const, op
 from torchsmith.ir.program import Buffer, Element, Fresh, Layout, Program, Stage, Store, Symbol
-from torchsmith.schedule.layouts import dense
+from torchsmith.schedule.memory.layouts import dense
 
 F32 = dt.f32
 Value = Callable[..., Expr]

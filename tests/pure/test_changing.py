@@ -16,8 +16,8 @@ from torchsmith.ir.kernel import Kernel, Loop, Stmt
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.ir.verify import verify_kernel
 from torchsmith.options import Options
-from torchsmith.schedule.contraction import recognise
-from torchsmith.schedule.products import Product, product_kernels
+from torchsmith.schedule.templates.contraction import recognise
+from torchsmith.schedule.templates.products import Product, product_kernels
 
 NUMPY = {dt.f32: np.float32, dt.f64: np.float64}
 # how w[k, n] lies: strides of (k, n) as factors of (K, N)

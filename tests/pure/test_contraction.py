@@ -15,13 +15,13 @@ from torchsmith.ir.expr import Axis, Const, Fold, Load, Sym, Var, const, op, sub
 from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.program import Buffer, Layout, Stage, Store
 from torchsmith.options import Options
-from torchsmith.schedule.contraction import ACC, form_contraction, pack, recognise, work_of
 from torchsmith.schedule.kernels import stage_kernel
-from torchsmith.schedule.layouts import dense
-from torchsmith.schedule.merge_rows import merge_rows
-from torchsmith.schedule.products import Product, product_kernels
-from torchsmith.schedule.tiling import Tiling, choose_tiling
-from torchsmith.schedule.windows import drop_sure
+from torchsmith.schedule.memory.layouts import dense
+from torchsmith.schedule.templates.contraction import ACC, form_contraction, pack, recognise, work_of
+from torchsmith.schedule.templates.merge_rows import merge_rows
+from torchsmith.schedule.templates.products import Product, product_kernels
+from torchsmith.schedule.templates.tiling import Tiling, choose_tiling
+from torchsmith.schedule.templates.windows import drop_sure
 
 A0, B0 = Var("fa0", dt.f32), Var("fb0", dt.f32)
 

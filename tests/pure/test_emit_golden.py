@@ -10,7 +10,7 @@ from test_schedule_kernels import CASES
 from torchsmith.emit.c import emit_kernel
 from torchsmith.ir.kernel import Kernel
 from torchsmith.options import Options
-from torchsmith.schedule.fuse import fuse
+from torchsmith.schedule.fusion.fuse import fuse
 from torchsmith.schedule.kernels import form_kernels
 
 GOLDEN = Path(__file__).parent / "golden"

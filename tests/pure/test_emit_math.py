@@ -14,7 +14,7 @@ from torchsmith.ir.ops import OPS
 from torchsmith.ir.program import Buffer, Fresh, Program, Stage, Store
 from torchsmith.options import Options
 from torchsmith.schedule.kernels import form_kernels
-from torchsmith.schedule.layouts import dense
+from torchsmith.schedule.memory.layouts import dense
 
 # name -> (range of samples, allowed ulp in f32, in f64)
 UNARY = {

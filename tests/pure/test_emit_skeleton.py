@@ -9,9 +9,9 @@ from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Axis, Load, const, op
 from torchsmith.ir.program import Buffer, Fresh, Program, Stage, Store
 from torchsmith.options import Options
-from torchsmith.schedule.fuse import fuse
+from torchsmith.schedule.fusion.fuse import fuse
 from torchsmith.schedule.kernels import form_kernels
-from torchsmith.schedule.layouts import dense
+from torchsmith.schedule.memory.layouts import dense
 
 
 def test_sin_cos() -> None:

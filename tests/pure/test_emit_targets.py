@@ -18,7 +18,7 @@ from torchsmith.ir import dtype as dt
 from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.ops import OPS
 from torchsmith.options import Options
-from torchsmith.schedule.fuse import fuse
+from torchsmith.schedule.fusion.fuse import fuse
 from torchsmith.schedule.kernels import form_kernels
 
 

@@ -18,11 +18,11 @@ from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Cast, Const, Load, const, convert, op
 from torchsmith.ir.program import Buffer, Stage, Store
 from torchsmith.options import Options
-from torchsmith.schedule.contraction import recognise
-from torchsmith.schedule.grouped import form_grouped
 from torchsmith.schedule.kernels import stage_kernel
-from torchsmith.schedule.layouts import dense
-from torchsmith.schedule.products import Product, product_kernels
+from torchsmith.schedule.memory.layouts import dense
+from torchsmith.schedule.templates.contraction import recognise
+from torchsmith.schedule.templates.grouped import form_grouped
+from torchsmith.schedule.templates.products import Product, product_kernels
 
 # channels in, channels out, groups, height, width, window, stride, padding, dilation
 CASES = [

@@ -35,7 +35,7 @@ from torchsmith.ir.program import (
     ViewResult,
 )  # fmt: skip
 from torchsmith.options import Options
-from torchsmith.schedule.plan import plan
+from torchsmith.schedule.memory.plan import plan
 
 I64 = C.c_int64
 PI64 = C.POINTER(I64)

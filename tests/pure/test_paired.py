@@ -15,11 +15,11 @@ from torchsmith.ir.dtype import DType
 from torchsmith.ir.expr import Axis, Cast, Load, const, convert
 from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.program import Buffer, Stage, Store
-from torchsmith.schedule.contraction import pack, readings, recognise
 from torchsmith.schedule.kernels import stage_kernel
-from torchsmith.schedule.layouts import dense
-from torchsmith.schedule.paired import form_changing_pairs, form_paired, rows_of
-from torchsmith.schedule.windows import narrow_k, widen
+from torchsmith.schedule.memory.layouts import dense
+from torchsmith.schedule.templates.contraction import pack, readings, recognise
+from torchsmith.schedule.templates.paired import form_changing_pairs, form_paired, rows_of
+from torchsmith.schedule.templates.windows import narrow_k, widen
 
 TARGETS = {
     "native": emit_harness.FLAGS, "no tiles": [*emit_harness.FLAGS, "-mno-amx-bf16"], "avx2": flags_for("x86-64-v3"),

@@ -29,8 +29,8 @@ from torchsmith.ir.program import (
 )
 from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options
-from torchsmith.schedule.arena import pack, pack_static
-from torchsmith.schedule.plan import nbytes, plan
+from torchsmith.schedule.memory.arena import pack, pack_static
+from torchsmith.schedule.memory.plan import nbytes, plan
 
 
 def buffer(name: str, *shape: Expr | int, role: str = "temp", d: dt.DType = dt.f32, storage_of: str | None = None) -> Buffer:

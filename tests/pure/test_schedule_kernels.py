@@ -21,9 +21,9 @@ from torchsmith.ir.verify import verify_program, verify_scheduled
 from torchsmith.options import Options
 from torchsmith.schedule.access import collect
 from torchsmith.schedule.deps import grain, repeated
-from torchsmith.schedule.fuse import can_fuse, fuse
+from torchsmith.schedule.fusion.fuse import can_fuse, fuse
 from torchsmith.schedule.kernels import form_kernels
-from torchsmith.schedule.layouts import dense, rows_apart
+from torchsmith.schedule.memory.layouts import dense, rows_apart
 
 Case = tuple[Program, dict[str, np.ndarray], int]
 CASES: dict[str, Callable[[], Case]] = {}

@@ -19,9 +19,9 @@ from torchsmith.ir.kernel import expressions
 from torchsmith.ir.plan import Launch, Plan
 from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options
-from torchsmith.schedule.fuse import fuse
+from torchsmith.schedule.fusion.fuse import fuse
 from torchsmith.schedule.kernels import form_kernels
-from torchsmith.schedule.plan import plan
+from torchsmith.schedule.memory.plan import plan
 from torchsmith.schedule.share import share_kernels
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from torchsmith.ir.target import AVX2, CPU, PLAIN, Target
-from torchsmith.schedule.tiling import CANDIDATES, Work, candidates, choose_tiling
+from torchsmith.schedule.templates.tiling import CANDIDATES, Work, candidates, choose_tiling
 
 SIZES = [0, 1, 5, 7, 14, 49, 100, 128, 3136, None]
 

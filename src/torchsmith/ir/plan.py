@@ -95,7 +95,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Steps that are handed to a device together and may be recorded: number `number` of the graph (schedule/segment.py)."""
+    """Steps that are handed to a device together and may be recorded: number `number` of the graph (schedule/memory/segment.py)."""
 
     number: int
     steps: tuple[Launch | Call | Free, ...]

@@ -3,8 +3,8 @@
     s[b, h, i, j] = q[b, h, i, :] . k[b, h', j, :] * scale + mask       h' = h / (heads of q per head of k);  -inf where causal and j > i
     p = softmax over j of s, 0 in rows that are -inf throughout;    out[b, h, i, d] = sum over j of p[b, h, i, j] * v[b, h', j, d]
 
-The schedule recognises the chain and computes it block by block (schedule/merge_attention.py), as it does for attention that a user wrote
-out. The row declines (and the operator stays an extern call) for dropout and where `options.native_contractions` is off.
+The schedule recognises the chain and computes it block by block (schedule/fusion/merge_attention.py), as it does for attention that a
+user wrote out. The row declines (and the operator stays an extern call) for dropout and where `options.native_contractions` is off.
 """
 
 from __future__ import annotations

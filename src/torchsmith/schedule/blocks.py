@@ -26,17 +26,17 @@ from ..ir.target import Target
 from ..options import Options
 from . import deps
 from .access import Access, collect, map_folds, merge_table, simplify
-from .axes import collapse, order_axes, split_axes
-from .block_products import parts_of_sum, product_in, product_of, product_tiles
-from .build import finish
 from .deps import estimate, free_axes, numel
-from .draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
-from .folds import dedupe, merge_folds, tidy_fold
-from .fuse import guard, simple_axes
-from .group import Group, Grouper, stage_work
+from .fusion.fuse import guard, simple_axes
+from .fusion.group import Group, Grouper, stage_work
+from .fusion.split import contiguous_axis
 from .kernels import NOTHING, Decisions, Own, formed
-from .layouts import choose_layouts
-from .split import contiguous_axis
+from .loops.axes import collapse, order_axes, split_axes
+from .loops.build import finish
+from .loops.draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
+from .loops.folds import dedupe, merge_folds, tidy_fold
+from .memory.layouts import choose_layouts
+from .templates.block_products import parts_of_sum, product_in, product_of, product_tiles
 
 Axes = list[tuple[Axis, Expr]]
 ELEMENTS = 1024  # of a program that only maps elements

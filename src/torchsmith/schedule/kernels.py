@@ -16,17 +16,17 @@ from ..ir.kernel import Kernel, Scheduled
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from . import deps
-from .attention import Attention
-from .attention_kernel import form_attention
-from .contraction import Contraction
-from .gated import Gated, form_gated
-from .group import Group, group_stages
-from .layouts import choose_layouts
-from .products import Product, product_kernels
-from .repack import repack_constants
-from .single import group_kernel, stage_kernel
-from .split import split_reductions
-from .templates import recognised
+from .fusion.group import Group, group_stages
+from .fusion.repack import repack_constants
+from .fusion.split import split_reductions
+from .loops.single import group_kernel, stage_kernel
+from .memory.layouts import choose_layouts
+from .templates.attention import Attention
+from .templates.attention_kernel import form_attention
+from .templates.contraction import Contraction
+from .templates.gated import Gated, form_gated
+from .templates.products import Product, product_kernels
+from .templates.table import recognised
 
 __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
@@ -59,7 +59,7 @@ def _gated(stage: Stage, g: Gated, f: Forming) -> tuple[Kernel, ...]:
     return stage_kernel(packing, f.buffers), kernel
 
 
-# What schedule/templates.py recognises -> its kernels.
+# What schedule/templates/table.py recognises -> its kernels.
 FORMS: dict[str, Callable[[Stage, Any, Forming], tuple[Kernel, ...]]] = {
     "attention": _attention, "contraction": _contraction, "gated": _gated,
 }  # fmt: skip
