@@ -66,8 +66,6 @@ def observed(call: Any) -> dict[str, Any]:
 
 
 KNOWN = {
-    "lists 46": "heapify of a list from outside leaves the caller's list as it was",
-    "dicts 22": "Counter.update leaves the caller's counter as it was",
     "exceptions 37": "torch.zeros(-1) raises with another text than eager's",
 }
 CASES = [pytest.param(n, marks=pytest.mark.xfail(strict=True, reason=KNOWN[n])) if n in KNOWN else n for n in BEHAVIOURS]

@@ -23,7 +23,7 @@ X = torch.ones(3)
     [
         ({"options": {"max_autotun": True}}, RuntimeError, "unknown option 'max_autotun'; did you mean 'max_autotune'"),
         ({"options": {"triton.cudagraph": True}}, RuntimeError, "did you mean 'triton.cudagraphs'"),
-        ({"options": {"quite_new": True}}, RuntimeError, "unknown option 'quite_new'; options are compile_threads, cpp.simdlen"),
+        ({"options": {"quite_new": True}}, RuntimeError, "unknown option 'quite_new'; options are activation_memory_budget, "),
         ({"options": {"post_grad_custom_post_pass": print}}, RuntimeError, "is an inductor option torchsmith does not have"),
         ({"options": ["max_autotune"]}, TypeError, "options must be a dict, not list"),
         ({"options": {1: True}}, TypeError, "options are named by strings, not by int 1"),

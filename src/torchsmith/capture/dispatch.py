@@ -270,6 +270,8 @@ def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwar
         return _on_miss(dispatcher, fn, args, kwargs)
     except _NAMED as error:
         _by_both_names(error)
+        if isinstance(error, Unsupported):
+            raise error.with_traceback(None) from None  # the program's frames, not ours
         raise
 
 

@@ -205,6 +205,23 @@ def _has_state_in_c(t: type) -> bool:
     return next(base for base in t.__mro__ if not base.__flags__ & 0x200) is not object
 
 
+_OPERATORS_THAT_WRITE = frozenset({"setitem", "delitem"} | {n for n in dir(operator) if n.startswith("i") and "__i" + n[1:] + "__" in dir(operator)})
+
+
+def _may_write_arguments(fn: Any) -> bool:
+    """Is this a function of a module in C that may change a container it is given (heapq.heapify, operator.setitem)? Methods say so
+    themselves (policy.MUTATING)."""
+    if type(fn) is not types.BuiltinFunctionType or not isinstance(fn.__self__, types.ModuleType | None):
+        return False
+    return fn.__name__ in _OPERATORS_THAT_WRITE if fn.__module__ == "_operator" else fn.__module__ != "builtins"
+
+
+def _contents(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [*dict.keys(container), *dict.values(container)]
+    return list(container) if isinstance(container, (list, set)) else []
+
+
 class Machine:
     """One capture in progress."""
 
@@ -512,6 +529,7 @@ class Machine:
     def native(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], plain: bool = False, store: bool = False) -> Any:
         """Run a C function now. plain: arguments are used as they are; store: they are only kept, not looked into."""
         risky = tensors = False
+        lent: list[tuple[Track, list[Any]]] = []  # images that a C function may write, and what they held
         if not plain:
             if not store:
                 for k, a in enumerate(args):
@@ -530,6 +548,9 @@ class Machine:
                     tensors = True
                 elif t is types.FunctionType or t is types.MethodType or t.__flags__ & 0x200:
                     risky = risky or not store
+            if not store and _may_write_arguments(fn):
+                known = [(self.world.tracks.get(id(a)), a) for a in args]
+                lent = [(track, _contents(a)) for track, a in known if track is not None and a is track.image and not track.dirty]
         facts = self.recorder.facts
         if not store and any(type(a) is torch.SymFloat for a in args):
             args = floats.for_native(self, fn, args)
@@ -554,6 +575,10 @@ class Machine:
             raise Raised(e) from None
         finally:
             facts.spoken = spoken
+            for track, before in lent:
+                now = _contents(track.image)
+                if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+                    self.world.change(track)
 
     def _stands_for(self, value: Any) -> bool:
         """Is this what stands for something of the program, and not the thing itself?"""
