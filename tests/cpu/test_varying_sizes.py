@@ -176,6 +176,24 @@ def test_native_at_every_size(name: str) -> None:
             assert not e.breaks and not e.fallbacks and not e.extern_calls and all(g.road == "native" for g in e.graphs), (shape, str(e))
 
 
+def test_sums_of_sizes_that_raise_for_these_may_not_for_1() -> None:
+    """(1, n) and (1, n + 1) do not go together, unless n is 1: the condition asked of n alone is assumed with the exception."""
+
+    def fn(x: Tensor) -> Tensor:
+        wide = F.pad(x, (0, 1))
+        try:
+            torch.broadcast_shapes(x.shape, wide.shape)
+        except RuntimeError:
+            return x * 2
+        return x + wide
+
+    compiled = torchsmith.compile(fn)
+    with torch.inference_mode():
+        for n in (6, 7, 3, 1, 5):
+            x = torch.randn(1, n)
+            torch.testing.assert_close(compiled(x), fn(x))
+
+
 def test_what_raises_for_these_sizes_may_not_for_1() -> None:
     """A size of 1 broadcasts: a graph of the branch behind a mismatch does not serve it."""
 

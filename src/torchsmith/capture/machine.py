@@ -570,6 +570,7 @@ class Machine:
                 args = [floats.pinned(self, a) for a in args]
                 return self.native(fn, args, {k: floats.pinned(self, v) for k, v in kwargs.items()}, plain, store)
             e.__traceback__ = None
+            facts.confirm()
             if e is not self.raised and isinstance(e, _OF_KINDS) and any(map(self._stands_for, (*args, *kwargs.values()))):
                 self.suspects[id(e)] = e
             raise Raised(e) from None

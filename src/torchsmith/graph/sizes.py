@@ -54,6 +54,7 @@ class SizeFacts:
         self.locs: dict[Expr, str] = {}
         self.loc = ""
         self.frozen = False
+        self.passed_over: dict[tuple[str, Expr], None] = {}  # what torch's code was told of sizes at this line without its being assumed
         self.reads_data = False  # the value of a one-element tensor may become a symbol (a graph that stands alone)
         self.loose: frozenset[str] = frozenset()  # inputs, by name: floats that have had too many values to assume one more
         self.sources: dict[str, Any] = {}  # what symbols were made of, where the frontend says so
@@ -300,8 +301,23 @@ class SizeFacts:
         known = self.decide(cond)
         of_more = self.decide(cond, 2) if known is None else None
         if of_more is not None and hint in (of_more, None):
+            self.pass_over(cond, hint)
             return of_more
         return self.ask(cond, hint, loc)
+
+    def pass_over(self, cond: Expr, hint: bool | None) -> None:
+        """Remember an answer that is right for every size as long as nothing raises, so that it was not assumed."""
+        if hint is not None:
+            if self.passed_over and next(iter(self.passed_over))[0] != self.loc:
+                self.passed_over.clear()
+            self.passed_over[self.loc, cond if hint else negate(cond)] = None
+
+    def confirm(self) -> None:
+        """The program sees an exception that other answers at this line might have spared it: assume those that were given."""
+        given, self.passed_over = self.passed_over, {}
+        for loc, cond in given:
+            if loc == self.loc:
+                self.ask(cond, True)
 
     def ask(self, cond: Expr, hint: bool | None, loc: str = "") -> bool:
         """Answer a yes-or-no question about sizes by its hint and assume the answer from now on."""
@@ -533,10 +549,8 @@ class SizeNode:
             self.facts.assume(self.expr, self._loc(file, line))
             return True
         answer = self._decided(file, line)
-        if not answer:  # what raises now may have asked guard_or_false whether a size is 1, and would not raise if it were
-            for x in dict.fromkeys(x for x in walk(self.expr) if isinstance(x, Sym)):
-                size = self.facts.hints[x.name]
-                self.facts.ask(_comparison("ne", x, const(1)), None if size is None else size != 1, self._loc(file, line))
+        if not answer:  # what raises now asked guard_or_false (is this size 1?) on its way, and might not raise if the answer were another
+            self.facts.confirm()
         return answer
 
     def guard_size_oblivious(self, file: Text = "", line: int = 0) -> bool:
@@ -545,11 +559,13 @@ class SizeNode:
     # torch's promise where it asks these two: the answer False (True) is right for every size, the other one only quicker
     def guard_or_false(self, file: Text = "", line: int = 0) -> bool:
         if self.facts.decide(self.expr) is None and not self.hint:
+            self.facts.pass_over(self.expr, self.hint)
             return False
         return self._decided(file, line)
 
     def guard_or_true(self, file: Text = "", line: int = 0) -> bool:
         if self.facts.decide(self.expr) is None and self.hint is not False:
+            self.facts.pass_over(self.expr, self.hint)
             return True
         return self._decided(file, line)
 
