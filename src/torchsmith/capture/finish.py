@@ -499,8 +499,10 @@ def finished(m: Any, result: Any) -> Captured:
     """Close the graph and say how the result is made."""
     world = m.world
     b = _Builder(m)
+    owners = {t.source for t in world.changed if t.attrs}  # whose attributes are written one by one, deletions too: their __dict__ says how it ends
     for track in world.changed:
-        track.dirty = track.dirty and not _is_as_it_was(world, track)
+        is_own = isinstance(track.source, Attr) and track.source.via == "own" and track.source.base in owners
+        track.dirty = track.dirty and (is_own or not _is_as_it_was(world, track))
     world.changed = [t for t in world.changed if t.dirty or t.attrs or t.appended]
     grad = m.grad != m.grad_before
     has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or grad or m.gradients.changes() or m.gradients.own())
