@@ -265,6 +265,33 @@ def test_cosine_schedule() -> None:
         torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-3)
 
 
+@pytest.mark.parametrize("name, most", [("CosineAnnealingLR", 3), ("MultiStepLR", 6)])
+def test_schedules_inside_of_the_step(name: str, most: int) -> None:
+    """cos of a counter is computed anew in each call; whether it is a milestone is a guard for each of those."""
+    arguments = {"CosineAnnealingLR": (20,), "MultiStepLR": ([3, 5],)}[name]
+
+    def trained(compiled: bool) -> list[Tensor]:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = getattr(torch.optim.lr_scheduler, name)(optimizer, *arguments)
+
+        def step(x: Tensor, y: Tensor) -> None:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+        run = torchsmith.compile(step, fullgraph=True) if compiled else step
+        for x, y in batches(8):
+            run(x, y)
+        return [*model.parameters(), torch.tensor(optimizer.param_groups[0]["lr"])]
+
+    with recording() as got:
+        ours = trained(True)
+    torch.testing.assert_close(ours, trained(False))
+    assert sum(e.kind == "recompile" for e in got) < most
+
+
 def test_the_example_learns(tmp_path: Any) -> None:
     """examples/train in a tiny size: the loss falls, the compiled run follows the eager one, and the picture is drawn."""
     import runpy

@@ -458,7 +458,7 @@ def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn in _STATIC:
         return m.native(fn, args, kwargs)
     if module in policy.PURE_MODULES and not (module == "builtins" and fn.__name__ in policy.IMPURE_BUILTINS):
-        if module == "math" and any(map(floats.varies, args)):
+        if module == "math" and (any(map(floats.varies, args)) or (fn in floats.BY_PYTHON and any(type(a) is torch.SymFloat for a in args))):
             return floats.apply(m, fn, args, kwargs)
         by_name = _OPERATOR_ROWS.get(fn)
         if by_name is not None:

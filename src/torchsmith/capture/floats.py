@@ -50,6 +50,11 @@ _PURE: frozenset[Any] = frozenset({
     *(f for f in vars(math).values() if callable(f) and f not in (math.prod, math.fsum, math.sumprod if hasattr(math, "sumprod") else None)),
     total, add_float32, add_float64, round, divmod, pow, abs, int, float, operator.floordiv, operator.mod, operator.pow, operator.ifloordiv, operator.imod, operator.ipow,
 })  # fmt: skip
+# Functions that expressions on sizes lack: their values are computed anew in each call, where the number comes from outside (a counter)
+BY_PYTHON = frozenset({
+    math.cos, math.sin, math.tan, math.acos, math.asin, math.atan, math.atan2, math.exp, math.expm1, math.log, math.log2, math.log10,
+    math.log1p, math.cosh, math.sinh, math.tanh, math.erf, math.erfc, math.gamma, math.lgamma, math.hypot,
+})  # fmt: skip
 _ARITHMETIC = frozenset({*_EXACT, operator.pow, operator.neg, pow, math.sqrt})
 _KEEPING = frozenset({operator.neg, operator.pos, operator.setitem, bool, tuple, list, types.MethodType, object, slice, operator.truth, operator.not_})
 _WHOLE = 2**53  # integers below it are exact as float64

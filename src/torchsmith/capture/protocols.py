@@ -239,7 +239,19 @@ def contains(m: Any, container: Any, item: Any) -> bool:
     if t in (list, tuple) and (_has_objects(container) or type(item) not in SCALARS):
         body = _operand(m, container)
         return any(m.world.canonical(x) is m.world.canonical(item) or truth(m, compare(m, "==", x, item)) for x in body)
+    if type(item) is torch.SymInt and (issubclass(t, dict) or t in (set, frozenset)):
+        return _key_of(m, container, item) is not MISSING
     return bool(m.native(operator.contains, [container, item], {}))
+
+
+def _key_of(m: Any, container: Any, number: Any) -> Any:
+    """The key that a number that varies is, or MISSING: one comparison, and one guard, for each key it might be. A symbol has no hash."""
+    body = _operand(m, container)
+    keys = [k for k in body if type(k) in (int, float, bool, *_SYMBOLS)]
+    if len(keys) != len(body) or len(keys) > 16:
+        number = floats.pinned(m, number)
+        return number if number in body else MISSING
+    return next((k for k in keys if truth(m, compare(m, "==", number, k))), MISSING)
 
 
 def _has_objects(items: Any) -> bool:
@@ -318,9 +330,11 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
         return _item_outside(m, track, key)
     if issubclass(type(obj), type):
         return m.native(operator.getitem, [obj, key], {}) if not special(m, type(obj), "__getitem__") else None
-    if t is defaultdict and key not in (track.image if track is not None else obj):
+    if t is defaultdict and (key := floats.pinned(m, key)) not in (track.image if track is not None else obj):
         return _make_default(m, m.world.change(track) if track is not None else obj, key)
     if issubclass(type(obj), dict):
+        found = _key_of(m, obj, key) if type(key) is torch.SymInt else key
+        key = floats.pinned(m, key) if found is MISSING else found
         missing = special(m, t, "__missing__")
         if missing is not None and not dict.__contains__(obj if track is None else track.image, key):
             return m.call(missing, [obj, key], {})
