@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import torchsmith
 
@@ -91,3 +95,19 @@ def test_sizes_that_are_never_asked_about():
     assert torch.equal(stated(x), states(x))
     with pytest.raises(RuntimeError, match="Expected cond"):
         stated(torch.randn(2, 4))
+
+
+def test_numbers_of_tensors_as_keys() -> None:
+    """Such a number has no hash while it is a symbol: that is a break, and no exception that a block of the program may swallow."""
+
+    def fn(x: Tensor) -> tuple[Any, ...]:
+        n, z = x.argmax().item(), -1
+        with contextlib.suppress(TypeError):
+            d, s = {n: 1, (n, "z"): 2}, {(n, n), n}
+            z = d[n, "z"] + d[n] + len(s)
+        return z, x + 1
+
+    compiled = torchsmith.compile(fn, backend="eager")
+    for k in range(3):
+        x = torch.nn.functional.one_hot(torch.tensor(k), 4).float()
+        assert compiled(x)[0] == fn(x)[0] == 5

@@ -216,6 +216,10 @@ def _may_write_arguments(fn: Any) -> bool:
     return fn.__name__ in _OPERATORS_THAT_WRITE if fn.__module__ == "_operator" else fn.__module__ != "builtins"
 
 
+def _holds_symbols(value: Any) -> bool:
+    return type(value) in _SYMBOLS or (type(value) in (tuple, list) and any(map(_holds_symbols, value)))
+
+
 def _contents(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [*dict.keys(container), *dict.values(container)]
@@ -566,9 +570,9 @@ class Machine:
         except (Unsupported, Raised):
             raise
         except Exception as e:  # the program's exception: a handler of the program may take it
-            if any(type(a) in _SYMBOLS for a in (*args, *kwargs.values())):  # or the symbol's: it cannot be hashed, for one
-                args = [floats.pinned(self, a) for a in args]
-                return self.native(fn, args, {k: floats.pinned(self, v) for k, v in kwargs.items()}, plain, store)
+            if any(map(_holds_symbols, (*args, *kwargs.values()))):  # or the symbol's: it cannot be hashed, for one
+                args = [self.with_numbers(a) for a in args]
+                return self.native(fn, args, {k: self.with_numbers(v) for k, v in kwargs.items()}, plain, store)
             e.__traceback__ = None
             facts.confirm()
             if e is not self.raised and isinstance(e, _OF_KINDS) and any(map(self._stands_for, (*args, *kwargs.values()))):
@@ -580,6 +584,12 @@ class Machine:
                 now = _contents(track.image)
                 if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
                     self.world.change(track)
+
+    def with_numbers(self, value: Any) -> Any:
+        """The numbers at hand in the place of symbols, in tuples and lists too."""
+        if type(value) in _SYMBOLS:
+            return floats.pinned(self, value)
+        return type(value)(map(self.with_numbers, value)) if _holds_symbols(value) else value
 
     def _stands_for(self, value: Any) -> bool:
         """Is this what stands for something of the program, and not the thing itself?"""

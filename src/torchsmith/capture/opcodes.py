@@ -528,7 +528,7 @@ def op_BUILD_SET(f: Frame, i: Instr) -> None:
 @op()
 def op_BUILD_MAP(f: Frame, i: Instr) -> None:
     items = _take(f, 2 * i.arg)
-    f.stack.append(f.machine.native(lambda: dict(zip(items[::2], items[1::2])), [], {}))
+    f.stack.append(f.machine.native(lambda keys: dict(zip(keys, items[1::2])), [items[::2]], {}, store=True))
 
 
 @op()

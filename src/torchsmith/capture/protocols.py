@@ -330,11 +330,11 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
         return _item_outside(m, track, key)
     if issubclass(type(obj), type):
         return m.native(operator.getitem, [obj, key], {}) if not special(m, type(obj), "__getitem__") else None
-    if t is defaultdict and (key := floats.pinned(m, key)) not in (track.image if track is not None else obj):
+    if t is defaultdict and (key := m.with_numbers(key)) not in (track.image if track is not None else obj):
         return _make_default(m, m.world.change(track) if track is not None else obj, key)
     if issubclass(type(obj), dict):
         found = _key_of(m, obj, key) if type(key) is torch.SymInt else key
-        key = floats.pinned(m, key) if found is MISSING else found
+        key = m.with_numbers(key) if found is MISSING else m.with_numbers(found)
         missing = special(m, t, "__missing__")
         if missing is not None and not dict.__contains__(obj if track is None else track.image, key):
             return m.call(missing, [obj, key], {})
