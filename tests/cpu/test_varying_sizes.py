@@ -176,6 +176,21 @@ def test_native_at_every_size(name: str) -> None:
             assert not e.breaks and not e.fallbacks and not e.extern_calls and all(g.road == "native" for g in e.graphs), (shape, str(e))
 
 
+def test_reshapes_that_are_views_of_these_sizes() -> None:
+    """Sizes that are symbols, strides that suit these: what eager's view shares with its input is shared, and other sizes compile anew."""
+
+    def fn(x: Tensor) -> Tensor:
+        x.reshape(5, 25).add_(1)
+        return x * 2
+
+    compiled = torchsmith.compile(fn, dynamic=True)
+    for order in ((2, 0, 1), (0, 1, 2), (1, 2, 0), (2, 0, 1)):
+        base = torch.arange(125.0).view(5, 5, 5)
+        a, b = base.clone().permute(order), base.clone().permute(order)
+        torch.testing.assert_close(compiled(b), fn(a))
+        torch.testing.assert_close(b, a)
+
+
 def test_sums_of_sizes_that_raise_for_these_may_not_for_1() -> None:
     """(1, n) and (1, n + 1) do not go together, unless n is 1: the condition asked of n alone is assumed with the exception."""
 

@@ -57,7 +57,7 @@ class _Reader:
     def __init__(self, program: Any, name: str) -> None:
         self.program, self.name = program, name
         self.facts = SizeFacts()
-        self.facts.reads_data = True
+        self.facts.reads_data = self.facts.is_promise = True
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
         self.made: dict[fx.Node, Any] = {}

@@ -30,7 +30,7 @@ class Foreign:
         """`examples`: per placeholder a fake or real tensor or a number, used where its meta["val"] says nothing, or always; `constant`:
         numbers of those that are parameters or buffers."""
         self.facts = SizeFacts()
-        self.facts.reads_data = True
+        self.facts.reads_data = self.facts.is_promise = True
         self.theirs: dict[str, Any] = {}  # our symbol -> the other capture's number
         self.ours: dict[Any, Any] = {}  # their expression -> our number
         self.module = fx.GraphModule(gm, _copy(gm.graph))

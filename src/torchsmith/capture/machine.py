@@ -574,7 +574,8 @@ class Machine:
                 args = [self.with_numbers(a) for a in args]
                 return self.native(fn, args, {k: self.with_numbers(v) for k, v in kwargs.items()}, plain, store)
             e.__traceback__ = None
-            facts.confirm()
+            if isinstance(e, (RuntimeError, ValueError, IndexError)) and (tensors or any(map(_holds_symbols, args))):
+                facts.confirm()
             if e is not self.raised and isinstance(e, _OF_KINDS) and any(map(self._stands_for, (*args, *kwargs.values()))):
                 self.suspects[id(e)] = e
             raise Raised(e) from None
@@ -902,6 +903,7 @@ def capture(
     m.probing, m.error_mode = probe, error_mode
     m.is_whole = close is not finish.finished
     m.recorder.facts.reads_data = m.is_whole or reads
+    m.recorder.facts.is_promise = m.is_whole
     m.counts = counts
     m.recorder.given = given or {}
     m.recorder.dynamic = dynamic

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
 from ..autocast import FUNCTIONS
-from ..layout import SymTypes, broadcast, hint_of, is_channels_last, is_contiguous, is_one, matches, same, suggest_format
+from ..layout import SymTypes, broadcast, hint_of, is_channels_last, is_contiguous, is_one, likely, matches, same, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
 from .views import axis, infer, view_strides
@@ -63,19 +63,24 @@ def _batches(trace: Tracing, a: Tensor, b: Tensor) -> Tensor:
 
 @function_rule(torch.reshape, Tensor.reshape, aten.reshape.default)
 def reshape(trace: Tracing, call: Any, self: Tensor, *shape: Any, **kwargs: Any) -> Tensor:
-    """A view where the memory allows it for all sizes, else of a copy. Torch asks for which sizes a view would do as well."""
+    """A view where the memory allows it for all sizes, or for those at hand, which are assumed then; else of a copy."""
     size = kwargs.get("shape") or (shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
     if not self._has_symbolic_sizes_strides and not any(isinstance(s, SymTypes) for s in size):
         return call(self, *shape, **kwargs)  # type: ignore[no-any-return]
     new = infer(size, self.numel())
-    return (self if _shows(self, new) else self.clone(memory_format=torch.contiguous_format)).view(new)
+    return (self if _shows(self, new, trace.facts.is_promise) else self.clone(memory_format=torch.contiguous_format)).view(new)
 
 
-def _shows(t: Tensor, new: Any) -> bool:
-    """Is a view of sizes `new` possible?"""
+def _shows(t: Tensor, new: Any, for_all: bool) -> bool:
+    """Is a view of sizes `new` possible? for_all: nothing is assumed of sizes other than 1."""
     if is_contiguous(t) or view_strides(t.shape, t.stride(), new) is not None:
         return True
-    return any(hint_of(n) == 1 for n in t.shape) and view_strides(with_ones(t), t.stride(), new) is not None
+    if any(hint_of(n) == 1 for n in t.shape) and view_strides(with_ones(t), t.stride(), new) is not None:
+        return True
+    shape, strides, sizes = ([hint_of(n) for n in ns] for ns in (t.shape, t.stride(), new))
+    if for_all or None in (*shape, *strides, *sizes) or view_strides(shape, strides, sizes) is None:
+        return False
+    return view_strides(t.shape, t.stride(), new, lambda a, b: same(a, b) or likely(a == b)) is not None
 
 
 def with_ones(t: Tensor) -> list[Any]:
