@@ -76,27 +76,12 @@ static int32_t align(ts_call *call, ts_tensor *in) {
   return TSM_OK;
 }
 
+static int32_t move_far(void *call, void *to, const void *from, int64_t bytes) {
+  return cuda_copy(((ts_call *)call)->far, to, from, bytes) ? TSM_ERROR_DEVICE : TSM_OK;
+}
+
 static int32_t copy(ts_call *call, char *to, const int64_t *into, const char *from, const int64_t *step, int32_t ndim, const int64_t *sizes, size_t item) {
-  int64_t at[ndim + 1], run = 1;
-  int32_t outer = ndim; /* dimensions before those that lie without gaps on both sides */
-  for (int32_t k = 0; k < ndim; k++) {
-    if (sizes[k] == 0) return TSM_OK;
-    at[k] = 0;
-  }
-  while (outer && (sizes[outer - 1] == 1 || (step[outer - 1] == run && into[outer - 1] == run))) run *= sizes[--outer];
-  for (;;) {
-    if (cuda_copy(call->far, to, from, run * (int64_t)item)) return TSM_ERROR_DEVICE;
-    int32_t k = outer - 1;
-    for (; k >= 0; k--) {
-      from += step[k] * (int64_t)item;
-      to += into[k] * (int64_t)item;
-      if (++at[k] < sizes[k]) break;
-      from -= step[k] * sizes[k] * (int64_t)item;
-      to -= into[k] * sizes[k] * (int64_t)item;
-      at[k] = 0;
-    }
-    if (k < 0) return TSM_OK;
-  }
+  return ts_copy_runs(move_far, call, to, into, from, step, ndim, sizes, item);
 }
 
 static void *take(ts_call *call, int64_t bytes) { return cuda_take(call->far, bytes); }

@@ -107,15 +107,20 @@ bool ts_dense(int32_t ndim, const int64_t *sizes, int64_t *strides, int64_t *cou
   return fits || is_empty;
 }
 
-void ts_copy(char *to, const int64_t *into, const char *from, const int64_t *step, int32_t ndim, const int64_t *sizes, size_t item) {
-  int64_t at[ndim + 1];
+int32_t ts_copy_runs(
+    ts_move *move, void *context, char *to, const int64_t *into, const char *from, const int64_t *step, int32_t ndim, const int64_t *sizes, size_t item
+) {
+  int64_t at[ndim + 1], run = 1;
+  int32_t outer = ndim; /* dimensions before those that lie without gaps on both sides */
   for (int32_t k = 0; k < ndim; k++) {
-    if (sizes[k] == 0) return;
+    if (sizes[k] == 0) return TSM_OK;
     at[k] = 0;
   }
+  while (outer && (sizes[outer - 1] == 1 || (step[outer - 1] == run && into[outer - 1] == run))) run *= sizes[--outer];
   for (;;) {
-    memcpy(to, from, item);
-    int32_t k = ndim - 1;
+    int32_t rc = move(context, to, from, run * (int64_t)item);
+    if (rc) return rc;
+    int32_t k = outer - 1;
     for (; k >= 0; k--) {
       from += step[k] * (int64_t)item;
       to += into[k] * (int64_t)item;
@@ -124,8 +129,18 @@ void ts_copy(char *to, const int64_t *into, const char *from, const int64_t *ste
       to -= into[k] * sizes[k] * (int64_t)item;
       at[k] = 0;
     }
-    if (k < 0) return;
+    if (k < 0) return TSM_OK;
   }
+}
+
+static int32_t move_here(void *context, void *to, const void *from, int64_t bytes) {
+  (void)context;
+  memcpy(to, from, (size_t)bytes);
+  return TSM_OK;
+}
+
+void ts_copy(char *to, const int64_t *into, const char *from, const int64_t *step, int32_t ndim, const int64_t *sizes, size_t item) {
+  ts_copy_runs(move_here, NULL, to, into, from, step, ndim, sizes, item);
 }
 
 /* ---------------------------------------------------------------- checks */

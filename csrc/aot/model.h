@@ -89,6 +89,11 @@ static inline bool ts_increase(int64_t *value, int64_t by) { return !__builtin_a
 TS_HIDDEN bool ts_span(int32_t ndim, const int64_t *sizes, const int64_t *strides, size_t item, int64_t *bytes);
 /* Row-major strides into `strides`; *count (or NULL): elements. */
 TS_HIDDEN bool ts_dense(int32_t ndim, const int64_t *sizes, int64_t *strides, int64_t *count);
+/* Copies elements of `item` bytes between two layouts, `move` a run that lies without gaps on both sides at a time. Sizes and strides in elements. */
+typedef int32_t ts_move(void *context, void *to, const void *from, int64_t bytes);
+TS_HIDDEN int32_t ts_copy_runs(
+    ts_move *move, void *context, char *to, const int64_t *into, const char *from, const int64_t *step, int32_t ndim, const int64_t *sizes, size_t item
+);
 /* Elements of any strides into memory of any other: what ts_span found for `into` has room. */
 TS_HIDDEN void ts_copy(char *to, const int64_t *into, const char *from, const int64_t *step, int32_t ndim, const int64_t *sizes, size_t item);
 

@@ -24,8 +24,9 @@ from ..graph.outputs import FreshNode, InputNumber, Outputs, ViewOf, describe_ou
 from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..graph.tracing import device_of, make_unseen, remember_device
-from ..graph.values import Node, Step
+from ..graph.values import Node, Step, inputs_of
 from ..ir.expr import Expr, Sym, walk
+from ..ir.nested import leaves
 from ..ir.program import Symbol
 from .recompute import Choice, choose
 
@@ -117,7 +118,7 @@ class Joint:
             if not isinstance(row, ViewOf) or not t.requires_grad:
                 continue
             steps = self.rec.value_of(t).steps
-            plain = not any(isinstance(x, (Expr, Node)) for s in steps for x in _flat((s.args, tuple(s.kwargs.values()))))
+            plain = not any(isinstance(x, (Expr, Node)) for s in steps for x in leaves(s.args, s.kwargs))
             if isinstance(row.of, int):
                 rows.append((k, ("input", row.of), steps if plain else None))
             else:
@@ -160,7 +161,7 @@ class Joint:
         for node in reversed(nodes):
             if id(node) in needed or (node.effect and node.target is not aten.clone.default):
                 live.append(node)
-                needed.update(id(a) for a in _nodes((node.args, tuple(node.kwargs.values()))))
+                needed.update(id(a) for a in inputs_of(node))
         if self.choice is None:
             self._choose(live, outputs)
         for node in reversed(live):
@@ -180,7 +181,7 @@ class Joint:
 
     def _choose(self, live: list[Node], outputs: Outputs) -> None:
         """What the backward pass made of the nodes `live` keeps, and what it computes again."""
-        read = [a for n in live for a in _nodes((n.args, tuple(n.kwargs.values())))]
+        read = [a for n in live for a in inputs_of(n)]
         read += [row.node for row in outputs.results if isinstance(row, FreshNode)]
         earlier = {id(n) for n in self.earlier}
         shown = frozenset(id(r.node) for r in self.outputs.results if isinstance(r, FreshNode))
@@ -339,20 +340,8 @@ def _tangent(t: torch.Tensor) -> torch.Tensor:
     return remember_device(made, device_of(t))
 
 
-def _flat(v: Any) -> Iterable[Any]:
-    if isinstance(v, (tuple, list)):
-        for x in v:
-            yield from _flat(x)
-    else:
-        yield v
-
-
-def _nodes(v: Any) -> list[Node]:
-    return [x for x in _flat(v) if isinstance(x, Node)]
-
-
 def _exprs(v: Any) -> Iterable[Expr]:
-    for x in _flat(v):
+    for x in leaves(v):
         if isinstance(x, Expr):
             yield x
         elif isinstance(x, TensorSpec):
@@ -367,7 +356,7 @@ def _swapped(v: Any, swap: dict[int, Node]) -> Any:
 
 def _constants(rec: Recording, nodes: list[Node], results: Sequence[Any], write_backs: Sequence[tuple[int, Node]]) -> dict[str, Any]:
     """The constants that these nodes use."""
-    used = {id(a) for n in nodes for a in _nodes((n.args, tuple(n.kwargs.values())))}
+    used = {id(a) for n in nodes for a in inputs_of(n)}
     used |= {id(r.node) for r in results if isinstance(r, FreshNode)} | {id(n) for _, n in write_backs}
     rows = [(n, c) for n, c in zip(rec.const_nodes, rec.consts, strict=True) if id(n) in used]
     for k, (n, _) in enumerate(rows):

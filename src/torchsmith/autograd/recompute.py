@@ -18,7 +18,7 @@ import torch
 
 from ..codes import Unsupported
 from ..graph.spec import TensorSpec
-from ..graph.values import Node
+from ..graph.values import Node, inputs_of
 from ..ir.expr import Const
 
 aten = torch.ops.aten
@@ -83,18 +83,6 @@ class _Problem:
         again = frozenset(id(n) for i, n in enumerate(self.nodes) if not reached[2 * i])
         kept = (n for i, n in enumerate(self.nodes) if reached[2 * i] and not reached[2 * i + 1] and id(n) not in self.free)
         return again, sum(int(keeping(n)) for n in kept)
-
-
-def inputs_of(node: Node) -> list[Node]:
-    return [x for x in _flat((node.args, tuple(node.kwargs.values()))) if isinstance(x, Node)]
-
-
-def _flat(v: Any) -> Iterable[Any]:
-    if isinstance(v, (tuple, list)):
-        for x in v:
-            yield from _flat(x)
-    else:
-        yield v
 
 
 def _numel(spec: TensorSpec) -> int:

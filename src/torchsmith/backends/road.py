@@ -21,6 +21,7 @@ from ..graph.functionalise import functionalise
 from ..graph.sizes import SizeFacts
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, TensorSpec, ViewOutput
 from ..ir.expr import Const
+from ..ir.nested import leaves
 from ..options import Options
 from ..pipeline import Compiled, Report, run_captured
 from .registry import BadResult, Choice
@@ -146,7 +147,7 @@ def difference(results: Any, expected: Sequence[Tensor | None]) -> str:
 
 def of_captured(gm: torch.fx.GraphModule) -> list[Tensor | None]:
     """The tensors that a captured graph gives; None for a number."""
-    vals = [r.meta.get("val") if isinstance(r, torch.fx.Node) else None for r in _flat(gm.graph.output_node().args[0])]
+    vals = [r.meta.get("val") if isinstance(r, torch.fx.Node) else None for r in leaves(gm.graph.output_node().args[0])]
     return [(v.dtype, tuple(n if type(n) is int else None for n in v.shape)) if isinstance(v, torch.Tensor) else None for v in vals]
 
 
@@ -162,10 +163,6 @@ def of_functional(fg: FunctionalGraph) -> list[Tensor | None]:
         return spec.dtype, tuple(int(e.value) if isinstance(e, Const) else None for e in spec.shape)
 
     return [known(out) for out in fg.outputs]
-
-
-def _flat(value: Any) -> list[Any]:
-    return [x for v in value for x in _flat(v)] if isinstance(value, (tuple, list)) else [value]
 
 
 def _writes(gm: torch.fx.GraphModule) -> bool:

@@ -18,7 +18,7 @@ from .outputs import FreshNode, InputNumber, Number, Outputs, ViewOf
 from .schema import info
 from .sizes import SizeFacts, print_condition
 from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec, ViewOutput
-from .values import Node
+from .values import Node, inputs_of
 
 if TYPE_CHECKING:
     from .functionalise import Recording
@@ -46,7 +46,7 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
             return [lower(x) for x in v]
         return v
 
-    used = {id(final(a)) for n in live for a in _inputs_of(n)} | {id(final(n)) for _, n in outputs.write_backs}
+    used = {id(final(a)) for n in live for a in inputs_of(n)} | {id(final(n)) for _, n in outputs.write_backs}
     # written and viewed inputs too: whoever makes the result must know what they are
     used |= {id(rec.placeholders[number]) for number, _ in outputs.write_backs}
     used |= {id(rec.placeholders[o.of]) for o in outputs.results if isinstance(o, ViewOf) and isinstance(o.of, int)}
@@ -108,22 +108,6 @@ def _meta(made: fx.Node, node: Node) -> fx.Node:
     return made
 
 
-def _inputs_of(node: Node) -> list[Node]:
-    found: list[Node] = []
-
-    def look(v: Any) -> None:
-        if isinstance(v, Node):
-            found.append(v)
-        elif isinstance(v, (list, tuple)):
-            for x in v:
-                look(x)
-
-    look(node.args)
-    for v in node.kwargs.values():
-        look(v)
-    return found
-
-
 def _live(rec: Recording, outputs: Outputs) -> list[Node]:
     """Nodes that an output, a write-back or an effect needs, in program order."""
     needed = {id(n.node) for n in outputs.results if isinstance(n, FreshNode)} | {id(n) for _, n in outputs.write_backs}
@@ -131,7 +115,7 @@ def _live(rec: Recording, outputs: Outputs) -> list[Node]:
     for node in reversed(rec.nodes):
         if id(node) in needed or (node.effect and node.target is not torch.ops.aten.clone.default):
             kept.append(node)
-            needed.update(id(a) for a in _inputs_of(node))
+            needed.update(id(a) for a in inputs_of(node))
     kept.reverse()
     return kept
 

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from ..codes import Unsupported
 from ..ir.expr import Expr, Sym, walk
+from ..ir.nested import leaves
 from .canonical import emit_graph
 from .layout import SymTypes, clamp_index, from_front, hint_of, is_shape, overlaps
 from .outputs import describe_outputs
@@ -91,7 +92,7 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     for node in gm.graph.nodes:
         recording.facts.loc = node.meta.get("loc") or ""
         if node.op == "output":
-            return _flat(fx.map_arg(node.args[0], env.__getitem__))
+            return leaves(fx.map_arg(node.args[0], env.__getitem__))
         args, kwargs = (fx.map_arg((node.args, node.kwargs), env.__getitem__)) if node.op != "placeholder" else ((), {})
         recording.note_autocast()
         env[node] = calls[node.op](node, args, kwargs)
@@ -136,14 +137,6 @@ def _attribute(gm: fx.GraphModule, path: Any) -> Any:
     for part in str(path).split("."):
         found = getattr(found, part)
     return found
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, (tuple, list)):
-        return [x for v in value for x in _flat(v)]
-    if isinstance(value, dict):
-        return [x for v in value.values() for x in _flat(v)]
-    return [value]
 
 
 def _is_tracing(t: torch.Tensor) -> bool:

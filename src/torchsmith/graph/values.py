@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from ..codes import Unsupported
 from ..ir.expr import Expr
+from ..ir.nested import leaves
 from .layout import Size, same
 from .spec import TensorSpec
 
@@ -39,6 +40,11 @@ class Node:
     effect: bool = False
     view_of: Node | None = None  # the node whose memory eager would show through this one
     name: str = ""
+
+
+def inputs_of(node: Node) -> list[Node]:
+    """Nodes among the arguments, one as often as it stands there."""
+    return [x for x in leaves(node.args, node.kwargs) if isinstance(x, Node)]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -13,6 +13,7 @@ from . import dtype as dt
 from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
 from .kernel import Block, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
+from .nested import leaves
 from .ops import OPS
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Segment, State, Taken
 from .print import print_element
@@ -325,7 +326,7 @@ class _Body:
 
     def extern(self, x: Extern) -> None:
         names: list[str] = []
-        for e in _flat((*x.args, *(v for _, v in x.kwargs))):
+        for e in leaves(x.args, [v for _, v in x.kwargs]):
             if isinstance(e, BufArg):
                 names.append(e.buf)
             elif isinstance(e, Expr):
@@ -433,14 +434,6 @@ def verify_result(r: Result, inputs: tuple[str, ...], buffers: dict[str, Buffer]
             fail("results", f"a view with {len(r.shape)} sizes and {len(r.strides)} strides")
     elif not isinstance(r, SizeResult):
         fail("results", f"{r!r} is no result")
-
-
-def _flat(args: Iterable[Any]) -> Iterator[Any]:
-    for a in args:
-        if isinstance(a, tuple):
-            yield from _flat(a)
-        else:
-            yield a
 
 
 # ---------------------------------------------------------------- Kernel
@@ -601,7 +594,7 @@ class _Steps:
                 fail("host", f"the host cannot evaluate {node!r}", at)
 
     def call(self, s: Call) -> None:
-        for a in _flat((*s.extern.args, *(v for _, v in s.extern.kwargs))):
+        for a in leaves(s.extern.args, [v for _, v in s.extern.kwargs]):
             if isinstance(a, BufArg):
                 self._known(a.buf, s)
                 self._given(a.buf, s)
@@ -696,7 +689,7 @@ def _names(step: Any, plan: Plan) -> Iterator[str]:
     if isinstance(step, Launch):
         yield from step.bufs
     elif isinstance(step, Call):
-        yield from (a.buf for a in _flat((*step.extern.args, *(v for _, v in step.extern.kwargs))) if isinstance(a, BufArg))
+        yield from (a.buf for a in leaves(step.extern.args, [v for _, v in step.extern.kwargs]) if isinstance(a, BufArg))
         yield from (n for n in step.extern.outs if n)
     elif isinstance(step, PlanCond):
         for s in (*step.then, *step.orelse):

@@ -21,6 +21,7 @@ from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, Output, Size
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, convert, op, walk
+from ..ir.nested import leaves
 from ..ir.program import (
     Bind,
     Buffer,
@@ -346,7 +347,7 @@ def _lower_node(cx: Builder, node: fx.Node, env: dict[fx.Node, Value]) -> Value:
     args, kwargs = values
     if not isinstance(node.target, torch._ops.OpOverload):
         return _lower_python(cx, node, args)
-    for value in _flatten(args, kwargs):
+    for value in leaves(args, kwargs):
         if isinstance(value, Opaque):
             raise Unsupported("LOW001", at=cx.loc, detail=f"{value.spec.dtype} in {cx.origin}")
     for spec in cx.spec if isinstance(cx.spec, (tuple, list)) else (cx.spec,):
@@ -371,7 +372,7 @@ def _touches_opaque(cx: Builder, *values: Any) -> bool:
     """Is an operand or a result of a dtype that no expression has?"""
     specs = cx.spec if isinstance(cx.spec, (tuple, list)) else (cx.spec,)
     made = [ir_dtype(s.dtype, cx.loc) for s in specs if isinstance(s, TensorSpec)]
-    used = [v.dtype for v in _flatten(*values) if isinstance(v, (Pair, Ref))]
+    used = [v.dtype for v in leaves(*values) if isinstance(v, (Pair, Ref))]
     return any(d.kind == "opaque" for d in (*made, *used))
 
 
@@ -402,18 +403,6 @@ def _is_small_complex(cx: Builder, bound: list[Any]) -> bool:
     """
     values = [v for v in (*bound, cx.out) if isinstance(v, (Ref, Pair, TensorSpec))]
     return any(isinstance(v, complex) for v in bound) or cx.is_ours(*(v.shape for v in values))
-
-
-def _flatten(*values: Any) -> list[Any]:
-    flat = []
-    for v in values:
-        if isinstance(v, (tuple, list)):
-            flat.extend(_flatten(*v))
-        elif isinstance(v, dict):
-            flat.extend(_flatten(*v.values()))
-        else:
-            flat.append(v)
-    return flat
 
 
 # arithmetic on sizes that the graph kept as nodes

@@ -28,13 +28,14 @@ from . import deps
 from .access import Access, collect, map_folds, merge_table, simplify
 from .deps import estimate, free_axes, numel
 from .fusion.fuse import guard, simple_axes
-from .fusion.group import Group, Grouper, stage_work
+from .fusion.group import Group, Grouper, is_ordered, stage_work
 from .fusion.split import contiguous_axis
 from .kernels import NOTHING, Decisions, Own, formed
 from .loops.axes import collapse, order_axes, split_axes
 from .loops.build import finish
 from .loops.draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
 from .loops.folds import dedupe, merge_folds, tidy_fold
+from .loops.special import Walk
 from .memory.layouts import choose_layouts
 from .templates.block_products import parts_of_sum, product_in, product_of, product_tiles
 
@@ -99,29 +100,10 @@ class BlockGrouper(Grouper):
             return self.chance.random() < 0.5
         return True
 
-
     def is_deep(self, m: Stage, kept: set[Axis]) -> bool:
         """Would a long Fold run once for each step of an inner loop? Whoever reads its value would compute it again, too."""
         folds = [f for f in walk(*deps.stage_exprs(m)) if isinstance(f, Fold)]
         return any(not free_axes(f) <= kept and numel(f.extents) > SHORT for f in folds if free_axes(f) & {a for a, _ in m.axes})
-
-
-def is_ordered(s: Stage) -> bool:
-    """Stages that form a kernel alone."""
-    return s.scan or bool(s.lets) or any(
-        t.mode != "set" or not t.unique or t.mask is not None or simple_axes(s, t) is None for t in s.stores
-    )
-
-
-def group_blocks(body: tuple[Element, ...], buffers: Mapping[str, Buffer], options: Options, target: Target) -> list[Group | Element]:
-    grouper = BlockGrouper(buffers, options, target)
-    items: list[Group | Element] = []
-    for e in body:
-        if isinstance(e, Stage):
-            grouper.add(items, e)
-        else:
-            items.append(e)
-    return items
 
 
 # ---------------------------------------------------------------- one group
@@ -421,60 +403,44 @@ def build_ordered(group: Group, buffers: Mapping[str, Buffer], name: str, option
     """Scans, scatters and partial stores. Scans walk their axis one by one; scatters that accumulate are atomic where the device can, else
     axes that do not index the store are walked in order; of several that set one element any may win, as in eager."""
     (s,) = group.members
-    memo: dict[Expr, Expr] = {}
-    extents = dict(s.axes) | deps.fold_extents(*deps.stage_exprs(s))
-
-    def sim(e: Expr) -> Expr:
-        return simplify(e, extents, memo)
-
-    scan = s.axes[-1:] if s.scan else ()
-    free: Axes = list(s.axes[:-1] if s.scan else s.axes)
-    serial: Axes = []
     atomic = all(t.mode == "set" or buffers[t.buf].dtype in ATOMIC.get(t.mode, ()) for t in s.stores) and not s.scan
-    if any(t.mode != "set" for t in s.stores) and not atomic:
-        serial = [x for x in free if not all(x[0] in t.index for t in s.stores)]
-        free = [x for x in free if x not in serial]
-    body: list[Stmt] = [Let(v, sim(e)) for v, e in s.lets]
-    for t in s.stores:
-        index = tuple(map(sim, t.index))
-        value, mode = sim(t.value), t.mode
-        if mode != "set" and not atomic:
-            value, mode = op(mode, Load(t.buf, buffers[t.buf].dtype, index), value), "set"
-        body.append(StoreStmt(t.buf, index, value, mode, None if t.mask is None else sim(t.mask)))
-    carry = tuple((v, sim(i), sim(n)) for (v, i), n in zip(s.carry, s.carry_next, strict=True))
-    total = numel(e for _, e in free)
+    w = Walk.of(s, ordered=not atomic and any(t.mode != "set" for t in s.stores))
+    if not atomic:
+        w.body = [_read_and_set(b, buffers) if isinstance(b, StoreStmt) else b for b in w.body]
+    total = numel(e for _, e in w.free)
     names = itertools.count()
     grid: Axes = []
     tiles: list[Tile] = []
-    if free:
-        stores = [b for b in body if isinstance(b, StoreStmt)]
-        free = order_axes(free, collect([b.value for b in body if isinstance(b, Let)], stores, buffers).items, None)
+    if w.free:
+        free = order_axes(w.free, w.accesses(buffers).items, None)
         x = free[0]
         if len(free) > 1:
             axis = Axis(f"x{next(names)}")
             extent, table = flatten(free, axis)
-            known = {**extents, axis: extent}
+            known = {**w.extents, axis: extent}
             again: dict[Expr, Expr] = {}
 
             def flat(e: Expr) -> Expr:
                 return simplify(substitute(e, table), known, again)
 
-            body = [map_statement(b, flat) for b in body]  # type: ignore[arg-type]
-            carry = tuple((v, flat(i), flat(n)) for v, i, n in carry)
-            serial = [(a, flat(e)) for a, e in serial]
+            w.body = [map_statement(b, flat) for b in w.body]
+            w.carry = tuple((v, flat(i), flat(n)) for v, i, n in w.carry)
+            w.serial = [(a, flat(e)) for a, e in w.serial]
             x = (axis, extent)
         grid = [x]
         size = ELEMENTS // 4
         while size > 32 and total < size * 2 * target.weights.processors:
             size //= 2
         tiles = [Tile(x[0], min(size, ceil_pow2(total)), "lanes")]
-    inner: tuple[Stmt, ...] = tuple(body)
-    if scan:
-        inner = (Loop(scan[0][0], scan[0][1], "scan", inner, carry),)
-    for axis, extent in reversed(serial):
-        inner = (Loop(axis, extent, "serial", inner),)
-    made = finish(name, tuple(grid), const(1), (), inner, buffers, group)
+    made = finish(name, tuple(grid), const(1), (), w.nest(), buffers, group)
     return replace(made, target=target, tiles=tuple(tiles), launch=(max(1, min(4, tiles[0].size // 64)) if tiles else 1, 2))
+
+
+def _read_and_set(t: StoreStmt, buffers: Mapping[str, Buffer]) -> StoreStmt:
+    """A store that accumulates, as one that reads what is there and sets."""
+    if t.mode == "set":
+        return t
+    return replace(t, value=op(t.mode, Load(t.buf, buffers[t.buf].dtype, t.index), t.value), mode="set")
 
 
 # ---------------------------------------------------------------- sums
@@ -642,5 +608,5 @@ def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING
         made = block_kernel(group, buffers, own(), options, target)
         return (replace(made, ranges=tuple(r for r in ranges if r[0] in made.syms)),)
 
-    return formed(program, buffers, lambda body, nested: group_blocks(tuple(body), buffers, options, target), kernels_of)
+    return formed(program, buffers, lambda body, nested: BlockGrouper(buffers, options, target).grouped(tuple(body)), kernels_of)
 

@@ -16,7 +16,7 @@ from ..ir.kernel import Kernel, Scheduled
 from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from . import deps
-from .fusion.group import Group, group_stages
+from .fusion.group import Group, Grouper
 from .fusion.repack import repack_constants
 from .fusion.split import split_reductions
 from .loops.single import group_kernel, stage_kernel
@@ -129,4 +129,4 @@ def form_kernels(program: Program, options: Options, decided: Decisions = NOTHIN
             return FORMS[found[0]](group.stages[0], found[1], forming)
         return (group_kernel(group, buffers, own()),)
 
-    return formed(program, buffers, lambda body, nested: group_stages(tuple(body), buffers, options), kernels_of)
+    return formed(program, buffers, lambda body, nested: Grouper(buffers, options).grouped(tuple(body)), kernels_of)

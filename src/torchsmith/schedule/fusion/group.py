@@ -52,12 +52,16 @@ def stage_work(s: Stage) -> int:
     return n * f
 
 
+def is_ordered(s: Stage) -> bool:
+    """Does the order of its iterations matter, or where they store? Such a Stage forms a kernel alone."""
+    return s.scan or bool(s.lets) or any(
+        t.mode != "set" or not t.unique or t.mask is not None or simple_axes(s, t) is None for t in s.stores
+    )
+
+
 def is_special(s: Stage) -> bool:
     """Stages that form a kernel alone."""
-    if s.scan or s.lets:
-        return True
-    odd = any(t.mode != "set" or not t.unique or t.mask is not None or simple_axes(s, t) is None for t in s.stores)
-    return odd or recognised(s) is not None
+    return is_ordered(s) or recognised(s) is not None
 
 
 def rename(s: Stage, table: Mapping[Axis, Axis]) -> Stage:
@@ -175,6 +179,16 @@ class Grouper:
         return False
 
     # ------------------------------------------------------------ joining
+    def grouped(self, body: tuple[Element, ...]) -> list[Item]:
+        """Stages become Groups; everything else keeps its place among them."""
+        items: list[Item] = []
+        for e in body:
+            if isinstance(e, Stage):
+                self.add(items, e)
+            else:
+                items.append(e)
+        return items
+
     def join(self, g: Group, s: Stage) -> Group | None:
         """`g` with `s` as a further member, or None."""
         table = self.mapping(g, s)
@@ -232,17 +246,3 @@ class Grouper:
 def _covers(x: Load, outer: tuple[tuple[Axis, Expr], ...]) -> bool:
     axes = {a for i in x.index for a in walk(i) if isinstance(a, Axis)}
     return all(a in axes for a, e in outer if not (isinstance(e, Const) and e.value == 1))
-
-
-def group_stages(body: tuple[Element, ...], buffers: Mapping[str, Buffer], options: Options) -> list[Item]:
-    """Stages become Groups; everything else keeps its place among them."""
-    grouper = Grouper(buffers, options)
-    items: list[Item] = []
-    for e in body:
-        if isinstance(e, Stage):
-            grouper.add(items, e)
-        else:
-            items.append(e)
-    return items
-
-

@@ -12,12 +12,13 @@ the Segment uses up. A call that reads another input or writes a result ends the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir.expr import Const, Expr, Load, walk
+from ...ir.nested import leaves
 from ...ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, Segment, State, Step
-from ...ir.program import BufArg, Extern, ExternArg, Fresh
+from ...ir.program import BufArg, Extern, Fresh
 from ...options import Options
 
 # Operators without a C function of libtorch that queue the same work whenever they are called: no host reads, no random numbers.
@@ -88,12 +89,11 @@ class _Joiner:
         """Can this call be replayed with the addresses it has now?"""
         if extern.binds or extern.mutates or not (extern.via == "shim" or (extern.op in QUEUED and not _drops(extern))):
             return False
-        for arg in (*extern.args, *(v for _, v in extern.kwargs)):
-            for leaf in _leaves(arg):
-                if isinstance(leaf, BufArg) and not self.is_fixed(leaf.buf):
-                    return False
-                if isinstance(leaf, Expr) and any(isinstance(e, Load) for e in walk(leaf)):
-                    return False
+        for leaf in leaves(extern.args, [v for _, v in extern.kwargs]):
+            if isinstance(leaf, BufArg) and not self.is_fixed(leaf.buf):
+                return False
+            if isinstance(leaf, Expr) and any(isinstance(e, Load) for e in walk(leaf)):
+                return False
         return all(self.is_fixed(b) or self.is_used_up(b, rest) for b in extern.outs if b)
 
     def is_fixed(self, buf: str) -> bool:
@@ -129,11 +129,3 @@ def _drops(extern: Extern) -> bool:
     given = dict(extern.kwargs).get("dropout_p", extern.args[at] if at < len(extern.args) else 0.0)
     value = given.value if isinstance(given, Const) else given
     return not (isinstance(value, int | float) and value == 0)
-
-
-def _leaves(arg: ExternArg) -> Iterable[ExternArg]:
-    if isinstance(arg, tuple):
-        for a in arg:
-            yield from _leaves(a)
-    else:
-        yield arg
