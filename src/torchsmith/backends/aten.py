@@ -16,16 +16,16 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ..capture.dispatch import BackendFailed
 from ..graph.spec import FunctionalGraph, TensorSpec
 from .partition import expand
 from .plain import PlainGraph, Run, numbers, run_plain
-from .registry import BadResult
 
 
 def compile_aten(
     compiler: Callable[..., Any], table: Mapping[Any, Callable[..., Any]], fg: FunctionalGraph, name: str
 ) -> Callable[..., tuple[Any, ...]]:
-    """A call of `fg` by `compiler`; operators of `table` are written out by its functions. Raises what the compiler raises, BadResult."""
+    """A call of `fg` by `compiler`; operators of `table` are written out by its functions. Raises what that raises, BackendFailed."""
 
     def adapter(plain: PlainGraph) -> Run:
         return compiled(compiler, expand(plain, lambda n: n.target not in table, table) if table else plain)
@@ -40,7 +40,7 @@ def compiled(compiler: Callable[..., Any], plain: PlainGraph) -> Run:
     with tracing(TracingContext(mode)):
         made = compiler(gm, examples)
     if not callable(made):
-        raise BadResult(f"its compiler returned {type(made).__name__}, not a callable")
+        raise BackendFailed(f"its compiler returned {type(made).__name__}, not a callable")
     if getattr(made, "_boxed_call", False):
         return lambda *inputs: made(list(inputs))
     return made  # type: ignore[no-any-return]

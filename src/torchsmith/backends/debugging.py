@@ -14,10 +14,22 @@ from ..graph.eager import eager_callable
 from ..graph.spec import FunctionalGraph
 from .partition import decompositions, is_random
 from .plain import PlainGraph, Run, by_operator, run_plain
+from .watch import Undone, versions
 
 
 def aot_eager(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:
-    return eager_callable(fg)
+    run = eager_callable(fg)
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        before = versions(inputs)
+        try:
+            return run(*inputs)
+        except Exception as error:  # the program's own, as a rule
+            if versions(inputs) != before:
+                raise
+            raise Undone(str(error)) from error
+
+    return call
 
 
 def aot_eager_decomp_partition(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:

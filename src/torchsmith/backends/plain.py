@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import events
+from ..capture.dispatch import BackendFailed
 from ..codes import Unsupported
 from ..graph.eager import asked, deliver, fitted, symbol_values
 from ..graph.sizes import print_condition
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import Const, Expr, const
 from ..ir.number import number_of
+from .watch import Undone, difference, of_spec
 
 aten = torch.ops.aten
 LIMIT = 64  # sets of sizes per graph
@@ -90,22 +91,13 @@ def by_operator(plain: PlainGraph, instead: Callable[[fx.Node], Any] | None = No
 
 def run_plain(fg: FunctionalGraph, adapter: Adapter, name: str) -> Callable[..., tuple[Any, ...]]:
     """The call that an adapter's code gives for `fg`. Raises Unsupported where sizes depend on the data (BCK001), and what the adapter
-    raises where sizes are known; for sizes that a call brings, torch's operators do what the adapter cannot, and that is counted."""
+    raises where sizes are known. The call raises Undone where the adapter, or what it made, fails or gives other results than planned: by
+    then nothing was written."""
     if any(s.origin[0] == "bound" for s in fg.symbols):
         raise Unsupported("BCK001", detail=", ".join(s.sym.name for s in fg.symbols if s.origin[0] == "bound"))
     names = asked(fg)
     kept: OrderedDict[tuple[Any, ...], Run] = OrderedDict()
     lock = threading.Lock()
-
-    def adapted(plain: PlainGraph) -> Run:
-        try:
-            return adapter(plain)
-        except Exception as error:  # a backend may raise anything
-            if not fg.symbols:
-                raise
-            why = error if isinstance(error, Unsupported) else Unsupported("BCK003", detail=f"{type(error).__name__}: {error}")
-            events.emit("fallback", code=why.code, graph=name, at="", detail=why.detail)
-            return by_operator(plain)
 
     def compiled(symbols: Mapping[str, Any]) -> Run:
         key = tuple((k, type(v), v) for k, v in sorted(symbols.items()))
@@ -114,7 +106,8 @@ def run_plain(fg: FunctionalGraph, adapter: Adapter, name: str) -> Callable[...,
             if run is not None:
                 kept.move_to_end(key)
                 return run
-            run = kept[key] = adapted(instantiate(fg, names, symbols, name))
+            plain = instantiate(fg, names, symbols, name)
+            run = kept[key] = _looked_at(adapter(plain), [of_spec(n.meta["spec"]) for n in plain.results])
             if len(kept) > LIMIT:
                 kept.popitem(last=False)
             return run
@@ -124,12 +117,35 @@ def run_plain(fg: FunctionalGraph, adapter: Adapter, name: str) -> Callable[...,
     def call(*inputs: Any) -> tuple[Any, ...]:
         with torch.no_grad():
             given = (*inputs, *fg.consts)
-            symbols = symbol_values(fg, given)
-            values = compiled(symbols)(*[given[i] for i in takes])
+            try:
+                symbols = symbol_values(fg, given)
+                values = compiled(symbols)(*[given[i] for i in takes])
+            except Undone:
+                raise
+            except Exception as error:  # a backend may raise anything
+                raise Undone(str(error)) from error
             return deliver(fg, given, dict(zip(names, values, strict=True)), symbols)
 
     if not fg.symbols:
         compiled({})  # what cannot be compiled is known before the first call
+    return call
+
+
+def _looked_at(run: Any, expected: Any) -> Run:
+    """`run`, whose first results are held against what is planned."""
+    if not callable(run):
+        raise BackendFailed(f"it returned {type(run).__name__}, not a callable")
+    right: list[bool] = []
+
+    def call(*inputs: Any) -> Sequence[Any]:
+        values: Sequence[Any] = run(*inputs)
+        if not right:
+            wrong = difference(values, expected)
+            if wrong:
+                raise Undone(wrong)
+            right.append(True)
+        return values
+
     return call
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
 from ..options import MODES, is_known
@@ -27,10 +28,6 @@ from ..options import MODES, is_known
 Backend = Callable[..., Any]
 OWN, PARTNERS = "torchsmith_backends", "torch_dynamo_backends"  # entry-point groups: written for us, written for torch.compile
 DEFAULT: list[Any] = ["inductor"]  # what the name "inductor" stands for in compile(); set_default_backend changes it
-
-
-class BadResult(RuntimeError):
-    """A backend, or what it compiled, returned something else than the graph's results."""
 
 
 class InvalidBackend(RuntimeError):
@@ -172,13 +169,34 @@ def _known(name: str) -> str:
 
 
 def is_installed(row: Row) -> bool:
-    return all(importlib.util.find_spec(m) is not None for m in row.needs)
+    return not _missing(row)
+
+
+def _missing(row: Row) -> list[str]:
+    return [m for m in row.needs if m not in sys.modules and importlib.util.find_spec(m) is None]
+
+
+def with_versions(name: str, error: BaseException) -> str:
+    """What to add where a package of a built-in backend lacks what we use of it: the versions, and the command that brings newer ones."""
+    row = ROWS.get(name)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, (ImportError, AttributeError)):
+        cause = cause.__cause__
+    if row is None or not row.needs or cause is None:
+        return ""
+    found = []
+    for package in row.needs:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} of no known version")
+    return f" (with {', '.join(found)}; other versions may be needed: {row.install.replace('install', 'install -U')})"
 
 
 @cache
 def _from_row(name: str) -> Backend | None:
     row = ROWS[name]
-    missing = [m for m in row.needs if importlib.util.find_spec(m) is None]
+    missing = _missing(row)
     if missing:
         raise InvalidBackend(f"backend {name!r} needs the package {' and '.join(missing)}: {row.install}")
     if not row.at:

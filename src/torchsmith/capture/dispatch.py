@@ -59,7 +59,7 @@ class _NothingToCompile(Unsupported):
 
 
 class BackendFailed(RuntimeError):
-    """A user's backend raised while compiling; the cause is chained."""
+    """A backend raised, or gave something else than the graph's results; the cause, if there is one, is chained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -710,7 +710,7 @@ def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
             captured.graph, captured.facts, inputs, options=settings.options, backend=settings.backend, needs_grad=captured.needs_grad, name=name,
             fullgraph=settings.fullgraph,
         )  # fmt: skip
-    except Unsupported:
+    except (Unsupported, BackendFailed):
         raise
     except Exception as error:  # a user's backend may raise anything
         if getattr(settings.backend, "dialect", "native") != "native":
@@ -781,6 +781,8 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
         except RuntimeError as error:
             if not str(error).startswith(ASSUMED):
                 raise
+            if road != "native":  # the native road has counted it
+                events.emit("fallback", code="RUN004", at="", detail=str(error))
         torch.set_rng_state(random)
         raise _frame.Elsewhere
 

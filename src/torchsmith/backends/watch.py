@@ -1,0 +1,166 @@
+"""What a backend compiled, watched: its results are held against what the graph gives, and what it raises is named.
+
+In: a call, what its results must be, the same graph by torch's operators. Out: a call. Results are looked at once for each set of sizes.
+Where they are wrong, or the call raises, torch runs the graph for these sizes from then on: a warning and an event (BCK003) name backend
+and reason. It is an error under fullgraph, and where the graph may have written to its inputs by then, since nothing may happen twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import events
+from ..capture.dispatch import BackendFailed
+from ..codes import Unsupported
+from ..graph.eager import symbol_values
+from ..graph.spec import ASSUMED, FreshOutput, FunctionalGraph, InputOutput, TensorSpec, ViewOutput
+from ..ir.expr import Const, Expr, Sym
+from ..ir.nested import leaves
+from ..ir.number import number_of
+
+Call = Callable[..., Sequence[Any]]
+Tensor = tuple[torch.dtype, tuple[int | Expr, ...]]
+LIMIT = 4096  # sets of sizes that are remembered
+
+
+class Undone(RuntimeError):
+    """A backend failed before anything was written, so torch may run the graph. The cause is chained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Per result its dtype and sizes, None for what is no tensor; `values`: inputs -> the numbers of the symbols."""
+
+    rows: tuple[Tensor | None, ...]
+    values: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None  # None: no size varies
+
+    def at(self, inputs: Sequence[Any]) -> list[tuple[torch.dtype, tuple[int | None, ...]] | None]:
+        """For these inputs; a size that only running tells is None."""
+        symbols = self.values(inputs) if self.values else {}
+        return [row and (row[0], tuple(n if type(n) is int else number_of(n, symbols) for n in row[1])) for row in self.rows]  # type: ignore[arg-type, misc]
+
+
+def watched(call: Any, results: Results, eager: Call, writes: bool, name: str, fullgraph: bool) -> Call:
+    """`call`, watched. writes: it may write to its inputs without torch's knowing it. Raises BackendFailed."""
+    if not callable(call):
+        raise BackendFailed(f"it returned {type(call).__name__}, not a callable")
+    settled: dict[Any, Call] = {}
+
+    def instead(key: Any, inputs: Sequence[Any], why: str, cause: Exception | None, random: Any) -> Sequence[Any]:
+        """Torch's results. What the program itself raises is raised as it is."""
+        if random is not None:
+            torch.set_rng_state(random)
+        found = eager(*inputs)
+        if fullgraph:
+            raise BackendFailed(f"backend {name!r} {why}") from cause
+        settled[key] = eager
+        events.emit("fallback", code="BCK003", at="", detail=f"backend {name!r} {why}")
+        events.warn(f"torchsmith: [BCK003] backend {name!r} {why}. The program runs eagerly{' for these sizes' if results.values else ''}.")
+        return found
+
+    def run(*inputs: Any) -> Sequence[Any]:
+        key = tuple(i.shape if isinstance(i, torch.Tensor) else i for i in inputs) if results.values else ()
+        known = settled.get(key)
+        random, before = (torch.get_rng_state(), versions(inputs)) if known is None else (None, None)
+        try:
+            if known is not None:
+                return known(*inputs)
+            found: Any = call(*inputs)
+        except Exception as error:
+            if known is eager or str(error).startswith(ASSUMED):
+                raise
+            undone = isinstance(error, (Undone, Unsupported))
+            if not undone and (writes or before is None or before != versions(inputs)):
+                error.add_note(f"torchsmith: raised by what backend {name!r} compiled; it may have written to its inputs")
+                raise
+            cause = error.__cause__ if isinstance(error, Undone) and isinstance(error.__cause__, Exception) else error
+            return instead(key, inputs, said(cause), cause, random)
+        wrong = difference(found, results.at(inputs))
+        if not wrong:
+            if len(settled) >= LIMIT:
+                settled.clear()
+            settled[key] = call
+            return found  # type: ignore[no-any-return]
+        if writes or before != versions(inputs):
+            raise BackendFailed(f"backend {name!r} is at fault: {wrong}")
+        return instead(key, inputs, f"is at fault: {wrong}", None, random)
+
+    return run
+
+
+def versions(inputs: Sequence[Any]) -> list[int]:
+    """How often each tensor was written to, as torch counts."""
+    return [t._version for t in inputs if isinstance(t, torch.Tensor) and not t.is_inference()]
+
+
+def said(error: Exception) -> str:
+    """What a backend did wrong, as the end of a sentence about it."""
+    if isinstance(error, (Undone, BackendFailed)):
+        return f"is at fault: {error}"
+    return f"failed: {error.detail}" if isinstance(error, Unsupported) else f"raised {type(error).__name__}: {error}"
+
+
+def difference(results: Any, expected: Sequence[tuple[torch.dtype, tuple[int | None, ...]] | None]) -> str:
+    """What is wrong with a backend's results, "" where nothing is."""
+    if not isinstance(results, (tuple, list)):
+        return f"what it compiled returned {type(results).__name__}, not a tuple of {len(expected)} results"
+    if len(results) != len(expected):
+        return f"what it compiled returned {len(results)} results instead of {len(expected)}"
+    for i, (value, known) in enumerate(zip(results, expected, strict=True)):
+        if known is None:
+            continue
+        dtype, shape = known
+        if not isinstance(value, torch.Tensor):
+            return f"result {i} is {type(value).__name__}, not a tensor"
+        if value.dim() != len(shape) or any(n is not None and n != m for n, m in zip(shape, value.shape, strict=True)):
+            planned = tuple(m if n is None else n for n, m in zip(shape, value.shape, strict=True)) if value.dim() == len(shape) else shape
+            return f"result {i} has shape {tuple(value.shape)} instead of {planned}"
+        if value.dtype != dtype:
+            return f"result {i} is {value.dtype} instead of {dtype}"
+    return ""
+
+
+def of_captured(gm: torch.fx.GraphModule) -> Results:
+    """What a captured graph gives."""
+    vals = [r.meta.get("val") if isinstance(r, torch.fx.Node) else None for r in leaves(gm.graph.output_node().args[0])]
+    given = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+    places: dict[str, tuple[int, int | None]] = {}  # symbol -> input, dimension
+    for i, val in enumerate(given):
+        for d, size in enumerate(val.shape) if isinstance(val, torch.Tensor) else [(None, val)]:
+            e = _expr(size)
+            if isinstance(e, Sym):
+                places.setdefault(e.name, (i, d))
+
+    def values(inputs: Sequence[Any]) -> dict[str, Any]:
+        return {name: inputs[i] if d is None else inputs[i].shape[d] for name, (i, d) in places.items()}
+
+    rows = tuple((v.dtype, tuple(map(_expr, v.shape))) if isinstance(v, torch.Tensor) else None for v in vals)
+    return Results(rows, values if places else None)
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat)) else size
+
+
+def of_functional(fg: FunctionalGraph) -> Results:
+    """What a functional graph gives."""
+    specs = {n.name: n.meta.get("spec") for n in fg.graph.nodes}
+
+    def known(out: Any) -> Tensor | None:
+        spec = specs[out.node] if isinstance(out, FreshOutput) else fg.inputs[out.index] if isinstance(out, InputOutput) else None
+        return of_spec(out.spec if isinstance(out, ViewOutput) else spec)
+
+    def values(inputs: Sequence[Any]) -> dict[str, Any]:
+        return symbol_values(fg, (*inputs, *fg.consts))
+
+    return Results(tuple(known(out) for out in fg.outputs), values if fg.symbols else None)
+
+
+def of_spec(spec: Any) -> Tensor | None:
+    if not isinstance(spec, TensorSpec):
+        return None
+    return spec.dtype, tuple(int(e.value) if isinstance(e, Const) else e for e in spec.shape)

@@ -1,0 +1,179 @@
+"""Backends that fail: the message names backend and reason, torch runs the program, and under fullgraph it is an error."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import torchsmith
+from torchsmith import compiler, events
+from torchsmith.backends import registry
+
+BAKED = {  # right for the sizes that it is compiled for, or for 5 rows
+    "wrong shape": (lambda gm, i: lambda *a: (torch.zeros(5, 2),), r"result 0 has shape \(5, 2\) instead of \(6, 2\)"),
+    "wrong count": (lambda gm, i: lambda *a: gm.forward(*a) * (1 if a[-1].shape[0] == 5 else 2), "returned 2 results instead of 1"),
+    "None": (lambda gm, i: lambda *a: gm.forward(*a) if a[-1].shape[0] == 5 else None, "returned NoneType"),
+    "raises": (lambda gm, i: lambda *a: gm.forward(*a) if a[-1].shape[0] == 5 else 1 / 0, "raised ZeroDivisionError: division by zero"),
+}
+
+
+def _forward(gm, inputs):
+    return gm.forward
+
+
+def captured(make):
+    def bad(gm, inputs):
+        return make(gm, inputs)
+
+    return bad
+
+
+def functional(make):
+    """The same fault in a compiler of ATen graphs, which is asked once for each set of sizes."""
+    return compiler.aot_autograd(fw_compiler=make)
+
+
+@pytest.mark.parametrize("fault", BAKED)
+@pytest.mark.parametrize("kind", [captured, functional])
+def test_what_is_wrong_at_later_sizes_is_named(kind, fault):
+    """The first sizes are right; the next are not. Said once per set of sizes, counted, and eager's results."""
+    make, said = BAKED[fault]
+    x = torch.randn(5, 2)
+
+    def f(x):
+        return x.sin() * 0
+
+    for fullgraph in (False, True):
+        fn = torchsmith.compile(f, backend=kind(make), dynamic=True, fullgraph=fullgraph)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.testing.assert_close(fn(x), f(x))
+        y = torch.randn(6, 2)
+        if fullgraph:
+            with pytest.raises(torchsmith.BackendFailed, match=f"backend '(bad|AtenBackend)'.*{said}"):
+                fn(y)
+            continue
+        with pytest.warns(UserWarning, match=f"backend '(bad|AtenBackend)'.*{said}.*eagerly for these sizes"), events.recording() as got:
+            torch.testing.assert_close(fn(y), f(y))
+        assert [e.fields["code"] for e in got if e.kind == "fallback"] == ["BCK003"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.testing.assert_close(fn(y), f(y))
+            torch.testing.assert_close(fn(x), f(x))
+
+
+def test_nothing_happens_twice():
+    """A graph that has written when its backend fails is not repeated; one that has not is, draws included."""
+    def late(gm, inputs):
+        def run(*a):
+            gm.forward(*a)
+            raise ValueError("too late")
+
+        return run
+
+    def early(gm, inputs):
+        def run(*a):
+            torch.rand(7)
+            raise ValueError("at once")
+
+        return run
+
+    def f(x, y):
+        x.add_(1)
+        return x * y + torch.rand(3)
+
+    x, y = torch.zeros(3), torch.ones(3)
+    with pytest.raises(ValueError, match="too late") as caught:
+        torchsmith.compile(f, backend=late)(x, y)
+    assert "backend 'late'" in caught.value.__notes__[0] and torch.equal(x, torch.ones(3))
+    torch.manual_seed(1)
+    want = y * y + torch.rand(3)
+    torch.manual_seed(1)
+    backend = compiler.aot_autograd(fw_compiler=early)
+    x = torch.zeros(3)
+    with pytest.warns(UserWarning, match="at once"):
+        torch.testing.assert_close(torchsmith.compile(f, backend=backend)(x, y), want)
+    assert torch.equal(x, torch.ones(3))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", _forward, compiler.aot_autograd(fw_compiler=_forward)])
+def test_what_the_program_raises_is_its_own(backend):
+    def f(x, i):
+        x.add_(1)
+        return x[i]
+
+    x, seen = torch.zeros(3), torch.zeros(3)
+    fn = torchsmith.compile(f, backend=backend)
+    for i in (torch.tensor([1]), torch.tensor([7])):
+        for call, t in ((f, x), (fn, seen)):
+            try:
+                call(t, i)
+            except IndexError:
+                assert int(i) == 7
+        assert torch.equal(x, seen)
+
+
+class Refusing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        z = self.inner(x)
+        if torch.isnan(z).any():
+            raise ValueError("not a number")
+        self.calls.add_(1)
+        return torch.dropout(z.relu(), 0.5, True)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("backend", ["inductor", "eager", "aot_eager", "aot_eager_decomp_partition", "openxla"])
+def test_a_way_that_only_raises_is_given_up_for(backend, grad):
+    """The graph checks that it is not taken. Where it is, the function itself runs, as if the graph had not: nothing written, no draw."""
+    row = registry.ROWS[backend]
+    if not registry.is_installed(row):
+        pytest.skip("not installed")
+    net = Refusing()
+    other = copy.deepcopy(net)
+    fn = torchsmith.compile(other, backend=backend)
+    with torch.set_grad_enabled(grad), events.recording() as got:
+        for x in (torch.ones(2, 3), torch.full((2, 3), torch.nan), torch.ones(2, 3)):
+            ends = []
+            for call in (net, fn):
+                torch.manual_seed(0)
+                try:
+                    ends.append(call(x))
+                except ValueError as error:
+                    ends.append(torch.zeros(()))
+                    assert str(error) == "not a number"
+                if ends[-1].requires_grad:
+                    ends[-1].sum().backward()
+                ends.append(torch.rand(1))
+            for mine, eager in ((ends[2], ends[0]), (ends[3], ends[1]), (other.calls, net.calls)):
+                torch.testing.assert_close(mine, eager)
+    if grad:
+        torch.testing.assert_close(other.inner.weight.grad, net.inner.weight.grad)
+    assert [e.fields["code"] for e in got if e.kind in ("fallback", "graph_break")] == ["RUN004"]
+
+
+def test_a_package_that_lacks_what_we_use_is_named_with_its_version(monkeypatch):
+    """As a version does that is too old."""
+    if not registry.is_installed(registry.ROWS["openvino"]):
+        pytest.skip("not installed")
+    from torchsmith.backends import openvino
+
+    monkeypatch.setitem(sys.modules, "openvino", types.ModuleType("openvino"))
+    monkeypatch.setattr(openvino, "operators", lambda: frozenset(["torch.ops.aten.sin.default"]))
+    x = torch.randn(3)
+    said = r"backend 'openvino'.*with openvino [\d.]+; other versions may be needed: pip install -U openvino"
+    with pytest.warns(UserWarning, match=said):
+        torch.testing.assert_close(torchsmith.compile(lambda x: x.sin(), backend="openvino")(x), x.sin())
+    with pytest.raises(torchsmith.BackendFailed, match=said):
+        torchsmith.compile(lambda x: x.sin(), backend="openvino", fullgraph=True)(x)
