@@ -111,6 +111,7 @@ OTHERS: dict[str, Case] = {
     "same": (lambda x, w: F.conv2d(x, w, padding="same", dilation=2), (R(1, 3, 9, 8), R(4, 3, 4, 3))),
     "unbatched": (lambda x, w: F.conv2d(x, w, padding=1), (R(3, 9, 8), R(4, 3, 3, 3))),
     "empty batch": (lambda x, w: F.conv2d(x, w, padding=1), (R(0, 3, 9, 8), R(4, 3, 3, 3))),
+    "empty batch, channels last": (F.conv2d, (R(0, 3, 9, 8), R(4, 3, 3, 3).to(memory_format=torch.channels_last))),
     "circular": (torch.nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), (R(1, 3, 8, 8),)),
     "reflect": (torch.nn.Conv1d(3, 5, 3, padding=1, padding_mode="reflect"), (R(1, 3, 8),)),
     "baddbmm": (lambda i, a, b: torch.baddbmm(i, a, b, beta=0.3, alpha=2), (R(2, 5, 7), R(2, 5, 8), R(2, 8, 7))),

@@ -37,8 +37,6 @@ UNASKED: frozenset[OpOverload] = frozenset({
 _UNCOMPARED = """copy empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize _fft_r2c _fft_c2r _fft_c2c
     _assert_async _assert_scalar _functional_assert_async _functional_assert_scalar _ctc_loss"""
 UNCOMPARED = frozenset(_UNCOMPARED.split())
-# Operators whose order in memory depends on which of several kernels eager picks: it is the rule's affair.
-ANY_ORDER = frozenset({aten.convolution.default})
 MOST = 4096  # answers remembered
 SMALL = 1 << 14  # elements of all operands and results: beyond it, only element-wise operators are compared, at other sizes
 _ACCEPTED: set[Any] = set()
@@ -129,7 +127,7 @@ def compare(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], res
             if refused is not None and not isinstance(refused, torch.linalg.LinAlgError):
                 raise refused
             if refused is None:
-                mine, theirs = (_described(x, cap, func not in ANY_ORDER) for x in (result, found))
+                mine, theirs = (_described(x, cap) for x in (result, found))
                 if mine != theirs:
                     raise Unsupported("GRA014", at=loc, detail=f"{func}: {mine} instead of {theirs}")
     if len(_COMPARED) >= MOST:
@@ -161,7 +159,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
-def _described(value: Any, cap: int | None, with_strides: bool) -> list[Any]:
+def _described(value: Any, cap: int | None) -> list[Any]:
     """dtype, sizes and the strides that matter of every tensor; where sizes were cut, what that cannot have changed."""
     said: list[Any] = []
     for t in pytree.tree_leaves(value):
@@ -169,7 +167,7 @@ def _described(value: Any, cap: int | None, with_strides: bool) -> list[Any]:
             said.append(t is None)
             continue
         sizes = [hint_of(n) for n in t.shape]
-        steps = [hint_of(s) for s, n in zip(t.stride(), sizes, strict=True) if n > 1] if with_strides and 0 not in sizes else []
+        steps = [hint_of(s) for s, n in zip(t.stride(), sizes, strict=True) if n > 1] if 0 not in sizes else []
         said.append((t.dtype, sizes, steps) if cap is None else (t.dtype, t.dim()))
     return said
 

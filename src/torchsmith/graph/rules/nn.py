@@ -16,6 +16,7 @@ from ..layout import (
     format_strides,
     hint_of,
     is_symbolic,
+    is_zero,
     propagate_strides,
     require,
     result_dtype,
@@ -106,7 +107,8 @@ def convolution(
         if out[-1] <= 0 and not transposed:
             raise RuntimeError("Calculated output size is too small: kernel size can't be greater than actual input size")
     shape = [*([input.shape[0]] if batched else []), channels, *out]
-    kept = _convolution_format(input if batched else unsqueeze(input, 0), weight)
+    empty = batched and (is_zero(input.shape[0]) or is_zero(input.shape[1]))  # eager has a kernel for nothing
+    kept = CONTIGUOUS if empty else _convolution_format(input if batched else unsqueeze(input, 0), weight)
     if n == 3 and kept is not CONTIGUOUS and not is_symbolic((*input.shape, *weight.shape)):
         kept = _format_3d(input if batched else unsqueeze(input, 0), weight, bias, (stride, padding, dilation, transposed, extra, groups))
         if batched:
