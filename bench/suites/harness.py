@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,7 +32,7 @@ def about() -> dict[str, str]:
     cpu, flags = cpuinfo.get("model name", "?").strip(), cpuinfo.get("flags", "")
     wide = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "SSE"
     found = {}
-    for package in ("torch", "torchvision", "transformers", "timm", "onnxruntime", "openvino"):
+    for package in ("torch", "torchvision", "transformers", "timm", "jax", "torchax", "onnxruntime", "openvino"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -77,6 +78,50 @@ def keep_memory() -> None:
 def protocol_of(args: argparse.Namespace) -> dict[str, Any]:
     p = QUICK if args.quick else Protocol(pairs=args.pairs)
     return {"pairs": p.pairs, "burst_s": p.burst_s, "idle_s": p.idle_s}
+
+
+Case = Callable[[str, str, Row], Row | None]
+
+
+def run_by_kind(
+    args: argparse.Namespace, name: str, kinds: Sequence[str], case_of: Case, table: Callable[[list[Row]], str], note: str
+) -> list[Row]:  # fmt: skip
+    """A row per kind and model, each by a process of its own, written after each. case_of(kind, model, known row) -> what is left to run,
+    None where nothing is. With --resume rows of the last run are kept; those that failed are tried again."""
+    rows = load_rows(args.out, name) if args.resume else []
+    for kind in kinds:
+        for model in args.models:
+            known = next((r for r in rows if (r["model"], r["kind"]) == (model, kind) and "error" not in r), {})
+            case = case_of(kind, model, known)
+            if case is None:
+                continue
+            row = {"model": model, "kind": kind, "batch": args.batches[0]} | known
+            found = child({"model": model, "kind": kind, "batch": args.batches[0], "protocol": protocol_of(args)} | case)
+            row |= {"error": found["error"]} if "error" in found else found | {"peers": {**row.get("peers", {}), **found["peers"]}}
+            at = next((i for i, r in enumerate(rows) if (r["model"], r["kind"]) == (model, kind)), len(rows))
+            rows[at:] = [row, *rows[at + 1 :]]
+            print(kind, model, row.get("error") or {w: round(m["ratio"], 2) for w, m in row["peers"].items()}, flush=True)
+            save(args.out, name, rows, table(rows), note)
+    return rows
+
+
+def table_by_kind(
+    rows: list[Row], kinds: Sequence[str], columns: Sequence[str], cells: Callable[[Row], Sequence[str]],
+    means: Callable[[list[Row]], Sequence[str]],
+) -> str:  # fmt: skip
+    """A table per kind: `cells` of each row that did not fail, and a last line of geomeans."""
+    parts: list[str] = []
+    for kind in kinds:
+        found = [r for r in rows if r["kind"] == kind]
+        if not found:
+            continue
+        parts += [f"## {kind}, batch {found[0]['batch']}", "", f"| model | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        right = [r for r in found if r.get("peers") and "error" not in r]
+        for r in found:
+            line = cells(r) if r in right else [f"failed: {r.get('error', '')[-200:]}".replace("\n", " "), *[""] * (len(columns) - 1)]
+            parts.append(f"| {r['model']} | {' | '.join(line)} |")
+        parts += [f"| geomean | {' | '.join(means(right))} |", ""]
+    return "\n".join(parts)
 
 
 def ratio_text(row: Row, peer: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from paired import Protocol, compare, geomean
 
-from .harness import Row, child, load_rows, protocol_of, save
+from .harness import Row, ratio_text, run_by_kind, table_by_kind
 
 KINDS = ("inference", "training")
 NOTE = (
@@ -78,33 +78,15 @@ def run_case(case: dict[str, Any]) -> Row:
 
 
 def suite(args: argparse.Namespace) -> list[Row]:
-    rows = load_rows(args.out, "under") if args.resume else []
-    for kind in KINDS:
-        for model in args.models:
-            if any(r["model"] == model and r["kind"] == kind and "error" not in r for r in rows):
-                continue
-            rows = [r for r in rows if (r["model"], r["kind"]) != (model, kind)]
-            case = {"suite": "under", "model": model, "batch": args.batches[0], "kind": kind, "protocol": protocol_of(args)}
-            rows.append({"model": model, "kind": kind, "batch": args.batches[0]} | child(case))
-            print(kind, model, rows[-1].get("error") or rows[-1]["peers"]["inductor"]["ratio"], rows[-1].get("errors"), flush=True)
-            save(args.out, "under", rows, table(rows), NOTE)
-    return rows
+    return run_by_kind(args, "under", KINDS, lambda kind, model, known: None if known else {"suite": "under"}, table, NOTE)
 
 
 def table(rows: list[Row]) -> str:
-    parts: list[str] = []
-    for kind in KINDS:
-        found = [r for r in rows if r["kind"] == kind]
-        if not found:
-            continue
-        parts += [f"## {kind}, batch {found[0]['batch']}", ""]
-        parts += ["| model | over inductor | ours ms | error | inductor's error |", "|---|---|---|---|---|"]
-        for r in found:
-            if "peers" not in r:
-                parts.append(f"| {r['model']} | failed: {r.get('error', '')[-200:]} |")
-                continue
-            m, e = r["peers"]["inductor"], r["errors"]
-            ratio = f"{m['ratio']:.2f} [{m['low']:.2f}, {m['high']:.2f}]"
-            parts.append(f"| {r['model']} | {ratio} | {m['a_ms']:.1f} | {e['torchsmith']:.0e} | {e['inductor']:.0e} |")
-        parts += [f"| geomean | {geomean([r['peers']['inductor']['ratio'] for r in found if 'peers' in r]):.2f} | | | |", ""]
-    return "\n".join(parts)
+    def cells(r: Row) -> list[str]:
+        m, e = r["peers"]["inductor"], r["errors"]
+        return [ratio_text(r, "inductor"), f"{m['a_ms']:.1f}", f"{e['torchsmith']:.0e}", f"{e['inductor']:.0e}"]
+
+    def means(found: list[Row]) -> list[str]:
+        return [f"{geomean([r['peers']['inductor']['ratio'] for r in found]):.2f}", "", "", ""]
+
+    return table_by_kind(rows, KINDS, ("over inductor", "ours ms", "error", "inductor's error"), cells, means)

@@ -386,6 +386,45 @@ def test_results_through_narrow_numbers_are_as_rough_as_those():
     assert seen == [[CLOSE[torch.bfloat16], CLOSE[torch.float32], 0.0]]
 
 
+def test_rounding_that_a_graph_makes_large_is_no_fault():
+    """Each operator alone is torch's; together a last place in the middle moves the result, as a ReLU at zero does in a deep network."""
+    from torchsmith.backends.partition import partitioned
+    from torchsmith.backends.plain import by_operator, run_plain
+
+    for wrong in (False, True):
+        calls, distrusted = [], set()
+
+        def adapter(plain, calls=calls, wrong=wrong):
+            def run(*inputs):
+                calls.append(len(plain.graph.nodes))
+                found = [t.to(torch.float32) for t in by_operator(plain)(*[t.double() for t in inputs])]
+                return [-t for t in found] if wrong and len(plain.graph.nodes) > 4 else found
+
+            return run
+
+        def backend(fg, name, adapter=adapter, distrusted=distrusted):
+            return run_plain(fg, lambda plain: partitioned(plain, lambda n: True, adapter, distrusted), name)
+
+        def f(x):
+            return ((x + 0.1).cos() * 1e5).sin()
+
+        backend.dialect = "functional"
+        fn, x = torchsmith.compile(f, backend=backend), torch.zeros(4)  # the inputs' last places move nothing
+        with events.recording() as got:
+            fn(x)
+            before = len(calls)
+            assert (fn(x) - f(x)).abs().max() <= (0.0 if wrong else 0.1)
+        assert [e.fields["code"] for e in got if e.kind == "fallback"] == ["BCK005"] * wrong and not distrusted
+        assert (len(calls) > before) != wrong
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchax") is None, reason="torchax is not installed")
+def test_strides_of_single_elements_say_nothing_to_xla():
+    fn = torchsmith.compile(lambda x: (x.t() @ x, x + 1), backend="openxla", fullgraph=True)
+    for x in (torch.randn(5, 1), torch.randn(1, 5).t(), torch.empty_strided((5, 1), (1, 7)).fill_(2)):
+        torch.testing.assert_close(fn(x), (x.t() @ x, x + 1))
+
+
 def train_model(model, data, target, optimizer):
     """As in the XLA document."""
     pred = model(data)

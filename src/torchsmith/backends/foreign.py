@@ -8,6 +8,7 @@ capture and its AOT autograd hand to backends, and as servers bring it. Out: (Gr
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -33,9 +34,17 @@ class Foreign:
         self.facts.reads_data = self.facts.is_promise = True
         self.theirs: dict[str, Any] = {}  # our symbol -> the other capture's number
         self.ours: dict[Any, Any] = {}  # their expression -> our number
-        self.module = fx.GraphModule(gm, _copy(gm.graph))
-        nodes = [n for n in self.module.graph.nodes if n.op == "placeholder"]
-        self.values = [e if prefer_examples else _value(n, e) for n, e in zip(nodes, examples, strict=True)]
+        graph = _copy(gm.graph)
+        every = [n for n in graph.nodes if n.op == "placeholder"]
+        if len(every) != len(examples):
+            raise ValueError(f"the graph has {len(every)} inputs ({', '.join(n.name for n in every)}), {len(examples)} examples were given")
+        tokens = without_tokens(graph)
+        reads = [i for i, n in enumerate(every) if n not in tokens]
+        self.reads = reads if tokens else None  # of what the other capture passes; None: all
+        constant = {k for k, i in enumerate(reads) if i in constant}
+        self.module = fx.GraphModule(gm, graph)
+        nodes = [every[i] for i in reads]
+        self.values = [examples[i] if prefer_examples else _value(every[i], examples[i]) for i in reads]
         for number, value in enumerate(self.values):
             self._declare(number, value)
         for number, (node, value) in enumerate(zip(nodes, self.values, strict=True)):
@@ -55,12 +64,13 @@ class Foreign:
         return [(next(count), None) if isinstance(r, fx.Node) else (None, r) for r in flat]
 
     def around(self, call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-        """`call` with the constants among the results."""
-        if all(at is not None for at, _ in self.results):
+        """`call` of the other capture's inputs, with the constants among the results."""
+        reads = self.reads
+        if reads is None and all(at is not None for at, _ in self.results):
             return call
 
         def run(*inputs: Any) -> list[Any]:
-            found = call(*inputs)
+            found = call(*inputs if reads is None else [inputs[i] for i in reads])
             return [value if at is None else found[at] for at, value in self.results]
 
         return run
@@ -131,6 +141,42 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     made = fx.Graph()
     made.output(made.graph_copy(graph, {}))
     return made
+
+
+def without_tokens(graph: fx.Graph) -> set[fx.Node]:
+    """Calls that the other capture orders by tokens become calls in the order of the graph, their tokens None; the placeholders that were
+    tokens, erased."""
+    tokens: set[fx.Node] = set()
+    for n in list(graph.nodes):
+        if n.target is not torch.ops.higher_order.with_effects:
+            continue
+        if isinstance(n.args[0], fx.Node) and n.args[0].op == "placeholder":
+            tokens.add(n.args[0])
+        called: Any = n.args[1]
+        with graph.inserting_before(n):
+            made = graph.call_function(called, tuple(n.args[2:]), dict(n.kwargs))
+        made.meta = {k: v for k, v in n.meta.items() if k != "val"}
+        results = len(called._schema.returns)
+        for part in list(n.users):
+            number = part.args[1]
+            if number == 0:
+                _replace(part, None)
+            elif results < 2:
+                part.replace_all_uses_with(made)
+            else:
+                with graph.inserting_before(part):
+                    part.replace_all_uses_with(graph.call_function(operator.getitem, (made, number - 1)))
+            graph.erase_node(part)
+        graph.erase_node(n)
+    for token in tokens:
+        _replace(token, None)
+        graph.erase_node(token)
+    return tokens
+
+
+def _replace(node: fx.Node, value: Any) -> None:
+    for user in list(node.users):
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda a: value if a is node else a)  # type: ignore[assignment]
 
 
 def _value(node: fx.Node, example: Any) -> Any:

@@ -38,16 +38,17 @@ class CompiledArtifact:
     that the graph's symbols allow."""
 
     def __init__(self, manifest: Manifest, library: bytes, results: Sequence[Sequence[Any]], consts: Sequence[torch.Tensor],
-                 conditions: Sequence[str], eager: Callable[..., Any] | None = None, options: Options | None = None) -> None:  # fmt: skip
+                 conditions: Sequence[str], eager: Callable[..., Any] | None = None, options: Options | None = None,
+                 reads: Sequence[int] | None = None) -> None:  # fmt: skip
         self.manifest, self.library, self.results, self.consts = manifest, library, [tuple(r) for r in results], tuple(consts)
-        self.conditions = tuple(conditions)
+        self.conditions, self.reads = tuple(conditions), reads
         path = store.folder("lib") / f"{hashlib.sha256(library).hexdigest()[:40]}.so"
         if store.get(path) is None:
             store.put(path, library)
         self._call = load_library(path, manifest, eager=eager, tail=self.consts, threads=0 if options is None else options.cpp_threads)
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        found = self._call(*inputs)
+        found = self._call(*inputs if self.reads is None else [inputs[i] for i in self.reads])
         return [value if at is None else found[at] for at, value in self.results]
 
     def save(self, *, path: str | Path, format: str = "binary") -> None:
@@ -72,7 +73,7 @@ class CompiledArtifact:
         tensors = import_module("safetensors.torch")
         consts = tensors.save({str(i): t.detach().contiguous() for i, t in enumerate(self.consts)})
         texts = {"manifest.json": self.manifest.to_json(),
-                 "results.json": json.dumps({"results": self.results, "conditions": self.conditions})}  # fmt: skip
+                 "results.json": json.dumps({"results": self.results, "conditions": self.conditions, "reads": self.reads})}  # fmt: skip
         return {n: t.encode() for n, t in texts.items()} | {"library.so": self.library, "consts.safetensors": consts}
 
     @staticmethod
@@ -96,7 +97,7 @@ class CompiledArtifact:
             raise ValueError(f"{path} is not a compiled artifact: {e}") from e
         consts = import_module("safetensors.torch").load(members["consts.safetensors"])
         tail = [consts[str(i)] for i in range(len(consts))]
-        return CompiledArtifact(manifest, members["library.so"], said["results"], tail, said["conditions"])
+        return CompiledArtifact(manifest, members["library.so"], said["results"], tail, said["conditions"], reads=said["reads"])
 
 
 def standalone_compile(
@@ -116,4 +117,5 @@ def standalone_compile(
         fg = functionalise(foreign.module, foreign.facts)
         manifest, library, _ = compile_functional(fg, chosen, "standalone", ())
     conditions = [print_condition(c) for c in (*foreign.facts.guards, *foreign.facts.late)]
-    return CompiledArtifact(manifest, Path(library).read_bytes(), foreign.results, fg.consts, conditions, foreign.module.forward, chosen)
+    code = Path(library).read_bytes()
+    return CompiledArtifact(manifest, code, foreign.results, fg.consts, conditions, foreign.module.forward, chosen, foreign.reads)

@@ -76,6 +76,9 @@ def to_jax(t: torch.Tensor) -> Any:
     t = t.detach()
     if not t.is_contiguous() or t.is_conj() or t.is_neg():
         t = t.resolve_conj().resolve_neg().contiguous()
+    plain = torch.empty(t.shape, device="meta").stride() if 1 in t.shape else t.stride()
+    if t.stride() != plain:  # of a dimension of one element any stride is contiguous to torch, and tells JAX the order of dimensions
+        t = t.as_strided(t.shape, plain)
     return jax().dlpack.from_dlpack(t)
 
 
