@@ -118,7 +118,7 @@ def short_circuit(x):
     return z * 2
 
 
-@program()
+@program(graphs=1)
 def numpy_round_trip(x):
     a = (x + 1).numpy()
     b = np.sqrt(a)

@@ -85,6 +85,7 @@ def _class_value(m: Any, cls: type, name: str, value: Any) -> Any:
 # ---------------------------------------------------------------- reading
 
 ATTR_ROWS: dict[type, Callable[[Any, Any, str], Any]] = {}
+SEALED: set[type] = set()  # stand-ins whose attributes cannot be set
 
 
 def load_attr(m: Any, obj: Any, name: str) -> Any:
@@ -490,6 +491,8 @@ def store_attr(m: Any, obj: Any, name: str, value: Any) -> None:
     if issubclass(type(obj), torch.Tensor):
         m.tensor_setattr(obj, name, value)
         return
+    if type(obj) in SEALED:
+        raise Unsupported("CAP060", at=m.loc(), detail=f"{name} of an array is set")
     t = type(obj)
     setter = find(m, t, "__setattr__")
     if setter is _MODULE_SETATTR:

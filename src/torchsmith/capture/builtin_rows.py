@@ -20,12 +20,14 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..codes import Unsupported
+from . import arrays, calls, floats, policy
 from . import attributes as at
-from . import calls, floats, policy
 from . import protocols as pr
+from .arrays import ArrayMethod, ArrayValue
 from .attributes import Raised
 from .calls import Args, Kwargs, row
 from .opcodes import NULL
@@ -44,10 +46,12 @@ _fn: Any
 def type_of(m: Any, value: Any) -> type:
     if issubclass(type(value), Tensor):
         return m.recorder.info(value).cls  # type: ignore[no-any-return]
+    if type(value) is ArrayValue:
+        return value.cls
     track = m.world.tracks.get(id(value))
     if track is not None:
         m.world.use(track)
-    if issubclass(type(value), calls.TensorMethod):
+    if issubclass(type(value), (calls.TensorMethod, ArrayMethod)):
         return types.BuiltinMethodType
     return at.NUMBERS.get(type(value), type(value))
 
@@ -87,6 +91,8 @@ def isinstance_(m: Any, args: Args, kwargs: Kwargs) -> Any:
             return issubclass(plain, classes)
     if getattr(type(classes), "__instancecheck__", None) in _PLAIN_CHECKS:
         return _is_subclass(m, t, classes)  # isinstance would ask the object for __class__
+    if type(value) is ArrayValue:
+        raise arrays.refuse(m, "isinstance() of an array and a class with a check of its own")
     return m.native(isinstance, [value, classes], {}, plain=True)
 
 
@@ -119,7 +125,7 @@ def issubclass_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 @row(callable)
 def callable_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     type_of(m, args[0])
-    return callable(args[0]) or issubclass(type(args[0]), calls.TensorMethod)
+    return callable(args[0]) or issubclass(type(args[0]), (calls.TensorMethod, ArrayMethod))
 
 
 @row(getattr)
@@ -205,6 +211,9 @@ def _copied(m: Any, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
         return obj
     key = id(m.world.canonical(obj))
     if deep and key in memo:
+        return memo[key]
+    if t is ArrayValue:
+        memo[key] = obj if obj.is_scalar else arrays.method(m, obj, "copy", [], {})
         return memo[key]
     if issubclass(t, Tensor):
         memo[key] = m.record("method", "clone", (obj,), {}) if deep else m.record("method", "view_as", (obj, obj), {})
@@ -340,6 +349,8 @@ def _number(cls: type, name: str) -> Any:
             value = args[0]
             if issubclass(type(value), Tensor):
                 return m.tensor_value(value, name, f"{cls.__name__}(tensor)", args[1:], kwargs)
+            if type(value) is ArrayValue:
+                return arrays.value_of(m, value, name)
             for special in (name, "__index__"):
                 f = pr.special(m, type(value), special)
                 if f is not None:
@@ -668,6 +679,8 @@ def abs_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
     if issubclass(type(value), Tensor):
         return m.record("method", "abs", (value,), {})
+    if type(value) is ArrayValue:
+        return m.call(np.absolute, [value], {})
     if floats.varies(value):
         return floats.apply(m, abs, args)
     f = pr.special(m, type(value), "__abs__")
@@ -679,6 +692,8 @@ def round_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(args[0]), Tensor):
         decimals = args[1] if len(args) > 1 else kwargs.get("ndigits")
         return m.record("method", "round", (args[0],), {} if decimals is None else {"decimals": decimals})
+    if type(args[0]) is ArrayValue:
+        raise arrays.refuse(m, "round() of an array")
     if any(map(floats.varies, args)):
         return floats.apply(m, round, args, kwargs)
     return m.native(round, args, kwargs)

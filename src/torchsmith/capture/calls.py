@@ -15,11 +15,12 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..codes import Unsupported
+from . import arrays, floats, policy, tensor_attrs, torch_rows, transforms
 from . import attributes as at
-from . import floats, policy, tensor_attrs, torch_rows, transforms
 from . import protocols as pr
 from .attributes import Raised, find
 from .source import Attr, FixedObject
@@ -105,8 +106,6 @@ def _call_object(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return fn(*args, **kwargs)
     if f is MISSING:
         raise Raised(TypeError(f"'{t.__name__}' object is not callable"))
-    if t.__module__ == "numpy":
-        return m.native(fn, args, kwargs)
     raise Unsupported("CAP014", at=m.loc(), detail=f"a call of {t.__module__}.{t.__qualname__}")
 
 
@@ -228,6 +227,8 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     refused = _REFUSED.get(top)
     if refused is not None:
         raise Unsupported(refused, at=m.loc(), detail=f"{fn.__module__}.{fn.__qualname__}")
+    if top == "numpy":
+        return arrays.call(m, fn, args, kwargs)
     if top in _NATIVE_LIBRARIES:
         return m.native(fn, args, kwargs)
     return m.inline(fn, args, kwargs)
@@ -308,6 +309,16 @@ def _call_tensor_method(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return _tensor_method(m, fn.__self__, fn.__name__, args, kwargs)
 
 
+@by_type(arrays.ArrayMethod)
+def _call_array_method(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return arrays.method(m, fn.__self__, fn.__name__, args, kwargs)
+
+
+@by_type(np.ufunc, arrays.FUNCTION_TYPE)
+def _call_numpy(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return arrays.call(m, fn, args, kwargs)
+
+
 @by_type(functools.partial)
 def _call_partial(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     func, first, keywords = (at.load_attr(m, fn, n) for n in ("func", "args", "keywords"))
@@ -370,6 +381,18 @@ def tensor_method(*names: str) -> Callable[[Any], Any]:
         return fn
 
     return add
+
+
+@tensor_method("numpy")
+def _numpy(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    if args or kwargs.keys() - {"force"}:
+        return MISSING
+    return arrays.numpy_of(m, t, m.truth(kwargs.get("force", False)))
+
+
+@tensor_method("__array__")
+def _array(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    return MISSING if args or kwargs else arrays.numpy_of(m, t)
 
 
 @tensor_method("requires_grad_")
@@ -457,6 +480,8 @@ def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     module = str(getattr(fn, "__module__", None) or getattr(fn.__self__, "__name__", "")).partition(".")[0]
     if fn in _STATIC:
         return m.native(fn, args, kwargs)
+    if module == "numpy":
+        return arrays.call(m, fn, args, kwargs)
     if module in policy.PURE_MODULES and not (module == "builtins" and fn.__name__ in policy.IMPURE_BUILTINS):
         if module == "math" and (any(map(floats.varies, args)) or (fn in floats.BY_PYTHON and any(type(a) is torch.SymFloat for a in args))):
             return floats.apply(m, fn, args, kwargs)
@@ -687,6 +712,8 @@ def _call_descriptor(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     self = args[0]
     if issubclass(type(self), Tensor):
         return _tensor_method(m, self, fn.__name__, args[1:], kwargs)
+    if type(self) is arrays.ArrayValue:
+        return arrays.method(m, self, fn.__name__, args[1:], kwargs)
     if fn.__objclass__ is type and fn.__name__ == "__call__":
         return _instantiate(m, self, args[1:], kwargs)
     if fn.__objclass__ is torch._C.TensorBase:
@@ -768,6 +795,8 @@ def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
     module = cls.__module__.partition(".")[0]
     if issubclass(cls, BaseException):
         return m.native(cls, args, kwargs, plain=True)
+    if module == "numpy" and issubclass(cls, np.generic):
+        return arrays.call(m, cls, args, kwargs)
     if module in policy.PURE_MODULES or cls in (torch.Size, torch.device, torch.finfo, torch.iinfo):
         if cls in (torch.device,):
             return m.native(cls, args, kwargs)
@@ -780,7 +809,7 @@ def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 
 _OPERATOR_ROWS: dict[Any, Row] = {}
-from . import autograd_rows, builtin_rows, training_rows  # noqa: E402  (fill ROWS)
+from . import array_rows, autograd_rows, builtin_rows, training_rows  # noqa: E402  (fill ROWS)
 
 transforms.fill(torch_rows.ROWS, torch_rows.BY_CODE)
-_ = autograd_rows, builtin_rows, training_rows
+_ = array_rows, autograd_rows, builtin_rows, training_rows

@@ -18,16 +18,18 @@ from collections import OrderedDict, defaultdict, deque
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.fx
 
 from ..codes import Unsupported
 from ..graph import tracing
-from . import assemble, calls
+from . import arrays, assemble, calls
+from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
 from .opcodes import NULL
 from .resume import Later, Stop
-from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TypeOf
+from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
 from .tensor_attrs import TensorMethod
 from .tensors import extent
 from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track, item_of
@@ -90,6 +92,8 @@ class _Builder:
             if isinstance(s.key, TensorKey):
                 return f"{base}[{self.const(s.key.ref)}()]"
             return f"{base}.cell_contents" if s.key == "cell_contents" else f"{base}[{self.const(s.key)}]"
+        if isinstance(s, TensorOf):
+            return f"{self.const(s.make)}(({self.source(s.base)},))"
         if isinstance(s, Attr):
             base = self.source(s.base)
             row = {"param": "_parameters", "buffer": "_buffers", "module": "_modules"}.get(s.via)
@@ -145,7 +149,9 @@ class _Builder:
         row = _BUILD.get(t)
         if row is not None:
             return row(self, v)
-        if issubclass(type(v), enum.Enum) or t.__module__ == "numpy":
+        if issubclass(type(v), np.ndarray):
+            raise Unsupported("CAP060", at=self.m.loc(), detail="an array that NumPy made")
+        if issubclass(type(v), enum.Enum) or t.__module__.partition(".")[0] == "numpy":
             return self.const(v)
         if issubclass(type(v), tuple) and type(v).__new__ is not object.__new__:
             return self._tuple_like(v)
@@ -156,6 +162,12 @@ class _Builder:
         if info.source is not None:
             return self.read(info.source)
         return f"outs[{self.out(info.node)}]"
+
+    def array(self, v: ArrayValue) -> str:
+        if v.source is not None and not v.is_scalar:
+            return self._name(v, self.read(v.source))
+        make = arrays.scalar_of if v.is_scalar else arrays.fixed_of if v.is_fixed else arrays.array_of
+        return self._name(v, f"{self.const(make)}(outs[{self.out(self.m.recorder.node_of(v.tensor))}])")
 
     def _name(self, v: Any, text: str) -> str:
         name = self.names[id(v)] = f"v{len(self.names)}"
@@ -341,6 +353,7 @@ _BUILD: dict[type, Any] = {
     **dict.fromkeys(_ITERATORS, _build_iterator), super: lambda b, v: f"super({b.value(v.__thisclass__)}, {b.value(v.__self__)})",
     list: _build_list, tuple: _build_tuple, dict: _build_dict, OrderedDict: _build_ordered, defaultdict: _build_defaultdict,
     set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
+    ArrayValue: lambda b, v: b.array(v), ArrayMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}",
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
     range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.value(v())})"),
 }  # fmt: skip
@@ -540,7 +553,7 @@ def stopped(m: Any, frame: Any) -> Captured:
     raised = {id(e) for e in m.all_raised}
     if raised and any(id(v) in raised for v in values):
         raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised, and has no traceback")
-    data = tuple(v.is_data if type(v) is Later else type(v) in _SYMBOLS for v in values)
+    data = tuple(v.is_data if type(v) is Later else type(v) in _SYMBOLS or (type(v) is ArrayValue and v.is_scalar) for v in values)
     kw_names = next((i.arg for i in frame.code.instrs[max(frame.index - 2, 0) : frame.index] if i.name == "KW_NAMES"), None)
     done = finished(m, tuple(values))
     return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data))
@@ -560,7 +573,7 @@ def _can_move(m: Any, v: Any, depth: int, raised: set[int]) -> bool:
     t = type(v)
     if id(v) in raised:
         return False
-    if t in SCALARS or v is NULL or t is Later or t in _SYMBOLS or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
+    if t in SCALARS or v is NULL or t is Later or t is ArrayValue or t in _SYMBOLS or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
         return True
     if t is types.GeneratorType or issubclass(t, torch.nn.Module) or (id(v) in m.world.fresh_pinned and issubclass(t, type)):
         return False

@@ -34,6 +34,7 @@ from .source import (
     Source,
     TensorGuard,
     TensorKey,
+    TensorOf,
     TensorProperty,
     TypeOf,
 )
@@ -196,6 +197,13 @@ def _eval_computed(s: Computed, call: Call) -> Any:
         return MISSING
 
 
+def _eval_tensor_of(s: TensorOf, base: Any) -> Any:
+    try:
+        return s.make((base,))
+    except Exception:  # no array any more
+        return MISSING
+
+
 EVALUATE: dict[type, Callable[[Any, Call, Any], Any]] = {  # the last argument is the value of the source's base
     Local: lambda s, call, base: call.locals.get(s.name, MISSING),
     Global: lambda s, call, base: _eval_global(s, call),
@@ -205,6 +213,7 @@ EVALUATE: dict[type, Callable[[Any, Call, Any], Any]] = {  # the last argument i
     Item: lambda s, call, base: _item(base, s.key),
     TypeOf: lambda s, call, base: type(base),
     TensorProperty: lambda s, call, base: _property(base, s.name, s.dim),
+    TensorOf: lambda s, call, base: _eval_tensor_of(s, base),
     Computed: lambda s, call, base: _eval_computed(s, call),
 }
 
@@ -582,6 +591,7 @@ FLATTEN: dict[type, Callable[[Flattener, Any], tuple[int, int, int, Any, Any]]] 
     Item: _flat_item,
     TypeOf: lambda f, s: (_TYPE_OF, f.node(s.base), 0, None, None),
     TensorProperty: lambda f, s: (_PROPERTY, f.node(s.base), s.dim, s.name, None),
+    TensorOf: lambda f, s: (_COMPUTED, -1, 0, s.make, (f.node(s.base),)),
     Computed: lambda f, s: (_COMPUTED, -1, 0, s.value, tuple(f.node(source) for _, source in s.symbols)),
 }
 

@@ -14,12 +14,13 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.spec import ASSUMED
-from . import assemble, bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, torch_rows
+from . import arrays, assemble, bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, torch_rows
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised
@@ -116,12 +117,12 @@ class Frame:
         if ins.name in _PASSING:
             return
         n = assemble.touches(ins)
-        stack, wrap = self.stack, self.machine.world.wrap
+        stack = self.stack
         for k in range(0 if n is None else max(len(stack) - n, 0), len(stack)):
             if type(stack[k]) is Later:
                 if stack[k].is_data:
                     self.machine.use_data(self, ins, stack[k])
-                stack[k] = wrap(stack[k].obj, stack[k].source)
+                stack[k] = self.machine.taken_up(stack[k])
 
     def _raise_to_handler(self, exc: BaseException) -> None:
         m = self.machine
@@ -235,6 +236,8 @@ class Machine:
         self.recorder = Recorder(self)
         self.world = World(self.loc, self.recorder.tensor_input, self.recorder.number_input)
         self.world.real_tensor = self.recorder.real_tensor
+        self.arrays: dict[int, arrays.ArrayValue] = {}  # by the id of the array from outside
+        self.world.array = functools.partial(arrays.given, self)
         self.gradients = Gradients(self)
         self.found: dict[tuple[type, str], Any] = {}
         self.data_types: dict[type, bool] = {}
@@ -307,6 +310,8 @@ class Machine:
         """The instruction is about to look at what Python computed behind a break: as a number in tensor code it is one of the graph's
         inputs; everything else is left to Python."""
         kind, stack, n = type(value.obj), frame.stack, ins.arg
+        if issubclass(kind, np.generic):
+            return
         if kind in (int, float):
             if ins.name in ("BUILD_SLICE", "BUILD_TUPLE", "BUILD_LIST"):
                 fits = True
@@ -325,6 +330,10 @@ class Machine:
 
     def taken_up(self, value: Any) -> Any:
         """A value of a split frame, read under guards if nothing has looked at it yet."""
+        if type(value) is Later and value.is_data and isinstance(value.obj, np.generic):
+            made = arrays.given_scalar(self, value.obj, value.source)
+            if made is not MISSING:
+                return made
         return self.world.wrap(value.obj, value.source) if type(value) is Later else value
 
     def tick(self) -> None:
@@ -474,7 +483,7 @@ class Machine:
             self._bind_keywords(fn, fast, args, kwargs, at_end)
         elif code.co_flags & 8:
             fast[at_end] = {}
-        if n < npos and NULL in fast[n:npos]:
+        if n < npos and any(v is NULL for v in fast[n:npos]):  # `in` would ask arrays for their truth
             defaults = fn.__defaults__ or ()
             first = npos - len(defaults)
             for k in range(n, npos):
@@ -599,7 +608,7 @@ class Machine:
             return False
         if t in (list, tuple):
             return any(map(self._stands_for, value))
-        if t in at.NUMBERS or t is tensor_attrs.TensorMethod or issubclass(t, torch.Tensor):
+        if t in at.NUMBERS or t in (tensor_attrs.TensorMethod, arrays.ArrayValue, arrays.ArrayMethod) or issubclass(t, torch.Tensor):
             return True
         return id(value) in self.world.tracks and container_base(t) is None
 

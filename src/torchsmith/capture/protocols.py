@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
-from . import floats, tensor_attrs, transforms
+from . import arrays, floats, tensor_attrs, transforms
+from .arrays import ArrayValue
 from .attributes import Raised, class_guard, find
 from .source import TensorKey
 from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, item_of
@@ -27,7 +28,7 @@ _PLAIN = SCALARS | {torch.SymInt, torch.SymFloat, torch.SymBool}
 
 def special(m: Any, t: type, name: str) -> Any:
     """The special method `name` of a class when it is written in Python, else None."""
-    if t in _PLAIN or t in CONTAINERS or t is tuple:
+    if t in _PLAIN or t in CONTAINERS or t is tuple or t is ArrayValue:
         return None
     f = find(m, t, name)
     if issubclass(type(f), Function):
@@ -48,6 +49,8 @@ def truth(m: Any, value: Any) -> bool:
         return bool(value)
     if issubclass(type(value), Tensor):
         return m.tensor_truth(value)  # type: ignore[no-any-return]
+    if t is ArrayValue:
+        return bool(arrays.value_of(m, value, "__bool__"))
     track = m.world.tracks.get(id(value))
     for name in ("__bool__", "__len__"):
         f = special(m, t, name)
@@ -101,6 +104,8 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
     """`a sign b`, also in place."""
     ta, tb = type(a), type(b)
+    if ta is ArrayValue or tb is ArrayValue:
+        return _of_array(m, sign, a, b)
     if sign in INPLACE:
         fn, name = INPLACE[sign]
         if ta not in _PLAIN:
@@ -127,6 +132,13 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
             return floats.apply(m, fn, [a, b])
         return m.native(fn, [a, b], {}) if ta is not torch.SymInt and tb is not torch.SymInt else m.symbolic(fn, a, b)
     return _dyadic(m, fn, name, reflected, a, b)
+
+
+def _of_array(m: Any, sign: str, a: Any, b: Any) -> Any:
+    """`a sign b` where one of them is an array: a class in Python on the other side has its say first."""
+    if any(type(x).__flags__ & 0x200 and not issubclass(type(x), Tensor) for x in (a, b) if type(x) is not ArrayValue):
+        raise arrays.refuse(m, f"{sign} of an array and an object of a class in Python")
+    return arrays.binary(m, sign, a, b)
 
 
 def _operand(m: Any, value: Any) -> Any:
@@ -179,6 +191,8 @@ def compare(m: Any, sign: str, a: Any, b: Any) -> Any:
         if (floats.varies(a) or floats.varies(b)) and ta in floats.NUMBERS and tb in floats.NUMBERS:
             return floats.compare(m, fn, a, b)
         return m.native(fn, [a, b], {}) if ta not in _SYMBOLS and tb not in _SYMBOLS else m.symbolic(fn, a, b)
+    if ta is ArrayValue or tb is ArrayValue:
+        return _of_array(m, sign, a, b)
     if torch.torch_version.TorchVersion in (ta, tb):  # a constant of the process
         return m.native(fn, [a, b], {}, plain=True)
     if (a is None or b is None) and sign in ("==", "!="):
@@ -207,6 +221,8 @@ def unary(m: Any, sign: str, a: Any) -> Any:
     fn, name = UNARY[sign]
     if issubclass(type(a), Tensor):
         return m.record("function", fn, (a,), {})
+    if type(a) is ArrayValue:
+        return arrays.unary(m, sign, a)
     f = special(m, type(a), name)
     return m.call(f, [a], {}) if f is not None else m.native(fn, [a], {})
 
@@ -232,6 +248,8 @@ def contains(m: Any, container: Any, item: Any) -> bool:
         return truth(m, m.call(f, [container, item], {}))
     if track is not None and track.image is None and issubclass(type(track.obj), dict) and m.is_key(item):
         return _read_key(m, track, item) is not MISSING
+    if t is ArrayValue:
+        raise arrays.refuse(m, "in an array")
     if issubclass(type(container), Tensor):
         return truth(m, m.record("method", "__contains__", (container, item), {}))
     if special(m, t, "__iter__") is not None and find(m, t, "__contains__") is MISSING:
@@ -320,6 +338,10 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
         if tensors is not None:
             return m.record("function", torch.ops.aten.index.Tensor, (obj, tensors), {})
         return m.record("function", operator.getitem, (obj, numbered(m, key)), {})
+    if t is ArrayValue:
+        return arrays.getitem(m, obj, key)
+    if type(key) is ArrayValue:
+        raise Unsupported("CAP020", at=m.loc(), detail="an array's value as a key")
     track = m.world.tracks.get(id(obj))
     if issubclass(type(key), Tensor) and t in (list, tuple):
         raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")
@@ -382,6 +404,9 @@ def setitem(m: Any, obj: Any, key: Any, value: Any) -> None:
     if issubclass(type(obj), Tensor):
         m.tensor_setitem(obj, key, value)
         return
+    if type(obj) is ArrayValue:
+        arrays.setitem(m, obj, key, value)
+        return
     f = special(m, type(obj), "__setitem__")
     if f is not None:
         m.call(f, [obj, key, value], {})
@@ -425,6 +450,8 @@ def length(m: Any, obj: Any) -> Any:
         if obj.dim() == 0:
             raise Raised(TypeError("len() of a 0-d tensor"))
         return obj.shape[0]
+    if t is ArrayValue:
+        return arrays.length(m, obj)
     track = m.world.tracks.get(id(obj))
     f = special(m, t, "__len__")
     if f is not None:
@@ -473,6 +500,8 @@ def iterate(m: Any, obj: Any) -> Any:
         if obj.dim() == 0:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(m.record("method", "unbind", (obj, 0), {}))
+    if t is ArrayValue:
+        return arrays.iterate(m, obj)
     track = m.world.tracks.get(id(obj))
     f = special(m, t, "__iter__")
     if f is not None:
@@ -521,6 +550,8 @@ def to_str(m: Any, value: Any, kind: str = "__str__", spec: str = "") -> str:
         return str(value) if kind == "__str__" else repr(value) if kind == "__repr__" else format(value, spec)
     if issubclass(type(value), Tensor):
         raise Unsupported("CAP020", at=m.loc(), detail="text of a tensor")
+    if t is ArrayValue:
+        raise Unsupported("CAP020", at=m.loc(), detail="text of an array")
     names = {"__str__": ("__str__", "__repr__"), "__repr__": ("__repr__",), "__format__": ("__format__", "__str__", "__repr__")}[kind]
     for name in names:
         f = special(m, t, name)

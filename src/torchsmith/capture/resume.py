@@ -11,6 +11,8 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from . import assemble, bytecode
 from .source import Source
 
@@ -75,7 +77,7 @@ _DATA = frozenset({int, float, complex, str, bytes, range, slice})
 
 def is_data(value: Any) -> bool:
     """Values that differ from call to call when they come out of a break."""
-    return type(value) in _DATA or (type(value) is tuple and bool(value) and all(is_data(v) for v in value))
+    return type(value) in _DATA or isinstance(value, np.generic) or (type(value) is tuple and bool(value) and all(is_data(v) for v in value))
 
 
 def next_index(code: types.CodeType, index: int) -> int:

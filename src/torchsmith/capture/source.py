@@ -1,7 +1,7 @@
 """Sources and guards as data: where a captured value came from, and what must still hold for the capture to be right.
 
     Source = Local(name) | Global(name) | Cell(name) | Fixed(object) | Attr(base, name) | Item(base, key) | TypeOf(base)
-           | DictKeys(base) | Length(base) | TensorProperty(base, name, dim) | Computed(fn, args, symbols)
+           | DictKeys(base) | Length(base) | TensorProperty(base, name, dim) | TensorOf(base, make) | Computed(fn, args, symbols)
     Guard  = (source, kind, value, loc)
 
 A Source is evaluated against one call: `locals` by parameter name, the function's `globals` and `closure`. The C checker
@@ -133,6 +133,17 @@ class TensorProperty(Source):
 
     def __str__(self) -> str:
         return f"{self.base}.{self.name}({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOf(Source):
+    """The tensor that stands for an array (or scalar) of NumPy: make((base,)), which raises ValueError where there is none."""
+
+    base: Source
+    make: Callable[[tuple[Any, ...]], Any]
+
+    def __str__(self) -> str:
+        return f"tensor({self.base})"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

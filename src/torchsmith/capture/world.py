@@ -15,11 +15,12 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..codes import Unsupported
 from . import policy
-from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TypeOf
+from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()  # no value: an empty place of a stack, a deleted global
@@ -97,7 +98,7 @@ _MODULE_DICTS = {"_modules": "module", "_parameters": "param", "_buffers": "buff
 
 
 def root_of(source: Source) -> Source:
-    while isinstance(source, (Attr, Item, TypeOf)):
+    while isinstance(source, (Attr, Item, TypeOf, TensorOf)):
         source = source.base
     return source
 
@@ -118,6 +119,7 @@ class World:
         self.pinned: dict[int, Source] = {}
         self.fresh_pinned: set[int] = set()  # classes and functions made during capture
         self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}  # by namespace and name; NULL: deleted
+        self.array: Callable[[Any, Source], Any] = lambda array, source: MISSING  # what stands for an array of NumPy
         self.real_tensor: Callable[[Any], Any] = lambda tensor: tensor  # the tensor outside that a tracing tensor stands for
 
     # ------------------------------------------------------------ guards
@@ -155,6 +157,8 @@ class World:
             return _wrap_tuple(self, obj, source)
         if issubclass(type(obj), tuple) and hasattr(type(obj), "n_sequence_fields") and is_constant(tuple(obj)):
             return self._equals(obj, source)  # sys.version_info and the like
+        if isinstance(obj, np.dtype):
+            return self._equals(obj, source)
         if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and type(obj).__hash__ is not None:  # a number, not an array without axes
             return self._equals(obj, source)
         return self.track(obj, source or FixedObject(obj, type(obj).__name__))
@@ -339,6 +343,15 @@ for _t in (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType
     _WRAP[_t] = World.pin
 _WRAP[torch.Tensor] = lambda world, obj, source: world._tensor(obj, source or FixedObject(obj, "tensor"))
 _WRAP[torch.nn.Parameter] = _WRAP[torch.Tensor]
+
+
+def _wrap_array(world: World, obj: Any, source: Source | None) -> Any:
+    source = source or FixedObject(obj, "array")
+    made = world.array(obj, source)
+    return world.track(obj, source) if made is MISSING else made
+
+
+_WRAP[np.ndarray] = _wrap_array
 
 
 def _image_list(world: World, track: Track) -> Any:
