@@ -41,8 +41,9 @@ PyObject *ts_tensor_info(PyObject *self, PyObject *obj);
 
 /* ---- state.c: process and thread state a graph depends on */
 typedef struct {
-  uint64_t included, excluded; /* torch's thread-local dispatch keys, raw */
-  int64_t autograd, default_dtype, deterministic, function_modes, autocast;
+  uint64_t included, excluded;   /* torch's thread-local dispatch keys, raw */
+  uint64_t switches, precisions; /* of at::Context: SWITCHES and PRECISIONS of runtime/host_torch.py */
+  int64_t autograd, default_dtype, function_modes, autocast;
 } State;
 int ts_state_read(State *out); /* 1: complete; 0: this torch needs the Python reading */
 int ts_state_is_foreign(const State *s); /* under a dispatch mode, functorch, anomaly mode or a forward derivative */

@@ -263,3 +263,17 @@ def test_numbers_beyond_a_dtype(fn: Callable[[Tensor, Any], Tensor], dtype: torc
             continue
         for f in (compiled, constant):
             torch.testing.assert_close(f(torch.ones(2, dtype=dtype), s), wanted, equal_nan=True)
+
+
+def test_gradients_of_pooling_that_no_pooling_makes() -> None:
+    x, grad, at = torch.randn(1, 2, 3, 6), torch.randn(1, 2, 1, 2), torch.zeros(1, 2, 1, 2, dtype=torch.int64)
+    for numbers in ((3, 3, [2, 2, 0], 1), (3, 3, 0, -1), (3, 1, 0, 1)):
+        kernel, stride, padding, dilation = ([n] if isinstance(n, int) else n for n in numbers)
+
+        def fn(grad, x, at, k=kernel, s=stride, p=padding, d=dilation):
+            return torch.ops.aten.max_pool2d_with_indices_backward(grad, x, k, s, p, d, False, at)
+
+        with pytest.raises(RuntimeError):
+            fn(grad, x, at)
+        with pytest.raises(RuntimeError):
+            torchsmith.compile(fn)(grad, x, at)

@@ -6,6 +6,7 @@ Each scenario is checked three ways: the slow evaluator, C's full check, and C's
 from __future__ import annotations
 
 import enum
+import functools
 import subprocess
 import sys
 import types
@@ -14,12 +15,16 @@ from collections import OrderedDict
 import pytest
 import torch
 
+import torchsmith
+from torchsmith import events
 from torchsmith.capture import _frame, guards
 from torchsmith.capture.guards import Call
 from torchsmith.capture.source import Attr, Cell, FixedObject, Global, Guard, Item, Local, TensorGuard, TensorProperty, TypeOf
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Const, Sym
 from torchsmith.ir.expr import op as expr_op
+from torchsmith.runtime import host_torch
+from torchsmith.runtime.host_torch import PRECISIONS, SWITCHES
 
 X, SELF = Local("x"), Local("self")
 
@@ -481,6 +486,104 @@ def test_global_state(name, fast):
         assert not inside.check()
     finally:
         _frame.use_state(before)
+
+
+# (set, another value), by the name of runtime/host_torch.py
+SETTERS = {
+    "deterministic_algorithms": (torch.use_deterministic_algorithms, True),
+    "deterministic_algorithms_warn_only": (lambda v: torch.use_deterministic_algorithms(False, warn_only=v), True),
+    "deterministic_fill_uninitialized_memory": (torch._C._set_deterministic_fill_uninitialized_memory, False),
+    **{
+        f"cublas_allow_{kind}_reduced_precision_reduction": (lambda v, set_=set_: set_(*v), (False, kind == "fp16"))
+        for kind, set_ in (
+            ("fp16", torch._C._set_cublas_allow_fp16_reduced_precision_reduction),
+            ("bf16", torch._C._set_cublas_allow_bf16_reduced_precision_reduction),
+        )
+    },
+    "flash_sdp_enabled": (torch._C._set_sdp_use_flash, False), "fa3_sdp_enabled": (torch._C._set_sdp_use_fa3, True),
+    "mem_efficient_sdp_enabled": (torch._C._set_sdp_use_mem_efficient, False), "math_sdp_enabled": (torch._C._set_sdp_use_math, False),
+    "cudnn_sdp_enabled": (torch._C._set_sdp_use_cudnn, False), "overrideable_sdp_enabled": (torch._C._set_sdp_use_overrideable, False),
+}
+
+
+@pytest.fixture(params=["as here", "with a GPU"])
+def watch(request, monkeypatch):
+    """What this process watches, and what one that sees a GPU watches."""
+    if request.param == "with a GPU":
+        monkeypatch.setattr(host_torch, "watched", lambda: (SWITCHES, PRECISIONS))
+        monkeypatch.setattr(guards, "watched", lambda: (SWITCHES, PRECISIONS))
+        guards.setup()
+        yield SWITCHES, PRECISIONS
+        monkeypatch.undo()
+        guards.setup()
+    else:
+        yield host_torch.watched()
+
+
+def changes(name, setter, held, other):
+    for fast in (True, False):
+        before = _frame.use_state(fast)
+        c = Call1([Guard(FixedObject(None), "global_state", guards.global_state())])
+        assert c.check()
+        try:
+            setter(other)
+            assert not c.check(), name
+            assert name in guards.explain(c.rows[0], Call({}, {}, {}))
+        finally:
+            setter(held)
+            _frame.use_state(before)
+        assert c.check()
+
+
+def test_every_switch_of_the_process(watch):
+    for name, *_ in watch[0]:
+        setter, other = SETTERS.get(name) or (getattr(torch._C, f"_set_{name}"), None)
+        held = getattr(torch._C, f"_get_{name}")()
+        try:
+            setter(not held if other is None else other)
+        except RuntimeError as e:  # this processor has no such arithmetic
+            assert "not supported" in str(e)
+            continue
+        setter(held)
+        changes(name, setter, held, not held if other is None else other)
+
+
+def test_every_precision_of_the_process(watch):
+    for backend, operation, *_ in watch[1]:
+        held = torch._C._get_fp32_precision_getter(backend, operation)
+        other = "ieee" if held != "ieee" else "bf16"
+        changes(f"{backend}.{operation}", functools.partial(torch._C._set_fp32_precision_setter, backend, operation), held, other)
+
+
+def test_matmul_precision_by_its_old_name(watch):
+    c = Call1([Guard(FixedObject(None), "global_state", guards.global_state())])
+    try:
+        for level in ("high", "medium"):
+            torch.set_float32_matmul_precision(level)
+            assert not c.check()
+        torch.backends.cuda.matmul.fp32_precision = "ieee"  # from now on torch refuses to say the old name
+        assert not c.check() and isinstance(host_torch._modes(), int)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for backend in ("cuda", "mkldnn"):
+            torch._C._set_fp32_precision_setter(backend, "matmul", "none")
+    assert c.check()
+
+
+def test_threads_are_asked_for_at_the_call():
+    """An entry holds for every number of threads: sums are cut the same way, whoever computes them."""
+    x = torch.randn(300, 1001)
+    with events.recording() as found:
+        fn = torchsmith.compile(lambda x: (x.sum(), x.softmax(-1).sum(0)))
+        threads, got = torch.get_num_threads(), []
+        try:
+            for n in (1, 2, 3):
+                torch.set_num_threads(n)
+                got.append(fn(x))
+        finally:
+            torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for other in got[1:] for a, b in zip(got[0], other, strict=True))
+    assert sum(e.kind == "graph" for e in found) == 1 and not [e for e in found if e.kind == "recompile"]
 
 
 def test_settings_of_the_process():

@@ -20,6 +20,7 @@ from torch.utils._device import DeviceContext
 from ..codes import Unsupported
 from ..ir.expr import Cast, Const, Expr, Sym
 from ..ir.number import number_of
+from ..runtime.host_torch import switches, watched
 from . import _frame
 from .source import (
     Attr,
@@ -83,12 +84,8 @@ def global_state() -> GlobalState:
         autocast=_autocast(),
         default_dtype=torch.get_default_dtype(),
         default_device=default_device() or _CPU,
-        deterministic=(
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-            torch._C._is_torch_function_enabled(),
-        ),
+        torch_function=torch._C._is_torch_function_enabled(),
+        switches=switches(),
         torch_function_modes=tuple(map(type, modes)),
     )
 
@@ -421,7 +418,8 @@ def explain(g: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -
     if g.kind == "global_state":
         now = global_state()
         pairs = [(f, getattr(g.value, f), getattr(now, f)) for f in g.value.__dataclass_fields__]
-        return "; ".join(f"{f} was {a}, is {b}" for f, a, b in pairs if a != b) or "global state changed"
+        pairs += [(f, a, b) for (f, a), (_, b) in zip(g.value.switches, now.switches)]
+        return "; ".join(f"{f} was {a}, is {b}" for f, a, b in pairs if a != b and f != "switches") or "global state changed"
     if g.kind == "shape":
         names = symbols_of(g.value)
         values = ", ".join(f"{n} = {evaluate(s, call)} ({s})" for n, s in (symbols or {}).items() if n in names)
@@ -661,6 +659,7 @@ def setup() -> dict[str, Any]:
         getter = C.TensorBase.__dict__["requires_grad"]
         cpu = str(lib / "libtorch_cpu.so")
         found = _frame.setup_tensor(cpu, C.TensorBase, getter, _raw_keys, _examples(), itemsizes, tuple(leaves))
+    plain, precisions = watched()
     foreign = 0
     for key in ("Tracer", "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode",
                 "FuncTorchVmapMode", "PythonDispatcher", "PreDispatch", "Functionalize"):  # fmt: skip
@@ -669,7 +668,7 @@ def setup() -> dict[str, Any]:
     found["state"] = _frame.setup_state(
         str(lib / "libtorch_cpu.so"), str(lib / "libc10.so"),
         C._dispatch_tls_local_include_set().raw_repr(), C._dispatch_tls_local_exclude_set().raw_repr(), foreign,
-        vars(torch.autograd.forward_ad),
+        vars(torch.autograd.forward_ad), tuple(f"_ZNK2at7Context{row[1]}Ev" for row in plain), tuple(row[2] for row in precisions),
     )  # fmt: skip
     return found
 

@@ -228,5 +228,6 @@ class GlobalState:
     autocast: tuple[Any, ...]
     default_dtype: Any
     default_device: Any
-    deterministic: tuple[Any, ...]
+    torch_function: bool
+    switches: tuple[tuple[str, Any], ...]  # by name: precisions, determinism, the libraries that may be used
     torch_function_modes: tuple[type, ...]

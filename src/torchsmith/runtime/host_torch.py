@@ -95,19 +95,66 @@ def _end(token: Any) -> int:
     return RECORDERS["cuda"][1](token)
 
 
-# What cuBLAS, cuDNN and the attentions look at besides their arguments; a torch that lacks one has no such state.
-_MODES = tuple(
-    fn for name in (
-        "cublas_allow_tf32", "cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction",
-        "cublas_allow_fp16_accumulation", "cudnn_enabled", "cudnn_allow_tf32", "cudnn_benchmark", "cudnn_deterministic",
-        "float32_matmul_precision", "deterministic_algorithms", "flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled",
-        "cudnn_sdp_enabled",
-    ) if (fn := getattr(torch._C, f"_get_{name}", None)) is not None
+# Switches of the process that operators look at besides their arguments: (`torch._C._get_NAME`, the same reader of at::Context, what looks
+# at it). A torch that lacks one has no such state.
+SWITCHES = tuple(
+    row for row in (
+        ("deterministic_algorithms", "23deterministicAlgorithms", "all"),
+        ("deterministic_algorithms_warn_only", "31deterministicAlgorithmsWarnOnly", "all"),
+        ("deterministic_fill_uninitialized_memory", "36deterministicFillUninitializedMemory", "all"),
+        ("mkldnn_enabled", "17userEnabledMkldnn", "cpu"),
+        ("mkldnn_deterministic", "19deterministicMkldnn", "cpu"),
+        ("nnpack_enabled", "17userEnabledNNPACK", "cpu"),
+        ("cpu_allow_fp16_reduced_precision_reduction", "21allowFP16ReductionCPU", "cpu"),
+        ("flash_sdp_enabled", "19userEnabledFlashSDP", "all"),
+        ("math_sdp_enabled", "18userEnabledMathSDP", "all"),
+        ("math_sdp_allow_fp16_bf16_reduction", "29allowFP16BF16ReductionMathSDP", "all"),
+        ("fa3_sdp_enabled", "17userEnabledFA3SDP", "cuda"),
+        ("mem_efficient_sdp_enabled", "26userEnabledMemEfficientSDP", "cuda"),
+        ("cudnn_sdp_enabled", "19userEnabledCuDNNSDP", "cuda"),
+        ("overrideable_sdp_enabled", "26userEnabledOverrideableSDP", "cuda"),
+        ("cublas_allow_fp16_reduced_precision_reduction", "24allowFP16ReductionCuBLAS", "cuda"),
+        ("cublas_allow_bf16_reduced_precision_reduction", "24allowBF16ReductionCuBLAS", "cuda"),
+        ("cublas_allow_fp16_accumulation", "27allowFP16AccumulationCuBLAS", "cuda"),
+        ("cudnn_enabled", "16userEnabledCuDNN", "cuda"),
+        ("cudnn_benchmark", "14benchmarkCuDNN", "cuda"),
+        ("cudnn_deterministic", "18deterministicCuDNN", "cuda"),
+    ) if hasattr(torch._C, f"_get_{row[0]}")
+)  # fmt: skip
+# The float32 precisions: (name of the backend, of the operation, torch's numbers for them, what looks at it). `allow_tf32` and
+# `float32_matmul_precision` are older names for some of these, and asking by them raises where both ways of setting were used.
+PRECISIONS = tuple(
+    row for row in (
+        ("mkldnn", "matmul", (2, 3), "all"),  # what set_float32_matmul_precision sets; a reading takes 10 ns, so the rest is for GPUs
+        ("mkldnn", "conv", (2, 1), "cuda"), ("mkldnn", "rnn", (2, 2), "cuda"),
+        ("cuda", "conv", (1, 1), "cuda"), ("cuda", "rnn", (1, 2), "cuda"), ("cuda", "matmul", (1, 3), "cuda"),
+    ) if hasattr(torch._C, "_get_fp32_precision_getter")
 )  # fmt: skip
 
 
+@functools.cache
+def watched() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The rows of SWITCHES and PRECISIONS that something in this process can look at: reading them is part of every call."""
+    kinds = {"all", "cpu"} | ({"cuda"} if torch.backends.cuda.is_built() and torch.cuda.device_count() else set())
+    return tuple(row for row in SWITCHES if row[2] in kinds), tuple(row for row in PRECISIONS if row[3] in kinds)
+
+
+def switches() -> tuple[tuple[str, Any], ...]:
+    """The present value of every watched row."""
+    plain, precisions = watched()
+    found = [(row[0], getattr(torch._C, f"_get_{row[0]}")()) for row in plain]
+    return (*found, *((f"{b}.{o}.fp32_precision", torch._C._get_fp32_precision_getter(b, o)) for b, o, *_ in precisions))
+
+
+_MODES = (
+    *(getattr(torch._C, f"_get_{name}") for name, _, kind in SWITCHES if kind != "cpu"),
+    *(functools.partial(torch._C._get_fp32_precision_getter, b, o) for b, o, *_ in PRECISIONS if b == "cuda"),
+    *(fn for name in ("blas", "linalg") if (fn := getattr(torch._C, f"_get_{name}_preferred_backend", None)) is not None),
+)
+
+
 def _modes() -> int:
-    """A number for that state: library calls that were recorded under another one are not replayed."""
+    """A number for what cuBLAS, cuDNN and the attentions look at: library calls that were recorded under another one are not replayed."""
     return hash(tuple(fn() for fn in _MODES))
 
 

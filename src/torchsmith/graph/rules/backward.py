@@ -14,7 +14,7 @@ import torch
 
 from ..layout import is_contiguous, suggest_format
 from ..tracing import make, part, rule
-from .nn import _convolution_format, fresh
+from .nn import _convolution_format, _pool, fresh
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -326,13 +326,21 @@ def _to_places(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
     return out if kept is torch.contiguous_format else out.clone(memory_format=kept)
 
 
+def _check_pooled(sizes: Sequence[Any], *tensors: Tensor) -> None:
+    for t in tensors:
+        if t.dim() != len(sizes) or any(a != b for a, b in zip(t.shape, sizes, strict=True)):
+            raise RuntimeError(f"Expected a tensor of size {list(sizes)}, as pooling makes it, but got {list(t.shape)}")
+
+
 @part(aten.max_pool2d_with_indices_backward.default)
 def max_pool2d(grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Tensor) -> Any:
+    _check_pooled(_pool(x, 2, kernel, stride, padding, dilation, ceil), grad, indices)
     return NotImplemented if grad.dtype in NARROW else _to_places(grad, x, indices, 2)
 
 
 @part(aten.max_pool3d_with_indices_backward.default)
 def max_pool3d(grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Tensor) -> Any:
+    _check_pooled(_pool(x, 3, kernel, stride, padding, dilation, ceil), grad, indices)
     return NotImplemented if grad.dtype in NARROW else _to_places(grad, x, indices, 3)
 
 
