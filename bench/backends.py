@@ -28,7 +28,6 @@ from models import MODELS, inputs_of, make_model, worst_error  # noqa: E402
 from torchsmith import compiler, events  # noqa: E402
 from torchsmith.backends import registry  # noqa: E402
 
-EFFECTS_BY = ("inductor", "aot_eager", "openxla", "onnxrt", "openvino")  # columns of the second table
 PAGE = HERE.parent / "docs" / "backends.md"
 BEGIN, END = "<!-- table: bench/backends.py -->", "<!-- end of table -->"
 
@@ -57,7 +56,7 @@ def row_of(name: str, models: list[str], batches: list[int]) -> str:
         registry.choose(name)
     except registry.InvalidBackend as why:
         return f"| `{name}` | {row.dialect} | not installed | {why} |"
-    worst, codes, slowest, where = 0.0, set(), 0.0, ""
+    worst, codes, slowest, where = 0.0, set(), 0.0, models[0]
     for model in models:
         made = make_model(model)
         for batch in batches:
@@ -73,10 +72,10 @@ def row_of(name: str, models: list[str], batches: list[int]) -> str:
 
 def effects() -> list[str]:
     """The second table."""
-    columns = [n for n in EFFECTS_BY if registry.is_installed(registry.ROWS[n])]
-    lines = [f"| what the program does | {' | '.join(f'`{n}`' for n in columns)} |", "|---|" + "---|" * len(columns)]
-    for case in CASES:
-        lines.append(f"| {case} | {' | '.join(str(run_case(n, case)) for n in columns)} |")
+    lines = [f"| backend | {' | '.join(CASES)} |", "|---" * (len(CASES) + 1) + "|"]
+    for name, row in registry.ROWS.items():
+        if registry.is_installed(row):
+            lines.append(f"| `{name}` | {' | '.join(str(run_case(name, case)) for case in CASES)} |")
     return [*lines, "", "Codes say what ran elsewhere: a break by Python (CAP), operators (BCK005) or the whole graph (BCK002) by torch."]
 
 
@@ -91,7 +90,8 @@ def main() -> int:
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     old, after = rest.split(END)
-    kept = {line.split("`")[1]: line for line in old.splitlines() if line.startswith("| `")} | rows
+    first = old.split("| backend |")[1]
+    kept = {line.split("`")[1]: line for line in first.splitlines() if line.startswith("| `")} | rows
     names = [n for n in registry.ROWS if n in kept]
     lines = ["| backend | takes | package | result |", "|---|---|---|---|", *(kept[n] for n in names)]
     made = f"Made by `python bench/backends.py` on {facts['date']}, {facts['cpu']}, torch {facts['torch']}, Python {facts['python']}."

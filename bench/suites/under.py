@@ -43,7 +43,7 @@ def calls_of(model: Any, inputs: Any, kind: str) -> tuple[Callable[[], Any], Cal
     def gradients() -> list[Any]:
         torch.manual_seed(1)
         step()
-        return [p.grad.clone() for p in parameters if p.grad is not None]
+        return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]  # AOT autograd gives zeros for no gradient
 
     return step, gradients
 

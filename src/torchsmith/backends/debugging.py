@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..graph.eager import eager_callable
-from ..graph.spec import FunctionalGraph
+from ..graph.spec import FunctionalGraph, TensorSpec
 from .partition import decompositions, is_random
-from .plain import PlainGraph, Run, by_operator, run_plain
+from .plain import PlainGraph, Run, by_operator, numbers, run_plain
 from .watch import Undone, versions
 
 
@@ -41,6 +42,31 @@ def decomposed(plain: PlainGraph) -> Run:
     table = decompositions()
 
     def instead(node: fx.Node) -> Any:
-        return node.target if is_random(node) else table.get(node.target, node.target)
+        own: Any = node.target
+        written_out = own if is_random(node) else table.get(own, own)
+        specs = node.meta["spec"]
+        if written_out is own or not isinstance(specs, tuple):
+            return written_out
+        read: list[Any] = [u.args[1] for u in node.users]
+
+        def parts(*args: Any, **kwargs: Any) -> Any:
+            found = written_out(*args, **kwargs)
+            if not all(_is(found[i], specs[i]) for i in read):  # of attention the weights, not the logarithms of their sums
+                return own(*args, **kwargs)
+            return [found[i] if i in read else _of_no_use(spec) for i, spec in enumerate(specs)]
+
+        return parts
 
     return by_operator(plain, instead)
+
+
+def _is(value: Any, spec: Any) -> bool:
+    if not isinstance(spec, TensorSpec):
+        return True
+    return isinstance(value, torch.Tensor) and value.dtype == spec.dtype and tuple(value.shape) == numbers(spec.shape)
+
+
+def _of_no_use(spec: Any) -> Any:
+    if not isinstance(spec, TensorSpec):
+        return spec
+    return torch.empty_strided(numbers(spec.shape), numbers(spec.strides), dtype=spec.dtype, device=spec.device)

@@ -173,7 +173,22 @@ def _written_out(node: fx.Node, decomposition: Callable[..., Any], further: Mapp
             return None
         if b.op == "call_function":
             b.meta = {"spec": _spec(b.meta["val"]), "loc": node.meta.get("loc", "")}
-    return graph
+    return graph if _stands_for(graph.output_node().args[0], node) else None
+
+
+def _stands_for(results: Any, node: fx.Node) -> bool:
+    """Has what a decomposition gives the dtypes and shapes of what is read of the node? Of attention's second result it has not."""
+    planned, several = node.meta["spec"], isinstance(node.meta["spec"], tuple)
+    read: list[Any] = [u.args[1] for u in node.users] if several else []
+    if several != isinstance(results, (tuple, list)):
+        return False
+    parts, specs = ([results[i] for i in read], [planned[i] for i in read]) if several else ([results], [planned])
+
+    def same(part: Any, spec: Any) -> bool:
+        found = part.meta["spec"] if isinstance(part, fx.Node) else None
+        return isinstance(found, TensorSpec) and (found.dtype, found.shape) == (spec.dtype, spec.shape)
+
+    return all(same(p, s) for p, s in zip(parts, specs, strict=True) if isinstance(s, TensorSpec))
 
 
 def _spec(val: Any) -> Any:

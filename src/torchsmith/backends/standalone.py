@@ -27,6 +27,7 @@ from ..pipeline import compile_functional
 from ..runtime import store
 from ..runtime.load import load as load_library
 from ..runtime.manifest import Manifest
+from .expected import Expected
 from .foreign import Foreign
 
 FORMATS = ("binary", "unpacked")
@@ -38,17 +39,22 @@ class CompiledArtifact:
     that the graph's symbols allow."""
 
     def __init__(self, manifest: Manifest, library: bytes, results: Sequence[Sequence[Any]], consts: Sequence[torch.Tensor],
-                 conditions: Sequence[str], eager: Callable[..., Any] | None = None, options: Options | None = None,
+                 expected: Expected, eager: Callable[..., Any] | None = None, options: Options | None = None,
                  reads: Sequence[int] | None = None) -> None:  # fmt: skip
         self.manifest, self.library, self.results, self.consts = manifest, library, [tuple(r) for r in results], tuple(consts)
-        self.conditions, self.reads = tuple(conditions), reads
+        self.expected, self.reads = expected, reads
+        self.conditions = tuple(print_condition(c) for c in expected.conditions)
         path = store.folder("lib") / f"{hashlib.sha256(library).hexdigest()[:40]}.so"
         if store.get(path) is None:
             store.put(path, library)
         self._call = load_library(path, manifest, eager=eager, tail=self.consts, threads=0 if options is None else options.cpp_threads)
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        found = self._call(*inputs if self.reads is None else [inputs[i] for i in self.reads])
+        """Raises TypeError, ValueError where an input is not what the graph was compiled for."""
+        if self.reads is not None:
+            inputs = tuple(inputs[i] for i in self.reads)
+        self.expected.check(inputs)
+        found = self._call(*inputs)
         return [value if at is None else found[at] for at, value in self.results]
 
     def save(self, *, path: str | Path, format: str = "binary") -> None:
@@ -72,8 +78,8 @@ class CompiledArtifact:
     def _members(self) -> dict[str, bytes]:
         tensors = import_module("safetensors.torch")
         consts = tensors.save({str(i): t.detach().contiguous() for i, t in enumerate(self.consts)})
-        texts = {"manifest.json": self.manifest.to_json(),
-                 "results.json": json.dumps({"results": self.results, "conditions": self.conditions, "reads": self.reads})}  # fmt: skip
+        said = {"results": self.results, "expected": self.expected.to_json(), "reads": self.reads}
+        texts = {"manifest.json": self.manifest.to_json(), "results.json": json.dumps(said)}
         return {n: t.encode() for n, t in texts.items()} | {"library.so": self.library, "consts.safetensors": consts}
 
     @staticmethod
@@ -92,12 +98,13 @@ class CompiledArtifact:
             if any(digests.get(n) != hashlib.sha256(members[n]).hexdigest() for n in MEMBERS):
                 raise ValueError(f"{path}: the artifact was changed or is damaged")
             said = json.loads(members["results.json"])
+            expected = Expected.from_json(said["expected"])
             manifest = Manifest.of(json.loads(members["manifest.json"]))
-        except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, NotImplementedError) as e:
+        except (zipfile.BadZipFile, KeyError, TypeError, UnicodeDecodeError, NotImplementedError) as e:
             raise ValueError(f"{path} is not a compiled artifact: {e}") from e
         consts = import_module("safetensors.torch").load(members["consts.safetensors"])
         tail = [consts[str(i)] for i in range(len(consts))]
-        return CompiledArtifact(manifest, members["library.so"], said["results"], tail, said["conditions"], reads=said["reads"])
+        return CompiledArtifact(manifest, members["library.so"], said["results"], tail, expected, reads=said["reads"])
 
 
 def standalone_compile(
@@ -116,6 +123,7 @@ def standalone_compile(
         foreign = Foreign(gm, example_inputs, prefer_examples=dynamic_shapes == "from_example_inputs")
         fg = functionalise(foreign.module, foreign.facts)
         manifest, library, _ = compile_functional(fg, chosen, "standalone", ())
-    conditions = [print_condition(c) for c in (*foreign.facts.guards, *foreign.facts.late)]
+    names = [n.name for n in foreign.module.graph.nodes if n.op == "placeholder"]
+    expected = Expected.of(fg, names, (*foreign.facts.guards, *foreign.facts.late))
     code = Path(library).read_bytes()
-    return CompiledArtifact(manifest, code, foreign.results, fg.consts, conditions, foreign.module.forward, chosen, foreign.reads)
+    return CompiledArtifact(manifest, code, foreign.results, fg.consts, expected, foreign.module.forward, chosen, foreign.reads)

@@ -1,0 +1,110 @@
+"""What an artifact was compiled for, input by input: types, sizes, strides, and what is assumed of sizes that vary.
+
+In: a FunctionalGraph and the names of its inputs, or the JSON that `to_json` gave. Out: Expected, whose `check` names the input that is at
+fault. Layouts that were seen once are not looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..graph.eager import origin_value
+from ..graph.sizes import LARGEST, print_condition
+from ..graph.spec import FunctionalGraph, TensorSpec
+from ..ir.expr import Expr, const, op
+from ..ir.number import number_of
+from ..ir.parse import parse_expr
+
+LIMIT = 4096  # layouts that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """`rows`: per input what it has to be, None for one that nothing reads; `conditions`: what is assumed of `symbols` (name -> origin)."""
+
+    names: tuple[str, ...]
+    rows: tuple[TensorSpec | Expr | None, ...]
+    symbols: tuple[tuple[str, tuple[str | int, ...]], ...]
+    conditions: tuple[Expr, ...]
+    seen: set[Any] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, fg: FunctionalGraph, names: Sequence[str], conditions: Sequence[Expr]) -> Expected:
+        told = [s for s in fg.symbols if s.origin[0] != "bound"]
+        ranges = [op("ge", s.sym, const(s.lo)) for s in told if s.lo > 0]
+        ranges += [op("le", s.sym, const(s.hi)) for s in told if s.hi is not None and s.hi < LARGEST]
+        symbols = tuple((s.sym.name, s.origin) for s in told)
+        return cls(tuple(names), tuple(fg.inputs[: len(names)]), symbols, (*ranges, *conditions))
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """Raises TypeError, ValueError for inputs that the code was not compiled for."""
+        key = tuple([(t.dtype, t.shape, t.stride(), t.device) if isinstance(t, torch.Tensor) else t for t in inputs])
+        if key in self.seen:
+            return
+        if len(inputs) != len(self.names):
+            raise TypeError(f"the graph takes {len(self.names)} inputs ({', '.join(self.names)}), not {len(inputs)}")
+        for i, (row, value) in enumerate(zip(self.rows, inputs, strict=True)):
+            if isinstance(row, TensorSpec):
+                self._is_tensor(f"input {i} ({self.names[i]})", row, value)
+            elif row is not None and (isinstance(value, torch.Tensor) or not isinstance(value, (int, float))):
+                raise TypeError(f"input {i} ({self.names[i]}) must be a number, not {type(value).__name__}")
+        symbols = {name: origin_value(origin, inputs) for name, origin in self.symbols}
+        for i, (row, value) in enumerate(zip(self.rows, inputs, strict=True)):
+            if isinstance(row, TensorSpec):
+                self._has_sizes(f"input {i} ({self.names[i]})", row, value, symbols)
+        for condition in self.conditions:
+            if number_of(condition, symbols) in (False, 0):
+                numbers = ", ".join(f"{k} = {v}" for k, v in symbols.items())
+                raise ValueError(f"the artifact was compiled for {print_condition(condition)}; here {numbers}")
+        if len(self.seen) < LIMIT:
+            self.seen.add(key)
+
+    def _is_tensor(self, what: str, row: TensorSpec, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{what} must be a tensor, not {type(value).__name__}")
+        if value.dtype != row.dtype:
+            raise TypeError(f"{what} must be {row.dtype}, not {value.dtype}")
+        if value.device.type != torch.device(row.device).type:
+            raise TypeError(f"{what} must lie on {row.device}, not {value.device}")
+        if value.dim() != len(row.shape):
+            raise ValueError(f"{what} must have {len(row.shape)} dimensions, not {value.dim()}")
+
+    def _has_sizes(self, what: str, row: TensorSpec, value: torch.Tensor, symbols: dict[str, Any]) -> None:
+        shape = tuple(number_of(s, symbols) for s in row.shape)
+        if any(a is not None and a != b for a, b in zip(shape, value.shape, strict=True)):
+            said = ", ".join(print_condition(s) for s in row.shape)
+            here = "" if said == str(shape)[1:-1].rstrip(",") else f", which is {shape} here"
+            raise ValueError(f"{what} must have shape ({said}){here}, not {tuple(value.shape)}")
+        strides = tuple(number_of(s, symbols) for s in row.strides)
+        if value.numel() and any(n > 1 and a != b for n, a, b in zip(value.shape, strides, value.stride(), strict=True)):
+            raise ValueError(f"{what} must have strides {strides}, not {value.stride()}: it was compiled for that layout")
+
+    def to_json(self) -> dict[str, Any]:
+        def row(r: Any) -> Any:
+            if isinstance(r, TensorSpec):
+                return [str(r.dtype).removeprefix("torch."), list(map(repr, r.shape)), list(map(repr, r.strides)), r.device]
+            return r if r is None else repr(r)
+
+        rows, conditions = list(map(row, self.rows)), list(map(repr, self.conditions))
+        return {"names": self.names, "rows": rows, "symbols": self.symbols, "conditions": conditions}
+
+    @classmethod
+    def from_json(cls, given: Any) -> Expected:
+        """Raises KeyError, ValueError, TypeError for anything else than what to_json gave."""
+        def exprs(texts: Sequence[str]) -> tuple[Expr, ...]:
+            return tuple(map(parse_expr, texts))
+
+        def row(r: Any) -> Any:
+            if r is None or isinstance(r, str):
+                return r if r is None else parse_expr(r)
+            dtype = getattr(torch, r[0])
+            if not isinstance(dtype, torch.dtype):
+                raise ValueError(f"{r[0]} is no dtype")
+            return TensorSpec(dtype, exprs(r[1]), exprs(r[2]), str(r[3]))
+
+        symbols = tuple((str(n), tuple(o)) for n, o in given["symbols"])
+        return cls(tuple(given["names"]), tuple(map(row, given["rows"])), symbols, exprs(given["conditions"]))
