@@ -1,4 +1,4 @@
-"""Training steps beside eager and float64: the ten models, and twenty small ones of other kinds (bench/zoo.py).
+"""Training steps beside eager and float64: the ten models, and the small ones of other kinds (bench/training_cases.py).
 
     python bench/steps.py [--only REGEX ...] [--ways whole attached] [--out FOLDER]
 
@@ -32,41 +32,14 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(1, str(HERE.parent / "tests" / "cpu"))
 
 from suites.harness import about  # noqa: E402  (the script's own folder comes first)
+from training_cases import CASES, TIMED, case_of  # noqa: E402
 from training_harness import difference, triples  # noqa: E402
-from zoo import CASES, Case  # noqa: E402
 
-from models import MODELS, inputs_of, make_model  # noqa: E402
+from models import MODELS  # noqa: E402
 
 WAYS = ("whole", "attached")
 STEPS = 3
 HEAD = "| what | way | graphs | codes | extern calls | worst kind | of the bar | worst tensor | of the bar | seconds | |"
-
-
-def train_model(model: Any, optimizer: Any, data: Tensor, target: Tensor) -> Tensor:
-    """The XLA document's step."""
-    loss_fn = torch.nn.CrossEntropyLoss()
-    pred = model(data)
-    pred = pred if isinstance(pred, Tensor) else pred[1]
-    loss = loss_fn(pred, target)
-    loss.backward()
-    optimizer.step()
-    return pred
-
-
-def model_case(name: str) -> Case:
-    def make(m: nn.Module) -> list[Any]:
-        return [torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-2)]
-
-    def batch() -> tuple[Any, ...]:
-        seed = int(torch.randint(0, 1000, ()))
-        return *inputs_of(name, 2, seed), torch.randint(0, 700, (2,))
-
-    return Case(make_model(name).train(), make, train_model, batch)
-
-
-def case_of(name: str) -> Case:
-    torch.manual_seed(0)
-    return model_case(name) if name in MODELS else CASES[name]()
 
 
 class Parts:
@@ -173,7 +146,7 @@ def main() -> int:
         warnings.simplefilter("ignore")
         args.case_out.write_text(json.dumps(run_case(*args.case)))
         return 0
-    names = [n for n in (*CASES, *MODELS) if not args.only or any(re.fullmatch(r, n) for r in args.only)]
+    names = [n for n in (*CASES, *TIMED, *MODELS) if not args.only or any(re.fullmatch(r, n) for r in args.only)]
     rows = []
     print(HEAD, flush=True)
     for name in names:

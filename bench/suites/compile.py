@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import tempfile
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 from paired import geomean
 
-from .harness import Row, child, load_rows, save
+from .harness import Row, child, load_rows, save, tree_cpu
 
 MULTIPLIES = re.compile(r"aten\.(convolution|mm|addmm|bmm|baddbmm|linear|scaled_dot)")
 BARS = {"resnet50": (6.0, 12, 500_000), "BERT_pytorch": (6.0, 12, 500_000)}  # CPU seconds, contraction kernels, bytes
@@ -22,25 +21,6 @@ NOTE = (
     "CPU seconds of the process and its children from call to return, wall time in brackets, one fresh process per figure; "
     "imports and building the model are not counted. torch.compile uses one compile thread (worker processes would add their own start)."
 )
-
-
-def tree_cpu() -> float:
-    """CPU seconds of this process, its finished children and its living descendants."""
-    tick = os.sysconf("SC_CLK_TCK")
-    stats: dict[int, tuple[int, float]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue  # it ended meanwhile
-            stats[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15])) / tick
-    family = {os.getpid()}
-    while True:
-        more = {pid for pid, (parent, _) in stats.items() if parent in family} - family
-        if not more:
-            return sum(stats[pid][1] for pid in family if pid in stats)
-        family |= more
 
 
 def run_case(case: dict[str, Any]) -> Row:

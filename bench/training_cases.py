@@ -1,7 +1,7 @@
-"""Twenty small models of different kinds, each with the training step that its kind is known for.
+"""What is trained by bench/steps.py and the training suite: models with their optimizers, steps and batches.
 
-In: a name. Out: a Case: the modules, their optimizers, the step and its batches. Sizes are small, so that a step takes milliseconds:
-what differs is what a step does.
+In: a name. Out: a Case. CASES: twenty small models of different kinds, each with the step that its kind is known for; sizes are small, so
+that a step takes milliseconds: what differs is what a step does. TIMED: three whose speed is measured. `case_of` also knows the ten models.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from models import MODELS, inputs_of, make_model
 
 Step = Callable[..., Any]
 
@@ -30,6 +32,46 @@ class Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {}
+
+
+def train_model(model: Any, optimizer: Any, data: Tensor, target: Tensor) -> Tensor:
+    """The XLA document's step."""
+    loss_fn = torch.nn.CrossEntropyLoss()
+    pred = model(data)
+    pred = pred if isinstance(pred, Tensor) else pred[1]
+    loss = loss_fn(pred, target)
+    loss.backward()
+    optimizer.step()
+    return pred
+
+
+def timed_step(model: Any, optimizer: Any, data: Tensor, target: Tensor) -> Tensor:
+    """Forward, loss, backward, update, zero_grad; of BERT every parameter takes part."""
+    out = model(data)
+    if isinstance(out, Tensor):
+        loss = F.cross_entropy(out, target)
+    else:
+        loss = F.cross_entropy(out.pooler_output, target) + out.last_hidden_state.square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def case_of(name: str, step: Step = train_model, batch: int = 2, lr: float = 1e-3) -> Case:
+    """A case by its name; step, batch size and learning rate are those of the ten models. Seeded."""
+    torch.manual_seed(0)
+    if name not in MODELS:
+        return TIMED[name]() if name in TIMED else CASES[name]()
+
+    def make(m: nn.Module) -> list[Any]:
+        return [torch.optim.SGD(m.parameters(), lr=lr, momentum=0.9, weight_decay=1e-2)]
+
+    def inputs() -> tuple[Any, ...]:
+        seed = int(torch.randint(0, 1000, ()))
+        return *inputs_of(name, batch, seed), torch.randint(0, 700, (batch,))
+
+    return Case(make_model(name).train(), make, step, inputs)
 
 
 def case(fn: Callable[[], Case]) -> Callable[[], Case]:
@@ -97,12 +139,12 @@ def encoder_decoder() -> Case:
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
@@ -627,3 +669,38 @@ def accumulation_frozen() -> Case:
         return total
 
     return Case(Tuned(), adam, step, lambda: (torch.randn(9, 10), tokens(9, n=3)))
+
+
+# ---------------------------------------------------------------- timed: batch 32
+
+
+def adamw(m: nn.Module) -> list[Any]:
+    return [torch.optim.AdamW(m.parameters(), lr=1e-5)]
+
+
+def mlp3() -> Case:
+    layers = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)]
+    return Case(nn.Sequential(*layers), adamw, timed_step, lambda: (torch.randn(32, 64), tokens(32, n=10)))
+
+
+def transformer() -> Case:
+    """Two blocks of width 128 over 32 characters."""
+    blocks = [Block(128, 4, 0.0) for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(64, 128), *blocks, nn.LayerNorm(128), nn.Linear(128, 64), nn.Flatten(0, 1))
+    return Case(model, adamw, timed_step, lambda: (tokens(32, 32, n=64), tokens(32 * 32, n=64)))
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.head = nn.Embedding(500, 64), nn.LSTM(64, 128, batch_first=True), nn.Linear(128, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embed(x))[0][:, -1])
+
+
+def lstm_classifier() -> Case:
+    return Case(Classifier(), adamw, timed_step, lambda: (tokens(32, 50, n=500), tokens(32, n=4)))
+
+
+TIMED = {"mlp3": mlp3, "transformer": transformer, "lstm_classifier": lstm_classifier}
