@@ -38,8 +38,8 @@ NOTE = (
     "peak memory above what was resident before it, in MB. The machine ran other work, hence CPU time; the ratios are of it. "
     "`torch.compile`: the model compiled; `+ step`: also optimizer.step. Ratios: eager's (the better torch.compile's) time over our "
     "whole step, bootstrap 95 % interval; above 1 ours is faster. First step: CPU seconds of the process and its children above a later "
-    "step, caches empty (`ours` finds the kernels of the whole step); in brackets until the third step was done, where lazy state of optimizers "
-    "compiles once more; second process: the whole step with filled caches. "
+    "step, caches empty (`ours` finds the kernels of the whole step); in brackets until the third step was done, where lazy state of "
+    "optimizers compiles once more; second process: the whole step with filled caches. "
     f"The ten: SGD with momentum and decay, batch {BATCH}; mlp3, transformer (width 128, length 32), lstm_classifier: AdamW, batch 32."
 )
 
