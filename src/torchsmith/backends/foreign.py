@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,26 +108,7 @@ class Foreign:
         """A size of theirs as one of ours. Raises Unsupported (BCK004) for what no input tells."""
         if not isinstance(value, torch.SymInt):
             return value
-        return self._evaluate(value.node.expr)
-
-    def _evaluate(self, e: Any) -> Any:
-        if e in self.ours:
-            return self.ours[e]
-        if e.is_Integer:
-            return int(e)
-        if e.is_Add or e.is_Mul:
-            total = self._evaluate(e.args[0])
-            for a in e.args[1:]:
-                total = total + self._evaluate(a) if e.is_Add else total * self._evaluate(a)
-            return total
-        if e.func.__name__ == "FloorDiv":
-            return self._evaluate(e.args[0]) // self._evaluate(e.args[1])
-        if e.func.__name__ in ("Mod", "PythonMod"):
-            return self._evaluate(e.args[0]) % self._evaluate(e.args[1])
-        if e.func.__name__ in ("Max", "Min"):
-            choose = torch.sym_max if e.func.__name__ == "Max" else torch.sym_min
-            return functools.reduce(choose, map(self._evaluate, e.args))
-        raise Unsupported("BCK004", detail=str(e))
+        return evaluate(value.node.expr, self.ours)
 
     def tell(self, conditions: Sequence[Expr]) -> None:
         """The other capture guards what was assumed of its symbols. Raises Unsupported (BCK004) for a condition on other numbers."""
@@ -135,6 +116,32 @@ class Foreign:
             holds = number_of(condition, self.theirs)
             if holds is None or not bool(holds):
                 raise Unsupported("BCK004", detail=str(condition))
+
+
+_RELATIONS = {"Equality": operator.eq, "Unequality": operator.ne, "StrictLessThan": operator.lt, "LessThan": operator.le,
+              "StrictGreaterThan": operator.gt, "GreaterThan": operator.ge}  # fmt: skip
+
+
+def evaluate(e: Any, ours: Mapping[Any, Any]) -> Any:
+    """A number or a condition of the other capture (a sympy expression) on our numbers: `ours`, by its symbols. Raises Unsupported
+    (BCK004) for what no input tells."""
+    if e in ours:
+        return ours[e]
+    if e.is_Integer:
+        return int(e)
+    args = [evaluate(a, ours) for a in e.args]
+    name = e.func.__name__
+    if e.is_Add or e.is_Mul:
+        return functools.reduce(operator.add if e.is_Add else operator.mul, args)
+    if name in ("FloorDiv", "CleanDiv"):
+        return args[0] // args[1]
+    if name in ("Mod", "PythonMod"):
+        return args[0] % args[1]
+    if name in ("Max", "Min"):
+        return functools.reduce(torch.sym_max if name == "Max" else torch.sym_min, args)
+    if name in _RELATIONS:
+        return _RELATIONS[name](*args)
+    raise Unsupported("BCK004", detail=str(e))
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

@@ -55,7 +55,7 @@ def compile_by(
             )  # fmt: skip
             if facts.symbols:  # what its compilation assumes of sizes has to be guarded
                 call.prepare()
-        return Compiled(call, (*facts.guards, *(facts.late if choice.dialect == "functional" else ())), report)
+        return Compiled(call, (*facts.guards, *facts.late), report)
     except Unsupported as why:
         if why.code == "BCK003":  # the runtime's own failure
             why = _failed(choice, why, fullgraph)
