@@ -37,6 +37,7 @@ int ts_tensor_range(PyObject *obj, uintptr_t *lo, uintptr_t *hi); /* 0 ok, -1 er
 int ts_tensor_offset(PyObject *obj, int64_t *out);
 PyObject *ts_setup_tensor(PyObject *self, PyObject *args);
 PyObject *ts_set_discarded(PyObject *self, PyObject *cls);
+PyObject *ts_set_plain_reader(PyObject *self, PyObject *fn);
 PyObject *ts_tensor_info(PyObject *self, PyObject *obj);
 
 /* ---- state.c: process and thread state a graph depends on */
@@ -48,6 +49,7 @@ typedef struct {
 int ts_state_read(State *out); /* 1: complete; 0: this torch needs the Python reading */
 int ts_state_is_foreign(const State *s); /* under a dispatch mode, functorch, anomaly mode or a forward derivative */
 int ts_profiling(void);
+int ts_under_modes(void); /* is a mode of torch functions on the stack? */
 PyObject *ts_setup_state(PyObject *self, PyObject *args);
 PyObject *ts_state_info(PyObject *self, PyObject *unused);
 

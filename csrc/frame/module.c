@@ -13,6 +13,7 @@ static PyObject *own_lookup(PyObject *self, PyObject *cls) {
 static PyMethodDef methods[] = {
     {"own_lookup", own_lookup, METH_O, "own_lookup(class): are attributes of its instances looked up or set by code of its own?"},
     {"setup_tensor", ts_setup_tensor, METH_VARARGS, "find out how this torch lays out tensors"},
+    {"set_plain_reader", ts_set_plain_reader, METH_O, "what reads requires_grad of a tensor past all handlers"},
     {"set_discarded", ts_set_discarded, METH_O, "the class of parameters that exist only in packed form"},
     {"setup_state", ts_setup_state, METH_VARARGS, "find out how this torch keeps its global state"},
     {"setup_dispatch", ts_setup_dispatch, METH_O, "set the gate handler"},

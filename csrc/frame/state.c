@@ -47,6 +47,8 @@ int ts_state_read(State *out) {
   return 1;
 }
 
+int ts_under_modes(void) { return S.modes && S.modes() > 0; }
+
 static int derives_forwards(void) {
   PyObject *level = S.forward_ad ? PyDict_GetItemWithError(S.forward_ad, S.level_name) : NULL;
   return level && level != S.no_level;

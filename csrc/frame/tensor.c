@@ -31,7 +31,20 @@ static inline char *impl_of(PyObject *obj) { return *(char **)handle_of(obj); }
 
 int ts_is_tensor(PyObject *obj) { return T.ready && PyType_IsSubtype(Py_TYPE(obj), T.base); }
 
+static PyObject *plain_reader; /* callable(t) -> bool that reaches no __torch_function__ handler, as torch's own getter would */
+
+PyObject *ts_set_plain_reader(PyObject *self, PyObject *fn) {
+  Py_XSETREF(plain_reader, Py_NewRef(fn));
+  Py_RETURN_NONE;
+}
+
 static int requires_grad_slow(PyObject *obj) {
+  if (plain_reader && ((Py_TYPE(obj)->tp_flags & Py_TPFLAGS_HEAPTYPE && Py_TYPE(obj)->tp_base != T.base) || ts_under_modes())) {
+    PyObject *answer = PyObject_CallOneArg(plain_reader, obj);
+    if (!answer) return -1;
+    Py_DECREF(answer);
+    return answer == Py_True;
+  }
   PyGetSetDescrObject *d = (PyGetSetDescrObject *)T.requires_grad;
   PyObject *r = d->d_getset->get(obj, d->d_getset->closure);
   if (!r) return -1;

@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported, define
 from ..graph import tracing
-from . import tensor_attrs, torch_rows
+from . import overrides, tensor_attrs, torch_rows
 from .attributes import ATTR_ROWS, SEALED, Raised
 from .source import Computed, FixedObject, Source, TensorOf
 from .world import MISSING
@@ -155,6 +155,8 @@ def scalar_of(tensor: Tensor) -> Any:
 def numpy_of(m: Any, tensor: Tensor, force: bool = False) -> ArrayValue:
     """tensor.numpy()."""
     info = m.recorder.info(tensor)
+    if overrides.is_active(m, tensor):
+        raise refuse(m, "tensor.numpy() of a tensor with a handler")
     if tracing.device_of(tensor).type != "cpu" and not force:
         raise refuse(m, "tensor.numpy() of a tensor on a device")
     if (info.requires_grad and not force) or tensor.dtype not in NUMPY_DTYPES or tensor.is_conj() or tensor.is_neg():
@@ -302,6 +304,8 @@ def _raises() -> bool:
 
 def ask(m: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], spread: bool = False) -> tuple[Any, list[ArrayValue]]:
     """What NumPy gives for these arguments, and the arrays among them."""
+    if m.modes:
+        raise refuse(m, "NumPy under a mode of torch functions")
     guard = Computed(_raises, (), ())
     if _raises():
         raise refuse(m, "numpy.errstate that raises")

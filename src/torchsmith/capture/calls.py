@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
-from . import arrays, floats, policy, tensor_attrs, torch_rows, transforms
+from . import arrays, floats, overrides, policy, tensor_attrs, torch_rows, transforms
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised, find
@@ -193,6 +193,8 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if found is not None:
         return found(m, args, kwargs)
     name = policy.leaf_functions().get(fn)
+    if (m.modes or m.subclasses) and name is not None and overrides.is_active(m, args, kwargs):
+        name = None  # its own code asks for handlers
     if name is not None and _is_recordable(args) and _is_recordable(kwargs.values()):
         return _record(m, fn, args, kwargs)
     if fn in MACHINE_FUNCTIONS:
@@ -350,6 +352,10 @@ _STATE_METHODS = frozenset({"backward", "register_hook", "retain_grad", "data_pt
 
 def _tensor_method(m: Any, t: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
     """A method of a tensor: a node, a Python value known while capturing, or refused."""
+    if m.modes or m.subclasses:
+        out = overrides.dispatched(m, "method", name, (t, *args), kwargs)
+        if out is not MISSING:
+            return out
     found = TENSOR_METHODS.get(name)
     if found is not None:
         out = found(m, t, args, kwargs)
@@ -393,6 +399,11 @@ def _numpy(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
 @tensor_method("__array__")
 def _array(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return MISSING if args or kwargs else arrays.numpy_of(m, t)
+
+
+@tensor_method("as_subclass")
+def _as_subclass(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    return overrides.cast(m, t, args[0] if args else kwargs.get("cls"))
 
 
 @tensor_method("requires_grad_")
@@ -698,6 +709,8 @@ def _call_method_wrapper(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.native(fn, args, kwargs, plain=True)
     if issubclass(type(self), type) and fn.__name__ == "__call__":
         return m.call(self, args, kwargs)
+    if issubclass(type(self), types.GetSetDescriptorType) and fn.__name__ == "__get__" and args and issubclass(type(args[0]), Tensor):
+        return m.tensor_attr(args[0], self.__name__)
     return _call_bound(m, self, fn.__name__, fn, args, kwargs)
 
 

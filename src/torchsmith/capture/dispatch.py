@@ -30,7 +30,7 @@ from ..graph.tracing import plain_autograd
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..ir.expr import walk as walk_expr
 from ..options import Options
-from . import _frame, assemble, background, guards, resume
+from . import _frame, assemble, background, guards, overrides, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
 
@@ -209,7 +209,7 @@ _PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, t
 
 def _is_foreign(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        plain = type(value) in _PLAIN_TENSORS or isinstance(value, torch.nn.Parameter)
+        plain = type(value) in _PLAIN_TENSORS or isinstance(value, torch.nn.Parameter) or overrides.is_subclass(type(value))
         return not plain or torch._C._functorch.is_functorch_wrapped_tensor(value)
     return isinstance(value, torch.fx.Proxy)
 
@@ -277,10 +277,11 @@ def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwar
 
 def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     state: State = dispatcher.state
-    key = signature(args, kwargs)
-    if key in state.broken or (state.hooked and state.point is None and not _has_tensor(args, kwargs)):
-        return _run_broken(dispatcher, state, key)
-    foreign = _describe_foreign(args, kwargs)
+    with overrides.undisturbed():
+        key = signature(args, kwargs)
+        if key in state.broken or (state.hooked and state.point is None and not _has_tensor(args, kwargs)):
+            return _run_broken(dispatcher, state, key)
+        foreign = _describe_foreign(args, kwargs)
     if foreign is not None:
         events.emit("fallback", code="API002", at=location(fn), detail=foreign)
         return _frame.RUN_PLAIN
@@ -343,7 +344,8 @@ def _run_broken(dispatcher: Any, state: State, key: Any) -> Any:
 
 
 def _compile_and_run(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
-    made = _compile_call(d, state, fn, args, kwargs, key)
+    with overrides.undisturbed():
+        made = _compile_call(d, state, fn, args, kwargs, key)
     if not isinstance(made, _Made):
         return made
     done = d.again(fn, args, kwargs)
@@ -729,12 +731,15 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
         all_guards = _filter(keep, all_guards)
     all_guards = [guards.weaken(g) for g in all_guards]
     finish = captured.finish
+    run = or_elsewhere(captured.graph, compiled.call, getattr(compiled.report, "road", ""))
+    if overrides.users(overrides.caller_modes()) or any(g.kind == "tensor" and overrides.is_subclass(g.value.type) for g in captured.guards):
+        run = overrides.without_handlers(run)
     entry = guards.make_entry(
         all_guards,
         captured.inputs,
         finish.recipe if finish.text is None else None,
         _make_finish(finish, name) if finish.text is not None else None,
-        under_inference(captured.inference, or_elsewhere(captured.graph, compiled.call, getattr(compiled.report, "road", "")), getattr(compiled.report, "road", "")),
+        under_inference(captured.inference, run, getattr(compiled.report, "road", "")),
         names=d.names,
         free_names=d.free_names,
         globals=fn.__globals__,

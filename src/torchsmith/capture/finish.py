@@ -24,12 +24,12 @@ import torch.fx
 
 from ..codes import Unsupported
 from ..graph import tracing
-from . import arrays, assemble, calls
+from . import arrays, assemble, calls, overrides
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
 from .opcodes import NULL
 from .resume import Later, Stop
-from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
+from .source import Attr, Cell, Computed, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
 from .tensor_attrs import TensorMethod
 from .tensors import extent
 from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track, item_of
@@ -92,6 +92,8 @@ class _Builder:
             if isinstance(s.key, TensorKey):
                 return f"{base}[{self.const(s.key.ref)}()]"
             return f"{base}.cell_contents" if s.key == "cell_contents" else f"{base}[{self.const(s.key)}]"
+        if isinstance(s, Computed) and not s.symbols:
+            return f"{self.const(s.fn)}({', '.join(map(repr, s.args))})"
         if isinstance(s, TensorOf):
             return f"{self.const(s.make)}(({self.source(s.base)},))"
         if isinstance(s, Attr):
@@ -161,7 +163,10 @@ class _Builder:
         info = self.m.recorder.info(v)
         if info.source is not None:
             return self.read(info.source)
-        return f"outs[{self.out(info.node)}]"
+        text = f"outs[{self.out(info.node)}]"
+        if not overrides.is_subclass(info.cls):
+            return text
+        return self.names.get(id(v)) or self._name(v, f"{self.const(overrides.as_subclass)}({text}, {self.const(info.cls)})")
 
     def array(self, v: ArrayValue) -> str:
         if v.source is not None and not v.is_scalar:
@@ -461,6 +466,8 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
         return ("source", v.source)
     if issubclass(type(v), torch.Tensor):
         info = m.recorder.info(v)
+        if info.source is None and overrides.is_subclass(info.cls):
+            return None
         return ("source", info.source) if info.source is not None else ("out", b.out(info.node))
     if t in SCALARS:
         return ("const", v)
@@ -512,6 +519,7 @@ def finished(m: Any, result: Any) -> Captured:
     """Close the graph and say how the result is made."""
     world = m.world
     b = _Builder(m)
+    m.effects += overrides.changes(m)
     owners = {t.source for t in world.changed if t.attrs}  # whose attributes are written one by one, deletions too: their __dict__ says how it ends
     for track in world.changed:
         is_own = isinstance(track.source, Attr) and track.source.via == "own" and track.source.base in owners
@@ -546,6 +554,8 @@ def stopped(m: Any, frame: Any) -> Captured:
         raise Unsupported("CAP028", at=m.loc(), detail="super()")
     if m.contexts:
         raise Unsupported("CAP028", at=m.loc(), detail="an open inference mode or autocast region")
+    if m.handlers_off:
+        raise Unsupported("CAP028", at=m.loc(), detail="torch functions whose handlers are disabled")
     alive = assemble.live(code)[frame.index]
     slots = tuple(s for s in sorted(alive) if frame.fast[s] is not NULL)
     stack = tuple(v is not NULL for v in frame.stack)
@@ -561,7 +571,7 @@ def stopped(m: Any, frame: Any) -> Captured:
 
 def can_hand_over(m: Any, frame: Any) -> bool:
     """Whether all that the outermost frame holds can be made anew outside: a quick look, which may say yes too often."""
-    if m.contexts or assemble.touches(frame.code.instrs[frame.index]) is None:
+    if m.contexts or m.handlers_off or assemble.touches(frame.code.instrs[frame.index]) is None:
         return False
     raised = {id(e) for e in m.all_raised}
     if m.exc is not None and not _can_move(m, m.exc, 0, raised):

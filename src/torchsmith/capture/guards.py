@@ -21,7 +21,7 @@ from ..codes import Unsupported
 from ..ir.expr import Cast, Const, Expr, Sym
 from ..ir.number import number_of
 from ..runtime.host_torch import switches, watched
-from . import _frame
+from . import _frame, overrides
 from .source import (
     Attr,
     Cell,
@@ -66,8 +66,7 @@ def _autocast() -> tuple[Any, ...]:
 _CPU = torch.device("cpu")
 
 
-def _function_modes() -> list[Any]:
-    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+_function_modes = overrides.caller_modes
 
 
 def default_device() -> torch.device | None:
@@ -84,7 +83,7 @@ def global_state() -> GlobalState:
         autocast=_autocast(),
         default_dtype=torch.get_default_dtype(),
         default_device=default_device() or _CPU,
-        torch_function=torch._C._is_torch_function_enabled(),
+        torch_function=overrides.caller_enabled(),
         switches=switches(),
         torch_function_modes=tuple(map(type, modes)),
     )
@@ -673,4 +672,10 @@ def setup() -> dict[str, Any]:
     return found
 
 
+def _requires_grad(t: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return t.requires_grad
+
+
 PROBED = setup()
+_frame.set_plain_reader(_requires_grad)

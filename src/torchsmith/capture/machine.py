@@ -20,7 +20,7 @@ import torch
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.spec import ASSUMED
-from . import arrays, assemble, bytecode, calls, finish, floats, opcodes, policy, tensor_attrs, torch_rows
+from . import arrays, assemble, bytecode, calls, finish, floats, opcodes, overrides, policy, tensor_attrs, torch_rows
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised
@@ -260,7 +260,11 @@ class Machine:
         self.cell_writes: dict[int, tuple[Any, Any]] = {}
         self.effects: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls replayed by finish
         self.calls_seen: set[int] = set()
-        self.function_modes = torch._C._len_torch_function_stack()
+        self.device_modes = len(overrides.caller_modes())
+        self.modes: list[Any] = []  # modes of torch functions that the program is under, outermost first
+        self.modes_before: list[Any] = []  # those of them that it was called under
+        self.handlers_off = overrides.ON if overrides.caller_enabled() else overrides.NO_SUBCLASS
+        self.subclasses = False  # tensors of classes with a __torch_function__ are about
         self.grad_before = torch.is_grad_enabled()
         self.inference = self.entered_inference = torch.is_inference_mode_enabled()
         self.autocast: dict[str, tuple[bool, Any]] = {
@@ -702,7 +706,7 @@ class Machine:
     def index_key(self, key: Any) -> Any:
         """A tensor index with images in place of outside lists."""
         track = self.world.tracks.get(id(key))
-        return self.world.image(track) if track is not None else key
+        return self.world.image(track) if track is not None and (container_base(type(key)) or track.image is not None) else key
 
     def special_method(self, obj: Any, name: str) -> Any:
         """type(obj).name bound to obj, as `with` looks it up."""
@@ -923,6 +927,7 @@ def capture(
     m.recorder.declared = dict(declared or {})
     m.recorder.unbacked = unbacked
     m.world.guard(FixedObject(None), "global_state", global_state())
+    overrides.enter(m)
     frame = None
     values = _arguments(m, fn, args, kwargs) if at is None else []
     with torch_rows.preserved_state(), m.recorder.tracing():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
-from . import arrays, floats, tensor_attrs, transforms
+from . import arrays, floats, overrides, tensor_attrs, transforms
 from .arrays import ArrayValue
 from .attributes import Raised, class_guard, find
 from .source import TensorKey
@@ -443,10 +443,17 @@ def _global_name(m: Any, key: Any) -> str:
     return key
 
 
+def _refuse_handler(m: Any, tensor: Any) -> None:
+    if overrides.has_own_handler(m, tensor):
+        raise Unsupported("CAP061", at=m.loc(), detail="len() or iteration of a tensor with a handler")
+
+
 def length(m: Any, obj: Any) -> Any:
     """len(obj)."""
     t = type(obj)
     if issubclass(type(obj), Tensor):
+        if m.modes or m.subclasses:
+            _refuse_handler(m, obj)
         if obj.dim() == 0:
             raise Raised(TypeError("len() of a 0-d tensor"))
         return obj.shape[0]
@@ -497,6 +504,8 @@ def iterate(m: Any, obj: Any) -> Any:
     """iter(obj) as a real Python iterator that never runs user code natively."""
     t = type(obj)
     if issubclass(type(obj), Tensor):
+        if m.modes or m.subclasses:
+            _refuse_handler(m, obj)
         if obj.dim() == 0:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(m.record("method", "unbind", (obj, 0), {}))

@@ -11,12 +11,14 @@ import torch
 
 from ..codes import Unsupported
 from ..graph import tracing
-from . import policy
+from . import attributes as at
+from . import overrides, policy
 from .attributes import Raised
 from .source import Attr, FixedObject
 from .world import MISSING
 
 Row = Callable[[Any, torch.Tensor], Any]
+_TENSORS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data", "grad"})  # attributes that are tensors
 ROWS: dict[str, Row] = {}
 
 
@@ -122,6 +124,14 @@ def internal(m: Any, t: torch.Tensor) -> Any:
 
 def load(m: Any, t: torch.Tensor, name: str) -> Any:
     """`tensor.name`."""
+    if name == "__torch_function__":
+        return at.load_attr(m, m.recorder.info(t).cls, name)
+    if (m.modes or m.subclasses) and overrides.is_active(m, t):
+        cls = m.recorder.info(t).cls
+        if issubclass(type(getattr(torch.Tensor, name, None)), types.GetSetDescriptorType) and (name not in ROWS or overrides.has_own_handler(m, t) or name in _TENSORS):
+            found = overrides.dispatched(m, "function", operator.attrgetter(name), (t,), {})
+            if found is not MISSING:
+                return found
     cattr = class_attribute(m, m.recorder.info(t).cls, name)
     own = _users(cattr)
     found = ROWS.get(name) if own is None else None
@@ -138,6 +148,11 @@ def load(m: Any, t: torch.Tensor, name: str) -> Any:
         return TensorMethod(t, name)
     if issubclass(type(cattr), staticmethod):
         return cattr.__func__
+    cls = m.recorder.info(t).cls
+    if issubclass(type(cattr), property) and overrides.is_subclass(cls):
+        return m.call(cattr.fget, [t], {})
+    if issubclass(type(cattr), classmethod) and overrides.is_subclass(cls):
+        return at.load_attr(m, cls, name)
     if issubclass(type(cattr), (classmethod, types.BuiltinFunctionType, type)) or not hasattr(type(cattr), "__get__"):
         return getattr(torch.Tensor, name)
     raise Unsupported("CAP011", at=m.loc(), detail=f"tensor attribute {name}")
@@ -189,6 +204,8 @@ def _own_attribute(m: Any, t: torch.Tensor, name: str) -> Any:
 
 def store(m: Any, t: torch.Tensor, name: str, value: Any) -> None:
     """`tensor.name = value`."""
+    if (m.modes or m.subclasses) and overrides.is_active(m, t) and issubclass(type(getattr(torch.Tensor, name, None)), types.GetSetDescriptorType):
+        raise Unsupported("CAP061", at=m.loc(), detail=f"tensor.{name} = ... of a tensor with a handler")
     info = m.recorder.info(t)
     if name == "requires_grad":
         if bool(value) != info.requires_grad:
@@ -217,6 +234,8 @@ def set_requires_grad(m: Any, t: torch.Tensor, value: bool) -> None:
 def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
     """`tensor[key] = value`."""
     r = m.recorder
+    if (m.modes or m.subclasses) and overrides.dispatched(m, "function", operator.setitem, (t, key, value), {}) is not MISSING:
+        return
     key = m.index_key(key)
     info = r.info(t)
     loc = m.loc()

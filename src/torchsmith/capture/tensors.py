@@ -25,11 +25,11 @@ from ..graph.declared import DeclaredSize
 from ..graph.sizes import LARGEST, SizeFacts
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
-from . import floats, transforms
+from . import floats, overrides, transforms
 from .attributes import Raised
 from .guards import default_device, tensor_guard
 from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
-from .world import root_of
+from .world import MISSING, root_of
 
 
 class Info:
@@ -123,7 +123,9 @@ class Recorder:
             if known.source != source and known.source is not None:
                 self.machine.world.guard(source, "alias", known.source)
             return known.tensor
-        if type(real) not in (torch.Tensor, torch.nn.Parameter):
+        if overrides.is_subclass(type(real)):
+            self.machine.subclasses = True
+        elif type(real) not in (torch.Tensor, torch.nn.Parameter):
             raise Unsupported("CAP021", at=self.loc(), detail=f"{type(real).__name__} from {source}")
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             raise Unsupported("CAP021", at=self.loc(), detail=f"{real.layout} tensor from {source}")
@@ -345,10 +347,16 @@ class Recorder:
                 return plain(value)
         if t.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             return value.item()
+        if overrides.handler_of(self.machine, value):
+            raise overrides.Overridden
         raise Unsupported("CAP024", at=self.loc(), detail=f"an argument of type {t.__name__} to a torch function")
 
     def record(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one torch call on tracing tensors and write its node. kind: "function" or "method"."""
+        if self.machine.modes or self.machine.subclasses:
+            found = overrides.dispatched(self.machine, kind, target, args, kwargs)
+            if found is not MISSING:
+                return found
         # a flag computed from sizes is a plain bool to torch's functions
         args = tuple([bool(a) if type(a) is torch.SymBool else a for a in args])
         kwargs = {k: bool(v) if type(v) is torch.SymBool else v for k, v in kwargs.items()}
@@ -358,8 +366,14 @@ class Recorder:
                 kwargs["device"] = device
         if not self.may_be_caught:
             self.may_be_caught = any(f.code.handlers[f.ins.index] is not None for f in self.machine.frames)
-        fx_args = tuple([self.fx(a) for a in args])
-        fx_kwargs = {k: self.fx(v) for k, v in kwargs.items()}
+        try:
+            fx_args = tuple([self.fx(a) for a in args])
+            fx_kwargs = {k: self.fx(v) for k, v in kwargs.items()}
+        except overrides.Overridden:
+            found = overrides.dispatched(self.machine, kind, target, args, kwargs)
+            if found is MISSING:
+                raise Unsupported("CAP061", at=self.loc(), detail="a call that torch refuses") from None
+            return found
         loc = self.loc()
         self.facts.loc = loc
         try:

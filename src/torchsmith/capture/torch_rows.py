@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..codes import Unsupported
 from ..graph import tracing
-from . import control_flow, flex
+from . import control_flow, flex, overrides
 from .attributes import Raised
 from .source import Computed
 from .tensor_attrs import ROWS as TENSOR_ROWS
@@ -67,21 +67,11 @@ def is_compiling(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 constant(False, *_named("compiler.is_exporting", "jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "onnx.is_in_onnx_export",
                         "fx._symbolic_trace.is_fx_tracing", "fx._symbolic_trace.is_fx_symbolic_tracing",
-                        "overrides.has_torch_function", "overrides.has_torch_function_unary", "overrides.has_torch_function_variadic",
-                        "_C._has_torch_function", "_C._has_torch_function_unary", "_C._has_torch_function_variadic",
                         "overrides.is_tensor_method_or_property", "_C._is_tracing"))  # fmt: skip
 constant(0, *_named("_C._len_torch_dispatch_stack"))
 
 
-@row(*_named("_C._len_torch_function_stack"))
-def function_modes(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The caller's modes (which a guard counts), not those that tracing stands on."""
-    return m.function_modes
-
-
-@row(*_named("_C._is_torch_function_mode_enabled"))
-def is_function_mode(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return m.function_modes > 0
+overrides.rows(row)
 
 
 constant(False, *_named("nn.modules.activation._is_make_fx_tracing"))
@@ -237,7 +227,7 @@ _STATE = _named(
     "mps.is_available", "accelerator.is_available", "accelerator.current_accelerator", "get_device_module", "_C._get_default_device",
     "_C._get_cudnn_allow_tf32", "_C._get_cudnn_deterministic", "_C._get_cudnn_benchmark", "_C._get_deterministic_algorithms",
     "_C._get_deterministic_algorithms_warn_only", "_C._get_onednn_allow_tf32", "_C._get_cublas_allow_tf32", "_C._get_float32_matmul_precision",
-    "_C._is_torch_function_enabled", "_C._get_nnpack_enabled",
+    "_C._get_nnpack_enabled",
     "_C._get_fp32_precision_getter", "_C._get_warnAlways", "_C._get_mkldnn_deterministic",
 )  # fmt: skip
 

@@ -1,0 +1,224 @@
+"""`__torch_function__` inside compiled code and around it: objects, subclasses of Tensor, modes. Results, classes and what handlers see."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchsmith
+from torchsmith import Unsupported
+
+X = torch.arange(6.0).reshape(2, 3)
+SEEN: list[str] = []
+
+
+class Duck:
+    """No tensor, but torch's functions take it."""
+
+    def __init__(self, v):
+        self.v = v
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        SEEN.append(f"{func.__name__} of {[t.__name__ for t in types]}")
+
+        def inner(a):
+            return a.v if isinstance(a, Duck) else [inner(x) for x in a] if isinstance(a, (list, tuple)) else a
+
+        return cls(func(*map(inner, args), **(kwargs or {})))
+
+
+class Drake(Duck):
+    pass
+
+
+class Refuses:
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+class Plain(torch.Tensor):
+    def twice(self):
+        return self * 2
+
+    @property
+    def rows(self):
+        return self.shape[0]
+
+
+class Logged(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        SEEN.append(func.__name__)
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out * 3 if func is torch.sin else out
+
+
+class Unwraps(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        SEEN.append(func.__name__)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class Twice(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        SEEN.append(func.__name__)
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func is torch.sin else out
+
+
+class Counts(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+def told(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            return type(value).__name__, (value.as_subclass(torch.Tensor) * 1e4).round().tolist()
+    if isinstance(value, (list, tuple)):
+        return [told(v) for v in value]
+    if isinstance(value, (Duck, Counts)):
+        return type(value).__name__, told(list(value.__dict__.values()))
+    return type(value).__name__, str(value).partition(" object at")[0]
+
+
+def same(fn: Any, *args: Any, around: Any = contextlib.nullcontext, whole: bool = True, backend: str = "eager") -> None:
+    def run(f: Any) -> Any:
+        SEEN.clear()
+        with around() as mode:
+            try:
+                out = f(*args)
+            except Unsupported:
+                raise
+            except Exception as e:
+                out = e
+        return told(out), list(SEEN), told(mode)
+
+    want = run(fn)
+    compiled = torchsmith.compile(fn, backend=backend, fullgraph=whole)
+    assert run(compiled) == want
+    assert run(compiled) == want
+
+
+def test_objects() -> None:
+    rows = (
+        lambda x: torch.add(Duck(x), 1),
+        lambda x: x + Duck(x),
+        lambda x: x.mul(Duck(x)),
+        lambda x: torch.cat([Duck(x), x]),
+        lambda x: torch.nn.functional.relu(Duck(x)),
+        lambda x: torch.nn.functional.linear(x, Duck(x)),
+        lambda x: torch.add(Duck(x), Drake(x)),
+        lambda x: torch.stack([Drake(x), Duck(x)]).v[0],
+        lambda x: x[Duck(torch.tensor([1, 0]))],
+        lambda x: x == Duck(x),
+        lambda x: torch.overrides.has_torch_function((x, Duck(x))),
+        lambda x: torch.overrides.is_tensor_like(Duck(x)),
+        lambda x: torch.nn.functional.softmax(Duck(x), dim=-1),
+        lambda x: Duck(x).v + 1,
+    )
+    same(lambda x: [f(x) for f in rows], X)
+    same(lambda d, x: torch.sub(d, x, alpha=2), Duck(X), X)
+    same(lambda x: torch.add(x, Refuses()), X, whole=False)
+
+
+def test_subclasses() -> None:
+    def all_of(p):
+        y = p * 2 + p.sum()
+        z = torch.sin(p)
+        return y, type(y) is Plain, isinstance(z, Plain), p.twice(), p.rows, p.T, p[0], torch.cat([p, p]), p.shape
+
+    for cls in (Plain, Logged, Unwraps):
+        x = X.as_subclass(cls)
+        same(lambda s: [torch.sin(s) + 1, s.sum(), s.shape, s.T, s.mean(0).relu()], x)
+    same(all_of, X.as_subclass(Plain))
+    same(lambda x: [x.as_subclass(Plain) * 2, type(x.as_subclass(Plain)[0])], X)
+    same(lambda p, x: [x + p, p + x, p.as_subclass(torch.Tensor) + 1], X.as_subclass(Plain), X)
+    same(lambda s: torch.sin(s) + 1, X.as_subclass(Logged), backend="inductor")
+    w = X.clone().as_subclass(Plain).requires_grad_()
+    torchsmith.compile(lambda w: (w * w).sum(), backend="inductor")(w).backward()
+    assert torch.equal(w.grad.as_subclass(torch.Tensor), 2 * X)
+
+
+def test_modes_inside() -> None:
+    def inside(x):
+        with Twice():
+            y = torch.sin(x) + torch.ones(3)
+        return y, torch.sin(x)
+
+    def nested(x):
+        counts = Counts()
+        with counts, Twice():
+            y = torch.nn.functional.relu(torch.sin(x)).sum(0) + x.shape[0]
+        return y, counts.n, x.T
+
+    def breaks(x):
+        with Twice():
+            y = torch.sin(x)
+            if y.sum() > 100:
+                y = y + 1
+            z = torch.sin(y)
+        return z, torch.sin(x)
+
+    same(inside, X)
+    same(nested, X)
+    same(breaks, X, whole=False)
+    same(lambda x: [inside(x), torch.overrides._len_torch_function_stack()], X)
+    with torch._C.DisableTorchFunctionSubclass():
+        same(lambda s: torch.sin(s) + 0, X.as_subclass(Logged))
+
+
+def test_modes_around() -> None:
+    def fn(x):
+        return torch.sin(x) + torch.ones(3), torch.nn.functional.relu(x), x[0]
+
+    for around in (Twice, Counts):
+        same(fn, X, around=around)
+        same(fn, X, around=around, backend="inductor")
+    compiled = torchsmith.compile(fn, backend="eager")
+    for mode in (contextlib.nullcontext, Twice, contextlib.nullcontext):
+        with mode():
+            want, got = fn(X), compiled(X)
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, a):
+        return torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)
+
+    def __init__(self, a):
+        self.a = a
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return cls(func(*(t.a if isinstance(t, Wrapper) else t for t in args), **(kwargs or {})))
+
+
+def test_wrappers_run_eagerly() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    found = torchsmith.explain(lambda t: t * 2 + 1)(Wrapper(X))
+    assert torch.equal(found.result.a, X * 2 + 1) and not found.graphs and "API002" in str(found)
+    same_result = torchsmith.compile(lambda x: (Wrapper(x) * 2).a + 1, backend="eager")
+    assert torch.equal(same_result(X), X * 2 + 1)
+    with pytest.raises(Unsupported, match="CAP021"):
+        torchsmith.compile(lambda x: (Wrapper(x) * 2).a + 1, backend="eager", fullgraph=True)(X)
+    with Mode():
+        assert torch.equal(torchsmith.compile(lambda x: x + 1, backend="eager")(X), X + 1)
