@@ -568,7 +568,7 @@ def test_other_tracers_get_the_plain_function(x):
     assert "API002" in fallbacks(got) and any(n.op == "call_method" and n.target == "sin" for n in traced.graph.nodes)
 
 
-def test_subclasses_run_as_they_are(x):
+def test_subclasses_come_out(x):
     class Sub(torch.Tensor):
         pass
 
@@ -576,7 +576,7 @@ def test_subclasses_run_as_they_are(x):
     s = x.as_subclass(Sub)
     with events.recording() as got:
         out = c(s)
-    assert type(out) is Sub and fallbacks(got) == ["API002"]
+    assert type(out) is Sub and not fallbacks(got)
 
 
 def test_stances(x):
