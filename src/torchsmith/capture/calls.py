@@ -152,6 +152,12 @@ def _call_module(m: Any, module: Any, args: Args, kwargs: Kwargs) -> Any:
     track = m.world.tracks.get(id(module))
     if track is None:
         return m.inline(torch.nn.Module._call_impl, [module, *args], kwargs)
+    if module.__dict__.get("_modules"):
+        return m.stamps.call(track, module, args, kwargs, lambda: _interpret_module(m, module, track, args, kwargs))
+    return _interpret_module(m, module, track, args, kwargs)
+
+
+def _interpret_module(m: Any, module: Any, track: Any, args: Args, kwargs: Kwargs) -> Any:
     d = module.__dict__
     m.world.use(track)
     if d.get("_compiled_call_impl") is not None:

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ..codes import Unsupported
 from ..graph import tracing
@@ -619,7 +620,7 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
     inputs = _drop_unused(m, b, keep)
     inference = recorder.results_inference(b.outs)
     recorder.graph.output(tuple(b.outs))
-    graph = torch.fx.GraphModule({}, recorder.graph)
+    graph = _LazyGraphModule({}, recorder.graph)  # its Python is written when it is asked for
     guards = list(m.world.guards.values())
     for cond in recorder.facts.guards:
         guards.append(Guard(FixedObject(None), "shape", cond, recorder.facts.locs.get(cond, "")))

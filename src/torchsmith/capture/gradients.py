@@ -84,6 +84,7 @@ class Gradients:
     def backward(self, tensors: Sequence[Tensor], grads: Sequence[Any], retain_graph: Any, inputs: Sequence[Tensor] | None) -> None:
         """torch.autograd.backward: gradients of the leaves (or of `inputs`) are added to their `.grad`."""
         m = self.m
+        m.stamps.need_autograd()
         if not any(t.requires_grad for t in tensors):
             raise Raised(RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"))
         if torch.is_inference_mode_enabled():
@@ -115,6 +116,7 @@ class Gradients:
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Any], retain_graph: Any, create_graph: bool, unused: bool
     ) -> tuple[Any, ...]:
         """torch.autograd.grad."""
+        self.m.stamps.need_autograd()
         _, visited = self._reached(outputs, inputs)
         values = self._grad(outputs, inputs, grads, retain_graph, create_graph, unused)
         if not (create_graph if retain_graph is None else retain_graph):

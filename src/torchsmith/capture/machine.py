@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import operator
 import sys
 import types
@@ -31,6 +32,7 @@ from .guards import global_state
 from .opcodes import NULL, RETURN
 from .resume import Later, Point, is_data
 from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
+from .stamps import Again, Stamps
 from .tensors import Recorder
 from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of, put
 
@@ -239,6 +241,7 @@ class Machine:
         self.arrays: dict[int, arrays.ArrayValue] = {}  # by the id of the array from outside
         self.world.array = functools.partial(arrays.given, self)
         self.gradients = Gradients(self)
+        self.stamps = Stamps(self)
         self.found: dict[tuple[type, str], Any] = {}
         self.data_types: dict[type, bool] = {}
         self.exc: BaseException | None = None
@@ -697,6 +700,8 @@ class Machine:
         """The outside dictionary contains this key: implied by a guard on its value, else guarded by its keys."""
         value = dict.get(track.obj, key)
         known = self.world.tracks.get(id(value))
+        if known is not None:
+            self.world.note("use", value, known.source)
         if known is not None and not known.used:
             self.world.use(known)
         elif known is None and issubclass(type(track.source), FixedObject) and issubclass(type(value), PINNED_TYPES):
@@ -903,6 +908,7 @@ def capture(
     reads: bool = False,
     error_mode: bool = False,
     counts: bool = False,
+    stamps: bool = True,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
     (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
@@ -911,8 +917,36 @@ def capture(
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
     in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time.
-    `counts`: what optimizers count in tensors is read when the call begins."""
+    `counts`: what optimizers count in tensors is read when the call begins. `stamps`: equal modules are interpreted once."""
+    given_all = dict(locals())
+    with _no_collection():
+        try:
+            return _capture(**given_all)
+        except Again:
+            return _capture(**{**given_all, "stamps": False})
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """What a capture makes stays until it ends: looking for garbage would only find that, again and again."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _capture(
+    fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool | None, dynamic_dims: Any, static_dims: Any, ones: bool,
+    loose: frozenset[str], declared: Any, unbacked: Set[tuple[str, int]], fullgraph: bool, given: Any, close: Callable[[Machine, Any], Captured],
+    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, stamps: bool,
+) -> Captured:  # fmt: skip
     m = Machine(fn)
+    if not stamps:
+        m.stamps.stop()
     m.probing, m.error_mode = probe, error_mode
     m.is_whole = close is not finish.finished
     m.recorder.facts.reads_data = m.is_whole or reads

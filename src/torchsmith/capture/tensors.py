@@ -28,7 +28,7 @@ from ..ir.expr import Cast, Const, Expr, Op, Sym
 from . import floats, overrides, transforms
 from .attributes import Raised
 from .guards import default_device, tensor_guard
-from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorProperty, TypeOf
+from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorGuard, TensorProperty, TypeOf
 from .world import MISSING, root_of
 
 
@@ -116,8 +116,14 @@ class Recorder:
 
     # ------------------------------------------------------------ inputs
 
-    def tensor_input(self, real: torch.Tensor, source: Source) -> torch.Tensor:
-        """The tracing tensor of a tensor from outside: one placeholder for each object."""
+    def tensor_input(self, real: torch.Tensor, source: Source, loc: str = "", guard: TensorGuard | None = None) -> torch.Tensor:
+        """The tracing tensor of a tensor from outside: one placeholder for each object. loc, guard: the user's line and the condition on
+        it, where they are known."""
+        with torch._C.DisableTorchFunction():  # its metadata are asked for
+            return self._tensor_input(real, source, loc, guard)
+
+    def _tensor_input(self, real: torch.Tensor, source: Source, loc: str, guard: TensorGuard | None) -> torch.Tensor:
+        self.machine.world.note("tensor", real, source)
         known = self.real.get(id(real))
         if known is not None:
             if known.source != source and known.source is not None:
@@ -129,14 +135,15 @@ class Recorder:
             raise Unsupported("CAP021", at=self.loc(), detail=f"{type(real).__name__} from {source}")
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             raise Unsupported("CAP021", at=self.loc(), detail=f"{real.layout} tensor from {source}")
-        dims = self._dynamic_dims(real, source)
-        self.machine.world.guard(source, "tensor", tensor_guard(real, dynamic=tuple(sorted(dims))))
-        name = _placeholder_name(source)
-        node = self._placeholder(name)
+        place = str(source)
+        dims = self._dynamic_dims(real, source, place)
+        loc = loc or self.loc()
+        self.machine.world.guard(source, "tensor", guard or tensor_guard(real, dynamic=tuple(sorted(dims))), loc)
+        node = self._placeholder(_placeholder_name(place))
         sizes: list[Any] | None = None
         if dims:
             sizes = list(real.shape)
-            given = self.given.get(str(source), {})
+            given = self.given.get(place, {})
             for d in sorted(dims):
                 sizes[d] = self._declared_size(given[d], real.shape[d], node, d) if d in given else self._fresh_size(real, source, node, d)
                 if type(sizes[d].node.expr) is Sym:
@@ -146,7 +153,7 @@ class Recorder:
             tensor = tracing.watched(tensor, real)
         info = Info(tensor, node, source, real)
         self.inference[tracing.storage(tensor)] = real.is_inference()
-        node.meta.update(val=tensor, role=_role(real, source), source=str(source), loc=self.loc())
+        node.meta.update(val=tensor, role=_role(real, source), source=place, loc=loc)
         self.inputs.append(source)
         self.infos[id(tensor)] = self.real[id(real)] = info
         self.by_memory.setdefault(tracing.storage(tensor), []).append(info)
@@ -157,6 +164,7 @@ class Recorder:
         """The symbol of a number from outside that was seen to vary; None where it is a constant. The integers 0 and 1 always are."""
         place = str(source)
         if place in self.numbers:
+            self.machine.world.note("number", value, source)
             return self.numbers[place]
         if (
             (ITSELF not in self.dynamic_dims.get(place, ()) and place not in self.data)
@@ -168,7 +176,7 @@ class Recorder:
             return None if math.isnan(value) else self.float_input(value, source)
         if not 2 <= value <= LARGEST:
             return None
-        node = self._placeholder(_placeholder_name(source))
+        node = self._placeholder(_placeholder_name(place))
         return self._own_number(node, self.facts.fresh(int(value), (node.name, "scalar"), 2), source)
 
     def float_input(self, value: float, source: Source) -> torch.SymFloat:
@@ -178,7 +186,7 @@ class Recorder:
             return value  # type: ignore[return-value]
         known = self.numbers.get(str(source))
         if known is None:
-            node = self._placeholder(_placeholder_name(source))
+            node = self._placeholder(_placeholder_name(str(source)))
             known = self._own_number(node, self.facts.fresh_float(value, (node.name, "scalar")), source)
         return known  # type: ignore[return-value]
 
@@ -215,15 +223,19 @@ class Recorder:
             self.facts.symbols[name] = replace(self.facts.symbols[name], origin=origin)
         return known * row.scale + row.shift
 
-    def _dynamic_dims(self, real: torch.Tensor, source: Source) -> set[int]:
+    def _dynamic_dims(self, real: torch.Tensor, source: Source, place: str) -> set[int]:
         """Dimensions that become symbols: all of an argument under dynamic=True, else those asked for. An empty one stays."""
         if self.given:
-            return set(self.given.get(str(source), ()))
-        asked = set(self.dynamic_dims.get(str(source), ()))
+            return set(self.given.get(place, ()))
+        if self.dynamic is False:
+            return set()
+        asked = set(self.dynamic_dims.get(place, ()))
         if self.dynamic and _role(real, source) == "input":
             asked |= set(range(real.dim()))
-        asked -= set(getattr(real, "_torchsmith_static", ())) | self.static_dims.get(str(source), set())
-        return {d for d in asked if d < real.dim() and (real.shape[d] > (0 if self.ones else 1) or (str(source), d) in self.unbacked)} if self.dynamic is not False else set()
+        if not asked:
+            return asked
+        asked -= set(getattr(real, "_torchsmith_static", ())) | self.static_dims.get(place, set())
+        return {d for d in asked if d < real.dim() and (real.shape[d] > (0 if self.ones else 1) or (place, d) in self.unbacked)}
 
     def _placeholder(self, name: str) -> torch.fx.Node:
         if self.last_input is None:
@@ -401,6 +413,13 @@ class Recorder:
         self._own(result, node)
         return result
 
+    def own_stamped(self, tensor: torch.Tensor, node: torch.fx.Node, inference: bool) -> None:
+        """`tensor` is the result of `node`, which was copied."""
+        node.meta["val"] = tensor
+        self.inference[tracing.storage(tensor)] = inference
+        self.infos[id(tensor)] = Info(tensor, node, None, None)
+        self.keep.append(tensor)
+
     def take_in(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
         """`tensor` is what an input of a body stands for."""
         self.inference[tracing.storage(tensor)] = self.machine.inference
@@ -482,6 +501,7 @@ class Recorder:
 
     def take_back(self, mark: torch.fx.Node | None) -> None:
         """Forget the nodes recorded after `mark`; placeholders stay."""
+        self.machine.stamps.forget()
         for node in reversed(list(self.graph.nodes)):
             if node is mark or (mark is None and node.op == "placeholder"):
                 break
@@ -602,8 +622,8 @@ def _step_of(node: torch.fx.Node, user: torch.fx.Node) -> float | None:
     return float(step) if type(step) in (int, float) else None  # type: ignore[arg-type]
 
 
-def _placeholder_name(source: Source) -> str:
-    text = str(source)
+def _placeholder_name(text: str) -> str:
+    """A name for the input read from there."""
     out = "".join(c if c.isalnum() else "_" for c in text).strip("_").lower()
     while "__" in out:
         out = out.replace("__", "_")

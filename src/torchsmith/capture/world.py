@@ -58,7 +58,7 @@ def own_dict(obj: Any) -> Any:
 class Track:
     """An object from outside: where it came from, its image or overlay, whether its type is guarded."""
 
-    __slots__ = ("_image", "appended", "attrs", "dirty", "obj", "settle", "source", "used")
+    __slots__ = ("_attrs", "_image", "appended", "dirty", "obj", "reads", "settle", "source", "used")
 
     def __init__(self, obj: Any, source: Source) -> None:
         self.obj, self.source = obj, source
@@ -66,12 +66,26 @@ class Track:
         self.appended: list[Any] | None = None  # what was appended to a list that nobody has looked into
         self.settle: Callable[[Track], Any] | None = None
         self.dirty = False  # the image was changed
-        self.attrs: dict[str, Any] | None = None  # attributes written (or DELETED)
+        self._attrs: dict[str, Any] | None = None
+        self.reads: list[int] | None = None  # of what was changed: World.reads
         self.used = False
+
+    @property
+    def attrs(self) -> dict[str, Any] | None:
+        """Attributes written (or DELETED)."""
+        if self.reads is not None:
+            self.reads[0] += 1
+        return self._attrs
+
+    @attrs.setter
+    def attrs(self, value: dict[str, Any] | None) -> None:
+        self._attrs = value
 
     @property
     def image(self) -> Any:
         """A private container holding wrapped items, or None as long as nobody has looked into it."""
+        if self.reads is not None:
+            self.reads[0] += 1
         if self._image is None and self.appended is not None and self.settle is not None:
             self.settle(self)
         return self._image
@@ -121,15 +135,21 @@ class World:
         self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}  # by namespace and name; NULL: deleted
         self.array: Callable[[Any, Source], Any] = lambda array, source: MISSING  # what stands for an array of NumPy
         self.real_tensor: Callable[[Any], Any] = lambda tensor: tensor  # the tensor outside that a tracing tensor stands for
+        self.writes = 0  # changes of the world so far
+        self.reads = [0]  # how often what was changed was looked at, or may have been
+        self.log: list[tuple[str, Any, Source, Any]] | None = None  # every reading, repeated ones too: ("guard", value, source, kind),
+        # ("track", object, source, None), ("tensor", ...), ("tuple", ...), ("number", ...), ("use", ...); kept for stamps.py
 
     # ------------------------------------------------------------ guards
 
-    def guard(self, source: Source, kind: Any, value: Any) -> None:
+    def guard(self, source: Source, kind: Any, value: Any, loc: str = "") -> None:
         """Add one condition, once. What was read before with another result was changed meanwhile, by another thread."""
+        if self.log is not None:
+            self.log.append(("guard", value, source, kind))
         key = (source, kind, value if kind == "missing" else None)
         known = self.guards.get(key)
         if known is None:
-            self.guards[key] = Guard(source, kind, value, self.loc())
+            self.guards[key] = Guard(source, kind, value, loc or self.loc())
         elif known.value is not value and _differ(known.value, value):
             raise Unsupported("CAP036", at=self.loc(), detail=str(source))
 
@@ -184,7 +204,14 @@ class World:
             self.keep.append(obj)
         return obj
 
+    def note(self, what: str, value: Any, source: Source) -> None:
+        """For the log: something was read."""
+        if self.log is not None:
+            self.log.append((what, value, source, None))
+
     def track(self, obj: Any, source: Source) -> Any:
+        if self.log is not None:
+            self.log.append(("track", obj, source, None))
         known = self.tracks.get(id(obj))
         if known is not None:
             if known.source != source:
@@ -210,6 +237,8 @@ class World:
 
     def image(self, track: Track) -> Any:
         """A private container with the same contents, all of which are now relied on."""
+        if track.reads is not None:
+            self.reads[0] += 1
         if track._image is None:
             row = _IMAGE.get(type(track.obj)) or _IMAGE.get(container_base(type(track.obj)) or object)
             if row is None:
@@ -228,6 +257,7 @@ class World:
 
     def append(self, track: Track, value: Any) -> None:
         """list.append to a list from outside: does not say that anybody relies on its length."""
+        self.writes += 1
         if track._image is not None:
             self.change(track).append(value)
             return
@@ -239,6 +269,7 @@ class World:
 
     def change(self, track: Track) -> Any:
         """The image of a container that is about to be written."""
+        self.writes += 1
         image = self.image(track)
         if not track.dirty:
             track.dirty = True
@@ -246,13 +277,15 @@ class World:
         return image
 
     def _mark(self, track: Track) -> None:
-        if track not in self.changed:
+        if track.reads is None:
+            track.reads = self.reads
             self.changed.append(track)
 
     # ------------------------------------------------------------ attributes
 
     def set_attr(self, track: Track, name: str, value: Any) -> None:
         """Write (or DELETED) to an object from outside: remembered, replayed by finish."""
+        self.writes += 1
         if track.attrs is None:
             track.attrs = {}
         track.attrs.pop(name, None)
@@ -310,6 +343,7 @@ def _wrap_tuple(world: World, obj: Any, source: Source | None) -> Any:
         else:
             return world._equals(obj, source)
     assert source is not None
+    world.note("tuple", obj, source)
     known = world.tracks.get(id(obj))
     if known is not None:
         if known.source != source:

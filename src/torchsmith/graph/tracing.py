@@ -205,6 +205,12 @@ def watched(t: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         return result
 
 
+def hidden(t: torch.Tensor) -> torch.Tensor:
+    """The tracing tensor as a result that requires grad, and does not say of what."""
+    with torch._C.DisableTorchFunction(), no_dispatch(), torch.enable_grad():
+        return torch._C._functions.DelayedError(_OUTSIDE, 1)(t.requires_grad_())  # type: ignore[attr-defined,no-any-return]
+
+
 # ---------------------------------------------------------------- the modes
 
 
@@ -331,6 +337,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.autocast: dict[str, torch.dtype] = {}
         self.casts: dict[Any, Any] = {}  # weights that were cast in the autocast region at hand
         self.written: set[int] = set()  # storages that something was written to
+        self.writes: list[torch.Tensor] = []  # what was written, write by write: it stays, so that its storage's number means nothing else
         self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
         self.making_on: torch.device | None = None
@@ -391,8 +398,10 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def note_write(self, row: OpInfo, bound: dict[str, Any]) -> None:
         """An operator writes its arguments: what is known of their values holds no more."""
-        written = {storage(t) for t in tensors_in([bound[w] for w in row.writes])}
+        targets = tensors_in([bound[w] for w in row.writes])
+        written = {storage(t) for t in targets}
         self.written |= written
+        self.writes += targets
         self.counted = {k: (t, n) for k, (t, n) in self.counted.items() if storage(t) not in written}
         self.numbers = {k: (t, n) for k, (t, n) in self.numbers.items() if storage(t) not in written}
 

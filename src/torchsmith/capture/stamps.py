@@ -1,0 +1,482 @@
+"""Equal sub-modules are captured once: the nodes and guards of the first call are stamped out for the others.
+
+In: calls of modules from outside. Out: the value of each. While a call is interpreted, World.log keeps what it read of the outside world.
+A second module, called in the same way, for which all of that holds too, with the second module in the place of the first, would give the
+same nodes over its own parameters: that is what guards mean, and why a compilation may be used again after a module was exchanged. So
+nothing is interpreted again: the conditions are checked, and nodes and guards are copied. Whatever guards do not say (writes, values
+that only running tells, what the program made itself and passed on, objects known by another name) is interpreted, as ever.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from ..graph import tracing
+from . import guards as gd
+from .source import Attr, Computed, Guard, Item, Source, TypeOf
+from .world import PINNED_TYPES, SCALARS, Track
+
+_TRIES = 3  # compared with the latest transcripts of a kind of call
+_FAILURES = 6  # a kind of call none of whose transcripts ever fits
+_VIAS = frozenset({"instance", "param", "buffer", "module", "own"})
+_READ = frozenset({torch.nn.Module, dict, list, OrderedDict, set, defaultdict})
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Again(BaseException):
+    """The program asks for what stamped tensors do not know (their graph of autograd): it is captured once more, without."""
+
+
+class _No(Exception):
+    """This call, or this module, is none that can be stamped out."""
+
+
+class Transcript:
+    """What one call of a module did."""
+
+    __slots__ = ("args", "begin", "draws", "end", "first", "harms", "kwargs", "last", "result", "shown", "source", "symbols", "template", "writes")
+
+    def __init__(self, source: Source, args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.source, self.args, self.kwargs = source, args, kwargs
+        self.begin = self.end = self.draws = self.harms = self.symbols = self.writes = 0
+        self.first: torch.fx.Node | None = None
+        self.last: torch.fx.Node | None = None
+        self.result: Any = None
+        self.shown: Any = None  # what its tensors were then
+        self.template: Template | None = None
+
+
+class Stamps:
+    """The transcripts of one capture."""
+
+    def __init__(self, machine: Any) -> None:
+        self.m = machine
+        self.kinds: dict[Any, list[Transcript]] = {}
+        self.failures: dict[Any, int] = {}
+        self.is_on = True
+        self.opaque = False  # some stamped tensor hides its graph of autograd
+        self.count = 0
+        machine.world.log = []
+
+    def stop(self) -> None:
+        """Interpret everything from here on."""
+        self.is_on = False
+        self.kinds.clear()
+        self.m.world.log = None
+
+    def need_autograd(self) -> None:
+        """Autograd's graph is about to be walked."""
+        if self.opaque:
+            raise Again
+        self.is_on = False
+
+    def forget(self) -> None:
+        """Nodes were taken back: no transcript is good any more."""
+        self.kinds.clear()
+
+    def call(self, track: Track, module: Any, args: list[Any], kwargs: dict[str, Any], plainly: Callable[[], Any]) -> Any:
+        """The value of module(*args, **kwargs); `plainly` interprets the call."""
+        if not self.is_on:
+            return plainly()
+        try:
+            kind = self._kind(module, args, kwargs)
+        except _No:
+            return plainly()
+        if self.failures.get(kind, 0) > _FAILURES:
+            return plainly()
+        known = self.kinds.setdefault(kind, [])
+        for transcript in reversed(known):
+            try:
+                if transcript.template is None:
+                    transcript.template = Template(self.m, transcript)
+                result = transcript.template.stamp(module, track.source, args, kwargs)
+            except _No:
+                self.failures[kind] = self.failures.get(kind, 0) + 1
+                continue
+            self.count += 1
+            return result
+        return self._transcribe(known, track, args, kwargs, plainly)
+
+    def _transcribe(self, known: list[Transcript], track: Track, args: list[Any], kwargs: dict[str, Any], plainly: Callable[[], Any]) -> Any:
+        m, trace = self.m, tracing.current()
+        t = Transcript(track.source, list(args), dict(kwargs))
+        state = self._state()
+        graph, t.first, t.begin = m.recorder.graph, m.recorder.last_node(), len(m.world.log)
+        t.draws, t.harms, t.writes, t.symbols = trace.draws, trace.harms, len(trace.writes), len(m.recorder.facts.symbols)
+        t.result = plainly()
+        if not self.is_on or state != self._state() or graph is not m.recorder.graph or t.symbols != len(m.recorder.facts.symbols):
+            return t.result
+        t.last, t.end, t.shown = m.recorder.last_node(), len(m.world.log), _shown(t.result)
+        t.draws, t.harms = trace.draws - t.draws, trace.harms - t.harms
+        known.append(t)
+        del known[:-_TRIES]
+        return t.result
+
+    def _state(self) -> Any:
+        """What a call has to leave as it was."""
+        m = self.m
+        return (m.world.writes, m.world.reads[0], m.changes(), len(m.class_writes), len(m.effects), len(m.tensor_attrs), len(m.contexts), m.exc, m.grad, m.error_mode, len(m.recorder.numbers),
+                len(m.gradients.written), len(m.recorder.bodies), len(m.context_writes))  # fmt: skip
+
+    # ------------------------------------------------------------ kinds of calls
+
+    def _kind(self, module: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What has to be equal of two calls besides the modules. Raises _No."""
+        m, trace = self.m, tracing.current()
+        if m.global_writes or m.cell_writes or m.class_writes or m.tensor_attrs or m.recorder.bodies or m.contexts or m.gradients.written or m.gradients.spent:
+            raise _No
+        if trace.autocast or torch._C._is_any_autocast_enabled() or m.recorder.given or trace.counted or trace.numbers:
+            raise _No
+        seen: dict[int, int] = {}
+        values = tuple(self._kind_of(a, seen) for a in args), tuple((k, self._kind_of(v, seen)) for k, v in kwargs.items())
+        return type(module), m.loc(), m.grad, m.error_mode, m.exc, m.world.writes, values
+
+    def _kind_of(self, value: Any, seen: dict[int, int]) -> Any:
+        t = type(value)
+        if t in (float, complex):
+            return t, repr(value)
+        if t in SCALARS:
+            return t, value
+        first = seen.setdefault(id(value), len(seen))  # which of them are the same object
+        if issubclass(t, torch.Tensor):
+            return first, self._kind_of_tensor(value, seen)
+        if t in (tuple, torch.Size) and id(value) not in self.m.world.tracks:
+            return t, first, tuple(self._kind_of(v, seen) for v in value)
+        if t is torch.SymInt:
+            return t, id(value.node.expr)
+        if id(value) in self.m.world.tracks or (issubclass(t, PINNED_TYPES) and id(value) not in self.m.world.fresh_pinned):
+            if t is slice or "_torchsmith_interprets" in getattr(value, "__dict__", ()):
+                raise _No
+            return t, id(value)
+        raise _No
+
+    def _kind_of_tensor(self, t: torch.Tensor, seen: dict[int, int]) -> Any:
+        r = self.m.recorder
+        info, memory = r.info(t), tracing.storage(t)
+        if info.real is not None or memory in r.by_memory or set(t.__dict__) - {"_ts_device"}:  # an input, or what is known of by data
+            return "same", id(t)
+        return (tracing.spec_of(t), t.storage_offset(), t.requires_grad, t.is_leaf, t._is_view(), r.inference[memory], type(t), memory in tracing.current().written,
+                seen.setdefault(memory, len(seen)))  # fmt: skip
+
+
+class Template:
+    """A transcript made ready: conditions by place below the module, nodes by what they take from outside."""
+
+    def __init__(self, m: Any, t: Transcript) -> None:
+        """Raises _No, then and whenever it is asked again."""
+        self.m, self.t = m, t
+        self.failed = True
+        self.slots: list[tuple[int, Source]] = [(-1, t.source)]
+        self.index: dict[Source, int | None] = {t.source: 0}
+        self.guards: list[tuple[int, Guard]] = []
+        self.tracks: dict[int, bool] = {}  # slot of an object -> does something rely on its kind?
+        self.tensors: dict[int, Any] = {}  # slot -> Info
+        self._read_log()
+        self._read_nodes()
+        self.result = self._recipe(t.result)
+        self.failed = False
+
+    def _slot(self, source: Source) -> int | None:
+        """The place of a source below the module; None: it is the same for all modules."""
+        if source in self.index:
+            return self.index[source]
+        found: int | None = None
+        if isinstance(source, Computed):
+            if any(self._slot(s) is not None for _, s in source.symbols):
+                raise _No
+        elif hasattr(source, "base"):
+            base = self._slot(source.base)
+            if base is not None:
+                if not (isinstance(source, (Item, TypeOf)) or (isinstance(source, Attr) and source.via in _VIAS)):
+                    raise _No
+                found = len(self.slots)
+                self.slots.append((base, source))
+        self.index[source] = found
+        return found
+
+    def _is_below(self, source: Any) -> bool:
+        top = self.t.source
+        while source is not top:
+            source = getattr(source, "base", None)
+            if source is None:
+                return False
+        return True
+
+    def _read_log(self) -> None:
+        log, world = self.m.world.log, self.m.world
+        met: set[int] = set()
+        for n, (what, value, source, kind) in enumerate(log[: self.t.end]):
+            if n < self.t.begin and not self._is_below(source):  # what was known of it before is taken to be relied on
+                continue
+            slot = self._slot(source)
+            if what == "guard":
+                if slot is not None:
+                    key = source, kind, value if kind == "missing" else None
+                    if kind == "alias":
+                        self._slot(value)
+                    guard = world.guards[key]
+                    if id(guard) not in met:
+                        met.add(id(guard))
+                        self.guards.append((slot, guard))
+            elif slot is None:
+                continue
+            elif what == "track":
+                if world.tracks[id(value)].source != source:
+                    continue  # a guard says what it is another name of
+                if not (issubclass(type(value), torch.nn.Module) or type(value) in _READ or _is_plain(type(value))):
+                    raise _No
+                self.tracks[slot] = False
+            elif what == "tensor":
+                info = self.m.recorder.real.get(id(value))
+                if info is None or info.node.meta["role"] not in ("param", "buffer", "const"):
+                    raise _No
+                if info.source == source:
+                    self.tensors[slot] = info
+            elif what != "use":
+                raise _No
+        self.metadata = {slot: g.value for slot, g in self.guards if g.kind == "tensor"}
+        for slot in self.tracks:
+            self.tracks[slot] = (self.slots[slot][1], "type", None) in world.guards
+
+    def _read_nodes(self) -> None:
+        m, t = self.m, self.t
+        r = m.recorder
+        sizes = set(r.exprs.values())
+        self.nodes: list[torch.fx.Node] = []
+        node = next((n for n in r.graph.nodes if n.op != "placeholder"), None) if t.first is None else t.first.next
+        if t.last is not None and t.last is not t.first:
+            while node is not None:
+                if node.op not in ("call_function", "call_method"):
+                    raise _No
+                if node not in sizes:
+                    self.nodes.append(node)
+                if node is t.last:
+                    break
+                node = node.next
+        own = set(self.nodes)
+        self.args: dict[torch.fx.Node, tuple[Any, ...]] = {}
+        for path, value in _places(t.args, t.kwargs):
+            if issubclass(type(value), torch.Tensor):
+                self.args.setdefault(r.info(value).node, path)
+        inputs = {i.node: i for i in r.real.values()}
+        self.inputs: dict[torch.fx.Node, int] = {}
+        for node in self.nodes:
+            for n in node.all_input_nodes:
+                if n in own or n in self.args or n in self.inputs or n in sizes:
+                    continue
+                info = inputs.get(n)
+                if info is None:
+                    raise _No
+                slot = self._slot(info.source)
+                if slot is not None:
+                    self.inputs[n] = slot
+                    self.tensors.setdefault(slot, info)
+        self.memory = memory = set(r.by_memory)
+        memory.update(tracing.storage(v) for _, v in _places(t.args, t.kwargs) if issubclass(type(v), torch.Tensor))
+        if any(tracing.storage(written) in memory for written in tracing.current().writes[t.writes :]):
+            raise _No
+        self.made: list[tuple[torch.Tensor, torch.fx.Node]] = []
+        self.own = own
+
+    def _recipe(self, value: Any) -> Any:
+        """How the call's result is made of nodes and arguments."""
+        t = type(value)
+        if t in SCALARS or t is torch.SymInt:
+            return "const", value
+        if issubclass(t, torch.Tensor):
+            info = self.m.recorder.info(value)
+            if info.node in self.args and any(v is value for _, v in _places(self.t.args, self.t.kwargs)):
+                return "arg", self.args[info.node]
+            fresh = info.node in self.own and not value._is_view() and tracing.storage(value) not in self.memory
+            if not fresh or set(value.__dict__) - {"_ts_device"} or any(tracing.storage(v) == tracing.storage(value) and v is not value for v, _ in self.made):
+                raise _No
+            if all(v is not value for v, _ in self.made):
+                self.made.append((value, info.node))
+            return "made", id(value)
+        if t is tuple and id(value) not in self.m.world.tracks:
+            return t, [self._recipe(v) for v in value]
+        raise _No
+
+    # ------------------------------------------------------------ the next module
+
+    def stamp(self, module: Any, source: Source, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The call's value for another module. Raises _No, with nothing changed."""
+        if self.failed or _shown(self.t.result) != self.t.shown:
+            raise _No
+        values, sources = self._places(module, source)
+        with torch._C.DisableTorchFunction():  # nothing of the program runs
+            self._check(values, sources)
+            return self._write(values, sources, args, kwargs)
+
+    def _places(self, module: Any, source: Source) -> tuple[list[Any], list[Source]]:
+        values, sources = [module], [source]
+        for base, s in self.slots[1:]:
+            holder = values[base]
+            if type(s) is Attr:
+                value = gd._attribute(holder, s.name, s.via)
+                sources.append(Attr(sources[base], s.name, s.via))
+            elif type(s) is Item:
+                value = gd._item(holder, s.key)
+                sources.append(Item(sources[base], s.key))
+            else:
+                value = type(holder)
+                sources.append(TypeOf(sources[base]))
+            if value is gd.MISSING:
+                raise _No
+            values.append(value)
+        return values, sources
+
+    def _check(self, values: list[Any], sources: list[Source]) -> None:
+        world, real = self.m.world, self.m.recorder.real
+        for slot, g in self.guards:
+            if g.kind == "alias":
+                other = self.index[g.value]
+                if other is not None:
+                    holds = values[slot] is values[other]
+                else:
+                    known = world.tracks.get(id(values[slot])) or real.get(id(values[slot]))
+                    holds = known is not None and known.source == g.value
+            elif g.kind == "tensor":
+                holds = type(values[slot]) is g.value.type and gd.tensor_guard(values[slot]) == g.value
+            else:
+                holds = g.kind in _PLAIN_GUARDS and gd.HOLDS[g.kind](g, values[slot], _NO_CALL)
+            if not holds:
+                raise _No
+        met: set[int] = set()
+        for slot in self.tracks:
+            value = values[slot]
+            known = world.tracks.get(id(value))
+            if id(value) in met or (known is not None and (known.source != sources[slot] or known.reads is not None or known._image is not None)):
+                raise _No
+            met.add(id(value))
+        for slot in self.tensors:
+            value = values[slot]
+            info = real.get(id(value))
+            if id(value) in met or (info is not None and info.source != sources[slot]) or hasattr(value, "_torchsmith_static"):
+                raise _No
+            met.add(id(value))
+        r = self.m.recorder
+        named = [place for marks in (r.dynamic_dims, r.static_dims) for place in marks] + [place for place, _ in (*r.unbacked, *r.declared)]
+        if named:
+            top = str(sources[0])
+            if any(place.startswith(top) for place in named):
+                raise _No
+
+    def _write(self, values: list[Any], sources: list[Source], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        m, t = self.m, self.t
+        world, r, trace = m.world, m.recorder, tracing.current()
+        log = world.log
+        for slot, g in self.guards:
+            if g.kind == "tensor":
+                continue  # tensor_input's
+            s = sources[slot]
+            value = g.value
+            if g.kind == "alias":
+                other = self.index[value]
+                value = value if other is None else sources[other]
+            world.guards.setdefault((s, g.kind, value if g.kind == "missing" else None), Guard(s, g.kind, value, g.loc))
+            log.append(("guard", value, s, g.kind))
+        for slot, used in self.tracks.items():
+            value, s = values[slot], sources[slot]
+            if id(value) not in world.tracks:
+                world.tracks[id(value)] = Track(value, s)
+                world.keep.append(value)
+            world.tracks[id(value)].used |= used
+            log.append(("track", value, s, None))
+        env: dict[torch.fx.Node, torch.fx.Node] = {}
+        for slot, info in self.tensors.items():
+            tensor = r.tensor_input(values[slot], sources[slot], info.node.meta["loc"], self.metadata.get(slot))
+            env[info.node] = r.infos[id(tensor)].node
+        for node, path in self.args.items():
+            env[node] = r.info(_at(args, kwargs, path)).node
+        if not r.may_be_caught:
+            r.may_be_caught = any(f.code.handlers[f.ins.index] is not None for f in m.frames)
+
+        def place(n: torch.fx.Node) -> torch.fx.Node:
+            return env.get(n, n)
+
+        copy = r.graph.node_copy
+        for node in self.nodes:
+            env[node] = copy(node, place)
+        trace.draws += t.draws
+        trace.harms += t.harms
+        made: dict[int, torch.Tensor] = {}
+        for value, node in self.made:
+            made[id(value)] = self._fresh(value, env[node])
+        return self._result(self.result, args, kwargs, made)
+
+    def _fresh(self, like: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
+        """A tensor like the one of the transcript, known as the result of `node`."""
+        r, trace = self.m.recorder, tracing.current()
+        new = tracing.at_offset(tracing.make_unseen(tuple(like.shape), tuple(like.stride()), like.dtype), like.storage_offset())
+        if like.requires_grad:
+            new = tracing.hidden(new)
+            self.m.stamps.opaque = True
+        tracing.remember_device(new, tracing.device_of(like))
+        r.own_stamped(new, node, r.inference[tracing.storage(like)])
+        if tracing.storage(like) in trace.written:
+            trace.written.add(tracing.storage(new))
+        return new
+
+    def _result(self, recipe: Any, args: list[Any], kwargs: dict[str, Any], made: dict[int, torch.Tensor]) -> Any:
+        how, what = recipe
+        if how == "const":
+            return what
+        if how == "arg":
+            return _at(args, kwargs, what)
+        if how == "made":
+            return made[what]
+        return tuple([self._result(v, args, kwargs, made) for v in what])
+
+
+_NO_CALL: Any = None
+_PLAIN_GUARDS = frozenset({"identity", "type", "equals", "length", "dict_keys", "missing", "function"})
+
+
+def _is_plain(t: type) -> bool:
+    """An instance of a class written in Python that keeps all it has in its attributes (a configuration)."""
+    base = next(b for b in t.__mro__ if not b.__flags__ & 0x200)
+    return base is object
+
+
+def _shown(value: Any) -> Any:
+    """What can be seen of the tensors of a result from outside."""
+    if type(value) is tuple:
+        return tuple(map(_shown, value))
+    if issubclass(type(value), torch.Tensor):
+        return tuple(value.shape), tuple(value.stride()), value.storage_offset(), value.dtype, value.requires_grad, len(value.__dict__)
+    return None
+
+
+def _places(args: list[Any], kwargs: dict[str, Any]) -> list[tuple[tuple[Any, ...], Any]]:
+    """Values in arguments, tuples opened, with the way to each."""
+    found: list[tuple[tuple[Any, ...], Any]] = []
+
+    def walk(path: tuple[Any, ...], value: Any) -> None:
+        if type(value) is tuple:
+            for i, v in enumerate(value):
+                walk((*path, i), v)
+        else:
+            found.append((path, value))
+
+    for i, v in enumerate(args):
+        walk((i,), v)
+    for k, v in kwargs.items():
+        walk((k,), v)
+    return found
+
+
+def _at(args: list[Any], kwargs: dict[str, Any], path: tuple[Any, ...]) -> Any:
+    first, *rest = path
+    value = args[first] if type(first) is int else kwargs[first]
+    for i in rest:
+        value = value[i]
+    return value
+
+
+__all__ = ["Again", "Stamps"]
