@@ -120,7 +120,8 @@ class Stamps:
     def _state(self) -> Any:
         """What a call has to leave as it was."""
         m = self.m
-        return (m.world.writes, m.world.reads[0], m.changes(), len(m.class_writes), len(m.effects), len(m.tensor_attrs), len(m.contexts), m.exc, m.grad, m.error_mode, len(m.recorder.numbers),
+        return (m.world.writes, m.world.reads[0], m.changes(), len(m.class_writes), len(m.effects), len(m.tensor_attrs), len(m.contexts), m.exc, m.grad, m.error_mode, m.handlers_off, len(m.modes), m.subclasses,
+                len(m.recorder.numbers),
                 len(m.gradients.written), len(m.recorder.bodies), len(m.context_writes))  # fmt: skip
 
     # ------------------------------------------------------------ kinds of calls
@@ -130,11 +131,13 @@ class Stamps:
         m, trace = self.m, tracing.current()
         if m.global_writes or m.cell_writes or m.class_writes or m.tensor_attrs or m.recorder.bodies or m.contexts or m.gradients.written or m.gradients.spent:
             raise _No
+        if m.modes or m.subclasses:  # handlers of torch functions see every call
+            raise _No
         if trace.autocast or torch._C._is_any_autocast_enabled() or m.recorder.given or trace.counted or trace.numbers:
             raise _No
         seen: dict[int, int] = {}
         values = tuple(self._kind_of(a, seen) for a in args), tuple((k, self._kind_of(v, seen)) for k, v in kwargs.items())
-        return type(module), m.loc(), m.grad, m.error_mode, m.exc, m.world.writes, values
+        return type(module), m.loc(), m.grad, m.error_mode, m.exc, m.handlers_off, m.world.writes, values
 
     def _kind_of(self, value: Any, seen: dict[int, int]) -> Any:
         t = type(value)
