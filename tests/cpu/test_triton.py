@@ -22,7 +22,9 @@ import torchsmith
 from torchsmith.codes import Unsupported
 from torchsmith.emit import triton_math
 from torchsmith.emit.math import MATH
-from torchsmith.ir.kernel import Kernel
+from torchsmith.ir.interpret import CheckFailed, run_scheduled
+from torchsmith.ir.kernel import Kernel, Require, Scheduled
+from torchsmith.ir.program import Check
 from torchsmith.options import Options
 from torchsmith.runtime.cubins import compile_images
 from torchsmith.schedule import blocks
@@ -214,6 +216,19 @@ def test_machine_code(arch, tmp_path):
     for text, image in zip(texts, compile_images(texts, arch, Options()), strict=True):
         assert image.symbol == "tsk" and image.data[:4] == b"\x7fELF" and image.shared < 227 * 1024
         assert not spilled(image.ptx, tmp_path), text
+
+
+def test_indices_are_asked_on_the_device(tmp_path):
+    """A row that is not there stops the device; no Check is left that the host would wait for."""
+    args = (rows(9, 70), numbers(9, 9, 5))
+    scheduled, _ = scheduled_of(lambda x, i: F.embedding(i, x), args)
+    asked = [k for k in scheduled.body if any(isinstance(s, Require) for s in k.body)]
+    assert asked and not any(isinstance(e, Check) for e in scheduled.body)
+    (image,) = compile_images(texts_of(Scheduled(scheduled.program, (asked[0],))), 90, Options())
+    assert b"__assertfail" in image.ptx
+    args[1][3, 2] = 9
+    with pytest.raises(CheckFailed, match="index out of range in self"):
+        run_scheduled(scheduled, [to_array(a) for a in args])
 
 
 class Largest(torch.nn.Module):

@@ -268,6 +268,35 @@ def test_a_library_call_that_cannot_be_recorded(fake: ctypes.CDLL) -> None:
     assert calls("cuGraphLaunch") == 0 and fake.fake_depth() == 0
 
 
+def test_what_calls_return_is_used_by_calls(fake: ctypes.CDLL) -> None:
+    """A residual net's convolutions read each other's results: all of it, and a whole training step of it, is one record."""
+    class Residual(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.c = (torch.nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.a(torch.sin(x)))
+            x = torch.relu(x + self.b(x))
+            return torch.relu(x + self.c(x)).mean((2, 3))
+
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    x = torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        assert "1 segments" in str(torchsmith.explain(model)(x))
+    assert "1 segments" in str(torchsmith.explain(step)(x))
+
+
 def test_explain_and_switches(fake: ctypes.CDLL) -> None:
     x, y = torch.randn(6, 8), torch.randn(6, 8)
     assert "1 segments: 3 launches recorded" in str(torchsmith.explain(three)(x, y))

@@ -565,7 +565,8 @@ def stopped(m: Any, frame: Any) -> Captured:
     if raised and any(id(v) in raised for v in values):
         raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised, and has no traceback")
     data = tuple(v.is_data if type(v) is Later else type(v) in _SYMBOLS or (type(v) is ArrayValue and v.is_scalar) for v in values)
-    kw_names = next((i.arg for i in frame.code.instrs[max(frame.index - 2, 0) : frame.index] if i.name == "KW_NAMES"), None)
+    before = next((i for i in reversed(frame.code.instrs[: frame.index]) if i.name not in ("PRECALL", "EXTENDED_ARG")), None)
+    kw_names = before.arg if before is not None and before.name == "KW_NAMES" else None
     done = finished(m, tuple(values))
     return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data))
 

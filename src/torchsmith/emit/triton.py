@@ -27,7 +27,7 @@ from ..ir.bounds import Ranges
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from ..ir.folds import multiply_add
-from ..ir.kernel import Kernel, Let, Loop, Param, Stmt, StoreStmt, Tile, expressions
+from ..ir.kernel import Kernel, Let, Loop, Param, Require, Stmt, StoreStmt, Tile, expressions
 from ..ir.linear import const_of, linear
 from .triton_ops import TYPES, spell
 
@@ -821,6 +821,11 @@ def _print_store(self: Emitter, s: Stmt) -> None:
     self.forget(s.buf)
 
 
+def _print_require(self: Emitter, s: Stmt) -> None:
+    assert isinstance(s, Require)
+    self.line(f"tl.device_assert({self.emit(s.cond).text}, {s.message!r})")
+
+
 def _print_loop(self: Emitter, s: Stmt) -> None:
     assert isinstance(s, Loop)
     tile = self.tiles.get(s.axis)
@@ -859,7 +864,7 @@ def _print_loop(self: Emitter, s: Stmt) -> None:
     self.close()
 
 
-STATEMENTS: dict[type, Callable[[Emitter, Stmt], None]] = {Let: _print_let, StoreStmt: _print_store, Loop: _print_loop}
+STATEMENTS: dict[type, Callable[[Emitter, Stmt], None]] = {Let: _print_let, StoreStmt: _print_store, Loop: _print_loop, Require: _print_require}
 
 
 def print_triton(kernel: Kernel) -> str:

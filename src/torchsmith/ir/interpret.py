@@ -19,7 +19,7 @@ from . import dtype as dt
 from .arrays import CARRIERS, Array, apply, convert, literal, round_bf16
 from .dtype import DType
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, walk
-from .kernel import Block, Kernel, Let, Loop, Scheduled, StoreStmt
+from .kernel import Block, Kernel, Let, Loop, Require, Scheduled, StoreStmt
 from .program import (
     Bind,
     BufArg,
@@ -261,6 +261,9 @@ class _Machine:
             elif isinstance(s, StoreStmt):
                 frame.store_all((s,))
                 frame.forget()  # a later Load sees what was stored
+            elif isinstance(s, Require):
+                if not frame.ev(s.cond).all():
+                    raise CheckFailed("device assertion", s.message)
             else:
                 self._loop(s.meaning() if isinstance(s, Block) else s, frame)
                 frame.forget()

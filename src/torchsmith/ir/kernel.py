@@ -2,6 +2,7 @@
 
     Kernel = (name, params, syms, axes, scratch, body, grid, grain, origins)
     Stmt   = Loop(axis, extent, kind, body, carry) | Let(var, value) | StoreStmt(buf, index, value, mode, mask)
+           | Require(cond, message)                         of a device
            | Block(...)                                     a tile with a `meaning()` in the others: ir/blocks.py
     kind   = grid | thread | block | serial | vector | unroll | scan
 
@@ -79,6 +80,18 @@ class StoreStmt:
     mask: Expr | None = None
 
 
+Message = str  # for people; no buffer's name
+
+
+@dataclass(frozen=True, slots=True)
+class Require:
+    """`cond` must hold, else a device stops with `message`, and whoever uses it next is told: a Check that nobody waits for. Only
+    languages of devices print it."""
+
+    cond: Expr
+    message: Message
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """for axis in [0, extent): body. A `scan` loop runs in order and carries `carry` = ((Var, init, next), ...): after each
@@ -104,7 +117,7 @@ class Block:
         raise NotImplementedError
 
 
-Stmt = Loop | Let | StoreStmt | Block
+Stmt = Loop | Let | StoreStmt | Require | Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +141,7 @@ PARTS: dict[str, Part] = {
     ),
 }
 BUFFER, BODY = "str", "tuple[Stmt, ...]"  # of a field that names a stored buffer, and of one that holds statements
-OTHER = frozenset({"Var", "Axis", "int", "bool", "tuple[int, ...]", "StoreMode", "AxisKind"})  # of fields that hold none of these
+OTHER = frozenset({"Var", "Axis", "int", "bool", "tuple[int, ...]", "StoreMode", "AxisKind", "Message"})  # others hold none
 
 
 _FOUND: dict[type[Stmt], tuple[tuple[str, str], ...]] = {}

@@ -307,6 +307,8 @@ def parse_program(text: str) -> Program:
     symbols = tuple(_symbol(line.reader()) for line in lines.under(1))
     inputs = tuple(json.loads(lines.take("inputs:")))
     consts = tuple(json.loads(lines.take("consts:")))
+    line = lines.peek()
+    steady = tuple(json.loads(lines.take("steady:"))) if line is not None and line.text.startswith("steady:") else ()
     lines.take("buffers:")
     buffers = {b.name: b for b in (_buffer(line) for line in lines.under(1))}
     lines.take("body:")
@@ -317,7 +319,7 @@ def parse_program(text: str) -> Program:
     pairs = tuple(_pair(line.reader()) for line in lines.under(1))
     notes = tuple(json.loads(lines.take("notes:")))
     target, device = json.loads(lines.take("target:")) if lines.peek() is not None else (CPU.name, "cpu")
-    return Program(name, symbols, inputs, buffers, body, results, pairs, consts, notes, target_named(target), device)
+    return Program(name, symbols, inputs, buffers, body, results, pairs, consts, notes, target_named(target), device, steady)
 
 
 def _symbol(r: Reader) -> Symbol:

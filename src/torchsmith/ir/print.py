@@ -12,7 +12,7 @@ from typing import Any
 from .blocks import Banded, Contract, Interleave, Paired, Product, Transpose
 from .dtype import DType
 from .expr import Axis, Expr, const
-from .kernel import Kernel, Let, Loop, Scheduled, StoreStmt
+from .kernel import Kernel, Let, Loop, Require, Scheduled, StoreStmt
 from .linear import const_of
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Segment, State, Taken
 from .program import (
@@ -87,6 +87,8 @@ def _head(p: Program) -> Lines:
     yield from _symbols(p.symbols)
     yield f"inputs: {_names(p.inputs)}"
     yield f"consts: {_names(p.consts)}"
+    if p.steady:
+        yield f"steady: {_names(p.steady)}"
     yield "buffers:"
     for b in p.buffers.values():
         yield f"  {_buffer(b)}{_loc(b.loc)}"
@@ -260,6 +262,10 @@ def _store_stmt(s: StoreStmt) -> Lines:
     yield f"store {s.mode} {s.buf}{_exprs(s.index)} = {print_expr(s.value)}{mask}"
 
 
+def _require(s: Require) -> Lines:
+    yield f"require {print_expr(s.cond)} else {s.message!r}"
+
+
 def _contract(c: Contract) -> Lines:
     wide = "" if c.wide is None else f" of {print_expr(c.wide)}"
     to = f"{c.acc}{'' if const_of(c.first) == 0 else f'[{print_expr(c.first)}]'}{' +=' if c.add else ''}"
@@ -332,6 +338,7 @@ _ELEMENTS: dict[type, Callable[[Any], Lines]] = {
     Kernel: _kernel,
     Loop: _loop,
     StoreStmt: _store_stmt,
+    Require: _require,
     Contract: _contract,
     Product: _product,
     Transpose: _transpose,

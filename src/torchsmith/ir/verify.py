@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from . import dtype as dt
 from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
-from .kernel import Block, Kernel, Let, Loop, Param, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
+from .kernel import Block, Kernel, Let, Loop, Param, Require, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
 from .nested import leaves
 from .ops import OPS
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Segment, State, Taken
@@ -206,7 +206,7 @@ class _Body:
                 fail("buffers", f"{name}: {len(b.layout.strides)} strides for {len(b.shape)} dimensions")
             if any(e.dtype is not dt.index for e in b.shape):
                 fail("buffers", f"{name}: a size that is not an index")
-        for group, role in ((p.inputs, "input"), (p.consts, "const")):
+        for group, role in ((p.inputs, "input"), (p.consts, "const"), (p.steady, "steady input")):
             for name in group:
                 if name and name not in p.buffers:
                     fail("inputs", f"unknown {role} {name}")
@@ -472,6 +472,10 @@ def _statements(body: Iterable[Any], axes: tuple[Axis, ...], names: tuple[Var, .
                 fail("types", f"{s.buf} holds {known[0]} in {known[1]} dimensions", s)
             for e in (*s.index, s.value, *(() if s.mask is None else (s.mask,))):
                 scope.check(e, axes, names, s)
+        elif isinstance(s, Require):
+            scope.check(s.cond, axes, names, s)
+            if s.cond.dtype is not dt.bool_:
+                fail("types", f"a condition of type {s.cond.dtype}", s)
         elif isinstance(s, Block):
             _statements((s.meaning(),), axes, names, scope, k, vector)
         elif isinstance(s, Loop):

@@ -254,7 +254,10 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
     results = (*_lower_results(cx, fg, env, by_name), *_written_scalars(fg, env, by_name, device))
     buffers, body, notes = {n: _on(b, target.device) for n, b in cx.buffers.items()}, tuple(cx.body), tuple(cx.notes)
-    program = Program(name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device)
+    steady = tuple(n for n, role in zip(inputs, fg.roles, strict=False) if n and role in LASTING)
+    program = Program(
+        name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device, steady
+    )
     proved, left = with_checks(program, fg.assumed, dict(fg.hints))
     for doubt in left:
         if is_outside(doubt):
@@ -267,10 +270,13 @@ def _on(b: Buffer, device: str) -> Buffer:
     return b if b.device == device else replace(b, device=device)
 
 
+LASTING = frozenset({"param", "buffer", "const"})  # roles of tensors that calls share
+
+
 def constant_inputs(fg: FunctionalGraph) -> tuple[int, ...]:
     """Inputs that are expected to be the same in the next call: the host checks, and prepares anew when one is not."""
     written = {number for number, _ in fg.write_backs}
-    return tuple(i for i, role in enumerate(fg.roles) if role in ("param", "buffer", "const") and i not in written)
+    return tuple(i for i, role in enumerate(fg.roles) if role in LASTING and i not in written)
 
 
 def _name_of(target: Any) -> str:

@@ -32,6 +32,7 @@ def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, A
     aligned = {(i,): [["tt.divisibility", 16]] for i, (_, kind) in enumerate(head["args"]) if kind.startswith("*")}
     source = ASTSource(module.tsk, dict(head["args"]), {}, aligned)
     options = {"num_warps": head["warps"], "num_stages": head["stages"], "enable_fp_fusion": False, "enable_reflect_ftz": False}
+    options |= {"debug": "tl.device_assert(" in text, "sanitize_overflow": False}  # else assertions are left out
     made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     meta = made.metadata
     path.unlink()

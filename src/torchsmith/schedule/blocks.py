@@ -14,14 +14,14 @@ one, blocks of neighbouring grid positions, and an inner "row" that Folds and in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import dtype as dt
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, select, substitute, walk
-from ..ir.kernel import Kernel, Let, Loop, Scheduled, Stmt, StoreStmt, Tile
+from ..ir.kernel import Kernel, Let, Loop, Require, Scheduled, Stmt, StoreStmt, Tile
 from ..ir.linear import const_of
-from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage, Store
+from ..ir.program import Buffer, Check, Cond, Element, Program, Repeat, Stage, Store
 from ..ir.target import Target
 from ..options import Options
 from . import deps
@@ -608,5 +608,19 @@ def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING
         made = block_kernel(group, buffers, own(), options, target)
         return (replace(made, ranges=tuple(r for r in ranges if r[0] in made.syms)),)
 
-    return formed(program, buffers, lambda body, nested: BlockGrouper(buffers, options, target).grouped(tuple(body)), kernels_of)
+    def grouped(body: Sequence[Element], nested: bool) -> list[Group | Element]:
+        return BlockGrouper(buffers, options, target).grouped(tuple(body))
+
+    return formed(program, buffers, grouped, kernels_of, lambda c: on_device(c, buffers, target))
+
+
+def on_device(check: Check, buffers: Mapping[str, Buffer], target: Target) -> Check | Kernel:
+    """A Check of indices that the device has is asked there, in the order of its work, and stops it where they are wrong, as eager's
+    kernels do: the host waits for nothing. Conditions that eager asks on the host stay there."""
+    loads = [e for e in walk(check.cond) if isinstance(e, Load)]
+    if check.kind != "IndexError" or not loads or any(buffers[x.buf].device != target.device for x in loads):
+        return check
+    body = (Require(check.cond, check.message),)
+    made = finish("require", (), const(1), (), body, buffers, Group([], ()))
+    return replace(made, target=target, launch=(1, 1), origins=(f"check {check.loc}".strip(),))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..ir.expr import Sym
 from ..ir.kernel import Kernel, Scheduled
-from ..ir.program import Buffer, Cond, Element, Program, Repeat, Stage
+from ..ir.program import Buffer, Check, Cond, Element, Program, Repeat, Stage
 from ..options import Options
 from . import deps
 from .fusion.group import Group, Grouper
@@ -83,9 +83,10 @@ Own = Callable[[], set[str]]  # the temporaries that only this group uses
 
 def formed(
     program: Program, buffers: Mapping[str, Buffer], group: Callable[[Sequence[Element], bool], Sequence[Any]],
-    kernels_of: Callable[[Group, Own, bool], Sequence[Kernel]],
+    kernels_of: Callable[[Group, Own, bool], Sequence[Kernel]], check: Callable[[Check], Check | Kernel] = lambda c: c,
 ) -> Scheduled:  # fmt: skip
-    """The program with its stages grouped by `group` and each Group made kernels by `kernels_of`, in branches and loops too."""
+    """The program with its stages grouped by `group` and each Group made kernels by `kernels_of`, in branches and loops too; `check` says
+    what asks a Check's question."""
     keep = deps.pinned(program)
 
     def form(body: Sequence[Element], nested: bool) -> tuple[Element, ...]:
@@ -108,7 +109,7 @@ def formed(
                 before, inner = hoist(form(item.body, True), item.sym, buffers)
                 out += [*before, Repeat(item.sym, item.count, tuple(inner))]  # type: ignore[list-item, arg-type]
             else:
-                out.append(item)
+                out.append(check(item) if isinstance(item, Check) else item)  # type: ignore[arg-type]
         return tuple(out)
 
     body = form(program.body, False)

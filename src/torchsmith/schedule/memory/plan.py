@@ -77,7 +77,7 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     return Plan(
         program.name, program.symbols, program.inputs, buffers, places, kernels, total, prepare, (*run, *allocs),
         program.results, total_state, consts, program.target, program.device,
-        tuple(i for i, name in enumerate(program.inputs) if name and name in program.consts),
+        tuple(i for i, name in enumerate(program.inputs) if name and name in program.steady),
     )  # fmt: skip
 
 

@@ -23,11 +23,15 @@ from ...options import Options
 
 # Operators without a C function of libtorch that queue the same work whenever they are called: no host reads, no random numbers.
 QUEUED = frozenset({
-    "aten.cudnn_convolution_relu.default", "aten.cudnn_convolution_add_relu.default", "aten.scaled_dot_product_attention.default",
-    "aten._scaled_dot_product_flash_attention.default", "aten._scaled_dot_product_efficient_attention.default",
-    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten.cudnn_convolution_relu.default", "aten.cudnn_convolution_add_relu.default", "aten.convolution_backward.default",
 })  # fmt: skip
-DROPOUT = "scaled_dot_product"  # these take a probability
+# Attention does, where it drops nothing: which argument says so.
+DROPPING = {
+    "aten.scaled_dot_product_attention.default": 4, "aten._scaled_dot_product_flash_attention.default": 3,
+    "aten._scaled_dot_product_efficient_attention.default": 5, "aten._scaled_dot_product_cudnn_attention.default": 5,
+    "aten._scaled_dot_product_flash_attention_backward.default": 10, "aten._scaled_dot_product_efficient_attention_backward.default": 9,
+    "aten._scaled_dot_product_cudnn_attention_backward.default": 13,
+}  # fmt: skip
 
 
 def segment(plan: Plan, options: Options) -> Plan:
@@ -45,35 +49,45 @@ class _Joiner:
 
     def block(self, steps: Sequence[Step]) -> tuple[Step, ...]:
         out: list[Step] = []
-        run: list[Launch | Call | Free] = []
-        later: list[Step] = []
-
-        def close() -> None:
-            if any(isinstance(s, Launch) for s in run):
-                out.append(Segment(self.count, tuple(run)))
+        at = 0
+        while at < len(steps):
+            end = self.reach(steps, at)
+            part = steps[at:end]
+            if end == at:
+                out.append(self.nested(steps[at]))
+                end += 1
+            elif not any(isinstance(s, Launch) for s in part):
+                out.extend(part)
+            else:
+                runs = [s for s in part if isinstance(s, Launch | Call) or (isinstance(s, Free) and self.root(s.buf) in self.inner)]
+                out.extend(s for s in part if isinstance(s, Alloc))
+                out.append(Segment(self.count, tuple(runs)))
+                out.extend(s for s in part if isinstance(s, Free) and self.root(s.buf) not in self.inner)
                 self.count += 1
-            else:
-                out.extend(run)
-            out.extend(later)
-            run.clear()
-            later.clear()
-            self.inner = set()
-
-        for at, s in enumerate(steps):
-            if isinstance(s, Launch) or (isinstance(s, Free) and self.root(s.buf) in self.inner):
-                run.append(s)
-            elif isinstance(s, Call) and self.stays(s.extern, steps[at:]):
-                run.append(s)
-                self.inner |= {self.root(b) for b in s.extern.outs if b and isinstance(self.plan.places[b], Given)}
-            elif isinstance(s, Alloc):
-                out.append(s)
-            elif isinstance(s, Free) and run:
-                later.append(s)
-            else:
-                close()
-                out.append(self.nested(s))
-        close()
+            at = end
         return tuple(out)
+
+    def reach(self, steps: Sequence[Step], at: int) -> int:
+        """Where the Segment that begins at `at` ends. What its calls return is released inside of it: a call of which that is not true
+        ends it, and with it perhaps an earlier one."""
+        made: dict[str, int] = {}
+        self.inner = set()
+        end = at
+        while end < len(steps):
+            s = steps[end]
+            if isinstance(s, Call) and self.stays(s.extern):
+                made |= {self.root(b): end for b in s.extern.outs if b and isinstance(self.plan.places[b], Given)}
+                self.inner = set(made)
+            elif not isinstance(s, Launch | Alloc | Free):
+                break
+            end += 1
+        while True:
+            released = {self.root(s.buf) for s in steps[at:end] if isinstance(s, Free)}
+            late = [k for root, k in made.items() if k < end and root not in released]
+            if not late:
+                self.inner = {root for root, k in made.items() if k < end}
+                return end
+            end = min(late)
 
     def nested(self, s: Step) -> Step:
         if isinstance(s, PlanCond):
@@ -85,47 +99,33 @@ class _Joiner:
             buf = base
         return buf
 
-    def stays(self, extern: Extern, rest: Sequence[Step]) -> bool:
-        """Can this call be replayed with the addresses it has now?"""
-        if extern.binds or extern.mutates or not (extern.via == "shim" or (extern.op in QUEUED and not _drops(extern))):
+    def stays(self, extern: Extern) -> bool:
+        """Can this call be replayed with the addresses it has now, if what it returns is released in time?"""
+        if extern.binds or extern.mutates or not (extern.via == "shim" or extern.op in QUEUED or _drops_nothing(extern)):
             return False
         for leaf in leaves(extern.args, [v for _, v in extern.kwargs]):
             if isinstance(leaf, BufArg) and not self.is_fixed(leaf.buf):
                 return False
             if isinstance(leaf, Expr) and any(isinstance(e, Load) for e in walk(leaf)):
                 return False
-        return all(self.is_fixed(b) or self.is_used_up(b, rest) for b in extern.outs if b)
+        return all(self.is_fixed(b) or self.is_own(b) for b in extern.outs if b)
 
     def is_fixed(self, buf: str) -> bool:
         place = self.plan.places[buf]
         steady = isinstance(place, Input) and place.index in self.plan.steady
         return isinstance(place, Arena | State) or steady or self.root(buf) in self.inner
 
-    def is_used_up(self, buf: str, rest: Sequence[Step]) -> bool:
-        """Is a returned tensor released before something ends the Segment? It is, where only launches and such calls stand between."""
-        if not isinstance(self.plan.places[buf], Given) or any(isinstance(r, Fresh) and r.buf == buf for r in self.plan.results):
-            return False
-        root = self.root(buf)
-        for s in rest[1:]:
-            if isinstance(s, Free) and self.root(s.buf) == root:
-                return True
-            if isinstance(s, Call):
-                inner = self.inner
-                self.inner = inner | {root}
-                joins = self.stays(s.extern, rest[rest.index(s) :])
-                self.inner = inner
-                if not joins:
-                    return False
-            elif not isinstance(s, Launch | Alloc | Free):
-                return False
-        return False
+    def is_own(self, buf: str) -> bool:
+        """Is it a tensor that the call returns, and no result of the program?"""
+        shown = any(isinstance(r, Fresh) and r.buf == buf for r in self.plan.results)
+        return isinstance(self.plan.places[buf], Given) and not shown
 
 
-def _drops(extern: Extern) -> bool:
-    """Does an attention draw random numbers? Its dropout is a positional or named argument that must be the number 0."""
-    if DROPOUT not in extern.op:
+def _drops_nothing(extern: Extern) -> bool:
+    """An attention whose dropout, a positional or named argument, is the number 0."""
+    at = DROPPING.get(extern.op)
+    if at is None:
         return False
-    at = {"aten.scaled_dot_product_attention.default": 4, "aten._scaled_dot_product_flash_attention.default": 3}.get(extern.op, 5)
     given = dict(extern.kwargs).get("dropout_p", extern.args[at] if at < len(extern.args) else 0.0)
     value = given.value if isinstance(given, Const) else given
-    return not (isinstance(value, int | float) and value == 0)
+    return isinstance(value, int | float) and value == 0
