@@ -1,7 +1,8 @@
 """onnxrt: plain ATen graphs -> ONNX, by torch's own exporter -> sessions of ONNX Runtime.
 
-In: a FunctionalGraph. Out: a call; tensors enter and leave as NumPy arrays over the same memory. Operators without an ONNX form, and dtypes
-that NumPy does not know, run in torch between two sessions. Options of the backend: `providers` (execution providers of ONNX Runtime).
+In: a FunctionalGraph. Out: a call; ONNX Runtime reads inputs from the tensors' memory and writes results to that of new ones. Operators
+without an ONNX form, and dtypes that its kernels do not know, run in torch between two sessions. Options of the backend: `providers`
+(execution providers of ONNX Runtime).
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from ..codes import Unsupported
 from ..graph.spec import FunctionalGraph, TensorSpec
 from .exported import export, quietly
 from .partition import partitioned, specs_of
-from .plain import PlainGraph, Run, run_plain
+from .plain import PlainGraph, Run, numbers, run_plain
 
 DISTRUSTED: set[Any] = set()  # operators that were seen to fail or differ in this process (partition.kind_of)
-UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128)  # dtypes of which NumPy or ONNX Runtime's kernels know nothing
+ONNX = {  # its numbers of dtypes
+    torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
+    torch.float16: 10, torch.float64: 11, torch.uint32: 12, torch.uint64: 13,
+}  # fmt: skip
 PROVIDERS = ("CPUExecutionProvider",)
 
 
@@ -37,7 +41,7 @@ def takes(node: fx.Node) -> bool:
     if node.target is not operator.getitem and not registry().is_registered(node.target):
         return False
     specs = [s for n in (node, *node.all_input_nodes) for s in specs_of(n)]
-    return all(s.dtype not in UNKNOWN and s.device == "cpu" for s in specs if isinstance(s, TensorSpec))
+    return all(s.dtype in ONNX and s.device == "cpu" for s in specs if isinstance(s, TensorSpec))
 
 
 def compile_onnxrt(
@@ -62,16 +66,20 @@ def session(plain: PlainGraph, providers: Sequence[Any]) -> Run:
         raise Unsupported("BCK003", detail=f"onnxrt: {type(error).__name__}: {error}".split("\n", 1)[0][:300]) from error
     wanted = {i.name for i in made.get_inputs()}  # those that nothing reads are dropped by the exporter
     names = [n.name for n in plain.graph.nodes if n.op == "placeholder"]
-    results = [o.name for o in made.get_outputs()]
+    outs = [(o.name, n.meta["spec"]) for o, n in zip(made.get_outputs(), plain.results, strict=True)]
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        feed = {n: t.detach().contiguous().numpy() for n, t in zip(names, inputs, strict=True) if n in wanted}
-        seen = {a.ctypes.data for a in feed.values()}
-        out: list[torch.Tensor] = []
-        for array in made.run(results, feed):
-            t = torch.as_tensor(array)
-            out.append(t.clone() if t.data_ptr() in seen else t)
-            seen.add(t.data_ptr())
-        return out
+        given = [(name, t.detach().contiguous()) for name, t in zip(names, inputs, strict=True) if name in wanted]
+        results = [torch.empty(numbers(s.shape), dtype=s.dtype) for _, s in outs]
+        if not all(t.numel() for t in (*results, *(t for _, t in given))):  # no memory to bind
+            found = made.run([name for name, _ in outs], {name: t.numpy() for name, t in given})
+            return [torch.as_tensor(array).clone() for array in found]
+        binding = made.io_binding()
+        for name, t in given:
+            binding.bind_input(name, "cpu", 0, ONNX[t.dtype], t.shape, t.data_ptr())
+        for (name, _), t in zip(outs, results, strict=True):
+            binding.bind_output(name, "cpu", 0, ONNX[t.dtype], t.shape, t.data_ptr())
+        made.run_with_iobinding(binding)
+        return results
 
     return run

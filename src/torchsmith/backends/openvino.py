@@ -1,7 +1,7 @@
 """openvino: plain ATen graphs -> OpenVINO's model, by its own reader of exported programs -> a compiled model.
 
-In: a FunctionalGraph. Out: a call; inputs enter as views of the tensors' memory. What OpenVINO cannot take runs in torch between two of its
-models. Options of the backend: `device` (default "CPU") and `config` (a dict for compile_model).
+In: a FunctionalGraph. Out: a call; OpenVINO reads inputs from the tensors' memory and writes results to that of new ones. What it cannot
+take runs in torch between two of its models. Options of the backend: `device` (default "CPU") and `config` (a dict for compile_model).
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def compile_openvino(
 ) -> Callable[..., tuple[Any, ...]]:
     """A call of `fg`. Raises Unsupported (BCK001, BCK002, BCK003)."""
     given = dict(options or {})
-    device, config = given.get("device", "CPU"), {"INFERENCE_PRECISION_HINT": "f32", **given.get("config", {})}
+    device = given.get("device", "CPU")
+    threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads()} if device == "CPU" else {}
+    config = {"INFERENCE_PRECISION_HINT": "f32", **threads, **given.get("config", {})}
     return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: model(piece, device, config), DISTRUSTED), name)
 
 
@@ -66,10 +68,22 @@ def model(plain: PlainGraph, device: str, config: Mapping[str, Any]) -> Run:
     except Exception as error:
         raise Unsupported("BCK003", detail=f"openvino: {type(error).__name__}: {error}".replace("\n", " ")[:300]) from error
 
+    made_of = [n.meta["spec"] for n in plain.results]
+    free: list[Any] = []  # requests that no call is using
+
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        given = [vino.Tensor(t.detach().contiguous().numpy(), shared_memory=True) for t in inputs]
-        request = compiled.create_infer_request()
-        found = request.infer(given, share_inputs=True, share_outputs=False)
-        return [torch.as_tensor(found[i]) for i in range(len(compiled.outputs))]
+        kept = [t.detach().contiguous() for t in inputs]
+        results = [torch.empty(numbers(s.shape), dtype=s.dtype) for s in made_of]
+        try:
+            request = free.pop()
+        except IndexError:
+            request = compiled.create_infer_request()
+        for i, t in enumerate(kept):
+            request.set_input_tensor(i, vino.Tensor(t.numpy(), shared_memory=True))
+        for i, t in enumerate(results):
+            request.set_output_tensor(i, vino.Tensor(t.numpy(), shared_memory=True))
+        request.infer()
+        free.append(request)
+        return results
 
     return run

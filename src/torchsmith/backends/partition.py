@@ -257,13 +257,18 @@ def checked(plain: PlainGraph, adapter: Adapter, takes: Takes, distrusted: set[A
     def run(*inputs: Any) -> Sequence[Any]:
         if believed:
             return believed[0](*inputs)
-        results, want = made(*inputs), by_operator(plain)(*inputs)
-        if agree(plain, results, want, lambda: _moved(plain, inputs)):
+        want = by_operator(plain)(*inputs)
+        try:
+            results = made(*inputs)
+            right = agree(plain, results, want, lambda: _moved(plain, inputs))
+        except Exception:  # a runtime may raise anything; which operators it is follows
+            results, right = [], False
+        if right:
             believed.append(made)
             return results
         guilty = culprits(plain, inputs, adapter, kind_of) or culprits(plain, inputs, adapter, call_of)
-        if not guilty and agree(plain, results, want, lambda: _shaken(plain, inputs), STEEP, 3.0):  # rounding that a graph makes large
-            believed.append(made)
+        if not guilty and results and agree(plain, results, want, lambda: _shaken(plain, inputs), STEEP, 3.0):
+            believed.append(made)  # rounding that the graph makes large
             return results
         distrusted.update(guilty)
         say(plain, guilty)
@@ -408,7 +413,7 @@ def culprits(plain: PlainGraph, inputs: Sequence[Any], adapter: Adapter, alike: 
             single, values = alone(plain, n), [env[a] for a in n.all_input_nodes]
             try:
                 right = agree(single, adapter(single)(*values), want, functools.partial(_moved, single, values))
-            except Unsupported:
+            except Exception:  # a runtime may raise anything
                 right = False
             if not right:
                 found.add(kind_of(n))
