@@ -41,10 +41,12 @@ test-models: setup
 	$(PYTEST) tests/models
 	$(PYTEST) tests/cpu tests/partners -m heavy
 
-# 8 threads on one model while its weights are replaced, and wrong input in between (tests/cpu/model_stress.c). Needs gcc's sanitizers.
+# 8 threads on one model while its weights are replaced, and wrong input in between (tests/cpu/model_stress.c); random calls, constants and
+# damaged files (tests/cpu/fuzz_packages.py); refusals of the C interface (test_aot_sound.py). Needs gcc's sanitizers.
 sanitize: setup
 	@command -v valgrind >/dev/null || echo "valgrind is not installed: that run is left out"
 	$(PYTEST) -s tests/cpu/test_aot_robust.py -k "sanitizers or valgrind or threads_and_new_weights or memory_and_files"
+	$(PYTEST) tests/cpu/test_aot_sound.py
 
 # examples/aoti/README.md says what each folder is.
 EXAMPLES := $(VENV)/examples

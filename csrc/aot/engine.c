@@ -122,11 +122,13 @@ int32_t ts_copy_runs(
     if (rc) return rc;
     int32_t k = outer - 1;
     for (; k >= 0; k--) {
-      from += step[k] * (int64_t)item;
-      to += into[k] * (int64_t)item;
-      if (++at[k] < sizes[k]) break;
-      from -= step[k] * sizes[k] * (int64_t)item;
-      to -= into[k] * sizes[k] * (int64_t)item;
+      if (++at[k] < sizes[k]) { /* strides of dimensions of one element may be any number: they are not walked */
+        from += step[k] * (int64_t)item;
+        to += into[k] * (int64_t)item;
+        break;
+      }
+      from -= step[k] * (sizes[k] - 1) * (int64_t)item;
+      to -= into[k] * (sizes[k] - 1) * (int64_t)item;
       at[k] = 0;
     }
     if (k < 0) return TSM_OK;

@@ -78,15 +78,22 @@ TS_EXPORT void tsm_release(tsm_tensor *output) {
   memset(output, 0, sizeof *output);
 }
 
-/* The caller's memory, if the result fits it exactly. */
-static int32_t use_given(tsm_tensor *out, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
+/* What can be said about the caller's memory before the sizes are known. */
+static int32_t check_given(const tsm_tensor *out, int32_t index, int32_t dtype, int32_t ndim) {
   if (out->dtype != dtype) return ts_fail(TSM_ERROR_DTYPE, "output %d: dtype %s is made, not %s", index, ts_dtype_name(dtype), ts_dtype_name(out->dtype));
   if (out->ndim != ndim) return ts_fail(TSM_ERROR_RANK, "output %d has %d dimensions, not %d", index, (int)ndim, (int)out->ndim);
   if (ndim > 0 && !out->sizes) return ts_fail(TSM_ERROR_ARGUMENT, "output %d: its sizes are NULL", index);
   size_t item = ts_itemsize(dtype);
   if (((uintptr_t)out->data & ((item > 8 ? 8 : item) - 1)) != 0)
     return ts_fail(TSM_ERROR_ALIGNMENT, "output %d: its address is not a multiple of the element size %d", index, (int)item);
+  return TSM_OK;
+}
+
+/* The caller's memory, if the result fits it exactly. */
+static int32_t use_given(tsm_tensor *out, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes, const int64_t *strides) {
   int64_t dense[ndim + 1];
+  int32_t rc = check_given(out, index, dtype, ndim);
+  if (rc) return rc;
   for (int32_t k = 0; k < ndim; k++)
     if (out->sizes[k] != sizes[k])
       return ts_fail(TSM_ERROR_SIZE, "output %d: size %lld is made at dimension %d, not %lld", index, (long long)sizes[k], (int)k, (long long)out->sizes[k]);
@@ -96,6 +103,7 @@ static int32_t use_given(tsm_tensor *out, int32_t index, int32_t dtype, int32_t 
     if (sizes[k] > 1 && step != strides[k])
       return ts_fail(TSM_ERROR_STRIDE, "output %d: stride %lld is made at dimension %d, not %lld", index, (long long)strides[k], (int)k, (long long)step);
   }
+  out->kind = 0;
   return TSM_OK;
 }
 
@@ -240,6 +248,8 @@ static int32_t run(tsm_model *m, const tsm_tensor *inputs, tsm_tensor *outputs, 
   host.give_workspace = give;
   ts_cuda_call room;
   int32_t rc = read_inputs(m, inputs, in, dense);
+  for (int32_t i = 0; !rc && i < d->n_outputs; i++) /* before anything is written */
+    if (outputs[i].data && d->outputs[i].kind != TS_OUT_NONE && d->outputs[i].ndim >= 0) rc = check_given(&outputs[i], i, d->outputs[i].dtype, d->outputs[i].ndim);
   if (!rc && d->device) rc = d->device->begin(&r.call, &room, stream, NULL, &host);
   if (!rc && d->device) rc = d->device->turn(&r.call, now, false);
   if (!rc && d->wanted) rc = ts_copy_inputs(&r.call, in, copies, strides);

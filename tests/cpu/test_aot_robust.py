@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import fuzz_packages
 import pytest
 import torch
 from test_aot import ROOT, exported
@@ -105,6 +106,14 @@ def test_sanitizers_on_damaged_files(tmp_path: Path) -> None:
     env = os.environ | {"ASAN_OPTIONS": "detect_leaks=1 exitcode=97"}
     done = subprocess.run([tmp_path / "main", *files], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0 and int(done.stdout.split()[0]) < 60, (done.stdout, done.stderr[-3000:])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", [0, 1, 5, 9])
+def test_sanitizers_on_random_calls_and_files(seed: int) -> None:
+    """Right and wrong calls, updates of constants and damaged files, drawn (fuzz_packages.py): tied, empty and 18-dimensional constants,
+    NULLs, sizes that overflow, allocators that fail."""
+    assert fuzz_packages.compare(seed, 1500, 24) == []
 
 
 @pytest.mark.heavy
