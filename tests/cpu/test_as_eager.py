@@ -277,3 +277,11 @@ def test_gradients_of_pooling_that_no_pooling_makes() -> None:
             fn(grad, x, at)
         with pytest.raises(RuntimeError):
             torchsmith.compile(fn)(grad, x, at)
+
+
+def test_gradients_of_windows_that_no_unfold_makes() -> None:
+    """Eager's kernel reads beside such a gradient; compiled code leaves the call to it."""
+    with torchsmith.events.recording() as got:
+        torchsmith.compile(lambda g: torch.ops.aten.unfold_backward(g, [1, 16], 1, 10, 2))(torch.ones(1, 10))
+    found = [e.kind for e in got]
+    assert "kernel" not in found

@@ -116,7 +116,6 @@ class State:
     may_be_dynamic: bool = True
     may_have: dict[type, bool] = field(default_factory=lambda: {int: True, float: True})  # numbers that vary may become symbols
     numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
-    constants: dict[str, set[float]] = field(default_factory=dict)  # the values for which a float that varies was compiled as a constant
     reads: bool = False  # item() is a number that the graph tells when it runs; else it is a break
     may_read: bool = True  # ... which was not refused yet
     counts: bool = False  # what optimizers count in tensors is read before the graph runs, because they choose by it
@@ -650,13 +649,14 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
     settings = state.settings
     static: dict[str, set[int]] = {}
     ones = bool(settings.dynamic or dims)
+    varying: set[str] = set()  # floats of which another value is compiled already: where one is needed as a constant, the call is left out
     while True:
         try:
             captured = _capture(
                 fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
                 declared=state.marked, unbacked=state.unbacked, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads,
                 counts=state.counts,
-                loose=frozenset(place for place, had in state.constants.items() if len(had) >= MOST_CONSTANTS and not settings.fullgraph),
+                loose=frozenset(varying),
             )  # fmt: skip
         except Unsupported as why:
             if not ones or why.code == "GRA015":
@@ -666,14 +666,12 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
         pinned = _pinned(state, captured)
         if all(d in static.get(source, ()) for source, d in pinned):  # nothing, or nothing that could be told the machine
             return captured
-        for name, value in captured.facts.pinned().items():
-            if type(value) is float and name in captured.facts.sources:
-                state.constants.setdefault(str(captured.facts.sources[name]), set()).add(value)
+        floats = {str(captured.facts.sources[n]) for n, v in captured.facts.pinned().items() if type(v) is float and n in captured.facts.sources}
+        if not settings.fullgraph and not floats <= varying:
+            varying |= floats
+            continue
         for source, d in pinned:
             static.setdefault(source, set()).add(d)
-
-
-MOST_CONSTANTS = 1  # values beside the first: one more, and the call that needs the constant is no part of the graph
 
 
 def _pinned(state: State, captured: Any) -> list[tuple[str, int]]:

@@ -493,4 +493,12 @@ def cdist(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tens
 
 @rule(aten.unfold_backward.default)
 def unfold(grad: Tensor, sizes: Sequence[Any], dim: int, size: Any, step: Any) -> Tensor:
+    """What no unfold makes is refused: eager's kernel would read beside it."""
+    shape = list(sizes)
+    if not -len(shape) <= dim < max(len(shape), 1) or step < 1:
+        raise RuntimeError(f"unfold_backward of dimension {dim} of {shape} with step {step}")
+    if shape:
+        windows = (shape[dim] - size) // step + 1
+        shape[dim] = windows
+        _check_pooled([*shape, size], grad)
     return fresh(tuple(sizes), grad.dtype)
