@@ -6,24 +6,45 @@ A row is a function of a tensor (2 x 3, between -1 and 1) and a State of fresh m
 
 from __future__ import annotations
 
+import ast
+import base64
 import bisect
 import collections
 import contextlib
 import copy
 import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
 import functools
+import hashlib
 import heapq
+import inspect
 import io
 import itertools
+import json
 import math
 import operator
+import pickle
+import random
+import re
+import statistics
 import string
+import struct
 import textwrap
+import time
+import types
 import typing
+import unicodedata
+import uuid
 import warnings
+import zlib
 
+import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Box:
@@ -107,6 +128,24 @@ class Quiet(Box):
         return super().double + 1
 
 
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Key:
+    """Equal by what it holds."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, other):
+        return type(other) is Key and self.n == other.n
+
+    def __hash__(self):
+        return hash(self.n)
+
+
 class Mistake(ValueError):
     def __init__(self, n):
         super().__init__(f"mistake {n}")
@@ -130,6 +169,11 @@ class State:
         self.list, self.dict, self.set = [3, 1, 2], {"a": 1, "b": x}, {1, 2}
         self.tensors, self.box, self.quiet, self.deque = [x, x + 1], Box(x), Quiet(x), collections.deque([1, 2], 4)
         self.counter, self.default, self.order = collections.Counter("aab"), collections.defaultdict(list), collections.OrderedDict(a=1, b=2)
+        self.layer = torch.nn.Linear(3, 2)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.arange(6.0).reshape(2, 3) / 7), self.layer.bias.fill_(0.5)
+        self.keyed = {self.layer: "layer", self.layer.weight: "weight", Key(1): "key", Colour.RED: "red"}
+        self.iterator, self.generator, self.enumerated = iter([4, 5, 6]), (i * 2 for i in range(4)), enumerate("ab")
         self.nested, self.data, self.n, self.f, self.text = {"k": [1, [2, x]]}, Data(x), 3, 0.5, "some text"
 
 
@@ -164,6 +208,55 @@ def generate(x, n):
 def delegate(x):
     end = yield from generate(x, 2)
     yield end
+
+
+PATTERN = re.compile(r"(?P<a>\w)(\d+)")
+WORDS = {"one": 1, ("t", 2): 2, Colour.RED: 3, torch.float32: 4, int: 5, None: 6, 2.5: 7, frozenset({1}): 8, len: 9}
+COUNT = itertools.count(5)
+
+
+def named(match):
+    return match.group("a").upper()
+
+
+def hooked(x, s):
+    y = x.clone().requires_grad_()
+    z = y * 2
+    z.register_hook(lambda g: s.list.append(1) or g * 3)
+    z.sum().backward()
+    return y.grad
+
+
+def lazily(x):
+    torch.manual_seed(2)
+    layer = torch.nn.LazyLinear(2)
+    return layer(x).shape, type(layer).__name__
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, n: int):
+    return x * n + 1
+
+
+async def later(x):
+    return x + 1
+
+
+def awaited(x):
+    c = later(x)
+    try:
+        c.send(None)
+    except StopIteration as e:
+        return e.value
+
+
+def under(context, fn):
+    with context:
+        return fn()
+
+
+def half(it):
+    return [next(it), next(it)]
 
 
 LISTS = [
@@ -302,8 +395,52 @@ TENSORS = [
     lambda x, s: torch.cat((x, *s.tensors)), lambda x, s: torch.meshgrid(x[0], x[1], indexing="ij"), lambda x, s: x.apply_(lambda v: v + 1) if s.n > 5 else x, lambda x, s: torch.finfo(x.dtype).eps, lambda x, s: torch.Size([1, 2]).numel(),
     lambda x, s: math.ceil(x.shape[0] / 2), lambda x, s: x.repeat(2, 1).shape, lambda x, s: torch.promote_types(x.dtype, torch.int64), lambda x, s: torch.result_type(x, 3), lambda x, s: x.sum().item() + s.n, lambda x, s: x.numpy().shape,
 ]  # fmt: skip
+C_FUNCTIONS = [
+    lambda x, s: PATTERN.match("a12").groups(), lambda x, s: PATTERN.sub(named, "a1 b22"), lambda x, s: [m.span() for m in PATTERN.finditer("a1 b22")], lambda x, s: re.findall(r"\d", "1a2"),
+    lambda x, s: re.split(r"[,;]", "a,b;c"), lambda x, s: re.compile("(x)(y)?").fullmatch("x").groups("none"), lambda x, s: PATTERN.search("zz q7").group("a") * x.shape[0], lambda x, s: re.escape("a.b"),
+    lambda x, s: attempt(lambda: re.compile("(")), lambda x, s: re.sub("t", lambda m: str(s.n), s.text), lambda x, s: (PATTERN.pattern, PATTERN.groups), lambda x, s: bool(re.match("q", s.text)),
+    lambda x, s: json.loads('{"a": [1, 2.5, null]}'), lambda x, s: json.dumps({"a": s.list, "b": s.f}), lambda x, s: hashlib.md5(b"a").hexdigest(), lambda x, s: zlib.crc32(b"abc"), lambda x, s: struct.pack("<if", 1, 2.0),
+    lambda x, s: base64.b64encode(b"ab"), lambda x, s: statistics.mean(s.list), lambda x, s: fractions.Fraction(1, 3) + 1 == fractions.Fraction(4, 3), lambda x, s: str(decimal.Decimal("1.10") * 2), lambda x, s: bisect.insort(s.list, 2) or s.list,
+    lambda x, s: heapq.nsmallest(2, s.list), lambda x, s: unicodedata.name("a"), lambda x, s: "%s %d %.1f" % (s.text, s.n, s.f), lambda x, s: string.capwords(s.text), lambda x, s: textwrap.wrap(s.text, 4), lambda x, s: datetime.timedelta(days=2).total_seconds(),
+    lambda x, s: datetime.date(2024, 2, 29).isoformat(), lambda x, s: math.comb(5, 2) + math.gcd(12, 18), lambda x, s: int.from_bytes(b"\x01\x02", "big"), lambda x, s: ast.literal_eval("[1, (2, 3)]"), lambda x, s: uuid.UUID(int=3).hex,
+]  # fmt: skip
+RANDOM_AND_TIME = [
+    lambda x, s: x * random.random(), lambda x, s: [random.randint(1, 9) for _ in range(3)], lambda x, s: random.choice(s.list), lambda x, s: random.shuffle(s.list) or s.list, lambda x, s: random.sample(range(9), 3),
+    lambda x, s: (random.seed(4), random.random(), x * random.uniform(0, 1)), lambda x, s: random.Random(3).random() * x, lambda x, s: np.random.rand(2).tolist(), lambda x, s: np.random.default_rng(3).integers(9), lambda x, s: x if random.random() > 0.5 else -x,
+    lambda x, s: time.time() > 1e9, lambda x, s: time.perf_counter() <= time.perf_counter(), lambda x, s: (time.sleep(0), x + 1), lambda x, s: datetime.datetime.now().year > 2000, lambda x, s: (random.getstate() is not None, x * 2),
+    lambda x, s: (torch.rand(2), torch.randn(1), random.random()), lambda x, s: torch.randint(0, 9, (3,)), lambda x, s: (torch.manual_seed(7), torch.rand(1), random.random())[1:], lambda x, s: F.dropout(x, 0.5) + random.random(),
+]  # fmt: skip
+ITERATORS = [
+    lambda x, s: half(iter(s.list)), lambda x, s: (lambda it: (next(it), list(it)))(zip(s.list, "abc")), lambda x, s: (lambda it: (next(it), it, list(it)))(iter([x, 2, 3]))[::2], lambda x, s: [next(s.iterator), x, list(s.iterator)],
+    lambda x, s: (half(s.generator), s.list)[0], lambda x, s: [v * x for v in s.generator], lambda x, s: (next(s.enumerated), list(s.enumerated)), lambda x, s: dict(zip(s.dict, map(str, s.list))), lambda x, s: list(zip(s.iterator, s.iterator)),
+    lambda x, s: (lambda it: (next(it, None), next(it, None)))(filter(None, [0, x.shape[0]])), lambda x, s: next(COUNT) - next(COUNT), lambda x, s: (lambda m: (next(m), list(m)))(map(lambda v: v * x, s.list)), lambda x, s: list(itertools.islice(s.generator, 1)),
+    lambda x, s: (lambda t: [next(t[0]), list(t[1])])(itertools.tee(s.list)), lambda x, s: types.MappingProxyType(s.dict)["a"], lambda x, s: list(types.MappingProxyType({"k": x}).items()), lambda x, s: attempt(lambda: next(iter(()))),
+    lambda x, s: list(reversed(s.order)), lambda x, s: iter(s.list), lambda x, s: (lambda it: (list(it), list(it)))(iter(s.dict.items())), lambda x, s: s.dict.keys() & {"a", "q"}, lambda x, s: max(s.dict.items(), key=lambda p: p[0])[0],
+]  # fmt: skip
+KEYS = [
+    lambda x, s: [WORDS[k] for k in ("one", ("t", 2), Colour.RED, torch.float32, int, None, 2.5, frozenset({1}), len)], lambda x, s: WORDS.get(Colour.BLUE, "no"), lambda x, s: {Colour.BLUE: x}[Colour.BLUE], lambda x, s: s.keyed[s.layer],
+    lambda x, s: s.keyed[s.layer.weight], lambda x, s: {s.layer.weight: 1, s.layer.bias: 2}[s.layer.bias], lambda x, s: s.layer in s.keyed, lambda x, s: {type(x): 1, x.dtype: 2, x.device: 3}[x.dtype], lambda x, s: s.keyed.update({s.layer.bias: x}) or len(s.keyed),
+    lambda x, s: {Key(1): x, Key(2): 2}[Key(1)], lambda x, s: s.keyed[Key(1)], lambda x, s: {x: 1}[x], lambda x, s: x in {x: 1}, lambda x, s: attempt(lambda: {[]: 1}), lambda x, s: {(1, x.shape): 2}[1, x.shape], lambda x, s: {Pair(1, 2): x}[(1, 2)],
+    lambda x, s: {len: x}[len], lambda x, s: [type(k).__name__ for k in s.keyed], lambda x, s: {1: "a", True: "b", 1.0: "c"}, lambda x, s: {b"a": x}[b"a"],
+]  # fmt: skip
+CONTEXTS = [
+    lambda x, s: under(torch.autocast("cpu", torch.bfloat16), lambda: (x @ x.t()).dtype), lambda x, s: under(torch.autocast("cpu", enabled=False), lambda: x @ x.t()), lambda x, s: under(sdpa_kernel(SDPBackend.MATH), lambda: F.scaled_dot_product_attention(x[None], x[None], x[None])),
+    lambda x, s: under(torch.device("meta"), lambda: torch.zeros(2).device.type), lambda x, s: under(torch.device("cpu"), lambda: torch.ones(2) + x[:, 0]), lambda x, s: under(torch.profiler.record_function("f"), lambda: x * 2), lambda x, s: under(torch.no_grad(), lambda: (x * 2, torch.is_grad_enabled())),
+    lambda x, s: under(torch.set_grad_enabled(False), lambda: torch.is_grad_enabled()), lambda x, s: under(torch.inference_mode(), lambda: (x * 2).is_inference()), lambda x, s: under(contextlib.suppress(ValueError), lambda: raises(ValueError("q"))), lambda x, s: under(contextlib.ExitStack(), lambda: x),
+    lambda x, s: under(torch.autograd.graph.save_on_cpu(), lambda: x * 2), lambda x, s: under(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), lambda: x * 2), lambda x, s: under(torch.random.fork_rng(devices=[]), lambda: torch.rand(1)), lambda x, s: under(contextlib.nullcontext(3), lambda: x),
+    lambda x, s: under(torch.autograd.profiler.profile(enabled=False), lambda: x + 1), lambda x, s: under(torch.amp.autocast("cpu"), lambda: F.linear(x, x).dtype), lambda x, s: (torch.set_default_dtype(torch.float64), torch.ones(1).dtype, torch.set_default_dtype(torch.float32))[1], lambda x, s: under(torch.backends.mkldnn.flags(enabled=False), lambda: x * 2),
+    lambda x, s: under(warnings.catch_warnings(), lambda: x + 1), lambda x, s: under(torch.testing._internal.common_utils.freeze_rng_state() if s.n > 9 else contextlib.nullcontext(), lambda: x), lambda x, s: under(torch.autograd.set_detect_anomaly(False), lambda: x * 2), lambda x, s: (torch.set_default_device("cpu"), torch.ones(2).device.type, torch.set_default_device(None))[1],
+]  # fmt: skip
+KINDS = [
+    lambda x, s: x.to_sparse().to_dense(), lambda x, s: torch.sparse.mm(x.to_sparse(), x.t()), lambda x, s: torch.nested.nested_tensor([x[0], x[1, :2]]).unbind()[1], lambda x, s: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8).dequantize(), lambda x, s: hooked(x, s),
+    lambda x, s: lazily(x), lambda x, s: scripted(x, 3), lambda x, s: scripted(x * 2, s.n) + 1, lambda x, s: awaited(x), lambda x, s: type(later).__name__, lambda x, s: inspect.iscoroutinefunction(later), lambda x, s: x.to_mkldnn().to_dense(), lambda x, s: x.to(torch.complex64).abs(),
+    lambda x, s: torch.nn.Parameter(x).requires_grad, lambda x, s: torch.jit.is_scripting(), lambda x, s: torch.fx.symbolic_trace(torch.nn.ReLU())(x), lambda x, s: torch.linalg.eigvals(x[:, :2]).dtype, lambda x, s: torch.ops.aten.add.Tensor(x, 1), lambda x, s: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False),
+    lambda x, s: pickle.loads(pickle.dumps(s.list)), lambda x, s: copy.deepcopy(s.layer)(x).shape, lambda x, s: torch.distributed.is_available() in (True, False), lambda x, s: x.register_hook if x.requires_grad else 0, lambda x, s: torch.get_default_device().type, lambda x, s: torch._dynamo.is_compiling() if s.n > 9 else 1,
+    lambda x, s: torch.compiler.is_compiling() in (True, False), lambda x, s: s.layer.register_forward_hook(lambda m, a, o: o * 2) and s.layer(x), lambda x, s: torch.func.grad(lambda v: (v * v).sum())(x), lambda x, s: torch.vmap(lambda r: r.sum())(x), lambda x, s: x.numpy().sum(), lambda x, s: np.asarray(x).tolist(),
+]  # fmt: skip
 GROUPS = {
     "lists": LISTS, "dicts": DICTS, "sets and more": SETS_AND_MORE, "strings": STRINGS, "objects": OBJECTS, "functions": FUNCTIONS, "exceptions": EXCEPTIONS,
-    "prints": PRINTS, "aliasing": ALIASING, "tensors": TENSORS,
+    "prints": PRINTS, "aliasing": ALIASING, "tensors": TENSORS, "c functions": C_FUNCTIONS, "random and time": RANDOM_AND_TIME,
+    "iterators": ITERATORS, "keys": KEYS, "contexts": CONTEXTS, "kinds": KINDS,
 }  # fmt: skip
 BEHAVIOURS = {f"{group} {i}": fn for group, rows in GROUPS.items() for i, fn in enumerate(rows)}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from capturing import Run, same
 
+import torchsmith
 from torchsmith.codes import Unsupported
 
 X = torch.ones(2, 3)
@@ -529,3 +530,21 @@ def test_nothing_that_varies_is_a_constant(text):
     fn = eval(f"lambda x: (x, {text})", names)
     with pytest.raises(Unsupported):
         Run(fn, X)
+
+
+def test_modules_as_keys() -> None:
+    """A dictionary is asked for the module that the program has: another one is another key, and a guard notices."""
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    table = {first: 2.0, second: 5.0}
+
+    def fn(x, layer):
+        return x * table[layer], [k.weight.sum() for k in table], layer in table
+
+    compiled = torchsmith.compile(fn, backend="eager", fullgraph=True)
+    x = torch.rand(2, 3)
+    for layer in (first, second, first):
+        got, want = compiled(x, layer), fn(x, layer)
+        assert torch.equal(got[0], want[0]) and got[2] == want[2] and all(map(torch.equal, got[1], want[1]))
+    del table[first]
+    with pytest.raises(KeyError):
+        compiled(x, first)

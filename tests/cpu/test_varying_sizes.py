@@ -230,3 +230,25 @@ def test_what_raises_for_these_sizes_may_not_for_1() -> None:
         for n, m in ((4, 6), (3, 5), (1, 5), (5, 1), (7, 7)):
             a, b = torch.randn(n), torch.randn(m)
             torch.testing.assert_close(compiled(a, b), fn(a, b))
+
+
+def test_places_that_vary() -> None:
+    """x[:, n] is one program for all n from 2 on, read and written."""
+
+    def read(x, n):
+        return x[:, n] * 2, x[n, ..., 1:n], x[None, n][0]
+
+    def write(x, n):
+        x = x.clone()
+        x[:, n] = 7.0
+        x[n] += 1
+        return x
+
+    for fn in (read, write):
+        compiled = torchsmith.compile(fn, backend="eager")
+        for n in (0, 1, 2, 3, -1, 2, 4, 5):
+            x = torch.arange(42.0).reshape(6, 7) + n
+            assert all(torch.equal(a, b) for a, b in zip(compiled(x, n), fn(x, n), strict=True))
+        assert len(compiled.entries) <= 4
+        with pytest.raises(IndexError):
+            compiled(torch.ones(6, 7), 9)

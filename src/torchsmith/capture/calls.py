@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import sys
 import types
 import weakref
@@ -25,7 +26,7 @@ from . import protocols as pr
 from .attributes import Raised, find
 from .source import Attr, FixedObject
 from .tensor_attrs import TensorMethod
-from .world import CONTAINERS, MISSING, SCALARS, container_base
+from .world import CONTAINERS, MISSING, SCALARS, UNCHANGING, container_base
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -490,6 +491,27 @@ def _call_builtin(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return _call_bound(m, self, fn.__name__, fn, args, kwargs)
 
 
+BY_TYPE[type(re.compile("").match)] = _call_builtin  # methods in C that know their class have a type of their own
+
+
+def _substituting(fn: Any) -> Row:
+    """A replacement that is a function of Python is interpreted."""
+
+    def run(m: Any, args: Args, kwargs: Kwargs) -> Any:
+        args = [_replacement(m, a) if k == 1 else a for k, a in enumerate(args)]
+        return m.native(fn, args, {k: _replacement(m, v) if k == "repl" else v for k, v in kwargs.items()})
+
+    return run
+
+
+for _fn in (re.sub, re.subn):
+    row(_fn)(_substituting(_fn))
+
+
+def _replacement(m: Any, repl: Any) -> Any:
+    return repl if type(repl) in SCALARS else m.callback(repl)
+
+
 _STATIC = frozenset({str.maketrans, bytes.maketrans, bytearray.maketrans})  # methods that know neither class nor module
 
 
@@ -578,6 +600,8 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
         if name == "__iter__":
             return iter(body)
         self = body
+    if t is re.Pattern and name in ("sub", "subn") and args:
+        args = [_replacement(m, args[0]), *args[1:]]
     if name in _ITERABLE_FIRST and args and not issubclass(type(self), (str, bytes)):
         args = [a if issubclass(type(a), (dict, set, frozenset)) or type(a) in SCALARS else pr.snapshot(m, a) for a in args]
         if (
@@ -610,7 +634,7 @@ def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwarg
         if t in (torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo):
             return m.native(fn, args, kwargs)
         raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
-    if name in _IDENTITY_METHODS or t.__flags__ & 0x200:
+    if name in _IDENTITY_METHODS or t.__flags__ & 0x200 or t in UNCHANGING:
         return m.native(fn, args, kwargs)
     raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
 
@@ -822,6 +846,8 @@ def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
         return m.native(cls, args, kwargs)
     if issubclass(cls, tuple) and hasattr(cls, "n_fields"):  # torch.return_types
         return m.native(cls, [m.listed(args[0])], kwargs, plain=True)
+    if cls in UNCHANGING:
+        return m.native(cls, args, kwargs)
     if module in ("_thread", "_random", "datetime", "_io"):
         raise Unsupported("CAP016", at=m.loc(), detail=cls.__name__)
     raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__module__}.{cls.__qualname__}")

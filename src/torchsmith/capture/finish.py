@@ -33,7 +33,7 @@ from .resume import Later, Stop
 from .source import Attr, Cell, Computed, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
 from .tensor_attrs import TensorMethod
 from .tensors import extent
-from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, Track, item_of
+from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, UNCHANGING, Track, item_of
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LITERALS = frozenset({int, str, bytes, bool, type(None)})
@@ -154,7 +154,7 @@ class _Builder:
             return row(self, v)
         if issubclass(type(v), np.ndarray):
             raise Unsupported("CAP060", at=self.m.loc(), detail="an array that NumPy made")
-        if issubclass(type(v), enum.Enum) or t.__module__.partition(".")[0] == "numpy":
+        if t in UNCHANGING or issubclass(type(v), enum.Enum) or t.__module__.partition(".")[0] == "numpy":
             return self.const(v)
         if issubclass(type(v), tuple) and type(v).__new__ is not object.__new__:
             return self._tuple_like(v)

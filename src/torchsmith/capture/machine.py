@@ -34,7 +34,7 @@ from .resume import Later, Point, is_data
 from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
 from .stamps import Again, Stamps
 from .tensors import Recorder
-from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_key, item_of, put
+from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_by_identity, is_key, item_of, put
 
 _GENERATOR = 0x20
 _ASYNC = 0x80 | 0x200
@@ -694,6 +694,10 @@ class Machine:
         return values
 
     def is_key(self, key: Any) -> bool:
+        """Can a dictionary from outside be asked for it? An object is the key that it is: another one is another key."""
+        track = self.world.tracks.get(id(key))
+        if track is not None and is_by_identity(key) and not isinstance(track.source, FixedObject):
+            self.world.guard(track.source, "identity", track.obj)
         return is_key(key)
 
     def has_key(self, track: Track, key: Any) -> None:
@@ -742,6 +746,8 @@ class Machine:
         tensor_attrs.store(self, tensor, name, value)
 
     def tensor_setitem(self, tensor: torch.Tensor, key: Any, value: Any) -> None:
+        if pr.has_varying(key):
+            tensor, key = pr.getitem(self, tensor, key), Ellipsis
         tensor_attrs.setitem(self, tensor, pr.numbered(self, self.index_key(key)), value)
 
     def tensor_truth(self, tensor: torch.Tensor) -> bool:

@@ -326,6 +326,36 @@ def numbered(m: Any, key: Any) -> Any:
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
+_BASIC = (int, torch.SymInt, slice, type(None), type(Ellipsis))
+
+
+def has_varying(key: Any) -> bool:
+    """Is a place of this index a number that varies? (torch's own indexing would want to know it; in slices it does not.)"""
+    if type(key) is tuple:
+        return any(type(k) is torch.SymInt for k in key) and all(type(k) in _BASIC for k in key)
+    return type(key) is torch.SymInt
+
+
+def _at_varying(m: Any, obj: Any, key: tuple[Any, ...]) -> Any:
+    """An index of places and slices, one dimension after the other."""
+    d, rest = 0, sum(k is not None and k is not Ellipsis for k in key)
+    if rest > obj.dim() or sum(k is Ellipsis for k in key) > 1:
+        return m.record("function", operator.getitem, (obj, m.with_numbers(key)), {})
+    rank = obj.dim()
+    for k in key:
+        if k is Ellipsis:
+            d += rank - rest
+        elif k is None:
+            obj, d = m.record("method", "unsqueeze", (obj, d), {}), d + 1
+        elif type(k) is slice:
+            if k != slice(None):
+                obj = m.record("function", operator.getitem, (obj, (*(slice(None),) * d, k)), {})
+            d += 1
+        else:
+            obj = m.record("method", "select", (obj, d, k), {})
+    return obj
+
+
 def getitem(m: Any, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
@@ -334,6 +364,8 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
         key = m.call(index, [key], {})
     if issubclass(type(obj), Tensor):
         key = m.index_key(key)
+        if has_varying(key):
+            return _at_varying(m, obj, key if type(key) is tuple else (key,))
         tensors = transforms.index_of(m, key) if m.recorder.bodies else None
         if tensors is not None:
             return m.record("function", torch.ops.aten.index.Tensor, (obj, tensors), {})

@@ -399,7 +399,7 @@ class Recorder:
             raise
         except Exception as e:  # whatever torch raises on these arguments, eager shall raise to the user
             if not _holds_tensor([*args, *kwargs.values()]):
-                raise Raised(e) from None  # made of numbers: this is eager's own exception, and the program may catch it
+                raise Raised(_eagers(target, args, kwargs, e)) from None  # made of numbers: the program may catch it
             name = target if issubclass(type(target), str) else getattr(target, "__name__", str(target))
             said = str(e).partition("\nException raised from")[0]  # behind it comes torch's own stack
             raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
@@ -557,6 +557,18 @@ def extent(t: Any) -> tuple[int, int]:
     first = t.data_ptr()
     span = sum((s - 1) * st for s, st in zip(t.shape, t.stride()))
     return first, first + (span + 1) * t.element_size()
+
+
+def _eagers(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
+    """What eager raises where a call of plain numbers is refused while tracing, whose words may be others."""
+    if any(type(a) in (torch.SymInt, torch.SymFloat) for a in (*args, *kwargs.values())):
+        return error
+    try:
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            target(*args, **kwargs)
+    except Exception as e:
+        return e.with_traceback(None)
+    return error
 
 
 _WRAPPED: dict[Any, Any] = {}

@@ -9,7 +9,9 @@ outside is replaced by its tracing tensor and becomes a placeholder.
 
 from __future__ import annotations
 
+import datetime
 import enum
+import re
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -35,6 +37,10 @@ PINNED_TYPES: tuple[type, ...] = (
     classmethod, range, slice, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops,
     torch.Generator, torch.finfo, torch.iinfo, torch.torch_version.TorchVersion,
 )  # fmt: skip
+
+
+# Objects in C that nobody can change: what is equal to one is as good as it.
+UNCHANGING = frozenset({re.Pattern, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone})
 
 
 _BASES: dict[type, type | None] = {t: t for t in CONTAINERS}
@@ -225,7 +231,9 @@ class World:
         return self.tracks.get(id(obj))
 
     def key(self, key: Any) -> Any:
-        """What stands for a dictionary's key: tensors are found by identity, so their tracing tensors are."""
+        """What stands for a dictionary's key: tensors are found by identity, so their tracing tensors are, and other objects too."""
+        if is_by_identity(key):
+            return self.wrap(key, FixedObject(key, type(key).__name__))
         return self._tensor(key, FixedObject(key, "tensor")) if issubclass(type(key), torch.Tensor) else key
 
     def canonical(self, obj: Any) -> Any:
@@ -366,7 +374,7 @@ def _wrap_container(world: World, obj: Any, source: Source | None) -> Any:
 
 
 _VALUES: frozenset[Any] = SCALARS | {torch.Size, torch.device, range, slice, types.GenericAlias, types.UnionType}
-for _t in _VALUES:
+for _t in _VALUES | UNCHANGING:
     _WRAP[_t] = World._equals
 _WRAP[int] = _WRAP[float] = World._number_or_constant
 _WRAP[tuple] = _wrap_tuple
@@ -400,9 +408,15 @@ def _image_deque(world: World, track: Track) -> Any:
     return deque(track.obj, track.obj.maxlen)
 
 
+def is_by_identity(key: Any) -> bool:
+    """An object (a module) that is equal to nothing but itself."""
+    t = type(key)
+    return bool(t.__flags__ & 0x200) and t.__hash__ is object.__hash__ and t.__eq__ is object.__eq__ and not issubclass(t, PINNED_TYPES)
+
+
 def is_key(key: Any) -> bool:
     """Whether a dictionary key can be compared by a guard."""
-    return is_constant(key) or issubclass(type(key), (*PINNED_TYPES, torch.Tensor)) or (type(key) is tuple and all(map(is_key, key)))
+    return is_constant(key) or is_by_identity(key) or issubclass(type(key), (*PINNED_TYPES, torch.Tensor)) or (type(key) is tuple and all(map(is_key, key)))
 
 
 def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
