@@ -3,13 +3,15 @@
 import itertools
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from torchsmith.codes import Unsupported
+from torchsmith.emit.host import emit_host
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.bounds import Ranges
-from torchsmith.ir.expr import Axis, Expr, Load, Sym, const, op, substitute
+from torchsmith.ir.expr import Axis, Const, Expr, Load, Sym, const, op, substitute
 from torchsmith.ir.kernel import Kernel, Loop, Param, Scheduled, StoreStmt
 from torchsmith.ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, ResultPlace, State, Taken
 from torchsmith.ir.print import print_plan
@@ -30,6 +32,7 @@ from torchsmith.ir.program import (
 from torchsmith.ir.verify import verify_plan
 from torchsmith.options import Options
 from torchsmith.schedule.memory.arena import pack, pack_static
+from torchsmith.schedule.memory.order import order
 from torchsmith.schedule.memory.plan import nbytes, plan
 
 
@@ -219,8 +222,7 @@ def test_write_back_copies_when_somebody_could_see_it(case: str) -> None:
     x, t, y = buffer("x", 8, role="input"), buffer("t", 8), buffer("y", 8, role="output")
     body = [unary("k", x, t, shift=case == "shifted read"), unary("k2", x if case == "later read" else t, y)]
     if case == "later check":
-        flag = Load("b", dt.bool_, ())
-        body.append(Check(flag, "index", "out of range"))
+        body.append(Check(op("lt", Load("y", dt.f32, (const(0),)), Const(dt.f32, 1.0)), "index", "out of range"))
     if case == "later extern":
         body.append(Extern("aten.sin.default", (BufArg("y"),), (), ("h",)))
     results = (Fresh("y"), Fresh("t")) if case == "also a result" else (Fresh("y"),)
@@ -228,6 +230,34 @@ def test_write_back_copies_when_somebody_could_see_it(case: str) -> None:
     got = make([x, t, y, b, h], body, results, write_backs=(("x", "t"),))
     assert copies(got) == [("t", "x")]
     assert isinstance(got.run[-1], Launch)
+
+
+def test_updates_follow_their_gradients_and_checks_come_first() -> None:
+    """Two parameters, each with a gradient, a counter and a check of it; what can fail comes first, then nothing is copied."""
+    names = ("g", "h", "c", "d", "t", "u")
+    x, w, n, m = (buffer(b, 1 if b in "nm" else 100, role="input") for b in "xwnm")
+    g, h, c, d, t, u = (buffer(b, 1 if b in "cd" else 100) for b in names)
+    body: list[Any] = [unary("g", x, g), unary("h", g, h)]
+    for source, grad, count, update in ((n, g, c, t), (m, h, d, u)):
+        body += [unary("count", source, count), Check(op("lt", Load(count.name, dt.f32, (const(0),)), Const(dt.f32, 1.0)), "index", "-")]
+        body += [unary("update", grad, update)]
+    scheduled = Scheduled(program([x, w, n, m, g, h, c, d, t, u], (), write_backs=(("w", "t"), ("x", "u"))), tuple(body))
+    found = [f"{k.name} {k.params[-1].buf}" if isinstance(k, Kernel) else type(k).__name__ for k in order(scheduled)]
+    assert found == ["count c", "Check", "count d", "Check", "g g", "update t", "h h", "update u"]
+    got = plan(scheduled, Options())
+    verify_plan(got)
+    assert copies(got) == []
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_call_that_can_only_lack_memory_may_follow_a_write(sure: bool) -> None:
+    x, y, t, z = buffer("x", 100, role="input"), buffer("y", 100, role="input"), buffer("t", 100), buffer("z", 100)
+    call = Extern("aten.mm.default" if sure else "aten.sin.default", (BufArg("y"),), (), ("z",))
+    got = make([x, y, t, z], [unary("k", x, t), call], (Fresh("z"),), write_backs=(("x", "t"),))
+    verify_plan(got)
+    text = emit_host(got, ("k", "c"))
+    assert (copies(got) == []) is sure
+    assert ("if (rc) { rc = TS_ERROR_LATE; goto fail; }" in text) is sure
 
 
 def test_swapped_inputs_go_through_temps() -> None:

@@ -35,6 +35,7 @@ from ..ir.plan import (
     Taken,
 )
 from ..ir.program import Bind, BufArg, Buffer, Check, Enum, Extern, ExternArg, Fresh, InputResult, SizeResult, Symbol, ViewResult
+from ..ir.verify import depends_on_itself
 from .host_abi import ABI_TEXT, HELPERS
 from .watch import NAMES, SAVE, WATCH_TEXT, is_wanted
 
@@ -127,6 +128,7 @@ class _Host:
     early: list[str] | None = None  # the lines that compute it; None where nothing is declared at the start
     leave: str = "return ts_overflow(host);"  # what a function does with an integer that does not fit
     written: bool = False  # an input was written: from here on the call cannot be repeated
+    changed: bool = False  # and what was written depends on what was there: repeated, it would be another
     ranges: Ranges | None = None
     conditions: int = 0
 
@@ -134,7 +136,7 @@ class _Host:
         plan = self.plan
         self.run_body()
         body, self.lines = self.lines, []
-        self.depth, self.leave, self.written = 1, "return -1;", False
+        self.depth, self.leave, self.written, self.changed = 1, "return -1;", False, False
         self.symbols(used=set(walk(plan.workspace)))
         result = self.expr(plan.workspace)
         size = [*self.lines, *(self.early or ()), f"  return ts_bad ? -1 : {result};"]
@@ -178,6 +180,11 @@ class _Host:
         if BAD in line:
             late = "{ ts_overflow(host); rc = TS_ERROR_LATE; goto fail; }"  # an input was written: the call cannot be repeated eagerly
             self.lines.append("  " * self.depth + f"if (ts_bad) {late if self.written and self.is_run else self.leave}")
+
+    @property
+    def failed(self) -> str:
+        """What follows a call that may fail; the rest of the host repeats the whole eagerly unless it is told that this is too late."""
+        return "if (rc) { rc = TS_ERROR_LATE; goto fail; }" if self.changed and self.is_run else "if (rc) goto fail;"
 
     def fits(self, e: Expr) -> bool:
         """Is it proved that this integer fits 64 bits?"""
@@ -429,13 +436,14 @@ class _Host:
             name = _c_name(step.buf)
             self.put(f"m_{name} = {self.expr(place.size)};")
             self.put(f"t_{name} = (char *)host->take_workspace(host->self, m_{name} ? m_{name} : 64);")
-            self.put(f"if (!t_{name}) {{ rc = TS_ERROR_MEMORY; goto fail; }}")
+            self.put(f"rc = t_{name} ? 0 : TS_ERROR_MEMORY;")
+            self.put(self.failed)
         else:
             assert isinstance(place, ResultPlace)
             sizes, strides = self.shape(buffer, "a")
             row, ndim = DTYPE_ROWS[buffer.dtype.name], len(buffer.shape)
             self.put(f"rc = host->alloc_result(host->self, {place.index}, {row}, {ndim}, {sizes}, {strides}, &res[{place.index}]);")
-            self.put("if (rc) goto fail;")
+            self.put(self.failed)
         self.depth -= 1
         self.put("}")
 
@@ -535,7 +543,9 @@ class _Host:
         if watched and self.values != SAVE:
             self.put(f"ts_kernel_runs(number, {self.launches}, {_c_string(label)});")
         self.put(f"ts_go(host, {name}, b, {syms}, {self.expr(step.grid)}, {self.expr(step.grain)});")
-        self.written |= any(p.written and isinstance(self.plan.places[b], Input) for b, p in zip(step.bufs, kernel.params, strict=True))
+        targets = [p.buf for b, p in zip(step.bufs, kernel.params, strict=True) if p.written and isinstance(self.plan.places[b], Input)]
+        self.written |= bool(targets)
+        self.changed |= any(depends_on_itself(kernel, b) for b in targets)
         if watched and self.values != NAMES:
             for b in dict.fromkeys(b for b, p in zip(step.bufs, kernel.params, strict=True) if p.written):
                 self.watch(b, b, f"{label} wrote", f"w{step.bufs.index(b)}")
@@ -582,7 +592,7 @@ class _Host:
         self.put(f"const int64_t e[] = {{{', '.join(map(self.bits, exprs)) or '0'}}};")
         self.put(f"ts_tensor o[] = {{{', '.join(outs) or '{0, 0, 0, 0}'}}};")
         self.put(f"rc = host->extern_call(host->self, {number}, a, e, o);")
-        self.put("if (rc) goto fail;")
+        self.put(self.failed)
         if given:
             for i, b in enumerate(extern.outs):
                 if b:
@@ -621,7 +631,7 @@ class _Host:
         n = len(buffer.shape)
         self.put(f"if (!ts_same({n}, {name}.sizes, {name}.strides, {sizes}, {strides})) {{")
         self.put(f"  rc = host->conform(host->self, &{name}, {n}, {sizes}, {strides});")
-        self.put("  if (rc) goto fail;")
+        self.put(f"  {self.failed}")
         self.put("}")
 
     def step_free(self, step: Free) -> None:

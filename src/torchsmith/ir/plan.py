@@ -12,8 +12,9 @@ Invariants
   Layout.offset comes on top.
 - Arena places that are live at the same time do not overlap. `workspace` is the arena's size in bytes (64-byte aligned); it and
   the offsets use input symbols only.
-- Launches that write an input (write-backs) come after the last Check and the last Call, unless running them twice does no harm
-  (a scatter that neither reads nor adds): a call that fails is repeated eagerly.
+- Launches that write an input (write-backs) come after the last Check, and the last Call of an operator that may refuse its operands,
+  unless running them twice does no harm (a scatter that neither reads nor adds): a call that fails is repeated eagerly. A Call behind
+  such a launch can only run out of memory, which is raised.
 - A symbol's value is one int64 everywhere: index, integer and bool as themselves, f64 by its bits.
 - `prepare` runs when constants (inputs that stay the same between calls) change, `run` per call. State places keep what prepare
   computed: run only reads them, prepare's launches write nothing else and use no symbols.

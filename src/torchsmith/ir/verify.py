@@ -528,8 +528,8 @@ def verify_plan(plan: Plan) -> None:
     _no_overlap(plan)
 
 
-def _depends_on_itself(kernel: Kernel, buf: str) -> bool:
-    """Would running the kernel twice give something else? A call that fails is repeated, so such writes come after the last Check."""
+def depends_on_itself(kernel: Kernel, buf: str) -> bool:
+    """Would running the kernel twice give something else? A call that fails is repeated, so such writes to inputs come after what fails."""
 
     def adds(body: tuple[Stmt, ...]) -> bool:
         return any(adds(s.body) if isinstance(s, Loop) else isinstance(s, StoreStmt) and s.buf == buf and s.mode != "set" for s in body)
@@ -576,7 +576,7 @@ class _Steps:
                 fail("types", f"{name} holds {self.plan.buffers[name].dtype}, {kernel.name} wants {p.dtype}", s)
             self._given(name, s)
             place = self.plan.places[name]
-            if p.written and isinstance(place, Input) and _depends_on_itself(kernel, p.buf):
+            if p.written and isinstance(place, Input) and depends_on_itself(kernel, p.buf):
                 self.wrote_input = s
             if p.written and isinstance(place, State) != self.preparing:
                 fail("prepare", f"{name} is {'no state' if self.preparing else 'state'} and may not be written here", s)

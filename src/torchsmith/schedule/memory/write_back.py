@@ -1,4 +1,4 @@
-"""Write-backs become kernels: inputs take their final values after the last Check and the last extern call (no torch).
+"""Write-backs become kernels: inputs take their final values when nothing can fail any more (no torch).
 
 In: Scheduled, whose program lists (input, source) pairs. Out: the program without them, and a body that ends with the copies; a
 kernel that computes the source may write the input itself when nobody needs the old value afterwards.
@@ -18,6 +18,8 @@ from ...ir.kernel import Block, Kernel, Let, Loop, Param, Scheduled, Stmt, Store
 from ...ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Layout, Program, Repeat
 from ...ir.target import Language, Target
 from ..blocks import block_copy
+from ..deps import reads, writes
+from .order import can_fail, order
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
 
@@ -26,7 +28,7 @@ COPY_GRAIN = 32768  # elements worth a thread
 
 def end_with_write_backs(scheduled: Scheduled) -> tuple[Program, tuple[Node, ...]]:
     """The whole pass."""
-    program, body = scheduled.program, scheduled.body
+    program, body = scheduled.program, order(scheduled)
     if not program.write_backs:
         return program, body
     copy = functools.partial(COPIES[program.target.language], program.target)
@@ -214,13 +216,11 @@ def _write_directly(buffers: dict[str, Buffer], body: tuple[Node, ...], dst: str
     writer = body[k]
     assert isinstance(writer, Kernel)
     for later in body[k + 1 :]:  # whatever can fail, or still reads the old value, must come before
-        if not isinstance(later, Kernel | Bind) or (isinstance(later, Kernel) and any(p.buf == dst for p in later.params)):
+        names = reads(later) | writes(later)
+        if can_fail(later) or dst in names or (src in names and not isinstance(later, Kernel)):
             return None
-        if isinstance(later, Bind) and any(isinstance(e, Load) and e.buf in (src, dst) for e in walk(later.value)):
-            return None
-    for earlier in body[:k]:
-        if isinstance(earlier, Kernel) and any(p.buf == src for p in earlier.params):
-            return None
+    if any(src in reads(earlier) | writes(earlier) for earlier in body[:k]):
+        return None
     reads_old = any(p.buf == dst for p in writer.params)
     if reads_old and not reads_where_it_writes(writer.body, src, dst):
         return None
