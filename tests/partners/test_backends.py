@@ -22,7 +22,7 @@ from torchsmith.backends.standalone import CompiledArtifact, standalone_compile
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import effects as effects_cases
 
-RUNTIMES = {"openxla": ("jax", "torchax"), "onnxrt": ("onnxruntime", "onnxscript"), "openvino": ("openvino",)}
+RUNTIMES = {"openxla": ("jax", "torchax"), "onnxrt": ("onnxruntime", "onnxscript"), "openvino": ("openvino",), "tvm": ("tvm",)}
 
 
 def needs(name: str, *marks):
@@ -221,7 +221,7 @@ def test_sizes_that_data_tell_run_eagerly(name):
 
 
 @pytest.mark.parametrize("case", effects_cases.CASES)
-@pytest.mark.parametrize("name", [*FUNCTIONAL[:3], *(needs(n, pytest.mark.heavy) for n in ("onnxrt", "openvino"))])
+@pytest.mark.parametrize("name", [*FUNCTIONAL[:3], *(needs(n, pytest.mark.heavy) for n in ("onnxrt", "openvino", "tvm"))])
 def test_what_programs_do_beyond_arithmetic(name, case):
     """Right, and what another side ran has a code; docs/backends.md prints the same."""
     found = effects_cases.run_case(name, case)
@@ -364,12 +364,13 @@ def test_an_operator_without_a_row_is_written_out(name):
     """Its decomposition is asked about as the graph is, operands included."""
     if not registry.is_installed(registry.ROWS[name]):
         pytest.skip("not installed")
-    from torchsmith.backends import onnxrt, openvino, xla_rows
+    from torchsmith.backends import onnxrt, openvino, tvm, xla_rows
     from torchsmith.backends.partition import expand
     from torchsmith.backends.plain import by_operator, run_plain
 
     seen = []
-    takes = {"openxla": lambda n: xla_rows.kernel_of(n.target) is not None, "onnxrt": onnxrt.takes, "openvino": openvino.takes}[name]
+    takes = {"openxla": lambda n: xla_rows.kernel_of(n.target) is not None, "onnxrt": onnxrt.takes, "openvino": openvino.takes,
+             "tvm": tvm.takes}[name]  # fmt: skip
 
     def adapter(plain):
         seen.append(expand(plain, lambda n: n.target is not torch.ops.aten.silu_backward.default and takes(n)))

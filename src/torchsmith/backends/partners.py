@@ -169,10 +169,6 @@ def _dynamo(name: str, package: str) -> Backend:
     return as_partner(found)
 
 
-def tvm(gm: torch.fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
-    return _dynamo("tvm", "tvm")(gm, inputs, **keywords)
-
-
 def ipex(gm: torch.fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
     return _dynamo("ipex", "intel_extension_for_pytorch")(gm, inputs, **keywords)
 

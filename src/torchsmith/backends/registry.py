@@ -60,7 +60,7 @@ ROWS: dict[str, Row] = {
     "onnxrt": Row("functional", "onnxrt:compile_onnxrt", ("onnxruntime", "onnxscript"), "pip install onnxruntime onnxscript",
                   options=("providers",)),
     "openvino": Row("functional", "openvino:compile_openvino", ("openvino",), "pip install openvino", options=("device", "config")),
-    "tvm": Row("captured", "partners:tvm", ("tvm",), "pip install apache-tvm", options=None),
+    "tvm": Row("functional", "tvm:compile_tvm", ("tvm",), "pip install apache-tvm", options=("target",)),
     "ipex": Row("captured", "partners:ipex", ("intel_extension_for_pytorch",), _IPEX, options=None),
     "tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT, options=None),
     "torch_tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT, ("experimental",), None),
