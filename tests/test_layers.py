@@ -155,6 +155,34 @@ def test_imports_sit_at_the_top() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_room_imports_in_circles() -> None:
+    """Files of a room import each other in one direction; what is imported inside a function does not count."""
+    known = {name_of(p).removesuffix(".py").removesuffix("/__init__").replace("/", "."): p for p in files()}
+    edges: dict[str, set[str]] = {}
+    for name, path in known.items():
+        found = {m.removeprefix("torchsmith.") for m, _, inside in imports(path) if m.startswith("torchsmith.") and not inside}
+        edges[name] = {m for m in found if m in known and room_of(known[m]) == room_of(path) and m != name}
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above[above.index(name):], name))
+        if name not in done:
+            for other in sorted(edges[name]):
+                visit(other, (*above, name))
+            done.add(name)
+
+    for name in edges:
+        visit(name, ())
+
+
+def test_machines_have_a_type() -> None:
+    """What interprets frames is a Machine (capture/protocol.py) to whoever is given it."""
+    wrong = [f"{name_of(p)}: {a.arg}" for p in files() if room_of(p) == "capture" for f in ast.walk(ast.parse(p.read_text()))
+             if isinstance(f, ast.FunctionDef) for a in f.args.args
+             if a.arg in ("m", "machine") and (a.annotation is None or ast.unparse(a.annotation) == "Any")]  # fmt: skip
+    assert not wrong
+
+
 @pytest.mark.parametrize("path", files(), ids=name_of)
 def test_files_say_what_they_are(path: Path) -> None:
     assert not any(part.removesuffix(".py") in FORBIDDEN_NAMES for part in path.relative_to(PACKAGE).parts)

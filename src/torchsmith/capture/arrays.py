@@ -23,6 +23,7 @@ from ..codes import Unsupported, define
 from ..graph import tracing
 from . import overrides, tensor_attrs, torch_rows
 from .attributes import ATTR_ROWS, SEALED, Raised
+from .protocol import Machine
 from .source import Computed, FixedObject, Source, TensorOf
 from .world import MISSING
 
@@ -75,7 +76,7 @@ class ArrayMethod:
         self.__self__, self.__name__ = array, name
 
 
-def refuse(m: Any, detail: str) -> Unsupported:
+def refuse(m: Machine, detail: str) -> Unsupported:
     return Unsupported("CAP060", at=m.loc(), detail=detail)
 
 
@@ -102,7 +103,7 @@ def really() -> Iterator[None]:
         yield
 
 
-def given(m: Any, array: Any, source: Source) -> Any:
+def given(m: Machine, array: Any, source: Source) -> Any:
     """What stands for an array from outside; MISSING for one that no tensor can share its memory with."""
     known = m.arrays.get(id(array))
     if known is not None:
@@ -120,7 +121,7 @@ def given(m: Any, array: Any, source: Source) -> Any:
     return value
 
 
-def given_scalar(m: Any, scalar: Any, source: Source) -> Any:
+def given_scalar(m: Machine, scalar: Any, source: Source) -> Any:
     """What stands for a scalar of NumPy that differs from call to call."""
     if scalar.dtype not in DTYPES:
         return MISSING
@@ -152,7 +153,7 @@ def scalar_of(tensor: Tensor) -> Any:
     return tensor.numpy()[()]
 
 
-def numpy_of(m: Any, tensor: Tensor, force: bool = False) -> ArrayValue:
+def numpy_of(m: Machine, tensor: Tensor, force: bool = False) -> ArrayValue:
     """tensor.numpy()."""
     info = m.recorder.info(tensor)
     if overrides.is_active(m, tensor):
@@ -166,13 +167,13 @@ def numpy_of(m: Any, tensor: Tensor, force: bool = False) -> ArrayValue:
         return ArrayValue(out.cpu() if tracing.device_of(tensor).type != "cpu" else out)
 
 
-def tensor_from(m: Any, array: ArrayValue) -> Tensor:
+def tensor_from(m: Machine, array: ArrayValue) -> Tensor:
     """torch.from_numpy(array)."""
     with torch_rows.Recording(m):
         return array.tensor.detach()
 
 
-def constant(m: Any, array: Any) -> Any:
+def constant(m: Machine, array: Any) -> Any:
     """A new array that NumPy made of constants: one that the graph makes in each call."""
     if isinstance(array, np.ndarray):
         dtype = DTYPES.get(array.dtype)
@@ -216,7 +217,7 @@ def hint(size: Any) -> Any:
 class _Asked:
     """One question: the arrays of ones, and the machine's arrays that they stand for."""
 
-    def __init__(self, m: Any, spread: bool) -> None:
+    def __init__(self, m: Machine, spread: bool) -> None:
         self.m, self.spread = m, spread  # spread: matrices are unit matrices, which can be inverted
         self.ones: list[Any] = []
         self.stand_for: list[ArrayValue] = []
@@ -290,7 +291,7 @@ def _one_memory(a: Any, b: Any) -> bool:
     return a is b or (a.base is not None and a.base is b.base) or bool(np.shares_memory(a, b))
 
 
-def _numbers(m: Any, sizes: Sequence[Any]) -> list[int]:
+def _numbers(m: Machine, sizes: Sequence[Any]) -> list[int]:
     found = [hint(s) for s in sizes]
     if None in found:
         raise refuse(m, "a size that only running tells")
@@ -302,7 +303,7 @@ def _raises() -> bool:
     return any(v not in ("ignore", "warn", "print") for v in np.geterr().values())
 
 
-def ask(m: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], spread: bool = False) -> tuple[Any, list[ArrayValue]]:
+def ask(m: Machine, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], spread: bool = False) -> tuple[Any, list[ArrayValue]]:
     """What NumPy gives for these arguments, and the arrays among them."""
     if m.modes:
         raise refuse(m, "NumPy under a mode of torch functions")
@@ -344,7 +345,7 @@ def holds_array(value: Any) -> bool:
     return type(value) is ArrayValue or (type(value) in (list, tuple) and any(map(holds_array, value)))
 
 
-def call(m: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def call(m: Machine, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A function, ufunc or class of NumPy."""
     args, kwargs = [m.index_key(a) for a in args], {k: m.index_key(v) for k, v in kwargs.items()}
     if not any(map(holds, (*args, *kwargs.values()))):
@@ -362,7 +363,7 @@ def call(m: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return apply(m, fn, row, args, kwargs, name)
 
 
-def apply(m: Any, fn: Callable[..., Any], row: Any, args: list[Any], kwargs: dict[str, Any], name: str) -> Any:
+def apply(m: Machine, fn: Callable[..., Any], row: Any, args: list[Any], kwargs: dict[str, Any], name: str) -> Any:
     """A call whose row says what it is on tensors."""
     args = [_as_array(m, a) for a in args]
     kwargs = {k: _as_array(m, v) for k, v in kwargs.items()}
@@ -404,7 +405,7 @@ class NotExact(Exception):
     """What a row cannot do as NumPy does it."""
 
 
-def _as_array(m: Any, value: Any) -> Any:
+def _as_array(m: Machine, value: Any) -> Any:
     """Arrays in place of plain ones, and lists in place of images."""
     if issubclass(type(value), np.ndarray):
         return constant(m, value)
@@ -413,7 +414,7 @@ def _as_array(m: Any, value: Any) -> Any:
     return value
 
 
-def tensors(m: Any, value: Any) -> Any:
+def tensors(m: Machine, value: Any) -> Any:
     """Tensors in place of arrays, also in lists and tuples."""
     t = type(value)
     if t is ArrayValue:
@@ -425,7 +426,7 @@ def tensors(m: Any, value: Any) -> Any:
     return value
 
 
-def settled(m: Any, want: Any, got: Any, arrays: list[ArrayValue], name: str) -> Any:
+def settled(m: Machine, want: Any, got: Any, arrays: list[ArrayValue], name: str) -> Any:
     """The result as NumPy has it; a row that differs from NumPy's answer breaks."""
     if type(want) is Want:
         if not issubclass(type(got), Tensor):
@@ -490,7 +491,7 @@ def as_dtype(value: Any, dtype: torch.dtype) -> Tensor:
     return number(value, dtype)
 
 
-def operand_type(m: Any, value: Any) -> Any:
+def operand_type(m: Machine, value: Any) -> Any:
     """An operand's dtype; Python's numbers have none of their own (NEP 50) and are their types."""
     t = type(value)
     if t is ArrayValue:
@@ -511,7 +512,7 @@ def operand_type(m: Any, value: Any) -> Any:
     raise refuse(m, f"an operand of type {t.__name__}")
 
 
-def ufunc(m: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def ufunc(m: Machine, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A ufunc: operands are converted to the dtypes of the loop that NumPy picks."""
     name = f"numpy.{fn.__name__}"
     row = UFUNCS.get(fn)
@@ -536,7 +537,7 @@ def ufunc(m: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return apply(m, fn, run, args, kwargs, name)
 
 
-def _is_half(m: Any, base: Any, exponent: Any) -> bool:
+def _is_half(m: Machine, base: Any, exponent: Any) -> bool:
     """NumPy looks at exponents that are one number: some have a way of their own, which is another one for scalars."""
     if type(exponent) is ArrayValue and not exponent.tensor.dim() and exponent.tensor.is_floating_point():
         raise refuse(m, "a power whose exponent only running tells")
@@ -559,7 +560,7 @@ _BINARY: dict[str, Any] = {
 _UNARY: dict[str, Any] = {"-": np.negative, "+": np.positive, "~": np.invert}
 
 
-def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
+def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
     """`a sign b` where one of them is an array, also in place and for comparisons."""
     in_place = sign not in _BINARY
     fn = _BINARY[sign.removesuffix("=") if in_place else sign]
@@ -572,14 +573,14 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
     return call(m, fn, [a, b], {})
 
 
-def unary(m: Any, sign: str, a: ArrayValue) -> Any:
+def unary(m: Machine, sign: str, a: ArrayValue) -> Any:
     return call(m, _UNARY[sign], [a], {})
 
 
 # ---------------------------------------------------------------- items
 
 
-def index(m: Any, a: ArrayValue, key: Any) -> Any:
+def index(m: Machine, a: ArrayValue, key: Any) -> Any:
     """An array's key as torch's."""
     items = list(key) if type(key) is tuple else [key]
     out: list[Any] = []
@@ -621,7 +622,7 @@ def index(m: Any, a: ArrayValue, key: Any) -> Any:
     return tuple(out) if type(key) is tuple else out[0]
 
 
-def getitem(m: Any, a: ArrayValue, key: Any) -> Any:
+def getitem(m: Machine, a: ArrayValue, key: Any) -> Any:
     """`array[key]`."""
     if a.is_scalar and key != ():
         raise refuse(m, "an index of a scalar")
@@ -635,7 +636,7 @@ def getitem(m: Any, a: ArrayValue, key: Any) -> Any:
     return settled(m, want, got, list(arrays), "an index")
 
 
-def setitem(m: Any, a: ArrayValue, key: Any, value: Any) -> None:
+def setitem(m: Machine, a: ArrayValue, key: Any, value: Any) -> None:
     """`array[key] = value`."""
     if a.is_scalar:
         raise refuse(m, "an item of a scalar")
@@ -654,13 +655,13 @@ def setitem(m: Any, a: ArrayValue, key: Any, value: Any) -> None:
     tensor_attrs.setitem(m, a.tensor, keys, new)
 
 
-def length(m: Any, a: ArrayValue) -> Any:
+def length(m: Machine, a: ArrayValue) -> Any:
     if not a.tensor.dim():
         raise refuse(m, "len() of an array without axes")
     return a.tensor.shape[0]
 
 
-def iterate(m: Any, a: ArrayValue) -> Iterator[Any]:
+def iterate(m: Machine, a: ArrayValue) -> Iterator[Any]:
     n = length(m, a)
     if type(n) is not int:
         m.recorder.facts.loc = m.loc()
@@ -668,7 +669,7 @@ def iterate(m: Any, a: ArrayValue) -> Iterator[Any]:
     return iter([getitem(m, a, i) for i in range(n)])
 
 
-def value_of(m: Any, a: ArrayValue, method: str) -> Any:
+def value_of(m: Machine, a: ArrayValue, method: str) -> Any:
     """What Python asks of an array's elements: as of a tensor's."""
     return m.tensor_value(a.tensor, method, f"the value of an array ({method})")
 
@@ -684,7 +685,7 @@ ATTRIBUTES: dict[str, Callable[[Any, ArrayValue], Any]] = {
 }  # fmt: skip
 
 
-def load_attr(m: Any, a: ArrayValue, name: str) -> Any:
+def load_attr(m: Machine, a: ArrayValue, name: str) -> Any:
     """`array.name`."""
     found = ATTRIBUTES.get(name)
     if found is not None:
@@ -706,7 +707,7 @@ _SIGNS = {f"__{n}__": s for n, s in (
     ("iadd", "+="), ("isub", "-="), ("imul", "*="), ("itruediv", "/="))}  # fmt: skip
 
 
-def method(m: Any, a: ArrayValue, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def method(m: Machine, a: ArrayValue, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """`array.name(...)`."""
     if name in ("item", "tolist", "__float__", "__int__", "__bool__", "__index__", "__complex__") and not args and not kwargs:
         return value_of(m, a, name)
@@ -745,7 +746,7 @@ def _cast(want: Any, a: Any) -> Any:
 def _given_to_torch(fn: Any, shares: bool) -> None:
     """torch.from_numpy and the like: of an array a tensor over its memory, or with a copy of it."""
 
-    def run(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def run(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         args = [m.index_key(a) for a in args]
         data = args[0] if args else None
         if data is not None and issubclass(type(data), np.ndarray):
@@ -777,14 +778,14 @@ def _given_to_torch(fn: Any, shares: bool) -> None:
 
 
 @torch_rows.row(np.errstate)
-def _errstate(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _errstate(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Compiled code never warns of floating-point numbers."""
     if args or any(v not in ("ignore", "warn", "print") for v in kwargs.values()):
         raise refuse(m, "numpy.errstate that raises")
     return m.call(contextlib.nullcontext, [], {})
 
 
-def _copied(m: Any, tensor: Tensor, *args: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
+def _copied(m: Machine, tensor: Tensor, *args: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
     """torch.tensor(array)."""
     if args or pin_memory:
         raise refuse(m, "torch.tensor() with options")
@@ -803,7 +804,7 @@ ATTR_ROWS[ArrayMethod] = lambda m, method, name: method.__name__ if name == "__n
 SEALED.update((ArrayValue, ArrayMethod))
 
 
-def _no_attribute(m: Any, name: str) -> Any:
+def _no_attribute(m: Machine, name: str) -> Any:
     raise refuse(m, f"{name} of a method of an array")
 
 

@@ -16,6 +16,7 @@ import torch
 
 from ..codes import Unsupported
 from . import _frame, policy
+from .protocol import Machine
 from .source import Attr, FixedObject, Item, TypeOf
 from .world import CONTAINERS, DELETED, MISSING, NULL, PINNED_TYPES, SCALARS, Track, own_dict
 
@@ -37,7 +38,7 @@ class Raised(Exception):
         self.exc = exc
 
 
-def find(m: Any, cls: type, name: str) -> Any:
+def find(m: Machine, cls: type, name: str) -> Any:
     """Lookup along the mro, without binding."""
     key = (cls, name)
     got = m.found.get(key)
@@ -57,7 +58,7 @@ def find(m: Any, cls: type, name: str) -> Any:
     return got
 
 
-def class_guard(m: Any, cls: type, name: str, value: Any) -> None:
+def class_guard(m: Machine, cls: type, name: str, value: Any) -> None:
     """A class attribute that was relied on must stay what it is (classes written in C are what they are)."""
     if not cls.__flags__ & _HEAP:
         return
@@ -70,7 +71,7 @@ def class_guard(m: Any, cls: type, name: str, value: Any) -> None:
         m.world.guard(source, "identity", value)
 
 
-def is_written(m: Any, cls: type, name: str) -> bool:
+def is_written(m: Machine, cls: type, name: str) -> bool:
     """Did the program write this class attribute itself?"""
     if not m.class_writes:
         return False
@@ -78,7 +79,7 @@ def is_written(m: Any, cls: type, name: str) -> bool:
     return (first, name) in m.class_writes
 
 
-def _class_value(m: Any, cls: type, name: str, value: Any) -> Any:
+def _class_value(m: Machine, cls: type, name: str, value: Any) -> Any:
     return value if is_written(m, cls, name) else m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type"))
 
 
@@ -88,7 +89,7 @@ ATTR_ROWS: dict[type, Callable[[Any, Any, str], Any]] = {}
 SEALED: set[type] = set()  # stand-ins whose attributes cannot be set
 
 
-def load_attr(m: Any, obj: Any, name: str) -> Any:
+def load_attr(m: Machine, obj: Any, name: str) -> Any:
     """`obj.name`."""
     t = type(obj)
     row = ATTR_ROWS.get(t)
@@ -103,7 +104,7 @@ def load_attr(m: Any, obj: Any, name: str) -> Any:
     return _instance_attr(m, obj, t, name)
 
 
-def attr_or(m: Any, obj: Any, name: str, default: Any) -> Any:
+def attr_or(m: Machine, obj: Any, name: str, default: Any) -> Any:
     try:
         return load_attr(m, obj, name)
     except Raised as r:
@@ -113,7 +114,7 @@ def attr_or(m: Any, obj: Any, name: str, default: Any) -> Any:
         raise
 
 
-def _instance_attr(m: Any, obj: Any, t: type, name: str) -> Any:
+def _instance_attr(m: Machine, obj: Any, t: type, name: str) -> Any:
     getattribute = find(m, t, "__getattribute__")
     if issubclass(type(getattribute), Function):
         return m.call(getattribute, [obj, name], {})
@@ -132,7 +133,7 @@ def _looks_up_itself(method: Any) -> bool:
 _OWN_ROWS = frozenset({type, super, types.ModuleType, types.MethodType, types.FunctionType, types.GenericAlias, object})
 
 
-def default_getattribute(m: Any, obj: Any, t: type, name: str, fallback: bool) -> Any:
+def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: bool) -> Any:
     """object.__getattribute__, then __getattr__ when `fallback`."""
     world = m.world
     track: Track | None = world.tracks.get(id(obj))
@@ -180,21 +181,21 @@ def _dict_of(obj: Any) -> dict[str, Any] | None:
     return d if type(d) is dict else None
 
 
-def _is_data(m: Any, dt: type) -> bool:
+def _is_data(m: Machine, dt: type) -> bool:
     got = m.data_types.get(dt)
     if got is None:
         got = m.data_types[dt] = (hasattr(dt, "__set__") or hasattr(dt, "__delete__")) and hasattr(dt, "__get__")
     return bool(got)
 
 
-def _bound(m: Any, obj: Any, t: type, name: str) -> Any:
+def _bound(m: Machine, obj: Any, t: type, name: str) -> Any:
     try:
         return getattr(obj, name)
     except AttributeError as e:
         raise Raised(e) from None
 
 
-def _get_descriptor(m: Any, cattr: Any, obj: Any, t: type, name: str, track: Track | None) -> Any:
+def _get_descriptor(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | None) -> Any:
     """A class attribute seen through an instance."""
     ct = type(cattr)
     if ct is Function:
@@ -240,13 +241,13 @@ def _native_get(cattr: Any, obj: Any, t: type) -> Any:
         raise Raised(e) from None
 
 
-def _bind_class(m: Any, func: Any, cls: type) -> Any:
+def _bind_class(m: Machine, func: Any, cls: type) -> Any:
     if issubclass(type(func), Function):
         return types.MethodType(func, cls)
     return types.MethodType(func, cls) if callable(func) else func.__get__(cls)
 
 
-def _slot(m: Any, cattr: Any, obj: Any, t: type, name: str, track: Track | None) -> Any:
+def _slot(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | None) -> Any:
     if name == "__class__":
         if track is not None:
             m.world.use(track)
@@ -270,7 +271,7 @@ def _slot(m: Any, cattr: Any, obj: Any, t: type, name: str, track: Track | None)
 _DICTS = (("_parameters", "param"), ("_buffers", "buffer"), ("_modules", "module"))
 
 
-def _module_attr(m: Any, obj: Any, name: str, track: Track | None) -> Any:
+def _module_attr(m: Machine, obj: Any, name: str, track: Track | None) -> Any:
     """nn.Module.__getattr__: parameters, buffers, submodules."""
     for where, via in _DICTS:
         if track is None or (track.attrs and where in track.attrs):
@@ -294,7 +295,7 @@ def _module_attr(m: Any, obj: Any, name: str, track: Track | None) -> Any:
     raise Raised(_attribute_error(obj, type(obj), name))
 
 
-def _python_module_attr(m: Any, mod: types.ModuleType, name: str) -> Any:
+def _python_module_attr(m: Machine, mod: types.ModuleType, name: str) -> Any:
     d = mod.__dict__
     written = m.global_writes.get((id(d), name))
     if written is not None:
@@ -311,7 +312,7 @@ def _python_module_attr(m: Any, mod: types.ModuleType, name: str) -> Any:
     return m.world.wrap(d[name], m.global_source(d, name))
 
 
-def _class_attr(m: Any, cls: type, name: str) -> Any:
+def _class_attr(m: Machine, cls: type, name: str) -> Any:
     track = m.world.tracks.get(id(cls))
     if track is not None and track.attrs and name in track.attrs:
         return track.attrs[name]
@@ -363,7 +364,7 @@ def _class_attr(m: Any, cls: type, name: str) -> Any:
     return _bound(m, cls, cls, name)
 
 
-def _function_attr(m: Any, fn: Any, name: str) -> Any:
+def _function_attr(m: Machine, fn: Any, name: str) -> Any:
     track = m.world.tracks.get(id(fn))
     if track is not None and track.attrs and name in track.attrs:
         return track.attrs[name]
@@ -379,7 +380,7 @@ def _function_attr(m: Any, fn: Any, name: str) -> Any:
     return value
 
 
-def _method_attr(m: Any, method: types.MethodType, name: str) -> Any:
+def _method_attr(m: Machine, method: types.MethodType, name: str) -> Any:
     track = m.world.tracks.get(id(method))
     if name in ("__self__", "__func__"):
         value = getattr(method, name)
@@ -389,7 +390,7 @@ def _method_attr(m: Any, method: types.MethodType, name: str) -> Any:
     return load_attr(m, _method_attr(m, method, "__func__"), name)
 
 
-def _super_attr(m: Any, sup: Any, name: str) -> Any:
+def _super_attr(m: Machine, sup: Any, name: str) -> Any:
     """super().name: the next class along the mro, bound to the object."""
     if name == "__class__":
         return super
@@ -428,7 +429,7 @@ def _super_attr(m: Any, sup: Any, name: str) -> Any:
 NUMBERS: dict[Any, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
-def _scalar_attr(m: Any, obj: Any, name: str) -> Any:
+def _scalar_attr(m: Machine, obj: Any, name: str) -> Any:
     kind = NUMBERS.get(type(obj))
     if name == "__class__":
         return kind or type(obj)
@@ -440,7 +441,7 @@ def _scalar_attr(m: Any, obj: Any, name: str) -> Any:
     return _bound(m, obj, type(obj), name)
 
 
-def _container_attr(m: Any, obj: Any, name: str) -> Any:
+def _container_attr(m: Machine, obj: Any, name: str) -> Any:
     track = m.world.tracks.get(id(obj))
     if track is not None and name in ("default_factory", "maxlen"):
         return getattr(m.world.image(track), name)
@@ -461,7 +462,7 @@ ATTR_ROWS[type] = _class_attr
 ATTR_ROWS[super] = _super_attr
 
 
-def _cell_attr(m: Any, cell: Any, name: str) -> Any:
+def _cell_attr(m: Machine, cell: Any, name: str) -> Any:
     if name == "cell_contents":
         return m.load_cell(cell)
     return _bound(m, cell, type(cell), name)
@@ -470,7 +471,7 @@ def _cell_attr(m: Any, cell: Any, name: str) -> Any:
 ATTR_ROWS[types.CellType] = _cell_attr
 
 
-def _partial_attr(m: Any, obj: Any, name: str) -> Any:
+def _partial_attr(m: Machine, obj: Any, name: str) -> Any:
     track = m.world.tracks.get(id(obj))
     if track is not None and name in ("func", "args", "keywords"):
         m.world.use(track)
@@ -486,7 +487,7 @@ ATTR_ROWS[functools.partial] = _partial_attr
 # ---------------------------------------------------------------- writing
 
 
-def store_attr(m: Any, obj: Any, name: str, value: Any) -> None:
+def store_attr(m: Machine, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`."""
     if issubclass(type(obj), torch.Tensor):
         m.tensor_setattr(obj, name, value)
@@ -506,7 +507,7 @@ def store_attr(m: Any, obj: Any, name: str, value: Any) -> None:
         default_setattr(m, obj, t, name, value)
 
 
-def default_setattr(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
+def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> None:
     """object.__setattr__."""
     if issubclass(type(obj), types.ModuleType):
         m.store_global(obj.__dict__, name, value)
@@ -541,7 +542,7 @@ def default_setattr(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
     _store_instance(m, obj, t, name, value)
 
 
-def _store_instance(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
+def _store_instance(m: Machine, obj: Any, t: type, name: str, value: Any) -> None:
     track = m.world.of(obj)
     if track is not None:
         m.world.use(track)
@@ -550,7 +551,7 @@ def _store_instance(m: Any, obj: Any, t: type, name: str, value: Any) -> None:
         m.native(object.__setattr__ if not issubclass(type(obj), type) else type.__setattr__, [obj, name, value], {}, store=True)
 
 
-def module_setattr(m: Any, obj: Any, name: str, value: Any) -> None:
+def module_setattr(m: Machine, obj: Any, name: str, value: Any) -> None:
     """nn.Module.__setattr__ on a module from outside: remembered whole; on a module made here: carried out."""
     track = m.world.of(obj)
     if track is None:
@@ -564,7 +565,7 @@ def module_setattr(m: Any, obj: Any, name: str, value: Any) -> None:
     m.world.set_attr(track, name, value)
 
 
-def delete_attr(m: Any, obj: Any, name: str) -> None:
+def delete_attr(m: Machine, obj: Any, name: str) -> None:
     """`del obj.name`."""
     t = type(obj)
     deleter = find(m, t, "__delattr__")
@@ -583,7 +584,7 @@ def delete_attr(m: Any, obj: Any, name: str) -> None:
     _note_class_write(m, obj, name, DELETED)
 
 
-def _note_class_write(m: Any, obj: Any, name: str, value: Any) -> None:
+def _note_class_write(m: Machine, obj: Any, name: str, value: Any) -> None:
     if issubclass(type(obj), type):
         m.class_writes[obj, name] = value
         m.found.clear()

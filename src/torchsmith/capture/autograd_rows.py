@@ -13,6 +13,7 @@ import torch
 from ..codes import Unsupported
 from . import attributes as at
 from .calls import Args, Kwargs, row
+from .protocol import Machine
 
 Tensor = torch.Tensor
 
@@ -40,7 +41,7 @@ _APPLY = vars(torch.autograd.Function)["apply"]  # a class method written in Pyt
 
 
 @row(getattr(_APPLY, "__func__", _APPLY))
-def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def apply(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     cls, rest = args[0], args[1:]
     needs = tuple(issubclass(type(a), Tensor) and m.recorder.info(a).requires_grad for a in rest)
     if not (m.grad and any(needs)):
@@ -70,7 +71,7 @@ def _callable(cls: Any) -> Any:
     return _CALLABLES[cls]
 
 
-def _forward(m: Any, cls: Any, args: Args, kwargs: Kwargs, needs: tuple[bool, ...]) -> Any:
+def _forward(m: Machine, cls: Any, args: Args, kwargs: Kwargs, needs: tuple[bool, ...]) -> Any:
     ctx = Context(needs)
     forward, setup = at.load_attr(m, cls, "forward"), at.load_attr(m, cls, "setup_context")
     grad, m.grad = m.grad, False
@@ -82,7 +83,7 @@ def _forward(m: Any, cls: Any, args: Args, kwargs: Kwargs, needs: tuple[bool, ..
         m.grad = grad
 
 
-def _distinct(m: Any, result: Any, args: Args) -> Any:
+def _distinct(m: Machine, result: Any, args: Args) -> Any:
     """An input that forward returns comes back as another tensor on the same memory."""
     if issubclass(type(result), Tensor) and any(result is a for a in args):
         return m.record("method", "view_as", (result, result), {})

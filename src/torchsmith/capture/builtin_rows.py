@@ -31,6 +31,7 @@ from .arrays import ArrayMethod, ArrayValue
 from .attributes import Raised
 from .calls import Args, Kwargs, row
 from .opcodes import NULL
+from .protocol import Machine
 from .source import Attr, Computed, FixedObject
 from .world import MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
 
@@ -43,7 +44,7 @@ _fn: Any
 # ---------------------------------------------------------------- types and attributes
 
 
-def type_of(m: Any, value: Any) -> type:
+def type_of(m: Machine, value: Any) -> type:
     if issubclass(type(value), Tensor):
         return m.recorder.info(value).cls  # type: ignore[no-any-return]
     if type(value) is ArrayValue:
@@ -57,7 +58,7 @@ def type_of(m: Any, value: Any) -> type:
 
 
 @row(type)
-def type_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def type_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 1:
         return type_of(m, args[0])
     cls = m.native(type, args, kwargs, plain=True)
@@ -67,7 +68,7 @@ def type_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(isinstance)
-def isinstance_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     value, classes = args
     if issubclass(type(classes), tuple):
         return any(isinstance_(m, [value, c], {}) for c in classes)
@@ -104,7 +105,7 @@ _LEGACY = {torch.FloatTensor: lambda t: t.dtype is torch.float32, torch.LongTens
            torch.HalfTensor: lambda t: t.dtype is torch.float16, torch.DoubleTensor: lambda t: t.dtype is torch.float64}  # fmt: skip
 
 
-def _is_subclass(m: Any, t: type, cls: Any) -> bool:
+def _is_subclass(m: Machine, t: type, cls: Any) -> bool:
     """issubclass(t, cls): what an abstract class was told by `register` may change, so that is asked again before each call."""
     found: bool = m.native(issubclass, [t, cls], {}, plain=True)
     settled = not issubclass(type(cls), abc.ABCMeta) or cls in t.__mro__ or id(t) in m.world.fresh_pinned
@@ -114,7 +115,7 @@ def _is_subclass(m: Any, t: type, cls: Any) -> bool:
 
 
 @row(issubclass)
-def issubclass_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def issubclass_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2 and issubclass(type(args[1]), tuple):
         return any(issubclass_(m, [args[0], c], {}) for c in args[1])
     if len(args) == 2 and issubclass(type(args[0]), type) and issubclass(type(args[1]), type):
@@ -123,40 +124,40 @@ def issubclass_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(callable)
-def callable_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def callable_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     type_of(m, args[0])
     return callable(args[0]) or issubclass(type(args[0]), (calls.TensorMethod, ArrayMethod))
 
 
 @row(getattr)
-def getattr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def getattr_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 3:
         return at.attr_or(m, args[0], args[1], args[2])
     return at.load_attr(m, args[0], args[1])
 
 
 @row(hasattr)
-def hasattr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def hasattr_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return at.attr_or(m, args[0], args[1], MISSING) is not MISSING
 
 
 @row(setattr)
-def setattr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def setattr_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     at.store_attr(m, *args)
 
 
 @row(delattr)
-def delattr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def delattr_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     at.delete_attr(m, *args)
 
 
 @row(torch.nn.Module.__setattr__)
-def module_setattr(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def module_setattr(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     at.module_setattr(m, *args)
 
 
 @row(torch.nn.Module.__delattr__)
-def module_delattr(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def module_delattr(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     track = m.world.of(args[0])
     if track is None:
         return m.inline(torch.nn.Module.__delattr__, args, kwargs)
@@ -165,24 +166,24 @@ def module_delattr(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(torch.nn.Module.__getattr__)
-def module_getattr(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def module_getattr(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return at._module_attr(m, args[0], args[1], m.world.of(args[0]))
 
 
 @row(torch.nn.Module.__call__)
-def module_call(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def module_call(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return calls._call_module(m, args[0], args[1:], kwargs)
 
 
 @row(vars)
-def vars_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def vars_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not args:
         raise Unsupported("CAP014", at=m.loc(), detail="vars()")
     return at.load_attr(m, args[0], "__dict__")
 
 
 @row(id)
-def id_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def id_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     obj = args[0]
     if issubclass(type(obj), Tensor):
         info = m.recorder.info(obj)
@@ -204,7 +205,7 @@ def blank(t: type) -> Any:
         return None
 
 
-def _copied(m: Any, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
+def _copied(m: Machine, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
     """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use."""
     t = type(obj)
     if t in SCALARS or is_constant(obj) or issubclass(t, PINNED_TYPES) or issubclass(t, (types.MethodType, enum.Enum)):
@@ -256,17 +257,17 @@ def _copied(m: Any, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
 
 
 @row(copy.deepcopy)
-def deepcopy_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def deepcopy_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return _copied(m, args[0], {}, True)
 
 
 @row(copy.copy)
-def copy_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def copy_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return _copied(m, args[0], {}, False)
 
 
 @row(hash)
-def hash_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def hash_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     f = pr.special(m, type(args[0]), "__hash__")
     if f is not None:
         return m.call(f, [args[0]], {})
@@ -276,7 +277,7 @@ def hash_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(super)
-def super_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def super_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not args:
         frame = m.frames[-1]
         names = frame.code.names
@@ -292,18 +293,18 @@ def super_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(dir)
-def dir_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def dir_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="dir()")
 
 
 @row(globals)
-def globals_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def globals_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     g = m.frames[-1].globals
     return m.world.wrap(g, FixedObject(g, "globals()"))
 
 
 @row(locals)
-def locals_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def locals_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     frame = m.frames[-1]
     if frame.names is not None:
         return frame.names
@@ -324,27 +325,27 @@ def locals_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(bool)
-def bool_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def bool_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return pr.truth(m, args[0]) if args else False
 
 
 @row(operator.truth)
-def truth_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def truth_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return pr.truth(m, args[0])
 
 
 @row(operator.not_)
-def not_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def not_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return not pr.truth(m, args[0])
 
 
 @row(len)
-def len_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def len_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return pr.length(m, args[0])
 
 
 def _number(cls: type, name: str) -> Any:
-    def convert(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def convert(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if args:
             value = args[0]
             if issubclass(type(value), Tensor):
@@ -371,24 +372,24 @@ for _cls, _name in ((int, "__int__"), (float, "__float__"), (complex, "__complex
 
 
 @row(str)
-def str_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def str_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 1 and not kwargs:
         return pr.to_str(m, args[0])
     return m.native(str, args, kwargs)
 
 
 @row(repr)
-def repr_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def repr_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return pr.to_str(m, args[0], "__repr__")
 
 
 @row(format)
-def format_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def format_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return pr.to_str(m, args[0], "__format__", args[1] if len(args) > 1 else "")
 
 
 def _collect(cls: type) -> Any:
-    def build(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if not args:
             return cls()
         return m.native(cls, [pr.iterate(m, args[0])], kwargs, plain=True)
@@ -401,17 +402,17 @@ for _cls in (list, tuple, set, frozenset):
 
 
 @row(torch.Size)
-def size_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def size_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.native(torch.Size, [m.listed(args[0])] if args else [], {}, plain=True)
 
 
 @row(deque)
-def deque_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def deque_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.native(deque, [pr.iterate(m, args[0]), *args[1:]] if args else [], kwargs, plain=True)
 
 
 def _mapping(cls: type) -> Any:
-    def build(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         args = list(args)
         lead = [args.pop(0)] if cls is defaultdict and args else []
         if args:
@@ -433,14 +434,14 @@ for _cls in (dict, OrderedDict, defaultdict):
 
 
 @row(iter)
-def iter_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def iter_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2:
         return m.native(iter, [m.callback(args[0]), args[1]], {}, plain=True)
     return pr.iterate(m, args[0])
 
 
 @row(next)
-def next_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def next_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     try:
         return pr.advance(m, args[0])
     except Raised as r:
@@ -450,7 +451,7 @@ def next_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _lazy(cls: Any) -> Any:
-    def build(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         return m.native(cls, [pr.iterate(m, a) for a in args], kwargs, plain=True)
 
     return build
@@ -461,7 +462,7 @@ for _cls in (zip, itertools.chain, itertools.product, itertools.zip_longest):
 
 
 def _first_iterable(cls: Any) -> Any:
-    def build(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if "iterable" in kwargs:
             kwargs = {**kwargs, "iterable": pr.iterate(m, kwargs["iterable"])}
         return m.native(cls, [pr.iterate(m, args[0]), *args[1:]] if args else [], kwargs, plain=True)
@@ -475,11 +476,11 @@ for _cls in (enumerate, itertools.islice, itertools.cycle, itertools.pairwise, i
 
 
 @row(itertools.chain.from_iterable)
-def chain_from(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def chain_from(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return (x for part in pr.iterate(m, args[0]) for x in _real(m, part))
 
 
-def _real(m: Any, value: Any) -> Iterator[Any]:
+def _real(m: Machine, value: Any) -> Iterator[Any]:
     try:
         yield from pr.iterate(m, value)
     except Raised as r:
@@ -487,7 +488,7 @@ def _real(m: Any, value: Any) -> Iterator[Any]:
 
 
 @row(reversed)
-def reversed_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def reversed_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
     f = pr.special(m, type(value), "__reversed__")
     if f is not None:
@@ -498,14 +499,14 @@ def reversed_(m: Any, args: Args, kwargs: Kwargs) -> Any:
     return iter([pr.getitem(m, value, i) for i in range(n - 1, -1, -1)])
 
 
-def _calling(m: Any, fn: Any, *args: Any) -> Any:
+def _calling(m: Machine, fn: Any, *args: Any) -> Any:
     try:
         return m.call(fn, list(args), {})
     except Raised as r:
         raise r.exc from None
 
 
-def _truth_of(m: Any, value: Any) -> bool:
+def _truth_of(m: Machine, value: Any) -> bool:
     try:
         return pr.truth(m, value)
     except Raised as r:
@@ -513,56 +514,56 @@ def _truth_of(m: Any, value: Any) -> bool:
 
 
 @row(map)
-def map_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def map_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     fn, its = args[0], [pr.iterate(m, a) for a in args[1:]]
     return (_calling(m, fn, *xs) for xs in zip(*its))
 
 
 @row(itertools.starmap)
-def starmap_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def starmap_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return (_calling(m, args[0], *m.listed(xs)) for xs in pr.iterate(m, args[1]))
 
 
 @row(filter)
-def filter_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def filter_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     fn, it = args[0], pr.iterate(m, args[1])
     return (x for x in it if _truth_of(m, x if fn is None else _calling(m, fn, x)))
 
 
 @row(itertools.filterfalse)
-def filterfalse_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def filterfalse_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     fn, it = args[0], pr.iterate(m, args[1])
     return (x for x in it if not _truth_of(m, x if fn is None else _calling(m, fn, x)))
 
 
-def _predicate(m: Any, fn: Any) -> Callable[..., bool]:
+def _predicate(m: Machine, fn: Any) -> Callable[..., bool]:
     return lambda x: _truth_of(m, _calling(m, fn, x))
 
 
 @row(itertools.takewhile)
-def takewhile_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def takewhile_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return itertools.takewhile(_predicate(m, args[0]), pr.iterate(m, args[1]))
 
 
 @row(itertools.dropwhile)
-def dropwhile_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def dropwhile_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return itertools.dropwhile(_predicate(m, args[0]), pr.iterate(m, args[1]))
 
 
 @row(itertools.groupby)
-def groupby_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def groupby_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     key = kwargs.get("key", args[1] if len(args) > 1 else None)
     return itertools.groupby(pr.iterate(m, args[0]), m.callback(key))
 
 
 @row(itertools.accumulate)
-def accumulate_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def accumulate_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     fn = args[1] if len(args) > 1 else kwargs.get("func", operator.add)
     return itertools.accumulate(pr.iterate(m, args[0]), lambda a, b: _calling(m, fn or operator.add, a, b), initial=kwargs.get("initial"))
 
 
 @row(functools.reduce)
-def reduce_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def reduce_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     it = pr.iterate(m, args[1])
     items = m.listed(it)
     if len(args) > 2:
@@ -576,7 +577,7 @@ def reduce_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(any)
-def any_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def any_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     for x in _stepped(m, args[0]):
         if pr.truth(m, x):
             return True
@@ -584,14 +585,14 @@ def any_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(all)
-def all_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def all_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     for x in _stepped(m, args[0]):
         if not pr.truth(m, x):
             return False
     return True
 
 
-def _stepped(m: Any, value: Any) -> Iterator[Any]:
+def _stepped(m: Machine, value: Any) -> Iterator[Any]:
     """Iterate inside a row: the program's exceptions stay Raised."""
     it = pr.iterate(m, value)
     while True:
@@ -605,7 +606,7 @@ def _stepped(m: Any, value: Any) -> Iterator[Any]:
 
 
 @row(sum)
-def sum_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def sum_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     out = args[1] if len(args) > 1 else kwargs.get("start", 0)
     items = list(_stepped(m, args[0]))
     if all(type(x) in floats.NUMBERS for x in (out, *items)) and any(type(x) is float or floats.varies(x) for x in items):
@@ -616,7 +617,7 @@ def sum_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _extreme(fn: Any, sign: str) -> Any:
-    def pick(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def pick(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         key = kwargs.get("key")
         items = list(_stepped(m, args[0])) if len(args) == 1 else list(args)
         if not items:
@@ -648,7 +649,7 @@ class _Key:
 
     __slots__ = ("m", "value")
 
-    def __init__(self, m: Any, value: Any) -> None:
+    def __init__(self, m: Machine, value: Any) -> None:
         self.m, self.value = m, value
 
     def __lt__(self, other: Any) -> bool:
@@ -658,7 +659,7 @@ class _Key:
             raise r.exc from None
 
 
-def _sorted_items(m: Any, items: list[Any], kwargs: Kwargs) -> list[Any]:
+def _sorted_items(m: Machine, items: list[Any], kwargs: Kwargs) -> list[Any]:
     key = kwargs.get("key")
     keys = items if key is None else [m.call(key, [x], {}) for x in items]
     wrap = keys if all(type(k) in SCALARS for k in keys) else [_Key(m, k) for k in keys]
@@ -670,12 +671,12 @@ def _sorted_items(m: Any, items: list[Any], kwargs: Kwargs) -> list[Any]:
 
 
 @row(sorted)
-def sorted_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def sorted_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return _sorted_items(m, m.listed(args[0]), kwargs)
 
 
 @row(abs)
-def abs_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def abs_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
     if issubclass(type(value), Tensor):
         return m.record("method", "abs", (value,), {})
@@ -688,7 +689,7 @@ def abs_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(round)
-def round_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def round_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(args[0]), Tensor):
         decimals = args[1] if len(args) > 1 else kwargs.get("ndigits")
         return m.record("method", "round", (args[0],), {} if decimals is None else {"decimals": decimals})
@@ -700,12 +701,12 @@ def round_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(pow)
-def pow_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def pow_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return pr.binary(m, "**", *args) if len(args) == 2 else m.native(pow, args, kwargs)
 
 
 @row(divmod)
-def divmod_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def divmod_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if any(issubclass(type(a), torch.Tensor) for a in args):
         names = " and ".join(f"'{type(a).__name__}'" for a in args)
         raise Raised(TypeError(f"unsupported operand type(s) for divmod(): {names}"))
@@ -734,7 +735,7 @@ row(operator.is_not)(lambda m, args, kwargs: not pr.is_same(m, *args))
 
 
 def _math(fn: Any) -> Any:
-    def apply(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def apply(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if any(issubclass(type(a), Tensor) for a in args):
             raise Unsupported("CAP020", at=m.loc(), detail=f"math.{fn.__name__} of a tensor")
         if any(map(floats.varies, args)):
@@ -756,7 +757,7 @@ for _fn in (math.ceil, math.floor, math.trunc, math.sqrt, math.log, math.log2, m
 
 
 @row(math.prod)
-def prod_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def prod_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     out = kwargs.get("start", 1)
     for x in _stepped(m, args[0]):
         out = pr.binary(m, "*", out, x)
@@ -767,7 +768,7 @@ def prod_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(warnings.warn)
-def warn(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def warn(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Shown once the graph has run, as coming from the user's line."""
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
     level = given.get("stacklevel", 1)
@@ -785,7 +786,7 @@ def _warn_at(filename: str, line: int, space: dict[str, Any], message: Any, cate
 
 
 def _logging(level: int | None) -> Any:
-    def log(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def log(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         logger = args[0]
         if not issubclass(type(logger), logging.Logger):
             raise Unsupported("CAP016", at=m.loc(), detail="logging")
@@ -809,7 +810,7 @@ def _log_at(at: tuple[str, int, str], logger: Any, level: int, message: Any, *ar
     logger.handle(logger.makeRecord(logger.name, level, filename, line, message, args, None, name, extra))
 
 
-def _guard_logger(m: Any, logger: Any, track: Any) -> None:
+def _guard_logger(m: Machine, logger: Any, track: Any) -> None:
     m.world.guard(Attr(FixedObject(logger, f"logger {logger.name}"), "level", "instance"), "equals", logger.level)
     m.world.guard(Attr(FixedObject(logger.manager, "logging.manager"), "_disable", "getattr"), "equals", logger.manager.disable)
     parent = logger.parent
@@ -824,18 +825,18 @@ row(logging.Logger.log)(_logging(None))
 
 
 @row(logging.Logger.isEnabledFor)
-def is_enabled_for(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def is_enabled_for(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     _guard_logger(m, args[0], None)
     return args[0].isEnabledFor(args[1])
 
 
 @row(logging.getLogger)
-def get_logger(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def get_logger(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.world.wrap(logging.getLogger(*args), None)
 
 
 @row(print)
-def print_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def print_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Printed once the graph has run; only what cannot change until then."""
     if not all(is_constant(a) for a in (*args, *kwargs.values())):
         raise Unsupported("CAP016", at=m.loc(), detail="print of more than constants")
@@ -843,7 +844,7 @@ def print_(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(os._Environ.__getitem__)
-def environ_getitem(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def environ_getitem(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """One variable of the environment, guarded."""
     raw = vars(os.environ)["_data"]
     data = m.world.wrap(raw, FixedObject(raw, "os.environ"))
@@ -858,11 +859,11 @@ row(os.fspath)(lambda m, args, kwargs: m.native(os.fspath, args, kwargs))
 
 
 @row(typing.cast)
-def cast_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def cast_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return args[1]
 
 
-def _handled(m: Any) -> Any:
+def _handled(m: Machine) -> Any:
     """The exception that is being handled; where it is none of this function's, only the caller knows. contextlib asks only to order the
     contexts of exceptions that leave an ExitStack; those make the frame eager."""
     if m.exc is None and m.frames[-1].code.code.co_filename == contextlib.__file__:
@@ -873,7 +874,7 @@ def _handled(m: Any) -> Any:
 
 
 @row(sys.exc_info)
-def exc_info(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     found = _handled(m)
     return (None, None, None) if found is None else (type(found), found, None)
 
@@ -883,12 +884,12 @@ if hasattr(sys, "exception"):
 
 
 @row(sys._getframe)
-def getframe(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def getframe(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="sys._getframe")
 
 
 @row(functools.partial)
-def partial_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def partial_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.native(functools.partial, args, kwargs, plain=True)
 
 
@@ -897,12 +898,12 @@ for _cls in (property, classmethod, staticmethod, slice, types.MethodType, types
 
 
 @row(types.CellType)
-def cell_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def cell_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return types.CellType(*args)
 
 
 @row(range)
-def range_(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def range_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if any(type(a) is torch.SymInt for a in args):
         m.recorder.facts.loc = m.loc()
         args = [int(a) for a in args]

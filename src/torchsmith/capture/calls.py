@@ -24,16 +24,15 @@ from . import arrays, floats, overrides, policy, tensor_attrs, torch_rows, trans
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised, find
+from .protocol import Machine, Row
 from .source import Attr, FixedObject
 from .tensor_attrs import TensorMethod
 from .world import CONTAINERS, MISSING, SCALARS, UNCHANGING, container_base
 
 Args = list[Any]
 Kwargs = dict[str, Any]
-Row = Callable[[Any, Args, Kwargs], Any]
 ROWS: dict[Any, Row] = {}
 BY_TYPE: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {}
-MACHINE_FUNCTIONS = transforms.MACHINE_FUNCTIONS
 Tensor = torch.Tensor
 Function = types.FunctionType
 
@@ -62,7 +61,7 @@ def by_type(*types_: type) -> Callable[[Any], Any]:
     return add
 
 
-def call(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def call(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """fn(*args, **kwargs)."""
     t = type(fn)
     if policy.SUBSTITUTED:
@@ -85,7 +84,7 @@ def _substituted(fn: Any) -> Any:
         return fn
 
 
-def _call_object(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """An instance whose class defines __call__."""
     t = type(fn)
     if t.__name__ == "Dispatcher" and t.__module__.endswith("_frame"):  # a compiled function: what it compiles is inlined
@@ -103,7 +102,7 @@ def _call_object(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.call(f, [fn, *args], kwargs)
     if t in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
         return _getter(m, fn, args)
-    if fn in MACHINE_FUNCTIONS:
+    if fn in transforms.MACHINE_FUNCTIONS:
         return fn(*args, **kwargs)
     if f is MISSING:
         raise Raised(TypeError(f"'{t.__name__}' object is not callable"))
@@ -125,7 +124,7 @@ def _is_left_alone(fn: Any) -> bool:
     return top in _REFUSED or top in _NATIVE_LIBRARIES or bool(fn.__dict__.get("_torchsmith_disabled"))
 
 
-def _getter(m: Any, fn: Any, args: Args) -> Any:
+def _getter(m: Machine, fn: Any, args: Args) -> Any:
     _, params = fn.__reduce__()[:2]
     if type(fn) is operator.itemgetter:
         out = tuple(pr.getitem(m, args[0], k) for k in params)
@@ -148,7 +147,7 @@ _MODULE_GLOBALS = torch.nn.modules.module.__dict__
 _GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
 
 
-def _call_module(m: Any, module: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_module(m: Machine, module: Any, args: Args, kwargs: Kwargs) -> Any:
     """nn.Module.__call__: forward at once where there are no hooks, else all of _call_impl."""
     track = m.world.tracks.get(id(module))
     if track is None:
@@ -158,7 +157,7 @@ def _call_module(m: Any, module: Any, args: Args, kwargs: Kwargs) -> Any:
     return _interpret_module(m, module, track, args, kwargs)
 
 
-def _interpret_module(m: Any, module: Any, track: Any, args: Args, kwargs: Kwargs) -> Any:
+def _interpret_module(m: Machine, module: Any, track: Any, args: Args, kwargs: Kwargs) -> Any:
     d = module.__dict__
     m.world.use(track)
     if d.get("_compiled_call_impl") is not None:
@@ -185,7 +184,7 @@ def _interpret_module(m: Any, module: Any, track: Any, args: Args, kwargs: Kwarg
 # ---------------------------------------------------------------- functions
 
 
-def _record(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _record(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     args = [m.index_key(a) for a in args] if m.world.tracks else args
     kwargs = {k: m.index_key(v) for k, v in kwargs.items()} if kwargs else kwargs
     return m.record("function", fn, tuple(args), kwargs)
@@ -195,7 +194,7 @@ _INLINE_TORCH_HOOKS: dict[str, str] = {}
 
 
 @by_type(types.FunctionType)
-def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     found = ROWS.get(fn) or torch_rows.ROWS.get(fn)
     if found is not None:
         return found(m, args, kwargs)
@@ -204,7 +203,7 @@ def _call_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         name = None  # its own code asks for handlers
     if name is not None and _is_recordable(args) and _is_recordable(kwargs.values()):
         return _record(m, fn, args, kwargs)
-    if fn in MACHINE_FUNCTIONS:
+    if fn in transforms.MACHINE_FUNCTIONS:
         return fn(*args, **kwargs)
     if args and issubclass(type(args[0]), Tensor):
         name = policy.tensor_functions().get(fn)
@@ -252,7 +251,7 @@ def _disabled(fn: Any) -> str:
     return f"{getattr(own, '__qualname__', own)} is marked with compiler.disable{where}" + (f": {reason}" if reason else "")
 
 
-def _own_api(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _own_api(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """torchsmith.compiler's marks on functions, and its own predicates."""
     d = fn.__dict__
     if d.get("_torchsmith_disabled"):
@@ -305,7 +304,7 @@ _NATIVE_LIBRARIES = frozenset({"re", "inspect", "numpy", "textwrap", "string", "
 
 
 @by_type(types.MethodType)
-def _call_method(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     track = m.world.tracks.get(id(fn))
     if track is not None:
         func, self = at.load_attr(m, fn, "__func__"), at.load_attr(m, fn, "__self__")
@@ -314,28 +313,28 @@ def _call_method(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @by_type(TensorMethod)
-def _call_tensor_method(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_tensor_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return _tensor_method(m, fn.__self__, fn.__name__, args, kwargs)
 
 
 @by_type(arrays.ArrayMethod)
-def _call_array_method(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_array_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return arrays.method(m, fn.__self__, fn.__name__, args, kwargs)
 
 
 @by_type(np.ufunc, arrays.FUNCTION_TYPE)
-def _call_numpy(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_numpy(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return arrays.call(m, fn, args, kwargs)
 
 
 @by_type(functools.partial)
-def _call_partial(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_partial(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     func, first, keywords = (at.load_attr(m, fn, n) for n in ("func", "args", "keywords"))
     return m.call(func, [*first, *args], {**m.mapped(keywords), **kwargs})
 
 
 @by_type(functools._lru_cache_wrapper)
-def _call_cached(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_cached(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if getattr(fn.__wrapped__, "_dynamo_marked_constant", False):
         return m.native(fn, args, kwargs, plain=True)
     before, changed = len(m.effects), m.changes()
@@ -357,7 +356,7 @@ _STATE_METHODS = frozenset({"backward", "register_hook", "retain_grad", "data_pt
                             "register_post_accumulate_grad_hook", "__reduce_ex__", "__deepcopy__", "to_dense", "module_load"})  # fmt: skip
 
 
-def _tensor_method(m: Any, t: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
+def _tensor_method(m: Machine, t: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
     """A method of a tensor: a node, a Python value known while capturing, or refused."""
     if m.modes or m.subclasses:
         out = overrides.dispatched(m, "method", name, (t, *args), kwargs)
@@ -397,24 +396,24 @@ def tensor_method(*names: str) -> Callable[[Any], Any]:
 
 
 @tensor_method("numpy")
-def _numpy(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _numpy(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     if args or kwargs.keys() - {"force"}:
         return MISSING
     return arrays.numpy_of(m, t, m.truth(kwargs.get("force", False)))
 
 
 @tensor_method("__array__")
-def _array(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _array(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return MISSING if args or kwargs else arrays.numpy_of(m, t)
 
 
 @tensor_method("as_subclass")
-def _as_subclass(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _as_subclass(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return overrides.cast(m, t, args[0] if args else kwargs.get("cls"))
 
 
 @tensor_method("requires_grad_")
-def _requires_grad_(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _requires_grad_(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     value = bool(args[0] if args else kwargs.get("requires_grad", True))
     if m.recorder.info(t).requires_grad != value:
         tensor_attrs.set_requires_grad(m, t, value)
@@ -422,38 +421,38 @@ def _requires_grad_(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @tensor_method("__len__")
-def _len(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _len(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return pr.length(m, t)
 
 
 @tensor_method("__iter__")
-def _iter(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _iter(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return pr.iterate(m, t)
 
 
 @tensor_method("get_device")
-def _get_device(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _get_device(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     device = torch_rows.tracing.device_of(t)
     return -1 if device.type == "cpu" else device.index or 0
 
 
 @tensor_method("__hash__")
-def _hash(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _hash(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return id(t)
 
 
 @tensor_method("is_inference")
-def _is_inference(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _is_inference(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return m.recorder.is_inference(t)
 
 
 @tensor_method("is_pinned", "is_shared")
-def _never(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _never(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return False
 
 
 @tensor_method("type")
-def _type(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _type(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     if args or kwargs:
         return MISSING
     return torch.empty(0, dtype=t.dtype, device="cpu").type() if False else _TYPE_NAMES.get(t.dtype, MISSING)
@@ -467,7 +466,7 @@ _TYPE_NAMES = {
 
 
 @tensor_method("__deepcopy__", "__copy__")
-def _copy(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def _copy(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return MISSING
 
 
@@ -475,7 +474,7 @@ def _copy(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @by_type(types.BuiltinFunctionType)
-def _call_builtin(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_builtin(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     found = ROWS.get(fn) or torch_rows.ROWS.get(fn)
     if found is not None:
         return found(m, args, kwargs)
@@ -497,7 +496,7 @@ BY_TYPE[type(re.compile("").match)] = _call_builtin  # methods in C that know th
 def _substituting(fn: Any) -> Row:
     """A replacement that is a function of Python is interpreted."""
 
-    def run(m: Any, args: Args, kwargs: Kwargs) -> Any:
+    def run(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         args = [_replacement(m, a) if k == 1 else a for k, a in enumerate(args)]
         return m.native(fn, args, {k: _replacement(m, v) if k == "repl" else v for k, v in kwargs.items()})
 
@@ -508,14 +507,14 @@ for _fn in (re.sub, re.subn):
     row(_fn)(_substituting(_fn))
 
 
-def _replacement(m: Any, repl: Any) -> Any:
+def _replacement(m: Machine, repl: Any) -> Any:
     return repl if type(repl) in SCALARS else m.callback(repl)
 
 
 _STATIC = frozenset({str.maketrans, bytes.maketrans, bytearray.maketrans})  # methods that know neither class nor module
 
 
-def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_c_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     module = str(getattr(fn, "__module__", None) or getattr(fn.__self__, "__name__", "")).partition(".")[0]
     if fn in _STATIC:
         return m.native(fn, args, kwargs)
@@ -524,9 +523,6 @@ def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if module in policy.PURE_MODULES and not (module == "builtins" and fn.__name__ in policy.IMPURE_BUILTINS):
         if module == "math" and (any(map(floats.varies, args)) or (fn in floats.BY_PYTHON and any(type(a) is torch.SymFloat for a in args))):
             return floats.apply(m, fn, args, kwargs)
-        by_name = _OPERATOR_ROWS.get(fn)
-        if by_name is not None:
-            return by_name(m, args, kwargs)
         return m.native(fn, args, kwargs)
     if module in ("time", "_random", "_io", "posix", "_thread", "_datetime", "select", "_socket"):
         raise Unsupported("CAP016", at=m.loc(), detail=f"{module}.{fn.__name__}")
@@ -535,7 +531,7 @@ def _call_c_function(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail=f"{module}.{fn.__name__}")
 
 
-def _call_class_builtin(m: Any, fn: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
+def _call_class_builtin(m: Machine, fn: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """dict.fromkeys, int.from_bytes, object.__new__ ..."""
     if fn.__name__ == "__new__":
         return _new(m, args[0] if args else cls, cls, args[1:], kwargs)
@@ -552,7 +548,7 @@ def _call_class_builtin(m: Any, fn: Any, cls: type, args: Args, kwargs: Kwargs) 
     return m.native(fn, args, kwargs)
 
 
-def _new(m: Any, cls: Any, owner: type, args: Args, kwargs: Kwargs) -> Any:
+def _new(m: Machine, cls: Any, owner: type, args: Args, kwargs: Kwargs) -> Any:
     """owner.__new__(cls, ...) of a C base."""
     if issubclass(cls, Tensor):
         raise Unsupported("CAP021", at=m.loc(), detail=f"{cls.__name__}.__new__")
@@ -568,7 +564,7 @@ _ITERABLE_FIRST = frozenset({"extend", "update", "union", "intersection", "diffe
 _STORING = frozenset({"append", "insert", "add", "__setitem__", "setdefault", "appendleft"})
 
 
-def _call_bound(m: Any, self: Any, name: str, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A C method of a container, string, iterator ..."""
     t = type(self)
     track = m.world.tracks.get(id(self))
@@ -644,7 +640,7 @@ ROWS[weakref.ref] = lambda m, args, kwargs: m.native(weakref.ref, args[:1], {}, 
 
 
 @by_type(weakref.ref)
-def _call_weakref(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_weakref(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     track = m.world.of(fn)
     target = fn()
     if track is None:
@@ -658,21 +654,22 @@ _SAFE_SELF = (
 )
 
 
-def _formattable(m: Any, value: Any) -> Any:
+def _formattable(m: Machine, value: Any) -> Any:
     if type(value) in SCALARS or issubclass(type(value), (list, tuple, dict)):
         return value
     return pr.to_str(m, value)
 
 
-def _single_read(m: Any, self: Any, name: str, args: Args) -> Any:
-    key = args[0]
+def _single_read(m: Machine, self: Any, name: str, args: Args) -> Any:
+    key, track = args[0], m.world.of(self)
+    assert track is not None
     if name == "__getitem__":
-        return pr._item_outside(m, m.world.of(self), key)
+        return pr._item_outside(m, track, key)
     if name == "get" and not issubclass(type(self), dict):
-        return m.native(m.world.image(m.world.of(self)).get, args, {})
+        return m.native(m.world.image(track).get, args, {})
     if not issubclass(type(self), dict):
-        return pr.contains(m, m.world.image(m.world.of(self)), key)
-    value = pr._read_key(m, m.world.of(self), key)
+        return pr.contains(m, m.world.image(track), key)
+    value = pr._read_key(m, track, key)
     if name == "__contains__":
         return value is not MISSING
     return value if value is not MISSING else (args[1] if len(args) > 1 else None)
@@ -681,7 +678,7 @@ def _single_read(m: Any, self: Any, name: str, args: Args) -> Any:
 _METHOD_ROWS: dict[str, Callable[..., Any]] = {}
 
 
-def _row_init(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+def _row_init(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     """object.__init__ and the like: nothing to do."""
     owner = find(m, t, "__init__")
     if owner is object.__init__ or not issubclass(type(self), (dict, list, set, BaseException, super)):
@@ -703,23 +700,23 @@ _C_BASES = _c_bases()
 _METHOD_ROWS["__init__"] = _row_init
 
 
-def _row_setattr(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+def _row_setattr(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     at.default_setattr(m, self, t, args[0], args[1])
     return None
 
 
-def _row_getattribute(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+def _row_getattribute(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     return at.default_getattribute(m, self, t, args[0], fallback=False)
 
 
-def _row_delattr(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+def _row_delattr(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     if track is None:
         return MISSING
     m.world.set_attr(track, args[0], at.DELETED)
     return None
 
 
-def _row_class_getitem(m: Any, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+def _row_class_getitem(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     return MISSING
 
 
@@ -729,7 +726,7 @@ _METHOD_ROWS["__delattr__"] = _row_delattr
 
 
 @by_type(types.MethodWrapperType)
-def _call_method_wrapper(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_method_wrapper(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     self = fn.__self__
     if issubclass(type(self), Tensor):
         return _tensor_method(m, self, fn.__name__, args, kwargs)
@@ -745,7 +742,7 @@ def _call_method_wrapper(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @by_type(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-def _call_descriptor(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_descriptor(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """An unbound C method: list.append(l, x), object.__setattr__(o, n, v), torch.Tensor.add(x, y)."""
     found = ROWS.get(fn) or torch_rows.ROWS.get(fn)
     if found is not None:
@@ -776,7 +773,7 @@ def is_python_class(cls: Any) -> bool:
     return issubclass(type(cls), type) and bool(cls.__flags__ & 0x200)
 
 
-def _call_class(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
+def _call_class(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
     found = ROWS.get(cls) or torch_rows.ROWS.get(cls)
     if found is not None:
         return found(m, args, kwargs)
@@ -796,7 +793,7 @@ def _call_class(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
 BY_TYPE[type] = _call_class
 
 
-def _instantiate(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
+def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """type.__call__: __new__, then __init__."""
     if issubclass(cls, (Tensor, torch.UntypedStorage)):
         raise Unsupported("CAP021", at=m.loc(), detail=cls.__name__)
@@ -822,7 +819,7 @@ def _instantiate(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
     return obj
 
 
-def _c_new(m: Any, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
+def _c_new(m: Machine, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(cls, BaseException):
         return m.native(lambda: cls.__new__(cls, *args), [], {}, plain=True)
     if issubclass(cls, (dict, list, set)):
@@ -834,7 +831,7 @@ def _c_new(m: Any, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__module__}.{cls.__qualname__}")
 
 
-def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
+def _instantiate_c(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
     module = cls.__module__.partition(".")[0]
     if issubclass(cls, BaseException):
         return m.native(cls, args, kwargs, plain=True)
@@ -851,10 +848,3 @@ def _instantiate_c(m: Any, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if module in ("_thread", "_random", "datetime", "_io"):
         raise Unsupported("CAP016", at=m.loc(), detail=cls.__name__)
     raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__module__}.{cls.__qualname__}")
-
-
-_OPERATOR_ROWS: dict[Any, Row] = {}
-from . import array_rows, autograd_rows, builtin_rows, training_rows  # noqa: E402  (fill ROWS)
-
-transforms.fill(torch_rows.ROWS, torch_rows.BY_CODE)
-_ = array_rows, autograd_rows, builtin_rows, training_rows

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..codes import Unsupported, define
 from ..graph import tracing
+from .protocol import Machine
 
 define("CAP034", "a branch of torch.cond may do harm where it is not taken", "the call runs eagerly; torchsmith.export takes it")
 define("CAP033", "a control-flow operator has no form without branches and loops", "see the detail")
@@ -31,7 +32,7 @@ def _arguments(spelt: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]
     return list(bound.arguments.values())
 
 
-def _run(m: Any, fn: Callable[..., Any], operands: Any) -> tuple[list[Any], Any]:
+def _run(m: Machine, fn: Callable[..., Any], operands: Any) -> tuple[list[Any], Any]:
     """What `fn` returns, flat. It must write to nothing: it may be the branch that is not taken."""
     before = len(m.recorder.graph.nodes)
     flat, spec = pytree.tree_flatten(m.call(fn, list(operands), {}))
@@ -42,7 +43,7 @@ def _run(m: Any, fn: Callable[..., Any], operands: Any) -> tuple[list[Any], Any]
     return flat, spec
 
 
-def cond(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def cond(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """cond(p, f, g, x) -> where(p, f(x), g(x)): both are computed."""
     pred, true_fn, false_fn, operands = _arguments("pred true_fn false_fn operands", args, kwargs)
     if not issubclass(type(pred), torch.Tensor):
@@ -61,7 +62,7 @@ def cond(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return pytree.tree_unflatten([_chosen(m, pred, a, b) for a, b in zip(yes, no, strict=True)], spec)
 
 
-def _gated(m: Any, pred: Any, operands: Any, taken: bool) -> Any:
+def _gated(m: Machine, pred: Any, operands: Any, taken: bool) -> Any:
     """The operands of a branch, to which a gradient goes back only where it is taken: the other one's may be NaN."""
 
     def gate(x: Any) -> Any:
@@ -73,7 +74,7 @@ def _gated(m: Any, pred: Any, operands: Any, taken: bool) -> Any:
     return operands if m.is_whole else pytree.tree_map(gate, operands)
 
 
-def _refuse_ungated(m: Any, mark: Any) -> None:
+def _refuse_ungated(m: Machine, mark: Any) -> None:
     """Tensors from around the branches that gradients reach past the gates."""
     nodes = list(m.recorder.graph.nodes)
     inside = nodes[nodes.index(mark) + 1 :] if mark is not None else [n for n in nodes if n.op != "placeholder"]
@@ -87,7 +88,7 @@ def _refuse_ungated(m: Any, mark: Any) -> None:
             )
 
 
-def _chosen(m: Any, pred: Any, a: Any, b: Any) -> Any:
+def _chosen(m: Machine, pred: Any, a: Any, b: Any) -> Any:
     if not issubclass(type(a), torch.Tensor) or not issubclass(type(b), torch.Tensor):
         if type(a) is type(b) and a == b:
             return a
@@ -98,7 +99,7 @@ def _chosen(m: Any, pred: Any, a: Any, b: Any) -> Any:
     return m.recorder.record("function", torch.where, (pred, a, b), {})
 
 
-def while_loop(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def while_loop(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A loop whose count follows from the program's own numbers (a counter that starts at torch.tensor(0)), written out."""
     cond_fn, body_fn, carried = _arguments("cond_fn body_fn carried_inputs", args, kwargs)
     for _ in range(LONGEST + 1):
@@ -112,7 +113,7 @@ def while_loop(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP033", at=m.loc(), detail=f"a while_loop of more than {LONGEST} steps; loops are written out up to that")
 
 
-def _steps(m: Any, xs: list[Any], dim: int, name: str) -> int:
+def _steps(m: Machine, xs: list[Any], dim: int, name: str) -> int:
     n = xs[0].shape[dim] if xs else 0
     if type(n) is not int:
         raise Unsupported(
@@ -125,17 +126,17 @@ def _steps(m: Any, xs: list[Any], dim: int, name: str) -> int:
     return n
 
 
-def _select(m: Any, x: Any, dim: int, i: int) -> Any:
+def _select(m: Machine, x: Any, dim: int, i: int) -> Any:
     return m.recorder.record("method", "select", (x, dim, i), {})
 
 
-def _stacked(m: Any, rows: list[list[Any]], dim: int) -> list[Any]:
+def _stacked(m: Machine, rows: list[list[Any]], dim: int) -> list[Any]:
     """One tensor for each leaf; those with too few dimensions are stacked along their first."""
     leaves = [list(parts) for parts in zip(*rows, strict=True)]
     return [m.recorder.record("function", torch.stack, (parts, dim if dim <= parts[0].dim() else 0), {}) for parts in leaves]
 
 
-def map_(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def map_(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """map(f, xs, *args) -> stack([f(xs[0], *args), f(xs[1], *args), ...])"""
     fn, xs, *rest = args
     flat, spec = pytree.tree_flatten(xs)
@@ -147,7 +148,7 @@ def map_(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return pytree.tree_unflatten(_stacked(m, rows, 0), made)
 
 
-def scan(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def scan(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """scan(f, init, xs) -> the carry after the last element, and what f returned beside it, stacked."""
     options = {"dim": 0, "reverse": False} | {k: kwargs.pop(k) for k in ("dim", "reverse") if k in kwargs}
     fn, carry, xs = _arguments("combine_fn init xs", args, kwargs)
@@ -189,7 +190,7 @@ def _doubling(combine: Any, xs: Any, dim: int, reverse: bool) -> Any:
     return parts[0] if single else type(xs)(parts)
 
 
-def associative_scan(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def associative_scan(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """torch maps combine_fn over the scanned dimension; an elementwise one takes whole tensors as they are, others are refused."""
     combine, xs, dim, reverse, _ = _arguments("combine_fn xs dim reverse combine_mode", args, kwargs)
     parts = [xs] if issubclass(type(xs), torch.Tensor) else xs if type(xs) in (tuple, list) else ()

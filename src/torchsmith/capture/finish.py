@@ -25,10 +25,11 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ..codes import Unsupported
 from ..graph import tracing
-from . import arrays, assemble, calls, overrides
+from . import arrays, assemble, overrides, transforms
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
 from .opcodes import NULL
+from .protocol import Machine
 from .resume import Later, Stop
 from .source import Attr, Cell, Computed, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
 from .tensor_attrs import TensorMethod
@@ -42,7 +43,7 @@ _LITERALS = frozenset({int, str, bytes, bool, type(None)})
 class _Builder:
     """Writes the statements of `finish`, one object at a time; an object met twice is built once."""
 
-    def __init__(self, machine: Any) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.m = machine
         self.reads: list[str] = []  # what is read from outside is read before anything is changed
         self.read_names: dict[Source, str] = {}
@@ -132,7 +133,7 @@ class _Builder:
         known = self.names.get(id(v))
         if known is not None:
             return known
-        if t is types.FunctionType and v in calls.MACHINE_FUNCTIONS:
+        if t is types.FunctionType and v in transforms.MACHINE_FUNCTIONS:
             if v.__name__ != "build":
                 raise Unsupported("CAP015", at=self.m.loc(), detail="a function of the bytecode machine")
             return self.const(builtins.__build_class__)
@@ -500,7 +501,7 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
 
 def _is_ours(v: Any) -> bool:
     """A function of the machine, which means nothing outside of a capture."""
-    return type(v) is types.FunctionType and (v in calls.MACHINE_FUNCTIONS or "_torchsmith_interprets" in v.__dict__)
+    return type(v) is types.FunctionType and (v in transforms.MACHINE_FUNCTIONS or "_torchsmith_interprets" in v.__dict__)
 
 
 _HOLDING = frozenset({slice, property, staticmethod, classmethod})  # may hold what stands for the program's values
@@ -516,7 +517,7 @@ def _has_shared(v: Any, seen: set[int]) -> bool:
     return type(v) is dict and any(_has_shared(x, seen) for x in v.values())
 
 
-def finished(m: Any, result: Any) -> Captured:
+def finished(m: Machine, result: Any) -> Captured:
     """Close the graph and say how the result is made."""
     world = m.world
     b = _Builder(m)
@@ -543,7 +544,7 @@ def finished(m: Any, result: Any) -> Captured:
     return closed(m, b, finish)
 
 
-def stopped(m: Any, frame: Any) -> Captured:
+def stopped(m: Machine, frame: Any) -> Captured:
     """Close a capture in front of an instruction: the result is what the frame holds there, as far as it is still read."""
     code, ins = frame.code.code, frame.code.instrs[frame.index]
     readers = assemble.FRAME_READERS.intersection(code.co_names)
@@ -571,7 +572,7 @@ def stopped(m: Any, frame: Any) -> Captured:
     return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data))
 
 
-def can_hand_over(m: Any, frame: Any) -> bool:
+def can_hand_over(m: Machine, frame: Any) -> bool:
     """Whether all that the outermost frame holds can be made anew outside: a quick look, which may say yes too often."""
     if m.contexts or m.handlers_off or assemble.touches(frame.code.instrs[frame.index]) is None:
         return False
@@ -581,7 +582,7 @@ def can_hand_over(m: Any, frame: Any) -> bool:
     return all(_can_move(m, v, 3, raised) for v in (*frame.fast, *frame.stack))
 
 
-def _can_move(m: Any, v: Any, depth: int, raised: set[int]) -> bool:
+def _can_move(m: Machine, v: Any, depth: int, raised: set[int]) -> bool:
     t = type(v)
     if id(v) in raised:
         return False
@@ -614,7 +615,7 @@ def _can_move(m: Any, v: Any, depth: int, raised: set[int]) -> bool:
     return all(_can_move(m, x, depth - 1, raised) for x in inner)
 
 
-def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captured:
+def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Captured:
     """The graph ends with the outputs that `b` collected; its facts are final. keep: arguments stay inputs even if nothing reads them."""
     recorder = m.recorder
     _guard_overlap(m)
@@ -644,7 +645,7 @@ def closed(m: Any, b: _Builder, finish: Finish, *, keep: bool = False) -> Captur
     )
 
 
-def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:
+def _drop_unused(m: Machine, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:
     """Placeholders nothing reads are no inputs; one that gives a size its meaning stays. Symbols then learn their input's number."""
     outs = set(b.outs)
     facts = m.recorder.facts
@@ -663,14 +664,14 @@ def _drop_unused(m: Any, b: _Builder, keep_arguments: bool) -> tuple[Source, ...
     return tuple(keep)
 
 
-def _guard_overlap(m: Any) -> None:
+def _guard_overlap(m: Machine) -> None:
     """A graph that writes an input is right only if no other input shares its memory."""
     infos = list(m.recorder.real.values())
     memory = tracing.current().written  # no version counter tells of writes through .data
     written = [i for i in infos if tracing.storage(i.tensor) in memory]
     if not written:
         return
-    ends = sorted((extent(i.real), n) for n, i in enumerate(infos) if i.real.numel())
+    ends = sorted((extent(i.real), n) for n, i in enumerate(infos) if i.real is not None and i.real.numel())
     reach, holder = -1, -1
     marked = {id(i) for i in written}
     for (lo, hi), n in ends:
@@ -680,6 +681,7 @@ def _guard_overlap(m: Any) -> None:
             reach, holder = hi, n
     arguments = [i.source for i in infos if i.node.meta["role"] == "input"]
     for i in written:
+        assert i.source is not None  # an input
         others = tuple(s for s in (arguments if i.node.meta["role"] != "input" else [j.source for j in infos]) if s != i.source)
         if others:
             m.world.guard(i.source, "no_overlap", others)

@@ -14,12 +14,13 @@ import torch
 from ..codes import Unsupported
 from .attributes import attr_or
 from .control_flow import _arguments
+from .protocol import Machine
 
 _NAMES = "query key value score_mod= block_mask= scale= enable_gqa= return_lse= kernel_options= return_aux="
 _ANY_LENGTH = 1 << 30  # the block size of a mask that masks nothing
 
 
-def flex_attention(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def flex_attention(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     query, key, value, score_mod, mask, scale, gqa, with_lse, _, aux = _arguments(_NAMES, args, kwargs)
     tensors = (query, key, value)
     mask_mod = None if mask is None else m.attr(mask, "mask_mod")
@@ -30,7 +31,7 @@ def flex_attention(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return m.inline(_written_out, [*tensors, score_mod, mask_mod, scale, bool(with_lse)], {})
 
 
-def _is_plain(m: Any, tensors: tuple[Any, ...], mask: Any, gqa: Any) -> bool:
+def _is_plain(m: Machine, tensors: tuple[Any, ...], mask: Any, gqa: Any) -> bool:
     """Is this a call that eager takes?"""
     if any(not issubclass(type(t), torch.Tensor) or t.dim() != 4 or t.dtype != tensors[0].dtype for t in tensors):
         return False

@@ -21,6 +21,7 @@ from ..codes import Unsupported
 from ..graph.sizes import SizeNode
 from ..ir import dtype as dt
 from ..ir.expr import Const, Sym, walk
+from .protocol import Machine
 from .source import Computed
 from .world import container_base, is_constant
 
@@ -72,7 +73,7 @@ def hint(value: Any) -> Any:
     return value.node.hint if type(value) in _SYMBOLS else value
 
 
-def pinned(m: Any, value: Any) -> Any:
+def pinned(m: Machine, value: Any) -> Any:
     """The number at hand, assumed from now on."""
     if type(value) not in _SYMBOLS:
         return value
@@ -82,7 +83,7 @@ def pinned(m: Any, value: Any) -> Any:
     return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](value)
 
 
-def apply(m: Any, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
+def apply(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
     """fn(*args), some argument of which varies."""
     if not kwargs and all(type(a) in NUMBERS and hint(a) is not None for a in args):
         try:
@@ -101,7 +102,7 @@ def apply(m: Any, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
     return m.native(fn, [pinned(m, a) for a in args], {k: pinned(m, v) for k, v in (kwargs or {}).items()}, plain=True)
 
 
-def _expression(m: Any, fn: Any, a: Any, b: Any) -> Any:
+def _expression(m: Machine, fn: Any, a: Any, b: Any) -> Any:
     """a + b ... as an expression that the graph computes; a quotient is one where the divisor is not zero."""
     facts = m.recorder.facts
     facts.loc = m.loc()
@@ -119,7 +120,7 @@ def _node(value: Any, facts: Any) -> Any:
     return SizeNode(Const(dt.f64, number), number, facts, "float")
 
 
-def for_native(m: Any, fn: Callable[..., Any], args: list[Any]) -> list[Any]:
+def for_native(m: Machine, fn: Callable[..., Any], args: list[Any]) -> list[Any]:
     """Arguments for a C function that is no row here: containers keep a symbol as what it is, everybody else gets the number at hand."""
     if fn in _KEEPING or container_base(type(getattr(fn, "__self__", None))) is not None:
         return args
@@ -133,7 +134,7 @@ def _as_float(value: int) -> float:
         return math.nan
 
 
-def compare(m: Any, fn: Any, a: Any, b: Any) -> Any:
+def compare(m: Machine, fn: Any, a: Any, b: Any) -> Any:
     """a < b ...: a truth that becomes a guard where the program asks for it."""
     facts = m.recorder.facts
     facts.loc = m.loc()
@@ -144,7 +145,7 @@ def compare(m: Any, fn: Any, a: Any, b: Any) -> Any:
     return torch.SymBool(getattr(_node(x, facts), fn.__name__)(_node(y, facts)))
 
 
-def _computed(m: Any, fn: Any, args: list[Any], value: Any) -> Any:
+def _computed(m: Machine, fn: Any, args: list[Any], value: Any) -> Any:
     sources = m.recorder.facts.sources
     symbols = sorted({x.name for a in args if type(a) in _SYMBOLS for x in walk(a.node.expr) if isinstance(x, Sym)})
     if any(name not in sources for name in symbols):

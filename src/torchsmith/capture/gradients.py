@@ -16,6 +16,7 @@ from ..codes import Unsupported
 from ..graph.layout import contiguous_strides, is_dense
 from ..graph.tracing import device_of
 from .attributes import Raised
+from .protocol import Machine
 from .source import Attr
 from .world import MISSING
 
@@ -27,7 +28,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 class Gradients:
     """`.grad` of every tensor the program has asked for or changed."""
 
-    def __init__(self, machine: Any) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.m = machine
         self.written: dict[int, tuple[Tensor, Any]] = {}  # by id of the tracing tensor: it, and what `.grad` is now
         self.spent: set[Any] = set()  # nodes of autograd's graph that a backward pass has freed
@@ -41,7 +42,7 @@ class Gradients:
         if known is not None:
             return known[1]
         info = self.m.recorder.info(t)
-        if info.real is None:
+        if info.real is None or info.source is None:
             return None
         return self.m.world.wrap(info.real.grad if info.real.is_leaf else None, Attr(info.source, "grad", "getattr"))
 
@@ -61,7 +62,7 @@ class Gradients:
     def hooks(self, t: Tensor, name: str) -> Any:
         """The hooks of a tensor: none, under a guard. Those that are there would be skipped, so they are refused."""
         info = self.m.recorder.info(t)
-        if info.real is None:
+        if info.real is None or info.source is None:
             return None
         found = getattr(info.real, name)
         source = Attr(info.source, name, "getattr")

@@ -21,7 +21,21 @@ import torch
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.spec import ASSUMED
-from . import arrays, assemble, bytecode, calls, finish, floats, opcodes, overrides, policy, tensor_attrs, torch_rows
+from . import (
+    arrays,
+    assemble,
+    bytecode,
+    calls,
+    finish,
+    floats,
+    opcodes,
+    overrides,
+    policy,
+    tables,  # noqa: F401  (fills the tables of rows)
+    tensor_attrs,
+    torch_rows,
+    transforms,
+)
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised
@@ -430,12 +444,12 @@ class Machine:
     def call(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return calls.call(self, fn, args, kwargs)
 
-    def inline(self, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def inline(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Interpret a Python function."""
         code = fn.__code__
         if code.co_flags & _ASYNC:
             raise Unsupported("CAP002", at=self.loc(), detail="async code")
-        source = self._function_source(fn)
+        source = self.function_source(fn)
         fast = self._bind(fn, args, kwargs, source)
         given = fast[: code.co_argcount] if fn in torch_rows.AFTER else None
         frame = Frame(self, fn, fast)
@@ -444,7 +458,7 @@ class Machine:
         result = frame.run()[1]
         return result if given is None else torch_rows.AFTER[fn](self, result, *given)
 
-    def _function_source(self, fn: types.FunctionType) -> Source | None:
+    def function_source(self, fn: types.FunctionType) -> Source | None:
         """Guard what a function from outside is made of; None for a function made here."""
         if id(fn) in self.world.fresh_pinned:
             return None
@@ -822,7 +836,7 @@ class Machine:
             meta = keywords.pop("metaclass", None)
             bases = types.resolve_bases(bases)
             meta, namespace, keywords = types.prepare_class(name, bases, {"metaclass": meta, **keywords} if meta else keywords)
-            self._function_source(fn)
+            self.function_source(fn)
             inner = Frame(self, fn, [NULL] * bytecode.decode(fn.__code__).size, namespace)
             cell = inner.run()[1]
             cls = meta(name, bases, namespace, **keywords)
@@ -832,7 +846,7 @@ class Machine:
             self.world.keep.append(cls)
             return cls
 
-        calls.MACHINE_FUNCTIONS.add(build)
+        transforms.MACHINE_FUNCTIONS.add(build)
         return build
 
 
@@ -973,7 +987,7 @@ def _capture(
     with torch_rows.preserved_state(), m.recorder.tracing():
         try:
             frame = Frame(m, fn, values)
-            m._function_source(fn)
+            m.function_source(fn)
             if at is not None:
                 _enter_middle(m, frame, at, args)
             if fn.__code__.co_flags & (_GENERATOR | _ASYNC):

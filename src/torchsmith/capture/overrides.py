@@ -19,6 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported, define
 from . import attributes as at
+from .protocol import Machine
 from .source import Computed
 from .world import MISSING
 
@@ -119,7 +120,7 @@ def is_subclass(cls: type) -> bool:
     )
 
 
-def handler_of(m: Any, value: Any) -> bool:
+def handler_of(m: Machine, value: Any) -> bool:
     """Does torch give calls with this argument to the argument's class?"""
     t = type(value)
     if issubclass(t, Tensor):
@@ -128,20 +129,21 @@ def handler_of(m: Any, value: Any) -> bool:
     return not issubclass(t, type) and bool(t.__flags__ & 0x200) and getattr(t, "__torch_function__", _DISABLED) is not _DISABLED
 
 
-def is_active(m: Any, *values: Any) -> bool:
+def is_active(m: Machine, *values: Any) -> bool:
     """Is a call with these arguments taken over?"""
     if m.handlers_off == OFF:
         return False
     return bool(m.modes) or (m.handlers_off == ON and any(handler_of(m, v) for v in _flat(values)))
 
 
-def has_own_handler(m: Any, tensor: Tensor) -> bool:
+def has_own_handler(m: Machine, tensor: Tensor) -> bool:
     """Are attributes of this tensor a call of the program's code?"""
     if m.modes and m.handlers_off != OFF:
         return True
     if m.handlers_off != ON or not handler_of(m, tensor):
         return False
-    return getattr(m.recorder.info(tensor).cls.__torch_function__, "__func__", None) is not _DEFAULT
+    cls: Any = m.recorder.info(tensor).cls
+    return getattr(cls.__torch_function__, "__func__", None) is not _DEFAULT
 
 
 def _flat(values: Any) -> Iterator[Any]:
@@ -193,7 +195,7 @@ def tracing_off() -> Iterator[None]:
 class _StandIns:
     """Stand-ins for the machine's tensors and for objects with a handler, and back."""
 
-    def __init__(self, m: Any) -> None:
+    def __init__(self, m: Machine) -> None:
         self.m = m
         self.back: dict[int, Any] = {}
         self.classes: dict[type, type] = {}
@@ -233,7 +235,7 @@ class _StandIns:
         return getattr(value, "was", value) if issubclass(t, type) and value in self.classes.values() else value
 
 
-def _told(m: Any, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _told(m: Machine, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """(func, types, args[, kwargs]) as torch hands them to a handler."""
     stand = _StandIns(m)
     with C.DisableTorchFunction(), no_dispatch():
@@ -252,7 +254,7 @@ def _told(m: Any, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[st
     return ()
 
 
-def dispatched(m: Any, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatched(m: Machine, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the handlers make of a torch call; MISSING where none takes it over."""
     if not is_active(m, *args, *kwargs.values()):
         return MISSING
@@ -260,7 +262,7 @@ def dispatched(m: Any, kind: str, target: Any, args: tuple[Any, ...], kwargs: di
     return MISSING if not said else _handled(m, *said)
 
 
-def _handled(m: Any, func: Any, kinds: Any, *rest: Any) -> Any:
+def _handled(m: Machine, func: Any, kinds: Any, *rest: Any) -> Any:
     given = [func, kinds, *rest]
     if m.modes:
         mode = m.modes.pop()
@@ -282,11 +284,11 @@ def _handled(m: Any, func: Any, kinds: Any, *rest: Any) -> Any:
     raise Unsupported("CAP061", at=m.loc(), detail="all handlers return NotImplemented")
 
 
-def _class(m: Any, value: Any) -> type:
+def _class(m: Machine, value: Any) -> type:
     return m.recorder.info(value).cls if issubclass(type(value), Tensor) else type(value)  # type: ignore[no-any-return]
 
 
-def handler(m: Any, value: Any) -> Any:
+def handler(m: Machine, value: Any) -> Any:
     """value.__torch_function__."""
     if issubclass(type(value), Tensor):
         return at.load_attr(m, _class(m, value), "__torch_function__")
@@ -300,7 +302,7 @@ def _mode_at(i: int) -> Any:
     return caller_modes()[i]
 
 
-def enter(m: Any) -> None:
+def enter(m: Machine) -> None:
     """The modes around the compiled function."""
     modes = caller_modes()
     own = users(modes)
@@ -313,7 +315,7 @@ def enter(m: Any) -> None:
     m.modes_before = list(m.modes)
 
 
-def changes(m: Any) -> list[tuple[Any, list[Any], dict[str, Any]]]:
+def changes(m: Machine) -> list[tuple[Any, list[Any], dict[str, Any]]]:
     """What brings the caller's modes to where the program left them."""
     same = 0
     while same < min(len(m.modes), len(m.modes_before)) and m.modes[same] is m.modes_before[same]:
@@ -339,51 +341,51 @@ def rows(row: Callable[..., Any]) -> None:
     """Fill torch_rows' table."""
 
     @row(C._push_on_torch_function_stack)
-    def push(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def push(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         m.modes.append(args[0])
 
     @row(C._pop_torch_function_stack)
-    def pop(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def pop(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not m.modes:
             raise Unsupported("CAP039", at=m.loc(), detail="a mode of torch functions")
         return m.modes.pop()
 
     @row(C._len_torch_function_stack)
-    def length(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def length(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return m.device_modes + len(m.modes)
 
     @row(C._get_function_stack_at)
-    def stack_at(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def stack_at(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         i = args[0] - m.device_modes
         if not 0 <= i < len(m.modes):
             raise Unsupported("CAP061", at=m.loc(), detail="a mode that is a default device")
         return m.modes[i]
 
     @row(C._is_torch_function_mode_enabled)
-    def mode_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def mode_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return bool(m.device_modes + len(m.modes)) and m.handlers_off != OFF
 
     @row(C._is_torch_function_enabled)
-    def enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return m.handlers_off == ON and caller_enabled()
 
     @row(C._has_torch_function, C._has_torch_function_unary, C._has_torch_function_variadic)
-    def has(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def has(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return is_active(m, *args)
 
     @row(C.DisableTorchFunctionSubclass)
-    def no_subclass(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def no_subclass(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return Disabled(NO_SUBCLASS)
 
     @row(C.DisableTorchFunction)
-    def off(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def off(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return Disabled(OFF)
 
-    def enter_disabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def enter_disabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         self = args[0]
         self.before, m.handlers_off = m.handlers_off, max(m.handlers_off, self.level)
 
-    def exit_disabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def exit_disabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         m.handlers_off = args[0].before
         return False
 
@@ -394,7 +396,7 @@ def rows(row: Callable[..., Any]) -> None:
 # ---------------------------------------------------------------- subclasses
 
 
-def cast(m: Any, tensor: Tensor, cls: Any) -> Tensor:
+def cast(m: Machine, tensor: Tensor, cls: Any) -> Tensor:
     """tensor.as_subclass(cls)."""
     if cls is not Tensor and not (isinstance(cls, type) and is_subclass(cls)):
         raise Unsupported("CAP021", at=m.loc(), detail=f"as_subclass({getattr(cls, '__name__', cls)})")

@@ -18,6 +18,7 @@ from ..codes import Unsupported
 from . import arrays, floats, overrides, tensor_attrs, transforms
 from .arrays import ArrayValue
 from .attributes import Raised, class_guard, find
+from .protocol import Machine
 from .source import TensorKey
 from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, item_of
 
@@ -26,7 +27,7 @@ Tensor = torch.Tensor
 _PLAIN = SCALARS | {torch.SymInt, torch.SymFloat, torch.SymBool}
 
 
-def special(m: Any, t: type, name: str) -> Any:
+def special(m: Machine, t: type, name: str) -> Any:
     """The special method `name` of a class when it is written in Python, else None."""
     if t in _PLAIN or t in CONTAINERS or t is tuple or t is ArrayValue:
         return None
@@ -42,7 +43,7 @@ def special(m: Any, t: type, name: str) -> Any:
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def truth(m: Any, value: Any) -> bool:
+def truth(m: Machine, value: Any) -> bool:
     """bool(value)."""
     t = type(value)
     if t in SCALARS:
@@ -71,7 +72,7 @@ def truth(m: Any, value: Any) -> bool:
     return bool(m.native(bool, [value], {}))
 
 
-def snapshot(m: Any, value: Any) -> Any:
+def snapshot(m: Machine, value: Any) -> Any:
     """What extend() and its like walk through: of a list or deque its items as they are now, for it may be what grows."""
     items = iterate(m, value)
     return list(items) if container_base(type(value)) in (list, deque) else items
@@ -101,7 +102,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 }  # fmt: skip
 
 
-def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
+def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
     """`a sign b`, also in place."""
     ta, tb = type(a), type(b)
     if ta is ArrayValue or tb is ArrayValue:
@@ -134,19 +135,19 @@ def binary(m: Any, sign: str, a: Any, b: Any) -> Any:
     return _dyadic(m, fn, name, reflected, a, b)
 
 
-def _of_array(m: Any, sign: str, a: Any, b: Any) -> Any:
+def _of_array(m: Machine, sign: str, a: Any, b: Any) -> Any:
     """`a sign b` where one of them is an array: a class in Python on the other side has its say first."""
     if any(type(x).__flags__ & 0x200 and not issubclass(type(x), Tensor) for x in (a, b) if type(x) is not ArrayValue):
         raise arrays.refuse(m, f"{sign} of an array and an object of a class in Python")
     return arrays.binary(m, sign, a, b)
 
 
-def _operand(m: Any, value: Any) -> Any:
+def _operand(m: Machine, value: Any) -> Any:
     track = m.world.tracks.get(id(value))
     return m.world.image(track) if track is not None and container_base(type(value)) else value
 
 
-def _dyadic(m: Any, fn: Callable[[Any, Any], Any], name: str, reflected: str, a: Any, b: Any) -> Any:
+def _dyadic(m: Machine, fn: Callable[[Any, Any], Any], name: str, reflected: str, a: Any, b: Any) -> Any:
     ta, tb = type(a), type(b)
     f, g = special(m, ta, name), special(m, tb, reflected)
     tensor_a, tensor_b = issubclass(type(a), Tensor), issubclass(type(b), Tensor)
@@ -183,7 +184,7 @@ def _dyadic(m: Any, fn: Callable[[Any, Any], Any], name: str, reflected: str, a:
     return m.native(fn, [a, b], {})
 
 
-def compare(m: Any, sign: str, a: Any, b: Any) -> Any:
+def compare(m: Machine, sign: str, a: Any, b: Any) -> Any:
     """`a sign b` for < <= == != > >=."""
     fn, name, reflected = COMPARE[sign]
     ta, tb = type(a), type(b)
@@ -206,7 +207,7 @@ def compare(m: Any, sign: str, a: Any, b: Any) -> Any:
     return _dyadic(m, fn, name, reflected, a, b)
 
 
-def _same_items(m: Any, a: Any, b: Any) -> bool | None:
+def _same_items(m: Machine, a: Any, b: Any) -> bool | None:
     """Equality of containers that hold tensors or objects: element by element, as Python does (identity first)."""
     if type(a) is not type(b) or type(a) not in (list, tuple):
         return None
@@ -217,7 +218,7 @@ def _same_items(m: Any, a: Any, b: Any) -> bool | None:
     return all(m.world.canonical(x) is m.world.canonical(y) or truth(m, compare(m, "==", x, y)) for x, y in zip(a, b))
 
 
-def unary(m: Any, sign: str, a: Any) -> Any:
+def unary(m: Machine, sign: str, a: Any) -> Any:
     fn, name = UNARY[sign]
     if issubclass(type(a), Tensor):
         return m.record("function", fn, (a,), {})
@@ -227,7 +228,7 @@ def unary(m: Any, sign: str, a: Any) -> Any:
     return m.call(f, [a], {}) if f is not None else m.native(fn, [a], {})
 
 
-def is_same(m: Any, a: Any, b: Any) -> bool:
+def is_same(m: Machine, a: Any, b: Any) -> bool:
     """`a is b`."""
     if a is b:
         return True
@@ -239,7 +240,7 @@ def is_same(m: Any, a: Any, b: Any) -> bool:
     return False
 
 
-def contains(m: Any, container: Any, item: Any) -> bool:
+def contains(m: Machine, container: Any, item: Any) -> bool:
     """`item in container`."""
     t = type(container)
     track = m.world.tracks.get(id(container))
@@ -262,7 +263,7 @@ def contains(m: Any, container: Any, item: Any) -> bool:
     return bool(m.native(operator.contains, [container, item], {}))
 
 
-def _key_of(m: Any, container: Any, number: Any) -> Any:
+def _key_of(m: Machine, container: Any, number: Any) -> Any:
     """The key that a number that varies is, or MISSING: one comparison, and one guard, for each key it might be. A symbol has no hash."""
     body = _operand(m, container)
     keys = [k for k in body if type(k) in (int, float, bool, *_SYMBOLS)]
@@ -279,7 +280,7 @@ def _has_objects(items: Any) -> bool:
 # ---------------------------------------------------------------- items
 
 
-def _read_key(m: Any, track: Any, key: Any) -> Any:
+def _read_key(m: Machine, track: Any, key: Any) -> Any:
     """One entry of a dictionary from outside, or MISSING: guards that entry alone."""
     m.world.use(track)
     if issubclass(type(key), Tensor):
@@ -299,7 +300,7 @@ def _read_key(m: Any, track: Any, key: Any) -> Any:
     return value
 
 
-def _read_tensor_key(m: Any, track: Any, key: Any) -> Any:
+def _read_tensor_key(m: Machine, track: Any, key: Any) -> Any:
     """The same where the key is a tensor: an optimizer's state."""
     real = m.recorder.info(key).real
     if real is None:
@@ -311,7 +312,7 @@ def _read_tensor_key(m: Any, track: Any, key: Any) -> Any:
     return m.world.wrap(value, item_of(track.source, name))
 
 
-def numbered(m: Any, key: Any) -> Any:
+def numbered(m: Machine, key: Any) -> Any:
     """A tensor's index in which tensors of one integer are their numbers, as torch reads them."""
     t = type(key)
     if t is tuple:
@@ -336,7 +337,7 @@ def has_varying(key: Any) -> bool:
     return type(key) is torch.SymInt
 
 
-def _at_varying(m: Any, obj: Any, key: tuple[Any, ...]) -> Any:
+def _at_varying(m: Machine, obj: Any, key: tuple[Any, ...]) -> Any:
     """An index of places and slices, one dimension after the other."""
     d, rest = 0, sum(k is not None and k is not Ellipsis for k in key)
     if rest > obj.dim() or sum(k is Ellipsis for k in key) > 1:
@@ -356,7 +357,7 @@ def _at_varying(m: Any, obj: Any, key: tuple[Any, ...]) -> Any:
     return obj
 
 
-def getitem(m: Any, obj: Any, key: Any) -> Any:
+def getitem(m: Machine, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
     index = special(m, type(key), "__index__") if type(key).__flags__ & 0x200 and not issubclass(type(key), Tensor) else None
@@ -395,7 +396,7 @@ def getitem(m: Any, obj: Any, key: Any) -> Any:
     return m.native(operator.getitem, [obj, key], {})
 
 
-def _item_outside(m: Any, track: Any, key: Any) -> Any:
+def _item_outside(m: Machine, track: Any, key: Any) -> Any:
     """An item of a container from outside that was not read whole."""
     obj, base = track.obj, container_base(type(track.obj))
     if base is list and type(key) is int:
@@ -424,14 +425,14 @@ def _item_outside(m: Any, track: Any, key: Any) -> Any:
     return m.native(operator.getitem, [m.world.image(track), key], {})
 
 
-def _make_default(m: Any, body: Any, key: Any) -> Any:
+def _make_default(m: Machine, body: Any, key: Any) -> Any:
     if body.default_factory is None:
         raise Raised(KeyError(key))
     body[key] = m.call(body.default_factory, [], {})
     return body[key]
 
 
-def setitem(m: Any, obj: Any, key: Any, value: Any) -> None:
+def setitem(m: Machine, obj: Any, key: Any, value: Any) -> None:
     """`obj[key] = value`."""
     if issubclass(type(obj), Tensor):
         m.tensor_setitem(obj, key, value)
@@ -452,7 +453,7 @@ def setitem(m: Any, obj: Any, key: Any, value: Any) -> None:
     m.native(operator.setitem, [obj, key, value], {}, store=True)
 
 
-def delitem(m: Any, obj: Any, key: Any) -> None:
+def delitem(m: Machine, obj: Any, key: Any) -> None:
     """`del obj[key]`."""
     f = special(m, type(obj), "__delitem__")
     if f is not None:
@@ -469,18 +470,18 @@ def delitem(m: Any, obj: Any, key: Any) -> None:
     m.native(operator.delitem, [obj, key], {}, store=True)
 
 
-def _global_name(m: Any, key: Any) -> str:
+def _global_name(m: Machine, key: Any) -> str:
     if type(key) is not str:
         raise Unsupported("CAP012", at=m.loc(), detail="a global whose name is no string")
     return key
 
 
-def _refuse_handler(m: Any, tensor: Any) -> None:
+def _refuse_handler(m: Machine, tensor: Any) -> None:
     if overrides.has_own_handler(m, tensor):
         raise Unsupported("CAP061", at=m.loc(), detail="len() or iteration of a tensor with a handler")
 
 
-def length(m: Any, obj: Any) -> Any:
+def length(m: Machine, obj: Any) -> Any:
     """len(obj)."""
     t = type(obj)
     if issubclass(type(obj), Tensor):
@@ -507,7 +508,7 @@ def length(m: Any, obj: Any) -> Any:
 # ---------------------------------------------------------------- iteration
 
 
-def _drive(m: Any, obj: Any, step: Any) -> Iterator[Any]:
+def _drive(m: Machine, obj: Any, step: Any) -> Iterator[Any]:
     """A real iterator over an object whose __next__ is written in Python."""
     while True:
         try:
@@ -519,7 +520,7 @@ def _drive(m: Any, obj: Any, step: Any) -> Iterator[Any]:
         yield value
 
 
-def _sequence(m: Any, obj: Any, get: Any) -> Iterator[Any]:
+def _sequence(m: Machine, obj: Any, get: Any) -> Iterator[Any]:
     i = 0
     while True:
         try:
@@ -532,7 +533,7 @@ def _sequence(m: Any, obj: Any, get: Any) -> Iterator[Any]:
         i += 1
 
 
-def iterate(m: Any, obj: Any) -> Any:
+def iterate(m: Machine, obj: Any) -> Any:
     """iter(obj) as a real Python iterator that never runs user code natively."""
     t = type(obj)
     if issubclass(type(obj), Tensor):
@@ -563,13 +564,13 @@ def iterate(m: Any, obj: Any) -> Any:
     return m.native(iter, [obj], {})
 
 
-def iterator(m: Any, it: Any) -> Any:
+def iterator(m: Machine, it: Any) -> Any:
     """Make what __iter__ returned a real iterator."""
     step = special(m, type(it), "__next__")
     return _drive(m, it, step) if step is not None else it
 
 
-def advance(m: Any, it: Any) -> Any:
+def advance(m: Machine, it: Any) -> Any:
     """next(it); Raised(StopIteration) at the end."""
     step = special(m, type(it), "__next__")
     if step is not None:
@@ -582,7 +583,7 @@ def advance(m: Any, it: Any) -> Any:
 # ---------------------------------------------------------------- strings
 
 
-def to_str(m: Any, value: Any, kind: str = "__str__", spec: str = "") -> str:
+def to_str(m: Machine, value: Any, kind: str = "__str__", spec: str = "") -> str:
     """str(), repr() or format() of a value."""
     if type(value) is torch.SymFloat and floats.varies(value):
         value = floats.pinned(m, value)

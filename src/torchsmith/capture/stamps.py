@@ -18,6 +18,7 @@ import torch.fx
 
 from ..graph import tracing
 from . import guards as gd
+from .protocol import Machine
 from .source import Attr, Computed, Guard, Item, Source, TypeOf
 from .world import PINNED_TYPES, SCALARS, Track
 
@@ -54,7 +55,7 @@ class Transcript:
 class Stamps:
     """The transcripts of one capture."""
 
-    def __init__(self, machine: Any) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.m = machine
         self.kinds: dict[Any, list[Transcript]] = {}
         self.failures: dict[Any, int] = {}
@@ -106,12 +107,12 @@ class Stamps:
         m, trace = self.m, tracing.current()
         t = Transcript(track.source, list(args), dict(kwargs))
         state = self._state()
-        graph, t.first, t.begin = m.recorder.graph, m.recorder.last_node(), len(m.world.log)
+        graph, t.first, t.begin = m.recorder.graph, m.recorder.last_node(), len(m.world.log or ())
         t.draws, t.harms, t.writes, t.symbols = trace.draws, trace.harms, len(trace.writes), len(m.recorder.facts.symbols)
         t.result = plainly()
         if not self.is_on or state != self._state() or graph is not m.recorder.graph or t.symbols != len(m.recorder.facts.symbols):
             return t.result
-        t.last, t.end, t.shown = m.recorder.last_node(), len(m.world.log), _shown(t.result)
+        t.last, t.end, t.shown = m.recorder.last_node(), len(m.world.log or ()), _shown(t.result)
         t.draws, t.harms = trace.draws - t.draws, trace.harms - t.harms
         known.append(t)
         del known[:-_TRIES]
@@ -170,7 +171,7 @@ class Stamps:
 class Template:
     """A transcript made ready: conditions by place below the module, nodes by what they take from outside."""
 
-    def __init__(self, m: Any, t: Transcript) -> None:
+    def __init__(self, m: Machine, t: Transcript) -> None:
         """Raises _No, then and whenever it is asked again."""
         self.m, self.t = m, t
         self.failed = True
@@ -211,7 +212,7 @@ class Template:
         return True
 
     def _read_log(self) -> None:
-        log, world = self.m.world.log, self.m.world
+        log, world = self.m.world.log or [], self.m.world
         met: set[int] = set()
         for n, (what, value, source, kind) in enumerate(log[: self.t.end]):
             if n < self.t.begin and not self._is_below(source):  # what was known of it before is taken to be relied on
@@ -275,6 +276,7 @@ class Template:
                 info = inputs.get(n)
                 if info is None:
                     raise _No
+                assert info.source is not None  # an input
                 slot = self._slot(info.source)
                 if slot is not None:
                     self.inputs[n] = slot
@@ -373,7 +375,7 @@ class Template:
     def _write(self, values: list[Any], sources: list[Source], args: list[Any], kwargs: dict[str, Any]) -> Any:
         m, t = self.m, self.t
         world, r, trace = m.world, m.recorder, tracing.current()
-        log = world.log
+        log = world.log if world.log is not None else []
         for slot, g in self.guards:
             if g.kind == "tensor":
                 continue  # tensor_input's

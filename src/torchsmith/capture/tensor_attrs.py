@@ -14,10 +14,11 @@ from ..graph import tracing
 from . import attributes as at
 from . import overrides, policy
 from .attributes import Raised
+from .protocol import Machine
 from .source import Attr, FixedObject
 from .world import MISSING
 
-Row = Callable[[Any, torch.Tensor], Any]
+Row = Callable[[Machine, torch.Tensor], Any]
 _TENSORS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data", "grad"})  # attributes that are tensors
 ROWS: dict[str, Row] = {}
 
@@ -45,23 +46,23 @@ for _n in ("T", "mT", "H", "mH", "real", "imag"):
 
 
 @row("shape")
-def shape(m: Any, t: torch.Tensor) -> Any:
+def shape(m: Machine, t: torch.Tensor) -> Any:
     s = t.shape
     return s
 
 
 @row("data")
-def data(m: Any, t: torch.Tensor) -> Any:
+def data(m: Machine, t: torch.Tensor) -> Any:
     return m.record("function", getattr, (t, "data"), {})  # unlike detach() it has a version counter of its own
 
 
 @row("nbytes")
-def nbytes(m: Any, t: torch.Tensor) -> Any:
+def nbytes(m: Machine, t: torch.Tensor) -> Any:
     return t.numel() * t.element_size()
 
 
 @row("device")
-def device(m: Any, t: torch.Tensor) -> Any:
+def device(m: Machine, t: torch.Tensor) -> Any:
     return tracing.device_of(t)
 
 
@@ -75,17 +76,17 @@ for _n, _k in (("is_cuda", "cuda"), ("is_cpu", "cpu"), ("is_meta", "meta"), ("is
 
 
 @row("requires_grad")
-def requires_grad(m: Any, t: torch.Tensor) -> Any:
+def requires_grad(m: Machine, t: torch.Tensor) -> Any:
     return m.recorder.info(t).requires_grad
 
 
 @row("is_leaf")
-def is_leaf(m: Any, t: torch.Tensor) -> Any:
+def is_leaf(m: Machine, t: torch.Tensor) -> Any:
     return m.recorder.info(t).leaf
 
 
 @row("grad_fn")
-def grad_fn(m: Any, t: torch.Tensor) -> Any:
+def grad_fn(m: Machine, t: torch.Tensor) -> Any:
     info = m.recorder.info(t)
     if not info.requires_grad or info.leaf:
         return None
@@ -93,36 +94,36 @@ def grad_fn(m: Any, t: torch.Tensor) -> Any:
 
 
 @row("grad")
-def grad(m: Any, t: torch.Tensor) -> Any:
+def grad(m: Machine, t: torch.Tensor) -> Any:
     return m.gradients.read(t)
 
 
 @row("__class__")
-def class_(m: Any, t: torch.Tensor) -> Any:
+def class_(m: Machine, t: torch.Tensor) -> Any:
     return m.recorder.info(t).cls
 
 
 @row("_backward_hooks")
-def backward_hooks(m: Any, t: torch.Tensor) -> Any:
+def backward_hooks(m: Machine, t: torch.Tensor) -> Any:
     return m.gradients.hooks(t, "_backward_hooks")
 
 
 @row("_post_accumulate_grad_hooks")
-def accumulate_hooks(m: Any, t: torch.Tensor) -> Any:
+def accumulate_hooks(m: Machine, t: torch.Tensor) -> Any:
     return m.gradients.hooks(t, "_post_accumulate_grad_hooks")
 
 
 @row("__dict__")
-def dict_(m: Any, t: torch.Tensor) -> Any:
+def dict_(m: Machine, t: torch.Tensor) -> Any:
     raise Unsupported("CAP011", at=m.loc(), detail="a tensor's __dict__")
 
 
 @row("_version", "_cdata", "_base", "_is_view")
-def internal(m: Any, t: torch.Tensor) -> Any:
+def internal(m: Machine, t: torch.Tensor) -> Any:
     raise Unsupported("CAP011", at=m.loc(), detail="internals of a tensor")
 
 
-def load(m: Any, t: torch.Tensor, name: str) -> Any:
+def load(m: Machine, t: torch.Tensor, name: str) -> Any:
     """`tensor.name`."""
     if name == "__torch_function__":
         return at.load_attr(m, m.recorder.info(t).cls, name)
@@ -167,7 +168,7 @@ class TensorMethod:
         self.__self__, self.__name__ = tensor, name
 
 
-def class_attribute(m: Any, cls: type, name: str) -> Any:
+def class_attribute(m: Machine, cls: type, name: str) -> Any:
     """What the class of a tensor says a name is (None: nothing); a guard notices when a program changes it."""
     cattr = m.found_tensor.get((cls, name), MISSING)
     if cattr is MISSING:
@@ -186,12 +187,12 @@ def _users(cattr: Any) -> Any:
     return cattr if type(cattr) is types.FunctionType and not policy.is_torch_file(cattr.__code__.co_filename) else None
 
 
-def users_method(m: Any, t: torch.Tensor, name: str) -> Any:
+def users_method(m: Machine, t: torch.Tensor, name: str) -> Any:
     """The program's own method of this name (`torch.Tensor.__add__ = ...`), else None."""
     return _users(class_attribute(m, m.recorder.info(t).cls, name))
 
 
-def _own_attribute(m: Any, t: torch.Tensor, name: str) -> Any:
+def _own_attribute(m: Machine, t: torch.Tensor, name: str) -> Any:
     """An attribute the user put on a tensor from outside, or one of a Parameter's class."""
     info = m.recorder.info(t)
     if info.real is not None and info.source is not None:
@@ -202,7 +203,7 @@ def _own_attribute(m: Any, t: torch.Tensor, name: str) -> Any:
     raise Raised(AttributeError(f"'{info.cls.__name__}' object has no attribute '{name}'"))
 
 
-def store(m: Any, t: torch.Tensor, name: str, value: Any) -> None:
+def store(m: Machine, t: torch.Tensor, name: str, value: Any) -> None:
     """`tensor.name = value`."""
     if (m.modes or m.subclasses) and overrides.is_active(m, t) and issubclass(type(getattr(torch.Tensor, name, None)), types.GetSetDescriptorType):
         raise Unsupported("CAP061", at=m.loc(), detail=f"tensor.{name} = ... of a tensor with a handler")
@@ -220,7 +221,7 @@ def store(m: Any, t: torch.Tensor, name: str, value: Any) -> None:
     m.effects.append((setattr, [t, name, value], {}))
 
 
-def set_requires_grad(m: Any, t: torch.Tensor, value: bool) -> None:
+def set_requires_grad(m: Machine, t: torch.Tensor, value: bool) -> None:
     info = m.recorder.info(t)
     if info.real is not None:
         raise Unsupported("CAP026", at=m.loc(), detail="requires_grad of an input")
@@ -231,7 +232,7 @@ def set_requires_grad(m: Any, t: torch.Tensor, value: bool) -> None:
     m.recorder.effect_method("requires_grad_", t, (value,))
 
 
-def setitem(m: Any, t: torch.Tensor, key: Any, value: Any) -> None:
+def setitem(m: Machine, t: torch.Tensor, key: Any, value: Any) -> None:
     """`tensor[key] = value`."""
     r = m.recorder
     if (m.modes or m.subclasses) and overrides.dispatched(m, "function", operator.setitem, (t, key, value), {}) is not MISSING:

@@ -28,6 +28,7 @@ from ..ir.expr import Cast, Const, Expr, Op, Sym
 from . import floats, overrides, transforms
 from .attributes import Raised
 from .guards import default_device, tensor_guard
+from .protocol import Machine
 from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorGuard, TensorProperty, TypeOf
 from .world import MISSING, root_of
 
@@ -74,7 +75,7 @@ _MODE_DEFAULT: frozenset[str] = frozenset()
 class Recorder:
     """The graph under construction and the tracing tensors it knows."""
 
-    def __init__(self, machine: Any) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine, self.loc = machine, machine.loc
         self.root = self.graph = torch.fx.Graph()  # the graph of the frame; the one written to (a transform's body has its own)
         self.bodies: list[transforms.Body] = []  # open ones, innermost last

@@ -18,11 +18,11 @@ from ..codes import Unsupported
 from ..graph import tracing
 from . import control_flow, flex, overrides
 from .attributes import Raised
+from .protocol import Machine, Row
 from .source import Computed
 from .tensor_attrs import ROWS as TENSOR_ROWS
 from .world import is_constant
 
-Row = Callable[[Any, list[Any], dict[str, Any]], Any]
 ROWS: dict[Any, Row] = {}
 
 
@@ -60,7 +60,7 @@ def _named(*names: str) -> list[Any]:
 
 
 @row(*_named("compiler.is_compiling", "compiler.is_dynamo_compiling", "_utils.is_compiling"))
-def is_compiling(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def is_compiling(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Not so for optimizers: compiled, they would do their bookkeeping with tensors in float32 instead of with Python's numbers."""
     return not m.is_in_optimizer()
 
@@ -81,7 +81,7 @@ constant(None, *_named("_C._get_tracing_state", "_C._log_api_usage_once", "_C._f
 
 
 @row(*_named("nn.modules.transformer._detect_is_causal_mask"))
-def is_causal_mask(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def is_causal_mask(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A hint for speed beside a mask, which torch would read off the mask's values: without it the mask is used as it is."""
     given = dict(zip(("mask", "is_causal"), args, strict=False)) | kwargs
     return given.get("is_causal") is True
@@ -103,7 +103,7 @@ def _as_nested(encoder: Any, out: Any, padding: Any, src: Any) -> Any:
     return torch.where(torch.logical_or(keep, holes).unsqueeze(-1), out, fill)
 
 
-def transformer_encoder(m: Any, out: Any, encoder: Any, src: Any, mask: Any, padding: Any, is_causal: Any) -> Any:
+def transformer_encoder(m: Machine, out: Any, encoder: Any, src: Any, mask: Any, padding: Any, is_causal: Any) -> Any:
     """torch's own code avoids nested tensors while compiling, which changes what stands at padded places."""
     return out if padding is None or mask is not None else m.inline(_as_nested, [encoder, out, padding, src], {})
 
@@ -116,17 +116,17 @@ AFTER: dict[Any, Callable[..., Any]] = {torch.nn.TransformerEncoder.forward: tra
 
 
 @row(torch.is_grad_enabled)
-def is_grad_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def is_grad_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return m.grad
 
 
 @row(torch.is_inference_mode_enabled)
-def is_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def is_inference(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return m.inference
 
 
 @row(torch._C._set_grad_enabled)
-def set_grad_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def set_grad_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     mode = bool(args[0])
     last = m.recorder.last_node()
     if last is not None and last.op == "call_function" and last.target is torch._C._set_grad_enabled:
@@ -135,7 +135,7 @@ def set_grad_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     m.grad = mode
 
 
-def _left(m: Any, what: str) -> tuple[Any, Any, Any, Any]:
+def _left(m: Machine, what: str) -> tuple[Any, Any, Any, Any]:
     """The innermost open region; where the frame was split inside of one, Python entered it."""
     if not m.contexts:
         raise Unsupported("CAP039", at=m.loc(), detail=what)
@@ -143,7 +143,7 @@ def _left(m: Any, what: str) -> tuple[Any, Any, Any, Any]:
 
 
 @row(torch.inference_mode.__enter__)
-def enter_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def enter_inference(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     self = args[0]
     mode = m.attr(self, "mode")
     node = m.recorder.effect(torch.autograd.grad_mode._enter_inference_mode, (mode,))
@@ -154,7 +154,7 @@ def enter_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @row(torch.inference_mode.__exit__)
-def exit_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def exit_inference(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     _, node, m.grad, m.inference = _left(m, "inference_mode")
     m.recorder.effect_node(torch.autograd.grad_mode._exit_inference_mode, (node,))
     return None
@@ -164,7 +164,7 @@ def exit_inference(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @row(torch.amp.autocast_mode.autocast.__enter__)
-def enter_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def enter_autocast(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The region is two nodes; torch's own state is set too, for the tracing below. A region that changes nothing leaves none."""
     device, dtype, enabled, cached = (m.attr(args[0], n) for n in ("device", "fast_dtype", "_enabled", "_cache_enabled"))
     if device not in ("cpu", "cuda"):
@@ -180,7 +180,7 @@ def enter_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @row(torch.amp.autocast_mode.autocast.__exit__)
-def exit_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def exit_autocast(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     real, node, m.autocast, _ = _left(m, "autocast")
     if node is not None:
         torch.amp.autocast_mode._exit_autocast(real)
@@ -188,7 +188,7 @@ def exit_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return False
 
 
-def leave_regions(m: Any) -> None:
+def leave_regions(m: Machine) -> None:
     """A capture that ended inside an autocast region must not leave it on."""
     while m.contexts:
         real = m.contexts.pop()[0]
@@ -197,18 +197,18 @@ def leave_regions(m: Any) -> None:
 
 
 @row(torch.is_autocast_enabled)
-def is_autocast_enabled(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def is_autocast_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return bool(m.autocast.get(args[0] if args else "cuda", (False, None))[0])
 
 
 @row(torch.get_autocast_dtype)
-def get_autocast_dtype(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def get_autocast_dtype(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     on, dtype = m.autocast.get(args[0], (False, None))
     return dtype if on else torch.get_autocast_dtype(args[0])
 
 
 @row(*_named("_C._is_any_autocast_enabled"))
-def is_any_autocast(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def is_any_autocast(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return any(on for on, _ in m.autocast.values())
 
 
@@ -249,7 +249,7 @@ def _state(fn: Any) -> Row:
     if fn in _SETTLED:
         return lambda m, args, kwargs: m.native(fn, args, kwargs, plain=True)
 
-    def read(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def read(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A switch of the process: asked again before each call."""
         value = m.native(fn, args, kwargs, plain=True)
         return value if kwargs or not all(map(is_constant, args)) else m.world.wrap(value, Computed(fn, tuple(args), ()))
@@ -263,22 +263,22 @@ for _f in _STATE:
 
 
 @row(torch.is_inference)
-def is_inference_tensor(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def is_inference_tensor(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return m.recorder.is_inference(args[0] if args else kwargs["input"])
 
 
 @row(torch.is_tensor)
-def is_tensor(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def is_tensor(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return issubclass(type(args[0]), torch.Tensor)
 
 
 @row(torch.result_type)
-def result_type(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def result_type(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return torch.result_type(*args, **kwargs)
 
 
 @row(*_named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min", "sym_sum", "sym_ite", "sym_sqrt"))
-def sym(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def sym(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="torch.sym_*")
 
 
@@ -291,7 +291,7 @@ for _f in _named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min"):
 
 
 @row(*_named("_check", "_check_value", "_check_index", "_check_type", "_check_is_size", "_check_with", "_assert"))
-def check(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def check(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     cond = args[0] if args else kwargs.get("cond", kwargs.get("b"))
     if issubclass(type(cond), type) and len(args) > 1:
         cond = args[1]
@@ -312,12 +312,12 @@ def check(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @row(*_named("compiler.disable"))
-def disable(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def disable(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="torch.compiler.disable")
 
 
 def _refuse(fn: Any) -> Row:
-    def refused(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def refused(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         name = f"{getattr(fn, '__module__', None) or 'torch'}.{getattr(fn, '__qualname__', getattr(fn, '__name__', fn))}"
         raise Unsupported("CAP014", at=m.loc(), detail=f"{name}, which changes state or traces on its own")
 
@@ -333,7 +333,7 @@ for _f in _named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rn
 _CHECKPOINT_OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
 
 
-def checkpoint(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def checkpoint(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Checkpointing changes what is kept for backward, not what is computed."""
     if kwargs.get("context_fn") is not None and kwargs["context_fn"].__name__ != "noop_context_fn":
         raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with context_fn")
@@ -365,7 +365,7 @@ row(*_named("while_loop"))(control_flow.while_loop)
 class Recording(TorchFunctionMode):
     """Torch calls made by C functions (sum of a list of tensors, math on tensors) are recorded too."""
 
-    def __init__(self, machine: Any) -> None:
+    def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
 

@@ -17,6 +17,7 @@ from ..codes import Unsupported
 from ..graph.tracing import device_of
 from . import torch_rows
 from .calls import Args, Kwargs, tensor_method
+from .protocol import Machine
 from .torch_rows import row
 
 Tensor = torch.Tensor
@@ -28,7 +29,7 @@ def _given(signature: inspect.Signature, args: Args, kwargs: Kwargs) -> dict[str
     return dict(bound.arguments)
 
 
-def _tensors(m: Any, value: Any) -> list[Any]:
+def _tensors(m: Machine, value: Any) -> list[Any]:
     return [value] if value is None or issubclass(type(value), Tensor) else m.listed(value)
 
 
@@ -38,13 +39,13 @@ _GRAD = inspect.signature(torch.autograd.grad)
 
 
 @tensor_method("backward")
-def backward(m: Any, t: Any, args: Args, kwargs: Kwargs) -> Any:
+def backward(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     given = _given(_BACKWARD, [t, *args], kwargs)
     return _backward(m, [t], [given["gradient"]], given)
 
 
 @row(torch.autograd.backward)
-def engine_backward(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def engine_backward(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     given = _given(_ENGINE, args, kwargs)
     if given["grad_variables"] is not None:
         raise Unsupported("AUT004", at=m.loc(), detail="backward(grad_variables=...)")
@@ -53,7 +54,7 @@ def engine_backward(m: Any, args: Args, kwargs: Kwargs) -> Any:
     return _backward(m, tensors, [None] * len(tensors) if given["grad_tensors"] is None else grads, given)
 
 
-def _backward(m: Any, tensors: list[Any], grads: list[Any], given: dict[str, Any]) -> Any:
+def _backward(m: Machine, tensors: list[Any], grads: list[Any], given: dict[str, Any]) -> Any:
     if given["create_graph"]:
         raise Unsupported("AUT004", at=m.loc(), detail="backward(create_graph=True)")
     inputs = None if given["inputs"] is None else _tensors(m, given["inputs"])
@@ -61,7 +62,7 @@ def _backward(m: Any, tensors: list[Any], grads: list[Any], given: dict[str, Any
 
 
 @row(torch.autograd.grad)
-def autograd_grad(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def autograd_grad(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     given = _given(_GRAD, args, kwargs)
     if given["is_grads_batched"]:
         raise Unsupported("AUT004", at=m.loc(), detail="autograd.grad(is_grads_batched=True)")
@@ -79,7 +80,7 @@ def autograd_grad(m: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @row(torch.autograd.profiler.record_function)
-def record_function(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def record_function(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A name for the profiler: nothing that a graph does."""
     return contextlib.nullcontext()
 
@@ -89,7 +90,7 @@ def _inner(fn: Any, name: str) -> types.CodeType:
     return next(c for c in fn.__code__.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
 
 
-def _use_grad(m: Any, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _use_grad(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Optimizer.step in the grad mode that the optimizer asks for. torch's own would import its compiler, to tell it to break here."""
     step = fn.__closure__[fn.__code__.co_freevars.index("func")].cell_contents
     before = m.grad
@@ -104,7 +105,7 @@ torch_rows.BY_CODE[_inner(_use_grad_for_differentiable, "_use_grad")] = _use_gra
 
 
 @row(torch._C._group_tensors_by_device_and_dtype)
-def grouped(m: Any, args: Args, kwargs: Kwargs) -> Any:
+def grouped(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Lists of tensors, in groups by the device and dtype of those in the first list; with their positions if asked for."""
     lists = [m.listed(x) for x in m.listed(args[0])]
     with_indices = bool(args[1] if len(args) > 1 else kwargs.get("with_indices", False))

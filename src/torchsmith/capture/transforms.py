@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from ..codes import Unsupported, define
 from ..graph import tracing
 from .attributes import Raised
+from .protocol import Machine
 from .world import container_base
 
 define("CAP050", "a tensor made inside of a transformed function is used outside of it", "return it from the function (has_aux=True)")
@@ -93,7 +94,7 @@ class Transformed:
         return self.apply(lambda *xs: run_body(self.graph, (*xs, *lifted)), own)
 
 
-def index_of(m: Any, key: Any) -> list[Any] | None:
+def index_of(m: Machine, key: Any) -> list[Any] | None:
     """In a body that vmap maps: the tensors to index with where the key holds tensors of one integer, which have no value of their own."""
     if not any(b.is_mapped for b in m.recorder.bodies):
         return None
@@ -113,7 +114,7 @@ def index_of(m: Any, key: Any) -> list[Any] | None:
 # ---------------------------------------------------------------- capturing one
 
 
-def _plain(m: Any, value: Any) -> Any:
+def _plain(m: Machine, value: Any) -> Any:
     """A value with images in place of outside containers, so that pytree finds the machine's values."""
     t = type(value)
     track = m.world.tracks.get(id(value))
@@ -160,7 +161,7 @@ class Captured:
 
 
 def _capture(
-    m: Any, fn: Any, tensors: list[Tensor], build: Callable[[list[Tensor]], tuple[list[Any], dict[str, Any]]], grad: bool
+    m: Machine, fn: Any, tensors: list[Tensor], build: Callable[[list[Tensor]], tuple[list[Any], dict[str, Any]]], grad: bool
 ) -> Captured:
     """Interpret `fn` on stand-ins of `tensors` (its own inputs) and record what it does as a body. `build`: stand-ins -> arguments."""
     r = m.recorder
@@ -194,7 +195,7 @@ def _capture(
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _flat(m: Any, value: Any) -> tuple[list[Any], Any]:
+def _flat(m: Machine, value: Any) -> tuple[list[Any], Any]:
     return pytree.tree_flatten(_plain(m, value))
 
 
@@ -216,14 +217,14 @@ def _builder(leaves: list[Any], places: list[int], spec: Any) -> Callable[[list[
     return build
 
 
-def _record(m: Any, target: Transformed, own: list[Tensor], around: list[Any]) -> Any:
+def _record(m: Machine, target: Transformed, own: list[Tensor], around: list[Any]) -> Any:
     return m.recorder.record_transformed(target, own, around)
 
 
 # ---------------------------------------------------------------- the transforms
 
 
-def vmap(m: Any, func: Any, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size: Any = None) -> Any:
+def vmap(m: Machine, func: Any, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size: Any = None) -> Any:
     """func over a dimension of its arguments."""
 
     def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -253,7 +254,7 @@ def vmap(m: Any, func: Any, in_dims: Any = 0, out_dims: Any = 0, randomness: str
     return run
 
 
-def _dims(m: Any, in_dims: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _dims(m: Machine, in_dims: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The dimension of every leaf of (args, kwargs); keywords are not mapped over."""
     given = _plain(m, in_dims)
     spec = pytree.tree_structure(_plain(m, tuple(args)))
@@ -264,7 +265,7 @@ def _dims(m: Any, in_dims: Any, args: list[Any], kwargs: dict[str, Any]) -> list
     return [*found, *(None for _ in pytree.tree_leaves(_plain(m, kwargs)))]
 
 
-def _wanted(m: Any, argnums: Any, args: list[Any]) -> list[int]:
+def _wanted(m: Machine, argnums: Any, args: list[Any]) -> list[int]:
     """The numbers of the arguments that are differentiated."""
     n = len(args)
     found = [argnums] if type(argnums) is int else list(argnums)
@@ -286,7 +287,7 @@ class _Split:
     got: Captured
 
 
-def _differentiated(m: Any, func: Any, argnums: list[int], args: list[Any], kwargs: dict[str, Any]) -> _Split:
+def _differentiated(m: Machine, func: Any, argnums: list[int], args: list[Any], kwargs: dict[str, Any]) -> _Split:
     """Capture func for a derivative with respect to the arguments `argnums`, each a tree of tensors."""
     leaves, spec = _flat(m, (tuple(args), kwargs))
     numbers: list[list[int]] = []
@@ -313,7 +314,7 @@ def _by_argument(values: Sequence[Any], specs: list[Any], single: bool) -> Any:
     return built[0] if single else built
 
 
-def _result_and_aux(m: Any, got: Captured, has_aux: bool) -> tuple[Captured, Captured | None]:
+def _result_and_aux(m: Machine, got: Captured, has_aux: bool) -> tuple[Captured, Captured | None]:
     """The part of a function's result that is differentiated, and the rest."""
     if not has_aux:
         return got, None
@@ -326,7 +327,7 @@ def _result_and_aux(m: Any, got: Captured, has_aux: bool) -> tuple[Captured, Cap
     return Captured(got.graph, got.around, got.constants[:n], children[0]), Captured(got.graph, got.around, got.constants[n:], children[1])
 
 
-def grad_and_value(m: Any, func: Any, argnums: Any = 0, has_aux: bool = False) -> Any:
+def grad_and_value(m: Machine, func: Any, argnums: Any = 0, has_aux: bool = False) -> Any:
     """The gradients of func with respect to some arguments, and (func's result, aux)."""
 
     def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -352,7 +353,7 @@ def grad_and_value(m: Any, func: Any, argnums: Any = 0, has_aux: bool = False) -
     return run
 
 
-def grad(m: Any, func: Any, argnums: Any = 0, has_aux: bool = False) -> Any:
+def grad(m: Machine, func: Any, argnums: Any = 0, has_aux: bool = False) -> Any:
     both = grad_and_value(m, func, argnums, has_aux)
 
     def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -363,7 +364,7 @@ def grad(m: Any, func: Any, argnums: Any = 0, has_aux: bool = False) -> Any:
 
 
 def _jacobian(name: str, transform: Any) -> Any:
-    def jacobian(m: Any, func: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
+    def jacobian(m: Machine, func: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
         """The derivative of every tensor of func's result by every tensor of some arguments."""
 
         def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -398,11 +399,11 @@ jacrev = _jacobian("jacrev", torch.func.jacrev)
 jacfwd = _jacobian("jacfwd", torch.func.jacfwd)
 
 
-def hessian(m: Any, func: Any, argnums: Any = 0) -> Any:
+def hessian(m: Machine, func: Any, argnums: Any = 0) -> Any:
     return jacfwd(m, machine_callable(jacrev(m, func, argnums)), argnums)
 
 
-def jvp(m: Any, func: Any, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
+def jvp(m: Machine, func: Any, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
     """(func(*primals), its derivative in the direction of the tangents[, aux])."""
     args = m.listed(primals)
     split = _differentiated(m, func, list(range(len(args))), args, {})
@@ -427,7 +428,7 @@ def jvp(m: Any, func: Any, primals: Any, tangents: Any, *, strict: bool = False,
     return out if aux is None else (*out, aux.restored(found[2 * j :]))
 
 
-def vjp(m: Any, func: Any, *primals: Any, has_aux: bool = False) -> Any:
+def vjp(m: Machine, func: Any, *primals: Any, has_aux: bool = False) -> Any:
     """(func(*primals), the function that pulls cotangents back[, aux]). The pulling function computes func anew: equal parts are shared."""
     args = list(primals)
     split = _differentiated(m, func, list(range(len(args))), args, {})
@@ -493,7 +494,7 @@ _MAKERS: dict[str, Any] = {
 def _making(name: str) -> Any:
     public = getattr(torch.func, name)
 
-    def row(m: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def row(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         try:
             bound = inspect.signature(public).bind(*args, **kwargs)
         except TypeError as e:
@@ -507,8 +508,8 @@ def _making(name: str) -> Any:
 def _made_outside(name: str) -> Any:
     """A transformed function from outside: its options are what its closure holds."""
 
-    def row(m: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        m._function_source(fn)
+    def row(m: Machine, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        m.function_source(fn)
         held = {n: m.load_cell(c, n) for n, c in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)}
         options = {n: _plain(m, held[n]) for n in _OPTIONS[name] if n in held and n != "_preallocate_and_copy"}
         if held.get("_preallocate_and_copy"):

@@ -21,6 +21,7 @@ from ..graph.declared import DeclaredSize
 from . import dispatch, guards, machine
 from .captured import Captured, Finish
 from .finish import _SYMBOLS, _Builder, closed
+from .protocol import Machine
 from .source import Attr
 from .world import DELETED, SCALARS, Track, item_of
 
@@ -59,7 +60,7 @@ class _Closing:
         self.spec: Any = None
         self.symbols: dict[str, str] = {}
 
-    def __call__(self, m: Any, result: Any) -> Captured:
+    def __call__(self, m: Machine, result: Any) -> Captured:
         flat, self.spec = pytree.tree_flatten(result)
         self.symbols = {name: value.node.expr.name for name, value in m.recorder.declared_symbols.items()}
         writes = _buffer_writes(m)
@@ -71,7 +72,7 @@ class _Closing:
         return closed(m, b, Finish(("flat", *rows)), keep=True)
 
 
-def _row(b: _Builder, m: Any, v: Any) -> tuple[str, Any]:
+def _row(b: _Builder, m: Machine, v: Any) -> tuple[str, Any]:
     if issubclass(type(v), torch.Tensor):
         return "out", b.out(m.recorder.info(v).node)
     if type(v) in _SYMBOLS:
@@ -82,7 +83,7 @@ def _row(b: _Builder, m: Any, v: Any) -> tuple[str, Any]:
     raise Unsupported("CAP031", at=m.loc(), detail=type(v).__name__)
 
 
-def _buffer_writes(m: Any) -> list[tuple[Any, Any]]:
+def _buffer_writes(m: Machine) -> list[tuple[Any, Any]]:
     """(tracing tensor of the buffer, the value assigned to it) for every assigned buffer."""
     found: list[tuple[Any, Any]] = []
     for track in m.world.changed:
@@ -99,7 +100,7 @@ def _buffer_writes(m: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _container_writes(m: Any, track: Track) -> list[tuple[Any, Any]]:
+def _container_writes(m: Machine, track: Track) -> list[tuple[Any, Any]]:
     is_buffers = issubclass(type(track.source), Attr) and track.source.name == "_buffers" and track.source.via == "instance"  # type: ignore[attr-defined]
     image = track.image.values() if issubclass(type(track.image), dict) else track.image
     if not is_buffers:
@@ -111,7 +112,7 @@ def _container_writes(m: Any, track: Track) -> list[tuple[Any, Any]]:
     return [w for name, value in track.image.items() for w in _write(m, track.obj.get(name), value, item_of(track.source, name))]
 
 
-def _attribute_write(m: Any, track: Track, name: str, value: Any) -> list[tuple[Any, Any]]:
+def _attribute_write(m: Machine, track: Track, name: str, value: Any) -> list[tuple[Any, Any]]:
     if issubclass(type(track.obj), torch.nn.Module) and name in track.obj._buffers:
         return _write(m, track.obj._buffers[name], value, Attr(track.source, name, "buffer"))
     if value is not DELETED and any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
@@ -120,7 +121,7 @@ def _attribute_write(m: Any, track: Track, name: str, value: Any) -> list[tuple[
     return []
 
 
-def _write(m: Any, real: Any, value: Any, source: Any) -> list[tuple[Any, Any]]:
+def _write(m: Machine, real: Any, value: Any, source: Any) -> list[tuple[Any, Any]]:
     """The buffer `real` becomes `value`."""
     if not issubclass(type(value), torch.Tensor) or not issubclass(type(real), torch.Tensor):
         if value is not real:
@@ -139,7 +140,7 @@ def _real_tensors(container: Any) -> list[Any]:
     return [x for x in pytree.tree_leaves(values) if issubclass(type(x), torch.Tensor)]
 
 
-def _kept_apart(m: Any, flat: list[Any], written: list[Any]) -> list[Any]:
+def _kept_apart(m: Machine, flat: list[Any], written: list[Any]) -> list[Any]:
     """An assignment leaves the old tensor alone, a write does not: results that are the old one are copied before."""
     held = {t.untyped_storage()._cdata for t in written}
     return [
@@ -147,5 +148,5 @@ def _kept_apart(m: Any, flat: list[Any], written: list[Any]) -> list[Any]:
     ]
 
 
-def _note(m: Any, what: str) -> None:
+def _note(m: Machine, what: str) -> None:
     events.emit("fallback", code="CAP032", at=m.loc(), detail=what)
