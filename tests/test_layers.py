@@ -188,3 +188,19 @@ def test_files_say_what_they_are(path: Path) -> None:
     assert not any(part.removesuffix(".py") in FORBIDDEN_NAMES for part in path.relative_to(PACKAGE).parts)
     text = path.read_text()
     assert not text or ast.get_docstring(ast.parse(text)), "a module starts with one sentence: job, input, output"
+
+
+def test_texts_name_their_encoding() -> None:
+    """The locale decides what a file or a pipe of text holds unless it is said: sources of C and names of users are UTF-8 everywhere."""
+    bad = []
+    for path in files():
+        for call in (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+            said = {k.arg: k.value for k in call.keywords}
+            mode = call.args[1] if len(call.args) > 1 else said.get("mode")
+            is_text = name in ("write_text", "read_text") or ("text" in said and name in ("run", "Popen", "check_output"))
+            is_text |= name == "fdopen" and not (isinstance(mode, ast.Constant) and "b" in str(mode.value))
+            is_text |= isinstance(call.func, ast.Name) and name == "open" and "b" not in str(getattr(mode, "value", ""))
+            if is_text and "encoding" not in said:
+                bad.append(f"{name_of(path)}:{call.lineno}")
+    assert not bad, bad

@@ -714,16 +714,18 @@ static PyMethodDef graph_methods[] = {
 };
 
 static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  const char *path, *symbol, *packing;
-  PyObject *inputs, *results, *externs, *eager, *consts, *name, *tail;
+  const char *symbol, *packing;
+  PyObject *file = NULL, *inputs, *results, *externs, *eager, *consts, *name, *tail;
   int trust, threads, pool, discard, device, index, records;
-  if (!PyArg_ParseTuple(args, "ssO!O!O!OO!OpO!iispiii", &path, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
+  if (!PyArg_ParseTuple(args, "O&sO!O!O!OO!OpO!iispiii", PyUnicode_FSConverter, &file, &symbol, &PyList_Type, &inputs, &PyList_Type, &results, &PyList_Type, &externs,
                         &eager, &PyList_Type, &consts, &name, &trust, &PyTuple_Type, &tail, &threads, &pool,
                         &packing, &discard, &device, &index, &records))
     return NULL;
-  if (!torch.ready) return PyErr_Format(PyExc_RuntimeError, "call setup first");
-  Graph *g = (Graph *)type->tp_alloc(type, 0);
-  if (!g) return NULL;
+  Graph *g = torch.ready ? (Graph *)type->tp_alloc(type, 0) : (PyErr_Format(PyExc_RuntimeError, "call setup first"), NULL);
+  if (!g) {
+    Py_DECREF(file);
+    return NULL;
+  }
   n_graphs++;
   g->vectorcall = graph_call;
   g->eager = Py_NewRef(eager);
@@ -735,14 +737,14 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   g->consts.discard = discard;
   g->device = device;
   g->index = index < 0 ? 0 : index;
-  g->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  g->lib = dlopen(PyBytes_AS_STRING(file), RTLD_NOW | RTLD_LOCAL);
   if (!g->lib) {
     PyErr_Format(PyExc_OSError, "%s", dlerror());
     goto bad;
   }
   g->entry = dlsym(g->lib, symbol);
   if (!g->entry || g->entry->abi != TS_ABI) {
-    PyErr_Format(PyExc_OSError, "%s is not a torchsmith library of this version", path);
+    PyErr_Format(PyExc_OSError, "%s is not a torchsmith library of this version", PyBytes_AS_STRING(file));
     goto bad;
   }
   if (g->entry->images) {
@@ -766,8 +768,10 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyErr_SetString(PyExc_ValueError, "manifest and library do not belong together");
     goto bad;
   }
+  Py_DECREF(file);
   return (PyObject *)g;
 bad:
+  Py_DECREF(file);
   Py_DECREF(g);
   return NULL;
 }

@@ -387,16 +387,21 @@ static void package_dealloc(PyObject *self) {
 }
 
 static PyObject *package_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  const char *path, *name;
+  const char *name;
+  PyObject *path; /* bytes, as the file system has them */
   int threads, verify, device;
-  if (!PyArg_ParseTuple(args, "ssipi", &path, &name, &threads, &verify, &device)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&sipi", PyUnicode_FSConverter, &path, &name, &threads, &verify, &device)) return NULL;
   Package *p = (Package *)type->tp_alloc(type, 0);
-  if (!p) return NULL;
+  if (!p) {
+    Py_DECREF(path);
+    return NULL;
+  }
   torchsmith_options o = {.size = sizeof o, .threads = threads, .verify = verify, .device = device};
   int32_t rc;
   Py_BEGIN_ALLOW_THREADS
-  rc = torchsmith_load(path, name, &o, &p->m);
+  rc = torchsmith_load(PyBytes_AS_STRING(path), name, &o, &p->m);
   Py_END_ALLOW_THREADS
+  Py_DECREF(path);
   if (rc) {
     raise_status(rc, torchsmith_error());
     Py_DECREF(p);

@@ -291,7 +291,7 @@ def _write_linkable(path: Path, folder: Path, name: str, m: Model, s: Settings) 
         write_sources(folder, m.texts, replace(s.options, cpu=s.cpu[0]), f"{name}_")
     else:
         path.write_bytes(build_archive(m.texts, replace(s.options, cpu=s.cpu[0]), f"{name}_"))
-    (folder / f"{name}.h").write_text(emit_header(name))
+    (folder / f"{name}.h").write_text(emit_header(name), encoding="utf-8", errors="surrogateescape")
     if m.weights.size:
         with open(folder / f"{name}.weights", "wb") as f:
             f.writelines(m.weights.chunks())

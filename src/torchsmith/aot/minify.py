@@ -207,8 +207,10 @@ def failure_of(text: str, file: Path, isolate: bool) -> str | None:
     With `isolate` it runs in a process of its own, so that a crash of that one is a failure like others.
     """
     if isolate:
-        file.write_text(text)
-        done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=600)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+        done = subprocess.run(
+            [sys.executable, str(file)], capture_output=True, encoding="utf-8", errors="replace", check=False, timeout=600
+        )
         if done.returncode < 0:
             return f"signal {-done.returncode}"
         if not done.returncode:
@@ -218,7 +220,7 @@ def failure_of(text: str, file: Path, isolate: bool) -> str | None:
         return _plain(error)
     scope = {"__name__": "repro", "__file__": str(file)}
     try:
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
         exec(compile(text, str(file), "exec"), scope)
         scope["main"]()  # type: ignore[operator]
     except Unsupported as e:
@@ -275,7 +277,7 @@ def minify(
         return failure_of(script(r, nodes, options, "", file, is_made), file, isolate)
 
     if not is_shrunk:
-        file.write_text(script(r, r.nodes, options, "Not shrunk.", file, False))
+        file.write_text(script(r, r.nodes, options, "Not shrunk.", file, False), encoding="utf-8", errors="surrogateescape")
         return str(file)
     is_made, failure = True, run(r.nodes, True)
     if failure is None:
@@ -285,6 +287,6 @@ def minify(
         file.with_suffix(".safetensors").unlink(missing_ok=True)
         raise Unsupported("AOT080", detail=f"{entry.name} at fixed sizes compiles, and computes what torch does")
     kept = shrink(r.nodes, lambda nodes: run(nodes, is_made) == failure)
-    file.write_text(script(r, kept, options, failure, file, is_made))
+    file.write_text(script(r, kept, options, failure, file, is_made), encoding="utf-8", errors="surrogateescape")
     return str(file)
 

@@ -46,8 +46,8 @@ class FolderWriter:
             folder.mkdir(parents=True, exist_ok=True)
             for artifact in kinds.get("artifact", ()):
                 text = artifact["text"]
-                (folder / artifact["name"]).write_text(text() if callable(text) else text)
-            (folder / "report.txt").write_text(report_text(report, kinds))
+                (folder / artifact["name"]).write_text(text() if callable(text) else text, encoding="utf-8", errors="surrogateescape")
+            (folder / "report.txt").write_text(report_text(report, kinds), encoding="utf-8", errors="surrogateescape")
         except OSError as e:  # a full or read-only disk must not stop the program that is being looked at
             print(f"torchsmith: cannot write the debug folder {folder}: {e}", file=sys.stderr)
             return

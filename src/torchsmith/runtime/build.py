@@ -105,7 +105,7 @@ def _c_objects(job: Job, kernels: Mapping[str, str]) -> Iterator[Task]:
             out.write_bytes(content)
             return
         source = job.work / f"{name}.c"
-        source.write_text(text)
+        source.write_text(text, encoding="utf-8", errors="surrogateescape")
         run_compiler(job.tools, [*job.tools.flags, f"-D{MACRO}={name}", "-c", str(source), "-o", str(out)], job.work, name)
         if job.caching:
             store.put(cached, out.read_bytes())
@@ -133,7 +133,7 @@ def _compile_all(
 
     def host() -> None:
         source = work / "host.c"
-        source.write_text(host_text)
+        source.write_text(host_text, encoding="utf-8", errors="surrogateescape")
         run_compiler(tools, [*HOST_FLAGS, *tools.host_flags, "-c", str(source), "-o", str(work / "host.o")], work, "host program")
 
     objects = [work / "host.o"]

@@ -79,7 +79,7 @@ def image_object(
                 place(name, image, arch, image.ptx.rstrip(b"\0") + b"\0", True)
     (work / "images.bin").write_bytes(bytes(blob))
     source = work / "images.c"
-    source.write_text(images_text(rows, symbols, work / "images.bin"))
+    source.write_text(images_text(rows, symbols, work / "images.bin"), encoding="utf-8", errors="surrogateescape")
     run_compiler(tools, [*HOST_FLAGS, "-c", str(source), "-o", str(out)], work, "images")
 
 

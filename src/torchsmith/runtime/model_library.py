@@ -94,7 +94,8 @@ def build_archive(texts: Texts, options: Options, prefix: str) -> bytes:
 
     def archive(tools: Toolchain, objects: list[Path], work: Path) -> bytes:
         renames = work / "renames"
-        renames.write_text("".join(f"{n} {prefix}{n.removeprefix('tsm_')}\n" for n in _defined(objects)))
+        rows = "".join(f"{n} {prefix}{n.removeprefix('tsm_')}\n" for n in _defined(objects))
+        renames.write_text(rows, encoding="utf-8", errors="surrogateescape")
         for o in objects:
             _tool("objcopy", [f"--redefine-syms={renames}", str(o)], work)
         out = work / "model.a"
@@ -118,15 +119,15 @@ def write_sources(folder: Path, texts: Texts, options: Options, prefix: str) -> 
     for k, text in enumerate(dict.fromkeys(texts.kernels)):
         files[Path(f"kernel{k}.c")] = f"#define {MACRO} {kernel_name(text)}\n{text}"
     copied = [*LINKED_ENGINE, "torchsmith.h", "aot/model.h", "aot/operators.h", "aot/device.h", "aot/glibc.h", "include/torchsmith/model.h"]
-    copied += [str(p.relative_to(root)) for p in root.glob("native/*.h") if "Python.h" not in p.read_text()]
+    copied += [str(p.relative_to(root)) for p in root.glob("native/*.h") if "Python.h" not in p.read_text(encoding="utf-8")]
     for name in copied:
         if (root / name).exists():
-            files[Path("engine") / name] = (root / name).read_text()
+            files[Path("engine") / name] = (root / name).read_text(encoding="utf-8")
     kernel_flags = ";".join(f for f in tools.flags if f != "-include" and not f.endswith("glibc.h"))
     files[Path("CMakeLists.txt")] = CMAKE.format(name=prefix.rstrip("_"), kernels=kernel_flags, engine=";".join((*ENGINE_FLAGS, LINKED)))
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text)
+        (folder / file).write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 CMAKE = """\
@@ -155,7 +156,7 @@ def _build(
     work = Path(tempfile.mkdtemp(prefix="torchsmith-build-"))
     try:
         with events.timed("build", kernels=len(texts.kernels)):
-            (work / "model.c").write_text(texts.model)
+            (work / "model.c").write_text(texts.model, encoding="utf-8", errors="surrogateescape")
             with ThreadPoolExecutor(2) as pool:
                 mine = pool.submit(_compile, tools, work / "model.c", work / "model.o", work, ENGINE_FLAGS)
                 fixed = [pool.submit(_engine_object, tools, name, engine is LINKED_ENGINE, work) for name in engine]
@@ -171,7 +172,10 @@ def _build(
 def _tool(name: str, args: Sequence[str], work: Path) -> str:
     """One of the binary utilities that come with a compiler."""
     try:
-        return subprocess.run([name, *args], cwd=work, capture_output=True, text=True, check=True, timeout=60).stdout
+        done = subprocess.run(
+            [name, *args], cwd=work, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=60
+        )
+        return done.stdout
     except (OSError, subprocess.SubprocessError) as e:
         detail = getattr(e, "stderr", "") or str(e)
         raise Unsupported("RUN001", detail=f"{name}: {detail.strip()}") from e
@@ -193,7 +197,7 @@ def _compile(tools: Toolchain, source: Path, out: Path, work: Path, base: Sequen
 def _engine_object(tools: Toolchain, name: str, linked: bool, work: Path, prebuilt: Path | None = None) -> Path:
     """One file of the fixed part as an object in `work`: what setup.py compiled, else from the cache, else compiled now."""
     source, target = sources() / name, work / f"engine_{Path(name).stem}.o"
-    text = source.read_text()
+    text = source.read_text(encoding="utf-8")
     flags = (*ENGINE_FLAGS, *(("-Os",) if name in SELDOM else ()), *((LINKED,) if linked and "TS_LINKED" in text else ()))
     key = digest(*tools.command[1:], tools.target, *flags, _headers(), text)  # objects of all compilers fit together
     known = (prebuilt or PREBUILT) / f"{key}.o"
@@ -213,7 +217,7 @@ def _engine_object(tools: Toolchain, name: str, linked: bool, work: Path, prebui
 def _headers() -> str:
     folder = sources()
     found = [p for pattern in ("*.h", "aot/*.h", "native/*.h", "include/torchsmith/*.h") for p in sorted(folder.glob(pattern))]
-    return "".join(p.read_text() for p in found)
+    return "".join(p.read_text(encoding="utf-8") for p in found)
 
 
 def prebuild(folder: Path) -> None:

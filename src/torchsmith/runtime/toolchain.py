@@ -71,7 +71,7 @@ class Toolchain:
 def cpu_features() -> tuple[str, ...]:
     """Features of this processor that FEATURES knows, sorted as there."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
     found = re.search(r"^flags\s*:(.*)$", text, re.M)
@@ -146,7 +146,9 @@ def _ask_all(command: tuple[str, ...], features: tuple[str, ...]) -> Toolchain:
 
 
 def _ask(command: tuple[str, ...]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, stdin=subprocess.DEVNULL).stdout
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True, stdin=subprocess.DEVNULL
+    ).stdout
 
 
 def _accepted(command: tuple[str, ...], flags: list[str]) -> list[str]:
@@ -168,7 +170,7 @@ def run_compiler(tools: Toolchain, args: list[str], cwd: Path, what: str) -> Non
     command = [*tools.command, *args]
     try:
         done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, check=False,
+            command, cwd=cwd, capture_output=True, encoding="utf-8", errors="replace", timeout=COMPILE_SECONDS, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except FileNotFoundError as e:
@@ -189,7 +191,7 @@ def _keep_log(command: list[str], text: str, cwd: Path) -> str:
     """Write the command, its output and its sources where the user can find them; says where."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="torchsmith-failed-"))
-        (folder / "log.txt").write_text(" ".join(command) + "\n\n" + text)
+        (folder / "log.txt").write_text(" ".join(command) + "\n\n" + text, encoding="utf-8", errors="surrogateescape")
         for source in cwd.glob("*.c"):
             (folder / source.name).write_bytes(source.read_bytes())
         return f"see {folder / 'log.txt'}"

@@ -24,7 +24,7 @@ def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, A
     """One text, whose first line says how, as machine code for compute capability `arch`."""
     head = json.loads(text.partition("\n")[0].removeprefix("#"))
     path = folder / f"kernel{number}.py"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -43,7 +43,7 @@ def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, A
 
 
 def main() -> None:
-    out = os.fdopen(os.dup(1), "w")
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a compiler prints is no answer
     with tempfile.TemporaryDirectory(prefix="torchsmith-triton-") as name:
         os.environ |= {"TRITON_CACHE_DIR": name, "TRITON_DISABLE_LINE_INFO": "1"}

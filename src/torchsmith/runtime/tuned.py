@@ -36,12 +36,12 @@ def processor() -> str:
     """What decisions depend on: model name, features, cache sizes."""
     text = ""
     with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     name = re.search(r"^model name\s*:(.*)$", text, re.M)
     sizes = []
     for entry in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         with contextlib.suppress(OSError):
-            sizes.append(" ".join((entry / fact).read_text().strip() for fact in ("level", "type", "size")))
+            sizes.append(" ".join((entry / fact).read_text(encoding="utf-8").strip() for fact in ("level", "type", "size")))
     return "\n".join((name.group(1).strip() if name else "", " ".join(cpu_features()), *sizes))
 
 
