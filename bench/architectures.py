@@ -44,7 +44,7 @@ from models import torchvision_models  # noqa: E402
 
 ROADS = {"capture": (1e-4, 1e-5), "native": (1e-3, 1e-3), "train": (1e-4, 1e-5), "generate": (0.0, 0.0)}  # relative, absolute
 ORDER = ("wrong", "crash", "hang", "raises", "random", "right", "not built")
-MOST = 60_000_000  # parameters: a model that stays larger than this is not built
+MOST = 200_000_000  # parameters: a model that stays larger than this is not built
 Row = dict[str, Any]
 
 
@@ -110,6 +110,7 @@ WIDTH = {
 }  # fmt: skip
 WIDE = re.compile(r"(intermediate|ffn_dim|ffn_hidden|d_ff$|d_inner|n_inner|mlp_dim|feedforward|inner_dim|ffn$|shared_expert_intermediate)")
 HEADS = re.compile(r"(num|n)_(attention_|key_value_|kv_|query_|global_key_value_)?heads?$|attention_heads$|^n_head$")
+KEPT = {"num_feat_extract_layers", "num_conv_layers", "num_feature_levels", "num_codebooks", "num_stages", "conv_kernel"}
 FIXED: dict[str, int] = {
     "vocab_size": 160, "max_position_embeddings": 64, "max_source_positions": 64, "max_target_positions": 64, "n_positions": 64,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_num_experts": 4, "head_dim": 8,
@@ -124,9 +125,12 @@ FIXED: dict[str, int] = {
 
 
 def shrunk(config: Any, level: int) -> dict[str, Any]:
-    """Arguments for a small configuration of config's class. Level 0: everything small; 1: fewer layers and words; 2: fewer layers."""
+    """Arguments for a small configuration of config's class. Level 0: everything small; 1: fewer layers and words; 2: fewer layers;
+    3: as it is."""
     sub = getattr(type(config), "sub_configs", {}) or {}
     made: dict[str, Any] = {}
+    if level == 3:
+        return made
     counts = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     layers = next((v for k, v in vars(config).items() if k in counts and isinstance(v, int)), None)
     for key, value in vars(config).items():
@@ -157,7 +161,12 @@ def shrunk(config: Any, level: int) -> dict[str, Any]:
     return made
 
 
+NEEDED: dict[str, Any] = {"prediction_length": 8}  # what a configuration leaves open
+
+
 def _small(key: str, value: int, level: int) -> int:
+    if key in KEPT:
+        return value
     if LAYERS.search(key) and "per_layer" not in key:
         return min(value, 2)
     if level == 2:
@@ -177,7 +186,8 @@ def _small(key: str, value: int, level: int) -> int:
     return value
 
 
-def hf_model(kind: str) -> tuple[torch.nn.Module, Any]:
+def hf_model(kind: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The smallest form that can be made and that eager runs, with its inputs."""
     import transformers
 
     name = hf_classes()[kind]
@@ -186,19 +196,36 @@ def hf_model(kind: str) -> tuple[torch.nn.Module, Any]:
         raise NotBuilt(f"transformers has no {name}")
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]
     why = ""
-    for level in (0, 1, 2):
+    for level in (0, 1, 2, 3):
         try:
             config = config_class(**shrunk(config_class(), level))
-            with torch.device("meta"):
-                size = sum(p.numel() for p in cls(config).parameters())
+            config.__dict__.update({k: v for k, v in NEEDED.items() if k in vars(config) and not vars(config)[k]})
+            try:
+                with torch.device("meta"):
+                    size = sum(p.numel() for p in cls(config).parameters())
+            except Exception:  # its constructor computes with values: by the configuration, then
+                size = 0 if level == 0 else MOST + 1
             if size > MOST:
                 raise NotBuilt(f"{size / 1e6:.0f} million parameters")
             torch.manual_seed(0)
             model = cls(config).eval()
-            return model, config
         except Exception as error:  # the next level may do
-            why = why or f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-    raise NotBuilt(why)
+            why = why or _brief(error)
+            continue
+        for kwargs in inputs_of(model, config):
+            try:
+                torch.manual_seed(2)
+                with torch.no_grad():
+                    model(**kwargs)
+                return model, kwargs
+            except Exception as error:
+                why = why or f"{', '.join(kwargs)}: {_brief(error)}"
+        del model
+    raise NotBuilt(why or "no input is known for it")
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: " + " ".join(str(error).split())[:160]
 
 
 # ---------------------------------------------------------------- inputs
@@ -266,7 +293,7 @@ def inputs_of(model: torch.nn.Module, config: Any) -> Iterator[dict[str, Any]]:
     params = inspect.signature(model.forward).parameters
     needed = [n for n, p in params.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     main = getattr(model, "main_input_name", "input_ids")
-    known = [n for n in params if n in MAKERS]
+    known = [n for n in params if n in MAKERS and not (n in ("inputs_embeds", "hidden_states") and "input_ids" in params)]
     first = [main] if main in MAKERS else [n for n in CORE if n in params][:1]
     tries = [[*first, "attention_mask"], first, [*first, "attention_mask", "decoder_input_ids"], [*first, "decoder_input_ids"],
              ["input_ids", "pixel_values"], ["input_ids", "pixel_values", "attention_mask"], ["input_ids", "bbox"], ["pixel_values"],
@@ -289,17 +316,7 @@ def build(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     """The model and keyword arguments for it. Raises NotBuilt."""
     where, kind = name.split(":", 1)
     if where == "hf":
-        model, config = hf_model(kind)
-        why = "no input is known for it"
-        for kwargs in inputs_of(model, config):
-            try:
-                torch.manual_seed(2)
-                with torch.no_grad():
-                    model(**kwargs)
-                return model, kwargs
-            except Exception as error:
-                why = f"{', '.join(kwargs)}: {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-        raise NotBuilt(why)
+        return hf_model(kind)
     import timm
 
     for size in (64, 96, 128, 224, None):

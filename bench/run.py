@@ -33,13 +33,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import aot, aot_example, compile, contractions, loaded, overhead, pointwise, seeds, threads, training, under, xla  # noqa: E402
+from suites import aot, aot_example, capture, compile, contractions, loaded, overhead, pointwise, seeds, threads, training, under, xla  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
 SUITES = {
     "seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded,
-    "pointwise": pointwise, "aot": aot, "aot-example": aot_example, "xla": xla, "under": under, "training": training,
+    "capture": capture, "pointwise": pointwise, "aot": aot, "aot-example": aot_example, "xla": xla, "under": under, "training": training,
 }  # fmt: skip
 MODELS_OF = {
     "threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"], "aot": list(aot.CASES),

@@ -22,7 +22,8 @@ from ..ir.number import number_of
 class Source:
     """Base; `str(source)` is Python-like text such as `L['self'].layers[0].weight`."""
 
-    __slots__ = ()
+    __slots__ = ("_hash",)
+    _hash: int  # of sources that stand on others, once it was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,13 @@ class Attr(Source):
     name: str
     via: Literal["instance", "param", "buffer", "module", "type", "slot", "own", "getattr", "referent"] = "getattr"
 
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash((self.base, self.name, self.via)))
+            return self._hash
+
     def __str__(self) -> str:
         return f"{self.base}()" if self.via == "referent" else f"{self.base}.{self.name}"
 
@@ -110,6 +118,13 @@ class Item(Source):
 
     base: Source
     key: Any
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash((self.base, self.key)))
+            return self._hash
 
     def __str__(self) -> str:
         return f"{self.base}[{self.key!r}]"

@@ -121,16 +121,18 @@ class Stamps:
     def _state(self) -> Any:
         """What a call has to leave as it was."""
         m = self.m
-        return (m.world.writes, m.world.reads[0], m.changes(), len(m.class_writes), len(m.effects), len(m.tensor_attrs), len(m.contexts), m.exc, m.grad, m.error_mode, m.handlers_off, len(m.modes), m.subclasses,
-                len(m.recorder.numbers),
-                len(m.gradients.written), len(m.recorder.bodies), len(m.context_writes))  # fmt: skip
+        written = len(m.class_writes), len(m.effects), len(m.tensor_attrs), len(m.gradients.written), len(m.context_writes)
+        modes = len(m.contexts), m.exc, m.grad, m.error_mode, m.handlers_off, len(m.modes), m.subclasses, len(m.recorder.bodies)
+        return m.world.writes, m.world.reads[0], m.changes(), written, modes, len(m.recorder.numbers)
 
     # ------------------------------------------------------------ kinds of calls
 
     def _kind(self, module: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What has to be equal of two calls besides the modules. Raises _No."""
         m, trace = self.m, tracing.current()
-        if m.global_writes or m.cell_writes or m.class_writes or m.tensor_attrs or m.recorder.bodies or m.contexts or m.gradients.written or m.gradients.spent:
+        if m.global_writes or m.cell_writes or m.class_writes or m.tensor_attrs or m.gradients.written or m.gradients.spent:
+            raise _No
+        if m.recorder.bodies or m.contexts:
             raise _No
         if m.modes or m.subclasses:  # handlers of torch functions see every call
             raise _No
@@ -405,9 +407,11 @@ class Template:
         def place(n: torch.fx.Node) -> torch.fx.Node:
             return env.get(n, n)
 
-        copy = r.graph.node_copy
+        create = r.graph.create_node
         for node in self.nodes:
-            env[node] = copy(node, place)
+            env[node] = new = create(node.op, node.target, name=node.name)
+            new.args, new.kwargs = torch.fx.map_arg((node.args, node.kwargs), place)  # behind create_node, which would look for symbols in them
+            new.meta = node.meta.copy()
         trace.draws += t.draws
         trace.harms += t.harms
         made: dict[int, torch.Tensor] = {}
