@@ -123,7 +123,7 @@ PyObject *ts_follow(PyObject *result, PyObject *key, PyObject *fn);
 PyObject *ts_setup_rest(PyObject *self, PyObject *fn);
 
 /* ---- module_call.c */
-extern PyTypeObject ModuleCall_Type;
+PyObject *ts_module_call(void); /* the `__call__` of compiled modules' classes */
 PyObject *ts_setup_module(PyObject *self, PyObject *args);
 
 /* ---- hook.c */

@@ -32,8 +32,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_frame", "Dispatcher, guards and the frame hook.", -1, methods};
 
 PyMODINIT_FUNC PyInit__frame(void) {
-  ModuleCall_Type.tp_new = PyBaseObject_Type.tp_new; /* so that object.__new__ makes its subclasses */
-  if (PyType_Ready(&Entry_Type) < 0 || PyType_Ready(&Pending_Type) < 0 || ts_dispatcher_init() < 0 || PyType_Ready(&ModuleCall_Type) < 0) return NULL;
+  if (PyType_Ready(&Entry_Type) < 0 || PyType_Ready(&Pending_Type) < 0 || ts_dispatcher_init() < 0) return NULL;
   PyObject *m = PyModule_Create(&module);
   if (!m) return NULL;
   ts_run_hooked = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type), ts_run_plain = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
@@ -43,8 +42,9 @@ PyMODINIT_FUNC PyInit__frame(void) {
     return NULL;
   ts_elsewhere = PyErr_NewException("torchsmith.capture._frame.Elsewhere", NULL, NULL);
   if (!ts_elsewhere || PyModule_AddObjectRef(m, "Elsewhere", ts_elsewhere) < 0) return NULL;
+  PyObject *call = ts_module_call();
   if (PyModule_AddObjectRef(m, "Entry", (PyObject *)&Entry_Type) < 0 || PyModule_AddObjectRef(m, "Dispatcher", (PyObject *)&Dispatcher_Type) < 0 ||
-      PyModule_AddObjectRef(m, "Pending", (PyObject *)&Pending_Type) < 0 || PyModule_AddObjectRef(m, "ModuleCall", (PyObject *)&ModuleCall_Type) < 0 ||
+      PyModule_AddObjectRef(m, "Pending", (PyObject *)&Pending_Type) < 0 || !call || PyModule_AddObjectRef(m, "module_call", call) < 0 ||
       PyModule_AddFunctions(m, ts_hook_methods) < 0 || ts_hook_init(m) < 0 || ts_watch_init() < 0)
     return NULL;
   return m;

@@ -1,4 +1,4 @@
-/* ModuleCall: base of compiled modules' classes. Calling one goes straight to the Dispatcher of its forward when no hook is set. */
+/* How compiled modules are called: straight to the Dispatcher of their forward when no hook is set. */
 #include "frame.h"
 
 static PyObject *names[6];    /* the four hook dictionaries of a module, "forward", the cache's name */
@@ -32,7 +32,7 @@ static int has_hooks(PyObject *own) {
 /* _torchsmith_forward is (the forward function, its Dispatcher): good while the module's class still has that function. */
 static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject **slot = slow_call ? _PyObject_GetDictPtr(self) : NULL, *own = slot ? *slot : NULL;
-  if (!slow_call) { PyErr_SetString(PyExc_TypeError, "ModuleCall is not set up"); return NULL; }
+  if (!slow_call) { PyErr_SetString(PyExc_TypeError, "compiled modules are not set up"); return NULL; }
   if (own && PyDict_Check(own) && !has_hooks(own) && !PyDict_GetItemWithError(own, names[4])) {
     PyObject *cache = _PyType_Lookup(Py_TYPE(self), names[5]);
     if (cache && PyTuple_CheckExact(cache) && PyTuple_GET_SIZE(cache) == 3) {
@@ -56,10 +56,13 @@ static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs) {
   return r;
 }
 
-PyTypeObject ModuleCall_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "torchsmith.capture._frame.ModuleCall",
-    .tp_basicsize = sizeof(PyObject),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_doc = "Base of compiled modules' classes.",
-    .tp_call = module_call,
-};
+static PyTypeObject Holder_Type = {PyVarObject_HEAD_INIT(NULL, 0).tp_name = "torchsmith.capture._frame.Call", .tp_basicsize = sizeof(PyObject), .tp_call = module_call};
+
+/* `__call__` for any class: one that has it in its dictionary is called by module_call without a detour. It brings no layout of its own, so
+   that an object's `__class__` can be exchanged for a class that derives from its class and others (as fully_shard does). */
+PyObject *ts_module_call(void) {
+  if (PyType_Ready(&Holder_Type) < 0) return NULL;
+  PyObject *own = PyDict_GetItemString(Holder_Type.tp_dict, "__call__");
+  if (!own) { PyErr_SetString(PyExc_SystemError, "no __call__"); return NULL; }
+  return PyDescr_NewWrapper(&PyBaseObject_Type, ((PyWrapperDescrObject *)own)->d_base, (void *)module_call);
+}

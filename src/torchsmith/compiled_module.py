@@ -27,9 +27,10 @@ _GLOBAL_HOOKS = (
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class CompiledModule(_frame.ModuleCall):  # type: ignore[misc]
+class CompiledModule:
     """First base of every compiled module's class."""
 
+    __call__ = _frame.module_call
     _torchsmith_original: Any = None
     _torchsmith_settings: Any = None
     _torchsmith_calls: dict[Any, Any]

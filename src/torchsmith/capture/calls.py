@@ -483,6 +483,11 @@ def _call_builtin(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     self = fn.__self__
     if self is None or issubclass(type(self), types.ModuleType):
         return _call_c_function(m, fn, args, kwargs)
+    if type(self).__name__ == "PyCapsule" or type(self).__module__.startswith("pybind11"):  # C++ code: it may do anything
+        if fn.__name__ in policy.PURE_BINDINGS:
+            return m.native(fn, args, kwargs)
+        owner = f"{type(args[0]).__name__}." if args and type(args[0]).__module__ == fn.__module__ else ""
+        raise Unsupported("CAP014", at=m.loc(), detail=f"{fn.__module__}.{owner}{fn.__name__}")
     if issubclass(type(self), Tensor):
         return _tensor_method(m, self, fn.__name__, args, kwargs)
     if issubclass(type(self), type):
@@ -630,9 +635,15 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
         if t in (torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo):
             return m.native(fn, args, kwargs)
         raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
-    if name in _IDENTITY_METHODS or t.__flags__ & 0x200 or t in UNCHANGING:
+    if name in _IDENTITY_METHODS or _is_plain_owner(t, name) or t in UNCHANGING:
         return m.native(fn, args, kwargs)
     raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
+
+
+def _is_plain_owner(t: type, name: str) -> bool:
+    """Whether a C method that an instance of a Python class inherits is of a class that does nothing but hold values."""
+    owner = next((cls for cls in t.__mro__ if name in vars(cls)), None)
+    return owner is not None and owner.__module__ in policy.PURE_MODULES
 
 
 _IDENTITY_METHODS = frozenset({"__hash__", "__eq__", "__ne__", "__init_subclass__", "__subclasshook__"})

@@ -106,6 +106,8 @@ PURE_MODULES = frozenset({
     "_bisect", "_heapq", "_json", "_string", "unicodedata", "_sre", "_abc", "_contextvars", "numpy", "_weakref", "_statistics",
     "zlib", "binascii", "_hashlib", "_sha512", "_md5", "_sha1", "_sha2", "_copy", "copyreg", "_enum", "_typing", "_opcode",
 })  # fmt: skip
+# Functions of torch's C++ bindings that only tell what is so.
+PURE_BINDINGS = frozenset({"_get_tracing_state", "_is_tracing", "_are_functorch_transforms_active", "_jit_is_script_object"})
 # Builtins that reach outside.
 IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "compile", "breakpoint", "__import__", "globals", "locals"})
 
