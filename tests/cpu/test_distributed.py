@@ -17,8 +17,8 @@ WORKER = Path(__file__).with_name("two_processes.py")
 def test_two_processes(tmp_path: Path) -> None:
     """All in one pair of processes: starting them is what takes long."""
     place = tmp_path / "meet"
-    both = [subprocess.Popen([sys.executable, str(WORKER), str(rank), str(place)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for rank in range(2)]  # fmt: skip
+    pipe, command = subprocess.PIPE, [sys.executable, str(WORKER)]
+    both = [subprocess.Popen([*command, str(rank), str(place)], stdout=pipe, stderr=pipe, text=True) for rank in range(2)]
     try:
         said = [p.communicate(timeout=300) for p in both]
     finally:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from training_harness import check_steps
+from training_harness import check_steps, state_of
 
 import torchsmith
 from torchsmith.events import recording
@@ -374,3 +374,72 @@ def test_counters_of_all_written_tensors_move() -> None:
     before = [p._version for p in model.parameters()]
     compiled(model, optimizer, *args)
     assert all(p._version > v for p, v in zip(model.parameters(), before, strict=True))
+
+
+# ---------------------------------------------------------------- gradient scaling, LBFGS
+
+
+def _scaled_step(model: nn.Module, optimizer: Any, scaler: Any, x: Tensor, y: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss
+
+
+@pytest.mark.parametrize("name, options, graphs", [("SGD", {"momentum": 0.9}, 3), ("Adam", {}, 3), ("AdamW", {"fused": True}, 2)])
+def test_steps_that_a_scaler_skips(name: str, options: dict[str, Any], graphs: int) -> None:
+    """Unscaling, clipping, a step that is skipped where gradients are infinite, and the next scale: one graph once the optimizer's state is
+    made, and eager's values in every step; the scale grows and falls as eager's."""
+    models = [mlp(), mlp()]
+    made = [getattr(torch.optim, name)(m.parameters(), lr=1e-2, **options) for m in models]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in models]
+    runs = [torchsmith.compile(_scaled_step), _scaled_step]
+    with recording() as got:
+        for number, (x, y) in enumerate(batches(7)):
+            x = x * float("inf") if number in (3, 4) else x
+            before = [p.detach().clone() for p in models[0].parameters()]
+            for run, model, optimizer, scaler in zip(runs, models, made, scalers, strict=True):
+                run(model, optimizer, scaler, x, y)
+            ours, eager = (dict(state_of(m, [o])) for m, o in zip(models, made, strict=True))
+            torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-6, equal_nan=True)
+            assert scalers[0].state_dict() == scalers[1].state_dict()
+            same = all(torch.equal(p, q) for p, q in zip(models[0].parameters(), before, strict=True))
+            assert same == (number in (3, 4))
+    assert sum(e.kind == "graph" for e in got) == graphs  # momentum and Adam: the first step is split, as it makes the optimizer's state
+    assert [e.fields["code"] for e in got if e.kind == "graph_break"] == ["CAP020"] * (graphs - 2)
+
+
+def test_a_first_step_that_is_skipped_makes_no_state() -> None:
+    model, (x, y) = mlp(), next(iter(batches(1)))
+    optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu")
+    compiled = torchsmith.compile(_scaled_step)
+    compiled(model, optimizer, scaler, x * float("inf"), y)
+    assert not optimizer.state and scaler.get_scale() == 2.0**15
+    compiled(model, optimizer, scaler, x, y)
+    assert len(optimizer.state) == len(list(model.parameters()))
+
+
+def test_lbfgs_breaks_and_says_so_once() -> None:
+    models = [mlp(), mlp()]
+    made = [torch.optim.LBFGS(m.parameters(), lr=0.5, max_iter=3) for m in models]
+    x, y = next(iter(batches(1)))
+
+    def step(model: nn.Module, optimizer: Any) -> Any:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    compiled = torchsmith.compile(step)
+    with pytest.warns(UserWarning, match=r"step runs eagerly.*CAP020") as said, recording() as got:
+        for _ in range(3):
+            torch.testing.assert_close(compiled(models[0], made[0]), step(models[1], made[1]))
+    assert sum("runs eagerly" in str(w.message) for w in said) == 1
+    assert [e.fields["code"] for e in got if e.kind == "graph_break"] == ["CAP020"]

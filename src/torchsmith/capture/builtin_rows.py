@@ -33,7 +33,7 @@ from .calls import Args, Kwargs, row
 from .opcodes import NULL
 from .protocol import Machine
 from .source import Attr, Computed, FixedObject
-from .world import MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
+from .world import MISSING, PINNED_TYPES, SCALARS, Identity, container_base, is_constant, own_dict
 
 Tensor = torch.Tensor
 Function = types.FunctionType
@@ -188,13 +188,9 @@ def id_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(obj), Tensor):
         info = m.recorder.info(obj)
         return id(info.real) if info.real is not None else id(obj)
-    return Identity(id(m.world.canonical(obj)))
-
-
-class Identity(int):
-    """id() of an object: good for telling objects apart while capturing; it cannot be part of the result."""
-
-    __slots__ = ()
+    found = Identity(id(m.world.canonical(obj)))
+    found.of = obj
+    return found
 
 
 def blank(t: type) -> Any:

@@ -491,8 +491,7 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
                 raise
             state.may_read = False  # split where the value is read
             return _make(d, state, fn, args, kwargs, call)
-        if state.family is not None:
-            state.family.operators += sum(n.op.startswith("call") for n in captured.graph.graph.nodes)
+        _count_operators(state, captured)
         reason = compiled.report.code
         if reason not in (None, "AUT001") and any(r.origin[0] == "scalar" for r in captured.facts.symbols.values()):
             state.forget_numbers(Unsupported(reason, at=location(fn)))
@@ -513,6 +512,20 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
             what = f"{type(error).__name__}: {error}"
             events.warn(f"torchsmith: internal error while compiling {state.label}; it runs as it is. {what}")
         raise Unsupported("API005", at=location(fn), detail=f"{type(error).__name__}: {error}") from error
+
+
+_COMPILED = [0]  # operators, in all functions of this process
+
+
+def _count_operators(state: State, captured: Any) -> None:
+    """A function that is split says so if it comes to its end and nothing of it, nor of what it called, was compiled."""
+    n, family = sum(n.op.startswith("call") for n in captured.graph.graph.nodes), state.family
+    _COMPILED[0] += n
+    if family is None:
+        return
+    family.operators += n
+    if captured.stop is None and family.why is not None and family.others == _COMPILED[0]:
+        _warn_eager(family.root, family.why)
 
 
 # Reasons for which a frame is not split: the frame as a whole, or too much of it.
@@ -558,6 +571,8 @@ def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[
             stop = error.step if 0 <= error.step < stop else _earlier(state, fn, args, kwargs, stop)
             continue
         events.emit("graph_break", code=first.code, loc=first.at or location(fn), detail=first.detail, name=state.label)
+        if family.why is None:
+            family.why, family.others = first, _COMPILED[0]
         return captured
     raise first
 

@@ -34,7 +34,7 @@ from .resume import Later, Stop
 from .source import Attr, Cell, Computed, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
 from .tensor_attrs import TensorMethod
 from .tensors import extent
-from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, UNCHANGING, Track, item_of
+from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LITERALS = frozenset({int, str, bytes, bool, type(None)})
@@ -363,6 +363,7 @@ _BUILD: dict[type, Any] = {
     ArrayValue: lambda b, v: b.array(v), ArrayMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}",
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
     range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.value(v())})"),
+    Identity: lambda b, v: f"id({b.value(v.of)})",
 }  # fmt: skip
 
 
@@ -437,26 +438,6 @@ def _replay_container(b: _Builder, track: Track, target: str) -> None:
         b.lines.append(f"{base}.{'extend' if issubclass(type(image), deque) else 'update'}({target}, {name})")
 
 
-def _is_as_it_was(world: Any, track: Track) -> bool:
-    """Does a container end with what it held, in the same order? (`state["momentum_buffer"] = buffer` of every step.)"""
-    image, obj = track.image, track.obj
-    if type(image) is not dict or type(obj) is not dict:
-        return False
-
-    def real(x: Any) -> Any:
-        if issubclass(type(x), torch.Tensor):
-            return world.real_tensor(x)
-        return world.canonical(x)
-
-    def is_pinned(k: Any) -> bool:  # what it held is what it holds in every call: no number that varies
-        return (item_of(track.source, k), "equals", None) in world.guards
-
-    return len(image) == len(obj) and all(
-        real(k) is j and ((is_pinned(k) and type(v) is type(w) and v == w) if type(v) in SCALARS else real(v) is w)
-        for (k, v), (j, w) in zip(image.items(), obj.items(), strict=True)
-    )
-
-
 # ---------------------------------------------------------------- recipe
 
 
@@ -525,7 +506,7 @@ def finished(m: Machine, result: Any) -> Captured:
     owners = {t.source for t in world.changed if t.attrs}  # whose attributes are written one by one, deletions too: their __dict__ says how it ends
     for track in world.changed:
         is_own = isinstance(track.source, Attr) and track.source.via == "own" and track.source.base in owners
-        track.dirty = track.dirty and (is_own or not _is_as_it_was(world, track))
+        track.dirty = track.dirty and (is_own or not world.is_as_it_was(track))
     world.changed = [t for t in world.changed if t.dirty or t.attrs or t.appended]
     grad = m.grad != m.grad_before
     has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or grad or m.gradients.changes() or m.gradients.own())

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..codes import Unsupported
 from . import assemble, bytecode
 from .source import Source
 
@@ -70,6 +71,8 @@ class Family:
     key: Any
     points: dict[Point, Any] = field(default_factory=dict)
     operators: int = 0  # in all graphs so far
+    why: Unsupported | None = None  # why the function was split first
+    others: int = 0  # operators that were compiled by then, in all functions
 
 
 _DATA = frozenset({int, float, complex, str, bytes, range, slice})

@@ -500,6 +500,30 @@ class Recorder:
         given = [n.meta["val"] for n in self.root.nodes if n.op == "placeholder" and issubclass(type(n.meta.get("val")), torch.Tensor)]
         return any(tracing.storage(t) in tracing.current().written for t in given)
 
+    def versions(self) -> dict[int, int]:
+        """How often each known tensor was written so far, by its id."""
+        return {key: _version(info.tensor) for key, info in self.infos.items()}
+
+    def written_since(self, known: dict[int, int]) -> list[torch.Tensor]:
+        """Tensors that were there at that time, or are from outside, and were written since."""
+        found = []
+        for key, info in list(self.infos.items()):
+            then = known.get(key, None if info.real is None else 0)
+            if then is not None and _version(info.tensor) != then:
+                found.append(info.tensor)
+        return found
+
+    def value_at(self, mark: torch.fx.Node, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of what `tensor` held right after the node `mark`, of this graph."""
+        with torch.no_grad(), torch._C.DisableTorchFunction(), no_dispatch():
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        with self.graph.inserting_after(mark):
+            node = self.graph.call_method("clone", (self.node_of(tensor),))
+        node.meta.update(loc=self.loc(), val=made)
+        tracing.remember_device(made, tracing.device_of(tensor))
+        self._own(made, node)
+        return made
+
     def take_back(self, mark: torch.fx.Node | None) -> None:
         """Forget the nodes recorded after `mark`; placeholders stay."""
         self.machine.stamps.forget()
@@ -641,6 +665,11 @@ def _placeholder_name(text: str) -> str:
     while "__" in out:
         out = out.replace("__", "_")
     return out if out and not out[0].isdigit() else f"c_{out}"
+
+
+def _version(t: torch.Tensor) -> int:
+    with torch._C.DisableTorchFunction():
+        return 0 if t.is_inference() else t._version
 
 
 __all__ = ["FixedObject", "Guard", "Info", "Recorder", "TypeOf"]

@@ -19,6 +19,7 @@ from . import torch_rows
 from .calls import Args, Kwargs, tensor_method
 from .protocol import Machine
 from .torch_rows import row
+from .world import own_dict
 
 Tensor = torch.Tensor
 
@@ -118,3 +119,56 @@ def grouped(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if with_indices:
             indices.append(i)
     return found
+
+
+# ---------------------------------------------------------------- gradient scaling
+
+
+def _maybe_step(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """GradScaler: the optimizer's step, unless gradients are infinite or NaN. Both ways are in the graph: the step is computed, and what it
+    wrote takes its old values again where it is to be skipped."""
+    _, optimizer, state, *rest = args
+    found = m.listed(m.call(dict.values, [m.call(dict.__getitem__, [state, "found_inf_per_device"], {})], {}))
+    _refuse_unseen_steps(m, optimizer, rest or kwargs)
+    before, m.grad_mode = m.grad, False
+    try:
+        total = found[0]
+        for other in found[1:]:
+            total = m.record("method", "add", (total, other), {})
+        skipped = m.record("method", "ne", (total, 0), {})
+        mark, known = m.recorder.last_node(), m.recorder.versions()
+        changed, effects = (_attributes(m), m.world.changed_containers()), len(m.effects)
+        m.grad_mode = before
+        result = m.call(m.attr(optimizer, "step"), [], {})
+        m.grad_mode = False
+        if result is not None or len(m.effects) != effects or (_attributes(m), m.world.changed_containers()) != changed:
+            raise Unsupported("CAP020", at=m.loc(), detail="a step that is skipped changes Python objects (an optimizer's first step does)")
+        for tensor in m.recorder.written_since(known):
+            old = m.recorder.value_at(mark, tensor)
+            kept = m.record("function", torch.where, (skipped, old, tensor), {})
+            m.record("method", "copy_", (tensor, kept), {})
+    finally:
+        m.grad_mode = before
+
+
+def _refuse_unseen_steps(m: Machine, optimizer: Any, arguments: Any) -> None:
+    """Steps that may do more than to write tensors."""
+    if arguments or m.world.of(optimizer) is None:
+        raise Unsupported("CAP020", at=m.loc(), detail="a step with arguments, or of an optimizer made here, may have to be skipped")
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        if m.truth(m.attr(optimizer, name)):
+            raise Unsupported("CAP020", at=m.loc(), detail="an optimizer's hooks may have to be skipped")
+
+
+def _attributes(m: Machine) -> Any:
+    """Attributes of outside objects that end otherwise than they began, globals and cells."""
+    wrong = []
+    for track in m.world.changed:
+        for name, value in (track.attrs or {}).items():
+            own = own_dict(track.obj)
+            if type(value) is not bool or own is None or own.get(name) is not value:
+                wrong.append((id(track), name, id(value)))
+    return wrong, len(m.world.global_writes), len(m.cell_writes)
+
+
+torch_rows.BY_CODE[torch.amp.GradScaler._maybe_opt_step.__code__] = _maybe_step

@@ -61,6 +61,12 @@ def own_dict(obj: Any) -> Any:
         return None
 
 
+class Identity(int):
+    """id() of an object, `of`: good for telling objects apart while capturing. In effects and results it is asked again."""
+
+    of: Any
+
+
 class Track:
     """An object from outside: where it came from, its image or overlay, whether its type is guarded."""
 
@@ -288,6 +294,27 @@ class World:
         if track.reads is None:
             track.reads = self.reads
             self.changed.append(track)
+
+    def changed_containers(self) -> set[int]:
+        """Containers from outside that do not hold what they held, by the id of their Track."""
+        return {id(t) for t in self.changed if t.appended is not None or (t.dirty and not self.is_as_it_was(t))}
+
+    def is_as_it_was(self, track: Track) -> bool:
+        """Does a dictionary hold what it held, in the same order? (`state["momentum_buffer"] = buffer` of every step.)"""
+        image, obj = track.image, track.obj
+        if type(image) is not dict or type(obj) is not dict:
+            return False
+
+        def real(x: Any) -> Any:
+            return self.real_tensor(x) if issubclass(type(x), torch.Tensor) else self.canonical(x)
+
+        def is_pinned(k: Any) -> bool:  # what it held is what it holds in every call: no number that varies
+            return (item_of(track.source, k), "equals", None) in self.guards
+
+        return len(image) == len(obj) and all(
+            real(k) is j and ((is_pinned(k) and type(v) is type(w) and v == w) if type(v) in SCALARS else real(v) is w)
+            for (k, v), (j, w) in zip(image.items(), obj.items(), strict=True)
+        )
 
     # ------------------------------------------------------------ attributes
 

@@ -74,16 +74,33 @@ def _number(trace: Tracing, t: Tensor) -> Any:
         trace.facts.reads_data = before
 
 
+def _scaled_step(grads: Any, state: tuple[Any, ...], grad_scale: Tensor | None, found_inf: Tensor | None) -> Callable[[], None]:
+    """What GradScaler asks of a fused step: gradients are divided by grad_scale; where found_inf is 1 nothing of it happens. The callable
+    that is returned ends the step."""
+    tensors = [t for part in (grads, *state) for t in part] if found_inf is not None else []
+    old = [t.clone() for t in tensors]
+    if grad_scale is not None:
+        for grad in grads:
+            grad.div_(grad_scale)
+
+    def end() -> None:
+        for t, before in zip(tensors, old, strict=True):
+            t.copy_(torch.where(found_inf == 1, before, t))  # type: ignore[arg-type, call-overload]
+
+    return end
+
+
 def _adam(is_decoupled: bool) -> Callable[..., Any]:
     def fused(
         trace: Tracing, call: Any, params: Any, grads: Any, averages: Any, squares: Any, greatest: Any, steps: Any, *, lr: Any, beta1: Any,
         beta2: Any, weight_decay: Any, eps: Any, amsgrad: bool, maximize: bool, grad_scale: Any = None, found_inf: Any = None,
     ) -> None:  # fmt: skip
-        if grad_scale is not None or found_inf is not None or isinstance(lr, Tensor):
+        if isinstance(lr, Tensor):
             options = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps, "amsgrad": amsgrad}
             options |= {"maximize": maximize, "grad_scale": grad_scale, "found_inf": found_inf}
             call(params, grads, averages, squares, greatest, steps, **options)
             return
+        end = _scaled_step(grads, (params, averages, squares, greatest if amsgrad else ()), grad_scale, found_inf)
         for i, (p, grad, average, square) in enumerate(zip(params, grads, averages, squares, strict=True)):
             step = _number(trace, steps[i])
             grad = -grad if maximize else grad
@@ -99,6 +116,7 @@ def _adam(is_decoupled: bool) -> Callable[..., Any]:
                 below = greatest[i]
             root = (1 - beta2**step) ** 0.5
             p.addcdiv_(average, (below.sqrt() / root).add_(eps), value=-(lr / (1 - beta1**step)))
+        end()
 
     return fused
 
@@ -112,11 +130,12 @@ def sgd(
     trace: Tracing, call: Any, params: Any, grads: Any, buffers: Any, *, weight_decay: Any, momentum: Any, lr: Any, dampening: Any,
     nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
-    if grad_scale is not None or found_inf is not None or isinstance(lr, Tensor):
+    if isinstance(lr, Tensor):
         options = {"weight_decay": weight_decay, "momentum": momentum, "lr": lr, "dampening": dampening, "nesterov": nesterov}
         options |= {"maximize": maximize, "is_first_step": is_first_step, "grad_scale": grad_scale, "found_inf": found_inf}
         call(params, grads, buffers, **options)
         return
+    end = _scaled_step(grads, (params, buffers if momentum != 0 else ()), grad_scale, found_inf)
     for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
         grad = -grad if maximize else grad
         grad = grad.add(p, alpha=weight_decay) if weight_decay != 0 else grad
@@ -127,6 +146,7 @@ def sgd(
                 buffers[i].mul_(momentum).add_(grad, alpha=1 - dampening)
             grad = grad.add(buffers[i], alpha=momentum) if nesterov else buffers[i]
         p.add_(grad, alpha=-lr)
+    end()
 
 
 @function_rule(torch._fused_adagrad_)
@@ -134,13 +154,45 @@ def adagrad(
     trace: Tracing, call: Any, params: Any, grads: Any, sums: Any, steps: Any, *, lr: Any, lr_decay: Any, weight_decay: Any, eps: Any,
     maximize: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
-    if grad_scale is not None or found_inf is not None or isinstance(lr, Tensor):
+    if isinstance(lr, Tensor):
         options = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
         call(params, grads, sums, steps, **options, grad_scale=grad_scale, found_inf=found_inf)
         return
+    end = _scaled_step(grads, (params, sums), grad_scale, found_inf)
     for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
         rate = lr / (1 + (_number(trace, steps[i]) - 1) * lr_decay)
         grad = -grad if maximize else grad
         grad = grad.add(p, alpha=weight_decay) if weight_decay != 0 else grad
         sums[i].addcmul_(grad, grad, value=1)
         p.addcdiv_(grad, sums[i].sqrt().add_(eps), value=-rate)
+    end()
+
+
+# ---------------------------------------------------------------- scaled gradients
+
+
+@function_rule(torch._amp_foreach_non_finite_check_and_unscale_)
+def unscale(trace: Tracing, call: Any, grads: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
+    """Gradients times inv_scale, in float32 at least; found_inf becomes 1 where one of them is infinite or NaN."""
+    bad = None
+    for grad in grads:
+        here = torch.isfinite(grad).logical_not().any()
+        bad = here if bad is None else bad | here
+        exact = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
+        grad.copy_(grad.to(exact) * inv_scale.to(exact))
+    if bad is not None:
+        found_inf.masked_fill_(bad, 1.0)
+
+
+@function_rule(torch._amp_update_scale_)
+def update_scale(
+    trace: Tracing, call: Any, scale: Tensor, tracker: Tensor, found_inf: Tensor, growth: Any, backoff: Any, interval: Any
+) -> Tensor:
+    """The next scale: smaller after a step that was skipped, larger after `interval` steps that were not, as long as it stays finite."""
+    found, grown = found_inf != 0, tracker + 1
+    is_due, larger = grown == interval, (scale.double() * growth).float()
+    smaller = (scale.double() * backoff).float()
+    new = torch.where(found, smaller, torch.where(is_due & torch.isfinite(larger), larger, scale))
+    tracker.masked_fill_(found | is_due, 0)
+    tracker.add_((found | is_due).logical_not().to(tracker.dtype))
+    return scale.copy_(new)
