@@ -31,6 +31,7 @@ class Options:
 
     # numerics
     emulate_precision_casts: bool = True  # round to bfloat16/float16 at every operator border, as eager does
+    fallback_random: bool = True  # random operators draw eager's numbers; False: own draws, fused into kernels (docs/training.md)
     # code generation
     max_autotune: bool = False  # measure the tilings of contractions in place (tuning.py); remembered per processor
     freezing: bool = False  # believe that parameters are constant even where writes to them cannot be seen: docs/freezing.md
@@ -82,7 +83,7 @@ ACCEPTED = frozenset({
     "keep_output_stride", "inplace_buffers", "allow_buffer_reuse", "comprehensive_padding", "online_softmax", "conv_1x1_as_mm",
     "joint_graph_constant_folding", "verbose_progress", "disable_progress", "compile_threads_remote", "worker_start_method",
     "loop_ordering_after_fusion", "epilogue_fusion_first", "benchmark_kernel", "benchmark_fusion", "benchmark_combo_kernel",
-    "shape_padding", "size_asserts", "fallback_random",
+    "shape_padding", "size_asserts",
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
 

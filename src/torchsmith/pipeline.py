@@ -278,6 +278,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
     check_runs(options)
     with events.timed("functionalise", graph=name):
+        facts.own_draws = not options.fallback_random
         fg = functionalise(gm, facts)
     options = at_hand(fg, options)
     if not options.freezing:
@@ -364,6 +365,7 @@ def as_cut_off(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph) -> Cal
 def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
     """A captured graph whose results autograd has to know: forward and backward compiled apart, the latter when it is first run."""
     with events.timed("joint", graph=name):
+        facts.own_draws = not options.fallback_random
         joint = Joint(gm, facts, options.activation_memory_budget)
         cut = joint.cut()
     if cut.choice is not None:

@@ -34,6 +34,10 @@ _WRITES = (
     "torchsmith: a derivative of a derivative of a compiled function that writes its inputs (running statistics, say) cannot be taken "
     "outside of it. Take both inside of the compiled function."
 )
+_DRAWS = (
+    "torchsmith: the captured graph cannot be repeated eagerly (for a derivative of a derivative, or is_grads_batched), because it drew "
+    "random numbers of its own. Take the derivatives inside of the compiled function, or leave options={'fallback_random': True}."
+)
 _AS_IT_IS = contextlib.nullcontext()
 _ONE = threading.RLock()
 os.register_at_fork(after_in_child=_ONE._at_fork_reinit)  # type: ignore[attr-defined]
@@ -48,7 +52,7 @@ class Attached:
         turns_on: bool = False,
     ) -> None:  # fmt: skip
         """repeat: the captured graph itself, for derivatives of derivatives. turns_on: the caller is in no_grad, the program is not."""
-        self.turns_on = turns_on
+        self.turns_on, self.own_draws = turns_on, joint.facts.own_draws
         self.cut, self.forward, self.repeat, self.compile_backward = cut, forward, repeat, compile_backward
         self.joint = joint if len(cut.roots) > 1 else None  # other backward passes may be asked for
         # views that the program cut off (detach, .data): made anew of an input they would carry its gradient
@@ -166,6 +170,8 @@ class Attached:
         events.emit("fallback", code=code)
         if self.cut.written:
             raise RuntimeError(_WRITES)
+        if self.cut.is_random and self.own_draws:
+            raise RuntimeError(_DRAWS)
         now = torch.get_rng_state() if self.cut.is_random else None
         if now is not None:
             torch.set_rng_state(ctx.random)

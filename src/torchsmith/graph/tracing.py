@@ -35,6 +35,7 @@ from .spec import TensorSpec
 Rule = Callable[..., Any]
 RULES: dict[OpOverload, Rule] = {}
 PARTS: dict[OpOverload, Rule] = {}  # operators written with others; NotImplemented where that does not do
+DRAWS: dict[OpOverload, Rule] = {}  # the same of random operators, where the program wants no draws of eager's (rules/draws.py)
 FUNCTION_RULES: dict[Any, Rule] = {}  # torch function -> rule(trace, call, *args, **kwargs); `call` runs the function itself
 
 
@@ -488,7 +489,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def in_parts(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of an operator that is written with others; NotImplemented for one that is not."""
-        found = PARTS.get(func)
+        found = PARTS.get(func) or (DRAWS.get(func) if self.facts.own_draws else None)
         if found is None:
             return NotImplemented
         self.inside += 1
@@ -711,4 +712,6 @@ def check_in_place(target: torch.Tensor, value: Any) -> None:
         raise RuntimeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(value.shape)}")
 
 
-__all__ = ["FUNCTION_RULES", "PARTS", "RULES", "Tracing", "current", "device_of", "function_rule", "make", "part", "rule", "tensor_like"]
+__all__ = [
+    "DRAWS", "FUNCTION_RULES", "PARTS", "RULES", "Tracing", "current", "device_of", "function_rule", "make", "part", "rule", "tensor_like",
+]  # fmt: skip
