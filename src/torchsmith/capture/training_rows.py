@@ -136,7 +136,7 @@ def _maybe_step(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         for other in found[1:]:
             total = m.record("method", "add", (total, other), {})
         skipped = m.record("method", "ne", (total, 0), {})
-        mark, known = m.recorder.last_node(), m.recorder.versions()
+        mark, known = m.recorder.node_of(skipped), m.recorder.versions()
         changed, effects = (_attributes(m), m.world.changed_containers()), len(m.effects)
         m.grad_mode = before
         result = m.call(m.attr(optimizer, "step"), [], {})
