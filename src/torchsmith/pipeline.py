@@ -46,6 +46,7 @@ from .runtime.load import arch_of, load
 from .runtime.manifest import Manifest
 from .runtime.toolchain import check_runs
 from .schedule.formers import form
+from .schedule.fusion.drop_masks import drop_masks
 from .schedule.fusion.fuse import fuse
 from .schedule.fusion.merge_attention import merge_attention
 from .schedule.fusion.precision import relax_precision
@@ -141,6 +142,7 @@ FRONT: tuple[Pass, ...] = (
     Pass("lower", lower, verify_program, print_program),
     Pass("attention", merge_attention, verify_program),
     Pass("fuse", fuse, verify_program, print_program),
+    Pass("masks", drop_masks, verify_program),
     Pass("precision", relax_precision, verify_program),
 )
 

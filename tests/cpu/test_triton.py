@@ -15,19 +15,25 @@ import torch.nn.functional as F
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+from graph_harness import graph_of
 from lower_harness import to_array
-from triton_harness import check_triton, run_triton, scheduled_of, texts_of
+from triton_harness import CUDA, check_triton, run_triton, scheduled_of, texts_of
 
 import torchsmith
 from torchsmith.codes import Unsupported
 from torchsmith.emit import triton_math
 from torchsmith.emit.math import MATH
+from torchsmith.graph.tracing import remember_device
+from torchsmith.ir.expr import const
 from torchsmith.ir.interpret import CheckFailed, run_scheduled
 from torchsmith.ir.kernel import Kernel, Require, Scheduled
-from torchsmith.ir.program import Check
+from torchsmith.ir.program import Check, Extern
+from torchsmith.lower import lower
 from torchsmith.options import Options
 from torchsmith.runtime.cubins import compile_images
 from torchsmith.schedule import blocks
+from torchsmith.schedule.fusion.drop_masks import drop_masks
+from torchsmith.schedule.fusion.fuse import fuse
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -249,3 +255,30 @@ def test_export_without_a_gpu(tmp_path):
     assert said.startswith("7 ") and "libcuda" in said
     with pytest.raises(Unsupported, match=r"AOT020.*svd"):
         torchsmith.aot.aot_compile(Largest(), (torch.randn(4, 4),), options={"device": "cuda"})
+
+
+def test_functions_of_single_values():
+    """Loops that ask all lanes, and constants of 64 bits, are machine code also where there is one value."""
+    one, some = torch.tensor(5.5), torch.rand(20)
+    cases = (
+        (torch.fmod, one, one), (torch.remainder, one, one), (torch.floor_divide, one, one), (torch.digamma, some),
+        (torch.lgamma, some),
+    )  # fmt: skip
+    texts = [t for fn, *args in cases for t in texts_of(scheduled_of(fn, args)[0])]
+    assert len(compile_images(texts, 90, Options())) == len(texts)
+
+
+def attend(q, rows):
+    """Attention with a mask that models make where they cannot look at values: rows below 0 are left out, and there are none."""
+    at = torch.arange(8, device=q.device)[None, None, :, None]
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=(at >= rows).expand(1, 1, 8, 8))
+
+
+@pytest.mark.parametrize(("rows", "is_masked"), [(0, False), (3, True)])
+def test_masks_that_are_true(rows, is_masked):
+    q = remember_device(torch.randn(1, 2, 8, 16, device="meta"), CUDA)
+    program = fuse(lower(graph_of(lambda x: attend(x, rows) + 1, q), Options()), Options())
+    (call,) = (e for e in drop_masks(program, Options()).body if isinstance(e, Extern))
+    assert (call.args[3] is not None) == is_masked
+    if is_masked:  # the library takes no expanded mask into its fast kernels
+        assert program.buffers[call.args[3].buf].layout is None or program.buffers[call.args[3].buf].layout.strides[-1] == const(1)

@@ -85,7 +85,7 @@ FREM = """(x, y):
   bad = (m == 0) | (a != a) | (m != m) | (a == float("inf"))
   go = (a >= m) & (bad == 0) & (m != float("inf"))
   r = tl.where(go, a, 0.0)
-  while tl.max(go.to(tl.int32)) > 0:
+  while tl.max(go.to(tl.int32) + tl.zeros([1], tl.int32)) > 0:
     q = tl.floor(tl.log2(r) - tl.log2(m))
     q = tl.where(q > {big}.0, {big}.0, tl.where(q > 0, q, 0.0))
     s = m * tl.exp2(q)
@@ -177,7 +177,7 @@ def _apart(text: str, sign: str) -> list[str]:
 def _expression(text: str, t: str) -> str:
     """Names of primitives, constants, casts; `c ? a : b`."""
     i = BITS[t][0]
-    text = re.sub(r"__builtin_inff?\(\)", 'float("inf")', text)
+    text = re.sub(r"__builtin_inff?\(\)", 'float("inf")' if t == "f32" else 'tl.full([], float("inf"), tl.float64)', text)
     text = re.sub(r'__builtin_nanf?\(""\)', 'float("nan")', text)
     text = re.sub(r"\(FLT\)\{0\}|\(INT\)\{0\}", "0.0" if t == "f32" else "tl.full([], 0.0, tl.float64)", text)
     while (found := re.search(r"\bK\(", text)) is not None:

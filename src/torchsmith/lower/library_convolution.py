@@ -21,7 +21,7 @@ from ..ir.expr import const
 from ..options import Options
 from .core import constant_inputs
 from .layout import clone_as, is_library_convolution, same_strides
-from .ref import contiguous_strides
+from .ref import contiguous_strides, known
 
 aten = torch.ops.aten
 NORMS = frozenset({aten._native_batch_norm_legit_no_training.default})
@@ -148,7 +148,8 @@ def _join(rewriter: _Rewriter, conv: fx.Node) -> None:
     spec: TensorSpec = conv.meta["spec"]
     x, w, bias, stride, padding, dilation, _, _, groups = conv.args
     assert isinstance(bias, fx.Node)
-    nxt = _only_user(rewriter, conv) if spec.dtype in FUSED_TYPES else None
+    depthwise = groups != 1 and known(w.meta["spec"].shape[1]) == 1  # the library's kernels for these are fast in the plain call alone
+    nxt = _only_user(rewriter, conv) if spec.dtype in FUSED_TYPES and not depthwise else None
     if nxt is not None and nxt.target is aten.relu.default and nxt not in rewriter.kept.values() and "relu" in FUSED:
         with rewriter.graph.inserting_before(nxt):
             made = rewriter.make(FUSED["relu"], (x, w, bias, stride, padding, dilation, groups), nxt, spec)

@@ -155,6 +155,8 @@ def attention(
         raise IndexError("an attention mask has two dimensions or more")
     if device_of(query).type != "cpu":
         options = {"scale": scale, "enable_gqa": enable_gqa}
+        if attn_mask is not None and not is_one(attn_mask.shape[-1]) and not same(attn_mask.stride(-1), 1):
+            attn_mask = attn_mask.contiguous()  # an expanded one sends the library to its slowest way
         if is_watched(query, key, value, attn_mask):
             return call(query, key, value, attn_mask, dropout_p, is_causal, **options)
         return trace.dispatch(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)

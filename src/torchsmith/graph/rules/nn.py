@@ -23,7 +23,7 @@ from ..layout import (
     same,
     suggest_format,
 )
-from ..tracing import make, rule
+from ..tracing import device_of, make, rule
 from .pointwise import elementwise
 from .views import axis, copy_strides, slice_, unsqueeze
 
@@ -247,8 +247,10 @@ def adaptive_max_pool3d(self: Tensor, output_size: Sequence[Size]) -> tuple[Tens
 # ---------------------------------------------------------------- normalisation
 
 
-def _statistics(dtype: torch.dtype, *params: Tensor | None) -> torch.dtype:
-    """Saved statistics are float32 when low-precision input meets float32 parameters."""
+def _statistics(dtype: torch.dtype, *params: Tensor | None, device: str = "cpu") -> torch.dtype:
+    """Saved statistics are float32 when low-precision input meets float32 parameters, and on a GPU, whose kernels save what they sum in."""
+    if device != "cpu" and dtype in (torch.bfloat16, torch.float16):
+        return torch.float32
     if dtype in (torch.bfloat16, torch.float16) and any(p is not None and p.dtype is torch.float32 for p in params):
         return torch.float32
     return dtype
@@ -275,7 +277,7 @@ def native_batch_norm(
         raise RuntimeError(f"input tensor must have at least one element, but got input_sizes = {list(input.shape)}")
     _affine(input.dtype, weight, bias, running_mean, running_var)
     count = input.shape[1] if training else 0
-    kind = _statistics(input.dtype, weight, bias, running_mean)
+    kind = _statistics(input.dtype, weight, bias, running_mean, device=device_of(input).type)
     return fresh(input.shape, input.dtype, suggest_format(input)), fresh((count,), kind), fresh((count,), kind)
 
 
@@ -326,7 +328,7 @@ def native_layer_norm(
             f"but got input of size{list(input.shape)}"
         )
     shape = (*input.shape[:n], *(1 for _ in normalized_shape))
-    kind = _statistics(input.dtype, weight, bias)
+    kind = _statistics(input.dtype, weight, bias, device=device_of(input).type)
     return fresh(input.shape, input.dtype), fresh(shape, kind), fresh(shape, kind)
 
 
