@@ -94,15 +94,20 @@ def test_tracebacks_are_the_users() -> None:
     assert len(ours) <= 2
 
 
-def test_numbers_that_change(recwarn: pytest.WarningsRecorder) -> None:
-    fn = torchsmith.compile(lambda x, s: torch.quantile(x, s) + 0, recompile_limit=2)
-    for s in (0.1, 0.2, 0.3, 0.4):
+def test_numbers_that_change() -> None:
+    fn = torchsmith.compile(lambda x, s: torch.quantile(x, s) + 0, recompile_limit=2, fullgraph=True)
+    fn(X, 0.1), fn(X, 0.2)
+    with pytest.raises(RuntimeError, match=r"compiled 2 times .*L\['s'\] is a float that changes; pass it as a tensor"):
+        fn(X, 0.3)
+
+
+def test_the_limit_of_compilations_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
+    fn = torchsmith.compile(lambda x, s: x + len(s), recompile_limit=2)
+    for s in "abcd":
         fn(X, s)
-    said = [str(w.message) for w in recwarn if "was compiled 2 times" in str(w.message)]
-    assert len(said) == 1
-    assert "L['s'] is a float that changes; pass it as a tensor: torch.tensor(...)" in said[0]
-    where = [w.filename for w in recwarn if "was compiled 2 times" in str(w.message)]
-    assert where == [__file__]
+    said = [w for w in recwarn if "was compiled 2 times" in str(w.message)]
+    assert [w.filename for w in said] == [__file__]
+    assert "L['s'] was 'b', is 'c'" in str(said[0].message)
 
 
 def test_a_stance_names_function_and_guard() -> None:

@@ -632,7 +632,9 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
     ):
         return m.native(fn, args, kwargs, store=name in _STORING)
     if t.__module__.startswith("torch"):
-        if t in (torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo):
+        if t is torch.device and name in ("__enter__", "__exit__"):
+            return overrides.default_device(m, self, name)
+        if t in _TORCH_VALUES and (name in _IDENTITY_METHODS or t is not torch.device):
             return m.native(fn, args, kwargs)
         raise Unsupported("CAP014", at=m.loc(), detail=f"{t.__module__}.{t.__name__}.{name}")
     if name in _IDENTITY_METHODS or _is_plain_owner(t, name) or t in UNCHANGING:
@@ -646,6 +648,7 @@ def _is_plain_owner(t: type, name: str) -> bool:
     return owner is not None and owner.__module__ in policy.PURE_MODULES
 
 
+_TORCH_VALUES = (torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo)
 _IDENTITY_METHODS = frozenset({"__hash__", "__eq__", "__ne__", "__init_subclass__", "__subclasshook__"})
 ROWS[weakref.ref] = lambda m, args, kwargs: m.native(weakref.ref, args[:1], {}, plain=True)
 
@@ -849,8 +852,6 @@ def _instantiate_c(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if module == "numpy" and issubclass(cls, np.generic):
         return arrays.call(m, cls, args, kwargs)
     if module in policy.PURE_MODULES or cls in (torch.Size, torch.device, torch.finfo, torch.iinfo):
-        if cls in (torch.device,):
-            return m.native(cls, args, kwargs)
         return m.native(cls, args, kwargs)
     if issubclass(cls, tuple) and hasattr(cls, "n_fields"):  # torch.return_types
         return m.native(cls, [m.listed(args[0])], kwargs, plain=True)

@@ -147,7 +147,7 @@ def _only_user(rewriter: _Rewriter, node: fx.Node) -> fx.Node | None:
 def _join(rewriter: _Rewriter, conv: fx.Node) -> None:
     spec: TensorSpec = conv.meta["spec"]
     x, w, bias, stride, padding, dilation, _, _, groups = conv.args
-    assert isinstance(bias, fx.Node)
+    assert isinstance(w, fx.Node) and isinstance(bias, fx.Node)
     depthwise = groups != 1 and known(w.meta["spec"].shape[1]) == 1  # the library's kernels for these are fast in the plain call alone
     nxt = _only_user(rewriter, conv) if spec.dtype in FUSED_TYPES and not depthwise else None
     if nxt is not None and nxt.target is aten.relu.default and nxt not in rewriter.kept.values() and "relu" in FUSED:
