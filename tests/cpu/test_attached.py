@@ -381,3 +381,24 @@ def test_many_gradients_at_once() -> None:
         (rows,) = torch.autograd.grad(run(x), x, torch.eye(3), is_grads_batched=True)
     torch.testing.assert_close(rows, torch.diag(x.cos() * x + x.sin()))
     assert "AUT007" in [e.fields.get("code") for e in got]
+
+
+def test_gradients_have_eagers_strides() -> None:
+    """Also where a result's gradient comes in another order than the result has; what is not dense comes in the result's order."""
+    def turned(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rot90(x).sin(), (x * y).to(memory_format=torch.channels_last)
+
+    compiled, x, y = torchsmith.compile(turned), *(torch.randn(2, 3, 4, 5, requires_grad=True) for _ in range(2))
+    first, second = (t.detach() for t in turned(x, y))
+    plain = (0, 1, 2, 3)
+    with recording() as got_events:
+        for orders in ((None, None), (plain, None), (plain, plain), ((3, 2, 1, 0), (1, 0, 2, 3)), (None, (0, 2, 3, 1))):
+            grads = [g if o is None else g.permute(o).contiguous().permute(torch.tensor(o).argsort().tolist())
+                     for g, o in zip((first, second), orders, strict=True)]  # fmt: skip
+            want = torch.autograd.grad(turned(x, y), (x, y), grads)
+            got = torch.autograd.grad(compiled(x, y), (x, y), grads)
+            assert [g.stride() for g in got] == [w.stride() for w in want]
+            torch.testing.assert_close(got, want)
+        sums = [sum(t.sum() for t in fn(x, y)) for fn in (turned, compiled)]
+        torch.testing.assert_close(torch.autograd.grad(sums[1], (x, y)), torch.autograd.grad(sums[0], (x, y)))
+    assert [e.kind for e in got_events if e.kind in ("fallback", "graph_break", "recompile")] == []

@@ -22,7 +22,7 @@ from ..graph.eager import eager_callable
 from ..graph.outputs import ViewOf
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..graph.tracing import plain_autograd
-from .joint import Backward, Cut, Joint, Slot
+from .joint import Backward, Cut, Joint, Orders, Slot
 
 define("AUT006", "a derivative of a derivative was asked for, so the captured graph was repeated eagerly",
        "take both derivatives inside of one compiled function")
@@ -30,6 +30,7 @@ define("AUT007", "many gradients came in at once (is_grads_batched), so the capt
        "take the derivatives one by one, or inside of the compiled function")
 
 Call = Callable[..., Sequence[Any]]
+Pass = tuple[Backward, Call, dict[int, tuple[int, ...]]]
 _WRITES = (
     "torchsmith: a derivative of a derivative of a compiled function that writes its inputs (running statistics, say) cannot be taken "
     "outside of it. Take both inside of the compiled function."
@@ -38,6 +39,7 @@ _DRAWS = (
     "torchsmith: the captured graph cannot be repeated eagerly (for a derivative of a derivative, or is_grads_batched), because it drew "
     "random numbers of its own. Take the derivatives inside of the compiled function, or leave options={'fallback_random': True}."
 )
+_ORDERS = 4  # backward passes for other orders of the gradients than the results' own
 _AS_IT_IS = contextlib.nullcontext()
 _ONE = threading.RLock()
 os.register_at_fork(after_in_child=_ONE._at_fork_reinit)  # type: ignore[attr-defined]
@@ -54,13 +56,13 @@ class Attached:
         """repeat: the captured graph itself, for derivatives of derivatives. turns_on: the caller is in no_grad, the program is not."""
         self.turns_on, self.own_draws = turns_on, joint.facts.own_draws
         self.cut, self.forward, self.repeat, self.compile_backward = cut, forward, repeat, compile_backward
-        self.joint = joint if len(cut.roots) > 1 else None  # other backward passes may be asked for
+        self.joint = joint  # other backward passes may be asked for
         # views that the program cut off (detach, .data): made anew of an input they would carry its gradient
         rows = zip(joint.outputs.results, joint.outs, strict=True)
         self.cut_off = tuple(k for k, (row, t) in enumerate(rows) if isinstance(row, ViewOf) and not t.requires_grad)
-        self.passes: dict[tuple[int, ...], tuple[Backward, Call]] = {}
-        self.rows: dict[tuple[Slot, ...], Any] = {}
+        self.passes: dict[tuple[tuple[int, ...], Orders], Pass] = {}
         slots = cut.backward.slots
+        self.planned = {slots[n].at[0]: order for n, order in _planned(cut.backward).items()}
         shown = {s.at[0] for s in slots if s.kind == "kept" and s.at[0] < cut.shown}
         self.saved_inputs = tuple(dict.fromkeys(s.at[0] for s in slots if s.kind == "input"))
         self.saved_results = tuple(sorted(shown))
@@ -134,7 +136,7 @@ class Attached:
             return (None,) * (1 + len(self.cut.leaves))
         inputs = {i: ctx.numbers[i] if i in ctx.numbers else next(saved) for i in self.saved_inputs}
         kept = {**ctx.block, **{k: next(saved) for k in self.saved_results}, **{k: next(saved) for k in ctx.order}}
-        backward, call = self._pass(chosen)
+        backward, call, planned = self._pass(chosen, self._orders(chosen, grads))
         args = []
         for s in backward.slots:
             if s.kind == "input":
@@ -142,7 +144,7 @@ class Attached:
             elif s.kind == "kept":
                 args.append(kept[s.at[0]])
             elif s.kind == "tangent":
-                args.append(_as_planned(grads[s.at[0]], backward, len(args)))
+                args.append(_as_planned(grads[s.at[0]], planned[len(args)]))
             else:
                 args.append(ctx.sizes[s])
         if not _keeps_graph():
@@ -151,19 +153,42 @@ class Attached:
         results = call(*args)
         return None, *[None if n is None else results[n] for n in backward.grads]
 
-    def _pass(self, chosen: tuple[int, ...]) -> tuple[Backward, Call]:
-        """The backward graph for gradients of these roots: made when it is first needed."""
-        found = self.passes.get(chosen)
+    def _orders(self, chosen: tuple[int, ...], grads: Sequence[Any]) -> Orders:
+        """The orders in memory in which these gradients come, or None where they are those that were planned (or none at all)."""
+        for j in chosen:
+            planned = self.planned.get(j)
+            if not (planned is None or grads[j].permute(planned).is_contiguous()):
+                found = tuple(self._order(j, grads[j]) for j in chosen)
+                return None if not any(found) else found
+        return None
+
+    def _order(self, j: int, grad: torch.Tensor) -> tuple[int, ...] | None:
+        planned = self.planned.get(j)
+        if planned is None or not grad.numel() or grad.permute(planned).is_contiguous():
+            return None
+        order = tuple(sorted(range(grad.dim()), key=lambda d: (int(grad.shape[d] == 1), -int(grad.stride()[d]))))
+        return order if grad.permute(order).is_contiguous() else None
+
+    def _pass(self, chosen: tuple[int, ...], orders: Orders = None) -> Pass:
+        """The backward graph for gradients of these roots in these orders: made when it is first needed."""
+        found = self.passes.get((chosen, orders))
         if found is not None:
             return found
         with _ONE, plain_autograd():  # other threads may go backwards at the same time
-            if chosen not in self.passes:
-                if len(chosen) == len(self.cut.roots) or self.joint is None:
-                    backward = self.cut.backward
-                else:
-                    backward = self.joint.backward(chosen)
-                self.passes[chosen] = (backward, self.compile_backward(backward.graph))
-        return self.passes[chosen]
+            if (chosen, orders) not in self.passes:
+                self.passes[chosen, orders] = self._made(chosen, orders)
+        return self.passes[chosen, orders]
+
+    def _made(self, chosen: tuple[int, ...], orders: Orders) -> Pass:
+        if orders is not None:
+            others = [orders for known, orders in self.passes if known == chosen and orders is not None]
+            if len(others) < _ORDERS:
+                with contextlib.suppress(Unsupported):  # it needs what was not kept: gradients are brought in the planned order
+                    backward = self.joint.backward(chosen, orders)
+                    return backward, self.compile_backward(backward.graph), _planned(backward)
+            return self._pass(chosen)
+        backward = self.cut.backward if len(chosen) == len(self.cut.roots) else self.joint.backward(chosen)
+        return backward, self.compile_backward(backward.graph), _planned(backward)
 
     def _again(self, ctx: Any, grads: Sequence[Any], code: str) -> list[Any]:
         """Gradients that can be differentiated, or many at once: the captured graph once more, under eager's autograd."""
@@ -208,14 +233,18 @@ def _has_saving_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-def _as_planned(grad: torch.Tensor, backward: Backward, number: int) -> torch.Tensor:
-    """A gradient in the memory order that the backward graph was compiled for."""
-    spec = backward.graph.inputs[number]
-    if not isinstance(spec, TensorSpec):
-        return grad
-    order = sorted(range(grad.dim()), key=lambda d: -_hint(spec.strides[d]))
-    ordered = grad.permute(order)
-    if ordered.is_contiguous():
+def _planned(backward: Backward) -> dict[int, tuple[int, ...]]:
+    """Per input of a backward graph that is a gradient: its order in memory, outermost dimension first."""
+    found = {}
+    for n, (slot, spec) in enumerate(zip(backward.slots, backward.graph.inputs, strict=True)):
+        if slot.kind == "tangent" and isinstance(spec, TensorSpec):
+            found[n] = tuple(sorted(range(len(spec.strides)), key=lambda d: -_hint(spec.strides[d])))
+    return found
+
+
+def _as_planned(grad: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """A gradient in the order that the backward graph was compiled for."""
+    if (ordered := grad.permute(order)).is_contiguous():
         return grad
     back = sorted(range(grad.dim()), key=order.__getitem__)
     return ordered.contiguous().permute(back)

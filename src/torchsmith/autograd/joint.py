@@ -31,6 +31,7 @@ from ..ir.program import Symbol
 from .recompute import Choice, choose
 
 aten = torch.ops.aten
+Orders = tuple[tuple[int, ...] | None, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +128,17 @@ class Joint:
 
     # ------------------------------------------------------------ backward
 
-    def backward(self, wanted: Sequence[int] | None = None) -> Backward:
-        """The derivative for gradients of the roots numbered `wanted` (all of them)."""
+    def backward(self, wanted: Sequence[int] | None = None, orders: Orders = None) -> Backward:
+        """The derivative for gradients of the roots numbered `wanted` (all of them).
+
+        orders: per such root the order in memory, outermost dimension first, in which its gradient comes; None: the result's own.
+        """
         rec, chosen = self.rec, list(range(len(self.roots)) if wanted is None else wanted)
         start = len(rec.nodes)
 
         def work() -> tuple[Outputs, tuple[Any, ...]]:
             roots = [self.outs[self.roots[j]] for j in chosen]
-            tangents = [rec.input(_tangent(t), "input") for t in roots]
+            tangents = [rec.input(_tangent(t, o), "input") for t, o in zip(roots, orders or (None,) * len(roots), strict=True)]
             self._tangents = {id(rec.placeholders[-len(chosen) + n]): j for n, j in enumerate(chosen)}
             leaves = [rec.inputs[i] for i in self.leaves]
             grads = torch.autograd.grad(roots, leaves, tangents, retain_graph=True, allow_unused=True)
@@ -333,11 +337,16 @@ class _Part:
         return found
 
 
-def _tangent(t: torch.Tensor) -> torch.Tensor:
-    """A gradient as autograd brings it: like the tensor, dense."""
-    dense = is_dense(t)
-    made = make_unseen(t.shape, t.stride() if dense else torch.empty_like(t, memory_format=torch.contiguous_format).stride(), t.dtype)
-    return remember_device(made, device_of(t))
+def _tangent(t: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """A gradient as autograd brings it: dense, like the tensor or in the given order."""
+    strides: Any = t.stride()
+    if order is not None:
+        strides, count = [0] * t.dim(), 1
+        for d in reversed(order):
+            strides[d], count = count, count * t.shape[d]
+    elif not is_dense(t):
+        strides = torch.empty_like(t, memory_format=torch.contiguous_format).stride()
+    return remember_device(make_unseen(t.shape, strides, t.dtype), device_of(t))
 
 
 def _exprs(v: Any) -> Iterable[Expr]:
