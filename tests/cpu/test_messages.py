@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import torchsmith
-from torchsmith import events, options
+from torchsmith import aot, events, options
+from torchsmith.codes import Unsupported
 
 X = torch.ones(3)
 
@@ -215,3 +216,20 @@ def test_explain_takes_the_settings_of_what_is_compiled() -> None:
     met.clear()
     torchsmith.explain(torchsmith.compile(fn, backend=backend), backend="eager")(X)
     assert not met
+
+
+def test_refusals_of_export_name_the_users_line() -> None:
+    class Keeps(torch.nn.Module):
+        def forward(self, x):
+            self.last = x * 2
+            return x + 1
+
+    class Bits(torch.nn.Module):
+        def forward(self, x):
+            return x.view(torch.int32)
+
+    line = Keeps.forward.__code__.co_firstlineno + 1
+    with pytest.raises(Unsupported, match=rf"test_messages.py:{line}: \[CAP030\]"):
+        torchsmith.export(Keeps(), (torch.ones(3),))
+    with pytest.raises(Unsupported, match=r"AOT024.*x: float32 as int32"):
+        aot.aot_compile(torchsmith.export(Bits(), (torch.ones(3),)))

@@ -124,9 +124,11 @@ def outputs_of(entry: Entry, manifest: Manifest) -> Any:
             spec = nodes[out.node].meta["spec"]
         elif hasattr(out, "index"):
             spec = specs[out.index]
-        base = specs[out.of] if isinstance(out, ViewOutput) and isinstance(out.of, int) else None
+        viewed = out.of if isinstance(out, ViewOutput) and isinstance(out.of, int) else -1
+        base = specs[viewed] if viewed >= 0 else None
         if isinstance(base, TensorSpec) and isinstance(spec, TensorSpec) and base.dtype != spec.dtype:
-            raise Unsupported("AOT024", detail=f"{str(base.dtype)[6:]} as {str(spec.dtype)[6:]}")
+            of = next((a.name for a in entry.arguments if a.placeholder == viewed), "a constant")
+            raise Unsupported("AOT024", detail=f"{of}: {str(base.dtype)[6:]} as {str(spec.dtype)[6:]}")
         dtypes.append((DTYPES[spec.dtype], len(spec.shape)) if isinstance(spec, TensorSpec) else ("i64", 0))
     return output_rows(manifest.results, entry.returned, dtypes)
 

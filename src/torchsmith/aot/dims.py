@@ -190,7 +190,9 @@ def read_shapes(
     try:
         numbered_args, numbered_kwargs = pytree.tree_unflatten(list(range(len(leaves))), spec)
     except Exception as e:  # a constructor of the user's or of torch's (PackedSequence) that looks at what it is given
-        raise Unsupported("AOT062", detail=f"{type(e).__name__}: {e}") from e
+        code = getattr(inspect.unwrap(forward), "__code__", None)
+        at = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+        raise Unsupported("AOT062", at=at, detail=f"{type(e).__name__}: {e}") from e
     bound = inspect.signature(forward).bind(*numbered_args, **numbered_kwargs).arguments
     named: dict[str, Any] = {}
     for p in inspect.signature(forward).parameters.values():

@@ -93,11 +93,24 @@ def _buffer_writes(m: Machine) -> list[tuple[Any, Any]]:
             found += _attribute_write(m, track, name, value)
     for _, source, value in m.global_writes.values():
         if any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
-            raise Unsupported("CAP030", at=m.loc(), detail=str(source))
+            raise Unsupported("CAP030", at=_line(m, value), detail=str(source))
         _note(m, str(source))
     for fn, _, _ in m.effects:
         _note(m, f"a call of {getattr(fn, '__name__', fn)}")
     return found
+
+
+def _line(m: Machine, value: Any) -> str:
+    """Where a value that is kept was computed: the program's end says nothing of it."""
+    for x in pytree.tree_leaves(value):
+        if issubclass(type(x), torch.Tensor):
+            try:
+                loc = m.recorder.node_of(x).meta.get("loc")
+            except (KeyError, Unsupported):  # a tensor that no operator made
+                continue
+            if loc:
+                return str(loc)
+    return str(m.loc())
 
 
 def _container_writes(m: Machine, track: Track) -> list[tuple[Any, Any]]:
@@ -106,7 +119,7 @@ def _container_writes(m: Machine, track: Track) -> list[tuple[Any, Any]]:
     if not is_buffers:
         known = {id(m.recorder.real[id(x)].tensor) for x in _real_tensors(track.obj) if id(x) in m.recorder.real}
         if any(issubclass(type(x), torch.Tensor) and id(x) not in known for x in pytree.tree_leaves(list(image))):
-            raise Unsupported("CAP030", at=m.loc(), detail=str(track.source))
+            raise Unsupported("CAP030", at=_line(m, list(image)), detail=str(track.source))
         _note(m, str(track.source))
         return []
     return [w for name, value in track.image.items() for w in _write(m, track.obj.get(name), value, item_of(track.source, name))]
@@ -116,7 +129,7 @@ def _attribute_write(m: Machine, track: Track, name: str, value: Any) -> list[tu
     if issubclass(type(track.obj), torch.nn.Module) and name in track.obj._buffers:
         return _write(m, track.obj._buffers[name], value, Attr(track.source, name, "buffer"))
     if value is not DELETED and any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
-        raise Unsupported("CAP030", at=m.loc(), detail=f"{track.source}.{name}")
+        raise Unsupported("CAP030", at=_line(m, value), detail=f"{track.source}.{name}")
     _note(m, f"{track.source}.{name}")
     return []
 
@@ -125,13 +138,13 @@ def _write(m: Machine, real: Any, value: Any, source: Any) -> list[tuple[Any, An
     """The buffer `real` becomes `value`."""
     if not issubclass(type(value), torch.Tensor) or not issubclass(type(real), torch.Tensor):
         if value is not real:
-            raise Unsupported("CAP030", at=m.loc(), detail=str(source))
+            raise Unsupported("CAP030", at=_line(m, value), detail=str(source))
         return []
     old = m.recorder.tensor_input(real, source)
     if old is value:
         return []
     if old.shape != value.shape or old.dtype != value.dtype:
-        raise Unsupported("CAP030", at=m.loc(), detail=f"{source}: {tuple(old.shape)} becomes {tuple(value.shape)}")
+        raise Unsupported("CAP030", at=_line(m, value), detail=f"{source}: {tuple(old.shape)} becomes {tuple(value.shape)}")
     return [(old, value)]
 
 
