@@ -402,3 +402,21 @@ def test_gradients_have_eagers_strides() -> None:
         sums = [sum(t.sum() for t in fn(x, y)) for fn in (turned, compiled)]
         torch.testing.assert_close(torch.autograd.grad(sums[1], (x, y)), torch.autograd.grad(sums[0], (x, y)))
     assert [e.kind for e in got_events if e.kind in ("fallback", "graph_break", "recompile")] == []
+
+
+def test_gradients_that_only_pass_through() -> None:
+    """The backward graph reads no gradient, or reads constants besides."""
+    def through(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return x[[0, 2]]
+
+    x = torch.randn(4, 3, requires_grad=True)
+    for fn in (through, chosen):
+        compiled = torchsmith.compile(fn, fullgraph=True)
+        grad = torch.randn(fn(x).shape)
+        for g in (grad, grad.t().contiguous().t()):
+            got, want = (torch.autograd.grad(f(x), x, g)[0] for f in (compiled, fn))
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()

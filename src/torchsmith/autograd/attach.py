@@ -144,7 +144,7 @@ class Attached:
             elif s.kind == "kept":
                 args.append(kept[s.at[0]])
             elif s.kind == "tangent":
-                args.append(_as_planned(grads[s.at[0]], planned[len(args)]))
+                args.append(_as_planned(grads[s.at[0]], planned.get(len(args))))
             else:
                 args.append(ctx.sizes[s])
         if not _keeps_graph():
@@ -234,17 +234,17 @@ def _has_saving_hooks() -> bool:
 
 
 def _planned(backward: Backward) -> dict[int, tuple[int, ...]]:
-    """Per input of a backward graph that is a gradient: its order in memory, outermost dimension first."""
+    """Per input of a backward graph that is a gradient and is read: its order in memory, outermost dimension first."""
     found = {}
-    for n, (slot, spec) in enumerate(zip(backward.slots, backward.graph.inputs, strict=True)):
+    for n, (slot, spec) in enumerate(zip(backward.slots, backward.graph.inputs, strict=False)):  # constants come after the slots
         if slot.kind == "tangent" and isinstance(spec, TensorSpec):
             found[n] = tuple(sorted(range(len(spec.strides)), key=lambda d: -_hint(spec.strides[d])))
     return found
 
 
-def _as_planned(grad: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+def _as_planned(grad: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
     """A gradient in the order that the backward graph was compiled for."""
-    if (ordered := grad.permute(order)).is_contiguous():
+    if order is None or (ordered := grad.permute(order)).is_contiguous():
         return grad
     back = sorted(range(grad.dim()), key=order.__getitem__)
     return ordered.contiguous().permute(back)
