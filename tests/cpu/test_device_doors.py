@@ -1,5 +1,6 @@
 """Tensors on devices that nothing is compiled for: every public door refuses them, or runs what eager runs, with eager's errors."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -163,3 +164,21 @@ with torch.no_grad():
 def test_a_second_device() -> None:
     done = subprocess.run([sys.executable, "-c", FAKE], check=False, capture_output=True, text=True, timeout=300, env=dict(os.environ))
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_is_computed_lies_where_its_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are made in another trace than what is computed of them; both know of devices. (No GPU is needed to capture.)"""
+    monkeypatch.setattr("torchsmith.graph.tracing.real_device", lambda t: torch.device("cuda:0"))
+    seen = []
+
+    def backend(gm, inputs):
+        seen.extend((n.args, str(n.kwargs["device"])) for n in gm.graph.nodes if "device" in n.kwargs)
+        return lambda *args: args
+
+    def f(x):
+        y = x + 1
+        return y, torch.zeros(3 if y.mT.is_cuda else 4, device=(y @ y.mT).device)
+
+    with contextlib.suppress(AssertionError):  # torch without CUDA cannot run it
+        torchsmith.compile(f, backend=backend)(X)
+    assert seen == [((3,), "cuda:0")]

@@ -62,6 +62,7 @@ class SizeFacts:
         self.sources: dict[str, Any] = {}  # what symbols were made of, where the frontend says so
         self.when_assumed: Callable[[Expr, str], None] | None = None  # told each condition on such values: running has to check it
         self.needed: list[tuple[Expr, str]] = []  # what rules take for granted of tensors' values, which the program does not check itself
+        self.has_devices = False  # some tensor stands for one on another device than cpu
         self.spoken = False  # Python code of the program runs: text of a size is that of its number
         self.read_at: dict[str, str] = {}  # symbol of a tensor's value -> the user's line that read it
         self.dims: dict[str, str] = {}  # symbol of a declared dimension -> its name

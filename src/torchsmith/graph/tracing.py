@@ -113,7 +113,7 @@ def remember_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device != _CPU:
         t._ts_device = device  # type: ignore[attr-defined]
         for trace in _ACTIVE.stack:
-            trace.has_devices = True
+            trace.facts.has_devices = True
     return t
 
 
@@ -345,10 +345,18 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.draws = 0  # operators met that draw random numbers
         self.inside = 0  # operators written with others that are under way: their parts are not what eager runs
         self.harms = 0  # ... that raise on some values, or ask for them
-        self.has_devices = False  # some tensor stands for another device than cpu
         self.when_offset_read: Callable[[torch.Tensor], None] = lambda t: None  # told where a storage offset is used as a number
         self._operators, self._functions = _Operators(self), _Functions(self)
         self._guards: list[Any] = []
+
+    @property
+    def has_devices(self) -> bool:
+        """Does some tensor stand for another device than cpu? All traces of a graph know it together: inputs are made in one of them."""
+        return self.facts.has_devices
+
+    @has_devices.setter
+    def has_devices(self, value: bool) -> None:
+        self.facts.has_devices = value
 
     def __enter__(self) -> Tracing:
         from . import rules  # noqa: F401  (fills RULES; sits above this file)
