@@ -282,3 +282,10 @@ def test_masks_that_are_true(rows, is_masked):
     assert (call.args[3] is not None) == is_masked
     if is_masked:  # the library takes no expanded mask into its fast kernels
         assert program.buffers[call.args[3].buf].layout is None or program.buffers[call.args[3].buf].layout.strides[-1] == const(1)
+
+
+@pytest.mark.parametrize("fn", [lambda x: torch.roll(x, (1, 2), (0, 1)), lambda x: torch.flip(x, (0,))])
+def test_nothing_is_divided_by_an_empty_dimension(fn):
+    """Triton 3.6's passes fail on such a text, though it would never run."""
+    texts = texts_of(scheduled_of(fn, (torch.empty(5, 0, 3),))[0])
+    assert texts and not any(re.search(r"(%|//) 0\b", t) for t in texts)

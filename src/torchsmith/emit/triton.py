@@ -464,6 +464,8 @@ def _index_op(self: Emitter, e: Op, at: int) -> Val:
     axes = frozenset[Axis]().union(*(v.axes for v in vals))
     wide = not all(self.index_fits(a) for a in e.args if a.dtype is dt.index) or (e.dtype is dt.index and not self.index_fits(e))
     texts = [self.widen(v) if wide and v.dtype is dt.index else v.text for v in vals]
+    if e.name in ("floordiv", "mod") and const_of(e.args[1]) == 0:
+        texts[1] = "1"  # an empty dimension's size: this never runs, and Triton's passes fail on it
     if wide and all(isinstance(a, Const) for a in e.args):
         texts[0] = f"tl.full([], {texts[0]}, tl.int64)"
     if e.name in ("floordiv", "mod"):
