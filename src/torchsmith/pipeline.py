@@ -23,7 +23,7 @@ from .codes import Forbidden, Unsupported, define
 from .emit.host import describe, emit_host, packing_key
 from .emit.printers import PRINTERS, print_kernel
 from .graph.eager import eager_callable
-from .graph.functionalise import functionalise
+from .graph.functionalise import functionalise, goes_backwards
 from .graph.readable import readable
 from .graph.sizes import SizeFacts
 from .graph.spec import ASSUMED, FunctionalGraph, ViewOutput, assumes
@@ -276,6 +276,23 @@ def _give_up(*inputs: Any) -> Any:
     raise RuntimeError(f"{ASSUMED} an unknown line")
 
 
+def whole_or_nothing(eager: Call, written: Sequence[int]) -> Call:
+    """A training step that is repeated eagerly for the exception in it: what it wrote until then (running statistics) becomes what it was,
+    because the gradients and attributes that the step sets as well are only set when it comes to its end."""
+
+    def repeated(*inputs: Any) -> Any:
+        before = [(inputs[i], inputs[i].detach().clone()) for i in written if isinstance(inputs[i], torch.Tensor)]
+        try:
+            return eager(*inputs)
+        except BaseException:
+            with torch.no_grad():
+                for tensor, value in before:
+                    tensor.copy_(value)
+            raise
+
+    return repeated
+
+
 def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
     """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
     check_runs(options)
@@ -290,9 +307,10 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     manifest, library, cached = compile_functional(fg, options, name, inputs)
     if options.libtorch == "forbid":
         refuse_externs(manifest)
+    eager = whole_or_nothing(gm.forward, [i for i, _ in fg.write_backs]) if goes_backwards(gm) else gm.forward
     with events.timed("load", graph=name):
         call: Call = load(
-            library, manifest, eager=_give_up if assumes(gm) else gm.forward, name=name, frozen=options.freezing, tail=fg.consts,
+            library, manifest, eager=_give_up if assumes(gm) else eager, name=name, frozen=options.freezing, tail=fg.consts,
             threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
             records=RECORDS if options.triton_cudagraphs else 0, writes=fg.writes,
         )  # fmt: skip
