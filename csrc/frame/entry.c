@@ -64,8 +64,8 @@ static int read_guard(Entry *e, GuardOp *g, PyObject *item) {
     if (g->n < 0 || g->n >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad alias"); return -1; }
   }
   if (g->kind == GUARD_DICT_KEYS && !PyTuple_Check(value)) { PyErr_SetString(PyExc_TypeError, "dict_keys takes a tuple"); return -1; }
-  if (g->kind == GUARD_FUNCTION && (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 4)) {
-    PyErr_SetString(PyExc_TypeError, "function guard takes (code, defaults, kwdefaults, closure)");
+  if (g->kind == GUARD_FUNCTION && (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)) {
+    PyErr_SetString(PyExc_TypeError, "function guard takes (code, defaults, kwdefaults)");
     return -1;
   }
   return PyErr_Occurred() ? -1 : 0;

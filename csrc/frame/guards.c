@@ -259,6 +259,11 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     v = dict_item_of(base, n->key);
     break;
   case NODE_GETATTR:
+    if (PyFunction_Check(base) && PyFunction_GET_CLOSURE(base) && PyUnicode_CompareWithASCIIString(n->key, "__closure__") == 0) {
+      v = PyFunction_GET_CLOSURE(base); /* a function never gets another one */
+      keep = static_base(c, n->base);
+      break;
+    }
     v = PyObject_GetAttr(base, n->key);
     if (!v && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
     return v;
@@ -379,28 +384,32 @@ static int is_missing(Check *c, const GuardOp *g, PyObject *v, int *is_static) {
   return 1;
 }
 
-/* value: (code, defaults | None, kwdefaults | None, closure | None) */
+/* Is a default value the one that was seen? Held weakly where guards.py could: by a class of its own, so that a user's reference is itself. */
+static int same_default(PyObject *want, PyObject *have) {
+  if (have == want) return 1;
+  return PyWeakref_CheckRef(want) && !PyWeakref_CheckRefExact(want) && have != Py_None && PyWeakref_GET_OBJECT(want) == have;
+}
+
+/* value: (code, defaults | None, kwdefaults | None). The function is known, and never gets another closure. */
 static int same_function(PyObject *want, PyObject *v) {
   if (!PyFunction_Check(v)) return 0;
   PyFunctionObject *f = (PyFunctionObject *)v;
-  PyObject *code = PyTuple_GET_ITEM(want, 0), *defaults = PyTuple_GET_ITEM(want, 1), *kw = PyTuple_GET_ITEM(want, 2), *closure = PyTuple_GET_ITEM(want, 3);
+  PyObject *code = PyTuple_GET_ITEM(want, 0), *need = PyTuple_GET_ITEM(want, 1), *kw = PyTuple_GET_ITEM(want, 2), *have = f->func_defaults;
   if (f->func_code != code) return 0;
-  PyObject *pairs[2][2] = {{f->func_defaults, defaults}, {f->func_closure, closure}};
-  for (int k = 0; k < 2; k++) {
-    PyObject *have = pairs[k][0], *need = pairs[k][1];
-    if (!have || have == Py_None) { if (need != Py_None && PyTuple_GET_SIZE(need)) return 0; continue; }
-    if (have == need) continue;
-    if (need == Py_None || PyTuple_GET_SIZE(have) != PyTuple_GET_SIZE(need)) return 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(have); i++)
-      if (PyTuple_GET_ITEM(have, i) != PyTuple_GET_ITEM(need, i)) return 0;
-  }
-  PyObject *have = f->func_kwdefaults, *k, *x;
+  Py_ssize_t size = have && have != Py_None ? PyTuple_GET_SIZE(have) : 0;
+  if (size != (need == Py_None ? 0 : PyTuple_GET_SIZE(need))) return 0;
+  for (Py_ssize_t i = 0; i < size; i++)
+    if (!same_default(PyTuple_GET_ITEM(need, i), PyTuple_GET_ITEM(have, i))) return 0;
+  PyObject *k, *x;
+  have = f->func_kwdefaults;
   if (!have || have == Py_None) return kw == Py_None || PyDict_GET_SIZE(kw) == 0;
   if (kw == Py_None) return PyDict_GET_SIZE(have) == 0;
   if (PyDict_GET_SIZE(have) != PyDict_GET_SIZE(kw)) return 0;
   Py_ssize_t pos = 0;
-  while (PyDict_Next(kw, &pos, &k, &x))
-    if (PyDict_GetItemWithError(have, k) != x) { PyErr_Clear(); return 0; }
+  while (PyDict_Next(kw, &pos, &k, &x)) {
+    PyObject *other = PyDict_GetItemWithError(have, k);
+    if (!other || !same_default(x, other)) { PyErr_Clear(); return 0; }
+  }
   return 1;
 }
 

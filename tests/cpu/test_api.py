@@ -512,6 +512,40 @@ def test_nothing_keeps_models_alive(x):
     assert torch.equal(f(other, x), other(x))
 
 
+RELEASED = {
+    "function": ("def g(x): return x + 1\ndef f(x): return g(x)", "g", "g = None"),
+    "in a list": ("d = [lambda x: x + 2]\ndef f(x): return d[0](x)", "d[0]", "d.clear()"),
+    "attribute": ("o = Plain(); o.g = lambda x: x + 2\ndef f(x): return o.g(x)", "o.g", "del o.g"),
+    "closure": ("make = lambda o: lambda x: x * o.v\nheld = Plain(v=2.0); g = make(held)\ndef f(x): return g(x)", "held", "held = g = 0"),
+    "net in a closure": ("def make(o): return lambda x: o(x)\nn = Net(); g = make(n)\ndef f(x): return g(x)", "n", "g = n = None"),
+    "default": ("held = Plain(v=2.0)\ndef g(x, o=held, *, q=held): return x * o.v * q.v\ndef f(x): return g(x)", "held", "g = held = None"),
+    "hook": ("n = Net(); held = Plain(v=2.0)\nn.register_forward_hook(lambda m, i, out, o=held: out * o.v)\ndef f(x): return n(x)",
+             "held", "n = held = None"),
+    "after a break": ("def g(x):\n  print(end='')\n  return x\ndef f(x): return g(x) * 2", "g", "g = None"),
+    "equal modules": ("n = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in 'abc'))\ndef f(x): return n(x)", "n[2].weight", "n = None"),
+    "generator": ("def g():\n  yield 1.0\n  yield 2.0\ndef f(x): return x * sum(g())", "g", "g = None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", RELEASED)
+def test_nothing_keeps_what_a_program_lets_go(program):
+    text, held, drop = RELEASED[program]
+
+    class Plain:
+        def __init__(self, **fields):
+            self.__dict__.update(fields)
+
+    space = {"torch": torch, "Net": lambda: Net().eval(), "Plain": Plain, "__name__": "released"}
+    exec(text, space)
+    f = torchsmith.compile(space["f"], backend="eager")
+    for _ in range(2):
+        assert torch.equal(f(torch.ones(2, 4)), space["f"](torch.ones(2, 4)))
+    gone = weakref.ref(eval(held, space))
+    exec(drop, space)
+    gc.collect()
+    assert gone() is None
+
+
 def test_calls_leak_nothing(x):
     net, c, _ = compiled_net()
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import subprocess
 import sys
 import types
+import weakref
 from collections import OrderedDict
 
 import pytest
@@ -399,7 +401,7 @@ def make_function(k=1, *, j=2):
 
 def test_functions():
     f = make_function()
-    value = (f.__code__, f.__defaults__, dict(f.__kwdefaults__), f.__closure__)
+    value = (f.__code__, f.__defaults__, dict(f.__kwdefaults__))
     c = Call1([Guard(X, "function", value)], f)
     assert c.check()
     c.x = make_function()
@@ -412,6 +414,32 @@ def test_functions():
     assert not c.check()
     f.__defaults__ = None
     c.x = f
+    assert not c.check()
+
+
+def test_default_values_are_held_weakly():
+    class Thing:
+        pass
+
+    def function(j, k):
+        def f(x, *, j=j, k=k):
+            return x
+
+        f.__defaults__ = (j,)
+        return f
+
+    one, two, ref = Thing(), Thing(), weakref.ref(Thing)
+    f = function(one, ref)
+    c = Call1([guards.weaken(Guard(X, "function", (f.__code__, f.__defaults__, f.__kwdefaults__)))], f)
+    assert c.check()
+    for j, k in ((two, ref), (one, Thing), (None, ref)):
+        c.x = function(j, k)
+        assert not c.check()
+    c.x, gone = None, weakref.ref(one)
+    del f, one, j
+    gc.collect()
+    assert gone() is None
+    c.x = function(None, ref)
     assert not c.check()
 
 

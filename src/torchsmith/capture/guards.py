@@ -282,24 +282,36 @@ def _missing(v: Any, name: Any) -> bool:
     return name not in own and all(name not in (own.get(d) or ()) for d in _MODULE_DICTS.values())
 
 
-def _same_items(a: Any, b: Any) -> bool:
-    a, b = tuple(a or ()), tuple(b or ())
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
 def _holds_function(g: Guard, v: Any, call: Call) -> bool:
     if not isinstance(v, types.FunctionType):
         return False
-    code, defaults, kwdefaults, closure = g.value
-    have = v.__kwdefaults__ or {}
-    want = kwdefaults or {}
+    code, defaults, kwdefaults = g.value
+    have, want = v.__defaults__ or (), defaults or ()
+    more, wanted = v.__kwdefaults__ or {}, kwdefaults or {}
     return (
         v.__code__ is code
-        and _same_items(v.__defaults__, defaults)
-        and _same_items(v.__closure__, closure)
-        and have.keys() == want.keys()
-        and all(have[k] is want[k] for k in want)
+        and len(have) == len(want)
+        and all(map(_same_default, want, have))
+        and more.keys() == wanted.keys()
+        and all(_same_default(wanted[k], more[k]) for k in wanted)
     )
+
+
+class _Held(weakref.ref[Any]):
+    """A default value that an entry does not keep alive; a user's reference is another class's."""
+
+    __slots__ = ()
+
+
+def _held(value: Any) -> Any:
+    try:
+        return _Held(value)
+    except TypeError:  # of a type without weak references
+        return value
+
+
+def _same_default(want: Any, have: Any) -> bool:
+    return have is want or (type(want) is _Held and have is not None and want() is have)
 
 
 def _holds_no_overlap(g: Guard, v: Any, call: Call) -> bool:
@@ -594,9 +606,13 @@ FLATTEN: dict[type, Callable[[Flattener, Any], tuple[int, int, int, Any, Any]]] 
 
 
 def weaken(g: Guard) -> Guard:
-    """Identity of modules and tensors is held weakly, so that an entry keeps no model alive."""
-    if g.kind == "identity" and isinstance(g.value, (torch.nn.Module, torch.Tensor)):
+    """Modules, tensors, functions and default values are held weakly: an entry keeps no model alive, nor what a closure holds."""
+    if g.kind == "identity" and isinstance(g.value, (torch.nn.Module, torch.Tensor, types.FunctionType)):
         return Guard(g.source, g.kind, weakref.ref(g.value), g.loc)
+    if g.kind == "function":
+        code, defaults, kwdefaults = g.value
+        weak = None if kwdefaults is None else {k: _held(v) for k, v in kwdefaults.items()}
+        return Guard(g.source, g.kind, (code, None if defaults is None else tuple(map(_held, defaults)), weak), g.loc)
     return g
 
 

@@ -463,7 +463,8 @@ class Machine:
         if id(fn) in self.world.fresh_pinned:
             return None
         track = self.world.tracks.get(id(fn))
-        base: Source = track.source if track is not None else FixedObject(fn, fn.__qualname__)
+        pinned = self.world.pinned.get(id(fn)) if track is None else track.source  # where it was found, and is guarded to be
+        base: Source = pinned or FixedObject(fn, fn.__qualname__)
         if id(fn) in self.calls_seen:
             return base
         self.calls_seen.add(id(fn))
@@ -475,10 +476,9 @@ class Machine:
             self.world.use(track)
             self.world.guard(Attr(base, "__code__", "getattr"), "identity", fn.__code__)
         elif not policy.is_trusted(str(fn.__globals__.get("__name__", ""))):
-            value = (fn.__code__, fn.__defaults__, fn.__kwdefaults__, fn.__closure__)
-            self.world.guard(base, "function", value)
+            self.world.guard(base, "function", (fn.__code__, fn.__defaults__, fn.__kwdefaults__))
         for n, cell in enumerate(fn.__closure__ or ()):
-            if track is not None:
+            if pinned is not None:
                 self.cell_sources.setdefault(id(cell), Item(Item(Attr(base, "__closure__", "getattr"), n), "cell_contents"))
             else:
                 self.cell_sources.setdefault(id(cell), Item(FixedObject(cell, f"{fn.__qualname__}.{fn.__code__.co_freevars[n]}"), "cell_contents"))
@@ -511,13 +511,13 @@ class Machine:
                 if fast[k] is NULL:
                     if k < first:
                         raise Raised(_binding_error(fn, args, kwargs))
-                    fast[k] = self._default(defaults[k - first], source, "__defaults__", k - first)
+                    fast[k] = self._default(fn, defaults[k - first], source, "__defaults__", k - first)
         for k in range(npos, npos + nkw):
             if fast[k] is NULL:
                 name, keywords = names[k], fn.__kwdefaults__ or {}
                 if name not in keywords:
                     raise Raised(_binding_error(fn, args, kwargs))
-                fast[k] = self._default(keywords[name], source, "__kwdefaults__", name)
+                fast[k] = self._default(fn, keywords[name], source, "__kwdefaults__", name)
         return fast
 
     def _bind_keywords(self, fn: types.FunctionType, fast: list[Any], args: list[Any], kwargs: dict[str, Any], at_end: int) -> None:
@@ -537,8 +537,8 @@ class Machine:
         if code.co_flags & 8:
             fast[at_end] = rest
 
-    def _default(self, value: Any, source: Source | None, which: str, key: Any) -> Any:
-        if source is None or (isinstance(source, FixedObject) and (type(value) in SCALARS or issubclass(type(value), PINNED_TYPES))):
+    def _default(self, fn: Any, value: Any, source: Source | None, which: str, key: Any) -> Any:
+        if source is None or (id(fn) not in self.world.tracks and (type(value) in SCALARS or issubclass(type(value), PINNED_TYPES))):
             return value  # a function that is always the same one has a guard on its defaults
         return self.world.wrap(value, Item(Attr(source, which, "getattr"), key))
 
