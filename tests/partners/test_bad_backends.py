@@ -177,3 +177,30 @@ def test_a_package_that_lacks_what_we_use_is_named_with_its_version(monkeypatch)
         torch.testing.assert_close(torchsmith.compile(lambda x: x.sin(), backend="openvino")(x), x.sin())
     with pytest.raises(torchsmith.BackendFailed, match=said):
         torchsmith.compile(lambda x: x.sin(), backend="openvino", fullgraph=True)(x)
+
+
+PICKS = {
+    "embedding": lambda i, w: torch.nn.functional.embedding(i, w) * 2, "index": lambda i, w: w[i[:, None].squeeze(1)] + 1,
+    "gather": lambda i, w: w.gather(0, i[:, None].expand(2, 3)) + 1, "index_put": lambda i, w: (w * 2).index_put((i,), w[:2]),
+    "classes": lambda i, w: torch.nn.functional.cross_entropy(w.t()[:2], i), "division": lambda i, w: (7 // (i - 2)) + 1,
+    "take": lambda i, w: torch.take(w, i * 3) + 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["openxla", "onnxrt", "openvino", "tvm"])
+def test_indices_out_of_range_are_eagers_errors(name):
+    """Runtimes clamp them, read zeros, or read past the end."""
+    if not registry.is_installed(registry.ROWS[name]):
+        pytest.skip("not installed")
+    w = torch.randn(5, 3)
+    with torch.no_grad():
+        for what, f in PICKS.items():
+            fn = torchsmith.compile(f, backend=name)
+            for i in (torch.tensor([1, 3]), torch.tensor([2, 9]), torch.tensor([2, -9]), torch.tensor([0, 4])):
+                try:
+                    want = f(i, w)
+                except (IndexError, RuntimeError) as error:
+                    with pytest.raises(type(error)):
+                        fn(i, w)
+                else:
+                    torch.testing.assert_close(fn(i, w), want, msg=what)

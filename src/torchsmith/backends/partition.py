@@ -25,6 +25,7 @@ from ..codes import Unsupported
 from ..graph.eager import fitted
 from ..graph.spec import TensorSpec
 from ..ir.expr import const
+from .indices import is_torchs, picked
 from .plain import Adapter, PlainGraph, Run, by_operator, evaluator, numbers
 
 Takes = Callable[[fx.Node], bool]
@@ -119,7 +120,7 @@ def expand(plain: PlainGraph, takes: Takes, given: Mapping[Any, Callable[..., An
     """`plain` with operators that are not taken written out by torch's decompositions, or those of a given table, where all of what that
     gives is taken."""
     table = decompositions() if given is None else given
-    wanted = [n for n in plain.graph.nodes if n.op == "call_function" and n.target in table and not is_ordered(n) and not takes(n)]
+    wanted = [n for n in plain.graph.nodes if n.op == "call_function" and n.target in table and not (is_ordered(n) or is_torchs(n) or takes(n))]
     if not wanted:
         return plain
     graph = fx.Graph()
@@ -198,6 +199,21 @@ def _spec(val: Any) -> Any:
 
 
 def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: set[Any]) -> Run:
+    """Run `plain` (see `in_pieces`), whose inputs are looked at first: an index out of range is for torch to refuse."""
+    run, rows = in_pieces(plain, takes, adapter, distrusted), picked(plain)
+    if not rows:
+        return run
+
+    def looked_at(*inputs: Any) -> Sequence[Any]:
+        for row in rows:
+            if not row.holds(inputs):
+                raise IndexError(f"input {row.at} picks elements that are not there")
+        return run(*inputs)
+
+    return looked_at
+
+
+def in_pieces(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: set[Any]) -> Run:
     """Run `plain`: what `takes` says by `adapter`, the rest by torch's operators one by one.
 
     The first results of each piece are held against torch's. Where they differ the operators at fault join `distrusted`, which the
@@ -206,7 +222,7 @@ def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: s
     """
 
     def trusts(n: fx.Node) -> bool:
-        return kind_of(n) not in distrusted and takes(n)
+        return not is_torchs(n) and kind_of(n) not in distrusted and takes(n)
 
     plain = expand(plain, trusts)
     pieces = cut(plain.graph, trusts)
@@ -223,7 +239,7 @@ def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: s
                 raise
             say(plain, guilty, why.detail)
             distrusted.update(guilty)
-            return partitioned(plain, takes, adapter, distrusted)
+            return in_pieces(plain, takes, adapter, distrusted)
     names = [n.name for n in plain.graph.nodes if n.op == "placeholder"]
     results = [n.name for n in plain.results]
     if len(steps) == 1 and steps[0][1].inputs == tuple(names) and steps[0][1].outputs == tuple(results):
