@@ -184,9 +184,9 @@ def _compile_class(cls: type, settings: Settings) -> type:
 
 
 def _compile_object(obj: Any, settings: Settings) -> Any:
-    """Any other callable: its Python __call__, or a small function around it (builtins, partials)."""
+    """Any other callable: its Python __call__, or a small function around it (builtins, partials, operators of torch.ops)."""
     call = getattr(type(obj), "__call__", None)  # noqa: B004  (the function itself is wanted)
-    if isinstance(call, types.FunctionType):
+    if isinstance(call, types.FunctionType) and not isinstance(obj, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return _dress(make_dispatcher(call, settings, bound=obj), obj)
 
     def calling(*args: Any, **kwargs: Any) -> Any:

@@ -115,7 +115,10 @@ def test_methods_and_callables(x):
     assert torch.equal(torchsmith.compile(a, backend="eager")(x), x - 6)
     part = functools.partial(module_level, scale=7)
     assert torch.equal(torchsmith.compile(part, backend="eager")(x), module_level(x, 7))
-    assert torch.equal(torchsmith.compile(torch.sin, backend="eager")(x), torch.sin(x))
+    for op in (torch.sin, torch.ops.aten.sin, torch.ops.aten.sin.default):
+        assert torch.equal(torchsmith.compile(op, backend="eager", fullgraph=True)(x), torch.sin(x))
+    binding = torch.ops.aten.sin._op  # its __self__ is pybind11's record
+    assert torch.equal(torchsmith.compile(lambda y: binding(y * 2) + 1, backend="eager")(x), torch.sin(x * 2) + 1)
     again = torchsmith.compile(torchsmith.compile(module_level), backend="eager")
     assert torch.equal(again(x), module_level(x)) and again.function is module_level
 

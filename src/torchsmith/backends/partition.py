@@ -120,7 +120,8 @@ def expand(plain: PlainGraph, takes: Takes, given: Mapping[Any, Callable[..., An
     """`plain` with operators that are not taken written out by torch's decompositions, or those of a given table, where all of what that
     gives is taken."""
     table = decompositions() if given is None else given
-    wanted = [n for n in plain.graph.nodes if n.op == "call_function" and n.target in table and not (is_ordered(n) or is_torchs(n) or takes(n))]
+    known = [n for n in plain.graph.nodes if n.op == "call_function" and n.target in table]
+    wanted = [n for n in known if not (is_ordered(n) or is_torchs(n) or takes(n))]
     if not wanted:
         return plain
     graph = fx.Graph()

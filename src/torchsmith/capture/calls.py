@@ -27,7 +27,7 @@ from .attributes import Raised, find
 from .protocol import Machine, Row
 from .source import Attr, FixedObject
 from .tensor_attrs import TensorMethod
-from .world import CONTAINERS, MISSING, SCALARS, UNCHANGING, container_base
+from .world import CONTAINERS, MISSING, SCALARS, UNCHANGING, container_base, is_binding
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -483,7 +483,7 @@ def _call_builtin(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     self = fn.__self__
     if self is None or issubclass(type(self), types.ModuleType):
         return _call_c_function(m, fn, args, kwargs)
-    if type(self).__name__ == "PyCapsule" or type(self).__module__.startswith("pybind11"):  # C++ code: it may do anything
+    if is_binding(fn):  # C++ code: it may do anything
         if fn.__name__ in policy.PURE_BINDINGS:
             return m.native(fn, args, kwargs)
         owner = f"{type(args[0]).__name__}." if args and type(args[0]).__module__ == fn.__module__ else ""

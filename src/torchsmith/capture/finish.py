@@ -34,7 +34,7 @@ from .resume import Later, Stop
 from .source import Attr, Cell, Computed, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
 from .tensor_attrs import TensorMethod
 from .tensors import extent
-from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track
+from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, is_binding
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LITERALS = frozenset({int, str, bytes, bool, type(None)})
@@ -229,6 +229,7 @@ def _is_bound(v: Any) -> bool:
         v.__self__ is not None
         and not issubclass(type(v.__self__), (types.ModuleType, type))
         and not issubclass(type(v.__self__), PINNED_TYPES)
+        and not is_binding(v)
     )
 
 

@@ -39,6 +39,12 @@ PINNED_TYPES: tuple[type, ...] = (
 )  # fmt: skip
 
 
+def is_binding(fn: Any) -> bool:
+    """Is this a function of C++, whose `__self__` is a record that pybind11 keeps about it and no object that has the function?"""
+    t = type(fn.__self__)
+    return t.__name__ == "PyCapsule" or t.__module__.startswith("pybind11")
+
+
 # Objects in C that nobody can change: what is equal to one is as good as it.
 UNCHANGING = frozenset({re.Pattern, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone})
 
@@ -206,7 +212,8 @@ class World:
 
     def pin(self, obj: Any, source: Source | None) -> Any:
         """An object that is a constant once its identity is guarded."""
-        if type(obj) is types.BuiltinFunctionType and not issubclass(type(obj.__self__), (types.ModuleType, type, type(None))):
+        owned = type(obj) is types.BuiltinFunctionType and not issubclass(type(obj.__self__), (types.ModuleType, type, type(None)))
+        if owned and not is_binding(obj):
             self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # a method: what it belongs to is from outside
         if source is not None and not isinstance(source, FixedObject):
             if isinstance(root_of(source), Local) and issubclass(type(obj), types.FunctionType):
