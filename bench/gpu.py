@@ -14,6 +14,7 @@ Times are medians of CUDA events around single calls after warm-up; host time is
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import signal
@@ -322,8 +323,8 @@ def bandwidth() -> None:
     for shape in ((8192, 8192), (8191, 8193), (64, 50257)):
         x, y = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
         one = x.numel() * x.element_size()
-        copy = 2 * one / milliseconds(x.clone) / 1e9
-        say("bandwidth", f"copy {shape}", TBs=copy)
+        copied = 2 * one / milliseconds(x.clone) / 1e9
+        say("bandwidth", f"copy {shape}", TBs=copied)
         for name, (fn, n, passes) in BANDWIDTH.items():
             args = (x, y)[:n]
             torchsmith.compiler.reset()
@@ -331,8 +332,14 @@ def bandwidth() -> None:
                 f = compiled(fn)
                 wrong = error(f(*args), fn(*args))
                 took = milliseconds(f, *args)
-                say("bandwidth", f"{name} {shape}", share=passes * one / took / 1e9 / copy, us=took * 1e3, error=wrong,
-                    eager_us=milliseconds(fn, *args, n=10) * 1e3)  # fmt: skip
+                more: dict[str, float] = {}
+                if ARGS.peer:
+                    other = peer_of(fn, None)
+                    other(*args)
+                    took, theirs = in_turn(lambda: f(*args), lambda: other(*args))  # noqa: B023
+                    more = {"compile_us": theirs * 1e3, "ahead": theirs / took}
+                say("bandwidth", f"{name} {shape}", share=passes * one / took / 1e9 / copied, us=took * 1e3, error=wrong,
+                    eager_us=milliseconds(fn, *args, n=10) * 1e3, **more)  # fmt: skip
 
 
 def wanted() -> list[str]:
@@ -351,12 +358,12 @@ def in_turn(*fns: Callable[[], Any], rounds: int = 5) -> list[float]:
     return [statistics.median(t) for t in took]
 
 
-def peer_of(fn: Any) -> Any:
-    """torch.compile's best for small batches."""
+def peer_of(fn: Any, mode: str | None = "reduce-overhead") -> Any:
+    """torch.compile, by default in its best mode for small batches."""
     import torch._dynamo
 
     torch._dynamo.reset()
-    return torch.compile(fn, mode="reduce-overhead")
+    return torch.compile(fn, mode=mode)
 
 
 @section
@@ -380,12 +387,17 @@ def models() -> None:
                     first = time.perf_counter() - start
                     for _ in range(3):
                         got = call(f, inputs)
-                    wrong = error(got, call(model, inputs))
+                    expected = call(model, inputs)
+                    wrong = error(got, expected)
+                    exact = move(call(copy.deepcopy(model).double(), move(inputs, torch.float64)), torch.float64)
+                    off, eager_off = error(move(got, torch.float64), exact), error(move(expected, torch.float64), exact)
+                    del exact
                     ours = milliseconds(call, f, inputs)
                     eager = milliseconds(call, model, inputs, n=10)
                     found = segments(f)
+                    more = {"error64": off, "eager_error64": eager_off}
                     plain = [f"{s['launches']} {s['why']}" for s in found if s["plain"] > 3 and s["launches"] > 2]
-                    say("models", f"{name} {batch}", ms=ours, eager_ms=eager, ratio=eager / ours, first_s=first, error=wrong,
+                    say("models", f"{name} {batch}", ms=ours, eager_ms=eager, ratio=eager / ours, first_s=first, error=wrong, **more,
                         host_us=host_microseconds(call, f, inputs, n=50), launches=sum(s["launches"] for s in found),
                         segments=len(found), not_recorded=plain[:3], fallbacks=FALLBACKS[events_before:][:3])  # fmt: skip
                     if ARGS.peer:
@@ -394,6 +406,109 @@ def models() -> None:
                             call(other, inputs)
                         mine, theirs = in_turn(lambda: call(f, inputs), lambda: call(other, inputs))  # noqa: B023
                         say("models", f"{name} {batch} peer", ms=mine, reduce_overhead_ms=theirs, ratio=theirs / mine)
+
+
+class Decoder(torch.nn.Module):
+    """A decoder of Llama's shape for one token, float16, with caches of a fixed length that it writes in place."""
+
+    def __init__(self, layers: int = 12, width: int = 2048, heads: int = 16, inner: int = 5632, length: int = 512) -> None:
+        super().__init__()
+        nn, self.heads, self.layers, words = torch.nn, heads, torch.nn.ModuleList(), 32000
+        self.words = nn.Embedding(words, width)
+        for _ in range(layers):
+            layer = nn.Module()
+            layer.before, layer.after = nn.RMSNorm(width), nn.RMSNorm(width)
+            layer.qkv, layer.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+            layer.up, layer.down = nn.Linear(width, 2 * inner, bias=False), nn.Linear(inner, width, bias=False)
+            for name in ("keys", "values"):
+                layer.register_buffer(name, torch.zeros(1, heads, length, width // heads))
+            self.layers.append(layer)
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words, bias=False)
+        rates = 10000.0 ** -(torch.arange(0, width // heads, 2).float() / (width // heads))
+        self.register_buffer("angles", torch.outer(torch.arange(length).float(), torch.cat([rates, rates])))
+
+    def turned(self, x: Tensor, at: Tensor) -> Tensor:
+        angles = self.angles[at].float()
+        low, high = x.chunk(2, -1)
+        return (x * angles.cos() + torch.cat([-high, low], -1) * angles.sin()).to(x.dtype)
+
+    def forward(self, token: Tensor, at: Tensor) -> Tensor:
+        x = self.words(token)
+        mask = (torch.arange(self.layers[0].keys.shape[2], device=x.device) <= at)[None, None, None]
+        for layer in self.layers:
+            q, k, v = layer.qkv(layer.before(x)).view(1, 1, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            layer.keys.index_copy_(2, at, self.turned(k, at))
+            layer.values.index_copy_(2, at, v)
+            seen = torch.nn.functional.scaled_dot_product_attention(self.turned(q, at), layer.keys, layer.values, attn_mask=mask)
+            x = x + layer.out(seen.transpose(1, 2).reshape(1, 1, -1))
+            gate, up = layer.up(layer.after(x)).chunk(2, -1)
+            x = x + layer.down(torch.nn.functional.silu(gate) * up)
+        return self.head(self.norm(x))
+
+
+@section
+def decode() -> None:
+    """One token of a 12-layer decoder with static caches, float16."""
+    torch.manual_seed(0)
+    torchsmith.compiler.reset()
+    with case("decode", "12 layers"), torch.no_grad():
+        model = Decoder().to(DEVICE, torch.float16).eval()
+        twin = copy.deepcopy(model)
+        f, worst = compiled(model), 0.0
+        tokens = torch.randint(0, 32000, (20, 1, 1), device=DEVICE)
+        places = torch.arange(20, device=DEVICE).view(20, 1)
+        for token, at in zip(tokens, places, strict=True):
+            worst = max(worst, error(f(token, at), twin(token, at)))
+        args = tokens[0], places[10]
+        more: dict[str, float] = {}
+        took = milliseconds(f, *args)
+        if ARGS.peer:
+            other = peer_of(twin)
+            for _ in range(4):
+                other(*args)
+            took, theirs = in_turn(lambda: f(*args), lambda: other(*args))
+            more = {"reduce_overhead_ms": theirs, "ratio": theirs / took}
+        found = segments(f)
+        say("decode", "12 layers", ms=took, eager_ms=milliseconds(model, *args, n=10), error=worst, segments=len(found),
+            launches=sum(s["launches"] for s in found), **more)  # fmt: skip
+
+
+@section
+def index() -> None:
+    """An index out of range stops the device, as eager's does: in a process of its own."""
+    code = """if True:
+        import torch, torchsmith
+        x, i = torch.randn(10, device="cuda"), torch.tensor([0, 3, 10], device="cuda")
+        f = torchsmith.compile(lambda x, i: x[i] * 2)
+        f(x, i - 1)
+        try:
+            f(x, i); torch.cuda.synchronize(); print("no error")
+        except Exception as e:
+            print(type(e).__name__, str(e).splitlines()[0])"""
+    path = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **path}, check=False)
+    say("index", "out of range", outcome=(done.stdout.strip().splitlines() or [done.stderr[-200:]])[-1])
+
+
+@section
+def first() -> None:
+    """First calls of processes without caches of their own (TORCHSMITH_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR name empty folders): seconds."""
+    from models import inputs_of, make_model
+
+    for name in wanted():
+        with case("first", name):
+            model, inputs = make_model(name), move(inputs_of(name, 16))
+            model = model.to(DEVICE, torch.float16).eval()
+            with torch.no_grad():
+                call(model, inputs)
+                torch.cuda.synchronize()
+                took = []
+                for make in (compiled, peer_of) if ARGS.peer else (compiled,):
+                    start = time.perf_counter()
+                    call(make(model), inputs)
+                    torch.cuda.synchronize()
+                    took.append(time.perf_counter() - start)
+            say("first", name, seconds=took[0], **({"peer_seconds": took[1], "ratio": took[1] / took[0]} if ARGS.peer else {}))
 
 
 @section
@@ -569,6 +684,7 @@ def sanitizer() -> None:
 
 SAMPLE: dict[str, Callable[..., Any]] = {
     "chain": chain,
+    "made beside what is computed": lambda x, y: torch.arange(65, device=(x + 1).device) + x + (x @ y.mT).new_ones(33, 1),
     "layer norm": lambda x, y: torch.nn.functional.layer_norm(x, (x.shape[1],)) * y,
     "gather": lambda x, y: x[torch.arange(5, device=x.device) * 3] + y[:5],
     "scatter": lambda x, y: torch.zeros_like(x).index_add_(0, torch.arange(33, device=x.device) % 5, y),

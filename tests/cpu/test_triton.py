@@ -289,3 +289,11 @@ def test_nothing_is_divided_by_an_empty_dimension(fn):
     """Triton 3.6's passes fail on such a text, though it would never run."""
     texts = texts_of(scheduled_of(fn, (torch.empty(5, 0, 3),))[0])
     assert texts and not any(re.search(r"(%|//) 0\b", t) for t in texts)
+
+
+def test_indices_are_asked_once():
+    def fn(x, i):
+        return x.index_select(0, i) + (x * 2).index_select(0, i) + x.index_select(1, i).sum()
+
+    program = lower(graph_of(fn, torch.empty(5, 5), torch.tensor([0, 3])), Options())
+    assert sum(isinstance(e, Check) for e in program.body) == 1  # both dimensions have the same size

@@ -58,6 +58,7 @@ class Builder:
         self.buffers: dict[str, Buffer] = {}
         self.strides: dict[str, tuple[Expr, ...]] = {}  # spec strides of each buffer: what a required layout will be
         self.body: list[Element] = []
+        self.top, self.checked = self.body, set[tuple[Any, ...]]()  # what holds of every element below the checks of this list
         self.symbols: list[Symbol] = list(symbols)
         self.bound: set[Sym] = {s.sym for s in symbols if s.origin[0] != "bound"}
         self.notes: list[str] = []
@@ -208,7 +209,12 @@ class Builder:
 
     # ------------------------------------------------------------ checks
     def check_none(self, shape: Sequence[Expr], bad: Callable[[Index], Expr], kind: str, message: str) -> None:
-        """Fail the call when bad(index) holds anywhere in `shape`."""
+        """Fail the call when bad(index) holds anywhere in `shape`. Values have one definition, so what was asked is not asked again."""
+        asked = (tuple(shape), bad(tuple(Axis(f"asked{k}") for k in range(len(shape)))), kind, message)
+        if asked in self.checked:
+            return
+        if self.body is self.top:
+            self.checked.add(asked)
         found = self.stage(lambda _: self.any_of(shape, bad), (), dt.bool_, ())
         assert found.whole is not None
         self.require(found.whole)

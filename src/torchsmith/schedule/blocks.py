@@ -42,6 +42,7 @@ from .templates.block_products import parts_of_sum, product_in, product_of, prod
 Axes = list[tuple[Axis, Expr]]
 ELEMENTS = 1024  # of a program that only maps elements
 STEP = 2048  # elements of a row that is walked in steps
+WASTE = 2.0  # lanes for each element of a long row that is held whole: more are walked in steps
 COLUMNS = 64  # grid positions beside each other where the row does not lie contiguous
 SHORT = 16  # trips of a Fold that are not worth a dimension of their own, where its steps are far
 SIDE = 64  # of a tile whose loads and stores lie along different axes
@@ -367,7 +368,7 @@ class Builder:
             tiles.append(Tile(x[0], lanes, "lanes"))
         for a, e in lengths.items():
             n = const_of(e)
-            whole = n is not None and ceil_pow2(n) * lanes <= limit
+            whole = n is not None and ceil_pow2(n) * lanes <= limit and (n <= STEP or ceil_pow2(n) <= WASTE * n)
             step = STEP * (4 if rows < 2 * self.target.weights.processors else 2)  # few programs: more of each at a time
             tiles.append(Tile(a, ceil_pow2(n or 1), "row") if whole else Tile(a, min(step, ceil_pow2(n or step)), "steps"))
         held = max((t.size for t in tiles if t.how != "lanes"), default=1) * lanes
@@ -540,7 +541,7 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], target: Target) -> list[S
     processors = target.weights.processors
     if programs >= processors or each < 32 * STEP or trips < 128:
         return [s]
-    least = STEP if beside is None else 32
+    least = 2 * STEP if beside is None else 32  # whole steps of walk_rows, which need no mask
     size = max(least, -(-trips * programs // (4 * processors)))
     size = -(-size // least) * least
     count = -(-trips // size)
