@@ -401,11 +401,16 @@ def models() -> None:
                         host_us=host_microseconds(call, f, inputs, n=50), launches=sum(s["launches"] for s in found),
                         segments=len(found), not_recorded=plain[:3], fallbacks=FALLBACKS[events_before:][:3])  # fmt: skip
                     if ARGS.peer:
+                        start = time.perf_counter()
                         other = peer_of(model)
-                        for _ in range(4):
+                        call(other, inputs)
+                        torch.cuda.synchronize()
+                        peer_first = time.perf_counter() - start
+                        for _ in range(3):
                             call(other, inputs)
                         mine, theirs = in_turn(lambda: call(f, inputs), lambda: call(other, inputs))  # noqa: B023
-                        say("models", f"{name} {batch} peer", ms=mine, reduce_overhead_ms=theirs, ratio=theirs / mine)
+                        say("models", f"{name} {batch} peer", ms=mine, reduce_overhead_ms=theirs, ratio=theirs / mine, first_s=first,
+                            peer_first_s=peer_first, first_ratio=peer_first / first)  # fmt: skip
 
 
 class Decoder(torch.nn.Module):
@@ -491,27 +496,6 @@ def index() -> None:
 
 
 @section
-def first() -> None:
-    """First calls of processes without caches of their own (TORCHSMITH_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR name empty folders): seconds."""
-    from models import inputs_of, make_model
-
-    for name in wanted():
-        with case("first", name):
-            model, inputs = make_model(name), move(inputs_of(name, 16))
-            model = model.to(DEVICE, torch.float16).eval()
-            with torch.no_grad():
-                call(model, inputs)
-                torch.cuda.synchronize()
-                took = []
-                for make in (compiled, peer_of) if ARGS.peer else (compiled,):
-                    start = time.perf_counter()
-                    call(make(model), inputs)
-                    torch.cuda.synchronize()
-                    took.append(time.perf_counter() - start)
-            say("first", name, seconds=took[0], **({"peer_seconds": took[1], "ratio": took[1] / took[0]} if ARGS.peer else {}))
-
-
-@section
 def training() -> None:
     """Whole steps of the ten models, batch 16, TF32: forward, loss, backward, SGD with momentum; losses beside eager's."""
     from models import inputs_of, make_model
@@ -522,7 +506,7 @@ def training() -> None:
         before = len(FALLBACKS)
         with case("training", name):
             inputs = move(inputs_of(name, 16), torch.float32)
-            steps, losses = [], []
+            steps, losses, firsts = [], [], []
             for kind in ("ours", "eager", *(["peer"] if ARGS.peer else [])):
                 torch.manual_seed(0)
                 model = make_model(name).to(DEVICE).train()
@@ -542,14 +526,14 @@ def training() -> None:
                 f = compiled(step) if kind == "ours" else peer_of(step) if kind == "peer" else step
                 losses.append([float(f()) for _ in range(4)])
                 steps.append(f)
-                if kind == "ours":
-                    first = time.perf_counter() - start
+                firsts.append(time.perf_counter() - start)
             took = in_turn(*steps, rounds=3)
             found = segments(steps[0])
             drift = max(abs(a - b) / (abs(b) + 1e-9) for a, b in zip(losses[0], losses[1], strict=True))
-            say("training", name, ms=took[0], eager_ms=took[1], ratio=took[1] / took[0], first_s=first, error=drift,
+            say("training", name, ms=took[0], eager_ms=took[1], ratio=took[1] / took[0], first_s=firsts[0], error=drift,
                 graphs=len(graphs()), segments=len(found), launches=sum(s["launches"] for s in found),
-                **({"reduce_overhead_ms": took[2]} if ARGS.peer else {}), fallbacks=FALLBACKS[before:][:3])  # fmt: skip
+                **({"reduce_overhead_ms": took[2], "peer_first_s": firsts[2]} if ARGS.peer else {}),
+                fallbacks=FALLBACKS[before:][:3])  # fmt: skip
 
 
 @section
