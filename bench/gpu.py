@@ -44,8 +44,7 @@ SECTIONS: dict[str, Callable[[], None]] = {}
 FALLBACKS: list[str] = []
 DEVICE = "cuda"
 END = [float("inf")]
-ARGS = argparse.Namespace(peer=False, only=[], name="")
-LONGEST = 60  # seconds of one case
+ARGS = argparse.Namespace(peer=False, only=[], name="", longest=60)
 
 
 class OutOfTime(Exception):
@@ -69,13 +68,13 @@ def say(section: str, what: str, **figures: Any) -> None:
 
 @contextmanager
 def case(section: str, what: str) -> Iterator[None]:
-    """One case: what it raises is a row, and it ends after LONGEST seconds."""
+    """One case: what it raises is a row, and it ends after --longest seconds."""
 
     def ring(*_: Any) -> None:
-        raise TimeoutError(f"no end after {LONGEST} s")
+        raise TimeoutError(f"no end after {ARGS.longest} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(LONGEST)
+    signal.alarm(ARGS.longest)
     try:
         yield
     except (OutOfTime, KeyboardInterrupt):
@@ -730,6 +729,7 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--seconds", type=float, default=330)
     parser.add_argument("--each", type=float, default=150, help="seconds of one section")
+    parser.add_argument("--longest", type=int, default=60, help="seconds of one case")
     parser.add_argument("--only", action="append", default=[], help="of the models: this one; may be repeated")
     parser.add_argument("--peer", action="store_true", help="torch.compile(mode='reduce-overhead') beside ours")
     args = parser.parse_args(namespace=ARGS)
