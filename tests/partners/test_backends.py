@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import torchsmith
 from torchsmith import compiler, events
@@ -383,6 +384,37 @@ def test_an_operator_without_a_row_is_written_out(name):
     g, x = torch.randn(4), torch.randn(4)
     close(torchsmith.compile(torch.ops.aten.silu_backward, backend=backend)(g, x), torch.ops.aten.silu_backward(g, x))
     assert len([n for n in seen[0].graph.nodes if n.op == "call_function"]) > 1
+
+
+CONVOLUTIONS = {  # x, weight, stride, padding, dilation, groups
+    "groups": ((2, 4, 9, 7), (6, 2, 3, 3), 2, 1, 1, 2), "depthwise": ((1, 4, 9, 7), (8, 1, 3, 3), 1, 2, 2, 4),
+    "1d": ((2, 4, 9), (4, 1, 3), 1, 1, 1, 4),
+    "strides and no batch": ((6, 8, 9), (9, 2, 1, 2), 3, 1, 1, 3), "a large kernel": ((1, 4, 12, 9), (4, 1, 9, 9), 1, 4, 1, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.skipif(not registry.is_installed(registry.ROWS["openxla"]), reason="not installed")
+def test_convolutions_in_groups_stay_in_xla(name):
+    """Forward, gradients, and transposed: no operator is left to torch, as one that gives wrong numbers would be."""
+    shape, kernel, stride, padding, dilation, groups = CONVOLUTIONS[name]
+    over = {1: (F.conv1d, F.conv_transpose1d), 2: (F.conv2d, F.conv_transpose2d)}[len(kernel) - 2]
+    turned = (shape[1 - len(kernel)], kernel[0] // groups, *kernel[2:])
+    for fn, weight in ((over[0], kernel), (over[1], turned)):
+        more = (stride, padding, dilation, groups) if fn is over[0] else (stride, 0, 0, groups, dilation)
+
+        def f(x, w, fn=fn, more=more):
+            return fn(x, w, None, *more).sin()
+
+        given = [torch.randn(s, requires_grad=True) for s in (shape, weight)]
+        other = [t.detach().clone().requires_grad_() for t in given]
+        with torch.enable_grad(), events.recording() as got:
+            want, result = f(*given), torchsmith.compile(f, backend="openxla")(*other)
+            for out in (want, result):
+                out.sum().backward()
+        assert not [e for e in got if e.kind == "fallback"]
+        for mine, eager in zip([result, *[t.grad for t in other]], [want, *[t.grad for t in given]], strict=True):
+            close(mine, eager)
 
 
 def test_results_through_narrow_numbers_are_as_rough_as_those():

@@ -7,6 +7,7 @@ In: JAX arrays and plain numbers, as the operator's schema has them. Out: JAX ar
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import operator
 import re
@@ -234,6 +235,43 @@ def layer_norm_backward(grad: Array, x: Array, shape: Any, mean: Array, rstd: Ar
 
 
 # ---------------------------------------------------------------- convolutions and pools
+
+TAPS = 64  # a kernel of more elements is left to XLA's convolution
+
+
+@row(aten.convolution.default)
+def convolution(
+    x: Array, weight: Array, bias: Array | None, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
+    groups: int,
+) -> Array:  # fmt: skip
+    """XLA's processors run convolutions in groups, and their gradients still more, up to 300 times slower than sums of products."""
+    simple = not transposed and groups > 1 and x.ndim == weight.ndim and math.prod(weight.shape[2:]) <= TAPS
+    if simple and 0 not in (*x.shape, *weight.shape) and _jax().default_backend() == "cpu":
+        out = _by_taps(x, weight, *(list(v) * (weight.ndim - 2 if len(v) == 1 else 1) for v in (stride, padding, dilation)), groups=groups)
+        return out if bias is None else out + bias.reshape(-1, *[1] * (weight.ndim - 2))
+    if transposed and groups > 1:  # torchax's row takes the inputs of a group, then the outputs of all groups
+        parts = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+        weight = parts.swapaxes(0, 1).reshape(weight.shape)
+    return table()[aten.convolution](x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+def _by_taps(x: Array, weight: Array, stride: Any, padding: Any, dilation: Any, *, groups: int) -> Array:
+    """A convolution as a sum over the kernel's elements: products of channels with shifted images."""
+    np, outs, kernel = _np(), weight.shape[0], weight.shape[2:]
+    wide = np.promote_types(x.dtype, np.float32) if np.issubdtype(x.dtype, np.floating) else x.dtype
+    images = np.pad(x, ((0, 0), (0, 0), *((p, p) for p in padding))).astype(wide)
+    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(images.shape[2:], kernel, stride, dilation, strict=True)]
+    images = images.reshape(x.shape[0], groups, -1, *images.shape[2:])
+    factors = weight.astype(wide).reshape(groups, outs // groups, -1, *kernel)
+    total: Array = 0
+    for tap in itertools.product(*map(range, kernel)):
+        cut = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, s, n in zip(tap, dilation, stride, sizes, strict=True))
+        part, factor = images[:, :, :, *cut], factors[:, :, :, *tap]
+        if factor.shape[2] == 1:  # one input channel per group: nothing to sum
+            total = total + part * factor.reshape(groups, -1, *[1] * len(kernel))
+        else:
+            total = total + np.einsum("goc,ngcp->ngop", factor, part.reshape(*part.shape[:3], -1))
+    return total.reshape(x.shape[0], outs, *sizes).astype(x.dtype)
 
 
 @row(aten.convolution_backward.default)
