@@ -5,9 +5,9 @@
 Ways: `document` (forward, loss, backward, optimizer.step(), as typed), `item` (returns loss.item()), zero_grad `first`, `between` forward
 and backward, or `last`, and `cosine`: Adam under a cosine schedule for --steps steps. A way holds where `torchsmith.explain` and every call
 show one graph without a break or a fallback, where two steps (SGD with momentum; the optimizer's state is made in the first) take at most
-two compilations, all steps of `cosine` too, and where parameters moved as eager's: |ours - eager| <= 1e-2 |eager - start|, all of them as
-one vector (1e-1 under Adam, whose first steps go as far along a gradient that is rounding alone as along any other; bench/steps.py measures
-exactness). Images are 64 x 64 where the model takes them, so that hundreds of steps are affordable.
+two compilations, all steps of `cosine` too, and where after two steps all parameters as one vector are not more than twice as far from
+float64's as eager's are (both in parts of the way that they went; bench/steps.py looks closer). Images are 64 x 64 where the model takes
+them, so that hundreds of steps are affordable.
 In: nothing. Out: a table on stdout and bench/results/orders.md; exit status 1 where a way does not hold.
 """
 
@@ -38,7 +38,7 @@ from suites.harness import about  # noqa: E402  (the script's own folder comes f
 
 from models import MODELS, inputs_of, make_model  # noqa: E402
 
-HEAD = "| model | way | graphs | breaks and fallbacks | compilations | steps | moved as eager's | seconds | |"
+HEAD = "| model | way | graphs | breaks and fallbacks | compilations | steps | error | eager's | seconds | |"
 
 
 def loss_of(model: Any, data: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,13 +102,10 @@ def batch_of(name: str, number: int) -> tuple[Tensor, Tensor]:
     return data, torch.randint(0, 700, (2,))
 
 
-def moved(start: nn.Module, ours: nn.Module, eager: nn.Module) -> float:
-    """How far ours is from eager, as a part of the way that eager went."""
-    far = way = 0.0
-    for s, a, b in zip(start.parameters(), ours.parameters(), eager.parameters(), strict=True):
-        far += float((a.detach().double() - b.detach().double()).square().sum())
-        way += float((b.detach().double() - s.detach().double()).square().sum())
-    return (far / way) ** 0.5
+def far(a: nn.Module, b: nn.Module) -> float:
+    """The distance of two models' parameters, as one vector."""
+    rows = zip(a.parameters(), b.parameters(), strict=True)
+    return float(sum((p.detach().double() - q.detach().double()).square().sum() for p, q in rows)) ** 0.5
 
 
 def run_case(name: str, way: str, steps: int) -> dict[str, Any]:
@@ -117,9 +114,9 @@ def run_case(name: str, way: str, steps: int) -> dict[str, Any]:
 
     began, step, is_long = time.perf_counter(), STEPS[way], way == "cosine"
     start = make_model(name).train()
-    ours, eager = copy.deepcopy(start), copy.deepcopy(start)
+    ours, eager, exact = copy.deepcopy(start), copy.deepcopy(start), copy.deepcopy(start).double()
     runs = []
-    for model, fn in ((ours, torchsmith.compile(step)), (eager, step)):
+    for model, fn in ((ours, torchsmith.compile(step)), (eager, step), (exact, step)):
         kind, options = (torch.optim.Adam, {"lr": 1e-4}) if is_long else (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9})
         optimizer: Any = kind(model.parameters(), **options)  # type: ignore[arg-type]
         runs.append((model, fn, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200) if is_long else None))
@@ -127,13 +124,15 @@ def run_case(name: str, way: str, steps: int) -> dict[str, Any]:
         for number in range(steps if is_long else 2):
             torch.manual_seed(number)
             args = batch_of(name, number % 4)
-            for model, fn, optimizer, schedule in runs[: 2 if number < 2 else 1]:
+            for model, fn, optimizer, schedule in runs[: 3 if number < 2 else 1]:
                 torch.manual_seed(1000 + number)
-                fn(model, *args, optimizer)
+                data = args[0].double() if model is exact and args[0].is_floating_point() else args[0]
+                fn(model, data, args[1], optimizer)
                 if schedule is not None:
                     schedule.step()
             if number == 1:
-                distance = moved(start, ours, eager)
+                way_gone = far(start, exact)
+                error, eagers = far(ours, exact) / way_gone, far(eager, exact) / way_gone
     seen = [f"{e.kind} {e.fields.get('code')} {e.fields.get('detail') or ''}" for e in got if e.kind in ("graph_break", "fallback")]
     compilations = sum(e.kind == "graph" for e in got)
     model, _, optimizer, _ = runs[0]
@@ -142,18 +141,18 @@ def run_case(name: str, way: str, steps: int) -> dict[str, Any]:
         said = torchsmith.explain(step)(model, *args, optimizer)
         graphs, breaks = len(said.graphs), len(said.breaks) + len(said.fallbacks)
     roads = {e.fields["report"].road for e in got if e.kind == "graph"}
-    holds = not seen and not breaks and graphs == 1 and compilations <= 2 and roads == {"native"} and distance <= (0.1 if is_long else 1e-2)
+    holds = not seen and not breaks and graphs == 1 and compilations <= 2 and roads == {"native"} and error <= 2 * eagers + 1e-5
     return {
         "name": name, "way": way, "graphs": graphs, "codes": sorted(set(seen))[:3], "compilations": compilations,
-        "steps": steps if is_long else 2, "distance": distance, "seconds": time.perf_counter() - began, "holds": holds,
+        "steps": steps if is_long else 2, "error": error, "eagers": eagers, "seconds": time.perf_counter() - began, "holds": holds,
     }  # fmt: skip
 
 
 def line(row: dict[str, Any]) -> str:
-    if row.get("error"):
-        return f"| {row['name']} | {row['way']} | | | | | | | ERROR {row['error']} |"
+    if row.get("failed"):
+        return f"| {row['name']} | {row['way']} | | | | | | | | ERROR {row['failed']} |"
     cells = (row["name"], row["way"], row["graphs"], "; ".join(row["codes"]).replace("|", "/")[:200], row["compilations"], row["steps"],
-             f"{row['distance']:.1e}", f"{row['seconds']:.0f}", "ok" if row["holds"] else "MISSED")  # fmt: skip
+             f"{row['error']:.1e}", f"{row['eagers']:.1e}", f"{row['seconds']:.0f}", "ok" if row["holds"] else "MISSED")  # fmt: skip
     return "| " + " | ".join(str(c) for c in cells) + " |"
 
 
@@ -166,7 +165,7 @@ def child(name: str, way: str, steps: int) -> dict[str, Any]:
         if out.exists():
             return json.loads(out.read_text())  # type: ignore[no-any-return]
         said = done.stderr.strip().split("\n")[-1][:300]
-        return {"name": name, "way": way, "error": f"{said} ({done.returncode})".replace("|", "/")}
+        return {"name": name, "way": way, "failed": f"{said} ({done.returncode})".replace("|", "/")}
 
 
 def main() -> int:

@@ -407,12 +407,20 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         return call, manifest, library, cached
 
     def backward(fg: FunctionalGraph) -> Call:
-        return load_of(fg, f"{name}_backward", eager_callable(fg))[0]
+        call, manifest, *_ = load_of(fg, f"{name}_backward", eager_callable(fg))
+        places = tuple(e.loc for e in manifest.externs)
+        operators = sum(n.op == "call_function" for n in fg.graph.nodes)
+        events.emit(
+            "backward", graph=name, operators=operators, kernels=manifest.kernels, externs=tuple(e.op for e in manifest.externs),
+            extern_at=places, peak=manifest.peak,
+        )  # fmt: skip
+        return call
 
     forward, manifest, library, cached = load_of(
         cut.forward, name, _give_up if assumes(gm) else eager_callable(cut.forward), inputs
     )
     call = attach(joint, cut, forward, gm.forward, backward, not gm.meta.get("grad", True))
+    events.emit("attached", graph=name, prepare=call.prepare)
     if facts.symbols:  # what its compilation assumes of sizes has to be guarded
         call.prepare()
     operators = sum(n.op == "call_function" for n in cut.forward.graph.nodes)

@@ -443,3 +443,33 @@ def test_lbfgs_breaks_and_says_so_once() -> None:
             torch.testing.assert_close(compiled(models[0], made[0]), step(models[1], made[1]))
     assert sum("runs eagerly" in str(w.message) for w in said) == 1
     assert [e.fields["code"] for e in got if e.kind == "graph_break"] == ["CAP020"]
+
+
+def test_explain_shows_forward_backward_and_step() -> None:
+    """Operators of each part, gradients that are never written; the backward graph, its externs and bytes, before it was needed."""
+    model, args = mlp(), batches()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for order, never in (("last", 4), ("first", 0)):
+        found = torchsmith.explain(step_of(order))(model, optimizer, *args)
+        step = found.graphs[0].step
+        assert step.gradients == 4 and len(step.never_written) == never and len(step.operators) == 2 and min(step.operators) >= 4
+        assert f"never written: {never}" in str(found) and "a backward pass" in str(found)
+        assert never == 0 or "weight" in str(step.never_written)
+
+    def scaled(x: Tensor, w: Tensor) -> Tensor:
+        return torch.linalg.solve(w, torch.tanh(x @ w) * 3)
+
+    found = torchsmith.explain(scaled)(torch.randn(4, 4), torch.randn(4, 4, requires_grad=True))
+    graph = found.graphs[0]
+    assert graph.step is None and graph.backward.kernels > 0 and graph.saved[0] > 0 and graph.backward.peak >= 0
+    assert graph.backward.externs and "  backward: operators: " in str(found) and "kept for backward" in str(found)
+
+
+def test_explain_says_what_runs_under_eager_autograd() -> None:
+    def written(x: Tensor, w: Tensor) -> Tensor:
+        x.mul_(w)  # an input, written where gradients flow
+        return x.sum()
+
+    found = torchsmith.explain(written)(torch.randn(3), torch.randn(3, requires_grad=True))
+    assert found.graphs[0].road == "captured" and found.graphs[0].reason.code == "AUT001"
+    assert "an input is written where gradients flow" in str(found) and f"{__file__}:" in str(found.graphs[0].reason)

@@ -11,6 +11,7 @@ import copyreg
 import enum
 import functools
 import itertools
+import operator
 import sys
 import types
 import weakref
@@ -615,6 +616,8 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
     graph.meta["grad"] = m.grad_before
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
+    if m.gradients.made:
+        graph.meta["training"] = _parts(m)
     return Captured(
         graph,
         inputs,
@@ -625,6 +628,15 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
         inference=inference,
         may_be_caught=recorder.may_be_caught and not recorder.has_written_inputs(),
     )
+
+
+def _parts(m: Machine) -> dict[str, Any]:
+    """Of a step that goes backwards, for explain: operators before, between and after its backward passes, and what becomes of gradients."""
+    counts = [0]
+    for node in m.recorder.graph.nodes:
+        if node.op in ("call_function", "call_method") and node.target not in (operator.getitem, torch._C._set_grad_enabled):
+            counts = [*counts, 0] if node.target is torch.autograd.grad else [*counts[:-1], counts[-1] + 1]
+    return {"operators": tuple(counts), "gradients": len(m.gradients.made), "never_written": tuple(m.gradients.never_written())}
 
 
 def _drop_unused(m: Machine, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:

@@ -33,6 +33,7 @@ class Gradients:
         self.written: dict[int, tuple[Tensor, Any]] = {}  # by id of the tracing tensor: it, and what `.grad` is now
         self.spent: set[Any] = set()  # nodes of autograd's graph that a backward pass has freed
         self.hooks_known: set[int] = set()
+        self.made: dict[int, Tensor] = {}  # leaves that a backward pass gave a gradient, by id
 
     # ------------------------------------------------------------ .grad
 
@@ -109,6 +110,7 @@ class Gradients:
             taken: set[int] = set()
             for leaf, value in zip(found, values, strict=True):
                 if value is not None:
+                    self.made[id(leaf)] = leaf
                     self._accumulate(leaf, value, taken)
         finally:
             m.grad_mode = before
@@ -198,6 +200,11 @@ class Gradients:
             if info.real is not None and after is not before:
                 found.append((info, value))
         return found
+
+    def never_written(self) -> list[str]:
+        """Leaves from outside whose gradient was computed and is in no `.grad` at the end: no memory is written for it."""
+        infos = ((self.m.recorder.info(t), self.written.get(i)) for i, t in self.made.items())
+        return [str(info.source) for info, now in infos if info.real is not None and now is not None and now[1] is None]
 
     def own(self) -> list[tuple[Any, Tensor, Any]]:
         """(Info, tensor, `.grad`) of the leaves that the program made and that have a gradient now."""

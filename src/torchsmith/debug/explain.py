@@ -32,6 +32,27 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardSummary:
+    """The backward graph of a graph under eager's autograd; its fields are those of GraphSummary, `operators` is a number."""
+
+    operators: int
+    kernels: int
+    externs: tuple[str, ...]
+    extern_at: tuple[str, ...]
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """A training step: `operators` as captured before, between and after its backward passes; of `gradients` parameters a gradient was
+    computed, and those of `never_written` are in no `.grad` afterwards, so that no memory is written for them."""
+
+    operators: tuple[int, ...]
+    gradients: int
+    never_written: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GraphSummary:
     """One captured graph: `road` says who runs it ("native", "captured" or a backend's name), `reason` why it is not native."""
 
@@ -52,6 +73,8 @@ class GraphSummary:
     saved: tuple[int, int] = (0, 0)  # bytes kept for the backward pass, and those if only views were computed again
     recomputed: tuple[str, ...] = ()  # operators that the backward pass computes again
     peak: int = -1  # bytes of temporaries at the most, but what extern calls allocate; -1: not known before the call
+    backward: BackwardSummary | None = None  # where the backward pass is a graph of its own
+    step: StepSummary | None = None  # where the graph goes backwards itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +135,8 @@ def explained(compiled: Callable[..., Any]) -> Callable[..., Explanation]:
     def run(*args: Any, **kwargs: Any) -> Explanation:
         with recording() as got:
             result = compiled(*args, **kwargs)
+            for event in [e for e in got if e.kind == "attached"]:
+                event.fields["prepare"]()  # the backward graph is made when it is first needed
         return explanation(got, result)
 
     return run
@@ -162,10 +187,20 @@ def _graphs(by_kind: dict[str, list[dict[str, Any]]]) -> tuple[GraphSummary, ...
         found.append(
             GraphSummary(
                 str(f["name"]), report.road, reason, operators, *ours, kinds, constants, module, report.extern_at, report.segments, saved,
-                tuple(cut["again"]), report.peak,
+                tuple(cut["again"]), report.peak, _backward(by_kind, f["name"]), None if module is None else _step(module),
             )
         )
     return tuple(found)
+
+
+def _backward(by_kind: dict[str, list[dict[str, Any]]], name: Any) -> BackwardSummary | None:
+    f = next((b for b in by_kind["backward"] if b["graph"] == name), None)
+    return None if f is None else BackwardSummary(**{k: v for k, v in f.items() if k != "graph"})
+
+
+def _step(module: Any) -> StepSummary | None:
+    found = module.meta.get("training")
+    return None if found is None else StepSummary(**found)
 
 
 def _operators(module: Any) -> tuple[str, ...]:
@@ -192,6 +227,25 @@ def _head(e: Explanation) -> str:
     return f"graphs: {len(e.graphs)}   breaks: {len(e.breaks)}   kernels: {e.kernel_count}   extern calls: {len(e.extern_calls)}"
 
 
+def _extern_line(g: GraphSummary | BackwardSummary) -> str:
+    places = [f"{name} at {at}" if at else name for name, at in zip(g.externs, g.extern_at or ("",) * len(g.externs), strict=True)]
+    return f"  extern calls ({len(g.externs)}): {_counted(places) or 'none'}"
+
+
+def _peak_lines(g: GraphSummary | BackwardSummary) -> list[str]:
+    return [f"  temporaries: {g.peak / 1e6:.2f} MB{' plus what extern calls allocate' if g.externs else ''}"] if g.peak >= 0 else []
+
+
+def _step_lines(step: StepSummary) -> list[str]:
+    before, *between, after = step.operators
+    passes = f"{len(between) + 1} backward passes with {sum(between)} operators between them" if between else "a backward pass"
+    rest = f" ({', '.join(step.never_written[:4])}{', ...' if len(step.never_written) > 4 else ''})" if step.never_written else ""
+    return [
+        f"  step: {before} operators forward, {passes}, {after} operators after it",
+        f"  gradients: {step.gradients}, never written: {len(step.never_written)}{rest}",
+    ]
+
+
 def _lines(e: Explanation) -> list[str]:
     out = [_head(e)]
     out += [f"break: {r}{f' x{n}' if n > 1 else ''}" for r, n in Counter(e.breaks).items()]
@@ -203,16 +257,20 @@ def _lines(e: Explanation) -> list[str]:
             out.append(f"  not native: {g.reason}")
         out.append(f"  operators ({len(g.operators)}): {_counted(g.operators)}")
         out.append(f"  kernels: {g.kernels}{f' ({_counted(g.kinds)})' if g.kinds else ''}")
-        places = [f"{name} at {at}" if at else name for name, at in zip(g.externs, g.extern_at or ("",) * len(g.externs), strict=True)]
-        out.append(f"  extern calls ({len(g.externs)}): {_counted(places) or 'none'}")
+        out.append(_extern_line(g))
         if g.segments:
             out.append(f"  on the device: {_recorded(g.segments, len(g.externs))}")
-        if g.peak >= 0:
-            out.append(f"  temporaries: {g.peak / 1e6:.2f} MB{' plus what extern calls allocate' if g.externs else ''}")
+        out += _peak_lines(g)
+        if g.step is not None:
+            out += _step_lines(g.step)
         if g.saved[1]:
             kept, plain = (f"{b / 1e6:.2f} MB" for b in g.saved)
             again = _counted(g.recomputed) or "only views"
             out.append(f"  kept for backward: {kept} ({plain} if only views were computed again); computed again: {again}")
+        if g.backward is not None:
+            b = g.backward
+            lines = [_extern_line(b), *_peak_lines(b)]
+            out += [f"  backward: operators: {b.operators}, kernels: {b.kernels}", *(f"  {line}" for line in lines)]
         if g.constants[1]:
             before, after = (f"{b / 1e6:.1f} MB" for b in g.constants)
             out.append(f"  constants: {before} original, {after} packed")
