@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import torchsmith
 
@@ -64,3 +68,89 @@ def test_a_dropped_mask_is_kept_as_it_was_drawn() -> None:
 def test_a_budget_out_of_range(budget: float) -> None:
     with pytest.raises(RuntimeError, match=r"'activation_memory_budget' is a number from 0 to 1"):
         torchsmith.compile(lambda x: x, options={"activation_memory_budget": budget})
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down, self.drop = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Blocks(nn.Module):
+    def __init__(self, call: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.blocks, self.call = nn.ModuleList(Block() for _ in range(3)), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x.square().mean()
+
+
+def policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    wide = operator is torch.ops.aten.addmm.default and args[2].shape[1] == 64
+    return CheckpointPolicy.MUST_SAVE if wide else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def selecting() -> Any:
+    return create_selective_checkpoint_contexts(policy)
+
+
+def broken() -> Any:
+    raise ValueError("no contexts")
+
+
+PRODUCTS = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+WAYS: dict[str, Callable[..., Tensor]] = {
+    "plain": lambda block, x: block(x),
+    "all": lambda block, x: checkpoint(block, x, use_reentrant=False),
+    "listed": lambda block, x: checkpoint(block, x, use_reentrant=False, context_fn=PRODUCTS),
+    "policy": lambda block, x: checkpoint(block, x, use_reentrant=False, context_fn=selecting),
+}
+
+
+def test_checkpoints_and_their_policies() -> None:
+    """What a checkpointed part of the program keeps is what its policy says, block by block; gradients stay eager's."""
+    kept, again = {}, {}
+    for name, way in WAYS.items():
+        torch.manual_seed(0)
+        model, x = Blocks(way), torch.randn(6, 16)
+        twin = copy.deepcopy(model)
+        torch.manual_seed(5)
+        found = torchsmith.explain(model)(x)
+        found.result.backward()
+        torch.manual_seed(5)
+        twin(x).backward()
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+        (graph,) = found.graphs
+        assert graph.road == "native" and not found.fallbacks and not found.breaks
+        kept[name], again[name] = graph.saved[0], graph.recomputed
+    wide, row = 6 * 64 * 4, 6 * 16 * 4
+    assert "aten.addmm" in again["all"] and "aten.native_layer_norm" in again["all"]
+    assert kept["all"] <= kept["plain"] - 3 * wide and kept["all"] >= 2 * row, "what enters a block is kept"
+    assert "aten.addmm" not in again["listed"] and "aten.native_layer_norm" in again["listed"]
+    assert kept["all"] + 3 * wide <= kept["policy"] <= kept["listed"] <= kept["plain"]
+
+
+def test_a_policy_that_is_none() -> None:
+    """Contexts of another kind, or none at all, are a break: eager's checkpoint runs, and raises."""
+    x = torch.randn(3, requires_grad=True)
+    fn = torchsmith.compile(lambda x: checkpoint(torch.sin, x * 2, use_reentrant=False, context_fn=broken))
+    with pytest.raises(ValueError, match="no contexts"):
+        fn(x)
+
+
+def test_every_budget_keeps_no_more_than_it_says() -> None:
+    """From 1 to 0 ever less is kept, and at most that part of what the default keeps, as long as something can be computed again."""
+    torch.manual_seed(0)
+    model, x = Blocks(WAYS["plain"]).eval(), torch.randn(6, 16)
+    kept = []
+    for budget in (1.0, 0.75, 0.5, 0.25, 0.0):
+        found = torchsmith.explain(copy.deepcopy(model), options={"activation_memory_budget": budget})(x)
+        kept.append(found.graphs[0].saved[0])
+        assert kept[-1] <= max(budget * kept[0], kept[0] / 20)
+    assert kept == sorted(set(kept), reverse=True) and kept[1] > kept[0] / 2, kept

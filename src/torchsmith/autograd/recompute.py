@@ -3,7 +3,8 @@
 In: the forward pass's nodes in order, which of them the backward pass reads, a budget. Out: a Choice. Every node that is read, or that
 something computed again reads, is kept (its bytes) or computed again (its work); the cheapest assignment is a minimum cut. By default only
 views, constants and element-wise operators are computed again, which fuse into what reads them; a budget below 1 lets the others in at a
-price that falls until the bytes kept fit. Random operators and those with effects are never repeated.
+price that falls until the bytes kept fit. Of a checkpointed part all is computed again for nothing, but what its policy keeps and what the
+program goes on with behind it. Random operators and those with effects are never repeated.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def choose(nodes: Sequence[Node], needed: Iterable[int], free: frozenset[int], b
         if best[1] <= limit:
             break
         best = problem.solve(price * ELEMENT, price)
+        if best[1] <= limit:  # layers that are alike have one price: only as many of them as have to be
+            best = problem.fewest(price, limit, best)
     return Choice(best[0], best[1], plain[1])
 
 
@@ -65,15 +68,32 @@ class _Problem:
                 relevant.append(node)
                 wanted.update(id(a) for a in inputs_of(node))
         self.nodes, self.needed, self.free = relevant[::-1], needed, free
+        self.left: set[int] = set()  # ids of results of checkpointed parts, which others read
+        for node in nodes:
+            self.left.update(id(a) for a in inputs_of(node) if a.region is not None and a.region is not node.region)
 
-    def solve(self, element: float, work: float) -> tuple[frozenset[int], int]:
-        """(nodes to compute again, bytes kept) where element-wise operators cost `element` of their bytes and others `work` of theirs."""
+    def fewest(self, price: float, limit: float, best: tuple[frozenset[int], int]) -> tuple[frozenset[int], int]:
+        """With this price for the first nodes only, as few as keep at most `limit` bytes; for all of them that is `best`."""
+        low, high = 0, len(self.nodes)
+        while high - low > max(1, len(self.nodes) // 64):
+            middle = (low + high) // 2
+            found = self.solve(price * ELEMENT, price, middle)
+            if found[1] <= limit:
+                high, best = middle, found
+            else:
+                low = middle
+        return best
+
+    def solve(self, element: float, work: float, first: int | None = None) -> tuple[frozenset[int], int]:
+        """(nodes to compute again, bytes kept) where element-wise operators cost `element` of their bytes and others `work` of theirs;
+        first: those are the prices of so many nodes, the others have the default's."""
         number = {id(n): i for i, n in enumerate(self.nodes)}
         flow = _Flow(2 * len(self.nodes) + 2)
         source, sink = 2 * len(self.nodes), 2 * len(self.nodes) + 1
         for i, node in enumerate(self.nodes):
             flow.edge(2 * i, 2 * i + 1, 0.0 if id(node) in self.free else keeping(node))
-            flow.edge(source, 2 * i, _repeating(node, element, work))
+            prices = (element, work) if first is None or i < first else (ELEMENT, NEVER)
+            flow.edge(source, 2 * i, self._repeating(node, *prices))
             for a in inputs_of(node):
                 if id(a) in number:  # others are inputs and constants: always there
                     flow.edge(2 * number[id(a)] + 1, 2 * i, NEVER)
@@ -83,6 +103,16 @@ class _Problem:
         again = frozenset(id(n) for i, n in enumerate(self.nodes) if not reached[2 * i])
         kept = (n for i, n in enumerate(self.nodes) if reached[2 * i] and not reached[2 * i + 1] and id(n) not in self.free)
         return again, sum(int(keeping(n)) for n in kept)
+
+
+    def _repeating(self, node: Node, element: float, work: float) -> float:
+        """`_repeating`, as checkpoints want it."""
+        cost = _repeating(node, element, work)
+        if node.again is None or element == NEVER or cost == 0:
+            return cost
+        if not node.again or id(node) in self.left:
+            return NEVER
+        return 0.0 if _repeating(node, ELEMENT, 1.0) < NEVER else NEVER
 
 
 def _numel(spec: TensorSpec) -> int:

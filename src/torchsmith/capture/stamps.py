@@ -132,7 +132,7 @@ class Stamps:
         m, trace = self.m, tracing.current()
         if m.global_writes or m.cell_writes or m.class_writes or m.tensor_attrs or m.gradients.written or m.gradients.spent:
             raise _No
-        if m.recorder.bodies or m.contexts:
+        if m.recorder.bodies or m.contexts or m.recorder.has_regions:
             raise _No
         if m.modes or m.subclasses:  # handlers of torch functions see every call
             raise _No

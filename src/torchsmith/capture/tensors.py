@@ -22,6 +22,7 @@ from torch.utils._mode_utils import no_dispatch
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.declared import DeclaredSize
+from ..graph.region import Region
 from ..graph.sizes import LARGEST, SizeFacts
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
@@ -79,6 +80,8 @@ class Recorder:
         self.machine, self.loc = machine, machine.loc
         self.root = self.graph = torch.fx.Graph()  # the graph of the frame; the one written to (a transform's body has its own)
         self.bodies: list[transforms.Body] = []  # open ones, innermost last
+        self.regions: list[Region] = []  # open checkpointed parts of the program, innermost last
+        self.has_regions = False  # there was one
         self.infos: dict[int, Info] = {}
         self.inputs: list[Source] = []
         self.real: dict[int, Info] = {}  # id of an outside tensor -> its placeholder
@@ -411,6 +414,8 @@ class Recorder:
         node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
         node.meta["loc"] = loc
         node.meta["val"] = result
+        if self.regions:
+            node.meta["region"] = self.regions[-1]
         self._own(result, node)
         return result
 

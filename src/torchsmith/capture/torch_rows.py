@@ -6,7 +6,9 @@ In: the machine and the call's arguments. Out: the value; state changes leave no
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..codes import Unsupported
 from ..graph import tracing
+from ..graph.region import Region
 from . import control_flow, flex, overrides
 from .attributes import Raised
 from .protocol import Machine, Row
@@ -334,10 +337,27 @@ _CHECKPOINT_OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debu
 
 
 def checkpoint(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Checkpointing changes what is kept for backward, not what is computed."""
-    if kwargs.get("context_fn") is not None and kwargs["context_fn"].__name__ != "noop_context_fn":
-        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with context_fn")
-    return m.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS})
+    """Checkpointing changes what is kept for backward, not what is computed: its operators are marked."""
+    context_fn, recorder = kwargs.get("context_fn"), m.recorder
+    has_context = context_fn is not None and getattr(context_fn, "__name__", "") != "noop_context_fn"
+    recorder.regions.append(Region(_policy(m, context_fn) if has_context else None))
+    recorder.has_regions = True
+    try:
+        return m.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS})
+    finally:
+        recorder.regions.pop()
+
+
+def _policy(m: Machine, context_fn: Any) -> Callable[..., Any]:
+    """Which operators a selective checkpoint keeps. It changes no values, so nothing of it is guarded: it is asked when a graph is made."""
+    try:
+        first, _ = m.world.canonical(context_fn)()
+    except Exception as e:
+        raise Unsupported("CAP014", at=m.loc(), detail=f"checkpoint with context_fn, which raised {type(e).__name__}: {e}") from e
+    policy, home = getattr(first, "policy_fn", None), sys.modules[type(first).__module__]
+    if type(first).__name__ != "_CachingTorchDispatchMode" or policy is None:
+        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with context_fn that is not of create_selective_checkpoint_contexts")
+    return functools.partial(policy, home.SelectiveCheckpointContext(is_recompute=False))
 
 
 # Inner functions of torch (decorators' wrappers), by their code: fn(machine, function, args, kwargs).

@@ -90,7 +90,7 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
         "call_module": lambda n, a, k: _attribute(gm, n.target)(*a, **k),
     }
     for node in gm.graph.nodes:
-        recording.facts.loc = node.meta.get("loc") or ""
+        recording.facts.loc, recording.facts.region = node.meta.get("loc") or "", node.meta.get("region")
         if node.op == "output":
             return leaves(fx.map_arg(node.args[0], env.__getitem__))
         args, kwargs = (fx.map_arg((node.args, node.kwargs), env.__getitem__)) if node.op != "placeholder" else ((), {})
@@ -169,6 +169,7 @@ class Recording(Tracing):
     # -------- building nodes
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any, loc: str, kind: str = "call") -> Node:
         node = Node(kind, op, args, kwargs, spec, loc)
+        node.region = self.facts.region
         self.nodes.append(node)
         return node
 
@@ -275,6 +276,8 @@ class Recording(Tracing):
         if "device" in row.params and isinstance(result, torch.Tensor):  # torch may have taken it from a tracing tensor
             lowered[1]["device"] = device_of(result)
         node = self.emit(func, *lowered, None, self.facts.loc)
+        if node.region is not None:
+            node.again = node.region.is_again(func, args, kwargs, self.facts.loc)
         node.effect = any(device_of(t).type != "cpu" for t in tensors_in(result))  # even unused, eager may refuse it there
         node.effect |= row.is_random or not func._schema.returns or func.namespace not in ("aten", "prims", "torchvision")
         node.effect |= func is aten._local_scalar_dense.default and isinstance(result, SymTypes)  # no node has its number as an argument

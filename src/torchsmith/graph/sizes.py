@@ -53,6 +53,7 @@ class SizeFacts:
         self.late: list[Expr] = []
         self.locs: dict[Expr, str] = {}
         self.loc = ""
+        self.region: Any = None  # the checkpointed part of the program at hand (graph/region.py)
         self.frozen = False
         self.passed_over: dict[tuple[str, Expr], None] = {}  # what torch's code was told of sizes at this line without its being assumed
         self.is_promise = False  # one graph is for all declared sizes: no choice is made for those at hand alone

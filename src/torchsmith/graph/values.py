@@ -40,6 +40,8 @@ class Node:
     effect: bool = False
     view_of: Node | None = None  # the node whose memory eager would show through this one
     name: str = ""
+    region: Any = None  # the checkpointed part of the program (Region) in which it stands
+    again: bool | None = None  # what that says: compute it again, or keep it
 
 
 def inputs_of(node: Node) -> list[Node]:
