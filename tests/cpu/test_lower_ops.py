@@ -508,3 +508,14 @@ def test_symbolic_sizes(number):
         if why.code != "GRA005":
             raise
         pytest.skip(why.detail)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 256), (768, 1), (3, 1, 16, 16), (1, 768, 1, 1)])
+def test_dimensions_of_size_1_change_no_sum(shape: tuple[int, ...]) -> None:
+    """They are no loops: the sum runs over lanes, in the same order as without them, and is as exact."""
+    import torchsmith
+
+    x = torch.randn(768, generator=torch.Generator().manual_seed(1))
+    for fn in (lambda t: (t * t).sum(), torch.var, lambda t: t.amax(), lambda t: t.argmin()):
+        compiled = torchsmith.compile(fn)
+        assert torch.equal(compiled(x.view(shape)), compiled(x))

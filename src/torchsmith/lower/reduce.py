@@ -75,11 +75,25 @@ def accumulator(d: DType, how: Split) -> DType:
     return dt.f32 if count is not None and count <= (INNER_TERMS if inner else OUTER_TERMS) else dt.f64
 
 
+def fold_over(
+    cx: Builder, shape: Sequence[Expr], init: Sequence[Expr], step: Callable[[Index, tuple[Expr, ...]], Sequence[Expr]],
+    merge: Callable[[tuple[Expr, ...], tuple[Expr, ...]], Sequence[Expr]] | None,
+) -> Expr:  # fmt: skip
+    """`cx.fold` without loops over dimensions of size 1: an innermost one would leave nothing to run over lanes."""
+    keep = [d for d, n in enumerate(shape) if n is not ONE] or list(range(len(shape)))[-1:]
+
+    def whole(index: Index) -> Index:
+        given = iter(index)
+        return tuple(next(given) if d in keep else ZERO for d in range(len(shape)))
+
+    return cx.fold([shape[d] for d in keep], init, lambda i, s: step(whole(i), s), merge)
+
+
 def total(cx: Builder, how: Split, value: Callable[[Index], Expr], acc: DType, blocks: bool = False) -> Callable[[Index], Expr]:
     """outer index -> sum of value(index) over the folded dimensions, in `acc`; with `blocks` long sums of float32 values in two steps."""
 
     def fold(shape: Sequence[Expr], d: DType, term: Callable[[Index], Expr]) -> Expr:
-        return cx.fold(shape, [Const(d, 0)], lambda i, s: [op("add", s[0], cast(term(i), d))], lambda a, b: [op("add", a[0], b[0])])
+        return fold_over(cx, shape, [Const(d, 0)], lambda i, s: [op("add", s[0], cast(term(i), d))], lambda a, b: [op("add", a[0], b[0])])
 
     def at(outer: Index) -> Expr:
         if not how.dims:
@@ -131,7 +145,11 @@ def fold_with(cx: Builder, how: Split, name: str, init: Expr, value: Callable[[I
     def at(outer: Index) -> Expr:
         if not how.dims:
             return value(how.join(outer, ()))
-        return cx.fold(how.folded, [init], lambda i, s: [op(name, s[0], value(how.join(outer, i)))], lambda a, b: [op(name, a[0], b[0])])
+
+        def step(i: Index, s: tuple[Expr, ...]) -> list[Expr]:
+            return [op(name, s[0], value(how.join(outer, i)))]
+
+        return fold_over(cx, how.folded, [init], step, lambda a, b: [op(name, a[0], b[0])])
 
     return at
 
@@ -281,7 +299,7 @@ def best_with_index(cx: Builder, how: Split, value: Callable[[Index], Expr], d: 
             take = better(b[0], b[1], a[0], a[1])
             return [select(take, b[0], a[0]), select(take, b[1], a[1])]
 
-        return cx.fold(how.folded, init, step, merge)
+        return fold_over(cx, how.folded, init, step, merge)
 
     return at
 
