@@ -161,4 +161,6 @@ define("CAP035", "some results are made under inference mode and others are not"
 define("CAP039", "a context manager ends that was entered before this graph begins",
        "nothing to do: Python leaves it, and the rest is compiled")
 define("CAP036", "another thread changed what the function reads while it was captured", "do not change it while others call the function")
+define("CAP037", "a tensor moves from one device to another",
+       "nothing to do: Python moves it, and the rest is compiled; or move it before or after the compiled function")
 define("CAP099", "an error in the bytecode machine", "please report this; the frame runs eagerly")

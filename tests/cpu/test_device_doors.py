@@ -12,6 +12,8 @@ from torch import nn
 import torchsmith
 from torchsmith import aot, events
 from torchsmith.codes import Unsupported
+from torchsmith.events import recording
+from torchsmith.graph.tracing import device_of
 
 X = torch.randn(3, 4)
 META = torch.randn(3, 4, device="meta")
@@ -182,3 +184,53 @@ def test_what_is_computed_lies_where_its_operands_lie(monkeypatch: pytest.Monkey
     with contextlib.suppress(AssertionError):  # torch without CUDA cannot run it
         torchsmith.compile(f, backend=backend)(X)
     assert seen == [((3,), "cuda:0")]
+
+
+def test_cuda_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without an index is the current one, and the graph holds only while it is."""
+    monkeypatch.setattr("torchsmith.graph.tracing.real_device", lambda t: torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    now = [1]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[0])
+    seen = []
+
+    def backend(gm, inputs):
+        seen.append([str(device_of(n.meta["val"])) for n in gm.graph.nodes if n.op in ("call_function", "call_method")])
+        return lambda *args: (torch.zeros(3), torch.zeros(3))
+
+    def f(x):
+        same = x.cuda() is x and x.to("cuda") is x
+        return torch.arange(3, device="cuda") + x[:, 0], torch.zeros(3, device="cuda:0"), same
+
+    compiled = torchsmith.compile(f, backend=backend)
+    compiled(X)
+    compiled(X)
+    assert seen == [["cuda:1"] * 5 + ["cuda:0"]] and compiled(X)[2]
+    now[0] = 0
+    with contextlib.suppress(AssertionError):  # x moves now: torch without CUDA cannot run it
+        compiled(X)
+    assert len(seen) == 1
+
+
+def test_a_move_between_devices_is_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes from an input elsewhere, or goes there, is moved by Python; what is made on the host is made where it goes."""
+    hosts: set[int] = set()
+    monkeypatch.setattr("torchsmith.graph.tracing.real_device", lambda t: torch.device("cpu" if id(t) in hosts else "cuda:0"))
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append([n.name for n in gm.graph.nodes if n.op == "call_function"])
+        return gm
+
+    def f(x, y):
+        y = y * torch.arange(3).to("cuda:0")
+        z = x.cpu()
+        return z + 1, y
+
+    x, y = torch.ones(3), torch.ones(3)
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, *a, **k: t)  # torch without CUDA cannot run it
+    with recording() as got:
+        result = torchsmith.compile(f, backend=backend)(x * 2, y)
+    assert [e.fields["code"] for e in got if e.kind == "graph_break"] == ["CAP037"]
+    assert len(graphs) == 2
+    torch.testing.assert_close(result, (x * 2 + 1, torch.arange(3.0)))

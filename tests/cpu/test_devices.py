@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from graph_harness import graph_of
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchsmith.codes import Unsupported
+from torchsmith.graph.spec import FreshOutput
 from torchsmith.graph.tracing import remember_device
 from torchsmith.ir.expr import Sym, walk
 from torchsmith.ir.parse import parse_program
@@ -51,3 +55,44 @@ def test_what_is_made_on_the_host_meanwhile_is_no_matter():
     lower(graph_of(lambda x: x + torch.arange(5).to("cuda:0"), placed(5)), Options())
     with pytest.raises(Unsupported):
         lower(graph_of(lambda x: x.cpu(), placed(5)), Options())
+
+
+FAMILIES = ("fft", "linalg", "svd", "norm", "bag", "pool", "embedding", "attention", "dropout", "rank", "fill", "zero")
+
+
+def test_results_on_cuda_are_as_torchs_fake_tensors_say():
+    """Kernels of a GPU leave other dtypes, sizes and strides than the processor's; torch knows them without a GPU. (No tensor runs.)"""
+    checked = 0
+    for entry in op_db:
+        if torch.float32 not in entry.dtypes or not any(f in entry.name for f in FAMILIES) or "sparse" in entry.name:
+            continue
+        sample = next(iter(entry.sample_inputs("cpu", torch.float32)), None)
+        given, form = tree_flatten(None if sample is None else (sample.input, sample.args, sample.kwargs))
+        tensors = [v for v in given if isinstance(v, torch.Tensor)]
+        if not tensors:
+            continue
+
+        def call(*args: torch.Tensor, entry=entry, given=given, form=form):
+            rest = iter(args)
+            first, more, options = tree_unflatten([next(rest) if isinstance(v, torch.Tensor) else v for v in given], form)
+            return entry.op(first, *more, **options)
+
+        try:
+            with FakeTensorMode():
+                there = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0") for t in tensors]
+                wanted = [t for t in tree_flatten(call(*there))[0] if isinstance(t, torch.Tensor)]
+            metas = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
+            graph = graph_of(call, *(remember_device(t, torch.device("cuda:0")) for t in metas))
+        except Exception:  # it needs values, or one of the two refuses it
+            continue
+        specs = {n.name: n.meta.get("spec") for n in graph.graph.nodes}
+        made = [specs[out.node] for out in graph.outputs if isinstance(out, FreshOutput)]
+        for got, want in zip(made, wanted, strict=False) if len(made) == len(wanted) else ():
+            if "native_batch_norm" in entry.name:  # in evaluation torch's fake tensors have statistics and its kernels none
+                continue
+            shape, strides = ([e.value for e in of] for of in (got.shape, got.strides))
+            assert (got.dtype, tuple(shape), got.device) == (want.dtype, tuple(want.shape), "cuda:0"), entry.name
+            steps = [(a, b) for n, a, b in zip(shape, strides, want.stride(), strict=True) if n > 1]
+            assert 0 in shape or all(a == b for a, b in steps), entry.name
+        checked += bool(made)
+    assert checked > 60

@@ -45,7 +45,7 @@ from .gradients import Gradients
 from .guards import global_state
 from .opcodes import NULL, RETURN
 from .resume import Later, Point, is_data
-from .source import Attr, Cell, FixedObject, Global, Item, Local, Source
+from .source import Attr, Cell, Computed, FixedObject, Global, Item, Local, Source
 from .stamps import Again, Stamps
 from .tensors import Recorder
 from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_by_identity, is_key, item_of, put
@@ -269,6 +269,7 @@ class Machine:
         self.later = False  # a split frame goes on: its values may be Later
         self.error_mode = False  # compiler.error_on_graph_break(True) is entered
         self.is_whole = False  # captured alone, for export: no frame to go back to
+        self.splits = True  # where something is not captured, Python goes on between two graphs
         self.steps = 0
         self.global_cache: dict[tuple[int, str], Any] = {}
         self.global_writes = self.world.global_writes
@@ -969,6 +970,7 @@ def _capture(
         m.stamps.stop()
     m.probing, m.error_mode = probe, error_mode
     m.is_whole = close is not finish.finished
+    m.splits = not m.is_whole and not fullgraph
     m.recorder.facts.reads_data = m.is_whole or reads
     m.recorder.facts.is_promise = m.is_whole
     m.counts = counts
@@ -981,6 +983,7 @@ def _capture(
     m.recorder.declared = dict(declared or {})
     m.recorder.unbacked = unbacked
     m.world.guard(FixedObject(None), "global_state", global_state())
+    m.recorder.facts.when_asked = lambda fn, value: m.world.guard(Computed(fn, (), ()), "equals", value)
     overrides.enter(m)
     frame = None
     values = _arguments(m, fn, args, kwargs) if at is None else []
@@ -1014,6 +1017,7 @@ def _capture(
             raise
         finally:
             m.active = False
+            m.recorder.facts.when_asked = None  # the facts live on
             m.frames.clear()
             torch_rows.leave_regions(m)
 

@@ -48,6 +48,7 @@ class Machine(Protocol):
     later: bool
     error_mode: bool
     is_whole: bool
+    splits: bool
     global_writes: dict[Any, Any]
     class_writes: dict[tuple[type, str], Any]
     cell_sources: dict[int, Source]

@@ -70,6 +70,7 @@ _FX_LEAVES = frozenset(
     {int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # Python's types, where torch takes a dtype
+_MOVES = frozenset({"to", "cpu", "cuda", "type_as", "as_tensor", "asarray", "copy_"})  # between devices
 _MODE_DEFAULT: frozenset[str] = frozenset()
 
 
@@ -409,6 +410,8 @@ class Recorder:
             raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
         if not _holds_tensor(result) and not (result is None and _holds_tensor([*args, *kwargs.values()])):
             return result  # what gives nothing writes its arguments
+        if self.facts.has_devices:
+            self._refuse_moves(target, args, result)
         if kind == "function":
             target = _nameable(target)
         node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
@@ -418,6 +421,32 @@ class Recorder:
             node.meta["region"] = self.regions[-1]
         self._own(result, node)
         return result
+
+    def _refuse_moves(self, target: Any, args: tuple[Any, ...], result: Any) -> None:
+        """A graph runs on one device: what comes from an input on another one, or goes there, is moved by Python between two graphs.
+
+        What is only made on the host meanwhile is made on the device instead (lower/devices.py). Raises Unsupported("CAP037").
+        """
+        if (target not in _MOVES and getattr(target, "__name__", "") not in _MOVES) or not args or not self.machine.splits:
+            return
+        moved = args[1] if target == "copy_" and len(args) > 1 else args[0]
+        if not (issubclass(type(moved), torch.Tensor) and issubclass(type(result), torch.Tensor)):
+            return
+        here, there = tracing.device_of(moved), tracing.device_of(result)
+        if here != there and (here.type != "cpu" or (moved.dim() and self._is_of_inputs(moved))):
+            raise Unsupported("CAP037", at=self.loc(), detail=f"from {here} to {there}")
+
+    def _is_of_inputs(self, tensor: torch.Tensor) -> bool:
+        """Does some input go into this value?"""
+        found, seen = [self.infos[id(tensor)].node], set()
+        while found:
+            node = found.pop()
+            if node.op in ("placeholder", "get_attr"):
+                return True
+            if node not in seen:
+                seen.add(node)
+                found += node.all_input_nodes
+        return False
 
     def own_stamped(self, tensor: torch.Tensor, node: torch.fx.Node, inference: bool) -> None:
         """`tensor` is the result of `node`, which was copied."""

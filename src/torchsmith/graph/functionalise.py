@@ -511,7 +511,7 @@ def write_copy(rec: Recording, func: OpOverload, self: torch.Tensor, src: torch.
 @_writes(aten.fill_.Scalar)
 def write_fill(rec: Recording, func: OpOverload, self: torch.Tensor, value: Any) -> torch.Tensor:
     with rec._operators:
-        rec.assign(self, torch.full(self.shape, value, dtype=self.dtype, device=device_of(self)))
+        rec.assign(self, rec.made_on(device_of(self), torch.full, (self.shape, value), {"dtype": self.dtype}))
     return self
 
 
@@ -531,7 +531,7 @@ def write_bernoulli(rec: Recording, func: OpOverload, self: torch.Tensor, p: flo
     order = sorted(range(self.dim()), key=lambda d: -hint_of(self.stride(d)))
     back = sorted(range(self.dim()), key=order.__getitem__)
     with rec._operators:
-        blank = torch.empty([self.shape[d] for d in order], dtype=self.dtype, device=device_of(self))
+        blank = rec.made_on(device_of(self), torch.empty, ([self.shape[d] for d in order],), {"dtype": self.dtype})
         rec.assign(self, aten.bernoulli.p(blank, p, generator=generator).permute(back))
     return self
 

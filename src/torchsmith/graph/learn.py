@@ -1,5 +1,7 @@
 """Shapes of operators that have no rule: by one run on made-up CPU data, or by torch's meta kernel. Both are counted.
 
+Kernels of another device may leave other strides and dtypes than the CPU's: there torch's fake tensors of that device are asked first.
+
 An operator registered with `torch.library` that has a fake of its own is asked through that, with symbolic sizes as they are.
 
 In: an operator and its tracing arguments, all sizes known. Out: tracing tensors of the results' sizes, strides and dtypes.
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..codes import Unsupported
 from ..events import emit
@@ -75,6 +78,21 @@ class _NewSizes:
     create_unbacked_symint = new_dynamic_size
 
 
+def _on_device(device: torch.device) -> Any:
+    """A way to ask torch's fake tensors of a device, which need not be there."""
+
+    def ask(func: OpOverload, args: Any, kwargs: Any) -> Any:
+        def fake(t: torch.Tensor) -> torch.Tensor:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+
+        with FakeTensorMode():
+            kwargs = {k: device if isinstance(v, torch.device) else v for k, v in kwargs.items()}
+            found = func(*map_tensors(fake, args), **map_tensors(fake, kwargs))
+        return map_tensors(to_meta, found)
+
+    return ask
+
+
 def registered_fake(func: OpOverload) -> Any:
     """The function that `torch.library.register_fake` was given for an operator, or None."""
     holder = simple_registry.singleton.find(func._schema.name).fake_impl
@@ -87,8 +105,11 @@ def by_fake(fake: Any, args: Any, kwargs: Any, facts: SizeFacts) -> Any:
         return fake(*args, **kwargs)
 
 
-def shapes(func: OpOverload, args: Any, kwargs: Any, facts: SizeFacts) -> Any:
-    """Ask torch. Running is exact about strides and needs no Python meta kernel, but costs a run: only for small aten operators."""
+def shapes(func: OpOverload, args: Any, kwargs: Any, facts: SizeFacts, device: torch.device) -> Any:
+    """Ask torch what comes out on `device`.
+
+    Running is exact about strides and needs no Python meta kernel, but costs a run: only for small aten operators.
+    """
     tensors: list[torch.Tensor] = []
     map_tensors(tensors.append, (args, kwargs))
     if any(t._has_symbolic_sizes_strides for t in tensors) or _has_symbols((args, kwargs)):
@@ -103,6 +124,8 @@ def shapes(func: OpOverload, args: Any, kwargs: Any, facts: SizeFacts) -> Any:
         ways = ways[1:]
     elif not small:
         ways = ways[::-1]
+    if device.type != "cpu":
+        ways = [("GRA001", _on_device(device)), *reversed(ways)]
     failed = ""
     for code, way in ways:
         try:

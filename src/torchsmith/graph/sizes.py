@@ -63,6 +63,8 @@ class SizeFacts:
         self.sources: dict[str, Any] = {}  # what symbols were made of, where the frontend says so
         self.when_assumed: Callable[[Expr, str], None] | None = None  # told each condition on such values: running has to check it
         self.needed: list[tuple[Expr, str]] = []  # what rules take for granted of tensors' values, which the program does not check itself
+        # told what was read of the process (a function and what it gave), to be guarded
+        self.when_asked: Callable[[Callable[[], Any], Any], None] | None = None
         self.has_devices = False  # some tensor stands for one on another device than cpu
         self.spoken = False  # Python code of the program runs: text of a size is that of its number
         self.read_at: dict[str, str] = {}  # symbol of a tensor's value -> the user's line that read it

@@ -271,8 +271,15 @@ class _Functions(TorchFunctionMode):
         if found is not None:
             return found(self.trace, self.plainly(func), *args, **(kwargs or {}))
         if kwargs and kwargs.get("device") is not None:
-            return self.trace.made_on(torch.device(kwargs["device"]), self.plainly(func), args, kwargs)
-        return self.plainly(func)(*args, **(kwargs or {}))
+            return self.trace.made_on(kwargs["device"], self.plainly(func), args, kwargs)
+        if not self.trace.has_devices:
+            return self.plainly(func)(*args, **(kwargs or {}))
+        outer = self.trace.calling_on
+        self.trace.calling_on = next((device_of(t) for t in tensors_in((args, kwargs or {})) if device_of(t) != _CPU), _CPU)
+        try:
+            return self.plainly(func)(*args, **(kwargs or {}))
+        finally:
+            self.trace.calling_on = outer
 
     def plainly(self, func: Any) -> Any:
         """`func` itself, past this mode; a Python function so that the torch functions it calls still come here."""
@@ -342,6 +349,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
         self.making_on: torch.device | None = None
+        self.calling_on = _CPU  # where the operands of the function above the dispatcher lie: for what its C++ makes beside them
         self.draws = 0  # operators met that draw random numbers
         self.inside = 0  # operators written with others that are under way: their parts are not what eager runs
         self.harms = 0  # ... that raise on some values, or ask for them
@@ -380,10 +388,23 @@ class Tracing(AbstractContextManager["Tracing"]):
         t = make_unseen(real.shape, real.stride(), real.dtype)
         t._ts_constant = real  # type: ignore[attr-defined]
         t._ts_loc = self.facts.loc  # type: ignore[attr-defined]
-        return t if device is None else remember_device(t, torch.device(device))
+        return t if device is None else remember_device(t, self.place(device))
 
-    def made_on(self, device: torch.device, call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def place(self, device: Any) -> torch.device:
+        """The device that a program names, with its index: "cuda" is the current one, which a guard then holds."""
+        named = torch.device(device)
+        if named.type != "cuda" or named.index is not None:
+            return named
+        if not torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        current = torch.cuda.current_device()
+        if self.facts.when_asked is not None:
+            self.facts.when_asked(torch.cuda.current_device, current)
+        return torch.device("cuda", current)
+
+    def made_on(self, device: Any, call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A factory for another device: torch would start that device, so it is told nothing of it."""
+        device = self.place(device)
         if device.type == "cpu":
             return call(*args, **kwargs)
         before, self.making_on, self.has_devices = self.making_on, device, True
@@ -486,14 +507,16 @@ class Tracing(AbstractContextManager["Tracing"]):
         if made is not NotImplemented:
             return made
         found = RULES.get(func)
+        result = NotImplemented
         if found is not None:
             accept.ask(func, args, kwargs)
-            result = found(*args, **kwargs)
+            result = found(*args, **kwargs)  # NotImplemented: only for another device
+        if result is not NotImplemented:
             if not self.inside and not self.has_devices:
                 accept.compare(func, args, kwargs, result, self.facts.loc)
         else:
             result = self._without_rule(func, args, kwargs)
-        return self._place(func, args, kwargs, result) if self.has_devices or kwargs.get("device") is not None else result
+        return self._place(args, kwargs, result) if self.has_devices or kwargs.get("device") is not None else result
 
     def in_parts(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of an operator that is written with others; NotImplemented for one that is not."""
@@ -529,7 +552,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             raise Unsupported("GRA003", at=self.facts.loc, detail=row.name)
         if row.is_data_shaped:
             raise Unsupported("GRA009", at=self.facts.loc, detail=row.name)
-        return learn.shapes(func, args, kwargs, self.facts)
+        return learn.shapes(func, args, kwargs, self.facts, self._device_for(args, kwargs) if self.has_devices else _CPU)
 
     def _mutate(self, func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Any:
         """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
@@ -545,13 +568,18 @@ class Tracing(AbstractContextManager["Tracing"]):
             values = list(results) if isinstance(results, (tuple, list)) else [results]
         return finish_write(func, row, bound, values, lambda target, new: None)
 
-    def _place(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    def _device_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+        """Where an operator's results lie."""
         device = self.making_on or kwargs.get("device")
         if device is not None and torch.device(device).type == "meta" and self.making_on is None:
             device = None  # C++ took it from a tracing tensor; what the program makes there comes through made_on
         if device is None:
-            device = next((device_of(t) for t in tensors_in((args, kwargs)) if device_of(t) != _CPU), _CPU)
-        device = torch.device(device)
+            of_operands = (device_of(t) for t in tensors_in((args, kwargs)) if device_of(t) != _CPU)
+            device = next(of_operands, self.calling_on if kwargs.get("device") is not None else _CPU)
+        return self.place(device)
+
+    def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        device = self._device_for(args, kwargs)
         if device != _CPU:
             self.has_devices = True
             for t in tensors_in(result):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..layout import Size, Sizes, broadcast, contiguous_strides
-from ..tracing import make, rule
+from ..tracing import device_of, make, rule
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -80,7 +80,8 @@ def singular_values(
     if not compute_uv:
         return _dense((0,), self.dtype), values, _dense((0,), self.dtype)
     left, right = (n, m) if full_matrices else (k, k)
-    return _columns((*batch, n, left), self.dtype), values, _columns((*batch, right, m), self.dtype)
+    rows = _columns if device_of(self).type == "cpu" else _dense  # cuSOLVER leaves them row by row
+    return _columns((*batch, n, left), self.dtype), values, rows((*batch, right, m), self.dtype)
 
 
 @rule(aten._linalg_eigh.default)

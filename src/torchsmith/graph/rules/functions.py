@@ -347,10 +347,6 @@ def is_meta(trace: Tracing, call: Any, self: Tensor) -> bool:
     return device_of(self).type == "meta"
 
 
-def _same_device(self: Tensor, device: Any) -> bool:
-    return torch.device(device) == device_of(self)
-
-
 @function_rule(Tensor.to)
 def to(trace: Tracing, call: Any, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A move to the device where the tensor already is becomes no move; torch would see a move away from meta."""
@@ -367,14 +363,14 @@ def to(trace: Tracing, call: Any, self: Tensor, *args: Any, **kwargs: Any) -> Te
         other = kwargs.pop("other")
         kwargs.update(device=device_of(other), dtype=other.dtype)
     where = kwargs.pop("device", None)
-    if where is None or _same_device(self, where):
+    if where is None or trace.place(where) == device_of(self):
         kwargs.pop("non_blocking", None)
         if args and args[0] is None:
             args = ()
         if kwargs.get("dtype", 0) is None:
             kwargs.pop("dtype")
         return call(self, *args, **kwargs) if args or kwargs else self
-    dtype, device = kwargs.get("dtype"), torch.device(where)
+    dtype, device = kwargs.get("dtype"), trace.place(where)
     options = {"dtype": dtype, "device": device, "memory_format": kwargs.get("memory_format")}
     return cast(Tensor, trace.made_on(device, aten._to_copy.default, (self,), options))
 
@@ -396,7 +392,7 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     if isinstance(data, (bool, int, float, *SymTypes)):
         options = {"dtype": dtype, "device": device}
-        made: Any = trace.made_on(torch.device("cpu" if device is None else device), torch.full, ((), data), options)
+        made: Any = trace.made_on("cpu" if device is None else device, torch.full, ((), data), options)
         if not isinstance(data, SymTypes):
             with torch._C.DisableTorchFunction(), no_dispatch():
                 made._ts_constant = torch.tensor(data, dtype=made.dtype)

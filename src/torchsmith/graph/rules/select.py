@@ -24,7 +24,7 @@ from ..layout import (
     suggest_format,
 )
 from ..sizes import expr_of
-from ..tracing import RULES, current, make, rule
+from ..tracing import RULES, current, device_of, make, rule
 from .pointwise import check_number
 from .views import axis, copy_strides, transpose, unsqueeze
 
@@ -92,6 +92,9 @@ def embedding_bag(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Behind the bags eager returns what its gradient needs; summing quickly it does not fill the bag of each index."""
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+    if device_of(weight).type != "cpu":
+        spare = dense((bags, weight.shape[1]) if mode == 2 else (0,), indices.dtype)
+        return dense((bags, weight.shape[1]), weight.dtype), dense(indices.shape, indices.dtype), dense(offsets.shape, indices.dtype), spare
     is_quick = mode == 0 and padding_idx < 0 and weight.dtype is not torch.float64 and same(weight.stride(1), 1)
     return (
         dense((bags, weight.shape[1]), weight.dtype), dense((0,) if is_quick else indices.shape, offsets.dtype),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..layout import Size, contiguous_strides, hint_of, strides_in_order
-from ..tracing import Tracing, function_rule, make, rule
+from ..tracing import Tracing, device_of, function_rule, make, rule
 from .views import axis, copy_strides
 
 aten = torch.ops.aten
@@ -37,8 +37,15 @@ def _with_size(self: Tensor, dim: int, size: Size) -> list[Size]:
     return [size if i == d else s for i, s in enumerate(self.shape)]
 
 
+def _is_elsewhere(self: Tensor) -> bool:
+    """cuFFT orders its results in another way, which torch's fake kernels know."""
+    return device_of(self).type != "cpu"
+
+
 @rule(aten._fft_c2c.default)
 def complex_to_complex(self: Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Tensor:
+    if _is_elsewhere(self):
+        return NotImplemented
     if not dim:
         return make(self.shape, copy_strides(self, None), self.dtype)
     return _transformed(self, dim, self.shape, self.dtype, last=False)
@@ -46,6 +53,8 @@ def complex_to_complex(self: Tensor, dim: Sequence[int], normalization: int, for
 
 @rule(aten._fft_r2c.default)
 def real_to_complex(self: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Tensor:
+    if _is_elsewhere(self):
+        return NotImplemented
     shape = _with_size(self, dim[-1], self.shape[dim[-1]] // 2 + 1) if onesided else self.shape
     return _transformed(self, dim, shape, self.dtype.to_complex(), last=True)
 
@@ -54,6 +63,8 @@ def real_to_complex(self: Tensor, dim: Sequence[int], normalization: int, onesid
 def complex_to_real(self: Tensor, dim: Sequence[int], normalization: int, last_dim_size: Size) -> Tensor:
     if last_dim_size < 1:
         raise RuntimeError(f"Invalid number of data points ({last_dim_size}) specified")
+    if _is_elsewhere(self):
+        return NotImplemented
     if len(dim) > 1:
         self = complex_to_complex(self, dim[:-1], normalization, False)
     return _transformed(self, dim[-1:], _with_size(self, dim[-1], last_dim_size), self.dtype.to_real(), last=True)
