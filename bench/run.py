@@ -7,6 +7,7 @@
     python bench/run.py --suite overhead       the cost of a call: tiny functions, BERT with a no-op backend
     python bench/run.py --suite training       training steps at batch 8 against eager and torch.compile: ms and peak bytes
     python bench/run.py --suite threads        two Python threads on one model against one thread
+    python bench/run.py --suite avx2           code for AVX2 chosen by option, against torch.compile with freezing limited to AVX2
     python bench/run.py --suite loaded         the same calls beside two busy processes
     python bench/run.py --suite pointwise      elementary functions alone, softmax, norms, pooling, copies, against torch
     python bench/run.py --suite aot            packages with varying sizes against AOTInductor, ONNX Runtime, and packages of one size
@@ -33,13 +34,14 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from paired import PAIRS  # noqa: E402  (the script's own folder comes first)
-from suites import aot, aot_example, capture, compile, contractions, loaded, overhead, pointwise, seeds, threads, training, under, xla  # noqa: E402
+from suites import aot, aot_example, avx2, capture, compile, contractions, loaded, overhead, pointwise, seeds, threads, training, under, xla  # noqa: E402
 
 from models import MODELS, OUTSIDE  # noqa: E402
 
 SUITES = {
     "seeds": seeds, "contractions": contractions, "compile": compile, "overhead": overhead, "threads": threads, "loaded": loaded,
     "capture": capture, "pointwise": pointwise, "aot": aot, "aot-example": aot_example, "xla": xla, "under": under, "training": training,
+    "avx2": avx2,
 }  # fmt: skip
 MODELS_OF = {
     "threads": ["resnet18", "mobilenet_v2", "BERT_pytorch"], "loaded": ["resnet18", "resnet50", "BERT_pytorch"], "aot": list(aot.CASES),
