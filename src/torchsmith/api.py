@@ -19,7 +19,7 @@ from .capture import _frame
 from .capture.dispatch import BackendFailed, ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher
 from .codes import Unsupported
 from .compiled_module import CompiledModule, compile_module
-from .options import for_backend, from_user, is_disabled
+from .options import CONFIG, for_backend, from_user, is_disabled
 from .runtime.toolchain import features_of
 
 __all__ = [
@@ -38,7 +38,7 @@ def compile(
     options: Mapping[str, Any] | None = None,
     name: str | None = None,
     disable: bool = False,
-    recompile_limit: int = 8,
+    recompile_limit: int | None = None,
     isolate_recompiles: bool = False,
     shapes_spec: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -51,7 +51,7 @@ def compile(
     mode, options: see torchsmith.options; not both.
     name: what logs and profiles call it.
     disable: return `model` as it is.
-    recompile_limit: compilations kept for one callable; then it runs as it is (with fullgraph: RecompileLimitHit).
+    recompile_limit: compilations kept for one callable (None: compiler.config's, 8); then it runs as it is (fullgraph: RecompileLimitHit).
     isolate_recompiles: accepted; each `compile` call has compilations of its own in any case.
     shapes_spec: parameter name -> dimensions (an int, or an iterable of ints) that are dynamic from the start.
     """
@@ -80,8 +80,8 @@ def compile(
         options=from_user(mode, options) if chosen.dialect == "native" else from_user(None, ours),
         backend=chosen,
         fullgraph=fullgraph,
-        dynamic=dynamic,
-        recompile_limit=_checked_limit(recompile_limit),
+        dynamic=_default_dynamic() if dynamic is None else dynamic,
+        recompile_limit=_checked_limit(CONFIG.recompile_limit if recompile_limit is None else recompile_limit),
         name=name,
         shapes=_checked_spec(shapes_spec, model),
         again=_compile_pickled,
@@ -112,6 +112,11 @@ def _compile_graph(*args: Any, **kwargs: Any) -> Any:
     from . import pipeline
 
     return pipeline.compile_graph(*args, **kwargs)
+
+
+def _default_dynamic() -> bool | None:
+    """What compiler.config says of sizes."""
+    return True if not CONFIG.assume_static_by_default else None if CONFIG.automatic_dynamic_shapes else False
 
 
 def _checked_limit(limit: int) -> int:

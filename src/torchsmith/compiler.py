@@ -16,16 +16,20 @@ from . import events
 from .backends.registry import DEFAULT, aot_autograd, list_backends, lookup_backend, register_backend, resolve_backend
 from .capture import _frame, background, dispatch, policy
 from .capture.source import Global
+from .options import CONFIG
 from .runtime import _native, artifacts
 from .runtime.discarded import DiscardedParameter
 
 __all__ = [
-    "allow_in_graph", "aot_autograd", "assume_constant_result", "cudagraph_mark_step_begin", "disable", "get_default_backend",
+    "allow_in_graph", "aot_autograd", "assume_constant_result", "config", "cudagraph_mark_step_begin", "disable", "get_default_backend",
     "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_tensor_guards_unsafe", "list_backends",
     "load_cache_artifacts", "lookup_backend", "nested_compile_region", "refreeze", "register_backend", "reset", "save_cache_artifacts",
     "set_default_backend", "set_stance", "skip_all_guards_unsafe", "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe",
     "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wait_for_background", "wrap_numpy",
 ]  # fmt: skip
+
+
+config = CONFIG
 
 
 def reset() -> None:

@@ -6,11 +6,12 @@ In: the user's `mode` and `options` dictionary, the environment. Out: one frozen
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,79 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
         if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
             raise RuntimeError(f"option {key!r} is a number from {RANGES[name][0]:g} to {RANGES[name][1]:g}, not {value!r}")
         changes[name] = value
-    return replace(from_environment(), **changes)
+    return replace(from_environment(), **{**CONFIG.changed_options(), **changes})
+
+
+class Config:
+    """Defaults of later `compile` calls in this process: `compiler.config.warn_eager = False`; what a call is given itself is stronger.
+
+    Names: the options (dots become underscores), and recompile_limit (also cache_size_limit), automatic_dynamic_shapes (False: sizes that
+    vary are compiled one by one), assume_static_by_default (False: sizes are symbols from the first call on).
+    Raises AttributeError for other names (also for those of torch.compiler.config without a counterpart), TypeError and ValueError.
+    """
+
+    _OWN: dict[str, Any] = {"recompile_limit": 8, "automatic_dynamic_shapes": True, "assume_static_by_default": True}
+    _ALIASES = {"cache_size_limit": "recompile_limit"}
+    __slots__ = ("_changed",)
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_changed", {})
+
+    def _name(self, name: str) -> str:
+        name = self._ALIASES.get(name, name)
+        if name not in self._OWN and name not in self._defaults():
+            near = difflib.get_close_matches(name, (*self._OWN, *self._defaults()), 1, 0.7)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"torchsmith.compiler.config has no {name!r}{hint}")
+        return name
+
+    @staticmethod
+    def _defaults() -> dict[str, Any]:
+        return {f.name: f.default for f in fields(Options) if f.name not in INTERNAL}
+
+    def __getattr__(self, name: str) -> Any:
+        name = self._name(name)
+        if name in self._changed:
+            return self._changed[name]
+        return self._OWN[name] if name in self._OWN else getattr(from_environment(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        name = self._name(name)
+        default = self._OWN.get(name, self._defaults().get(name))
+        if isinstance(default, float) and type(value) is int:
+            value = float(value)
+        if default is not None and type(value) is not type(default):
+            raise TypeError(f"{name} takes {type(default).__name__}, not {type(value).__name__}")
+        if name == "recompile_limit" and value < 1:
+            raise ValueError(f"recompile_limit must be a positive integer, not {value!r}")
+        self._changed[name] = value
+        if name not in self._OWN:
+            try:
+                from_user(None, {name: value})  # the checks of options
+            except RuntimeError as e:
+                del self._changed[name]
+                raise ValueError(str(e)) from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self._OWN, *self._ALIASES, *self._defaults(), "patch"})
+
+    def changed_options(self) -> dict[str, Any]:
+        return {k: v for k, v in self._changed.items() if k not in self._OWN}
+
+    @contextlib.contextmanager
+    def patch(self, **changes: Any) -> Iterator[None]:
+        """Other values inside of `with config.patch(name=value):`, or in the function that it decorates."""
+        before = dict(self._changed)
+        try:
+            for name, value in changes.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            self._changed.clear()
+            self._changed.update(before)
+
+
+CONFIG = Config()
 
 
 # Options of the front door: ours whatever the backend.

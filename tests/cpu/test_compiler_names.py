@@ -91,3 +91,107 @@ def test_artifacts_go_to_another_machine(tmp_path, monkeypatch):
     for bad in (b"", data[:-1], data[:40] + b"x" + data[41:], b"PK" + data):
         with pytest.raises(ValueError, match="save_cache_artifacts"):
             compiler.load_cache_artifacts(bad)
+
+
+def test_config_is_the_default_of_later_calls():
+    config = compiler.config
+    assert config.recompile_limit == config.cache_size_limit == 8 and config.warn_eager and "warn_eager" in dir(config)
+    backend = Graphs()
+    with config.patch(recompile_limit=1, automatic_dynamic_shapes=False):
+        fn = torchsmith.compile(lambda x: x + 1, backend=backend)
+        own = torchsmith.compile(lambda x: x + 1, backend="eager", recompile_limit=5)
+    assert config.recompile_limit == 8 and config.automatic_dynamic_shapes
+    for n in (2, 3, 4):
+        assert torch.equal(fn(torch.ones(n)), torch.full((n,), 2.0))
+        own(torch.ones(n))
+    assert len(backend.seen) == 1 and len(own.entries) > 1
+
+    @config.patch(assume_static_by_default=False)
+    def dynamic():
+        return torchsmith.compile(lambda x: x * 2, backend="eager")
+
+    fn = dynamic()
+    for n in (2, 3, 4):
+        fn(torch.ones(n))
+    assert len(fn.entries) == 1
+    with config.patch(max_autotune=False, suppress_errors=True):
+        assert config.suppress_errors and torchsmith.options.from_user(None, {"suppress_errors": False}).suppress_errors is False
+        assert torchsmith.options.from_user().suppress_errors
+    assert not torchsmith.options.from_user().suppress_errors
+    for name, value, error, text in (
+        ("recompile_limt", 3, AttributeError, "recompile_limit"), ("job_id", "a", AttributeError, "job_id"),
+        ("warn_eager", 3, TypeError, "bool"), ("recompile_limit", 0, ValueError, "positive"), ("thread_pool", "mine", ValueError, "own"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=text):
+            setattr(config, name, value)
+    assert config.thread_pool == "torch"
+
+
+class Graphs:
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, gm, inputs):
+        self.seen.append(gm)
+        return gm
+
+
+def test_pytorchs_stance_is_asked_before_compiling():
+    program = """
+import torch, torchsmith
+from torchsmith import compiler
+seen = []
+fn = torchsmith.compile(lambda x: x + 2, backend=lambda gm, inputs: seen.append(gm) or gm)
+x = torch.ones(2)
+with torch.compiler.set_stance("force_eager"):
+    assert torch.equal(fn(x), x + 2) and not seen
+assert torch.equal(fn(x), x + 2) and len(seen) == 1
+
+@torch.compiler.disable
+def apart(x):
+    return x * 3, torch.compiler.is_compiling()
+
+@torch.compiler.assume_constant_result
+def constant():
+    return 5
+
+told = torchsmith.explain(lambda x: apart(x + 1)[0] + constant())(x)
+assert torch.equal(told.result, (x + 1) * 3 + 5) and "CAP018" in str(told)
+print("right")
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["right"], done.stderr
+
+
+def test_names_of_the_namespace():
+    """Those that no other test is about."""
+    kept = []
+
+    @compiler.assume_constant_result
+    def looks(n):
+        kept.append(n)
+        return len(kept)
+
+    @compiler.allow_in_graph
+    def node(a):
+        return a.sin() if a.sum() > 0 else a
+
+    @compiler.nested_compile_region
+    def block(a):
+        return a * 2
+
+    fn = torchsmith.compile(lambda a: block(a) + looks(3), backend="eager", fullgraph=True)
+    assert torch.equal(fn(X), X * 2 + 1) and torch.equal(fn(X), X * 2 + 1) and kept == [3]
+    assert torch.equal(torchsmith.compile(lambda a: node(a) + 1, backend="eager")(X), X.sin() + 1)
+    assert compiler.cudagraph_mark_step_begin() is None and not compiler.is_exporting() and not compiler.is_dynamo_compiling()
+    inside = torchsmith.compile(lambda a: (a, compiler.is_compiling(), compiler.is_dynamo_compiling()), backend="eager")
+    assert inside(X)[1:] == (True, True)
+    assert "inductor" in compiler.list_backends()
+    with pytest.raises(Exception, match="torchsmith's own"):
+        compiler.lookup_backend("eager")
+    for keep in ("skip_all_guards_unsafe", "skip_guard_on_globals_unsafe", "keep_tensor_guards_unsafe",
+                 "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_inbuilt_nn_modules_unsafe"):  # fmt: skip
+        filtered = torchsmith.compile(lambda a: a + 1, backend="eager", options={"guard_filter_fn": getattr(compiler, keep)})
+        assert torch.equal(filtered(X), X + 1)
+    missing = {"compile", "set_enable_guard_collectives", "load_compiled_function", "keep_portable_guards_unsafe"}
+    assert set(torch.compiler.__all__) - set(compiler.__all__) <= missing

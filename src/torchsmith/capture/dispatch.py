@@ -284,6 +284,9 @@ def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
     if foreign is not None:
         events.emit("fallback", code="API002", at=location(fn), detail=foreign)
         return _frame.RUN_PLAIN
+    if _peers_stance() == "force_eager":
+        events.emit("fallback", code="API006", at=location(fn), detail='torch.compiler.set_stance("force_eager")')
+        return _frame.RUN_PLAIN
     if state.settings.options.background:
         return _run_meanwhile(dispatcher, state, fn, args, kwargs, key)
     before = dispatcher.entries
@@ -297,6 +300,12 @@ def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
         fn(*args, **kwargs)  # raises what its capture has shown
         raise done.with_traceback(None) from None
     return done
+
+
+def _peers_stance() -> str:
+    """What torch.compiler.set_stance was told. It is asked where something would be compiled; what is compiled already is called."""
+    peer = sys.modules.get("torch._dynamo.eval_frame")
+    return str(getattr(getattr(peer, "_stance", None), "stance", "default"))
 
 
 def _run_meanwhile(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
