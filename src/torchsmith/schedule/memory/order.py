@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from ...ir.expr import Const, Expr, Sym, walk
 from ...ir.kernel import Kernel, Scheduled
 from ...ir.nested import leaves
-from ...ir.program import Bind, Buffer, Check, Cond, Extern, Fresh, Repeat
+from ...ir.program import Bind, Buffer, Check, Cond, Extern, Program, Repeat
 from ..deps import numel, reads, rooted, roots_of, writes
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
 
+DEPTH = 2  # a sum in parts, the sum with the new momentum, the parameter
 SMALL = 64  # elements that a kernel in front of a Check may write: counters, flags
 
 # Operators that fail only for want of memory, their operands having the shapes and dtypes of the plan. What has written an input then
@@ -138,33 +139,55 @@ def _is_light(buffers: Mapping[str, Buffer], node: Node) -> bool:
 
 
 def _updates_early(scheduled: Scheduled, body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Kernels that compute nothing but last values of inputs, each right behind what it reads and the last reader of the old values."""
+    """What leads to last values and to results, each kernel right behind what it reads and the last reader of the old values: updates
+    alone, or the sums and products too that only serve them, whichever needs less memory."""
     program = scheduled.program
     links = _Links(program.buffers, body)
+    found = [_moved(program, body, links, depth) for depth in (0, DEPTH)]
+    return min(found, key=lambda b: _peak(program.buffers, b))
+
+
+def _moved(program: Program, body: tuple[Node, ...], links: _Links, depth: int) -> tuple[Node, ...]:
+    """Kernels from which at most `depth` others lead to the last one that depends on them."""
     inputs: dict[str, list[str]] = {}
     for dst, src in program.write_backs:
         inputs.setdefault(src, []).append(dst)
-    results = {r.buf for r in program.results if isinstance(r, Fresh)}
     users: dict[str, list[int]] = {}
     for i in range(len(body)):
         for b in links.reads[i] | links.writes[i]:
             users.setdefault(b, []).append(i)
-    last_failure = max((i for i, n in enumerate(body) if can_fail(n)), default=-1)
+    level = [0 if isinstance(n, Kernel) else depth + 1 for n in body]
+    for i in reversed(range(len(body))):
+        for j in links.behind[i]:
+            level[j] = max(level[j], level[i] + 1)
+    first = max((i for i, n in enumerate(body) if can_fail(n)), default=-1)
+    place: list[int] = []  # of each node: the one that does not move and that it stands at or behind
     after: dict[int, list[Node]] = {}
-    moved: set[int] = set()
     for i, node in enumerate(body):
-        mine = links.writes[i]
-        if i <= last_failure or not isinstance(node, Kernel) or not all(len(inputs.get(b, ())) == 1 and b not in results for b in mine):
+        if i <= first or level[i] > depth:
+            place.append(i)
             continue
-        if any(users[b] != [i] for b in mine):
-            continue
-        others = [j for b in mine for j in users.get(inputs[b][0], ()) if j != i]
-        target = max((last_failure, *links.behind[i], *others))
-        if target < i - 1:
-            after.setdefault(target, []).append(node)
-            moved.add(i)
+        old = (j for b in links.writes[i] for dst in inputs.get(b, ()) for j in users.get(dst, ()) if j < i)
+        place.append(max((first, *(place[j] for j in links.behind[i]), *(place[j] for j in old))))
+        after.setdefault(place[i], []).append(node)
     out = list(after.get(-1, ()))
     for i, node in enumerate(body):
-        out += [] if i in moved else [node]
+        out += [node] if place[i] == i else []
         out += after.get(i, ())
     return tuple(out)
+
+
+def _peak(buffers: Mapping[str, Buffer], body: tuple[Node, ...]) -> int:
+    """The most bytes of temporaries that are alive at once, about."""
+    roots = roots_of(buffers)
+    names = [{b for b in rooted(reads(n) | writes(n), roots) if b in buffers and buffers[b].role == "temp"} for n in body]
+    last = {b: i for i, found in enumerate(names) for b in found}
+    size = {b: numel(buffers[b].shape) * buffers[b].dtype.itemsize for b in last}
+    alive = peak = 0
+    seen = set[str]()
+    for i, found in enumerate(names):
+        alive += sum(size[b] for b in found - seen)
+        seen |= found
+        peak = max(peak, alive)
+        alive -= sum(size[b] for b in found if last[b] == i)
+    return peak
