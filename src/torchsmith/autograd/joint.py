@@ -189,7 +189,14 @@ class Joint:
         read += [row.node for row in outputs.results if isinstance(row, FreshNode)]
         earlier = {id(n) for n in self.earlier}
         shown = frozenset(id(r.node) for r in self.outputs.results if isinstance(r, FreshNode))
-        self.choice = choose(self.earlier, {id(n) for n in read if id(n) in earlier}, shown, self.budget)
+        saved = set()  # what eager saves: the program may not write it before the backward pass, and may write everything else
+        for n in read:
+            saved.add(id(n))
+            while n.view_of is not None:
+                n = n.view_of
+                saved.add(id(n))
+        loose = {id(n) for n, role in zip(self.rec.placeholders, self.rec.roles, strict=False) if role != "param" and id(n) not in saved}
+        self.choice = choose(self.earlier, {id(n) for n in read if id(n) in earlier}, shown, self.budget, frozenset(loose))
 
     def keep(self, node: Node) -> int:
         """The number of the forward graph's result that holds this node's value."""

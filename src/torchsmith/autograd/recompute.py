@@ -41,12 +41,15 @@ class Choice:
     plain: int
 
 
-def choose(nodes: Sequence[Node], needed: Iterable[int], free: frozenset[int], budget: float) -> Choice:
+def choose(
+    nodes: Sequence[Node], needed: Iterable[int], free: frozenset[int], budget: float, loose: frozenset[int] = frozenset()
+) -> Choice:
     """The cheapest choice whose kept bytes are at most `budget` (0 to 1) of what the default keeps, or the one that keeps least.
 
-    needed: ids of nodes that the backward pass reads. free: ids of nodes that stay alive anyway (inputs, results).
+    needed: ids of nodes that the backward pass reads. free: ids of results, which stay alive anyway. loose: ids of inputs that eager does
+    not save. Those, and results that eager does not save, may be written before the backward pass: nothing is computed again from them.
     """
-    problem = _Problem(nodes, frozenset(needed), free)
+    problem = _Problem(nodes, frozenset(needed), free, loose)
     plain, best = problem.solve(NEVER, NEVER), problem.solve(ELEMENT, NEVER)
     limit = best[1] * budget
     for price in PRICES if budget < 1 else ():
@@ -61,13 +64,18 @@ def choose(nodes: Sequence[Node], needed: Iterable[int], free: frozenset[int], b
 class _Problem:
     """The nodes that matter: what is needed and all that it is made of."""
 
-    def __init__(self, nodes: Sequence[Node], needed: frozenset[int], free: frozenset[int]) -> None:
+    def __init__(self, nodes: Sequence[Node], needed: frozenset[int], free: frozenset[int], loose: frozenset[int]) -> None:
         wanted, relevant = set(needed), []
         for node in reversed(nodes):
             if id(node) in wanted:
                 relevant.append(node)
                 wanted.update(id(a) for a in inputs_of(node))
         self.nodes, self.needed, self.free = relevant[::-1], needed, free
+        self.fixed: set[int] = set()  # ids of nodes that are no views and read what may have been written
+        views = set(loose)
+        for node in nodes:
+            if any(id(a) in views for a in inputs_of(node)):
+                (self.fixed if node.view_of is None else views).add(id(node))
         self.left: set[int] = set()  # ids of results of checkpointed parts, which others read
         for node in nodes:
             self.left.update(id(a) for a in inputs_of(node) if a.region is not None and a.region is not node.region)
@@ -91,7 +99,7 @@ class _Problem:
         flow = _Flow(2 * len(self.nodes) + 2)
         source, sink = 2 * len(self.nodes), 2 * len(self.nodes) + 1
         for i, node in enumerate(self.nodes):
-            flow.edge(2 * i, 2 * i + 1, 0.0 if id(node) in self.free else keeping(node))
+            flow.edge(2 * i, 2 * i + 1, self._keeping(node))
             prices = (element, work) if first is None or i < first else (ELEMENT, NEVER)
             flow.edge(source, 2 * i, self._repeating(node, *prices))
             for a in inputs_of(node):
@@ -104,9 +112,15 @@ class _Problem:
         kept = (n for i, n in enumerate(self.nodes) if reached[2 * i] and not reached[2 * i + 1] and id(n) not in self.free)
         return again, sum(int(keeping(n)) for n in kept)
 
+    def _keeping(self, node: Node) -> float:
+        if id(node) not in self.free:
+            return keeping(node)
+        return 0.0 if id(node) in self.needed else NEVER
 
     def _repeating(self, node: Node, element: float, work: float) -> float:
-        """`_repeating`, as checkpoints want it."""
+        """`_repeating`, as checkpoints want it, and as what the program may write allows."""
+        if id(node) in self.fixed:
+            return NEVER
         cost = _repeating(node, element, work)
         if node.again is None or element == NEVER or cost == 0:
             return cost
