@@ -93,13 +93,13 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def run_case(backend: Any, name: str) -> Outcome:
-    """One case through `torchsmith.compile(backend=backend)` and eagerly, side by side."""
+def run_case(backend: Any, name: str, compile: Callable[..., Any] = torchsmith.compile) -> Outcome:
+    """One case through `compile(fn, backend=backend)` and eagerly, side by side."""
     make, arguments, tolerance = CASES[name]
     torch.manual_seed(3)
     fn = make()
     other = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
-    compiled = torchsmith.compile(other, backend=backend)
+    compiled = compile(other, backend=backend)
     wrong = ""
     with torch.set_grad_enabled(name == "gradients"), events.recording() as got:
         for k, args in enumerate(arguments()):

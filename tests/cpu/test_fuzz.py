@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fuzz_calls
+import fuzz_foreign
 import fuzz_modules
 import fuzz_rules
 import fuzz_sizes
@@ -57,3 +58,10 @@ def test_rules_and_eager_accept_alike(dtype: torch.dtype) -> None:
 def test_state_shared_with_others(seed: int) -> None:
     """Globals of modules, classes, locks, foreign context managers, exceptions, patches between calls."""
     assert fuzz_state.compare(seed, 8) == []
+
+
+@pytest.mark.parametrize("first", range(300, 400, 20))
+def test_arrays_and_objects_that_handle_torch_functions(first: int) -> None:
+    """NumPy, `__torch_function__`, subclasses of Tensor and modes; captured, and run by torch."""
+    for seed in range(first, first + 20):
+        assert fuzz_foreign.compare(seed, 5, "eager") == []

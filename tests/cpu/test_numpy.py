@@ -281,3 +281,17 @@ def test_between_torch_and_numpy() -> None:
     out = torchsmith.compile(lambda x, w: x * torch.from_numpy(np.sqrt(x.numpy())) * w, fullgraph=True)(X, w)
     out.sum().backward()
     torch.testing.assert_close(w.grad, (X * X.sqrt()).sum(0))
+
+
+def test_numbers_of_numpy_beside_numbers_that_vary():
+    """Their type, and float32's rounding, tell of the value: no symbol stands for it."""
+    step, count = np.float32(0.1), np.int64(3)
+
+    def f(x, n):
+        return x + float(step * n), step * n, n - step, count + n, count < n, n == count, -count // n
+
+    compiled = torchsmith.compile(f, backend="eager")
+    for n in (1, 2, 3, 4, 2.5, 3.5, 7.5):
+        got, want = compiled(torch.ones(2), n), f(torch.ones(2), n)
+        assert torch.equal(got[0], want[0])
+        assert [(type(v), v) for v in got[1:]] == [(type(v), v) for v in want[1:]]

@@ -222,3 +222,20 @@ def test_wrappers_run_eagerly() -> None:
         torchsmith.compile(lambda x: (Wrapper(x) * 2).a + 1, backend="eager", fullgraph=True)(X)
     with Mode():
         assert torch.equal(torchsmith.compile(lambda x: x + 1, backend="eager")(X), X + 1)
+
+
+def test_default_devices_one_in_the_other():
+    """torch pushes and pops their modes in C; what breaks between is made on the inner one."""
+
+    def f(x):
+        with torch.device("meta") as outer:
+            with torch.device("cpu"):
+                a = torch.nn.Linear(2, 3).weight.device.type  # a break
+                b = torch.ones(2).device.type
+            c = torch.nn.Linear(2, 3).weight.device.type
+        return x + 1, outer, a, b, c, torch.ones(2).device.type
+
+    for given in (contextlib.nullcontext(), torch.device("cpu")):
+        with given:
+            assert torchsmith.compile(f, backend="eager")(X)[1:] == f(X)[1:]
+    assert not torch.overrides._get_current_function_mode_stack()

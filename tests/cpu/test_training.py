@@ -438,11 +438,11 @@ def test_lbfgs_breaks_and_says_so_once() -> None:
         return optimizer.step(closure)
 
     compiled = torchsmith.compile(step)
-    with pytest.warns(UserWarning, match=r"step runs eagerly.*CAP020") as said, recording() as got:
+    with pytest.warns(UserWarning, match=r"step runs eagerly.*CAP0(18|20)") as said, recording() as got:
         for _ in range(3):
             torch.testing.assert_close(compiled(models[0], made[0]), step(models[1], made[1]))
     assert sum("runs eagerly" in str(w.message) for w in said) == 1
-    assert [e.fields["code"] for e in got if e.kind == "graph_break"] == ["CAP020"]
+    assert [e.fields["code"] for e in got if e.kind == "graph_break"] in (["CAP020"], ["CAP018"])  # torch.compile marks LBFGS
 
 
 def test_explain_shows_forward_backward_and_step() -> None:

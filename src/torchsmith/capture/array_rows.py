@@ -792,7 +792,9 @@ def _solve(want: Any, a: Any, b: Any) -> Tensor:
 
 @_function(np.shape)
 def _shape_of(want: Any, a: Any) -> Any:
-    return tuple(a.shape) if issubclass(type(a), Tensor) else want
+    if not issubclass(type(a), Tensor):
+        return want
+    return a.shape if type(want) is torch.Size else tuple(a.shape)
 
 
 @_function(np.ndim)

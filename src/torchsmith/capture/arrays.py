@@ -21,6 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported, define
 from ..graph import tracing
+from . import guards as gd
 from . import overrides, tensor_attrs, torch_rows
 from .attributes import ATTR_ROWS, SEALED, Raised
 from .protocol import Machine
@@ -103,6 +104,17 @@ def really() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def work(m: Machine) -> Iterator[None]:
+    """Tensor code that stands for NumPy's: recorded, and no handler or mode of the program's sees it."""
+    before, m.handlers_off = m.handlers_off, overrides.OFF
+    try:
+        with torch_rows.Recording(m):
+            yield
+    finally:
+        m.handlers_off = before
+
+
 def given(m: Machine, array: Any, source: Source) -> Any:
     """What stands for an array from outside; MISSING for one that no tensor can share its memory with."""
     known = m.arrays.get(id(array))
@@ -137,20 +149,21 @@ def scalar_tensor(values: tuple[Any, ...]) -> Tensor:
 
 
 def array_of(tensor: Tensor) -> Any:
-    """The array over a tensor's memory, as the program has it."""
-    return tensor.numpy()
+    """The array over a tensor's memory, as the program has it. No mode of the program's sees that it is made."""
+    with torch._C.DisableTorchFunction():
+        return tensor.numpy()
 
 
 def fixed_of(tensor: Tensor) -> Any:
     """The same, read-only."""
-    array = tensor.numpy()
+    array = array_of(tensor)
     array.flags.writeable = False
     return array
 
 
 def scalar_of(tensor: Tensor) -> Any:
     """The scalar that a tensor without dimensions holds."""
-    return tensor.numpy()[()]
+    return array_of(tensor)[()]
 
 
 def numpy_of(m: Machine, tensor: Tensor, force: bool = False) -> ArrayValue:
@@ -162,26 +175,28 @@ def numpy_of(m: Machine, tensor: Tensor, force: bool = False) -> ArrayValue:
         raise refuse(m, "tensor.numpy() of a tensor on a device")
     if (info.requires_grad and not force) or tensor.dtype not in NUMPY_DTYPES or tensor.is_conj() or tensor.is_neg():
         raise refuse(m, "tensor.numpy() of a tensor that NumPy cannot share memory with")
-    with torch_rows.Recording(m):
+    with work(m):
         out = tensor.detach()
         return ArrayValue(out.cpu() if tracing.device_of(tensor).type != "cpu" else out)
 
 
 def tensor_from(m: Machine, array: ArrayValue) -> Tensor:
     """torch.from_numpy(array)."""
-    with torch_rows.Recording(m):
+    with work(m):
         return array.tensor.detach()
 
 
 def constant(m: Machine, array: Any) -> Any:
     """A new array that NumPy made of constants: one that the graph makes in each call."""
     if isinstance(array, np.ndarray):
+        if m.world.of(array) is not None:
+            raise refuse(m, "an array from outside that tensors cannot share memory with")
         dtype = DTYPES.get(array.dtype)
         if type(array) is not np.ndarray or dtype is None or not array.flags.c_contiguous:
             raise refuse(m, f"an array of {array.dtype}" if dtype is None else "an array of a special kind")
         flat = array.ravel()
         shape = tuple(array.shape)
-        with torch_rows.Recording(m):
+        with work(m):
             if not array.size:
                 return ArrayValue(torch.zeros(shape, dtype=dtype, device="cpu"))
             if flat[:1].tobytes() * array.size == flat.tobytes():
@@ -379,7 +394,7 @@ def apply(m: Machine, fn: Callable[..., Any], row: Any, args: list[Any], kwargs:
     m.recorder.facts.loc = m.loc()
     values = [tensors(m, v) for v in bound.args[1:]]
     named = {k: tensors(m, v) for k, v in bound.kwargs.items()}
-    with torch_rows.Recording(m):
+    with work(m):
         try:
             got = row(want, *values, **named)
         except NotExact as e:
@@ -395,7 +410,7 @@ def apply(m: Machine, fn: Callable[..., Any], row: Any, args: list[Any], kwargs:
         if not isinstance(fn, np.ufunc) and out.tensor.dtype is not result.tensor.dtype:
             raise refuse(m, f"{name} with out= of another dtype")
         ask(m, fn, args, {**kwargs, **given_out})
-        with torch_rows.Recording(m):
+        with work(m):
             out.tensor.copy_(result.tensor)
         return out
     return result
@@ -440,7 +455,7 @@ def settled(m: Machine, want: Any, got: Any, arrays: list[ArrayValue], name: str
         if not want.shares <= inside:
             raise refuse(m, f"{name}: a view of an array that tensor code would copy")
         if inside and not want.shares:
-            with torch_rows.Recording(m):
+            with work(m):
                 got = got.clone()
         return ArrayValue(got, want.is_scalar, is_fixed=want.is_fixed)
     if isinstance(want, (tuple, list)) and isinstance(got, (tuple, list)) and any(type(w) in (Want, list, tuple) for w in want):
@@ -448,7 +463,7 @@ def settled(m: Machine, want: Any, got: Any, arrays: list[ArrayValue], name: str
             raise refuse(m, f"{name}: {len(want)} results")
         items = [settled(m, w, g, arrays, name) for w, g in zip(want, got, strict=True)]
         return want.__class__(*items) if hasattr(want, "_fields") else want.__class__(items)
-    if issubclass(type(got), Tensor):
+    if _SYMBOLS.get(type(got), type(got)) is not type(want):  # np.size of a tensor is its method
         raise refuse(m, f"{name}: NumPy gives a {type(want).__name__}")
     return got
 
@@ -599,7 +614,7 @@ def index(m: Machine, a: ArrayValue, key: Any) -> Any:
             if not tensor.dim() and (len(items) > 1 or a.tensor.dim() != 1 or tensor.dtype is torch.bool):
                 raise refuse(m, "an array without axes as an index")
             if tensor.dtype is not torch.bool:
-                with torch_rows.Recording(m):
+                with work(m):
                     tensor = as_dtype(tensor, torch.int64)
             out.append(tensor)
             arrays += 1
@@ -629,7 +644,7 @@ def getitem(m: Machine, a: ArrayValue, key: Any) -> Any:
     keys = index(m, a, key)
     want, arrays = ask(m, operator.getitem, [a, key if type(key) is not list else list(key)], {})
     if type(keys) is torch.Tensor and not keys.dim():
-        with torch_rows.Recording(m):
+        with work(m):
             got = a.tensor[keys.reshape(1)].reshape(())
     else:
         got = m.record("function", operator.getitem, (a.tensor, keys), {})
@@ -645,7 +660,7 @@ def setitem(m: Machine, a: ArrayValue, key: Any, value: Any) -> None:
         raise refuse(m, f"a {type(value).__name__} as an item")
     keys = index(m, a, key)
     ask(m, operator.setitem, [a, key, value], {})
-    with torch_rows.Recording(m):
+    with work(m):
         try:
             new = as_dtype(tensors(m, value), a.tensor.dtype)
         except (NotExact, OverflowError, TypeError, ValueError) as e:
@@ -757,10 +772,12 @@ def _given_to_torch(fn: Any, shares: bool) -> None:
             tensor = tensor_from(m, data)
             if fn is torch.from_numpy:
                 return tensor
+            if overrides.is_active(m, args, kwargs):
+                raise refuse(m, f"torch.{fn.__name__}() of an array under a mode of torch functions")
             if fn is torch.asarray and (kwargs.keys() - {"dtype"} or data.is_scalar):
                 raise refuse(m, "torch.asarray() with options")
             if shares and data.is_scalar:
-                with torch_rows.Recording(m):
+                with work(m):
                     tensor = tensor.clone()
             if fn is torch.asarray:
                 fn_now, args[0] = torch.as_tensor, tensor
@@ -789,8 +806,8 @@ def _copied(m: Machine, tensor: Tensor, *args: Any, dtype: Any = None, device: A
     """torch.tensor(array)."""
     if args or pin_memory:
         raise refuse(m, "torch.tensor() with options")
-    with torch_rows.Recording(m):
-        out = tensor.to(dtype=dtype or tensor.dtype, device=device or "cpu", copy=True, memory_format=torch.contiguous_format)
+    with work(m):
+        out = tensor.to(dtype=dtype or tensor.dtype, device=device or gd.default_device() or "cpu", copy=True, memory_format=torch.contiguous_format)
         return out.requires_grad_() if requires_grad else out
 
 

@@ -851,6 +851,10 @@ def _instantiate_c(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
         return m.native(cls, args, kwargs, plain=True)
     if module == "numpy" and issubclass(cls, np.generic):
         return arrays.call(m, cls, args, kwargs)
+    if cls is torch.device and m.modes:
+        found = overrides.dispatched(m, "function", cls, tuple(args), kwargs)
+        if found is not MISSING:
+            return found
     if module in policy.PURE_MODULES or cls in (torch.Size, torch.device, torch.finfo, torch.iinfo):
         return m.native(cls, args, kwargs)
     if issubclass(cls, tuple) and hasattr(cls, "n_fields"):  # torch.return_types

@@ -324,12 +324,15 @@ def changes(m: Machine) -> list[tuple[Any, list[Any], dict[str, Any]]]:
     return left + [(C._push_on_torch_function_stack, [mode], {}) for mode in m.modes[same:]]
 
 
-def default_device(m: Machine, device: torch.device, method: str) -> None:
-    """`with device:` pushes torch's mode of a default device below all others; leaving takes it off again."""
-    if method == "__exit__" and not (m.modes and issubclass(type(m.modes[0]), DeviceContext)):
+def default_device(m: Machine, device: torch.device, method: str) -> Any:
+    """`with device:` pushes torch's mode of a default device, and leaving pops; torch does both in C, past the mode's own methods."""
+    if method == "__enter__":
+        m.modes.append(m.call(DeviceContext, [device], {}))
+        return device
+    if not m.modes:
         raise Unsupported("CAP039", at=m.loc(), detail="a default device")
-    mode = m.modes[0] if method == "__exit__" else m.call(DeviceContext, [device], {})
-    m.call(at.load_attr(m, mode, method), [None] * 3 if method == "__exit__" else [], {})
+    m.modes.pop()
+    return None
 
 
 class Disabled:

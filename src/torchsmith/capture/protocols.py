@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..codes import Unsupported
@@ -132,6 +133,8 @@ def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
         if (ta in _SYMBOLS or tb in _SYMBOLS) and (floats.varies(a) or floats.varies(b)):
             return floats.apply(m, fn, [a, b])
         return m.native(fn, [a, b], {}) if ta is not torch.SymInt and tb is not torch.SymInt else m.symbolic(fn, a, b)
+    if (ta in _SYMBOLS and issubclass(tb, np.generic)) or (tb in _SYMBOLS and issubclass(ta, np.generic)):
+        return m.native(fn, [m.with_numbers(a), m.with_numbers(b)], {})  # NumPy's own number: its type and rounding tell of the value
     return _dyadic(m, fn, name, reflected, a, b)
 
 

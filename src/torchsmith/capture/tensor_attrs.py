@@ -143,6 +143,8 @@ def load(m: Machine, t: torch.Tensor, name: str) -> Any:
         return written
     if cattr is None:
         return _own_attribute(m, t, name)
+    if not hasattr(type(cattr), "__get__"):
+        return _value_of_class(m, t, name, cattr)
     if own is not None:
         return types.MethodType(own, t)
     if issubclass(type(cattr), (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
@@ -154,7 +156,7 @@ def load(m: Machine, t: torch.Tensor, name: str) -> Any:
         return m.call(cattr.fget, [t], {})
     if issubclass(type(cattr), classmethod) and overrides.is_subclass(cls):
         return at.load_attr(m, cls, name)
-    if issubclass(type(cattr), (classmethod, types.BuiltinFunctionType, type)) or not hasattr(type(cattr), "__get__"):
+    if issubclass(type(cattr), (classmethod, types.BuiltinFunctionType, type)) and hasattr(torch.Tensor, name):
         return getattr(torch.Tensor, name)
     raise Unsupported("CAP011", at=m.loc(), detail=f"tensor attribute {name}")
 
@@ -201,6 +203,16 @@ def _own_attribute(m: Machine, t: torch.Tensor, name: str) -> Any:
             return m.world.wrap(d[name], Attr(info.source, name, "instance"))
         m.world.guard(info.source, "missing", name)
     raise Raised(AttributeError(f"'{info.cls.__name__}' object has no attribute '{name}'"))
+
+
+def _value_of_class(m: Machine, t: torch.Tensor, name: str, value: Any) -> Any:
+    """What a class gives for a name, where the tensor has no attribute of its own."""
+    info = m.recorder.info(t)
+    if info.real is not None and info.source is not None and name in info.real.__dict__:
+        return m.world.wrap(info.real.__dict__[name], Attr(info.source, name, "instance"))
+    if info.real is not None and info.source is not None:
+        m.world.guard(info.source, "missing", name)
+    return m.world.wrap(value, Attr(FixedObject(info.cls, info.cls.__qualname__), name, "type"))
 
 
 def store(m: Machine, t: torch.Tensor, name: str, value: Any) -> None:

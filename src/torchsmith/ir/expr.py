@@ -23,6 +23,7 @@ Invariants
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 from weakref import ref
@@ -39,11 +40,20 @@ class _Ref(ref["Expr"]):
 
 
 _INTERNED: dict[tuple[Any, ...], _Ref] = {}
+_GONE: deque[_Ref] = deque()  # of nodes that have died. A callback in Python would swallow a Ctrl-C that arrives in it; append is C
 
 
 def _forget(gone: _Ref) -> None:
     if _INTERNED.get(gone.key) is gone:
         del _INTERNED[gone.key]
+
+
+def _sweep() -> None:
+    try:
+        while True:
+            _forget(_GONE.popleft())
+    except IndexError:
+        pass
 
 
 # op name -> rewrite applied by `op()` when the node is built; ir/rules.py fills it.
@@ -63,6 +73,8 @@ class Expr:
 
     @classmethod
     def _intern(cls, key: tuple[Any, ...], dtype: DType, args: tuple[Expr, ...], **fields: Any) -> Any:
+        if _GONE:
+            _sweep()
         full = (cls, *key)
         known = _INTERNED.get(full)
         if known is not None:
@@ -79,7 +91,7 @@ class Expr:
         put(self, "_terms", None)
         for name, value in fields.items():
             put(self, name, value)
-        mine = _Ref(self, _forget)
+        mine = _Ref(self, _GONE.append)
         mine.key = full
         while True:  # another thread may have been quicker, and its node may be dying
             filed = _INTERNED.setdefault(full, mine)
