@@ -252,3 +252,15 @@ def test_places_that_vary() -> None:
         assert len(compiled.entries) <= 4
         with pytest.raises(IndexError):
             compiled(torch.ones(6, 7), 9)
+
+
+def test_a_number_that_varied_and_is_a_tensor_now():
+    class Counter:
+        at = 0
+
+    c = Counter()
+    fn = torchsmith.compile(lambda x: x + c.at, backend="eager")
+    with recording() as got:
+        for c.at in (0, 1, 2, 3, torch.tensor(4), torch.tensor([5]), 6):
+            torch.testing.assert_close(fn(torch.zeros(3)), torch.zeros(3) + c.at)
+    assert not [e for e in got if e.kind in ("fallback", "graph_break")]

@@ -240,7 +240,7 @@ class Recorder:
         if not asked:
             return asked
         asked -= set(getattr(real, "_torchsmith_static", ())) | self.static_dims.get(place, set())
-        return {d for d in asked if d < real.dim() and (real.shape[d] > (0 if self.ones else 1) or (place, d) in self.unbacked)}
+        return {d for d in asked if 0 <= d < real.dim() and (real.shape[d] > (0 if self.ones else 1) or (place, d) in self.unbacked)}
 
     def _placeholder(self, name: str) -> torch.fx.Node:
         if self.last_input is None:
