@@ -908,3 +908,42 @@ def test_a_sequence_that_grows():
     seen = len(backend.seen)
     same(compiled(ids, 30), generate(ids, 30))
     assert len(backend.seen) == seen <= 14
+
+
+DISPLAYS = {
+    "list": "[x + 1, *x.shape, odd(), 5, [odd(), 6], 7]",
+    "tuple": "(x + 1, *x.shape, odd(), 5, *odd_list(), 6)",
+    "long tuple": f"({', '.join(map(str, range(40)))}, odd(), x, odd(), 7)",
+    "set": "{1, *x.shape, odd(), 50, odd(), *odd_list()}",
+    "dict": "{'a': x, **{'b': 2}, odd(): 3, 'c': odd(), **{'d': odd_list()}, 'e': 5}",
+    "call": "dict(*[[('a', x), ('q', odd())]], b=2, **{'c': odd()}, **{'d': x.shape})",
+    "comprehension": "[v + odd() for v in x.tolist()] + [w for w in odd_list() if w != odd()]",
+    "nested": "[[i, odd(), [j for j in (1, odd(), i)]] for i in range(2)]",
+    "text": "f'{x.shape} {odd()} {[1, odd()]}' + str([*x.shape, odd()])",
+    "generator": "list(v + odd() for v in [1, *odd_list()])",
+    "slices": "x[slice(*[0, odd_list()[0] % 2 + 1])], [1, 2, odd(), 4][1:odd_list()[0] % 3 + 1]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("display", DISPLAYS)
+def test_displays_that_break_in_their_middle(display):
+    """A list, set or dictionary that was begun before a break is filled behind it, in every call."""
+    calls = []
+
+    def odd():
+        calls.append(None)
+        return time.time() * 0 + len(calls) % 97
+
+    def odd_list():
+        return [int(odd()), 1]
+
+    space = {"odd": odd, "odd_list": odd_list, "torch": torch}
+    exec(f"def f(x):\n  return {DISPLAYS[display]}", space)
+    compiled = torchsmith.compile(space["f"], backend="eager")
+    for size in (2, 2, 2, 3, 4, 2):
+        x = torch.arange(float(size))
+        calls.clear()
+        got = compiled(x)
+        calls.clear()
+        want = space["f"](x)
+        assert type(got) is type(want) and (str(got) == str(want) or (display == "set" and got == want))  # a set has no order

@@ -549,48 +549,54 @@ def op_BUILD_SLICE(f: Frame, i: Instr) -> None:
 
 @op("LIST_TO_TUPLE", until=(3, 11))
 def op_list_to_tuple(f: Frame, i: Instr) -> None:
-    f.stack[-1] = tuple(f.stack[-1])
+    f.stack[-1] = tuple(f.machine.listed(f.stack[-1]))
+
+
+def _filled(f: Frame, container: Any) -> Any:
+    """The container that a display or comprehension is making. One that was begun before a break is an object from outside."""
+    track = f.machine.world.tracks.get(id(container))
+    return container if track is None else f.machine.world.change(track)
 
 
 @op()
 def op_LIST_APPEND(f: Frame, i: Instr) -> None:
     value = f.stack.pop()
-    f.stack[-i.arg].append(value)
+    _filled(f, f.stack[-i.arg]).append(value)
 
 
 @op()
 def op_SET_ADD(f: Frame, i: Instr) -> None:
     value = f.stack.pop()
-    f.machine.native(set.add, [f.stack[-i.arg], value], {}, store=True)
+    f.machine.native(set.add, [_filled(f, f.stack[-i.arg]), value], {}, store=True)
 
 
 @op()
 def op_MAP_ADD(f: Frame, i: Instr) -> None:
     value, key = f.stack.pop(), f.stack.pop()
-    f.machine.native(operator.setitem, [f.stack[-i.arg], key, value], {}, store=True)
+    f.machine.native(operator.setitem, [_filled(f, f.stack[-i.arg]), key, value], {}, store=True)
 
 
 @op()
 def op_LIST_EXTEND(f: Frame, i: Instr) -> None:
     values = f.machine.listed(f.stack.pop())
-    f.stack[-i.arg].extend(values)
+    _filled(f, f.stack[-i.arg]).extend(values)
 
 
 @op()
 def op_SET_UPDATE(f: Frame, i: Instr) -> None:
     values = f.machine.listed(f.stack.pop())
-    f.machine.native(set.update, [f.stack[-i.arg], values], {}, store=True)
+    f.machine.native(set.update, [_filled(f, f.stack[-i.arg]), values], {}, store=True)
 
 
 @op()
 def op_DICT_UPDATE(f: Frame, i: Instr) -> None:
-    f.stack[-1 - i.arg].update(f.machine.mapped(f.stack[-1]))
+    _filled(f, f.stack[-1 - i.arg]).update(f.machine.mapped(f.stack[-1]))
     f.stack.pop()
 
 
 @op()
 def op_DICT_MERGE(f: Frame, i: Instr) -> None:
-    target, extra = f.stack[-1 - i.arg], f.machine.mapped(f.stack[-1])
+    target, extra = _filled(f, f.stack[-1 - i.arg]), f.machine.mapped(f.stack[-1])
     f.stack.pop()
     for key in extra:
         if key in target:
@@ -889,7 +895,7 @@ def _intrinsic_stopiteration(f: Frame) -> Any:
 
 
 _INTRINSIC_1 = {2: _intrinsic_star, 3: _intrinsic_stopiteration, 5: lambda f: pr.unary(f.machine, "+", f.stack.pop()),
-                6: lambda f: tuple(f.stack.pop())}  # fmt: skip
+                6: lambda f: tuple(f.machine.listed(f.stack.pop()))}  # fmt: skip
 
 
 @op(since=(3, 12))
