@@ -1,0 +1,49 @@
+"""Training programs as users write them: what each step leaves is what it leaves eagerly."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import training_programs
+from training_programs import PROGRAMS, Program, frozen, unlike
+
+import torchsmith
+
+CHEAP = ("accumulate_every_two", "contrastive_with_queue", "data_written_by_hand", "gan_in_one_step", "optimizer_in_backward",
+         "scaler_with_overflow", "sharpness_aware", "unfreeze_after_two")  # fmt: skip
+
+
+def check(program: Program) -> None:
+    eager = training_programs.run(program, lambda f: f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = training_programs.run(program, torchsmith.compile)
+    loose = getattr(program, "loose", False)  # bfloat16: another order of sums is another last bit
+    found = list(unlike(ours, eager, *((0.03, 0.01) if loose else ())))
+    assert not found, "\n".join(found[:20])
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_programs(name: str) -> None:
+    check(PROGRAMS[name])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in CHEAP])
+def test_more_programs(name: str) -> None:
+    check(PROGRAMS[name])
+
+
+def test_what_differs_is_found() -> None:
+    p = torch.ones(2, requires_grad=True)
+    seen: Any = frozen([("p", p), ("p is the same", True), ("loss", 1.0), ("state", {"lr": 0.1, "m": p * 2})])
+    assert not list(unlike(seen, seen))
+    others: list[Any] = [
+        [["p", frozen(p.detach())], *seen[1:]], [seen[0], ["p is the same", False], *seen[2:]], [*seen[:2], ["loss", 1.1], seen[3]],
+        seen[:3], [*seen[:3], ["state", {"lr": 0.1}]], [*seen[:3], ["state", {"lr": 0.1, "m": frozen(p * 3)}]], [["p", None], *seen[1:]],
+    ]  # fmt: skip
+    for other in others:
+        assert list(unlike(other, seen)), other
