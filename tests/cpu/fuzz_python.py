@@ -3,7 +3,8 @@
 
     python tests/cpu/fuzz_python.py [first seed] [count] [--dynamic] [--native] [--show]
 
-Seeds from WIDE on also draw transforms of torch.func, values and sizes that data tell, iterators and dictionaries; --native compiles.
+Seeds from WIDE on also draw transforms of torch.func, values and sizes that data tell, iterators and dictionaries; seeds from
+ODD on displays that break in their middle, stars, items that are augmented, match, classes and decorators inside; --native compiles.
 
 In: a seed. Out: the text of a function `program(x, y, n, items, table, box)`, and whether three calls of it, eager and compiled, agree in
 results, arguments changed, printed text and exceptions. A seed that fails is printed with its program.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import linecache
 import random
@@ -25,7 +27,7 @@ import torch
 
 import torchsmith
 
-WIDE = 1_000_000
+WIDE, ODD = 1_000_000, 2_000_000
 T, N, L = ("t0", "t1", "t2"), ("n0", "n1"), ("l0", "l1")
 
 
@@ -106,7 +108,7 @@ class Writer:
 
     def __init__(self, seed: int) -> None:
         self.r = random.Random(seed)
-        self.wide = seed >= WIDE
+        self.wide, self.odd = seed >= WIDE, seed >= ODD
         self.lines: list[str] = []
         self.fresh = 0
         self.loops = 0
@@ -120,7 +122,9 @@ class Writer:
         if depth == 0 or r.random() < 0.3:
             return self.pick(*T, *T, *T, "x", "y", "box.t", "table['a']")
         a = self.tensor(depth - 1)
-        if self.wide and r.random() < 0.35:
+        if self.odd and r.random() < 0.4:
+            return self.odd_tensor(a, depth)
+        if self.wide and r.random() < (0.1 if self.odd else 0.35):
             return self.wide_tensor(a, depth)
         k = r.randrange(22)
         if k < 3:
@@ -183,6 +187,106 @@ class Writer:
             f"{a}.repeat_interleave(torch.tensor([1, 1]), dim=0)",
         )  # fmt: skip
 
+    def odd_tensor(self, a: str, depth: int) -> str:
+        """Expressions that have something half made on the stack when a part of them breaks."""
+        b, number, other = self.tensor(depth - 1), self.number(0), self.number(depth - 1)
+        said = self.pick(f"loud({b})", f"box.loud({b})", b, f"recursive({b}, 1)")
+        return self.pick(
+            f"sum([{a}, *[{number}, {other}], {said}])",
+            f"({a}, *{self.pick(*L)}, {said}, {number})[{self.pick('0', '-2')}]",
+            f"[*items, {said}, {a}][-1]",
+            f"{{'k': {a}, **{{'l': {number}}}, 'm': {said}, **dict(z={other})}}['m']",
+            f"dict(a={a}, **{{'b': {said}}}, c={number})['b']",
+            f"plain(*[{said}], **{{'b': {number}}})",
+            f"plain(*({a},), *({number},))",
+            f"(lambda *q, **k: q[-1] * len(q) + len(k))({a}, {said}, *items, u={other})",
+            f"({a} * len({{1, {number}, *items, len(str({other}))}}))",
+            f"[p + w for p in ({a}, {said}) for w in (1, {number}) if w != 5][-1]",
+            f"[loud(p) for p in ({a}, {b})][0]",
+            f"sum(loud(p) * w for w, p in enumerate([{a}, {b}]))",
+            f"{{w: loud(p) for w, p in (('a', {a}), ('b', {b}))}}['b']",
+            f"({a} if 0 < {other} < len(str({said})) < 9999 else {b})",
+            f"next(p for p in [{a}, {said}] if p.sum() > -1e9)",
+            f"({a} + len('{{}} {{:>4}} {{}}'.format(n, {number}, len(str({said})))))",
+            f"functools.reduce(lambda p, q: p + q * {number}, [{a}, {said}, {b}])",
+            f"sorted([{a}, {said}], key=lambda q: float(q.sum()), reverse=True)[0]",
+            f"torch.stack([{a}, {said}, *[t for t in {self.pick(*L)} if isinstance(t, torch.Tensor)]]).mean(0)",
+            f"({a} and {said}) if False else ({said} if {number} else {a})",
+        )  # fmt: skip
+
+    def odd_statement(self, i: int, depth: int) -> None:
+        a, b, number, v = self.tensor(1), self.tensor(1), self.number(1), self.name()
+        k = self.r.randrange(14)
+        if k == 0:
+            self.put(i, f"items[{self.pick('0', '-1', 'n % 2')}] += {number}")
+        elif k == 1:
+            self.put(i, f"table['a'] += loud({a})")
+        elif k == 2:
+            self.put(i, f"box.t *= {number}")
+            self.put(i, f"box.log += [{number}, len(str({number}))]")
+        elif k == 3:
+            self.put(i, f"items[1:] = [{number}, *items[:1], {number}]")
+        elif k == 4:
+            self.put(i, f"match {self.pick('items', f'[{number}, n]', 'table', f'({a}, {number})', number)}:")
+            self.put(i + 1, self.pick("case [first, *others]:", "case {'a': first, **others}:", "case (first, others):", "case [1, first]:"))
+            self.block(i + 2, 0, 1)
+            self.put(i + 2, f"{self.pick(*T)} = {self.pick(*T)} + (len(others) if isinstance(others, (list, dict)) else 1)")
+            self.put(i + 1, "case int() | float() as first if first:")
+            self.put(i + 2, "print(first)")
+            self.put(i + 1, "case _:")
+            self.block(i + 2, 0, 1)
+        elif k == 5:
+            self.put(i, f"class {v}(Box):")
+            self.put(i + 1, f"rate = {number}")
+            self.put(i + 1, "def step(self, a):")
+            self.put(i + 2, self.pick("return super().step(a) * self.rate", "return self.loud(a) + self.rate", "return a + type(self).rate"))
+            self.put(i, f"{self.pick(*T)} = {v}({a}).step({b})")
+        elif k == 6:
+            self.put(i, f"def {v}(fn):")
+            self.put(i + 1, "@functools.wraps(fn)")
+            self.put(i + 1, "def wrapped(*q, **k):")
+            self.put(i + 2, self.pick("print(fn.__name__)", "box.n += 1", "q = [p * 1 for p in q]"))
+            self.put(i + 2, "return fn(*q, **k)")
+            self.put(i + 1, "return wrapped")
+            self.put(i, f"@{v}")
+            self.put(i, f"def {v}b(q, *, w={number}): return loud(q) * w")
+            self.put(i, f"{self.pick(*T)} = {v}b({a}, w={number})")
+        elif k == 7:
+            self.put(i, f"def {v}(q):")
+            self.put(i + 1, "got = yield q")
+            self.put(i + 1, self.pick("print('got', got)", "q = q + 1"))
+            self.put(i + 1, f"yield from several(q, {number})")
+            self.put(i + 1, "return 7")
+            self.put(i, f"{v}g = {v}({a})")
+            self.put(i, f"{self.pick(*T)} = next({v}g)")
+            self.put(i, f"{self.pick(*L)} = [{v}g.send({number}), *{v}g]")
+        elif k == 8:
+            self.put(i, f"with Quiet(box.log, {self.pick('True', 'False')}) as m, contextlib.suppress(ValueError):")
+            self.put(i + 1, f"{self.pick(*L)} = [{a}, loud({b})]")
+            self.block(i + 1, 0, 1)
+        elif k == 9:
+            self.put(i, "try:")
+            self.put(i + 1, f"{self.pick(*T)} = [{a}, loud({b}), {self.pick('items[50]', number, '{}[1]')}][0]")
+            self.put(i, f"except {self.pick('IndexError', 'KeyError', '(IndexError, KeyError)')} as e:")
+            self.put(i + 1, "print(repr(e))")
+        elif k == 10:
+            self.put(i, f"{v} = {{'p': [{a}], 'q': {{'r': {number}}}}}")
+            self.put(i, f"{v}['q']['r'], {v}['p'][0] = len(str({number})), loud({b})")
+            self.put(i, f"{self.pick(*T)} = {v}['p'].pop() * ({v}['q']['r'] != 3)")
+        elif k == 11:
+            self.put(i, f"{v} = iter([{a}, {b}, {number}])")
+            self.put(i, f"{self.pick(*T)} = next({v})")
+            self.block(i, 0, 1)
+            self.put(i, f"{self.pick(*L)} = [*{v}]")
+        elif k == 12:
+            self.put(i, f"{v} = functools.partial(plain, b={number})")
+            self.put(i, f"{self.pick(*T)} = {v}({a}) + sum(map({v}, [{b}]))")
+        else:
+            self.put(i, f"assert {self.condition()} or str({number}), 'never'")
+            self.put(i, f"if ({v} := {number}) != 1: print(f'{{{v}!r:>5}} {{len({a})}}')")
+            self.put(i, f"del items[{self.pick('0', '-1', ':1')}]")
+            self.put(i, "items.extend([n, 2])")
+
     def number(self, depth: int = 1) -> str:
         if self.wide and self.r.random() < 0.2:
             t = self.tensor(0)
@@ -243,7 +347,8 @@ class Writer:
     def statement(self, i: int, depth: int) -> None:
         simple = [self.assign, self.assign, self.assign, self.augment, self.say, self.store, self.append, self.attribute, self.count, self.unpack]
         nested = [self.choose, self.loop, self.loop, self.manage, self.attempt, self.define, self.repeat, self.leave, self.generate]
-        self.pick(*simple, *(nested if depth > 0 else ()))(i, depth)
+        odd = [self.odd_statement] * 8 if self.odd else []
+        self.pick(*simple, *odd, *(nested if depth > 0 else ()))(i, depth)
 
     def assign(self, i: int, depth: int) -> None:
         self.put(i, f"{self.pick(*T)} = {self.tensor(3)}")
@@ -386,7 +491,7 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
-_SPACE = {"torch": torch, "np": np, "contextlib": contextlib, **{c.__name__: c for c in (Quiet, noted, several, plain, loud, recursive)}}
+_SPACE = {"torch": torch, "np": np, "contextlib": contextlib, "functools": functools, **{c.__name__: c for c in (Quiet, Box, noted, several, plain, loud, recursive)}}
 
 
 def program(seed: int) -> tuple[Any, str]:

@@ -182,3 +182,21 @@ def test_a_container_that_is_extended_by_itself():
     x = torch.ones(2)
     same(torchsmith.compile(fn, backend="eager")(x, got), fn(x, want))
     assert got == want == [1, 2, 1, 2]
+
+
+CONSUMED = """a[1:] = b; a[:] = b; a[0:0] = b; a[::2] = b[:1]; a.__setitem__(slice(1), b); a += b; a *= len(b); a.extend(b); a = a + b
+a = [*a, *b]; a = list(zip(a, b)); a = sorted(b); a = sum(b); a = max(b); a = b[0] in a; a = a == b; a = b.index(b[1]); a = set(b)
+a = dict.fromkeys(b); a = str(b); a = b * 2; x, *a = b; a = (lambda *q: q)(*b); a = divmod(*b[:2]); a = list(map(str, b)); a = {*b}
+a = bytes(b); a = b[::-1]; a = '%s' % b; a = [v for v in b if v > 3]; a = next(iter(b)); a = torch.tensor(b); a = slice(*b); a = range(*b)"""
+
+
+@pytest.mark.parametrize("statement", CONSUMED.replace("\n", "; ").split("; "))
+def test_what_a_list_from_outside_holds_is_looked_at(statement):
+    """A container that goes into another one may hold something else in the next call."""
+    space = {"torch": torch}
+    exec(f"def f(a, b):\n  {statement}\n  return a", space)
+    compiled = torchsmith.compile(space["f"], backend="eager")
+    for b in ([3, 4], [5, 6], [7, 8], [3, 9, 2]):
+        ours, twin = [1, 2], [1, 2]
+        got, want = compiled(ours, list(b)), space["f"](twin, list(b))
+        assert (type(got), str(got), ours) == (type(want), str(want), twin)

@@ -588,6 +588,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
                 return m.native(getattr(self, name), args, kwargs, plain=True)
             else:
                 raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name} of {track.source}")
+        if name == "__setitem__" and len(args) == 2 and issubclass(t, list):
+            return pr.setitem(m, self, *args)
         if name == "append" and t is list and len(args) == 1 and not kwargs:
             return m.world.append(track, args[0])
         if name in ("get", "__getitem__", "__contains__") and track.image is None and args and m.is_key(args[0]):

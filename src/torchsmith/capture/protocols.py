@@ -453,6 +453,8 @@ def setitem(m: Machine, obj: Any, key: Any, value: Any) -> None:
         return
     if track is not None:
         obj = m.world.change(track)
+    if type(key) is slice and issubclass(type(obj), list):
+        value = list(iterate(m, value))  # what it holds is looked at now
     m.native(operator.setitem, [obj, key, value], {}, store=True)
 
 
