@@ -947,3 +947,40 @@ def test_displays_that_break_in_their_middle(display):
         calls.clear()
         want = space["f"](x)
         assert type(got) is type(want) and (str(got) == str(want) or (display == "set" and got == want))  # a set has no order
+
+
+def test_classes_made_inside_hold_what_the_call_gives_them():
+    """A class is new in each call; what it holds may vary, and its objects outlive the graph."""
+
+    def behind(x, n):
+        class Scaled:
+            rate, shown = n, []
+
+            def step(self, a):
+                time.time()
+                self.shown.append(len(self.shown))
+                return a * self.rate
+
+        return Scaled().step(x), Scaled.shown
+
+    def returned(x, n):
+        class Scaled:
+            rate = n
+
+        return x * n, Scaled().rate, Scaled()
+
+    def inside(x, n):
+        class Scaled:
+            def step(self, a):
+                return a * n
+
+        return Scaled().step(x), n
+
+    for f in (behind, returned, inside):
+        compiled = torchsmith.compile(f, backend="eager")
+        kept = []
+        for n in (1, 2, 3, 4, 2.5, 3.5, 4.5):
+            got, want = compiled(torch.ones(2), n), f(torch.ones(2), n)
+            assert torch.equal(got[0], want[0]) and got[1] == want[1]
+            kept.append(type(got[-1]))
+        assert f is not returned or len(set(kept)) == len(kept)

@@ -162,6 +162,13 @@ class _Builder:
             return self._tuple_like(v)
         return self._object(v)
 
+    def _class(self, v: Any) -> str:
+        """The class of an object that the program made. One that was made while capturing holds what only the capture knows, and would be
+        one class for all calls. Raises Unsupported("CAP015"): the frame is split where it is made."""
+        if id(type(v)) in self.m.world.fresh_pinned:
+            raise Unsupported("CAP015", at=self.m.loc(), detail=f"an object of {type(v).__qualname__}, a class made inside")
+        return self.const(type(v))
+
     def _tensor(self, v: torch.Tensor) -> str:
         info = self.m.recorder.info(v)
         if info.source is not None:
@@ -185,7 +192,7 @@ class _Builder:
 
     def _tuple_like(self, v: tuple[Any, ...]) -> str:
         items = ", ".join(self.value(x) for x in v)
-        cls = self.const(type(v))
+        cls = self._class(v)
         if hasattr(type(v), "_fields"):
             return self._name(v, f"tuple.__new__({cls}, ({items}{',' if v else ''}))")
         return self._name(v, f"{cls}(({items}{',' if v else ''}))")
@@ -198,7 +205,7 @@ class _Builder:
         base = next((b for b in (OrderedDict, dict, list, set, BaseException, types.SimpleNamespace) if issubclass(t, b)), object)
         if base is object and _is_made_in_c(t):
             raise Unsupported("CAP015", at=self.m.loc(), detail=f"{t.__module__}.{t.__qualname__}")
-        name = self._name(v, f"{self.const(base)}.__new__({self.const(t)})")
+        name = self._name(v, f"{self.const(base)}.__new__({self._class(v)})")
         if issubclass(type(v), BaseException):
             self.lines.append(f"{name}.args = {self.value(v.args)}")
         elif issubclass(type(v), dict):
@@ -571,7 +578,8 @@ def _can_move(m: Machine, v: Any, depth: int, raised: set[int]) -> bool:
         return False
     if t in SCALARS or v is NULL or t is Later or t is ArrayValue or t in _SYMBOLS or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
         return True
-    if t is types.GeneratorType or issubclass(t, torch.nn.Module) or (id(v) in m.world.fresh_pinned and issubclass(t, type)):
+    fresh = m.world.fresh_pinned
+    if t is types.GeneratorType or issubclass(t, torch.nn.Module) or id(t) in fresh or (id(v) in fresh and issubclass(t, type)):
         return False
     if depth == 0:
         return True
