@@ -283,7 +283,7 @@ class Writer:
             self.put(i, f"{self.pick(*T)} = {v}({a}) + sum(map({v}, [{b}]))")
         else:
             self.put(i, f"assert {self.condition()} or str({number}), 'never'")
-            self.put(i, f"if ({v} := {number}) != 1: print(f'{{{v}!r:>5}} {{len({a})}}')")
+            self.put(i, f"if ({v} := {number}) != 1: print('{{!r:>5}} {{}}'.format({v}, len({a})))")
             self.put(i, f"del items[{self.pick('0', '-1', ':1')}]")
             self.put(i, "items.extend([n, 2])")
 
