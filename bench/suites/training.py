@@ -9,6 +9,7 @@ all idle memory was given back.
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import gc
 import tempfile
@@ -117,7 +118,7 @@ def run_case(case: dict[str, Any]) -> Row:
     protocol = Protocol(**case["protocol"])
     row: Row = {"first_s": {}, "three_s": {}, "loss": {}, "failed": {}, "peak": {}, "ms": {}, "wall_ms": {}}
     model, found = runners(case["model"], case["columns"])
-    start = {k: v.clone() for k, v in model.state_dict().items()}
+    start = copy.deepcopy(model.state_dict())  # with its metadata: some modules read a version
     for name, run in list(found.items()):
         model.load_state_dict(start)  # every column's first loss is of the same weights and draws
         torch.manual_seed(1)

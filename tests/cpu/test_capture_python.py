@@ -187,7 +187,8 @@ def test_a_container_that_is_extended_by_itself():
 CONSUMED = """a[1:] = b; a[:] = b; a[0:0] = b; a[::2] = b[:1]; a.__setitem__(slice(1), b); a += b; a *= len(b); a.extend(b); a = a + b
 a = [*a, *b]; a = list(zip(a, b)); a = sorted(b); a = sum(b); a = max(b); a = b[0] in a; a = a == b; a = b.index(b[1]); a = set(b)
 a = dict.fromkeys(b); a = str(b); a = b * 2; x, *a = b; a = (lambda *q: q)(*b); a = divmod(*b[:2]); a = list(map(str, b)); a = {*b}
-a = bytes(b); a = b[::-1]; a = '%s' % b; a = [v for v in b if v > 3]; a = next(iter(b)); a = torch.tensor(b); a = slice(*b); a = range(*b)"""
+a = bytes(b); a = b[::-1]; a = '%s' % b; a = [v for v in b if v > 3]; a = next(iter(b)); a = torch.tensor(b)
+a = slice(*b); a = range(*b)"""
 
 
 @pytest.mark.parametrize("statement", CONSUMED.replace("\n", "; ").split("; "))
