@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -473,3 +474,59 @@ def test_explain_says_what_runs_under_eager_autograd() -> None:
     found = torchsmith.explain(written)(torch.randn(3), torch.randn(3, requires_grad=True))
     assert found.graphs[0].road == "captured" and found.graphs[0].reason.code == "AUT001"
     assert "an input is written where gradients flow" in str(found) and f"{__file__}:" in str(found.graphs[0].reason)
+
+
+DATA: dict[str, Any] = {
+    "moves": lambda m, k, x: [setattr(b, "data", b.data * 0.9 + a.data * 0.1) for a, b in zip(m.parameters(), k.parameters(), strict=True)],
+    "grad": lambda m, k, x: [m(x).sum().backward(), *(setattr(p, "data", p.data - 0.1 * p.grad) for p in m.parameters()), m(x).detach()],
+    "then_written": lambda m, k, x: [setattr(k[0].weight, "data", m[0].weight * 2), k[0].weight.data.mul_(3), k[0].bias.add_(1), k(x)],
+    "written_behind": lambda m, k, x: [v := m[0].weight.detach() * 2, setattr(k[0].weight, "data", v), v.add_(1), k[0].weight.sum(), k(x)],
+    "twice": lambda m, k, x: [*(setattr(k[0].weight, "data", k[0].weight + i) for i in range(2)), k[0].weight, k[0].weight.t()],
+    # these four break
+    "shared": lambda m, k, x: [setattr(k[0].weight, "data", m[0].weight.data), m[0].weight.data.add_(1), k(x)],
+    "other_strides": lambda m, k, x: [setattr(k[0].weight, "data", m[0].weight.t().contiguous().t()), k[0].weight.stride(), k(x)],
+    "saved": lambda m, k, x: [y := m[0](x)[:, :4] * m[2].bias, setattr(m[2].bias, "data", m[2].bias.data + 1), y.sum().backward()],
+    "handed_out": lambda m, k, x: [y := m[0](x)[:, :4] * m[2].bias, setattr(m[2].bias, "data", m[2].bias.data + 1), y],
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_memory_that_is_replaced(name: str) -> None:
+    """`tensor.data = ...`: the object stays, its memory is the new one; what else holds the old memory keeps its values."""
+    sides = []
+    for wrap in (lambda f: f, torchsmith.compile):
+        torch.manual_seed(0)
+        m, k = mlp(), mlp().requires_grad_(False)
+        before, held = copy.deepcopy(k.state_dict()), k.state_dict()
+        fn, seen, codes = wrap(lambda m, k, x, step=DATA[name]: step(m, k, x)), [], []
+        for _ in range(2):
+            x = torch.randn(3, 8)
+            with recording() as got, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                out = fn(m, k, x)
+            codes += [e.fields["code"] for e in got if e.kind == "graph_break"]
+            if name == "handed_out":
+                out[-1].sum().backward()
+            seen += [t.detach().clone() for t in out if isinstance(t, Tensor)]
+            seen += [p.detach().clone() for net in (m, k) for p in net.parameters()]
+            seen += [p.grad.clone() for p in m.parameters() if p.grad is not None]
+            with torch.no_grad():
+                seen.append(k(x))
+        shares = m[0].weight.untyped_storage().data_ptr() == k[0].weight.untyped_storage().data_ptr()
+        keeps = [torch.equal(held[n], before[n]) for n in before]
+        sides.append((seen, shares, keeps, codes))
+    eager, ours = sides
+    assert len(eager[0]) == len(ours[0]) and eager[1:3] == ours[1:3]
+    for a, b in zip(ours[0], eager[0], strict=True):
+        torch.testing.assert_close(a, b)
+    assert bool(ours[3]) == (name in ("shared", "other_strides", "saved", "handed_out")), ours[3]
+
+
+def test_packed_weights_follow_replaced_memory() -> None:
+    model, x = mlp().eval(), batches(1)[0][0]
+    net = torchsmith.compile(model)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(net(x), model(x))
+            for p in model.parameters():
+                p.data = p.data * 0.5 + 1

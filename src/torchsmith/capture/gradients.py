@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
+from ..graph import tracing
 from ..graph.layout import contiguous_strides, is_dense
 from ..graph.tracing import device_of
 from .attributes import Raised
@@ -34,6 +35,8 @@ class Gradients:
         self.spent: set[Any] = set()  # nodes of autograd's graph that a backward pass has freed
         self.hooks_known: set[int] = set()
         self.made: dict[int, Tensor] = {}  # leaves that a backward pass gave a gradient, by id
+        self.moved: dict[int, tuple[Tensor, Tensor]] = {}  # inputs whose memory is another's now: them, and that one
+        self.moves = 0
 
     # ------------------------------------------------------------ .grad
 
@@ -80,6 +83,36 @@ class Gradients:
             self.hooks_known.add(id(leaf))
             for name in _HOOKS:
                 self.hooks(leaf, name)
+
+    # ------------------------------------------------------------ .data
+
+    def set_data(self, t: Tensor, value: Any) -> None:
+        """`t.data = value`: from here on t's memory is value's. Its operators read value; an input takes it when the program is done."""
+        m, r = self.m, self.m.recorder
+
+        def refuse(why: str) -> None:
+            raise Unsupported("CAP026", at=m.loc(), detail=f"tensor.data = {why}")
+
+        if not issubclass(type(value), Tensor):
+            refuse(f"a {type(value).__name__}")
+        info, memory = r.info(t), tracing.storage(value)
+        if (tuple(t.shape), t.dtype, t.stride(), device_of(t)) != (tuple(value.shape), value.dtype, value.stride(), device_of(value)):
+            refuse("a tensor of another layout or dtype")
+        if m.recorder.bodies or m.contexts or r.is_inference(t) or r.is_inference(value) or torch.is_inference_mode_enabled():
+            refuse("... here")
+        if info.real is None or info.source is None or t.grad_fn is not None or t._is_view():
+            refuse("... of a tensor that is not an input")
+        if memory in r.by_memory or memory == tracing.storage(t):
+            refuse("memory of an input")  # writes to one are then writes to the other
+        data = m.record("function", getattr, (value, "data"), {})
+        info.data = r.info(data).node
+        self.moved[id(t)] = (t, data)
+        self.moves += 1
+
+    def check_data(self, results: Sequence[Tensor]) -> None:
+        """Gradients that flow out of the program must not reach what took other memory: its graph says what is saved of it."""
+        if self.moved and results:
+            self._reached(results)
 
     # ------------------------------------------------------------ backward
 
@@ -144,12 +177,16 @@ class Gradients:
         todo = [t.grad_fn for t in reversed(tensors) if t.grad_fn is not None]
         for t in tensors:
             if t.requires_grad and t.grad_fn is None:
+                if id(t) in self.moved:
+                    raise Unsupported("CAP026", at=self.m.loc(), detail="tensor.data = ... of a tensor that gradients reach afterwards")
                 leaves[id(t)] = t
         seen = set(todo)
         while todo:
             node = todo.pop()
             if node.name() == _ACCUMULATE:
                 leaf: Tensor = node.variable  # type: ignore[attr-defined]
+                if id(leaf) in self.moved:
+                    raise Unsupported("CAP026", at=self.m.loc(), detail="tensor.data = ... of a tensor that gradients reach afterwards")
                 leaves.setdefault(id(leaf), leaf)
                 continue
             if node in stop:
@@ -213,6 +250,8 @@ class Gradients:
 
     def replay(self, b: Any) -> None:
         """Statements of finish that write `.grad` of tensors from outside."""
+        for t, value in self.moved.values():
+            b.lines.append(f"{b.value(t)}.data = {b.value(value)}")
         for info, value in self.changes():
             b.lines.append(f"{b.source(info.source)}.grad = {b.value(value)}")
 

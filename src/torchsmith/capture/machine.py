@@ -543,9 +543,9 @@ class Machine:
             return value  # a function that is always the same one has a guard on its defaults
         return self.world.wrap(value, Item(Attr(source, which, "getattr"), key))
 
-    def changes(self) -> tuple[int, int, int]:
-        """How many Python objects, globals and cells the program has changed so far."""
-        return len(self.world.changed), len(self.global_writes), len(self.cell_writes)
+    def changes(self) -> tuple[int, int, int, int]:
+        """How many Python objects, globals, cells and memories of tensors the program has changed so far."""
+        return len(self.world.changed), len(self.global_writes), len(self.cell_writes), self.gradients.moves
 
     def callback(self, fn: Any) -> Any:
         """A native callable that interprets `fn`: for C functions that call back."""

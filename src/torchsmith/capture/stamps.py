@@ -130,7 +130,7 @@ class Stamps:
     def _kind(self, module: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What has to be equal of two calls besides the modules. Raises _No."""
         m, trace = self.m, tracing.current()
-        if m.global_writes or m.cell_writes or m.class_writes or m.tensor_attrs or m.gradients.written or m.gradients.spent:
+        if m.global_writes or m.cell_writes or m.class_writes or m.tensor_attrs or m.gradients.written or m.gradients.spent or m.gradients.moves:
             raise _No
         if m.recorder.bodies or m.contexts or m.recorder.has_regions:
             raise _No

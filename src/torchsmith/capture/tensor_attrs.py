@@ -227,7 +227,10 @@ def store(m: Machine, t: torch.Tensor, name: str, value: Any) -> None:
     if name == "grad":
         m.gradients.write(t, value)
         return
-    if name in ("data", "names", "_grad", "__class__") or name in ROWS:
+    if name == "data":
+        m.gradients.set_data(t, value)
+        return
+    if name in ("names", "_grad", "__class__") or name in ROWS:
         raise Unsupported("CAP026", at=m.loc(), detail=f"tensor.{name} = ...")
     m.tensor_attrs[id(t), name] = value
     m.effects.append((setattr, [t, name, value], {}))
@@ -250,10 +253,9 @@ def setitem(m: Machine, t: torch.Tensor, key: Any, value: Any) -> None:
     if (m.modes or m.subclasses) and overrides.dispatched(m, "function", operator.setitem, (t, key, value), {}) is not MISSING:
         return
     key = m.index_key(key)
-    info = r.info(t)
     loc = m.loc()
     r.facts.loc = loc
-    fx_args = (r.here(info.node), r.fx(key), r.fx(value))
+    fx_args = (r.node_of(t), r.fx(key), r.fx(value))
     try:
         t[key] = value
     except Unsupported:

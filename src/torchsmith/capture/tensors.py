@@ -37,12 +37,13 @@ from .world import MISSING, root_of
 class Info:
     """What the machine knows of one tracing tensor."""
 
-    __slots__ = ("cls", "grad_fn", "node", "real", "source", "tensor")
+    __slots__ = ("cls", "data", "grad_fn", "node", "real", "source", "tensor")
 
     def __init__(self, tensor: torch.Tensor, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None) -> None:
         self.tensor, self.node, self.source, self.real = tensor, node, source, real
         self.cls: type = type(real) if real is not None else torch.Tensor
         self.grad_fn = tensor.grad_fn if real is not None else None  # what an input came with
+        self.data: torch.fx.Node | None = None  # the value that `tensor.data = ...` gave it
 
     @property
     def requires_grad(self) -> bool:
@@ -258,7 +259,8 @@ class Recorder:
 
     def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
         """Its node in the graph that is written to."""
-        return self.here(self.info(tensor).node)
+        info = self.info(tensor)
+        return self.here(info.data or info.node)
 
     def here(self, node: Any) -> Any:
         """`node`, or what stands for it in the body that is written to."""
@@ -492,7 +494,7 @@ class Recorder:
         It is read when the call begins, and then computed by Python. None for any other tensor."""
         info = self.info(tensor)
         real, node = info.real, info.node
-        if tensor.dim() or tensor.dtype not in _ROUNDED or tensor.requires_grad or tracing.device_of(tensor).type != "cpu":
+        if tensor.dim() or tensor.dtype not in _ROUNDED or tensor.requires_grad or info.data is not None or tracing.device_of(tensor).type != "cpu":
             return None
         steps = [_step_of(node, user) for user in node.users]
         if None in steps:

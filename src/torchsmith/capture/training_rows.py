@@ -168,7 +168,7 @@ def _attributes(m: Machine) -> Any:
             own = own_dict(track.obj)
             if type(value) is not bool or own is None or own.get(name) is not value:
                 wrong.append((id(track), name, id(value)))
-    return wrong, len(m.world.global_writes), len(m.cell_writes)
+    return wrong, m.gradients.moves, len(m.world.global_writes), len(m.cell_writes)
 
 
 torch_rows.BY_CODE[torch.amp.GradScaler._maybe_opt_step.__code__] = _maybe_step

@@ -95,6 +95,8 @@ def _buffer_writes(m: Machine) -> list[tuple[Any, Any]]:
         if any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
             raise Unsupported("CAP030", at=_line(m, value), detail=str(source))
         _note(m, str(source))
+    if m.gradients.moved:
+        raise Unsupported("CAP030", at=m.loc(), detail="tensor.data = ...")
     for fn, _, _ in m.effects:
         _note(m, f"a call of {getattr(fn, '__name__', fn)}")
     return found
