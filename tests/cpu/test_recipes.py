@@ -1,4 +1,4 @@
-"""The recipes in docs/recipes, followed: a device, a template and an operator enter by rows of tables, and touch no other file."""
+"""The recipes in docs/recipes, followed: a device, a template, an operator and a pass enter by rows of tables, and touch no other file."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from torchsmith import compile, events
+from torchsmith import compile, events, pipeline
 from torchsmith.emit import printers
 from torchsmith.emit.c import emit_kernel
 from torchsmith.graph.tracing import RULES, rule
-from torchsmith.ir.expr import Op, op, walk
+from torchsmith.ir.expr import Expr, Op, op, substitute, walk
 from torchsmith.ir.kernel import Kernel
-from torchsmith.ir.program import Stage
+from torchsmith.ir.program import Program, Stage
 from torchsmith.ir.target import Target, Vectors
+from torchsmith.ir.verify import verify_program
 from torchsmith.lower import devices
 from torchsmith.lower.pointwise import map_elements
 from torchsmith.lower.table import NAMED, lowers_foreign
+from torchsmith.options import Options
 from torchsmith.runtime import build as building
 from torchsmith.schedule import formers
 from torchsmith.schedule import kernels as forming
@@ -108,3 +110,36 @@ def test_an_operator() -> None:
     finally:
         NAMED.pop("toy_recipes.cube_plus.default")
         RULES.pop(operator)
+
+
+# ---------------------------------------------------------------- add-a-pass: exp(log(e)) -> e, which shows in values below zero
+def drop_inverses(program: Program, options: Options) -> Program:
+    fuel, body = options.fuel, list(program.body)
+    for at, stage in enumerate(body):
+        for store in stage.stores if isinstance(stage, Stage) else ():
+            table: dict[Expr, Expr] = {e: e.args[0].args[0] for e in walk(store.value)
+                                       if isinstance(e, Op) and e.name == "exp" and isinstance(e.args[0], Op) and e.args[0].name == "log"}
+            if table and fuel and isinstance(stage, Stage):
+                fuel -= 1
+                body[at] = replace(stage, stores=tuple(replace(s, value=substitute(s.value, table)) for s in stage.stores))
+    return program if tuple(body) == program.body else replace(program, body=tuple(body))
+
+
+def test_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified: list[Program] = []
+    row = pipeline.Pass("inverses", drop_inverses, lambda p: (verified.append(p), verify_program(p))[1])
+    x = torch.tensor([-2.0, -0.5, 3.0])
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.log().exp() + 1
+
+    torch.testing.assert_close(run(f, x)[0], f(x), equal_nan=True)
+    monkeypatch.setattr(pipeline, "FRONT", (*pipeline.FRONT, row))
+    got, found = run(f, x)
+    torch.testing.assert_close(got, x + 1)
+    assert len(verified) == 1 and [e.fields["name"] for e in found if e.kind == "time"].count("inverses") == 1
+    run(lambda x: x + 2, x)
+    assert len(verified) == 1  # nothing changed, nothing to verify
+    with torch.no_grad():
+        kept = compile(f, options={"force_disable_caches": True, "fuel": 0})(x)
+    assert kept.isnan().sum() == 2
