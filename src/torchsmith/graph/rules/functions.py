@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
+from ...codes import Unsupported
 from ..autocast import FUNCTIONS
 from ..layout import SymTypes, broadcast, hint_of, is_channels_last, is_contiguous, is_one, likely, matches, same, suggest_format
 from ..tracing import Tracing, device_of, function_rule, tensors_in
@@ -270,8 +271,10 @@ def _whole(op: Any) -> Any:
         return _Opaque.apply(lambda: trace.dispatch(op, args, kwargs), *tensors_in((args, kwargs)))
 
     def choose(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
-        is_padded = len(args) > 3 and isinstance(args[3], bool)  # (input, hx, params, has_biases, ...) and not a packed sequence
-        return recurrent(trace, call, *args, **kwargs) if is_padded else call(*args, **kwargs)
+        if len(args) > 3 and isinstance(args[3], bool):  # (input, hx, params, has_biases, ...)
+            return recurrent(trace, call, *args, **kwargs)
+        # Torch walks over a packed sequence by the numbers in its memory, of which a tensor that stands for another has none.
+        raise Unsupported("GRA009", at=trace.facts.loc, detail="a recurrent network over a packed sequence")
 
     return choose
 
