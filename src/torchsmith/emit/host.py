@@ -623,13 +623,15 @@ class _Host:
         return f"{{(char *){self.address(buf)} + {buffer.dtype.itemsize} * {offset}, {sizes}, {strides}, 0}}"
 
     def conform(self, buf: str, prefix: str) -> None:
-        """An as_given result must have the sizes and strides that kernels will assume."""
+        """An as_given result must have the sizes and strides that kernels will assume; one that leaves has eager's, also where one element
+        lies in a dimension."""
         buffer, name = self.plan.buffers[buf], self.tensor_of(buf)
         if buffer.layout is None or not buffer.shape:
             return
         sizes, strides = self.shape(buffer, prefix)
         n = len(buffer.shape)
-        self.put(f"if (!ts_same({n}, {name}.sizes, {name}.strides, {sizes}, {strides})) {{")
+        seen = int(any(isinstance(r, Fresh) and r.buf == buf for r in self.plan.results))
+        self.put(f"if (!ts_same({n}, {name}.sizes, {name}.strides, {sizes}, {strides}, {seen})) {{")
         self.put(f"  rc = host->conform(host->self, &{name}, {n}, {sizes}, {strides});")
         self.put(f"  {self.failed}")
         self.put("}")

@@ -121,11 +121,11 @@ TS_MAYBE void ts_go(const ts_host *host, ts_kernel fn, void *const *b, const int
   ts_launch l = {fn, b, y};
   host->parallel_for(host->self, &l, n, grain);
 }
-TS_MAYBE int ts_same(int n, const int64_t *sizes, const int64_t *strides, const int64_t *want, const int64_t *steps) {
+TS_MAYBE int ts_same(int n, const int64_t *sizes, const int64_t *strides, const int64_t *want, const int64_t *steps, int seen) {
   int same = 1, some = 1;
   for (int i = 0; i < n; i++) { same &= sizes[i] == want[i]; some &= want[i] != 0; }
   if (!same) return 0;
-  for (int i = 0; i < n; i++) same &= want[i] == 1 || strides[i] == steps[i];
+  for (int i = 0; i < n; i++) same &= (!seen && want[i] == 1) || strides[i] == steps[i];
   return same || !some;
 }
 """

@@ -250,6 +250,8 @@ class Load(Expr):
     def _with(self, args: tuple[Expr, ...]) -> Expr:
         if self.mask is None:
             return Load(self.buf, self.dtype, args)
+        if isinstance(args[-2], Const) and args[-2].value:  # it no longer asks anything
+            return Load(self.buf, self.dtype, args[:-2])
         return Load(self.buf, self.dtype, args[:-2], args[-2], args[-1])
 
 

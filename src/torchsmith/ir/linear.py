@@ -27,8 +27,8 @@ def const_of(e: Expr) -> int | None:
 
 
 def conjuncts(e: Expr | None) -> list[Expr]:
-    """a and b and c -> a, b, c."""
-    if e is None:
+    """a and b and c -> a, b, c; true -> nothing."""
+    if e is None or (isinstance(e, Const) and e.value):
         return []
     return [x for a in e.args for x in conjuncts(a)] if isinstance(e, Op) and e.name == "and" else [e]
 
