@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchsmith
+from torchsmith import pipeline
 from torchsmith.events import recording
 
 
@@ -420,3 +421,21 @@ def test_gradients_that_only_pass_through() -> None:
             got, want = (torch.autograd.grad(f(x), x, g)[0] for f in (compiled, fn))
             torch.testing.assert_close(got, want)
             assert got.stride() == want.stride()
+
+
+def test_a_bug_of_ours_in_the_backward_pass_is_said_and_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = both(lambda: nn.Linear(3, 3))
+    compiled, real = torchsmith.compile(b), pipeline.compile_functional
+
+    def broken(fg: Any, options: Any, name: str, inputs: Any = ()) -> Any:
+        if name.endswith("_backward"):
+            raise IndexError("of ours")
+        return real(fg, options, name, inputs)
+
+    monkeypatch.setattr(pipeline, "compile_functional", broken)
+    x = torch.randn(2, 3)
+    a(x).sum().backward()
+    with recording() as got, pytest.warns(UserWarning, match="backward pass; it runs eagerly. IndexError: of ours"):
+        compiled(x).sum().backward()
+    assert [e.fields["code"] for e in got if e.kind == "fallback"] == ["API005"]
+    same(a, b)

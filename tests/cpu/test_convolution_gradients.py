@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchsmith
 from torchsmith.events import recording
@@ -45,3 +45,23 @@ def test_gradients_equal_eagers(name: str) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
     (report,) = [e.fields["report"] for e in got if e.kind == "graph"]
     assert report.road == "native" and report.externs == (("aten.convolution_backward.default",) if is_called else ())
+
+
+def test_gradients_that_leave_have_eagers_strides() -> None:
+    """A call may say another stride where one element lies in a dimension; kernels do not care, who reads `.stride()` does. And a 1 x 1
+    image whose gradient's mask holds for certain is a plain product."""
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 5, groups=4, padding=2), nn.ReLU()
+    model, x = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)), torch.randn(3, 3, 12, 12)
+
+    def step(m: Any, x: Tensor) -> None:
+        m(x).square().mean().backward()
+
+    step(model, x)
+    want = [p.grad for p in model.parameters()]
+    for way in (torchsmith.compile(step, fullgraph=True), lambda m, x: step(torchsmith.compile(m), x)):
+        model.zero_grad()
+        way(model, x)
+        for p, w in zip(model.parameters(), want, strict=True):
+            assert p.grad is not None and w is not None and p.grad.stride() == w.stride()
+            torch.testing.assert_close(p.grad, w)

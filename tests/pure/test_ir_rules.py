@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.bounds import Ranges, simplify_index
-from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Op, Sym, const, convert, op, select, walk
-from torchsmith.ir.linear import is_invariant, linear
+from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Op, Sym, const, convert, op, select, substitute, walk
+from torchsmith.ir.linear import conjuncts, is_invariant, linear
 from torchsmith.ir.ops import OPS, wrap
 from torchsmith.ir.rules import drop_precision_casts
 
@@ -196,3 +196,11 @@ def test_select() -> None:
     assert select(op("not", c), x, y) is select(c, y, x)
     assert op("and", c, Const(dt.bool_, False)) is Const(dt.bool_, False)
     assert op("lt", AXES[0], const(0)) is Const(dt.bool_, False)
+
+
+def test_a_mask_that_holds_for_certain_is_none() -> None:
+    i = Axis("i")
+    test = op("lt", i, const(1))
+    load = Load("a", dt.f32, (i,), op("and", test, test), Const(dt.f32, 0.0))
+    assert substitute(load, {i: const(0)}) == Load("a", dt.f32, (const(0),))
+    assert conjuncts(Const(dt.bool_, True)) == [] and conjuncts(test) == [test]

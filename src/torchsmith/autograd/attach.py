@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -274,6 +275,11 @@ def attach(
             return compile_backward(graph)
         except Unsupported as why:
             events.emit("fallback", code=why.code, at=why.at, detail=f"backward: {why.detail}")
-            return eager_callable(graph)
+        except Exception as error:  # a bug of ours: as for the forward graph, the program goes on
+            what = f"{type(error).__name__}: {error}"
+            text = "".join(traceback.format_exception(error))
+            events.emit("fallback", code="API005", detail=f"backward: {what}", traceback=text)
+            events.warn(f"torchsmith: internal error while compiling a backward pass; it runs eagerly. {what}")
+        return eager_callable(graph)
 
     return Attached(joint, cut, forward, repeat, compiled, turns_on)
