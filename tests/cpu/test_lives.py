@@ -35,14 +35,8 @@ def lived(program: Any, compiled: Any) -> dict[str, Any]:
     return {"result": seen(result, {}, {}, 12), "text": text.getvalue(), "warnings": said}
 
 
-DIFFER = {  # not yet as eager
-    "break_in_operators", "generator_that_raises", "exceptions_groups_and_assert", "exceptions_in_hooks_and_exits", "named_tuples",
-    "properties_and_descriptors", "slots_and_weakrefs", "functools_of_all_kinds", "global_hooks", "objects_made_inside",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("dynamic", [None, True], ids=["default", "dynamic"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xfail(strict=True)) if n in DIFFER else n for n in LIVES])
+@pytest.mark.parametrize("name", LIVES)
 def test_life(name: str, dynamic: bool | None) -> None:
     want = lived(LIVES[name], lambda fn: fn)
     got = lived(LIVES[name], torchsmith.compile(backend="eager", dynamic=dynamic))

@@ -531,6 +531,8 @@ def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
         if issubclass(type(setter), Function):
             m.call(setter, [m.world.wrap(cattr, Attr(FixedObject(t, t.__qualname__), name, "type")), obj, value], {})
             return
+        if setter is MISSING:
+            raise Raised(AttributeError("__set__"))
         if name in ("__dict__", "__class__") and m.world.of(obj) is not None:
             raise Unsupported("CAP012", at=m.loc(), detail=f"{t.__name__}.{name} = ...")
         track = m.world.of(obj)
@@ -546,6 +548,8 @@ def _store_instance(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
     track = m.world.of(obj)
     if track is not None:
         m.world.use(track)
+        if _dict_of(obj) is None and not issubclass(type(obj), type):
+            raise Raised(_cannot_write(m, t, name))
         m.world.set_attr(track, name, value)
     else:
         m.native(object.__setattr__ if not issubclass(type(obj), type) else type.__setattr__, [obj, name, value], {}, store=True)
@@ -573,15 +577,72 @@ def delete_attr(m: Machine, obj: Any, name: str) -> None:
     if issubclass(type(deleter), Function) and not (deleter is _MODULE_DELATTR and track is not None):
         m.call(deleter, [obj, name], {})
         return
+    default_delattr(m, obj, t, name)
+
+
+def default_delattr(m: Machine, obj: Any, t: type, name: str) -> None:
+    """object.__delattr__."""
+    track = m.world.of(obj)
+    cattr = MISSING if issubclass(type(obj), PINNED_TYPES) else find(m, t, name)
+    if type(cattr) is property:
+        class_guard(m, t, name, cattr)
+        if cattr.fdel is None:
+            raise Raised(AttributeError(f"property '{name}' of '{t.__name__}' object has no deleter"))
+        m.call(cattr.fdel, [obj], {})
+        return
+    remover = MISSING if cattr is MISSING else find(m, type(cattr), "__delete__")
+    if issubclass(type(remover), Function):
+        m.call(remover, [_class_value(m, t, name, cattr), obj], {})
+        return
+    if remover is MISSING and cattr is not MISSING and hasattr(type(cattr), "__set__"):
+        raise Raised(AttributeError("__delete__"))
     if track is None and not issubclass(type(obj), PINNED_TYPES):
         m.native(object.__delattr__, [obj, name], {})
         return
-    load_attr(m, obj, name)
+    if track is None or issubclass(type(obj), (types.ModuleType, torch.nn.Module, *PINNED_TYPES)):
+        load_attr(m, obj, name)
+    else:
+        _has_own(m, obj, t, name, track)
     if issubclass(type(obj), types.ModuleType):
         m.store_global(obj.__dict__, name, NULL)
         return
     m.world.set_attr(track or m.world.track_pinned(obj), name, DELETED)
     _note_class_write(m, obj, name, DELETED)
+
+
+def _has_own(m: Machine, obj: Any, t: type, name: str, track: Track) -> None:
+    """Does an object from outside have an attribute of its own by this name? What its class has does not count."""
+    cattr = find(m, t, name)
+    if cattr is not MISSING and type(cattr) in _DATA_C:
+        try:
+            _slot(m, cattr, obj, t, name, track)
+        except Raised as r:
+            raise Raised(AttributeError(name)) from r
+        return
+    d = _dict_of(obj)
+    if d is None:
+        raise Raised(_cannot_write(m, t, name))
+    inner = m.world.tracks.get(id(d))
+    if inner is not None and inner.image is not None:
+        has = name in inner.image
+    elif track.attrs is not None and name in track.attrs:
+        has = track.attrs[name] is not DELETED
+    else:
+        m.world.use(track)
+        has = name in d
+        if has:
+            m.world.wrap(d[name], Attr(track.source, name, "instance"))
+        else:
+            m.world.guard(track.source if not issubclass(type(obj), dict) else Attr(track.source, "__dict__", "own"), "missing", name)
+    if not has:
+        raise Raised(AttributeError(f"'{t.__name__}' object has no attribute '{name}'"))
+
+
+def _cannot_write(m: Machine, t: type, name: str) -> AttributeError:
+    """What Python says where an object without a dictionary has no place for this attribute."""
+    if find(m, t, name) is MISSING:
+        return AttributeError(f"'{t.__name__}' object has no attribute '{name}'")
+    return AttributeError(f"'{t.__name__}' object attribute '{name}' is read-only")
 
 
 def _note_class_write(m: Machine, obj: Any, name: str, value: Any) -> None:

@@ -480,7 +480,7 @@ def _real(m: Machine, value: Any) -> Iterator[Any]:
     try:
         yield from pr.iterate(m, value)
     except Raised as r:
-        raise r.exc from None
+        raise m.leaving(r.exc) from None
 
 
 @row(reversed)
@@ -499,14 +499,14 @@ def _calling(m: Machine, fn: Any, *args: Any) -> Any:
     try:
         return m.call(fn, list(args), {})
     except Raised as r:
-        raise r.exc from None
+        raise m.leaving(r.exc) from None
 
 
 def _truth_of(m: Machine, value: Any) -> bool:
     try:
         return pr.truth(m, value)
     except Raised as r:
-        raise r.exc from None
+        raise m.leaving(r.exc) from None
 
 
 @row(map)
@@ -652,7 +652,7 @@ class _Key:
         try:
             return pr.truth(self.m, pr.compare(self.m, "<", self.value, other.value))
         except Raised as r:
-            raise r.exc from None
+            raise self.m.leaving(r.exc) from None
 
 
 def _sorted_items(m: Machine, items: list[Any], kwargs: Kwargs) -> list[Any]:
@@ -866,6 +866,9 @@ def _handled(m: Machine) -> Any:
         return None
     if m.exc is None:
         raise Unsupported("CAP016", at=m.loc(), detail="the exception that is being handled")
+    track = m.world.of(m.exc)
+    if track is not None:
+        m.world.use(track)
     return m.exc
 
 

@@ -726,9 +726,7 @@ def _row_getattribute(m: Machine, self: Any, t: type, track: Any, args: Args, kw
 
 
 def _row_delattr(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
-    if track is None:
-        return MISSING
-    m.world.set_attr(track, args[0], at.DELETED)
+    at.default_delattr(m, self, t, args[0])
     return None
 
 
@@ -815,6 +813,8 @@ def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
         raise Unsupported("CAP021", at=m.loc(), detail=cls.__name__)
     new, init = find(m, cls, "__new__"), find(m, cls, "__init__")
     raw_new = new.__func__ if issubclass(type(new), staticmethod) else new
+    if find(m, cls, "__del__") is not MISSING:
+        raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__qualname__}, which has a __del__")
     if not is_python_class(cls):
         return _instantiate_c(m, cls, args, kwargs)
     if issubclass(type(raw_new), Function):

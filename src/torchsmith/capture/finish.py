@@ -106,6 +106,8 @@ class _Builder:
                 return f"{base}.{row}[{s.name!r}]"
             if s.via == "referent":
                 return f"{base}()"
+            if s.via == "type":
+                return f"{self.const(_of_class)}({base}, {s.name!r})"
             return f"{base}.{s.name}" if s.name.isidentifier() else f"getattr({base}, {s.name!r})"
         raise Unsupported("CAP015", at=self.m.loc(), detail=f"a value from {s}")
 
@@ -141,8 +143,9 @@ class _Builder:
         if t is types.FunctionType and "_torchsmith_interprets" in v.__dict__:
             return self.value(v.__dict__["_torchsmith_interprets"])
         track = self.m.world.tracks.get(id(v))
-        if track is not None:
-            self.names[id(v)] = self.read(track.source)
+        source = track.source if track is not None else self.m.world.tuples.get(id(v)) if t is tuple else None
+        if source is not None:
+            self.names[id(v)] = self.read(source)
             self.keep.append(v)
             return self.names[id(v)]
         if t is Later:
@@ -205,10 +208,10 @@ class _Builder:
         base = next((b for b in (OrderedDict, dict, list, set, BaseException, types.SimpleNamespace) if issubclass(t, b)), object)
         if base is object and _is_made_in_c(t):
             raise Unsupported("CAP015", at=self.m.loc(), detail=f"{t.__module__}.{t.__qualname__}")
+        if base is BaseException:
+            return self._exception(v)
         name = self._name(v, f"{self.const(base)}.__new__({self._class(v)})")
-        if issubclass(type(v), BaseException):
-            self.lines.append(f"{name}.args = {self.value(v.args)}")
-        elif issubclass(type(v), dict):
+        if issubclass(type(v), dict):
             put = "OrderedDict" if issubclass(type(v), OrderedDict) else "dict"
             self.namespace.setdefault("OrderedDict", OrderedDict)
             if issubclass(type(v), OrderedDict):
@@ -219,6 +222,34 @@ class _Builder:
             self.lines.append(f"list.extend({name}, [{', '.join(self.value(x) for x in list.__iter__(v))}])")
         elif issubclass(type(v), set):
             self.lines.append(f"set.update({name}, [{', '.join(self.value(x) for x in set.__iter__(v))}])")
+        self._attributes(v, name)
+        return name
+
+    def _exception(self, v: BaseException) -> str:
+        """An exception that the program made, as the class in C below its own makes it."""
+        made = next(t for t in type(v).__mro__ if not t.__flags__ & 0x200)
+        args = [v.message, list(v.exceptions)] if isinstance(v, BaseExceptionGroup) else list(v.args)
+        values = [self.value(a) for a in args]
+        name = self._name(v, f"{self.const(made)}.__new__({', '.join([self._class(v), *values])})")
+        if made.__init__ is not BaseException.__init__:
+            self.lines.append(f"{self.const(made)}.__init__({', '.join([name, *values])})")
+        if not isinstance(v, BaseExceptionGroup):
+            self.lines.append(f"{name}.args = {self.value(v.args)}")
+            members = {k for t in made.__mro__[:-2] for k, d in vars(t).items() if type(d) is types.MemberDescriptorType}
+            for k in sorted(members):
+                if getattr(v, k) is not None:
+                    self.lines.append(f"{name}.{k} = {self.value(getattr(v, k))}")
+        for k in ("__cause__", "__context__"):
+            if getattr(v, k) is not None:
+                self.lines.append(f"{name}.{k} = {self.value(getattr(v, k))}")
+        if v.__suppress_context__ != (v.__cause__ is not None):
+            self.lines.append(f"{name}.__suppress_context__ = {v.__suppress_context__}")
+        self._attributes(v, name)
+        return name
+
+    def _attributes(self, v: Any, name: str) -> None:
+        """What an object's dictionary and slots hold."""
+        t = type(v)
         d = getattr(v, "__dict__", None)
         if d:
             for k, x in d.items():
@@ -226,7 +257,11 @@ class _Builder:
         for slot in copyreg._slotnames(t):  # type: ignore[attr-defined]
             if hasattr(v, slot):
                 self.lines.append(f"object.__setattr__({name}, {slot!r}, {self.value(getattr(v, slot))})")
-        return name
+
+
+def _of_class(cls: type, name: str) -> Any:
+    """What a class holds by this name, unbound: what a descriptor gives is something else."""
+    return next(base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)
 
 
 def _is_bound(v: Any) -> bool:
@@ -469,6 +504,8 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
     track = m.world.tracks.get(id(v))
     if track is not None:
         return ("source", track.source)
+    if t is tuple and id(v) in m.world.tuples:
+        return ("source", m.world.tuples[id(v)])
     if t in (tuple, list):
         parts = [_recipe(b, x) for x in v]
         if None in parts:
@@ -606,6 +643,16 @@ def _can_move(m: Machine, v: Any, depth: int, raised: set[int]) -> bool:
     return all(_can_move(m, x, depth - 1, raised) for x in inner)
 
 
+class _Graph(_LazyGraphModule):  # type: ignore[misc]
+    """A captured graph. It is no module of the program: hooks on all modules do not see it."""
+
+    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.real_recompile()
+        return self.forward(*args, **kwargs)
+
+    forward = _lazy_forward
+
+
 def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Captured:
     """The graph ends with the outputs that `b` collected; its facts are final. keep: arguments stay inputs even if nothing reads them."""
     recorder = m.recorder
@@ -613,7 +660,7 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
     inputs = _drop_unused(m, b, keep)
     inference = recorder.results_inference(b.outs)
     recorder.graph.output(tuple(b.outs))
-    graph = _LazyGraphModule({}, recorder.graph)  # its Python is written when it is asked for
+    graph = _Graph({}, recorder.graph)  # its Python is written when it is asked for
     guards = list(m.world.guards.values())
     for cond in recorder.facts.guards:
         guards.append(Guard(FixedObject(None), "shape", cond, recorder.facts.locs.get(cond, "")))

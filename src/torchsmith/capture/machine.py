@@ -147,6 +147,8 @@ class Frame:
             if self.ins.name != "RERAISE":
                 m.all_raised.append(exc)
         if m.exc is not None and m.exc is not exc and exc.__context__ is None:
+            if id(exc) in m.world.tracks:
+                raise Unsupported("CAP012", at=m.loc(), detail="__context__ of an exception from outside")
             exc.__context__ = m.exc
         row = self.code.handlers[self.ins.index]
         if row is None:
@@ -168,7 +170,7 @@ _PASSING = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "STORE_FAST", "DELETE_FAST
 
 def drive(m: Machine, frame: Frame) -> Iterator[Any]:
     """A real generator that interprets a generator frame."""
-    kind, value = _outside(frame.run)
+    kind, value = _outside(m, frame.run)
     while kind != RETURN:
         try:
             sent = yield value
@@ -176,10 +178,10 @@ def drive(m: Machine, frame: Frame) -> Iterator[Any]:
             if not m.active:
                 raise
             frame.exc = e
-            kind, value = _outside(lambda: _resume_raising(frame))
+            kind, value = _outside(m, lambda: _resume_raising(frame))
         else:
             frame.stack.append(sent)
-            kind, value = _outside(frame.run)
+            kind, value = _outside(m, frame.run)
     return value
 
 
@@ -189,12 +191,12 @@ def _resume_raising(frame: Frame) -> tuple[str, Any]:
     return frame.run()
 
 
-def _outside(step: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
+def _outside(m: Machine, step: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
     """Let the program's exceptions leave as themselves: native code above a generator must see them."""
     try:
         return step()
     except Raised as r:
-        raise r.exc from None
+        raise m.leaving(r.exc) from None
 
 
 _TEXT = frozenset({repr, str, format, ascii})
@@ -246,6 +248,8 @@ def _contents(container: Any) -> list[Any]:
 class Machine:
     """One capture in progress."""
 
+    active = False  # once it is over; a generator may still ask
+
     def __init__(self, fn: types.FunctionType) -> None:
         self.entry = fn
         self.frames: list[Frame] = []
@@ -262,6 +266,7 @@ class Machine:
         self.raised: BaseException | None = None  # the program's last exception, and where it was raised
         self.raised_at = ""
         self.all_raised: list[BaseException] = []
+        self.told: dict[int, tuple[BaseException, Any, Any, bool]] = {}  # exceptions on their way through C: cause, context, suppressed
         self.suspects: dict[int, BaseException] = {}  # exceptions that may be about what stands for the program's values
         self.active = True
         self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
@@ -293,6 +298,12 @@ class Machine:
         self.tensor_attrs: dict[tuple[int, str], Any] = {}
         self.found_tensor: dict[tuple[type, str], Any] = {}
         self.global_hooks_guarded = False
+
+    def let_go(self) -> None:
+        """The capture is over. The machine and its parts refer to one another: they drop what they hold of the program, which would else
+        live until Python looks for garbage."""
+        self.world.let_go()
+        vars(self).clear()
 
     # ------------------------------------------------------------ places
 
@@ -556,10 +567,21 @@ class Machine:
             try:
                 return self.call(fn, list(args), kwargs)
             except Raised as r:
-                raise r.exc from None
+                raise self.leaving(r.exc) from None
 
         run.__dict__["_torchsmith_interprets"] = fn
         return run
+
+    def leaving(self, exc: BaseException) -> BaseException:
+        """An exception of the program goes through code in C as itself. Python then says that it came from what the machine was doing;
+        what the program knows of its cause is put back where it arrives."""
+        self.told.setdefault(id(exc), (exc, exc.__cause__, exc.__context__, exc.__suppress_context__))
+        return exc
+
+    def arrived(self) -> None:
+        for exc, cause, context, suppress in self.told.values():
+            exc.__cause__, exc.__context__, exc.__suppress_context__ = cause, context, suppress
+        self.told.clear()
 
     def native(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], plain: bool = False, store: bool = False) -> Any:
         """Run a C function now. plain: arguments are used as they are; store: they are only kept, not looked into."""
@@ -605,6 +627,11 @@ class Machine:
                 args = [self.with_numbers(a) for a in args]
                 return self.native(fn, args, {k: self.with_numbers(v) for k, v in kwargs.items()}, plain, store)
             e.__traceback__ = None
+            if id(e) not in self.told:  # made in C: its context is the machine's
+                inner = e.__context__
+                if inner is not None and id(inner) not in self.told:
+                    e.__context__ = None
+            self.arrived()
             if isinstance(e, (RuntimeError, ValueError, IndexError)) and (tensors or any(map(_holds_symbols, args))):
                 facts.confirm()
             if e is not self.raised and isinstance(e, _OF_KINDS) and any(map(self._stands_for, (*args, *kwargs.values()))):
@@ -1020,6 +1047,7 @@ def _capture(
             m.recorder.facts.when_asked = None  # the facts live on
             m.frames.clear()
             torch_rows.leave_regions(m)
+            m.let_go()
 
 
 _ALL = 1 << 62

@@ -777,6 +777,9 @@ def op_RAISE_VARARGS(f: Frame, i: Instr) -> None:
         exc = m.call(exc, [], {})
     if not isinstance(exc, BaseException):
         raise Raised(TypeError("exceptions must derive from BaseException"))
+    _use_exception(f, exc)
+    if m.world.of(exc) is not None and cause is not NULL:
+        raise Unsupported("CAP012", at=m.loc(), detail="__cause__ of an exception from outside")
     if cause is not NULL:
         exc.__cause__ = m.call(cause, [], {}) if issubclass(type(cause), type) else cause
     raise Raised(exc)
@@ -803,11 +806,17 @@ def op_RERAISE(f: Frame, i: Instr) -> None:
     raise Raised(exc)
 
 
+def _use_exception(f: Frame, exc: Any) -> None:
+    """One that is from outside, or was caught behind a break: what it does depends on its class."""
+    track = f.machine.world.of(exc)
+    if track is not None:
+        f.machine.world.use(track)
+
+
 @op()
 def op_CHECK_EXC_MATCH(f: Frame, i: Instr) -> None:
-    kind, track = f.stack.pop(), f.machine.world.of(f.stack[-1])
-    if track is not None:
-        f.machine.world.use(track)  # an exception that was caught behind a break
+    kind = f.stack.pop()
+    _use_exception(f, f.stack[-1])
     f.stack.append(f.machine.native(lambda: issubclass(type(f.stack[-1]), kind), [], {}))
 
 
@@ -829,6 +838,7 @@ def op_BEFORE_WITH(f: Frame, i: Instr) -> None:
 @op()
 def op_WITH_EXCEPT_START(f: Frame, i: Instr) -> None:
     exc, leave = f.stack[-1], f.stack[-4]
+    _use_exception(f, exc)
     f.stack.append(f.machine.call(leave, [type(exc), exc, None], {}))
 
 

@@ -118,6 +118,7 @@ def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
                 out = m.call(f, [a, b], {})
                 if out is not NotImplemented:
                     return out
+                return _dyadic(m, sign, *BINARY[sign[:-1]], a, b)
             track = m.world.tracks.get(id(a))
             if track is not None and container_base(ta):
                 m.native(fn, [m.world.change(track), list(iterate(m, b)) if ta is list else b], {})
@@ -127,15 +128,14 @@ def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
                 return a
             if hasattr(ta, name) and not issubclass(type(b), Tensor):
                 return m.native(fn, [a, b], {})
-        sign = sign[:-1]
-    fn, name, reflected = BINARY[sign]
+    fn, name, reflected = BINARY[sign.removesuffix("=")]
     if ta in _PLAIN and tb in _PLAIN:
         if (ta in _SYMBOLS or tb in _SYMBOLS) and (floats.varies(a) or floats.varies(b)):
             return floats.apply(m, fn, [a, b])
         return m.native(fn, [a, b], {}) if ta is not torch.SymInt and tb is not torch.SymInt else m.symbolic(fn, a, b)
     if (ta in _SYMBOLS and issubclass(tb, np.generic)) or (tb in _SYMBOLS and issubclass(ta, np.generic)):
         return m.native(fn, [m.with_numbers(a), m.with_numbers(b)], {})  # NumPy's own number: its type and rounding tell of the value
-    return _dyadic(m, fn, name, reflected, a, b)
+    return _dyadic(m, sign, fn, name, reflected, a, b)
 
 
 def _of_array(m: Machine, sign: str, a: Any, b: Any) -> Any:
@@ -150,7 +150,7 @@ def _operand(m: Machine, value: Any) -> Any:
     return m.world.image(track) if track is not None and container_base(type(value)) else value
 
 
-def _dyadic(m: Machine, fn: Callable[[Any, Any], Any], name: str, reflected: str, a: Any, b: Any) -> Any:
+def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, reflected: str, a: Any, b: Any) -> Any:
     ta, tb = type(a), type(b)
     f, g = special(m, ta, name), special(m, tb, reflected)
     tensor_a, tensor_b = issubclass(type(a), Tensor), issubclass(type(b), Tensor)
@@ -166,25 +166,48 @@ def _dyadic(m: Machine, fn: Callable[[Any, Any], Any], name: str, reflected: str
         tries = []
         if f is not None and not tensor_a:
             tries.append((f, a, b))
-        if g is not None and not tensor_b and (ta is not tb or name != reflected):
-            tries.append((g, b, a))
-            if ta is not tb and issubclass(tb, ta):
+        elif name == "__ne__" and not tensor_a:
+            tries.append((None, a, b))
+        compares = sign in COMPARE
+        if not tensor_b and (compares or ta is not tb):
+            if g is not None:
+                tries.append((g, b, a))
+            elif name == "__ne__":
+                tries.append((None, b, a))
+            if len(tries) > 1 and ta is not tb and issubclass(tb, ta) and (compares or find(m, ta, reflected) is not find(m, tb, reflected)):
                 tries.reverse()
         for h, x, y in tries:
-            out = m.call(h, [x, y], {})
+            out = m.call(h, [x, y], {}) if h is not None else _not_equal(m, x, y)
             if out is not NotImplemented:
                 return out
-        if name == "__eq__":
-            return m.world.canonical(a) is m.world.canonical(b)
-        if name == "__ne__":
-            if special(m, ta, "__eq__"):
-                return not compare(m, "==", a, b)
-            return m.world.canonical(a) is not m.world.canonical(b)
-        sign = getattr(fn, "__name__", "?")
-        raise Raised(TypeError(f"unsupported operand type(s) for {sign}: '{ta.__name__}' and '{tb.__name__}'"))
-    if name == "__ne__" and special(m, ta, "__eq__") is not None:
-        return not truth(m, compare(m, "==", a, b))
+        if name in ("__eq__", "__ne__"):
+            return (m.world.canonical(a) is m.world.canonical(b)) is (name == "__eq__")
+        raise Raised(TypeError(_unsupported(sign, ta.__name__, tb.__name__)))
+    if name == "__ne__" and (_derives_ne(m, ta) or _derives_ne(m, tb)):
+        for x, y in ((a, b), (b, a)):
+            out = _not_equal(m, x, y)
+            if out is not NotImplemented:
+                return out
+        return m.world.canonical(a) is not m.world.canonical(b)
     return m.native(fn, [a, b], {})
+
+
+def _not_equal(m: Machine, a: Any, b: Any) -> Any:
+    """object.__ne__: the opposite of what an `__eq__` in Python says, if it says anything."""
+    if not _derives_ne(m, type(a)):
+        return NotImplemented
+    out = m.call(special(m, type(a), "__eq__"), [a, b], {})
+    return out if out is NotImplemented else not truth(m, out)
+
+
+def _derives_ne(m: Machine, t: type) -> bool:
+    return find(m, t, "__ne__") is object.__ne__ and special(m, t, "__eq__") is not None
+
+
+def _unsupported(sign: str, a: str, b: str) -> str:
+    if sign in COMPARE:
+        return f"'{sign}' not supported between instances of '{a}' and '{b}'"
+    return f"unsupported operand type(s) for {'** or pow()' if sign == '**' else sign}: '{a}' and '{b}'"
 
 
 def compare(m: Machine, sign: str, a: Any, b: Any) -> Any:
@@ -207,7 +230,7 @@ def compare(m: Machine, sign: str, a: Any, b: Any) -> Any:
         same = _same_items(m, _operand(m, a), _operand(m, b))
         if same is not None:
             return same if sign == "==" else not same
-    return _dyadic(m, fn, name, reflected, a, b)
+    return _dyadic(m, sign, fn, name, reflected, a, b)
 
 
 def _same_items(m: Machine, a: Any, b: Any) -> bool | None:
@@ -521,7 +544,7 @@ def _drive(m: Machine, obj: Any, step: Any) -> Iterator[Any]:
         except Raised as r:
             if isinstance(r.exc, StopIteration):
                 return
-            raise r.exc from None
+            raise m.leaving(r.exc) from None
         yield value
 
 
@@ -533,7 +556,7 @@ def _sequence(m: Machine, obj: Any, get: Any) -> Iterator[Any]:
         except Raised as r:
             if isinstance(r.exc, IndexError):
                 return
-            raise r.exc from None
+            raise m.leaving(r.exc) from None
         yield value
         i += 1
 

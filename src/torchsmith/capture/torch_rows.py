@@ -400,7 +400,7 @@ class Recording(TorchFunctionMode):
         try:
             return self.machine.call(func, list(args), dict(kwargs or {}))
         except Raised as r:
-            raise r.exc from None
+            raise self.machine.leaving(r.exc) from None
 
 
 @contextlib.contextmanager

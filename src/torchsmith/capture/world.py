@@ -147,6 +147,7 @@ class World:
         self.tracks: dict[int, Track] = {}
         self.keep: list[Any] = []
         self.guards: dict[Any, Guard] = {}
+        self.tuples: dict[int, Source] = {}  # where tuples of constants came from
         self.changed: list[Track] = []  # in order of first change
         self.pinned: dict[int, Source] = {}
         self.fresh_pinned: set[int] = set()  # classes and functions made during capture
@@ -157,6 +158,12 @@ class World:
         self.reads = [0]  # how often what was changed was looked at, or may have been
         self.log: list[tuple[str, Any, Source, Any]] | None = None  # every reading, repeated ones too: ("guard", value, source, kind),
         # ("track", object, source, None), ("tensor", ...), ("tuple", ...), ("number", ...), ("use", ...); kept for stamps.py
+
+    def let_go(self) -> None:
+        """Drop all that was read from outside."""
+        for held in (self.tracks, self.keep, self.changed, self.tuples, self.pinned, self.global_writes):
+            held.clear()
+        self.log = None
 
     # ------------------------------------------------------------ guards
 
@@ -383,6 +390,9 @@ def _wrap_tuple(world: World, obj: Any, source: Source | None) -> Any:
         if source is None and not is_constant(obj):
             source = FixedObject(obj, "tuple")
         else:
+            if source is not None and obj and type(obj) is tuple:
+                world.tuples.setdefault(id(obj), source)
+                world.keep.append(obj)
             return world._equals(obj, source)
     assert source is not None
     world.note("tuple", obj, source)
