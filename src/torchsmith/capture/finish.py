@@ -231,7 +231,7 @@ class _Builder:
         args = [v.message, list(v.exceptions)] if isinstance(v, BaseExceptionGroup) else list(v.args)
         values = [self.value(a) for a in args]
         name = self._name(v, f"{self.const(made)}.__new__({', '.join([self._class(v), *values])})")
-        if made.__init__ is not BaseException.__init__:
+        if vars(made).get("__init__") not in (None, vars(BaseException)["__init__"]):
             self.lines.append(f"{self.const(made)}.__init__({', '.join([name, *values])})")
         if not isinstance(v, BaseExceptionGroup):
             self.lines.append(f"{name}.args = {self.value(v.args)}")
