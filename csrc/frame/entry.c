@@ -34,43 +34,6 @@ static int read_nodes(Entry *e, PyObject *nodes) {
   return 0;
 }
 
-static int read_ints(Entry *e, GuardOp *g, PyObject *list) {
-  Py_ssize_t n = PyTuple_GET_SIZE(list);
-  int wide = g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS;
-  g->n = (int)n;
-  if (wide) g->code = PyMem_Calloc((size_t)n + 1, sizeof(int64_t));
-  else g->nodes = PyMem_Calloc((size_t)n + 1, sizeof(int));
-  if (!g->code && !g->nodes) { PyErr_NoMemory(); return -1; }
-  for (Py_ssize_t i = 0; i < n; i++) {
-    int64_t v = PyLong_AsLongLong(PyTuple_GET_ITEM(list, i));
-    if (v == -1 && PyErr_Occurred()) return -1;
-    if (wide) g->code[i] = v;
-    else if (v < 0 || v >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad node in a guard"); return -1; }
-    else g->nodes[i] = (int)v;
-  }
-  return 0;
-}
-
-static int read_guard(Entry *e, GuardOp *g, PyObject *item) {
-  PyObject *value, *ints;
-  if (!PyArg_ParseTuple(item, "iiOO!", &g->kind, &g->node, &value, &PyTuple_Type, &ints)) return -1;
-  g->value = Py_NewRef(value);
-  if (g->kind < 0 || g->kind >= GUARD_KINDS || g->node < 0 || g->node >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad guard"); return -1; }
-  if (g->kind == GUARD_TENSOR && !(g->tensor = ts_tensor_guard_new(value))) return -1;
-  if (g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_PYTHON) return read_ints(e, g, ints);
-  if (g->kind == GUARD_LENGTH) g->n = (int)PyLong_AsLong(value);
-  if (g->kind == GUARD_ALIAS) {
-    g->n = (int)PyLong_AsLong(value);
-    if (g->n < 0 || g->n >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad alias"); return -1; }
-  }
-  if (g->kind == GUARD_DICT_KEYS && !PyTuple_Check(value)) { PyErr_SetString(PyExc_TypeError, "dict_keys takes a tuple"); return -1; }
-  if (g->kind == GUARD_FUNCTION && (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)) {
-    PyErr_SetString(PyExc_TypeError, "function guard takes (code, defaults, kwdefaults)");
-    return -1;
-  }
-  return PyErr_Occurred() ? -1 : 0;
-}
-
 static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"nodes", "guards", "inputs", "n_graph_inputs", "call", "recipe", "finish", "name", "source", "globals", "resume", "may_be_caught", NULL};
   PyObject *nodes, *guards, *inputs, *call, *recipe, *finish, *name, *source, *globals, *resume = Py_None;
@@ -92,7 +55,7 @@ static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   e->inputs = PyMem_Calloc((size_t)e->n_inputs + 1, sizeof(int));
   if (!e->guards || !e->inputs) { PyErr_NoMemory(); goto fail; }
   for (int i = 0; i < e->n_guards; i++)
-    if (read_guard(e, &e->guards[i], PyTuple_GET_ITEM(guards, i)) < 0) goto fail;
+    if (ts_guard_read(e, &e->guards[i], PyTuple_GET_ITEM(guards, i)) < 0) goto fail;
   for (int i = 0; i < e->n_inputs; i++) {
     e->inputs[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(inputs, i));
     if (PyErr_Occurred() || e->inputs[i] < 0 || e->inputs[i] >= e->n_nodes) {

@@ -62,8 +62,6 @@ int ts_watch_init(void);
 /* ---- guards.c: a guard program, run against one call */
 enum { NODE_LOCAL, NODE_GLOBAL, NODE_GLOBAL_IN, NODE_CELL, NODE_FIXED, NODE_INSTANCE, NODE_MODULE_DICT, NODE_TYPE_ATTR, NODE_GETATTR,
        NODE_ITEM_SEQ, NODE_ITEM_DICT, NODE_CELL_CONTENTS, NODE_TYPE_OF, NODE_TENSOR_PROPERTY, NODE_OWN_DICT, NODE_COMPUTED, NODE_REFERENT, NODE_KINDS };
-enum { GUARD_TENSOR, GUARD_IDENTITY, GUARD_TYPE, GUARD_EQUALS, GUARD_LENGTH, GUARD_DICT_KEYS, GUARD_MISSING, GUARD_STATE, GUARD_NO_OVERLAP,
-       GUARD_SHAPE, GUARD_ALIAS, GUARD_FUNCTION, GUARD_WEAK_IDENTITY, GUARD_PYTHON, GUARD_FLOATS, GUARD_KINDS };
 
 typedef struct { int kind, base, arg; PyObject *key, *extra; } Node;
 typedef struct { int kind, node; PyObject *value; TensorGuard *tensor; int n; int *nodes; int64_t *code; } GuardOp;

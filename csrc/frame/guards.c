@@ -10,6 +10,16 @@
 #include "guards.h"
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* dict versions and borrowed weak references: known and wanted */
 
+/* The kinds of guards, and what capture/guards.py calls them. */
+#define GUARD_ROWS(ROW) \
+  ROW(TENSOR, "tensor") ROW(IDENTITY, "identity") ROW(WEAK_IDENTITY, "weak_identity") ROW(TYPE, "type") ROW(EQUALS, "equals") \
+  ROW(LENGTH, "length") ROW(DICT_KEYS, "dict_keys") ROW(MISSING, "missing") ROW(STATE, "global_state") ROW(NO_OVERLAP, "no_overlap") \
+  ROW(SHAPE, "shape") ROW(FLOATS, "floats") ROW(PYTHON, "python") ROW(ALIAS, "alias") ROW(FUNCTION, "function")
+#define NUMBER(id, name) GUARD_##id,
+#define NAME(id, name) name,
+enum { GUARD_ROWS(NUMBER) GUARD_KINDS };
+static const char *const guard_names[] = {GUARD_ROWS(NAME)};
+
 #define UNSTABLE 4 /* a node whose record broke this often is evaluated on every call instead */
 #define RARELY 16  /* a record that served more calls than this was worth making again (train and eval alternating by the epoch) */
 
@@ -602,6 +612,46 @@ static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
   case GUARD_FUNCTION: return same_function(g->value, v);
   default: return 0;
   }
+}
+
+/* ------------------------------------------------------------------ reading them */
+static int read_ints(Entry *e, GuardOp *g, PyObject *list) {
+  Py_ssize_t n = PyTuple_GET_SIZE(list);
+  int wide = g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS;
+  g->n = (int)n;
+  if (wide) g->code = PyMem_Calloc((size_t)n + 1, sizeof(int64_t));
+  else g->nodes = PyMem_Calloc((size_t)n + 1, sizeof(int));
+  if (!g->code && !g->nodes) { PyErr_NoMemory(); return -1; }
+  for (Py_ssize_t i = 0; i < n; i++) {
+    int64_t v = PyLong_AsLongLong(PyTuple_GET_ITEM(list, i));
+    if (v == -1 && PyErr_Occurred()) return -1;
+    if (wide) g->code[i] = v;
+    else if (v < 0 || v >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad node in a guard"); return -1; }
+    else g->nodes[i] = (int)v;
+  }
+  return 0;
+}
+
+int ts_guard_read(Entry *e, GuardOp *g, PyObject *item) {
+  PyObject *value, *ints;
+  const char *name;
+  if (!PyArg_ParseTuple(item, "siOO!", &name, &g->node, &value, &PyTuple_Type, &ints)) return -1;
+  g->value = Py_NewRef(value);
+  for (g->kind = 0; g->kind < GUARD_KINDS && strcmp(name, guard_names[g->kind]);) g->kind++;
+  if (g->kind == GUARD_KINDS || g->node < 0 || g->node >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad guard"); return -1; }
+  if (g->kind == GUARD_TENSOR && !(g->tensor = ts_tensor_guard_new(value))) return -1;
+  if (g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_PYTHON) return read_ints(e, g, ints);
+  if (g->kind == GUARD_LENGTH) g->n = (int)PyLong_AsLong(value);
+  if (g->kind == GUARD_ALIAS) {
+    g->n = (int)PyLong_AsLong(value);
+    if (g->n < 0 || g->n >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad alias"); return -1; }
+  }
+  if (g->kind == GUARD_DICT_KEYS && !PyTuple_Check(value)) { PyErr_SetString(PyExc_TypeError, "dict_keys takes a tuple"); return -1; }
+  if (g->kind == GUARD_FUNCTION && (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)) {
+    PyErr_SetString(PyExc_TypeError, "function guard takes (code, defaults, kwdefaults)");
+    return -1;
+  }
+  return PyErr_Occurred() ? -1 : 0;
 }
 
 /* ------------------------------------------------------------------ the two checks */

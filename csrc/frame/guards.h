@@ -26,6 +26,8 @@ struct Record {
   PyObject **values; /* per static node: the object, borrowed from whoever the witnesses watch */
 };
 
+int ts_guard_read(Entry *e, GuardOp *g, PyObject *item); /* item: (kind's name, node, value, numbers); 0, or -1 with an exception */
+
 #define TS_SMALL 32
 typedef struct {
   Entry *e;

@@ -6,6 +6,7 @@ cmake, bench) are looked at instead: targets, scripts and suites exist. `pytest 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -70,9 +71,15 @@ def look_at(line: str) -> None:
         if word.startswith("bench/"):
             assert (ROOT / word).is_file(), line
     if "--suite" in words:
-        asked = [*words[words.index("bench/run.py"):], "--help"]
-        done = subprocess.run([sys.executable, *asked], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        assert words[words.index("--suite") + 1] in re.findall(r"[\w-]+", help_of_bench().split("--suite {")[1].split("}")[0]), line
+        assert all(w in help_of_bench() for w in words if w.startswith("--")), line
+
+
+@functools.cache
+def help_of_bench() -> str:
+    done = subprocess.run([sys.executable, str(ROOT / "bench" / "run.py"), "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_documents_name_files_that_exist() -> None:

@@ -1,15 +1,18 @@
-"""The recipes in docs/recipes, followed: a device, a template, an operator and a pass enter by rows of tables, and touch no other file."""
+"""The recipes in docs/recipes, followed: a device, a template, an operator, a guard and a pass enter by rows of tables alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from torchsmith import compile, events, pipeline
+from torchsmith.capture import calls, guards
+from torchsmith.capture.machine import Machine
+from torchsmith.capture.source import Attr, GuardKind
 from torchsmith.emit import printers
 from torchsmith.emit.c import emit_kernel
 from torchsmith.graph.tracing import RULES, rule
@@ -68,6 +71,17 @@ def test_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made and set(made) == {"toy"}
 
 
+def test_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that speaks C is its row alone: 32-byte registers, six of them."""
+    six = Target("cpu:six", "c", "cpu", vectors=Vectors(32, 6, masks=False, pairs=False))
+    monkeypatch.setitem(devices.TARGETS, "cpu", lambda options: six)
+    layer = torch.nn.Sequential(torch.nn.Conv2d(3, 20, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(20, 9, 1))
+    x = torch.randn(1, 3, 11, 7)
+    got, found = run(layer, x)
+    torch.testing.assert_close(got, layer(x).detach(), rtol=1e-4, atol=1e-5)
+    assert not any(e.kind == "extern" for e in found)
+
+
 # ---------------------------------------------------------------- add-a-template: stages that compute an angle
 def recognise_angle(stage: Stage) -> Op | None:
     found = [e for s in stage.stores for e in walk(s.value) if isinstance(e, Op) and e.name == "atan2"]
@@ -110,6 +124,51 @@ def test_an_operator() -> None:
     finally:
         NAMED.pop("toy_recipes.cube_plus.default")
         RULES.pop(operator)
+
+
+# ---------------------------------------------------------------- add-a-guard: a number that was looked at for its parity only
+class Box:
+    count = 0
+
+
+def is_even(box: Box) -> bool:
+    raise AssertionError("its row is called")
+
+
+def even_row(m: Machine, args: Any, kwargs: Any) -> bool:
+    (box,) = args
+    answer = box.count % 2 == 0
+    m.world.guard(Attr(m.world.tracks[id(box)].source, "count", "instance"), "parity", answer)
+    return answer
+
+
+def flat_parity(f: guards.Flattener, g: guards.Guard) -> guards.FlatGuard:
+    node, answer = f.node(g.source), g.value
+    return "python", node, lambda count: (count % 2 == 0) == answer, (node,)
+
+
+def test_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = lambda g: f"{g.source} is {'even' if g.value else 'odd'}"
+    monkeypatch.setitem(guards.KINDS, "parity", guards.Kind(lambda g, v, call: (v % 2 == 0) == g.value, words, flat=flat_parity))
+    monkeypatch.setitem(calls.ROWS, is_even, even_row)
+    box, x = Box(), torch.ones(3)
+    box.count = 4
+    compiled = compile(lambda x, box: x + 1 if is_even(box) else x - 1, fullgraph=True, options={"force_disable_caches": True})
+    with events.recording() as found:
+        assert compiled(x, box)[0] == 2
+        box.count = 6  # the same entry serves
+        assert compiled(x, box)[0] == 2
+        assert sum(e.kind == "graph" for e in found) == 1
+        box.count = 7  # a stale entry would say 2
+        assert compiled(x, box)[0] == 0
+    (again,) = [e for e in found if e.kind == "recompile"]
+    assert "count is even" in str(again.fields), again.fields
+
+
+def test_every_kind_of_guard_has_its_row() -> None:
+    assert set(get_args(GuardKind)) == set(guards.KINDS)
+    with pytest.raises(ValueError, match="Entry: bad guard"):
+        guards._frame.Entry(((4, -1, 0, None, None),), (("no such kind", 0, 0, ()),), (), 0, len, (1, None), None, "x", None, {})
 
 
 # ---------------------------------------------------------------- add-a-pass: exp(log(e)) -> e, which shows in values below zero

@@ -10,7 +10,7 @@ import struct
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Call:
     locals: Mapping[str, Any]
     globals: dict[str, Any]
     closure: Mapping[str, types.CellType]
+    symbols: Mapping[str, Source] = field(default_factory=dict)  # where the sizes come from that conditions speak of
 
 
 # ---------------------------------------------------------------- the world as guards see it
@@ -334,31 +335,6 @@ def identity_value(g: Guard) -> Any:
     return g.value() if isinstance(g.value, weakref.ref) else g.value
 
 
-HOLDS: dict[str, Callable[[Guard, Any, Call], bool]] = {
-    "tensor": _holds_tensor,
-    "identity": lambda g, v, call: (v is identity_value(g) and v is not None) or (v is None and g.value is None),
-    "type": lambda g, v, call: type(v) is g.value,
-    "equals": lambda g, v, call: same_constant(v, g.value),
-    "length": lambda g, v, call: hasattr(v, "__len__") and len(v) == g.value,
-    "dict_keys": lambda g, v, call: isinstance(v, (dict, types.MappingProxyType)) and same_constant(keys_of(v), tuple(g.value)),
-    "missing": lambda g, v, call: _missing(v, g.value),
-    "global_state": lambda g, v, call: g.value == global_state(),
-    "no_overlap": _holds_no_overlap,
-    "alias": lambda g, v, call: v is evaluate(g.value, call),
-    "function": _holds_function,
-}
-
-
-def holds(guard: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -> bool:
-    """Is the guard true for this call? The slow definition of what C checks."""
-    if guard.kind == "shape":
-        given = {n: evaluate(s, call) for n, s in (symbols or {}).items()}
-        value = number_of(guard.value, {n: v for n, v in given.items() if v is not MISSING})
-        return value is not None and bool(value)
-    v = evaluate(guard.source, call)
-    return v is not MISSING and HOLDS[guard.kind](guard, v, call)
-
-
 # ---------------------------------------------------------------- size conditions
 
 _SHAPE_OPS = {
@@ -375,13 +351,6 @@ def symbols_of(e: Expr) -> set[str]:
 
 
 # ---------------------------------------------------------------- words
-
-
-def print_guard(g: Guard) -> str:
-    """One guard as Python-like text."""
-    row = _PRINT.get(g.kind)
-    text = row(g) if row else f"{g.source} {g.kind} {g.value!r}"
-    return f"{text}  # {g.loc}" if g.loc else text
 
 
 def _print_tensor(g: Guard) -> str:
@@ -401,22 +370,6 @@ def _describe(v: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-_PRINT: dict[str, Callable[[Guard], str]] = {
-    "tensor": _print_tensor,
-    "identity": lambda g: f"{g.source} is {_describe(identity_value(g))}",
-    "type": lambda g: f"type({g.source}) is {_describe(g.value)}",
-    "equals": lambda g: f"{g.source} == {_describe(g.value)}",
-    "length": lambda g: f"len({g.source}) == {g.value}",
-    "dict_keys": lambda g: f"tuple({g.source}) == {_describe(g.value)}",
-    "missing": lambda g: f"{g.value!r} not in {g.source}",
-    "global_state": lambda g: f"global state is {_print_state(g.value)}",
-    "no_overlap": lambda g: f"{g.source} shares no memory with {', '.join(str(s) for s in g.value if s != g.source)}",
-    "shape": lambda g: f"{g.value!r}",
-    "alias": lambda g: f"{g.source} is {g.value}",
-    "function": lambda g: f"{g.source} is the function at {g.value[0].co_filename}:{g.value[0].co_firstlineno}",
-}
-
-
 def _print_state(s: GlobalState) -> str:
     parts = ["grad on" if s.grad_enabled else "grad off"]
     parts += ["inference mode"] if s.inference_mode else []
@@ -424,46 +377,32 @@ def _print_state(s: GlobalState) -> str:
     return ", ".join([*parts, str(s.default_dtype), str(s.default_device)])
 
 
-def explain(g: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -> str:
-    """Why this guard does not hold for this call, in words."""
-    if g.kind == "global_state":
-        now = global_state()
-        pairs = [(f, getattr(g.value, f), getattr(now, f)) for f in g.value.__dataclass_fields__]
-        pairs += [(f, a, b) for (f, a), (_, b) in zip(g.value.switches, now.switches)]
-        return "; ".join(f"{f} was {a}, is {b}" for f, a, b in pairs if a != b and f != "switches") or "global state changed"
-    if g.kind == "shape":
-        names = symbols_of(g.value)
-        values = ", ".join(f"{n} = {evaluate(s, call)} ({s})" for n, s in (symbols or {}).items() if n in names)
-        return f"the condition {g.value!r} on sizes fails: {values}"
-    v = evaluate(g.source, call)
-    if v is MISSING:
-        return f"{g.source} no longer exists"
-    if g.kind == "tensor":
-        differences = _tensor_differences(g.value, v) if isinstance(v, torch.Tensor) else [f"was a tensor, is {_describe(v)}"]
-        return f"{g.source}: {'; '.join(differences)}"
-    if g.kind == "equals":
-        return f"{g.source} was {_describe(g.value)}, is {_describe(v)}"
-    if g.kind == "type":
-        return f"{g.source} was of type {_describe(g.value)}, is of type {_describe(type(v))}"
-    if g.kind == "length":
-        return f"len({g.source}) was {g.value}, is {len(v) if hasattr(v, '__len__') else 'unknown'}"
-    return f"no longer true: {print_guard(Guard(g.source, g.kind, g.value))}"
+def _why_state(g: Guard, v: Any, call: Call) -> str:
+    now = global_state()
+    pairs = [(f, getattr(g.value, f), getattr(now, f)) for f in g.value.__dataclass_fields__]
+    pairs += [(f, a, b) for (f, a), (_, b) in zip(g.value.switches, now.switches)]
+    return "; ".join(f"{f} was {a}, is {b}" for f, a, b in pairs if a != b and f != "switches") or "global state changed"
 
 
-def first_failure(guards: Sequence[Guard], call: Call, symbols: Mapping[str, Source] | None = None) -> Guard | None:
-    """The first guard that does not hold, or None."""
-    return next((g for g in guards if not holds(g, call, symbols)), None)
+def _why_shape(g: Guard, v: Any, call: Call) -> str:
+    names = symbols_of(g.value)
+    values = ", ".join(f"{n} = {evaluate(s, call)} ({s})" for n, s in call.symbols.items() if n in names)
+    return f"the condition {g.value!r} on sizes fails: {values}"
+
+
+def _why_tensor(g: Guard, v: Any, call: Call) -> str:
+    differences = _tensor_differences(g.value, v) if isinstance(v, torch.Tensor) else [f"was a tensor, is {_describe(v)}"]
+    return f"{g.source}: {'; '.join(differences)}"
 
 
 # ---------------------------------------------------------------- flattening for C
 
 _LOCAL, _GLOBAL, _GLOBAL_IN, _CELL, _FIXED, _INSTANCE, _MODULE_DICT = range(7)
 _TYPE_ATTR, _GETATTR, _ITEM_SEQ, _ITEM_DICT, _CONTENTS, _TYPE_OF, _PROPERTY, _OWN_DICT, _COMPUTED, _REFERENT = range(7, 17)
-_GUARD_KINDS = {
-    "tensor": 0, "identity": 1, "type": 2, "equals": 3, "length": 4, "dict_keys": 5, "missing": 6, "global_state": 7, "no_overlap": 8,
-    "shape": 9, "alias": 10, "function": 11, "weak_identity": 12, "python": 13, "floats": 14,
-}  # fmt: skip
 _RECIPE_TAGS = {"out": 0, "const": 1, "source": 2, "tuple": 3, "list": 4, "dict": 5}
+
+
+FlatGuard = tuple[str, int, Any, tuple[int, ...]]
 
 
 class Flattener:
@@ -483,36 +422,9 @@ class Flattener:
             self.nodes.append(row)
         return found
 
-    def guard(self, g: Guard) -> tuple[int, int, Any, tuple[int, ...]]:
-        """The C form of one guard: (kind, node, value, numbers)."""
-        kind, value = g.kind, g.value
-        numbers: tuple[int, ...] = ()
-        node = self.node(g.source)
-        name: str = kind
-        if kind == "identity" and isinstance(value, weakref.ref):
-            name = "weak_identity"
-        elif kind == "global_state":
-            want = value
-            value = lambda: want == global_state()
-        elif kind == "no_overlap":
-            numbers = tuple(self.node(s) for s in value)
-        elif kind == "alias":
-            value = self.node(value)
-        elif kind == "dict_keys":
-            value = tuple(map(_weak, value))
-        elif kind == "missing":
-            value = _weak(value)
-        elif kind == "shape":
-            unknown = symbols_of(value) - set(self.symbols)
-            if unknown:
-                raise Unsupported("API009", at=g.loc, detail=f"{', '.join(sorted(unknown))} in {value!r}")
-            code = self.shape(value)
-            if code is None:
-                name, code = "floats", self.floats(value)
-            if code is None:
-                return self._python_shape(g)
-            numbers = code
-        return _GUARD_KINDS[name], node, value, numbers
+    def guard(self, g: Guard) -> FlatGuard:
+        """The C form of one guard."""
+        return KINDS[g.kind].flat(self, g)
 
     def shape(self, e: Expr) -> tuple[int, ...] | None:
         """Postfix program of a size condition, or None where it needs Python."""
@@ -539,16 +451,6 @@ class Flattener:
         else:
             return None
         return None if None in parts else (*(x for p in parts for x in p or ()), _SHAPE_OPS[e.name])  # type: ignore[attr-defined]
-
-    def _python_shape(self, g: Guard) -> tuple[int, int, Any, tuple[int, ...]]:
-        """A size condition outside the C program (powers, floats): evaluated in Python, given its symbols' values."""
-        names = sorted(symbols_of(g.value))
-        expr = g.value
-
-        def condition(*values: Any) -> bool:
-            return bool(number_of(expr, dict(zip(names, values, strict=True))))
-
-        return _GUARD_KINDS["python"], self.node(g.source), condition, tuple(self.node(self.symbols[n]) for n in names)
 
     def recipe(self, recipe: Any, extra: list[int]) -> tuple[int, Any]:
         """C form of a result recipe; `extra` collects the nodes that its sources need."""
@@ -603,6 +505,131 @@ FLATTEN: dict[type, Callable[[Flattener, Any], tuple[int, int, int, Any, Any]]] 
     TensorOf: lambda f, s: (_COMPUTED, -1, 0, s.make, (f.node(s.base),)),
     Computed: lambda f, s: (_COMPUTED, -1, 0, s.value, tuple(f.node(source) for _, source in s.symbols)),
 }
+
+
+# ---------------------------------------------------------------- the kinds
+
+
+def _flat_shape(f: Flattener, g: Guard) -> FlatGuard:
+    unknown = symbols_of(g.value) - set(f.symbols)
+    if unknown:
+        raise Unsupported("API009", at=g.loc, detail=f"{', '.join(sorted(unknown))} in {g.value!r}")
+    node = f.node(g.source)
+    for name, code in (("shape", f.shape(g.value)), ("floats", f.floats(g.value))):
+        if code is not None:
+            return name, node, g.value, code
+    names, expr = sorted(symbols_of(g.value)), g.value
+
+    def condition(*values: Any) -> bool:
+        return bool(number_of(expr, dict(zip(names, values, strict=True))))
+
+    return "python", node, condition, tuple(f.node(f.symbols[n]) for n in names)
+
+
+def _holds_shape(g: Guard, v: Any, call: Call) -> bool:
+    given = {n: evaluate(s, call) for n, s in call.symbols.items()}
+    value = number_of(g.value, {n: v for n, v in given.items() if v is not MISSING})
+    return value is not None and bool(value)
+
+
+def _flat_state(f: Flattener, g: Guard) -> FlatGuard:
+    want = g.value
+    return g.kind, f.node(g.source), lambda: want == global_state(), ()
+
+
+def _flat_plain(f: Flattener, g: Guard) -> FlatGuard:
+    return g.kind, f.node(g.source), g.value, ()
+
+
+def _why_not(g: Guard, v: Any, call: Call) -> str:
+    return f"no longer true: {KINDS[g.kind].text(g)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of guard: its definition, given the value of its source; Python-like text; why it does not hold, in words; its C form,
+    (name in csrc/frame/guards.c, node, value, numbers). What C has no words for is "python": a function of the values of the nodes that
+    `numbers` names."""
+
+    holds: Callable[[Guard, Any, Call], bool]
+    text: Callable[[Guard], str]
+    why: Callable[[Guard, Any, Call], str] = _why_not
+    flat: Callable[[Flattener, Guard], FlatGuard] = _flat_plain
+
+
+KINDS: dict[str, Kind] = {
+    "tensor": Kind(_holds_tensor, _print_tensor, _why_tensor),
+    "identity": Kind(
+        lambda g, v, call: (v is identity_value(g) and v is not None) or (v is None and g.value is None),
+        lambda g: f"{g.source} is {_describe(identity_value(g))}",
+        flat=lambda f, g: ("weak_identity" if isinstance(g.value, weakref.ref) else "identity", f.node(g.source), g.value, ()),
+    ),
+    "type": Kind(
+        lambda g, v, call: type(v) is g.value,
+        lambda g: f"type({g.source}) is {_describe(g.value)}",
+        lambda g, v, call: f"{g.source} was of type {_describe(g.value)}, is of type {_describe(type(v))}",
+    ),
+    "equals": Kind(
+        lambda g, v, call: same_constant(v, g.value),
+        lambda g: f"{g.source} == {_describe(g.value)}",
+        lambda g, v, call: f"{g.source} was {_describe(g.value)}, is {_describe(v)}",
+    ),
+    "length": Kind(
+        lambda g, v, call: hasattr(v, "__len__") and len(v) == g.value,
+        lambda g: f"len({g.source}) == {g.value}",
+        lambda g, v, call: f"len({g.source}) was {g.value}, is {len(v) if hasattr(v, '__len__') else 'unknown'}",
+    ),
+    "dict_keys": Kind(
+        lambda g, v, call: isinstance(v, (dict, types.MappingProxyType)) and same_constant(keys_of(v), tuple(g.value)),
+        lambda g: f"tuple({g.source}) == {_describe(g.value)}",
+        flat=lambda f, g: (g.kind, f.node(g.source), tuple(map(_weak, g.value)), ()),
+    ),
+    "missing": Kind(
+        lambda g, v, call: _missing(v, g.value),
+        lambda g: f"{g.value!r} not in {g.source}",
+        flat=lambda f, g: (g.kind, f.node(g.source), _weak(g.value), ()),
+    ),
+    "global_state": Kind(
+        lambda g, v, call: g.value == global_state(), lambda g: f"global state is {_print_state(g.value)}", _why_state, _flat_state
+    ),
+    "no_overlap": Kind(
+        _holds_no_overlap,
+        lambda g: f"{g.source} shares no memory with {', '.join(str(s) for s in g.value if s != g.source)}",
+        flat=lambda f, g: (g.kind, f.node(g.source), g.value, tuple(f.node(s) for s in g.value)),
+    ),
+    "shape": Kind(_holds_shape, lambda g: f"{g.value!r}", _why_shape, _flat_shape),
+    "alias": Kind(
+        lambda g, v, call: v is evaluate(g.value, call),
+        lambda g: f"{g.source} is {g.value}",
+        flat=lambda f, g: (g.kind, f.node(g.source), f.node(g.value), ()),
+    ),
+    "function": Kind(_holds_function, lambda g: f"{g.source} is the function at {g.value[0].co_filename}:{g.value[0].co_firstlineno}"),
+}
+
+
+def print_guard(g: Guard) -> str:
+    """One guard as Python-like text."""
+    text = KINDS[g.kind].text(g)
+    return f"{text}  # {g.loc}" if g.loc else text
+
+
+def holds(guard: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -> bool:
+    """Is the guard true for this call? The slow definition of what C checks."""
+    call = replace(call, symbols=symbols) if symbols else call
+    v = evaluate(guard.source, call)
+    return v is not MISSING and KINDS[guard.kind].holds(guard, v, call)
+
+
+def explain(g: Guard, call: Call, symbols: Mapping[str, Source] | None = None) -> str:
+    """Why this guard does not hold for this call, in words."""
+    call = replace(call, symbols=symbols) if symbols else call
+    v = evaluate(g.source, call)
+    return f"{g.source} no longer exists" if v is MISSING else KINDS[g.kind].why(g, v, call)
+
+
+def first_failure(guards: Sequence[Guard], call: Call, symbols: Mapping[str, Source] | None = None) -> Guard | None:
+    """The first guard that does not hold, or None."""
+    return next((g for g in guards if not holds(g, call, symbols)), None)
 
 
 def weaken(g: Guard) -> Guard:

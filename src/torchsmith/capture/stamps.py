@@ -351,7 +351,7 @@ class Template:
             elif g.kind == "tensor":
                 holds = type(values[slot]) is g.value.type and gd.tensor_guard(values[slot]) == g.value
             else:
-                holds = g.kind in _PLAIN_GUARDS and gd.HOLDS[g.kind](g, values[slot], _NO_CALL)
+                holds = g.kind in _PLAIN_GUARDS and gd.KINDS[g.kind].holds(g, values[slot], _NO_CALL)
             if not holds:
                 raise _No
         met: set[int] = set()
