@@ -560,13 +560,11 @@ def test_a_partners_own_backend_runs_under_our_capture():
     """The entry point that OpenVINO's package registers for torch.compile."""
     from importlib.metadata import entry_points
 
-    from torchsmith.backends.partners import as_partner
-
     (point,) = [p for p in entry_points(group="torch_dynamo_backends") if p.name == "openvino"]
     net, x = Net().eval(), torch.randn(2, 3, 8, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        close(torchsmith.compile(net, backend=as_partner(point.load()))(x), net(x), 1e-2)  # it computes in bfloat16 where there is AMX
+        close(torchsmith.compile(net, backend=point.load())(x), net(x), 1e-2)  # it computes in bfloat16 where there is AMX
 
 
 # ---------------------------------------------------------------- ours under PyTorch's capture

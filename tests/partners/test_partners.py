@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd as dynamo_aot
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchsmith
-from torchsmith import events
+from torchsmith import compiler, events
 from torchsmith.backends import registry
-from torchsmith.backends.partners import as_partner
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +69,13 @@ def test_what_a_partner_receives(monkeypatch):
 
 def test_numbers_are_symbols_too():
     seen = []
-    fn = torchsmith.compile(lambda x, n: x.repeat(n, 1) * x.shape[0], backend=as_partner(looking(seen)), dynamic=True)
+    fn = torchsmith.compile(lambda x, n: x.repeat(n, 1) * x.shape[0], backend=looking(seen), dynamic=True)
     for n, k in ((3, 2), (3, 5), (7, 3), (2, 9)):
         x = torch.randn(n, 4)
         torch.testing.assert_close(fn(x, k), x.repeat(k, 1) * n)
-    assert [s["kinds"] for s in seen] == [[torch.Tensor], [torch.Tensor, torch.SymInt]]  # a number is one until it changes
+    assert [s["kinds"] for s in seen] == [
+        [torch.SymInt, torch.Tensor], [torch.SymInt, torch.Tensor, torch.SymInt]  # a number is one until it changes
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("question", [
@@ -91,7 +96,7 @@ def test_what_a_partner_assumes_is_guarded(question):
 
         return run
 
-    fn = torchsmith.compile(lambda x: x.sin(), backend=as_partner(backend), dynamic=True, fullgraph=True)
+    fn = torchsmith.compile(lambda x: x.sin(), backend=backend, dynamic=True, fullgraph=True)
     for n in (5, 6, 9, 3, 4, 5):
         x = torch.randn(n, 2)
         torch.testing.assert_close(fn(x), x.sin())
@@ -99,18 +104,15 @@ def test_what_a_partner_assumes_is_guarded(question):
 
 
 def test_a_partners_aot_autograd_trains_with_sizes_that_vary():
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
-
     graphs = []
 
-    def compiler(gm, inputs):
+    def record(gm, inputs):
         graphs.append(gm)
         return make_boxed_func(gm.forward)
 
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.GELU())
     other = copy.deepcopy(net)
-    fn = torchsmith.compile(other, backend=as_partner(aot_autograd(fw_compiler=compiler, bw_compiler=compiler)), dynamic=True)
+    fn = torchsmith.compile(other, backend=dynamo_aot(fw_compiler=record, bw_compiler=record), dynamic=True)
     with events.recording() as got:
         for n in (5, 7, 3):
             x = torch.randn(n, 4)
@@ -124,7 +126,7 @@ def test_a_partners_aot_autograd_trains_with_sizes_that_vary():
 
 def test_what_our_words_do_not_say_is_compiled_for_each_set_of_sizes():
     seen = []
-    fn = torchsmith.compile(lambda x, k: x * k + x.shape[0], backend=as_partner(looking(seen)), dynamic=True)
+    fn = torchsmith.compile(lambda x, k: x * k + x.shape[0], backend=looking(seen), dynamic=True)
     for n, k in ((3, 0.5), (5, 1.5), (3, 2.5), (7, 3.5)):
         x = torch.randn(n, 4)
         torch.testing.assert_close(fn(x, k), x * k + n)
@@ -137,6 +139,90 @@ def test_a_partner_that_raises_is_named():
 
     x = torch.randn(3)
     with pytest.warns(UserWarning, match="backend 'partner' raised ImportError: its library is another version"):
-        torch.testing.assert_close(torchsmith.compile(lambda x: x + 1, backend=as_partner(partner), dynamic=True)(x), x + 1)
+        torch.testing.assert_close(torchsmith.compile(lambda x: x + 1, backend=partner, dynamic=True)(x), x + 1)
     with pytest.raises(torchsmith.BackendFailed, match="backend 'partner' raised ImportError"):
-        torchsmith.compile(lambda x: x + 2, backend=as_partner(partner), fullgraph=True)(x)
+        torchsmith.compile(lambda x: x + 2, backend=partner, fullgraph=True)(x)
+
+
+def traced(gm, inputs):
+    return make_fx(gm)(*inputs)
+
+
+def as_it_is(gm, inputs):
+    return make_boxed_func(gm.forward)
+
+
+def boxed(gm, inputs):
+    return aot_module_simplified(gm, inputs, fw_compiler=as_it_is)
+
+
+def rewritten(gm, inputs):
+    assert torch.fx.replace_pattern(gm, lambda a: torch.sin(a) + 0, lambda a: torch.cos(torch.pi / 2 - a))  # traces symbolically
+    gm.recompile()
+    return gm
+
+
+class Interpreted:
+    def __init__(self, gm, inputs):
+        self.gm = gm
+
+    def __call__(self, *args):
+        return torch.fx.Interpreter(self.gm).run(*args)
+
+
+def scripted(gm, inputs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(gm, tuple(inputs))
+
+
+def interpreted(gm, inputs):
+    return Interpreted(gm, inputs)
+
+
+USERS = {  # backend -> how often it is asked for sizes that vary
+    "traced": (traced, 4), "boxed": (boxed, 1), "rewritten": (rewritten, 1), "interpreted": (interpreted, 1),
+    "scripted": (scripted, 5), "handed on": (compiler.lookup_backend("inductor"), 1),
+    "to a functional backend": (compiler.lookup_backend("aot_eager"), 1), "aot": (dynamo_aot(fw_compiler=as_it_is), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_backends_that_users_write(name):
+    """Callables, not registered: with example inputs they trace, prove and rewrite; a size that varies is no constant to them."""
+    backend, times = USERS[name]
+    asked = []
+
+    def counting(gm, inputs):
+        asked.append(inputs)
+        return backend(gm, inputs)
+
+    def f(x):
+        rows = x.shape[0]
+        return (torch.sin(x) + 0) * rows, torch.arange(rows * 2) + rows
+
+    fn = torchsmith.compile(f, backend=counting, dynamic=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for n in (5, 7, 2, 9):
+            x = torch.randn(n, 3)
+            for mine, want in zip(fn(x), f(x), strict=True):
+                torch.testing.assert_close(mine, want)
+    assert len(asked) == times
+
+
+def test_a_class_is_a_backend():
+    x = torch.randn(3)
+    torch.testing.assert_close(torchsmith.compile(lambda x: x.sin(), backend=Interpreted, fullgraph=True)(x), x.sin())
+
+
+def test_what_a_backend_did_to_its_graph_before_it_failed_is_not_seen():
+    def spoils(gm, inputs):
+        for n in gm.graph.nodes:
+            n.target = torch.cos if n.target is torch.sin else n.target
+        gm.recompile()
+        raise ValueError("enough")
+
+    x = torch.randn(3)
+    with pytest.warns(UserWarning, match="backend 'spoils' raised ValueError: enough"):
+        torch.testing.assert_close(torchsmith.compile(lambda x: torch.sin(x) + 1, backend=spoils)(x), x.sin() + 1)

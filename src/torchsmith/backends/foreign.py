@@ -34,7 +34,7 @@ class Foreign:
         self.facts.reads_data = self.facts.is_promise = True
         self.theirs: dict[str, Any] = {}  # our symbol -> the other capture's number
         self.ours: dict[Any, Any] = {}  # their expression -> our number
-        graph = _copy(gm.graph)
+        graph = copied(gm.graph)
         every = [n for n in graph.nodes if n.op == "placeholder"]
         if len(every) != len(examples):
             raise ValueError(f"the graph has {len(every)} inputs ({', '.join(n.name for n in every)}), {len(examples)} examples were given")
@@ -144,7 +144,8 @@ def evaluate(e: Any, ours: Mapping[Any, Any]) -> Any:
     raise Unsupported("BCK004", detail=str(e))
 
 
-def _copy(graph: fx.Graph) -> fx.Graph:
+def copied(graph: fx.Graph) -> fx.Graph:
+    """The same graph; a node's meta is a dict of its own."""
     made = fx.Graph()
     made.output(made.graph_copy(graph, {}))
     return made

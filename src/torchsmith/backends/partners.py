@@ -1,13 +1,13 @@
 """Backends written for torch.compile, called under our capture: they receive what PyTorch's own capture would hand them.
 
-In: a backend `(GraphModule, example_inputs, **keywords) -> callable`. Out: the same signature for our captured graphs. A partner finds fake
-tensors of one mode in meta["example_value"] of every node, PyTorch's symbols where sizes vary, lifted parameters as inputs, and the tracing
-context that torch's tools ask for.
+In: a backend `(GraphModule, example_inputs, **keywords) -> callable`. Out: the same signature for our captured graphs. A partner finds a
+graph of its own, fake tensors of one mode in meta["example_value"] of its nodes, PyTorch's symbols where sizes vary (those that the graph
+reads are inputs, in front), lifted parameters as inputs, and the tracing context that torch's tools ask for.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -22,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from ..codes import Unsupported
 from ..ir.expr import Sym
 from ..ir.number import number_of
-from .foreign import LARGE, evaluate
+from .foreign import LARGE, copied, evaluate
 from .plain import LIMIT
 
 Backend = Callable[..., Any]
@@ -30,9 +31,9 @@ Backend = Callable[..., Any]
 
 def as_partner(backend: Backend) -> Backend:
     """`backend` with the surroundings that it expects. What it assumes of symbolic sizes becomes our guards; where that cannot be said in
-    our words it is called once for each set of sizes."""
+    our words, or it wants no symbols, it is called once for each set of sizes. Raises what it raises."""
 
-    def call(gm: torch.fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
+    def call(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         if not any(isinstance(size, torch.SymInt) for n in nodes for size in _sizes(n)):
             return _call(backend, gm, inputs, keywords, Theirs())
@@ -42,10 +43,13 @@ def as_partner(backend: Backend) -> Backend:
             made = _call(backend, gm, inputs, keywords, theirs)
             theirs.tell()
         except Unsupported:
-            return _by_sizes(backend, gm, keywords)
+            return BySizes(backend, gm, keywords)
+        except Exception:  # as with tracers that know numbers only
+            again = BySizes(backend, gm, keywords)
+            again.of(inputs)
+            return again
         return made
 
-    call.__name__ = getattr(backend, "__name__", type(backend).__name__)
     return call
 
 
@@ -60,7 +64,7 @@ class Theirs:
         self.inputs: list[Any] = []
         self.pinned: list[tuple[Any, int]] = []  # our number, and the constant that they took it for
 
-    def see(self, nodes: Sequence[torch.fx.Node], inputs: Sequence[Any]) -> None:
+    def see(self, nodes: Sequence[fx.Node], inputs: Sequence[Any]) -> None:
         """Inputs as they shall be seen. Raises Unsupported (BCK004) for numbers that are not integers."""
         later: list[tuple[Any, Any]] = []
         for n, value in zip(nodes, inputs, strict=True):
@@ -73,7 +77,7 @@ class Theirs:
                 found: Sequence[Any] = [self.inputs[-1]] if sizes else []
             else:
                 varies = tuple(isinstance(size, torch.SymInt) for size in sizes)
-                self.inputs.append(self._dynamic(value, varies) if any(varies) else self.mode.from_tensor(value, static_shapes=True))
+                self.inputs.append(self._dynamic(value, varies) if any(varies) else self.known(value))
                 found = self.inputs[-1].shape
             for ours, made in zip(sizes, found, strict=True):
                 if isinstance(ours, torch.SymInt):
@@ -82,6 +86,10 @@ class Theirs:
             wanted = number_of(ours.node.expr, self.values)
             if wanted is not None:
                 torch._check(made == wanted)
+
+    def known(self, value: Any) -> Any:
+        """An input whose sizes do not vary."""
+        return self.mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
 
     def _dynamic(self, value: torch.Tensor, varies: tuple[bool, ...]) -> torch.Tensor:
         sizes = [DimDynamic.DYNAMIC if v else DimDynamic.STATIC for v in varies]
@@ -112,53 +120,83 @@ class Theirs:
             raise Unsupported("BCK004", detail="what a backend assumed does not hold")
 
 
-def _call(backend: Backend, gm: torch.fx.GraphModule, inputs: Sequence[Any], keywords: Mapping[str, Any], theirs: Theirs) -> Any:
-    fakes = theirs.inputs or [theirs.mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v for v in inputs]
-    shown = [fake if isinstance(fake, torch.SymInt) else value for fake, value in zip(fakes, inputs, strict=True)]
-    made = with_examples(gm, fakes, theirs.mode)
+def _call(backend: Backend, gm: fx.GraphModule, inputs: Sequence[Any], keywords: Mapping[str, Any], theirs: Theirs) -> Any:
+    """What the backend makes of `gm`, as a call of the inputs of `gm`."""
+    fakes = theirs.inputs or [theirs.known(v) for v in inputs]
+    graph = copied(gm.graph)
+    places = lift_sizes(graph) if theirs.inputs else []
+    sizes = [fakes[i].shape[d] for i, d in places]
+    given = [fake if isinstance(fake, torch.SymInt) else value for fake, value in zip(fakes, inputs, strict=True)]
+    with_examples(graph, gm, [*sizes, *fakes], theirs.mode)
+    own = fx.GraphModule(gm, graph)
+    own.meta = dict(gm.meta)
     with tracing(TracingContext(theirs.mode)):
-        return backend(made, shown, **keywords)
+        made = backend(own, [*sizes, *given], **keywords)
+    return (lambda *args: made(*[args[i].shape[d] for i, d in places], *args)) if places and callable(made) else made
 
 
-def _by_sizes(backend: Backend, gm: torch.fx.GraphModule, keywords: Mapping[str, Any]) -> Callable[..., Any]:
-    """A call that asks the backend once for each set of sizes."""
-    kept: OrderedDict[Any, Any] = OrderedDict()
-    lock = threading.Lock()
+def lift_sizes(graph: fx.Graph) -> list[tuple[int, int]]:
+    """Sizes that vary and that the graph reads of its inputs become inputs in front, so that who traces it with the inputs at hand does not
+    take one for a constant. Out: of each the input and the dimension."""
+    nodes = [n for n in graph.nodes if n.op == "placeholder"]
+    made: dict[Any, fx.Node] = {}
+    places: list[tuple[int, int]] = []
+    for i, given in enumerate(nodes):
+        for n in [u for u in given.users if u.op == "call_method" and u.target == "size" and len(u.args) == 2]:
+            d: Any = n.args[1]
+            size = _sizes(given)[d]
+            if not isinstance(size, torch.SymInt):
+                continue
+            if size.node.expr not in made:
+                places.append((i, d))
+                with graph.inserting_before(nodes[0]):
+                    made[size.node.expr] = graph.placeholder(f"s{len(made)}")
+            n.replace_all_uses_with(made[size.node.expr])
+            graph.erase_node(n)
+    return places
 
-    def run(*inputs: Any) -> Any:
+
+class BySizes:
+    """A call that asks the backend once for each set of sizes; LIMIT of them are kept."""
+
+    def __init__(self, backend: Backend, gm: fx.GraphModule, keywords: Mapping[str, Any]) -> None:
+        self.backend, self.gm, self.keywords = backend, gm, keywords
+        self.kept: OrderedDict[Any, Any] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def of(self, inputs: Sequence[Any]) -> Any:
         key = tuple([(v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in inputs])
-        with lock:
-            made = kept.get(key)
+        with self.lock:
+            made = self.kept.get(key)
             if made is None:
-                made = kept[key] = _call(backend, gm, inputs, keywords, Theirs())
-                if len(kept) > LIMIT:
-                    kept.popitem(last=False)
-        return made(*inputs)
+                made = self.kept[key] = _call(self.backend, self.gm, inputs, self.keywords, Theirs())
+                if len(self.kept) > LIMIT:
+                    self.kept.popitem(last=False)
+        return made
 
-    return run
+    def __call__(self, *inputs: Any) -> Any:
+        return self.of(inputs)(*inputs)
 
 
-def _sizes(n: torch.fx.Node) -> list[Any]:
+def _sizes(n: fx.Node) -> list[Any]:
     """Sizes of an input, or the number that it is, if that varies."""
     value = n.meta.get("val")
     return list(value.shape) if isinstance(value, torch.Tensor) else [value] if isinstance(value, torch.SymInt) else []
 
 
-def with_examples(gm: torch.fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> torch.fx.GraphModule:
-    """A copy of the captured graph whose nodes carry meta["example_value"]."""
-    made = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    made.meta = dict(gm.meta)
+def with_examples(graph: fx.Graph, owner: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> None:
+    """Every node's meta["example_value"]; from where torch has no fake form of an operator on there is none."""
     given = iter(fakes)
 
-    class Examples(torch.fx.Interpreter):
-        def run_node(self, n: torch.fx.Node) -> Any:
+    class Examples(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
             value = next(given) if n.op == "placeholder" else super().run_node(n)
-            n.meta["example_value"] = value
+            if n.op != "output":
+                n.meta["example_value"] = value
             return value
 
-    with mode, torch.no_grad() if not torch.is_grad_enabled() else torch.enable_grad():
-        Examples(made).run(*fakes)
-    return made
+    with mode, contextlib.suppress(Exception):
+        Examples(owner, graph=graph).run(*fakes)
 
 
 def _dynamo(name: str, package: str) -> Backend:
@@ -166,12 +204,12 @@ def _dynamo(name: str, package: str) -> Backend:
     import_module(package)
     registry = import_module("torch._dynamo.backends.registry")
     found: Backend = registry.lookup_backend(name)
-    return as_partner(found)
+    return found
 
 
-def ipex(gm: torch.fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
+def ipex(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
     return _dynamo("ipex", "intel_extension_for_pytorch")(gm, inputs, **keywords)
 
 
-def tensorrt(gm: torch.fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
+def tensorrt(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
     return _dynamo("tensorrt", "torch_tensorrt")(gm, inputs, **keywords)

@@ -4,7 +4,7 @@ In: a name, a callable, or either with options. Out: what `compile(backend=...)`
 
 A row says what a backend takes (its dialect):
   native      our own compiler; the pipeline runs it itself
-  captured    the captured graph: (GraphModule, example_inputs) -> callable, as torch.compile's custom backends
+  captured    the captured graph: (GraphModule, example_inputs) -> callable, as torch.compile's custom backends (partners.py)
   functional  ATen on values: (FunctionalGraph, name, **options) -> callable (graph/spec.py); write-backs and aliases are done around it.
               Where gradients flow it gets the forward and the backward graph one after the other; a backend that treats them otherwise
               has attributes `forward` and `backward` of the same signature
@@ -81,7 +81,8 @@ class Choice:
     def __call__(self, *args: Any, part: str = "__call__") -> Any:
         """What the backend gives; `part` "forward" or "backward" where gradients flow."""
         assert self.fn is not None
-        return getattr(self.fn, part, self.fn)(*args, **dict(self.keywords))
+        asked = self.fn if part == "__call__" else getattr(self.fn, part, self.fn)
+        return asked(*args, **dict(self.keywords))
 
     def __reduce__(self) -> Any:
         by_name = self.name in ROWS or self.name in BACKENDS
@@ -207,13 +208,22 @@ def _from_row(name: str) -> Backend | None:
 
 
 def lookup_backend(name: str | Backend) -> Backend:
-    """The callable registered under `name`. Raises InvalidBackend."""
+    """The backend of that name as `(GraphModule, example_inputs, **keywords) -> callable`, for backends that hand graphs on. Raises
+    InvalidBackend, TypeError."""
     if callable(name):
         return name
-    found = choose(name).fn
-    if found is None:
-        raise InvalidBackend(f"{name!r} is torchsmith's own: there is no callable of that name")
-    return found
+    if not isinstance(name, str):
+        raise TypeError(f"backend must be a name or a callable, not {type(name).__name__}")
+    found = choose(name)
+    if found.dialect == "captured" and found.fn is not None:
+        return found.fn
+
+    def compiled(gm: Any, example_inputs: Sequence[Any], **keywords: Any) -> Backend:
+        made: Backend = import_module("..api", __package__).compile(gm, backend=found, **keywords)
+        return made
+
+    compiled.__name__ = name
+    return compiled
 
 
 def choose(name: str) -> Choice:
@@ -228,8 +238,6 @@ def choose(name: str) -> Choice:
         end = "" if known.endswith("?") else "."
         raise InvalidBackend(f"unknown backend {name!r}; {known}{end} Register one with torchsmith.compiler.register_backend")
     loaded: Backend = point.load()
-    if point.group == PARTNERS:
-        loaded = import_module(".partners", __package__).as_partner(loaded)
     return Choice(name, dialect_of(loaded), loaded)
 
 

@@ -15,7 +15,8 @@ import torch
 from .. import events
 from ..autograd.attach import attach
 from ..autograd.joint import Joint
-from ..capture.dispatch import BackendFailed
+from ..capture.dispatch import BackendFailed, modes, set_modes
+from ..capture.overrides import plain
 from ..codes import Unsupported
 from ..graph.eager import eager_callable
 from ..graph.functionalise import functionalise
@@ -23,6 +24,7 @@ from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph
 from ..options import Options
 from ..pipeline import Compiled, Report, run_captured
+from .partners import as_partner
 from .registry import Choice, with_versions
 from .watch import Call, of_captured, of_functional, said, watched
 
@@ -45,7 +47,7 @@ def compile_by(
             return run_captured(gm, facts, why, operators, name)
     try:
         if choice.dialect == "captured":
-            call = watched(choice(gm, list(inputs)), of_captured(gm), gm.forward, _writes(gm), choice.name, fullgraph)
+            call = watched(captured(choice, gm, inputs), of_captured(gm), gm.forward, _writes(gm), choice.name, fullgraph)
         elif joint is None:
             call = functional(choice, functionalise(gm, facts), name, fullgraph, repeat=gm.forward)
         else:
@@ -72,15 +74,29 @@ def _failed(choice: Choice, error: Exception, is_error: bool) -> Unsupported:
     if is_error:
         raise BackendFailed(text) from error
     failed = Unsupported("BCK003", detail=text)
-    events.warn(f"torchsmith: {failed}. The program runs eagerly.")
+    events.warn(f"torchsmith: [BCK003] {text}. The program runs eagerly; with fullgraph=True this is an error.")
     return failed
+
+
+def captured(choice: Choice, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """What a backend of captured graphs gives. Handlers of torch functions, off while capturing, are on: symbolic tracing needs
+    them. It may run the graph, which leaves no trace in modes and draws."""
+    before, random = modes(), torch.get_rng_state()
+    try:
+        with torch._C._EnableTorchFunction():
+            return as_partner(choice)(gm, [plain(value) for value in inputs])
+    finally:
+        set_modes(before)
+        torch.set_rng_state(random)
 
 
 def functional(
     choice: Choice, fg: FunctionalGraph, name: str, fullgraph: bool, part: str = "__call__", repeat: Call | None = None
 ) -> Call:  # fmt: skip
     """A functional graph by the backend, watched; `repeat` does the same with the program's own order of writes and exceptions."""
-    return watched(choice(fg, name, part=part), of_functional(fg), repeat or eager_callable(fg), False, choice.name, fullgraph)
+    with torch._C._EnableTorchFunction():
+        made = choice(fg, name, part=part)
+    return watched(made, of_functional(fg), repeat or eager_callable(fg), False, choice.name, fullgraph)
 
 
 def backward(choice: Choice, fg: FunctionalGraph, name: str, fullgraph: bool) -> Call:

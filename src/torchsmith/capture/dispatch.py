@@ -821,21 +821,33 @@ _MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast)
 
 def _leaving_modes(call: Callable[..., Any]) -> Callable[..., Any]:
     def left(*args: Any) -> Any:
-        grad, autocast = torch.is_grad_enabled(), _autocast()
+        before = modes()
         try:
             return call(*args)
         except BaseException:
-            torch._C._set_grad_enabled(grad)
-            for device, (on, dtype) in autocast.items():
-                torch.set_autocast_enabled(device, on)
-                torch.set_autocast_dtype(device, dtype)
+            set_modes(before)
             raise
 
     return left
 
 
-def _autocast() -> dict[str, tuple[bool, torch.dtype]]:
-    return {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}
+def modes() -> tuple[Any, ...]:
+    """What a graph may leave otherwise than it found it: gradients, autocast per device, how deep in autocast."""
+    deep = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return torch.is_grad_enabled(), {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}, deep
+
+
+def set_modes(known: tuple[Any, ...]) -> None:
+    """As `modes` found them."""
+    grad, autocast, deep = known
+    torch._C._set_grad_enabled(grad)
+    for device, (on, dtype) in autocast.items():
+        torch.set_autocast_enabled(device, on)
+        torch.set_autocast_dtype(device, dtype)
+    for _ in range(modes()[2] - deep):
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
 
 
 def _layout_conditions(captured: Any, symbols: dict[str, Source]) -> list[Expr]:

@@ -90,12 +90,13 @@ def without_handlers(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         with C.DisableTorchFunction():
-            return call(*[_plain(a) for a in args])
+            return call(*[plain(a) for a in args])
 
     return run
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A tensor without the handler of its class."""
     return value.as_subclass(Tensor) if isinstance(value, Tensor) and is_subclass(type(value)) else value
 
 
