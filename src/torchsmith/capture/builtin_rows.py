@@ -266,7 +266,7 @@ def copy_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 def hash_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     f = pr.special(m, type(args[0]), "__hash__")
     if f is not None:
-        return m.call(f, [args[0]], {})
+        return pr.outcome(m, "__hash__", f, [args[0]])
     if issubclass(type(args[0]), Tensor) or m.world.of(args[0]) is not None:
         raise Unsupported("CAP011", at=m.loc(), detail="hash() of an object from outside")
     return m.native(hash, args, {})
@@ -348,10 +348,11 @@ def _number(cls: type, name: str) -> Any:
                 return m.tensor_value(value, name, f"{cls.__name__}(tensor)", args[1:], kwargs)
             if type(value) is ArrayValue:
                 return arrays.value_of(m, value, name)
-            for special in (name, "__index__"):
+            for special in (name,) if issubclass(type(value), (int, float, complex)) else (name, "__index__"):
                 f = pr.special(m, type(value), special)
                 if f is not None:
-                    return m.call(f, [value], {})
+                    made = pr.outcome(m, special, f, [value])
+                    return made if special == name else convert(m, [made], {})
             if floats.varies(value):
                 return value if cls is float and type(value) is torch.SymFloat else floats.apply(m, cls, args, kwargs)
             if type(value) in (torch.SymInt, torch.SymFloat, torch.SymBool):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
+import string
 import sys
 import types
 import weakref
@@ -617,9 +618,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
             args = [list(map(tuple, map(m.listed, args[0])))]
     elif name == "join" and args:
         args = [m.listed(args[0])]
-    elif name == "format" and issubclass(type(self), str):
-        args = [_formattable(m, a) for a in args]
-        kwargs = {k: _formattable(m, v) for k, v in kwargs.items()}
+    elif name == "format" and issubclass(type(self), str) and not all(map(_is_plain_text, (*args, *kwargs.values()))):
+        return _formatted(m, self, args, kwargs)
     elif name == "sort" and "key" in kwargs:
         kwargs = {**kwargs, "key": m.callback(kwargs["key"])}
     if issubclass(type(self), Iterator) or t in _SAFE_SELF:
@@ -670,10 +670,33 @@ _SAFE_SELF = (
 )
 
 
-def _formattable(m: Machine, value: Any) -> Any:
-    if type(value) in SCALARS or issubclass(type(value), (list, tuple, dict)):
-        return value
-    return pr.to_str(m, value)
+def _is_plain_text(value: Any) -> bool:
+    return type(value) in SCALARS or issubclass(type(value), (list, tuple, dict))
+
+
+def _formatted(m: Machine, text: str, args: Args, kwargs: Kwargs) -> str:
+    """str.format, field by field: attributes, items, conversions and format specifications are the program's own."""
+    out, number = [], 0
+    for literal, field, spec, how in string.Formatter().parse(text):
+        out.append(literal)
+        if field is None:
+            continue
+        name = re.match(r"[^.\[]*", field)[0]  # type: ignore[index]
+        first: Any = int(name) if name.isdigit() else name
+        if not name:
+            first, number = number, number + 1
+        if first not in (range(len(args)) if type(first) is int else kwargs):  # its error is CPython's
+            return str(m.native(str.format, [text, *(None for _ in args)], dict.fromkeys(kwargs)))
+        value = args[first] if type(first) is int else kwargs[first]
+        for attribute, key in re.findall(r"\.([^.\[]+)|\[([^\]]+)\]", field[len(name) :]):
+            value = at.load_attr(m, value, attribute) if attribute else pr.getitem(m, value, int(key) if key.isdigit() else key)
+        if how:
+            value = pr.to_str(m, value, "__str__" if how == "s" else "__repr__")
+            value = value.encode("ascii", "backslashreplace").decode() if how == "a" else value
+        if spec and "{" in spec:
+            raise Unsupported("CAP014", at=m.loc(), detail="str.format with fields in a format specification")
+        out.append(pr.to_str(m, value, "__format__", spec or ""))
+    return "".join(out)
 
 
 def _single_read(m: Machine, self: Any, name: str, args: Args) -> Any:

@@ -54,6 +54,7 @@ _GENERATOR = 0x20
 _ASYNC = 0x80 | 0x200
 _MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unrolling
 _MAX_DEPTH = 200
+_VALUES = (int, float, complex, str, bytes, tuple)  # objects of a program's class derived from these are looked into like these
 _READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
 _NUMBER = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})  # of a program that stands alone, symbols
 _OF_KINDS = (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, SystemError, BufferError)  # about what kind a value is
@@ -672,6 +673,8 @@ class Machine:
         if track is None:
             if t in (list, tuple) and self.world.tracks:
                 return self._with_images(a, t)
+            if t is slice and self.world.tracks:
+                return slice(*(self._native_argument(x, type(x), fn) for x in (a.start, a.stop, a.step)))
             return a
         if container_base(t) or track.image is not None or t is types.MappingProxyType:
             return self.world.image(track)
@@ -683,7 +686,7 @@ class Machine:
 
     def _with_images(self, a: Any, t: type) -> Any:
         for x in a:
-            if container_base(type(x)):
+            if container_base(type(x)) or (type(x) not in SCALARS and issubclass(type(x), _VALUES)):
                 track = self.world.tracks.get(id(x))
                 if track is not None and x is not track.image:
                     if t is list:

@@ -39,9 +39,33 @@ def special(m: Machine, t: type, name: str) -> Any:
     return None
 
 
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_VALUES = (int, float, complex, str, bytes, tuple)
+_JUDGES: dict[str, tuple[type, Callable[[Any], Any]]] = {
+    "__str__": (str, str), "__repr__": (str, repr), "__format__": (str, format), "__bool__": (bool, bool), "__len__": (int, len),
+    "__hash__": (int, hash), "__index__": (int, operator.index), "__int__": (int, int), "__float__": (float, float),
+    "__complex__": (complex, complex),
+}  # special methods whose results CPython looks at: the class that passes, and who looks
+
+
+def outcome(m: Machine, name: str, f: Any, args: list[Any]) -> Any:
+    """What the special method `name` of args[0], written in Python, comes to: CPython refuses or changes results of other classes."""
+    made = m.call(f, args, {})
+    good, judge = _JUDGES[name]
+    t = type(made)
+    if t is good and (name not in ("__len__", "__hash__") or 0 <= made < 2**60):
+        return made
+    if t in _SYMBOLS:
+        if t is {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}.get(good) and (name != "__len__" or truth(m, made >= 0)):
+            return made
+        made = m.with_numbers(made)
+    elif t not in SCALARS:
+        raise Unsupported("CAP014", at=m.loc(), detail=f"{type(args[0]).__name__}.{name} that returns {t.__name__}")
+    return m.native(judge, [type(type(args[0]).__name__, (), {name: lambda *_: made})()], {}, plain=True)
+
+
 # ---------------------------------------------------------------- truth
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def truth(m: Machine, value: Any) -> bool:
@@ -57,7 +81,7 @@ def truth(m: Machine, value: Any) -> bool:
     for name in ("__bool__", "__len__"):
         f = special(m, t, name)
         if f is not None:
-            return bool(m.call(f, [value], {}))
+            return bool(outcome(m, name, f, [value]))
         if find(m, t, name) is not MISSING:
             break
     if track is not None and container_base(t):
@@ -163,6 +187,9 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
         else:
             return m.record("function", fn, (_operand(m, a), _operand(m, b)), {})
     if f is not None or g is not None:
+        both = issubclass(ta, _VALUES) and issubclass(tb, _VALUES)
+        if both and f is None and not issubclass(tb, ta):
+            raise Unsupported("CAP014", at=m.loc(), detail=f"{ta.__name__}.{name} beside {tb.__name__}.{reflected}")
         tries = []
         if f is not None and not tensor_a:
             tries.append((f, a, b))
@@ -180,6 +207,8 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
             out = m.call(h, [x, y], {}) if h is not None else _not_equal(m, x, y)
             if out is not NotImplemented:
                 return out
+        if both:  # the methods of C's class are next
+            raise Unsupported("CAP014", at=m.loc(), detail=f"{ta.__name__}.{name}, which gave NotImplemented")
         if name in ("__eq__", "__ne__"):
             return (m.world.canonical(a) is m.world.canonical(b)) is (name == "__eq__")
         raise Raised(TypeError(_unsupported(sign, ta.__name__, tb.__name__)))
@@ -386,9 +415,9 @@ def _at_varying(m: Machine, obj: Any, key: tuple[Any, ...]) -> Any:
 def getitem(m: Machine, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
-    index = special(m, type(key), "__index__") if type(key).__flags__ & 0x200 and not issubclass(type(key), Tensor) else None
+    index = special(m, type(key), "__index__") if type(key).__flags__ & 0x200 and not issubclass(type(key), (Tensor, int)) else None
     if index is not None and (t in (list, tuple, str, range, bytes) or issubclass(t, Tensor)):
-        key = m.call(index, [key], {})
+        key = outcome(m, "__index__", index, [key])
     if issubclass(type(obj), Tensor):
         key = m.index_key(key)
         if has_varying(key):
@@ -523,7 +552,7 @@ def length(m: Machine, obj: Any) -> Any:
     track = m.world.tracks.get(id(obj))
     f = special(m, t, "__len__")
     if f is not None:
-        return m.call(f, [obj], {})
+        return outcome(m, "__len__", f, [obj])
     if track is not None and container_base(t):
         if track.image is not None:
             return len(track.image)
@@ -625,8 +654,12 @@ def to_str(m: Machine, value: Any, kind: str = "__str__", spec: str = "") -> str
     names = {"__str__": ("__str__", "__repr__"), "__repr__": ("__repr__",), "__format__": ("__format__", "__str__", "__repr__")}[kind]
     for name in names:
         f = special(m, t, name)
+        if spec and name != "__format__":
+            if t not in _SYMBOLS and t.__format__ is object.__format__:
+                raise Raised(TypeError(f"unsupported format string passed to {t.__name__}.__format__"))
+            break
         if f is not None:
-            return str(m.call(f, [value, spec] if name == "__format__" else [value], {}))
+            return outcome(m, name, f, [value, spec] if name == "__format__" else [value])  # type: ignore[no-any-return]
         if name in t.__dict__:
             break
     if issubclass(type(value), BaseException):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -73,6 +73,9 @@ _FX_LEAVES = frozenset(
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # Python's types, where torch takes a dtype
 _MOVES = frozenset({"to", "cpu", "cuda", "type_as", "as_tensor", "asarray", "copy_"})  # between devices
 _MODE_DEFAULT: frozenset[str] = frozenset()
+
+
+_EXACT: tuple[tuple[type, Callable[[Any], Any]], ...] = ((int, int.__int__), (float, float.__float__), (str, str.__str__))  # no method of the program's runs
 
 
 class Recorder:
@@ -353,6 +356,10 @@ class Recorder:
             return node
         if t is dict:
             return {k: self.fx(v) for k, v in value.items()}
+        if issubclass(type(value), (tuple, int, float, str)):
+            track = self.machine.world.tracks.get(id(value))
+            if track is not None and value is not track.image:  # of an object from outside only the class is guarded
+                raise Unsupported("CAP011", at=self.loc(), detail=f"{t.__name__} from {track.source} given to a torch function")
         if issubclass(type(value), tuple):
             return tuple([self.fx(v) for v in value])
         if t is range:
@@ -361,9 +368,9 @@ class Recorder:
             return _DTYPES[value]
         if issubclass(type(value), (types.BuiltinFunctionType, torch._ops.OpOverload, torch.finfo, torch.iinfo)):
             return value
-        for plain in (int, float, str):
+        for plain, exact in _EXACT:
             if issubclass(type(value), plain):  # members of IntEnum and the like
-                return plain(value)
+                return exact(value)
         if t.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             return value.item()
         if overrides.handler_of(self.machine, value):

@@ -243,8 +243,10 @@ class World:
             if known.source != source:
                 self.guard(source, "alias", known.source)
             return obj
-        self.tracks[id(obj)] = Track(obj, source)
+        self.tracks[id(obj)] = track = Track(obj, source)
         self.keep.append(obj)
+        if not issubclass(type(source), FixedObject):
+            self.use(track)  # whatever is asked of it, `is` and str() too, follows from its class
         return obj
 
     def of(self, obj: Any) -> Track | None:
