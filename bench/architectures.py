@@ -39,10 +39,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
 from suites.harness import about  # noqa: E402
+from torch.utils._pytree import tree_map  # noqa: E402
 
 from models import torchvision_models  # noqa: E402
 
-ROADS = {"capture": (1e-4, 1e-5), "native": (1e-3, 1e-3), "train": (1e-4, 1e-5), "generate": (0.0, 0.0)}  # relative, absolute
+ROADS = {"capture": (1e-4, 1e-5), "native": (1e-3, 1e-3), "train": (1e-4, 1e-5), "generate": (0.0, 0.0), "cuda": (1e-3, 1e-3),
+         "cuda train": (1e-3, 1e-3)}  # relative, absolute  # fmt: skip
+NATIVE = ("native", "cuda", "cuda train")  # the others ask what capture makes of a model
 ORDER = ("wrong", "crash", "hang", "raises", "random", "right", "not built")
 MOST = 200_000_000  # parameters: a model that stays larger than this is not built
 Row = dict[str, Any]
@@ -400,6 +403,10 @@ def run_case(name: str, road: str) -> Row:
         model, kwargs = build(name) if road != "generate" else generator(name)
     except NotBuilt as why:
         return {**row, "status": "not built", "why": str(why)}
+    if road.startswith("cuda"):
+        torch.backends.cudnn.allow_tf32 = False
+        model = model.cuda()
+        kwargs = tree_map(lambda v: v.cuda() if isinstance(v, torch.Tensor) else v, kwargs)
     row |= {"parameters": sum(p.numel() for p in model.parameters()), "build_s": time.perf_counter() - start, "inputs": list(kwargs)}
     relative, absolute = ROADS[road]
     run = RUNS[road]
@@ -409,7 +416,7 @@ def run_case(name: str, road: str) -> Row:
     row["eager_s"] = time.perf_counter() - start
     if difference(run(model, model.forward, kwargs), want, relative, absolute):
         return {**row, "status": "random", "why": "eager gives another result when called again with the same seed"}
-    compiled = torchsmith.compile(model.forward, **({} if road == "native" else {"backend": "eager"}))
+    compiled = torchsmith.compile(model.forward, **({} if road in NATIVE else {"backend": "eager"}))
     start = time.perf_counter()
     with recording() as events:
         try:
@@ -505,7 +512,9 @@ def generate(model: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> An
     return {f"{cache} {'sampling' if s else 'greedy'}": v for (cache, s), v in found.items()}
 
 
-RUNS: dict[str, Callable[..., Any]] = {"capture": forward, "native": forward, "train": backward, "generate": generate}
+RUNS: dict[str, Callable[..., Any]] = {
+    "capture": forward, "native": forward, "train": backward, "generate": generate, "cuda": forward, "cuda train": backward,
+}  # fmt: skip
 
 # ---------------------------------------------------------------- the pool
 

@@ -17,7 +17,7 @@ from typing import Any
 import fuzz_harness
 import torch
 import torch.nn.functional as F
-from fuzz_harness import HALF, Draw, Step, check, function, shaken, shared
+from fuzz_harness import DEVICE, HALF, Draw, Step, check, function, shaken, shared
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -86,7 +86,7 @@ def whole_numbers(r: Draw, have: list[torch.Tensor]) -> torch.Tensor | None:
             lambda: (k > 3) & (at < 2),
             lambda: k // 3,
             lambda: x.index_select(-1, at.reshape(-1)[:5]),
-            lambda: torch.bucketize(x.to(torch.float32), torch.arange(5.0)),
+            lambda: torch.bucketize(x.to(torch.float32), torch.arange(5.0, device=DEVICE)),
             lambda: x.masked_fill(k % 2 == 0, 1),
         ]
     )()
@@ -101,7 +101,7 @@ def contraction(r: Draw, have: list[torch.Tensor]) -> torch.Tensor | None:
     turn = r.randrange(5) + 0.7
 
     def weights(*shape: int) -> torch.Tensor:
-        return (torch.arange(math.prod(shape)) * turn).sin().view(shape) / 2
+        return (torch.arange(math.prod(shape), device=DEVICE) * turn).sin().view(shape) / 2
 
     dtype = r.choice([x.dtype, torch.float32, torch.bfloat16, torch.float16, torch.float64])
     a = x.to(dtype).clamp(-4, 4)
@@ -112,14 +112,14 @@ def contraction(r: Draw, have: list[torch.Tensor]) -> torch.Tensor | None:
         flat = a.reshape(1, 1, -1, a.shape[-1]).expand(1, channels, -1, -1).contiguous()
         k = weights(channels, channels // groups, 3, 3).to(dtype)
         y = F.conv2d(flat, k, padding=1, groups=groups)
-        return y + torch.arange(y.shape[-1]).to(torch.int64) if r.random() < 0.3 else y
+        return y + torch.arange(y.shape[-1], device=DEVICE).to(torch.int64) if r.random() < 0.3 else y
 
     y = r.choice(
         [
             lambda: F.linear(a, w),
             lambda: a @ a.transpose(-1, -2),
-            lambda: F.linear(a, w).to(torch.float64) + torch.arange(c),
-            lambda: torch.where(F.linear(a, w) > 0, torch.arange(c), -1),
+            lambda: F.linear(a, w).to(torch.float64) + torch.arange(c, device=DEVICE),
+            lambda: torch.where(F.linear(a, w) > 0, torch.arange(c, device=DEVICE), -1),
             lambda: conv(1, 4),
             lambda: conv(4, 8),
             lambda: conv(8, 8),
@@ -210,8 +210,8 @@ def writes(r: Draw, have: list[torch.Tensor]) -> torch.Tensor | None:
             lambda: y.sub_(y.clone() if y.dtype == torch.int64 else y.mean().to(y.dtype)),
             y.zero_,
             lambda: y.masked_fill_(y > 1, 0),
-            lambda: y.copy_(torch.arange(y.numel()).view(y.shape)),
-            lambda: y.index_fill_(0, torch.tensor([0]), 2) if y.dim() else y.add_(2),
+            lambda: y.copy_(torch.arange(y.numel(), device=DEVICE).view(y.shape)),
+            lambda: y.index_fill_(0, torch.tensor([0], device=DEVICE), 2) if y.dim() else y.add_(2),
         ]
     )()
     return r.choice([y, x])
@@ -226,7 +226,7 @@ def layers(r: Draw, have: list[torch.Tensor]) -> torch.Tensor | None:
     turn = r.randrange(5) + 0.3
 
     def weights(*shape: int) -> torch.Tensor:
-        return (torch.arange(math.prod(shape)) * turn).cos().view(shape).to(x.dtype) / 2
+        return (torch.arange(math.prod(shape), device=DEVICE) * turn).cos().view(shape).to(x.dtype) / 2
 
     a = x.clamp(-4, 4).reshape(-1, x.shape[-1])[:12]
     image = a.expand(r.choice([1, 2]), r.choice([3, 4, 16]), *a.shape)
@@ -351,7 +351,7 @@ def copies(args: tuple[torch.Tensor, ...], change: Callable[[torch.Tensor], torc
         key = x.untyped_storage()._cdata
         if key not in storages:
             count = x.untyped_storage().nbytes() // x.element_size()
-            storages[key] = change(x.as_strided((count,), (1,), 0).clone())
+            storages[key] = change(x.as_strided((count,), (1,), 0).clone()).to(DEVICE)
         out.append(storages[key].as_strided(x.shape, x.stride(), x.storage_offset()))
     return out
 

@@ -5,6 +5,7 @@ A step is a function (draw, the tensors so far) -> another tensor, or None where
 
 from __future__ import annotations
 
+import os
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 Tensors = Sequence[torch.Tensor]
+DEVICE = os.environ.get("TORCHSMITH_FUZZ_DEVICE", "cpu")  # where the programs' tensors live
 
 
 class Draw:
@@ -66,7 +68,7 @@ def shaken(x: torch.Tensor, seed: int) -> torch.Tensor:
     """`x` with every float moved by about its last digit, its layout kept."""
     if not x.dtype.is_floating_point:
         return x
-    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(x.device)
     step = 1e-6 if x.dtype not in HALF else torch.finfo(x.dtype).eps
     return torch.empty_like(x).copy_((x.double() * (1 + step * noise)).to(x.dtype))
 
@@ -75,6 +77,7 @@ def check(got: Tensors, want: Tensors, near: float, again: Callable[[int], Tenso
     """Raises where `got` and `want` differ by more than `near` of the largest value and more than eager itself does when its inputs are
     shaken: again(seed) gives what eager makes of shaken inputs. A value that was rounded may lie on the other side of a threshold."""
     assert len(got) == len(want), (len(got), len(want))
+    assert [g.device for g in got] == [w.device for w in want], ([g.device for g in got], [w.device for w in want])
     for k, (g, w) in enumerate(zip(got, want, strict=True)):
         assert (g.shape, g.dtype) == (w.shape, w.dtype), f"{about}, tensor {k}: {g.dtype} {tuple(g.shape)}, not {w.dtype} {tuple(w.shape)}"
         if torch.allclose(g.double(), w.double(), rtol=near, atol=near, equal_nan=True):
@@ -103,6 +106,7 @@ def run(compare: Callable[[int], Sequence[str]], first: int, last: int) -> int:
     """Each wrong seed is a line, and each thing that compare(seed) says; the exit status."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
     wrong = 0
     for seed in range(first, last):
         try:

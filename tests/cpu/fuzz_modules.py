@@ -20,7 +20,7 @@ from typing import Any
 
 import fuzz_harness
 import torch
-from fuzz_harness import HALF, Draw, check, shaken
+from fuzz_harness import DEVICE, HALF, Draw, check, shaken
 from torch import nn
 
 import torchsmith
@@ -100,7 +100,7 @@ def sequence_module(r: Draw) -> tuple[nn.Module, Callable[[Draw], torch.Tensor]]
 def new_state(module: nn.Module, r: Draw) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(r.randrange(1 << 30))
     state = module.state_dict().items()
-    return {k: (torch.rand(v.shape, generator=g) - 0.4).to(v.dtype) if v.is_floating_point() else v.clone() for k, v in state}
+    return {k: (torch.rand(v.shape, generator=g) - 0.4).to(v) if v.is_floating_point() else v.clone() for k, v in state}
 
 
 def happens(r: Draw, twins: Sequence[nn.Module]) -> str:
@@ -121,7 +121,7 @@ def happens(r: Draw, twins: Sequence[nn.Module]) -> str:
             elif kind == 4:
                 p.select(0, -1).fill_(0.75)
             elif kind == 5:
-                p.numpy().__imul__(0.5) if p.dtype is torch.float32 else p.mul_(0.5)
+                p.numpy().__imul__(0.5) if p.dtype is torch.float32 and p.device.type == "cpu" else p.mul_(0.5)
             elif kind == 6:
                 owner = next(x for x in m.modules() if p in set(x.parameters(recurse=False)))
                 name = next(n for n, q in owner.named_parameters(recurse=False) if q is p)
@@ -209,7 +209,7 @@ def compare(seed: int, steps: int) -> list[str]:
     r = Draw(seed)
     torch.manual_seed(seed)
     module, made = r.choice((image_module, sequence_module))(r)
-    module.eval()
+    module.eval().to(DEVICE)
     twin = copy.deepcopy(module)
     compiled: Any = torchsmith.compile(module)
     story = []
@@ -220,10 +220,10 @@ def compare(seed: int, steps: int) -> list[str]:
             compiled = moved(compiled, r)
             story.append("moved")
         mixed, grad = r.random() < 0.15, r.random() < 0.1
-        x = made(r).to(next(twin.parameters()).dtype)
+        x = made(r).to(next(twin.parameters()))
         if twin.training and x.numel() <= x.shape[1]:
             continue
-        context = torch.autocast("cpu", dtype=torch.bfloat16) if mixed else contextlib.nullcontext()
+        context = torch.autocast(DEVICE, dtype=torch.bfloat16) if mixed else contextlib.nullcontext()
         with context, torch.enable_grad() if grad else r.choice((torch.no_grad, torch.inference_mode))():
             before = copy.deepcopy(twin)
             try:
@@ -235,7 +235,7 @@ def compare(seed: int, steps: int) -> list[str]:
             check([got.detach(), *compiled.buffers()], [want.detach(), *twin.buffers()], near_of(twin, mixed),
                   lambda k, x=x, m=before: _again(m, x, k), f"{story}, {tuple(x.shape)}")  # fmt: skip
         story.append("call")
-        if r.random() < 0.1 and not mixed and not grad:
+        if r.random() < 0.1 and not mixed and not grad and DEVICE == "cpu":  # CUDA cannot be used behind a fork
             with torch.no_grad():
                 assert twin.training or forked(compiled, twin, x), f"{story}, forked"
             compiled.load_state_dict(twin.state_dict())

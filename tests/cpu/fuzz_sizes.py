@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import fuzz_harness
 import fuzz_steps
 import torch
-from fuzz_harness import HALF, Draw, check, function, shaken
+from fuzz_harness import DEVICE, HALF, Draw, check, function, shaken
 
 import torchsmith
 from torchsmith.debug.explain import explanation
@@ -24,7 +24,7 @@ def resized(args: Sequence[torch.Tensor], r: Draw, zero: bool) -> list[torch.Ten
     """Tensors of the same ranks and dtypes; each size but 1 becomes another one everywhere."""
     sizes = sorted({n for a in args for n in a.shape})
     new = {n: 1 if n == 1 else r.choice([0, 1]) if zero else r.choice([1, 2, 3, 4, 5, 6, 7, 9, 13, 16, 17]) for n in sizes}
-    return [torch.randn([new[n] for n in a.shape]).to(a.dtype) for a in args]
+    return [torch.randn([new[n] for n in a.shape]).to(a) for a in args]
 
 
 def compare(seed: int, steps: int, calls: int = 5) -> list[str]:
@@ -32,7 +32,7 @@ def compare(seed: int, steps: int, calls: int = 5) -> list[str]:
     torchsmith.compiler.reset()
     fn, r = function(fuzz_steps.STEPS, seed + 1, steps), Draw(seed)
     torch.manual_seed(seed)
-    first = list(fuzz_steps.arguments(seed))
+    first = [a.to(DEVICE) for a in fuzz_steps.arguments(seed)]
     compiled, codes = torchsmith.compile(fn), []
     for number in range(calls):
         args = first if number == 0 else resized(first, r, zero=seed % 4 == 0 and number == 2 + seed // 4 % 3)

@@ -117,7 +117,7 @@ def indexed(r: Draw, have: list[torch.Tensor]) -> torch.Tensor | None:
     if x is None:
         return None
     d = r.randrange(x.dim())
-    index = (x.detach().abs().sum() * 0).long() + torch.arange(x.shape[d]).flip(0)
+    index = (x.detach().abs().sum() * 0).long() + torch.arange(x.shape[d], device=x.device).flip(0)
     wide = index.view([-1 if k == d else 1 for k in range(x.dim())]).expand(x.shape) // 2
     return r.choice([
         lambda: x.index_select(d, index), lambda: x.gather(d, wide), lambda: torch.zeros_like(x).scatter_add(d, wide, x),
