@@ -11,7 +11,7 @@ import weakref
 from torchsmith.capture import _frame
 
 LOCAL, GLOBAL, GLOBAL_IN, CELL, FIXED, INSTANCE, MODULE_DICT, TYPE_ATTR, GETATTR, SEQ, DICT, CONTENTS, TYPE_OF, PROPERTY = range(14)
-IDENTITY, TYPE, EQUALS, LENGTH, KEYS, MISSING = 1, 2, 3, 4, 5, 6
+IDENTITY, TYPE, EQUALS, LENGTH, KEYS, MISSING = "identity", "type", "equals", "length", "dict_keys", "missing"
 KEY = object()
 
 
