@@ -19,6 +19,7 @@ import io
 import linecache
 import random
 import re
+import signal
 import sys
 import warnings
 from typing import Any
@@ -29,6 +30,7 @@ import torch
 import torchsmith
 
 _FLOATS = re.compile(r"(-?\d+\.\d{5,}(?:e[-+]?\d+)?)")
+LONGEST = 5  # seconds that a call may take as it is, four times as many compiled
 WIDE, ODD = 1_000_000, 2_000_000
 T, N, L = ("t0", "t1", "t2"), ("n0", "n1"), ("l0", "l1")
 
@@ -581,6 +583,29 @@ def difference(a: Any, b: Any, path: str = "") -> str | None:
     return None if a == b else f"{path}: {a!r} instead of {b!r}"
 
 
+_ENDLESS = object()
+
+
+class _TooLong(BaseException):
+    """No handler of a program takes it."""
+
+
+def _interrupt(*_: Any) -> None:
+    raise _TooLong
+
+
+def _within(seconds: int, fn: Any, seed: int, call: int) -> Any:
+    before = signal.signal(signal.SIGALRM, _interrupt)
+    signal.alarm(seconds)
+    try:
+        return outcome(fn, arguments(seed, call))
+    except _TooLong:
+        return _ENDLESS
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def check(seed: int, dynamic: bool | None = None, backend: Any = "eager") -> str | None:
     """None, or how compiled and eager differ for this seed."""
     fn, _ = program(seed)
@@ -588,8 +613,9 @@ def check(seed: int, dynamic: bool | None = None, backend: Any = "eager") -> str
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for call in (0, 1, 2):
-            want = outcome(fn, arguments(seed, call))
-            got = outcome(compiled, arguments(seed, call))
+            want, got = _within(LONGEST, fn, seed, call), _within(4 * LONGEST, compiled, seed, call)
+            if want is _ENDLESS or got is _ENDLESS:  # some programs never end
+                return None if want is _ENDLESS else f"call {call}: it does not end"
             found = difference(got, want, f"call {call}: ")
             if found is not None:
                 return found

@@ -1,5 +1,5 @@
-"""Each program of lives.py, as it is and compiled without kernels, with sizes that vary or not: results, changes, exceptions with their
-causes, printed text, warnings, and which results are or share memory with which others."""
+"""Each program of lives.py and lives_models.py, as it is and compiled without kernels, with sizes that vary or not: results, changes,
+exceptions with their causes, printed text, warnings, and which results are or share memory with which others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import random
 import warnings
 from typing import Any
 
+import lives_models  # noqa: F401  (fills LIVES)
 import numpy as np
 import pytest
 import torch

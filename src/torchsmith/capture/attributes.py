@@ -169,7 +169,17 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
         if issubclass(type(getter), Function):
             class_guard(m, t, "__getattr__", getter)
             return m.call(getter, [obj, name], {})
+        if getter is not MISSING:
+            return m.call(_in_c(m, t, "__getattr__", getter), [obj, name], {})
     raise Raised(_attribute_error(obj, t, name))
+
+
+def _in_c(m: Machine, t: type, name: str, method: Any) -> Any:
+    """A special method of a class that is a function in C: `__getattr__ = dict.__getitem__`."""
+    if type(method) not in (types.WrapperDescriptorType, types.MethodDescriptorType):
+        raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name} is a {type(method).__name__}")
+    class_guard(m, t, name, method)
+    return method
 
 
 def _attribute_error(obj: Any, t: type, name: str) -> AttributeError:
@@ -503,6 +513,8 @@ def store_attr(m: Machine, obj: Any, name: str, value: Any) -> None:
         m.call(setter, [obj, name, value], {})
     elif _looks_up_itself(setter):
         raise Unsupported("CAP012", at=m.loc(), detail=f"{t.__name__}.{name} = ...: this class, written in C, sets attributes in its own way")
+    elif setter is not object.__setattr__ and getattr(setter, "__name__", "") != "__setattr__":
+        m.call(_in_c(m, t, "__setattr__", setter), [obj, name, value], {})
     else:
         default_setattr(m, obj, t, name, value)
 
@@ -533,7 +545,7 @@ def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
             return
         if setter is MISSING:
             raise Raised(AttributeError("__set__"))
-        if name in ("__dict__", "__class__") and m.world.of(obj) is not None:
+        if name in ("__dict__", "__class__") and (m.world.of(obj) is not None or m.world.of(value) is not None):
             raise Unsupported("CAP012", at=m.loc(), detail=f"{t.__name__}.{name} = ...")
         track = m.world.of(obj)
         if track is None:
@@ -576,6 +588,9 @@ def delete_attr(m: Machine, obj: Any, name: str) -> None:
     track = m.world.of(obj)
     if issubclass(type(deleter), Function) and not (deleter is _MODULE_DELATTR and track is not None):
         m.call(deleter, [obj, name], {})
+        return
+    if deleter is not object.__delattr__ and getattr(deleter, "__name__", "") != "__delattr__":
+        m.call(_in_c(m, t, "__delattr__", deleter), [obj, name], {})
         return
     default_delattr(m, obj, t, name)
 

@@ -423,8 +423,12 @@ _partials()
 
 def _remove(obj: Any, name: str) -> None:
     """`del obj.name`; the program may have made what it deletes."""
+    remove = torch.nn.Module.__delattr__ if isinstance(obj, torch.nn.Module) else type.__delattr__ if isinstance(obj, type) else object.__delattr__
     with contextlib.suppress(AttributeError):
-        delattr(obj, name)
+        if isinstance(obj, types.ModuleType):
+            delattr(obj, name)
+        else:  # what the class makes of it was interpreted
+            remove(obj, name)
 
 
 def _replay(b: _Builder) -> None:
@@ -443,7 +447,8 @@ def _replay(b: _Builder) -> None:
             elif _plain_setattr(track):
                 b.lines.append(f"setattr({target}, {name!r}, {b.value(value)})")
             else:
-                base = "type" if issubclass(type(track.obj), type) else "object"
+                is_module = issubclass(type(track.obj), torch.nn.Module)
+                base = b.const(torch.nn.Module) if is_module else "type" if issubclass(type(track.obj), type) else "object"
                 b.lines.append(f"{base}.__setattr__({target}, {name!r}, {b.value(value)})")
     for space, source, value in m.global_writes.values():
         where = "G" if source.namespace is None else b.const(space)
@@ -458,7 +463,8 @@ def _replay(b: _Builder) -> None:
 
 
 def _plain_setattr(track: Track) -> bool:
-    return issubclass(type(track.obj), (torch.nn.Module, types.ModuleType, types.FunctionType))
+    t = type(track.obj)
+    return issubclass(t, (types.ModuleType, types.FunctionType)) or (issubclass(t, torch.nn.Module) and t.__setattr__ is torch.nn.Module.__setattr__)
 
 
 def _replay_container(b: _Builder, track: Track, target: str) -> None:
