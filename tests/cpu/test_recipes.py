@@ -99,6 +99,16 @@ def test_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
     got, found = run(lambda x, y: (torch.atan2(x, y) + 1, (x * y).sum(1)), x, y)
     torch.testing.assert_close(got, (torch.atan2(x, y) + 1, (x * y).sum(1)))
     assert [e.fields["what"] for e in found if e.kind == "kernel"].count("angle") == 1
+    assert kernels_of(lambda x, y: torch.atan2(x * 2, y), x, y) == 1
+    monkeypatch.setitem(templates.TEMPLATES, "angle", templates.Template(recognise_angle, is_operand=lambda angle, use: use in walk(angle)))
+    assert kernels_of(lambda x, y: torch.atan2(x * 2, y), x, y) == 2  # x * 2 is not computed in the place of an operand
+    assert kernels_of(lambda x, y: torch.atan2(x, y) + x * 2, x, y) == 1
+
+
+def kernels_of(fn: Any, *args: torch.Tensor) -> int:
+    got, found = run(fn, *args)
+    torch.testing.assert_close(got, fn(*args))
+    return sum(e.kind == "kernel" for e in found)
 
 
 # ---------------------------------------------------------------- add-an-op: an operator of another library, as a row each

@@ -16,14 +16,14 @@ from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Sym, Var, const, o
 from torchsmith.ir.interpret import run_program
 from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.linear import const_of
-from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage, Store
+from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage, Store, dense
 from torchsmith.ir.verify import verify_program, verify_scheduled
 from torchsmith.options import Options
 from torchsmith.schedule.access import collect
 from torchsmith.schedule.deps import grain, repeated
 from torchsmith.schedule.fusion.fuse import can_fuse, fuse
 from torchsmith.schedule.kernels import form_kernels
-from torchsmith.schedule.memory.layouts import dense, rows_apart
+from torchsmith.schedule.memory.layouts import rows_apart
 
 Case = tuple[Program, dict[str, np.ndarray], int]
 CASES: dict[str, Callable[[], Case]] = {}

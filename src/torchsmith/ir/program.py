@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .dtype import DType
-from .expr import Axis, Expr, Sym, Var
+from .expr import Axis, Expr, Sym, Var, const, op
 from .target import CPU, Target
 
 Role = Literal["input", "const", "temp", "output", "state"]
@@ -43,6 +43,16 @@ class Layout:
     splits: tuple[tuple[int, int], ...] = ()
     pad: tuple[tuple[int, int], ...] = ()
     fill: float | None = None
+
+
+def dense(shape: tuple[Expr, ...], order: tuple[int, ...] | None = None) -> Layout:
+    """Strides without gaps; `order` lists the dimensions from outermost to innermost (default: row-major)."""
+    strides: list[Expr] = [const(1)] * len(shape)
+    step: Expr = const(1)
+    for d in reversed(order or range(len(shape))):
+        strides[d] = step
+        step = op("mul", step, shape[d])
+    return Layout(tuple(strides), const(0))
 
 
 @dataclass(frozen=True, slots=True)

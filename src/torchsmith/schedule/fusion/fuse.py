@@ -21,8 +21,7 @@ from ...options import Options
 from .. import deps
 from ..access import simplify
 from ..deps import Work, free_axes, numel, operations, reads, repeated, stage_loads, together, writes
-from ..templates.attention import is_operand, recognise_attention
-from ..templates.contraction import batches, recognise
+from ..templates.table import TEMPLATES, recognised
 
 COSTS = {  # in simple operations; others 1
     "div": 4, "sqrt": 5, "rsqrt": 8, "exp": 12, "exp2": 12, "sigmoid": 16, "tanh": 20, "erf": 30, "log": 14, "sin": 24, "cos": 24,
@@ -130,21 +129,19 @@ def can_fuse(producer: Stage, consumer: Stage) -> Reason | None:
             return Reason("a fold would run twice")
         if any(u in set(walk(f)) for f in deps_folds(consumer) for u in uses):
             return Reason("a fold would run inside a fold")
-    product = recognise(consumer)
-    if product is not None and any(u in set(walk(product.fold)) for u in uses):
-        return Reason("contraction operand")  # it would be computed again for every tile
-    own = product or recognise(producer)
-    if own is not None:
-        joined = recognise(inline(producer, consumer))
-        if joined is None:
-            return Reason("no contraction any more")
-        if batches(joined) > batches(own):
-            return Reason("a contraction would lose its rows")  # a cut leaves axes that no longer split into rows and phases
-    attention = recognise_attention(consumer)
-    if attention is not None and any(is_operand(attention, u) for u in uses):
-        return Reason("attention operand")  # it would be computed again for every block
-    if (attention or recognise_attention(producer)) is not None and recognise_attention(inline(producer, consumer)) is None:
-        return Reason("no attention any more")
+    for name, template in TEMPLATES.items():
+        if template.nested:
+            continue
+        seen = template.recognise(consumer)
+        if seen is not None and any(template.is_operand(seen, u) for u in uses):
+            return Reason(f"{name} operand")
+        before = seen or template.recognise(producer)
+        if before is None:
+            continue
+        after = template.recognise(inline(producer, consumer))
+        loss = f"no {name} any more" if after is None else template.refuses(before, after)
+        if loss is not None:
+            return Reason(loss)
     return None
 
 
@@ -338,7 +335,7 @@ def fuse(program: Program, options: Options) -> Program:
             continue
         if any(can_fuse(stage, c) for c in consumers) or _overwritten(stage, p, users, written, roots):
             continue
-        if score(stage, consumers, options) <= 0 or not (options.epilogue_fusion or recognise(stage) is None):
+        if score(stage, consumers, options) <= 0 or not (options.epilogue_fusion or recognised(stage) is None):
             continue
         merged = [inline(stage, c) for c in consumers]
         if any(_too_big(m, options) for m in merged):

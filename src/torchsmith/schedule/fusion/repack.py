@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from ...ir.expr import Axis, Expr, Load, const, substitute, walk
 from ...ir.linear import const_of, linear
-from ...ir.program import Buffer, Element, Program, Stage, Store
+from ...ir.program import Buffer, Element, Program, Stage, Store, dense
 from ..deps import estimate
-from ..templates.contraction import dense
 from ..templates.table import recognised
 
 

@@ -13,7 +13,7 @@ from ...ir.expr import Axis, Expr, Fold, Load, const, op, substitute, walk
 from ...ir.linear import const_of, linear
 from ...ir.program import Buffer, Element, Program, Stage, Store
 from ..deps import estimate, free_axes, numel
-from ..templates.contraction import recognise
+from ..templates.table import recognised
 from .fuse import simple_axes
 
 WORK = 1 << 17  # fold iterations below which one thread does it all
@@ -36,7 +36,7 @@ def split_reductions(program: Program) -> Program:
 def split_stage(s: Stage, buffers: dict[str, Buffer]) -> list[Stage]:
     if s.scan or s.lets or len(s.stores) != 1 or s.stores[0].mode != "set":
         return [s]
-    if simple_axes(s, s.stores[0]) is None or recognise(s) is not None:
+    if simple_axes(s, s.stores[0]) is None or recognised(s) is not None:
         return [s]
     folds = {f.picking(0) for f in walk(s.stores[0].value) if isinstance(f, Fold)}
     folds -= {g.picking(0) for f in folds for u in f.update for g in walk(u) if isinstance(g, Fold)}

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from ...ir.expr import Axis, Expr, Fold, Load, Var, const, op, substitute, walk
 from ...ir.kernel import Let, Loop, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of, linear
-from ...ir.program import Buffer
+from ...ir.program import Buffer, dense
 from ..access import Accesses
 from ..deps import estimate, numel
 from ..fusion.fuse import cost
-from ..templates.contraction import dense
 
 ROW = 8192  # elements of a shared row
 WORTH = 10  # operations that are dearer than a store and a load in the first-level cache

@@ -8,6 +8,7 @@ it that keeps scores in scratch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +16,7 @@ from ...ir import dtype as dt
 from ...ir import memo
 from ...ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, substitute, walk
 from ...ir.linear import const_of, linear
-from ...ir.program import Stage
+from ...ir.program import Buffer, Stage
 from .. import deps
 from ..fusion.affine import split_axes
 from ..fusion.fold_shapes import factor, multiply_add, strip_casts
@@ -182,3 +183,22 @@ def _is_affine(load: Load, *axes: Axis) -> bool:
 def is_operand(attention: Attention, use: Load) -> bool:
     """Is `use` one of the three matrices (which are read again and again), not a mask?"""
     return any(use.buf == x.buf for x in (attention.q, attention.k, attention.v))
+
+
+def order_of(a: Attention, buffers: Mapping[str, Buffer]) -> list[int] | None:
+    """Dimensions of the result as the queries lie, from their farthest step to the nearest (what was split into heads is joined again), the
+    values' columns innermost."""
+    layout = buffers[a.q.buf].layout
+    if layout is None:
+        return None
+    total: Expr = const(0)
+    for i, step in zip(a.q.index, layout.strides, strict=True):
+        total = total + i * step
+    steps = linear(total).terms
+
+    def reach(index: Expr) -> int:
+        axes = [x for x in walk(index) if isinstance(x, Axis)]
+        return -1 if a.d[0] in axes else min((deps.estimate(steps[x]) for x in axes if x in steps), default=1 << 60)
+
+    index = a.stage.stores[0].index
+    return sorted(range(len(index)), key=lambda d: -reach(index[d]))

@@ -26,7 +26,7 @@ from ...ir.dtype import DType
 from ...ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from ...ir.kernel import Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ...ir.linear import conjuncts, const_of, linear
-from ...ir.program import Buffer, Layout, Stage, Store
+from ...ir.program import Buffer, Stage, Store, dense
 from ...ir.target import CPU, Target
 from ..access import flat
 from ..deps import estimate
@@ -94,16 +94,6 @@ def _axes_of(e: Load) -> frozenset[Expr]:
     return frozenset(x for x in walk(e) if isinstance(x, Axis))
 
 
-def dense(shape: tuple[Expr, ...], order: tuple[int, ...] | None = None) -> Layout:
-    """Strides without gaps; `order` lists the dimensions from outermost to innermost (default: row-major)."""
-    strides: list[Expr] = [const(1)] * len(shape)
-    step: Expr = const(1)
-    for d in reversed(order or range(len(shape))):
-        strides[d] = step
-        step = op("mul", step, shape[d])
-    return Layout(tuple(strides), const(0))
-
-
 @memo.forgets
 @lru_cache(maxsize=4096)  # fusion, grouping, layouts and splitting ask the same of each
 def recognise(stage: Stage) -> Contraction | None:
@@ -130,6 +120,30 @@ def _is_along(c: Contraction) -> bool:
 def batches(c: Contraction) -> int:
     """How many products with operands of their own."""
     return math.prod(estimate(e) for x, e in c.batch if x in _axes_of(c.a))
+
+
+def is_operand(c: Contraction, use: Load) -> bool:
+    """Is `use` in the sum? What it reads would be computed again for every tile."""
+    return use in set(walk(c.fold))
+
+
+def loses_rows(before: Contraction, after: Contraction) -> str | None:
+    """Does `after` have more products that share nothing? A cut leaves axes that no longer split into rows and phases."""
+    return "a contraction would lose its rows" if batches(after) > batches(before) else None
+
+
+def order_of(c: Contraction, buffers: Mapping[str, Buffer]) -> list[int] | None:
+    """Dimensions of the result with the columns innermost; where axes were split to see the product, that which a part of them indexes."""
+    if c.n[0] is ONE_COLUMN:
+        return None
+    parts = c.stage.stores[0].index
+    last = max((d for d, i in enumerate(parts) if c.n[0] in set(walk(i))), default=len(parts) - 1)
+    return [*(d for d in range(len(parts)) if d != last), last]
+
+
+def tiled_rows(c: Contraction) -> tuple[Load, Axis]:
+    """The left-hand operand, and the axis that tiles follow."""
+    return c.a, c.rows[-1][0]
 
 
 def _readings(stage: Stage) -> Iterator[Contraction]:

@@ -16,8 +16,8 @@ from ...ir.blocks import Contract
 from ...ir.expr import Axis, Const, Expr, Fold, Load, Var, const, op, substitute, walk
 from ...ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of, linear
-from ...ir.program import Buffer, Stage, Store
-from .contraction import ONE_COLUMN, Contraction, _classify, _factors, _least, _next_tile, _params, dense, tails_of, work_of
+from ...ir.program import Buffer, Stage, Store, dense
+from .contraction import ONE_COLUMN, Contraction, _classify, _factors, _least, _next_tile, _params, tails_of, work_of
 from .tiling import default_sweep, score
 
 MOST = 16  # products in one kernel are fewer

@@ -16,9 +16,9 @@ from ...ir.blocks import Banded
 from ...ir.expr import Axis, Const, Expr, Load, const, op, substitute, walk
 from ...ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of, linear
-from ...ir.program import Buffer, Stage, Store
+from ...ir.program import Buffer, Stage, Store, dense
 from ..access import flat
-from .contraction import ACC, ONE_COLUMN, Contraction, _least, _params, _product, dense, where_of
+from .contraction import ACC, ONE_COLUMN, Contraction, _least, _params, _product, where_of
 
 TALL = 0.75  # of the registers are accumulators; the rest holds weights and a column
 FEW = 3  # window elements of the widest row whose weights stay in registers beside them

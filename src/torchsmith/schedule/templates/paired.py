@@ -17,10 +17,10 @@ from ...ir.blocks import Interleave, Paired, Transpose
 from ...ir.expr import Axis, Expr, Load, const, op, substitute, walk
 from ...ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of, linear
-from ...ir.program import Buffer, Stage, Store
+from ...ir.program import Buffer, Stage, Store, dense
 from ..access import flat
 from ..deps import estimate
-from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, dense, only_where, stores_along, where_of
+from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, only_where, stores_along, where_of
 
 LANES = 16  # sums of a row of a hardware tile
 TILE = 16  # rows of one hardware tile

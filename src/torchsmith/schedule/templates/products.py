@@ -17,7 +17,6 @@ from ...ir.program import Buffer, Stage
 from ...options import Options
 from ..deps import estimate
 from ..loops.single import plain_kernel, stage_kernel
-from ..memory.layouts import copied_apart
 from .changing import form_changing, is_along_n
 from .contraction import (
     ONE_COLUMN,
@@ -35,7 +34,7 @@ from .grouped import form_grouped, group_of
 from .merge_rows import merge_apart, merge_rows
 from .paired import TILE, fills_pairs, form_changing_pairs, form_paired, has_pairs, lies_plain
 from .tiling import Tiling, best_score, candidates, choose_tiling
-from .windows import close_bounds, drop_sure, join_taps, narrow_k, widen, with_padding
+from .windows import close_bounds, copied_apart, drop_sure, join_taps, narrow_k, widen, with_padding
 
 FULLER = 1.3  # times as fast another reading has to look
 SHORT = 14  # rows; a tile of so many is full

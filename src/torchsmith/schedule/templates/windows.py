@@ -16,16 +16,19 @@ from ...ir import dtype as dt
 from ...ir.bounds import Ranges
 from ...ir.expr import Axis, Cast, Const, Expr, Load, Op, const, op, substitute, walk
 from ...ir.linear import conjuncts, const_of, linear
-from ...ir.program import Buffer, Layout, Stage, Store
+from ...ir.program import Buffer, Layout, Stage, Store, dense
 from ..access import flat
 from ..deps import estimate
-from .contraction import Contraction, _product, conjunction, dense, every_of
+from ..memory.layouts import rows_apart, share_a_set
+from .contraction import Contraction, _product, conjunction, every_of, tiled_rows
 
 COPIED = 2  # most elements of the copy for one of the image; beyond, most of it is padding
 PAIRED = 4  # the same of bfloat16: without rows that lie plain it is widened to float32, which takes several times as long
 WORTH = 2  # times that an element is read, by vectors of columns
 NARROW = (dt.bf16, dt.f16)
 FEW_ROWS = 8  # below, converting costs less than a copy
+FAR = 4  # times the bytes between rows that share a set of the first-level cache: rows that share one of the second level too
+MANY_ROWS, MANY_COLUMNS = 256, 512  # of a product, from which on a copy of its rows is paid for
 SMALL = 4096  # elements that may be copied whatever they were
 
 
@@ -238,3 +241,22 @@ def _join(c: Contraction, tap: tuple[Axis, Expr], buffers: dict[str, Buffer]) ->
     moved = Load(a.buf, a.dtype, index, a.mask, a.other)
     where = None if c.where is None else substitute(c.where, apart)
     return replace(c, a=moved, b=b, where=where, k=(j, const(taps * size)), taps=tuple(x for x in c.taps if x is not tap))
+
+
+def copied_apart(c: Contraction, buffers: dict[str, Buffer]) -> Padded | None:
+    """A copy of rows that share a set of the cache and were not set apart by memory/layouts.py (inputs), where enough columns meet each."""
+    source = buffers[c.a.buf]
+    layout, rows = source.layout, math.prod(estimate(e) for _, e in c.rows)
+    if layout is None or layout.splits or layout.pad or c.a.mask is not None or c.taps:
+        return None
+    if not share_a_set(*tiled_rows(c), buffers, FAR * c.target.caches.turn):
+        return None
+    if rows < MANY_ROWS or estimate(c.n[1]) < MANY_COLUMNS or math.prod(estimate(n) for n in source.shape) > rows * estimate(c.k[1]):
+        return None
+    order = tuple(sorted(range(len(source.shape)), key=lambda d: -estimate(layout.strides[d])))
+    axes = tuple(Axis(f"i{d}") for d in range(len(order)))
+    copy = Buffer(f"{c.stage.stores[0].buf}_apart", source.dtype, source.shape, None, "temp", None, c.stage.loc)
+    copy = rows_apart(copy, order, c.target.caches.line)
+    store = Store(copy.name, axes, Load(source.name, source.dtype, axes))
+    stage = Stage(tuple(zip(axes, source.shape, strict=True)), (store,), loc=c.stage.loc, origin="copy")
+    return Padded(stage, source, copy, replace(c, a=Load(copy.name, source.dtype, c.a.index)))
