@@ -6,11 +6,14 @@ longer than the values that hold them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T", bound=dict)  # type: ignore[type-arg]
 F = TypeVar("F")
+V = TypeVar("V")
+R = TypeVar("R")
 _CLEAR: list[Callable[[], object]] = []
 
 
@@ -24,6 +27,21 @@ def forgets(function: F) -> F:
     """Decorates a function under lru_cache."""
     _CLEAR.append(function.cache_clear)  # type: ignore[attr-defined]
     return function
+
+
+def by_identity(function: Callable[[V], R]) -> Callable[[V], R]:
+    """Remembers what `function` said of each value, for functions of one frozen value. A value is known by its identity: hashing a stage
+    or a kernel goes through all of it, at every question; an equal one that was made apart is asked again."""
+    known: dict[int, tuple[V, R]] = table({})
+
+    @functools.wraps(function)
+    def asked(value: V) -> R:
+        found = known.get(id(value))
+        if found is None:  # the table holds the value too, so that no other one takes its place in memory
+            found = known[id(value)] = (value, function(value))
+        return found[1]
+
+    return asked
 
 
 def forget() -> None:

@@ -6,7 +6,6 @@ In: elements of a Program's body. Out: sets of buffer names, estimated trip coun
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 
 from ..ir import memo
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, const, op, walk
@@ -31,8 +30,7 @@ def loads_in(*roots: Expr) -> tuple[Load, ...]:
     return tuple(e for e in walk(*roots) if isinstance(e, Load))
 
 
-@memo.forgets
-@lru_cache(maxsize=65536)
+@memo.by_identity
 def stage_loads(s: Stage) -> tuple[Load, ...]:
     return loads_in(*stage_exprs(s))
 
@@ -57,8 +55,7 @@ def writes(e: object) -> frozenset[str]:
     return _rw(e)[1]
 
 
-@memo.forgets
-@lru_cache(maxsize=65536)
+@memo.by_identity
 def _rw(e: object) -> tuple[frozenset[str], frozenset[str]]:
     if isinstance(e, Stage):
         got = {x.buf for x in stage_loads(e)} | {s.buf for s in e.stores if s.mode != "set" or not s.unique or s.mask is not None}

@@ -10,7 +10,7 @@ kernel that computes the source may write the input itself when nobody needs the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
@@ -46,21 +46,45 @@ def end_with_write_backs(scheduled: Scheduled) -> tuple[Program, tuple[Node, ...
                 copies.append(copy(f"save_{src}", buffers[src], buffers[temp]))
             src = temp
         pairs.append((dst, src))
-    body = (*body, *copies)
+    found = _Body(buffers, (*body, *copies))
     ends: list[Kernel] = []
     for dst, src in pairs:
-        direct = None
-        if _is_private(program, buffers, dst, src, pairs):
-            direct = _scatter_in_place(buffers, body, dst, src) or _write_directly(buffers, body, dst, src)
-        if direct is not None:
-            body = direct
-            for name, b in buffers.items():
-                if b.storage_of == src:
-                    buffers[name] = replace(b, storage_of=dst)
+        if _is_private(program, found, dst, src, pairs) and (_scatter_in_place(found, dst, src) or _write_directly(found, dst, src)):
+            for name in found.views.pop(src, ()):
+                buffers[name] = replace(buffers[name], storage_of=dst)
+                found.views.setdefault(dst, []).append(name)
             del buffers[src]
         else:
             ends.append(copy(f"write_back_{dst}", buffers[src], buffers[dst]))
-    return replace(program, buffers=buffers, write_backs=()), (*body, *ends)
+    return replace(program, buffers=buffers, write_backs=()), (*found.nodes, *ends)
+
+
+class _Body:
+    """The nodes while write-backs are taken out one by one, and where each buffer occurs."""
+
+    def __init__(self, buffers: dict[str, Buffer], nodes: Sequence[Node]) -> None:
+        self.buffers = buffers
+        self.views: dict[str, list[str]] = {}
+        for name, b in buffers.items():
+            if b.storage_of is not None:
+                self.views.setdefault(b.storage_of, []).append(name)
+        self.take(nodes)
+
+    def take(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+        self.last_failing = max((i for i, n in enumerate(nodes) if can_fail(n)), default=-1)
+        self.at: dict[str, set[int]] = {}
+        for i, node in enumerate(nodes):
+            for name in reads(node) | writes(node):
+                self.at.setdefault(name, set()).add(i)
+
+    def rename(self, old: str, new: Buffer) -> None:
+        """Kernels that read or write `old` use `new`."""
+        at = self.at.pop(old, set())
+        for i in at:
+            node = self.nodes[i]
+            self.nodes[i] = _rename(node, old, new) if isinstance(node, Kernel) else node
+        self.at.setdefault(new.name, set()).update(at)
 
 
 def _dense(buffer: Buffer) -> Buffer:
@@ -104,43 +128,48 @@ def _copy_blocks(target: Target, name: str, src: Buffer, dst: Buffer) -> Kernel:
 COPIES: dict[Language, Callable[[Target, str, Buffer, Buffer], Kernel]] = {"c": copy_kernel, "triton": _copy_blocks}
 
 
-def _is_private(program: Program, buffers: dict[str, Buffer], dst: str, src: str, pairs: list[tuple[str, str]]) -> bool:
+def _is_private(program: Program, body: _Body, dst: str, src: str, pairs: list[tuple[str, str]]) -> bool:
     """`src` is a temp that only becomes `dst`, element by element, and `dst` becomes nothing else."""
-    a, b = buffers[src], buffers[dst]
+    a, b = body.buffers[src], body.buffers[dst]
     if src.endswith("_old") or a.role != "temp" or a.storage_of is not None or a.dtype is not b.dtype or a.shape != b.shape:
         return False
     if b.storage_of is not None or b.layout is None or (a.layout is not None and (a.layout.splits or a.layout.pad)):
         return False
     if any(isinstance(r, Fresh) and r.buf == src for r in program.results) or [s for _, s in pairs].count(src) > 1:
         return False
-    return not any(s == dst for _, s in pairs) and not any(o.storage_of == dst for o in buffers.values())
+    return not any(s == dst for _, s in pairs) and dst not in body.views
 
 
-def _scatter_in_place(buffers: dict[str, Buffer], body: tuple[Node, ...], dst: str, src: str) -> tuple[Node, ...] | None:
-    """Scatter into the input itself instead of into a copy of it; None when the old value is read, or could be written twice.
+def _scatter_in_place(body: _Body, dst: str, src: str) -> bool:
+    """Scatter into the input itself instead of into a copy of it; not when the old value is read, or could be written twice.
 
     A later step may fail, and then the call is repeated eagerly: that is right because what is written does not depend on `dst`.
     """
-    if buffers[src].layout != buffers[dst].layout:
-        return None
-    writers = [i for i, n in enumerate(body) if isinstance(n, Kernel) and any(p.buf == src and p.written for p in n.params)]
-    views = {name for name, b in buffers.items() if b.storage_of == src}
-    if len(writers) < 2 or not _is_copy(body[writers[0]], src, dst):
-        return None
-    for i, node in enumerate(body):
+    if body.buffers[src].layout != body.buffers[dst].layout:
+        return False
+    writers, views = _writers(body, src), set(body.views.get(src, ()))
+    if len(writers) < 2 or not _is_copy(body.nodes[writers[0]], src, dst):
+        return False
+    for i, node in enumerate(body.nodes):
         if isinstance(node, Cond | Repeat):
-            return None
+            return False
         if isinstance(node, Extern) and (dst in _names(node) or (views | {src}) & set(node.mutates) or set(node.outs) & {src, dst}):
-            return None
+            return False
         if isinstance(node, Check | Bind) and any(
             isinstance(e, Load) and e.buf in (src, dst) for e in walk(node.cond if isinstance(node, Check) else node.value)
         ):
-            return None
+            return False
         if isinstance(node, Kernel) and i != writers[0] and any(p.buf == dst for p in node.params):
-            return None
+            return False
         if i in writers[1:] and not _only_sets(node, src):
-            return None
-    return tuple(_rename_node(n, src, buffers[dst]) for i, n in enumerate(body) if i != writers[0])
+            return False
+    body.take([_rename_node(n, src, body.buffers[dst]) for i, n in enumerate(body.nodes) if i != writers[0]])
+    return True
+
+
+def _writers(body: _Body, buf: str) -> list[int]:
+    """The kernels that write `buf`."""
+    return [i for i in sorted(body.at.get(buf, ())) if isinstance(n := body.nodes[i], Kernel) and any(p.buf == buf and p.written for p in n.params)]
 
 
 def _is_copy(node: Node, src: str, dst: str) -> bool:
@@ -204,29 +233,25 @@ def _rename_node(node: Node, old: str, new: Buffer) -> Node:
     return node
 
 
-def _write_directly(buffers: dict[str, Buffer], body: tuple[Node, ...], dst: str, src: str) -> tuple[Node, ...] | None:
-    """Let the one kernel that computes `src` write `dst`; None when somebody could see the difference."""
-    b = buffers[dst]
-    if any(o.storage_of == src for o in buffers.values()):
-        return None
-    at = [i for i, n in enumerate(body) if isinstance(n, Kernel) and any(p.buf == src and p.written for p in n.params)]
-    if len(at) != 1:
-        return None
+def _write_directly(body: _Body, dst: str, src: str) -> bool:
+    """Let the one kernel that computes `src` write `dst`; not when somebody could see the difference."""
+    at = _writers(body, src)
+    if len(at) != 1 or src in body.views:
+        return False
     k = at[0]
-    writer = body[k]
+    writer = body.nodes[k]
     assert isinstance(writer, Kernel)
-    for later in body[k + 1 :]:  # whatever can fail, or still reads the old value, must come before
-        names = reads(later) | writes(later)
-        if can_fail(later) or dst in names or (src in names and not isinstance(later, Kernel)):
-            return None
-    if any(src in reads(earlier) | writes(earlier) for earlier in body[:k]):
-        return None
+    if body.last_failing > k or any(i > k for i in body.at.get(dst, ())):  # that, and what still reads the old value, must come before
+        return False
+    if any(i < k or not isinstance(body.nodes[i], Kernel) for i in body.at[src]):
+        return False
     reads_old = any(p.buf == dst for p in writer.params)
     if reads_old and not reads_where_it_writes(writer.body, src, dst):
-        return None
+        return False
     if reads_old and any(p.written for p in writer.params if p.buf == dst):
-        return None
-    return tuple(_rename(n, src, b) if isinstance(n, Kernel) else n for n in body)
+        return False
+    body.rename(src, body.buffers[dst])
+    return True
 
 
 def reads_where_it_writes(body: tuple[Stmt, ...], src: str, dst: str) -> bool:

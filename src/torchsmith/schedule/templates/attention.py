@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ...ir import dtype as dt
 from ...ir import memo
@@ -50,8 +49,7 @@ DOT, OUT = Var("dot", dt.f32), Var("out", dt.f32)
 # ---------------------------------------------------------------- one Stage
 
 
-@memo.forgets
-@lru_cache(maxsize=4096)
+@memo.by_identity
 def recognise_attention(stage: Stage) -> Attention | None:
     """The Stage (its axes split where that makes its operands affine) as attention, or None."""
     if stage.scan or stage.lets or len(stage.stores) != 1 or stage.stores[0].mode != "set" or stage.stores[0].mask is not None:

@@ -16,7 +16,6 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ...ir import dtype as dt
 from ...ir import memo
@@ -94,8 +93,7 @@ def _axes_of(e: Load) -> frozenset[Expr]:
     return frozenset(x for x in walk(e) if isinstance(x, Axis))
 
 
-@memo.forgets
-@lru_cache(maxsize=4096)  # fusion, grouping, layouts and splitting ask the same of each
+@memo.by_identity  # fusion, grouping, layouts and splitting ask the same of each
 def recognise(stage: Stage) -> Contraction | None:
     """The Stage (its axes split where that makes its operands affine) as a contraction, or None."""
     if any(s.mask is not None for s in stage.stores) or not any(isinstance(e, Fold) for s in stage.stores for e in walk(s.value)):
