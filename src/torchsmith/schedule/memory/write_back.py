@@ -169,7 +169,8 @@ def _scatter_in_place(body: _Body, dst: str, src: str) -> bool:
 
 def _writers(body: _Body, buf: str) -> list[int]:
     """The kernels that write `buf`."""
-    return [i for i in sorted(body.at.get(buf, ())) if isinstance(n := body.nodes[i], Kernel) and any(p.buf == buf and p.written for p in n.params)]
+    found = sorted(body.at.get(buf, ()))
+    return [i for i in found if isinstance(n := body.nodes[i], Kernel) and any(p.buf == buf and p.written for p in n.params)]
 
 
 def _is_copy(node: Node, src: str, dst: str) -> bool:
