@@ -131,6 +131,8 @@ define("BCK002", "the backend takes none of this graph's operators, so torch run
 define("BCK003", "the backend failed, so the captured graph runs eagerly", "see the detail; fullgraph=True raises it instead")
 define("BCK005", "a runtime refuses operators or gives other results, so torch runs them", "please report it to whoever converts them")
 define("BCK004", "a graph that another capture made has a number that no input tells", "use torchsmith.compile, which captures itself")
+define("BCK006", "a graph that another capture made has an operator of graphs that is not written out",
+       "use torchsmith.compile, which captures itself")
 
 # ---------------------------------------------------------------- capture
 define("CAP002", "an instruction or language feature is not supported", "move this code out of the compiled function")

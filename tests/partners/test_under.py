@@ -6,12 +6,17 @@ import copy
 import threading
 
 import pytest
+import sympy
 import torch
 from torch import nn
+from torch.utils._sympy import functions as fn
 from under_programs import PROGRAMS
 
 from torchsmith import events
+from torchsmith.backends.foreign import evaluate
 from torchsmith.backends.torch_compile import torchsmith as ours
+from torchsmith.codes import Unsupported
+from torchsmith.graph.sizes import SizeFacts
 from torchsmith.ir.nested import leaves
 
 
@@ -113,3 +118,27 @@ def test_modes_and_options():
     for how, said in (({"mode": "fast"}, "unknown mode 'fast'"), ({"options": {"epilog": 1}}, "unknown option 'epilog'")):
         with pytest.raises(Exception, match=said):
             torch.compile(lambda x: x.cos(), backend=ours, **how)(x)
+
+
+_A, _B = sympy.Symbol("a", integer=True, positive=True), sympy.Symbol("b", integer=True, positive=True)
+NUMBERS = [  # 7 for a, 3 for b
+    (_A**2, 49), (_A + 2 * _B - 1, 12), (fn.FloorDiv(_A, _B), 2), (fn.FloorDiv(_A - 20, _B), -5), (fn.Mod(_A, _B), 1),
+    (fn.PythonMod(_A - 20, _B), 2), (fn.ModularIndexing(_A, _B, 2), 0), (fn.Max(_A, _B), 7), (fn.Min(_A, _B), 3),
+    (sympy.And(sympy.Lt(_B, _A), sympy.Gt(_B, 1)), True), (sympy.Eq(_A, _B), False), (sympy.Ne(_A, _B), True),
+    (fn.Where(sympy.Lt(_B, _A), _A, _B), 7), (fn.CeilToInt(fn.IntTrueDiv(_A, _B)), 3), (fn.FloorToInt(fn.IntTrueDiv(_A, _B)), 2),
+    (fn.TruncToInt(fn.IntTrueDiv(_A, _B)), 2), (fn.RoundToInt(fn.IntTrueDiv(_A, _B)), 2), (fn.Identity(_A), 7),
+    (fn.CleanDiv(_A * _B, _B), 7),
+    (fn.PowByNatural(_A, sympy.Integer(3)), 343), (sympy.Abs(_A - 3 * _B), 2), (fn.ToFloat(_A) / 2, 3.5), (sympy.Integer(5), 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expr, value", NUMBERS, ids=[str(e) for e, _ in NUMBERS])
+def test_numbers_of_the_other_capture(expr, value):
+    facts = SizeFacts()
+    found = evaluate(expr, {_A: facts.fresh(7, ("size", 0, 0)), _B: facts.fresh(3, ("size", 0, 1))})
+    assert (found.node.hint if hasattr(found, "node") else found) == value
+
+
+def test_a_number_that_no_input_tells():
+    with pytest.raises(Unsupported, match="BCK004"):
+        evaluate(_A + sympy.Symbol("c", integer=True), {_A: SizeFacts().fresh(7, ("size", 0, 0))})

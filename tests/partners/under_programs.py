@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.map import map as hop_map
+from torch._higher_order_ops.scan import scan
 
 
 @dataclass(frozen=True)
@@ -391,6 +393,52 @@ def bfloat16(x, w):
 @program(lambda: [(torch.randint(0, 9, (4, 5)), torch.randint(1, 5, (4, 5)))])
 def integers(x, y):
     return x // y, x % y, x << 1, x & y, (x / y), x.sum(), torch.bitwise_xor(x, y)
+
+
+# ---------------------------------------------------------------- operators of graphs
+
+
+@program(lambda: [(r(3, 4), g(4, 2)), (r(3, 4).abs(), g(4, 2))], train=True)
+def either_branch(x, w):
+    return torch.cond(x.sum() > 0, lambda x: (x @ w).sin(), lambda x: (x @ w).cos() * 2, (x,))
+
+
+@program(lambda: [(r(5, 4), r(4))])
+def maps_and_scans(x, w):
+    carry, rows = scan(lambda c, a: (c * 0.5 + a, c + a), torch.zeros(4), x)
+    return hop_map(lambda a, b: a.sin() * b, x, w), carry, rows
+
+
+@torch.compiler.nested_compile_region
+def region(x):
+    return x.sin() * 2
+
+
+@program(lambda: [(r(5, 4),)])
+def one_region_twice(x):
+    return region(x) + region(x + 1)
+
+
+@torch.library.custom_op("torchsmith_under::accumulate", mutates_args=("x",))
+def accumulate(x: torch.Tensor, y: torch.Tensor, *, k: float = 2.0) -> torch.Tensor:
+    x.add_(y * k)
+    return x.sum(0)
+
+
+@accumulate.register_fake
+def _(x, y, *, k=2.0):
+    return x.new_empty(x.shape[1:])
+
+
+@program(lambda: [(r(n, 3), r(n, 3)) for n in (4, 5, 7)])
+def an_operator_that_writes(a, b):
+    part, c = a[1:], b.t() * 1
+    return accumulate(part, b[1:], k=3.0), accumulate(c, b.t()), part * 2, c
+
+
+@program(lambda: [(nn.Conv2d(3, 4, 3).weight.detach(), r(n, 3, 8, 8).to(memory_format=torch.channels_last)) for n in (2, 3)], dynamic=True)
+def convolutions_of_any_size(w, x):
+    return F.conv2d(x, w), x.new_ones(x.shape[0] ** 2, -(-x.shape[2] // 3))
 
 
 # ---------------------------------------------------------------- Python around it

@@ -7,19 +7,21 @@ capture and its AOT autograd hand to backends, and as servers bring it. Out: (Gr
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ..codes import Unsupported
 from ..graph.sizes import SizeFacts
 from ..graph.tracing import make_unseen, remember_device
 from ..ir.expr import Expr
 from ..ir.number import number_of
+from .regions import copied, write_out
 
 LARGE = 1 << 62  # bounds of the other capture beyond it mean none
 
@@ -39,6 +41,7 @@ class Foreign:
         if len(every) != len(examples):
             raise ValueError(f"the graph has {len(every)} inputs ({', '.join(n.name for n in every)}), {len(examples)} examples were given")
         tokens = without_tokens(graph)
+        write_out(graph, gm)
         reads = [i for i, n in enumerate(every) if n not in tokens]
         self.reads = reads if tokens else None  # of what the other capture passes; None: all
         constant = {k for k, i in enumerate(reads) if i in constant}
@@ -118,37 +121,23 @@ class Foreign:
                 raise Unsupported("BCK004", detail=str(condition))
 
 
-_RELATIONS = {"Equality": operator.eq, "Unequality": operator.ne, "StrictLessThan": operator.lt, "LessThan": operator.le,
-              "StrictGreaterThan": operator.gt, "GreaterThan": operator.ge}  # fmt: skip
+class Meaning(PythonReferenceAnalysis):
+    """What the other capture's functions of numbers are on ours, where torch's table leaves one out."""
+
+    int_truediv = staticmethod(lambda a, b: a / b)
+    identity = staticmethod(lambda a: a)
+    where = staticmethod(lambda c, a, b: a if c else b)
+    modular_indexing = staticmethod(lambda a, b, c: a // b % c)
+    trunc_to_int = staticmethod(lambda a, _: torch.sym_int(a))
 
 
 def evaluate(e: Any, ours: Mapping[Any, Any]) -> Any:
     """A number or a condition of the other capture (a sympy expression) on our numbers: `ours`, by its symbols. Raises Unsupported
     (BCK004) for what no input tells."""
-    if e in ours:
-        return ours[e]
-    if e.is_Integer:
-        return int(e)
-    args = [evaluate(a, ours) for a in e.args]
-    name = e.func.__name__
-    if e.is_Add or e.is_Mul:
-        return functools.reduce(operator.add if e.is_Add else operator.mul, args)
-    if name in ("FloorDiv", "CleanDiv"):
-        return args[0] // args[1]
-    if name in ("Mod", "PythonMod"):
-        return args[0] % args[1]
-    if name in ("Max", "Min"):
-        return functools.reduce(torch.sym_max if name == "Max" else torch.sym_min, args)
-    if name in _RELATIONS:
-        return _RELATIONS[name](*args)
-    raise Unsupported("BCK004", detail=str(e))
-
-
-def copied(graph: fx.Graph) -> fx.Graph:
-    """The same graph; a node's meta is a dict of its own."""
-    made = fx.Graph()
-    made.output(made.graph_copy(graph, {}))
-    return made
+    try:
+        return ours[e] if e in ours else sympy_interp(Meaning, dict(ours), e)
+    except (KeyError, AttributeError, NotImplementedError, AssertionError, TypeError, ValueError) as error:
+        raise Unsupported("BCK004", detail=str(e)) from error
 
 
 def without_tokens(graph: fx.Graph) -> set[fx.Node]:

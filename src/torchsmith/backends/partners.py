@@ -23,8 +23,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from ..codes import Unsupported
 from ..ir.expr import Sym
 from ..ir.number import number_of
-from .foreign import LARGE, copied, evaluate
+from .foreign import LARGE, evaluate
 from .plain import LIMIT
+from .regions import copied
 
 Backend = Callable[..., Any]
 

@@ -34,10 +34,12 @@ from .tracing import (
     make_unseen,
     remember_device,
     spec_of,
+    storage,
     tensors_in,
     watched,
 )
 from .values import Node, Root, Step, Value, read, same_layout, write
+from .values_only import NAMESPACE
 
 aten = torch.ops.aten
 T = TypeVar("T")
@@ -346,6 +348,8 @@ class Recording(Tracing):
         if row.functional is None:
             raise Unsupported("GRA006", at=self.facts.loc, detail=row.name)
         bound = bind(func, args, kwargs)
+        if row.functional.namespace == NAMESPACE:
+            self.refuse_shared(row, bound)
         call = {p: bound[p] for p in info(row.functional).params}
         positional, named = unbind(row.functional, call)
         lowered = tuple(self.lower_args(a) for a in positional), {k: self.lower_args(v) for k, v in named.items()}
@@ -355,6 +359,13 @@ class Recording(Tracing):
         self.attach(node, result)
         values = list(result) if isinstance(result, (tuple, list)) else [result]
         return finish_write(func, row, bound, values, self.assign)
+
+    def refuse_shared(self, row: OpInfo, bound: dict[str, Any]) -> None:
+        """Where memory that is written is memory of another argument too, copies of both are not what eager sees."""
+        for name in row.writes:
+            others = tensors_in([v for k, v in bound.items() if k != name])
+            if any(storage(bound[name]) == storage(t) for t in others):
+                raise Unsupported("GRA006", at=self.facts.loc, detail=f"{row.name}: {name} shares memory with another argument")
 
     def assign(self, target: torch.Tensor, new: torch.Tensor) -> None:
         """target takes new's value (same shape; cast to target's dtype)."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._library import fake_impl, simple_registry
+from torch._library import fake_impl
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -91,12 +91,6 @@ def _on_device(device: torch.device) -> Any:
         return map_tensors(to_meta, found)
 
     return ask
-
-
-def registered_fake(func: OpOverload) -> Any:
-    """The function that `torch.library.register_fake` was given for an operator, or None."""
-    holder = simple_registry.singleton.find(func._schema.name).fake_impl
-    return None if holder.kernel is None else holder.kernel.func
 
 
 def by_fake(fake: Any, args: Any, kwargs: Any, facts: SizeFacts) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from .values_only import values_only
+
 aten = torch.ops.aten
 
 
@@ -119,7 +121,7 @@ def find_functional(op: OpOverload, out: frozenset[str]) -> OpOverload | None:
         for candidate in overloads(namespace, candidate_name):
             if candidate is not op and not _is_mutating(candidate) and _signature(candidate, frozenset()) == want:
                 return candidate
-    return None
+    return values_only(op)
 
 
 @cache

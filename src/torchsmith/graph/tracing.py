@@ -31,6 +31,7 @@ from .layout import Size, SymTypes, are_equal, is_dense, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import TensorSpec
+from .values_only import registered_fake
 
 Rule = Callable[..., Any]
 RULES: dict[OpOverload, Rule] = {}
@@ -231,6 +232,11 @@ def active() -> Tracing | None:
 def current() -> Tracing:
     """The innermost Tracing of this thread; rules reach facts through it."""
     return _ACTIVE.stack[-1]
+
+
+def at_hand() -> Tracing | None:
+    """`current`, None where none is."""
+    return _ACTIVE.stack[-1] if _ACTIVE.stack else None
 
 
 class _Operators(TorchDispatchMode):
@@ -544,7 +550,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         if row.is_composite:
             with self._operators:
                 return func.decompose(*args, **kwargs)
-        fake = learn.registered_fake(func)
+        fake = registered_fake(func)
         if fake is not None:
             with self._operators:
                 return learn.by_fake(fake, args, kwargs, self.facts)
