@@ -26,10 +26,15 @@ typedef struct {
 PyObject *ts_run_hooked, *ts_run_plain, *ts_go_on, *ts_elsewhere;
 static PyObject *on_gate;              /* callable(dispatcher, function, args, kwargs, reason) -> result | RUN_HOOKED | RUN_PLAIN | GO_ON */
 static int gate;                       /* stance other than the default: ask on_gate first */
+static PyObject *peer, *peer_name, *peer_default; /* PyTorch's own stance: a namespace, the name in it, what it holds by default */
 static _Thread_local int suspended;    /* this thread is capturing or compiling: compiled functions run as they are */
 enum { GATE_STANCE = 1, GATE_FOREIGN = 2 };
 
 #define MAX_SMALL 16
+
+static inline int gated(void) {
+  return gate || (peer && PyDict_GetItem(peer, peer_name) != peer_default);
+}
 
 static void drop(PyObject **locals, int n) {
   for (int i = 0; i < n; i++) Py_CLEAR(locals[i]);
@@ -166,7 +171,7 @@ static PyObject *dispatch(PyObject *self, PyObject *const *args, size_t nargsf, 
   if (!d->fn) { PyErr_SetString(PyExc_TypeError, "this dispatcher belongs to the frame hook"); return NULL; }
   if (suspended || d->eager == 2) return run_plain(d, args, nargs, kwnames);
   State state;
-  int complete = ts_state_read(&state), reason = gate ? GATE_STANCE : complete && ts_state_is_foreign(&state) ? GATE_FOREIGN : 0;
+  int complete = ts_state_read(&state), reason = gated() ? GATE_STANCE : complete && ts_state_is_foreign(&state) ? GATE_FOREIGN : 0;
   PyObject *tuple, *dict, *result = NULL;
   if (reason && on_gate) {
     if (pack(d, args, nargs, kwnames, &tuple, &dict) < 0) return NULL;
@@ -219,7 +224,7 @@ int ts_dispatcher_frame(PyObject *self, PyObject **locals, PyObject *function, P
   Dispatcher *d = (Dispatcher *)self;
   PyFunctionObject *fn = (PyFunctionObject *)function;
   *result = NULL;
-  if (suspended || gate || d->eager) return 0;
+  if (suspended || gated() || d->eager) return 0;
   State state;
   int complete = ts_state_read(&state);
   if (complete && ts_state_is_foreign(&state)) return 0;
@@ -446,6 +451,15 @@ PyObject *ts_setup_dispatch(PyObject *self, PyObject *fn) {
 }
 PyObject *ts_set_gate(PyObject *self, PyObject *arg) {
   gate = PyObject_IsTrue(arg);
+  Py_RETURN_NONE;
+}
+/* watch_stance(namespace, default): ask the gate handler while namespace["_stance"] is another object */
+PyObject *ts_watch_stance(PyObject *self, PyObject *args) {
+  PyObject *space, *usual;
+  if (!PyArg_ParseTuple(args, "O!O", &PyDict_Type, &space, &usual)) return NULL;
+  if (!peer_name && !(peer_name = PyUnicode_InternFromString("_stance"))) return NULL;
+  Py_XSETREF(peer_default, Py_NewRef(usual));
+  Py_XSETREF(peer, Py_NewRef(space));
   Py_RETURN_NONE;
 }
 /* suspend(+1 | -1): this thread starts or ends capturing */

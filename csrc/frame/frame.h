@@ -111,6 +111,7 @@ extern PyObject *ts_elsewhere; /* exception of a graph: the program takes anothe
 int ts_dispatcher_frame(PyObject *dispatcher, PyObject **locals, PyObject *function, PyObject **result);
 PyObject *ts_setup_dispatch(PyObject *self, PyObject *args);
 PyObject *ts_set_gate(PyObject *self, PyObject *arg);
+PyObject *ts_watch_stance(PyObject *self, PyObject *args);
 
 int ts_point_handled(PyObject *dispatcher); /* does its state end with the exception that is being handled? */
 

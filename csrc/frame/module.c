@@ -25,6 +25,7 @@ static PyMethodDef methods[] = {
     {"use_raw", ts_use_raw, METH_O, "switch raw tensor fields on or off; returns the setting before"},
     {"use_state", ts_use_state, METH_O, "switch fast state readings on or off; returns the setting before"},
     {"set_gate", ts_set_gate, METH_O, "ask the gate handler at every call"},
+    {"watch_stance", ts_watch_stance, METH_VARARGS, "ask the gate handler at every call while a namespace's _stance is not the given one"},
     {"suspend", ts_suspend, METH_O, "+1 or -1: this thread captures, compiled functions run as they are"},
     {NULL},
 };

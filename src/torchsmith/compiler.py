@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from . import events
 from .backends.registry import DEFAULT, aot_autograd, list_backends, lookup_backend, register_backend, resolve_backend
-from .capture import _frame, background, dispatch, policy
+from .capture import _frame, background, dispatch, peers, policy
 from .capture.source import Global
 from .options import CONFIG
 from .runtime import _native, artifacts
@@ -254,7 +254,7 @@ def _is_of_module(source: Any) -> bool:
 # ---------------------------------------------------------------- stances
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
-_stance: dict[str, Any] = {"stance": "default", "skip_guard_eval_unsafe": False, "force_backend": None}
+_stance: dict[str, Any] = {"stance": "default", "skip_guard_eval_unsafe": False}
 
 
 class set_stance:
@@ -263,10 +263,10 @@ class set_stance:
     def __init__(self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None) -> None:
         if stance not in STANCES:
             raise RuntimeError(f"unknown stance {stance!r}; known: {', '.join(STANCES)}")
-        if force_backend is not None and stance != "default":
-            raise RuntimeError("force_backend goes with the default stance only")
+        if force_backend is not None:
+            raise RuntimeError("force_backend is not supported: pass backend= to compile, or use set_default_backend")
         self.before = dict(_stance)
-        self._set(stance=stance, skip_guard_eval_unsafe=skip_guard_eval_unsafe, force_backend=force_backend)
+        self._set(stance=stance, skip_guard_eval_unsafe=skip_guard_eval_unsafe)  # guards are checked all the same
         self.now = dict(_stance)
 
     @staticmethod
@@ -307,8 +307,9 @@ def _on_gate(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
     if reason == 2:
         events.emit("fallback", code="API001", at=dispatch.location(fn), detail=_what_traces())
         return _frame.RUN_PLAIN
-    stance = _stance["stance"]
+    stance = _stance["stance"] if _stance["stance"] != "default" else peers.stance()
     if stance == "force_eager":
+        events.emit("fallback", code="API006", at=dispatch.location(fn), detail='set_stance("force_eager")')
         return _frame.RUN_PLAIN
     if stance in ("eager_on_recompile", "fail_on_recompile"):
         return _only_compiled(dispatcher, fn, args, kwargs, fail=stance == "fail_on_recompile")
@@ -333,6 +334,7 @@ def _only_compiled(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...
 
 _frame.setup_dispatch(_on_gate)
 _frame.set_discarded(DiscardedParameter)
+peers.watch(reset)
 
 # ---------------------------------------------------------------- defaults
 

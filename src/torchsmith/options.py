@@ -316,9 +316,15 @@ def is_disabled() -> bool:
     return _flag("TORCHSMITH_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
+SHARED_LOGS = frozenset({"autotuning", "graph_breaks", "guards", "recompiles"})  # PyTorch's names too
+
+
 def logs() -> frozenset[str]:
-    """Artifacts named in TORCHSMITH_LOGS: graph_breaks, recompiles, guards, kernels, times, ..."""
-    return frozenset(w.strip() for w in os.environ.get("TORCHSMITH_LOGS", "").split(",") if w.strip())
+    """Artifacts named in TORCHSMITH_LOGS: graph_breaks, recompiles, guards, kernels, times, ...; where it is not set, those that
+    TORCH_LOGS names and that mean the same here."""
+    own = os.environ.get("TORCHSMITH_LOGS")
+    named = {w.strip() for w in (os.environ.get("TORCH_LOGS", "") if own is None else own).split(",") if w.strip()}
+    return frozenset(named & SHARED_LOGS if own is None else named)
 
 
 def cache_dir() -> Path:

@@ -136,7 +136,7 @@ class Graphs:
         return gm
 
 
-def test_pytorchs_stance_is_asked_before_compiling():
+def test_pytorchs_switches_reach_what_is_compiled():
     program = """
 import torch, torchsmith
 from torchsmith import compiler
@@ -146,6 +146,37 @@ x = torch.ones(2)
 with torch.compiler.set_stance("force_eager"):
     assert torch.equal(fn(x), x + 2) and not seen
 assert torch.equal(fn(x), x + 2) and len(seen) == 1
+
+which = torchsmith.compile(lambda x: torch.compiler.is_compiling(), backend="eager")
+assert which(x)
+for _ in range(2):  # with and without another default object
+    with torch.compiler.set_stance("force_eager"):
+        assert not which(x)
+    assert which(x)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert which(x)
+        try:
+            which(x.int())
+        except RuntimeError as error:
+            assert "fail_on_recompile" in str(error) and "dtype" in str(error)
+        else:
+            raise SystemExit("compiled")
+    with torch.compiler.set_stance("eager_on_recompile"):
+        assert which(x) and not which(x.int())
+    try:
+        with torch.compiler.set_stance(force_backend="eager"):
+            which(x)
+    except RuntimeError as error:
+        assert "backend=" in str(error)
+    else:
+        raise SystemExit("taken")
+    torch.compiler.set_stance("default")
+later = torchsmith.compile(lambda x: torch.compiler.is_compiling(), backend="eager")
+with torch.compiler.set_stance("eager_then_compile"):
+    assert [later(x) for _ in range(3)] == [False, True, True]
+for n in (2, 3):
+    torch.compiler.reset()
+    assert torch.equal(fn(x), x + 2) and torch.equal(fn(x), x + 2) and len(seen) == n
 
 @torch.compiler.disable
 def apart(x):

@@ -30,7 +30,7 @@ from ..graph.tracing import plain_autograd
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..ir.expr import walk as walk_expr
 from ..options import Options
-from . import _frame, assemble, background, guards, overrides, resume
+from . import _frame, assemble, background, guards, overrides, peers, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
 
@@ -284,9 +284,7 @@ def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
     if foreign is not None:
         events.emit("fallback", code="API002", at=location(fn), detail=foreign)
         return _frame.RUN_PLAIN
-    if _peers_stance() == "force_eager":
-        events.emit("fallback", code="API006", at=location(fn), detail='torch.compiler.set_stance("force_eager")')
-        return _frame.RUN_PLAIN
+    peers.rearm()
     if state.settings.options.background:
         return _run_meanwhile(dispatcher, state, fn, args, kwargs, key)
     before = dispatcher.entries
@@ -300,12 +298,6 @@ def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
         fn(*args, **kwargs)  # raises what its capture has shown
         raise done.with_traceback(None) from None
     return done
-
-
-def _peers_stance() -> str:
-    """What torch.compiler.set_stance was told. It is asked where something would be compiled; what is compiled already is called."""
-    peer = sys.modules.get("torch._dynamo.eval_frame")
-    return str(getattr(getattr(peer, "_stance", None), "stance", "default"))
 
 
 def _run_meanwhile(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:

@@ -1,0 +1,87 @@
+"""PyTorch's own compiler switches, seen from here: `torch.compiler.set_stance` and `torch.compiler.reset` reach torchsmith's functions too.
+
+In: the module that holds those switches, when the program loads it (never loaded from here). Out: C looks at its stance before a
+compiled function is called, and a reset over there is one here.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import _frame
+
+_HOLDER = "torch._dynamo.eval_frame"
+
+
+class _Resets:
+    """One of the things that torch.compiler.reset resets."""
+
+    def __init__(self, reset: Callable[[], None]) -> None:
+        self.reset = reset
+
+
+class _AfterLoading(importlib.abc.MetaPathFinder):
+    """Notes the holder of the switches as soon as its code has run."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> Any:
+        if name != _HOLDER:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                _noted(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+_resets: list[_Resets] = []
+
+
+def watch(reset: Callable[[], None]) -> None:
+    """Called once: `reset` forgets torchsmith's compilations."""
+    _resets.append(_Resets(reset))
+    if _HOLDER in sys.modules:
+        _noted(sys.modules[_HOLDER])
+    else:
+        sys.meta_path.insert(0, _AfterLoading())
+
+
+def _noted(module: types.ModuleType) -> None:
+    now = getattr(module, "_stance", None)
+    if now is not None:
+        _frame.watch_stance(vars(module), now if _is_default(now) else None)
+    rearm()
+
+
+def rearm() -> None:
+    """A reset forgets whom it has told."""
+    known = getattr(sys.modules.get(_HOLDER), "cached_backends", None)
+    if isinstance(known, dict):
+        for told in _resets:
+            known.setdefault(id(told), told)
+
+
+def _is_default(stance: Any) -> bool:
+    return getattr(stance, "stance", "") == "default" and getattr(stance, "backend", None) is None
+
+
+def stance() -> str:
+    """What torch.compiler.set_stance was told. Raises RuntimeError where that cannot be done here."""
+    now = getattr(sys.modules.get(_HOLDER), "_stance", None)
+    if now is None:
+        return "default"
+    if getattr(now, "backend", None) is not None:
+        raise RuntimeError("torch.compiler.set_stance(force_backend=...) does not reach functions of torchsmith: pass backend= to torchsmith.compile")
+    if _is_default(now):
+        _frame.watch_stance(vars(sys.modules[_HOLDER]), now)  # another object that says the same
+    return str(now.stance)
