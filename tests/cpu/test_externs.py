@@ -10,11 +10,13 @@ from native_tools import buffer, compile_body, kernel, map_text
 
 import torchsmith
 from torchsmith import events
+from torchsmith.codes import Unsupported
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.expr import Sym, const
 from torchsmith.ir.program import BufArg, Enum, Extern, Fresh, Symbol
 from torchsmith.runtime import externs_torch
 from torchsmith.runtime.load import NativeError
+from torchsmith.runtime.values_only import values_only
 
 IR = {v: k for k, v in externs_torch.DTYPES.items()}
 
@@ -204,8 +206,6 @@ def test_errors_of_operators_are_repeated_eagerly(via: str) -> None:
 
 
 def test_unknown_operator_is_unsupported() -> None:
-    from torchsmith.codes import Unsupported
-
     with pytest.raises(Unsupported, match="RUN005"):
         externs_torch.resolve("aten.no_such_thing.default")
 
@@ -343,3 +343,12 @@ def test_custom_operators_that_write(f) -> None:
             torch.testing.assert_close((fn(*mine), mine), (f(a, b), (a, b)))
     roads = [e.fields["report"].road for e in got if e.kind == "graph"]
     assert roads == (["captured"] if f is _one_memory_twice else ["native"])
+
+
+def test_a_form_on_values_is_found_by_its_name() -> None:
+    """As a process does that loads what another one compiled."""
+    for op in (torch.ops.torchsmith_written.both.default, torch.ops.torchsmith_written.grown.default):
+        made = values_only(op)
+        assert made is not None and externs_torch.resolve(str(made)) is made
+    with pytest.raises(Unsupported, match="RUN005"):
+        externs_torch.resolve("torchsmith_values.n7_4_unknown_both_default.default")

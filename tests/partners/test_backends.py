@@ -635,6 +635,26 @@ def test_standalone_compile_saves_and_loads(tmp_path):
         artifact.save(path=tmp_path / "x", format="zip")
 
 
+def test_an_artifacts_constant_that_is_read_twice(tmp_path):
+    net = nn.Linear(3, 3)
+    net.register_buffer("b", torch.randn(3))
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x) * self.net.b + self.net.b
+
+    x = torch.randn(2, 3)
+    artifact = standalone_compile(torch.fx.symbolic_trace(Twice()), [x])
+    artifact.save(path=tmp_path / "a")
+    close(CompiledArtifact.load(path=tmp_path / "a")(x)[0], Twice()(x))
+    with pytest.raises(TypeError, match=r"gm is a torch\.fx\.GraphModule"):
+        standalone_compile(Twice(), [x])
+
+
 def test_a_backend_of_functional_graphs():
     from torchsmith.backends.plain import by_operator, run_plain
 

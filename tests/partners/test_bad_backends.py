@@ -204,3 +204,77 @@ def test_indices_out_of_range_are_eagers_errors(name):
                         fn(i, w)
                 else:
                     torch.testing.assert_close(fn(i, w), want, msg=what)
+
+
+FAULTS = {  # what stands for a row's function -> what is said
+    "raises": (lambda *a, **k: 1 / 0, "raised ZeroDivisionError: division by zero"),
+    "None": (lambda *a, **k: None, "returned NoneType, not a callable"),
+    "gives None": (lambda *a, **k: lambda *x: None, "returned NoneType, not a tuple of 2 results"),
+    "wrong count": (lambda *a, **k: lambda *x: (torch.zeros(3),), "returned 1 results instead of 2"),
+    "wrong shape": (lambda *a, **k: lambda *x: (torch.zeros(3), torch.zeros(7, 7)), r"result 1 has shape \(7, 7\) instead of \(3,\)"),
+    "wrong dtype": (lambda *a, **k: lambda *x: (torch.zeros(3), torch.zeros(3, dtype=torch.int32)), "result 1 is torch.int32"),
+    "old package": (lambda *a, **k: registry.no_such_name, "raised AttributeError"),
+}  # fmt: skip
+FOREIGN = [n for n, row in registry.ROWS.items() if row.at]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_each_name_that_fails_is_named(name, fault, grad, monkeypatch):
+    """Whatever a row's function does wrong: backend and reason are said and counted, eager's results; an error under fullgraph."""
+    made, said = FAULTS[fault]
+    monkeypatch.setattr(registry, "_from_row", lambda _: made)
+    row = registry.ROWS[name]
+    if fault == "old package" and row.needs:
+        said += rf".*\(with {row.needs[0]} .*other versions may be needed: pip install -U"
+    x = torch.randn(3, requires_grad=grad)
+
+    def f(x):
+        return x.sin(), x + 1
+
+    with pytest.warns(UserWarning, match=f"backend '{name}'.*{said}.*The program runs eagerly"), events.recording() as got:
+        torch.testing.assert_close(torchsmith.compile(f, backend=name)(x), f(x))
+    assert {e.fields["code"] for e in got if e.kind == "fallback"} == {"BCK003"}
+    with pytest.raises(torchsmith.BackendFailed, match=f"backend '{name}'.*{said}"):
+        torchsmith.compile(f, backend=name, fullgraph=True)(x)
+
+
+@pytest.mark.parametrize("name", [n for n, row in registry.ROWS.items() if row.needs])
+def test_each_package_that_is_missing_is_named(name, monkeypatch):
+    row = registry.ROWS[name]
+    monkeypatch.setattr(registry, "_missing", lambda _: list(row.needs))
+    registry._from_row.cache_clear()
+    for call in (lambda: torchsmith.compile(lambda x: x, backend=name), lambda: compiler.lookup_backend(name)):
+        with pytest.raises(registry.InvalidBackend, match=f"backend '{name}' needs the package {' and '.join(row.needs)}: {row.install}"):
+            call()
+    assert name in compiler.list_backends(exclude_tags=None)
+
+
+@pytest.mark.parametrize("name", list(registry.ROWS))
+def test_each_name_written_wrong_is_told_the_right_one(name):
+    for wrong in (name.upper(), name + "s", name[:-1]):
+        if wrong not in registry.ROWS:
+            with pytest.raises(registry.InvalidBackend, match=r"did you mean '[a-z_]+'\?"):
+                torchsmith.compile(lambda x: x, backend=wrong)
+
+
+@pytest.mark.parametrize("name, options, said", [
+    ("onnxrt", {"providers": ["NoSuchProvider"]}, "no provider 'NoSuchProvider'; this onnxruntime has .*CPUExecutionProvider"),
+    ("onnxrt", {"providers": "CPUExecutionProvider"}, "'providers' is a list of names"),
+    ("openvino", {"config": 3}, "'config' is a dict, not 3"),
+    ("openvino", {"device": "NPU9"}, "NPU9"),
+])  # fmt: skip
+def test_an_options_value_that_the_runtime_does_not_know(name, options, said):
+    if not registry.is_installed(registry.ROWS[name]):
+        pytest.skip("not installed")
+    with torch.no_grad(), pytest.raises(torchsmith.BackendFailed, match=said):
+        torchsmith.compile(lambda x: x.sin() + 1, backend=name, options=options, fullgraph=True)(torch.randn(3))
+
+
+def test_names_that_are_none():
+    for bad in (5, ""):
+        with pytest.raises(TypeError, match="name is a string"):
+            compiler.register_backend(_forward, name=bad)
+    with pytest.raises(TypeError, match="not int"):
+        compiler.lookup_backend(3)

@@ -47,8 +47,15 @@ def takes(node: fx.Node) -> bool:
 def compile_onnxrt(
     fg: FunctionalGraph, name: str, options: Mapping[str, Any] | None = None, **keywords: Any
 ) -> Callable[..., tuple[Any, ...]]:
-    """A call of `fg`. Raises Unsupported (BCK001, BCK002, BCK003)."""
-    providers = list((options or {}).get("providers", PROVIDERS))
+    """A call of `fg`. Raises Unsupported (BCK001, BCK002, BCK003), TypeError, ValueError."""
+    providers = (options or {}).get("providers", PROVIDERS)
+    if isinstance(providers, str) or not isinstance(providers, Sequence):
+        raise TypeError(f"option 'providers' is a list of names, not {providers!r}")
+    known = import_module("onnxruntime").get_available_providers()  # the runtime itself goes on without one that it does not know
+    for provider in providers:
+        name_of = provider[0] if isinstance(provider, tuple) else provider
+        if name_of not in known:
+            raise ValueError(f"no provider {name_of!r}; this onnxruntime has {', '.join(known)}")
     return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: session(piece, providers), DISTRUSTED), name)
 
 

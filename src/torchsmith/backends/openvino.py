@@ -52,6 +52,8 @@ def compile_openvino(
     given = dict(options or {})
     device = given.get("device", "CPU")
     threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads()} if device == "CPU" else {}
+    if not isinstance(given.get("config", {}), Mapping):
+        raise TypeError(f"option 'config' is a dict, not {given['config']!r}")
     config = {"INFERENCE_PRECISION_HINT": "f32", **threads, **given.get("config", {})}
     return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: model(piece, device, config), DISTRUSTED), name)
 

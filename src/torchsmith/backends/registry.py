@@ -100,7 +100,9 @@ def register_backend(compiler_fn: Backend | None = None, name: str | None = None
         return lambda fn: register_backend(fn, name, tags)
     if not callable(compiler_fn):
         raise TypeError(f"a backend is callable, not {type(compiler_fn).__name__}")
-    key = name or compiler_fn.__name__
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"a backend's name is a string of one letter at least, not {name!r}")
+    key = name or str(getattr(compiler_fn, "__name__", type(compiler_fn).__name__))
     if key in ROWS or (key in BACKENDS and BACKENDS[key][0] is not compiler_fn):
         raise ValueError(f"backend {key!r} exists already")
     BACKENDS[key] = compiler_fn, tuple(tags)
@@ -286,8 +288,9 @@ def _check(name: str, mode: str | None, options: Mapping[str, Any]) -> None:
 
 
 def _near(word: str, known: Collection[str], otherwise: str = "") -> str:
-    close = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {close[0]!r}?" if close else otherwise or f"known: {', '.join(known)}"
+    spelt = {n.lower(): n for n in known}
+    close = difflib.get_close_matches(word.lower(), spelt, 1)
+    return f"did you mean {spelt[close[0]]!r}?" if close else otherwise or f"known: {', '.join(known)}"
 
 
 def _takes(fn: Any, keyword: str) -> bool:

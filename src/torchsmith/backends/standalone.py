@@ -77,8 +77,10 @@ class CompiledArtifact:
 
     def _members(self) -> dict[str, bytes]:
         tensors = import_module("safetensors.torch")
-        consts = tensors.save({str(i): t.detach().contiguous() for i, t in enumerate(self.consts)})
-        said = {"results": self.results, "expected": self.expected.to_json(), "reads": self.reads}
+        firsts = {id(t): i for i, t in reversed(list(enumerate(self.consts)))}  # one that the graph names twice is stored once
+        consts = tensors.save({str(i): self.consts[i].detach().clone(memory_format=torch.contiguous_format) for i in firsts.values()})
+        numbers = [firsts[id(t)] for t in self.consts]
+        said = {"results": self.results, "expected": self.expected.to_json(), "reads": self.reads, "consts": numbers}
         texts = {"manifest.json": self.manifest.to_json(), "results.json": json.dumps(said)}
         return {n: t.encode() for n, t in texts.items()} | {"library.so": self.library, "consts.safetensors": consts}
 
@@ -103,7 +105,7 @@ class CompiledArtifact:
         except (zipfile.BadZipFile, KeyError, TypeError, UnicodeDecodeError, NotImplementedError) as e:
             raise ValueError(f"{path} is not a compiled artifact: {e}") from e
         consts = import_module("safetensors.torch").load(members["consts.safetensors"])
-        tail = [consts[str(i)] for i in range(len(consts))]
+        tail = [consts[str(i)] for i in said["consts"]]
         return CompiledArtifact(manifest, members["library.so"], said["results"], tail, expected, reads=said["reads"])
 
 
@@ -114,10 +116,12 @@ def standalone_compile(
     """Compile one graph. dynamic_shapes: "from_graph": sizes vary where the placeholders' fake values are symbolic; "from_example_inputs":
     where the examples are; "from_tracing_context": as "from_graph". `aot` is accepted: an artifact is ahead of time in any case.
 
-    Raises Unsupported where the graph has no native code.
+    Raises Unsupported where the graph has no native code, TypeError, ValueError.
     """
     if dynamic_shapes not in ("from_graph", "from_example_inputs", "from_tracing_context"):
         raise ValueError(f"dynamic_shapes is from_graph, from_example_inputs or from_tracing_context, not {dynamic_shapes!r}")
+    if not isinstance(gm, torch.fx.GraphModule):
+        raise TypeError(f"gm is a torch.fx.GraphModule (as torch.fx.symbolic_trace or make_fx make one), not {type(gm).__name__}")
     chosen = from_user(None, options)
     with _disable_current_modes(), torch.no_grad():
         foreign = Foreign(gm, example_inputs, prefer_examples=dynamic_shapes == "from_example_inputs")

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from ..codes import Unsupported
 from ..ir.expr import Expr, Sym, walk
 from ..ir.nested import leaves
+from ..runtime.values_only import NAMESPACE
 from .canonical import emit_graph
 from .layout import SymTypes, clamp_index, from_front, hint_of, is_shape, overlaps
 from .outputs import describe_outputs
@@ -39,7 +40,6 @@ from .tracing import (
     watched,
 )
 from .values import Node, Root, Step, Value, read, same_layout, write
-from .values_only import NAMESPACE
 
 aten = torch.ops.aten
 T = TypeVar("T")

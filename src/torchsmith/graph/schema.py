@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from .values_only import values_only
+from ..runtime.values_only import values_only
 
 aten = torch.ops.aten
 

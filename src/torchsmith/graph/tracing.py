@@ -25,13 +25,13 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..codes import Unsupported
+from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
 from .layout import Size, SymTypes, are_equal, is_dense, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, expr_of
 from .spec import TensorSpec
-from .values_only import registered_fake
 
 Rule = Callable[..., Any]
 RULES: dict[OpOverload, Rule] = {}

@@ -17,6 +17,7 @@ from ..codes import Unsupported, define
 from ..ir.operators import Number, OperatorRow, Param
 from . import _native
 from .manifest import ExternRow
+from .values_only import NAMESPACE, made_again
 
 define("AOT023", "an operator of libtorch cannot be called without Python: its arguments have no place in libtorch's stable C interface",
        "replace it, or serve the module with torchsmith.compile")
@@ -73,7 +74,7 @@ def resolve(op: str, at: str = "") -> Any:
     namespace, _, rest = op.partition(".")
     name, _, overload = rest.rpartition(".")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        return made_again(name) if namespace == NAMESPACE else getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, RuntimeError) as e:
         raise Unsupported("RUN005", at=at, detail=op) from e
 

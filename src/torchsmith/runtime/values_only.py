@@ -2,7 +2,7 @@
 
 In: an OpOverload whose schema says that it writes. Out: another one in the namespace "torchsmith_values", whose results are those of the
 first and then one per written argument; None where a schema cannot say so (lists and optional tensors that are written, results that are
-views). Torch's own operators have forms of their own (schema.py).
+views). Torch's own operators have forms of their own (graph/schema.py).
 """
 
 from __future__ import annotations
@@ -35,6 +35,22 @@ def library() -> torch.library.Library:
     return torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
+def name_of(op: OpOverload) -> str:
+    """A name that `made_again` reads: how long the namespace and the name are, and all three parts."""
+    namespace, name = op._schema.name.split("::")
+    return f"n{len(namespace)}_{len(name)}_{namespace}_{name}_{op._overloadname}"
+
+
+def made_again(name: str) -> OpOverload:
+    """The operator of this name where it was not traced in this process. Raises AttributeError where torch does not know its original."""
+    long, longer, rest = name.removeprefix("n").split("_", 2)
+    namespace, rest = rest[: int(long)], rest[int(long) + 1 :]
+    found = values_only(getattr(getattr(getattr(torch.ops, namespace), rest[: int(longer)]), rest[int(longer) + 1 :]))
+    if found is None:
+        raise AttributeError(name)
+    return found
+
+
 @cache
 def values_only(op: OpOverload) -> OpOverload | None:
     schema = op._schema
@@ -45,7 +61,7 @@ def values_only(op: OpOverload) -> OpOverload | None:
     text = re.sub(r"Tensor\([^)]*\)", "Tensor", str(schema))  # without the marks of what is written
     arguments, results = text.split("(", 1)[1].rsplit(") -> ", 1)
     kinds = [k for k in results.strip("()").split(", ") if k][: len(fresh)] + ["Tensor"] * len(written)
-    name = re.sub(r"\W", "_", str(op))
+    name = name_of(op)
     library().define(f"{name}({arguments}) -> ({', '.join(kinds)})", tags=tuple(op.tags))
     names = [a.name for a in schema.arguments]
     places = [names.index(a.name) for a in written]
