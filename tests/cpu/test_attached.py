@@ -439,3 +439,23 @@ def test_a_bug_of_ours_in_the_backward_pass_is_said_and_survived(monkeypatch: py
         compiled(x).sum().backward()
     assert [e.fields["code"] for e in got if e.kind == "fallback"] == ["API005"]
     same(a, b)
+
+
+def test_the_history_of_what_is_only_detached_is_not_kept() -> None:
+    cell = nn.GRUCell(2, 3)
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.state = cell, torch.zeros(1, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.state = self.cell(x, self.state.detach())
+            return self.state.sum()
+
+    keeps = Keeps()
+    compiled = torchsmith.compile(keeps)
+    for _ in range(3):
+        compiled(torch.ones(1, 2)).backward()  # a second time through the steps before is eager's error
+    parents = [type(p).__name__ for p, _ in keeps.state.grad_fn.next_functions if p is not None]  # type: ignore[union-attr]
+    assert set(parents) == {"AccumulateGrad"}, parents

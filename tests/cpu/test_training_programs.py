@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 import training_programs
+from training_features import FEATURES
 from training_programs import PROGRAMS, Program, frozen, unlike
 
 import torchsmith
 
 CHEAP = ("accumulate_every_two", "contrastive_with_queue", "data_written_by_hand", "gan_in_one_step", "optimizer_in_backward",
          "scaler_with_overflow", "sharpness_aware", "unfreeze_after_two")  # fmt: skip
+FEW = ("copies_of_a_compiled_model_apart", "error_in_a_hook_whole", "functions_of_ones_own_apart",
+       "gradients_switched_by_an_argument_whole", "hidden_state_kept_between_steps_apart", "module_hook_comes_and_goes_whole",
+       "states_loaded_between_steps_whole")  # fmt: skip
 
 
 def check(program: Program) -> None:
@@ -35,6 +39,17 @@ def test_programs(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in CHEAP])
 def test_more_programs(name: str) -> None:
     check(PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_features(name: str) -> None:
+    check(FEATURES[name])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", [n for n in FEATURES if n not in FEW])
+def test_more_features(name: str) -> None:
+    check(FEATURES[name])
 
 
 def test_what_differs_is_found() -> None:

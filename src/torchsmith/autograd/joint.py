@@ -224,6 +224,9 @@ class Joint:
         """Both graphs."""
         nothing = Backward(FunctionalGraph(fx.Graph(), (), (), (), (), ""), (), (None,) * len(self.leaves))
         backward = self.backward() if self.roots else nothing  # results that are views of inputs are made of those
+        reached = tuple(i for i, g in zip(self.leaves, backward.grads, strict=True) if g is not None)
+        if reached:  # what is only detached, or not read, is no part of eager's graph: its own history is not kept alive, nor run
+            self.leaves, backward = reached, replace(backward, grads=tuple(g for g in backward.grads if g is not None))
         self.is_cut = True
         rec = self.rec
         results = (*self.outputs.results, *(FreshNode(n) for n in self.keeping))
