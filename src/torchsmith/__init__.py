@@ -18,7 +18,7 @@ _PUBLIC = {
     "ConstraintViolation": "capture.dispatch",
     "Unsupported": "codes",
     "RecompileLimitHit": "capture.dispatch",
-    "BackendFailed": "capture.dispatch",
+    "BackendFailed": "codes",
     "compiler": "compiler",
     "refreeze": "compiler",
     "aot": "aot",

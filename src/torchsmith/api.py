@@ -16,8 +16,8 @@ import torch
 from . import compiler as _compiler  # noqa: F401  (sets what C asks under a stance, under other tracers, of discarded parameters)
 from .backends.registry import resolve_backend
 from .capture import _frame
-from .capture.dispatch import BackendFailed, ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher
-from .codes import Unsupported
+from .capture.dispatch import ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher
+from .codes import BackendFailed, Unsupported
 from .compiled_module import CompiledModule, compile_module
 from .options import CONFIG, for_backend, from_user, is_disabled
 from .runtime.toolchain import features_of

@@ -28,6 +28,10 @@ def define(code: str, explanation: str, hint: str) -> None:
     CODES[code] = Code(code, explanation, hint)
 
 
+class BackendFailed(RuntimeError):
+    """A backend raised, or gave something else than the graph's results; the cause, if there is one, is chained."""
+
+
 class Unsupported(Exception):
     """A thing torchsmith cannot do (yet) at a place in the user's program.
 

@@ -817,3 +817,15 @@ def test_python_types_are_dtypes():
     explained = torchsmith.explain(lambda n: (torch.ones(n, dtype=bool), torch.zeros(n, dtype=float), torch.arange(n, dtype=int)))(3)
     assert not explained.breaks
     assert [t.dtype for t in explained.result] == [torch.bool, torch.float64, torch.int64]
+
+
+def test_a_program_of_torch_export_is_one_graph() -> None:
+    """What it checks of its inputs included, around which torch patches settings of its own compiler."""
+    net, x = torch.nn.Linear(4, 3), torch.randn(5, 4)
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("b", min=2, max=64)},))
+    fn = torchsmith.compile(program.module(), fullgraph=True, dynamic=True)
+    for n in (5, 7, 2):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(fn(x), net(x))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        fn(torch.randn(70, 4))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import events
-from ..codes import Unsupported, define
+from ..codes import BackendFailed, Unsupported, define
 from ..graph.eager import eager_callable
 from ..graph.outputs import ViewOf
 from ..graph.spec import FunctionalGraph, TensorSpec
@@ -275,6 +275,8 @@ def attach(
             return compile_backward(graph)
         except Unsupported as why:
             events.emit("fallback", code=why.code, at=why.at, detail=f"backward: {why.detail}")
+        except BackendFailed:  # under fullgraph
+            raise
         except Exception as error:  # a bug of ours: as for the forward graph, the program goes on
             what = f"{type(error).__name__}: {error}"
             text = "".join(traceback.format_exception(error))

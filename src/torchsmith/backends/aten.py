@@ -16,7 +16,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ..capture.dispatch import BackendFailed
+from ..codes import BackendFailed
 from ..graph.spec import FunctionalGraph, TensorSpec
 from .partition import expand
 from .plain import PlainGraph, Run, numbers, run_plain

@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..codes import Unsupported
-from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.spec import FunctionalGraph
 from .exported import export, quietly
-from .partition import partitioned, specs_of
-from .plain import PlainGraph, Run, numbers, run_plain
+from .plain import PlainGraph, Run, numbers
+from .runtimes import Runtime, is_on_cpu
 
-DISTRUSTED: set[Any] = set()  # operators that were seen to fail or differ in this process (partition.kind_of)
 ONNX = {  # its numbers of dtypes
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
     torch.float16: 10, torch.float64: 11, torch.uint32: 12, torch.uint64: 13,
@@ -38,10 +36,10 @@ def registry() -> Any:
 
 
 def takes(node: fx.Node) -> bool:
-    if node.target is not operator.getitem and not registry().is_registered(node.target):
-        return False
-    specs = [s for n in (node, *node.all_input_nodes) for s in specs_of(n)]
-    return all(s.dtype in ONNX and s.device == "cpu" for s in specs if isinstance(s, TensorSpec))
+    return (node.target is operator.getitem or registry().is_registered(node.target)) and is_on_cpu(node, ONNX.__contains__)
+
+
+RUNTIME = Runtime("onnxrt", takes)
 
 
 def compile_onnxrt(
@@ -56,21 +54,18 @@ def compile_onnxrt(
         name_of = provider[0] if isinstance(provider, tuple) else provider
         if name_of not in known:
             raise ValueError(f"no provider {name_of!r}; this onnxruntime has {', '.join(known)}")
-    return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: session(piece, providers), DISTRUSTED), name)
+    return RUNTIME.compile(fg, name, lambda plain: session(plain, providers))
 
 
 def session(plain: PlainGraph, providers: Sequence[Any]) -> Run:
     """One piece as one session."""
     runtime = import_module("onnxruntime")
-    try:
-        with quietly():
-            program = import_module("torch.onnx").export(export(plain), dynamo=True, verbose=False)
-            settings = runtime.SessionOptions()
-            settings.log_severity_level = 3
-            settings.intra_op_num_threads = torch.get_num_threads()
-            made = runtime.InferenceSession(program.model_proto.SerializeToString(), settings, providers=providers)
-    except Exception as error:
-        raise Unsupported("BCK003", detail=f"onnxrt: {type(error).__name__}: {error}".split("\n", 1)[0][:300]) from error
+    with RUNTIME.refusing(), quietly():
+        program = import_module("torch.onnx").export(export(plain), dynamo=True, verbose=False)
+        settings = runtime.SessionOptions()
+        settings.log_severity_level = 3
+        settings.intra_op_num_threads = torch.get_num_threads()
+        made = runtime.InferenceSession(program.model_proto.SerializeToString(), settings, providers=providers)
     wanted = {i.name for i in made.get_inputs()}  # those that nothing reads are dropped by the exporter
     names = [n.name for n in plain.graph.nodes if n.op == "placeholder"]
     outs = [(o.name, n.meta["spec"]) for o, n in zip(made.get_outputs(), plain.results, strict=True)]

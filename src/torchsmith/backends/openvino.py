@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..codes import Unsupported
-from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.spec import FunctionalGraph
 from .exported import export, quietly
-from .partition import partitioned, specs_of
-from .plain import PlainGraph, Run, numbers, run_plain
+from .plain import PlainGraph, Run, numbers
+from .runtimes import Runtime, is_on_cpu
 
 OURS = (torch.ops.aten.reshape.default,)  # known to the reader, absent from its list
-DISTRUSTED: set[Any] = set()  # operators that were seen to fail or differ in this process (partition.kind_of)
 UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128)
 
 
@@ -39,10 +37,11 @@ def operators() -> frozenset[str]:
 
 
 def takes(node: fx.Node) -> bool:
-    if node.target is not operator.getitem and node.target not in OURS and f"torch.ops.{node.target}" not in operators():
-        return False
-    specs = [s for n in (node, *node.all_input_nodes) for s in specs_of(n)]
-    return all(s.dtype not in UNKNOWN and s.device == "cpu" for s in specs if isinstance(s, TensorSpec))
+    known = node.target is operator.getitem or node.target in OURS or f"torch.ops.{node.target}" in operators()
+    return known and is_on_cpu(node, lambda dtype: dtype not in UNKNOWN)
+
+
+RUNTIME = Runtime("openvino", takes)
 
 
 def compile_openvino(
@@ -55,21 +54,17 @@ def compile_openvino(
     if not isinstance(given.get("config", {}), Mapping):
         raise TypeError(f"option 'config' is a dict, not {given['config']!r}")
     config = {"INFERENCE_PRECISION_HINT": "f32", **threads, **given.get("config", {})}
-    return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: model(piece, device, config), DISTRUSTED), name)
+    return RUNTIME.compile(fg, name, lambda plain: model(plain, device, config))
 
 
 def model(plain: PlainGraph, device: str, config: Mapping[str, Any]) -> Run:
     """One piece as one compiled model."""
     vino = import_module("openvino")
     shapes = [list(numbers(s.shape)) for s in plain.inputs]
-    try:
-        with quietly():
-            made = vino.convert_model(export(plain))
-            made.reshape({port: vino.PartialShape(shape) for port, shape in zip(made.inputs, shapes, strict=True)})
-            compiled = core().compile_model(made, device, dict(config))
-    except Exception as error:
-        raise Unsupported("BCK003", detail=f"openvino: {type(error).__name__}: {error}".replace("\n", " ")[:300]) from error
-
+    with RUNTIME.refusing(), quietly():
+        made = vino.convert_model(export(plain))
+        made.reshape({port: vino.PartialShape(shape) for port, shape in zip(made.inputs, shapes, strict=True)})
+        compiled = core().compile_model(made, device, dict(config))
     made_of = [n.meta["spec"] for n in plain.results]
     free: list[Any] = []  # requests that no call is using
 

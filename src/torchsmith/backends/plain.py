@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.dispatch import BackendFailed
-from ..codes import Unsupported
+from ..codes import BackendFailed, Unsupported
 from ..graph.eager import asked, deliver, fitted, symbol_values
 from ..graph.sizes import print_condition
 from ..graph.spec import FunctionalGraph, TensorSpec

@@ -15,9 +15,9 @@ import torch
 from .. import events
 from ..autograd.attach import attach
 from ..autograd.joint import Joint
-from ..capture.dispatch import BackendFailed, modes, set_modes
+from ..capture.dispatch import modes, set_modes
 from ..capture.overrides import plain
-from ..codes import Unsupported
+from ..codes import BackendFailed, Unsupported
 from ..graph.eager import eager_callable
 from ..graph.functionalise import functionalise
 from ..graph.sizes import SizeFacts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..codes import Unsupported
-from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.spec import FunctionalGraph
 from .exported import export, quietly
-from .partition import partitioned, specs_of
-from .plain import PlainGraph, Run, run_plain
+from .plain import PlainGraph, Run
+from .runtimes import Runtime, apart, is_on_cpu
 
-DISTRUSTED: set[Any] = set()  # operators that were seen to fail or differ in this process (partition.kind_of)
 KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
@@ -34,10 +32,11 @@ def operators() -> frozenset[str]:
 
 
 def takes(node: fx.Node) -> bool:
-    if node.target is not operator.getitem and str(node.target).removeprefix("aten.") not in operators():
-        return False
-    specs = [s for n in (node, *node.all_input_nodes) for s in specs_of(n)]
-    return all(s.dtype in KNOWN and s.device == "cpu" for s in specs if isinstance(s, TensorSpec))
+    known = node.target is operator.getitem or str(node.target).removeprefix("aten.") in operators()
+    return known and is_on_cpu(node, KNOWN.__contains__)
+
+
+RUNTIME = Runtime("tvm", takes)
 
 
 def compile_tvm(
@@ -45,32 +44,24 @@ def compile_tvm(
 ) -> Callable[..., tuple[Any, ...]]:
     """A call of `fg`. Raises Unsupported (BCK001, BCK002, BCK003)."""
     target = (options or {}).get("target", "llvm")
-    return run_plain(fg, lambda plain: partitioned(plain, takes, lambda piece: program(piece, target), DISTRUSTED), name)
+    return RUNTIME.compile(fg, name, lambda plain: program(plain, target))
 
 
 def program(plain: PlainGraph, target: str) -> Run:
     """One piece as one program of the virtual machine."""
-    try:
-        with quietly():
-            tvm = import_module("tvm")
-            relax = import_module("tvm.relax")
-            importer = import_module("tvm.relax.frontend.torch")
-            module = importer.from_exported_program(export(plain), run_ep_decomposition=False)
-            machine = relax.VirtualMachine(relax.build(module, target), tvm.cpu())
-    except Exception as error:
-        raise Unsupported("BCK003", detail=f"tvm: {type(error).__name__}: {error}".replace("\n", " ")[:300]) from error
+    with RUNTIME.refusing(), quietly():
+        tvm = import_module("tvm")
+        relax = import_module("tvm.relax")
+        importer = import_module("tvm.relax.frontend.torch")
+        module = importer.from_exported_program(export(plain), run_ep_decomposition=False)
+        machine = relax.VirtualMachine(relax.build(module, target), tvm.cpu())
     one = threading.Lock()  # a virtual machine has one state
 
-    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+    def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         kept = [t.detach().contiguous() for t in inputs]
         with one:
             found = machine["main"](*[tvm.runtime.from_dlpack(t) for t in kept])
-        seen = {t.data_ptr() for t in kept}
-        results = []
-        for value in [found] if hasattr(found, "__dlpack__") else found:
-            t = torch.from_dlpack(value)
-            results.append(t.clone() if t.data_ptr() in seen and t.numel() else t)
-            seen.add(t.data_ptr())
-        return results
+        values = [found] if hasattr(found, "__dlpack__") else found
+        return apart(map(torch.from_dlpack, values), [t.data_ptr() for t in kept])
 
     return run

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from .. import events
-from ..capture.dispatch import BackendFailed
-from ..codes import Unsupported
+from ..codes import BackendFailed, Unsupported
 from ..graph.eager import symbol_values
 from ..graph.spec import ASSUMED, FreshOutput, FunctionalGraph, InputOutput, TensorSpec, ViewOutput
 from ..ir.expr import Const, Expr, Sym

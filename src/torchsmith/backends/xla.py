@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..codes import Unsupported
 from ..graph.spec import FunctionalGraph
 from ..runtime import store
 from . import xla_rows
-from .partition import partitioned
-from .plain import PlainGraph, Run, evaluator, numbers, run_plain
+from .plain import PlainGraph, Run, evaluator, numbers
+from .runtimes import Runtime, apart
 
-DISTRUSTED: set[Any] = set()  # operators that were seen to fail or differ in this process (partition.kind_of)
+RUNTIME = Runtime("openxla", lambda n: xla_rows.kernel_of(n.target) is not None)
 
 
 @cache
@@ -37,7 +36,7 @@ def jax() -> Any:
 
 def compile_xla(fg: FunctionalGraph, name: str, **keywords: Any) -> Callable[..., tuple[Any, ...]]:
     """A call of `fg`. Raises Unsupported (BCK001, BCK002)."""
-    return run_plain(fg, lambda plain: partitioned(plain, lambda n: xla_rows.kernel_of(n.target) is not None, program, DISTRUSTED), name)
+    return RUNTIME.compile(fg, name, program)
 
 
 def in_jax(node: fx.Node) -> Callable[..., Any]:
@@ -52,21 +51,14 @@ def program(plain: PlainGraph) -> Run:
     j = jax()
     with j.enable_x64(True):
         shapes = [j.ShapeDtypeStruct(numbers(s.shape), xla_rows.dtype_of(s.dtype)) for s in plain.inputs]
-        try:
+        with RUNTIME.refusing():
             compiled = j.jit(evaluator(plain, in_jax), keep_unused=True).lower(*shapes).compile()
-        except Exception as error:
-            raise Unsupported("BCK003", detail=f"openxla: {type(error).__name__}: {error}".split("\n", 1)[0][:300]) from error
 
     def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         with j.enable_x64(True):
             given = [to_jax(t) for t in inputs]
             results = [to_torch(a) for a in compiled(*given)]
-        seen = {a.unsafe_buffer_pointer() for a in given}
-        for i, t in enumerate(results):  # XLA hands a result that is an input, or another result, back as the same memory
-            if t.data_ptr() in seen and t.numel():
-                results[i] = t.clone()
-            seen.add(t.data_ptr())
-        return results
+        return apart(results, [a.unsafe_buffer_pointer() for a in given])
 
     return run
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .. import events
-from ..codes import Forbidden, Unsupported, define
+from ..codes import BackendFailed, Forbidden, Unsupported, define
 from ..graph.sizes import expr_of, print_condition
 from ..graph.spec import ASSUMED, assumes
 from ..graph.tracing import plain_autograd
@@ -56,10 +56,6 @@ class ConstraintViolation(RuntimeError):
 
 class _NothingToCompile(Unsupported):
     """A function met by the hook does nothing with tensors: no entry, and no break to report."""
-
-
-class BackendFailed(RuntimeError):
-    """A backend raised, or gave something else than the graph's results; the cause, if there is one, is chained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -360,6 +360,16 @@ def _policy(m: Machine, context_fn: Any) -> Callable[..., Any]:
     return functools.partial(policy, home.SelectiveCheckpointContext(is_recompute=False))
 
 
+def _dynamos_settings(name: str) -> Row:
+    """Entering and leaving what patches the settings of PyTorch's compiler, as programs of torch.export do around their checks."""
+
+    def found(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        kind = type(args[0])
+        return None if kind.__name__ == "DynamoConfigPatchProxy" else m.inline(getattr(kind, name), args, kwargs)
+
+    return found
+
+
 # Inner functions of torch (decorators' wrappers), by their code: fn(machine, function, args, kwargs).
 BY_CODE: dict[types.CodeType, Callable[[Any, Any, list[Any], dict[str, Any]], Any]] = {}
 # Functions of modules that must not be imported for their own sake, by (module, name).
@@ -374,6 +384,7 @@ BY_NAME: dict[tuple[str, str], Row] = {
     ("torch.nn.attention", "_sdpa_kernel"): lambda m, args, kwargs: None,
     # what PyTorch's compiler, once used, notes of each module that is made
     ("torch._dynamo.mutation_guard", "tag"): lambda m, args, kwargs: None,
+    **{("torch._dynamo.decorators", name): _dynamos_settings(name) for name in ("__enter__", "__exit__")},
 }  # fmt: skip
 row(torch.cond)(control_flow.cond)
 row(*_named("while_loop"))(control_flow.while_loop)
