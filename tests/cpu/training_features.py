@@ -663,6 +663,8 @@ def _kinds() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     yield "adam_plain", lambda p: optim.Adam(p, 0.01, eps=1e-3, foreach=False, weight_decay=0.1)
     yield "adamw_fused_amsgrad", lambda p: optim.AdamW(p, 0.01, eps=1e-3, fused=True, amsgrad=True)
     yield "adam_fused_tensor_lr", lambda p: optim.Adam(p, torch.tensor(0.01), eps=1e-3, fused=True)
+    yield "sgd_fused_tensor_lr", lambda p: optim.SGD(p, torch.tensor(0.05), momentum=0.9, fused=True)
+    yield "adagrad_fused_tensor_lr", lambda p: optim.Adagrad(p, torch.tensor(0.05), fused=True)
     yield "adam_tensor_betas", lambda p: optim.Adam(p, torch.tensor(0.01), betas=(0.8, 0.9), eps=1e-3, foreach=False)
     yield "sgd_differentiable", lambda p: optim.SGD(p, 0.1, momentum=0.5, differentiable=False, weight_decay=0.1, foreach=False)
     yield "sgd_tensor_lr", lambda p: optim.SGD(p, torch.tensor(0.1), momentum=0.9, nesterov=True, foreach=False)

@@ -74,6 +74,11 @@ def _number(trace: Tracing, t: Tensor) -> Any:
         trace.facts.reads_data = before
 
 
+def _rate(trace: Tracing, lr: Any) -> Any:
+    """A learning rate; torch's fused kernels read that of a tensor too, once for all parameters."""
+    return _number(trace, lr) if isinstance(lr, Tensor) else lr
+
+
 def _scaled_step(grads: Any, state: tuple[Any, ...], grad_scale: Tensor | None, found_inf: Tensor | None) -> Callable[[], None]:
     """What GradScaler asks of a fused step: gradients are divided by grad_scale; where found_inf is 1 nothing of it happens. The callable
     that is returned ends the step."""
@@ -95,11 +100,7 @@ def _adam(is_decoupled: bool) -> Callable[..., Any]:
         trace: Tracing, call: Any, params: Any, grads: Any, averages: Any, squares: Any, greatest: Any, steps: Any, *, lr: Any, beta1: Any,
         beta2: Any, weight_decay: Any, eps: Any, amsgrad: bool, maximize: bool, grad_scale: Any = None, found_inf: Any = None,
     ) -> None:  # fmt: skip
-        if isinstance(lr, Tensor):
-            options = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps, "amsgrad": amsgrad}
-            options |= {"maximize": maximize, "grad_scale": grad_scale, "found_inf": found_inf}
-            call(params, grads, averages, squares, greatest, steps, **options)
-            return
+        lr = _rate(trace, lr)
         end = _scaled_step(grads, (params, averages, squares, greatest if amsgrad else ()), grad_scale, found_inf)
         for i, (p, grad, average, square) in enumerate(zip(params, grads, averages, squares, strict=True)):
             step = _number(trace, steps[i])
@@ -130,11 +131,7 @@ def sgd(
     trace: Tracing, call: Any, params: Any, grads: Any, buffers: Any, *, weight_decay: Any, momentum: Any, lr: Any, dampening: Any,
     nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
-    if isinstance(lr, Tensor):
-        options = {"weight_decay": weight_decay, "momentum": momentum, "lr": lr, "dampening": dampening, "nesterov": nesterov}
-        options |= {"maximize": maximize, "is_first_step": is_first_step, "grad_scale": grad_scale, "found_inf": found_inf}
-        call(params, grads, buffers, **options)
-        return
+    lr = _rate(trace, lr)
     end = _scaled_step(grads, (params, buffers if momentum != 0 else ()), grad_scale, found_inf)
     for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
         grad = -grad if maximize else grad
@@ -154,10 +151,7 @@ def adagrad(
     trace: Tracing, call: Any, params: Any, grads: Any, sums: Any, steps: Any, *, lr: Any, lr_decay: Any, weight_decay: Any, eps: Any,
     maximize: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
-    if isinstance(lr, Tensor):
-        options = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
-        call(params, grads, sums, steps, **options, grad_scale=grad_scale, found_inf=found_inf)
-        return
+    lr = _rate(trace, lr)
     end = _scaled_step(grads, (params, sums), grad_scale, found_inf)
     for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
         rate = lr / (1 + (_number(trace, steps[i]) - 1) * lr_decay)
