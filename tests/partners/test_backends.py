@@ -542,6 +542,24 @@ def test_safe_softmax_in_jax():
     torch.testing.assert_close(torch.from_dlpack(kernel_of(op)(jax.numpy.asarray(x.numpy()), -1)), op(x, -1))
 
 
+def whole_numbers(a, b, c):
+    sums = a.sum(), a.prod(), a.cumsum(0), c.cumsum(0, dtype=c.dtype)
+    return a % 5, a**2, a * b, a + b, a ^ b, ~a, -a, a << 2, torch.cat([a, b]), c + c, *sums
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_integers_wrap_around_as_eagers(name):
+    """Numbers of the first call are small; what is right for them is wrong for others in a runtime that saturates or has fewer bits."""
+    if not registry.is_installed(registry.ROWS[name]):
+        pytest.skip("not installed")
+    fn, real = torchsmith.compile(whole_numbers, backend=name), torch.linspace(0, 3, 5, dtype=torch.float64)
+    for a in (torch.tensor([7, 5, 12]), torch.tensor([-7, 2**62 + 5, -(2**40)]), torch.tensor([2**33 + 1, -(2**63), 2**63 - 1])):
+        b, c = torch.tensor([2, 2**41 if a[0] != 7 else 3, -3]), torch.tensor([1, 250 if a[0] != 7 else 2, 9], dtype=torch.uint8)
+        for mine, want in zip(fn(a, b, c), whole_numbers(a, b, c), strict=True):
+            assert torch.equal(mine, want)
+    close(torchsmith.compile(lambda x: x.sin().exp(), backend=name)(real), real.sin().exp(), 1e-12)
+
+
 def test_draws_move_in_front_of_what_is_taken():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

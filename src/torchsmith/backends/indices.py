@@ -101,9 +101,16 @@ DIVISIONS = frozenset({
 })  # fmt: skip
 
 
+WRAPS = frozenset({
+    aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar, aten.prod.default, aten.prod.dim_int, aten.cumsum.default,
+    aten.cumprod.default,
+})  # fmt: skip
+
+
 def is_torchs(n: fx.Node) -> bool:
-    """Does eager raise for values that only running tells, where other runtimes give some number? Divisions of integers by tensors do."""
-    if n.target not in DIVISIONS:
+    """Does eager raise for values that only running tells, or wrap around, where other runtimes give some number? Divisions of integers by
+    tensors, and powers and products of integers do."""
+    if n.target not in DIVISIONS and n.target not in WRAPS:
         return False
     spec = n.meta["spec"]
     return n.target in (aten.take.default, aten.put.default) or not (spec.dtype.is_floating_point or spec.dtype.is_complex)

@@ -18,6 +18,7 @@ from torch import fx
 
 from ..graph.spec import FunctionalGraph
 from .exported import export, quietly
+from .partition import specs_of
 from .plain import PlainGraph, Run, numbers
 from .runtimes import Runtime, is_on_cpu
 
@@ -25,6 +26,7 @@ ONNX = {  # its numbers of dtypes
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
     torch.float16: 10, torch.float64: 11, torch.uint32: 12, torch.uint64: 13,
 }  # fmt: skip
+SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList)
 PROVIDERS = ("CPUExecutionProvider",)
 
 
@@ -36,6 +38,8 @@ def registry() -> Any:
 
 
 def takes(node: fx.Node) -> bool:
+    if node.target in SUMS and not any(s.dtype.is_floating_point or s.dtype is torch.bool for s in specs_of(node.all_input_nodes[0])):
+        return False  # rounded as floats
     return (node.target is operator.getitem or registry().is_registered(node.target)) and is_on_cpu(node, ONNX.__contains__)
 
 

@@ -15,13 +15,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.spec import FunctionalGraph
+from ..graph.spec import FunctionalGraph, TensorSpec
 from .exported import export, quietly
+from .indices import ROWS
+from .partition import specs_of
 from .plain import PlainGraph, Run, numbers
 from .runtimes import Runtime, is_on_cpu
 
 OURS = (torch.ops.aten.reshape.default,)  # known to the reader, absent from its list
-UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128)
+UNKNOWN = (torch.bfloat16, torch.complex64, torch.complex128, torch.float64)  # float64 is computed as float32
+aten = torch.ops.aten
+PLACES = frozenset({aten.argmax.default, aten.argmin.default, aten.arange.default, aten.arange.start, aten.arange.start_step})
 
 
 @cache
@@ -38,7 +42,19 @@ def operators() -> frozenset[str]:
 
 def takes(node: fx.Node) -> bool:
     known = node.target is operator.getitem or node.target in OURS or f"torch.ops.{node.target}" in operators()
-    return known and is_on_cpu(node, lambda dtype: dtype not in UNKNOWN)
+    return known and is_on_cpu(node, lambda dtype: dtype not in UNKNOWN) and not counts(node)
+
+
+def counts(node: fx.Node) -> bool:
+    """Does the node compute with integers? Its processor's kernels have them as int32, saturate, and divide as C does; as places of
+    elements they are right."""
+    if node.target is operator.getitem:
+        return False
+    places = {row[0] for row in ROWS[node.target](node)} if node.target in ROWS else set()
+    data = [a for a in node.all_input_nodes if a not in places]
+    made = [node] if node.target not in PLACES and isinstance(node.meta["spec"], TensorSpec) else []
+    specs = [s for n in (*data, *made) for s in specs_of(n) if isinstance(s, TensorSpec)]
+    return any(not (s.dtype.is_floating_point or s.dtype is torch.bool) for s in specs)
 
 
 RUNTIME = Runtime("openvino", takes)
