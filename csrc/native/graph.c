@@ -542,7 +542,13 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   ts_host host = HOST;
   host.self = &call;
   call.threads = threads_of(g);
-  if (read_inputs(g, args, tensors, scalars) < 0) goto done;
+  if (read_inputs(g, args, tensors, scalars) < 0) {
+    if (g->eager == Py_None || !PyErr_ExceptionMatches(torch.error)) goto done;
+    PyErr_Clear(); /* a tensor is where no guard said that it would be: nothing has happened yet */
+    snprintf(call.text, sizeof call.text, "an input has no memory that the graph can read: it runs on the %s", g->device ? "GPU" : "CPU");
+    out = fail(g, args, &call, TS_ERROR_EXTERN);
+    goto done;
+  }
   if (g->cuda && place_call(g, tensors, &host, &call) < 0) goto done;
   if (g->cuda && g->n_externs) {
     PyObject *modes = PyObject_CallNoArgs(torch.modes);

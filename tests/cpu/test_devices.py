@@ -96,3 +96,18 @@ def test_results_on_cuda_are_as_torchs_fake_tensors_say():
             assert 0 in shape or all(a == b for a, b in steps), entry.name
         checked += bool(made)
     assert checked > 60
+
+
+def test_dropout_on_cuda_is_eagers_one_kernel():
+    """Its draws are not those of bernoulli, which torch takes where it does not see the GPU."""
+    graph = graph_of(lambda x: torch.nn.functional.dropout(x, 0.5, True), placed(5)).graph
+    assert torch.ops.aten.native_dropout.default in [n.target for n in graph.nodes]
+    graph = graph_of(lambda x: torch.nn.functional.dropout(x, 0.5, True), torch.ones(5)).graph
+    assert torch.ops.aten.native_dropout.default not in [n.target for n in graph.nodes]
+
+
+def test_data_of_the_program_goes_to_where_the_graph_runs():
+    program = lower(graph_of(lambda x: x[:, torch.tensor([0, 1])] + torch.tensor([1.0, 2.0], device="cuda:0"), placed(3, 5)), Options())
+    assert program.device == "cuda:0" and {b.device for b in program.buffers.values()} == {"cuda"}
+    with pytest.raises(Unsupported):
+        lower(graph_of(lambda x: (torch.tensor([0, 1]), x + 1), placed(5)), Options())

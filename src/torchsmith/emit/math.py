@@ -497,7 +497,7 @@ define("digamma", "f64", """FLT digamma@(FLT x) {
     FLT r = x - rint@(x), refl = y - K(3.141592653589793) / tan@(r * K(3.141592653589793));
     y = sel@(neg, sel@(r == K(0.0), (FLT){0} + __builtin_nan(""), refl), y);
   }
-  y = sel@(x == K(0.0), copysign@(inf, -x), y);
+  y = sel@(x == K(0.0), (FLT){0} - K(1.0) / x, y);
   return sel@((x != x) | (x == -inf), (FLT){0} + __builtin_nan(""), y);
 }""")
 define("erfinv", "f64", """FLT erfinv@(FLT y) {

@@ -60,7 +60,7 @@ def _bitnot(t: str, a: tuple[str, ...]) -> str:
 
 @row("neg")
 def _neg(t: str, a: tuple[str, ...]) -> str:
-    return f"(-{a[0]})"
+    return f"({a[0]} * -1.0)" if t in FLOATS else f"(-{a[0]})"  # Triton's minus is 0 - x, which has no -0
 
 
 @row("abs")

@@ -30,13 +30,13 @@ TARGETS: dict[str, Callable[[Options], Target]] = {"cpu": toolchain.target_of, "
 
 def _places(fg: FunctionalGraph) -> Iterator[tuple[str, str, TensorSpec | None]]:
     """(device, user's line, spec of an input or None) of every tensor in the graph and every device that an operator names."""
-    numbers = iter(fg.inputs)
+    numbers = iter(zip(fg.inputs, fg.roles, strict=True))
     for node in fg.graph.nodes:
         loc, spec = node.meta.get("loc") or "", node.meta.get("spec")
         if node.op == "placeholder":
-            given = next(numbers)
+            given, role = next(numbers)
             if isinstance(given, TensorSpec):
-                yield given.device, loc, given
+                yield given.device, loc, given if role != "const" else None  # data of the program goes to where the graph runs
             continue
         yield from ((s.device, loc, None) for s in (spec if isinstance(spec, (tuple, list)) else (spec,)) if isinstance(s, TensorSpec))
         named = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, torch.device))

@@ -183,6 +183,8 @@ def graph(
     device, _, index = manifest.device.partition(":")
     externs = [bind(row, device) for row in manifest.externs]
     name = name or manifest.name
+    if device == "cuda" and torch.cuda.is_available():
+        tail = [t.to(manifest.device) for t in tail]
     fallback = None if eager is None else functools.partial(_repeat, eager, name)
     return _native.Graph(
         library, manifest.symbol, inputs, results, externs, fallback, manifest.consts, name, frozen, tuple(tail), threads, pool == "own",

@@ -33,7 +33,7 @@ def load(
     library: Path | str, manifest: Manifest, *, eager: Callable[..., Any] | None = None, name: str = "", frozen: bool = False,
     tail: Sequence[Any] = (), threads: int = 0, pool: str = "torch", discard: bool = False, records: int = 8, writes: Sequence[int] = (),
 ) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
-    """The compiled graph, called with all inputs but the last ones, which are `tail`.
+    """The compiled graph, called with all inputs but the last ones, which are `tail`, made of the program's own data.
 
     `eager` takes what the caller gives and returns the same tuple; it repeats calls that fail natively. `frozen`: constants that are
     inference tensors, whose writes cannot be seen, may be prepared once. The callable's `refreeze()` forgets what was prepared.
