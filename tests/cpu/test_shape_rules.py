@@ -313,10 +313,11 @@ def test_empty_and_scalar_tensors() -> None:
 
 
 def test_common_rules_need_no_kernel() -> None:
+    real = torch.randn(2, 6, 8, 8)
     with events.recording() as seen:
         for fn in (*UNARY, *PICTURES):
             with Tracing(SizeFacts()):
-                outcome(fn, tensor_like(torch.randn(2, 6, 8, 8)))
+                outcome(fn, tensor_like(real))
     assert not [e.fields for e in seen if e.kind == "fallback"]
 
 
@@ -440,15 +441,16 @@ from torchsmith.graph.tracing import Tracing, tensor_like
 m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 5),
                   nn.GELU(), nn.LayerNorm(5))
 e = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+picture, words = torch.randn(2, 3, 8, 8), torch.randn(2, 4, 16)
 with Tracing(SizeFacts()):
-    x = tensor_like(torch.randn(2, 3, 8, 8))
+    x = tensor_like(picture)
     for p in (*m.modules(), *e.modules()):
         for k, v in (*p._parameters.items(), *p._buffers.items()):
             if v is not None:
                 p.__dict__[k] = tensor_like(v)
                 (p._parameters if k in p._parameters else p._buffers).pop(k)
     y = m(x)
-    z = e(tensor_like(torch.randn(2, 4, 16)))
+    z = e(tensor_like(words))
     w = F.embedding(torch.zeros(2, dtype=torch.int64), y.t()) + torch.arange(2)[:, None]
     w[w > 0] = 1
     (w * torch.tensor(2.0)).softmax(-1).argmax(-1)

@@ -284,18 +284,17 @@ def test_one_first_then_any() -> None:
 
 
 def marked(fn: Any, mark: Callable[[torch.Tensor], None], sizes: Sequence[int]) -> int:
-    c = [0]
+    def calls() -> Iterator[tuple[torch.Tensor]]:
+        for n in sizes:
+            x = torch.randn(n, 3)
+            mark(x)
+            yield (x,)
 
-    def count(gm: Any, inputs: Any) -> Any:
-        c[0] += 1
-        return gm.forward
-
-    f = torchsmith.compile(fn, backend=count)
-    for n in sizes:
-        x = torch.randn(n, 3)
-        mark(x)
-        torch.testing.assert_close(f(x), fn(x))
-    return c[0]
+    c = torchsmith.compile(fn)
+    with events.recording() as got:
+        for args in calls():
+            torch.testing.assert_close(c(*args), fn(*args))
+    return sum(e.kind == "graph" for e in got)
 
 
 def test_marks() -> None:

@@ -80,7 +80,7 @@ def test_nothing_keeps_expressions_alive(monkeypatch: pytest.MonkeyPatch) -> Non
     front = tuple(p if p.name != "fuse" else pipeline.Pass("fuse", watched) for p in pipeline.FRONT)
     monkeypatch.setattr(pipeline, "FRONT", front)
     compiled(lambda x: torch.softmax(x * 1.2345 + 6.789, 1), (torch.randn(3, 17),))
-    memo.forget()
     torch.compiler.reset()
     gc.collect()
+    memo.forget()
     assert kept and not [r for r in kept if r() is not None]

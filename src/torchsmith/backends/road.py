@@ -24,7 +24,6 @@ from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph
 from ..options import Options
 from ..pipeline import Compiled, Report, run_captured
-from .partners import as_partner
 from .registry import Choice, with_versions
 from .watch import Call, of_captured, of_functional, said, watched
 
@@ -84,6 +83,8 @@ def captured(choice: Choice, gm: torch.fx.GraphModule, inputs: Sequence[Any]) ->
     before, random = modes(), torch.get_rng_state()
     try:
         with torch._C._EnableTorchFunction():
+            from .partners import as_partner  # sympy comes with it, so only who needs it loads it
+
             return as_partner(choice)(gm, [plain(value) for value in inputs])
     finally:
         set_modes(before)

@@ -29,6 +29,7 @@ from typing import Any, Literal, cast
 from weakref import ref
 
 from . import dtype as dt
+from . import memo
 from .dtype import DType
 
 
@@ -48,6 +49,7 @@ def _forget(gone: _Ref) -> None:
         del _INTERNED[gone.key]
 
 
+@memo.last
 def _sweep() -> None:
     try:
         while True:

@@ -15,6 +15,7 @@ F = TypeVar("F")
 V = TypeVar("V")
 R = TypeVar("R")
 _CLEAR: list[Callable[[], object]] = []
+_LAST: list[Callable[[], object]] = []
 
 
 def table(empty: T) -> T:
@@ -44,6 +45,12 @@ def by_identity(function: Callable[[V], R]) -> Callable[[V], R]:
     return asked
 
 
+def last(function: F) -> F:
+    """Decorates what has to be done when the tables are empty."""
+    _LAST.append(function)  # type: ignore[arg-type]
+    return function
+
+
 def forget() -> None:
-    for clear in _CLEAR:
+    for clear in (*_CLEAR, *_LAST):
         clear()
