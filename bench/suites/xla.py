@@ -146,8 +146,15 @@ def run_case(case: dict[str, Any]) -> Row:
         codes = sorted({e.fields["code"] for e in got if e.kind == "fallback"})
         row |= {"programs": programs, "codes": codes}
         for who in case["who"]:
-            row["peers"][who] = compare(calls["bridge"], calls[who], protocol).as_dict()
+            row["peers"][who] = compare(*(done(calls[w], case["device"]) for w in ("bridge", who)), protocol).as_dict()
     return row
+
+
+def done(call: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """The call, until its results are there."""
+    import torch
+
+    return call if device == "cpu" else lambda: (call(), torch.cuda.synchronize())
 
 
 def suite(args: argparse.Namespace) -> list[Row]:

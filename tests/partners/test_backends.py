@@ -466,6 +466,25 @@ def test_rounding_that_a_graph_makes_large_is_no_fault():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchax") is None, reason="torchax is not installed")
+def test_a_piece_of_xla_lies_on_one_device():
+    from torchsmith.backends import xla
+    from torchsmith.backends.plain import PlainGraph
+    from torchsmith.graph.spec import TensorSpec
+
+    def piece(*devices):
+        specs = [TensorSpec(torch.float32, (3,), (1,), d) for d in devices]
+        graph = torch.fx.Graph()
+        for i, spec in enumerate(specs):
+            graph.placeholder(f"x{i}").meta["spec"] = spec
+        graph.output(())
+        return PlainGraph(graph, tuple(specs), "piece")
+
+    assert xla.place(piece("cpu")).platform == xla.place(piece()).platform == "cpu"
+    with pytest.raises(ValueError, match="cpu and cuda:0"):
+        xla.place(piece("cuda:0", "cpu"))
+
+
+@pytest.mark.skipif(not registry.is_installed(registry.ROWS["openxla"]), reason="not installed")
 def test_strides_of_single_elements_say_nothing_to_xla():
     fn = torchsmith.compile(lambda x: (x.t() @ x, x + 1), backend="openxla", fullgraph=True)
     for x in (torch.randn(5, 1), torch.randn(1, 5).t(), torch.empty_strided((5, 1), (1, 7)).fill_(2)):

@@ -7,6 +7,7 @@ between two XLA programs. Programs are compiled for fixed sizes and kept on disk
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.spec import FunctionalGraph
+from ..graph.spec import FunctionalGraph, TensorSpec
 from ..runtime import store
 from . import xla_rows
+from .partition import specs_of
 from .plain import PlainGraph, Run, evaluator, numbers
 from .runtimes import Runtime, apart
 
@@ -27,6 +29,7 @@ RUNTIME = Runtime("openxla", lambda n: xla_rows.kernel_of(n.target) is not None)
 @cache
 def jax() -> Any:
     """The package, with its programs kept beside ours."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is torch's too
     module = import_module("jax")
     if module.config.jax_compilation_cache_dir is None:
         module.config.update("jax_compilation_cache_dir", str(store.folder("xla")))
@@ -49,18 +52,30 @@ def in_jax(node: fx.Node) -> Callable[..., Any]:
 def program(plain: PlainGraph) -> Run:
     """One piece as one XLA program, compiled now, so that what XLA refuses is known here."""
     j = jax()
-    with j.enable_x64(True):
+    with RUNTIME.refusing():
+        device = place(plain)
+    with j.enable_x64(True), j.default_device(device):
         shapes = [j.ShapeDtypeStruct(numbers(s.shape), xla_rows.dtype_of(s.dtype)) for s in plain.inputs]
         with RUNTIME.refusing():
             compiled = j.jit(evaluator(plain, in_jax), keep_unused=True).lower(*shapes).compile()
 
     def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-        with j.enable_x64(True):
+        with j.enable_x64(True), j.default_device(device):
             given = [to_jax(t) for t in inputs]
             results = [to_torch(a) for a in compiled(*given)]
         return apart(results, [a.unsafe_buffer_pointer() for a in given])
 
     return run
+
+
+def place(plain: PlainGraph) -> Any:
+    """JAX's device for a piece. Raises where there is none, or the piece lies on several."""
+    specs = [*plain.inputs, *(s for n in plain.graph.nodes if n.op != "output" for s in specs_of(n))]
+    names = sorted({s.device for s in specs if isinstance(s, TensorSpec)})
+    if len(names) > 1:
+        raise ValueError(f"one program on {' and '.join(names)}")
+    at = torch.device(names[0] if names else "cpu")
+    return jax().devices(at.type)[at.index or 0]
 
 
 def to_jax(t: torch.Tensor) -> Any:
@@ -75,6 +90,7 @@ def to_jax(t: torch.Tensor) -> Any:
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """The array's own memory as a tensor, when XLA has written it."""
-    array.block_until_ready()
+    """The array's own memory as a tensor, when XLA has written it: on a GPU torch's stream waits for that, not the host."""
+    if array.device.platform == "cpu":
+        array.block_until_ready()
     return torch.from_dlpack(array)
