@@ -428,7 +428,7 @@ def samples_of(way: Way, op: Any) -> Iterator[Any]:
     return iter(op.sample_inputs(way.device, getattr(torch, way.dtype), requires_grad=bool(way.gradients)))
 
 
-def check_entry(peer: Peer, name: str, op: Any, samples: int) -> dict[str, Any]:
+def check_entry(peer: Peer, name: str, op: Any, samples: range) -> dict[str, Any]:
     import torch
 
     torch.manual_seed(0)
@@ -436,9 +436,9 @@ def check_entry(peer: Peer, name: str, op: Any, samples: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, sample in enumerate(samples_of(peer.way, op)):
-            if number == samples:
+            if number == samples.stop:
                 break
-            if peer.way.inplace and getattr(sample, "broadcasts_input", False):
+            if number not in samples or (peer.way.inplace and getattr(sample, "broadcasts_input", False)):
                 continue
             state = torch.get_rng_state()
             rows.append(check_sample(peer, op, sample, number, op.name not in UNINITIALISED))
@@ -463,7 +463,7 @@ def verdict_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"verdict": verdict, "one_graph": fine and whole, "native": fine and whole and not externs, "codes": codes, "externs": externs}
 
 
-def work(todo: Path, out: Path, compiler: str, backend: str, samples: int, way: Way) -> None:
+def work(todo: Path, out: Path, compiler: str, backend: str, samples: range, way: Way) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -513,7 +513,7 @@ class Worker:
         self.out.touch()
         command = [sys.executable, str(HERE / "op_db.py"), "--worker", str(todo), "--worker-out", str(self.out),
                    "--compiler", self.args.compiler, "--backend", self.args.backend, "--samples", str(self.args.samples),
-                   "--way", json.dumps(asdict(way_of(self.args)))]  # fmt: skip
+                   "--first", str(self.args.first), "--way", json.dumps(asdict(way_of(self.args)))]  # fmt: skip
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.read, self.current, self.since = 0, "", time.time()
@@ -694,6 +694,7 @@ def main() -> int:
     p.add_argument("--sample", type=int, default=0, metavar="N", help="a random sample of N entries")
     p.add_argument("--seed", type=int, default=date.today().toordinal(), help="of the sample; default: the day")
     p.add_argument("--samples", type=int, default=3, help="samples per entry")
+    p.add_argument("--first", type=int, default=0, metavar="N", help="begin at the entry's sample N")
     p.add_argument("--backend", default="inductor")
     p.add_argument("--compiler", choices=("torchsmith", "direct", "torch"), default="torchsmith")
     p.add_argument("--procs", type=int, default=2)
@@ -715,8 +716,9 @@ def main() -> int:
     p.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     p.add_argument("--worker-out", type=Path, help=argparse.SUPPRESS)
     args = p.parse_args()
+    samples = range(args.first, args.first + args.samples)
     if args.worker:
-        work(args.worker, args.worker_out, args.compiler, args.backend, args.samples, way_of(args))
+        work(args.worker, args.worker_out, args.compiler, args.backend, samples, way_of(args))
         return 0
     if args.ways:
         text, data = ways_table(args.ways)
@@ -726,7 +728,7 @@ def main() -> int:
         return 0
     way = way_of(args)
     names = chosen(entry_names(way), args)
-    partial = bool(args.only or args.sample) or way != Way()
+    partial = bool(args.only or args.sample) or args.first or way != Way()
     out = args.out or (Path(tempfile.gettempdir()) / "torchsmith_op_db" if partial else DEFAULT_OUT)
     out.parent.mkdir(parents=True, exist_ok=True)
     began = time.time()
@@ -734,7 +736,7 @@ def main() -> int:
         peer, table = Peer(args.compiler, args.backend, way), dict(entries(way))
         results = {}
         for n in names:
-            results[n] = check_entry(peer, n, table[n], args.samples)
+            results[n] = check_entry(peer, n, table[n], samples)
             print(line_of(results[n]), results[n]["externs"], flush=True)
     else:
         results = run_all(names, args, out.with_suffix(".partial.jsonl"))

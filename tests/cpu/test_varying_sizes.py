@@ -264,3 +264,15 @@ def test_a_number_that_varied_and_is_a_tensor_now():
         for c.at in (0, 1, 2, 3, torch.tensor(4), torch.tensor([5]), 6):
             torch.testing.assert_close(fn(torch.zeros(3)), torch.zeros(3) + c.at)
     assert not [e for e in got if e.kind in ("fallback", "graph_break")]
+
+
+def test_volumes_have_eagers_order_for_other_sizes() -> None:
+    """Which kernel eager takes depends on the number of images and on their size."""
+    for taps, dtype in ((1, torch.float32), (2, torch.float32), (1, torch.float64), (1, torch.bfloat16)):
+        w = torch.randn(3, 4, taps, taps, taps, dtype=dtype).to(memory_format=torch.channels_last_3d)
+        f = torchsmith.compile(lambda x, w=w: torch.nn.functional.conv3d(x, w), dynamic=True)
+        for images, side in ((2, 4), (3, 5), (16, 4), (1, 4), (1, 24), (20, 5)):
+            x = torch.randn(images, 4, side, side, side, dtype=dtype)
+            want, got = torch.nn.functional.conv3d(x, w), f(x)
+            torch.testing.assert_close(got, want)
+            assert [got.stride(d) for d in range(1, 5)] == [want.stride(d) for d in range(1, 5)], (taps, dtype, images, side)

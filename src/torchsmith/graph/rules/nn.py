@@ -109,7 +109,7 @@ def convolution(
     shape = [*([input.shape[0]] if batched else []), channels, *out]
     empty = batched and (is_zero(input.shape[0]) or is_zero(input.shape[1]))  # eager has a kernel for nothing
     kept = CONTIGUOUS if empty else _convolution_format(input if batched else unsqueeze(input, 0), weight)
-    if n == 3 and kept is not CONTIGUOUS and not is_symbolic((*input.shape, *weight.shape)):
+    if n == 3 and kept is not CONTIGUOUS:
         kept = _format_3d(input if batched else unsqueeze(input, 0), weight, bias, (stride, padding, dilation, transposed, extra, groups))
         if batched:
             return fresh(shape, input.dtype, kept)
@@ -129,8 +129,12 @@ def _convolution_format(input: Tensor, weight: Tensor) -> torch.memory_format:
 
 def _format_3d(input: Tensor, weight: Tensor, bias: Tensor | None, rest: tuple[Any, ...]) -> torch.memory_format:
     """Which kernel eager picks in three dimensions depends on sizes and threads, and with it the order of its result: ask what it would
-    pick for CPU tensors of these sizes. Their memory is never touched."""
-    x, w = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (input, weight))
+    pick for CPU tensors of these sizes. Their memory is never touched. What it asks of sizes that vary, for float32, is a guard."""
+    if input.dtype is torch.float32 and is_symbolic((*input.shape, *weight.shape)):
+        batch, area = input.shape[0], input.shape[0] * input.shape[1] * input.shape[2] * input.shape[3]
+        for size, limit in ((batch, 1), (batch, 15), (area, 20480), *((k, bound) for k in weight.shape[-2:] for bound in (1, 3))):
+            bool(size > limit)  # a guard
+    x, w = (torch.empty_strided([hint_of(n) for n in t.shape], [hint_of(n) for n in t.stride()], dtype=t.dtype) for t in (input, weight))
     b = None if bias is None else torch.empty(bias.shape, dtype=bias.dtype)
     with torch.no_grad():
         backend = torch._C._select_conv_backend(x, w, b, *rest)
