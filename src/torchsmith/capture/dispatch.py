@@ -38,7 +38,8 @@ define("API001", "called under another tracer, functorch transform, dispatch mod
 define("API002", "called with a tensor subclass, a fake tensor or a tracer's proxy", "pass plain tensors")
 define("API003", "the recompile limit was reached",
        "raise recompile_limit; pass dynamic=True if sizes change on every call, and a tensor for a number that does")  # fmt: skip
-define("API004", "guards fail right after capture", "inputs that share memory or change while they are read cannot be guarded")
+define("API004", "guards fail right after capture",
+       "keep sizes in the range that mark_dynamic names; inputs that share memory or change while they are read cannot be guarded")  # fmt: skip
 define("API005", "an internal error of torchsmith", "please report it; the function runs as it is")
 define("API007", "nothing to compile", "no tensor operation was found")
 define("API008", "the backend raised an error, which suppress_errors hides", "set suppress_errors to False to see it")
