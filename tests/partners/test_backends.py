@@ -705,3 +705,29 @@ def test_a_backend_of_functional_graphs():
     z = x.clone()
     close(torchsmith.compile(effects, backend=backend)(x, y)[:4], effects(z, y)[:4])
     assert len(seen) == 1 and not any(n.op == "call_method" for n in seen[0].graph.nodes)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchax") is None, reason="torchax is not installed")
+def test_weights_are_handed_to_xla_once_and_seen_when_written(monkeypatch):
+    from torchsmith.backends import xla
+
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).eval(), torch.randn(4, 8)
+    fn, handed, real = torchsmith.compile(model, backend="openxla"), [], xla.to_jax
+    monkeypatch.setattr(xla, "to_jax", lambda t: handed.append(t) or real(t))
+
+    def check():
+        del handed[:]
+        torch.testing.assert_close(fn(x), model(x))
+        return len(handed)
+
+    with torch.no_grad():
+        check()
+        assert check() == 1  # x
+        model[0].weight.add_(1)
+        model[1].running_mean.uniform_()
+        assert check() == 1
+        model[0].weight.data = torch.randn(8, 8)
+        assert check() == 2
+        model[0].weight.data = model[0].weight.data.t().contiguous().t()
+        check()
+        assert check() == 2  # in another order: a copy, each time

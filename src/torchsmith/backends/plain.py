@@ -36,7 +36,8 @@ def numbers(sizes: Any) -> tuple[int, ...]:
 class PlainGraph:
     """ATen calls on values: placeholders, call_function nodes (operators, operator.getitem), and an output with a tuple of nodes.
 
-    Every tensor node has meta["spec"] with known sizes; every argument that is a number is a Python number.
+    Every tensor node has meta["spec"] with known sizes, the graph's own placeholders meta["role"] as in graph/spec.py; every argument that
+    is a number is a Python number.
     """
 
     graph: fx.Graph
@@ -152,7 +153,7 @@ def instantiate(fg: FunctionalGraph, names: Sequence[str], symbols: Mapping[str,
     """`fg` with numbers for its symbols, giving the values of the nodes `names`."""
     graph = fx.Graph()
     made: dict[str, fx.Node] = {}
-    specs = iter(fg.inputs)
+    specs = iter(zip(fg.inputs, fg.roles, strict=True))
     inputs: list[TensorSpec] = []
 
     def plain(v: Any) -> Any:
@@ -174,11 +175,11 @@ def instantiate(fg: FunctionalGraph, names: Sequence[str], symbols: Mapping[str,
 
     for node in fg.graph.nodes:
         if node.op == "placeholder":
-            spec = next(specs)
+            spec, role = next(specs)
             if isinstance(spec, TensorSpec):
                 inputs.append(plain(spec))
                 made[node.name] = graph.placeholder(node.name)
-                made[node.name].meta.update(spec=inputs[-1], loc="")
+                made[node.name].meta.update(spec=inputs[-1], loc="", role=role)
         elif node.op == "call_function":
             target = aten.reshape.default if node.target is aten.view.default else node.target  # on values every view of sizes exists
             new = graph.create_node("call_function", target, tuple(map(plain, node.args)), {k: plain(v) for k, v in node.kwargs.items()},
