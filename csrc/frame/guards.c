@@ -14,7 +14,7 @@
 #define GUARD_ROWS(ROW) \
   ROW(TENSOR, "tensor") ROW(IDENTITY, "identity") ROW(WEAK_IDENTITY, "weak_identity") ROW(TYPE, "type") ROW(EQUALS, "equals") \
   ROW(LENGTH, "length") ROW(DICT_KEYS, "dict_keys") ROW(MISSING, "missing") ROW(STATE, "global_state") ROW(NO_OVERLAP, "no_overlap") \
-  ROW(SHAPE, "shape") ROW(FLOATS, "floats") ROW(PYTHON, "python") ROW(ALIAS, "alias") ROW(FUNCTION, "function")
+  ROW(SHAPE, "shape") ROW(FLOATS, "floats") ROW(PYTHON, "python") ROW(ALIAS, "alias") ROW(FUNCTION, "function") ROW(DISTINCT, "distinct")
 #define NUMBER(id, name) GUARD_##id,
 #define NAME(id, name) name,
 enum { GUARD_ROWS(NUMBER) GUARD_KINDS };
@@ -438,6 +438,29 @@ static int no_overlap(Check *c, const GuardOp *g, PyObject *v) {
   return 1;
 }
 
+static int by_address(const void *a, const void *b) {
+  uintptr_t x = *(const uintptr_t *)a, y = *(const uintptr_t *)b;
+  return x < y ? -1 : x > y;
+}
+
+/* Are the values of these nodes different objects? */
+static int distinct(Check *c, const GuardOp *g, int *is_static) {
+  uintptr_t few[16], *all = g->n <= 16 ? few : PyMem_Malloc((size_t)g->n * sizeof *all);
+  int ok = 1;
+  if (!all) { PyErr_NoMemory(); return -1; }
+  *is_static = c->build != NULL;
+  for (int k = 0; ok > 0 && k < g->n; k++) {
+    PyObject *v = node_get(c, g->nodes[k]);
+    if (!v) ok = PyErr_Occurred() ? -1 : 0;
+    else if (c->build && c->status[g->nodes[k]] != ST_STATIC) *is_static = 0;
+    all[k] = (uintptr_t)v;
+  }
+  if (ok > 0) qsort(all, (size_t)g->n, sizeof *all, by_address);
+  for (int k = 1; ok > 0 && k < g->n; k++) ok = all[k] != all[k - 1];
+  if (all != few) PyMem_Free(all);
+  return ok;
+}
+
 /* Postfix program over 64-bit integers; what overflows or divides by zero does not hold. */
 static int shape_holds(Check *c, const GuardOp *g) {
   int64_t st[64], r;
@@ -609,6 +632,7 @@ static int guard_holds(Check *c, const GuardOp *g, int *is_static) {
     *is_static = on_static && c->status[g->n] == ST_STATIC;
     return o == v;
   }
+  case GUARD_DISTINCT: return distinct(c, g, is_static);
   case GUARD_FUNCTION: return same_function(g->value, v);
   default: return 0;
   }
@@ -640,7 +664,8 @@ int ts_guard_read(Entry *e, GuardOp *g, PyObject *item) {
   for (g->kind = 0; g->kind < GUARD_KINDS && strcmp(name, guard_names[g->kind]);) g->kind++;
   if (g->kind == GUARD_KINDS || g->node < 0 || g->node >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad guard"); return -1; }
   if (g->kind == GUARD_TENSOR && !(g->tensor = ts_tensor_guard_new(value))) return -1;
-  if (g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_PYTHON) return read_ints(e, g, ints);
+  if (g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_DISTINCT || g->kind == GUARD_PYTHON)
+    return read_ints(e, g, ints);
   if (g->kind == GUARD_LENGTH) g->n = (int)PyLong_AsLong(value);
   if (g->kind == GUARD_ALIAS) {
     g->n = (int)PyLong_AsLong(value);

@@ -17,7 +17,7 @@ import types
 import typing
 import warnings
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ def type_of(m: Machine, value: Any) -> type:
         m.world.use(track)
     if issubclass(type(value), (calls.TensorMethod, ArrayMethod)):
         return types.BuiltinMethodType
-    return at.NUMBERS.get(type(value), type(value))
+    return int if type(value) is Identity else at.NUMBERS.get(type(value), type(value))
 
 
 @row(type)
@@ -185,11 +185,9 @@ def vars_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 @row(id)
 def id_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     obj = args[0]
-    if issubclass(type(obj), Tensor):
-        info = m.recorder.info(obj)
-        return id(info.real) if info.real is not None else id(obj)
-    found = Identity(id(m.world.canonical(obj)))
+    found = Identity(id(m.recorder.real_tensor(obj) if issubclass(type(obj), Tensor) else m.world.canonical(obj)))
     found.of = obj
+    m.world.tell_apart(obj)
     return found
 
 
@@ -510,41 +508,42 @@ def _truth_of(m: Machine, value: Any) -> bool:
         raise m.leaving(r.exc) from None
 
 
+def _interpreted(m: Machine, fn: Any) -> Any:
+    """What an iterator of Python's calls in the place of `fn`; where the iterator leaves the capture it gets `fn` itself."""
+
+    def run(*args: Any) -> Any:
+        return _calling(m, fn, *args)
+
+    run.__dict__["_torchsmith_interprets"] = fn
+    return run
+
+
+def _predicate(m: Machine, fn: Any) -> Any:
+    """As `_interpreted`, and the answer is True or False; None asks for the truth of the item."""
+
+    def run(x: Any) -> bool:
+        return _truth_of(m, x if fn is None else _calling(m, fn, x))
+
+    run.__dict__["_torchsmith_interprets"] = fn
+    return run
+
+
 @row(map)
 def map_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    fn, its = args[0], [pr.iterate(m, a) for a in args[1:]]
-    return (_calling(m, fn, *xs) for xs in zip(*its))
+    return map(_interpreted(m, args[0]), *[pr.iterate(m, a) for a in args[1:]])
 
 
 @row(itertools.starmap)
 def starmap_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return (_calling(m, args[0], *m.listed(xs)) for xs in pr.iterate(m, args[1]))
+    return itertools.starmap(_interpreted(m, args[0]), pr.iterate(m, args[1]))
 
 
-@row(filter)
-def filter_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    fn, it = args[0], pr.iterate(m, args[1])
-    return (x for x in it if _truth_of(m, x if fn is None else _calling(m, fn, x)))
+def _filtering(make: Any) -> None:
+    row(make)(lambda m, args, kwargs: make(_predicate(m, args[0]), pr.iterate(m, args[1])))
 
 
-@row(itertools.filterfalse)
-def filterfalse_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    fn, it = args[0], pr.iterate(m, args[1])
-    return (x for x in it if not _truth_of(m, x if fn is None else _calling(m, fn, x)))
-
-
-def _predicate(m: Machine, fn: Any) -> Callable[..., bool]:
-    return lambda x: _truth_of(m, _calling(m, fn, x))
-
-
-@row(itertools.takewhile)
-def takewhile_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return itertools.takewhile(_predicate(m, args[0]), pr.iterate(m, args[1]))
-
-
-@row(itertools.dropwhile)
-def dropwhile_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return itertools.dropwhile(_predicate(m, args[0]), pr.iterate(m, args[1]))
+for _make in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile):
+    _filtering(_make)
 
 
 @row(itertools.groupby)
@@ -555,8 +554,8 @@ def groupby_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @row(itertools.accumulate)
 def accumulate_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    fn = args[1] if len(args) > 1 else kwargs.get("func", operator.add)
-    return itertools.accumulate(pr.iterate(m, args[0]), lambda a, b: _calling(m, fn or operator.add, a, b), initial=kwargs.get("initial"))
+    fn = args[1] if len(args) > 1 else kwargs.get("func")
+    return itertools.accumulate(pr.iterate(m, args[0]), _interpreted(m, fn or operator.add), initial=kwargs.get("initial"))
 
 
 @row(functools.reduce)
@@ -605,6 +604,8 @@ def _stepped(m: Machine, value: Any) -> Iterator[Any]:
 @row(sum)
 def sum_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     out = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    if isinstance(out, (str, bytes, bytearray)):
+        return m.native(sum, [[], out], {}, plain=True)  # refused, with what to do instead
     items = list(_stepped(m, args[0]))
     if all(type(x) in floats.NUMBERS for x in (out, *items)) and any(type(x) is float or floats.varies(x) for x in items):
         return floats.apply(m, floats.total, [out, *items])  # from 3.12 on Python's sum is better than one addition after the other
@@ -910,3 +911,36 @@ def range_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.native(range, args, kwargs)
 
 
+# ---------------------------------------------------------------- how many arguments
+
+_NO_NAMES: frozenset[str] = frozenset()
+_MOST: dict[Any, int] = {  # positional arguments at the most; a row reads those that it knows
+    **dict.fromkeys((callable, id, hash, bool, len, list, tuple, set, frozenset, reversed, any, all, abs, repr, vars, dir, operator.not_,
+                     operator.truth, operator.neg, operator.pos, operator.invert, math.ceil, math.floor, math.trunc, math.sqrt, math.exp), 1),
+    **dict.fromkeys((isinstance, issubclass, hasattr, delattr, iter, next, format, divmod, filter, itertools.filterfalse, itertools.takewhile,
+                     itertools.dropwhile, itertools.starmap, math.log, math.pow, operator.getitem, operator.delitem, operator.contains), 2),
+    **dict.fromkeys((getattr, setattr, functools.reduce, operator.setitem), 3),
+}  # fmt: skip
+_NAMED: dict[Any, tuple[int, frozenset[str] | None]] = {  # and by which names it takes them; None: by any
+    **{fn: (n, _NO_NAMES) for fn, n in _MOST.items()},
+    sum: (2, frozenset({"start"})), sorted: (1, frozenset({"key", "reverse"})), round: (2, frozenset({"number", "ndigits"})),
+    min: (sys.maxsize, frozenset({"key", "default"})), max: (sys.maxsize, frozenset({"key", "default"})), dict: (1, None),
+    itertools.groupby: (2, frozenset({"iterable", "key"})), itertools.accumulate: (2, frozenset({"iterable", "func", "initial"})),
+}  # fmt: skip
+
+
+def _counted(fn: Any, most: int, names: frozenset[str] | None) -> None:
+    found = calls.ROWS[fn]
+
+    def counted(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) > most or (names is not None and not names.issuperset(kwargs)):  # the exception is the function's own: arguments are counted before all else
+            m.native(fn, [None] * len(args), dict.fromkeys(kwargs), plain=True)
+            raise Unsupported("CAP014", at=m.loc(), detail=f"{fn.__name__} with {len(args)} arguments")
+        return found(m, args, kwargs)
+
+    calls.ROWS[fn] = counted
+
+
+for _fn, (_most, _names) in _NAMED.items():
+    if _fn in calls.ROWS:
+        _counted(_fn, _most, _names)

@@ -194,18 +194,25 @@ class _Builder:
         return name
 
     def _tuple_like(self, v: tuple[Any, ...]) -> str:
-        items = ", ".join(self.value(x) for x in v)
+        items = ", ".join(self.value(x) for x in tuple.__iter__(v))
         cls = self._class(v)
-        if hasattr(type(v), "_fields"):
-            return self._name(v, f"tuple.__new__({cls}, ({items}{',' if v else ''}))")
-        return self._name(v, f"{cls}(({items}{',' if v else ''}))")
+        items += "," * (len(items) > 0)
+        if hasattr(type(v), "n_sequence_fields"):
+            return self._name(v, f"{cls}(({items}))")
+        name = self._name(v, f"tuple.__new__({cls}, ({items}))")
+        self._attributes(v, name)
+        return name
 
     def _object(self, v: Any) -> str:
         """An instance of a user's class, attribute by attribute."""
         t = type(v)
         if t in (types.GeneratorType, types.FrameType) or issubclass(type(v), torch.nn.Module):
             raise Unsupported("CAP015", at=self.m.loc(), detail=t.__name__)
-        base = next((b for b in (OrderedDict, dict, list, set, BaseException, types.SimpleNamespace) if issubclass(t, b)), object)
+        base = next((b for b in (OrderedDict, dict, list, set, BaseException, types.SimpleNamespace, *_EXACT) if issubclass(t, b)), object)
+        if base in _EXACT and t.__flags__ & 0x200:
+            name = self._name(v, f"{self.const(base)}.__new__({self._class(v)}, {self.value(_EXACT[base](v))})")
+            self._attributes(v, name)
+            return name
         if base is object and _is_made_in_c(t):
             raise Unsupported("CAP015", at=self.m.loc(), detail=f"{t.__module__}.{t.__qualname__}")
         if base is BaseException:
@@ -257,6 +264,12 @@ class _Builder:
         for slot in copyreg._slotnames(t):  # type: ignore[attr-defined]
             if hasattr(v, slot):
                 self.lines.append(f"object.__setattr__({name}, {slot!r}, {self.value(getattr(v, slot))})")
+
+
+_EXACT: dict[type, Any] = {  # an object's value as its builtin class has it
+    int: int.__pos__, float: float.__pos__, complex: complex.__pos__, str: str.__str__, bytes: lambda v: bytes.__getitem__(v, slice(None)),
+    frozenset: lambda v: frozenset(frozenset.__iter__(v)),
+}  # fmt: skip
 
 
 def _of_class(cls: type, name: str) -> Any:
@@ -346,15 +359,16 @@ def _build_partial(b: _Builder, v: Any) -> str:
 
 
 def _build_function(b: _Builder, v: types.FunctionType) -> str:
-    """A closure made during capture: its cells hold rebuilt values."""
-    cells = []
-    for cell in v.__closure__ or ():
-        cells.append(_build_cell(b, cell))
+    """A closure made during capture: its cells hold rebuilt values. What leads back to the function finds it by its name."""
+    fresh = [cell for cell in v.__closure__ or () if id(cell) not in b.names]
+    cells = [_name_cell(b, cell) for cell in v.__closure__ or ()]
     closure = f"({', '.join(cells)},)" if cells else "None"
-    defaults = b.value(v.__defaults__)
     space = "G" if v.__globals__ is b.m.entry.__globals__ else b.const(v.__globals__)
-    text = f"{b.const(types.FunctionType)}({b.const(v.__code__)}, {space}, {v.__name__!r}, {defaults}, {closure})"
-    name = b._name(v, text)
+    name = b._name(v, f"{b.const(types.FunctionType)}({b.const(v.__code__)}, {space}, {v.__name__!r}, None, {closure})")
+    for cell in fresh:
+        _fill_cell(b, cell)
+    if v.__defaults__:
+        b.lines.append(f"{name}.__defaults__ = {b.value(v.__defaults__)}")
     if v.__kwdefaults__:
         b.lines.append(f"{name}.__kwdefaults__ = {b.value(v.__kwdefaults__)}")
     b.lines.append(f"{name}.__qualname__ = {v.__qualname__!r}")
@@ -368,19 +382,26 @@ def _cell(b: _Builder, source: Source) -> str:
     return f"C[{source.name!r}]" if isinstance(source, Cell) else b.read(cast(Item, source).base)
 
 
-def _build_cell(b: _Builder, cell: Any) -> str:
+def _name_cell(b: _Builder, cell: Any) -> str:
     known = b.names.get(id(cell))
     if known is not None:
         return known
     if id(cell) in b.m.cell_sources:
-        b.keep.append(cell)
         return b._name(cell, _cell(b, b.m.cell_sources[id(cell)]))
-    name = b._name(cell, f"{b.const(types.CellType)}()")
-    try:
-        content = cell.cell_contents
-    except ValueError:
-        return name
-    b.lines.append(f"{name}.cell_contents = {b.value(content)}")
+    return b._name(cell, f"{b.const(types.CellType)}()")
+
+
+def _fill_cell(b: _Builder, cell: Any) -> None:
+    """What a cell that the program made holds."""
+    if id(cell) not in b.m.cell_sources:
+        with contextlib.suppress(ValueError):  # it is empty
+            content = cell.cell_contents
+            b.lines.append(f"{b.names[id(cell)]}.cell_contents = {b.value(content)}")
+
+
+def _build_cell(b: _Builder, cell: Any) -> str:
+    name = _name_cell(b, cell)
+    _fill_cell(b, cell)
     return name
 
 
@@ -397,7 +418,8 @@ _ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter(range(2**70))), type(iter("")), type(iter("\u0101")), type(iter({})),
     type(iter({}.values())), type(iter({}.items())), type(iter(set())), type(reversed([])), enumerate, zip, map, filter, reversed,
     *((itertools.count, itertools.repeat, itertools.chain, itertools.islice, itertools.cycle, itertools.accumulate, itertools.product,
-       itertools.combinations, itertools.permutations, itertools.starmap, itertools.takewhile, itertools.dropwhile)
+       itertools.combinations, itertools.permutations, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
+       itertools.compress, itertools.zip_longest)
       if sys.version_info < (3, 12) else ()),
 )  # fmt: skip
 _BUILD: dict[type, Any] = {
@@ -633,6 +655,8 @@ def _can_move(m: Machine, v: Any, depth: int, raised: set[int]) -> bool:
         inner = dict.values(v)
     elif t in _ITERATORS:
         inner = v.__reduce__()[1]
+    elif t is types.FunctionType and "_torchsmith_interprets" in v.__dict__:
+        inner = (v.__dict__["_torchsmith_interprets"],)
     elif t is types.FunctionType:
         inner = [c for c in v.__closure__ or () if id(c) not in m.cell_sources]
     elif t is types.CellType:
@@ -663,6 +687,7 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
     """The graph ends with the outputs that `b` collected; its facts are final. keep: arguments stay inputs even if nothing reads them."""
     recorder = m.recorder
     _guard_overlap(m)
+    m.world.guard_apart([i.source for i in recorder.real.values() if i.source is not None])
     inputs = _drop_unused(m, b, keep)
     inference = recorder.results_inference(b.outs)
     recorder.graph.output(tuple(b.outs))

@@ -603,6 +603,11 @@ KINDS: dict[str, Kind] = {
         lambda g: f"{g.source} is {g.value}",
         flat=lambda f, g: (g.kind, f.node(g.source), f.node(g.value), ()),
     ),
+    "distinct": Kind(
+        lambda g, v, call: len({id(evaluate(s, call)) for s in g.value}) == len(g.value),
+        lambda g: f"{', '.join(map(str, g.value))} are different objects",
+        flat=lambda f, g: (g.kind, f.node(g.source), None, tuple(f.node(s) for s in g.value)),
+    ),
     "function": Kind(_holds_function, lambda g: f"{g.source} is the function at {g.value[0].co_filename}:{g.value[0].co_firstlineno}"),
 }
 
@@ -632,9 +637,15 @@ def first_failure(guards: Sequence[Guard], call: Call, symbols: Mapping[str, Sou
     return next((g for g in guards if not holds(g, call, symbols)), None)
 
 
+def _is_plain_object(value: Any) -> bool:
+    t = type(value)
+    return bool(t.__flags__ & 0x200) and t.__weakrefoffset__ != 0 and not isinstance(value, (type, weakref.ref))
+
+
 def weaken(g: Guard) -> Guard:
-    """Modules, tensors, functions and default values are held weakly: an entry keeps no model alive, nor what a closure holds."""
-    if g.kind == "identity" and isinstance(g.value, (torch.nn.Module, torch.Tensor, types.FunctionType)):
+    """Objects of the program, modules, tensors, functions and default values are held weakly: an entry keeps no model alive, nor what a
+    closure holds."""
+    if g.kind == "identity" and (_is_plain_object(g.value) or isinstance(g.value, (torch.nn.Module, torch.Tensor, types.FunctionType))):
         return Guard(g.source, g.kind, weakref.ref(g.value), g.loc)
     if g.kind == "function":
         code, defaults, kwdefaults = g.value

@@ -48,7 +48,7 @@ from .resume import Later, Point, is_data
 from .source import Attr, Cell, Computed, FixedObject, Global, Item, Local, Source
 from .stamps import Again, Stamps
 from .tensors import Recorder
-from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Track, World, container_base, is_by_identity, is_key, item_of, put
+from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, Identity, Track, World, container_base, is_by_identity, is_key, item_of, put
 
 _GENERATOR = 0x20
 _ASYNC = 0x80 | 0x200
@@ -213,6 +213,16 @@ def _makes_text(fn: Any, args: list[Any]) -> bool:
     if fn in (operator.mod, operator.imod):
         return type(args[0]) in (str, bytes)
     return getattr(fn, "__name__", "") in _TEXT_METHODS and not isinstance(getattr(fn, "__self__", None), (int, float, complex))
+
+
+def _keys(fn: Any, args: list[Any]) -> Any:
+    """What a call of a C function puts into a set or a dictionary, or looks up there."""
+    if fn in (set, frozenset, set.update):
+        return args[-1] if args and type(args[-1]) in (list, tuple, set, frozenset, dict) else ()
+    holder = getattr(fn, "__self__", None)
+    if fn in (set.add, operator.setitem, operator.getitem, operator.delitem, operator.contains):
+        holder, args = args[0], args[1:2]
+    return args if issubclass(type(holder), (set, frozenset, dict)) else ()
 
 
 def _is_of_container(fn: Any) -> bool:
@@ -594,6 +604,8 @@ class Machine:
                     t = type(a)
                     if t in SCALARS:
                         continue
+                    if t is Identity and self._tells_identity(fn, args):
+                        self.settle(a)
                     args[k] = self._native_argument(a, t, fn)
                 kwargs = {k: a if type(a) in SCALARS else self._native_argument(a, type(a), fn) for k, a in kwargs.items()}
                 if _makes_text(fn, args) and any(self._shows_outside(a) for a in (*args, *kwargs.values())):
@@ -609,6 +621,9 @@ class Machine:
             if not store and _may_write_arguments(fn):
                 known = [(self.world.tracks.get(id(a)), a) for a in args]
                 lent = [(track, _contents(a)) for track, a in known if track is not None and a is track.image and not track.dirty]
+        for key in _keys(fn, args):
+            if type(key) not in SCALARS:
+                self.world.tell_apart(key)
         facts = self.recorder.facts
         if not store and any(type(a) is torch.SymFloat for a in args):
             args = floats.for_native(self, fn, args)
@@ -681,8 +696,27 @@ class Machine:
         if t is types.FunctionType or t is types.MethodType or issubclass(type(a), PINNED_TYPES) or t is types.CellType:
             return a
         if t.__hash__ is object.__hash__ and t.__eq__ is object.__eq__ and (not _has_state_in_c(t) or fn in _BY_IDENTITY or _is_of_container(fn)):
+            self.world.tell_apart(a)
             return a  # compared by identity only; anything Python it might run is caught
         raise Unsupported("CAP011", at=self.loc(), detail=f"{t.__name__} from {track.source} given to a C function")
+
+    def _tells_identity(self, fn: Any, args: list[Any]) -> bool:
+        """Is a number that id() gave more here than a name for an object among others of this capture?"""
+        holder = args[0]
+        if container_base(type(holder)) or type(holder) in (tuple, frozenset):
+            return id(holder) in self.world.tracks or any(type(x) is int for x in holder)
+        return fn not in (operator.eq, operator.ne) or any(type(a) is not Identity for a in args)
+
+    def settle(self, number: Identity) -> None:
+        """What follows from this number of id() holds for this very object: in a call with another one it is another number."""
+        obj, source = number.of, None
+        if issubclass(type(obj), torch.Tensor):
+            info = self.recorder.info(obj)
+            obj, source = info.real, info.source
+        elif (track := self.world.tracks.get(id(obj))) is not None:
+            obj, source = track.obj, track.source
+        if source is not None and not isinstance(source, FixedObject):
+            self.world.guard(source, "identity", obj)
 
     def _with_images(self, a: Any, t: type) -> Any:
         for x in a:
@@ -740,9 +774,12 @@ class Machine:
 
     def is_key(self, key: Any) -> bool:
         """Can a dictionary from outside be asked for it? An object is the key that it is: another one is another key."""
-        track = self.world.tracks.get(id(key))
-        if track is not None and is_by_identity(key) and not isinstance(track.source, FixedObject):
-            self.world.guard(track.source, "identity", track.obj)
+        for part in key if type(key) is tuple else (key,):
+            if type(part) is Identity:
+                self.settle(part)
+            track = self.world.tracks.get(id(part))
+            if track is not None and is_by_identity(part) and not isinstance(track.source, FixedObject):
+                self.world.guard(track.source, "identity", track.obj)
         return is_key(key)
 
     def has_key(self, track: Track, key: Any) -> None:

@@ -528,6 +528,8 @@ def op_BUILD_SET(f: Frame, i: Instr) -> None:
 @op()
 def op_BUILD_MAP(f: Frame, i: Instr) -> None:
     items = _take(f, 2 * i.arg)
+    for key in items[::2]:
+        f.machine.world.tell_apart(key)
     f.stack.append(f.machine.native(lambda keys: dict(zip(keys, items[1::2])), [items[::2]], {}, store=True))
 
 

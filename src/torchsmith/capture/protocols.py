@@ -210,14 +210,14 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
         if both:  # the methods of C's class are next
             raise Unsupported("CAP014", at=m.loc(), detail=f"{ta.__name__}.{name}, which gave NotImplemented")
         if name in ("__eq__", "__ne__"):
-            return (m.world.canonical(a) is m.world.canonical(b)) is (name == "__eq__")
+            return is_same(m, a, b) is (name == "__eq__")
         raise Raised(TypeError(_unsupported(sign, ta.__name__, tb.__name__)))
     if name == "__ne__" and (_derives_ne(m, ta) or _derives_ne(m, tb)):
         for x, y in ((a, b), (b, a)):
             out = _not_equal(m, x, y)
             if out is not NotImplemented:
                 return out
-        return m.world.canonical(a) is not m.world.canonical(b)
+        return not is_same(m, a, b)
     return m.native(fn, [a, b], {})
 
 
@@ -292,6 +292,8 @@ def is_same(m: Machine, a: Any, b: Any) -> bool:
         return True
     if issubclass(type(a), Tensor) and issubclass(type(b), Tensor):
         m.recorder.differ(a, b)
+    elif type(a) is type(b):
+        world.tell_apart(a)
     return False
 
 
@@ -309,10 +311,10 @@ def contains(m: Machine, container: Any, item: Any) -> bool:
     if issubclass(type(container), Tensor):
         return truth(m, m.record("method", "__contains__", (container, item), {}))
     if special(m, t, "__iter__") is not None and find(m, t, "__contains__") is MISSING:
-        return any(m.world.canonical(x) is m.world.canonical(item) or truth(m, compare(m, "==", x, item)) for x in iterate(m, container))
+        return any(is_same(m, x, item) or truth(m, compare(m, "==", x, item)) for x in iterate(m, container))
     if t in (list, tuple) and (_has_objects(container) or type(item) not in SCALARS):
         body = _operand(m, container)
-        return any(m.world.canonical(x) is m.world.canonical(item) or truth(m, compare(m, "==", x, item)) for x in body)
+        return any(is_same(m, x, item) or truth(m, compare(m, "==", x, item)) for x in body)
     if type(item) is torch.SymInt and (issubclass(t, dict) or t in (set, frozenset)):
         return _key_of(m, container, item) is not MISSING
     return bool(m.native(operator.contains, [container, item], {}))

@@ -154,6 +154,7 @@ class World:
         self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}  # by namespace and name; NULL: deleted
         self.array: Callable[[Any, Source], Any] = lambda array, source: MISSING  # what stands for an array of NumPy
         self.real_tensor: Callable[[Any], Any] = lambda tensor: tensor  # the tensor outside that a tracing tensor stands for
+        self.apart: set[type] = set()  # whose objects the program told apart, or wrote to: none may be another one in a later call
         self.writes = 0  # changes of the world so far
         self.reads = [0]  # how often what was changed was looked at, or may have been
         self.log: list[tuple[str, Any, Source, Any]] | None = None  # every reading, repeated ones too: ("guard", value, source, kind),
@@ -262,6 +263,26 @@ class World:
         """An image stands for its object wherever identity matters."""
         track = self.tracks.get(id(obj))
         return obj if track is None else track.obj
+
+    def tell_apart(self, obj: Any) -> None:
+        """The program relies on which object this is among others of its class."""
+        if id(obj) in self.tracks:
+            self.apart.add(type(obj))
+        elif issubclass(type(obj), torch.Tensor):
+            self.apart.add(torch.Tensor)
+
+    def guard_apart(self, tensors: list[Source]) -> None:
+        """Objects of one class that are different ones here are different ones in every call. tensors: where those from outside come from."""
+        self.apart.update(type(t.obj) for t in self.changed)
+        groups: dict[type, dict[Source, None]] = {}
+        if torch.Tensor in self.apart:
+            groups[torch.Tensor] = dict.fromkeys(s for s in tensors if _may_be_shared(s))
+        for track in self.tracks.values() if self.apart else ():
+            if type(track.obj) in self.apart and _may_be_shared(track.source):
+                groups.setdefault(type(track.obj), {})[track.source] = None
+        for sources in groups.values():
+            if len(sources) > 1:
+                self.guard(next(iter(sources)), "distinct", tuple(sources))
 
     # ------------------------------------------------------------ containers
 
@@ -452,6 +473,16 @@ def _image_deque(world: World, track: Track) -> Any:
         raise Unsupported("CAP011", at=world.loc(), detail=f"deque of objects from {track.source}")
     world.guard(track.source, "equals", deque(track.obj, track.obj.maxlen))
     return deque(track.obj, track.obj.maxlen)
+
+
+def _may_be_shared(source: Source) -> bool:
+    """Could the user put the same object at another place? Not what is fixed, nor the dictionaries that make an object or a module."""
+    if isinstance(source, Attr):
+        return source.via not in ("own", "type") and not (source.via == "instance" and source.name in _OF_MODULES)
+    return not isinstance(source, FixedObject)
+
+
+_OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
 def is_by_identity(key: Any) -> bool:

@@ -53,7 +53,7 @@ def _each(name: str) -> None:
         rows = [[a[i] if _is_list(a) else a for a in args] for i in range(n)]
         named = [{k: v[i] if _is_list(v) else v for k, v in kwargs.items()} for i in range(n)]
         done = [one(*row, **options) for row, options in zip(rows, named, strict=True)]
-        return None if name.endswith("_") else tuple(done)
+        return args[0] if name.endswith("_") else tuple(done)
 
     function_rule(fn)(foreach)
 

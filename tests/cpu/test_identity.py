@@ -1,0 +1,207 @@
+"""Which object is which: objects that are told apart or written to are different ones in every call; id() is of this object; what is
+built inside comes out as the program made it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import operator
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchsmith
+
+
+class Thing:
+    def __init__(self, a: Any = None, b: Any = None) -> None:
+        self.a, self.b = a, b
+
+
+class Pair(tuple[Any, ...]):
+    pass
+
+
+class Number(int):
+    pass
+
+
+class Name(str):
+    pass
+
+
+class Names(frozenset[Any]):
+    pass
+
+
+def _compiled(f: Callable[..., Any]) -> Any:
+    return torchsmith.compile(f, backend="eager", fullgraph=True)
+
+
+def _written(o: Any, p: Any, x: torch.Tensor) -> Any:
+    o.a, p.a = 1, 2
+    return x + o.a
+
+
+def _appended(o: Any, p: Any, x: torch.Tensor) -> Any:
+    o.append(1)
+    p.append(2)
+    return x + len(o)
+
+
+def _two(make: Callable[[], Any]) -> Callable[[bool], tuple[Any, ...]]:
+    def call(is_one: bool) -> tuple[Any, ...]:
+        first = make()
+        return first, first if is_one else make(), torch.ones(2)
+
+    return call
+
+
+def _inside(is_one: bool) -> tuple[Any, ...]:
+    a = Thing()
+    return Thing(a, a if is_one else Thing()), None, torch.ones(2)
+
+
+APART: dict[str, tuple[Callable[..., Any], Callable[[bool], tuple[Any, ...]]]] = {
+    "is": (lambda o, p, x: x + (1 if o is p else 2), _two(Thing)),
+    "equal": (lambda o, p, x: x + (1 if o == p else 2), _two(Thing)),
+    "in a list": (lambda o, p, x: x + (1 if o in [p] else 2), _two(Thing)),
+    "set": (lambda o, p, x: x + len({o, p}), _two(Thing)),
+    "dictionary": (lambda o, p, x: x + len({o: 1, p: 2}), _two(Thing)),
+    "id": (lambda o, p, x: x + len({id(o), id(p)}), _two(Thing)),
+    "lists": (lambda o, p, x: x + (1 if o is p else 2), _two(lambda: [1])),
+    "attributes": (lambda o, p, x: x + (1 if o.a is o.b else 2), _inside),
+    "written": (_written, _two(Thing)),
+    "appended": (_appended, _two(list)),
+    "modules": (lambda o, p, x: x + len({o, p}), _two(torch.nn.ReLU)),
+    "tensors": (lambda o, p, x: x + len({o, p}), _two(lambda: torch.ones(2))),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_was_two_objects_may_become_one(name: str) -> None:
+    f, arguments = APART[name]
+    compiled = _compiled(f)
+    for is_one in (False, True, False):
+        assert torch.equal(compiled(*arguments(is_one)), f(*arguments(is_one)))
+
+
+def test_different_objects_share_a_compilation() -> None:
+    seen = []
+    compiled = torchsmith.compile(APART["is"][0], backend=lambda gm, inputs: seen.append(gm) or gm.forward)
+    for _ in range(3):
+        compiled(Thing(), Thing(), torch.ones(2))
+    assert len(seen) == 1
+    assert "different objects" in str(torchsmith.explain(compiled)(Thing(), Thing(), torch.ones(2)))
+
+
+def test_a_number_of_id_is_this_object() -> None:
+    def f(o: Any, number: int, x: torch.Tensor) -> Any:
+        return (x + 1, number == id(o), str(id(o)), type(id(o)) is int)
+
+    compiled = _compiled(f)
+    a, b, x = Thing(), Thing(), torch.ones(2)
+    for o, of in ((a, a), (b, a), (b, b), (x, x), (torch.ones(2), x)):
+        assert compiled(o, id(of), x)[1:] == f(o, id(of), x)[1:]
+
+
+def test_an_object_that_id_was_asked_of_is_not_kept() -> None:
+    compiled = _compiled(lambda o, number, x: x + 1 if id(o) == number else x)
+    thing = Thing()
+    compiled(thing, id(thing), torch.ones(2))
+    gone = weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert gone() is None
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "tuple": lambda: Pair([1, 2]), "int": lambda: Number(4), "str": lambda: Name("a"), "frozenset": lambda: Names([1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_attributes_of_values_come_out(name: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        made = MADE[name]()
+        made.more = x * 2
+        return made
+
+    made = _compiled(f)(torch.ones(2))
+    want = MADE[name]()
+    assert made == want and type(made) is type(want) and made.more.tolist() == [2, 2]
+
+
+def test_functions_that_lead_back_to_themselves() -> None:
+    def f(x: torch.Tensor) -> Any:
+        def again() -> Any:
+            return again
+
+        def even(n: int) -> bool:
+            return n == 0 or odd(n - 1)
+
+        def odd(n: int) -> bool:
+            return n != 0 and even(n - 1)
+
+        return x + 1, again, even, odd
+
+    _, again, even, odd = _compiled(f)(torch.ones(2))
+    assert again() is again and even(4) and odd(3) and not even(3)
+    assert even.__closure__[0].cell_contents is odd
+
+
+LAZY: dict[str, Callable[[torch.Tensor], Any]] = {
+    "map": lambda x: map(operator.add, [1, 2], [x, x]), "filter": lambda x: filter(lambda k: k < 2, [1, 2]),
+    "filterfalse": lambda x: itertools.filterfalse(None, [0, 1]), "starmap": lambda x: itertools.starmap(operator.add, [(1, x), (2, x)]),
+    "takewhile": lambda x: itertools.takewhile(lambda k: k < 2, [1, 2, 1]),
+    "dropwhile": lambda x: itertools.dropwhile(lambda k: k < 2, [1, 2, 1]), "accumulate": lambda x: itertools.accumulate([x, x]),
+    "accumulate by": lambda x: itertools.accumulate([x, x], lambda a, b: a * b + 1, initial=x),
+    "compress": lambda x: itertools.compress([x, x + 1], [0, 1]), "zip_longest": lambda x: itertools.zip_longest([1, 2], [x], fillvalue=x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_iterators_come_out(name: str) -> None:
+    x = torch.tensor([2.0])
+    got, want = torchsmith.compile(LAZY[name], backend="eager")(x), LAZY[name](x)
+    assert type(got) is type(want) and repr(list(got)) == repr(list(want))
+
+
+def test_an_iterator_that_is_half_read_comes_out() -> None:
+    def f(x: torch.Tensor) -> Any:
+        it = map(operator.mul, [1, 2, 3], itertools.repeat(x))
+        return next(it), it
+
+    first, rest = torchsmith.compile(f, backend="eager")(torch.ones(1))
+    assert [first.item(), *(t.item() for t in rest)] == [1, 2, 3]
+
+
+def test_lists_of_tensors_that_are_changed_in_place_are_returned() -> None:
+    def f(xs: list[torch.Tensor]) -> Any:
+        return torch._foreach_add_(xs, 1.0) is xs, torch._foreach_mul_(xs, 2.0), torch._foreach_lerp_(xs, xs, 0.5)
+
+    got, want = [torch.ones(2), torch.zeros(2)], [torch.ones(2), torch.zeros(2)]
+    is_same, *lists = _compiled(f)(got)
+    assert is_same and all(made is got for made in lists)
+    f(want)
+    assert [t.tolist() for t in got] == [t.tolist() for t in want]
+
+
+WRONG: list[Callable[[Any], Any]] = [
+    lambda x: isinstance(x, torch.Tensor, strict=True), lambda x: len(x, 3), lambda x: abs(x, 1), lambda x: any([1], [2]),
+    lambda x: sorted([1], [2]), lambda x: list([], []), lambda x: tuple(values=1), lambda x: sum(["a"], ""), lambda x: dict([], []),
+    lambda x: functools.reduce(min, [1], 2, 3), lambda x: max(1, 2, by=3), lambda x: hash(1, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("n", range(len(WRONG)))
+def test_builtins_count_their_arguments(n: int) -> None:
+    with pytest.raises(TypeError) as want:
+        WRONG[n](torch.ones(2))
+    with pytest.raises(TypeError) as got:
+        torchsmith.compile(WRONG[n], backend="eager")(torch.ones(2))
+    assert str(got.value) == str(want.value)
