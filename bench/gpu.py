@@ -479,6 +479,49 @@ def decode() -> None:
             launches=sum(s["launches"] for s in found), **more)  # fmt: skip
 
 
+def device_kernels(fn: Callable[[], Any], n: int = 5) -> dict[str, tuple[int, float]]:
+    """What one call runs on the device: name -> (how often, microseconds together), the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(3):
+        fn()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as p:
+        for _ in range(n):
+            fn()
+        torch.cuda.synchronize()
+    found: dict[str, tuple[int, float]] = {}
+    for e in p.events():
+        if e.device_type == torch.autograd.DeviceType.CUDA:
+            count, us = found.get(e.name, (0, 0.0))
+            found[e.name] = (count + 1, us + e.device_time)
+    return {k: (c // n, us / n) for k, (c, us) in sorted(found.items(), key=lambda x: -x[1][1])}
+
+
+@section
+def kernels() -> None:
+    """What runs on the device in one call of ViT, BERT and the decoder, ours and the peer's: kernels, their time, the gaps between them."""
+    from models import inputs_of, make_model
+
+    for name in ARGS.only or ("timm_vision_transformer", "BERT_pytorch", "decode"):
+        torchsmith.compiler.reset()
+        with case("kernels", name), torch.no_grad():
+            if name == "decode":
+                torch.manual_seed(0)
+                one = torch.ones(1, 1, device=DEVICE, dtype=torch.int64)
+                model, inputs = Decoder().to(DEVICE, torch.float16).eval(), (one, one[0])
+            else:
+                model, inputs = make_model(name).to(DEVICE, torch.float16).eval(), move(inputs_of(name, 1))
+            for who, f in {"ours": compiled(model), **({"peer": peer_of(copy.deepcopy(model))} if ARGS.peer else {})}.items():
+                for _ in range(4):
+                    call(f, inputs)
+                took = milliseconds(call, f, inputs) * 1e3
+                found = device_kernels(lambda: call(f, inputs))  # noqa: B023
+                count, busy = sum(c for c, _ in found.values()), sum(us for _, us in found.values())
+                longest = [(k[:60], c, round(us, 1)) for k, (c, us) in found.items()][:14]
+                say("kernels", f"{name} {who}", us=took, kernels=count, busy_us=busy, longest=longest)
+
+
 @section
 def index() -> None:
     """An index out of range stops the device, as eager's does: in a process of its own."""

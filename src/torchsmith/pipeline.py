@@ -37,6 +37,7 @@ from .ir.target import CPU, Target
 from .ir.verify import verify_plan, verify_program, verify_scheduled
 from .lower import lower
 from .lower.devices import scalars_written, target_of
+from .lower.joined_products import join_products
 from .lower.layout import prefer_channels_last
 from .lower.library_convolution import fold_batch_norms, join_activations
 from .options import Options
@@ -139,6 +140,7 @@ FRONT: tuple[Pass, ...] = (
     Pass("norms", fold_batch_norms),
     Pass("layout", prefer_channels_last),
     Pass("activations", join_activations),
+    Pass("products", join_products),
     Pass("lower", lower, verify_program, print_program),
     Pass("attention", merge_attention, verify_program),
     Pass("fuse", fuse, verify_program, print_program),

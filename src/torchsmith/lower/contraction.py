@@ -60,9 +60,17 @@ def _matrices(cx: Builder, a: Ref, b: Ref, finish: Callable[[Index, Expr], Expr]
     return cx.stage(at)
 
 
+def _is_row(cx: Builder, a: Ref, b: Ref) -> bool:
+    """One row of floats times a matrix whose columns lie contiguous, on a device: reading the matrix is all the work, so a sum of our own
+    is as fast as the library's product, and what follows is computed with it."""
+    if cx.device == "cpu" or a.rank != 2 or not is_one(a.shape[0]) or not a.dtype.is_float or a.dtype not in SUMS or b.dtype is not a.dtype:
+        return False
+    return b.strided is not None and is_one(b.strided.strides[0]) and known(b.shape[0]) is not None
+
+
 @lowers("aten.mm.default", "aten.bmm.default")
 def lower_mm(cx: Builder, a: Ref, b: Ref, *_: Any) -> Any:
-    if _declines(cx, a, b):
+    if _declines(cx, a, b) and not _is_row(cx, a, b):
         return NotImplemented
     return _matrices(cx, a, b, lambda _, total: cast(total, cx.dtype))
 
@@ -70,7 +78,7 @@ def lower_mm(cx: Builder, a: Ref, b: Ref, *_: Any) -> Any:
 @lowers("aten.addmm.default", "aten.baddbmm.default")
 def lower_addmm(cx: Builder, bias: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 1) -> Any:
     """beta * bias + alpha * (a @ b); beta 0 ignores the bias, NaN included."""
-    if _declines(cx, bias, a, b):
+    if _declines(cx, bias, a, b) and not (bias.dtype in SUMS and _is_row(cx, a, b)):
         return NotImplemented
     acc = SUMS[cx.dtype]
 

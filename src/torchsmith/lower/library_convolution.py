@@ -9,60 +9,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
+from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import const
 from ..options import Options
-from .core import constant_inputs
 from .layout import clone_as, is_library_convolution, same_strides
 from .ref import contiguous_strides, known
+from .rewriter import Rewriter
 
 aten = torch.ops.aten
 NORMS = frozenset({aten._native_batch_norm_legit_no_training.default})
 # What the library has beside the plain call, by what follows it; types that it takes.
 FUSED: dict[str, Any] = {"relu": aten.cudnn_convolution_relu.default, "add_relu": aten.cudnn_convolution_add_relu.default}
 FUSED_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
-
-
-class _Rewriter:
-    """A copy of the graph that may be changed, and how its outputs are called then."""
-
-    def __init__(self, fg: FunctionalGraph) -> None:
-        self.fg, self.graph = fg, fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        self.graph.graph_copy(fg.graph, copies)
-        self.nodes = [copies[n] for n in fg.graph.nodes if n in copies]
-        renamed = {old.name: new for old, new in copies.items()}
-        self.kept = {o.node: renamed[o.node] for o in fg.outputs if isinstance(o, FreshOutput)}
-        self.kept |= {name: renamed[name] for _, name in fg.write_backs}
-        numbers = set(constant_inputs(fg))
-        self.constants = {n for k, n in enumerate(x for x in self.nodes if x.op == "placeholder") if k in numbers}
-
-    def make(self, target: Any, args: Sequence[Any], like: fx.Node, spec: TensorSpec, **kwargs: Any) -> fx.Node:
-        node = self.graph.call_function(target, tuple(args), kwargs)
-        node.meta.update(loc=like.meta.get("loc", ""), spec=spec)
-        return node
-
-    def swap(self, old: fx.Node, new: fx.Node) -> None:
-        """`new` is what `old` was."""
-        old.replace_all_uses_with(new)
-        self.kept = {name: new if n is old else n for name, n in self.kept.items()}
-        self.graph.erase_node(old)
-
-    def done(self) -> FunctionalGraph:
-        for node in self.graph.nodes:
-            if node.op == "output":
-                self.graph.erase_node(node)
-        self.graph.output(tuple(self.kept.values()))
-        outputs = tuple(FreshOutput(self.kept[o.node].name) if isinstance(o, FreshOutput) else o for o in self.fg.outputs)
-        backs = tuple((i, self.kept[name].name) for i, name in self.fg.write_backs)
-        return replace(self.fg, graph=self.graph, outputs=outputs, write_backs=backs)
 
 
 def _vector(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
@@ -73,7 +36,7 @@ def fold_batch_norms(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
     """Normalisation by constants goes into constant weights."""
     if not any(is_library_convolution(n) for n in fg.graph.nodes) or not options.layout_optimization:
         return fg
-    rewriter = _Rewriter(fg)
+    rewriter = Rewriter(fg)
     changed = False
     for node in rewriter.nodes:
         if node.op == "call_function" and node.target in NORMS and _fold(rewriter, node):
@@ -81,7 +44,7 @@ def fold_batch_norms(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
     return rewriter.done() if changed else fg
 
 
-def _fold(rewriter: _Rewriter, norm: fx.Node) -> bool:
+def _fold(rewriter: Rewriter, norm: fx.Node) -> bool:
     conv, gamma, beta, mean, var, _, eps = norm.args
     if not isinstance(conv, fx.Node) or not is_library_convolution(conv) or len(conv.users) != 1 or conv in rewriter.kept.values():
         return False
@@ -126,7 +89,7 @@ def join_activations(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
     Where libraries are forbidden, fusion does that."""
     if not any(is_library_convolution(n) for n in fg.graph.nodes) or not options.layout_optimization or options.libtorch == "forbid":
         return fg
-    rewriter = _Rewriter(fg)
+    rewriter = Rewriter(fg)
     for node in rewriter.nodes:
         if node.op == "call_function" and is_library_convolution(node) and node.args[2] is not None and not node.args[6]:
             _join(rewriter, node)
@@ -139,12 +102,12 @@ def join_activations(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
     return rewriter.done()
 
 
-def _only_user(rewriter: _Rewriter, node: fx.Node) -> fx.Node | None:
+def _only_user(rewriter: Rewriter, node: fx.Node) -> fx.Node | None:
     users = list(node.users)
     return users[0] if len(users) == 1 and node not in rewriter.kept.values() else None
 
 
-def _join(rewriter: _Rewriter, conv: fx.Node) -> None:
+def _join(rewriter: Rewriter, conv: fx.Node) -> None:
     spec: TensorSpec = conv.meta["spec"]
     x, w, bias, stride, padding, dilation, _, _, groups = conv.args
     assert isinstance(w, fx.Node) and isinstance(bias, fx.Node)

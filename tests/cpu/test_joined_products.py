@@ -1,0 +1,134 @@
+"""Products on a GPU: those of one left factor are one call, one row is a sum of our own, attention's result lies as eager's; same values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from graph_harness import graph_of
+from lower_harness import call_eager, to_array
+
+from torchsmith.graph.spec import FreshOutput, FunctionalGraph
+from torchsmith.graph.tracing import remember_device
+from torchsmith.ir.interpret import run_program
+from torchsmith.ir.program import Extern, Program, Stage
+from torchsmith.ir.verify import verify_program
+from torchsmith.lower import lower
+from torchsmith.lower.joined_products import join_products
+from torchsmith.options import Options
+from torchsmith.schedule.deps import lasting
+from torchsmith.schedule.fusion.fuse import fuse
+
+CUDA = torch.device("cuda:0")
+
+
+def graph(fn: Any, *args: torch.Tensor, params: int) -> FunctionalGraph:
+    """The last `params` arguments are parameters."""
+    there = [remember_device(torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta"), CUDA) for a in args]
+    fg = graph_of(fn, *there)
+    return replace(fg, roles=("input",) * (len(args) - params) + ("param",) * params)
+
+
+def program_of(fn: Any, *args: torch.Tensor, params: int) -> Program:
+    program = fuse(lower(join_products(graph(fn, *args, params=params), Options()), Options()), Options())
+    verify_program(program)
+    return program
+
+
+def check(fn: Any, *args: torch.Tensor, params: int) -> Program:
+    """The program, once values are found equal to eager's."""
+    program = program_of(fn, *args, params=params)
+    got = run_program(program, [to_array(a) for a in args], call_eager)
+    want = fn(*args)
+    for g, w in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+        torch.testing.assert_close(torch.from_numpy(g), w, rtol=1e-4, atol=1e-4)
+    return program
+
+
+def calls(program: Program) -> list[str]:
+    return [e.op.split(".")[1] for e in program.body if isinstance(e, Extern)]
+
+
+def weights(*rows: int, inner: int = 12) -> list[torch.Tensor]:
+    torch.manual_seed(len(rows))
+    return [t for n in rows for t in (torch.randn(n, inner) * 0.3, torch.randn(n) * 0.1)]
+
+
+def mixed(x: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
+    """Attention between four products, as models write it."""
+    q, k, v = (F.linear(x, w[2 * i], w[2 * i + 1]).view(2, 5, 3, 4).transpose(1, 2) for i in range(3))
+    return F.linear(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 5, 12), w[6], w[7])
+
+
+def test_products_of_one_factor_are_one_call_and_nothing_is_copied_around_attention():
+    program = check(mixed, torch.randn(2, 5, 12), *weights(12, 12, 12, 12), params=8)
+    assert calls(program) == ["addmm", "scaled_dot_product_attention", "addmm"]
+    written = {e.stores[0].buf for e in program.body if isinstance(e, Stage)}
+    assert {b for b in written if program.buffers[b].role == "temp"} <= lasting(program)  # the joined weights and biases alone
+
+
+def test_parts_of_other_widths_and_without_biases():
+    def gated(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        u, v = x @ a.t(), x @ b.t()
+        return F.silu(u) * v[:, :8]
+
+    assert calls(check(gated, torch.randn(5, 12), torch.randn(8, 12), torch.randn(9, 12), params=2)) == ["mm"]
+
+
+def test_what_shows_or_changes_is_not_joined():
+    def pair(x: torch.Tensor, *w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.linear(x, w[0], w[1]).view(5, 2, 4), F.linear(x, w[2], w[3]).sin()
+
+    x, w = torch.randn(5, 12), weights(8, 8)
+    assert calls(check(pair, x, *w, params=4)) == ["addmm", "addmm"]  # a result of the graph lies as eager's
+
+    def inside(x: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w[0], w[1]).sin() + F.linear(x, w[2], w[3]).sin()
+
+    assert calls(check(inside, x, *w, params=4)) == ["addmm"]
+    assert calls(check(inside, x, *w, params=0)) == ["addmm", "addmm"]  # weights that may be others in the next call
+
+    def forward(x: torch.Tensor, *w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.cos()
+        return F.linear(y, w[0], w[1]).sin() + F.linear(y, w[2], w[3]).sin(), y
+
+    assert calls(check(forward, x, *w, params=4)) == ["addmm", "addmm"]  # y is kept for a backward graph
+
+
+def test_large_weights_are_not_there_twice():
+    def pair(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (x @ a.t()).sin() + (x @ b.t()).sin()
+
+    large = [torch.empty(2048, 4096, dtype=torch.float16) for _ in range(2)]
+    assert calls(program_of(pair, torch.empty(4, 4096, dtype=torch.float16), *large, params=2)) == ["mm", "mm"]
+
+
+def test_one_row_is_a_sum_of_our_own_with_what_follows():
+    def token(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x + F.relu(F.linear(x, w, b))
+
+    program = check(token, torch.randn(1, 12), *weights(12), params=2)
+    assert calls(program) == [] and len(program.body) == 1
+
+    def columns(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w
+
+    assert calls(check(columns, torch.randn(1, 12), torch.randn(12, 7), params=1)) == ["mm"]  # whose sums would run across memory
+    assert calls(check(columns, torch.randn(2, 12), torch.randn(7, 12).t(), params=1)) == ["mm"]
+
+
+def test_attention_gives_results_as_they_lie_in_eager():
+    def strides(q: torch.Tensor, mask: torch.Tensor | None = None) -> list[int]:
+        more = () if mask is None else (mask,)
+        fg = graph(lambda q, *m: F.scaled_dot_product_attention(q, q, q, *m), q, *more, params=0)
+        (out,) = (o.node for o in fg.outputs if isinstance(o, FreshOutput))
+        (spec,) = (n.meta["spec"] for n in fg.graph.nodes if n.name == out)
+        return [int(s.value) for s in spec.strides]
+
+    dense = torch.randn(2, 3, 5, 8, dtype=torch.float16)
+    turned = torch.randn(2, 5, 3, 8, dtype=torch.float16).transpose(1, 2)
+    assert strides(dense) == [120, 40, 8, 1] and strides(turned) == [120, 8, 24, 1]
+    assert strides(dense.float()) == [120, 8, 24, 1] and strides(dense, torch.zeros(5, 5).half()) == [120, 8, 24, 1]
+    assert strides(dense.double()) == [120, 40, 8, 1]
