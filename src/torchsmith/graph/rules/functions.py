@@ -138,6 +138,11 @@ def linear(trace: Tracing, call: Any, input: Tensor, weight: Tensor, bias: Any =
     return out if bias is None else out.add_(bias)
 
 
+def _as_summand(mask: Tensor, query: Tensor) -> Tensor:
+    """A mask of booleans as what is added to scores."""
+    return torch.where(mask, 0.0, query.new_full((), -torch.inf))
+
+
 @function_rule(F.scaled_dot_product_attention)
 def attention(
     trace: Tracing,
@@ -156,17 +161,19 @@ def attention(
         raise IndexError("an attention mask has two dimensions or more")
     if device_of(query).type != "cpu":
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        if attn_mask is not None and not is_one(attn_mask.shape[-1]) and not same(attn_mask.stride(-1), 1):
-            attn_mask = attn_mask.contiguous()  # an expanded one sends the library to its slowest way
         if is_watched(query, key, value, attn_mask):
             return call(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = _as_summand(attn_mask, query)  # the library would do that in every call, with three kernels
+        if attn_mask is not None and not is_one(attn_mask.shape[-1]) and not same(attn_mask.stride(-1), 1):
+            attn_mask = attn_mask.contiguous()  # an expanded one sends the library to its slowest way
         return trace.dispatch(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
     if "cpu" in trace.autocast:
         query, key, value, attn_mask = trace.cast((query, key, value, attn_mask), trace.autocast["cpu"])
     if not flash_applies(query, key, value, attn_mask, dropout_p, enable_gqa):
         return call(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, torch.full((), -torch.inf, dtype=query.dtype, device=device_of(query)))
+        attn_mask = _as_summand(attn_mask, query)
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
     return flash(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 

@@ -441,11 +441,11 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """A GPU's kernels for 16-bit numbers without a mask keep the query's layout; those for masks and float32 put heads inside of rows."""
+    """A GPU's kernels for 16-bit numbers keep the query's layout, those for float32 put heads inside of rows."""
     shape = (*query.shape[:-1], value.shape[-1])
     if query.dim() != 4 or query.dtype is torch.float64:
         return make_dense(shape, query.dtype)
-    if attn_mask is None and query.dtype is not torch.float32 and same(query.shape[-1], value.shape[-1]):
+    if query.dtype is not torch.float32 and same(query.shape[-1], value.shape[-1]):
         return make(shape, copy_strides(query, None), query.dtype)
     _, h, n, d = shape
     return make(shape, (n * h * d, d, h * d, 1), query.dtype)

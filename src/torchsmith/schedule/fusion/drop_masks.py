@@ -1,6 +1,6 @@
-"""Attention whose mask turned out to be true everywhere needs none: Program in, Program out (no torch).
+"""Attention whose mask turned out to be true, or 0, everywhere needs none: Program in, Program out (no torch).
 
-    stage [i, j]  m[i, j] = true;   extern attention(q, k, v, m, ..)      ->      extern attention(q, k, v, None, ..)
+    stage [i, j]  m[i, j] = 0.0;    extern attention(q, k, v, m, ..)      ->      extern attention(q, k, v, None, ..)
 
 Models make such masks where they cannot look at values, and a library's fastest kernels take no mask. Runs after `fuse`, which has put
 together what a mask is computed from.
@@ -19,7 +19,7 @@ MASKED = {"aten.scaled_dot_product_attention.default": 3}  # which argument it i
 
 
 def drop_masks(program: Program, options: Options) -> Program:
-    """Only for masks of booleans that one Stage fills; where nothing else reads them, that Stage goes, too."""
+    """Only for masks that one Stage fills; where nothing else reads them, that Stage goes, too."""
     calls = [e for e in program.body if isinstance(e, Extern) and e.op in MASKED]
     if not calls:
         return program
@@ -28,7 +28,7 @@ def drop_masks(program: Program, options: Options) -> Program:
     full: dict[str, Stage] = {}
     for buf, places in written.items():
         stage = program.body[places[0]]
-        if len(places) == 1 and isinstance(stage, Stage) and _is_true(stage):
+        if len(places) == 1 and isinstance(stage, Stage) and _lets_pass(stage):
             full[buf] = stage
     body: list[Element] = []
     for e in program.body:
@@ -43,9 +43,11 @@ def drop_masks(program: Program, options: Options) -> Program:
     return replace(program, body=tuple(e for e in body if id(e) not in unread))
 
 
-def _is_true(stage: Stage) -> bool:
-    """Does it store true, unconditionally, into the one buffer that it writes?"""
+def _lets_pass(stage: Stage) -> bool:
+    """Does it store true, or 0 to be added, unconditionally, into the one buffer that it writes?"""
     if stage.scan or stage.lets or len(stage.stores) != 1:
         return False
     store = stage.stores[0]
-    return store.mode == "set" and store.mask is None and isinstance(store.value, Const) and store.value.value is True
+    if store.mode != "set" or store.mask is not None or not isinstance(store.value, Const):
+        return False
+    return store.value.value is True or (store.value.dtype.is_float and store.value.value == 0)
