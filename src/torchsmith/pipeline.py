@@ -40,6 +40,7 @@ from .lower.devices import scalars_written, target_of
 from .lower.joined_products import join_products
 from .lower.layout import prefer_channels_last
 from .lower.library_convolution import fold_batch_norms, join_activations
+from .lower.patches import multiply_patches
 from .options import Options
 from .runtime import build as building
 from .runtime import cache, cubins  # noqa: F401  (cubins enters its row)
@@ -138,6 +139,7 @@ def show_source(s: Source) -> str:
 # The road below the functional graph: what a cache hit skips.
 FRONT: tuple[Pass, ...] = (
     Pass("norms", fold_batch_norms),
+    Pass("patches", multiply_patches),
     Pass("layout", prefer_channels_last),
     Pass("activations", join_activations),
     Pass("products", join_products),

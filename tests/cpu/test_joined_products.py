@@ -1,10 +1,11 @@
-"""Products on a GPU: those of one left factor are one call, one row is a sum of our own, attention's result lies as eager's; same values."""
+"""Products on a GPU: which are one call, a sum or a kernel of our own; how attention's result lies; and the same values."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from graph_harness import graph_of
@@ -17,6 +18,7 @@ from torchsmith.ir.program import Extern, Program, Stage
 from torchsmith.ir.verify import verify_program
 from torchsmith.lower import lower
 from torchsmith.lower.joined_products import join_products
+from torchsmith.lower.patches import multiply_patches
 from torchsmith.options import Options
 from torchsmith.schedule.deps import lasting
 from torchsmith.schedule.fusion.fuse import fuse
@@ -132,3 +134,33 @@ def test_attention_gives_results_as_they_lie_in_eager():
     assert strides(dense) == [120, 40, 8, 1] and strides(turned) == [120, 8, 24, 1]
     assert strides(dense, torch.zeros(5, 5).half()) == [120, 40, 8, 1]
     assert strides(dense.float()) == [120, 8, 24, 1] and strides(dense.double()) == [120, 40, 8, 1]
+
+
+@pytest.mark.parametrize("size", [(8, 12), (9, 13)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_windows_that_do_not_overlap_are_a_product(size: tuple[int, int], bias: bool):
+    def embed(x: torch.Tensor, w: torch.Tensor, *b: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, *b, stride=(4, 2)).flatten(2).transpose(1, 2) * 2
+
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, *size).half(), torch.randn(16, 3, 4, 2).half()
+    more = [torch.randn(16).half()] if bias else []
+    fg = multiply_patches(graph(embed, x, w, *more, params=1 + bias), Options())
+    program = fuse(lower(fg, Options()), Options())
+    verify_program(program)
+    (got,) = run_program(program, [to_array(a) for a in (x, w, *more)], call_eager)
+    torch.testing.assert_close(torch.from_numpy(got), embed(x, w, *more), rtol=1e-2, atol=1e-2)
+    assert calls(program) == ["addmm" if bias else "mm"]
+
+
+def test_other_windows_stay_convolutions():
+    def of(w: torch.Tensor, dtype: torch.dtype = torch.float16, **options: Any) -> list[str]:
+        x = torch.empty(2, 4, 8, 8, dtype=dtype)
+        fg = graph(lambda x, w: F.conv2d(x, w, **options).sin(), x, w.to(dtype), params=1)
+        return calls(lower(multiply_patches(fg, Options()), Options()))
+
+    two = torch.empty(4, 4, 2, 2)
+    assert of(two, stride=2) == ["mm"]
+    assert of(two, stride=1) == of(two, stride=2, padding=2) == of(two, stride=2, dilation=2) == ["convolution"]
+    assert of(torch.empty(4, 1, 2, 2), stride=2, groups=4) == of(torch.empty(4, 4, 1, 1)) == ["convolution"]
+    assert of(two, torch.float32, stride=2) == ["convolution"]

@@ -8,7 +8,7 @@ that maps indices; all others write one Stage per value over the result's axes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -65,6 +65,7 @@ class Builder:
         self.constants: tuple[str, ...] = ()  # input buffers that keep their values from call to call
         self.spec: Any = None
         self.read: frozenset[int] = frozenset()  # which results of the node, if it has several, anybody reads
+        self.readers: tuple[fx.Node, ...] = ()  # who reads the node's result, views of it aside
         self.loc = ""
         self.origin = ""
         self.device = "cpu"  # of the graph
@@ -253,6 +254,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
         if node.op == "call_function" and node in wanted:
             cx.loc, cx.origin, cx.spec = node.meta.get("loc", ""), _name_of(node.target), node.meta.get("spec")
             cx.read = frozenset(u.args[1] for u in node.users if u.target is operator.getitem and u in wanted)  # type: ignore[misc]
+            cx.readers = tuple(_readers(node))
             env[node] = _lower_node(cx, node, env)
         elif node.op == "get_attr":
             raise Unsupported("LOW002", at=node.meta.get("loc", ""), detail=str(node.target))
@@ -270,6 +272,17 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
             raise Unsupported("LOW008", at=doubt.stage.loc, detail=str(doubt))
         events.emit("masked", code="LOW007", at=doubt.stage.loc, detail=str(doubt))
     return replace(proved, notes=(*proved.notes, "LOW007")) if left else proved
+
+
+RENAMED = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    for user in node.users:
+        if user.target in RENAMED:
+            yield from _readers(user)
+        else:
+            yield user
 
 
 def _on(b: Buffer, device: str) -> Buffer:

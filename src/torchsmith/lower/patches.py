@@ -1,0 +1,90 @@
+"""Convolutions whose windows do not overlap, on a GPU: one product of patches. FunctionalGraph in, FunctionalGraph out.
+
+    convolution(x, w, b, stride=(p, q))  with w of (o, c, p, q)
+        becomes    addmm(b, patches(x), t(w as (o, c * p * q)))     patches: (n * rows * columns, c * p * q)
+
+The library has no fast kernel for such windows of few channels (16 x 16 of 3: 69 us on an H100, the product 4 us). Patches are copied, as
+the image would be for another memory format; results lie channels-last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph.spec import FunctionalGraph, TensorSpec
+from ..ir.expr import const
+from ..options import Options
+from .layout import channels_last_strides, is_library_convolution
+from .ref import contiguous_strides, known
+from .rewriter import Rewriter
+
+aten = torch.ops.aten
+TYPES = frozenset({torch.float16, torch.bfloat16})
+
+
+def multiply_patches(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
+    """Of 16-bit numbers: with float32 convolutions and products follow different switches for TF32."""
+    if options.libtorch == "forbid" or not any(map(_is_of_patches, fg.graph.nodes)):
+        return fg
+    rewriter = Rewriter(fg)
+    for node in rewriter.nodes:
+        if _is_of_patches(node) and node not in rewriter.kept.values():
+            _rewrite(rewriter, node)
+    return rewriter.done()
+
+
+def _is_of_patches(node: fx.Node) -> bool:
+    if node.target is not aten.convolution.default or not is_library_convolution(node):
+        return False
+    x, w, _, stride, padding, dilation, transposed, _, groups = node.args
+    spec, weight = x.meta["spec"], w.meta["spec"]  # type: ignore[union-attr]
+    window = [known(n) for n in weight.shape[2:]]
+    if transposed or groups != 1 or any(padding) or {*dilation} != {1} or list(stride) != window or window == [1, 1]:  # type: ignore[arg-type,call-overload,misc]
+        return False
+    return spec.dtype in TYPES and None not in map(known, (*spec.shape, *weight.shape))
+
+
+def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
+    x, w, bias, stride = conv.args[:4]
+    assert isinstance(x, fx.Node) and isinstance(w, fx.Node)
+    spec: TensorSpec = conv.meta["spec"]
+    n, channels, *_ = (known(s) or 0 for s in x.meta["spec"].shape)
+    _, out, rows, columns = (known(s) or 0 for s in spec.shape)
+    p, q = (int(s) for s in stride)  # type: ignore[union-attr,arg-type]
+    inner = channels * p * q
+
+    def step(target: Any, source: fx.Node, shape: list[int], *args: Any, **kwargs: Any) -> fx.Node:
+        return rewriter.make(target, (source, *args), conv, _dense(spec, shape), **kwargs)
+
+    with rewriter.graph.inserting_before(conv):
+        sizes = [known(s) or 0 for s in x.meta["spec"].shape]
+        for d, size in ((2, rows * p), (3, columns * q)):
+            if sizes[d] != size:  # what no window reaches
+                sizes[d] = size
+                x = step(aten.slice.Tensor, x, sizes, d, 0, size)
+        apart = [n, channels, rows, p, columns, q]
+        order = [0, 2, 4, 1, 3, 5]
+        x = step(aten.view.default, x, apart, apart)
+        x = step(aten.permute.default, x, [apart[k] for k in order], order)
+        x = step(aten.clone.default, x, [apart[k] for k in order], memory_format=torch.contiguous_format)
+        x = step(aten.view.default, x, [n * rows * columns, inner], [n * rows * columns, inner])
+        flat = step(aten.view.default, w, [out, inner], [out, inner])
+        right = rewriter.make(aten.t.default, (flat,), conv, _lies(spec, [inner, out], (1, inner)))
+        given = (x, right) if bias is None else (bias, x, right)
+        made = rewriter.make(aten.mm.default if bias is None else aten.addmm.default, given, conv, _dense(spec, [n * rows * columns, out]))
+        made = step(aten.view.default, made, [n, rows, columns, out], [n, rows, columns, out])
+        lies = TensorSpec(spec.dtype, spec.shape, channels_last_strides(spec.shape), spec.device)
+        made = rewriter.make(aten.permute.default, (made, [0, 3, 1, 2]), conv, lies)
+    rewriter.swap(conv, made)
+
+
+def _dense(like: TensorSpec, shape: list[int]) -> TensorSpec:
+    sizes = tuple(map(const, shape))
+    return TensorSpec(like.dtype, sizes, contiguous_strides(sizes), like.device)
+
+
+def _lies(like: TensorSpec, shape: list[int], strides: tuple[int, ...]) -> TensorSpec:
+    return TensorSpec(like.dtype, tuple(map(const, shape)), tuple(map(const, strides)), like.device)
