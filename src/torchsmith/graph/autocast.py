@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._library.custom_ops import OPDEFS
+from torch._ops import OpOverload, OpOverloadPacket
 
+from ..codes import Unsupported
 from .schema import overloads
 
 PRODUCTS = "mm bmm addmm addbmm baddbmm convolution _addmm_activation scaled_dot_product_attention"
@@ -49,9 +51,22 @@ def target_dtype(func: OpOverload, device: str, state: dict[str, torch.dtype]) -
     """The dtype eager's autocast runs `func` in, None where it leaves it alone."""
     if device not in state:
         return None
+    if func.namespace != "aten":
+        return _of_custom(func, device)
     if func in LOWER_OPS[device]:
         return state[device]
     return torch.float32 if func in FULL_OPS[device] else None
+
+
+def _of_custom(func: OpOverload, device: str) -> torch.dtype | None:
+    """As target_dtype, of an operator of a library. Raises Unsupported where only the library's own kernel knows."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), f"Autocast{device.upper()}"):
+        return None
+    definition = OPDEFS.get(func.name())
+    dtype = None if definition is None else definition._autocast_dtype.get(device)
+    if dtype is None:
+        raise Unsupported("CAP017", detail=f"{func} has a kernel of its own for it")
+    return dtype
 
 
 def cast_arguments(value: Any, dtype: torch.dtype, casts: dict[Any, Any] | None = None) -> Any:
@@ -102,8 +117,12 @@ CASTING = _casting()
 
 def cast_for(func: Any, device: str, state: dict[str, torch.dtype]) -> torch.dtype | None:
     """The dtype that eager's autocast runs a torch function in; None where it leaves it alone."""
-    name = CASTING.get(func)
-    if name is None or device not in state:
-        return None
-    return next((d for op in overloads("aten", name) if (d := target_dtype(op, device, state)) is not None), None)
+    if isinstance(func, OpOverload):
+        asked: Any = (func,)
+    elif isinstance(func, OpOverloadPacket):
+        asked = (getattr(func, name) for name in func.overloads())
+    else:
+        name = CASTING.get(func)
+        asked = () if name is None else overloads("aten", name)
+    return next((d for op in asked if (d := target_dtype(op, device, state)) is not None), None)
 

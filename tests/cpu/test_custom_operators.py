@@ -1,0 +1,53 @@
+"""Operators of torch.library under autocast: the dtypes that they register are eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torchsmith
+from torchsmith import events
+
+LIBRARY = torch.library.Library("torchsmith_autocast", "DEF")
+
+
+@torch.library.custom_op("torchsmith_autocast::square", mutates_args=())
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+square.register_fake(torch.empty_like)
+square.register_autograd(
+    lambda ctx, g: g * 2 * ctx.saved_tensors[0], setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0])
+)
+square.register_autocast("cpu", torch.float16)
+
+LIBRARY.define("defined(Tensor x) -> Tensor")
+torch.library.impl("torchsmith_autocast::defined", "cpu", lambda x: x * 3, lib=LIBRARY)
+torch.library.register_fake("torchsmith_autocast::defined", torch.empty_like, lib=LIBRARY)
+torch.library.register_autocast("torchsmith_autocast::defined", "cpu", torch.bfloat16, lib=LIBRARY)
+
+
+def test_a_registered_dtype_is_cast_to_and_differentiated() -> None:
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return square(x * 1.5) * 1.25
+
+    a, b = torch.linspace(-2, 2, 7).requires_grad_(), torch.linspace(-2, 2, 7).requires_grad_()
+    want, got = f(a), torchsmith.compile(f, fullgraph=True)(b)
+    want.sum().backward()
+    got.sum().backward()
+    assert got.dtype is want.dtype is torch.float16 and torch.equal(got, want) and torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("call", [lambda x: torch.ops.torchsmith_autocast.defined(x), lambda x: torch.ops.torchsmith_autocast.defined.default(x)])
+def test_a_kernel_that_alone_knows_the_dtype_is_asked(call) -> None:
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(x + 1)
+
+    x = torch.linspace(-2, 2, 7)
+    with events.recording() as seen:
+        got = torchsmith.compile(f, options={"warn_eager": False})(x)
+    assert got.dtype is torch.bfloat16 and torch.equal(got, f(x))
+    assert "CAP017" in [e.fields.get("code") for e in seen]
