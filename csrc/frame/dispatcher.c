@@ -165,7 +165,7 @@ static PyObject *ask(Dispatcher *d, PyObject *handler, PyObject *fn, PyObject *t
   return r;
 }
 
-static PyObject *dispatch(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+static PyObject *dispatched(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
   Dispatcher *d = (Dispatcher *)self;
   Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
   if (!d->fn) { PyErr_SetString(PyExc_TypeError, "this dispatcher belongs to the frame hook"); return NULL; }
@@ -210,6 +210,12 @@ static PyObject *dispatch(PyObject *self, PyObject *const *args, size_t nargsf, 
   drop(locals, d->n_params);
   if (locals != small) PyMem_Free(locals);
   return r < 0 ? NULL : run_plain(d, args, nargs, kwnames);
+}
+
+static PyObject *dispatch(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+  PyObject *peer = ts_peer_pause(), *result = dispatched(self, args, nargsf, kwnames);
+  ts_peer_resume(peer);
+  return result;
 }
 
 int ts_point_handled(PyObject *self) {

@@ -130,6 +130,8 @@ int ts_hook_init(PyObject *module);
 typedef struct { int active; PyObject *key; } HookState;
 HookState ts_hook_enter(PyObject *key, PyObject *function); /* this thread runs a function as it is; both are borrowed until leave */
 void ts_hook_leave(HookState before);
+PyObject *ts_peer_pause(void);
+void ts_peer_resume(PyObject *was);
 int ts_hook_suspend(void); /* returns what ts_hook_resume wants back */
 void ts_hook_resume(int before);
 extern PyMethodDef ts_hook_methods[];

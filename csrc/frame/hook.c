@@ -39,8 +39,34 @@ static _Thread_local int active, depth;
 static _Thread_local PyCodeObject *entering; /* code of the function that is being run as it is: not its own first frame */
 static _Thread_local PyObject *key; /* whose settings apply; borrowed from the dispatcher being run */
 
+static PyObject *hook(PyThreadState *ts, RawFrame *frame, int throwflag);
+
 static PyObject *evaluate(PyThreadState *ts, RawFrame *frame, int throwflag) {
   return before ? before(ts, frame, throwflag) : _PyEval_EvalFrameDefault(ts, frame, throwflag);
+}
+
+/* ------------------------------------------------------------------ torch.compile around us */
+static PyObject *set_callback; /* torch's: gives its evaluator another callback in this thread (None: frames run as they are), returns the one before */
+
+/* What torch.compile's evaluator did in this thread: while we are called it must not look into our own frames. NULL: it does nothing. */
+PyObject *ts_peer_pause(void) {
+  _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
+  if (now == _PyEval_EvalFrameDefault || now == hook || !set_callback) return NULL;
+  PyObject *was = PyObject_CallOneArg(set_callback, Py_None);
+  if (!was) PyErr_Clear();
+  if (was == Py_None) Py_CLEAR(was);
+  return was;
+}
+
+void ts_peer_resume(PyObject *was) {
+  if (!was) return;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject *r = PyObject_CallOneArg(set_callback, was);
+  Py_DECREF(was);
+  if (!r) PyErr_Clear();
+  Py_XDECREF(r);
+  PyErr_Restore(type, value, trace);
 }
 
 /* ------------------------------------------------------------------ leaving a frame that we did not run */
@@ -175,6 +201,10 @@ static PyObject *py_run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
   ts_hook_leave(s);
   return result;
 }
+static PyObject *py_setup_peer(PyObject *self, PyObject *fn) {
+  Py_XSETREF(set_callback, Py_NewRef(fn));
+  Py_RETURN_NONE;
+}
 /* forget(function): what the hook knows of its code */
 static PyObject *py_forget(PyObject *self, PyObject *function) {
   if (!PyFunction_Check(function)) { PyErr_SetString(PyExc_TypeError, "forget takes a function"); return NULL; }
@@ -187,6 +217,7 @@ PyMethodDef ts_hook_methods[] = {
     {"hook_resume", py_resume, METH_O, NULL},
     {"hook_installed", py_installed, METH_NOARGS, "is our evaluator the interpreter's present one?"},
     {"setup_hook", py_setup, METH_O, "set the callback (key, function) -> Dispatcher | None"},
+    {"setup_peer", py_setup_peer, METH_O, "torch's function that sets what its frame evaluator does"},
     {"run_hooked", (PyCFunction)(void (*)(void))py_run, METH_FASTCALL, "run_hooked(key, function, *args)"},
     {"forget", py_forget, METH_O, "forget(function): drop what the hook knows of its code"},
     {NULL},

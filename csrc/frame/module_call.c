@@ -51,7 +51,9 @@ static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (!all) return NULL;
   PyTuple_SET_ITEM(all, 0, Py_NewRef(self));
   for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(all, i + 1, Py_NewRef(PyTuple_GET_ITEM(args, i)));
+  PyObject *peer = ts_peer_pause();
   r = PyObject_Call(slow_call, all, kwargs);
+  ts_peer_resume(peer);
   Py_DECREF(all);
   return r;
 }

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._sympy import functions as fn
 from under_programs import PROGRAMS
 
+import torchsmith
 from torchsmith import events
 from torchsmith.backends.foreign import evaluate
 from torchsmith.backends.torch_compile import torchsmith as ours
@@ -142,3 +143,26 @@ def test_numbers_of_the_other_capture(expr, value):
 def test_a_number_that_no_input_tells():
     with pytest.raises(Unsupported, match="BCK004"):
         evaluate(_A + sympy.Symbol("c", integer=True), {_A: SizeFacts().fresh(7, ("size", 0, 0))})
+
+
+def test_functions_of_ours_are_opaque_to_torch_compile():
+    """torch.compile breaks at a compiled function and looks into none of our frames; what follows is its own again."""
+    graphs, x = [], torch.randn(4, 5)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.ReLU())
+    inner, compiled = torchsmith.compile(lambda x: x.sin() + 1), torchsmith.compile(model)
+
+    def backend(gm, inputs):
+        graphs.append([n.name for n in gm.graph.nodes if n.op.startswith("call")])
+        return gm.forward
+
+    torch.compiler.reset()
+    outer = torch.compile(lambda x: compiled(inner(x.cos())).sin(), backend=backend)
+    want = model(x.cos().sin() + 1).sin()
+    for _ in range(2):
+        got = outer(x)
+        torch.testing.assert_close(got, want)
+    got.sum().backward()
+    assert graphs == [["cos"], ["sin"]] and model[0].weight.grad is not None
+    whole = torch.compile(compiled, backend=backend)
+    torch.testing.assert_close(whole(x), model(x))
+    assert len(graphs) == 2

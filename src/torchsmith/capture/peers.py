@@ -1,4 +1,5 @@
-"""PyTorch's own compiler switches, seen from here: `torch.compiler.set_stance` and `torch.compiler.reset` reach torchsmith's functions too.
+"""PyTorch's own compiler, seen from here: `torch.compiler.set_stance` and `torch.compiler.reset` reach torchsmith's functions too, and
+what `torch.compile` does to frames ends where a function of torchsmith begins.
 
 In: the module that holds those switches, when the program loads it (never loaded from here). Out: C looks at its stance before a
 compiled function is called, and a reset over there is one here.
@@ -12,6 +13,8 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from . import _frame
 
@@ -50,6 +53,7 @@ _resets: list[_Resets] = []
 def watch(reset: Callable[[], None]) -> None:
     """Called once: `reset` forgets torchsmith's compilations."""
     _resets.append(_Resets(reset))
+    _frame.setup_peer(torch._C._dynamo.eval_frame.set_eval_frame)
     if _HOLDER in sys.modules:
         _noted(sys.modules[_HOLDER])
     else:
