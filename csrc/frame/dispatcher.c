@@ -158,9 +158,10 @@ static PyObject *run_eager(Dispatcher *d, PyObject *const *args, Py_ssize_t narg
 
 static PyObject *ask(Dispatcher *d, PyObject *handler, PyObject *fn, PyObject *tuple, PyObject *dict, int reason) {
   int hook = ts_hook_suspend();
-  PyObject *r, *why = PyLong_FromLong(reason);
+  PyObject *r, *why = PyLong_FromLong(reason), *peer = ts_peer_pause();
   r = why ? PyObject_CallFunctionObjArgs(handler, (PyObject *)d, fn, tuple, dict, reason ? why : NULL, NULL) : NULL;
   Py_XDECREF(why);
+  ts_peer_resume(peer);
   ts_hook_resume(hook);
   return r;
 }

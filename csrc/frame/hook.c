@@ -103,7 +103,9 @@ static PyObject *known(PyCodeObject *code, PyObject *function) {
   if (table && (found = PyDict_GetItemWithError(table, key))) return found == Py_None ? NULL : found;
   if (PyErr_Occurred()) { PyErr_Clear(); return NULL; }
   int was = ts_hook_suspend();
+  PyObject *peer = ts_peer_pause();
   found = on_frame ? PyObject_CallFunctionObjArgs(on_frame, key, function, NULL) : Py_NewRef(Py_None);
+  ts_peer_resume(peer);
   ts_hook_resume(was);
   if (!found) { PyErr_WriteUnraisable(function); return NULL; }
   if (GetExtra((PyObject *)code, extra_index, &slot) == 0 && slot) table = slot; /* the callback may have come here itself */

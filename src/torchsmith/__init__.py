@@ -13,6 +13,7 @@ _PUBLIC = {
     "explain": "api",
     "mark_dynamic": "api",
     "mark_static": "api",
+    "mark_static_address": "api",
     "mark_unbacked": "api",
     "maybe_mark_dynamic": "api",
     "ConstraintViolation": "capture.dispatch",

@@ -15,7 +15,7 @@ import torch
 
 from . import compiler as _compiler  # noqa: F401  (sets what C asks under a stance, under other tracers, of discarded parameters)
 from .backends.registry import resolve_backend
-from .capture import _frame
+from .capture import _frame, peers
 from .capture.dispatch import ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher
 from .codes import BackendFailed, Unsupported
 from .compiled_module import CompiledModule, compile_module
@@ -24,7 +24,7 @@ from .runtime.toolchain import features_of
 
 __all__ = [
     "BackendFailed", "ConstraintViolation", "RecompileLimitHit", "Unsupported", "compile", "explain", "mark_dynamic", "mark_static",
-    "mark_unbacked", "maybe_mark_dynamic",
+    "mark_static_address", "mark_unbacked", "maybe_mark_dynamic",
 ]  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Callable[..., Any] = "inductor",
+    backend: str | Callable[..., Any] | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     name: str | None = None,
@@ -47,7 +47,7 @@ def compile(
     fullgraph: raise `Unsupported` instead of running what cannot be captured as it is.
     dynamic: True: sizes of inputs are symbols from the start; False: never; None: those that change.
     backend: "inductor" (torchsmith's own compiler), "eager", "aot_eager", a registered name, or a callable
-        `(GraphModule, example_inputs) -> callable`.
+        `(GraphModule, example_inputs) -> callable`; None: what compiler.set_default_backend chose, else "inductor".
     mode, options: see torchsmith.options; not both.
     name: what logs and profiles call it.
     disable: return `model` as it is.
@@ -136,7 +136,11 @@ def _checked_spec(spec: Mapping[str, Any] | None, model: Any) -> dict[str, set[i
         unknown = [k for k in spec if k not in known]
         if unknown:
             raise ValueError(f"shapes_spec names {unknown[0]!r}; the parameters are {', '.join(known)}")
-    return {f"L['{k}']": {v} if isinstance(v, int) else set(v) for k, v in spec.items()}
+    dims = {k: {v} if isinstance(v, int) else v for k, v in spec.items()}
+    for k, v in dims.items():
+        if not isinstance(v, Iterable) or not all(isinstance(d, int) and d >= 0 for d in v):
+            raise TypeError(f"shapes_spec[{k!r}] is a dimension (0, 1, ...) or several, not {spec[k]!r}")
+    return {f"L['{k}']": set(v) for k, v in dims.items()}
 
 
 def _python_function(model: Any) -> Any:
@@ -157,6 +161,15 @@ def _dress(d: Any, like: Any) -> Any:
 
 
 def _compile_function(fn: types.FunctionType, settings: Settings) -> Any:
+    inner = peers.original(fn)
+    if inner is not fn:
+        return _compile_with(inner, settings)
+    if str(fn.__globals__.get("__name__", "")).partition(".")[0] == "torch":
+        from .capture import tables  # noqa: F401
+        from .capture.calls import has_row
+
+        if has_row(fn):
+            return _compile_object(fn, settings)
     return _dress(make_dispatcher(fn, settings), fn)
 
 
@@ -215,18 +228,33 @@ _KINDS: tuple[tuple[type, Callable[[Any, Settings], Any]], ...] = (
 
 
 def _dims(t: torch.Tensor, index: int | Iterable[int]) -> frozenset[int]:
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"a tensor's dimensions are marked, not those of {type(t).__name__}")
     dims = {index} if isinstance(index, int) else set(index)
+    if not all(isinstance(d, int) for d in dims):
+        raise TypeError(f"dimensions are integers, not {index!r}")
     if not all(-t.dim() <= d < t.dim() for d in dims):
         raise IndexError(f"dimensions {sorted(dims)} of a tensor with {t.dim()} dimensions")
     return frozenset(d % t.dim() for d in dims)
 
 
-def mark_dynamic(t: torch.Tensor, index: int | Iterable[int], *, min: int | None = None, max: int | None = None) -> None:
+def mark_dynamic(
+    t: torch.Tensor,
+    index: int | Iterable[int],
+    *,
+    hint_override: int | None = None,
+    min: int | None = None,
+    max: int | None = None,
+    specialize_on: Iterable[Callable[[Any], bool]] | None = None,
+) -> None:
     """The size of these dimensions is a symbol when a call with `t` is captured, good for every size (from `min` to `max`).
 
     A program that makes a constant of such a size raises ConstraintViolation; `maybe_mark_dynamic` lets it.
+    hint_override, specialize_on: torch.compile's hints for speed; nothing follows from them here.
     """
     dims = _dims(t, index)
+    if not all(n is None or isinstance(n, int) for n in (min, max)):
+        raise TypeError(f"min and max are integers, not {min!r}, {max!r}")
     low = 1 if min is None else min
     if low < 0 or (max is not None and max < low):
         raise ValueError(f"no size lies between min={min} and max={max}")
@@ -253,6 +281,10 @@ def mark_static(t: torch.Tensor, index: int | Iterable[int] | None = None) -> No
     t._torchsmith_static = getattr(t, "_torchsmith_static", frozenset()) | dims  # type: ignore[attr-defined]
 
 
+def mark_static_address(t: torch.Tensor, guard: bool = False) -> None:
+    """torch.compile's word that `t` stays at its address. Nothing has to be done: compiled calls take addresses as they come."""
+
+
 def explain(fn: Any, **settings: Any) -> Any:
     """`explain(fn)(*args)`: what one call captured, compiled and left outside (debug/explain.py).
 
@@ -262,6 +294,8 @@ def explain(fn: Any, **settings: Any) -> Any:
 
     original = fn._orig_mod if isinstance(fn, CompiledModule) else fn
     own = _settings_of(fn)
+    if not callable(original):
+        raise TypeError(f"explain takes a callable, not {type(original).__name__}")
     if settings or own is None:
         return explained(compile(original, **settings))
     return explained(_compile_with(original, dataclasses.replace(own, fullgraph=False)))

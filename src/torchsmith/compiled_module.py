@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from .capture import _frame
+from .capture import _frame, peers
 from .capture.dispatch import Settings, make_dispatcher
 
 _GLOBAL_HOOKS = (
@@ -99,6 +99,7 @@ def _forward_of(cls: Any) -> Any:
 
 def _dispatcher(original: Any, fn: Any, settings: Settings) -> Any:
     bound = original if "forward" not in original.__dict__ else None
+    fn = peers.original(fn)
     if isinstance(fn, types.MethodType):
         fn, bound = fn.__func__, fn.__self__
     if not isinstance(fn, types.FunctionType):

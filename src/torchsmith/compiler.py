@@ -15,17 +15,17 @@ from torch.utils import _pytree as pytree
 from . import events
 from .backends.registry import DEFAULT, aot_autograd, list_backends, lookup_backend, register_backend, resolve_backend
 from .capture import _frame, background, dispatch, peers, policy
-from .capture.source import Global
 from .options import CONFIG
 from .runtime import _native, artifacts
 from .runtime.discarded import DiscardedParameter
 
 __all__ = [
-    "allow_in_graph", "aot_autograd", "assume_constant_result", "config", "cudagraph_mark_step_begin", "disable", "get_default_backend",
-    "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_tensor_guards_unsafe", "list_backends",
-    "load_cache_artifacts", "lookup_backend", "nested_compile_region", "refreeze", "register_backend", "reset", "save_cache_artifacts",
-    "set_default_backend", "set_stance", "skip_all_guards_unsafe", "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe",
-    "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wait_for_background", "wrap_numpy",
+    "allow_in_graph", "aot_autograd", "assume_constant_result", "config", "cudagraph_mark_step_begin", "disable", "error_on_graph_break",
+    "get_default_backend", "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_portable_guards_unsafe",
+    "keep_tensor_guards_unsafe", "list_backends", "load_cache_artifacts", "lookup_backend", "nested_compile_region", "refreeze",
+    "register_backend", "reset", "save_cache_artifacts", "set_default_backend", "set_stance", "skip_all_guards_unsafe",
+    "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe", "skip_guard_on_inbuilt_nn_modules_unsafe",
+    "substitute_in_graph", "wait_for_background", "wrap_numpy",
 ]  # fmt: skip
 
 
@@ -55,6 +55,8 @@ def refreeze(model: torch.nn.Module | None = None) -> None:
     if model is None:
         _native.refreeze()
         return
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"refreeze takes an nn.Module, not {type(model).__name__}")
     tensors = [*model.parameters(), *model.buffers()]
     if any(isinstance(t, DiscardedParameter) for t in tensors):
         raise RuntimeError("refreeze: parameters of this model were discarded after packing (options freezing_discard_parameters)")
@@ -85,6 +87,8 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
         fn = fn.__wrapped__
     if isinstance(fn, type):
         return fn
+    if not callable(fn):
+        raise TypeError(f"disable takes a callable, not {type(fn).__name__}")
 
     @functools.wraps(fn)
     def disabled(*args: Any, **kwargs: Any) -> Any:
@@ -104,12 +108,16 @@ def allow_in_graph(fn: Any) -> Any:
     """Calls of `fn` become one node of the captured graph, not looked into."""
     if isinstance(fn, (list, tuple)):
         return [allow_in_graph(f) for f in fn]
+    if not callable(fn):
+        raise TypeError(f"allow_in_graph takes a callable, not {type(fn).__name__}")
     ALLOWED.add(fn)
     return fn
 
 
 def assume_constant_result(fn: Callable[..., Any]) -> Callable[..., Any]:
     """What `fn` returns during capture is a constant of the graph."""
+    if not isinstance(fn, types.FunctionType):
+        raise TypeError(f"assume_constant_result takes a Python function, not {type(fn).__name__}")
     fn._torchsmith_constant = True  # type: ignore[attr-defined]
     return fn
 
@@ -158,6 +166,8 @@ def save_cache_artifacts() -> tuple[bytes, artifacts.CacheInfo] | None:
 def load_cache_artifacts(serialized_artifacts: bytes) -> artifacts.CacheInfo:
     """Put what save_cache_artifacts gave into this machine's cache: equal programs are then loaded, not compiled. It is code: load only
     what comes from somebody you trust. Raises ValueError for other or damaged bytes."""
+    if not isinstance(serialized_artifacts, bytes):
+        raise TypeError(f"artifacts are bytes, not {type(serialized_artifacts).__name__}")
     return artifacts.load(serialized_artifacts)
 
 
@@ -220,7 +230,7 @@ def skip_all_guards_unsafe(guards: list[Any]) -> list[bool]:
 
 def skip_guard_on_globals_unsafe(guards: list[Any]) -> list[bool]:
     """No guards on global variables."""
-    return [not isinstance(_root(g.source), Global) for g in guards]
+    return [not g.is_global for g in guards]
 
 
 def keep_tensor_guards_unsafe(guards: list[Any], keep_parameters: bool = False) -> list[bool]:
@@ -229,18 +239,17 @@ def keep_tensor_guards_unsafe(guards: list[Any], keep_parameters: bool = False) 
     return [k or g.kind == "shape" for k, g in zip(kept, guards, strict=True)]
 
 
+def keep_portable_guards_unsafe(guards: list[Any]) -> list[bool]:
+    """Only guards on tensors that are no globals, on sizes and on global state: those that another process could check."""
+    return [g.kind in ("shape", "global_state") or (g.kind == "tensor" and not g.is_global) for g in guards]
+
+
 def skip_guard_on_all_nn_modules_unsafe(guards: list[Any]) -> list[bool]:
     """No guards on what modules hold."""
     return [not _is_of_module(g.source) for g in guards]
 
 
 skip_guard_on_inbuilt_nn_modules_unsafe = skip_guard_on_all_nn_modules_unsafe
-
-
-def _root(source: Any) -> Any:
-    while hasattr(source, "base"):
-        source = source.base
-    return source
 
 
 def _is_of_module(source: Any) -> bool:

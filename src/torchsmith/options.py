@@ -88,8 +88,6 @@ ACCEPTED = frozenset({
     "triton.cudagraph_trees", "triton.unique_kernel_names", "triton.persistent_reductions", "cpp.weight_prepack", "cpp.min_chunk_size",
 })  # fmt: skip
 
-# Options of torch.compile's own compiler that would put code of the user's into its passes: there is nothing here that would call it.
-_HOOKS = ("_pass", "_passes", "_fn", "_options", "_class")
 # Fields of Options that are for those who work on torchsmith itself.
 INTERNAL = frozenset({"check", "fuel", "chaos", "debug_values", "debug_kernels", "cuda_arch", "native_contractions"})
 _DOTTED = {
@@ -116,17 +114,28 @@ def incumbent_options() -> frozenset[str]:
         for line in body:
             if isinstance(line, ast.ClassDef):
                 read(line.body, f"{prefix}{line.name}.")
+                bases = tuple(f"{b.id}." for b in line.bases if isinstance(b, ast.Name))
+                names.update(f"{prefix}{line.name}.{n.partition('.')[2]}" for n in list(names) if n.startswith(bases))
             targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
-            names.update(prefix + t.id for t in targets if isinstance(t, ast.Name) and not t.id.startswith("_"))
+            names.update(prefix + t.id for t in targets if isinstance(t, ast.Name))
 
     read(ast.parse(path.read_text(encoding="utf-8")).body, "")
     return frozenset(names)
 
 
+def _is_plain(value: Any) -> bool:
+    """Numbers, texts, and containers of them: what can be a setting, but no code."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
 def _unknown(key: str, value: Any) -> None:
     """An option that we do not have: ignored with a word where it is the incumbent's and asks for speed or reports; else an error."""
     if key in incumbent_options():
-        if value and (callable(value) or key.endswith(_HOOKS)):
+        if value and not _is_plain(value):  # code of the user's for one of its passes: nothing here would call it
             raise RuntimeError(f"{key!r} is an inductor option torchsmith does not have: it has no such pass to hand the graph to")
         if value and key not in _IGNORED:
             _IGNORED.add(key)
@@ -141,7 +150,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "libtorch": ("allow", "forbid"), "cpp_simdlen": (0, 128, 256, 512), "thread_pool": ("torch", "own"),
     "debug_values": ("0", "1", "2", "3"),
 }  # fmt: skip
-RANGES: dict[str, tuple[float, float]] = {"activation_memory_budget": (0.0, 1.0)}
+RANGES: dict[str, tuple[float, float]] = {"activation_memory_budget": (0.0, 1.0), "compile_threads": (0, 1024), "cpp_threads": (0, 1024)}
 ALIASES = {"aot_inductor.debug_intermediate_value_printer": "debug_values", "aot_inductor.filtered_kernel_names": "debug_kernels"}
 
 
@@ -173,6 +182,10 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
             _unknown(key, value)
             continue
         default = known[name].default
+        if name == "guard_filter_fn" and value is not None and not callable(value):
+            raise TypeError(f"guard_filter_fn is a function from guards to truths, not {type(value).__name__}")
+        if value is None and key in incumbent_options():
+            continue  # torch.compile's way to say: as it is by default
         if isinstance(default, float) and type(value) is int:
             value = float(value)
         if default is not None and not isinstance(value, type(default)):

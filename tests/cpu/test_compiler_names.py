@@ -13,6 +13,7 @@ from torchsmith import compiler
 from torchsmith.runtime import build as building
 
 X = torch.ones(3)
+GLOBAL = 1
 
 
 def breaks(x):
@@ -220,9 +221,35 @@ def test_names_of_the_namespace():
     assert "inductor" in compiler.list_backends()
     with pytest.raises(Exception, match="did you mean 'eager'"):
         compiler.lookup_backend("eagre")
-    for keep in ("skip_all_guards_unsafe", "skip_guard_on_globals_unsafe", "keep_tensor_guards_unsafe",
+    for keep in ("skip_all_guards_unsafe", "skip_guard_on_globals_unsafe", "keep_tensor_guards_unsafe", "keep_portable_guards_unsafe",
                  "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_inbuilt_nn_modules_unsafe"):  # fmt: skip
-        filtered = torchsmith.compile(lambda a: a + 1, backend="eager", options={"guard_filter_fn": getattr(compiler, keep)})
-        assert torch.equal(filtered(X), X + 1)
-    missing = {"compile", "set_enable_guard_collectives", "load_compiled_function", "keep_portable_guards_unsafe"}
+        for home in (compiler, torch.compiler):  # filters written for torch.compile's guards are right for ours
+            filtered = torchsmith.compile(lambda a: a + GLOBAL, backend="eager", options={"guard_filter_fn": getattr(home, keep)})
+            assert torch.equal(filtered(X), X + 1)
+    missing = {"compile", "set_enable_guard_collectives", "load_compiled_function"}
     assert set(torch.compiler.__all__) - set(compiler.__all__) <= missing
+
+
+def test_guards_have_the_names_that_filters_ask_for():
+    seen = []
+
+    def keep(guards):
+        seen.extend((g.name, g.guard_type, g.is_global) for g in guards)
+        return [g.guard_type != "CONSTANT_MATCH" for g in guards]
+
+    fn = torchsmith.compile(lambda a: a + GLOBAL, backend="eager", options={"guard_filter_fn": keep})
+    fn(X)
+    assert ("L['a']", "TENSOR_MATCH", False) in seen and ("G['GLOBAL']", "CONSTANT_MATCH", True) in seen
+
+
+def test_what_torch_compile_and_torch_wrap_is_compiled_itself():
+    """A function that a row answers, one that torch.compile or nested_compile_region wrapped: one graph, and no frame of torch's."""
+    from torch._higher_order_ops.invoke_subgraph import mark_compile_region
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(1, 2, 16, 8)
+    region = mark_compile_region(lambda x: x.sin() + 1)
+    for fn, args in ((flex_attention, (q, q, q)), (torch.nn.functional.softmax, (q, -1)), (lambda x: region(region(x)), (X,))):
+        made = torchsmith.explain(torchsmith.compile(fn, backend="eager"))(*args)
+        assert len(made.graphs) == 1 and not made.breaks, made
+    assert torchsmith.compile(torch.nn.functional.softmax, shapes_spec={"input": 0})(q, -1).shape == q.shape

@@ -40,7 +40,7 @@ def test_a_registered_dtype_is_cast_to_and_differentiated() -> None:
     assert got.dtype is want.dtype is torch.float16 and torch.equal(got, want) and torch.equal(a.grad, b.grad)
 
 
-@pytest.mark.parametrize("call", [lambda x: torch.ops.torchsmith_autocast.defined(x), lambda x: torch.ops.torchsmith_autocast.defined.default(x)])
+@pytest.mark.parametrize("call", [torch.ops.torchsmith_autocast.defined, torch.ops.torchsmith_autocast.defined.default])
 def test_a_kernel_that_alone_knows_the_dtype_is_asked(call) -> None:
     def f(x):
         with torch.autocast("cpu", torch.bfloat16):

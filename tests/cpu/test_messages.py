@@ -26,6 +26,9 @@ X = torch.ones(3)
         ({"options": {"triton.cudagraph": True}}, RuntimeError, "did you mean 'triton.cudagraphs'"),
         ({"options": {"quite_new": True}}, RuntimeError, "unknown option 'quite_new'; options are activation_memory_budget, "),
         ({"options": {"post_grad_custom_post_pass": print}}, RuntimeError, "is an inductor option torchsmith does not have"),
+        ({"options": {"guard_filter_fn": 3}}, TypeError, "guard_filter_fn is a function from guards to truths, not int"),
+        ({"options": {"compile_threads": -1}}, RuntimeError, "option 'compile_threads' is a number from 0 to "),
+        ({"shapes_spec": {"x": "a"}}, TypeError, r"shapes_spec\['x'\] is a dimension"),
         ({"options": ["max_autotune"]}, TypeError, "options must be a dict, not list"),
         ({"options": {1: True}}, TypeError, "options are named by strings, not by int 1"),
         ({"options": {"max_autotune": "yes"}}, RuntimeError, "option 'max_autotune' takes bool, not str"),
@@ -50,6 +53,8 @@ def test_options_of_the_incumbent() -> None:
         torchsmith.compile(lambda x: x + 1, options={"use_fast_math": True})
     assert len(seen) == 1
     assert seen[0].filename == __file__
+    defaults = {"cpp.simdlen": None, "cuda.arch": None, "cuda.use_fast_math": False, "use_joint_graph_passes": True, "_profile_var": ""}
+    assert torchsmith.compile(lambda x: x + 1, options=defaults) is not None
     assert not set(options.public_options()) & options.INTERNAL
 
 

@@ -256,7 +256,7 @@ def resolve_backend(backend: Any, mode: str | None = None, options: Mapping[str,
     """
     if isinstance(backend, Choice):
         return backend
-    if backend == "inductor":
+    if backend is None or backend == "inductor":
         backend = DEFAULT[0]
     if isinstance(backend, Choice):
         made = backend

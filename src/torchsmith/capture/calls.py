@@ -194,6 +194,12 @@ def _record(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 _INLINE_TORCH_HOOKS: dict[str, str] = {}
 
 
+def has_row(fn: types.FunctionType) -> bool:
+    """Is a call of this Python function answered by a row instead of by looking into it?"""
+    name = (str(fn.__globals__.get("__name__", "")), fn.__name__)
+    return fn in ROWS or fn in torch_rows.ROWS or fn in policy.leaf_functions() or name in torch_rows.BY_NAME or fn.__code__ in torch_rows.BY_CODE
+
+
 @by_type(types.FunctionType)
 def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     found = ROWS.get(fn) or torch_rows.ROWS.get(fn)

@@ -79,6 +79,16 @@ def _is_default(stance: Any) -> bool:
     return getattr(stance, "stance", "") == "default" and getattr(stance, "backend", None) is None
 
 
+def original(fn: Any) -> Any:
+    """What torch.compile made `fn` of: that is compiled here. `fn` itself where it is nothing of torch.compile's."""
+    while isinstance(fn, types.FunctionType) and fn.__globals__.get("__name__") == _HOLDER and "_torchdynamo_disable" not in fn.__dict__:
+        inner = fn.__dict__.get("_torchdynamo_orig_callable")
+        if not callable(inner):
+            break
+        fn = inner
+    return fn
+
+
 def stance() -> str:
     """What torch.compiler.set_stance was told. Raises RuntimeError where that cannot be done here."""
     now = getattr(sys.modules.get(_HOLDER), "_stance", None)

@@ -212,6 +212,13 @@ GuardKind = Literal[
 ]
 
 
+# torch.compile's names of kinds of guards.
+GUARD_TYPES = {
+    "tensor": "TENSOR_MATCH", "identity": "ID_MATCH", "type": "TYPE_MATCH", "equals": "CONSTANT_MATCH", "length": "SEQUENCE_LENGTH",
+    "dict_keys": "DICT_KEYS_MATCH", "global_state": "GLOBAL_STATE", "shape": "SHAPE_ENV", "alias": "DUPLICATE_INPUT", "function": "CLOSURE_MATCH",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Guard:
     """One condition; `loc` is the user's line that made it necessary (shown on recompiles)."""
@@ -220,6 +227,22 @@ class Guard:
     kind: GuardKind
     value: Any
     loc: str = ""
+
+    # what torch.compile calls these things: filters of guards (options={"guard_filter_fn": ...}) are written for both
+    @property
+    def name(self) -> str:
+        return str(self.source)
+
+    @property
+    def guard_type(self) -> str:
+        return GUARD_TYPES.get(self.kind, self.kind.upper())
+
+    @property
+    def is_global(self) -> bool:
+        source = self.source
+        while hasattr(source, "base"):
+            source = source.base
+        return isinstance(source, Global)
 
 
 @dataclass(frozen=True, slots=True)

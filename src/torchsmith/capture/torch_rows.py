@@ -378,6 +378,7 @@ BY_NAME: dict[tuple[str, str], Row] = {
     ("torch._higher_order_ops.scan", "scan"): control_flow.scan, ("torch._higher_order_ops.while_loop", "while_loop"): control_flow.while_loop,
     ("torch._higher_order_ops.cond", "cond"): control_flow.cond,
     ("torch._higher_order_ops.associative_scan", "associative_scan"): control_flow.associative_scan,
+    ("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder"): lambda m, args, kwargs: m.call(args[0], args[1:], kwargs),
     ("torch.nn.attention.flex_attention", "flex_attention"): flex.flex_attention,
     # which library kernel eager would take: no question of what is computed
     ("torch.nn.attention", "_cur_sdpa_kernel_backends"): lambda m, args, kwargs: [],
