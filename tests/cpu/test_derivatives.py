@@ -109,3 +109,65 @@ def test_ctc() -> None:
     assert [e.fields["report"].road for e in got if e.kind == "graph"] == ["native"]
     for a, b in zip(ours, run(x, *lengths), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def _ordered(t: Tensor, order: int) -> Tensor:
+    """The same values in another memory order; 4: expanded, 5: with gaps."""
+    orders = ((0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (3, 0, 1, 2))
+    if order < len(orders):
+        back = sorted(range(4), key=orders[order].__getitem__)
+        return t.permute(orders[order]).contiguous().permute(back)
+    return t[:, :, :1].expand_as(t) if order == 4 else torch.stack([t, t], -1)[..., 0]
+
+
+ARGUMENTS: dict[str, Callable[[Tensor, Tensor], tuple[object, ...]]] = {
+    "elu": lambda g, x: (g, 1.0, 1.0, 1.0, False, x), "leaky_relu": lambda g, x: (g, x, 0.1, False),
+    "threshold": lambda g, x: (g, x, 0.0), "hardtanh": lambda g, x: (g, x, -1.0, 1.0), "softplus": lambda g, x: (g, x, 1.0, 20.0),
+    "hardshrink": lambda g, x: (g, x, 0.5), "softshrink": lambda g, x: (g, x, 0.5), "_prelu_kernel": lambda g, x: (g, x, x[:1, :, :1, :1]),
+    "log_sigmoid": lambda g, x: (g, x, torch.exp(-x.abs()).contiguous()), "glu": lambda g, x: (g, torch.cat([x, x], 1), 1),
+    "_softmax_backward_data": lambda g, x: (g, x, 1, torch.float32), "_log_softmax_backward_data": lambda g, x: (g, x, 3, torch.float32),
+    "mse_loss": lambda g, x: (g, x, x * 2, 0), "smooth_l1_loss": lambda g, x: (g, x, x * 2, 0, 1.0),
+    "huber_loss": lambda g, x: (g, x, x * 2, 0, 1.0),
+    "binary_cross_entropy": lambda g, x: (g, x, x * 0.5, None, 0), "soft_margin_loss": lambda g, x: (g, x, x * 0.5, 0),
+    **dict.fromkeys(("gelu", "tanh", "sigmoid", "silu", "mish", "hardsigmoid"), lambda g, x: (g, x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_memory_order_is_that_of_the_kernel(name: str) -> None:
+    from torchsmith.graph.tracing import PARTS
+
+    import_rules()
+    op = getattr(torch.ops.aten, name if name.endswith("_data") else f"{name}_backward").default
+    for first in range(6):
+        for second in range(6):
+            args = ARGUMENTS[name](_ordered(torch.rand(2, 3, 4, 5), first), _ordered(torch.rand(2, 3, 4, 5), second))
+            ours, eager = PARTS[op](*args), op(*args)
+            for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (ours, eager)), strict=True):
+                torch.testing.assert_close(a, b)
+                assert a.stride() == b.stride(), (first, second)
+
+
+def import_rules() -> None:
+    import torchsmith.graph.rules.backward  # noqa: F401
+
+
+def test_a_step_of_permuted_and_complex_operands_is_one_graph() -> None:
+    """Orders of derivatives, numbers that a decomposition casts, complex numbers that autograd conjugates; sizes vary."""
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        w = x.detach().requires_grad_()
+        heads = w.transpose(1, 2)
+        first = F.elu(heads) + 1
+        loss = (first * first.sum(2, keepdim=True)).sum() + F.softmax((heads.permute(2, 3, 0, 1) * 2).mul_(0.5), 1).square().sum()
+        loss = loss + F.huber_loss(w, w.detach() * 3) + torch.exp(1j * w + 0.5).real.sum() + (w * 2j).imag.sum()
+        return torch.autograd.grad(loss, w)
+
+    torch.manual_seed(0)
+    compiled = torchsmith.compile(run, dynamic=True, fullgraph=True)
+    for shape in ((2, 5, 3, 4), (3, 7, 2, 4)):
+        x = torch.randn(shape)
+        with recording() as got:
+            torch.testing.assert_close(compiled(x), run(x))
+        assert not [e.fields for e in got if e.kind == "fallback" and e.fields["code"] not in ("GRA001", "GRA010")]
+    assert torchsmith.explain(run, dynamic=True)(x).graphs[0].road == "native"

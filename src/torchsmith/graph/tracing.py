@@ -443,6 +443,9 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     def fold(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """A scalar computed from numbers and constants, None where it is none: Python may ask for its value later."""
+        if func is torch.ops.aten._conj.default and isinstance(args[0], complex):  # autograd's, of a number in the program
+            with torch._C.DisableTorchFunction(), no_dispatch():
+                return torch.tensor(args[0].conjugate(), dtype=torch.complex128)
         if torch.Tag.pointwise not in func.tags and func not in _ALSO_POINTWISE:
             return None
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags or kwargs.get("device") is not None:
@@ -544,6 +547,9 @@ class Tracing(AbstractContextManager["Tracing"]):
         if row.is_view:
             if not any(t._has_symbolic_sizes_strides for t in tensors_in((args, kwargs))):
                 return func(*args, **kwargs)
+            if row.is_composite:
+                with self._operators:
+                    return func.decompose(*args, **kwargs)
             raise Unsupported("GRA005", at=self.facts.loc, detail=row.name)
         if row.writes:
             return self._mutate(func, row, bind(func, args, kwargs))

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ..layout import is_contiguous, suggest_format
+from ..layout import contiguous_strides, hint_of, is_contiguous, is_static_one, propagate_strides, same, suggest_format
 from ..tracing import make, part, rule
+from .create import copy_strides
 from .nn import _convolution_format, _pool, fresh
 
 aten = torch.ops.aten
@@ -36,12 +37,53 @@ def _reshaped(t: Tensor, shape: Sequence[Any]) -> Tensor:
     return (t if is_contiguous(t) else t.clone(memory_format=torch.contiguous_format)).view(shape)
 
 
+def _contiguous(t: Tensor) -> Tensor:
+    return t if is_contiguous(t) else t.clone(memory_format=torch.contiguous_format)
+
+
 def _zero(model: Tensor) -> Tensor:
     return torch.zeros((), dtype=model.dtype)
 
 
-def pointwise(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a formula on real tensors, which are widened for it; the result has the first tensor's dtype."""
+Strides = Callable[[Tensor, Sequence[Tensor]], Sequence[Any]]  # of the result, as eager's kernel chooses them for these operands
+
+
+def _as_listed(out: Tensor, tensors: Sequence[Tensor]) -> Sequence[Any]:
+    """A tensor iterator over the gradient and the input."""
+    return propagate_strides(tuple(out.shape), tensors[:2])
+
+
+def _input_first(out: Tensor, tensors: Sequence[Tensor]) -> Sequence[Any]:
+    return propagate_strides(tuple(out.shape), tensors[1::-1])
+
+
+def _by_rows(out: Tensor, tensors: Sequence[Tensor]) -> Sequence[Any]:
+    return contiguous_strides(tuple(out.shape))
+
+
+def _like_grad(out: Tensor, tensors: Sequence[Tensor]) -> Sequence[Any]:
+    return copy_strides(tensors[0], None)
+
+
+def _like_input(out: Tensor, tensors: Sequence[Tensor]) -> Sequence[Any]:
+    return copy_strides(tensors[1], None)
+
+
+def _as_computed(out: Tensor, tensors: Sequence[Tensor]) -> Sequence[Any]:
+    return out.stride()
+
+
+def _with_strides(t: Tensor, strides: Sequence[Any]) -> Tensor:
+    """`t` in the memory order of a dense tensor with these strides."""
+    if all(same(a, b) or is_static_one(n) for a, b, n in zip(t.stride(), strides, t.shape, strict=True)):
+        return t
+    order = sorted(range(t.dim()), key=lambda d: (-hint_of(strides[d]), d))
+    back = sorted(range(t.dim()), key=order.__getitem__)
+    return t.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def pointwise(*ops: Any, strides: Strides = _as_listed) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a formula on real tensors, which are widened for it; the result has the first tensor's dtype and these strides."""
 
     def add(formula: Callable[..., Any]) -> Callable[..., Any]:
         @part(*ops)
@@ -50,7 +92,8 @@ def pointwise(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             if any(not t.is_floating_point() for t in tensors):
                 return NotImplemented
             wide = _wide(*args) if len(args) > 1 else (_wide(*args),)
-            return _like(formula(*wide, **dict(zip(kwargs, (_wide(v) for v in kwargs.values()), strict=True))), tensors[0])
+            out = _like(formula(*wide, **dict(zip(kwargs, (_wide(v) for v in kwargs.values()), strict=True))), tensors[0])
+            return _with_strides(out, strides(out, tensors))
 
         return formula
 
@@ -60,7 +103,7 @@ def pointwise(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 # ---------------------------------------------------------------- activation functions
 
 
-@pointwise(aten.threshold_backward.default)
+@pointwise(aten.threshold_backward.default, strides=_input_first)
 def threshold(grad: Tensor, x: Tensor, threshold: Any) -> Tensor:
     return torch.where(x <= threshold, _zero(grad), grad)
 
@@ -90,7 +133,7 @@ def sigmoid(grad: Tensor, y: Tensor) -> Tensor:
     return grad * (1 - y) * y
 
 
-@pointwise(aten.leaky_relu_backward.default)
+@pointwise(aten.leaky_relu_backward.default, strides=_input_first)
 def leaky_relu(grad: Tensor, x: Tensor, slope: Any, is_result: bool) -> Tensor:
     return torch.where(x > 0, grad, grad * slope)
 
@@ -123,7 +166,7 @@ def hardsigmoid(grad: Tensor, x: Tensor) -> Tensor:
     return torch.where((x > -3) & (x < 3), grad * (1.0 / 6), _zero(grad))
 
 
-@pointwise(aten.log_sigmoid_backward.default)
+@pointwise(aten.log_sigmoid_backward.default, strides=_like_grad)
 def log_sigmoid(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     z = torch.exp(-torch.abs(x))
     share = z / (1 + z)
@@ -143,13 +186,14 @@ def glu(grad: Tensor, x: Tensor, dim: int) -> Any:
     a, b = x.narrow(dim, 0, half), x.narrow(dim, half, half)
     g, a, b = _wide(grad, a, b)
     s = torch.sigmoid(b)
-    return _like(torch.cat([s * g, (1 - s) * s * g * a], dim), x)
+    return _contiguous(_like(torch.cat([s * g, (1 - s) * s * g * a], dim), x))
 
 
 @part(aten._prelu_kernel_backward.default)
 def prelu(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
     g, v, w = _wide(grad, x, weight)
-    return _like(torch.where(v > 0, g, w * g), x), _like(torch.where(v > 0, _zero(g), v * g), x)
+    found = _like(torch.where(v > 0, g, w * g), x), _like(torch.where(v > 0, _zero(g), v * g), x)
+    return tuple(_with_strides(t, _input_first(t, (grad, x))) for t in found)
 
 
 # ---------------------------------------------------------------- softmax
@@ -159,13 +203,13 @@ def prelu(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
 def softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     g, p = _wide(grad, y)
     product = g * p
-    return aten._to_copy.default(product - p * product.sum(dim, keepdim=True), dtype=input_dtype)
+    return _contiguous(aten._to_copy.default(product - p * product.sum(dim, keepdim=True), dtype=input_dtype))
 
 
 @part(aten._log_softmax_backward_data.default)
 def log_softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     g, v = _wide(grad, y)
-    return aten._to_copy.default(g - torch.exp(v) * g.sum(dim, keepdim=True), dtype=input_dtype)
+    return _contiguous(aten._to_copy.default(g - torch.exp(v) * g.sum(dim, keepdim=True), dtype=input_dtype))
 
 
 # ---------------------------------------------------------------- losses
@@ -175,31 +219,31 @@ def _mean(value: Tensor, x: Tensor, reduction: int) -> Tensor:
     return value / x.numel() if reduction == MEAN else value
 
 
-@pointwise(aten.mse_loss_backward.default)
+@pointwise(aten.mse_loss_backward.default, strides=_by_rows)
 def mse_loss(grad: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
     return _mean(2 * (x - y) * grad, x, reduction)
 
 
-@pointwise(aten.smooth_l1_loss_backward.default)
+@pointwise(aten.smooth_l1_loss_backward.default, strides=_by_rows)
 def smooth_l1_loss(grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
     d = x - y
     slope = torch.sign(d) if beta == 0 else torch.where(d <= -beta, -1.0, torch.where(d >= beta, 1.0, d / beta))
     return _mean(slope * grad, x, reduction)
 
 
-@pointwise(aten.huber_loss_backward.default)
+@pointwise(aten.huber_loss_backward.default, strides=_by_rows)
 def huber_loss(grad: Tensor, x: Tensor, y: Tensor, reduction: int, delta: float) -> Tensor:
     d = x - y
     return _mean(torch.where(d <= -delta, -delta, torch.where(d >= delta, delta, d)) * grad, x, reduction)
 
 
-@pointwise(aten.soft_margin_loss_backward.default)
+@pointwise(aten.soft_margin_loss_backward.default, strides=_as_computed)
 def soft_margin_loss(grad: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
     z = torch.exp(-y * x)
     return _mean(-y * grad * z / (z + 1), x, reduction)
 
 
-@pointwise(aten.binary_cross_entropy_backward.default)
+@pointwise(aten.binary_cross_entropy_backward.default, strides=_like_input)
 def binary_cross_entropy(grad: Tensor, x: Tensor, y: Tensor, weight: Any = None, reduction: int = MEAN) -> Tensor:
     slope = grad * (x - y) / torch.clamp_min((1 - x) * x, 1e-12)
     return _mean(slope if weight is None else slope * weight, x, reduction)
@@ -245,10 +289,6 @@ def layer_norm(
     if mask[2] and bias is not None:
         db = _like(g.sum(outer) if outer else g, bias)
     return dx, dw, db
-
-
-def _contiguous(t: Tensor) -> Tensor:
-    return t.clone(memory_format=torch.contiguous_format)
 
 
 @part(aten.native_group_norm_backward.default)
