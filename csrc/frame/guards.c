@@ -249,6 +249,10 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     break;
   case NODE_ITEM_SEQ: {
     if (PyDict_Check(base)) goto dict_item; /* an integer key */
+    if (!strcmp(Py_TYPE(base)->tp_name, "collections.deque")) {
+      if (!(v = PySequence_GetItem(base, n->arg)) && PyErr_ExceptionMatches(PyExc_IndexError)) PyErr_Clear();
+      return v;
+    }
     Py_ssize_t k = n->arg, size = PyList_Check(base) ? PyList_GET_SIZE(base) : PyTuple_Check(base) ? PyTuple_GET_SIZE(base) : -1;
     if (k < 0) k += size;
     if (k < 0 || k >= size) return NULL;

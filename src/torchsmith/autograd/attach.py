@@ -108,7 +108,10 @@ class Attached:
         inputs, cut = given[0], self.cut
         if cut.is_random:
             ctx.random = torch.get_rng_state()
-        results = self.forward(*inputs)
+        results = list(self.forward(*inputs))
+        for k in cut.roots:  # a view that was made in here could not be written to
+            if results[k]._is_view():
+                results[k] = _without_base(results[k])
         given.append(results)
         ctx.set_materialize_grads(False)
         block = {k: results[k] for k in range(cut.shown, len(results))}
@@ -211,6 +214,12 @@ class Attached:
         chosen = [(outs[k], g) for k, g in zip(self.cut.roots, grads, strict=True) if g is not None]
         leaves = [ctx.inputs[i] for i in self.cut.leaves]
         return list(torch.autograd.grad([t for t, _ in chosen], leaves, [g for _, g in chosen], create_graph=further, allow_unused=True))
+
+
+def _without_base(view: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same memory that autograd does not know as a view."""
+    plain = torch.empty(0, dtype=view.dtype, device=view.device)
+    return plain.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
 
 def _name(roots: Sequence[torch.Tensor]) -> str:

@@ -56,6 +56,11 @@ def touches(ins: Instr) -> int | None:
     return row if isinstance(row, int) else row(ins.arg)
 
 
+def may_be_super(code: CodeType, ins: Instr) -> bool:
+    """Could this be `super()`? It reads its frame: the first argument, and the class from a free variable."""
+    return ins.name == "CALL" and ins.arg == 0 and "super" in code.co_names and "__class__" in code.co_freevars
+
+
 def pushes(ins: Instr, *, jumps: bool) -> tuple[bool, ...]:
     """What stands on the stack afterwards in place of what was touched: True for a value, False for a null."""
     n = touches(ins)
@@ -241,6 +246,8 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
             if arg == len(names):  # it has no value: a variable that is no parameter
                 unbound = (decode(code).names[ins.arg],)
                 name = "LOAD_FAST_CHECK" if name == "LOAD_FAST" and VERSION >= (3, 12) else name
+    if may_be_super(code, ins):
+        free_name, body = ("__class__",), _units("COPY_FREE_VARS", 1) + body
     body += b"".join(_units("LOAD_FAST", place[s]) for s in kept)
     at, depth = len(slots), len(stack) - n
     for k, real in enumerate(stack):

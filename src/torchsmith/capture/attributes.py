@@ -117,7 +117,14 @@ def attr_or(m: Machine, obj: Any, name: str, default: Any) -> Any:
 def _instance_attr(m: Machine, obj: Any, t: type, name: str) -> Any:
     getattribute = find(m, t, "__getattribute__")
     if issubclass(type(getattribute), Function):
-        return m.call(getattribute, [obj, name], {})
+        try:
+            return m.call(getattribute, [obj, name], {})
+        except Raised as r:
+            fallback = find(m, t, "__getattr__")
+            if not isinstance(r.exc, AttributeError) or not issubclass(type(fallback), Function):
+                raise
+            m.take(r.exc)
+            return m.call(fallback, [obj, name], {})
     if _looks_up_itself(getattribute) and id(obj) in m.world.tracks:
         raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name}: this class, written in C, looks attributes up in its own way")
     return default_getattribute(m, obj, t, name, fallback=True)
@@ -192,6 +199,7 @@ def _dict_of(obj: Any) -> dict[str, Any] | None:
 
 
 def _is_data(m: Machine, dt: type) -> bool:
+    """Does a descriptor of this class come before an object's own attribute when it is read?"""
     got = m.data_types.get(dt)
     if got is None:
         got = m.data_types[dt] = (hasattr(dt, "__set__") or hasattr(dt, "__delete__")) and hasattr(dt, "__get__")
@@ -532,7 +540,7 @@ def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
             _note_class_write(m, obj, name, value)
         return
     cattr = find(m, t, name)
-    if cattr is not MISSING and _is_data(m, type(cattr)):
+    if cattr is not MISSING and (_is_data(m, type(cattr)) or hasattr(type(cattr), "__set__")):
         ct = type(cattr)
         if ct is property:
             if cattr.fset is None:

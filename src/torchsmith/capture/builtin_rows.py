@@ -76,13 +76,12 @@ def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         return any(isinstance_(m, [value, c], {}) for c in classes.__args__)
     t = type_of(m, value)
     if issubclass(type(value), Tensor):
-        if classes is torch.nn.Buffer:
-            return False
         if issubclass(type(classes), type) and issubclass(t, classes):
             return True
-        if classes in _LEGACY:
-            return _LEGACY[classes](value)
-        return classes is torch.nn.Parameter and t is torch.nn.Parameter
+        if type(classes) is type(torch.FloatTensor):  # as torch.FloatTensor: a dtype, a layout and a device
+            return (value.dtype, value.layout, value.is_cuda) == (classes.dtype, classes.layout, classes.is_cuda)
+        mark = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}.get(classes)
+        return mark is not None and pr.truth(m, getattr_(m, [value, mark, False], {}))
     check = pr.special(m, type(classes), "__instancecheck__")
     if check is not None and type(classes).__module__ not in ("abc", "typing", "enum") and not type(classes).__module__.startswith("torch"):
         return pr.truth(m, m.call(check, [classes, value], {}))
@@ -99,10 +98,6 @@ def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 _PLAIN_CHECKS = (type.__instancecheck__, abc.ABCMeta.__instancecheck__)
 
-
-_LEGACY = {torch.FloatTensor: lambda t: t.dtype is torch.float32, torch.LongTensor: lambda t: t.dtype is torch.int64,
-           torch.IntTensor: lambda t: t.dtype is torch.int32, torch.BoolTensor: lambda t: t.dtype is torch.bool,
-           torch.HalfTensor: lambda t: t.dtype is torch.float16, torch.DoubleTensor: lambda t: t.dtype is torch.float64}  # fmt: skip
 
 
 def _is_subclass(m: Machine, t: type, cls: Any) -> bool:

@@ -672,7 +672,7 @@ def _call_weakref(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 _SAFE_SELF = (
-    CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview}
+    CONTAINERS | SCALARS | {tuple, frozenset, range, slice, type({}.keys()), type({}.values()), type({}.items()), bytearray, memoryview, re.Match}
 )
 
 
@@ -823,6 +823,8 @@ def _call_class(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta = type(cls)
     if meta is not type:
         own = find(m, meta, "__call__")
+        if issubclass(type(own), type):  # no method: typing.TypedDict's makes a plain dictionary
+            return m.call(own, args, kwargs)
         if issubclass(type(own), Function):
             if policy.is_trusted(meta.__module__) and meta.__module__ in ("enum",):
                 return m.native(cls, args, kwargs)

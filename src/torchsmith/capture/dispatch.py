@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import sys
 import sysconfig
@@ -189,15 +190,19 @@ def make_dispatcher(fn: types.FunctionType | None, settings: Settings, *, bound:
 
 
 def walk(value: Any, depth: int = 3) -> Iterator[Any]:
-    """Values reachable through plain containers."""
+    """Values reachable through containers; methods of a program's class are not called for it."""
     if depth and isinstance(value, (list, tuple)):
-        for x in value:
+        for x in _items(value):
             yield from walk(x, depth - 1)
     elif depth and isinstance(value, dict):
-        for x in value.values():
+        for x in dict.values(value):
             yield from walk(x, depth - 1)
     else:
         yield value
+
+
+def _items(value: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+    return list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
 
 
 _PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -229,7 +234,7 @@ def _kind(v: Any) -> Any:
     if v is None or isinstance(v, (bool, str)):
         return v
     if isinstance(v, (list, tuple)):
-        return type(v), *map(_kind, v[:8])
+        return type(v), *map(_kind, itertools.islice(_items(v), 8))
     return (type(v), id(v)) if isinstance(v, (torch.nn.Module, types.FunctionType)) else type(v)
 
 
@@ -1013,10 +1018,10 @@ def _sources(source: Source, value: Any, depth: int = 3) -> Iterator[tuple[Sourc
     if isinstance(value, torch.Tensor):
         yield source, value
     elif depth and isinstance(value, (list, tuple)):
-        for i, x in enumerate(value):
+        for i, x in enumerate(_items(value)):
             yield from _sources(Item(source, i), x, depth - 1)
     elif depth and isinstance(value, dict):
-        for k, x in value.items():
+        for k, x in dict.items(value):
             yield from _sources(Item(source, k), x, depth - 1)
 
 

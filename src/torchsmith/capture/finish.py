@@ -430,6 +430,7 @@ _BUILD: dict[type, Any] = {
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
     range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.value(v())})"),
     Identity: lambda b, v: f"id({b.value(v.of)})",
+    overrides.Disabled: lambda b, v: b._name(v, f"{b.const(v.stands_for)}()"),
 }  # fmt: skip
 
 
@@ -607,11 +608,11 @@ def stopped(m: Machine, frame: Any) -> Captured:
         raise Unsupported("CAP027", at=m.loc(), detail=f"the function uses {min(readers)}")
     if assemble.touches(ins) is None:
         raise Unsupported("CAP028", at=m.loc(), detail=ins.name)
-    if ins.name == "CALL" and any(v is super for v in frame.stack[-ins.arg - 2 :]):
+    if assemble.may_be_super(code, ins) and (frame.fast[0] is NULL or code.co_varnames[0] in code.co_cellvars):
         raise Unsupported("CAP028", at=m.loc(), detail="super()")
     if m.contexts:
         raise Unsupported("CAP028", at=m.loc(), detail="an open inference mode or autocast region")
-    if m.handlers_off:
+    if m.handlers_off != m.handlers_before:
         raise Unsupported("CAP028", at=m.loc(), detail="torch functions whose handlers are disabled")
     alive = assemble.live(code)[frame.index]
     slots = tuple(s for s in sorted(alive) if frame.fast[s] is not NULL)
@@ -629,7 +630,7 @@ def stopped(m: Machine, frame: Any) -> Captured:
 
 def can_hand_over(m: Machine, frame: Any) -> bool:
     """Whether all that the outermost frame holds can be made anew outside: a quick look, which may say yes too often."""
-    if m.contexts or m.handlers_off or assemble.touches(frame.code.instrs[frame.index]) is None:
+    if m.contexts or m.handlers_off != m.handlers_before or assemble.touches(frame.code.instrs[frame.index]) is None:
         return False
     raised = {id(e) for e in m.all_raised}
     if m.exc is not None and not _can_move(m, m.exc, 0, raised):

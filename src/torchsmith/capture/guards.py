@@ -84,7 +84,7 @@ def global_state() -> GlobalState:
         autocast=_autocast(),
         default_dtype=torch.get_default_dtype(),
         default_device=default_device() or _CPU,
-        torch_function=overrides.caller_enabled(),
+        torch_function=overrides.caller_level(),
         switches=switches(),
         torch_function_modes=tuple(map(type, modes)),
     )

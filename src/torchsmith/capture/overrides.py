@@ -47,10 +47,12 @@ def caller_modes() -> list[Any]:
     return known if known is not None else [C._get_function_stack_at(i) for i in range(C._len_torch_function_stack())]
 
 
-def caller_enabled() -> bool:
-    """What torch._C._is_torch_function_enabled tells the program."""
-    known = getattr(_CALLER, "enabled", None)
-    return bool(C._is_torch_function_enabled() if known is None else known)
+def caller_level() -> int:
+    """Which handlers the program's thread has switched off: none (ON), those of subclasses, or all (OFF)."""
+    known = getattr(_CALLER, "level", None)
+    if known is not None:
+        return int(known)
+    return ON if C._is_torch_function_enabled() else OFF if C._is_torch_function_all_disabled() else NO_SUBCLASS
 
 
 def users(modes: list[Any]) -> list[Any]:
@@ -65,7 +67,7 @@ def undisturbed() -> Iterator[None]:
         yield
         return
     modes = caller_modes()
-    _CALLER.enabled, _CALLER.modes = caller_enabled(), modes
+    _CALLER.level, _CALLER.modes = caller_level(), modes
     own = bool(users(modes))
     if own:
         for _ in modes:
@@ -77,7 +79,7 @@ def undisturbed() -> Iterator[None]:
         with C.DisableTorchFunctionSubclass():
             yield
     finally:
-        _CALLER.modes = _CALLER.enabled = None
+        _CALLER.modes = _CALLER.level = None
         if own:
             for _ in range(C._len_torch_function_stack()):
                 C._pop_torch_function_stack()
@@ -337,10 +339,11 @@ def default_device(m: Machine, device: torch.device, method: str) -> Any:
 
 
 class Disabled:
-    """torch._C.DisableTorchFunctionSubclass while capturing."""
+    """torch._C.DisableTorchFunctionSubclass, or DisableTorchFunction, while capturing; outside it is that (finish.py)."""
 
     def __init__(self, level: int) -> None:
         self.level, self.before = level, 0
+        self.stands_for = C.DisableTorchFunction if level == OFF else C.DisableTorchFunctionSubclass
 
     def __enter__(self) -> None:
         raise AssertionError("a row says what entering means")
@@ -379,7 +382,11 @@ def rows(row: Callable[..., Any]) -> None:
 
     @row(C._is_torch_function_enabled)
     def enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return m.handlers_off == ON and caller_enabled()
+        return m.handlers_off == ON
+
+    @row(C._is_torch_function_all_disabled)
+    def all_disabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return m.handlers_off == OFF
 
     @row(C._has_torch_function, C._has_torch_function_unary, C._has_torch_function_variadic)
     def has(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -58,6 +58,7 @@ class Machine(Protocol):
     modes: list[Any]
     modes_before: list[Any]
     handlers_off: int
+    handlers_before: int
     subclasses: bool
     grad_before: bool
     inference: bool

@@ -123,6 +123,8 @@ def make_site(family: Family, stop: Stop, space: dict[str, Any], make_point: Any
 
 def free_variable(code: types.CodeType, ins: bytecode.Instr) -> int:
     """Which free variable the instruction works on: its number in the function's closure, or -1."""
+    if assemble.may_be_super(code, ins):
+        return code.co_freevars.index("__class__")
     free = bytecode.decode(code).size - len(code.co_freevars)
     return ins.arg - free if ins.name in assemble._SLOT and ins.arg >= free else -1
 

@@ -267,6 +267,6 @@ class GlobalState:
     autocast: tuple[Any, ...]
     default_dtype: Any
     default_device: Any
-    torch_function: bool
+    torch_function: int  # which handlers are switched off: overrides.caller_level
     switches: tuple[tuple[str, Any], ...]  # by name: precisions, determinism, the libraries that may be used
     torch_function_modes: tuple[type, ...]

@@ -135,7 +135,8 @@ def load(m: Machine, t: torch.Tensor, name: str) -> Any:
                 return found
     cattr = class_attribute(m, m.recorder.info(t).cls, name)
     own = _users(cattr)
-    found = ROWS.get(name) if own is None else None
+    is_torchs = own is None and (not overrides.is_subclass(m.recorder.info(t).cls) or cattr is class_attribute(m, torch.Tensor, name))
+    found = ROWS.get(name) if is_torchs else None
     if found is not None:
         return found(m, t)
     written = m.tensor_attrs.get((id(t), name), MISSING)

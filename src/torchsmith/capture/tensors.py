@@ -390,6 +390,8 @@ class Recorder:
             device = default_device()
             if device is not None:  # the graph runs when no such mode is on
                 kwargs["device"] = device
+        if "from" in kwargs:  # a graph's Python cannot write it as a keyword
+            args, kwargs = (*args[:1], kwargs["from"], *args[1:]), {k: v for k, v in kwargs.items() if k != "from"}
         if not self.may_be_caught:
             self.may_be_caught = any(f.code.handlers[f.ins.index] is not None for f in self.machine.frames)
         try:

@@ -445,7 +445,11 @@ for _t in _VALUES | UNCHANGING:
     _WRAP[_t] = World._equals
 _WRAP[int] = _WRAP[float] = World._number_or_constant
 _WRAP[tuple] = _wrap_tuple
-_WRAP[frozenset] = lambda world, obj, source: world._equals(obj, source) if is_constant(obj) else world.track(obj, source or FixedObject(obj))
+_WRAP[frozenset] = lambda world, obj, source: (
+    world._equals(obj, source)
+    if all(is_constant(x) or issubclass(type(x), PINNED_TYPES) for x in obj)
+    else world.track(obj, source or FixedObject(obj))
+)
 for _t in CONTAINERS:
     _WRAP[_t] = _wrap_container
 for _t in (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType):
@@ -469,10 +473,10 @@ def _image_list(world: World, track: Track) -> Any:
 
 
 def _image_deque(world: World, track: Track) -> Any:
-    if not all(is_constant(x) for x in track.obj):
-        raise Unsupported("CAP011", at=world.loc(), detail=f"deque of objects from {track.source}")
-    world.guard(track.source, "equals", deque(track.obj, track.obj.maxlen))
-    return deque(track.obj, track.obj.maxlen)
+    world.guard(Attr(track.source, "maxlen", "getattr"), "equals", track.obj.maxlen)
+    world.guard(track.source, "length", len(track.obj))
+    items = [world.wrap(x, Item(track.source, i)) for i, x in enumerate(deque.__iter__(track.obj))]
+    return deque(items, track.obj.maxlen)
 
 
 def _may_be_shared(source: Source) -> bool:
@@ -510,7 +514,7 @@ def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
 def _image_set(world: World, track: Track) -> Any:
     if not all(is_key(x) and not issubclass(type(x), torch.Tensor) for x in track.obj):
         raise Unsupported("CAP011", at=world.loc(), detail=f"set of objects from {track.source}")
-    world.guard(track.source, "equals", set(track.obj))
+    world.guard(track.source, "equals", (frozenset if issubclass(type(track.obj), frozenset) else set)(track.obj))
     return set(track.obj)
 
 

@@ -1,0 +1,177 @@
+"""Corners of Python and of torch's classes: each program gives what eager gives, whole or in pieces."""
+
+from __future__ import annotations
+
+import collections
+import keyword
+import re
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import pytest
+import torch
+
+import torchsmith
+
+
+class Adds:
+    """A descriptor that only writes."""
+
+    def __set__(self, obj: Any, value: int) -> None:
+        obj.__dict__["field"] += value * 2
+
+
+class Summed:
+    field = Adds()
+
+    def __init__(self) -> None:
+        self.__dict__["field"] = 0
+
+
+class Falls:
+    def __getattribute__(self, name: str) -> Any:
+        if name == "absent":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return 5
+
+
+class Guarded(list[int]):
+    def __contains__(self, v: object) -> bool:
+        self.asked = True
+        return super().__contains__(v)
+
+    def __getitem__(self, i: Any) -> Any:
+        raise RuntimeError("nobody asks for items")
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("nobody iterates")
+
+
+class Row(TypedDict):
+    a: torch.Tensor
+
+
+class Ranked(torch.Tensor):
+    @property
+    def ndim(self) -> int:
+        return 10
+
+
+def _set(x: torch.Tensor, o: Any) -> Any:
+    o.field = 10
+    return x + o.field, dict(o.__dict__)
+
+
+def _contained(x: torch.Tensor, values: Any) -> Any:
+    y = x + 1 if 3 in values else x - 1
+    values.append(4)
+    return y, list.__len__(values), values.asked
+
+
+def _queue(x: torch.Tensor, q: Any) -> Any:
+    for i in range(4):
+        q.append(x + i)
+    return q.popleft(), len(q), q.maxlen, q
+
+
+def _row(x: torch.Tensor) -> Any:
+    row = Row(a=x)
+    row["a"] = row["a"] * 2
+    return row, type(row) is dict
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int8, torch.int16)
+KINDS = (torch.FloatTensor, torch.DoubleTensor, torch.BFloat16Tensor, torch.ByteTensor, torch.CharTensor, torch.ShortTensor)
+FUNCTIONS = frozenset({torch.sin, len, list})
+WHOLE: dict[str, tuple[Callable[..., Any], tuple[Callable[[], Any], ...]]] = {
+    "a descriptor that only writes": (_set, (Summed,)),
+    "attributes that fall back": (lambda x, o: x * o.absent, (Falls,)),
+    "methods that are not called": (_contained, (lambda: Guarded([1, 2, 3]),)),
+    "queues of tensors": (_queue, (lambda: collections.deque([torch.ones(2)], maxlen=3),)),
+    "typed dictionaries": (_row, ()),
+    "sets of functions": (lambda x, f: x + (f in FUNCTIONS) + (list in FUNCTIONS), (lambda: torch.sin,)),
+    "keywords": (lambda x: x + keyword.iskeyword("for"), ()),
+    "matches": (lambda x: x + int(re.match(r"(\d+)\.(\d+)", "12.3").group(2)), ()),  # type: ignore[union-attr]
+    "types of tensors": (lambda x: [isinstance(torch.empty(2, dtype=d), k) for d in DTYPES for k in KINDS], ()),
+    "buffers": (lambda x, b: (isinstance(b, torch.nn.Buffer), isinstance(x, torch.nn.Buffer)), (lambda: torch.nn.Buffer(torch.ones(2)),)),
+    "a keyword of Python's": (lambda x: x.clone().fill_(0).random_(**{"from": 3, "to": 4}), ()),
+    "properties of a subclass": (lambda x, t: (x + t.ndim, t.dim()), (lambda: torch.ones(2).as_subclass(Ranked),)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole(name: str) -> None:
+    f, more = WHOLE[name]
+    compiled = torchsmith.compile(f, backend="eager", fullgraph=True)
+    for _ in range(2):
+        assert repr(compiled(torch.ones(2), *[make() for make in more])) == repr(f(torch.ones(2), *[make() for make in more]))
+
+
+class Adding(torch.Tensor):
+    def sum(self, *args: Any, **kwargs: Any) -> Any:
+        return super().sum(*args, **kwargs).as_subclass(Adding)
+
+
+@pytest.mark.filterwarnings("ignore:torchsmith")
+def test_super_of_a_tensor() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x.as_subclass(Adding).sum(dim=0) + 1
+
+    got = torchsmith.compile(f, backend="eager")(torch.ones(2, 3))
+    assert type(got) is Adding and got.tolist() == [3, 3, 3]
+
+
+class Handled(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.add:
+            return torch.full((2,), 7.0)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Everywhere(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch.zeros(2) if func is torch.add else func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.filterwarnings("ignore:torchsmith")
+def test_handlers_are_switched_off_by_degrees(breaks: bool) -> None:
+    def f(x: torch.Tensor) -> Any:
+        y = torch.add(x, 3)
+        if breaks:
+            print(end="")
+        return y.tolist(), torch.add(x, 3).tolist(), torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+
+    def inside(x: torch.Tensor) -> Any:
+        with torch._C.DisableTorchFunction():
+            if breaks:
+                print(end="")
+            return torch.add(x, 3).tolist(), torch._C._is_torch_function_all_disabled()
+
+    for fn in (f, inside):
+        compiled = torchsmith.compile(fn, backend="eager")
+        for level in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction):
+            x = torch.ones(2).as_subclass(Handled)
+            with Everywhere(), level():
+                assert compiled(x) == fn(x)
+            assert compiled(x) == fn(x)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_results_that_are_views_may_be_written_to(backend: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y.view(-1), y[0]
+
+    grads = []
+    for fn in (f, torchsmith.compile(f, backend=backend)):
+        x = torch.ones(2, 2, requires_grad=True)
+        flat, first = fn(x)
+        flat.mul_(3)
+        (flat.sum() + first.sum()).backward()
+        grads.append((flat.tolist(), first.tolist(), x.grad.tolist()))  # type: ignore[union-attr]
+    assert grads[0] == grads[1]
