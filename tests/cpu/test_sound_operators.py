@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchsmith
+from torchsmith.events import recording
 
 Call = tuple[Any, ...]
 R = torch.randn
@@ -428,3 +429,54 @@ def test_sizes_of_nothing_stay_compiled() -> None:
         with recording() as got:
             check(fn, args, dynamic=True)
         assert not [e.fields for e in got if e.kind == "fallback"]
+
+
+# ---------------------------------------------------------------- values that a kernel on made-up data must not decide
+
+MASK, ROWS = torch.tensor([True, False, True]), torch.tensor([0, 1])
+
+
+def _put(a: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    a = a.clone()
+    a[mask] = values
+    return a
+
+
+@pytest.mark.parametrize("fn, call", [
+    (_put, (R(3), MASK, R(2))),
+    (lambda a, m, v: a.index_put((m,), v, accumulate=True), (R(3, 4), MASK, R(2, 4))),
+    (lambda a, i, m: a[i, m] * 2, (R(2, 3), ROWS, MASK)),
+    (lambda a, i, m: a[:, i, m] * 2, (R(5, 2, 3), ROWS, MASK)),
+    (lambda a, m, n: a[m, :, n], (R(3, 4, 3), MASK, MASK.roll(1))),
+    (lambda a, i, m: a[i.view(2, 1), m], (R(2, 3), ROWS, MASK)),
+])  # fmt: skip
+def test_masks_choose_as_many_as_go_with_them(fn: Callable[..., Any], call: Call) -> None:
+    """How many elements a mask chooses is about values; beside other indices the counts have to agree."""
+    for dynamic in (None, True):
+        with recording() as got:
+            check(fn, call, call, dynamic=dynamic)
+        assert not [e.fields for e in got if e.kind in ("fallback", "graph_break")]
+    more = tuple(torch.ones_like(a) if isinstance(a, Tensor) and a.dtype is torch.bool else a for a in call)
+    check(fn, call, more, call)  # refused as eager refuses it
+
+
+def test_tensors_of_two_numbers_are_constants() -> None:
+    ops = torch.ops.aten
+
+    def fn(x: Tensor, a: Any, b: Any) -> Any:
+        return x + 1, ops.add(a, b), torch.mul(b, a), ops.div(a, b, rounding_mode="floor"), torch.div(a, b)
+
+    for dynamic in (None, True):
+        calls: list[Call] = [(R(2), a, b) for a, b in ((4, 3.5), (5, 2), (2.5, 2), (7, 3), (8, 3))]
+        check(fn, *calls, dynamic=dynamic, exact=True)
+    with recording() as got:
+        check(fn, (R(2), 4, 3.5))
+    assert not [e.fields for e in got if e.kind in ("fallback", "graph_break")]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_large_powers_of_integers(dtype: torch.dtype) -> None:
+    x = torch.randint(0, 120, (40,)).to(dtype)
+    with recording() as got:
+        check(lambda x: (x**87, (x + 1) ** 127), (x,))
+    assert not [e.fields for e in got if e.kind in ("fallback", "graph_break")]

@@ -24,7 +24,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported
 from .layout import UNKNOWN, SymTypes, hint_of
-from .schema import info
+from .schema import bind, info
 
 aten = torch.ops.aten
 
@@ -103,10 +103,18 @@ def _is_trusting(func: OpOverload) -> bool:
     return "_backward" in func.name()
 
 
+def _has_masks(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Are there masks among indices? How many elements they choose, and so what goes with them, is about values."""
+    given = bind(func, args, kwargs).get("indices", ()) if "indices" in info(func).params else ()
+    return isinstance(given, (list, tuple)) and any(t.dtype in (torch.bool, torch.uint8) for t in given if t is not None)
+
+
 def compare(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, loc: str) -> None:
     """Raise what eager's kernel raises for such a call on made-up data; Unsupported("GRA014") where its result has another shape, dtype or
     order in memory than `result`. Where zeros are refused, ones are tried, since a divisor may not be zero."""
     if not is_compared(func) or (_is_trusting(func) and any(not t.is_floating_point() for t in _tensors((args, kwargs)))):
+        return
+    if _has_masks(func, args, kwargs):
         return
     try:
         cap = 2 if torch.Tag.pointwise in func.tags else None

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported
 from ..ir.expr import Expr, Sym, walk
@@ -231,7 +232,9 @@ class Recording(Tracing):
         loc = getattr(t, "_ts_loc", "") or self.facts.loc
         if real.numel() == 1 and not real.dtype.is_complex:
             kwargs = {"dtype": real.dtype, "device": torch.device(spec.device)}
-            node = self.emit(aten.full.default, (list(spec.shape), real.item()), kwargs, spec, loc)
+            with torch._C.DisableTorchFunction(), no_dispatch():
+                number = real.item()
+            node = self.emit(aten.full.default, (list(spec.shape), number), kwargs, spec, loc)
         else:
             node = Node("placeholder", f"const{len(self.consts)}", (), {}, spec, loc)
             self.consts.append(real)

@@ -606,8 +606,15 @@ def pinned(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     row = info(func)
     if row.is_composite and func not in RULES:
         return args, kwargs  # its parts come here
+    if not tensors_in((args, kwargs)) and takes_tensors(func):  # 2 + 3 as tensors: what comes out is a constant, as in eager
+        return tuple(map(plain_number, args)), {name: plain_number(a) for name, a in kwargs.items()}
     plain = tuple(a if name in row.symbolic else plain_number(a) for name, a in zip(row.params, args, strict=False))
     return plain, {name: a if name in row.symbolic else plain_number(a) for name, a in kwargs.items()}
+
+
+@cache
+def takes_tensors(func: OpOverload) -> bool:
+    return any(str(a.type) == "Tensor" for a in func._schema.arguments)
 
 
 def has_symbols(value: Any) -> bool:

@@ -24,7 +24,7 @@ from ..layout import (
     suggest_format,
 )
 from ..sizes import expr_of
-from ..tracing import RULES, current, device_of, make, rule
+from ..tracing import RULES, current, device_of, make, part, rule
 from .pointwise import check_number
 from .views import axis, copy_strides, transpose, unsqueeze
 
@@ -346,6 +346,19 @@ def _check_indices(self: Tensor, indices: Sequence[Tensor | None]) -> None:
         if _is_mask(t) and not are_equal(t.shape, self.shape[d : d + taken]):
             raise IndexError(f"The shape of the mask {list(t.shape)} at index {number} does not match {list(self.shape)} from {d} on")
         d += taken
+
+
+@part(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index_by_masks_too(self: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Masks beside other indices are the positions of what they choose: their counts are known before they have to agree."""
+    given = [t for t in indices if t is not None]
+    if len(given) < 2 or not any(map(_is_mask, given)):
+        return NotImplemented
+    _check_indices(self, indices)
+    positions: list[Tensor | None] = []
+    for t in indices:
+        positions += aten.nonzero(t).unbind(1) if t is not None and _is_mask(t) else [t]
+    return aten.index(self, positions)
 
 
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
