@@ -276,3 +276,14 @@ def test_volumes_have_eagers_order_for_other_sizes() -> None:
             want, got = torch.nn.functional.conv3d(x, w), f(x)
             torch.testing.assert_close(got, want)
             assert [got.stride(d) for d in range(1, 5)] == [want.stride(d) for d in range(1, 5)], (taps, dtype, images, side)
+
+
+def test_channels_of_a_padded_convolution_vary() -> None:
+    """Weights are inputs, channels lie innermost: how many zeros a row in the padding reads only running tells."""
+    w = torch.randn(8, 5, 3, 3).to(memory_format=torch.channels_last)
+    f = torchsmith.compile(lambda x, w: F.conv2d(x, w, None, 1, 1), dynamic=True)
+    with recording() as got:
+        for images, side in ((2, 30), (2, 21), (1, 9)):
+            x = torch.randn(images, 5, side, side).to(memory_format=torch.channels_last)
+            torch.testing.assert_close(f(x, w), F.conv2d(x, w, None, 1, 1), rtol=1e-4, atol=1e-4)
+    assert not [e.fields for e in got if e.kind in ("fallback", "graph_break")]

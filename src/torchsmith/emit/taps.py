@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.blocks import Contract
 from ..ir.dtype import DType
@@ -145,7 +144,7 @@ def _inside(self: Emitter, s: Contract, margin: int) -> list[str]:
 def _at_the_edge(self: Emitter, s: Contract, a: Linear, bounds: Bounds, kb: str, a_start: str, step: str) -> None:
     """A tap that some rows lack: mostly the first ones or the last, so only these go through pointers."""
     ka = a.terms.get(s.k, const(0))
-    if const_of(ka) != 1 or s.rows < 3 * EDGE or (const_of(s.live) or s.rows) < s.rows:
+    if const_of(ka) != 1 or s.rows < 3 * EDGE or (const_of(s.live) or s.rows) < s.rows or (s.a.mask is not None and not _zero_row(self, s)):
         _by_pointers(self, s, a, ka, bounds, kb)
         return
     test = named_test(self, _inside(self, s, EDGE))
@@ -157,7 +156,7 @@ def _at_the_edge(self: Emitter, s: Contract, a: Linear, bounds: Bounds, kb: str,
         at = const(m) if const_of(s.live) is not None else op("min", const(m), s.live - 1)
         place = f"{name} + {text_of(self, substitute(a.expr(), {s.m: at, s.k: const(0), s.n: const(0)}))}"
         if s.a.mask is not None:
-            place = f"{text_of(self, substitute(s.a.mask, {s.m: at}))} ? {place} : {_zeros(self, dtype, self.ranges.interval(s.extent).hi)}"
+            place = f"{text_of(self, substitute(s.a.mask, {s.m: at}))} ? {place} : {_zeros(self, dtype, _zero_row(self, s))}"
         self.line(f"const {STORED[dtype.name]}a *p{m} = {place};")
     _steps(self, s, bounds, kb, lambda m, k: f"p{m}[{k}]" if m in edge else f"p[{plus(times(str(m), step), k)}]")
     self.close()
@@ -329,7 +328,8 @@ def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: Bounds
     """One tap of a tile with rows that do not exist or that fall into the padding. `ka` is 0 where a row is a zero: it has a stride each."""
     name, dtype = self.base(s.a.buf)
     alone = s.k in self.level  # one step of k
-    scattered = s.a.mask is not None and const_of(ka) != 1
+    zeros_read = 1 if alone else _zero_row(self, s)
+    scattered = s.a.mask is not None and (const_of(ka) != 1 or not zeros_read)  # else a row of zeros is read
     self.line(f"const {STORED[dtype.name]}a *p[{s.rows}];{f' i64 ks[{s.rows}];' if scattered else ''}{' int any = 0;' if s.a.mask is not None else ''}")
     row, live = self.fresh("i"), text_of(self, s.live)
     self.open(f"for (i64 q = 0; q < {s.rows}; q++) {{ i64 {row} = q < {live} ? q : {live} - 1;", [s.m])
@@ -339,7 +339,7 @@ def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: Bounds
     if s.a.mask is None:
         self.line(f"p[q] = {place};")
     else:
-        zeros = _zeros(self, dtype, 1 if alone or scattered else self.ranges.interval(s.extent).hi)
+        zeros = _zeros(self, dtype, 1 if scattered else zeros_read)
         strides = (f", ks[q] = {text_of(self, ka)}", ", ks[q] = 0") if scattered else ("", "")
         self.line(f"if ({text_of(self, s.a.mask)}) p[q] = {place}{strides[0]}, any = 1; else p[q] = {zeros}{strides[1]};")
     self.close()
@@ -352,10 +352,14 @@ def _by_pointers(self: Emitter, s: Contract, a: Linear, ka: Expr, bounds: Bounds
         _all_padding(self, s, bounds, kb)
 
 
-def _zeros(self: Emitter, dtype: DType, count: int | None) -> str:
+def _zero_row(self: Emitter, s: Contract) -> int:
+    """How many zeros a row in the padding reads, 0 where they are too many or nobody knows."""
+    most = self.ranges.interval(s.extent).hi
+    return 0 if most is None or most > MAX_ZEROS else most
+
+
+def _zeros(self: Emitter, dtype: DType, count: int) -> str:
     """The address of a row of `count` zeros."""
-    if count is None or count > MAX_ZEROS:
-        raise Unsupported("EMI001", detail="padded contraction over an unknown inner extent")
     name = f"zeros_{dtype}"
     have = int(self.functions[name].split("[")[1].split("]")[0]) if name in self.functions else 0
     self.functions[name] = f"static const {STORED[dtype.name]} {name}[{max(have, count)}] = {{0}};\n"
