@@ -459,3 +459,32 @@ def test_the_history_of_what_is_only_detached_is_not_kept() -> None:
         compiled(torch.ones(1, 2)).backward()  # a second time through the steps before is eager's error
     parents = [type(p).__name__ for p, _ in keeps.state.grad_fn.next_functions if p is not None]  # type: ignore[union-attr]
     assert set(parents) == {"AccumulateGrad"}, parents
+
+
+class _Marks(torch.autograd.Function):
+    """Its derivative writes to what it saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        x.mul_(2)
+        return g * 3
+
+
+def test_a_backward_pass_that_writes_to_what_the_program_sees():
+    def run(fn):
+        a, b = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        x, y = a + 1, b + 1
+        grads = torch.autograd.grad(fn(x, y).sum(), (a, b))
+        return *grads, x.detach(), y.detach()
+
+    def fn(x, y):
+        return x * _Marks.apply(y)
+
+    for mine, theirs in zip(run(torchsmith.compile(fn)), run(fn), strict=True):
+        torch.testing.assert_close(mine, theirs)

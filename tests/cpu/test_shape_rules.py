@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import torchsmith
 from torchsmith import events
 from torchsmith.codes import Unsupported
 from torchsmith.graph.rules import functions as rules
@@ -487,3 +488,19 @@ def test_what_eager_refuses_is_refused(number: int) -> None:
         fn(*args)
     with Tracing(SizeFacts()), pytest.raises((RuntimeError, IndexError)):
         fn(*(tensor_like(a) if isinstance(a, Tensor) else a for a in args))
+
+
+@pytest.mark.parametrize("fn", [
+    lambda t: torch.isin(t, 1), lambda t: torch.isin(1, t, invert=True), lambda t: torch.narrow_copy(t, 0, 1, 2),
+    lambda t: torch.ops.aten.narrow_copy(t, -1, t.shape[-1] - 2, 2), lambda t: torch.special.shifted_chebyshev_polynomial_t(t, 3),
+    lambda t: torch.special.shifted_chebyshev_polynomial_w(0.25, t.abs().round()),
+])  # fmt: skip
+def test_sizes_that_vary_have_rules_here(fn: Any) -> None:
+    for t in layouts(3, 4):
+        compare(fn, t)
+    compiled = torchsmith.compile(fn, dynamic=True)
+    with events.recording() as got:
+        for n in (4, 5):
+            x = torch.rand(n, n + 1)
+            torch.testing.assert_close(compiled(x), fn(x))
+    assert not [e.fields for e in got if e.fields.get("code") in ("GRA001", "GRA005", "GRA010")]

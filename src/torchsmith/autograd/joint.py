@@ -141,7 +141,11 @@ class Joint:
             tangents = [rec.input(_tangent(t, o), "input") for t, o in zip(roots, orders or (None,) * len(roots), strict=True)]
             self._tangents = {id(rec.placeholders[-len(chosen) + n]): j for n, j in enumerate(chosen)}
             leaves = [rec.inputs[i] for i in self.leaves]
+            seen = [rec.value_of(t).root for t in (*rec.inputs, *self.outs) if isinstance(t, torch.Tensor)]
+            held = [root.node for root in seen]
             grads = torch.autograd.grad(roots, leaves, tangents, retain_graph=True, allow_unused=True)
+            if any(root.node is not node for root, node in zip(seen, held, strict=True)):  # the program sees this memory
+                raise Unsupported("AUT001", at=self.facts.loc, detail="the backward pass writes to an input, a result or a gradient")
             return describe_outputs(rec, [g for g in grads if g is not None]), grads
 
         before = (len(rec.inputs), len(rec.const_nodes))

@@ -49,7 +49,8 @@ POINTWISE: dict[Dtype, str] = {
         special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai i0 polygamma deg2rad rad2deg
         special_ndtr special_polygamma special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_hermite_polynomial_h
         special_hermite_polynomial_he special_laguerre_polynomial_l special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-        special_legendre_polynomial_p igamma igammac""",
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+        special_shifted_chebyshev_polynomial_w special_legendre_polynomial_p igamma igammac""",
     _bool: """eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isneginf isposinf isfinite signbit
         isreal not_equal less less_equal greater greater_equal""",
     _first: """neg floor ceil round trunc frac sign sgn bitwise_not relu relu6 silu gelu mish hardswish hardsigmoid hardtanh elu celu

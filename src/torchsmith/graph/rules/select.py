@@ -15,6 +15,7 @@ from ..layout import (
     broadcasts_to,
     contiguous_strides,
     format_strides,
+    from_front,
     is_dense,
     is_static_one,
     require,
@@ -468,9 +469,15 @@ def block_diag(tensors: Sequence[Tensor]) -> Tensor:
     return dense([sum(s[d] for s in shapes) for d in range(2)], result_dtype(*tensors))
 
 
-@rule(aten.isin.Tensor_Tensor)
-def isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    return dense(elements.shape, torch.bool)
+@rule(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
+def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    return dense(elements.shape if isinstance(elements, Tensor) else (), torch.bool)
+
+
+@part(aten.narrow_copy.default)
+def narrow_copy(self: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    begin = from_front(start, self.shape[axis(dim, self.dim())])
+    return aten.slice(self, dim, begin, begin + length).clone(memory_format=torch.contiguous_format)
 
 
 @rule(aten.rot90.default)
