@@ -19,7 +19,8 @@ from .capture import _frame, peers
 from .capture.dispatch import ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher
 from .codes import BackendFailed, Unsupported
 from .compiled_module import CompiledModule, compile_module
-from .options import CONFIG, for_backend, from_user, is_disabled
+from .debug.folders import start_folders
+from .options import CONFIG, for_backend, from_environment, from_user, is_disabled, wants_folders
 from .runtime.toolchain import features_of
 
 __all__ = [
@@ -86,6 +87,8 @@ def compile(
         shapes=_checked_spec(shapes_spec, model),
         again=_compile_pickled,
     )
+    if settings.options.trace_enabled and "trace.enabled" in (options or {}):
+        start_folders()
     features_of(settings.options)  # a processor that nobody knows is an error here, not a reason to run eagerly
     if disable or is_disabled():
         return model
@@ -309,12 +312,13 @@ def _settings_of(fn: Any) -> Settings | None:
 
 def _start_debug() -> None:
     """Logs and debug folders listen to events as the environment asks; a terminal sees how far max-autotune is."""
-    from .debug.folders import start_folders
     from .debug.logs import start_logs
     from .debug.progress import start_progress
 
+    from_environment()  # variables with wrong values are an error now
     start_logs()
-    start_folders()
+    if wants_folders():
+        start_folders()
     start_progress()
 
 

@@ -102,25 +102,26 @@ def public_options() -> tuple[str, ...]:
 
 
 @functools.cache
-def incumbent_options() -> frozenset[str]:
-    """Options that torch.compile takes, read from the text of its settings module, which is not imported."""
+def incumbent_options() -> Mapping[str, Any]:
+    """Options that torch.compile takes -> default (None: not told), from the text of its settings module, which is not imported."""
     found = importlib.util.find_spec("torch")
     path = Path(found.origin or "").parent / "_inductor" / "config.py" if found is not None else None
     if path is None or not path.is_file():
-        return frozenset()
-    names: set[str] = set()
+        return {}
+    names: dict[str, Any] = {}
 
     def read(body: Sequence[ast.stmt], prefix: str) -> None:
         for line in body:
             if isinstance(line, ast.ClassDef):
                 read(line.body, f"{prefix}{line.name}.")
                 bases = tuple(f"{b.id}." for b in line.bases if isinstance(b, ast.Name))
-                names.update(f"{prefix}{line.name}.{n.partition('.')[2]}" for n in list(names) if n.startswith(bases))
+                names.update({f"{prefix}{line.name}.{n.partition('.')[2]}": v for n, v in names.items() if n.startswith(bases)})
             targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
-            names.update(prefix + t.id for t in targets if isinstance(t, ast.Name))
+            default = line.value.value if isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(line.value, ast.Constant) else None
+            names.update({prefix + t.id: default for t in targets if isinstance(t, ast.Name)})
 
     read(ast.parse(path.read_text(encoding="utf-8")).body, "")
-    return frozenset(names)
+    return names
 
 
 def _is_plain(value: Any) -> bool:
@@ -137,7 +138,7 @@ def _unknown(key: str, value: Any) -> None:
     if key in incumbent_options():
         if value and not _is_plain(value):  # code of the user's for one of its passes: nothing here would call it
             raise RuntimeError(f"{key!r} is an inductor option torchsmith does not have: it has no such pass to hand the graph to")
-        if value and key not in _IGNORED:
+        if value and key not in _IGNORED and value != incumbent_options()[key]:
             _IGNORED.add(key)
             warn(f"torchsmith: {key!r} is an inductor option without a counterpart here; it is ignored")
         return
@@ -316,7 +317,7 @@ def from_environment() -> Options:
         force_disable_caches=_flag(
             "TORCHSMITH_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"
         ),
-        trace_enabled=_flag("TORCHSMITH_DEBUG", "TORCH_COMPILE_DEBUG"),
+        trace_enabled=wants_folders() or not TEXT_LOGS.keys().isdisjoint(logs()),
         check=_whole("TORCHSMITH_CHECK", 1, "0 or 1", 0, 2),
         fuel=_whole("TORCHSMITH_FUEL", -1, "a number of rewrites, or -1 for all", -1),
         chaos=_whole("TORCHSMITH_CHAOS", 0, "a whole number, the seed", 0),
@@ -329,14 +330,21 @@ def is_disabled() -> bool:
     return _flag("TORCHSMITH_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
-SHARED_LOGS = frozenset({"autotuning", "graph_breaks", "guards", "recompiles"})  # PyTorch's names too
+def wants_folders() -> bool:
+    """TORCHSMITH_DEBUG / TORCH_COMPILE_DEBUG: a debug folder for each graph."""
+    return _flag("TORCHSMITH_DEBUG", "TORCH_COMPILE_DEBUG")
+
+
+# Logs that print what a pass made, whole -> the file of a debug folder that has it.
+TEXT_LOGS = {"graph_code": "captured_graph", "aot_graphs": "functional_graph", "output_code": "output_code"}
+SHARED_LOGS = frozenset({"autotuning", "graph_breaks", "guards", "recompiles", *TEXT_LOGS})  # PyTorch's names too
 
 
 def logs() -> frozenset[str]:
     """Artifacts named in TORCHSMITH_LOGS: graph_breaks, recompiles, guards, kernels, times, ...; where it is not set, those that
     TORCH_LOGS names and that mean the same here."""
     own = os.environ.get("TORCHSMITH_LOGS")
-    named = {w.strip() for w in (os.environ.get("TORCH_LOGS", "") if own is None else own).split(",") if w.strip()}
+    named = {w.strip().lstrip("+") for w in (os.environ.get("TORCH_LOGS", "") if own is None else own).split(",") if w.strip()}
     return frozenset(named & SHARED_LOGS if own is None else named)
 
 

@@ -598,3 +598,23 @@ def test_control_flow_that_has_no_such_form(net, shapes, words):
     with pytest.raises(Unsupported, match="CAP033") as error:
         export(net, (A,), dynamic_shapes=shapes)
     assert words in str(error.value) and "test_export.py:" in str(error.value)
+
+
+def test_what_torch_export_takes_besides():
+    """Texts beside a saved program; calls that are verified; tables of torch's decompositions."""
+    program, file = export(nn.Linear(5, 3), (torch.randn(4, 5),), dynamic_shapes=({0: Dim("b", max=9)},)), io.BytesIO()
+    save(program, file, extra_files={"card.txt": "trained", "more": b"x"})
+    found = {"card.txt": "", "absent": "kept"}
+    load(file, extra_files=found)
+    assert found == {"card.txt": "trained", "absent": "kept"}
+    calls = torchsmith.export.AdditionalInputs()
+    calls.add((torch.randn(7, 5),))
+    calls.verify(program)
+    calls.add((torch.randn(10, 5),))
+    with pytest.raises(ValueError, match="b is 10; it was exported for sizes in"):
+        calls.verify(program)
+    with pytest.raises(TypeError, match="not int"):
+        save(3, io.BytesIO())
+    assert program.run_decompositions(torch.export.default_decompositions()) is program.run_decompositions({}) is program
+    with pytest.raises(ValueError, match=r"aten\.linear\.default"):
+        program.run_decompositions({torch.ops.aten.linear.default: lambda *args: args[0]})

@@ -54,7 +54,9 @@ def test_options_of_the_incumbent() -> None:
     assert len(seen) == 1
     assert seen[0].filename == __file__
     defaults = {"cpp.simdlen": None, "cuda.arch": None, "cuda.use_fast_math": False, "use_joint_graph_passes": True, "_profile_var": ""}
-    assert torchsmith.compile(lambda x: x + 1, options=defaults) is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torchsmith.compile(lambda x: x + 1, options=defaults) is not None
     assert not set(options.public_options()) & options.INTERNAL
 
 
@@ -157,6 +159,20 @@ def test_logs_without_stderr() -> None:
     env = {**os.environ, "TORCHSMITH_LOGS": "graphs,times"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "[2.0, 2.0]\n"
+
+
+def test_trace_enabled_writes_a_debug_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchsmith.debug import folders
+
+    monkeypatch.setenv("TORCHSMITH_DEBUG_DIR", str(tmp_path))
+    monkeypatch.setattr(folders, "_started", [])
+    try:
+        torchsmith.compile(lambda x: x.sin() * 3, options={"trace.enabled": True})(X)
+        torchsmith.compile(lambda x: x.sin() * 5)(X)
+    finally:
+        events.unlisten(folders._started[0])
+    ((folder,),) = (list(run.iterdir()) for run in tmp_path.iterdir())
+    assert "sin" in (folder / "functional_graph.txt").read_text() and (folder / "output_code.c").exists()
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:

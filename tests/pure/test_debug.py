@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchsmith import events
+from torchsmith import events, options
 from torchsmith.debug import logs
 from torchsmith.debug.explain import explained
 from torchsmith.debug.folders import FolderWriter
@@ -81,3 +81,27 @@ def test_logs_print_what_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     said = capsys.readouterr().err
     assert "user.py:9: [AUT001]" in said and "sin_cos from user.py:3" in said and "'nonsense'" in said
     assert "guards" not in said.replace("known: graph_breaks, recompiles, guards", "")
+
+
+def test_logs_print_the_texts_of_passes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """By PyTorch's names, in its variable too; graphs are then traced, and no debug folder is asked for."""
+    monkeypatch.delenv("TORCHSMITH_LOGS", raising=False)
+    monkeypatch.setenv("TORCH_LOGS", "+output_code,dynamo,recompiles")
+    monkeypatch.setattr(logs, "_started", [])
+    assert options.from_environment().trace_enabled and not options.wants_folders()
+    logs.start_logs()
+    try:
+        events.emit("artifact", graph="g0", name="output_code.c", text=lambda: "int main;")
+        events.emit("artifact", graph="g0", name="plan.txt", text="the plan")
+    finally:
+        events.unlisten(logs._started[0])
+    assert capsys.readouterr().err == "[torchsmith output_code] g0:\nint main;\n"
+
+
+def test_folders_of_traced_graphs_only(tmp_path: Path) -> None:
+    writer = FolderWriter(tmp_path, always=False)
+    writer(events.Event("graph", {"name": "plain", "report": Report()}))
+    writer(events.Event("artifact", {"graph": "traced", "name": "plan.txt", "text": "the plan"}))
+    writer(events.Event("graph", {"name": "traced", "report": Report()}))
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "plan.txt").read_text() == "the plan"

@@ -24,4 +24,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted({*_PUBLIC, *(name for name in globals() if name.startswith("__"))})

@@ -142,6 +142,12 @@ class AdditionalInputs:
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
         self._calls.append((tuple(args), dict(kwargs or {})))
 
+    def verify(self, program: Any) -> None:
+        """Run the program on every one of these calls: raises what the first that it does not take raises."""
+        runs = program.module()
+        for args, kwargs in self._calls:
+            runs(*args, **kwargs)
+
     def rows(self, leaves: Sequence[Any], spec: Any) -> dict[int, Any]:
         """Number of a leaf -> its declarations."""
         rows: dict[int, Any] = {}

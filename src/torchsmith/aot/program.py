@@ -268,9 +268,14 @@ class ExportedProgram:
         return ExportedModule(self)
 
     def run_decompositions(self, decomp_table: Any = None) -> ExportedProgram:
-        """The graph is in functional ATen already; a table of further decompositions is not taken."""
-        if decomp_table:
-            raise ValueError("torchsmith's compiler decomposes operators itself; no table is needed")
+        """The program itself: its graph is functional ATen, and the compiler writes operators out as it needs them.
+
+        Tables of torch's own decompositions, which change no value, are taken and leave the operators as they are. Raises ValueError for
+        a function of somebody else's.
+        """
+        for op, written_out in dict(decomp_table or {}).items():
+            if not f"{getattr(getattr(written_out, 'func', written_out), '__module__', '')}.".startswith("torch."):
+                raise ValueError(f"run_decompositions: what {op} would become is not torch's function; call it in the model instead")
         return self
 
     def flat_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -33,7 +33,7 @@ from .entry import spec_text
 from .program import ExportedProgram, InputRow, OutputRow
 
 FORMAT, VERSION = "torchsmith.exported_program", 2  # version 1 had no conditions
-PROGRAM, TENSORS = "program.json", "tensors.safetensors"
+PROGRAM, TENSORS, EXTRA = "program.json", "tensors.safetensors", "extra/"
 
 
 # What Python's zip reader raises for a file whose bytes were changed; a flipped bit may ask for encryption or an unknown compression.
@@ -47,34 +47,43 @@ class ArchiveError(RuntimeError):
     """A file that is no exported program, is damaged, or is of a version that this torchsmith does not read."""
 
 
-def save(program: ExportedProgram, f: str | os.PathLike[str] | Any) -> None:
-    """Write `program` to a path (replaced whole, or not at all) or to a binary file object."""
+def save(program: ExportedProgram, f: str | os.PathLike[str] | Any, *, extra_files: Mapping[str, str | bytes] | None = None) -> None:
+    """Write `program` to a path (replaced whole, or not at all) or to a binary file object.
+
+    extra_files: name -> text that lies beside it.
+    """
+    if not isinstance(program, ExportedProgram):
+        raise TypeError(f"save takes a program of torchsmith.export.export, not {type(program).__name__}")
+    extra = {f"{EXTRA}{name}": text.encode() if isinstance(text, str) else text for name, text in (extra_files or {}).items()}
     tensors, names = _tensors(program)
     blob = safetensors.torch.save(tensors)
     head = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(blob).hexdigest()}
     text = json.dumps({**head, **_record(program), "tensors": names}, indent=1)
     if hasattr(f, "write"):
-        _write(f, text, blob)
+        _write(f, text, blob, extra)
         return
     path = Path(f)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as out:
-            _write(out, text, blob)
+            _write(out, text, blob, extra)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def _write(out: Any, text: str, blob: bytes) -> None:
+def _write(out: Any, text: str, blob: bytes, extra: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in ((PROGRAM, text.encode()), (TENSORS, blob)):
+        for name, data in ((PROGRAM, text.encode()), (TENSORS, blob), *extra.items()):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
 
 
-def load(f: str | os.PathLike[str] | Any) -> ExportedProgram:
-    """Read what `save` wrote. Raises ArchiveError (damaged, foreign or newer file), FileNotFoundError."""
+def load(f: str | os.PathLike[str] | Any, *, extra_files: dict[str, Any] | None = None) -> ExportedProgram:
+    """Read what `save` wrote. Raises ArchiveError (damaged, foreign or newer file), FileNotFoundError.
+
+    extra_files: the texts that were saved under these names become its values; a name that the file lacks keeps its own.
+    """
     try:
         with zipfile.ZipFile(f) as archive:
             if any(i.compress_type or i.flag_bits & 1 for i in archive.infolist()):
@@ -82,6 +91,8 @@ def load(f: str | os.PathLike[str] | Any) -> ExportedProgram:
             if not {PROGRAM, TENSORS} <= set(archive.namelist()):
                 raise ArchiveError(f"{f} is not a program saved by torchsmith.export.save (for a file of torch.export.save use from_torch)")
             record, blob = json.loads(archive.read(PROGRAM)), archive.read(TENSORS)
+            members = set(archive.namelist())
+            extra = {name: archive.read(EXTRA + name).decode() for name in extra_files or () if EXTRA + name in members}
     except FileNotFoundError:
         raise
     except DAMAGED as error:
@@ -93,9 +104,12 @@ def load(f: str | os.PathLike[str] | Any) -> ExportedProgram:
     if hashlib.sha256(blob).hexdigest() != record["sha256"]:
         raise ArchiveError(f"{f} is damaged: its tensors do not have the recorded digest")
     try:
-        return _program(record, safetensors.torch.load(blob))
+        program = _program(record, safetensors.torch.load(blob))
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, safetensors.SafetensorError) as error:
         raise ArchiveError(f"{f} cannot be read: {type(error).__name__}: {error}") from error
+    if extra_files is not None:
+        extra_files.update(extra)
+    return program
 
 
 # ---------------------------------------------------------------- tensors

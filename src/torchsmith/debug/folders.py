@@ -1,4 +1,4 @@
-"""Debug folders (TORCHSMITH_DEBUG=1 or TORCH_COMPILE_DEBUG=1): one folder per graph with what each pass made of it.
+"""Debug folders: one for each graph, with what each pass made of it (TORCHSMITH_DEBUG=1, TORCH_COMPILE_DEBUG=1, the option trace.enabled).
 
 In: events "artifact" (graph, name, text), "time", "kernel" and "graph". Out: files under options.debug_dir()/run_<time>_pid_<pid>/, and one
 line with the folder's path on stderr when the graph is done. Files: captured_graph.py, functional_graph.txt, program_before_fusion.txt,
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import events
-from ..options import debug_dir, from_environment
+from ..options import debug_dir, wants_folders
 
 
 class FolderWriter:
     """Collects what belongs to a graph until its "graph" event, then writes the folder."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, always: bool = True) -> None:
+        self.root, self.always = root, always  # not always: only of graphs that were compiled with trace.enabled
         self.lock = threading.Lock()
         self.open: dict[tuple[int, str], dict[str, list[Any]]] = {}
         self.written = 0
@@ -37,6 +37,8 @@ class FolderWriter:
         elif event.kind == "graph":
             with self.lock:
                 kinds = self.open.pop((threading.get_ident(), str(f["name"])), {})
+                if not (self.always or kinds.get("artifact")):
+                    return
                 number, self.written = self.written, self.written + 1
             self.write(number, f["report"], kinds)
 
@@ -71,9 +73,9 @@ _started: list[FolderWriter] = []
 
 
 def start_folders() -> None:
-    """Listen if the environment asks for debug folders; called once, when the front door is imported."""
-    if _started or not from_environment().trace_enabled:
+    """Listen, from the first time that somebody asks for debug folders on: the environment, or options={"trace.enabled": True}."""
+    if _started:
         return
-    writer = FolderWriter(debug_dir() / f"run_{time.strftime('%Y_%m_%d_%H_%M_%S')}_pid_{os.getpid()}")
+    writer = FolderWriter(debug_dir() / f"run_{time.strftime('%Y_%m_%d_%H_%M_%S')}_pid_{os.getpid()}", always=wants_folders())
     _started.append(writer)
     events.listen(writer)

@@ -1,6 +1,7 @@
 """TORCHSMITH_LOGS: readable lines on stderr as things happen.
 
-In: events. Out: lines for the artifacts named in the variable: graph_breaks, recompiles, guards, kernels, graphs, cache, autotuning, times.
+In: events. Out: lines for the artifacts named in the variable: graph_breaks, recompiles, guards, kernels, graphs, cache, autotuning, times;
+texts as in debug folders: graph_code, aot_graphs, output_code.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from .. import events
 from ..codes import CODES
-from ..options import logs
+from ..options import TEXT_LOGS, logs
 
 Fields = dict[str, Any]
 
@@ -41,7 +42,17 @@ def _kernel(f: Fields) -> str:
     return f"{f.get('graph', '')}: {f.get('name', '')} from {', '.join(map(str, f.get('origins') or ()))}"
 
 
-# artifact -> {event kind: one line}
+def _text(log: str) -> Callable[[Fields], str]:
+    def text(f: Fields) -> str:
+        if str(f["name"]).partition(".")[0] != TEXT_LOGS[log]:
+            return ""
+        made = f["text"]
+        return f"{f['graph']}:\n{made() if callable(made) else made}"
+
+    return text
+
+
+# artifact -> {event kind: what is printed; "": nothing}
 LOGS: dict[str, dict[str, Callable[[Fields], str]]] = {
     "graph_breaks": {"graph_break": _why, "fallback": _why},
     "recompiles": {"recompile": lambda f: f"{f.get('loc') or ''}: {f.get('name', '')} recompiles, this guard failed: {f.get('guard')}"},
@@ -50,6 +61,7 @@ LOGS: dict[str, dict[str, Callable[[Fields], str]]] = {
     "graphs": {"graph": _graph},
     "cache": {"cache": lambda f: ", ".join(f"{k} {v}" for k, v in f.items())},
     "autotuning": {"tuned": lambda f: "\n".join(f"{f.get('graph', '')}: {line}" for line in f["lines"])},
+    **{name: {"artifact": _text(name)} for name in TEXT_LOGS},
     "times": {"time": lambda f: f"{f.get('graph', '')} {f['name']}: {f['wall'] * 1e3:.1f} ms wall, {f['cpu'] * 1e3:.1f} ms CPU"},
 }
 
@@ -70,12 +82,13 @@ def start_logs() -> None:
         return
     for name in sorted(wanted - LOGS.keys()):
         _say(f"torchsmith: TORCHSMITH_LOGS names {name!r}; known: {', '.join(LOGS)}")
-    rows = {kind: (name, line) for name in LOGS.keys() & wanted for kind, line in LOGS[name].items()}
+    rows = [(kind, name, line) for name in LOGS if name in wanted for kind, line in LOGS[name].items()]
 
     def show(event: events.Event) -> None:
-        if event.kind in rows:
-            name, line = rows[event.kind]
-            _say(f"[torchsmith {name}] {line(event.fields)}")
+        for kind, name, line in rows:
+            text = line(event.fields) if kind == event.kind else ""
+            if text:
+                _say(f"[torchsmith {name}] {text}")
 
     _started.append(show)
     events.listen(show)
