@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import keyword
+import operator
 import re
+import types
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import pytest
 import torch
@@ -60,6 +62,50 @@ class Ranked(torch.Tensor):
         return 10
 
 
+class Answers(dict[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        return 100
+
+    def __len__(self) -> int:
+        return 42
+
+
+class Counted(list[Any]):
+    def __len__(self) -> int:
+        return 42
+
+
+def _classes(x: torch.Tensor) -> Any:
+    class Made:
+        a: int
+        b: int = 3
+
+    class Fields(NamedTuple):
+        a: Any
+        b: int = 3
+
+    pair = collections.namedtuple("pair", ["first", "second"], defaults=[7])
+    return list(Made.__annotations__), Fields(x).a + Fields(x).b, pair(x).second, pair(1, 2)._replace(first=5).first
+
+
+def _multiplied(x: torch.Tensor, values: list[int]) -> Any:
+    try:
+        values *= 2
+    except TypeError:
+        return x
+    return x + len(values)
+
+
+def _deleted(x: torch.Tensor, o: Any) -> Any:
+    del o.a
+    return x + hasattr(o, "a"), hasattr(o, "b")
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
 def _set(x: torch.Tensor, o: Any) -> Any:
     o.field = 10
     return x + o.field, dict(o.__dict__)
@@ -93,6 +139,13 @@ WHOLE: dict[str, tuple[Callable[..., Any], tuple[Callable[[], Any], ...]]] = {
     "queues of tensors": (_queue, (lambda: collections.deque([torch.ones(2)], maxlen=3),)),
     "typed dictionaries": (_row, ()),
     "sets of functions": (lambda x, f: x + (f in FUNCTIONS) + (list in FUNCTIONS), (lambda: torch.sin,)),
+    "dictionaries with a __getitem__": (lambda x: (dict(Answers(a=x)), {**Answers(a=1)}, Answers(a=2).get("a")), ()),
+    "lists with a __len__": (lambda x, v: (v.append(x), v[0], v.__class__), (lambda: Counted([1, 2]),)),
+    "classes made inside": (_classes, ()),
+    "lists multiplied in place": (_multiplied, (lambda: [1, 2],)),
+    "attributes that are deleted": (_deleted, (lambda: types.SimpleNamespace(a=1, b=2),)),
+    "callers of methods": (lambda x: operator.methodcaller("add", x, alpha=2)(x), ()),
+    "scripted functions": (lambda x: scripted(x) * 2, ()),
     "keywords": (lambda x: x + keyword.iskeyword("for"), ()),
     "matches": (lambda x: x + int(re.match(r"(\d+)\.(\d+)", "12.3").group(2)), ()),  # type: ignore[union-attr]
     "types of tensors": (lambda x: [isinstance(torch.empty(2, dtype=d), k) for d in DTYPES for k in KINDS], ()),

@@ -148,7 +148,7 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
     if cattr is not MISSING and _is_data(m, type(cattr)):
         return _get_descriptor(m, cattr, obj, t, name, track)
     if track is not None:
-        attrs, d = track.attrs, _dict_of(obj)
+        attrs, d, is_known = track.attrs, _dict_of(obj), False
         inner = world.tracks.get(id(d))
         if inner is not None and inner.image is not None:  # the dictionary was read whole: writes of both kinds are in its image
             if name in inner.image:
@@ -156,11 +156,12 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
         elif attrs is not None and name in attrs:
             if attrs[name] is not DELETED:
                 return attrs[name]
+            is_known = True  # that it was there is guarded already
         elif d is not None and name in d:
             world.use(track)
             return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
-        if _dict_of(obj) is not None and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
+        if d is not None and not is_known and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
             base = track.source if not issubclass(type(obj), dict) else Attr(track.source, "__dict__", "own")
             world.guard(base, "missing", name)
     else:

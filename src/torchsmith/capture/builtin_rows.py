@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 import contextlib
 import copy
 import enum
@@ -877,6 +878,23 @@ def exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 if hasattr(sys, "exception"):
     row(sys.exception)(lambda m, args, kwargs: _handled(m))
+
+
+@row(sys.intern, sys.getrecursionlimit)
+def interned(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return args[0] if args else sys.getrecursionlimit()
+
+
+@row(collections.namedtuple)
+def namedtuple_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A class made inside: Python writes its source and runs that."""
+    if not all(type(a) in SCALARS or is_constant(a) or type(a) is list for a in (*args, *kwargs.values())):
+        raise Unsupported("CAP014", at=m.loc(), detail="a namedtuple whose fields or defaults are no constants")
+    kwargs = {"module": m.frames[-1].globals.get("__name__", "__main__"), **kwargs}
+    cls = m.native(collections.namedtuple, [m.listed(a) if type(a) is list else a for a in args], kwargs, plain=True)
+    m.world.fresh_pinned.add(id(cls))
+    m.world.keep.append(cls)
+    return cls
 
 
 @row(sys._getframe)

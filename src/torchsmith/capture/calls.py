@@ -103,8 +103,14 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.call(f, [fn, *args], kwargs)
     if t in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
         return _getter(m, fn, args)
-    if fn in transforms.MACHINE_FUNCTIONS:
+    if t is Function and fn in transforms.MACHINE_FUNCTIONS:
         return fn(*args, **kwargs)
+    scripted = getattr(fn, "_torchdynamo_inline", None) if t is torch._C.ScriptFunction else None
+    if scripted is not None:  # TorchScript of a Python function
+        track = m.world.tracks.get(id(fn))
+        if track is not None and not isinstance(track.source, FixedObject):
+            m.world.guard(track.source, "identity", fn)
+        return m.call(scripted, args, kwargs)
     if f is MISSING:
         raise Raised(TypeError(f"'{t.__name__}' object is not callable"))
     raise Unsupported("CAP014", at=m.loc(), detail=f"a call of {t.__module__}.{t.__qualname__}")
@@ -126,7 +132,7 @@ def _is_left_alone(fn: Any) -> bool:
 
 
 def _getter(m: Machine, fn: Any, args: Args) -> Any:
-    _, params = fn.__reduce__()[:2]
+    made, params = fn.__reduce__()[:2]
     if type(fn) is operator.itemgetter:
         out = tuple(pr.getitem(m, args[0], k) for k in params)
         return out if len(params) > 1 else out[0]
@@ -138,7 +144,10 @@ def _getter(m: Machine, fn: Any, args: Args) -> Any:
                 value = at.load_attr(m, value, name)
             found.append(value)
         return tuple(found) if len(params) > 1 else found[0]
-    return m.call(at.load_attr(m, args[0], params[0]), list(params[1:]), {})
+    kwargs: Kwargs = {}
+    if type(made) is functools.partial:  # a methodcaller with keywords
+        params, kwargs = (*made.args, *params), made.keywords
+    return m.call(at.load_attr(m, args[0], params[0]), list(params[1:]), dict(kwargs))
 
 
 # ---------------------------------------------------------------- nn.Module

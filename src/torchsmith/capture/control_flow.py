@@ -49,43 +49,44 @@ def cond(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not issubclass(type(pred), torch.Tensor):
         return m.call(true_fn if m.truth(pred) else false_fn, list(operands or ()), {})
     trace = tracing.current()
-    before, harm = trace.draws + trace.harms, m.recorder.last_node()
+    before = trace.draws + trace.harms
     operands = operands or ()
-    yes, spec = _run(m, true_fn, _gated(m, pred, operands, True))
-    no, other = _run(m, false_fn, _gated(m, pred, operands, False))
-    if not m.is_whole:
-        if trace.draws + trace.harms != before:
-            raise Unsupported("CAP034", at=m.loc(), detail="it draws random numbers, or may raise on values")
-        _refuse_ungated(m, harm)
+    yes, spec = _branch(m, pred, true_fn, operands, True)
+    no, other = _branch(m, pred, false_fn, operands, False)
+    if not m.is_whole and trace.draws + trace.harms != before:
+        raise Unsupported("CAP034", at=m.loc(), detail="it draws random numbers, or may raise on values")
     if spec != other:
         raise Unsupported("CAP033", at=m.loc(), detail="the branches of torch.cond return different structures")
     return pytree.tree_unflatten([_chosen(m, pred, a, b) for a, b in zip(yes, no, strict=True)], spec)
 
 
-def _gated(m: Machine, pred: Any, operands: Any, taken: bool) -> Any:
-    """The operands of a branch, to which a gradient goes back only where it is taken: the other one's may be NaN."""
-
-    def gate(x: Any) -> Any:
-        if not issubclass(type(x), torch.Tensor) or not x.requires_grad or not torch.is_grad_enabled():
-            return x
-        cut = m.recorder.record("method", "detach", (x,), {})
-        return m.recorder.record("function", torch.where, (pred, x, cut) if taken else (pred, cut, x), {})
-
-    return operands if m.is_whole else pytree.tree_map(gate, operands)
-
-
-def _refuse_ungated(m: Machine, mark: Any) -> None:
-    """Tensors from around the branches that gradients reach past the gates."""
+def _branch(m: Machine, pred: Any, fn: Any, operands: Any, taken: bool) -> tuple[list[Any], Any]:
+    """What a branch returns, flat. A gradient goes back from it only where it is taken: the other one's may be NaN."""
+    if m.is_whole or not torch.is_grad_enabled():
+        return _run(m, fn, operands)
+    given = pytree.tree_map(lambda x: _gate(m, pred, x, taken), operands)
+    mark = m.recorder.last_node()
+    out = _run(m, fn, given)
     nodes = list(m.recorder.graph.nodes)
     inside = nodes[nodes.index(mark) + 1 :] if mark is not None else [n for n in nodes if n.op != "placeholder"]
-    known = set(inside)
-    gates = {torch.where, "detach"}
-    for node in inside:
-        reached = [n for n in node.all_input_nodes if n not in known and getattr(n.meta.get("val"), "requires_grad", False)]
-        if reached and node.target not in gates and torch.is_grad_enabled():
-            raise Unsupported(
-                "CAP034", at=node.meta.get("loc") or m.loc(), detail="a branch reads a tensor with gradient that is no operand"
-            )
+    gates = {n for x in pytree.tree_leaves(given) if issubclass(type(x), torch.Tensor) for n in (m.recorder.node_of(x),)}
+    around = dict.fromkeys(n for node in inside for n in node.all_input_nodes if n not in inside and n not in gates)
+    for node in around:  # what the branch reads of its closure
+        x = node.meta.get("val")
+        if issubclass(type(x), torch.Tensor) and x.requires_grad:
+            gate = m.recorder.node_of(_gate(m, pred, x, taken))
+            inside[0].prepend(gate.args[1 if not taken else 2])
+            inside[0].prepend(gate)
+            for user in inside:
+                user.replace_input_with(node, gate)
+    return out
+
+
+def _gate(m: Machine, pred: Any, x: Any, taken: bool) -> Any:
+    if not issubclass(type(x), torch.Tensor) or not x.requires_grad:
+        return x
+    cut = m.recorder.record("method", "detach", (x,), {})
+    return m.recorder.record("function", torch.where, (pred, x, cut) if taken else (pred, cut, x), {})
 
 
 def _chosen(m: Machine, pred: Any, a: Any, b: Any) -> Any:

@@ -541,6 +541,12 @@ def _flat_plain(f: Flattener, g: Guard) -> FlatGuard:
     return g.kind, f.node(g.source), g.value, ()
 
 
+def _length(v: Any) -> int | str:
+    """What a container holds; a `__len__` of the program is not asked."""
+    base = next((b for b in (dict, list, tuple, set) if isinstance(v, b)), None)
+    return int(base.__len__(v)) if base is not None else len(v) if hasattr(v, "__len__") else "unknown"
+
+
 def _why_not(g: Guard, v: Any, call: Call) -> str:
     return f"no longer true: {KINDS[g.kind].text(g)}"
 
@@ -575,9 +581,9 @@ KINDS: dict[str, Kind] = {
         lambda g, v, call: f"{g.source} was {_describe(g.value)}, is {_describe(v)}",
     ),
     "length": Kind(
-        lambda g, v, call: hasattr(v, "__len__") and len(v) == g.value,
+        lambda g, v, call: _length(v) == g.value,
         lambda g: f"len({g.source}) == {g.value}",
-        lambda g, v, call: f"len({g.source}) was {g.value}, is {len(v) if hasattr(v, '__len__') else 'unknown'}",
+        lambda g, v, call: f"len({g.source}) was {g.value}, is {_length(v)}",
     ),
     "dict_keys": Kind(
         lambda g, v, call: isinstance(v, (dict, types.MappingProxyType)) and same_constant(keys_of(v), tuple(g.value)),

@@ -12,6 +12,7 @@ import gc
 import operator
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
@@ -757,10 +758,10 @@ class Machine:
     def mapped(self, value: Any) -> dict[Any, Any]:
         """A plain dict of a mapping, as ** does."""
         track = self.world.tracks.get(id(value))
-        if track is not None and container_base(type(value)) and not pr.special(self, type(value), "__getitem__"):
-            return dict(self.world.image(track))
-        if type(value) is dict:
-            return value
+        t = type(value)
+        own = () if not issubclass(t, dict) else ("__iter__", "keys", "__getitem__") if issubclass(t, OrderedDict) else ("__iter__",)
+        if own and not any(pr.special(self, t, name) for name in own):  # what Python asks of a dictionary before it takes it as it is
+            return value if t is dict and track is None else dict(self.world.image(track) if track is not None else value)
         keys = self.call(at.load_attr(self, value, "keys"), [], {})
         return {k: pr.getitem(self, value, k) for k in self.listed(keys)}
 

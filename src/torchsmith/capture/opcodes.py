@@ -28,8 +28,15 @@ Frame = Any
 # ---------------------------------------------------------------- stack
 
 
-@op("NOP", "RESUME", "PRECALL", "EXTENDED_ARG", "CACHE", "SETUP_ANNOTATIONS")
+@op("NOP", "RESUME", "PRECALL", "EXTENDED_ARG", "CACHE")
 def op_nothing(f: Frame, i: Instr) -> None: ...
+
+
+@op()
+def op_SETUP_ANNOTATIONS(f: Frame, i: Instr) -> None:
+    """Of the body of a class: without a dictionary of its own, names would be noted in the module's."""
+    if f.names is not None:
+        f.names.setdefault("__annotations__", {})
 
 
 @op()

@@ -21,7 +21,7 @@ from .arrays import ArrayValue
 from .attributes import Raised, class_guard, find
 from .protocol import Machine
 from .source import TensorKey
-from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, item_of
+from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, held, item_of
 
 Function = types.FunctionType
 Tensor = torch.Tensor
@@ -87,8 +87,9 @@ def truth(m: Machine, value: Any) -> bool:
     if track is not None and container_base(t):
         m.world.use(track)
         if track.image is None:
-            m.world.guard(track.source, "length", len(value))
-            return len(value) > 0
+            n = held(value)
+            m.world.guard(track.source, "length", n)
+            return n > 0
         return len(track.image) > 0
     if track is not None:
         m.world.use(track)
@@ -145,9 +146,9 @@ def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
                 return _dyadic(m, sign, *BINARY[sign[:-1]], a, b)
             track = m.world.tracks.get(id(a))
             if track is not None and container_base(ta):
-                m.native(fn, [m.world.change(track), list(iterate(m, b)) if ta is list else b], {})
+                m.native(fn, [m.world.change(track), list(iterate(m, b)) if ta is list and sign == "+=" else b], {})
                 return a
-            if ta is list:
+            if ta is list and sign == "+=":
                 m.native(list.extend, [a, snapshot(m, b)], {})
                 return a
             if hasattr(ta, name) and not issubclass(type(b), Tensor):
@@ -559,8 +560,9 @@ def length(m: Machine, obj: Any) -> Any:
         if track.image is not None:
             return len(track.image)
         m.world.use(track)
-        m.world.guard(track.source, "length", len(obj))
-        return len(obj)
+        n = held(obj)
+        m.world.guard(track.source, "length", n)
+        return n
     return m.native(len, [obj], {})
 
 

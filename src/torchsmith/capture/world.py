@@ -52,6 +52,12 @@ UNCHANGING = frozenset({re.Pattern, datetime.date, datetime.datetime, datetime.t
 _BASES: dict[type, type | None] = {t: t for t in CONTAINERS}
 
 
+def held(container: Any) -> int:
+    """How many items a container has; a `__len__` of the program is not asked."""
+    base: Any = container_base(type(container))
+    return int(base.__len__(container))
+
+
 def container_base(t: type) -> type | None:
     """The builtin container a class is or extends, else None."""
     if t not in _BASES:
@@ -468,7 +474,7 @@ _WRAP[np.ndarray] = _wrap_array
 
 
 def _image_list(world: World, track: Track) -> Any:
-    world.guard(track.source, "length", len(track.obj))
+    world.guard(track.source, "length", list.__len__(track.obj))
     return [world.wrap(x, Item(track.source, i)) for i, x in enumerate(list.__iter__(track.obj))]
 
 
