@@ -321,10 +321,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     scalars = scalars_written(fg, manifest.device)
     if scalars:
         call = as_writing(call, scalars, len(fg.outputs))
-    if gm.meta.get("spent"):
-        call = as_spent(call, gm.meta["spent"])
-    if any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
-        call = as_cut_off(call, gm, fg)
+    call = as_in_eager(call, gm, fg, inputs)
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs),
@@ -351,6 +348,27 @@ def as_writing(call: Call, numbers: Sequence[int], results: int) -> Call:
         return tuple(outs[:results])
 
     return writing
+
+
+def as_in_eager(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph, inputs: Sequence[Any]) -> Call:
+    """`call` of `fg`, which knows values only, whose results are to autograd and inference mode what those of `gm` are."""
+    if gm.meta.get("spent"):
+        call = as_spent(call, gm.meta["spent"])
+    if any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
+        call = as_cut_off(call, gm, fg)
+    return under_inference(gm.meta.get("inference"), call)
+
+
+def under_inference(mode: bool | None, call: Call) -> Call:
+    """`call`, whose results are made under inference mode (or out of it), whatever mode the caller is in; None: in the caller's."""
+    if mode is None:
+        return call
+
+    def made(*args: Any) -> Any:
+        with torch.inference_mode(mode):
+            return call(*args)
+
+    return made
 
 
 def as_spent(call: Call, numbers: Sequence[int]) -> Call:
@@ -423,13 +441,14 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
     forward, manifest, library, cached = load_of(
         cut.forward, name, _give_up if assumes(gm) else eager_callable(cut.forward), inputs
     )
-    call = attach(joint, cut, forward, gm.forward, backward, not gm.meta.get("grad", True))
-    events.emit("attached", graph=name, prepare=call.prepare)
+    attached = attach(joint, cut, forward, gm.forward, backward, not gm.meta.get("grad", True))
+    events.emit("attached", graph=name, prepare=attached.prepare)
     if facts.symbols:  # what its compilation assumes of sizes has to be guarded
-        call.prepare()
+        attached.prepare()
     operators = sum(n.op == "call_function" for n in cut.forward.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, peak=manifest.peak)
+    call = under_inference(gm.meta.get("inference"), attached)
     return Compiled(call, (*facts.guards, *facts.late), report)
 
 

@@ -23,7 +23,7 @@ from ..graph.functionalise import functionalise
 from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph
 from ..options import Options
-from ..pipeline import Compiled, Report, run_captured
+from ..pipeline import Compiled, Report, as_in_eager, run_captured, under_inference
 from .registry import Choice, with_versions
 from .watch import Call, of_captured, of_functional, said, watched
 
@@ -48,14 +48,16 @@ def compile_by(
         if choice.dialect == "captured":
             call = watched(captured(choice, gm, inputs), of_captured(gm), gm.forward, _writes(gm), choice.name, fullgraph)
         elif joint is None:
-            call = functional(choice, functionalise(gm, facts), name, fullgraph, repeat=gm.forward)
+            fg = functionalise(gm, facts)
+            call = as_in_eager(functional(choice, fg, name, fullgraph, repeat=gm.forward), gm, fg, inputs)
         else:
-            call = attach(
+            attached = attach(
                 joint, parts, functional(choice, parts.forward, name, fullgraph, "forward"), gm.forward,
-                lambda fg: backward(choice, fg, f"{name}_backward", fullgraph),
+                lambda fg: backward(choice, fg, f"{name}_backward", fullgraph), not gm.meta.get("grad", True),
             )  # fmt: skip
             if facts.symbols:  # what its compilation assumes of sizes has to be guarded
-                call.prepare()
+                attached.prepare()
+            call = under_inference(gm.meta.get("inference"), attached)
         return Compiled(call, (*facts.guards, *facts.late), report)
     except Unsupported as why:
         if why.code == "BCK003":  # the runtime's own failure

@@ -37,4 +37,3 @@ class Captured:
     needs_grad: bool = False  # autograd has to know of a result, or of a written input, after the call
     may_be_caught: bool = False  # some of it stands where the program handles exceptions, and nothing outside is written
     stop: Stop | None = None  # only a part of the frame: what finish makes is then the frame's state
-    inference: bool | None = None  # the inference mode under which results are made, where it is not the caller's

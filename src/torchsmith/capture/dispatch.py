@@ -755,7 +755,7 @@ def _install(d: Any, state: State, fn: types.FunctionType, captured: Any, compil
         captured.inputs,
         finish.recipe if finish.text is None else None,
         _make_finish(finish, name) if finish.text is not None else None,
-        under_inference(captured.inference, run, getattr(compiled.report, "road", "")),
+        run,
         names=d.names,
         free_names=d.free_names,
         globals=fn.__globals__,
@@ -773,18 +773,6 @@ def _holders(rows: Sequence[Guard], call: Call) -> dict[str, weakref.ref[torch.n
     numbers = [g.source for g in rows if g.kind == "equals" and type(g.value) in (int, float)]
     found = {str(s): _holder(s, call) for s in numbers}
     return {place: weakref.ref(module) for place, module in found.items() if module is not None}
-
-
-def under_inference(mode: bool | None, call: Callable[..., Any], road: str) -> Callable[..., Any]:
-    """`call`, whose results are made under inference mode (or out of it), whatever mode the caller is in. The captured graph enters it itself."""
-    if mode is None or road != "native":
-        return call
-
-    def made(*args: Any) -> Any:
-        with torch.inference_mode(mode):
-            return call(*args)
-
-    return made
 
 
 def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: str) -> Callable[..., Any]:

@@ -690,7 +690,7 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
     _guard_overlap(m)
     m.world.guard_apart([i.source for i in recorder.real.values() if i.source is not None])
     inputs = _drop_unused(m, b, keep)
-    inference = recorder.results_inference(b.outs)
+    in_inference = recorder.results_inference(b.outs)
     recorder.graph.output(tuple(b.outs))
     graph = _Graph({}, recorder.graph)  # its Python is written when it is asked for
     guards = list(m.world.guards.values())
@@ -704,6 +704,7 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
     m.gradients.check_data([made[id(b.outs[k])].tensor for k in watched if k not in spent])
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
+    graph.meta["inference"] = in_inference  # the inference mode under which results are made, where it is not the caller's
     if m.gradients.made:
         graph.meta["training"] = _parts(m)
     return Captured(
@@ -713,7 +714,6 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
         recorder.facts,
         finish,
         needs_grad,
-        inference=inference,
         may_be_caught=recorder.may_be_caught and not recorder.has_written_inputs(),
     )
 

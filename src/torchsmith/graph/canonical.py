@@ -121,13 +121,13 @@ def _live(rec: Recording, outputs: Outputs) -> list[Node]:
 
 
 def _returned(outputs: Outputs) -> set[int]:
-    """Nodes whose memory is a result: two equal results are still two tensors."""
+    """Nodes whose memory is a result, or that make it among others: two equal results are still two tensors."""
     found: set[int] = set()
     for o in outputs.results:
         node: Node | None = o.node if isinstance(o, FreshNode) else None
         while node is not None:
             found.add(id(node))
-            node = node.view_of
+            node = node.args[0] if node.kind == "item" else node.view_of
     return found
 
 
