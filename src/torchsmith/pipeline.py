@@ -8,6 +8,7 @@ In: a captured fx graph, its size facts, options. Out: Compiled(call, guards, re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -385,17 +386,19 @@ def as_spent(call: Call, numbers: Sequence[int]) -> Call:
 
 
 def as_cut_off(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph) -> Call:
-    """`call`, whose views of inputs that the program cut off from autograd (detach, .data) stay cut off where gradients flow."""
+    """`call`, whose views of inputs that the program cut off from autograd (detach, .data, no_grad) stay cut off where gradients flow."""
     results = [r for r in gm.graph.output_node().args[0] if isinstance(r, torch.fx.Node)]  # type: ignore[union-attr]
     if len(results) != len(fg.outputs):
         return call
-    numbers = [i for i, (row, r) in enumerate(zip(fg.outputs, results, strict=True))
-               if isinstance(row, ViewOutput) and not getattr(r.meta.get("val"), "requires_grad", True)]  # fmt: skip
-    if not numbers:
+    views = [i for i, row in enumerate(fg.outputs) if isinstance(row, ViewOutput)]
+    numbers = [i for i in views if not getattr(results[i].meta.get("val"), "requires_grad", True)]
+    if not views:
         return call
+    plain = goes_backwards(gm)  # repeated eagerly, it has to go backwards
 
     def cut_off(*inputs: Any) -> Sequence[Any]:
-        outs = list(call(*inputs))
+        with contextlib.nullcontext() if plain else torch.no_grad():
+            outs = list(call(*inputs))
         for i in numbers:
             if outs[i].requires_grad:
                 outs[i] = outs[i].detach()

@@ -488,3 +488,43 @@ def test_a_backward_pass_that_writes_to_what_the_program_sees():
 
     for mine, theirs in zip(run(torchsmith.compile(fn)), run(fn), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def _under_no_grad(x):
+    with torch.no_grad():
+        return x.view(-1), x.detach(), x[1:]
+
+
+def _both_ways(x):
+    with torch.no_grad():
+        apart = x.view(-1)
+    return apart, x.view(-1), torch.ops.aten.alias(x), x * 2
+
+
+def _asks_for_gradients(x):
+    seen = x.view(-1)
+    seen.requires_grad_(True)
+    return seen, x + 1
+
+
+@pytest.mark.parametrize("fn", [_under_no_grad, _both_ways, _asks_for_gradients])
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("on", [False, True])
+def test_views_have_the_history_that_eager_gives_them(fn, wants, on):
+    """A view made under no_grad requires grad as its base does, and nothing flows through it; an alias is another tensor."""
+
+    def said(f):
+        x = torch.ones(3, 3, requires_grad=wants)
+        with torch.set_grad_enabled(on):
+            outs = f(x)
+        seen = [(t is x, t.requires_grad, t.is_leaf, t.data_ptr() == x.data_ptr()) for t in outs]
+        for t in outs:
+            if t.requires_grad:
+                (t * 3).sum().backward()
+        return seen, x.grad
+
+    mine, theirs = said(torchsmith.compile(fn)), said(fn)
+    assert mine[0] == theirs[0]
+    assert (mine[1] is None) == (theirs[1] is None)
+    if mine[1] is not None:
+        torch.testing.assert_close(mine[1], theirs[1])

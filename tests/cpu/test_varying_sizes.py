@@ -287,3 +287,51 @@ def test_channels_of_a_padded_convolution_vary() -> None:
             x = torch.randn(images, 5, side, side).to(memory_format=torch.channels_last)
             torch.testing.assert_close(f(x, w), F.conv2d(x, w, None, 1, 1), rtol=1e-4, atol=1e-4)
     assert not [e.fields for e in got if e.kind in ("fallback", "graph_break")]
+
+
+def test_a_size_that_data_tell_is_told_though_the_data_are_not_read() -> None:
+    def counted(a: Tensor, b: Tensor) -> Any:
+        rows = torch.nonzero(a).size(0)
+        return a.new_ones([rows, b.size(0)]) + 1, rows
+
+    def added(a: Tensor, b: Tensor, c: Tensor) -> Any:
+        ones = a.new_ones([a[a > 0].size(0), b.size(0)])
+        torch._check(ones.size(0) >= 1)
+        return ones + c
+
+    for dynamic in (None, True):
+        for fn, more in ((counted, ()), (added, (torch.rand(6, 3),))):
+            compiled = torchsmith.compile(fn, dynamic=dynamic)
+            with recording() as got:
+                for _ in range(2):
+                    torch.testing.assert_close(compiled(torch.ones(6), torch.rand(3), *more), fn(torch.ones(6), torch.rand(3), *more))
+            assert not [e.fields for e in got if e.kind in ("fallback", "graph_break")]
+
+
+def test_attention_of_one_row_trains_with_sizes_that_vary() -> None:
+    """The derivative takes sizes for numbers that the forward pass left open."""
+    module = nn.MultiheadAttention(8, 2, batch_first=True)
+    compiled = torchsmith.compile(lambda x: module(x, x, x, need_weights=False)[0], dynamic=True)
+    with recording() as got:
+        for rows in (1, 2):
+            x = torch.randn(rows, 6, 8, requires_grad=True)
+            (mine,) = torch.autograd.grad(compiled(x).sum(), x)
+            (theirs,) = torch.autograd.grad(module(x, x, x, need_weights=False)[0].sum(), x)
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert not [e.fields for e in got if e.fields.get("code") == "API005"]
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: torch.ops.aten.upsample_bilinear2d.vec(x, output_size=None, align_corners=True, scale_factors=[2.0, 1.5]),
+    lambda x: torch.ops.aten.upsample_nearest2d.default(x, output_size=[7, 8], scales_h=None, scales_w=None),
+    lambda x: torch._C._nn.upsample_bilinear2d(x, output_size=[7, 8], align_corners=False),
+    lambda x: torch._C._nn.upsample_nearest2d(input=x, output_size=None, scale_factors=[2.0, 2.0]),
+])  # fmt: skip
+def test_resampling_takes_its_arguments_by_name(fn: Callable[..., Any]) -> None:
+    for dynamic in (None, True):
+        compiled = torchsmith.compile(fn, dynamic=dynamic)
+        with recording() as got:
+            for side in (4, 5):
+                x = torch.rand(2, 3, side, side + 1)
+                torch.testing.assert_close(compiled(x), fn(x))
+        assert not [e.fields for e in got if e.kind == "graph_break" or (e.kind == "fallback" and e.fields["code"] == "GRA012")]

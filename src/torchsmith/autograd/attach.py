@@ -87,7 +87,8 @@ class Attached:
             got = self.apply(given, *[inputs[i] for i in cut.leaves])
             results, roots = given[1], got if type(got) is tuple else (got,)
         else:
-            results, roots = self.forward(*inputs), ()
+            with torch.no_grad():
+                results, roots = self.forward(*inputs), ()
         known = {id(results[k]): t for k, t in zip(cut.roots, roots, strict=True)}
         outs = [known.get(id(r), r) for r in results[: cut.shown]]
         for number, (kind, at), steps in cut.again:
@@ -269,6 +270,8 @@ def _hint(e: Any) -> float:
 def _view(base: torch.Tensor, raw: torch.Tensor, steps: Any) -> torch.Tensor:
     if steps is None:
         return base.as_strided(raw.shape, raw.stride(), raw.storage_offset())
+    if not steps:
+        return torch.ops.aten.alias.default(base)  # another tensor
     for step in steps:
         base = step.op(base, *step.args, **step.kwargs)
     return base

@@ -116,7 +116,7 @@ class Joint:
     def _again(self) -> tuple[tuple[int, tuple[str, int], tuple[Step, ...] | None], ...]:
         rows = []
         for k, (row, t) in enumerate(zip(self.outputs.results, self.outs, strict=True)):
-            if not isinstance(row, ViewOf) or not t.requires_grad:
+            if not isinstance(row, ViewOf) or not t.requires_grad or t.grad_fn is None:  # made under no_grad: it has no history
                 continue
             steps = self.rec.value_of(t).steps
             plain = not any(isinstance(x, (Expr, Node)) for s in steps for x in leaves(s.args, s.kwargs))

@@ -698,7 +698,7 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
         guards.append(Guard(FixedObject(None), "shape", cond, recorder.facts.locs.get(cond, "")))
     recorder.facts.freeze()
     made = {id(i.node): i for i in recorder.infos.values()}
-    watched = [k for k, n in enumerate(b.outs) if id(n) in made and made[id(n)].requires_grad]
+    watched = [k for k, n in enumerate(b.outs) if id(n) in made and made[id(n)].requires_grad and not made[id(n)].is_apart]
     spent = tuple(k for k in watched if m.gradients.is_spent(made[id(b.outs[k])].tensor))
     graph.meta["grad"] = m.grad_before
     m.gradients.check_data([made[id(b.outs[k])].tensor for k in watched if k not in spent])

@@ -54,6 +54,11 @@ class Info:
         return self.tensor.is_leaf
 
     @property
+    def is_apart(self) -> bool:
+        """A view that was made where gradients were off: it requires grad as its base does, and autograd knows no more of it."""
+        return self.real is None and self.tensor.grad_fn is None and self.tensor._is_view()
+
+    @property
     def is_differentiated(self) -> bool:
         """An input that autograd has to know more of after the call than before."""
         if self.real is None or not self.tensor.requires_grad:

@@ -109,15 +109,30 @@ def _meta(made: fx.Node, node: Node) -> fx.Node:
 
 
 def _live(rec: Recording, outputs: Outputs) -> list[Node]:
-    """Nodes that an output, a write-back or an effect needs, in program order."""
+    """Nodes that an output, a write-back or an effect needs, in program order; and those that tell a size which data tell."""
     needed = {id(n.node) for n in outputs.results if isinstance(n, FreshNode)} | {id(n) for _, n in outputs.write_backs}
-    kept: list[Node] = []
-    for node in reversed(rec.nodes):
-        if id(node) in needed or (node.effect and node.target is not torch.ops.aten.clone.default):
-            kept.append(node)
-            needed.update(id(a) for a in inputs_of(node))
-    kept.reverse()
-    return kept
+    told = {name for name, row in rec.facts.symbols.items() if row.origin == ("bound",)}
+    while True:
+        kept: list[Node] = []
+        for node in reversed(rec.nodes):
+            if id(node) in needed or (node.effect and node.target is not torch.ops.aten.clone.default):
+                kept.append(node)
+                needed.update(id(a) for a in inputs_of(node))
+        kept.reverse()
+        missing = _symbols(rec, kept, outputs) & told if told else set()
+        for node in kept:
+            missing -= _first_told(node)
+        tells = {id(n) for name in missing for n in rec.nodes if name in _first_told(n)} if missing else set()
+        first = next((id(n) for n in rec.nodes if id(n) in tells), None)
+        if first is None:
+            return kept
+        needed.add(first)
+
+
+def _first_told(node: Node) -> set[str]:
+    """Symbols that the node's results have and that nothing it is given has."""
+    given = [node.args, tuple(node.kwargs.values()), *(a.spec for a in inputs_of(node))]
+    return _names(node.spec) - set().union(*map(_names, given))
 
 
 def _returned(outputs: Outputs) -> set[int]:
@@ -165,6 +180,15 @@ def _output(o: FreshNode | InputNumber | ViewOf | Number, final: Any) -> Output:
 
 
 def _symbols(rec: Recording, live: list[Node], outputs: Outputs) -> set[str]:
+    if not rec.facts.symbols:
+        return set()
+    shown = [o.spec if isinstance(o, ViewOf) else o.value for o in outputs.results if isinstance(o, (ViewOf, Number))]
+    nodes = [(n.spec, n.args, tuple(n.kwargs.values())) for n in (*rec.placeholders, *live)]
+    return {name for name in _names((nodes, shown)) if name in rec.facts.symbols}
+
+
+def _names(value: Any) -> set[str]:
+    """Names of the symbols in sizes, strides, offsets and numbers."""
     exprs: list[Expr] = []
 
     def look(v: Any) -> None:
@@ -177,14 +201,8 @@ def _symbols(rec: Recording, live: list[Node], outputs: Outputs) -> set[str]:
             for x in v:
                 look(x)
 
-    if not rec.facts.symbols:
-        return set()
-    for node in (*rec.placeholders, *live):
-        look(node.spec)
-        look(node.args)
-        look(tuple(node.kwargs.values()))
-    look([o.spec if isinstance(o, ViewOf) else o.value for o in outputs.results if isinstance(o, (ViewOf, Number))])
-    return {e.name for e in walk(*exprs) if isinstance(e, Sym) and e.name in rec.facts.symbols}
+    look(value)
+    return {e.name for e in walk(*exprs) if isinstance(e, Sym)}
 
 
 # ---------------------------------------------------------------- text

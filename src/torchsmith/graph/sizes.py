@@ -294,8 +294,9 @@ class SizeFacts:
         self._narrowed[name] = (lo, hi)
 
     def number(self, e: Expr) -> Expr:
-        """`e`, or the number that the ranges and guards leave it: min(s0, 1) is 1."""
-        if not isinstance(e, Op) or e.dtype is not dt.index:
+        """`e`, or the number that the ranges and guards leave it: min(s0, 1) is 1, and so is s0 where it was assumed to be. What data tell
+        keeps its name, for running has to tell it."""
+        if not isinstance(e, (Op, Sym)) or e.dtype is not dt.index or (isinstance(e, Sym) and self.depends_on_data(e)):
             return e
         lo, hi = interval(poly(e), self.range)
         if lo is not None and lo == hi:

@@ -352,10 +352,16 @@ class Opaque:
 
 
 def _live_nodes(fg: FunctionalGraph) -> set[fx.Node]:
-    """Nodes that a result, a write-back or an effect needs."""
+    """Nodes that a result, a write-back or an effect needs, and the first ones that have a size which data tell."""
     names = {o.node for o in fg.outputs if isinstance(o, FreshOutput)} | {n for _, n in fg.write_backs}
     live: set[fx.Node] = set()
     stack = [n for n in fg.graph.nodes if n.name in names or (n.op == "call_function" and extern.has_effect(n.target))]
+    untold = {s.sym for s in fg.symbols if s.origin == ("bound",)}
+    for node in fg.graph.nodes if untold else ():
+        sizes = [n for spec in leaves(node.meta.get("spec")) if isinstance(spec, TensorSpec) for n in spec.shape]
+        told = untold & set(walk(*sizes))
+        stack += [node] if told else []
+        untold -= told
     while stack:
         node = stack.pop()
         if node not in live:

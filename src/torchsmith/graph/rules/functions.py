@@ -292,17 +292,19 @@ for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
 
 def _resample(name: str) -> None:
     """interpolate: the output size computed here, for torch's composite asks for plain sizes of input and output."""
-    op = getattr(aten, name).default
+    op, names = getattr(aten, name).default, [a.name for a in getattr(aten, name).vec._schema.arguments]
 
-    def resample(trace: Tracing, call: Any, input: Tensor, output_size: Any, *rest: Any) -> Tensor:
-        if not input._has_symbolic_sizes_strides and not any(isinstance(n, SymTypes) for n in output_size or ()):
-            return call(input, output_size, *rest)
-        *flags, factors = rest
-        sizes = output_size
+    def resample(trace: Tracing, call: Any, *args: Any, **named: Any) -> Tensor:
+        given: dict[str, Any] = dict(zip(names, args, strict=False)) | named
+        input, sizes, factors = (given.get(n) for n in ("input", "output_size", "scale_factors"))
+        if not isinstance(input, Tensor) or not (input._has_symbolic_sizes_strides or any(isinstance(n, SymTypes) for n in sizes or ())):
+            return call(*args, **named)  # type: ignore[no-any-return]
+        if len(args) > len(names) or not given.keys() <= set(names) or (sizes is None) is (factors is None):
+            return call(*args, **named)  # type: ignore[no-any-return]
         if sizes is None:
-            sizes = [_scaled(n, f) for n, f in zip(input.shape[2:], factors, strict=True)]
+            sizes = [_scaled(n, f) for n, f in zip(input.shape[2:], factors or (), strict=True)]
         scales = [None] * len(sizes) if factors is None else list(factors)
-        return op(input, sizes, *flags, *scales)
+        return op(input, sizes, *(given[n] for n in names if n == "align_corners"), *scales)  # type: ignore[no-any-return]
 
     function_rule(getattr(torch._C._nn, name))(resample)
 

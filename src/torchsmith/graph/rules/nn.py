@@ -361,7 +361,7 @@ def fused_rms_norm(input: Tensor, normalized_shape: Sequence[Size], weight: Tens
 
 
 def _resample(n: int) -> Any:
-    def shape(self: Tensor, output_size: Sequence[Size], *args: Any) -> Tensor:
+    def shape(self: Tensor, output_size: Sequence[Size], *args: Any, **named: Any) -> Tensor:
         if any(s <= 0 for s in (*output_size, *self.shape[2:])):
             sizes = f"{list(self.shape)} and output {list(output_size)}"
             raise RuntimeError(f"Input and output sizes should be greater than 0, but got {sizes}")
