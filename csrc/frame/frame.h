@@ -35,6 +35,9 @@ int ts_tensor_check(const TensorGuard *g, PyObject *obj); /* 1, 0, -1 */
 int ts_tensor_dims(PyObject *obj, int *ndim, const int64_t **sizes, const int64_t **strides);
 int ts_tensor_range(PyObject *obj, uintptr_t *lo, uintptr_t *hi); /* 0 ok, -1 error */
 int ts_tensor_offset(PyObject *obj, int64_t *out);
+PyObject *ts_clone_set(PyObject *self, PyObject *arg);
+PyObject *ts_refill_set(PyObject *self, PyObject *args);
+int ts_same_set(PyObject *a, PyObject *b, int (*same)(PyObject *, PyObject *));
 PyObject *ts_setup_tensor(PyObject *self, PyObject *args);
 PyObject *ts_set_discarded(PyObject *self, PyObject *cls);
 PyObject *ts_set_plain_reader(PyObject *self, PyObject *fn);

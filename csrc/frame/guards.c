@@ -321,6 +321,7 @@ static int same_constant(PyObject *a, PyObject *b) {
     }
     return 1;
   }
+  if (PyAnySet_CheckExact(a)) return ts_same_set(a, b, same_constant);
   return PyObject_RichCompareBool(a, b, Py_EQ);
 }
 

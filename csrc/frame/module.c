@@ -12,6 +12,8 @@ static PyObject *own_lookup(PyObject *self, PyObject *cls) {
 
 static PyMethodDef methods[] = {
     {"own_lookup", own_lookup, METH_O, "own_lookup(class): are attributes of its instances looked up or set by code of its own?"},
+    {"clone_set", ts_clone_set, METH_O, "clone_set(set): one that iterates, grows and pops as this one does"},
+    {"refill_set", ts_refill_set, METH_VARARGS, "refill_set(set, like): it holds what `like` holds, in its order"},
     {"setup_tensor", ts_setup_tensor, METH_VARARGS, "find out how this torch lays out tensors"},
     {"set_plain_reader", ts_set_plain_reader, METH_O, "what reads requires_grad of a tensor past all handlers"},
     {"set_discarded", ts_set_discarded, METH_O, "the class of parameters that exist only in packed form"},

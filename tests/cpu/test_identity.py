@@ -205,3 +205,37 @@ def test_builtins_count_their_arguments(n: int) -> None:
     with pytest.raises(TypeError) as got:
         torchsmith.compile(WRONG[n], backend="eager")(torch.ones(2))
     assert str(got.value) == str(want.value)
+
+
+def _grown(*less: str) -> set[str]:
+    """A set whose table is larger than a copy's: the copy has another order."""
+    found: set[str] = set()
+    for i in range(40):
+        found.add(f"k{i * 37}")
+    for i in range(7, 40):
+        found.discard(f"k{i * 37}")
+    return found - set(less) if less else found
+
+
+def test_sets_from_outside_keep_their_order() -> None:
+    def f(x: torch.Tensor, s: set[Any]) -> Any:
+        return x + len(s), list(s), [*s], ",".join(map(str, s)), sorted(s, key=len) if "k0" in s else 0, dict.fromkeys(s)
+
+    compiled = _compiled(f)
+    for s in (_grown(), {8, 0}, {0, 8}, {8, 0}, set()):
+        assert repr(compiled(torch.ones(2), s)) == repr(f(torch.ones(2), s))
+
+
+def test_sets_that_are_changed_keep_their_order() -> None:
+    def f(x: torch.Tensor, s: set[str]) -> Any:
+        s.add("new")
+        s.discard("k37")
+        made = {k + "!" for k in s}
+        made.discard("new!")
+        return x, list(s), made
+
+    one, other = _grown(), _grown()
+    want, got = f(torch.ones(2), one), _compiled(f)(torch.ones(2), other)
+    assert list(one) == list(other) and got[1] == want[1] and list(got[2]) == list(want[2])
+    one.add("more"), other.add("more")
+    assert list(one) == list(other) and one.pop() == other.pop()

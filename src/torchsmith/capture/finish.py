@@ -26,7 +26,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ..codes import Unsupported
 from ..graph import tracing
-from . import arrays, assemble, overrides, transforms
+from . import _frame, arrays, assemble, overrides, transforms
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
 from .opcodes import NULL
@@ -333,6 +333,8 @@ def _build_defaultdict(b: _Builder, v: Any) -> str:
 
 
 def _build_set(b: _Builder, v: Any) -> str:
+    if type(v) is set and all(type(x) in SCALARS for x in v):  # in the order that it has
+        return b._name(v, f"{b.const(_frame.clone_set)}({b.const(_frame.clone_set(v))})")
     return b._name(v, f"{b.const(type(v))}([{', '.join(b.value(x) for x in v)}])")
 
 
@@ -506,6 +508,8 @@ def _replay_container(b: _Builder, track: Track, target: str) -> None:
     b.lines.append(f"{name} = [{', '.join(b.value(x) for x in image)}]")
     if type(image) is list:
         b.lines.append(f"list.__setitem__({target}, slice(None), {name})")
+    elif type(image) is set and all(type(x) in SCALARS for x in image):  # in the order that the program's own writes would have given
+        b.lines.append(f"{b.const(_frame.refill_set)}({target}, {b.const(_frame.clone_set(image))})")
     else:
         b.lines.append(f"{base}.clear({target})")
         b.lines.append(f"{base}.{'extend' if issubclass(type(image), deque) else 'update'}({target}, {name})")

@@ -223,7 +223,7 @@ def evaluate(source: Source, call: Call) -> Any:
 
 
 def same_constant(a: Any, b: Any) -> bool:
-    """Exact type and ==; floats by bits."""
+    """Exact type and ==; floats by bits, sets in their order: a program may iterate over them."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -232,6 +232,8 @@ def same_constant(a: Any, b: Any) -> bool:
         return struct.pack("d", a) == struct.pack("d", b)
     if type(a) is complex:
         return same_constant((a.real, a.imag), (b.real, b.imag))
+    if type(a) in (set, frozenset):
+        return same_constant(tuple(a), tuple(b))
     if type(a) is tuple:
         return len(a) == len(b) and all(map(same_constant, a, b))
     return bool(a == b)

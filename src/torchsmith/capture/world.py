@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
-from . import policy
+from . import _frame, policy
 from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
@@ -520,8 +520,9 @@ def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
 def _image_set(world: World, track: Track) -> Any:
     if not all(is_key(x) and not issubclass(type(x), torch.Tensor) for x in track.obj):
         raise Unsupported("CAP011", at=world.loc(), detail=f"set of objects from {track.source}")
-    world.guard(track.source, "equals", (frozenset if issubclass(type(track.obj), frozenset) else set)(track.obj))
-    return set(track.obj)
+    held = _frame.clone_set(track.obj)  # in the order of the set outside
+    world.guard(track.source, "equals", frozenset(track.obj) if issubclass(type(track.obj), frozenset) else held)
+    return _frame.clone_set(held)
 
 
 def _image_defaultdict(world: World, track: Track) -> Any:
@@ -534,7 +535,7 @@ _IMAGE[dict] = lambda world, track: dict(_dict_items(world, track))
 _IMAGE[OrderedDict] = lambda world, track: OrderedDict(_dict_items(world, track))
 _IMAGE[defaultdict] = _image_defaultdict
 _IMAGE[set] = _image_set
-_IMAGE[frozenset] = lambda world, track: frozenset(_image_set(world, track))
+_IMAGE[frozenset] = _image_set
 _IMAGE[deque] = _image_deque
 _IMAGE[types.MappingProxyType] = lambda world, track: dict(_dict_items(world, track))
 
