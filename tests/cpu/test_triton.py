@@ -297,3 +297,38 @@ def test_indices_are_asked_once():
 
     program = lower(graph_of(fn, torch.empty(5, 5), torch.tensor([0, 3])), Options())
     assert sum(isinstance(e, Check) for e in program.body) == 1  # both dimensions have the same size
+
+
+def kernels_of(fn, args):
+    return [k for k in scheduled_of(fn, args)[0].body if isinstance(k, Kernel)]
+
+
+def test_small_kernels_with_one_grid_are_one_launch():
+    def beside(x, y, i, z):
+        held = x.index_copy(1, i, y.sin())
+        return held, z.index_copy(1, i, y.exp()), y.cos(), z.sum() + 1, x.amax()
+
+    args = (rows(3, 7), rows(3, 1), torch.tensor([4]), rows(3, 7))
+    check_triton(beside, *args)
+    apart = ((lambda x, y: (x.t().contiguous().flatten().sin(), y.flip(0).exp()), 1), (lambda x, y: (x.sin(), y.flip(0).exp()), 1))
+    for fn, count in apart:
+        check_triton(fn, rows(4, 5), rows(20))
+        assert len(kernels_of(fn, (rows(4, 5), rows(20)))) == count
+    large = (rows(300, 200), rows(60000))
+    assert len(kernels_of(apart[0][0], large)) == 2  # each keeps a device busy
+
+
+def test_kernels_that_depend_on_each_other_stay_in_order():
+    def steps(x, i):
+        a = x.index_copy(0, i, x[:1] * 2)
+        b = a.cumsum(0)
+        c = b.index_copy(0, i, a[1:2])
+        return a, b, c, c.flip(0) + a
+
+    check_triton(steps, rows(6), torch.tensor([2]))
+    found = kernels_of(steps, (rows(6), torch.tensor([2])))
+    done: set[str] = set()
+    made = {p.buf for k in found for p in k.params if p.written}
+    for k in found:
+        assert all(p.buf in done or p.written for p in k.params if p.buf in made)
+        done |= {p.buf for p in k.params if p.written}

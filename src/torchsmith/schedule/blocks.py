@@ -30,6 +30,7 @@ from .deps import estimate, free_axes, numel
 from .fusion.fuse import guard, simple_axes
 from .fusion.group import Group, Grouper, is_ordered, stage_work
 from .fusion.split import contiguous_axis
+from .join_kernels import join_kernels
 from .kernels import NOTHING, Decisions, Own, formed
 from .loops.axes import collapse, order_axes, split_axes
 from .loops.build import finish
@@ -612,7 +613,8 @@ def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING
     def grouped(body: Sequence[Element], nested: bool) -> list[Group | Element]:
         return BlockGrouper(buffers, options, target).grouped(tuple(body))
 
-    return formed(program, buffers, grouped, kernels_of, lambda c: on_device(c, buffers, target))
+    made = formed(program, buffers, grouped, kernels_of, lambda c: on_device(c, buffers, target))
+    return join_kernels(made, deps.lasting(program))
 
 
 def on_device(check: Check, buffers: Mapping[str, Buffer], target: Target) -> Check | Kernel:
