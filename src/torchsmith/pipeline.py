@@ -140,8 +140,8 @@ def show_source(s: Source) -> str:
 # The road below the functional graph: what a cache hit skips.
 FRONT: tuple[Pass, ...] = (
     Pass("norms", fold_batch_norms),
-    Pass("patches", multiply_patches),
     Pass("layout", prefer_channels_last),
+    Pass("patches", multiply_patches),
     Pass("activations", join_activations),
     Pass("products", join_products),
     Pass("lower", lower, verify_program, print_program),

@@ -18,6 +18,8 @@ from torchsmith.ir.program import Extern, Program, Stage
 from torchsmith.ir.verify import verify_program
 from torchsmith.lower import lower
 from torchsmith.lower.joined_products import join_products
+from torchsmith.lower.layout import prefer_channels_last
+from torchsmith.lower.library_convolution import join_activations
 from torchsmith.lower.patches import multiply_patches
 from torchsmith.options import Options
 from torchsmith.schedule.deps import lasting
@@ -164,3 +166,38 @@ def test_other_windows_stay_convolutions():
     assert of(two, stride=1) == of(two, stride=2, padding=2) == of(two, stride=2, dilation=2) == ["convolution"]
     assert of(torch.empty(4, 1, 2, 2), stride=2, groups=4) == of(torch.empty(4, 4, 1, 1)) == ["convolution"]
     assert of(two, torch.float32, stride=2) == ["convolution"]
+
+
+def test_windows_of_one_element_are_products_where_no_call_takes_what_follows():
+    def of(follow: Any, *more: torch.Tensor) -> list[str]:
+        x, w = torch.randn(1, 32, 8, 8).half(), torch.randn(48, 32, 1, 1).half() * 0.2
+        fg = graph(lambda x, w, *b: follow(F.conv2d(x, w, *b)), x, w, *more, params=1 + len(more))
+        for step in (prefer_channels_last, multiply_patches, join_activations):
+            fg = step(fg, Options())
+        program = fuse(lower(fg, Options()), Options())
+        verify_program(program)
+        if "cudnn_convolution_relu" not in calls(program):
+            (got,) = run_program(program, [to_array(a) for a in (x, w, *more)], call_eager)
+            torch.testing.assert_close(torch.from_numpy(got), follow(F.conv2d(x, w, *more)), rtol=1e-2, atol=1e-2)
+        return calls(program)
+
+    bias = torch.randn(48).half()
+    assert of(lambda y: F.relu6(y).sin(), bias) == []  # a kernel of our own
+    assert of(lambda y: y.sin() * y, bias) == ["addmm"] and of(lambda y: y.sin()) == ["convolution"]
+    assert of(lambda y: F.relu(y).sin(), bias) == ["cudnn_convolution_relu"]
+
+
+@pytest.mark.parametrize(("rows", "inner", "count"), [(64, 96, 0), (8, 96, 1), (64, 2000, 1)])
+def test_small_products_take_an_activation_along(rows: int, inner: int, count: int):
+    w = [torch.randn(64, inner).half() * 0.1, torch.randn(64).half()]
+    program = program_of(lambda x, w, b: F.gelu(F.linear(x, w, b)), torch.randn(rows, inner).half(), *w, params=2)
+    assert len(calls(program)) == count
+
+
+def test_attention_of_one_query_is_sums_of_our_own():
+    q, k = torch.randn(1, 2, 1, 16).half(), torch.randn(1, 2, 40, 16).half()
+    mask = torch.arange(40)[None, None, None] < 7
+    program = program_of(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m), q, k, mask, params=0)
+    (got,) = run_program(program, [to_array(a) for a in (q, k, mask)], call_eager)
+    torch.testing.assert_close(torch.from_numpy(got), F.scaled_dot_product_attention(q, k, k, mask), rtol=1e-2, atol=1e-3)
+    assert calls(program) == []

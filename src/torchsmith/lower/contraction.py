@@ -76,8 +76,9 @@ def _is_row(a: Ref, b: Ref) -> bool:
 
 ACTIVATIONS = frozenset({
     aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default, aten.sigmoid.default, aten.hardswish.default,
+    aten.hardtanh.default, aten.relu6.default,
 })  # fmt: skip
-FEW_ROWS, SHORT_SUMS, LITTLE_WORK = 64, 1024, 3.2e8
+FEW_ROWS, SHORT_SUMS, LITTLE_WORK = 32, 1024, 3.2e8
 
 
 def _is_activated(cx: Builder, a: Ref, b: Ref) -> bool:
@@ -90,7 +91,7 @@ def _is_activated(cx: Builder, a: Ref, b: Ref) -> bool:
     if a.dtype not in (dt.f16, dt.bf16) or len(cx.readers) != 1 or cx.readers[0].target not in ACTIVATIONS or None in sizes:
         return False
     rows, inner, columns = (n or 0 for n in sizes)
-    return rows >= FEW_ROWS and FEW_ROWS <= inner <= SHORT_SUMS and columns >= FEW_ROWS and rows * inner * columns <= LITTLE_WORK
+    return min(rows, columns) >= FEW_ROWS and 16 <= inner <= SHORT_SUMS and rows * inner * columns <= LITTLE_WORK
 
 
 @lowers("aten.mm.default", "aten.bmm.default")

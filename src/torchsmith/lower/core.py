@@ -274,7 +274,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     return replace(proved, notes=(*proved.notes, "LOW007")) if left else proved
 
 
-RENAMED = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
+RENAMED = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.permute.default})
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

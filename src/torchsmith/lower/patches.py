@@ -1,10 +1,11 @@
-"""Convolutions whose windows do not overlap, on a GPU: one product of patches. FunctionalGraph in, FunctionalGraph out.
+"""Convolutions that are products, on a GPU: windows that do not overlap, or of one element. FunctionalGraph in, FunctionalGraph out.
 
     convolution(x, w, b, stride=(p, q))  with w of (o, c, p, q)
         becomes    addmm(b, patches(x), t(w as (o, c * p * q)))     patches: (n * rows * columns, c * p * q)
 
-The library has no fast kernel for such windows of few channels (16 x 16 of 3: 69 us on an H100, the product 4 us). Patches are copied, as
-the image would be for another memory format; results lie channels-last.
+The library has no fast kernel for such windows of few channels (16 x 16 of 3: 69 us on an H100, the product 4 us). Patches are copied,
+as the image would be for another memory format; results lie channels-last. Windows of one element need no copy then, and a product takes a
+bias along, or is a kernel of our own with what follows (contraction.py), where the library's convolution takes neither.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import fx
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import const
 from ..options import Options
-from .layout import channels_last_strides, is_library_convolution
+from .layout import channels_last_strides, is_library_convolution, same_strides
 from .ref import contiguous_strides, known
 from .rewriter import Rewriter
 
@@ -39,12 +40,27 @@ def multiply_patches(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
 def _is_of_patches(node: fx.Node) -> bool:
     if node.target is not aten.convolution.default or not is_library_convolution(node):
         return False
-    x, w, _, stride, padding, dilation, transposed, _, groups = node.args
+    x, w, bias, stride, padding, dilation, transposed, _, groups = node.args
     spec, weight = x.meta["spec"], w.meta["spec"]  # type: ignore[union-attr]
-    window = [known(n) for n in weight.shape[2:]]
-    if transposed or groups != 1 or any(padding) or {*dilation} != {1} or list(stride) != window or window == [1, 1]:  # type: ignore[arg-type,call-overload,misc]
+    window: Any = [known(n) for n in weight.shape[2:]]
+    if transposed or groups != 1 or any(padding) or {*dilation} != {1} or list(stride) != window:  # type: ignore[arg-type,call-overload,misc]
         return False
-    return spec.dtype in TYPES and None not in map(known, (*spec.shape, *weight.shape))
+    if spec.dtype not in TYPES or None in map(known, (*spec.shape, *weight.shape)):
+        return False
+    return window != [1, 1] or (bias is not None and not _takes_relu(node) and _lies_channels_last(x))
+
+
+def _takes_relu(conv: fx.Node) -> bool:
+    """Has the library a call for this convolution and what follows?"""
+    users = list(conv.users)
+    if len(users) == 1 and users[0].target is aten.add.Tensor:
+        users = list(users[0].users)
+    return len(users) == 1 and users[0].target is aten.relu.default
+
+
+def _lies_channels_last(x: Any) -> bool:
+    spec = x.meta["spec"]
+    return same_strides(spec.shape, spec.strides, channels_last_strides(spec.shape))
 
 
 def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
@@ -59,17 +75,22 @@ def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
     def step(target: Any, source: fx.Node, shape: list[int], *args: Any, **kwargs: Any) -> fx.Node:
         return rewriter.make(target, (source, *args), conv, _dense(spec, shape), **kwargs)
 
+    whole = [p, q] == [1, 1]
+    if not whole and x.target is aten.clone.default and len(x.users) == 1 and isinstance(x.args[0], fx.Node):
+        x = x.args[0]  # it was copied for the convolution
     with rewriter.graph.inserting_before(conv):
         sizes = [known(s) or 0 for s in x.meta["spec"].shape]
         for d, size in ((2, rows * p), (3, columns * q)):
             if sizes[d] != size:  # what no window reaches
                 sizes[d] = size
                 x = step(aten.slice.Tensor, x, sizes, d, 0, size)
-        apart = [n, channels, rows, p, columns, q]
-        order = [0, 2, 4, 1, 3, 5]
-        x = step(aten.view.default, x, apart, apart)
-        x = step(aten.permute.default, x, [apart[k] for k in order], order)
-        x = step(aten.clone.default, x, [apart[k] for k in order], memory_format=torch.contiguous_format)
+        if whole:
+            x = step(aten.permute.default, x, [n, rows, columns, channels], [0, 2, 3, 1])
+        else:
+            apart, order = [n, channels, rows, p, columns, q], [0, 2, 4, 1, 3, 5]
+            x = step(aten.view.default, x, apart, apart)
+            x = step(aten.permute.default, x, [apart[k] for k in order], order)
+            x = step(aten.clone.default, x, [apart[k] for k in order], memory_format=torch.contiguous_format)
         x = step(aten.view.default, x, [n * rows * columns, inner], [n * rows * columns, inner])
         flat = step(aten.view.default, w, [out, inner], [out, inner])
         right = rewriter.make(aten.t.default, (flat,), conv, _lies(spec, [inner, out], (1, inner)))
