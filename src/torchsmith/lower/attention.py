@@ -53,19 +53,9 @@ def lower_attention(
     return found if found is NotImplemented else found[0]
 
 
-FEW_KEYS = 1024
-
-
-def _is_of_one_query(cx: Builder, q: Ref, k: Ref) -> bool:
-    """One query a head on a GPU: sums of our own over the keys are faster than the library's tiles of many queries (16 heads of 128, 512
-    keys, float16 with a mask, H100: 6.7 us, the library's 13.9)."""
-    keys = known(k.shape[2])
-    return cx.device != "cpu" and is_one(q.shape[2]) and q.dtype in (dt.f16, dt.bf16) and keys is not None and keys <= FEW_KEYS
-
-
 def _attention(cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any, is_causal: Any, mask: Ref | None, scale: Any) -> Any:
     width = known(q.shape[-1])
-    if dropout or q.dtype not in SUMS or not q.dtype.is_float or not (cx.options.native_contractions or _is_of_one_query(cx, q, k)):
+    if dropout or not cx.options.native_contractions or q.dtype not in SUMS or not q.dtype.is_float:
         return NotImplemented
     if scale is None and not width:
         return NotImplemented

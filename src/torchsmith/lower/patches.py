@@ -4,12 +4,13 @@
         becomes    addmm(b, patches(x), t(w as (o, c * p * q)))     patches: (n * rows * columns, c * p * q)
 
 The library has no fast kernel for such windows of few channels (16 x 16 of 3: 69 us on an H100, the product 4 us). Patches are copied,
-as the image would be for another memory format; results lie channels-last. Windows of one element need no copy then, and a product takes a
-bias along, or is a kernel of our own with what follows (contraction.py), where the library's convolution takes neither.
+as the image would be for another memory format; results lie channels-last. Windows of one element need no copy then, and a small product
+is a kernel of our own with the activation that follows (contraction.py), where the library's convolution takes only a relu along.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import fx
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import const
 from ..options import Options
+from .contraction import ACTIVATIONS, is_small_product
 from .layout import channels_last_strides, is_library_convolution, same_strides
 from .ref import contiguous_strides, known
 from .rewriter import Rewriter
@@ -40,22 +42,24 @@ def multiply_patches(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
 def _is_of_patches(node: fx.Node) -> bool:
     if node.target is not aten.convolution.default or not is_library_convolution(node):
         return False
-    x, w, bias, stride, padding, dilation, transposed, _, groups = node.args
+    x, w, _, stride, padding, dilation, transposed, _, groups = node.args
     spec, weight = x.meta["spec"], w.meta["spec"]  # type: ignore[union-attr]
     window: Any = [known(n) for n in weight.shape[2:]]
     if transposed or groups != 1 or any(padding) or {*dilation} != {1} or list(stride) != window:  # type: ignore[arg-type,call-overload,misc]
         return False
     if spec.dtype not in TYPES or None in map(known, (*spec.shape, *weight.shape)):
         return False
-    return window != [1, 1] or (bias is not None and not _takes_relu(node) and _lies_channels_last(x))
+    if window != [1, 1]:
+        return True
+    n, columns, *image = (known(s) or 0 for s in spec.shape)
+    small = is_small_product(n * math.prod(image), known(weight.shape[1]) or 0, columns)
+    return small and _is_activated(node) and _lies_channels_last(x)
 
 
-def _takes_relu(conv: fx.Node) -> bool:
-    """Has the library a call for this convolution and what follows?"""
-    users = list(conv.users)
-    if len(users) == 1 and users[0].target is aten.add.Tensor:
-        users = list(users[0].users)
-    return len(users) == 1 and users[0].target is aten.relu.default
+def _is_activated(conv: fx.Node) -> bool:
+    """Is all that follows an activation, and not the relu for which the library has a call?"""
+    readers = list(conv.users)
+    return len(readers) == 1 and readers[0].target in ACTIVATIONS and readers[0].target is not aten.relu.default
 
 
 def _lies_channels_last(x: Any) -> bool:
