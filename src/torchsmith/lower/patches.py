@@ -80,8 +80,7 @@ def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
         return rewriter.make(target, (source, *args), conv, _dense(spec, shape), **kwargs)
 
     whole = [p, q] == [1, 1]
-    if not whole and x.target is aten.clone.default and len(x.users) == 1 and isinstance(x.args[0], fx.Node):
-        x = x.args[0]  # it was copied for the convolution
+    x, w = (x if whole else _source(x)), _source(w)
     with rewriter.graph.inserting_before(conv):
         sizes = [known(s) or 0 for s in x.meta["spec"].shape]
         for d, size in ((2, rows * p), (3, columns * q)):
@@ -104,6 +103,12 @@ def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
         lies = TensorSpec(spec.dtype, spec.shape, channels_last_strides(spec.shape), spec.device)
         made = rewriter.make(aten.permute.default, (made, [0, 3, 1, 2]), conv, lies)
     rewriter.swap(conv, made)
+
+
+def _source(x: fx.Node) -> fx.Node:
+    """What was copied for the convolution alone."""
+    copied = x.target is aten.clone.default and x.kwargs.get("memory_format") is torch.channels_last and len(x.users) == 1
+    return x.args[0] if copied else x  # type: ignore[return-value]
 
 
 def _dense(like: TensorSpec, shape: list[int]) -> TensorSpec:
