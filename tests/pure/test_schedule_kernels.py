@@ -19,9 +19,10 @@ from torchsmith.ir.linear import const_of
 from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage, Store, dense
 from torchsmith.ir.verify import verify_program, verify_scheduled
 from torchsmith.options import Options
-from torchsmith.schedule.access import collect
+from torchsmith.schedule.access import collect, flat
 from torchsmith.schedule.deps import grain, repeated
 from torchsmith.schedule.fusion.fuse import can_fuse, fuse
+from torchsmith.schedule.fusion.group import Grouper
 from torchsmith.schedule.kernels import form_kernels
 from torchsmith.schedule.memory.layouts import rows_apart
 
@@ -367,3 +368,20 @@ def test_nothing_steps_through_a_dimension_of_size_1() -> None:
     buffer = Buffer("x", F32, (const(4), const(1)), Layout((const(8), const(5000)), const(0)), "input")
     (access,) = collect([Load("x", F32, (i, op("sub", j, Sym("n"))))], [], {"x": buffer}).items
     assert set(access.coefs) == {i}
+
+
+def test_equal_stages_have_equal_indices() -> None:
+    """Axes are numbered in each group, so that what is known of an index in one layer is known in all."""
+    k = Kit()
+    x = k.input("x", (64, 96))
+    for name in "ab":
+        k.stage(name, (64, 96), lambda i, j: op("mul", x(i, j), f(2.0)), out=True)
+    p = k.program("a", "b")
+    grouper = Grouper(p.buffers, Options())
+    one, other = (grouper.single(s) for s in p.body if isinstance(s, Stage))
+    assert one.members[0].stores[0].index == other.members[0].stores[0].index
+    joined = grouper.join(one, one.stages[0])
+    both = one if joined is None else joined
+    assert both.names == len({a for m in both.members for a, _ in m.axes})
+    at = flat(Layout((const(96), const(1)), const(0)), one.members[0].stores[0].index)
+    assert flat(Layout((const(96), const(1)), const(0)), other.members[0].stores[0].index) is at

@@ -139,7 +139,7 @@ class State:
         return dispatcher.__qualname__ if found is dispatcher else (self.settings.again, (original, *self.settings.pickled()))
 
 
-YOUNG = 50_000  # what we make and drop must not have Python look for cycles in all that the process has imported (0.17 s with torch)
+YOUNG = 1_000_000  # objects made and not dropped: what a compilation makes lives until its end, looking for cycles in it finds nothing
 ALL: weakref.WeakSet[Any] = weakref.WeakSet()  # every Dispatcher, for reset()
 _LOCK = threading.RLock()  # one capture at a time; a forked child starts with a free one
 os.register_at_fork(after_in_child=_LOCK._at_fork_reinit)  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..ir import dtype as dt
+from ..ir import memo
 from ..ir.bounds import Interval, Ranges, simplify_index
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, walk
 from ..ir.kernel import StoreStmt
@@ -100,12 +101,19 @@ def is_plain(e: Expr) -> bool:
     return not any(isinstance(x, Load) for x in walk(e))
 
 
+_FLAT: dict[tuple[Expr | tuple[Expr, ...], ...], Linear] = memo.table({})
+
+
 def flat(layout: Layout, index: tuple[Expr, ...]) -> Linear:
-    """The element number of an index."""
-    total = Linear(None, layout.offset)
-    for i, stride in zip(index, layout.strides, strict=True):
-        total = total.plus(linear(i), stride)
-    return linear(total.expr())
+    """The element number of an index; not to be changed."""
+    key = (layout.strides, layout.offset, index)
+    found = _FLAT.get(key)
+    if found is None:
+        total = Linear(None, layout.offset)
+        for i, stride in zip(index, layout.strides, strict=True):
+            total = total.plus(linear(i), stride)
+        found = _FLAT[key] = linear(total.expr())
+    return found
 
 
 def collect(roots: Iterable[Expr], stores: Iterable[StoreStmt], buffers: Mapping[str, Buffer]) -> Accesses:

@@ -182,12 +182,15 @@ def numel(extents: Iterable[Expr]) -> int:
     return _product(max(0, estimate(e)) for e in extents)
 
 
+_FOLDS: dict[tuple[Expr, ...], dict[Axis, Expr]] = memo.table({})
+
+
 def fold_extents(*roots: Expr) -> dict[Axis, Expr]:
-    """Extents of all Fold axes under `roots`."""
-    out: dict[Axis, Expr] = {}
-    for e in walk(*roots):
-        if isinstance(e, Fold):
-            out.update(zip(e.axes, e.extents, strict=True))
+    """Extents of all Fold axes under `roots`; not to be changed."""
+    out = _FOLDS.get(roots)
+    if out is None:
+        out = {a: n for e in walk(*roots) if isinstance(e, Fold) for a, n in zip(e.axes, e.extents, strict=True)}
+        _FOLDS[roots] = out
     return out
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ...ir import memo
 from ...ir.expr import Axis, Const, Expr, Load, substitute, walk
 from ...ir.program import Bind, Buffer, Check, Element, Stage
 from ...options import Options
@@ -38,6 +39,7 @@ class Group:
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
     stages: list[Stage] = field(default_factory=list)  # as they came, before renaming
+    names: int = 0  # axes are numbered in each group anew: equal stages have equal indices, and what is known of them is found once
 
     def work(self) -> int:
         return sum(stage_work(m) for m in self.members)
@@ -46,6 +48,7 @@ class Group:
 Item = Group | Element
 
 
+@memo.by_identity
 def stage_work(s: Stage) -> int:
     n = numel(e for _, e in s.axes)
     f = numel(deps.fold_extents(*deps.stage_exprs(s)).values())
@@ -83,16 +86,11 @@ class Grouper:
     def __init__(self, buffers: Mapping[str, Buffer], options: Options) -> None:
         self.buffers, self.options, self.fuel = buffers, options, options.fuel
         self.roots = deps.roots_of(buffers)
-        self.names: Iterator[int] = itertools.count()
         self.chance = random.Random(options.chaos) if options.chaos else None
 
-    def fresh(self) -> Axis:
-        return Axis(f"g{next(self.names)}")
-
     def single(self, s: Stage) -> Group:
-        table = {a: self.fresh() for a, _ in s.axes}
-        member = rename(s, table)
-        return Group([member], member.axes, is_special(s), reads(s), writes(s), [s])
+        member = rename(s, {a: Axis(f"g{k}") for k, (a, _) in enumerate(s.axes)})
+        return Group([member], member.axes, is_special(s), reads(s), writes(s), [s], len(s.axes))
 
     # ------------------------------------------------------------ legality
     def mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
@@ -196,12 +194,13 @@ class Grouper:
             return None
         outer = tuple(x for x in g.outer if x[0] in table)
         back = {a: d for d, a in table.items() if d in dict(outer)}
-        names = {a: back.get(a) or self.fresh() for a, _ in s.axes}
+        fresh = itertools.count(g.names)
+        names = {a: back.get(a) or Axis(f"g{next(fresh)}") for a, _ in s.axes}
         member = rename(s, names)
         joined = [*g.members, member]
         if not self.worth(g, s, outer, joined):
             return None
-        return Group(joined, outer, False, g.reads | reads(s), g.writes | writes(s), [*g.stages, s])
+        return Group(joined, outer, False, g.reads | reads(s), g.writes | writes(s), [*g.stages, s], next(fresh))
 
     def add(self, items: list[Item], s: Stage) -> None:
         """Append `s`, joined to an earlier group where that is legal and pays."""
