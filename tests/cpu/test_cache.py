@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from dataclasses import fields, replace
 from pathlib import Path
@@ -75,6 +76,75 @@ def test_objects_are_shared_between_graphs() -> None:
     with events.recording() as got:
         build.build(HOST + "int more;", [KERNEL, map_text("x[i] + 2")], Options())
     assert sorted(counts(got)) == ["object hit", "object miss"]
+
+
+def calling(*kernels: str) -> str:
+    """A host program that needs these kernels."""
+    names = [build.kernel_name(k) for k in kernels]
+    return "".join(f"void {n}(void);" for n in names) + "void (*torchsmith_graph[])(void) = {" + ", ".join(names) + "};"
+
+
+def entry_of(folder: Path, kernel: str) -> Path:
+    """Its place in the cache."""
+    return folder / "obj" / f"{build.digest(toolchain.toolchain(Options()).identity, build.kernel_name(kernel), kernel)}.o"
+
+
+def runs_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the compiler is run for from now on."""
+    runs: list[str] = []
+    real = build.run_compiler
+    monkeypatch.setattr(build, "run_compiler", lambda tools, args, cwd, what: (runs.append(what), real(tools, args, cwd, what)))
+    return runs
+
+
+def test_short_kernels_are_compiled_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one run of the compiler, each found again by itself, whatever other ones its unit holds."""
+    runs, (a, b, c, d) = runs_of(monkeypatch), (map_text(f"x[i] + {n}") for n in range(4))
+    build.build(calling(a, b), [a, b], Options())
+    assert len(runs) == 3 and sum(w.endswith(" and 1 more") for w in runs) == 1  # host program, kernels, library
+    runs.clear()
+    with events.recording() as got:
+        build.build(calling(b, c, d), [b, c, d], Options())
+    assert sorted(counts(got)) == ["object hit", "object miss", "object miss"] and len(runs) == 3
+    runs.clear()
+    build.build(calling(a, d), [a, d], Options())  # two units, each with a kernel that nobody needs
+    assert sorted(runs) == ["host program", "linking"]
+    unit = entry_of(folder, c).read_bytes()[len(build.UNIT) :][:40].decode()
+    (folder / "obj" / f"{unit}.o").unlink()  # its kernels are compiled again, with one that another unit holds too
+    runs.clear()
+    build.build(calling(a, b, c), [a, b, c], Options())
+    assert len(runs) == 3
+
+
+def test_two_units_may_hold_one_kernel(folder: Path) -> None:
+    a, b, c = (map_text(f"x[i] + {n}") for n in range(3))
+    build.build(calling(a, b), [a, b], Options())
+    entry_of(folder, b).unlink()  # as if another process had compiled it meanwhile
+    build.build(calling(b, c), [b, c], Options())
+    assert build.build(calling(a, b, c), [a, b, c], Options()).exists()
+
+
+def test_objects_of_packages_hold_one_kernel_each(tmp_path: Path) -> None:
+    """Somebody else links them."""
+    texts = [map_text(f"x[i] + {n}") for n in range(3)]
+    build.build(HOST, texts, Options())
+    for _ in range(2):
+        work = Path(tempfile.mkdtemp(dir=tmp_path))
+        found = build.kernel_objects(toolchain.toolchain(Options()), HOST, texts, work, Options())
+        assert {f.stem for f in found} == {"host", *map(build.kernel_name, texts)}
+    with events.recording() as got:
+        build.build(HOST + "int more;", texts, Options())
+    assert set(counts(got)) == {"object hit"}
+
+
+def test_what_is_not_one_function_is_compiled_alone() -> None:
+    """Long kernels, and texts of another shape than ours."""
+    a, b = map_text("x[i] + 1"), map_text("x[i] + 2")
+    for other in (b + "/*" + "-" * build.SHORT + "*/", b + "\n#define MORE", b.replace(build.OPENING, "\nstatic int q;\nvoid  TS_KERNEL(")):
+        assert build._units({"a": a, "b": other}, together=True) in ([("a",), ("b",)], [("b",), ("a",)])
+    assert sorted(build._units({"a": a, "b": b}, together=True)[0]) == ["a", "b"]
+    assert len(build._units({"a": a, "b": b}, together=False)) == 2
+    assert len(build._units({str(n): a for n in range(2 * build.MOST + 1)}, together=True)) == 3
 
 
 def test_disabled_cache_reads_and_keeps_nothing(folder: Path) -> None:
