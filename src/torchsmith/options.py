@@ -203,9 +203,15 @@ class Config:
     """Defaults of later `compile` calls in this process: `compiler.config.warn_eager = False`; what a call is given itself is stronger.
 
     Names: the options (dots become underscores), and recompile_limit (also cache_size_limit), automatic_dynamic_shapes (False: sizes that
-    vary are compiled one by one), assume_static_by_default (False: sizes are symbols from the first call on).
+    vary are compiled one by one), assume_static_by_default (False: sizes are symbols from the first call on). What torch.compile can
+    switch and is settled here (capture_scalar_outputs: always on) has that one value.
     Raises AttributeError for other names (also for those of torch.compiler.config without a counterpart), TypeError and ValueError.
     """
+
+    _SETTLED = {
+        "capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True, "trace_numpy": True, "allow_rnn": True,
+        "dynamic_shapes": True, "fail_on_recompile_limit_hit": False,
+    }  # fmt: skip
 
     _OWN: dict[str, Any] = {"recompile_limit": 8, "automatic_dynamic_shapes": True, "assume_static_by_default": True}
     _ALIASES = {"cache_size_limit": "recompile_limit"}
@@ -216,7 +222,7 @@ class Config:
 
     def _name(self, name: str) -> str:
         name = self._ALIASES.get(name, name)
-        if name not in self._OWN and name not in self._defaults():
+        if name not in self._OWN and name not in self._SETTLED and name not in self._defaults():
             near = difflib.get_close_matches(name, (*self._OWN, *self._defaults()), 1, 0.7)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"torchsmith.compiler.config has no {name!r}{hint}")
@@ -228,12 +234,18 @@ class Config:
 
     def __getattr__(self, name: str) -> Any:
         name = self._name(name)
+        if name in self._SETTLED:
+            return self._SETTLED[name]
         if name in self._changed:
             return self._changed[name]
         return self._OWN[name] if name in self._OWN else getattr(from_environment(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         name = self._name(name)
+        if name in self._SETTLED:
+            if value is not self._SETTLED[name]:
+                raise ValueError(f"{name} is always {self._SETTLED[name]} here")
+            return
         default = self._OWN.get(name, self._defaults().get(name))
         if isinstance(default, float) and type(value) is int:
             value = float(value)
@@ -241,13 +253,12 @@ class Config:
             raise TypeError(f"{name} takes {type(default).__name__}, not {type(value).__name__}")
         if name == "recompile_limit" and value < 1:
             raise ValueError(f"recompile_limit must be a positive integer, not {value!r}")
-        self._changed[name] = value
         if name not in self._OWN:
             try:
                 from_user(None, {name: value})  # the checks of options
             except RuntimeError as e:
-                del self._changed[name]
                 raise ValueError(str(e)) from None
+        self._changed[name] = value
 
     def __dir__(self) -> list[str]:
         return sorted({*self._OWN, *self._ALIASES, *self._defaults(), "patch"})

@@ -253,3 +253,15 @@ def test_what_torch_compile_and_torch_wrap_is_compiled_itself():
         made = torchsmith.explain(torchsmith.compile(fn, backend="eager"))(*args)
         assert len(made.graphs) == 1 and not made.breaks, made
     assert torchsmith.compile(torch.nn.functional.softmax, shapes_spec={"input": 0})(q, -1).shape == q.shape
+
+
+def test_switches_of_what_is_settled_have_one_value():
+    compiler.config.capture_scalar_outputs = True
+    with compiler.config.patch(capture_dynamic_output_shape_ops=True, recompile_limit=3):
+        assert compiler.config.capture_scalar_outputs and compiler.config.recompile_limit == 3
+    with pytest.raises(ValueError, match="capture_scalar_outputs is always True here"):
+        compiler.config.capture_scalar_outputs = False
+    with compiler.config.patch(activation_memory_budget=0.5):
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            compiler.config.activation_memory_budget = 2
+        assert compiler.config.activation_memory_budget == 0.5  # a refused value changes nothing

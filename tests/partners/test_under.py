@@ -166,3 +166,30 @@ def test_functions_of_ours_are_opaque_to_torch_compile():
     whole = torch.compile(compiled, backend=backend)
     torch.testing.assert_close(whole(x), model(x))
     assert len(graphs) == 2
+
+
+def test_dynamos_names_mean_the_same_here():
+    """Its graph_break and error_on_graph_break inside of a compiled function; its registered backends by name."""
+    x = torch.randn(4, 5)
+
+    def parts(x):
+        y = x + 1
+        torch._dynamo.graph_break("here")
+        with torch._dynamo.error_on_graph_break(True):
+            y = y * 2
+            with torch._dynamo.error_on_graph_break(False):
+                torch._dynamo.graph_break()
+        return y - 1
+
+    def strict(x):
+        with torch._dynamo.error_on_graph_break(True):
+            torch._dynamo.graph_break()
+        return x
+
+    with events.recording() as got:
+        torch.testing.assert_close(torchsmith.compile(parts, backend="eager")(x), parts(x))
+    assert "graph_break('here')" in str([e.fields.get("detail") for e in got if e.kind == "graph_break"])
+    with pytest.raises(Unsupported, match="graph_break"):
+        torchsmith.compile(strict, backend="eager")(x)
+    torch._dynamo.register_backend(lambda gm, inputs: gm.forward, name="of_torchs_registry")
+    torch.testing.assert_close(torchsmith.compile(lambda x: x + 1, backend="of_torchs_registry")(x), x + 1)

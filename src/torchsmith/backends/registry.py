@@ -234,6 +234,9 @@ def choose(name: str) -> Choice:
         return Choice(name, dialect_of(BACKENDS[name][0]), BACKENDS[name][0])
     if name in ROWS:
         return Choice(name, ROWS[name].dialect, _from_row(name))
+    theirs = getattr(sys.modules.get("torch._dynamo.backends.registry"), "_COMPILER_FNS", {}).get(name)
+    if theirs is not None:  # registered with PyTorch's own compiler
+        return Choice(name, dialect_of(theirs), theirs)
     point = _from_packages().get(name)
     if point is None:
         known = _known(name)

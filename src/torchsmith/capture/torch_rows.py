@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.region import Region
-from . import control_flow, flex, overrides
+from . import control_flow, dispatch, flex, overrides
 from .attributes import Raised
 from .protocol import Machine, Row
 from .source import Computed
@@ -370,6 +370,10 @@ def _dynamos_settings(name: str) -> Row:
     return found
 
 
+def _dynamos_break(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Unsupported("CAP018", at=m.loc(), detail="graph_break(" + ", ".join(map(repr, (*args, *kwargs.values()))) + ")")
+
+
 # Inner functions of torch (decorators' wrappers), by their code: fn(machine, function, args, kwargs).
 BY_CODE: dict[types.CodeType, Callable[[Any, Any, list[Any], dict[str, Any]], Any]] = {}
 # Functions of modules that must not be imported for their own sake, by (module, name).
@@ -383,6 +387,10 @@ BY_NAME: dict[tuple[str, str], Row] = {
     # which library kernel eager would take: no question of what is computed
     ("torch.nn.attention", "_cur_sdpa_kernel_backends"): lambda m, args, kwargs: [],
     ("torch.nn.attention", "_sdpa_kernel"): lambda m, args, kwargs: None,
+    ("torch._dynamo.decorators", "graph_break"): _dynamos_break,
+    # its error_on_graph_break is ours
+    ("torch._dynamo.utils", "_get_error_on_graph_break"): lambda m, args, kwargs: m.error_mode,
+    ("torch._dynamo.utils", "_set_error_on_graph_break"): lambda m, args, kwargs: m.call(dispatch.set_error_mode, args, kwargs),
     # what PyTorch's compiler, once used, notes of each module that is made
     ("torch._dynamo.mutation_guard", "tag"): lambda m, args, kwargs: None,
     **{("torch._dynamo.decorators", name): _dynamos_settings(name) for name in ("__enter__", "__exit__")},
