@@ -96,3 +96,14 @@ def test_documents_name_files_that_exist() -> None:
             if not (page.parent / link).exists():
                 wrong.append(f"{page.name}: {link}")
     assert not wrong
+
+
+def test_names_of_torch_compile_have_the_counterparts_that_are_said() -> None:
+    """docs/names.md: whatever of torchsmith a row names exists; the names of exceptions on the left are PyTorch's."""
+    text = (ROOT / "docs" / "names.md").read_text()
+    names = set(re.findall(r"`torchsmith((?:\.\w+)+)", text))
+    assert len(names) > 20
+    for name in names - {".compiler.X", ".export.X"}:
+        found = torchsmith
+        for part in name[1:].split("."):
+            found = getattr(found, part)
