@@ -107,7 +107,7 @@ def _dispatcher(original: Any, fn: Any, settings: Settings) -> Any:
     d = make_dispatcher(fn, settings, bound=bound)
     if settings.name is None:
         d.state.label = type(original).__name__
-    return functools.update_wrapper(d, fn)
+    return functools.update_wrapper(d, fn if bound is None else types.MethodType(fn, bound))  # its signature has no self
 
 
 def compile_module(module: Any, settings: Settings) -> Any:

@@ -306,6 +306,8 @@ class set_stance:
 
 
 def _what_traces() -> str:
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
     if torch.is_anomaly_enabled():
         return "autograd's anomaly mode"
     return "a forward derivative" if torch.autograd.forward_ad._current_level >= 0 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -265,3 +266,19 @@ def test_switches_of_what_is_settled_have_one_value():
         with pytest.raises(ValueError, match="from 0 to 1"):
             compiler.config.activation_memory_budget = 2
         assert compiler.config.activation_memory_budget == 0.5  # a refused value changes nothing
+
+
+def test_torch_jit_trace_sees_what_a_compiled_function_does():
+    """A native call left nothing in the trace but a constant: another input gave the first one's result."""
+    fn = torchsmith.compile(lambda x: x.sin() * 2)
+    fn(X)
+    traced = torch.jit.trace(lambda x: fn(x) + x, (X,), check_trace=False)
+    assert torch.equal(traced(X * 2), (X * 2).sin() * 2 + X * 2)
+
+
+def test_a_compiled_module_is_exported_and_has_its_signature():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    compiled = torchsmith.compile(model, backend="eager")
+    assert str(inspect.signature(compiled.forward)) == "(input)"
+    program = torchsmith.export.export(compiled, (X[None],))
+    assert list(program.state_dict) == ["0.weight", "0.bias"] and torch.equal(program.module()(X[None]), model(X[None]))

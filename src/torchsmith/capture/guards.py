@@ -724,8 +724,7 @@ def setup() -> dict[str, Any]:
     foreign = 0
     for key in ("Tracer", "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode",
                 "FuncTorchVmapMode", "PythonDispatcher", "PreDispatch", "Functionalize"):  # fmt: skip
-        row = getattr(C.DispatchKey, key, None)
-        foreign |= C.DispatchKeySet(row).raw_repr() if row is not None else 0
+        foreign |= C.DispatchKeySet(C._dispatch_key_parse(key)).raw_repr()  # type: ignore[attr-defined]
     found["state"] = _frame.setup_state(
         str(lib / "libtorch_cpu.so"), str(lib / "libc10.so"),
         C._dispatch_tls_local_include_set().raw_repr(), C._dispatch_tls_local_exclude_set().raw_repr(), foreign,
