@@ -246,18 +246,10 @@ def keep_portable_guards_unsafe(guards: list[Any]) -> list[bool]:
 
 def skip_guard_on_all_nn_modules_unsafe(guards: list[Any]) -> list[bool]:
     """No guards on what modules hold."""
-    return [not _is_of_module(g.source) for g in guards]
+    return [not g.source.is_unspecialized_nn_module() for g in guards]
 
 
 skip_guard_on_inbuilt_nn_modules_unsafe = skip_guard_on_all_nn_modules_unsafe
-
-
-def _is_of_module(source: Any) -> bool:
-    while hasattr(source, "base"):
-        if getattr(source, "via", "") in ("module", "param", "buffer"):
-            return True
-        source = source.base
-    return False
 
 
 # ---------------------------------------------------------------- stances

@@ -25,6 +25,17 @@ class Source:
     __slots__ = ("_hash",)
     _hash: int  # of sources that stand on others, once it was asked for
 
+    def is_unspecialized_nn_module(self) -> bool:
+        """Is it something that a module holds?"""
+        source: Any = self
+        while hasattr(source, "base"):
+            if getattr(source, "via", "") in ("module", "param", "buffer"):
+                return True
+            source = source.base
+        return False
+
+    is_unspecialized_builtin_nn_module = is_unspecialized_nn_module
+
 
 @dataclass(frozen=True, slots=True)
 class Local(Source):
@@ -236,6 +247,10 @@ class Guard:
     @property
     def guard_type(self) -> str:
         return GUARD_TYPES.get(self.kind, self.kind.upper())
+
+    @property
+    def orig_guard(self) -> Guard:
+        return self
 
     @property
     def is_global(self) -> bool:
