@@ -90,3 +90,17 @@ def test_branches_read_weights_around_them():
             got, want = gradients(compiled, x), gradients(lambda x: one(x) if x.sum() > 0 else other(x), x)
             assert torch.allclose(got[0], want[0], equal_nan=True)
             assert all(torch.allclose(a, b, equal_nan=True) for a, b in zip(got[1], want[1], strict=True))
+
+
+def test_operators_of_graphs():
+    """As the modules of exported programs call them."""
+
+    def f(x):
+        (y,) = torch.ops.higher_order.cond(x.sum() > 0, lambda a: (a.sin(),), lambda a: (a.cos(),), (x,))
+        (z,) = torch.ops.higher_order.map_impl(lambda a, b: (a * b,), (x,), (y,))
+        return y, z
+
+    for x in (X.detach(), -X.detach() - 9):
+        y, z = torchsmith.compile(f, fullgraph=True, backend="eager")(x)
+        want = x.sin() if x.sum() > 0 else x.cos()
+        assert torch.equal(y, want) and torch.equal(z, torch.stack([a * want for a in x]))

@@ -182,6 +182,7 @@ def test_an_iterator_that_is_half_read_comes_out() -> None:
 
 def test_lists_of_tensors_that_are_changed_in_place_are_returned() -> None:
     def f(xs: list[torch.Tensor]) -> Any:
+        torch._foreach_add_(self=xs, other=torch._foreach_pow(self=xs, exponent=2.0))
         return torch._foreach_add_(xs, 1.0) is xs, torch._foreach_mul_(xs, 2.0), torch._foreach_lerp_(xs, xs, 0.5)
 
     got, want = [torch.ones(2), torch.zeros(2)], [torch.ones(2), torch.zeros(2)]

@@ -145,6 +145,7 @@ WHOLE: dict[str, tuple[Callable[..., Any], tuple[Callable[[], Any], ...]]] = {
     "lists multiplied in place": (_multiplied, (lambda: [1, 2],)),
     "attributes that are deleted": (_deleted, (lambda: types.SimpleNamespace(a=1, b=2),)),
     "callers of methods": (lambda x: operator.methodcaller("add", x, alpha=2)(x), ()),
+    "generic classes": (lambda x: (list[int]([1, 2]), dict[str, Any](a=x)), ()),
     "scripted functions": (lambda x: scripted(x) * 2, ()),
     "keywords": (lambda x: x + keyword.iskeyword("for"), ()),
     "matches": (lambda x: x + int(re.match(r"(\d+)\.(\d+)", "12.3").group(2)), ()),  # type: ignore[union-attr]

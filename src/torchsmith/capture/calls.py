@@ -95,6 +95,10 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     f = find(m, t, "__call__")
     if f is torch.nn.Module.__call__:
         return _call_module(m, fn, args, kwargs)
+    if issubclass(t, torch._ops.HigherOrderOperator) and fn.name() in torch_rows.HIGHER_ORDER:
+        return torch_rows.HIGHER_ORDER[fn.name()](m, args, kwargs)
+    if t is types.GenericAlias:  # list[int]() makes a list
+        return m.call(fn.__origin__, args, kwargs)
     if issubclass(type(f), Function):
         at.class_guard(m, t, "__call__", f)
         track = m.world.tracks.get(id(fn))

@@ -149,6 +149,13 @@ def map_(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return pytree.tree_unflatten(_stacked(m, rows, 0), made)
 
 
+def map_flat(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """map_impl(f, xs, args): the operator, whose f takes the elements of all xs one by one."""
+    fn, xs, rest = _arguments("f xs pos_args", args, kwargs)
+    rows = [_run(m, fn, (*(_select(m, x, 0, i) for x in xs), *rest))[0] for i in range(_steps(m, list(xs), 0, "map"))]
+    return tuple(_stacked(m, rows, 0))
+
+
 def scan(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """scan(f, init, xs) -> the carry after the last element, and what f returned beside it, stacked."""
     options = {"dim": 0, "reverse": False} | {k: kwargs.pop(k) for k in ("dim", "reverse") if k in kwargs}

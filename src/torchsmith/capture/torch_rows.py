@@ -395,6 +395,10 @@ BY_NAME: dict[tuple[str, str], Row] = {
     ("torch._dynamo.mutation_guard", "tag"): lambda m, args, kwargs: None,
     **{("torch._dynamo.decorators", name): _dynamos_settings(name) for name in ("__enter__", "__exit__")},
 }  # fmt: skip
+# Operators of graphs, as exported programs call them, by name.
+HIGHER_ORDER: dict[str, Row] = {
+    "cond": control_flow.cond, "map_impl": control_flow.map_flat, "wrap": lambda m, args, kwargs: m.call(args[0], list(args[1:]), kwargs),
+}  # fmt: skip
 row(torch.cond)(control_flow.cond)
 row(*_named("while_loop"))(control_flow.while_loop)
 

@@ -49,7 +49,9 @@ def _each(name: str) -> None:
         return
 
     def foreach(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
-        n = next(len(a) for a in args if _is_list(a))
+        if "self" in kwargs:
+            args = (kwargs.pop("self"), *args)
+        n = next(len(a) for a in (*args, *kwargs.values()) if _is_list(a))
         rows = [[a[i] if _is_list(a) else a for a in args] for i in range(n)]
         named = [{k: v[i] if _is_list(v) else v for k, v in kwargs.items()} for i in range(n)]
         done = [one(*row, **options) for row, options in zip(rows, named, strict=True)]
