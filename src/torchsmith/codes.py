@@ -164,6 +164,7 @@ define("CAP027", "a frame cannot be split here", "the function runs eagerly from
 define("CAP028", "what the frame holds here cannot be handed over", "nothing to do: the frame is split earlier, where it can be")
 define("CAP035", "some results are made under inference mode and others are not",
        "make all results of a compiled function under the same mode")  # fmt: skip
+define("CAP038", "a lazy module's parameters get their shapes in this call, so it runs eagerly", "nothing to do: the next call is compiled")
 define("CAP039", "a context manager ends that was entered before this graph begins",
        "nothing to do: Python leaves it, and the rest is compiled")
 define("CAP036", "another thread changed what the function reads while it was captured", "do not change it while others call the function")

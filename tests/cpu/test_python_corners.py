@@ -229,3 +229,19 @@ def test_results_that_are_views_may_be_written_to(backend: str) -> None:
         (flat.sum() + first.sum()).backward()
         grads.append((flat.tolist(), first.tolist(), x.grad.tolist()))  # type: ignore[union-attr]
     assert grads[0] == grads[1]
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.filterwarnings("ignore:torchsmith")
+def test_lazy_modules_are_compiled_once_they_have_shapes(fullgraph: bool) -> None:
+    seen: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.append(sum(n.op == "call_function" for n in gm.graph.nodes))
+        return gm.forward
+
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.ReLU(), torch.nn.LazyLinear(2))
+    compiled = torchsmith.compile(model, backend=backend, fullgraph=fullgraph)
+    for _ in range(3):
+        got = compiled(torch.ones(2, 4))
+    assert torch.equal(got, model(torch.ones(2, 4))) and seen[-1] == 3

@@ -389,6 +389,9 @@ def _compile_call(d: Any, state: State, fn: types.FunctionType, args: tuple[Any,
         state.broken[key] = 1
         return _frame.RUN_PLAIN
     except Unsupported as why:
+        if why.code == "CAP038" and settings.fullgraph:
+            events.emit("fallback", code=why.code, at=why.at, detail=why.detail)
+            return _frame.RUN_PLAIN
         if settings.fullgraph or isinstance(why, Forbidden) or why.is_error:
             if why.code in ("CAP006", "CAP025"):
                 return why  # the program raises: under fullgraph too that is the user's own exception

@@ -146,7 +146,8 @@ class Recorder:
         if overrides.is_subclass(type(real)):
             self.machine.subclasses = True
         elif type(real) not in (torch.Tensor, torch.nn.Parameter):
-            raise Unsupported("CAP021", at=self.loc(), detail=f"{type(real).__name__} from {source}")
+            lazy = issubclass(type(real), torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+            raise Unsupported("CAP038" if lazy else "CAP021", at=self.loc(), detail=f"{type(real).__name__} from {source}")
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             raise Unsupported("CAP021", at=self.loc(), detail=f"{real.layout} tensor from {source}")
         place = str(source)
