@@ -282,3 +282,10 @@ def test_a_compiled_module_is_exported_and_has_its_signature():
     assert str(inspect.signature(compiled.forward)) == "(input)"
     program = torchsmith.export.export(compiled, (X[None],))
     assert list(program.state_dict) == ["0.weight", "0.bias"] and torch.equal(program.module()(X[None]), model(X[None]))
+
+
+def test_torch_compiles_debug_backends():
+    names = ("eager", "eager_debug", "eager_noexcept", "pre_dispatch_eager")
+    assert set(names) <= set(compiler.list_backends(None)) and not set(names) & set(compiler.list_backends())
+    for name in names:
+        assert torch.equal(torchsmith.compile(lambda x: x.sin() + 1, backend=name)(X), X.sin() + 1)

@@ -65,6 +65,8 @@ ROWS: dict[str, Row] = {
     "tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT, options=None),
     "torch_tensorrt": Row("captured", "partners:tensorrt", ("torch_tensorrt",), _TENSORRT, ("experimental",), None),
 }
+# torch.compile's names for more ways to run a captured graph by torch itself; here they are one.
+SAME_AS = {"eager_debug": "eager", "eager_noexcept": "eager", "pre_dispatch_eager": "eager"}
 BACKENDS: dict[str, tuple[Backend, tuple[str, ...]]] = {}
 
 
@@ -162,7 +164,7 @@ def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")
     """Names that `backend=` takes, without those carrying one of `exclude_tags`. A listed backend may still need its package: the error
     that its use raises names it."""
     excluded = set(exclude_tags or ())
-    names = [n for n, row in ROWS.items() if not excluded.intersection(row.tags)]
+    names = [n for n in (*ROWS, *SAME_AS) if not excluded.intersection(ROWS[SAME_AS.get(n, n)].tags)]
     names += [n for n, (_, tags) in BACKENDS.items() if not excluded.intersection(tags)]
     return sorted({*names, *(n for n in _from_packages() if n not in ROWS)})
 
@@ -232,6 +234,7 @@ def choose(name: str) -> Choice:
     """The row, the registered backend or the package's entry point called `name`."""
     if name in BACKENDS:
         return Choice(name, dialect_of(BACKENDS[name][0]), BACKENDS[name][0])
+    name = SAME_AS.get(name, name)
     if name in ROWS:
         return Choice(name, ROWS[name].dialect, _from_row(name))
     theirs = getattr(sys.modules.get("torch._dynamo.backends.registry"), "_COMPILER_FNS", {}).get(name)
