@@ -47,6 +47,11 @@ def _written(o: Any, p: Any, x: torch.Tensor) -> Any:
     return x + o.a
 
 
+def _named(o: Any, p: Any, x: torch.Tensor) -> Any:
+    vars(o)["more"] = 1
+    return x + hasattr(p, "more")
+
+
 def _appended(o: Any, p: Any, x: torch.Tensor) -> Any:
     o.append(1)
     p.append(2)
@@ -77,6 +82,7 @@ APART: dict[str, tuple[Callable[..., Any], Callable[[bool], tuple[Any, ...]]]] =
     "attributes": (lambda o, p, x: x + (1 if o.a is o.b else 2), _inside),
     "written": (_written, _two(Thing)),
     "appended": (_appended, _two(list)),
+    "written through the dictionary": (_named, _two(Thing)),
     "modules": (lambda o, p, x: x + len({o, p}), _two(torch.nn.ReLU)),
     "tensors": (lambda o, p, x: x + len({o, p}), _two(lambda: torch.ones(2))),
 }

@@ -279,7 +279,9 @@ class World:
 
     def guard_apart(self, tensors: list[Source]) -> None:
         """Objects of one class that are different ones here are different ones in every call. tensors: where those from outside come from."""
+        owners = {t.source.base for t in self.changed if isinstance(t.source, Attr) and t.source.via == "own"}  # through their __dict__
         self.apart.update(type(t.obj) for t in self.changed)
+        self.apart.update(type(t.obj) for t in self.tracks.values() if t.source in owners)
         groups: dict[type, dict[Source, None]] = {}
         if torch.Tensor in self.apart:
             groups[torch.Tensor] = dict.fromkeys(s for s in tensors if _may_be_shared(s))
