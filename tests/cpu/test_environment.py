@@ -108,6 +108,8 @@ def test_full_disk(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started with SIGINT ignored
+
 def stop(seconds):
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGINT)
