@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import torchsmith
 from torchsmith import compiler
@@ -74,3 +75,48 @@ def test_gradients_that_the_program_turns_on(backend):
         found = compiled(turned_on, backend)(torch.ones(4))
     found.sum().backward()
     assert torch.equal(weight.grad, torch.ones(4))
+
+
+def test_indices_that_the_graph_computes_are_eagers_errors():
+    """XLA clamps them."""
+    if not HAS_XLA:
+        pytest.skip("not installed")
+
+    def picks(x, i):
+        x.add_(1)
+        return x[i * 2] + 1
+
+    fn, x = torchsmith.compile(picks, backend="openxla"), torch.zeros(5)
+    torch.testing.assert_close(fn(x, torch.tensor([0, 2])), torch.full((2,), 2.0))
+    with pytest.raises(IndexError, match="out of bounds"):
+        fn(x, torch.tensor([1, 9]))
+    assert torch.equal(x, torch.full((5,), 2.0))  # eager too writes before it picks
+    torch.testing.assert_close(fn(x, torch.tensor([1, 0])), torch.full((2,), 4.0))
+
+
+@pytest.mark.skipif(not HAS_XLA, reason="not installed")
+def test_values_that_the_first_call_did_not_have():
+    """The first results of a program are held against torch's; these come later."""
+    nan, inf = float("nan"), float("inf")
+    hidden = torch.tensor([[True] * 4, [False] * 4, [True, False, True, True], [True] * 4])
+
+    def values(x, y, q, mask):
+        return x.sign(), torch.fmod(x, y), x % 3, x // y, F.scaled_dot_product_attention(q, q, q, mask)
+
+    fn, q = torchsmith.compile(values, backend="openxla"), torch.randn(1, 2, 4, 8)
+    for x, mask in ((torch.tensor([1.0, -2.0, 0.5]), torch.ones(4, 4).bool()), (torch.tensor([nan, 1e10, -inf]), hidden)):
+        given = x, torch.tensor([2.0, 0.7, inf]), q, mask
+        torch.testing.assert_close(fn(*given), values(*given), equal_nan=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="not installed")
+def test_openvino_leaves_storages_as_they_are():
+    """As sharded training does between calls: memory given back, taken again."""
+    model = nn.Linear(4, 2).requires_grad_(False)
+    fn, x = torchsmith.compile(model, backend="openvino"), torch.randn(3, 4)
+    before, storage = fn(x), model.weight.untyped_storage()
+    kept, size = model.weight.clone(), storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    model.weight.copy_(kept)
+    torch.testing.assert_close(fn(x), before)

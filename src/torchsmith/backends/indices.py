@@ -1,7 +1,7 @@
 """Numbers that pick elements, held against the sizes that they pick from before another runtime sees them.
 
-In: a PlainGraph. Out: what to look at in its inputs before each call. Other runtimes clamp such numbers, read zeros, or read past the end;
-torch raises. Indices that the graph itself computes are not looked at.
+In: a PlainGraph. Out: what to look at: in its inputs before each call, and in numbers that it computes itself after it, before anything is
+written. Other runtimes clamp such numbers, read zeros, or read past the end; torch raises.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Values of input number `at`, as `steps` leave them, lie in [low, high) or are `but`."""
+    """Values of `of`, an input or a number that the graph computes, as `steps` leave them, lie in [low, high) or are `but`."""
 
-    at: int
+    of: fx.Node
     steps: tuple[fx.Node, ...]
     low: int
     high: int
     but: int | None = None
 
-    def holds(self, inputs: Sequence[Any]) -> bool:
-        t = inputs[self.at]
+    def holds(self, t: Any) -> bool:
         for n in self.steps:
             args, kwargs = fx.map_arg((n.args, n.kwargs), lambda _, t=t: t)  # type: ignore[arg-type, misc]
             t = fitted(n, args, kwargs, {})
@@ -99,6 +98,7 @@ DIVISIONS = frozenset({
     aten.div.Tensor_mode, aten.floor_divide.default, aten.remainder.Tensor, aten.remainder.Scalar_Tensor, aten.fmod.Tensor,
     aten.take.default, aten.put.default,
 })  # fmt: skip
+REMAINDERS = DIVISIONS | {aten.div.Scalar_mode, aten.floor_divide.Scalar, aten.remainder.Scalar, aten.fmod.Scalar}
 
 
 WRAPS = frozenset({
@@ -108,17 +108,21 @@ WRAPS = frozenset({
 
 
 def is_torchs(n: fx.Node) -> bool:
-    """Does eager raise for values that only running tells, or wrap around, where other runtimes give some number? Divisions of integers by
-    tensors, and powers and products of integers do."""
-    if n.target not in DIVISIONS and n.target not in WRAPS:
+    """Does eager raise for values that only running tells, wrap around, or round once, where other runtimes give some number? Divisions of
+    integers by tensors, powers and products of integers do, and remainders and rounded quotients of floats: others compute x - y * (x / y)."""
+    if n.target not in REMAINDERS and n.target not in WRAPS:
         return False
     spec = n.meta["spec"]
-    return n.target in (aten.take.default, aten.put.default) or not (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    if spec.dtype.is_floating_point:
+        return n.target in REMAINDERS
+    return n.target in (aten.take.default, aten.put.default) or (not spec.dtype.is_complex and n.target in DIVISIONS | WRAPS)
+
+
+COUNTS = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})  # the same at every call
 
 
 def picked(plain: PlainGraph) -> list[Picked]:
-    """What the graph's operators ask of indices that come from its inputs."""
-    places = {n: i for i, n in enumerate(n for n in plain.graph.nodes if n.op == "placeholder")}
+    """What the graph's operators ask of their indices."""
     found: dict[Any, Picked] = {}
     for n in plain.graph.nodes:
         for index, low, high, but in ROWS[n.target](n) if n.op == "call_function" and n.target in ROWS else ():
@@ -126,7 +130,7 @@ def picked(plain: PlainGraph) -> list[Picked]:
             while isinstance(index, fx.Node) and index.target in SAME and len(index.all_input_nodes) == 1:
                 steps.append(index)
                 index = index.all_input_nodes[0]
-            if index in places:
-                row = Picked(places[index], tuple(reversed(steps)), low, high, but)
+            if isinstance(index, fx.Node) and index.target not in COUNTS:
+                row = Picked(index, tuple(reversed(steps)), low, high, but)
                 found[row] = row
     return list(found)

@@ -75,7 +75,7 @@ def compile_openvino(
 
 def model(plain: PlainGraph, device: str, config: Mapping[str, Any]) -> Run:
     """One piece as one compiled model."""
-    vino = import_module("openvino")
+    vino, numpy = import_module("openvino"), import_module("numpy")
     shapes = [list(numbers(s.shape)) for s in plain.inputs]
     with RUNTIME.refusing(), quietly():
         made = vino.convert_model(export(plain))
@@ -92,7 +92,7 @@ def model(plain: PlainGraph, device: str, config: Mapping[str, Any]) -> Run:
         except IndexError:
             request = compiled.create_infer_request()
         for i, t in enumerate(kept):
-            request.set_input_tensor(i, vino.Tensor(t.numpy(), shared_memory=True))
+            request.set_input_tensor(i, vino.Tensor(numpy.from_dlpack(t), shared_memory=True))  # .numpy() pins the size of its storage
         for i, t in enumerate(results):
             request.set_output_tensor(i, vino.Tensor(t.numpy(), shared_memory=True))
         request.infer()

@@ -200,18 +200,35 @@ def _spec(val: Any) -> Any:
 
 
 def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: set[Any]) -> Run:
-    """Run `plain` (see `in_pieces`), whose inputs are looked at first: an index out of range is for torch to refuse."""
-    run, rows = in_pieces(plain, takes, adapter, distrusted), picked(plain)
+    """Run `plain` (see `in_pieces`), whose indices are looked at, those among its inputs first: one out of range is for torch to refuse."""
+    rows = picked(plain)
+    given = {n: i for i, n in enumerate(n for n in plain.graph.nodes if n.op == "placeholder")}
+    computed = list(dict.fromkeys(row.of for row in rows if row.of not in given))
+    run = in_pieces(giving(plain, computed) if computed else plain, takes, adapter, distrusted)
     if not rows:
         return run
+    count = len(plain.results)
+
+    def look(known: Mapping[fx.Node, Any]) -> None:
+        for row in rows:
+            if row.of in known and not row.holds(known[row.of]):
+                raise IndexError(f"{row.of.name} picks elements that are not there")
 
     def looked_at(*inputs: Any) -> Sequence[Any]:
-        for row in rows:
-            if not row.holds(inputs):
-                raise IndexError(f"input {row.at} picks elements that are not there")
-        return run(*inputs)
+        look({n: inputs[i] for n, i in given.items()})
+        results = run(*inputs)
+        look(dict(zip(computed, results[count:], strict=True)))
+        return results[:count]
 
     return looked_at
+
+
+def giving(plain: PlainGraph, more: Sequence[fx.Node]) -> PlainGraph:
+    """`plain` with the values of more nodes behind its results."""
+    graph, made = fx.Graph(), {}
+    graph.graph_copy(plain.graph, made)
+    graph.output(tuple(made[n] for n in (*plain.results, *more)))
+    return PlainGraph(graph, plain.inputs, plain.name)
 
 
 def in_pieces(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: set[Any]) -> Run:

@@ -146,8 +146,15 @@ def _scores(q: Array, k: Array, mask: Array | None, causal: bool, scale: float |
     return s
 
 
+def _softmax(x: Array, dim: int) -> Array:
+    """0 where a whole line is masked out, in derivatives too."""
+    np = _np()
+    dead = (x == -np.inf).all(dim, keepdims=True)
+    return np.where(dead, 0, _jax().nn.softmax(np.where(dead, 0, x), axis=dim))
+
+
 def _attention(q: Array, k: Array, v: Array, mask: Array | None, causal: bool, scale: float | None) -> Array:
-    weights = _jax().nn.softmax(_scores(q, k, mask, causal, scale), axis=-1)
+    weights = _softmax(_scores(q, k, mask, causal, scale), -1)
     return _np().einsum("...qk,...ke->...qe", weights.astype(v.dtype), v)
 
 
@@ -171,10 +178,8 @@ def attention_backward(
 
 @row(aten._safe_softmax.default)
 def safe_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
-    """0 where a whole line is masked out: what attention with dropout is made of."""
-    np = _np()
-    x = x if dtype is None else x.astype(dtype_of(dtype))
-    return np.where((x == -np.inf).all(dim, keepdims=True), 0, _jax().nn.softmax(x, axis=dim))
+    """What attention with dropout is made of."""
+    return _softmax(x if dtype is None else x.astype(dtype_of(dtype)), dim)
 
 
 # ---------------------------------------------------------------- norms
@@ -411,6 +416,15 @@ def slice_backward(grad: Array, sizes: Any, dim: int, start: int, end: int, step
     np = _np()
     at = (slice(None),) * (dim % len(sizes)) + (slice(start, min(end, sizes[dim]), step),)
     return np.zeros(tuple(sizes), grad.dtype).at[at].set(grad)
+
+
+# ---------------------------------------------------------------- what torch says of NaN
+
+
+@row(aten.sign.default, aten.sgn.default)
+def sign(x: Array) -> Array:
+    np = _np()
+    return np.where(np.isnan(x), 0, np.sign(x)).astype(x.dtype)
 
 
 # ---------------------------------------------------------------- tensors made of nothing
