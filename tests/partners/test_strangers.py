@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 
 import pytest
 import torch
@@ -120,3 +121,28 @@ def test_openvino_leaves_storages_as_they_are():
     storage.resize_(size)
     model.weight.copy_(kept)
     torch.testing.assert_close(fn(x), before)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="not installed")
+def test_masked_lines_of_attention_through_onnxrt():
+    def attend(q, mask):
+        return F.scaled_dot_product_attention(q, q, q, mask)
+
+    fn, q, mask = torchsmith.compile(attend, backend="onnxrt"), torch.randn(1, 2, 4, 8), torch.ones(4, 4).bool()
+    for _ in range(2):
+        torch.testing.assert_close(fn(q, mask), attend(q, mask))
+        mask[1] = False
+
+
+def test_numbers_that_tensors_told_before_a_break_in_a_graph_that_is_refused():
+    """The number after the break has a symbol that nothing takes away."""
+    def told(x):
+        return x[x > 0], (x > 0).sum().item(), torch.masked_select(x, x < 0)
+
+    fn = torchsmith.compile(told, backend="aot_eager_decomp_partition" if not HAS_XLA else "openxla")
+    x = torch.tensor([1.0, 2.0, 3.0, -1.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t in (x, x * 2, -x):
+            found, want = fn(t), told(t)
+            assert torch.equal(found[0], want[0]) and found[1] == want[1] and torch.equal(found[2], want[2])

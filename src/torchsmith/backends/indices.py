@@ -6,7 +6,7 @@ written. Other runtimes clamp such numbers, read zeros, or read past the end; to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ WRAPS = frozenset({
 
 def is_torchs(n: fx.Node) -> bool:
     """Does eager raise for values that only running tells, wrap around, or round once, where other runtimes give some number? Divisions of
-    integers by tensors, powers and products of integers do, and remainders and rounded quotients of floats: others compute x - y * (x / y)."""
+    integers by tensors do, powers and products of integers, remainders of floats: others compute x - y * (x / y)."""
     if n.target not in REMAINDERS and n.target not in WRAPS:
         return False
     spec = n.meta["spec"]
