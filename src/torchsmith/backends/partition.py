@@ -225,7 +225,8 @@ def partitioned(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: s
 
 def giving(plain: PlainGraph, more: Sequence[fx.Node]) -> PlainGraph:
     """`plain` with the values of more nodes behind its results."""
-    graph, made = fx.Graph(), {}
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(plain.graph, made)
     graph.output(tuple(made[n] for n in (*plain.results, *more)))
     return PlainGraph(graph, plain.inputs, plain.name)
