@@ -272,6 +272,11 @@ def test_an_options_value_that_the_runtime_does_not_know(name, options, said):
         torchsmith.compile(lambda x: x.sin() + 1, backend=name, options=options, fullgraph=True)(torch.randn(3))
 
 
+def test_an_options_name_that_is_none():
+    with pytest.raises(TypeError, match="names of options are strings, not 1"):
+        torchsmith.compile(torch.sin, backend="aot_eager", options={1: 2})
+
+
 def test_names_that_are_none():
     for bad in (5, ""):
         with pytest.raises(TypeError, match="name is a string"):

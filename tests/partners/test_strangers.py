@@ -146,3 +146,13 @@ def test_numbers_that_tensors_told_before_a_break_in_a_graph_that_is_refused():
         for t in (x, x * 2, -x):
             found, want = fn(t), told(t)
             assert torch.equal(found[0], want[0]) and found[1] == want[1] and torch.equal(found[2], want[2])
+
+
+def test_a_damaged_folder_of_an_artifact_is_named(tmp_path):
+    x = torch.randn(2, 3)
+    gm = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
+    torchsmith.standalone_compile(gm, (x,), dynamic_shapes="from_example_inputs").save(path=str(tmp_path / "a"), format="unpacked")
+    digests = tmp_path / "a" / "digests.json"
+    digests.write_text(digests.read_text()[:20])
+    with pytest.raises(ValueError, match="is not a compiled artifact"):
+        torchsmith.CompiledArtifact.load(path=str(tmp_path / "a"), format="unpacked")

@@ -288,6 +288,8 @@ def _check(name: str, mode: str | None, options: Mapping[str, Any]) -> None:
     if mode is not None and mode not in MODES:
         raise RuntimeError(f"unknown mode {mode!r}; {_near(str(mode), MODES)}")
     for key in options:
+        if not isinstance(key, str):
+            raise TypeError(f"names of options are strings, not {key!r}")
         if key not in known and not is_known(key):
             says = f"its options are {', '.join(known)}" if known else "it has no options of its own"
             raise RuntimeError(f"backend {name!r}: unknown option {key!r}; {_near(key, known, says)}")

@@ -102,7 +102,7 @@ class CompiledArtifact:
             said = json.loads(members["results.json"])
             expected = Expected.from_json(said["expected"])
             manifest = Manifest.of(json.loads(members["manifest.json"]))
-        except (zipfile.BadZipFile, KeyError, TypeError, UnicodeDecodeError, NotImplementedError) as e:
+        except (zipfile.BadZipFile, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, NotImplementedError) as e:
             raise ValueError(f"{path} is not a compiled artifact: {e}") from e
         consts = import_module("safetensors.torch").load(members["consts.safetensors"])
         tail = [consts[str(i)] for i in said["consts"]]
