@@ -335,3 +335,39 @@ def test_resampling_takes_its_arguments_by_name(fn: Callable[..., Any]) -> None:
                 x = torch.rand(2, 3, side, side + 1)
                 torch.testing.assert_close(compiled(x), fn(x))
         assert not [e.fields for e in got if e.kind == "graph_break" or (e.kind == "fallback" and e.fields["code"] == "GRA012")]
+
+
+def _solves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    n = x.shape[0]
+    w = x.detach().requires_grad_()
+    spread = w @ w.T + n * torch.eye(n)
+    lower = torch.linalg.cholesky(spread)
+    loss = torch.cholesky_solve(w, lower).square().sum() + torch.linalg.solve_triangular(lower, w, upper=False).square().sum()
+    loss = loss + torch.linalg.solve(spread, w).sum() + torch.matrix_exp(spread / 50).sum() + F.hardswish(w * 3).sum()
+    loss = loss + torch.fake_quantize_per_tensor_affine(w, 0.1, 0, -128, 127).square().sum()
+    return loss, *torch.autograd.grad(loss, w)
+
+
+def _rows_and_pixels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    n = x.shape[0]
+    w = x.detach().requires_grad_()
+    table = torch.full((10, 4), 0.5).requires_grad_()
+    picks = torch.arange(n) % 10
+    loss = (F.embedding(picks, table, scale_grad_by_freq=True) * w).sum() + F.embedding_bag(picks[None], table, mode="sum").sum()
+    image = w.view(1, 1, n, 4).contiguous(memory_format=torch.channels_last)
+    loss = loss + F.interpolate(image, scale_factor=2, mode="bicubic").square().sum()
+    return loss, *torch.autograd.grad(loss, (w, table))
+
+
+@pytest.mark.parametrize("run", [_solves, _rows_and_pixels])
+def test_operators_whose_sizes_were_those_of_the_first_call(run: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    compiled = torchsmith.compile(run, dynamic=True, fullgraph=True)
+    for number, n in enumerate((5, 7, 3)):
+        x = torch.randn(n, 4)
+        with recording() as got:
+            ours = compiled(x)
+        for a, b in zip(ours, run(x), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        assert not [e.fields for e in got if e.kind == "fallback" and e.fields["code"] in ("GRA005", "GRA014")]
+        assert number == 0 or run is _rows_and_pixels or not any(e.kind in ("recompile", "graph") for e in got)

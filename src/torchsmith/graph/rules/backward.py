@@ -166,6 +166,11 @@ def hardsigmoid(grad: Tensor, x: Tensor) -> Tensor:
     return torch.where((x > -3) & (x < 3), grad * (1.0 / 6), _zero(grad))
 
 
+@pointwise(aten.hardswish_backward.default)
+def hardswish(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.where(x < -3, _zero(grad), torch.where(x <= 3, grad * (x / 3 + 0.5), grad))
+
+
 @pointwise(aten.log_sigmoid_backward.default, strides=_like_grad)
 def log_sigmoid(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     z = torch.exp(-torch.abs(x))
@@ -499,19 +504,19 @@ _same_shape(
 )  # fmt: skip
 
 
-def _resampled(*ops: Any) -> None:
+def _resampled(keeps_format: bool, *ops: Any) -> None:
     def shape(grad: Tensor, output_size: Any, input_size: Sequence[Any], *rest: Any) -> Tensor:
-        return fresh(tuple(input_size), grad.dtype, suggest_format(grad))
+        return fresh(tuple(input_size), grad.dtype, suggest_format(grad) if keeps_format else torch.contiguous_format)
 
     rule(*ops)(shape)
 
 
-_resampled(*(
+_resampled(False, aten.upsample_bicubic2d_backward.default, aten._upsample_bicubic2d_aa_backward.default)
+_resampled(True, *(
     getattr(aten, f"{name}_backward").default
     for name in (
         "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-        "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+        "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
     )
 ))  # fmt: skip
 
@@ -524,6 +529,31 @@ def ctc_loss(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
 @rule(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
 def grid_sampler(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, align: bool, mask: Sequence[bool]) -> Any:
     return fresh(input.shape, input.dtype) if mask[0] else None, fresh(grid.shape, grid.dtype)
+
+
+@rule(aten.embedding_dense_backward.default)
+def embedding_rows(grad: Tensor, indices: Tensor, num_weights: Any, *rest: Any) -> Tensor:
+    return fresh((num_weights, grad.shape[-1]), grad.dtype)
+
+
+@rule(aten._embedding_bag_dense_backward.default)
+def bag_rows(
+    grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor, maximum_indices: Tensor, num_weights: Any, *rest: Any
+) -> Tensor:
+    return fresh((num_weights, grad.shape[1]), grad.dtype)
+
+
+@rule(aten._embedding_bag_backward.default)
+def bag_rows_if_dense(
+    grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, bag_size: Tensor, maximum_indices: Tensor, num_weights: Any,
+    scale_grad_by_freq: bool, mode: int, sparse: bool, *rest: Any,
+) -> Any:  # fmt: skip
+    return NotImplemented if sparse else fresh((num_weights, grad.shape[1]), grad.dtype)
+
+
+@rule(aten._embedding_bag_per_sample_weights_backward.default)
+def bag_weights(grad: Tensor, weight: Tensor, indices: Tensor, *rest: Any) -> Tensor:
+    return fresh(indices.shape, grad.dtype)
 
 
 @rule(aten._cdist_backward.default)

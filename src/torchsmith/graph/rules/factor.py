@@ -99,6 +99,49 @@ def qr(self: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return (_dense((0,), self.dtype) if mode == "r" else _columns((*batch, n, k), self.dtype)), right
 
 
+@rule(aten.cholesky_inverse.default, aten.linalg_householder_product.default)
+def columns(self: Tensor, *rest: Any) -> Tensor:
+    _matrix(self, square=False)
+    return _columns(self.shape, self.dtype)
+
+
+@rule(aten.linalg_matrix_exp.default)
+def exponential(self: Tensor) -> Tensor:
+    _matrix(self)
+    return _dense(self.shape, self.dtype)
+
+
+def _solved(A: Tensor, B: Tensor, left: bool = True) -> Sizes:
+    """Sizes of what solves A X = B, or X A = B."""
+    batch, n, _ = _matrix(A)
+    others, rows, columns = _matrix(B, square=False)
+    if (rows if left else columns) != n:
+        raise RuntimeError(f"Incompatible shapes of A and B: {list(A.shape)} and {list(B.shape)}")
+    return (*broadcast(batch, others), rows, columns)
+
+
+@rule(aten.cholesky_solve.default, aten._cholesky_solve_helper.default)
+def cholesky_solve(B: Tensor, A: Tensor, upper: bool = False) -> Tensor:
+    return _columns(_solved(A, B), B.dtype)
+
+
+@rule(aten.linalg_solve_triangular.default)
+def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    return _columns(_solved(A, B, left), B.dtype)
+
+
+@rule(aten.linalg_lu_factor_ex.default)
+def lu_factor(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n, m = _matrix(A, square=False)
+    least = n if n <= m else m
+    return _columns(A.shape, A.dtype), _dense((*batch, least), torch.int32), _dense(batch, torch.int32)
+
+
+@rule(aten.linalg_lu_solve.default)
+def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
+    return (_columns if left else _dense)(_solved(LU, B, left), B.dtype)
+
+
 @rule(aten._linalg_check_errors.default)
 def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     """Raises when run."""
