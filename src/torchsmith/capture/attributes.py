@@ -159,6 +159,8 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
             is_known = True  # that it was there is guarded already
         elif d is not None and name in d:
             world.use(track)
+            if attrs and name in _STATE and issubclass(t, torch.nn.Module):
+                _show_writes(m, attrs, name, world.wrap(d[name], Attr(track.source, name, "instance")))
             return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
         if d is not None and not is_known and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
@@ -288,6 +290,21 @@ def _slot(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | N
 
 
 _DICTS = (("_parameters", "param"), ("_buffers", "buffer"), ("_modules", "module"))
+
+
+_STATE = frozenset(where for where, _ in _DICTS)
+
+
+def _show_writes(m: Machine, attrs: dict[str, Any], where: str, held: Any) -> None:
+    """A module's dictionary is read after attributes of the module were written: it holds what nn.Module's __setattr__ put into it."""
+    image = m.world.image(m.world.tracks[id(held)])
+    for name, value in attrs.items():
+        is_parameter = issubclass(type(value), torch.Tensor) and m.recorder.info(value).cls is torch.nn.Parameter
+        home = "_parameters" if is_parameter else "_modules" if issubclass(type(value), torch.nn.Module) else None
+        if value is DELETED or (home is not None and home != where):
+            image.pop(name, None)
+        elif home == where or name in image:
+            image[name] = value
 
 
 def _module_attr(m: Machine, obj: Any, name: str, track: Track | None) -> Any:

@@ -526,7 +526,7 @@ def _predicate(m: Machine, fn: Any) -> Any:
 
 @row(map)
 def map_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return map(_interpreted(m, args[0]), *[pr.iterate(m, a) for a in args[1:]])
+    return m.native(map, [_interpreted(m, args[0]), *(pr.iterate(m, a) for a in args[1:])], kwargs, plain=True)
 
 
 @row(itertools.starmap)
