@@ -156,3 +156,14 @@ def test_a_damaged_folder_of_an_artifact_is_named(tmp_path):
     digests.write_text(digests.read_text()[:20])
     with pytest.raises(ValueError, match="is not a compiled artifact"):
         torchsmith.CompiledArtifact.load(path=str(tmp_path / "a"), format="unpacked")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="not installed")
+def test_onnx_forms_that_are_wrong_for_some_values_are_not_used():
+    def forms(x, y):
+        return torch.logaddexp(x, y) + 1, x.sign() * 2, torch.atan2(x, y)
+
+    fn = torchsmith.compile(forms, backend="onnxrt")
+    for scale in (1.0, 200.0):
+        x, y = torch.tensor([1.0, float("nan"), -2.0]) * scale, torch.tensor([1.0, -0.0, 3.0]) * scale
+        torch.testing.assert_close(fn(x, y), forms(x, y), equal_nan=True)

@@ -27,6 +27,10 @@ ONNX = {  # its numbers of dtypes
     torch.float16: 10, torch.float64: 11, torch.uint32: 12, torch.uint64: 13,
 }  # fmt: skip
 SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList)
+WRONG = frozenset({  # in their ONNX forms for some values: large ones, NaN, negative zeros
+    torch.ops.aten.logaddexp.default, torch.ops.aten.atan2.default, torch.ops.aten.sign.default, torch.ops.aten.sgn.default,
+    torch.ops.aten.xlogy.Tensor, torch.ops.aten.heaviside.default, torch.ops.aten.signbit.default,
+})  # fmt: skip
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 PROVIDERS = ("CPUExecutionProvider",)
 
@@ -41,6 +45,8 @@ def registry() -> Any:
 def takes(node: fx.Node) -> bool:
     if node.target in SUMS and not any(s.dtype.is_floating_point or s.dtype is torch.bool for s in specs_of(node.all_input_nodes[0])):
         return False  # rounded as floats
+    if node.target in WRONG:
+        return False
     if node.target is ATTENTION and node.kwargs.get("attn_mask") is not None:
         return False  # NaN where a line is masked out as a whole; written out it is right
     return (node.target is operator.getitem or registry().is_registered(node.target)) and is_on_cpu(node, ONNX.__contains__)
