@@ -193,3 +193,19 @@ def test_dynamos_names_mean_the_same_here():
         torchsmith.compile(strict, backend="eager")(x)
     torch._dynamo.register_backend(lambda gm, inputs: gm.forward, name="of_torchs_registry")
     torch.testing.assert_close(torchsmith.compile(lambda x: x + 1, backend="of_torchs_registry")(x), x + 1)
+
+
+def test_memory_that_pytorch_joined_is_checked():
+    """PyTorch hands inputs that share memory over as one tensor and does not guard that they do: the next ones' is smaller."""
+
+    def f(x, y):
+        x.add_(1)
+        y.mul_(2)
+        return x + y
+
+    compiled, t = torch.compile(f, backend="torchsmith"), torch.randn(4, 4)
+    u = t.clone()
+    torch.testing.assert_close(compiled(t[:3], t[1:]), f(u[:3], u[1:]))
+    torch.testing.assert_close(t, u)
+    with pytest.warns(UserWarning, match=r"has shape \(12,\)"), pytest.raises(RuntimeError, match="out of bounds"):
+        compiled(torch.randn(3, 4), torch.randn(3, 4))

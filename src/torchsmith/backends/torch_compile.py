@@ -67,7 +67,33 @@ def compile_aten(
         warnings.warn(f"torchsmith: {why}. This graph runs eagerly.", stacklevel=2)
         return gm.forward
     events.emit("graph", name=name, report=made.report, module=foreign.module)
-    return foreign.around(made.call)
+    return held(foreign.around(made.call), gm.forward, foreign, constant)
+
+
+def held(call: Callable[..., Any], eager: Callable[..., Any], foreign: Foreign, constant: Sequence[int]) -> Callable[..., Any]:
+    """`call` for inputs of the sizes and strides that the graph was made for, `eager` for others. Inputs that share memory and are written
+    come as one tensor, which PyTorch does not guard: the next call's can be smaller."""
+    places = range(len(foreign.values)) if foreign.reads is None else foreign.reads
+    wanted = [
+        (i, t.shape, t.stride()) for i, t in zip(places, foreign.values, strict=True)
+        if i not in constant and isinstance(t, torch.Tensor) and all(isinstance(n, int) for n in (*t.shape, *t.stride()))
+    ]  # fmt: skip
+
+    def run(*inputs: Any) -> Any:
+        for i, shape, strides in wanted:
+            t = inputs[i]
+            if (t.shape != shape or t.stride() != strides) and not lies_alike(t, shape, strides):
+                warnings.warn(f"torchsmith: input {i} of a graph of PyTorch's has shape {tuple(t.shape)} and strides {t.stride()}, "
+                              f"not {tuple(shape)} and {strides}. This call runs eagerly.", stacklevel=2)  # fmt: skip
+                return eager(*inputs)
+        return call(*inputs)
+
+    return run
+
+
+def lies_alike(t: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Are the sizes those, and the strides of all dimensions that have steps?"""
+    return t.shape == shape and all(n < 2 or a == b for n, a, b in zip(shape, strides, t.stride(), strict=True))
 
 
 __all__: tuple[str, ...] = ("compile_aten", "torchsmith")
