@@ -30,6 +30,8 @@ from .program import Check, Cond, Program, Repeat, Stage, Store
 
 DEPTH = 12
 STEPS = 200  # claims looked at for one access: what is proved at all takes a handful, and what is not would be searched for a minute
+TRIES = 3_000  # inequalities tried for one access (a proof takes hundreds), for those of a program that are not proved together, and for
+TRIES_OF_PROGRAM, TRIES_THEN = 20_000, 300  # one access after that: with sixty facts about sizes each takes seconds
 ZERO, ONE = const(0), const(1)
 
 
@@ -68,6 +70,7 @@ class Known:
         self.back: dict[Expr, Expr] = {}
         self.hints: dict[Expr, int] = {Sym(name): value for name, value in hints.items()}
         self.facts: list[Expr] = []
+        self.tries = TRIES_OF_PROGRAM
         waiting = [c for e in assumed for c in conjuncts(e)]
         for c in waiting:
             if isinstance(c, Op) and c.name == "eq" and c.args[0].dtype is dt.index:
@@ -299,7 +302,7 @@ class _Prover:
             e = self.known.of(extent)
             if (e, e, facts.known) in self.proved or _comes_from_memory(e):
                 continue
-            left = remainder(e, facts)
+            left = self.remainder(e, facts)
             if left is not None:
                 yield Doubt("", -1, extent, extent, self.condition([left], facts), self.stage, None)
             else:
@@ -313,11 +316,20 @@ class _Prover:
             i = self.named(i) or i
             if (i, n, facts.known) in self.proved or _comes_from_memory(i):
                 continue
-            left = [r for r in (remainder(i, facts), remainder(n - i - 1, facts)) if r is not None]
+            left = [r for r in (self.remainder(i, facts), self.remainder(n - i - 1, facts)) if r is not None]
             if left:
                 yield Doubt(at.buf, d, given, size, self.condition(left, facts), self.stage, at)
             else:
                 self.proved.add((i, n, facts.known))
+
+    def remainder(self, e: Expr, facts: Facts) -> Expr | None:
+        """None where e >= 0 is proved, else what is left to prove."""
+        claim = _Claim(facts, min(TRIES, max(TRIES_THEN, self.known.tries)))
+        before = claim.tries
+        left = claim.settle(e, DEPTH)
+        if left is not None:
+            self.known.tries -= before - claim.tries
+        return left
 
     def condition(self, left: list[Expr], facts: Facts) -> Expr | None:
         """What the host checks: the remainders are not negative, or some loop around the access has no iteration."""
@@ -348,15 +360,10 @@ def _comes_from_memory(e: Expr) -> bool:
 # ---------------------------------------------------------------- claims
 
 
-def remainder(e: Expr, facts: Facts) -> Expr | None:
-    """None where e >= 0 is proved, else what is left to prove."""
-    return _Claim(facts).settle(e, DEPTH)
-
-
 class _Claim:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, tries: int) -> None:
         self.facts, self.ranges = facts, facts.ranges
-        self.left = STEPS
+        self.left, self.tries = STEPS, tries
         self.tried: dict[Expr, tuple[int, Expr | None]] = {}  # how deep a claim was looked at, and what was left
         self.bounds: dict[tuple[Expr, bool], Expr | None] = {}
 
@@ -364,7 +371,7 @@ class _Claim:
         """None: e >= 0. Else something that implies it: over symbols only where that was reached."""
         if self.is_plain(e):
             return None
-        if depth == 0 or not self.left:
+        if depth == 0 or not self.left or self.tries < 0:
             return e
         before = self.tried.get(e)
         if before is not None and (before[0] >= depth or before[1] is None):
@@ -403,6 +410,7 @@ class _Claim:
     # -------- without search
     def is_plain(self, e: Expr) -> bool:
         """By its interval, or as a polynomial in what is at least 0 that has no negative coefficient."""
+        self.tries -= 1
         lo = self.ranges.interval(e).lo
         if lo is not None and lo >= 0:
             return True
