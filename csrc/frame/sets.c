@@ -30,13 +30,22 @@ PyObject *ts_refill_set(PyObject *self, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+/* The next element at or after place *i of the table, NULL behind the last one. Free places hold NULL, emptied ones the hash -1. */
+static PyObject *next_element(PyObject *set, Py_ssize_t *i) {
+  PySetObject *s = (PySetObject *)set;
+  while (*i <= s->mask) {
+    setentry *e = &s->table[(*i)++];
+    if (e->key && e->hash != -1) return e->key;
+  }
+  return NULL;
+}
+
 /* Are the elements the same, in the same order? 1, 0, -1 */
 int ts_same_set(PyObject *a, PyObject *b, int (*same)(PyObject *, PyObject *)) {
   Py_ssize_t i = 0, j = 0;
   PyObject *x, *y;
-  Py_hash_t hash;
   if (PySet_GET_SIZE(a) != PySet_GET_SIZE(b)) return 0;
-  while (_PySet_NextEntry(a, &i, &x, &hash) && _PySet_NextEntry(b, &j, &y, &hash)) {
+  while ((x = next_element(a, &i)) && (y = next_element(b, &j))) {
     int r = same(x, y);
     if (r <= 0) return r;
   }

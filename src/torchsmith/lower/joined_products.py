@@ -20,7 +20,7 @@ from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import Expr, const
 from ..options import Options
 from .layout import LIBRARY_DEVICES
-from .ref import contiguous_strides, known
+from .ref import constant, contiguous_strides, known
 from .rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -70,8 +70,8 @@ def _parts(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
 
 def _pays(group: Sequence[fx.Node]) -> bool:
     weights = [parts[1].meta["spec"] for n in group if (parts := _parts(n)) is not None]
-    elements = sum(math.prod(known(n) or 0 for n in w.shape) for w in weights)
-    rows = known(group[0].meta["spec"].shape[0]) or 0
+    elements = sum(math.prod(constant(n) for n in w.shape) for w in weights)
+    rows = constant(group[0].meta["spec"].shape[0])
     return rows * elements <= MOST and elements * weights[0].dtype.itemsize <= BYTES
 
 
@@ -91,7 +91,7 @@ def _may_move(rewriter: Rewriter, node: fx.Node) -> bool:
 def _join(rewriter: Rewriter, group: Sequence[fx.Node]) -> None:
     first, parts = group[0], [p for n in group if (p := _parts(n)) is not None]
     x, like = parts[0][0], first.meta["spec"]
-    widths = [known(n.meta["spec"].shape[1]) or 0 for n in group]
+    widths = [constant(n.meta["spec"].shape[1]) for n in group]
     rows, total, inner = like.shape[0], const(sum(widths)), parts[0][1].meta["spec"].shape[1]
 
     def dense(*shape: Expr) -> TensorSpec:

@@ -21,7 +21,7 @@ from ..ir.expr import const
 from ..options import Options
 from .contraction import ACTIVATIONS, is_small_product
 from .layout import channels_last_strides, is_library_convolution, same_strides
-from .ref import contiguous_strides, known
+from .ref import constant, contiguous_strides, known
 from .rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -51,8 +51,8 @@ def _is_of_patches(node: fx.Node) -> bool:
         return False
     if window != [1, 1]:
         return True
-    n, columns, *image = (known(s) or 0 for s in spec.shape)
-    small = is_small_product(n * math.prod(image), known(weight.shape[1]) or 0, columns)
+    n, columns, *image = (constant(s) for s in spec.shape)
+    small = is_small_product(n * math.prod(image), constant(weight.shape[1]), columns)
     return small and _is_activated(node) and _lies_channels_last(x)
 
 
@@ -71,8 +71,8 @@ def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
     x, w, bias, stride = conv.args[:4]
     assert isinstance(x, fx.Node) and isinstance(w, fx.Node)
     spec: TensorSpec = conv.meta["spec"]
-    n, channels, *_ = (known(s) or 0 for s in x.meta["spec"].shape)
-    _, out, rows, columns = (known(s) or 0 for s in spec.shape)
+    n, channels, *_ = (constant(s) for s in x.meta["spec"].shape)
+    _, out, rows, columns = (constant(s) for s in spec.shape)
     p, q = (int(s) for s in stride)  # type: ignore[union-attr,arg-type]
     inner = channels * p * q
 
@@ -82,7 +82,7 @@ def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
     whole = [p, q] == [1, 1]
     x, w = (x if whole else _source(x)), _source(w)
     with rewriter.graph.inserting_before(conv):
-        sizes = [known(s) or 0 for s in x.meta["spec"].shape]
+        sizes = [constant(s) for s in x.meta["spec"].shape]
         for d, size in ((2, rows * p), (3, columns * q)):
             if sizes[d] != size:  # what no window reaches
                 sizes[d] = size
