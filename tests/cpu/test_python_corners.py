@@ -245,3 +245,23 @@ def test_lazy_modules_are_compiled_once_they_have_shapes(fullgraph: bool) -> Non
     for _ in range(3):
         got = compiled(torch.ones(2, 4))
     assert torch.equal(got, model(torch.ones(2, 4))) and seen[-1] == 3
+
+
+OLD_CONSTRUCTORS = {
+    "of the default type": lambda x, n: x + torch.Tensor([1e10, n]).expand(3, 2),
+    "nested": lambda x, n: torch.FloatTensor([[1, 2], [n, 4]]) @ x.T,
+    "an index": lambda x, n: x[torch.LongTensor([0, 2])] + n,
+    "a mask": lambda x, n: x[torch.BoolTensor([True, False, True])],
+    "of nothing": lambda x, n: (torch.Tensor([]), torch.DoubleTensor(())),
+    "a number copied": lambda x, n: (x.clone().copy_(n), x.to(torch.int32).copy_(2.9), x.clone().copy_(True)),
+}
+
+
+@pytest.mark.parametrize("name", OLD_CONSTRUCTORS)
+def test_old_constructors_of_lists(name: str) -> None:
+    fn, x = OLD_CONSTRUCTORS[name], torch.arange(6.0).view(3, 2)
+    whole = torchsmith.compile(fn, fullgraph=True)
+    for n in (3, 4, 5):
+        torch.testing.assert_close(whole(x, n), fn(x, n), rtol=0, atol=0)
+    assert torchsmith.compile(lambda: torch.LongTensor([1.5]))().tolist() == torch.LongTensor([1.5]).tolist()
+    assert torchsmith.compile(lambda: torch.Tensor(2, 3))().shape == (2, 3)

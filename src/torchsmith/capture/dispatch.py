@@ -144,7 +144,7 @@ class State:
         return dispatcher.__qualname__ if found is dispatcher else (self.settings.again, (original, *self.settings.pickled()))
 
 
-YOUNG = 50_000  # what we make and drop must not have Python look for cycles in all that the process has imported (0.17 s with torch)
+YOUNG = 1_000_000  # objects made and not dropped: what a compilation makes lives until its end, looking for cycles in it finds nothing
 ALL: weakref.WeakSet[Any] = weakref.WeakSet()  # every Dispatcher, for reset()
 _LOCK = threading.RLock()  # one capture at a time; a forked child starts with a free one
 os.register_at_fork(after_in_child=_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
@@ -394,6 +394,9 @@ def _compile_call(d: Any, state: State, fn: types.FunctionType, args: tuple[Any,
         state.broken[key] = 1
         return _frame.RUN_PLAIN
     except Unsupported as why:
+        if why.code == "CAP038" and settings.fullgraph:
+            events.emit("fallback", code=why.code, at=why.at, detail=why.detail)
+            return _frame.RUN_PLAIN
         if settings.fullgraph or isinstance(why, Forbidden) or why.is_error:
             if why.code in ("CAP006", "CAP025"):
                 return why  # the program raises: under fullgraph too that is the user's own exception

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.region import Region
-from . import control_flow, dispatch, flex, overrides
+from . import control_flow, dispatch, flex, guards, overrides
 from .attributes import Raised
 from .protocol import Machine, Row
 from .source import Computed
@@ -42,6 +42,33 @@ def row(*functions: Any) -> Callable[[Row], Row]:
         return fn
 
     return add
+
+
+# Old constructors of tensors, and the dtype they give (None: the default one).
+CONSTRUCTORS: dict[Any, torch.dtype | None] = {
+    torch.Tensor: None, torch.FloatTensor: torch.float32, torch.DoubleTensor: torch.float64, torch.HalfTensor: torch.float16,
+    torch.BFloat16Tensor: torch.bfloat16, torch.LongTensor: torch.int64, torch.IntTensor: torch.int32, torch.ShortTensor: torch.int16,
+    torch.CharTensor: torch.int8, torch.ByteTensor: torch.uint8, torch.BoolTensor: torch.bool,
+}  # fmt: skip
+
+
+def _constructs(cls: Any, dtype: torch.dtype | None) -> None:
+    def made(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Of lists of numbers what torch.tensor makes of them; sizes, storages and tensors are Python's."""
+        kinds = (int, float, torch.SymInt, torch.SymFloat) if dtype is None or dtype.is_floating_point else (int, torch.SymInt)
+        if kwargs or len(args) != 1 or type(args[0]) not in (list, tuple) or guards.default_device() is not None or not _are_numbers(args[0], kinds):
+            raise Unsupported("CAP021", at=m.loc(), detail=f"torch.{cls.__name__} of something else than a list of numbers")
+        return m.record("function", torch.tensor, tuple(args), {"dtype": dtype or torch.get_default_dtype()})
+
+    row(cls)(made)
+
+
+def _are_numbers(values: Any, kinds: tuple[type, ...]) -> bool:
+    return all(_are_numbers(v, kinds) if type(v) in (list, tuple) else issubclass(type(v), kinds) for v in values)
+
+
+for _cls, _dtype in CONSTRUCTORS.items():
+    _constructs(_cls, _dtype)
 
 
 def constant(value: Any, *functions: Any) -> None:

@@ -416,6 +416,15 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
     return trace.constant(real, device)
 
 
+@function_rule(Tensor.copy_)
+def copy_(trace: Tracing, call: Any, self: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
+    """A number is a tensor of the widest type of its kind, as torch's parser of arguments makes it."""
+    if isinstance(src, (bool, int, float)):
+        kind = torch.bool if isinstance(src, bool) else torch.int64 if isinstance(src, int) else torch.float64
+        src = torch.full((), src, dtype=kind)
+    return call(self, src, non_blocking)  # type: ignore[no-any-return]
+
+
 @function_rule(torch.as_tensor, torch.asarray)
 def as_tensor(trace: Tracing, call: Any, data: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
     if isinstance(data, Tensor):
