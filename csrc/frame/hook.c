@@ -41,8 +41,16 @@ static _Thread_local PyObject *key; /* whose settings apply; borrowed from the d
 
 static PyObject *hook(PyThreadState *ts, RawFrame *frame, int throwflag);
 
+static _Thread_local RawFrame *passed; /* the frame that was last handed to the evaluator below ours */
+
+/* The evaluator that was there before us; one that was put on top of ours in the meantime hands the frame back to us. */
 static PyObject *evaluate(PyThreadState *ts, RawFrame *frame, int throwflag) {
-  return before ? before(ts, frame, throwflag) : _PyEval_EvalFrameDefault(ts, frame, throwflag);
+  if (!before || frame == passed) return _PyEval_EvalFrameDefault(ts, frame, throwflag);
+  RawFrame *outer = passed;
+  passed = frame;
+  PyObject *result = before(ts, frame, throwflag);
+  passed = outer;
+  return result;
 }
 
 /* ------------------------------------------------------------------ torch.compile around us */
@@ -117,7 +125,7 @@ static PyObject *known(PyCodeObject *code, PyObject *function) {
 }
 
 static PyObject *hook(PyThreadState *ts, RawFrame *frame, int throwflag) {
-  if (!active || throwflag || frame->owner != FRAME_OWNED_BY_THREAD) return evaluate(ts, frame, throwflag);
+  if (!active || throwflag || frame == passed || frame->owner != FRAME_OWNED_BY_THREAD) return evaluate(ts, frame, throwflag);
   PyCodeObject *code = FRAME_CODE(frame);
   int flags = code->co_flags;
   PyObject *function = FRAME_FUNCTION(frame);

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
+from . import events
 from .capture import _frame, peers
 from .capture.dispatch import Settings, make_dispatcher
+from .codes import Unsupported
 
 _GLOBAL_HOOKS = (
     torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks,
@@ -90,7 +92,7 @@ def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
 def _forward_of(cls: Any) -> Any:
     """The Dispatcher of what the original's `forward` is now (an instance may carry its own)."""
     original = cls._torchsmith_original
-    fn = original.__dict__.get("forward") or type(original).forward
+    fn = original.__dict__.get("forward") or getattr(type(original), "forward", None)
     found = cls._torchsmith_calls.get(fn)
     if found is None:
         found = cls._torchsmith_calls[fn] = _dispatcher(original, fn, cls._torchsmith_settings)
@@ -99,15 +101,26 @@ def _forward_of(cls: Any) -> Any:
 
 def _dispatcher(original: Any, fn: Any, settings: Settings) -> Any:
     bound = original if "forward" not in original.__dict__ else None
-    fn = peers.original(fn)
+    fn = None if fn is None else peers.original(fn)
     if isinstance(fn, types.MethodType):
         fn, bound = fn.__func__, fn.__self__
     if not isinstance(fn, types.FunctionType):
-        return getattr(original, "forward")  # noqa: B009  (not Python: run as it is)
+        return _as_it_is(original, settings)
     d = make_dispatcher(fn, settings, bound=bound)
     if settings.name is None:
         d.state.label = type(original).__name__
     return functools.update_wrapper(d, fn if bound is None else types.MethodType(fn, bound))  # its signature has no self
+
+
+def _as_it_is(original: Any, settings: Settings) -> Any:
+    """TorchScript's modules have no Python code. (The class of a traced one does not even tell `forward`.)"""
+    why = Unsupported("API010", detail=type(original).__name__)
+    if settings.fullgraph:
+        raise why
+    events.emit("fallback", code=why.code, at="", detail=why.detail)
+    if settings.options.warn_eager:
+        events.warn(f"torchsmith: {why} (options={{'warn_eager': False}} or TORCHSMITH_WARN_EAGER=0 silences this.)")
+    return original.forward
 
 
 def compile_module(module: Any, settings: Settings) -> Any:

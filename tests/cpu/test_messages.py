@@ -254,3 +254,18 @@ def test_refusals_of_export_name_the_users_line() -> None:
         torchsmith.export(Keeps(), (torch.ones(3),))
     with pytest.raises(Unsupported, match=r"AOT024.*x: float32 as int32"):
         aot.aot_compile(torchsmith.export(Bits(), (torch.ones(3),)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("kind", ["script", "trace"])
+def test_torchscript_runs_as_it_is_and_says_so(kind: str) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval(), torch.randn(2, 4)
+    made = torch.jit.script(model) if kind == "script" else torch.jit.trace(model, x)
+    compiled = torchsmith.compile(made)
+    with pytest.warns(UserWarning, match="API010"):
+        assert torch.equal(compiled(x), made(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(compiled(x), made(x))
+    with pytest.raises(torchsmith.Unsupported, match="API010"):
+        torchsmith.compile(made, fullgraph=True)(x)

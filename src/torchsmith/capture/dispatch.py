@@ -45,6 +45,7 @@ define("API005", "an internal error of torchsmith", "please report it; the funct
 define("API007", "nothing to compile", "no tensor operation was found")
 define("API008", "the backend raised an error, which suppress_errors hides", "set suppress_errors to False to see it")
 define("API009", "a guard needs a size that is known only while the graph runs", "check the size outside of the compiled function")
+define("API010", "a TorchScript module runs as it is", "compile the module that it was made of")
 define("API006", "compilation was switched off by set_stance or an environment variable", "set the stance back to default")
 
 
