@@ -66,6 +66,7 @@ def test_the_documents_names_are_listed():
     names = set(compiler.list_backends(exclude_tags=()))
     assert {"inductor", "torchsmith", "eager", "aot_eager", "aot_eager_decomp_partition", "cudagraphs", "openxla", "openxla_eval",
             "onnxrt", "openvino", "tvm", "ipex", "tensorrt"} <= names  # fmt: skip
+    assert "eager" not in compiler.list_backends(exclude_tags="debug")
     assert "eager" not in compiler.list_backends() and "openxla_eval" not in compiler.list_backends()
 
 

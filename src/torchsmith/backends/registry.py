@@ -163,7 +163,7 @@ def _from_packages() -> dict[str, EntryPoint]:
 def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")) -> list[str]:
     """Names that `backend=` takes, without those carrying one of `exclude_tags`. A listed backend may still need its package: the error
     that its use raises names it."""
-    excluded = set(exclude_tags or ())
+    excluded = {exclude_tags} if isinstance(exclude_tags, str) else set(exclude_tags or ())
     names = [n for n in (*ROWS, *SAME_AS) if not excluded.intersection(ROWS[SAME_AS.get(n, n)].tags)]
     names += [n for n, (_, tags) in BACKENDS.items() if not excluded.intersection(tags)]
     return sorted({*names, *(n for n in _from_packages() if n not in ROWS)})
