@@ -25,7 +25,7 @@ from ..graph.declared import DeclaredSize
 from ..graph.region import Region
 from ..graph.sizes import LARGEST, SizeFacts
 from ..ir import dtype as dt
-from ..ir.expr import Cast, Const, Expr, Op, Sym, walk
+from ..ir.expr import Cast, Const, Expr, Op, Sym
 from . import floats, overrides, transforms
 from .attributes import Raised
 from .guards import default_device, tensor_guard
@@ -426,8 +426,6 @@ class Recorder:
             said = str(e).partition("\nException raised from")[0]  # behind it comes torch's own stack
             raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
         if not _holds_tensor(result) and not (result is None and _holds_tensor([*args, *kwargs.values()])):
-            if any(self._is_untold(v) for v in (result if issubclass(type(result), (tuple, list)) else (result,))):
-                raise Unsupported("CAP023", at=loc, detail=f"{target} gives it")
             return result  # what gives nothing writes its arguments
         if self.facts.has_devices:
             self._refuse_moves(target, args, result)
@@ -440,13 +438,6 @@ class Recorder:
             node.meta["region"] = self.regions[-1]
         self._own(result, node)
         return result
-
-    def _is_untold(self, value: Any) -> bool:
-        """Is it a number that no node of the graph gives?"""
-        if type(value) not in (torch.SymInt, torch.SymFloat):
-            return False
-        names = {e for e in walk(value.node.expr) if isinstance(e, Sym)}
-        return any(e.name not in self.size_nodes and e not in self.exprs for e in names)
 
     def _refuse_moves(self, target: Any, args: tuple[Any, ...], result: Any) -> None:
         """A graph runs on one device: what comes from an input on another one, or goes there, is moved by Python between two graphs.
