@@ -99,6 +99,12 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return torch_rows.HIGHER_ORDER[fn.name()](m, args, kwargs)
     if t is types.GenericAlias:  # list[int]() makes a list
         return m.call(fn.__origin__, args, kwargs)
+    scripted = getattr(fn, "_torchdynamo_inline", None) if t is torch._C.ScriptFunction else None
+    if scripted is not None:  # TorchScript of a Python function; others may wrap its __call__
+        track = m.world.tracks.get(id(fn))
+        if track is not None and not isinstance(track.source, FixedObject):
+            m.world.guard(track.source, "identity", fn)
+        return m.call(scripted, args, kwargs)
     if issubclass(type(f), Function):
         at.class_guard(m, t, "__call__", f)
         track = m.world.tracks.get(id(fn))
@@ -109,12 +115,6 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return _getter(m, fn, args)
     if t is Function and fn in transforms.MACHINE_FUNCTIONS:
         return fn(*args, **kwargs)
-    scripted = getattr(fn, "_torchdynamo_inline", None) if t is torch._C.ScriptFunction else None
-    if scripted is not None:  # TorchScript of a Python function
-        track = m.world.tracks.get(id(fn))
-        if track is not None and not isinstance(track.source, FixedObject):
-            m.world.guard(track.source, "identity", fn)
-        return m.call(scripted, args, kwargs)
     if f is MISSING:
         raise Raised(TypeError(f"'{t.__name__}' object is not callable"))
     raise Unsupported("CAP014", at=m.loc(), detail=f"a call of {t.__module__}.{t.__qualname__}")
