@@ -54,7 +54,7 @@ def _named(body: Callable[..., Any], identifier: Any, *operands: Any) -> Any:
 def _cond(pred: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
     if not isinstance(pred, torch.Tensor):
         return (yes if pred else no)(*operands)
-    trace = tracing.at_hand()
+    trace = tracing.active()
     if trace is None:
         return (yes if bool(pred) else no)(*operands)
     before = trace.draws + trace.harms

@@ -22,6 +22,7 @@ from .. import events
 from ..codes import Unsupported
 from ..options import Options, from_user
 from ..pipeline import compile_native
+from .expected import same_steps
 from .foreign import Foreign
 
 _COUNT = [0]
@@ -82,18 +83,13 @@ def held(call: Callable[..., Any], eager: Callable[..., Any], foreign: Foreign, 
     def run(*inputs: Any) -> Any:
         for i, shape, strides in wanted:
             t = inputs[i]
-            if (t.shape != shape or t.stride() != strides) and not lies_alike(t, shape, strides):
+            if t.shape != shape or (t.stride() != strides and not same_steps(shape, strides, t.stride())):
                 warnings.warn(f"torchsmith: input {i} of a graph of PyTorch's has shape {tuple(t.shape)} and strides {t.stride()}, "
                               f"not {tuple(shape)} and {strides}. This call runs eagerly.", stacklevel=2)  # fmt: skip
                 return eager(*inputs)
         return call(*inputs)
 
     return run
-
-
-def lies_alike(t: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Are the sizes those, and the strides of all dimensions that have steps?"""
-    return t.shape == shape and all(n < 2 or a == b for n, a, b in zip(shape, strides, t.stride(), strict=True))
 
 
 __all__: tuple[str, ...] = ("compile_aten", "torchsmith")

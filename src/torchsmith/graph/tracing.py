@@ -234,11 +234,6 @@ def current() -> Tracing:
     return _ACTIVE.stack[-1]
 
 
-def at_hand() -> Tracing | None:
-    """`current`, None where none is."""
-    return _ACTIVE.stack[-1] if _ACTIVE.stack else None
-
-
 class _Operators(TorchDispatchMode):
     """Hands every operator below autograd to `trace.operator`."""
 
