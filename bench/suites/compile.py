@@ -53,7 +53,7 @@ def counting() -> Iterator[dict[str, int]]:
     """What torchsmith makes inside the block: distinct kernels, distinct kernels that multiply, bytes of the libraries."""
     from torchsmith import events, pipeline
 
-    emit = pipeline.emit_kernel
+    emit = pipeline.print_kernel
     texts: dict[str, bool] = {}
     counts: dict[str, int] = {}
 
@@ -62,12 +62,12 @@ def counting() -> Iterator[dict[str, int]]:
         texts[text] = texts.get(text, False) or (bool(MULTIPLIES.search(" ".join(kernel.origins))) and "pack" not in kernel.name)
         return text
 
-    pipeline.emit_kernel = watched
+    pipeline.print_kernel = watched
     try:
         with events.recording() as got:
             yield counts
     finally:
-        pipeline.emit_kernel = emit
+        pipeline.print_kernel = emit
     libraries = {e.fields["report"].library for e in got if e.kind == "graph"} - {""}
     if texts:
         counts |= {"kernels": len(texts), "contractions": sum(texts.values())}
