@@ -1,0 +1,122 @@
+"""Scripts that no test runs (bench, examples) use names and arguments of torchsmith, and of each other, that exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
+NAMES = {str(script.relative_to(ROOT)): script for script in SCRIPTS}
+MISSING = object()
+
+
+def texts(script: Path) -> Iterator[ast.Module]:
+    """The script, and the programs for other processes that it has in strings."""
+    tree = ast.parse(script.read_text())
+    yield tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import torchsmith" in inspect.cleandoc(node.value):
+            try:
+                yield ast.parse(inspect.cleandoc(node.value))
+            except SyntaxError:  # a sentence, or a template
+                continue
+
+
+def member(holder: Any, name: str) -> Any:
+    """An attribute of a module, or a module in it."""
+    if not hasattr(holder, name) and hasattr(holder, "__path__"):
+        try:
+            return importlib.import_module(f"{holder.__name__}.{name}")
+        except ModuleNotFoundError:
+            return MISSING
+    return getattr(holder, name, MISSING)
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[str, Any, str]]:
+    """(name in the script, object of torchsmith, what was written) of each import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                if a.name.split(".")[0] == "torchsmith":
+                    found = importlib.import_module(a.name)
+                    yield (a.asname, found, a.name) if a.asname else ("torchsmith", importlib.import_module("torchsmith"), a.name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torchsmith":
+            holder = importlib.import_module(str(node.module))
+            for a in node.names:
+                yield a.asname or a.name, member(holder, a.name), f"{node.module}.{a.name}"
+
+
+def bound(tree: ast.Module) -> set[str]:
+    """Names that something else than an import binds anywhere in the script."""
+    stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+
+
+def resolve(node: ast.expr, known: dict[str, Any]) -> Any:
+    """The object that a chain of names means, as far as modules go; None where that is not known."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute):
+        holder = resolve(node.value, known)
+        return member(holder, node.attr) if isinstance(holder, types.ModuleType) else holder if holder is MISSING else None
+    return None
+
+
+def takes(function: Any, call: ast.Call) -> str:
+    """Why a function cannot be called so; nothing where it can, or where the call does not show."""
+    starred = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
+    if starred or not isinstance(function, types.FunctionType | type):
+        return ""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*call.args, **{str(k.arg): k.value for k in call.keywords})
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_scripts_use_of_torchsmith_is_there(name: str) -> None:
+    wrong = []
+    for tree in texts(NAMES[name]):
+        found = list(imported(tree))
+        wrong += [said for _, value, said in found if value is MISSING]
+        known = {local: value for local, value, _ in found if local not in bound(tree)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and resolve(node, known) is MISSING:
+                wrong.append(f"line {node.lineno}: {ast.unparse(node)}")
+            if isinstance(node, ast.Call) and (said := takes(resolve(node.func, known), node)):
+                wrong.append(f"line {node.lineno}: {ast.unparse(node)}: {said}")
+    assert not wrong
+
+
+def test_what_benches_use_of_each_other_is_there() -> None:
+    """`from paired import compare`: modules of bench are read, not imported."""
+    top = ROOT / "bench"
+    benches = {".".join(s.relative_to(top).with_suffix("").parts): ast.parse(s.read_text()) for s in SCRIPTS if s.is_relative_to(top)}
+    wrong = []
+    for module, tree in benches.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            where = ".".join(filter(None, [module.rsplit(".", node.level)[0] if node.level else "", node.module]))
+            if where not in benches:
+                continue
+            defined = bound(benches[where]) | {
+                n.asname or n.name if isinstance(n, ast.alias) else n.name
+                for n in ast.walk(benches[where])
+                if isinstance(n, ast.alias | ast.FunctionDef | ast.ClassDef)
+            }
+            wrong += [f"{module}: {where}.{a.name}" for a in node.names if a.name not in defined and f"{where}.{a.name}" not in benches]
+    assert not wrong
