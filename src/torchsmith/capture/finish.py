@@ -690,6 +690,11 @@ class _Graph(_LazyGraphModule):  # type: ignore[misc]
 
 def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Captured:
     """The graph ends with the outputs that `b` collected; its facts are final. keep: arguments stay inputs even if nothing reads them."""
+    with torch._C.DisableTorchFunction():  # nothing of the program runs
+        return _closed(m, b, finish, keep)
+
+
+def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     recorder = m.recorder
     _guard_overlap(m)
     m.world.guard_apart([i.source for i in recorder.real.values() if i.source is not None])

@@ -139,7 +139,8 @@ class Stamps:
         if trace.autocast or torch._C._is_any_autocast_enabled() or m.recorder.given or trace.counted or trace.numbers:
             raise _No
         seen: dict[int, int] = {}
-        values = tuple(self._kind_of(a, seen) for a in args), tuple((k, self._kind_of(v, seen)) for k, v in kwargs.items())
+        with torch._C.DisableTorchFunction():  # nothing of the program runs
+            values = tuple([self._kind_of(a, seen) for a in args]), tuple([(k, self._kind_of(v, seen)) for k, v in kwargs.items()])
         return type(module), m.loc(), m.grad, m.error_mode, m.exc, m.handlers_off, m.world.writes, values
 
     def _kind_of(self, value: Any, seen: dict[int, int]) -> Any:
@@ -313,10 +314,10 @@ class Template:
 
     def stamp(self, module: Any, source: Source, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """The call's value for another module. Raises _No, with nothing changed."""
-        if self.failed or _shown(self.t.result) != self.t.shown:
-            raise _No
-        values, sources = self._places(module, source)
         with torch._C.DisableTorchFunction():  # nothing of the program runs
+            if self.failed or _shown(self.t.result) != self.t.shown:
+                raise _No
+            values, sources = self._places(module, source)
             self._check(values, sources)
             return self._write(values, sources, args, kwargs)
 
@@ -410,7 +411,9 @@ class Template:
         create = r.graph.create_node
         for node in self.nodes:
             env[node] = new = create(node.op, node.target, name=node.name)
-            new.args, new.kwargs = torch.fx.map_arg((node.args, node.kwargs), place)  # behind create_node, which would look for symbols in them
+            new.args = torch.fx.map_arg(node.args, place)  # behind create_node, which would look for symbols in them
+            if node.kwargs:
+                new.kwargs = torch.fx.map_arg(node.kwargs, place)
             new.meta = node.meta.copy()
         trace.draws += t.draws
         trace.harms += t.harms

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
@@ -260,7 +261,8 @@ class Recorder:
         else:
             with self.root.inserting_after(self.last_input):
                 node = self.root.placeholder(name)
-        node.target = node.name  # an argument of the printed function: names of sources that differ in punctuation only are alike
+        if node.target != node.name:  # an argument of the printed function: names of sources that differ in punctuation only are alike
+            node.target = node.name
         self.last_input = node
         return node
 
@@ -710,11 +712,12 @@ def _step_of(node: torch.fx.Node, user: torch.fx.Node) -> float | None:
     return float(step) if type(step) in (int, float) else None  # type: ignore[arg-type]
 
 
+_NO_WORD = re.compile(r"[\W_]+")
+
+
 def _placeholder_name(text: str) -> str:
     """A name for the input read from there."""
-    out = "".join(c if c.isalnum() else "_" for c in text).strip("_").lower()
-    while "__" in out:
-        out = out.replace("__", "_")
+    out = _NO_WORD.sub("_", text).strip("_").lower()
     return out if out and not out[0].isdigit() else f"c_{out}"
 
 

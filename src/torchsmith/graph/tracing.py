@@ -118,12 +118,6 @@ def remember_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
     return t
 
 
-def real_device(t: torch.Tensor) -> torch.device:
-    """The device of a real tensor, past whatever modes are on: a real meta tensor is no tracing tensor."""
-    with torch._C.DisableTorchFunction(), no_dispatch():
-        return t.device
-
-
 def symbolic_strides(real: torch.Tensor, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
     """The strides of `real` rewritten over `sizes`: where a stride is the dense product of faster dimensions it becomes that product."""
     strides: list[Size] = list(real.stride())
@@ -164,13 +158,8 @@ def at_offset(t: torch.Tensor, offset: Size) -> torch.Tensor:
         return torch.empty_strided((extent,), (1,), dtype=t.dtype, device="meta").as_strided(shape, strides, offset)
 
 
-def tensor_like(
-    real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None, strides: tuple[Size, ...] | None = None,
-    device: torch.device | None = None,
-) -> torch.Tensor:  # fmt: skip
+def tensor_like(real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None) -> torch.Tensor:
     """The tracing tensor that stands for a real one: its dtype, strides, offset, device; `sizes` may hold SymInts.
-
-    Where `real` is itself a tracing tensor, `device` says what it stands for.
 
     Attributes kept: `_ts_device` (not cpu), `_ts_parameter` (the real one is an nn.Parameter).
     """
@@ -178,14 +167,14 @@ def tensor_like(
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail=str(real.layout))
     if real.is_quantized:
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail=str(real.dtype))
-    if sizes is None:
-        shape, steps = tuple(real.shape), tuple(real.stride())
-    else:
-        shape, steps = tuple(sizes), symbolic_strides(real, tuple(sizes))
-    t = at_offset(make_unseen(shape, steps if strides is None else strides, real.dtype), real.storage_offset())
+    shape, steps = (tuple(real.shape), tuple(real.stride())) if sizes is None else (sizes, symbolic_strides(real, sizes))
+    with torch._C.DisableTorchFunction(), no_dispatch():  # past whatever modes are on: a real meta tensor is no tracing tensor
+        t = torch.empty_strided(shape, steps, dtype=real.dtype, device="meta")
+        device = getattr(real, "_ts_device", None) or real.device
+    t = at_offset(t, real.storage_offset())
     if real.is_conj() or real.is_neg():
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
-    remember_device(t, device or getattr(real, "_ts_device", None) or real_device(real))
+    remember_device(t, device)
     if isinstance(real, torch.nn.Parameter):
         t._ts_parameter = True  # type: ignore[attr-defined]
     return t
