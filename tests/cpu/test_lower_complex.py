@@ -27,7 +27,7 @@ ELEMENTS = [
     lambda z, w: z * w.real, lambda z, w: torch.exp(z), lambda z, w: torch.view_as_real(z + w).flatten(), lambda z, w: z.sum() + w.mean(-1),
     lambda z, w: torch.add(z, w, alpha=1j), lambda z, w: (z * w)[..., 1:].transpose(0, -1), lambda z, w: torch.view_as_real(z * w)[..., 1],
     lambda z, w: torch.polar(z.abs(), w.real), lambda z, w: torch.complex(z.real, w.imag), lambda z, w: z.clone() * w.conj().resolve_conj(),
-    lambda z, w: (z * w).reshape(-1).unsqueeze(0) * 2,
+    lambda z, w: (z * w).reshape(-1).unsqueeze(0) * 2, lambda z, w: z / w, lambda z, w: z / 2j + z / 2.5, lambda z, w: w.real / z,
 ]  # fmt: skip
 
 
@@ -87,3 +87,19 @@ def test_complex_memory_that_is_written():
     with torch.no_grad():
         torch.testing.assert_close(torchsmith.compile(fn)(*given), fn(*wanted), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_quotients_of_numbers_that_are_not_finite():
+    parts = [0.0, -0.0, 1.0, -2.5, 1e30, 1e-40, float("inf"), float("nan")]
+    numbers = torch.view_as_complex(torch.cartesian_prod(torch.tensor(parts), torch.tensor(parts)))
+    for z in numbers[::3]:  # torch's own kernels of single elements
+        w = torch.stack([torch.div(z, x) for x in numbers.unbind()])
+        with torch.no_grad():
+            torch.testing.assert_close(torchsmith.compile(lambda z, x: z / x)(z, numbers), w, equal_nan=True, rtol=1e-5, atol=0)
+
+
+def test_complex_numbers_given_to_operators_of_torch():
+    with torch.no_grad():
+        for fn in (lambda z: z**1j, lambda z: z == 1j, lambda z: z.masked_fill(z.real > 0, 2j), lambda z: torch.full((4,), 2j) + z[0]):
+            z = randn(3, 4)
+            torch.testing.assert_close(torchsmith.compile(fn, fullgraph=True)(z), fn(z))

@@ -21,7 +21,7 @@ FEW = ("copies_of_a_compiled_model_apart", "error_in_a_hook_whole", "functions_o
        "optimizer_adam_fused_tensor_lr_whole", "states_loaded_between_steps_whole")  # fmt: skip
 # What splits whole steps, or has them run eagerly; the others are one graph.
 CODES: dict[str, set[str]] = {
-    "anomaly_mode": {"API001"}, "autocast_and_scaler": {"CAP020"}, "averaged_by_ema": {"CAP020"},
+    "anomaly_mode": {"API001"}, "autocast_and_scaler": {"CAP020"},
     "embeddings_of_every_kind": {"CAP021", "GRA011"}, "error_behind_backward": {"CAP006"}, "error_in_a_hook": {"AUT002"},
     "errors_that_are_caught": {"CAP006", "CAP025"}, "gradients_clipped_by_hooks": {"AUT002"}, "hook_comes_and_goes": {"AUT002"},
     "hook_of_an_activation": {"AUT003", "CAP026"}, "layers_dropped_at_random": {"AUT003", "CAP011", "CAP023"},

@@ -588,7 +588,7 @@ def finished(m: Machine, result: Any) -> Captured:
         track.dirty = track.dirty and (is_own or not world.is_as_it_was(track))
     world.changed = [t for t in world.changed if t.dirty or t.attrs or t.appended]
     grad = m.grad != m.grad_before
-    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or grad or m.gradients.changes() or m.gradients.own() or m.gradients.moved)
+    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or grad or m.gradients.changes() or m.gradients.own() or m.gradients.moved or m.gradients.switched)
     recipe = None if has_effects or _has_shared(result, set()) else _recipe(b, result)
     if recipe is not None:
         finish = Finish(recipe)
@@ -710,8 +710,8 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     watched = [k for k, n in enumerate(b.outs) if id(n) in made and made[id(n)].requires_grad and not made[id(n)].is_apart]
     spent = tuple(k for k in watched if m.gradients.is_spent(made[id(b.outs[k])].tensor))
     graph.meta["grad"] = m.grad_before
-    m.gradients.check_data([made[id(b.outs[k])].tensor for k in watched if k not in spent])
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
+    m.gradients.check_results([made[id(b.outs[k])].tensor for k in watched if k not in spent])
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
     graph.meta["inference"] = in_inference  # the inference mode under which results are made, where it is not the caller's
     if m.gradients.made:

@@ -35,8 +35,11 @@ class Gradients:
         self.spent: set[Any] = set()  # nodes of autograd's graph that a backward pass has freed
         self.hooks_known: set[int] = set()
         self.made: dict[int, Tensor] = {}  # leaves that a backward pass gave a gradient, by id
-        self.moved: dict[int, tuple[Tensor, Tensor]] = {}  # inputs whose memory is another's now: them, and that one
+        self.moved: dict[int, tuple[Tensor, Tensor, int]] = {}  # inputs whose memory is another's now: them, that one, their version then
         self.moves = 0
+        self.stale: set[int] = set()  # those that autograd knew with their old memory
+        self.switched: list[Any] = []  # Infos of inputs of which the program said whether they require grad
+        self.switched_at = -1  # the outermost frame's instruction where it first did
 
     # ------------------------------------------------------------ .grad
 
@@ -105,14 +108,44 @@ class Gradients:
         if memory in r.by_memory or memory == tracing.storage(t):
             refuse("memory of an input")  # writes to one are then writes to the other
         data = m.record("function", getattr, (value, "data"), {})
+        if any(_is_differentiated(user) for user in info.node.users):
+            self.stale.add(id(t))
         info.data = r.info(data).node
-        self.moved[id(t)] = (t, data)
+        if t.requires_grad:  # a leaf on the new memory stands for it
+            leaf = m.record("method", "detach", (data,), {})
+            leaf.requires_grad_()
+            info.data = r.effect_method("requires_grad_", leaf, (True,))
+        self.moved[id(t)] = (t, data, t._version)
         self.moves += 1
 
-    def check_data(self, results: Sequence[Tensor]) -> None:
-        """Gradients that flow out of the program must not reach what took other memory: its graph says what is saved of it."""
+    def check_results(self, results: Sequence[Tensor]) -> None:
+        """Gradients that flow out of the program must not reach what took other memory, or says now whether it requires grad: the graph
+        autograd has outside is of the inputs as they came."""
         if self.moved and results:
-            self._reached(results)
+            self._reached(results, is_end=True)
+        if self.switched and (results or any(i.is_differentiated for i in self.switched)):
+            error = Unsupported("CAP026", at=self.m.loc(), detail="requires_grad of an input, where results require grad")
+            error.step = self.switched_at
+            raise error
+        for info in self.switched:  # the graph is traced again from what the inputs are when it is called
+            info.tensor.requires_grad_(info.real.requires_grad)
+
+    # ------------------------------------------------------------ .requires_grad
+
+    def switch(self, info: Any) -> None:
+        """The program is about to say whether an input requires grad. It is told so when the program is done."""
+        m = self.m
+        if m.is_whole or m.contexts or m.recorder.bodies or m.recorder.is_inference(info.tensor) or torch.is_inference_mode_enabled():
+            raise Unsupported("CAP026", at=m.loc(), detail="requires_grad of an input here")
+        if info.source is None or not info.real.is_leaf or info.tensor.grad_fn is not None or info.real._is_view():
+            raise Unsupported("CAP026", at=m.loc(), detail="requires_grad of an input that is no leaf")
+        m.stamps.need_autograd()
+        if not info.switched:
+            info.switched = True
+            self.switched.append(info)
+        self.moves += 1
+        if self.switched_at < 0:
+            self.switched_at = max(m.frames[0].steps - 1, 0)
 
     # ------------------------------------------------------------ backward
 
@@ -169,15 +202,19 @@ class Gradients:
         args = (tuple(outputs), tuple(inputs), given, retain_graph, create_graph, True, unused)
         return m.record("function", torch.autograd.grad, args, {})
 
-    def _reached(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> tuple[list[Tensor], set[Any]]:
-        """The leaves behind `tensors` in autograd's graph, and its nodes on the way. Beyond `inputs` it does not look."""
+    def _reached(
+        self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = (), is_end: bool = False
+    ) -> tuple[list[Tensor], set[Any]]:  # fmt: skip
+        """The leaves behind `tensors` in autograd's graph, and its nodes on the way. Beyond `inputs` it does not look. is_end: the program
+        is done, and `tensors` are its results."""
+        lost = self.moved if is_end else self.stale
         stop = {t.grad_fn for t in inputs if t.grad_fn is not None}
         outside = not inputs or any(self.m.recorder.info(t).real is not None for t in inputs)  # may the way to one lead past the program?
         leaves: dict[int, Tensor] = {}
         todo = [t.grad_fn for t in reversed(tensors) if t.grad_fn is not None]
         for t in tensors:
             if t.requires_grad and t.grad_fn is None:
-                if id(t) in self.moved:
+                if id(t) in lost:
                     raise Unsupported("CAP026", at=self.m.loc(), detail="tensor.data = ... of a tensor that gradients reach afterwards")
                 leaves[id(t)] = t
         seen = set(todo)
@@ -185,7 +222,7 @@ class Gradients:
             node = todo.pop()
             if node.name() == _ACCUMULATE:
                 leaf: Tensor = node.variable  # type: ignore[attr-defined]
-                if id(leaf) in self.moved:
+                if id(leaf) in lost:
                     raise Unsupported("CAP026", at=self.m.loc(), detail="tensor.data = ... of a tensor that gradients reach afterwards")
                 leaves.setdefault(id(leaf), leaf)
                 continue
@@ -250,8 +287,13 @@ class Gradients:
 
     def replay(self, b: Any) -> None:
         """Statements of finish that write `.grad` of tensors from outside."""
-        for t, value in self.moved.values():
+        for t, value, version in self.moved.values():
             b.lines.append(f"{b.value(t)}.data = {b.value(value)}")
+            if t._version > version:
+                b.lines.append(f"{b.const(torch.autograd.graph.increment_version)}({b.value(t)})")
+        for info in self.switched:
+            if info.tensor.requires_grad != info.real.requires_grad:
+                b.lines.append(f"{b.source(info.source)}.requires_grad_({info.tensor.requires_grad})")
         for info, value in self.changes():
             b.lines.append(f"{b.source(info.source)}.grad = {b.value(value)}")
 
@@ -265,6 +307,12 @@ class Gradients:
             for _, t, value in out:
                 b.lines.append(f"{b.value(t)}.grad = {b.value(value)}")
             todo = [row for row in todo if not any(row is o for o in out)]
+
+
+def _is_differentiated(node: Any) -> bool:
+    """Does autograd know of a result of this call?"""
+    found = node.meta.get("val")
+    return any(issubclass(type(x), Tensor) and x.requires_grad for x in (found if type(found) in (tuple, list) else (found,)))
 
 
 def _has_layout_of(value: Tensor, leaf: Tensor) -> bool:

@@ -863,6 +863,9 @@ class Machine:
                     return counted
             number = self.recorder.read_number(tensor)
             return number if method == "item" else self.symbolic({"__float__": torch.sym_float}.get(method, torch.sym_int), number)
+        if known is NotImplemented and method == "__bool__":
+            holds = self.recorder.state_holds(tensor)
+            known = NotImplemented if holds is None else holds
         if known is NotImplemented:
             raise Unsupported("CAP020", at=self.loc(), detail=what)
         return known

@@ -239,8 +239,10 @@ def store(m: Machine, t: torch.Tensor, name: str, value: Any) -> None:
 
 def set_requires_grad(m: Machine, t: torch.Tensor, value: bool) -> None:
     info = m.recorder.info(t)
-    if info.real is not None or (value and t._is_view() and not t.requires_grad):
-        raise Unsupported("CAP026", at=m.loc(), detail="requires_grad of an input or a view")
+    if value and t._is_view() and not t.requires_grad:
+        raise Unsupported("CAP026", at=m.loc(), detail="requires_grad of a view")
+    if info.real is not None:
+        m.gradients.switch(info)
     try:
         t.requires_grad_(value)
     except RuntimeError as e:

@@ -31,24 +31,25 @@ from . import floats, overrides, transforms
 from .attributes import Raised
 from .guards import default_device, tensor_guard
 from .protocol import Machine
-from .source import ITSELF, Attr, FixedObject, Guard, Local, Source, TensorGuard, TensorProperty, TypeOf
+from .source import ITSELF, Attr, Computed, FixedObject, Guard, Local, Source, TensorGuard, TensorProperty, TypeOf
 from .world import MISSING, root_of
 
 
 class Info:
     """What the machine knows of one tracing tensor."""
 
-    __slots__ = ("cls", "data", "grad_fn", "node", "real", "source", "tensor")
+    __slots__ = ("cls", "data", "grad_fn", "node", "real", "source", "switched", "tensor")
 
     def __init__(self, tensor: torch.Tensor, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None) -> None:
         self.tensor, self.node, self.source, self.real = tensor, node, source, real
         self.cls: type = type(real) if real is not None else torch.Tensor
         self.grad_fn = tensor.grad_fn if real is not None else None  # what an input came with
         self.data: torch.fx.Node | None = None  # the value that `tensor.data = ...` gave it
+        self.switched = False  # the program said whether this input requires grad
 
     @property
     def requires_grad(self) -> bool:
-        return self.tensor.requires_grad or (self.real is not None and self.real.requires_grad)
+        return self.tensor.requires_grad or (self.real is not None and not self.switched and self.real.requires_grad)
 
     @property
     def leaf(self) -> bool:
@@ -64,7 +65,7 @@ class Info:
         """An input that autograd has to know more of after the call than before."""
         if self.real is None or not self.tensor.requires_grad:
             return False
-        return not self.real.requires_grad or self.tensor.grad_fn is not self.grad_fn
+        return not (self.real.requires_grad or self.switched) or self.tensor.grad_fn is not self.grad_fn
 
 
 _SIZE_OPS: dict[str, Any] = {
@@ -531,6 +532,30 @@ class Recorder:
                 value = add(value, step) if type(value) is float else floats.apply(self.machine, add, [value, step])
         return value
 
+    def state_holds(self, tensor: torch.Tensor) -> bool | None:
+        """The truth of a module's one-element tensor on the host, or of its comparison with a number ("are weights averaged yet?"), as it
+        is when the call begins: a guard asks again. None for any other tensor, and for one that the program has written."""
+        node = self.info(tensor).node
+        fn, numbers = _COMPARED.get(node.target), node.args[1:]  # type: ignore[arg-type]
+        if fn is None or node.kwargs or any(type(n) not in (int, float) for n in numbers):
+            fn, numbers = bool, ()
+        else:
+            node = node.args[0]  # type: ignore[assignment]
+        info = next((i for i in self.real.values() if i.node is node), None)
+        if info is None or info.real is None or info.source is None or info.data is not None or info.node.meta["role"] not in ("buffer", "const"):
+            return None
+        state = info.tensor
+        if state.requires_grad or state.dtype.is_complex or any(n != 1 for n in state.shape) or tracing.device_of(state).type != "cpu":
+            return None
+        if tracing.storage(state) in tracing.current().written or self.bodies:
+            return None
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            now = info.real.item()
+        source = Computed(fn, (Sym("value", dt.f64 if type(now) is float else dt.index), *numbers), (("value", TensorProperty(info.source, "item")),))
+        holds = bool(fn(now, *numbers))
+        self.machine.world.guard(source, "equals", holds)
+        return holds
+
     def assume(self, cond: torch.SymBool, said: str = "") -> None:
         """torch._check of numbers that only running tells: known from here on, and checked there. said: the program's own words."""
         self.facts.loc = self.loc()
@@ -687,6 +712,11 @@ def _role(real: torch.Tensor, source: Source) -> str:
     return "input" if isinstance(root_of(source), Local) else "const"
 
 
+_COMPARED: dict[Any, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"__{name}__": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{fn: fn for fn in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)},
+}  # fmt: skip
 _ROUNDED = {torch.float32: floats.add_float32, torch.float64: floats.add_float64}
 _ADDING = frozenset({operator.iadd, "add_", torch._foreach_add_})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -172,3 +173,26 @@ def _attributes(m: Machine) -> Any:
 
 
 torch_rows.BY_CODE[torch.amp.GradScaler._maybe_opt_step.__code__] = _maybe_step
+
+
+# ---------------------------------------------------------------- distributions
+
+
+def _symmetric(self: Any, value: Tensor) -> Tensor:
+    if value.shape[-2] != value.shape[-1]:
+        return torch.full(value.shape[:-2], False, device=value.device)
+    return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+
+def _positive_definite(self: Any, value: Tensor) -> Tensor:
+    symmetric = torch.distributions.constraints.symmetric.check(value)
+    return torch.where(symmetric.all(), torch.linalg.cholesky_ex(value).info.eq(0), symmetric)
+
+
+def _instead_of(check: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    """A constraint's check that Python leaves early where values of tensors say so, as one that does not."""
+    torch_rows.BY_CODE[check.__code__] = lambda m, fn, args, kwargs: m.inline(ours, args, kwargs)  # type: ignore[attr-defined]
+
+
+_instead_of(torch.distributions.constraints._Symmetric.check, _symmetric)
+_instead_of(torch.distributions.constraints._PositiveDefinite.check, _positive_definite)

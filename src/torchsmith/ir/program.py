@@ -118,7 +118,8 @@ class BufArg:
 
 @dataclass(frozen=True, slots=True)
 class Enum:
-    """A non-tensor, non-number argument of an Extern: kind in {"dtype", "layout", "device", "memory_format", "generator"}."""
+    """An argument of an Extern that is no tensor and no real number: kind in {"dtype", "layout", "device", "memory_format",
+    "generator", "complex"}."""
 
     kind: str
     value: str

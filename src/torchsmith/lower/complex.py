@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..ir.expr import Const, Expr, op
+from ..ir.expr import Const, Expr, op, select
 from .core import Builder
 from .numerics import cast
 from .pairs import PARTS, TWO, interleaved, pair_of, split
@@ -64,6 +64,19 @@ def times(a: Parts, b: Parts) -> Parts:
 @elementwise("aten.mul.Tensor", "aten.mul.Scalar")
 def mul(a: Parts, b: Parts) -> Parts:
     return times(a, b)
+
+
+@elementwise("aten.div.Tensor", "aten.div.Scalar")
+def div(a: Parts, b: Parts) -> Parts:
+    """Smith's method, as torch has it: by the divisor's larger part, and by its smaller one over that."""
+    first = op("ge", op("abs", b[0]), op("abs", b[1]))
+    large, small = select(first, b[0], b[1]), select(first, b[1], b[0])
+    ratio = op("div", small, large)
+    scale = op("div", Const(large.dtype, 1.0), op("add", large, op("mul", small, ratio)))
+    re = select(first, op("add", a[0], op("mul", a[1], ratio)), op("add", op("mul", a[0], ratio), a[1]))
+    im = select(first, op("sub", a[1], op("mul", a[0], ratio)), op("sub", op("mul", a[1], ratio), a[0]))
+    zero = op("and", first, op("eq", large, Const(large.dtype, 0.0)))
+    return tuple(select(zero, op("div", x, op("abs", large)), op("mul", y, scale)) for x, y in zip(a, (re, im), strict=True))  # type: ignore[return-value]
 
 
 @elementwise("aten.add.Tensor", "aten.add.Scalar")

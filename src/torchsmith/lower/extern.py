@@ -68,6 +68,8 @@ def extern_argument(cx: Builder, value: Any, spec: Any) -> ExternArg:
         return constant if constant is not None else value
     if value is None or isinstance(value, (bool, int, float, str, DType)):
         return value
+    if isinstance(value, complex):
+        return Enum("complex", str(value))
     kind = _ENUMS.get(type(value))
     if kind is None:
         raise Unsupported("LOW003", at=cx.loc, detail=f"{cx.origin} takes a {type(value).__name__}")

@@ -87,6 +87,8 @@ def _enum(kind: str, value: str) -> Any:
         return torch.device(value)
     if kind == "generator":
         return None
+    if kind == "complex":
+        return complex(value)
     return getattr(torch, value)
 
 

@@ -108,13 +108,14 @@ def istft(
     trace: Tracing, call: Any, input: Tensor, n_fft: int, hop_length: Any = None, win_length: Any = None, window: Any = None,
     center: bool = True, normalized: bool = False, onesided: Any = None, length: Any = None, return_complex: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Frames of unknown number in eager's parts: back to frames, added where they overlap, divided by what their windows add up to."""
+    """In eager's parts: back to frames, added where they overlap, divided by what their windows add up to. That none of these sums is zero
+    is checked when the graph runs."""
     rest = (hop_length, win_length, window, center, normalized, onesided, length, return_complex)
     hop = n_fft // 4 if hop_length is None else hop_length
     width = n_fft if win_length is None else win_length
     half = input.is_complex() and not return_complex if onesided is None else onesided
     is_usual = input.is_complex() and input.dim() in (2, 3) and not return_complex and (window is None or not window.is_complex())
-    if not input._has_symbolic_sizes_strides or not is_usual or not 0 < hop <= width <= n_fft:
+    if not is_usual or not 0 < hop <= width <= n_fft:
         return call(input, n_fft, *rest)  # type: ignore[no-any-return]
     if input.shape[-2] != (n_fft // 2 + 1 if half else n_fft):
         raise RuntimeError(f"istft: expected {n_fft // 2 + 1 if half else n_fft} frequencies for n_fft={n_fft}, but got {input.shape[-2]}")

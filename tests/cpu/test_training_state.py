@@ -1,0 +1,238 @@
+"""Steps that switch gradients on and off, give parameters other memory, or ask for a module's own state: one graph, and eager's results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_training_programs import check
+from torch import nn
+from torch.optim import swa_utils
+from training_programs import Compile, Watch
+
+import torchsmith
+from torchsmith.events import recording
+
+
+def frozen_by_an_argument(c: Compile):
+    m = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    o = torch.optim.SGD(m.parameters(), 0.1)
+    watch = Watch(m, o)
+
+    @c
+    def step(x, thawed):
+        m.requires_grad_(False)
+        m[2].requires_grad_(True)
+        if thawed:
+            m[0].requires_grad_(True)
+        o.zero_grad()
+        loss = m(x).square().mean()
+        loss.backward()
+        o.step()
+        return loss.detach()
+
+    for k in range(4):
+        yield watch(step(torch.randn(5, 4), k > 1)), [p.requires_grad for p in m.parameters()]
+
+
+def discriminator_frozen_for_the_generator(c: Compile):
+    g, d = nn.Linear(4, 8), nn.Linear(8, 1)
+    og, od = torch.optim.SGD(g.parameters(), 0.1), torch.optim.SGD(d.parameters(), 0.1)
+    watch = Watch(g, d, og, od)
+
+    @c
+    def step(z, real):
+        for p in d.parameters():
+            p.requires_grad_(True)
+        od.zero_grad()
+        (F.softplus(-d(real)) + F.softplus(d(g(z).detach()))).mean().backward()
+        od.step()
+        for p in d.parameters():
+            p.requires_grad = False
+        og.zero_grad()
+        loss = F.softplus(-d(g(z))).mean()
+        loss.backward()
+        og.step()
+        return loss.detach()
+
+    for _ in range(3):
+        yield watch(step(torch.randn(5, 4), torch.randn(5, 8))), [p.requires_grad for p in d.parameters()]
+
+
+def input_that_is_differentiated(c: Compile):
+    n = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    o = torch.optim.SGD(n.parameters(), 0.1)
+    watch = Watch(n)
+
+    @c
+    def step(x):
+        x.requires_grad_()
+        o.zero_grad()
+        u = n(x)
+        slope = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+        (slope[:, :1] - u).square().mean().backward()
+        o.step()
+
+    for _ in range(2):
+        x = torch.randn(5, 2)
+        step(x)
+        yield watch(x, x.grad)
+
+
+def weights_of_unit_length(c: Compile):
+    m = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    o = torch.optim.SGD(m.parameters(), 0.1)
+    watch = Watch(m)
+    old = m[0].weight.detach()
+
+    @c
+    def step(x):
+        for layer in (m[0], m[2]):
+            layer.weight.data = F.normalize(layer.weight.data, dim=1)
+        o.zero_grad()
+        loss = m(x).square().mean()
+        loss.backward()
+        o.step()
+        m[0].bias.data = m[0].bias.data * 0.5
+        return loss.detach()
+
+    for _ in range(3):
+        yield watch(step(torch.randn(5, 4)), old)
+
+
+def averaged_model(c: Compile):
+    m = nn.Linear(4, 4)
+    o = torch.optim.SGD(m.parameters(), 0.1)
+    averages = swa_utils.AveragedModel(m, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    watch = Watch(m, averages)
+
+    @c
+    def step(x):
+        o.zero_grad()
+        loss = m(x).square().mean()
+        loss.backward()
+        o.step()
+        averages.update_parameters(m)
+        return loss.detach()
+
+    for _ in range(4):
+        yield watch(step(torch.randn(5, 4)))
+
+
+class FirstBatch(nn.Module):
+    """Takes its scale from the first batch that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.uint8))
+
+    def forward(self, x):
+        if not self.seen:
+            self.scale.data.copy_(1 / x.std(0))
+            self.seen.fill_(1)
+        return x * self.scale
+
+
+def state_set_by_the_first_batch(c: Compile):
+    m = nn.Sequential(nn.Linear(4, 4), FirstBatch())
+    o = torch.optim.SGD(m.parameters(), 0.1)
+    watch = Watch(m)
+
+    @c
+    def step(x):
+        o.zero_grad()
+        loss = (m(x) - 1).square().mean()
+        loss.backward()
+        o.step()
+        return loss.detach()
+
+    for _ in range(3):
+        yield watch(step(torch.randn(5, 4)))
+
+
+def checked_distribution(c: Compile):
+    m = nn.Linear(4, 6)
+    o = torch.optim.SGD(m.parameters(), 0.1)
+    watch = Watch(m)
+
+    @c
+    def step(x):
+        o.zero_grad()
+        h = m(x)
+        of = torch.distributions.MultivariateNormal(h[:, :3], torch.eye(3) + torch.diag_embed(h[:, 3:].exp()))
+        loss = -of.log_prob(torch.ones(3)).mean()
+        loss.backward()
+        o.step()
+        return loss.detach()
+
+    for _ in range(2):
+        yield watch(step(torch.randn(5, 4)))
+
+
+def short_time_fourier_transform(c: Compile):
+    m, w = nn.Linear(32, 32), torch.hann_window(16)
+    o = torch.optim.SGD(m.parameters(), 0.1)
+    watch = Watch(m)
+
+    @c
+    def step(x):
+        o.zero_grad()
+        bands = torch.stft(m(x), 16, window=w, return_complex=True)
+        loss = torch.istft(bands / 2j, 16, window=w, length=32).square().mean()
+        loss.backward()
+        o.step()
+        return loss.detach()
+
+    for _ in range(2):
+        yield watch(step(torch.randn(3, 32)))
+
+
+WHOLE = [
+    frozen_by_an_argument, discriminator_frozen_for_the_generator, input_that_is_differentiated, weights_of_unit_length, averaged_model,
+    state_set_by_the_first_batch, checked_distribution, short_time_fourier_transform,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", WHOLE, ids=lambda p: p.__name__)
+def test_one_graph(program):
+    assert check(program) == set()
+
+
+def test_results_that_require_grad_split_in_front_of_the_switch():
+    m = nn.Linear(4, 2)
+
+    def forward(x, frozen):
+        h = x * 2
+        m.bias.requires_grad_(not frozen)
+        return m(h)
+
+    compiled = torchsmith.compile(forward)
+    with recording() as got:
+        for frozen in (True, False, True):
+            m.zero_grad()
+            compiled(torch.ones(3, 4), frozen).sum().backward()
+            assert (m.bias.grad is None) == frozen
+            assert m.bias.requires_grad != frozen
+            assert torch.equal(m.weight.grad, torch.full((2, 4), 6.0))
+    assert {e.fields["code"] for e in got if e.kind == "graph_break"} == {"CAP026"}
+
+
+def test_matrices_that_are_not_symmetric():
+    def density(covariance):
+        return torch.distributions.MultivariateNormal(torch.zeros(2), covariance).log_prob(torch.ones(2))
+
+    compiled = torchsmith.compile(density)
+    good = torch.eye(2)
+    torch.testing.assert_close(compiled(good), density(good))
+    for bad in (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), -torch.eye(2)):
+        with pytest.raises(ValueError, match="PositiveDefinite"):
+            compiled(bad)
+
+
+def test_windows_that_overlap_nowhere():
+    compiled = torchsmith.compile(lambda z, w: torch.istft(z, 16, window=w, center=False))
+    bands = torch.randn(9, 4, dtype=torch.complex64)
+    torch.testing.assert_close(compiled(bands, torch.ones(16)), torch.istft(bands, 16, window=torch.ones(16), center=False))
+    with pytest.raises(RuntimeError, match="window overlap"):
+        compiled(bands, torch.zeros(16))
