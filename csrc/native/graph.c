@@ -4,7 +4,7 @@
  *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written,
  *            4 read by `run`
  *   results  [(kind, of, ndim, at, row, dtype)] kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
- *                                              5 int, 6 float, 7 bool; a view's dtype row and torch.dtype
+ *                                              5 int, 6 float, 7 bool, 8 part of result; a view's dtype row and torch.dtype
  *   externs  specs for extern_new
  *   eager    called with the inputs when native code reports an error; None: NativeError is raised
  *   consts   inputs that `prepare` reads; trust: believe that inference tensors among them do not change
@@ -23,7 +23,7 @@
 #include "native.h"
 
 enum { IN_UNUSED, IN_TENSOR, IN_INT, IN_FLOAT, IN_BOOL };
-enum { OUT_FRESH, OUT_SAME, OUT_INPUT, OUT_VIEW_INPUT, OUT_VIEW_RESULT, OUT_INT, OUT_FLOAT, OUT_BOOL };
+enum { OUT_FRESH, OUT_SAME, OUT_INPUT, OUT_VIEW_INPUT, OUT_VIEW_RESULT, OUT_INT, OUT_FLOAT, OUT_BOOL, OUT_PART_RESULT };
 enum { WANT_SIZES = 1, WRITTEN = 2, READ = 4 };
 
 typedef struct {
@@ -353,6 +353,16 @@ static PyObject *view_of(PyObject *base, const ResultSpec *r, const int64_t *sym
   return got;
 }
 
+/* Another tensor over the memory of `base`, with a version counter of its own. */
+static PyObject *part_of(PyObject *base, const ResultSpec *r, const int64_t *syms) {
+  const int64_t *sizes = syms + r->at, *strides = sizes + r->ndim;
+  int32_t dtype = 0;
+  Handle fresh = NULL;
+  if (libtorch.get_dtype(handle_of(base), &dtype) || dtype != libtorch.dtypes[r->row]) return view_of(base, r, syms);
+  if (libtorch.reinterpret(handle_of(base), r->ndim, sizes, strides, strides[r->ndim], &fresh)) return view_of(base, r, syms);
+  return wrap_handle(fresh);
+}
+
 static PyObject *finish(Graph *g, PyObject *const *args, ts_tensor *results, const int64_t *syms) {
   PyObject *out = PyTuple_New(g->n_results);
   if (!out) return NULL;
@@ -361,7 +371,7 @@ static PyObject *finish(Graph *g, PyObject *const *args, ts_tensor *results, con
       const ResultSpec *r = &g->results[i];
       PyObject *got = NULL;
       double d;
-      if ((r->kind == OUT_VIEW_RESULT) != pass) continue;
+      if ((r->kind == OUT_VIEW_RESULT || r->kind == OUT_PART_RESULT) != pass) continue;
       switch (r->kind) {
         case OUT_FRESH:
           got = wrap_handle(results[i].handle);
@@ -371,6 +381,7 @@ static PyObject *finish(Graph *g, PyObject *const *args, ts_tensor *results, con
         case OUT_INPUT: got = Py_NewRef(args[r->of]); break;
         case OUT_VIEW_INPUT: got = view_of(args[r->of], r, syms); break;
         case OUT_VIEW_RESULT: got = view_of(PyTuple_GET_ITEM(out, r->of), r, syms); break;
+        case OUT_PART_RESULT: got = part_of(PyTuple_GET_ITEM(out, r->of), r, syms); break;
         case OUT_INT: got = PyLong_FromLongLong(syms[r->at]); break;
         case OUT_FLOAT:
           memcpy(&d, &syms[r->at], sizeof d);
@@ -639,9 +650,9 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
     ResultSpec *r = &g->results[i];
     if (!PyArg_ParseTuple(PyList_GET_ITEM(results, i), "iiiiiO", &r->kind, &r->of, &r->ndim, &r->at, &r->row, &r->dtype)) return -1;
     Py_INCREF(r->dtype);
-    bool of_result = r->kind == OUT_SAME || r->kind == OUT_VIEW_RESULT, of_input = r->kind == OUT_INPUT || r->kind == OUT_VIEW_INPUT;
+    bool of_result = r->kind == OUT_SAME || r->kind == OUT_VIEW_RESULT || r->kind == OUT_PART_RESULT, of_input = r->kind == OUT_INPUT || r->kind == OUT_VIEW_INPUT;
     int limit = of_result ? g->n_results : of_input ? g->n_inputs : 1;
-    int need = r->kind == OUT_VIEW_INPUT || r->kind == OUT_VIEW_RESULT ? 2 * r->ndim + 1 : r->kind >= OUT_INT;
+    int need = r->kind == OUT_VIEW_INPUT || r->kind == OUT_VIEW_RESULT || r->kind == OUT_PART_RESULT ? 2 * r->ndim + 1 : r->kind >= OUT_INT;
     if (r->row < 0 || r->row >= (int)(sizeof libtorch.dtypes / sizeof *libtorch.dtypes) || r->of < 0 || r->of >= limit || r->at < 0 || r->at + need > g->entry->n_result_syms) {
       PyErr_SetString(PyExc_ValueError, "a result of the manifest is out of range");
       return -1;

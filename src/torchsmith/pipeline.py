@@ -303,7 +303,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     check_runs(options)
     with events.timed("functionalise", graph=name):
         facts.own_draws = not options.fallback_random
-        fg = functionalise(gm, facts)
+        fg = functionalise(gm, facts, homes=True)
     options = at_hand(fg, options)
     if not options.freezing:
         fg = without_uncounted(fg, inputs)
@@ -355,8 +355,7 @@ def as_in_eager(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph, input
     """`call` of `fg`, which knows values only, whose results are to autograd and inference mode what those of `gm` are."""
     if gm.meta.get("spent"):
         call = as_spent(call, gm.meta["spent"])
-    if any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
-        call = as_cut_off(call, gm, fg)
+    call = as_cut_off(call, gm, fg, any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs))
     return under_inference(gm.meta.get("inference"), call)
 
 
@@ -385,23 +384,28 @@ def as_spent(call: Call, numbers: Sequence[int]) -> Call:
     return spent
 
 
-def as_cut_off(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph) -> Call:
-    """`call`, whose views of inputs that the program cut off from autograd (detach, .data, no_grad) stay cut off where gradients flow."""
-    results = [r for r in gm.graph.output_node().args[0] if isinstance(r, torch.fx.Node)]  # type: ignore[union-attr]
-    if len(results) != len(fg.outputs):
+_DETACH = ("detach", torch.detach, torch.Tensor.detach)
+
+
+def as_cut_off(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph, grads: bool) -> Call:
+    """`call`, whose views of inputs that the program cut off from autograd (detach, .data, no_grad) stay cut off where gradients flow, and
+    whose results of detach() are no views to autograd. grads: some input requires grad."""
+    results = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+    views = [i for i, (row, r) in enumerate(zip(fg.outputs, results, strict=False)) if isinstance(row, ViewOutput)]
+    detached = [i for i in views if results[i].target in _DETACH]
+    if not views or not (grads or detached):
         return call
-    views = [i for i, row in enumerate(fg.outputs) if isinstance(row, ViewOutput)]
-    numbers = [i for i in views if not getattr(results[i].meta.get("val"), "requires_grad", True)]
-    if not views:
-        return call
+    numbers = [i for i in views if not getattr(results[i].meta.get("val"), "requires_grad", True)] if grads else ()
     plain = goes_backwards(gm)  # repeated eagerly, it has to go backwards
 
     def cut_off(*inputs: Any) -> Sequence[Any]:
-        with contextlib.nullcontext() if plain else torch.no_grad():
+        with contextlib.nullcontext() if plain or not grads else torch.no_grad():
             outs = list(call(*inputs))
         for i in numbers:
-            if outs[i].requires_grad:
+            if outs[i].requires_grad or torch.is_grad_enabled():  # a view made under no_grad could not take a value that requires grad
                 outs[i] = outs[i].detach()
+        for i in detached:
+            outs[i] = outs[i].detach()
         return tuple(outs)
 
     return cut_off

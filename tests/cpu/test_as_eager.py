@@ -285,3 +285,97 @@ def test_gradients_of_windows_that_no_unfold_makes() -> None:
         torchsmith.compile(lambda g: torch.ops.aten.unfold_backward(g, [1, 16], 1, 10, 2))(torch.ones(1, 10))
     found = [e.kind for e in got]
     assert "kernel" not in found
+
+
+# ---------------------------------------------------------------- the memory of results
+
+
+def parts_with_a_write(x: Tensor) -> tuple[Tensor, ...]:
+    b = x * 2
+    return b[0].add_(1), b[3:], b[2]
+
+
+def overlapping(x: Tensor) -> tuple[Tensor, ...]:
+    b = x * 2
+    return b[:3], b[1:4]
+
+
+def bytes_of_a_part(x: Tensor) -> tuple[Tensor, ...]:
+    part = (x * 2).view(-1)[8:20]
+    return part, part.view(torch.int8)[4:12]
+
+
+def more_bytes_than_elements(x: Tensor) -> tuple[Tensor, ...]:
+    b = (x * 2).view(-1)
+    return b.view(torch.int8)[:48], b
+
+
+PARTS = (
+    parts_with_a_write, overlapping, bytes_of_a_part, more_bytes_than_elements,
+    lambda x: (x * 2).chunk(3, -1), lambda x: (x + 1).unbind(0), lambda x: (x * 2)[::2, 1:].split(1),
+    lambda x: (x * 2).t()[1:].split((2, 3)), lambda x: (x.t() * 2).unfold(0, 2, 2).unbind(-1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", PARTS)
+@pytest.mark.parametrize("grads", [False, True])
+def test_parts_of_one_result_share_its_memory(fn: Callable[..., Any], grads: bool) -> None:
+    told = []
+    for f in (fn, torchsmith.compile(fn)):
+        x = torch.arange(24.0).reshape(4, 6).requires_grad_(grads)
+        outs = f(x)
+        memory = [t.untyped_storage().data_ptr() for t in outs]
+        shape = [(t.storage_offset(), t.stride(), t.untyped_storage().nbytes(), memory.index(m)) for t, m in zip(outs, memory, strict=True)]
+        with torch.no_grad():
+            outs[0].detach().mul_(3)
+        told.append((shape, [t.detach().clone() for t in outs]))
+    shape, values = told[0]
+    if not (grads and fn is bytes_of_a_part):  # where autograd knows the larger part, that is the whole memory
+        assert told[1][0] == shape
+    for got, want in zip(told[1][1], values, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_writes_to_parts_are_writes_to_what_the_backward_pass_reads() -> None:
+    x = torch.rand(4, 3, requires_grad=True)
+    a, b = torchsmith.compile(lambda x: x.exp()[:2].unbind(0))(x)
+    a.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        (a + b).sum().backward()
+
+
+def up_to_both(x: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, ...]:
+    b = x * 2
+    return b[: p.shape[0]], b[: q.shape[0]]
+
+
+def before_and_behind(x: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, ...]:
+    b = x * 2
+    return b[: p.shape[0]], b[q.shape[0] :]
+
+
+@pytest.mark.parametrize("fn", [up_to_both, before_and_behind])
+@pytest.mark.parametrize("grads", [False, True])
+def test_which_results_overlap_depends_on_sizes(fn: Callable[..., Any], grads: bool) -> None:
+    compiled = torchsmith.compile(fn, dynamic=True)
+    for n, m in ((5, 8), (8, 5), (5, 4), (20, 20)):
+        found = []
+        for f in (fn, compiled):
+            outs = f(torch.arange(24.0).requires_grad_(grads), torch.ones(n), torch.ones(m))
+            outs[0].detach().add_(1)
+            found.append([t.detach().clone() for t in outs])
+        for got, want in zip(*found, strict=True):
+            assert torch.equal(got, want)
+
+
+def test_bytes_of_an_input_that_begins_late() -> None:
+    got, want = both(lambda x: x.view(torch.int8)[4:], lambda: torch.arange(30.0)[6:])
+    assert torch.equal(got, want) and got.storage_offset() == want.storage_offset()
+
+
+def test_detach_makes_no_view() -> None:
+    for x in (torch.ones(3), torch.ones(3, requires_grad=True)):
+        got = torchsmith.compile(lambda x: x.detach())(x)
+        assert not got._is_view() and got.data_ptr() == x.data_ptr()
+        got.add_(1)
+        assert x._version == 1

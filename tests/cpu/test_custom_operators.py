@@ -51,3 +51,20 @@ def test_a_kernel_that_alone_knows_the_dtype_is_asked(call) -> None:
         got = torchsmith.compile(f, options={"warn_eager": False})(x)
     assert got.dtype is torch.bfloat16 and torch.equal(got, f(x))
     assert "CAP017" in [e.fields.get("code") for e in seen]
+
+
+LIBRARY.define("written(Tensor(a!) x) -> Tensor(a!)")
+torch.library.impl("torchsmith_autocast::written", "CPU", lambda x: x.add_(1), lib=LIBRARY)
+
+
+def test_what_a_custom_operator_writes_counts_as_written() -> None:
+    def f(x):
+        y = x * 2
+        z = torch.ops.torchsmith_autocast.written(y)
+        return z.mul_(3), y, torch.ops.torchsmith_autocast.written(x)
+
+    a, b = torch.ones(3), torch.ones(3)
+    want, got = f(a), torchsmith.compile(f, fullgraph=True)(b)
+    assert got[0] is got[1] and got[2] is b and b._version == a._version == 1
+    for p, q in zip(got, want, strict=True):
+        assert torch.equal(p, q)

@@ -67,6 +67,8 @@ class Attached:
         shown = {s.at[0] for s in slots if s.kind == "kept" and s.at[0] < cut.shown}
         self.saved_inputs = tuple(dict.fromkeys(s.at[0] for s in slots if s.kind == "input"))
         self.saved_results = tuple(sorted(shown))
+        parts = ((k, row.of) for k, row in enumerate(joint.outputs.results) if isinstance(row, ViewOf) and row.apart)
+        self.parts = [(k, of[1]) for k, of in parts if isinstance(of, tuple) and of[1] in self.saved_results]
         self.function = type(_name([joint.outs[k] for k in cut.roots]), (torch.autograd.Function,), {
             "forward": staticmethod(self._forward), "backward": staticmethod(self._backward),
         })  # fmt: skip
@@ -110,9 +112,12 @@ class Attached:
         if cut.is_random:
             ctx.random = torch.get_rng_state()
         results = list(self.forward(*inputs))
+        for k, home in self.parts:  # their writes have to count as writes to what is kept
+            if not results[k]._is_view():
+                results[k] = results[home].as_strided(results[k].shape, results[k].stride(), results[k].storage_offset())
         for k in cut.roots:  # a view that was made in here could not be written to
             if results[k]._is_view():
-                results[k] = _without_base(results[k])
+                results[k] = results[k].detach()  # over the same memory, with its version counter
         given.append(results)
         ctx.set_materialize_grads(False)
         block = {k: results[k] for k in range(cut.shown, len(results))}
@@ -215,12 +220,6 @@ class Attached:
         chosen = [(outs[k], g) for k, g in zip(self.cut.roots, grads, strict=True) if g is not None]
         leaves = [ctx.inputs[i] for i in self.cut.leaves]
         return list(torch.autograd.grad([t for t, _ in chosen], leaves, [g for _, g in chosen], create_graph=further, allow_unused=True))
-
-
-def _without_base(view: torch.Tensor) -> torch.Tensor:
-    """A tensor over the same memory that autograd does not know as a view."""
-    plain = torch.empty(0, dtype=view.dtype, device=view.device)
-    return plain.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
 
 def _name(roots: Sequence[torch.Tensor]) -> str:

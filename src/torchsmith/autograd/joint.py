@@ -101,13 +101,14 @@ class Joint:
         for t, fn in self.rec.watched:
             if t.requires_grad and t.grad_fn is not fn:
                 raise Unsupported("AUT001", at=self.facts.loc, detail="an input is written where gradients flow")
-        return outs, describe_outputs(self.rec, outs)
+        outputs = describe_outputs(self.rec, outs, homes=True)
+        return [*outs, *outputs.homes], outputs
 
     def _roots(self) -> tuple[int, ...]:
-        """Fresh results that require grad, each tensor once."""
+        """Fresh results that require grad, and such parts of memory that is no result itself, each tensor once."""
         found: dict[int, int] = {}
         for k, (row, t) in enumerate(zip(self.outputs.results, self.outs, strict=True)):
-            if isinstance(row, FreshNode) and t.requires_grad:
+            if isinstance(row, (FreshNode, ViewOf)) and t.requires_grad and (isinstance(row, FreshNode) or row.apart):
                 found.setdefault(id(t), k)
             elif isinstance(row, ViewOf) and isinstance(row.of, tuple) and t.requires_grad and not self.outs[row.of[1]].requires_grad:
                 raise Unsupported("AUT001", at=self.facts.loc, detail="a result that requires grad is a view of one that does not")
@@ -116,7 +117,7 @@ class Joint:
     def _again(self) -> tuple[tuple[int, tuple[str, int], tuple[Step, ...] | None], ...]:
         rows = []
         for k, (row, t) in enumerate(zip(self.outputs.results, self.outs, strict=True)):
-            if not isinstance(row, ViewOf) or not t.requires_grad or t.grad_fn is None:  # made under no_grad: it has no history
+            if not isinstance(row, ViewOf) or row.apart or not t.requires_grad or t.grad_fn is None:  # made under no_grad: no history
                 continue
             steps = self.rec.value_of(t).steps
             plain = not any(isinstance(x, (Expr, Node)) for s in steps for x in leaves(s.args, s.kwargs))

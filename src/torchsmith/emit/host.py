@@ -846,7 +846,7 @@ def _describe_results(plan: Plan) -> list[dict[str, Any]]:
             out.append({"kind": "input", "of": r.index})
         elif isinstance(r, ViewResult):
             of = ["input", r.of] if isinstance(r.of, int) else ["result", fresh[r.of]] if r.of in fresh else ["later", r.of]
-            out.append({"kind": "view", "of": of, "ndim": len(r.shape), "dtype": r.dtype.name, "at": at})
+            out.append({"kind": "view", "of": of, "ndim": len(r.shape), "dtype": r.dtype.name, "at": at, "apart": r.apart})
             at += 2 * len(r.shape) + 1
         else:
             out.append({"kind": "number", "dtype": r.value.dtype.name, "at": at})

@@ -176,7 +176,7 @@ def _output(o: FreshNode | InputNumber | ViewOf | Number, final: Any) -> Output:
         return FreshOutput(final(o.node).name)
     if isinstance(o, InputNumber):
         return InputOutput(o.index)
-    return ViewOutput(o.of, o.spec) if isinstance(o, ViewOf) else SizeOutput(o.value)
+    return ViewOutput(o.of, o.spec, o.apart) if isinstance(o, ViewOf) else SizeOutput(o.value)
 
 
 def _symbols(rec: Recording, live: list[Node], outputs: Outputs) -> set[str]:
@@ -246,4 +246,6 @@ def _print_output(o: Output) -> str:
         return f"fresh {o.node}"
     if isinstance(o, InputOutput):
         return f"input {o.index}"
-    return f"view of {o.of} {print_spec(o.spec)}" if isinstance(o, ViewOutput) else f"number {print_spec(o.value)}"
+    if isinstance(o, ViewOutput):
+        return f"{'part' if o.apart else 'view'} of {o.of} {print_spec(o.spec)}"
+    return f"number {print_spec(o.value)}"

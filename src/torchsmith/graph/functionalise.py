@@ -46,13 +46,14 @@ aten = torch.ops.aten
 T = TypeVar("T")
 
 
-def functionalise(gm: fx.GraphModule, facts: SizeFacts) -> FunctionalGraph:
-    """Captured dialect -> functional dialect. Raises Unsupported (GRAxxx).
+def functionalise(gm: fx.GraphModule, facts: SizeFacts, homes: bool = False) -> FunctionalGraph:
+    """Captured dialect -> functional dialect. Raises Unsupported (GRAxxx). homes: there may be more results than the captured graph has,
+    behind those (describe_outputs says which).
 
     Where the program goes backwards itself, autograd watches while it is recorded, and backward is recorded as what it computes.
     """
     recording = Recording(facts, goes_backwards(gm))
-    return emit_graph(recording, traced(recording, lambda: describe_outputs(recording, run_captured(gm, recording))))
+    return emit_graph(recording, traced(recording, lambda: describe_outputs(recording, run_captured(gm, recording), homes)))
 
 
 def traced(recording: Recording, work: Callable[[], T]) -> T:
@@ -353,6 +354,7 @@ class Recording(Tracing):
         bound = bind(func, args, kwargs)
         if row.functional.namespace == NAMESPACE:
             self.refuse_shared(row, bound)
+            torch._C._increment_version([bound[name] for name in row.writes])  # as the operator's own kernel does, which does not run
         call = {p: bound[p] for p in info(row.functional).params}
         positional, named = unbind(row.functional, call)
         lowered = tuple(self.lower_args(a) for a in positional), {k: self.lower_args(v) for k, v in named.items()}

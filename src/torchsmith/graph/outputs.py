@@ -6,19 +6,19 @@ In: a finished Recording and the captured graph's flat outputs. Out: Outputs, wh
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..codes import Unsupported
-from ..ir.expr import Expr, const
-from ..ir.number import number_of
+from ..ir.expr import Const, Expr, const
 from .layout import SymTypes, hint_of, is_dense
 from .sizes import expr_of
 from .spec import TensorSpec
 from .tracing import spec_of
-from .values import Node, extent, read
+from .values import Node, read
 
 if TYPE_CHECKING:
     from .functionalise import Recording
@@ -40,6 +40,7 @@ class InputNumber:
 class ViewOf:
     of: int | tuple[str, int]
     spec: TensorSpec
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +52,37 @@ class Number:
 class Outputs:
     results: tuple[FreshNode | InputNumber | ViewOf | Number, ...]
     write_backs: tuple[tuple[int, Node], ...]
+    homes: tuple[torch.Tensor, ...] = ()  # the last of the results, behind those that were asked for
 
 
-def describe_outputs(rec: Recording, outs: list[Any]) -> Outputs:
-    results: list[Any] = [None] * len(outs)
+def _groups(rec: Recording, outs: list[Any]) -> dict[int, list[int]]:
+    """The numbers of results that share a fresh piece of memory."""
     groups: dict[int, list[int]] = defaultdict(list)
     for i, out in enumerate(outs):
+        if isinstance(out, torch.Tensor) and (root := rec.value_of(out).root).input is None:
+            groups[id(root)].append(i)
+    return groups
+
+
+def describe_outputs(rec: Recording, outs: list[Any], homes: bool = False) -> Outputs:
+    """homes: memory that several of `outs` show parts of, and none of them shows whole, becomes a result too, of which those are views.
+    Without, parts that do not overlap become tensors with memory of their own."""
+    asked, outs = len(outs), list(outs)
+    results: list[Any] = [None] * len(outs)
+    groups = _groups(rec, outs)
+    for i, out in enumerate(outs):
         if isinstance(out, torch.Tensor):
-            root = rec.value_of(out).root
-            if root.input is not None:
-                results[i] = _of_input(rec, out, root.input)
-            else:
-                groups[id(root)].append(i)
+            number = rec.value_of(out).root.input
+            if number is not None:
+                results[i] = _of_input(rec, out, number)
         elif isinstance(out, (*SymTypes, int, float)):
             results[i] = Number(expr_of(out))
         else:
             raise Unsupported("GRA006", at=rec.facts.loc, detail=f"a result of type {type(out).__name__}")
     taken: set[Node] = set()
     for members in groups.values():
-        _of_memory(rec, outs, members, results, taken)
-    return Outputs(tuple(results), _write_backs(rec))
+        _of_memory(rec, outs, members, results, taken, homes)
+    return Outputs(tuple(results), _write_backs(rec), tuple(outs[asked:]))
 
 
 def _of_input(rec: Recording, out: torch.Tensor, number: int) -> InputNumber | ViewOf:
@@ -78,23 +90,31 @@ def _of_input(rec: Recording, out: torch.Tensor, number: int) -> InputNumber | V
     if out is given:
         return InputNumber(number)
     _refuse_lazy(rec, out)
-    return ViewOf(number, replace(spec_of(out), offset=expr_of(out.storage_offset() - given.storage_offset())))
+    return ViewOf(number, replace(spec_of(out), offset=_away(out, given)))
 
 
-def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: list[Any], taken: set[Node]) -> None:
+def _away(out: torch.Tensor, base: torch.Tensor) -> Expr:
+    """How many of its elements a view begins behind the first of `base`."""
+    start = base.storage_offset()
+    if out.element_size() != base.element_size():
+        start = start * base.element_size() // out.element_size()
+    return expr_of(out.storage_offset() - start)
+
+
+def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: list[Any], taken: set[Node], homes: bool) -> None:
     """Results that share one fresh piece of memory: the one that contains the others is fresh, they are views of it."""
-
-    def hint(e: Expr) -> int:
-        v = number_of(e, rec.facts.hints)
-        return 1 << 20 if v is None else v
-
-    def offset(i: int) -> int:
-        return hint(expr_of(outs[i].storage_offset()))
-
-    spans = {i: extent(spec_of(outs[i]), offset(i), hint) for i in members}
-    leader = next((i for i in members if is_dense(outs[i]) and all(_contains(spans[i], spans[j]) for j in members)), None)
-    if leader is None and len({id(outs[i]) for i in members}) > 1 and _overlap(outs, members, spans):
-        raise Unsupported("GRA007", at=rec.facts.loc)
+    parts, leader, apart = list({id(outs[i]): outs[i] for i in members}.values()), _leader(rec, outs, members), False
+    if len(parts) > 1 and (leader is None or not _is_whole(rec, outs[leader])):
+        apart, memory = not _overlap(rec, parts), rec.value_of(parts[0]).root.tensor
+        # parts that autograd knows are roots of its graph, each for itself: a write to one is nothing to the others
+        if homes and is_dense(memory) and (apart or not any(t.requires_grad for t in parts)):
+            leader, members = len(outs), [*members, len(outs)]
+            outs.append(memory.detach())
+            results.append(None)
+        elif leader is None and not apart:
+            raise Unsupported("GRA007", at=rec.facts.loc)
+        else:
+            apart = False
     first: dict[int, int] = {}  # tensor object -> the output that already returned it
     for i in members if leader is None else [leader, *(j for j in members if j != leader)]:
         out = outs[i]
@@ -105,8 +125,7 @@ def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: lis
             results[i] = FreshNode(_fresh(rec, out, taken))
         else:
             _refuse_lazy(rec, out)
-            away = out.storage_offset() - outs[leader].storage_offset()
-            results[i] = ViewOf(("out", leader), replace(spec_of(out), offset=expr_of(away)))
+            results[i] = ViewOf(("out", leader), replace(spec_of(out), offset=_away(out, outs[leader])), apart)
 
 
 def _refuse_lazy(rec: Recording, out: torch.Tensor) -> None:
@@ -116,20 +135,74 @@ def _refuse_lazy(rec: Recording, out: torch.Tensor) -> None:
             raise Unsupported("GRA006", at=step.loc, detail="a conjugate view as a result")
 
 
-def _contains(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    return a[0] <= b[0] and b[1] <= a[1]
+def _is_whole(rec: Recording, out: torch.Tensor) -> bool:
+    """Is this the memory itself and no part of it?"""
+    return not rec.value_of(out).steps and is_dense(out)
 
 
-def _overlap(outs: list[Any], members: list[int], spans: dict[int, tuple[int, int]]) -> bool:
-    """Do two of these tensors share an element? Exact up to a million elements (varying sizes at their hints), else by their spans."""
-    for k, i in enumerate(members):
-        for j in members[:k]:
-            a, b = spans[i], spans[j]
-            if outs[i] is outs[j] or a[1] <= b[0] or b[1] <= a[0]:
-                continue
-            if max(a[1], b[1]) > 1 << 20 or _elements(outs[i]) & _elements(outs[j]):
-                return True
-    return False
+def _leader(rec: Recording, outs: list[Any], members: list[int]) -> int | None:
+    """The result that shows all that the others show, for all sizes that are admitted."""
+    whole = next((i for i in members if _is_whole(rec, outs[i])), None)
+    if whole is not None:
+        return whole
+    reach = {i: _reach(outs[i]) for i in members}
+    at_most = rec.facts.at_most
+    for i in members:
+        low, high = reach[i]
+        if is_dense(outs[i]) and all(j == i or (at_most(low, reach[j][0]) and at_most(reach[j][1], high)) for j in members):
+            return i
+    return None
+
+
+def _reach(t: torch.Tensor) -> tuple[Expr, Expr]:
+    """First and one-past-last byte of its storage that a tensor can reach."""
+    size = t.element_size()
+    last: Any = t.storage_offset() + 1
+    for n, s in zip(t.shape, t.stride(), strict=True):
+        last = last + (n - 1) * s
+    return expr_of(t.storage_offset() * size), expr_of(last * size)
+
+
+def _overlap(rec: Recording, tensors: list[torch.Tensor]) -> bool:
+    """May two of these tensors of one memory share an element, at any of the sizes that are admitted?"""
+    distinct = list({id(t): t for t in tensors}.values())
+    return any(not _is_apart(rec, a, b) for k, a in enumerate(distinct) for b in distinct[:k])
+
+
+def _is_apart(rec: Recording, a: torch.Tensor, b: torch.Tensor) -> bool:
+    (low, high), (other_low, other_high) = _reach(a), _reach(b)
+    at_most = rec.facts.at_most
+    if any(type(n) is int and n == 0 for n in (*a.shape, *b.shape)):
+        return True
+    if at_most(high, other_low) or at_most(other_high, low) or _takes_apart(rec, a, b):
+        return True
+    reaches = (low, high, other_low, other_high)
+    if a.dtype != b.dtype or not all(isinstance(e, Const) and e.value <= 1 << 23 for e in reaches):
+        return False
+    return not _elements(a) & _elements(b)
+
+
+def _takes_apart(rec: Recording, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do both begin with the same views, and go on with different parts of one dimension?"""
+    first, second = rec.value_of(a), rec.value_of(b)
+    pairs = zip(first.steps, second.steps, strict=False)
+    ways = next(((x, y) for x, y in pairs if (x.op, x.args, x.kwargs) != (y.op, y.args, y.kwargs)), None)
+    if ways is None or first.overlaps or second.overlaps or any(len(w.args) < 2 or w.op not in _PARTS for w in ways):
+        return False
+    if ways[0].args[0] != ways[1].args[0]:
+        return False
+    (low, high), (other_low, other_high) = (_PARTS[w.op](*map(_index, w.args)) for w in ways)
+    return rec.facts.at_most(high, other_low) or rec.facts.at_most(other_high, low)
+
+
+def _index(v: Any) -> Expr:
+    return v if isinstance(v, Expr) else const(v)
+
+
+_PARTS: dict[Any, Callable[..., tuple[Expr, Expr]]] = {  # views as functionalise spells them -> first and one-past-last index they take
+    aten.slice.Tensor: lambda dim, start, end, step: (start, end),
+    aten.select.int: lambda dim, index: (index, index + 1),
+}
 
 
 def _elements(t: torch.Tensor) -> set[int]:
@@ -178,4 +251,4 @@ def _write_backs(rec: Recording) -> tuple[tuple[int, Node], ...]:
     return tuple(found)
 
 
-__all__ = ["FreshNode", "InputNumber", "Number", "Outputs", "ViewOf", "const", "describe_outputs"]
+__all__ = ["FreshNode", "InputNumber", "Number", "Outputs", "ViewOf", "describe_outputs"]

@@ -337,6 +337,18 @@ class SizeFacts:
         return hint
 
 
+    def at_most(self, a: Expr, b: Expr) -> bool:
+        """Is a <= b? Assumed from now on where it holds of the sizes at hand; a caller must be right with the answer no, too."""
+        cond = _comparison("le", a, b)
+        known = self.decide(cond)
+        if known is None:
+            sizes = number_of(a, self.hints), number_of(b, self.hints)
+            if None in sizes or sizes[0] > sizes[1]:
+                return False
+            self.assume(cond)
+        return known is not False
+
+
 def print_condition(e: Expr, names: Mapping[str, str] | None = None) -> str:
     """Readable text of a size or a condition; names: what to call symbols. It does not depend on the printer of loop bodies."""
     signs = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",

@@ -69,6 +69,7 @@ class ViewOutput:
 
     of: int | tuple[str, int]
     spec: TensorSpec
+    apart: bool = False  # no other result that a program sees shows elements of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ import torch
 from torch._ops import OpOverload
 
 from ..codes import Unsupported
-from ..ir.expr import Expr
 from ..ir.nested import leaves
 from .layout import Size, same
 from .spec import TensorSpec
@@ -207,14 +206,6 @@ def undo_sign(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: 
 
 
 # ---------------------------------------------------------------- who shares memory
-
-
-def extent(spec: TensorSpec, offset: int, hint: Callable[[Expr], int]) -> tuple[int, int]:
-    """First and one-past-last element of the storage that a tensor can reach."""
-    sizes, strides = [hint(s) for s in spec.shape], [hint(s) for s in spec.strides]
-    if 0 in sizes:
-        return offset, offset
-    return offset, offset + 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
 def same_layout(shape: tuple[Size, ...], a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:

@@ -368,7 +368,7 @@ def _result(r: Reader) -> Result:
     of = r.json()
     dtype, shape, strides = r.dtype(), r.bracket(), r.bracket()
     r.need("offset")
-    return ViewResult(of, shape, strides, r.expr(), dtype)
+    return ViewResult(of, shape, strides, r.expr(), dtype, kind == "part")
 
 
 def _pair(r: Reader) -> tuple[str, str]:

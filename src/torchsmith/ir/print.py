@@ -144,7 +144,8 @@ def _layout(layout: Layout) -> str:
 _RESULTS: dict[type, Callable[[Any], str]] = {
     Fresh: lambda r: f"fresh {r.buf}",
     InputResult: lambda r: f"input {r.index}",
-    ViewResult: lambda r: f"view {json.dumps(r.of)} {r.dtype} {_exprs(r.shape)} {_exprs(r.strides)} offset {print_expr(r.offset)}",
+    ViewResult: lambda r: f"{'part' if r.apart else 'view'} {json.dumps(r.of)} {r.dtype} {_exprs(r.shape)} {_exprs(r.strides)} "
+    f"offset {print_expr(r.offset)}",
     SizeResult: lambda r: f"size {print_expr(r.value)}",
 }
 

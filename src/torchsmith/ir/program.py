@@ -196,7 +196,8 @@ class InputResult:
 class ViewResult:
     """The result views the storage of input `of` (an index) or of fresh result `of` (a buffer name).
 
-    `offset` counts elements from the first element of `of` (an input's own storage offset comes on top).
+    `offset` counts elements from the first element of `of` (an input's own storage offset comes on top). apart: it shares no element with
+    a result that anybody sees, so it may be another tensor over the memory of `of` instead of a view that autograd knows.
     """
 
     of: int | str
@@ -204,6 +205,7 @@ class ViewResult:
     strides: tuple[Expr, ...]
     offset: Expr
     dtype: DType
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -511,7 +511,7 @@ def _result_of(fg: FunctionalGraph, out: Output, fresh: dict[str, str]) -> Resul
             raise Unsupported("LOW004", detail="a view of a result that is not fresh")
         of = fresh[base.node]
     spec = out.spec
-    return ViewResult(of, spec.shape, spec.strides, spec.offset if spec.offset is not None else ZERO, ir_dtype(spec.dtype))
+    return ViewResult(of, spec.shape, spec.strides, spec.offset if spec.offset is not None else ZERO, ir_dtype(spec.dtype), out.apart)
 
 
 def _written_scalars(

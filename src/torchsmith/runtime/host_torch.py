@@ -218,4 +218,4 @@ def _result(row: Mapping[str, Any]) -> tuple[int, int, int, int, int, Any]:
     if kind == "number":
         return (3 + NUMBER_KINDS.get(row["dtype"], 2), 0, 0, row["at"], 0, None)
     where, of = row["of"]
-    return (3 if where == "input" else 4, of, row["ndim"], row["at"], DTYPE_ROWS[row["dtype"]], DTYPES[row["dtype"]])
+    return (3 if where == "input" else 8 if row["apart"] else 4, of, row["ndim"], row["at"], DTYPE_ROWS[row["dtype"]], DTYPES[row["dtype"]])

@@ -4,7 +4,7 @@ In: the dict that emit.host.describe made, or JSON text from the cache. Out: Man
 
     inputs   [{kind: tensor|number|unused, dtype, ndim, measured, written, read}]    measured: sizes and strides are read; read: by run
     results  [{kind: fresh, dtype} | {kind: same, of} | {kind: input, of}
-              | {kind: view, of: [input|result, i], ndim, dtype, at} | {kind: number, dtype, at}]    at: place in result_syms
+              | {kind: view, of: [input|result, i], ndim, dtype, at, apart} | {kind: number, dtype, at}]    at: place in result_syms
     consts   [i]    inputs that `prepare` reads: it runs again when one of them changes
     packing  digest of what `prepare` does; graphs with the same one share its results
     state    bytes of what prepare computes
