@@ -539,41 +539,63 @@ def index() -> None:
     say("index", "out of range", outcome=(done.stdout.strip().splitlines() or [done.stderr[-200:]])[-1])
 
 
+def stepper(name: str, kind: str) -> Callable[[], Tensor]:
+    """A training step of a model at batch 16: "ours", "eager", torch.compile's of the "peer model" alone or of the whole "peer step"."""
+    from models import inputs_of, make_model
+
+    torch.manual_seed(0)
+    inputs, model = move(inputs_of(name, 16), torch.float32), make_model(name).to(DEVICE).train()
+    for m in model.modules():
+        if isinstance(m, torch.nn.Dropout):
+            m.p = 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step(run: Any = model) -> Tensor:
+        loss = sum(t.float().pow(2).mean() for t in tensors(call(run, inputs)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    if kind == "peer model":
+        return functools.partial(step, peer_of(model, beside=True))
+    return compiled(step) if kind == "ours" else peer_of(step, None) if kind == "peer step" else step
+
+
+@section
+def steps() -> None:
+    """What runs on the device in one training step of some models, ours and that of the peer's model."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    for name in ARGS.only or ("resnet50", "squeezenet1_1", "vgg16"):
+        torchsmith.compiler.reset()
+        with case("steps", name):
+            for who in ("ours", *(["peer model"] if ARGS.peer else [])):
+                f = stepper(name, who)
+                for _ in range(4):
+                    f()
+                took = milliseconds(f) * 1e3
+                found = device_kernels(f)
+                count, busy = sum(c for c, _ in found.values()), sum(us for _, us in found.values())
+                longest = [(k[:90], c, round(us, 1)) for k, (c, us) in found.items()][:40]
+                say("steps", f"{name} {who}", us=took, kernels=count, busy_us=busy, host_us=host_microseconds(f, n=10),
+                    segments=segments(f) if who == "ours" else [], longest=longest)  # fmt: skip
+
+
 @section
 def training() -> None:
     """Whole steps of the ten models, batch 16, TF32: forward, loss, backward, SGD with momentum; losses beside eager's.
 
     Peers: the step under torch.compile, whose recorded form overwrites the momentum that it returns, and the model alone, recorded.
     """
-    from models import inputs_of, make_model
-
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for name in wanted():
         torchsmith.compiler.reset()
         before = len(FALLBACKS)
         with case("training", name):
-            inputs = move(inputs_of(name, 16), torch.float32)
             steps, losses, firsts, kinds = [], [], [], ["ours", "eager"]
             kinds += ["peer step", "peer model"] if ARGS.peer else []
             for kind in tuple(kinds):
-                torch.manual_seed(0)
-                model = make_model(name).to(DEVICE).train()
-                for m in model.modules():
-                    if isinstance(m, torch.nn.Dropout):
-                        m.p = 0.0
-                optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-
-                def step(model: Any = model, optimizer: Any = optimizer) -> Tensor:
-                    loss = sum(t.float().pow(2).mean() for t in tensors(call(model, inputs)))  # noqa: B023
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    return loss.detach()
-
-                if kind == "peer model":
-                    f = functools.partial(step, peer_of(model, beside=True))
-                else:
-                    f = compiled(step) if kind == "ours" else peer_of(step, None) if kind == "peer step" else step
+                f = stepper(name, kind)
                 start = time.perf_counter()
                 try:
                     losses.append([float(f()) for _ in range(4)])

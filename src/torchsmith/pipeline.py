@@ -39,7 +39,7 @@ from .ir.verify import verify_plan, verify_program, verify_scheduled
 from .lower import lower
 from .lower.devices import scalars_written, target_of
 from .lower.joined_products import join_products
-from .lower.layout import prefer_channels_last
+from .lower.layout import kept_format, prefer_channels_last
 from .lower.library_convolution import fold_batch_norms, join_activations
 from .lower.patches import multiply_patches
 from .options import Options
@@ -415,7 +415,7 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
     """A captured graph whose results autograd has to know: forward and backward compiled apart, the latter when it is first run."""
     with events.timed("joint", graph=name):
         facts.own_draws = not options.fallback_random
-        joint = Joint(gm, facts, options.activation_memory_budget)
+        joint = Joint(gm, facts, options.activation_memory_budget, kept_format if options.layout_optimization else None)
         cut = joint.cut()
     if cut.choice is not None:
         events.emit("cut", graph=name, kept=cut.choice.kept, plain=cut.choice.plain, again=cut.again_ops)

@@ -16,7 +16,7 @@ from pretend import calls, pretending
 
 import torchsmith
 from torchsmith.compiler import reset
-from torchsmith.lower import core, devices
+from torchsmith.lower import core, devices, layout
 
 
 @pytest.fixture
@@ -103,3 +103,42 @@ def test_numbers_of_the_host(fake: ctypes.CDLL) -> None:
         torch.testing.assert_close(g(x, n, k), f(x, m, j))
         assert n == m and k == j and n._version > version
     assert calls("cuMemcpyDtoHAsync") == 0
+
+
+class Block(torch.nn.Module):
+    """Convolutions of every kind, norms of batches, a residual and pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False)
+        self.first, self.wide = torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 16, 3, padding=1, groups=4)
+        self.second, self.point = torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 16, 1)
+        self.up, self.head = torch.nn.ConvTranspose2d(16, 8, 2, stride=2), torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(torch.relu(self.first(self.stem(x))), 3, 2, 1)
+        x = torch.relu(self.second(self.point(self.wide(x))) + x)
+        return self.head(self.up(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole step", "backward outside"])
+def test_gradients_of_convolutions_lie_channels_last(fake: ctypes.CDLL, whole: bool) -> None:
+    """What the library's calls read and return, and what is kept for them, has the format in which the library computes."""
+    torch.manual_seed(0)
+    model, reference = Block(), Block()
+    reference.load_state_dict(model.state_dict())
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, reference))
+    with patch.object(layout, "LIBRARY_DEVICES", {"cuda", "cpu"}):
+        options = {"force_disable_caches": True}
+        if whole:
+            compiled = torchsmith.compile(stepper(model, ours), options=options)
+        else:
+            compiled = stepper(torchsmith.compile(model, options=options), ours)
+        eager = stepper(reference, theirs)
+        for _ in range(3):
+            x, y = torch.randn(2, 3, 24, 24), torch.randint(0, 4, (2,))
+            torch.testing.assert_close(compiled(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+        assert a.stride() == b.stride()
+        assert whole or (a.grad is None) == (b.grad is None)

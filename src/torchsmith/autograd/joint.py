@@ -8,7 +8,8 @@ What the backward pass keeps and what it computes again is chosen in recompute.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -75,10 +76,14 @@ class Cut:
 class Joint:
     """One recording of the forward pass, from which backward passes are derived.
 
-    budget: of the bytes that backward keeps by default, 0 to 1 (options.activation_memory_budget).
+    budget: of the bytes that backward keeps by default, 0 to 1 (options.activation_memory_budget). kept_format: how a value that only
+    backward reads is kept, where not as eager lays it out (None: as eager does).
     """
 
-    def __init__(self, gm: fx.GraphModule, facts: SizeFacts, budget: float = 1.0) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, facts: SizeFacts, budget: float = 1.0,
+        kept_format: Callable[[TensorSpec], TensorSpec | None] | None = None,
+    ) -> None:  # fmt: skip
         if goes_backwards(gm):
             raise Unsupported("AUT001", detail="backward() inside, and gradients asked for outside")
         self.facts, self.rec = facts, Recording(facts, alive=True)
@@ -95,6 +100,7 @@ class Joint:
         self.repeated: dict[int, Node] = {}  # nodes that backward computes again
         self._tangents: dict[int, int] = {}  # id of a placeholder -> the root whose gradient it is
         self._copies: dict[int, Node] = {}
+        self._kept_format, self._images = kept_format, None  # type: Any, frozenset[int] | None
 
     def _forward(self, gm: fx.GraphModule) -> tuple[list[Any], Outputs]:
         outs = run_captured(gm, self.rec)
@@ -215,6 +221,39 @@ class Joint:
             self.kept[id(node)] = shown
         return self.kept[id(node)]
 
+    def kept_spec(self, node: Node) -> Any:
+        """What lies in the result that holds this node's value."""
+        number = self.keep(node)
+        if number < len(self.outputs.results) or self._kept_format is None or id(node) not in self.images():
+            return node.spec
+        return self._kept_format(node.spec) or node.spec
+
+    def images(self) -> frozenset[int]:
+        """Nodes whose values convolutions of images make or read, or that follow from them channel by channel."""
+        if self._images is None:
+            found: set[int] = set()
+            for n in self.rec.nodes[: self.border]:
+                shape = n.spec.shape if isinstance(n.spec, TensorSpec) else None
+                if shape is not None and len(shape) != 4:
+                    continue
+                if n.target is aten.convolution.default:
+                    found.add(id(n))
+                    found.update(id(a) for a in inputs_of(n)[:1])
+                for a in inputs_of(n):
+                    known = a.spec.shape if isinstance(a.spec, TensorSpec) else None
+                    if id(a) in found and (shape is None or known is None or all(map(operator.is_, shape[:2], known[:2]))):
+                        found.add(id(n))
+            self._images = frozenset(found)
+        return self._images
+
+    def _as_kept(self, node: Node) -> Node:
+        spec = self.kept_spec(node)
+        if spec is node.spec:
+            return node
+        copy = Node("call", aten.clone.default, (node,), {"memory_format": torch.channels_last}, spec, node.loc)
+        self.earlier.append(copy)
+        return copy
+
     def old_value(self, number: int) -> Node:
         """A copy of an input that the forward graph writes, from before the write."""
         node = self.rec.placeholders[number]
@@ -234,7 +273,7 @@ class Joint:
             self.leaves, backward = reached, replace(backward, grads=tuple(g for g in backward.grads if g is not None))
         self.is_cut = True
         rec = self.rec
-        results = (*self.outputs.results, *(FreshNode(n) for n in self.keeping))
+        results = (*self.outputs.results, *(FreshNode(self._as_kept(n)) for n in self.keeping))
         shown = SimpleNamespace(
             nodes=self.earlier, inputs=rec.inputs, placeholders=rec.placeholders, roles=rec.roles, input_specs=rec.input_specs,
             facts=self.facts, **_constants(rec, self.earlier, results, self.outputs.write_backs),
@@ -281,7 +320,7 @@ class _Part:
                 return self._input(Slot("kept", (self.joint.keep(self.joint.old_value(number)),)), node.spec)
             return self._input(Slot("input", (number,)), node.spec)
         if id(node) in self.earlier and not self._is_repeated(node):
-            return self._input(Slot("kept", (self.joint.keep(node),)), node.spec)
+            return self._input(Slot("kept", (self.joint.keep(node),)), self.joint.kept_spec(node))
         args, kwargs = self._mapped(node.args), {k: self._mapped(v) for k, v in node.kwargs.items()}
         new = Node(node.kind, node.target, args, kwargs, node.spec, node.loc, node.effect)
         if node.view_of is not None:

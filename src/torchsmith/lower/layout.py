@@ -23,6 +23,7 @@ from .table import LOWERINGS
 
 aten = torch.ops.aten
 CONVOLUTIONS = frozenset({aten.convolution.default})
+GRADIENTS = frozenset({aten.convolution_backward.default})
 DTYPES = frozenset({torch.float32, torch.bfloat16})
 LIBRARY_DEVICES = {"cuda"}  # whose library computes convolutions, channels-last
 LIBRARY_TYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -43,7 +44,8 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
     """Rewrite the 2-d convolutions that stay extern calls to run on channels-last activations."""
     candidates = _candidates(fg, options) if options.layout_optimization else []
     gradients = [n for n in fg.graph.nodes if options.layout_optimization and _is_weight_gradient(n)]
-    if not candidates and not gradients:
+    library_gradients = [n for n in fg.graph.nodes if options.layout_optimization and is_library_gradient(n)]
+    if not candidates and not gradients and not library_gradients:
         return fg
     if any(n.target in (aten.as_strided.default, aten.as_strided_copy.default) for n in fg.graph.nodes):
         return fg  # as_strided names memory, not values
@@ -57,8 +59,11 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
         _rewrite(graph, copies[node])
     for node in gradients:
         _rewrite_gradient(graph, copies[node])
+    for node in library_gradients:
+        _rewrite_library_gradient(graph, copies[node])
+    copied = _drop_copies(graph, kept)
     # What leaves the graph keeps the strides that eager gives it.
-    back = {name: _restore(graph, node) for name, node in kept.items()}
+    back = {name: node if name in copied else _restore(graph, node) for name, node in kept.items()}
     results = tuple(back.values())
     for node in graph.nodes:
         if node.op == "output":
@@ -83,6 +88,15 @@ def is_library_convolution(node: torch.fx.Node) -> bool:
         and spec.device.partition(":")[0] in LIBRARY_DEVICES and spec.dtype in LIBRARY_TYPES
         and not any(isinstance(s, Const) and s.value == 0 for s in spec.shape)
     )  # fmt: skip
+
+
+def kept_format(spec: TensorSpec) -> TensorSpec | None:
+    """How an image of a GPU that only the backward pass reads is kept, where not as it lies: its convolutions read it channels-last."""
+    image = len(spec.shape) == 4 and spec.device.partition(":")[0] in LIBRARY_DEVICES and spec.dtype in LIBRARY_TYPES
+    if not image or any(isinstance(n, Const) and n.value == 0 for n in spec.shape):
+        return None
+    last = channels_last_strides(spec.shape)
+    return None if same_strides(spec.shape, spec.strides, last) else _with_strides(spec, last)
 
 
 def _is_plain(node: torch.fx.Node) -> bool:
@@ -152,6 +166,56 @@ def _rewrite_gradient(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         node.update_arg(place, last)
 
 
+def is_library_gradient(node: torch.fx.Node) -> bool:
+    """Gradients of a 2-d convolution of non-empty floats that a GPU's library computes: channels-last is its format there too."""
+    if node.op != "call_function" or node.target is not aten.convolution_backward.default:
+        return False
+    specs = [a.meta.get("spec") for a in node.args[:3] if isinstance(a, torch.fx.Node)]
+    return len(specs) == 3 and all(
+        isinstance(s, TensorSpec) and len(s.shape) == 4 and s.device.partition(":")[0] in LIBRARY_DEVICES and s.dtype in LIBRARY_TYPES
+        and not any(isinstance(n, Const) and n.value == 0 for n in s.shape) for s in specs
+    )  # fmt: skip
+
+
+def _rewrite_library_gradient(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Channels-last operands, and results as the library then gives them: else it would turn every one of them at every call."""
+    grad, x, w = node.args[:3]
+    assert isinstance(grad, torch.fx.Node) and isinstance(x, torch.fx.Node) and isinstance(w, torch.fx.Node)
+    node.update_arg(0, _turned(graph, grad))
+    node.update_arg(1, _turned(graph, x))
+    node.update_arg(2, _turned_weight(graph, node, w))
+    specs = node.meta["spec"]
+    image, weight = (s and _with_strides(s, channels_last_strides(s.shape)) for s in specs[:2])
+    node.meta["spec"] = type(specs)((image, weight, *specs[2:]))
+    for part in list(node.users):
+        place = part.args[1]
+        if place in (0, 1):
+            _set_strides(graph, part, node.meta["spec"][place].strides)
+
+
+def _turned_weight(graph: torch.fx.Graph, before: torch.fx.Node, w: torch.fx.Node) -> torch.fx.Node:
+    """`w` channels-last, for `before` alone: other readers keep the weight. A copy that is there serves again."""
+    last = channels_last_strides(w.meta["spec"].shape)
+    if same_strides(w.meta["spec"].shape, w.meta["spec"].strides, last):
+        return w
+    for user in w.users:
+        if user.target is aten.clone.default and user.kwargs.get("memory_format") is torch.channels_last and user < before:
+            return user
+    with graph.inserting_after(w) if w.op != "placeholder" else graph.inserting_before(before):
+        return clone_as(graph, w, torch.channels_last, last)
+
+
+def _set_strides(graph: torch.fx.Graph, node: torch.fx.Node, strides: tuple[Expr, ...]) -> None:
+    """A call's result lies so. Readers that are calls themselves get it as before."""
+    out: TensorSpec = node.meta["spec"]
+    node.meta["eager_spec"] = out
+    node.meta["spec"] = _with_strides(out, strides)
+    for user in list(node.users):
+        if user.op == "call_function" and user.target not in LOWERINGS and user.target not in CONVOLUTIONS:
+            with graph.inserting_before(user):
+                user.replace_input_with(node, clone_as(graph, node, torch.contiguous_format, out.strides))
+
+
 def _turned(graph: torch.fx.Graph, x: torch.fx.Node) -> torch.fx.Node:
     """`x` channels-last. Readers that follow indices take it too, so that the row-major one need not exist."""
     spec: TensorSpec = x.meta["spec"]
@@ -182,17 +246,28 @@ def _rewrite(graph: torch.fx.Graph, conv: torch.fx.Node) -> None:
         x.replace_all_uses_with(clone, delete_user_cb=lambda user: user is conv or (user is not clone and user.target in LOWERINGS))
     w = conv.args[1]
     if is_library_convolution(conv) and isinstance(w, torch.fx.Node):  # else the library would turn the weight at every call
-        last = channels_last_strides(w.meta["spec"].shape)
-        if not same_strides(w.meta["spec"].shape, w.meta["spec"].strides, last):
-            with graph.inserting_before(conv):
-                conv.update_arg(1, clone_as(graph, w, torch.channels_last, last))
-    out: TensorSpec = conv.meta["spec"]
-    conv.meta["eager_spec"] = out
-    conv.meta["spec"] = _with_strides(out, channels_last_strides(out.shape))
-    for user in list(conv.users):
-        if user.op == "call_function" and user.target not in LOWERINGS and user.target not in CONVOLUTIONS:
-            with graph.inserting_before(user):
-                user.replace_input_with(conv, clone_as(graph, conv, torch.contiguous_format, out.strides))
+        conv.update_arg(1, _turned_weight(graph, conv, w))
+    _set_strides(graph, conv, channels_last_strides(conv.meta["spec"].shape))
+
+
+def _drop_copies(graph: torch.fx.Graph, kept: dict[str, torch.fx.Node]) -> set[str]:
+    """A result that is a copy, of what now lies as the copy does, is that value itself. Gives the names of such results."""
+    found = set()
+    for name, node in kept.items():
+        source = node.args[0] if node.target is aten.clone.default else None
+        if not isinstance(source, torch.fx.Node) or source.op == "placeholder" or source in kept.values() or "eager_spec" in node.meta:
+            continue
+        spec = node.meta["spec"]
+        ours = (source, *source.users)
+        free = all(n.target in LOWERINGS and n.target not in CONVOLUTIONS | GRADIENTS for n in ours)
+        if free or same_strides(spec.shape, source.meta["spec"].strides, spec.strides):
+            if free:  # our own kernels make it, and read it by index: it may lie anyhow
+                source.meta["spec"] = _with_strides(source.meta["spec"], spec.strides)
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            kept[name] = source
+            found.add(name)
+    return found
 
 
 def _restore(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:

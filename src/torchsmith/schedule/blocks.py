@@ -45,6 +45,7 @@ ELEMENTS = 1024  # of a program that only maps elements
 STEP = 2048  # elements of a row that is walked in steps
 WASTE = 2.0  # lanes for each element of a long row that is held whole: more are walked in steps
 COLUMNS = 64  # grid positions beside each other where the row does not lie contiguous
+SECTOR = 32  # bytes: fewer of them beside each other are read in vain
 SHORT = 16  # trips of a Fold that are not worth a dimension of their own, where its steps are far
 SIDE = 64  # of a tile whose loads and stores lie along different axes
 ATOMIC = {
@@ -94,9 +95,16 @@ class BlockGrouper(Grouper):
         if not any(isinstance(e, Fold) for m in joined for e in walk(*deps.stage_exprs(m))):
             return False  # elements and what is broadcast to them: an inner loop would only take programs away
         rows, total = numel(e for _, e in outer), sum(stage_work(m) for m in joined)
+        lengths = {numel(e for _, e in axes) for axes in inner if axes}
+        widest = max(lengths, default=1)
+        if len(lengths) > 1 and total > 16 * self.weights.registers:
+            return False  # what the first loop stores the second computes anew, and reads none of it
+        least = SECTOR // 4
+        if ceil_pow2(widest) * least > self.weights.registers // 2 and any(self.strided(m, kept) for m in joined):
+            rows //= least  # one program has that many columns, and walks them in steps
         if rows < self.weights.processors // 2 and total > 16 * self.weights.registers:
             return False  # too few programs for so much
-        if max(numel(e for _, e in axes) for axes in inner) > 4 * self.weights.registers:
+        if widest > 4 * self.weights.registers:
             return False
         if self.chance is not None:
             return self.chance.random() < 0.5
@@ -353,7 +361,9 @@ class Builder:
         rows = estimate(x[1]) if x is not None else 1
         if beside is not None and x is not None:  # neighbours lie beside each other, rows apart
             total, lanes = numel(e for _, e in grid), min(COLUMNS, ceil_pow2(rows))
-            while lanes > 16 and total < lanes * self.target.weights.processors:
+            sizes = [i.itemsize for i in self.accesses(d) if i.stride(x[0]) == 1 and i.axes() & set(lengths)]
+            least = SECTOR // min(sizes, default=4)
+            while lanes > least and total < lanes * self.target.weights.processors:
                 lanes //= 2
             tiles.append(Tile(x[0], lanes, "lanes"))
             for a, e in lengths.items():
@@ -512,14 +522,15 @@ def split_long(program: Program, target: Target) -> Program:
 
     y = f(Fold over k < n of u)    becomes    p[c] = Fold over k < s of u at c * s + k, while that is below n;    y = f(Fold over c of p[c])
     """
-    buffers = dict(program.buffers)
+    buffers, lying = dict(program.buffers), choose_layouts(program)
     body: list[Element] = []
     for e in program.body:
-        body.extend(_split_stage(e, buffers, target) if isinstance(e, Stage) else (e,))
+        body.extend(_split_stage(e, buffers, lying, target) if isinstance(e, Stage) else (e,))
     return program if len(body) == len(program.body) else replace(program, body=tuple(body), buffers=buffers)
 
 
-def _split_stage(s: Stage, buffers: dict[str, Buffer], target: Target) -> list[Stage]:
+def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffer], target: Target) -> list[Stage]:
+    """`lying`: the buffers with the layouts that they will probably have."""
     if s.scan or s.lets or len(s.stores) != 1 or s.stores[0].mode != "set" or simple_axes(s, s.stores[0]) is None:
         return [s]
     store = s.stores[0]
@@ -536,7 +547,7 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], target: Target) -> list[S
         parts = parts_of_sum(product, target)
         size = -(-trips // (parts * 64)) * 64
         return [s] if parts < 2 or trips <= size else _in_parts(s, f, buffers, trips, size, -(-trips // size))
-    beside = contiguous_axis(s, f, buffers)
+    beside = contiguous_axis(s, f, lying)
     programs = results if beside is None else max(1, results // COLUMNS)
     each = trips * results // max(1, programs)
     processors = target.weights.processors

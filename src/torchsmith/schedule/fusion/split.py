@@ -7,6 +7,7 @@ In: a Program. Out: a Program with such Stages split.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ...ir.expr import Axis, Expr, Fold, Load, const, op, substitute, walk
@@ -58,7 +59,7 @@ def split_stage(s: Stage, buffers: dict[str, Buffer]) -> list[Stage]:
     return _split(s, f, buffers)
 
 
-def contiguous_axis(s: Stage, f: Fold, buffers: dict[str, Buffer]) -> tuple[Axis, Expr] | None:
+def contiguous_axis(s: Stage, f: Fold, buffers: Mapping[str, Buffer]) -> tuple[Axis, Expr] | None:
     """The stage axis along which the folded loads lie contiguous, if it is one (and not a fold axis)."""
     for x in walk(*f.update):
         if isinstance(x, Load) and set(f.axes) & set(walk(x)):
