@@ -45,7 +45,7 @@ SECTIONS: dict[str, Callable[[], None]] = {}
 FALLBACKS: list[str] = []
 DEVICE = "cuda"
 END = [float("inf")]
-ARGS = argparse.Namespace(peer=False, only=[], name="", longest=60)
+ARGS = argparse.Namespace(peer=False, only=[], beside=[], name="", longest=60)
 
 
 class OutOfTime(Exception):
@@ -540,7 +540,7 @@ def index() -> None:
 
 
 def stepper(name: str, kind: str) -> Callable[[], Tensor]:
-    """A training step of a model at batch 16: "ours", "eager", torch.compile's of the "peer model" alone or of the whole "peer step"."""
+    """A training step of a model at batch 16: "ours", "our model" alone, "eager", torch.compile's "peer model" alone or "peer step"."""
     from models import inputs_of, make_model
 
     torch.manual_seed(0)
@@ -559,6 +559,8 @@ def stepper(name: str, kind: str) -> Callable[[], Tensor]:
 
     if kind == "peer model":
         return functools.partial(step, peer_of(model, beside=True))
+    if kind == "our model":
+        return functools.partial(step, compiled(model))
     return compiled(step) if kind == "ours" else peer_of(step, None) if kind == "peer step" else step
 
 
@@ -585,7 +587,8 @@ def steps() -> None:
 def training() -> None:
     """Whole steps of the ten models, batch 16, TF32: forward, loss, backward, SGD with momentum; losses beside eager's.
 
-    Peers: the step under torch.compile, whose recorded form overwrites the momentum that it returns, and the model alone, recorded.
+    Peers: the model alone, recorded; with --beside, our model alone, and the step under torch.compile, whose recorded form overwrites the
+    momentum that it returns.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for name in wanted():
@@ -593,7 +596,7 @@ def training() -> None:
         before = len(FALLBACKS)
         with case("training", name):
             steps, losses, firsts, kinds = [], [], [], ["ours", "eager"]
-            kinds += ["peer step", "peer model"] if ARGS.peer else []
+            kinds += [*(["peer model"] if ARGS.peer else []), *ARGS.beside]
             for kind in tuple(kinds):
                 f = stepper(name, kind)
                 start = time.perf_counter()
@@ -607,15 +610,16 @@ def training() -> None:
                     continue
                 steps.append(f)
                 firsts.append(time.perf_counter() - start)
+                if kind == "ours":
+                    found, made = segments(f), len(graphs())
             took = in_turn(*steps, rounds=3)
-            found = segments(steps[0])
             peers = {k.replace(" ", "_") + "_ms": t for k, t in zip(kinds[2:], took[2:], strict=True)}
-            if peers:
-                best = min(peers.values())
-                peers |= {"peer_ms": best, "peer_ratio": best / took[0], "peer_first_s": min(firsts[2:])}
-            drift = max(abs(a - b) / (abs(b) + 1e-9) for a, b in zip(losses[0], losses[1], strict=True))
+            if best := min((t for k, t in peers.items() if k.startswith("peer")), default=None):
+                peers |= {"peer_ms": best, "peer_ratio": best / took[0], "peer_first_s": firsts[2]}
+            our = [row for k, row in zip(kinds, losses, strict=True) if k.startswith("our")]
+            drift = max(abs(a - b) / (abs(b) + 1e-9) for row in our for a, b in zip(row, losses[1], strict=True))
             say("training", name, ms=took[0], eager_ms=took[1], ratio=took[1] / took[0], first_s=firsts[0], error=drift,
-                graphs=len(graphs()), segments=len(found), launches=sum(s["launches"] for s in found),
+                graphs=made, segments=len(found), launches=sum(s["launches"] for s in found),
                 **peers, fallbacks=FALLBACKS[before:][:3])  # fmt: skip
 
 
@@ -799,7 +803,7 @@ def apart(names: list[str], args: argparse.Namespace) -> None:
         if left < 10:
             print(f"{name}: no time left", flush=True)
             continue
-        more = [*(["--peer"] if args.peer else []), *(f"--only={n}" for n in args.only)]
+        more = [*(["--peer"] if args.peer else []), *(f"--only={n}" for n in args.only), *(f"--beside={n}" for n in args.beside)]
         command = [sys.executable, str(HERE / "gpu.py"), name, "--seconds", str(left), *more]
         try:
             code = subprocess.run(command, timeout=left + 30, check=False).returncode
@@ -815,6 +819,7 @@ def main() -> None:
     parser.add_argument("--each", type=float, default=150, help="seconds of one section")
     parser.add_argument("--longest", type=int, default=60, help="seconds of one case")
     parser.add_argument("--only", action="append", default=[], help="of the models: this one; may be repeated")
+    parser.add_argument("--beside", action="append", default=[], choices=("our model", "peer step"), help="training: this too")
     parser.add_argument("--peer", action="store_true", help="torch.compile(mode='reduce-overhead') beside ours")
     args = parser.parse_args(namespace=ARGS)
     names = args.sections or [n for n in SECTIONS if n != "two"]
