@@ -490,3 +490,26 @@ def test_a_view_of_an_input_as_another_dtype_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(Unsupported, match=r"AOT024.*float32 as int32.*return a clone"):
         packaged(tmp_path, export(Net(), (torch.randn(3),)))
+
+
+class Fixed(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: Any, f: Any, dtype: Any, z: Any, flag: Any, s: Any, none: Any) -> Any:
+        return (x * n).to(dtype) + (0 if f == f else 1), z, f, n, flag, s, none
+
+
+def test_fixed_arguments_are_the_same_only_with_their_type(tmp_path: Path) -> None:
+    """Numbers, dtypes and the like among the arguments: nan is taken, 2.0 is not 2; complex numbers come back as such."""
+    x, nan = torch.arange(3), float("nan")
+    args = (2, nan, torch.float64, 2 + 1j, True, "text", None)
+    program = export(Fixed(), (x, *args))
+    torchsmith.export.save(program, tmp_path / "program.tsep")
+    others = (2.0, 0.0, torch.float32, 2 - 1j, 1, "Text", 0)
+    for run in (program.module(), torchsmith.export.load(tmp_path / "program.tsep").module(), packaged(tmp_path, program)):
+        assert repr(run(x, *args)) == repr(Fixed()(x, *args))
+        for i, other in enumerate([*others, torch.tensor(2)]):
+            changed = [*args]
+            changed[i % len(args)] = other
+            with pytest.raises(ValueError, match=r"was exported|when it was exported"):
+                run(x, *changed)
+    with pytest.raises(Unsupported, match="CAP031"):
+        export(Fixed(), (x, 2, 0.0, torch.float64, b"bytes", True, "text", None))

@@ -34,6 +34,7 @@ from ..runtime.model_library import Texts, build_model
 from ..runtime.toolchain import features_of
 from .entry import Constant, Entry
 from .placing import on_host
+from .tree import plain
 from .weights import PAGE, Block, Weights, align
 
 define("AOT045", "this cannot be packaged for a GPU", "see the detail")
@@ -253,8 +254,8 @@ def describe(entry: Entry, source: Source, rows: Sequence[ConstantRow], features
     return {
         "format": 1, "torchsmith": __version__, "name": entry.name, "inputs": inputs, "ranges": ranges,
         "conditions": [_said(cond, entry) for cond in entry.facts.beyond_ranges()],
-        "arguments": [[a.name, None if a.placeholder is None else "tensor", _plain(a.value)] for a in entry.arguments],
-        "outputs": [None if leaf is not None else _plain(v) for leaf, v in zip(entry.returned, entry.values, strict=True)],
+        "arguments": [[a.name, None if a.placeholder is None else "tensor", plain(a.value)] for a in entry.arguments],
+        "outputs": [None if leaf is not None else plain(v) for leaf, v in zip(entry.returned, entry.values, strict=True)],
         "returned": list(entry.returned), "described_outputs": described_outputs(entry),
         "results": source.manifest.results,
         "constants": [{"name": r.fqn, "dtype": r.dtype, "shape": list(r.sizes), "bytes": r.nbytes, "stored": r.offset >= 0} for r in rows],
@@ -272,7 +273,7 @@ def described_outputs(entry: Entry) -> list[str]:
     out = []
     for leaf, value in zip(entry.returned, entry.values, strict=True):
         if leaf is None:
-            out.append(repr(_plain(value)))
+            out.append(repr(value))
             continue
         o = fg.outputs[leaf]
         spec = nodes[o.node].meta["spec"] if isinstance(o, FreshOutput) else getattr(o, "spec", None)
@@ -288,8 +289,3 @@ def described_outputs(entry: Entry) -> list[str]:
 
 def _size(e: Expr, labels: dict[str, str]) -> int | str:
     return int(e.value) if isinstance(e, Const) else print_condition(e, labels)
-
-
-def _plain(value: Any) -> Any:
-    """A Python constant as JSON; others are named by their type."""
-    return value if value is None or isinstance(value, bool | int | float | str) else f"<{type(value).__name__}>"

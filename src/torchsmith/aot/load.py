@@ -16,7 +16,7 @@ from typing import Any
 
 from ..codes import Unsupported, define
 from ..runtime.package import Loaded, PackageError, use_torch
-from .tree import Spec, UnknownNode, read_spec
+from .tree import Spec, UnknownNode, constant_text, read_spec, unplain
 
 define("AOT041", "constants that the caller keeps (user_managed) are not offered: a package copies and packs what it is given",
        "leave user_managed at False, and load again after a change")
@@ -32,9 +32,9 @@ class PackagedModel:
         self.info = info = loaded.info
         self._arguments: list[Any] = info["arguments"]
         self._tensors = [i for i, (_, kind, _) in enumerate(self._arguments) if kind is not None]
-        self._constants = [(i, name, value) for i, (name, kind, value) in enumerate(self._arguments) if kind is None]
+        self._constants = [(i, name, constant_text(value)) for i, (name, kind, value) in enumerate(self._arguments) if kind is None]
         self._returned: list[int | None] = info["returned"]
-        self._values: list[Any] = info["outputs"]
+        self._values: list[Any] = [unplain(v) for v in info["outputs"]]
         self._in = _spec(info["in_spec"])
         self._out = _spec(info["out_spec"])
         self._plain = self._positional()
@@ -86,9 +86,9 @@ class PackagedModel:
                 leaves = self._in[0]((args, kwargs))
             except ValueError as e:
                 raise TypeError(f"{self.info['name']}: the arguments differ from those it was exported with: {e}") from None
-        for i, name, value in self._constants:
-            if isinstance(value, bool | int | float | str | None) and leaves[i] != value:
-                raise ValueError(f"{self.info['name']} was exported with {name}={value!r}; it cannot be called with {leaves[i]!r}")
+        for i, name, text in self._constants:
+            if repr(leaves[i]) != text:
+                raise ValueError(f"{self.info['name']} was exported with {name}={text}; it cannot be called with {leaves[i]!r}")
         return [leaves[i] for i in self._tensors]
 
     def _check_count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -296,7 +296,7 @@ class ExportedProgram:
             spec, name = specs.get(i), self.leaf_names[i]
             if spec is not None:
                 _check_tensor(self, name, leaf, spec)
-            elif isinstance(leaf, Tensor) or leaf != constant:
+            elif isinstance(leaf, Tensor) or repr(leaf) != repr(constant):  # 2 is not 2.0, and nan is nan
                 why = f"argument {name} was {constant!r} when it was exported; a call with {leaf!r} needs an export of its own"
                 raise ValueError(f"{self.name}: {why}")
         given = [leaves[r.leaf] if r.kind == "user" else None for r in self.inputs]

@@ -243,7 +243,7 @@ def _node(n: fx.Node) -> list[Any]:
 
 
 def _scalar(v: Any) -> Any:
-    if v is None or isinstance(v, (bool, int, str, float, complex)):
+    if v is None or isinstance(v, (bool, int, str, float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)):
         return _value(v)
     raise ArchiveError(f"an argument or result of type {type(v).__name__} cannot be saved")
 

@@ -17,6 +17,21 @@ class UnknownNode(Exception):
     """A container type that only its own library can build."""
 
 
+def plain(value: Any) -> Any:
+    """A Python constant of arguments or results as JSON: itself, or its text by the name of its type (complex numbers, dtypes)."""
+    return value if value is None or type(value) in (bool, int, float, str) else {type(value).__name__: repr(value)}
+
+
+def unplain(stored: Any) -> Any:
+    """The constant of a result again; of what results have, only complex numbers are no JSON values."""
+    return complex(stored["complex"]) if isinstance(stored, dict) else stored
+
+
+def constant_text(stored: Any) -> str:
+    """The repr of a stored constant. Constants are the same where these are: 2 is not 2.0, 0.0 not -0.0, and nan is nan."""
+    return str(*stored.values()) if isinstance(stored, dict) else repr(stored)
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One node: kind None is a leaf."""

@@ -23,7 +23,7 @@ from .captured import Captured, Finish
 from .finish import _SYMBOLS, _Builder, closed
 from .protocol import Machine
 from .source import Attr
-from .world import DELETED, SCALARS, Track, item_of
+from .world import DELETED, Track, item_of
 
 define("CAP030", "the program keeps a tensor on an object that an exported program cannot update",
        "register it as a buffer (register_buffer) of the same shape and dtype, or return it")
@@ -78,7 +78,7 @@ def _row(b: _Builder, m: Machine, v: Any) -> tuple[str, Any]:
     if type(v) in _SYMBOLS:
         node = m.recorder.fx(v)
         return ("out", b.out(node)) if issubclass(type(node), torch.fx.Node) else ("const", node)
-    if type(v) in SCALARS:
+    if type(v) in (int, float, complex, bool, str, type(None)):
         return "const", v
     raise Unsupported("CAP031", at=m.loc(), detail=type(v).__name__)
 
