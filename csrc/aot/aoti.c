@@ -106,24 +106,27 @@ static void parallel(void *self, const ts_launch *l, int64_t n, int64_t grain) {
   if (n <= grain || !libtorch.parallel_for || libtorch.parallel_for(0, n, grain, run_range, (void *)l)) l->fn(l->bufs, l->syms, 0, n);
 }
 
-static int32_t describe(Handle h, ts_tensor *t, int32_t *dtype, int32_t *ndim, int32_t *device) {
+/* Why a model cannot read a tensor; NULL: it can. */
+static const char *describe(Handle h, ts_tensor *t, int32_t *dtype, int32_t *ndim, int32_t *device) {
   int64_t n = 0, *sizes = NULL, *strides = NULL;
   t->handle = h;
   if (libtorch.get_device_type(h, device) || libtorch.get_dtype(h, dtype) || libtorch.get_dim(h, &n) || libtorch.get_sizes(h, &sizes) ||
       libtorch.get_strides(h, &strides) || libtorch.get_data_ptr(h, &t->data))
-    return ts_fail(TSM_ERROR_ARGUMENT, "a tensor without memory or sizes");
+    return "a tensor without memory or sizes (a sparse one, say)";
+  if ((libtorch.is_neg && libtorch.is_neg(h)) || (libtorch.is_conj && libtorch.is_conj(h)))
+    return "its memory holds negated or conjugated values (a view that imag or conj made): call resolve_neg() or resolve_conj()";
   t->sizes = sizes;
   t->strides = strides;
   *dtype = row_of(*dtype);
   *ndim = (int32_t)n;
   int32_t index = 0;
   if (torchsmith_model.device && *device == torch_type) {
-    if (libtorch.get_device_index(t->handle, &index)) return ts_fail(TSM_ERROR_ARGUMENT, "a tensor without a device");
+    if (libtorch.get_device_index(t->handle, &index)) return "a tensor without a device";
     *device = index < 0 ? 1 : index + 1; /* as tsm_tensor has it */
   } else {
     *device = *device == libtorch.cpu ? 0 : -1 - *device;
   }
-  return TSM_OK;
+  return NULL;
 }
 
 static int32_t read_inputs(const tsm_model *m, Handle *handles, ts_tensor *in) {
@@ -132,8 +135,9 @@ static int32_t read_inputs(const tsm_model *m, Handle *handles, ts_tensor *in) {
     ts_tensor *t = &in[d->inputs[i].graph_input];
     int32_t dtype = -1, ndim = 0, device = 0;
     if (!handles[i]) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s) is NULL", i, d->inputs[i].name);
-    int32_t rc = describe(handles[i], t, &dtype, &ndim, &device);
-    if (!rc) rc = ts_check_input(m, i, t, dtype, ndim, device);
+    const char *why = describe(handles[i], t, &dtype, &ndim, &device);
+    if (why) return ts_fail(TSM_ERROR_ARGUMENT, "input %d (%s): %s", i, d->inputs[i].name, why);
+    int32_t rc = ts_check_input(m, i, t, dtype, ndim, device);
     if (rc) return rc;
   }
   return ts_check_all(in);
@@ -324,8 +328,9 @@ static int32_t update(tsm_model *m, const Entry *entries, size_t n, bool is_next
   for (size_t i = 0; i < n && !rc; i++) {
     ts_tensor t;
     int32_t dtype = -1, ndim = 0, device = 0;
+    const char *why = entries[i].handle && entries[i].name ? describe(entries[i].handle, &t, &dtype, &ndim, &device) : NULL;
     if (!entries[i].handle || !entries[i].name) rc = ts_fail(TSM_ERROR_ARGUMENT, "the name or the value of constant number %zu is NULL", i);
-    else rc = describe(entries[i].handle, &t, &dtype, &ndim, &device);
+    else if (why) rc = ts_fail(TSM_ERROR_ARGUMENT, "constant %s: %s", entries[i].name, why);
     if (rc) break;
     values[i] = (tsm_tensor){t.data, t.sizes, t.strides, ndim, dtype, device, 0, NULL};
     given[i] = (ts_given){entries[i].name, &values[i]};

@@ -36,6 +36,8 @@ static const struct {
     MAY("torch_parallel_for", parallel_for),
     MAY("torch_get_num_threads", num_threads),
     MAY("_ZN3c1013InferenceMode10is_enabledEv", inference),
+    MAY("_ZN2at6native6is_negERKNS_6TensorE", is_neg),
+    MAY("_ZN2at6native7is_conjERKNS_6TensorE", is_conj),
     MAY("aoti_torch_get_device_index", get_device_index),
     MAY("aoti_torch_get_current_cuda_stream", cuda_stream),
     MAY("torch_exception_get_what_without_backtrace", what),

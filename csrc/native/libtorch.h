@@ -37,6 +37,8 @@ typedef struct {
   int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *);
   int32_t (*num_threads)(uint32_t *);
   bool (*inference)(void);
+  bool (*is_neg)(Handle); /* a handle is an at::Tensor * */
+  bool (*is_conj)(Handle);
   int32_t (*get_device_index)(Handle, int32_t *);
   int32_t (*cuda_stream)(int32_t, void **); /* the current one of a device */
   const char *(*what)(void);

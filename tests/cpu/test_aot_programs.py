@@ -513,3 +513,40 @@ def test_fixed_arguments_are_the_same_only_with_their_type(tmp_path: Path) -> No
                 run(x, *changed)
     with pytest.raises(Unsupported, match="CAP031"):
         export(Fixed(), (x, 2, 0.0, torch.float64, b"bytes", True, "text", None))
+
+
+class Doubled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return x * self.w + z.real
+
+
+def test_negated_and_conjugated_memory_is_refused(tmp_path: Path) -> None:
+    """Views that imag and conj make hold other values in memory than they have: every road says so, and new weights are resolved."""
+    model = Doubled()
+    x, z = torch.randn(3), torch.randn(3, dtype=torch.complex64)
+    run = packaged(tmp_path, export(model, (x, z)))
+    roads = {"ours": run, "torch": torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))}
+    for given in ((torch._neg_view(x), z), (x, z.conj())):
+        for name, road in roads.items():
+            with pytest.raises(RuntimeError, match=r"input \d \([xz]\): its memory holds negated" if name == "ours" else None):
+                road(*given)
+    with pytest.raises(PackageError, match="negated"):
+        run(x.numpy(), z.conj())
+    with pytest.raises(PackageError, match=r"input 0 \(x\): a tensor without memory"):
+        run(x.to_sparse(), z)
+    run.load_constants({"w": torch._neg_view(x)})
+    assert torch.allclose(run(x, z).detach(), -x * x + z.real)
+
+
+def test_artifacts_refuse_negated_memory() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.randn(4)
+    artifact = torchsmith.standalone_compile(make_fx(torch.relu)(x), (x,), dynamic_shapes="from_graph")
+    artifact(x)
+    with pytest.raises(ValueError, match="negated"):
+        artifact(torch._neg_view(x))

@@ -56,6 +56,11 @@ class PackagedModel:
                 tensors = [t.detach() for t in tensors]
             out = self._loaded.run_torch(tensors) if use_torch() else []
         else:
+            if torch is not None:  # arrays and tensors together: DLPack passes negated memory on as it is
+                lazy = [i for i, t in enumerate(tensors) if isinstance(t, torch.Tensor) and (t.is_neg() or t.is_conj())]
+                if lazy:
+                    why = "its memory holds negated or conjugated values: call resolve_neg() or resolve_conj()"
+                    raise PackageError(f"input {lazy[0]}: {why}", 1)
             out = self._loaded.run(tensors)
         if self._single:
             return out[0]

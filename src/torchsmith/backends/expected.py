@@ -27,6 +27,11 @@ def same_steps(shape: Sequence[int], a: Sequence[Any], b: Sequence[Any]) -> bool
     return all(n < 2 or x == y for n, x, y in zip(shape, a, b, strict=True))
 
 
+def is_lazy(t: torch.Tensor) -> bool:
+    """Are the values in memory others than the tensor's: still to be negated or conjugated?"""
+    return t.is_neg() or t.is_conj()
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """`rows`: per input what it has to be, None for one that nothing reads; `conditions`: what is assumed of `symbols` (name -> origin)."""
@@ -47,7 +52,7 @@ class Expected:
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Raises TypeError, ValueError for inputs that the code was not compiled for."""
-        key = tuple([(t.dtype, t.shape, t.stride(), t.device) if isinstance(t, torch.Tensor) else t for t in inputs])
+        key = tuple([(t.dtype, t.shape, t.stride(), t.device, is_lazy(t)) if isinstance(t, torch.Tensor) else t for t in inputs])
         if key in self.seen:
             return
         if len(inputs) != len(self.names):
@@ -73,6 +78,8 @@ class Expected:
             raise TypeError(f"{what} must be a tensor, not {type(value).__name__}")
         if value.dtype != row.dtype:
             raise TypeError(f"{what} must be {row.dtype}, not {value.dtype}")
+        if is_lazy(value):
+            raise ValueError(f"{what}: its memory holds negated or conjugated values; call resolve_neg() or resolve_conj()")
         if value.device.type != torch.device(row.device).type:
             raise TypeError(f"{what} must lie on {row.device}, not {value.device}")
         if value.dim() != len(row.shape):

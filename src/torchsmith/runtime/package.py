@@ -60,7 +60,8 @@ def use_torch() -> bool:
 
 
 def _detached(value: Any) -> Any:
-    return value.detach() if hasattr(value, "detach") else value
+    """A tensor's values without its history, as they lie in memory."""
+    return value.detach().resolve_neg().resolve_conj() if hasattr(value, "detach") else value
 
 
 def _as_numpy(array: Any) -> Any:
