@@ -151,6 +151,11 @@ static PyObject *read_property(PyObject *t, PyObject *name, int dim) {
 }
 
 /* What a pure function gives for the values of other nodes; where it raises there is no value, and the program itself shall raise it. */
+static int take_first(PyObject *held, void *out) {
+  if (!*(PyObject **)out) *(PyObject **)out = held;
+  return 0;
+}
+
 static PyObject *compute(Check *c, const Node *n) {
   Py_ssize_t size = PyTuple_GET_SIZE(n->extra);
   PyObject *numbers = PyTuple_New(size), *v;
@@ -283,7 +288,12 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     return v;
   case NODE_TENSOR_PROPERTY: return read_property(base, n->key, n->arg);
   case NODE_COMPUTED: return compute(c, n);
-  case NODE_REFERENT: return PyWeakref_CheckRef(base) ? Py_NewRef(PyWeakref_GET_OBJECT(base)) : NULL;
+  case NODE_REFERENT:
+    if (PyDictViewSet_Check(base) || PyDictValues_Check(base)) {
+      Py_TYPE(base)->tp_traverse(base, take_first, &v); /* a view refers to nothing else */
+      return Py_XNewRef(v);
+    }
+    return PyWeakref_CheckRef(base) ? Py_NewRef(PyWeakref_GET_OBJECT(base)) : NULL;
   default: break;
   }
   *is_static = keep && v != NULL;

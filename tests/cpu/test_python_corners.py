@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
+import enum
+import functools
+import io
 import keyword
 import operator
 import re
 import types
+import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import pytest
 import torch
 
 import torchsmith
+
+Held = TypeVar("Held")
 
 
 class Adds:
@@ -265,3 +273,129 @@ def test_old_constructors_of_lists(name: str) -> None:
         torch.testing.assert_close(whole(x, n), fn(x, n), rtol=0, atol=0)
     assert torchsmith.compile(lambda: torch.LongTensor([1.5]))().tolist() == torch.LongTensor([1.5]).tolist()
     assert torchsmith.compile(lambda: torch.Tensor(2, 3))().shape == (2, 3)
+
+
+class Numbered(enum.IntEnum):
+    ONE = 1
+
+
+class Marks(type):
+    def __call__(cls, *args: Any) -> Any:
+        made = super().__call__(*args)
+        made.marked = True
+        return made
+
+
+class Marked(metaclass=Marks):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+class Typed(Generic[Held]):
+    def __init__(self, held: Held) -> None:
+        self.held = held
+
+
+@dataclasses.dataclass
+class Setting:
+    width: int
+    inner: Any = None
+
+
+def _nested_text() -> str:
+    setting = Setting(3)
+    setting.inner = setting
+    return f"{setting} {setting!r:>40}"
+
+
+def _ordered() -> Any:
+    @functools.total_ordering
+    class Ordered:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+        def __eq__(self, other: Any) -> bool:
+            return bool(self.n == other.n)
+
+        def __hash__(self) -> int:
+            return self.n
+
+        def __lt__(self, other: Any) -> bool:
+            return bool(self.n < other.n)
+
+    return Ordered(1) <= Ordered(2), Ordered(3) >= Ordered(4), Ordered(3) > Ordered(1)
+
+
+def _quiet(x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return x + 1
+
+
+def _said(x: torch.Tensor) -> torch.Tensor:
+    try:
+        raise KeyError("width")
+    except KeyError as e:
+        print("no", e, type(e).__name__)
+    return x + 1
+
+
+EVERYDAY = {
+    "the text of an enumeration's number": lambda x: (x + 1, str(Numbered.ONE), f"{Numbered.ONE}", repr(Numbered.ONE)),
+    "super().__call__ of a metaclass": lambda x: (x * Marked(2).n, Marked(3).marked),
+    "a generic class with its argument": lambda x: (Typed[int](2).held * x, Typed[int](x).__orig_class__ == Typed[int]),
+    "a dataclass that holds itself": lambda x: (x + 1, _nested_text()),
+    "a class that completes its comparisons": lambda x: (x + 1, _ordered()),
+    "warnings switched off": _quiet,
+    "a caught exception printed": _said,
+    "cmp_to_key": lambda x: (x + 1, sorted([3, 1, 2], key=functools.cmp_to_key(lambda a, b: b - a))),
+    "views that are returned": lambda x: (x + 1, {"a": 2}.keys(), collections.OrderedDict(b=3).items(), {"c": 4}.values()),
+}
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_everyday_python_is_one_graph(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fn, x = EVERYDAY[name], torch.ones(3)
+    compiled = torchsmith.compile(fn, fullgraph=True, backend="eager")
+    for _ in range(2):
+        want, told = fn(x), capsys.readouterr().out
+        assert repr(compiled(x)) == repr(want)
+        assert capsys.readouterr().out == told
+
+
+def test_views_of_dictionaries_as_arguments() -> None:
+    def fn(x: torch.Tensor, held: dict[str, Any], keys: Any, values: Any, items: Any) -> Any:
+        held["new"] = x + 1
+        return sum(values), list(keys), {k: v * 2 for k, v in items}, len(keys), "a" in keys, keys & {"a"}, keys, values
+
+    def call(fn: Any, kind: Any, **held: Any) -> Any:
+        d = kind(**held)
+        keys, values = d.keys(), d.values()
+        out = fn(torch.ones(2), d, keys, values, d.items())
+        assert out[-2] is keys and out[-1] is values
+        return out, d
+
+    compiled = torchsmith.compile(fn, fullgraph=True, backend="eager")
+    for kind in (dict, collections.OrderedDict):
+        for held in ({"a": torch.ones(2)}, {"b": torch.ones(2), "a": torch.zeros(2)}):
+            assert repr(call(compiled, kind, **held)) == repr(call(fn, kind, **held))
+
+
+def test_format_counts_in_one_way() -> None:
+    for text in ("{} {0}", "{0} {}"):
+        compiled = torchsmith.compile(lambda x, text=text: (x, text.format(Setting(1), 2)))
+        with pytest.raises(ValueError, match="cannot switch from ") as ours:
+            compiled(torch.ones(2))
+        with pytest.raises(ValueError) as theirs:
+            text.format(Setting(1), 2)
+        assert str(ours.value) == str(theirs.value)
+
+
+def test_printing_where_output_is_redirected() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            print("inside")
+        return x + 1, out.getvalue()
+
+    assert torchsmith.compile(fn, backend="eager")(torch.ones(2))[1] == "inside\n"

@@ -360,7 +360,7 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
         value = _bound(m, cls, cls, name)
         if name == "__dict__" and any(c is cls for c, _ in m.class_writes):
             raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__}.__dict__ behind a write to the class")
-        if name == "__dict__":
+        if name == "__dict__" and id(cls) not in m.world.fresh_pinned:
             return m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), "__dict__", "getattr"))
         return value if name != "__doc__" else m.world.wrap(value, None)
     value = find(m, cls, name)
@@ -553,6 +553,7 @@ def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
     if issubclass(type(obj), PINNED_TYPES):
         if id(obj) in m.world.fresh_pinned:
             m.native(setattr, [obj, name, value], {}, store=True)
+            m.found.clear()
         else:
             m.world.set_attr(m.world.track_pinned(obj), name, value)
             _note_class_write(m, obj, name, value)
@@ -623,6 +624,10 @@ def delete_attr(m: Machine, obj: Any, name: str) -> None:
 
 def default_delattr(m: Machine, obj: Any, t: type, name: str) -> None:
     """object.__delattr__."""
+    if issubclass(type(obj), PINNED_TYPES) and id(obj) in m.world.fresh_pinned:
+        m.native(delattr, [obj, name], {}, plain=True)
+        m.found.clear()
+        return
     track = m.world.of(obj)
     cattr = MISSING if issubclass(type(obj), PINNED_TYPES) else find(m, t, name)
     if type(cattr) is property:

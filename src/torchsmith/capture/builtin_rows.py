@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _warnings
 import abc
 import collections
 import contextlib
 import copy
+import dataclasses
 import enum
 import functools
 import itertools
@@ -13,6 +15,7 @@ import logging
 import math
 import operator
 import os
+import reprlib
 import sys
 import types
 import typing
@@ -25,7 +28,7 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
-from . import arrays, calls, floats, policy
+from . import arrays, calls, floats, policy, torch_rows
 from . import attributes as at
 from . import protocols as pr
 from .arrays import ArrayMethod, ArrayValue
@@ -653,10 +656,13 @@ class _Key:
             raise self.m.leaving(r.exc) from None
 
 
+_COMPARED = type(functools.cmp_to_key(max))
+
+
 def _sorted_items(m: Machine, items: list[Any], kwargs: Kwargs) -> list[Any]:
     key = kwargs.get("key")
     keys = items if key is None else [m.call(key, [x], {}) for x in items]
-    wrap = keys if all(type(k) in SCALARS for k in keys) else [_Key(m, k) for k in keys]
+    wrap = keys if all(type(k) in SCALARS or type(k) is _COMPARED for k in keys) else [_Key(m, k) for k in keys]
 
     def ordered() -> list[int]:
         return sorted(range(len(items)), key=wrap.__getitem__, reverse=bool(kwargs.get("reverse", False)))
@@ -768,6 +774,9 @@ def warn(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     level = given.get("stacklevel", 1)
     if type(level) is not int or not 1 <= level <= len(m.frames) or given.keys() - {"message", "category", "stacklevel"}:
         raise Unsupported("CAP016", at=m.loc(), detail="a warning that is attributed to the caller")
+    filters = m.global_writes.get((id(vars(warnings)), "filters"))
+    if filters is not None and m.world.canonical(filters[2]) is not warnings.filters:
+        raise Unsupported("CAP016", at=m.loc(), detail="a warning under filters that the function set")
     frame = m.frames[-level]
     message, category = given["message"], given.get("category") or UserWarning
     show = functools.partial(_warn_at, frame.code.code.co_filename, frame.ins.line, frame.globals)
@@ -829,11 +838,54 @@ def get_logger(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.world.wrap(logging.getLogger(*args), None)
 
 
+@row(typing._BaseGenericAlias.__call__)  # type: ignore[attr-defined]
+def generic_call(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Stack[int](...): an object of Stack, which may hold what it was made as."""
+    alias, *rest = args
+    if not alias._inst:
+        return m.inline(typing._BaseGenericAlias.__call__, args, kwargs)  # type: ignore[attr-defined]
+    made = m.call(at.load_attr(m, alias, "__origin__"), rest, kwargs)
+    with contextlib.suppress(Raised):
+        at.store_attr(m, made, "__orig_class__", alias)
+    return made
+
+
+_mutated = getattr(_warnings, "_filters_mutated", None)
+if _mutated is not None:
+    row(_mutated)(lambda m, args, kwargs: m.effects.append((_mutated, args, kwargs)))
+
+
+@row(functools.cmp_to_key)
+def cmp_to_key(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return m.native(functools.cmp_to_key, [m.callback(a) for a in args], {k: m.callback(v) for k, v in kwargs.items()})
+
+
+def _representation(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What reprlib and dataclasses wrap around a __repr__: an object inside of its own text is dots."""
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
+    key = id(m.world.canonical(args[0]))
+    if key in m.shown:
+        return m.load_cell(cells["fillvalue"]) if "fillvalue" in cells else "..."
+    m.shown.add(key)
+    try:
+        return m.call(fn.__wrapped__, args, kwargs)
+    finally:
+        m.shown.discard(key)
+
+
+for _wrap in (dataclasses._recursive_repr, reprlib.recursive_repr()):  # type: ignore[attr-defined]
+    torch_rows.BY_CODE[_wrap(lambda self: "").__code__] = _representation
+
+
 @row(print)
 def print_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Printed once the graph has run; only what cannot change until then."""
+    args = [pr.to_str(m, a) if issubclass(type(a), BaseException) else a for a in args]
     if not all(is_constant(a) for a in (*args, *kwargs.values())):
         raise Unsupported("CAP016", at=m.loc(), detail="print of more than constants")
+    redirected = m.global_writes.get((id(sys.__dict__), "stdout"))
+    if redirected is not None and "file" not in kwargs:
+        kwargs = {**kwargs, "file": redirected[2]}
     m.effects.append((print, list(args), kwargs))
 
 

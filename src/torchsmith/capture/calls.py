@@ -113,6 +113,8 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.call(f, [fn, *args], kwargs)
     if t in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
         return _getter(m, fn, args)
+    if t is type(functools.cmp_to_key(max)):  # keeps what it is given
+        return fn(*args, **kwargs)
     if t is Function and fn in transforms.MACHINE_FUNCTIONS:
         return fn(*args, **kwargs)
     if f is MISSING:
@@ -695,15 +697,19 @@ def _is_plain_text(value: Any) -> bool:
 
 def _formatted(m: Machine, text: str, args: Args, kwargs: Kwargs) -> str:
     """str.format, field by field: attributes, items, conversions and format specifications are the program's own."""
-    out, number = [], 0
+    out, number, numbered = [], 0, False
     for literal, field, spec, how in string.Formatter().parse(text):
         out.append(literal)
         if field is None:
             continue
         name = re.match(r"[^.\[]*", field)[0]  # type: ignore[index]
         first: Any = int(name) if name.isdigit() else name
+        if (name.isdigit() and number > 0) or (not name and numbered):
+            ways = ("manual field specification", "automatic field numbering")
+            raise Raised(ValueError("cannot switch from {} to {}".format(*ways[:: -1 if name else 1])))
         if not name:
             first, number = number, number + 1
+        numbered = numbered or name.isdigit()
         if first not in (range(len(args)) if type(first) is int else kwargs):  # its error is CPython's
             return str(m.native(str.format, [text, *(None for _ in args)], dict.fromkeys(kwargs)))
         value = args[first] if type(first) is int else kwargs[first]
@@ -791,6 +797,8 @@ def _call_method_wrapper(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any
             return m.call(self, args, kwargs)
         return m.native(fn, args, kwargs, plain=True)
     if issubclass(type(self), type) and fn.__name__ == "__call__":
+        if issubclass(type(find(m, type(self), "__call__")), Function):  # super().__call__ of a metaclass
+            return _instantiate(m, self, args, kwargs)
         return m.call(self, args, kwargs)
     if issubclass(type(self), types.GetSetDescriptorType) and fn.__name__ == "__get__" and args and issubclass(type(args[0]), Tensor):
         return m.tensor_attr(args[0], self.__name__)

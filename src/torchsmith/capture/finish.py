@@ -32,7 +32,23 @@ from .captured import Captured, Finish
 from .opcodes import NULL
 from .protocol import Machine
 from .resume import Later, Stop
-from .source import Attr, Cell, Computed, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
+from .source import (
+    ORDERED_VIEWS,
+    VIEWS,
+    Attr,
+    Cell,
+    Computed,
+    FixedObject,
+    Global,
+    Guard,
+    Item,
+    Local,
+    Source,
+    TensorKey,
+    TensorOf,
+    TypeOf,
+    referent,
+)
 from .tensor_attrs import TensorMethod
 from .tensors import extent
 from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, is_binding
@@ -105,7 +121,7 @@ class _Builder:
             if row:
                 return f"{base}.{row}[{s.name!r}]"
             if s.via == "referent":
-                return f"{base}()"
+                return f"{self.const(referent)}({base})"
             if s.via == "type":
                 return f"{self.const(_of_class)}({base}, {s.name!r})"
             return f"{base}.{s.name}" if s.name.isidentifier() else f"getattr({base}, {s.name!r})"
@@ -159,7 +175,7 @@ class _Builder:
             return row(self, v)
         if issubclass(type(v), np.ndarray):
             raise Unsupported("CAP060", at=self.m.loc(), detail="an array that NumPy made")
-        if t in UNCHANGING or issubclass(type(v), enum.Enum) or t.__module__.partition(".")[0] == "numpy":
+        if t in UNCHANGING or issubclass(type(v), enum.Enum) or t.__module__.partition(".")[0] in ("numpy", "typing"):
             return self.const(v)
         if issubclass(type(v), tuple) and type(v).__new__ is not object.__new__:
             return self._tuple_like(v)
@@ -416,6 +432,12 @@ def _build_iterator(b: _Builder, v: Any) -> str:
     return name
 
 
+def _build_view(b: _Builder, v: Any) -> str:
+    """keys(), values() or items() of a dictionary: of the one that the caller gets."""
+    kind = next(name for name, t in zip(("keys", "values", "items"), VIEWS, strict=True) if issubclass(type(v), t))
+    return b._name(v, f"{b.value(b.m.world.canonical(referent(v)))}.{kind}()")
+
+
 _ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter(range(2**70))), type(iter("")), type(iter("\u0101")), type(iter({})),
     type(iter({}.values())), type(iter({}.items())), type(iter(set())), type(reversed([])), enumerate, zip, map, filter, reversed,
@@ -433,6 +455,7 @@ _BUILD: dict[type, Any] = {
     range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.value(v())})"),
     Identity: lambda b, v: f"id({b.value(v.of)})",
     overrides.Disabled: lambda b, v: b._name(v, f"{b.const(v.stands_for)}()"),
+    **dict.fromkeys((*VIEWS, *ORDERED_VIEWS), _build_view),
 }  # fmt: skip
 
 

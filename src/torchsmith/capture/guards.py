@@ -23,6 +23,7 @@ from ..ir.number import number_of
 from ..runtime.host_torch import switches, watched
 from . import _frame, overrides
 from .source import (
+    VIEWS,
     Attr,
     Cell,
     Computed,
@@ -38,6 +39,7 @@ from .source import (
     TensorOf,
     TensorProperty,
     TypeOf,
+    referent,
 )
 
 MISSING: Any = object()
@@ -128,7 +130,7 @@ def _attribute(obj: Any, name: str, via: str) -> Any:
     if via == "type":
         return _type_lookup(obj, name)
     if via == "referent":
-        return obj() if isinstance(obj, weakref.ref) else MISSING
+        return referent(obj) if isinstance(obj, (weakref.ref, *VIEWS)) else MISSING
     if via in ("slot", "getattr"):
         return getattr(obj, name, MISSING)
     own = _own_dict(obj)

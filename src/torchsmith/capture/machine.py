@@ -299,6 +299,7 @@ class Machine:
         self.modes: list[Any] = []  # modes of torch functions that the program is under, outermost first
         self.modes_before: list[Any] = []  # those of them that it was called under
         self.handlers_off = self.handlers_before = overrides.caller_level()
+        self.shown: set[int] = set()  # objects whose __repr__ runs
         self.subclasses = False  # tensors of classes with a __torch_function__ are about
         self.grad_before = torch.is_grad_enabled()
         self.inference = self.entered_inference = torch.is_inference_mode_enabled()

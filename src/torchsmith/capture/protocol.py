@@ -56,6 +56,7 @@ class Machine(Protocol):
     effects: list[tuple[Any, list[Any], dict[str, Any]]]
     device_modes: int
     modes: list[Any]
+    shown: set[int]
     modes_before: list[Any]
     handlers_off: int
     handlers_before: int

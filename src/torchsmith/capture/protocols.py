@@ -664,7 +664,7 @@ def to_str(m: Machine, value: Any, kind: str = "__str__", spec: str = "") -> str
             break
         if f is not None:
             return outcome(m, name, f, [value, spec] if name == "__format__" else [value])  # type: ignore[no-any-return]
-        if name in t.__dict__:
+        if f is None and find(m, t, name) is not getattr(object, name):  # a class in C says it
             break
     if issubclass(type(value), BaseException):
         return str(m.native(str if kind != "__repr__" else repr, [value], {}))

@@ -10,7 +10,9 @@ A Source is evaluated against one call: `locals` by parameter name, the function
 
 from __future__ import annotations
 
+import gc
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,6 +37,15 @@ class Source:
         return False
 
     is_unspecialized_builtin_nn_module = is_unspecialized_nn_module
+
+
+def referent(obj: Any) -> Any:
+    """What a weak reference, or a view of a dictionary, refers to."""
+    return obj() if isinstance(obj, weakref.ref) else gc.get_referents(obj)[0]
+
+
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+ORDERED_VIEWS: tuple[type, ...] = (type(OrderedDict().keys()), type(OrderedDict().values()), type(OrderedDict().items()))  # extend these
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +98,7 @@ class FixedObject(Source):
 class Attr(Source):
     """`base.name`. `via` says how it is read: "instance" (obj.__dict__), "param"/"buffer"/"module" (nn.Module's dictionaries),
     "type" (a class attribute), "slot" (member descriptor), "own" (`__dict__`, whatever the class makes of that name), "getattr" (generic
-    lookup), "referent" (what a weak reference refers to)."""
+    lookup), "referent" (what a weak reference, or a view of a dictionary, refers to)."""
 
     base: Source
     name: str
@@ -101,7 +112,7 @@ class Attr(Source):
             return self._hash
 
     def __str__(self) -> str:
-        return f"{self.base}()" if self.via == "referent" else f"{self.base}.{self.name}"
+        return f"{self.base}()" if self.name == "referent" else f"{self.base}.{self.name}"
 
 
 class TensorKey:

@@ -22,7 +22,7 @@ import torch
 
 from ..codes import Unsupported
 from . import _frame, policy
-from .source import Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf
+from .source import ORDERED_VIEWS, VIEWS, Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf, referent
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()  # no value: an empty place of a stack, a deleted global
@@ -442,6 +442,25 @@ def _wrap_tuple(world: World, obj: Any, source: Source | None) -> Any:
     return track.image
 
 
+def _wrap_view(world: World, obj: Any, source: Source | None) -> Any:
+    """keys(), values() or items() of a dictionary from outside: the same of its image, which shows what the program writes to it."""
+    source = source or FixedObject(obj, type(obj).__name__)
+    known = world.tracks.get(id(obj))
+    if known is not None:
+        if known.source != source:
+            world.guard(source, "alias", known.source)
+        return known.image
+    held = world.wrap(referent(obj), Attr(source, "mapping", "referent"))
+    track = Track(obj, source)
+    world.use(track)
+    kind = next(name for name, t in zip(("keys", "values", "items"), VIEWS, strict=True) if issubclass(type(obj), t))
+    track.image = getattr(world.image(world.tracks[id(held)]), kind)()
+    world.note("track", obj, source)
+    world.tracks[id(obj)] = world.tracks[id(track.image)] = track
+    world.keep += [obj, track.image]
+    return track.image
+
+
 def _wrap_container(world: World, obj: Any, source: Source | None) -> Any:
     world.track(obj, source or FixedObject(obj, type(obj).__name__))
     world.use(world.tracks[id(obj)])
@@ -460,6 +479,8 @@ _WRAP[frozenset] = lambda world, obj, source: (
 )
 for _t in CONTAINERS:
     _WRAP[_t] = _wrap_container
+for _t in (*VIEWS, *ORDERED_VIEWS):
+    _WRAP[_t] = _wrap_view
 for _t in (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType):
     _WRAP[_t] = World.pin
 _WRAP[torch.Tensor] = lambda world, obj, source: world._tensor(obj, source or FixedObject(obj, "tensor"))
