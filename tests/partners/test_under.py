@@ -209,3 +209,22 @@ def test_memory_that_pytorch_joined_is_checked():
     torch.testing.assert_close(t, u)
     with pytest.warns(UserWarning, match=r"has shape \(12,\)"), pytest.raises(RuntimeError, match="out of bounds"):
         compiled(torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_the_users_tensors_carry_nothing_of_a_compilation():
+    layer = torch.nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    for scale in (2.0, 3.0):  # graphs that share parameters
+        gm = torch.fx.symbolic_trace(torch.nn.Sequential(layer, torch.nn.Hardtanh(-scale, scale)))
+        (got,) = torchsmith.standalone_compile(gm, (x,))(x)
+        torch.testing.assert_close(got, layer(x).clamp(-scale, scale).detach())
+        assert not layer.weight.__dict__
+        copy.deepcopy(gm)
+
+    def loss(a):
+        return torch.nn.functional.cross_entropy(a, torch.tensor([0, 1]), label_smoothing=0.1)
+
+    a = torch.randn(2, 3, requires_grad=True)
+    torch.compile(loss, backend="torchsmith")(a).backward()  # PyTorch copies the backward graph, constants included
+    want = torch.autograd.grad(loss(a), a)[0]
+    torch.testing.assert_close(a.grad, want)

@@ -166,6 +166,7 @@ class Recording(Tracing):
         self.consts: list[torch.Tensor] = []
         self.const_nodes: list[Node] = []
         self.roots: dict[int, Root] = {}  # storage -> memory, for tensors that torch made behind our back
+        self.real: dict[int, Value] = {}  # by id: tensors that are no tracing tensors, kept alive by their root
         self._known_consts: dict[int, torch.Tensor] = {}
         self.settled = len(facts.symbols)  # those behind it belong to the operator at hand
         self.waiting: list[tuple[Expr, str]] = []
@@ -213,7 +214,9 @@ class Recording(Tracing):
         found = getattr(t, "_ts_value", None)
         if found is not None:
             return found
-        real = getattr(t, "_ts_constant", None) if _is_tracing(t) else t
+        if not _is_tracing(t):  # the user's own tensor: nothing is written on it
+            return self.real.get(id(t)) or self._constant_value(t, t)
+        real = getattr(t, "_ts_constant", None)
         if real is not None:
             return self._constant_value(t, real)
         root = self.roots.get(t.untyped_storage()._cdata)
@@ -242,8 +245,7 @@ class Recording(Tracing):
             self.const_nodes.append(node)
         if _is_tracing(t):
             return self.own(t, node, spec)
-        value = Value(Root(node, spec, t))
-        t._ts_value = value  # type: ignore[attr-defined]
+        value = self.real[id(t)] = Value(Root(node, spec, t))
         return value
 
     def node_of(self, t: torch.Tensor) -> Node:
