@@ -158,6 +158,43 @@ def test_a_damaged_folder_of_an_artifact_is_named(tmp_path):
         torchsmith.CompiledArtifact.load(path=str(tmp_path / "a"), format="unpacked")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="not installed")
+def test_openvino_writes_to_no_input():
+    def swap(a):
+        b = a.clone()
+        a.copy_(b.flip(0))
+        return a, b, b.view(2, 3)
+
+    def copies(a):
+        b = a.exp()
+        return b, b.clone(), a.clone(), a.view(6).relu(), a.clone()
+
+    for program in (swap, copies):
+        fn = torchsmith.compile(program, backend="openvino")
+        for _ in range(2):
+            x = torch.randn(6)
+            mine, theirs = x.clone(), x.clone()
+            torch.testing.assert_close(fn(mine), program(theirs))
+            assert torch.equal(mine, theirs)
+            results = fn(mine.clone())
+            assert program is swap or len({t.data_ptr() for t in results}) == len(results)
+
+
+@pytest.mark.parametrize(("backend", "needs"), [("openxla", "torchax"), ("onnxrt", "onnxruntime")])
+def test_roots_and_bounds_at_infinities(backend, needs):
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip("not installed")
+
+    def edges(x):
+        y = x.view(2, 3)
+        return x**0.5, x**-0.5, x.clamp_min(0.5), x.clamp(max=0.5), y.amax(1), y.max(1).values, y.argmin(1), x.sort().values
+
+    fn = torchsmith.compile(edges, backend=backend)
+    fn(torch.ones(6))
+    x = torch.tensor([float("-inf"), float("inf"), 0.0, 4.0, float("nan"), 2.0])
+    torch.testing.assert_close(fn(x), edges(x), equal_nan=True)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="not installed")
 def test_onnx_forms_that_are_wrong_for_some_values_are_not_used():
     def forms(x, y):

@@ -30,7 +30,12 @@ SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList)
 WRONG = frozenset({  # in their ONNX forms for some values: large ones, NaN, negative zeros
     torch.ops.aten.logaddexp.default, torch.ops.aten.atan2.default, torch.ops.aten.sign.default, torch.ops.aten.sgn.default,
     torch.ops.aten.xlogy.Tensor, torch.ops.aten.heaviside.default, torch.ops.aten.signbit.default,
+    torch.ops.aten.sort.default, torch.ops.aten.sort.stable, torch.ops.aten.topk.default, torch.ops.aten.max.dim, torch.ops.aten.min.dim,
+    torch.ops.aten.amax.default, torch.ops.aten.amin.default, torch.ops.aten.argmax.default, torch.ops.aten.argmin.default,
+    torch.ops.aten.max.default, torch.ops.aten.min.default, torch.ops.aten.logsumexp.default,
+    torch.ops.aten.logcumsumexp.default, torch.ops.aten.logit.default,
 })  # fmt: skip
+CLAMPS = frozenset({torch.ops.aten.clamp.default, torch.ops.aten.clamp_min.default, torch.ops.aten.clamp_max.default})
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 PROVIDERS = ("CPUExecutionProvider",)
 
@@ -45,11 +50,17 @@ def registry() -> Any:
 def takes(node: fx.Node) -> bool:
     if node.target in SUMS and not any(s.dtype.is_floating_point or s.dtype is torch.bool for s in specs_of(node.all_input_nodes[0])):
         return False  # rounded as floats
-    if node.target in WRONG:
+    if node.target in WRONG or (node.target in CLAMPS and cuts_infinities(node)):
         return False
     if node.target is ATTENTION and node.kwargs.get("attn_mask") is not None:
         return False  # NaN where a line is masked out as a whole; written out it is right
     return (node.target is operator.getitem or registry().is_registered(node.target)) and is_on_cpu(node, ONNX.__contains__)
+
+
+def cuts_infinities(node: fx.Node) -> bool:
+    """Without the other bound Clip takes the largest finite number for it."""
+    bounds = [b for b in (*node.args[1:], *node.kwargs.values()) if b is not None]
+    return len(bounds) < 2 and specs_of(node)[0].dtype.is_floating_point
 
 
 RUNTIME = Runtime("onnxrt", takes)

@@ -74,12 +74,17 @@ def compile_openvino(
 
 
 def model(plain: PlainGraph, device: str, config: Mapping[str, Any]) -> Run:
-    """One piece as one compiled model."""
+    """One piece as one compiled model, and copies. (A result that is an input would be the same memory to it: it writes to the input.)"""
     vino, numpy = import_module("openvino"), import_module("numpy")
     shapes = [list(numbers(s.shape)) for s in plain.inputs]
+    plain, places = without_copies(plain)
+    if not plain.results:
+        return lambda *inputs: [inputs[at].detach().clone(memory_format=torch.contiguous_format) for _, at in places]
     with RUNTIME.refusing(), quietly():
         made = vino.convert_model(export(plain))
         made.reshape({port: vino.PartialShape(shape) for port, shape in zip(made.inputs, shapes, strict=True)})
+        if any(result.input_value(0).get_node().get_type_name() == "Parameter" for result in made.get_results()):
+            raise ValueError("a result is an input")
         compiled = core().compile_model(made, device, dict(config))
     made_of = [n.meta["spec"] for n in plain.results]
     free: list[Any] = []  # requests that no call is using
@@ -97,6 +102,24 @@ def model(plain: PlainGraph, device: str, config: Mapping[str, Any]) -> Run:
             request.set_output_tensor(i, vino.Tensor(t.numpy(), shared_memory=True))
         request.infer()
         free.append(request)
-        return results
+        given: list[torch.Tensor] = []
+        for is_made, at in places:
+            t = results[at] if is_made else kept[at]
+            given.append(t if is_made and all(t is not other for other in given) else t.clone())
+        return given
 
     return run
+
+
+def without_copies(plain: PlainGraph) -> tuple[PlainGraph, list[tuple[bool, int]]]:
+    """The graph without `clone`, each of its results once; where the results of `plain` are: (is it a result? else an input, its number)."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for n in plain.graph.nodes:
+        if n.op != "output":
+            made[n] = made[n.args[0]] if n.target is aten.clone.default else graph.node_copy(n, made.__getitem__)
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    results = list(dict.fromkeys(made[r] for r in plain.results if made[r].op != "placeholder"))
+    graph.output(tuple(results))
+    places = [(False, inputs.index(r)) if r.op == "placeholder" else (True, results.index(r)) for r in (made[r] for r in plain.results)]
+    return PlainGraph(graph, plain.inputs, plain.name), places

@@ -28,6 +28,7 @@ from ..ir.expr import const
 from .indices import is_torchs, picked
 from .plain import Adapter, PlainGraph, Run, by_operator, evaluator, numbers
 
+aten = torch.ops.aten
 Takes = Callable[[fx.Node], bool]
 
 
@@ -119,7 +120,7 @@ def subgraph(whole: fx.Graph, piece: Piece, name: str) -> PlainGraph:
 def expand(plain: PlainGraph, takes: Takes, given: Mapping[Any, Callable[..., Any]] | None = None) -> PlainGraph:
     """`plain` with operators that are not taken written out by torch's decompositions, or those of a given table, where all of what that
     gives is taken."""
-    table = decompositions() if given is None else given
+    table = expansions() if given is None else given
     known = [n for n in plain.graph.nodes if n.op == "call_function" and n.target in table]
     wanted = [n for n in known if not (is_ordered(n) or is_torchs(n) or takes(n))]
     if not wanted:
@@ -148,6 +149,30 @@ def _first(n: fx.Node) -> Any:
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """torch's table of core operators."""
     return dict(torch._decomp.core_aten_decompositions())
+
+
+@cache
+def expansions() -> dict[Any, Callable[..., Any]]:
+    """torch's table, and how to write what runtimes compute otherwise at infinities."""
+    own = {aten.pow.Tensor_Scalar: _as_root, aten.clamp.default: _clamped, aten.clamp_min.default: _clamped,
+           aten.clamp_max.default: lambda x, high: _clamped(x, None, high)}  # fmt: skip
+    return {**decompositions(), **own}
+
+
+def is_root(n: fx.Node) -> bool:
+    """x ** 0.5, which is sqrt(x) in eager: NaN for -inf, where C's pow is inf; x ** -0.5 likewise."""
+    return n.target is aten.pow.Tensor_Scalar and n.args[1] in (0.5, -0.5)
+
+
+def _as_root(x: torch.Tensor, exponent: float) -> Any:
+    if abs(exponent) != 0.5:
+        raise NotImplementedError  # no root: it stays as it is
+    return aten.sqrt.default(x) if exponent > 0 else aten.rsqrt.default(x)
+
+
+def _clamped(x: torch.Tensor, low: float | None = None, high: float | None = None) -> Any:
+    """With both bounds."""
+    return aten.clamp.default(x, -float("inf") if low is None else low, float("inf") if high is None else high)
 
 
 def _written_out(node: fx.Node, decomposition: Callable[..., Any], further: Mapping[Any, Any] | None = None) -> fx.Graph | None:
@@ -241,7 +266,7 @@ def in_pieces(plain: PlainGraph, takes: Takes, adapter: Adapter, distrusted: set
     """
 
     def trusts(n: fx.Node) -> bool:
-        return not is_torchs(n) and kind_of(n) not in distrusted and takes(n)
+        return not (is_torchs(n) or is_root(n)) and kind_of(n) not in distrusted and takes(n)
 
     plain = expand(plain, trusts)
     pieces = cut(plain.graph, trusts)

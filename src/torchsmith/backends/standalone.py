@@ -122,6 +122,8 @@ def standalone_compile(
         raise ValueError(f"dynamic_shapes is from_graph, from_example_inputs or from_tracing_context, not {dynamic_shapes!r}")
     if not isinstance(gm, torch.fx.GraphModule):
         raise TypeError(f"gm is a torch.fx.GraphModule (as torch.fx.symbolic_trace or make_fx make one), not {type(gm).__name__}")
+    if isinstance(example_inputs, torch.Tensor) or not isinstance(example_inputs, Sequence):
+        raise TypeError(f"example_inputs is a list or tuple of the graph's inputs, not {type(example_inputs).__name__}")
     chosen = from_user(None, options)
     with _disable_current_modes(), torch.no_grad():
         foreign = Foreign(gm, example_inputs, prefer_examples=dynamic_shapes == "from_example_inputs")
