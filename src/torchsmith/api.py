@@ -280,12 +280,13 @@ def maybe_mark_dynamic(t: torch.Tensor, index: int | Iterable[int]) -> None:
 
 def mark_static(t: torch.Tensor, index: int | Iterable[int] | None = None) -> None:
     """The size of these dimensions (None: of all) stays a number even if it changes."""
-    dims = _dims(t, range(t.dim()) if index is None else index)
+    dims = _dims(t, range(t.dim()) if index is None and isinstance(t, torch.Tensor) else index or ())
     t._torchsmith_static = getattr(t, "_torchsmith_static", frozenset()) | dims  # type: ignore[attr-defined]
 
 
 def mark_static_address(t: torch.Tensor, guard: bool = False) -> None:
     """torch.compile's word that `t` stays at its address. Nothing has to be done: compiled calls take addresses as they come."""
+    _dims(t, ())
 
 
 def explain(fn: Any, **settings: Any) -> Any:

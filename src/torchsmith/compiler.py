@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import types
@@ -171,13 +172,20 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> artifacts.CacheInfo:
     return artifacts.load(serialized_artifacts)
 
 
-def nested_compile_region(fn: Any = None, **options: Any) -> Any:
-    """Marks a block that is called many times. Equal blocks share their kernels whether they are marked or not."""
-    return fn if fn is not None else lambda f: f
+def nested_compile_region(
+    fn: Any = None, *, options: Any = None, max_reuse_entries: int = 8, reuse_hash_fn: Callable[..., Any] | None = None
+) -> Any:
+    """Marks a block that is called many times. Equal blocks share their kernels whether they are marked or not: nothing follows from the
+    arguments."""
+    if fn is not None and not callable(fn):
+        raise TypeError(f"nested_compile_region takes a callable, not {type(fn).__name__}")
+    return fn if fn is not None else nested_compile_region
 
 
 def wrap_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function of NumPy arrays as one of tensors: arguments become arrays, arrays in its result tensors."""
+    if not callable(fn):
+        raise TypeError(f"wrap_numpy takes a callable, not {type(fn).__name__}")
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -263,7 +271,9 @@ class set_stance:
 
     def __init__(self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None) -> None:
         if stance not in STANCES:
-            raise RuntimeError(f"unknown stance {stance!r}; known: {', '.join(STANCES)}")
+            near = difflib.get_close_matches(str(stance), STANCES, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(STANCES)}"
+            raise RuntimeError(f"unknown stance {stance!r}; {hint}")
         if force_backend is not None:
             raise RuntimeError("force_backend is not supported: pass backend= to compile, or use set_default_backend")
         self.before = dict(_stance)

@@ -94,6 +94,10 @@ _DOTTED = {
     "triton_cudagraphs": "triton.cudagraphs", "cpp_threads": "cpp.threads", "cpp_simdlen": "cpp.simdlen", "trace_enabled": "trace.enabled",
 }  # fmt: skip
 _IGNORED: set[str] = set()  # keys that were said to have no effect
+_REFUSED = {
+    "use_aoti": "torchsmith.export and torchsmith.aot compile ahead of time",
+}
+_MODE_HINTS = {"lite": "backend='aot_eager' runs torch's own kernels in one graph"}
 
 
 def public_options() -> tuple[str, ...]:
@@ -142,7 +146,12 @@ def _unknown(key: str, value: Any) -> None:
             _IGNORED.add(key)
             warn(f"torchsmith: {key!r} is an inductor option without a counterpart here; it is ignored")
         return
-    near = difflib.get_close_matches(key, (*public_options(), *ACCEPTED, *incumbent_options()), 1, 0.75)
+    if key in _REFUSED:
+        raise RuntimeError(f"option {key!r} is not offered; {_REFUSED[key]}")
+    names = (*public_options(), *ACCEPTED, *incumbent_options())
+    near = difflib.get_close_matches(key, names, 1, 0.75)
+    if isinstance(value, Mapping) and value and any(n.startswith(f"{key}.") for n in names):
+        near = [f"{key}.{next(iter(value))}"]  # a group of options: their names are dotted
     hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(public_options())}"
     raise RuntimeError(f"unknown option {key!r}; {hint}")
 
@@ -167,7 +176,8 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
         raise RuntimeError("either mode or options can be given, not both")
     if mode is not None and mode not in MODES:
         near = difflib.get_close_matches(str(mode), MODES, 1)
-        raise RuntimeError(f"unknown mode {mode!r}; " + (f"did you mean {near[0]!r}?" if near else f"modes are {', '.join(MODES)}"))
+        hint = _MODE_HINTS.get(str(mode)) or (f"did you mean {near[0]!r}?" if near else f"modes are {', '.join(MODES)}")
+        raise RuntimeError(f"unknown mode {mode!r}; {hint}")
     given = dict(MODES[mode or "default"]) | dict(options or {})
     known = {f.name: f for f in fields(Options)}
     changes: dict[str, Any] = {}
@@ -267,11 +277,13 @@ class Config:
         return {k: v for k, v in self._changed.items() if k not in self._OWN}
 
     @contextlib.contextmanager
-    def patch(self, **changes: Any) -> Iterator[None]:
-        """Other values inside of `with config.patch(name=value):`, or in the function that it decorates."""
+    def patch(self, names: Mapping[str, Any] | str | None = None, value: Any = None, /, **changes: Any) -> Iterator[None]:
+        """Other values inside of `with config.patch(name=value):` (or `patch({"name": value})`, `patch("name", value)`), or in the function
+        that it decorates."""
         before = dict(self._changed)
+        given = {names: value} if isinstance(names, str) else names or {}
         try:
-            for name, value in changes.items():
+            for name, value in {**given, **changes}.items():
                 setattr(self, name, value)
             yield
         finally:

@@ -24,6 +24,9 @@ X = torch.ones(3)
     [
         ({"options": {"max_autotun": True}}, RuntimeError, "unknown option 'max_autotun'; did you mean 'max_autotune'"),
         ({"options": {"triton.cudagraph": True}}, RuntimeError, "did you mean 'triton.cudagraphs'"),
+        ({"options": {"triton": {"cudagraphs": True}}}, RuntimeError, "did you mean 'triton.cudagraphs'"),
+        ({"options": {"use_aoti": True}}, RuntimeError, "'use_aoti' is not offered; torchsmith.export"),
+        ({"mode": "lite"}, RuntimeError, "unknown mode 'lite'; backend='aot_eager'"),
         ({"options": {"quite_new": True}}, RuntimeError, "unknown option 'quite_new'; options are activation_memory_budget, "),
         ({"options": {"post_grad_custom_post_pass": print}}, RuntimeError, "is an inductor option torchsmith does not have"),
         ({"options": {"guard_filter_fn": 3}}, TypeError, "guard_filter_fn is a function from guards to truths, not int"),
@@ -42,6 +45,34 @@ X = torch.ones(3)
 def test_wrong_arguments(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         torchsmith.compile(lambda x: x, **given)
+
+
+def test_wrong_arguments_of_other_doors() -> None:
+    for wrong in (lambda: torchsmith.mark_static(3), lambda: torchsmith.mark_static_address(3)):
+        with pytest.raises(TypeError, match="a tensor's dimensions are marked"):
+            wrong()
+    for name in ("wrap_numpy", "nested_compile_region"):
+        with pytest.raises(TypeError, match=f"{name} takes a callable, not int"):
+            getattr(torchsmith.compiler, name)(3)
+    with pytest.raises(RuntimeError, match="did you mean 'force_eager'"):
+        torchsmith.compiler.set_stance("force_eage")
+    with pytest.raises(IndexError, match=r"shapes_spec\['x'\] names dimension 4 of a tensor with 1 dimensions"):
+        torchsmith.compile(lambda x: x + 1, shapes_spec={"x": 4})(X)
+    with pytest.raises(TypeError, match="are a dict, not int"):
+        aot.compile_and_package(torch.nn.ReLU(), inductor_configs=3)
+    with pytest.raises(TypeError, match="models is a dict"):
+        aot.package("a.pt2", 3)
+    with pytest.raises(TypeError, match="example_inputs is a list or tuple"):
+        torchsmith.standalone_compile(torch.fx.symbolic_trace(torch.nn.ReLU()), X)
+    with torchsmith.compiler.config.patch({"recompile_limit": 3}), torchsmith.compiler.config.patch("warn_eager", False):
+        assert torchsmith.compiler.config.recompile_limit == 3
+        assert not torchsmith.compiler.config.warn_eager
+
+
+@pytest.mark.parametrize(("keep", "words"), [(lambda g: 3, "TypeError"), (lambda g: [True] * 99, "99 answers"), (lambda g: 1 / 0, "ZeroDiv")])
+def test_a_wrong_filter_of_guards_is_the_users_error(keep: Any, words: str) -> None:
+    with pytest.raises(Unsupported, match=f"API011.*{words}"):
+        torchsmith.compile(lambda x: x + 1, options={"guard_filter_fn": keep})(X)
 
 
 def test_options_of_the_incumbent() -> None:

@@ -87,6 +87,8 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
     """{"aot_inductor.output_path": ..., "cpu": ..., "max_autotune": ...} -> Settings. Raises Unsupported("AOT051")."""
     mine: dict[str, Any] = {}
     rest: dict[str, Any] = {}
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"options (inductor_configs) are a dict, not {type(given).__name__}")
     for key, value in (given or {}).items():
         name = key.removeprefix(PREFIX)
         if name in KNOWN:
@@ -332,6 +334,8 @@ def compile_and_package(program: Any, *, package_path: Any = None, inductor_conf
 def package(path: str | os.PathLike[str], models: Mapping[str, Any], *, options: Mapping[str, Any] | None = None) -> str:
     """Write several models into one package. Values: libraries that aot_compile wrote, exported programs, or saved ones."""
     s = read_settings(options)
+    if not isinstance(models, Mapping) or not models:
+        raise TypeError(f"models is a dict from names to libraries or programs, not {models!r}")
     parts: dict[str, Part] = {}
     for name, value in models.items():
         if isinstance(value, str | os.PathLike) and Path(value).suffix == ".so":

@@ -46,6 +46,7 @@ define("API007", "nothing to compile", "no tensor operation was found")
 define("API008", "the backend raised an error, which suppress_errors hides", "set suppress_errors to False to see it")
 define("API009", "a guard needs a size that is known only while the graph runs", "check the size outside of the compiled function")
 define("API010", "a TorchScript module runs as it is", "compile the module that it was made of")
+define("API011", "guard_filter_fn failed", "give a function that takes the list of guards and returns a truth for each")
 define("API006", "compilation was switched off by set_stance or an environment variable", "set the stance back to default")
 
 
@@ -868,9 +869,12 @@ def _layout_conditions(captured: Any, symbols: dict[str, Source]) -> list[Expr]:
 
 def _filter(keep: Callable[..., Any], rows: Sequence[Guard]) -> list[Guard]:
     """options["guard_filter_fn"]: a list of truths, one for each guard."""
-    wanted = list(keep(rows))
+    try:
+        wanted = list(keep(rows))
+    except Exception as error:  # the user's function may raise anything
+        raise Forbidden("API011", detail=f"{type(error).__name__}: {error}") from error
     if len(wanted) != len(rows):
-        raise RuntimeError(f"guard_filter_fn returned {len(wanted)} answers for {len(rows)} guards")
+        raise Forbidden("API011", detail=f"it returned {len(wanted)} answers for {len(rows)} guards")
     return [g for g, w in zip(rows, wanted, strict=True) if w]
 
 
@@ -994,7 +998,11 @@ def _is_another_module(source: Source, known: Installed, call: Call) -> bool:
 
 
 def _read_marks(state: State, call: Call) -> None:
-    """mark_dynamic / mark_static on the call's tensors."""
+    """mark_dynamic / mark_static on the call's tensors. Raises IndexError for a dimension of shapes_spec that a tensor does not have."""
+    for place, dims in (state.settings.shapes or {}).items():
+        t = call.locals.get(place[3:-2])  # L['x']
+        if isinstance(t, torch.Tensor) and dims and max(dims) >= t.dim():
+            raise IndexError(f"shapes_spec[{place[3:-2]!r}] names dimension {max(dims)} of a tensor with {t.dim()} dimensions")
     for name, value in call.locals.items():
         for source, t in _sources(Local(name), value):
             marked = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None)) | dict(getattr(t, "_torchsmith_dynamic", {}))
