@@ -277,11 +277,11 @@ class Config:
         return {k: v for k, v in self._changed.items() if k not in self._OWN}
 
     @contextlib.contextmanager
-    def patch(self, names: Mapping[str, Any] | str | None = None, value: Any = None, /, **changes: Any) -> Iterator[None]:
+    def patch(self, names: Mapping[str, Any] | str | None = None, to: Any = None, /, **changes: Any) -> Iterator[None]:
         """Other values inside of `with config.patch(name=value):` (or `patch({"name": value})`, `patch("name", value)`), or in the function
         that it decorates."""
         before = dict(self._changed)
-        given = {names: value} if isinstance(names, str) else names or {}
+        given = {names: to} if isinstance(names, str) else names or {}
         try:
             for name, value in {**given, **changes}.items():
                 setattr(self, name, value)

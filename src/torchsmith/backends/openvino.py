@@ -112,7 +112,7 @@ def model(plain: PlainGraph, device: str, config: Mapping[str, Any]) -> Run:
 
 
 def without_copies(plain: PlainGraph) -> tuple[PlainGraph, list[tuple[bool, int]]]:
-    """The graph without `clone`, each of its results once; where the results of `plain` are: (is it a result? else an input, its number)."""
+    """The graph without `clone`, each of its results once; and where the results of `plain` are: (a result, or an input; its number)."""
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     for n in plain.graph.nodes:

@@ -154,8 +154,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 @cache
 def expansions() -> dict[Any, Callable[..., Any]]:
     """torch's table, and how to write what runtimes compute otherwise at infinities."""
-    own = {aten.pow.Tensor_Scalar: _as_root, aten.clamp.default: _clamped, aten.clamp_min.default: _clamped,
-           aten.clamp_max.default: lambda x, high: _clamped(x, None, high)}  # fmt: skip
+    own: dict[Any, Callable[..., Any]] = {
+        aten.pow.Tensor_Scalar: _as_root, aten.clamp.default: _clamped, aten.clamp_min.default: _clamped,
+        aten.clamp_max.default: lambda x, high: _clamped(x, None, high),
+    }  # fmt: skip
     return {**decompositions(), **own}
 
 
