@@ -68,3 +68,41 @@ def test_what_a_custom_operator_writes_counts_as_written() -> None:
     assert got[0] is got[1] and got[2] is b and b._version == a._version == 1
     for p, q in zip(got, want, strict=True):
         assert torch.equal(p, q)
+
+
+def _size() -> torch.SymInt:
+    return torch.library.get_ctx().new_dynamic_size()
+
+
+@torch.library.custom_op("torchsmith_autocast::above", mutates_args=())
+def above(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x[x > 3].repeat(times)
+
+
+@above.register_fake
+def _(x, times):
+    n = _size()
+    torch._check(n <= x.numel())
+    return x.new_empty((n * times,))
+
+
+@torch.library.custom_op("torchsmith_autocast::total", mutates_args=())
+def total(x: torch.Tensor) -> int:
+    return int(x.sum())
+
+
+total.register_fake(lambda x: _size())
+
+
+@pytest.mark.parametrize(
+    ("fn", "code"),
+    [(lambda x: above(x, 1) * 2, None), (lambda x: above(x, 2) * 2, "GRA009"), (lambda x: x * total(x) + 1, "GRA009")],
+)
+def test_sizes_that_a_custom_operator_tells(fn, code) -> None:
+    compiled = torchsmith.compile(fn, options={"warn_eager": False})
+    with events.recording() as seen:
+        for n in (8, 5, 2):
+            x = torch.arange(float(n))
+            assert torch.equal(compiled(x), fn(x))
+    codes = {e.fields.get("code") for e in seen if e.kind in ("graph_break", "fallback")} - {None}
+    assert codes == ({code} if code else set())

@@ -328,6 +328,8 @@ class Recorder:
         if known is not None:
             return self.here(known)
         if isinstance(e, Sym):
+            if e.name not in self.size_nodes:
+                raise Unsupported("GRA009", at=self.loc(), detail="a number that an operator gives, and no size of its results")
             base, dim, scale, shift = self.size_nodes[e.name]
             node = self.graph.call_method("size", (self.here(base), dim))
             if (scale, shift) != (1, 0):

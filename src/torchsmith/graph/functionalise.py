@@ -170,6 +170,7 @@ class Recording(Tracing):
         self._known_consts: dict[int, torch.Tensor] = {}
         self.settled = len(facts.symbols)  # those behind it belong to the operator at hand
         self.waiting: list[tuple[Expr, str]] = []
+        self.asking = 0  # inside how many operators, whose shapes are asked for
 
     # -------- building nodes
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any, loc: str, kind: str = "call") -> Node:
@@ -280,7 +281,7 @@ class Recording(Tracing):
 
     def record_pure(self, func: OpOverload, row: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lowered = tuple(self.lower_args(a) for a in args), {k: self.lower_args(v) for k, v in kwargs.items()}
-        result = self.shapes(func, args, kwargs)
+        result = self.shapes_of(func, args, kwargs)
         if "device" in row.params and isinstance(result, torch.Tensor):  # torch may have taken it from a tracing tensor
             lowered[1]["device"] = device_of(result)
         node = self.emit(func, *lowered, None, self.facts.loc)
@@ -291,6 +292,13 @@ class Recording(Tracing):
         node.effect |= func is aten._local_scalar_dense.default and isinstance(result, SymTypes)  # no node has its number as an argument
         self.attach(node, result)
         return result
+
+    def shapes_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.asking += 1
+        try:
+            return self.shapes(func, args, kwargs)
+        finally:
+            self.asking -= 1
 
     def check(self, cond: Expr, loc: str) -> None:
         """A condition on sizes that the data tell: running has to look, as soon as the operator that tells them has run."""
@@ -312,6 +320,13 @@ class Recording(Tracing):
                     self.own(r, self.emit(None, (node, i), {}, node.spec[i], node.loc, "item"), node.spec[i])
         elif isinstance(result, SymTypes):
             node.spec = expr_of(result)
+        if self.asking:  # part of a rule: the operator that it describes tells the sizes
+            return
+        fresh = set(list(self.facts.symbols)[self.settled :])
+        if fresh:
+            sizes = [n for spec in leaves(node.spec) for n in (spec.shape if isinstance(spec, TensorSpec) else (spec,)) if isinstance(n, Expr)]
+            if fresh & {x.name for x in walk(*sizes) if isinstance(x, Sym)} - {n.name for n in sizes if isinstance(n, Sym)}:
+                raise Unsupported("GRA009", at=self.facts.loc, detail=f"{node.target}: no size of the result is the number itself")
         self.settled = len(self.facts.symbols)
         waiting, self.waiting = self.waiting, []
         for row in waiting:
@@ -360,7 +375,7 @@ class Recording(Tracing):
         call = {p: bound[p] for p in info(row.functional).params}
         positional, named = unbind(row.functional, call)
         lowered = tuple(self.lower_args(a) for a in positional), {k: self.lower_args(v) for k, v in named.items()}
-        result = self.shapes(row.functional, positional, named)
+        result = self.shapes_of(row.functional, positional, named)
         node = self.emit(row.functional, *lowered, None, self.facts.loc)
         node.effect = row.is_random
         self.attach(node, result)
