@@ -379,3 +379,42 @@ def test_detach_makes_no_view() -> None:
         assert not got._is_view() and got.data_ptr() == x.data_ptr()
         got.add_(1)
         assert x._version == 1
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def _selective() -> Any:
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    return create_selective_checkpoint_contexts(lambda *args, **kwargs: CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+REENTRANT: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "plain": (lambda x: x.square() * 2, {}), "context": (torch.square, {"context_fn": _selective}),
+    "debug": (torch.square, {"debug": True}), "named": (lambda x, y=1: x.square() * y, {"y": 2}), "no new tensor": (lambda x: x, {}),
+    "detached": (lambda x: (x.square(), x.detach()), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REENTRANT)
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpoints(name: str, grads: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    part, options = REENTRANT[name]
+    weight = torch.ones(3, requires_grad=True)
+
+    def fn(x: Tensor) -> Any:
+        return checkpoint(lambda x, **k: part(x * weight, **k) if name != "no new tensor" else x, x, use_reentrant=True, **options)
+
+    said = []
+    for f in (fn, torchsmith.compile(fn, options={"warn_eager": False})):
+        x = torch.ones(3, requires_grad=grads)
+        try:
+            found = f(x)
+            said.append([(t.requires_grad, t.tolist(), t is x) for t in (found if isinstance(found, tuple) else (found,))])
+        except ValueError as e:
+            said.append([str(e)])
+    assert said[1] == said[0]

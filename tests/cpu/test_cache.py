@@ -394,3 +394,16 @@ def test_a_killed_writer_leaves_nothing_that_counts(folder: Path) -> None:
     (folder / "lib" / ".newabc").write_bytes(b"half")
     path = build.build(HOST, [KERNEL], Options())
     assert store.get(path) is not None
+
+
+def test_the_digest_of_sources_is_of_what_they_hold(monkeypatch, tmp_path):
+    def digest_of(text):
+        home = tmp_path / "torchsmith" / "runtime"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "cache.py").write_text(text)
+        os.utime(home / "cache.py", (1, 1))
+        monkeypatch.setattr(cache, "__file__", str(home / "cache.py"))
+        return cache.source_digest.__wrapped__()
+
+    assert digest_of("a = 1") != digest_of("a = 2")
+    assert digest_of("a = 1") == digest_of("a = 1")

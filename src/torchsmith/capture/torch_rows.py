@@ -365,14 +365,45 @@ _CHECKPOINT_OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debu
 
 def checkpoint(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Checkpointing changes what is kept for backward, not what is computed: its operators are marked."""
+    if not args or kwargs.get("use_reentrant") is None:
+        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint without use_reentrant, which warns")
     context_fn, recorder = kwargs.get("context_fn"), m.recorder
-    has_context = context_fn is not None and getattr(context_fn, "__name__", "") != "noop_context_fn"
+    has_context = "context_fn" in kwargs and getattr(context_fn, "__name__", "") != "noop_context_fn"
+    given = {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS}
+    reentrant = m.truth(kwargs["use_reentrant"])
+    if reentrant:
+        _check_reentrant(m, args[1:], kwargs, list(given), has_context)
+    elif kwargs.get("determinism_check", "default") not in ("default", "none"):
+        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with an unknown determinism_check")
     recorder.regions.append(Region(_policy(m, context_fn) if has_context else None))
     recorder.has_regions = True
     try:
-        return m.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS})
+        result = m.call(args[0], args[1:], given)
     finally:
         recorder.regions.pop()
+    if reentrant:
+        _check_reentrant_results(m, args[1:], result)
+    return result
+
+
+def _check_reentrant(m: Machine, args: list[Any], kwargs: dict[str, Any], others: list[str], has_context: bool) -> None:
+    """What eager's reentrant form refuses; it knows of tensors among its arguments only, and warns where none of them requires grad."""
+    if others:
+        raise Raised(ValueError("Unexpected keyword arguments: " + ",".join(others)))
+    if has_context or kwargs.get("debug", False) is not False:
+        raise Raised(ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False."))
+    if not any(issubclass(type(a), torch.Tensor) and m.recorder.info(a).requires_grad for a in args):
+        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with use_reentrant=True, where no argument requires grad")
+
+
+def _check_reentrant_results(m: Machine, args: list[Any], result: Any) -> None:
+    """Its results are new tensors, and all of them require grad, whatever they were made of."""
+    found = result if type(result) is tuple else (result,)
+    tensors = [t for t in found if issubclass(type(t), torch.Tensor)]
+    known = all(m.recorder.info(t).requires_grad is (m.grad and (t.is_floating_point() or t.is_complex())) for t in tensors)
+    plain = all(type(v) in (int, float, bool, str, type(None)) for v in found if not issubclass(type(v), torch.Tensor))
+    if not (known and plain) or any(t is a for t in tensors for a in args):
+        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with use_reentrant=True, whose results are not what the function gives")
 
 
 def _policy(m: Machine, context_fn: Any) -> Callable[..., Any]:

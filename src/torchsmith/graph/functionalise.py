@@ -324,7 +324,8 @@ class Recording(Tracing):
             return
         fresh = set(list(self.facts.symbols)[self.settled :])
         if fresh:
-            sizes = [n for spec in leaves(node.spec) for n in (spec.shape if isinstance(spec, TensorSpec) else (spec,)) if isinstance(n, Expr)]
+            told = [n for spec in leaves(node.spec) for n in (spec.shape if isinstance(spec, TensorSpec) else (spec,))]
+            sizes = [n for n in told if isinstance(n, Expr)]
             if fresh & {x.name for x in walk(*sizes) if isinstance(x, Sym)} - {n.name for n in sizes if isinstance(n, Sym)}:
                 raise Unsupported("GRA009", at=self.facts.loc, detail=f"{node.target}: no size of the result is the number itself")
         self.settled = len(self.facts.symbols)

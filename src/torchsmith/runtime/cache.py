@@ -7,6 +7,7 @@ user, written atomically, and its digest is checked before use (runtime/store.py
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -43,10 +44,13 @@ def _version(package: str) -> str:
 
 @cache
 def source_digest() -> str:
-    """Of torchsmith's own files: an edited compiler must not meet results of its former self."""
+    """Of what torchsmith's own files hold: an edited compiler must not meet results of its former self, whatever the times of its files."""
     root = Path(__file__).parent.parent
-    parts = [p.name + str(p.stat().st_size) + str(p.stat().st_mtime_ns) for p in sorted(root.rglob("*.py"))]
-    return digest(*parts)
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_bytes()
+        found.update(f"{path.relative_to(root)} {len(text)}\n".encode() + text)
+    return found.hexdigest()
 
 
 def key_fields(key_text: str, options: Options, tools: Toolchain | None = None) -> dict[str, str]:
