@@ -65,10 +65,11 @@ SIMPLIFY: dict[str, Callable[[str, DType, tuple[Expr, ...]], Expr | None]] = {}
 class Expr:
     """Base of all nodes. Build through the subclasses or `op`, never by mutating."""
 
-    __slots__ = ("__weakref__", "_bounds", "_key", "_order", "_terms", "args", "dtype")
+    __slots__ = ("__weakref__", "_below", "_bounds", "_key", "_order", "_terms", "args", "dtype")
     dtype: DType
     args: tuple[Expr, ...]
     _key: tuple[Any, ...]
+    _below: tuple[Expr, ...] | None  # every node under this one, once it was walked
     _bounds: Any  # what analyses found of this node alone, kept with it: ir/bounds.py, ir/algebra.py
     _order: Any
     _terms: Any
@@ -88,6 +89,7 @@ class Expr:
         put(self, "dtype", dtype)
         put(self, "args", args)
         put(self, "_key", full)
+        put(self, "_below", None if args else ())
         put(self, "_bounds", None)
         put(self, "_order", None)
         put(self, "_terms", None)
@@ -112,9 +114,7 @@ class Expr:
 
     def rebuild(self, args: tuple[Expr, ...]) -> Expr:
         """The same node over other children; `self` if they are unchanged."""
-        if all(a is b for a, b in zip(args, self.args, strict=True)):
-            return self
-        return self._with(args)
+        return self if args == self.args else self._with(args)  # nodes are equal where they are the same
 
     def _with(self, args: tuple[Expr, ...]) -> Expr:
         return self
@@ -378,34 +378,42 @@ def select(cond: Expr, a: Expr, b: Expr) -> Expr:
 
 def substitute(e: Expr, table: dict[Expr, Expr]) -> Expr:
     """Replace leaves or whole nodes found in `table`, rebuilding (and re-simplifying) what contains them."""
-    memo: dict[Expr, Expr] = {}
+    done = dict(table)
 
     def walk(node: Expr) -> Expr:
-        hit = table.get(node)
-        if hit is not None:
-            return hit
-        done = memo.get(node)
-        if done is None:
-            done = memo[node] = node.rebuild(tuple(walk(a) for a in node.args)) if node.args else node
-        return done
+        new = done.get(node)
+        if new is None:
+            new = done[node] = node.rebuild(tuple([walk(a) for a in node.args])) if node.args else node
+        return new
 
     return walk(e)
 
 
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every distinct node under `roots`, children first."""
-    seen: set[Expr] = set()
-    stack: list[Expr | None] = [*reversed(roots)]
-    entered: list[Expr] = []
-    while stack:
-        node = stack.pop()
-        if node is None:  # everything below the last entered node has been given out
-            yield entered.pop()
-        elif node not in seen:
-            seen.add(node)
-            if node.args:
-                entered.append(node)
-                stack.append(None)
-                stack += node.args[::-1]
-            else:
-                yield node
+    if len(roots) == 1:
+        return iter((*_below(roots[0]), roots[0]))
+    return iter(dict.fromkeys([n for root in roots for n in (*_below(root), root)]))
+
+
+def _below(root: Expr) -> tuple[Expr, ...]:
+    """Every distinct node under `root` but itself, children first. Kept with the node: passes walk the same few again and again."""
+    if root._below is None:
+        seen: set[Expr] = set()
+        found: list[Expr] = []
+        stack: list[Expr | None] = [*reversed(root.args)]
+        entered: list[Expr] = []
+        while stack:
+            node = stack.pop()
+            if node is None:  # everything below the last entered node has been found
+                found.append(entered.pop())
+            elif node not in seen:
+                seen.add(node)
+                if node.args:
+                    entered.append(node)
+                    stack.append(None)
+                    stack += node.args[::-1]
+                else:
+                    found.append(node)
+        object.__setattr__(root, "_below", tuple(found))
+    return root._below  # type: ignore[return-value]
