@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,39 @@ def test_machines_have_a_type() -> None:
              if isinstance(f, ast.FunctionDef) for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs)
              if a.arg in ("m", "machine") and (a.annotation is None or ast.unparse(a.annotation) in ("Any", "object"))]  # fmt: skip
     assert not wrong
+
+
+def names_read(tree: ast.Module) -> set[str]:
+    """Names that a file reads, or writes as strings (tables of names, `__all__`, "package.file:name")."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found |= {node.id} if isinstance(node.ctx, ast.Load) else set()
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            found.update(re.split("[.:]", node.value))
+    return found
+
+
+def test_no_name_is_dead() -> None:
+    """What a file defines at its top is read: a private name in the package, another one there, in tests, benchmarks or the build.
+    A decorator may have filed the function in a table."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files()}
+    inside = set().union(*map(names_read, trees.values()))
+    others = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), ROOT / "setup.py", ROOT / "pyproject.toml"]
+    outside = inside.union(*(re.findall(r"\w+", path.read_text(encoding="utf-8")) for path in others))
+    dead = []
+    for path, tree in trees.items():
+        for node in tree.body:
+            made: list[str] = []
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.decorator_list:
+                made = [node.name]
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                made = [t.id for t in (node.targets if isinstance(node, ast.Assign) else [node.target]) if isinstance(t, ast.Name)]
+            read = {name: inside if name.startswith("_") else outside for name in made if not name.startswith("__")}
+            dead += [f"{name_of(path)}:{node.lineno}: {name}" for name, where in read.items() if name not in where]
+    assert not dead, "\n".join(dead)
 
 
 @pytest.mark.parametrize("path", files(), ids=name_of)

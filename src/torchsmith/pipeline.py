@@ -29,7 +29,7 @@ from .graph.readable import readable
 from .graph.sizes import SizeFacts
 from .graph.spec import ASSUMED, FunctionalGraph, ViewOutput, assumes
 from .ir.expr import Expr
-from .ir.kernel import Scheduled, kind_of
+from .ir.kernel import kind_of
 from .ir.memo import forget
 from .ir.plan import Plan
 from .ir.print import print_plan, print_program, print_scheduled
@@ -163,7 +163,6 @@ def back(decided: Mapping[str, str] = NOTHING) -> tuple[Pass, ...]:
     )
 
 
-COMPILE: tuple[Pass, ...] = (*FRONT, *back())
 # File names of the debug folder, by pass.
 ARTIFACTS = {
     "lower": "program_before_fusion.txt", "fuse": "program_after_fusion.txt", "form_kernels": "kernels.txt",
@@ -181,18 +180,10 @@ def run_passes(passes: Sequence[Pass], value: Any, options: Options, name: str) 
             p.verify(value)
         if p.show is not None and options.trace_enabled:
             events.emit("artifact", graph=name, name=ARTIFACTS[p.name], text=p.show(value))
-        if p.name == "segment":
-            _note(value, name)
+        if p.name == "segment":  # what explain counts
+            for kernel in value.kernels:
+                events.emit("kernel", graph=name, name=kernel.name, origins=kernel.origins, what=kind_of(kernel))
     return value
-
-
-def _note(value: Any, graph: str) -> None:
-    """Count what explain reports of the value a pass made."""
-    if isinstance(value, Program | Scheduled):
-        return
-    if isinstance(value, Plan):
-        for kernel in value.kernels:
-            events.emit("kernel", graph=graph, name=kernel.name, origins=kernel.origins, what=kind_of(kernel))
 
 
 def compile_functional(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any] = ()) -> tuple[Manifest, str, bool]:

@@ -206,9 +206,6 @@ def _record(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return m.record("function", fn, tuple(args), kwargs)
 
 
-_INLINE_TORCH_HOOKS: dict[str, str] = {}
-
-
 def has_row(fn: types.FunctionType) -> bool:
     """Is a call of this Python function answered by a row instead of by looking into it?"""
     name = (str(fn.__globals__.get("__name__", "")), fn.__name__)
@@ -776,10 +773,6 @@ def _row_getattribute(m: Machine, self: Any, t: type, track: Any, args: Args, kw
 def _row_delattr(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     at.default_delattr(m, self, t, args[0])
     return None
-
-
-def _row_class_getitem(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
-    return MISSING
 
 
 _METHOD_ROWS["__setattr__"] = _row_setattr

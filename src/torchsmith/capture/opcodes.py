@@ -956,9 +956,6 @@ def op_MATCH_KEYS(f: Frame, i: Instr) -> None:
     f.stack.append(tuple(found))
 
 
-_SELF_MATCH = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
-
-
 @op()
 def op_MATCH_CLASS(f: Frame, i: Instr) -> None:
     m = f.machine

@@ -5,4 +5,5 @@ from __future__ import annotations
 from . import array_rows, autograd_rows, builtin_rows, torch_rows, training_rows, transforms
 
 transforms.fill(torch_rows.ROWS, torch_rows.BY_CODE)
-FILLED = (array_rows, autograd_rows, builtin_rows, training_rows, transforms)
+
+__all__ = ["array_rows", "autograd_rows", "builtin_rows", "torch_rows", "training_rows", "transforms"]

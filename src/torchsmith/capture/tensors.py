@@ -79,7 +79,6 @@ _FX_LEAVES = frozenset(
 )
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # Python's types, where torch takes a dtype
 _MOVES = frozenset({"to", "cpu", "cuda", "type_as", "as_tensor", "asarray", "copy_"})  # between devices
-_MODE_DEFAULT: frozenset[str] = frozenset()
 
 
 _EXACT: tuple[tuple[type, Callable[[Any], Any]], ...] = ((int, int.__int__), (float, float.__float__), (str, str.__str__))  # no method of the program's runs

@@ -44,7 +44,6 @@ class Scope:
     lines: list[str] = field(default_factory=list)
     memo: dict[Expr, Val] = field(default_factory=dict)
     folds: dict[Expr, list[Val]] = field(default_factory=dict)
-    splats: dict[tuple[str, str], str] = field(default_factory=dict)
     bound: list[Expr] = field(default_factory=list)
 
 
@@ -140,9 +139,6 @@ class Emitter:
                 return len(self.scopes) - 1
             here = max(here, self.level.get(leaf, 0))
         return here
-
-    def is_vector_level(self, level: int) -> bool:
-        return level >= self.vector_level
 
     # ------------------------------------------------------------ expressions
     def emit(self, e: Expr) -> Val:
@@ -621,10 +617,6 @@ def _print_load(self: Emitter, e: Expr, at: int) -> Val:
 def _print_fold(self: Emitter, e: Expr, at: int) -> Val:
     assert isinstance(e, Fold)
     return print_fold(self, e, at)
-
-
-def _print_rand(self: Emitter, e: Expr, at: int) -> Val:
-    raise Unsupported("EMI001", detail="random numbers")
 
 
 PRINTERS: dict[type, Callable[[Emitter, Expr, int], Val]] = {

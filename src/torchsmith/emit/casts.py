@@ -9,7 +9,6 @@ from ..codes import Unsupported
 
 HALVES = ("bf16", "f16")
 SMALL = ("i16", "i8", "u8")
-WIDE = ("i64", "f64")
 REGS = {"bf16": "u16", "f16": "u16", "bool": "i32"}
 
 

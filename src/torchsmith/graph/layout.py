@@ -402,7 +402,6 @@ COMPLEX_OF = {
     torch.float32: torch.complex64,
     torch.float64: torch.complex128,
 }
-REAL_OF = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 @lru_cache(maxsize=1024)

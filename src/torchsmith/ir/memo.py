@@ -24,12 +24,6 @@ def table(empty: T) -> T:
     return empty
 
 
-def forgets(function: F) -> F:
-    """Decorates a function under lru_cache."""
-    _CLEAR.append(function.cache_clear)  # type: ignore[attr-defined]
-    return function
-
-
 def by_identity(function: Callable[[V], R]) -> Callable[[V], R]:
     """Remembers what `function` said of each value, for functions of one frozen value. A value is known by its identity: hashing a stage
     or a kernel goes through all of it, at every question; an equal one that was made apart is asked again."""

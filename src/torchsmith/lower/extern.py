@@ -45,10 +45,6 @@ def is_random(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
-def _device(value: Any) -> bool:
-    return isinstance(value, torch.device)
-
-
 # Python type of an argument -> its Enum
 _ENUMS: dict[type, str] = {
     torch.dtype: "dtype", torch.layout: "layout", torch.device: "device", torch.memory_format: "memory_format",

@@ -138,10 +138,6 @@ def _along(x: Ref, dim: int, index: Ref) -> Callable[[Index], Index]:
     return lambda i: (*i[:dim], position_of(index, i), *i[dim + 1 :])
 
 
-def at_least_1d(x: Ref) -> Ref:
-    return reshape(x, (ONE,)) if x.rank == 0 else x
-
-
 MODES = {"add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min"}
 
 

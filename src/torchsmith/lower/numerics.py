@@ -37,10 +37,6 @@ def opmath(d: DType) -> DType:
     return dt.f32 if d in (dt.bf16, dt.f16) else d
 
 
-def default_float() -> DType:
-    return IR_DTYPES[torch.get_default_dtype()]
-
-
 def lowest(d: DType) -> Const:
     """The neutral element of max: -inf, or the least integer, or False."""
     if d.is_float:

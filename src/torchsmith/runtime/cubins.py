@@ -107,12 +107,6 @@ _WORKERS = _Workers()
 atexit.register(_WORKERS.end)
 
 
-def start_workers(count: int = 1) -> None:
-    """Start processes that will be needed, so that importing triton overlaps what comes before."""
-    for worker in [_WORKERS.take() for _ in range(count)]:
-        _WORKERS.give(worker)
-
-
 def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[Image, ...]:
     """Images of all texts. Raises Unsupported("RUN006") where triton is missing or refuses one."""
     version, caching = triton_version(), not options.force_disable_caches
