@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,3 +57,18 @@ def test_compiling_loads_no_other_compiler(tmp_path: Path) -> None:
 def test_import_costs_at_most_150_ms(tmp_path: Path) -> None:
     # the best of three: a loaded machine makes single figures large, never small
     assert min(float(run(COST, tmp_path)) for _ in range(3)) <= 0.150
+
+
+def test_what_sources_import_is_declared() -> None:
+    """What a module imports when it is itself imported is installed with torchsmith; torch itself does not need numpy."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = [*project["dependencies"], *project["optional-dependencies"]["torch"]]
+    declared = {re.split(r"\W", row)[0] for row in rows} | {"torchsmith"} | set(sys.stdlib_module_names)
+    undeclared = set()
+    for path in (ROOT / "src" / "torchsmith").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [str(node.module)]
+            undeclared |= {(n.split(".")[0], path.name) for n in names if n.split(".")[0] not in declared}
+    assert undeclared <= {("triton", "triton_worker.py")}  # a process of its own, which is started where triton is
