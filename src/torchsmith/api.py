@@ -132,7 +132,7 @@ def _checked_spec(spec: Mapping[str, Any] | None, model: Any) -> dict[str, set[i
     if spec is None:
         return None
     if not isinstance(spec, Mapping):
-        raise TypeError("shapes_spec maps parameter names to dynamic dimensions")
+        raise TypeError(f"shapes_spec is a dict from parameter names to dynamic dimensions, not {type(spec).__name__}")
     code = getattr(_python_function(model), "__code__", None)
     if code is not None:
         known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -156,8 +156,10 @@ def _python_function(model: Any) -> Any:
 
 
 def _dress(d: Any, like: Any) -> Any:
-    """Name, docs, signature and attributes of what was compiled."""
+    """Name, docs, signature, code (which torch.export reads) and attributes of what was compiled."""
     functools.update_wrapper(d, like)
+    if hasattr(like, "__code__"):
+        d.__code__ = like.__code__
     if "__name__" not in d.__dict__:
         d.__name__ = d.__qualname__ = type(like).__name__
     return d

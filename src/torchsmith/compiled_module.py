@@ -109,6 +109,7 @@ def _dispatcher(original: Any, fn: Any, settings: Settings) -> Any:
     d = make_dispatcher(fn, settings, bound=bound)
     if settings.name is None:
         d.state.label = type(original).__name__
+    d.__code__ = fn.__code__  # torch.export reads it
     return functools.update_wrapper(d, fn if bound is None else types.MethodType(fn, bound))  # its signature has no self
 
 

@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from . import events
 from .backends.registry import DEFAULT, aot_autograd, list_backends, lookup_backend, register_backend, resolve_backend
 from .capture import _frame, background, dispatch, peers, policy
-from .options import CONFIG
+from .debug.logs import LOGS, show_logs
+from .options import CONFIG, TEXT_LOGS, logs
 from .runtime import _native, artifacts
 from .runtime.discarded import DiscardedParameter
 
@@ -24,7 +25,7 @@ __all__ = [
     "allow_in_graph", "aot_autograd", "assume_constant_result", "config", "cudagraph_mark_step_begin", "disable", "error_on_graph_break",
     "get_default_backend", "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_portable_guards_unsafe",
     "keep_tensor_guards_unsafe", "list_backends", "load_cache_artifacts", "lookup_backend", "nested_compile_region", "refreeze",
-    "register_backend", "reset", "save_cache_artifacts", "set_default_backend", "set_stance", "skip_all_guards_unsafe",
+    "register_backend", "reset", "save_cache_artifacts", "set_default_backend", "set_logs", "set_stance", "skip_all_guards_unsafe",
     "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe", "skip_guard_on_inbuilt_nn_modules_unsafe",
     "substitute_in_graph", "wait_for_background", "wrap_numpy",
 ]  # fmt: skip
@@ -170,6 +171,19 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> artifacts.CacheInfo:
     if not isinstance(serialized_artifacts, bytes):
         raise TypeError(f"artifacts are bytes, not {type(serialized_artifacts).__name__}")
     return artifacts.load(serialized_artifacts)
+
+
+def set_logs(**artifacts: bool) -> None:
+    """Print on stderr, from now on, the artifacts that are True here, and no others: `set_logs(recompiles=True, graph_breaks=True)`.
+    Without arguments: what the environment names. Raises ValueError for other names than TORCHSMITH_LOGS takes."""
+    for name in artifacts:
+        if name not in LOGS:
+            near = difflib.get_close_matches(name, LOGS, 1)
+            raise ValueError(f"no artifact {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(LOGS)}"))
+    wanted = {name for name, on in artifacts.items() if on} if artifacts else logs() & LOGS.keys()
+    if not TEXT_LOGS.keys().isdisjoint(wanted):
+        config.trace_enabled = True  # passes tell their texts
+    show_logs(wanted)
 
 
 def nested_compile_region(

@@ -9,6 +9,7 @@ the declaration that would do.
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import policy
+from ..capture._frame import Dispatcher
 from ..capture.whole import capture_whole
 from ..codes import Unsupported
 from ..graph.declared import DeclaredSymbol
@@ -46,7 +48,8 @@ def export(
     preserve_module_call_signature: Sequence[str] = (),
     prefer_deferred_runtime_asserts_over_guards: bool = False,
 ) -> ExportedProgram:
-    """Capture `mod(*args, **kwargs)` as one graph that holds for all sizes in `dynamic_shapes` (see Dim).
+    """Capture `mod(*args, **kwargs)`, a module's or a Python function's, as one graph that holds for all sizes in `dynamic_shapes` (see
+    Dim).
 
     strict: accepted; the capture reads the program's bytecode in either case. preserve_module_call_signature: accepted, not needed.
     prefer_deferred_runtime_asserts_over_guards: accepted; conditions on sizes are asked of every call in either case.
@@ -76,8 +79,7 @@ def _exported(
     mod: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, problems: list[str] | None
 ) -> ExportedProgram:
     """problems: where to put what is wrong with the declarations; None: it is raised."""
-    if not isinstance(mod, nn.Module):
-        raise TypeError(f"export takes an nn.Module, not {type(mod).__name__}; wrap a function in a module's forward")
+    mod = _as_module(mod)
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"export takes the example arguments as a tuple, not {type(args).__name__}")
     kwargs = dict(kwargs or {})
@@ -100,6 +102,18 @@ def _exported(
         if program is not None:
             return program
     raise Unsupported("AOT061", detail="the sizes that the program allows did not settle")
+
+
+def _as_module(program: Any) -> nn.Module:
+    """A function as the forward of a module without parameters: the tensors that it holds or finds are constants."""
+    if isinstance(program, nn.Module):
+        return program
+    function = getattr(program, "__wrapped__", program) if isinstance(program, Dispatcher) else program
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        raise TypeError(f"export takes an nn.Module or a Python function, not {type(program).__name__}")
+    made = type(function.__name__.strip("<>"), (nn.Module,), {})()
+    made.forward = function
+    return made
 
 
 def _check_hints(declared: Declared, leaves: Sequence[Any], names: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from .. import events
@@ -78,10 +78,18 @@ def _say(text: str) -> None:
 def start_logs() -> None:
     """Listen for what TORCHSMITH_LOGS names; called once, when the front door is imported. Unknown names are said, not ignored."""
     wanted = logs()
-    if _started or not wanted:
-        return
     for name in sorted(wanted - LOGS.keys()):
         _say(f"torchsmith: TORCHSMITH_LOGS names {name!r}; known: {', '.join(LOGS)}")
+    if not _started:
+        show_logs(wanted)
+
+
+def show_logs(wanted: Collection[str]) -> None:
+    """Print these artifacts from now on, and no others."""
+    while _started:
+        events.unlisten(_started.pop())
+    if not wanted:
+        return
     rows = [(kind, name, line) for name in LOGS if name in wanted for kind, line in LOGS[name].items()]
 
     def show(event: events.Event) -> None:
