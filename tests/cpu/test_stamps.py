@@ -12,6 +12,7 @@ from torch import nn
 import torchsmith
 from torchsmith.capture import stamps
 from torchsmith.capture.machine import capture
+from torchsmith.events import recording
 
 
 class Block(nn.Module):
@@ -298,3 +299,21 @@ def test_breaks_between_stamps() -> None:
     model, x = LoopOnData([Block() for _ in range(5)]), torch.randn(3, 8)
     with torch.no_grad():
         torch.testing.assert_close(torchsmith.compile(model, backend="eager")(x), model(x))
+
+
+class LastOnes(Stack):
+    """Modules that are given views whose offset changes with a size."""
+
+    def forward(self, x: Any) -> Any:
+        return [layer(x[-1:]) for layer in self.layers]
+
+
+def test_offset_of_a_size() -> None:
+    torch.manual_seed(0)
+    model = LastOnes([Block() for _ in range(5)])
+    compiled = torchsmith.compile(model, backend="eager", dynamic=True, fullgraph=True)
+    with torch.no_grad(), recording() as events:
+        for n in (3, 5):
+            x = torch.randn(n, 8)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert not [e for e in events if e.kind in ("fallback", "recompile")]

@@ -17,6 +17,7 @@ import torch
 import torch.fx
 
 from ..graph import tracing
+from ..graph.sizes import expr_of
 from . import guards as gd
 from .protocol import Machine
 from .source import Attr, Computed, Guard, Item, Source, TypeOf
@@ -167,8 +168,8 @@ class Stamps:
         info, memory = r.info(t), tracing.storage(t)
         if info.real is not None or memory in r.by_memory or set(t.__dict__) - {"_ts_device"}:  # an input, or what is known of by data
             return "same", id(t)
-        return (tracing.spec_of(t), t.storage_offset(), t.requires_grad, t.is_leaf, t._is_view(), r.inference[memory], type(t), memory in tracing.current().written,
-                seen.setdefault(memory, len(seen)))  # fmt: skip
+        place = tracing.spec_of(t), expr_of(t.storage_offset()), seen.setdefault(memory, len(seen))
+        return place, t.requires_grad, t.is_leaf, t._is_view(), r.inference[memory], type(t), memory in tracing.current().written
 
 
 class Template:
