@@ -15,6 +15,7 @@ from ..layout import (
     contiguous_strides,
     format_strides,
     hint_of,
+    is_contiguous,
     is_symbolic,
     is_zero,
     propagate_strides,
@@ -121,8 +122,8 @@ def convolution(
 
 
 def _convolution_format(input: Tensor, weight: Tensor) -> torch.memory_format:
-    if weight.dim() == 3:  # an input that is permuted is copied first, a weight is not
-        return suggest_format(unsqueeze(weight, 2))
+    if weight.dim() == 3:  # an input that is permuted is copied first (one channel alone is not), a weight is not
+        input, weight = unsqueeze(input if is_contiguous(input) else fresh(input.shape, input.dtype), 2), unsqueeze(weight, 2)
     formats = (suggest_format(input), suggest_format(weight))
     return next((f for f in formats if f is not CONTIGUOUS), CONTIGUOUS)
 
