@@ -417,6 +417,29 @@ def test_sizes_decide_what_follows() -> None:
     assert u > 3
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_one_dimensional_convolutions_of_turned_inputs(channels: int, kernel: int) -> None:
+    """One channel that is turned is contiguous still: eager does not copy it, and takes it for channels-last."""
+    x, w = torch.randn(2, 12, channels).transpose(1, 2), torch.randn(6, channels, kernel)
+    for given in (x, x.contiguous(), x[:, :, ::2], x[0]):
+        got = torchsmith.compile(lambda x: F.conv1d(x, w), backend="eager", fullgraph=True)(given)
+        assert describe(got) == describe(F.conv1d(given, w))
+
+
+CONVOLVED = [(F.conv1d, 1), (F.conv2d, 2), (F.conv3d, 3), (F.conv_transpose1d, 1), (F.conv_transpose2d, 2)]
+
+
+@pytest.mark.parametrize(("convolve", "n"), CONVOLVED, ids=[fn.__name__ for fn, _ in CONVOLVED])
+def test_autocast_casts_what_torch_compares(convolve: Any, n: int) -> None:
+    """An operand is in bfloat16 already, the others are not: torch compares dtypes before it reaches the operator."""
+    x, w, b = torch.randn(2, 4, *[5] * n), torch.randn(4, 4, *[3] * n), torch.randn(4)
+    for args in ((x.bfloat16(), w, b), (x, w.bfloat16(), b), (x, w, b.bfloat16())):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            got = torchsmith.compile(lambda x, w, b: convolve(x, w, b, padding=1), backend="eager", fullgraph=True)(*args)
+            assert describe(got) == describe(convolve(*args, padding=1))
+
+
 def test_autocast_casts_as_eager_does() -> None:
     def fn(a: Tensor, w: Tensor) -> list[Tensor]:
         with torch.autocast("cpu", dtype=torch.bfloat16):

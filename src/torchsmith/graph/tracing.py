@@ -455,9 +455,10 @@ class Tracing(AbstractContextManager["Tracing"]):
         return cast_arguments(value, dtype, self.casts if torch.is_autocast_cache_enabled() else None)
 
     def cast_above(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a torch function whose operator autocast casts, where autograd watches one of them."""
+        """The arguments of a torch function whose operator autocast casts: torch compares their dtypes before the operator is reached, and
+        autograd has to see the cast."""
         tensors = tensors_in((args, kwargs))
-        if not tensors or not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        if not tensors:
             return args, kwargs
         dtype = cast_for(func, device_of(tensors[0]).type, self.autocast)
         return (args, kwargs) if dtype is None else (self.cast(args, dtype), self.cast(kwargs, dtype))
