@@ -84,8 +84,8 @@ GEOMETRY = {
 
 # Parameters that may be symbols, by name: sizes, positions and values that rules and lowerings take as expressions. Every other number
 # (strides and dilations of windows, dimensions, orders of norms ...) is structure: one that varies is pinned where it is used.
-_SYMBOLIC = """size sizes shape output_size start end index storage_offset pad repeats shifts split_size split_sizes length steps N C HxW
-    normalized_shape num_samples high low fill_value value other self exponent min max s last_dim_size to from mean std"""
+_SYMBOLIC = """size sizes shape output_size input_size start end index storage_offset pad repeats shifts split_size split_sizes length
+    steps N C HxW normalized_shape num_samples high low fill_value value other self exponent min max s last_dim_size to from mean std"""
 SYMBOLIC = frozenset(_SYMBOLIC.split())
 SYMBOLIC_OF: dict[str, str] = {
     "add": "alpha", "sub": "alpha", "rsub": "alpha", "lerp": "weight", "leaky_relu": "negative_slope", "topk": "k", "kthvalue": "k",

@@ -108,6 +108,15 @@ def threshold(grad: Tensor, x: Tensor, threshold: Any) -> Tensor:
     return torch.where(x <= threshold, _zero(grad), grad)
 
 
+@pointwise(aten.logit_backward.default)
+def logit(grad: Tensor, x: Tensor, eps: Any = None) -> Tensor:
+    slope = grad / (x * (1 - x))
+    if eps is not None and eps >= 0:
+        return torch.where((x < eps) | (x > 1 - eps), _zero(grad), slope)
+    steep = torch.where((x == 0) | (x == 1), grad * math.inf, slope)
+    return torch.where((x < 0) | (x > 1), _zero(grad) + math.nan, steep)
+
+
 @pointwise(aten.hardtanh_backward.default)
 def hardtanh(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
     return torch.where((x <= low) | (x >= high), _zero(grad), grad)
@@ -347,6 +356,23 @@ def _batch_norm(
 part(aten.native_batch_norm_backward.default)(_batch_norm)
 
 
+@part(aten._weight_norm_interface.default)
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
+    """Directions of length one, and their lengths."""
+    if v.dtype in NARROW or v.dtype != g.dtype:
+        return NotImplemented
+    norms = torch.linalg.vector_norm(v, 2, [d for d in range(v.dim()) if d != dim], True)
+    return v * (g / norms), norms
+
+
+@part(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> Any:
+    if v.dtype in NARROW or v.dtype != g.dtype:
+        return NotImplemented
+    along = (grad * v).sum([d for d in range(v.dim()) if d != dim], True)
+    return (g / norms) * (grad - v * (along / (norms * norms))), along / norms
+
+
 # ---------------------------------------------------------------- tables and positions
 
 
@@ -497,6 +523,8 @@ _same_shape(
     aten.avg_pool3d_backward.default, aten._adaptive_avg_pool3d_backward.default, aten.adaptive_max_pool3d_backward.default,
     aten.reflection_pad1d_backward.default, aten.reflection_pad3d_backward.default, aten.replication_pad1d_backward.default,
     aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default, aten.rrelu_with_noise_backward.default,
+    aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default, aten._pdist_backward.default,
+    aten._dirichlet_grad.default,
 )  # fmt: skip
 _same_shape(
     1, True,
@@ -572,3 +600,18 @@ def unfold(grad: Tensor, sizes: Sequence[Any], dim: int, size: Any, step: Any) -
         shape[dim] = windows
         _check_pooled([*shape, size], grad)
     return fresh(tuple(sizes), grad.dtype)
+
+
+@rule(aten.masked_scatter_backward.default)
+def masked_scatter(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:
+    return fresh(tuple(sizes), grad.dtype)
+
+
+@rule(aten._standard_gamma_grad.default)
+def gamma(self: Tensor, output: Tensor) -> Tensor:
+    return make(self.shape, propagate_strides(tuple(self.shape), [self, output]), self.dtype)
+
+
+@rule(aten._masked_softmax_backward.default)
+def masked_softmax(grad: Tensor, output: Tensor, *rest: Any) -> Tensor:
+    return fresh(grad.shape, grad.dtype)

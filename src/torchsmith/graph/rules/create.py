@@ -88,6 +88,31 @@ def eye_m(n: Size, m: Size, *, dtype: Any = None, **options: Any) -> Tensor:
     return fresh((n, m), dtype)
 
 
+@rule(
+    aten.hann_window.default, aten.hann_window.periodic, aten.hamming_window.default, aten.hamming_window.periodic,
+    aten.hamming_window.periodic_alpha, aten.hamming_window.periodic_alpha_beta, aten.blackman_window.default,
+    aten.blackman_window.periodic, aten.bartlett_window.default, aten.bartlett_window.periodic, aten.kaiser_window.default,
+    aten.kaiser_window.periodic, aten.kaiser_window.beta, aten.fft_fftfreq.default,
+)  # fmt: skip
+def window(n: Size, *shape: Any, dtype: Any = None, **options: Any) -> Tensor:
+    return fresh((n,), dtype)
+
+
+@rule(aten.fft_rfftfreq.default)
+def rfftfreq(n: Size, d: float = 1.0, *, dtype: Any = None, **options: Any) -> Tensor:
+    return fresh((n // 2 + 1,), dtype)
+
+
+@rule(aten._standard_gamma.default, aten._sample_dirichlet.default)
+def gamma(self: Tensor, generator: Any = None) -> Tensor:
+    return fresh(self.shape, self.dtype)
+
+
+@rule(aten.binomial.default)
+def binomial(count: Tensor, prob: Tensor, generator: Any = None) -> Tensor:
+    return fresh(broadcast(count.shape, prob.shape), count.dtype)
+
+
 @rule(aten.normal.float_float)
 def normal(mean: float, std: float, size: Any, *, dtype: Any = None, **options: Any) -> Tensor:
     return fresh(size, dtype)

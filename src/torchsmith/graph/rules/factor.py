@@ -137,6 +137,35 @@ def lu_factor(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> t
     return _columns(A.shape, A.dtype), _dense((*batch, least), torch.int32), _dense(batch, torch.int32)
 
 
+@rule(aten.linalg_lu.default)
+def lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n, m = _matrix(A, square=False)
+    least = n if n <= m else m
+    moved = _dense((*batch, n, n) if pivot else (0,), A.dtype)
+    return moved, _dense((*batch, n, least), A.dtype), _dense((*batch, least, m), A.dtype)
+
+
+@rule(aten.lu_unpack.default)
+def lu_unpack(LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n, m = _matrix(LU_data, square=False)
+    least, kind = n if n <= m else m, LU_data.dtype
+    moved = _dense((*batch, n, n) if unpack_pivots else (0,), kind)
+    lower, upper = ((*batch, n, least), (*batch, least, m)) if unpack_data else ((0,), (0,))
+    return moved, _dense(lower, kind), _dense(upper, kind)
+
+
+@rule(aten.linalg_eig.default)
+def eig(self: Tensor) -> tuple[Tensor, Tensor]:
+    batch, n, _ = _matrix(self)
+    kind = self.dtype if self.is_complex() else self.dtype.to_complex()
+    return _dense((*batch, n), kind), _columns(self.shape, kind)
+
+
+@rule(aten._linalg_eigvals.default)
+def eigvals(self: Tensor) -> Tensor:
+    return eig(self)[0]
+
+
 @rule(aten.linalg_lu_solve.default)
 def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
     return (_columns if left else _dense)(_solved(LU, B, left), B.dtype)

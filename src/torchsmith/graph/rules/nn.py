@@ -647,6 +647,43 @@ def pdist(self: Tensor, p: float = 2) -> Tensor:
     return make_dense((n * (n - 1) // 2,), self.dtype)
 
 
+def _places(x: Tensor, sizes: Sequence[Size], rank: int, *dtypes: torch.dtype) -> tuple[Tensor, ...]:
+    if x.dim() not in (rank + 1, rank + 2) or len(sizes) != rank:
+        raise RuntimeError(f"pooling of {rank} dimensions of a tensor of {x.dim()} to {len(sizes)}")
+    return tuple(fresh((*x.shape[:-rank], *sizes), d) for d in dtypes)
+
+
+@rule(aten.fractional_max_pool2d.default)
+def fractional_max_pool2d(self: Tensor, kernel_size: Any, output_size: Any, random_samples: Tensor) -> tuple[Tensor, ...]:
+    return _places(self, output_size, 2, self.dtype, torch.int64)
+
+
+@rule(aten.fractional_max_pool3d.default)
+def fractional_max_pool3d(self: Tensor, kernel_size: Any, output_size: Any, random_samples: Tensor) -> tuple[Tensor, ...]:
+    return _places(self, output_size, 3, self.dtype, torch.int64)
+
+
+@rule(aten.max_unpool2d.default)
+def max_unpool2d(self: Tensor, indices: Tensor, output_size: Any) -> Tensor:
+    sizes = _places(self, output_size, 2, self.dtype)[0].shape
+    return fresh(sizes, self.dtype, suggest_format(self))
+
+
+@rule(aten.max_unpool3d.default)
+def max_unpool3d(self: Tensor, indices: Tensor, output_size: Any, stride: Any, padding: Any) -> Tensor:
+    return _places(self, output_size, 3, self.dtype)[0]
+
+
+@rule(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    return fresh(() if reduction or self.dim() < 2 else self.shape[:1], self.dtype), fresh(target.shape, self.dtype)
+
+
+@rule(aten._masked_softmax.default)
+def masked_softmax(self: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
+    return fresh(self.shape, self.dtype)
+
+
 @rule(aten._prelu_kernel.default)
 def prelu(self: Tensor, weight: Tensor) -> Tensor:
     if weight.dtype != self.dtype:
