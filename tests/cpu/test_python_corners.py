@@ -399,3 +399,65 @@ def test_printing_where_output_is_redirected() -> None:
         return x + 1, out.getvalue()
 
     assert torchsmith.compile(fn, backend="eager")(torch.ones(2))[1] == "inside\n"
+
+
+def test_complex_numbers_keep_their_signs_in_every_backend() -> None:
+    """repr(complex(-0.0, 0.0)) reads as another number, that of an infinite one not at all: graphs are text in between."""
+    numbers = [complex(a, b) for a in (0.0, -0.0, float("inf"), float("nan")) for b in (-0.0, 0.0, -float("inf"))]
+
+    def fn(x: torch.Tensor) -> Any:
+        return [x * n for n in numbers], [torch.tensor(n) for n in numbers], torch.full((2,), numbers[3])
+
+    x = torch.tensor([1.0, -2.0])
+    for backend in ("eager", "aot_eager"):
+        assert repr(torchsmith.compile(fn, fullgraph=True, backend=backend)(x)) == repr(fn(x))
+
+
+def test_a_size_outside_of_its_mark_is_refused() -> None:
+    for n, low, high in ((4, 6, None), (9, 2, 8)):
+        x = torch.ones(n, 3)
+        torchsmith.mark_dynamic(x, 0, min=low, max=high)
+        with pytest.raises(torchsmith.api.ConstraintViolation, match=f"is marked to lie between {low} and .* but it is {n}"):
+            torchsmith.compile(lambda x: x * 2, backend="eager")(x)
+
+
+@functools.singledispatch
+def scaled(value: Any) -> Any:
+    return "object"
+
+
+@scaled.register
+def _(value: int) -> Any:
+    return value * 2
+
+
+@scaled.register(torch.Tensor)
+def _(value: torch.Tensor) -> Any:
+    return value * 3
+
+
+@scaled.register(list)
+def _(value: list[Any]) -> Any:
+    return [scaled(v) for v in value]
+
+
+class Scales:
+    @functools.singledispatchmethod
+    def scaled(self, value: Any) -> Any:
+        return "object"
+
+    @scaled.register
+    def _(self, value: torch.Tensor) -> Any:
+        return value * 4
+
+
+def test_single_dispatch() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return scaled([x, 1, "a", True]), Scales().scaled(x), Scales().scaled(1)
+
+    x = torch.ones(2)
+    compiled = torchsmith.compile(fn, fullgraph=True, backend="eager")
+    for _ in range(2):
+        assert repr(compiled(x)) == repr(fn(x))
+    scaled.register(str, lambda value: "text")
+    assert repr(compiled(x)) == repr(fn(x)) and compiled(x)[0][2] == "text"

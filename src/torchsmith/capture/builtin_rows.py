@@ -855,6 +855,20 @@ if _mutated is not None:
     row(_mutated)(lambda m, args, kwargs: m.effects.append((_mutated, args, kwargs)))
 
 
+def _dispatched(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """singledispatch: the function that is registered for a class, without the cache that is kept by weak references."""
+    m.function_source(fn)
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
+    if len(args) != 1 or kwargs or m.load_cell(cells["cache_token"]) is not None:  # abstract classes may take others in
+        return m.inline(fn, args, kwargs)
+    registry = m.load_cell(cells["registry"])
+    track = m.world.of(registry)
+    return m.native(functools._find_impl, [args[0], registry if track is None else m.world.image(track)], {}, plain=True)  # type: ignore[attr-defined]
+
+
+torch_rows.BY_CODE[functools.singledispatch(lambda x: x).dispatch.__code__] = _dispatched
+
+
 @row(functools.cmp_to_key)
 def cmp_to_key(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.native(functools.cmp_to_key, [m.callback(a) for a in args], {k: m.callback(v) for k, v in kwargs.items()})

@@ -1009,6 +1009,12 @@ def _read_marks(state: State, call: Call) -> None:
             bounds = getattr(t, "_dynamo_unbacked_bounds", {})
             theirs = {d: (bounds.get(d, (None, None))[0] or 0, bounds.get(d, (None, None))[1]) for d in getattr(t, "_dynamo_unbacked_indices", ())}
             marked |= theirs
+            for d, (low, high) in marked.items():
+                if (low > 1 and t.shape[d] < low) or (high is not None and t.shape[d] > high):
+                    raise ConstraintViolation(
+                        f"torchsmith: dimension {d} of {source} is marked to lie between {low} and {'infinity' if high is None else high},"
+                        f" but it is {t.shape[d]}. Give it such a size, or mark it with another range."
+                    )
             state.unbacked.update((str(source), d) for d in {*getattr(t, "_torchsmith_unbacked", ()), *theirs})
             state.marked.update({(str(source), d): span for d, span in marked.items()})
             dynamic = {*marked, *getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}

@@ -77,6 +77,19 @@ _SIZE_OPS: dict[str, Any] = {
 _FX_LEAVES = frozenset(
     {int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
+
+
+class Complex(complex):
+    """A complex number whose own text means another one (-0j), or nothing (infj): graphs are printed and read again."""
+
+    def __repr__(self) -> str:
+        return f"complex({self.real!r}, {self.imag!r})"
+
+
+def _reads_back(value: complex) -> bool:
+    return all(math.isfinite(part) and (part != 0 or math.copysign(1.0, part) > 0) for part in (value.real, value.imag))
+
+
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # Python's types, where torch takes a dtype
 _MOVES = frozenset({"to", "cpu", "cuda", "type_as", "as_tensor", "asarray", "copy_"})  # between devices
 
@@ -349,6 +362,8 @@ class Recorder:
     def fx(self, value: Any) -> Any:
         """The graph's argument for a machine value."""
         t = type(value)
+        if t is complex and not _reads_back(value):
+            return Complex(value)
         if t in _FX_LEAVES:
             return value
         if issubclass(type(value), torch.Tensor):
