@@ -413,6 +413,27 @@ def test_complex_numbers_keep_their_signs_in_every_backend() -> None:
         assert repr(torchsmith.compile(fn, fullgraph=True, backend=backend)(x)) == repr(fn(x))
 
 
+def test_allowed_functions_are_not_looked_into() -> None:
+    def inner(x: torch.Tensor) -> Any:
+        torchsmith.compiler.graph_break()
+        return x.sin() + 1
+
+    def asks(x: torch.Tensor) -> Any:
+        return x.sin() if x.sum() > 0 else x
+
+    def fn(x: torch.Tensor) -> Any:
+        return inner(x) * 2
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(torchsmith.Unsupported, match="CAP018"):
+        torchsmith.compile(fn, fullgraph=True, backend="eager")(x)
+    torchsmith.compiler.allow_in_graph([inner, asks])
+    for backend in ("eager", "aot_eager", "inductor"):
+        torch.testing.assert_close(torchsmith.compile(fn, fullgraph=True, backend=backend)(x), fn(x))
+        for value in (x, -x):  # no truth of its tensors is guessed
+            torch.testing.assert_close(torchsmith.compile(lambda x: asks(x) + 1, backend=backend)(value), asks(value) + 1)
+
+
 def test_a_size_outside_of_its_mark_is_refused() -> None:
     for n, low, high in ((4, 6, None), (9, 2, 8)):
         x = torch.ones(n, 3)

@@ -247,6 +247,8 @@ def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if module == "torch._compile" and hasattr(fn, "__wrapped__"):  # torch's lazy `disable` around a function of its own
         return m.call(fn.__wrapped__, args, kwargs)
     top = module.partition(".")[0]
+    if is_allowed(fn):
+        return _record_allowed(m, fn, args, kwargs)
     if top == "torchsmith" or fn.__dict__:
         out = _own_api(m, fn, args, kwargs)
         if out is not MISSING:
@@ -259,6 +261,23 @@ def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if top in _NATIVE_LIBRARIES:
         return m.native(fn, args, kwargs)
     return m.inline(fn, args, kwargs)
+
+
+def is_allowed(fn: Any) -> bool:
+    """Did the user say that a call of this function is a node of the graph, whatever stands in it? (PyTorch keeps its own list.)"""
+    ours = sys.modules.get("torchsmith.compiler")
+    theirs = sys.modules.get("torch._dynamo.trace_rules")
+    return (ours is not None and fn in ours.ALLOWED) or (theirs is not None and id(fn) in (theirs._allowed_callable_ids.function_ids or ()))
+
+
+def _record_allowed(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The function's own code asks for the truth of tensors: no answer is guessed, unlike those that torch's checks want."""
+    facts = m.recorder.facts
+    before, facts.guesses = facts.guesses, False
+    try:
+        return _record(m, fn, args, kwargs)
+    finally:
+        facts.guesses = before
 
 
 def _disabled(fn: Any) -> str:
@@ -283,7 +302,7 @@ def _own_api(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return before
     compiler = sys.modules.get("torchsmith.compiler")
     if compiler is None or fn.__globals__ is not compiler.__dict__:
-        return _record(m, fn, args, kwargs) if compiler is not None and fn in compiler.ALLOWED else MISSING
+        return MISSING
     if fn.__name__ in ("is_compiling", "is_dynamo_compiling"):
         return True
     if fn.__name__ == "graph_break":

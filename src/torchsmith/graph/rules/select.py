@@ -585,8 +585,10 @@ def item(self: Tensor) -> Any:
     known = current().known_value(self, "item")
     if known is not NotImplemented:
         return known
+    facts, numbers = current().facts, current().numbers
+    if self.dtype == torch.bool and not facts.guesses:
+        raise Unsupported("GRA003", at=facts.loc, detail="bool()")
     if self.dtype != torch.bool:
-        facts, numbers = current().facts, current().numbers
         if not facts.reads_data or self.dtype.is_complex:
             raise Unsupported("GRA003", at=facts.loc, detail="item()")
         if id(self) not in numbers:
