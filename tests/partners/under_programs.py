@@ -85,6 +85,19 @@ class attention_trained(attention):
     pass
 
 
+@program(lambda: [(r(2, 6, 8),)], train=True)
+class parts_trained(nn.Module):
+    """Backward is given parts of a memory that no result shows whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.layer(x).unflatten(-1, (3, 8)).transpose(0, 2).contiguous().unbind(0)
+        return (q * k).sin() * v
+
+
 @program(lambda: [(r(5, 2, 4),)])
 class recurrent(nn.Module):
     def __init__(self):

@@ -67,10 +67,8 @@ class Foreign:
         return [(next(count), None) if isinstance(r, fx.Node) else (None, r) for r in flat]
 
     def around(self, call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-        """`call` of the other capture's inputs, with the constants among the results."""
+        """`call` of the other capture's inputs: with the constants among the results, without memory that they only show parts of."""
         reads = self.reads
-        if reads is None and all(at is not None for at, _ in self.results):
-            return call
 
         def run(*inputs: Any) -> list[Any]:
             found = call(*inputs if reads is None else [inputs[i] for i in reads])
