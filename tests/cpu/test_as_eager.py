@@ -418,3 +418,28 @@ def test_reentrant_checkpoints(name: str, grads: bool) -> None:
         except ValueError as e:
             said.append([str(e)])
     assert said[1] == said[0]
+
+
+def write_to_a_split(x: Tensor) -> Tensor:
+    a, b = (x * 2).split(2)
+    a.add_(b)
+    return a
+
+
+def write_to_an_unbound(x: Tensor) -> Tensor:
+    first, *_ = (x * 2).unbind(0)
+    first.view(-1).mul_(2)
+    return first
+
+
+@pytest.mark.parametrize("fn", [write_to_a_split, write_to_an_unbound])
+def test_autograd_refuses_writes_to_one_of_many_views(fn: Callable[..., Any]) -> None:
+
+    said = []
+    for f in (fn, torchsmith.compile(fn, options={"warn_eager": False})):
+        with pytest.raises(RuntimeError, match="being modified inplace") as error:
+            f(torch.ones(4, 3, requires_grad=True))
+        said.append(str(error.value))
+    assert said[1] == said[0]
+    compiled = torchsmith.compile(fn, options={"warn_eager": False})
+    assert torch.equal(compiled(torch.ones(4, 3)), fn(torch.ones(4, 3)))

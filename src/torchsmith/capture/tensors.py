@@ -443,7 +443,9 @@ class Recorder:
                 raise Raised(_eagers(target, args, kwargs, e)) from None  # made of numbers: the program may catch it
             name = target if issubclass(type(target), str) else getattr(target, "__name__", str(target))
             said = str(e).partition("\nException raised from")[0]  # behind it comes torch's own stack
-            raise Unsupported("CAP025", at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
+            # what autograd says of a view it would not say of a compiled graph's result, which is no view to it
+            code = "CAP027" if "being modified inplace" in said else "CAP025"
+            raise Unsupported(code, at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
         if not _holds_tensor(result) and not (result is None and _holds_tensor([*args, *kwargs.values()])):
             return result  # what gives nothing writes its arguments
         if self.facts.has_devices:
