@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import copy
+import gc
 import io
 import logging
 import sys
@@ -11,6 +13,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -984,3 +987,24 @@ def test_classes_made_inside_hold_what_the_call_gives_them():
             assert torch.equal(got[0], want[0]) and got[1] == want[1]
             kept.append(type(got[-1]))
         assert f is not returned or len(set(kept)) == len(kept)
+
+
+def test_a_break_keeps_no_objects_of_the_frame():
+    class Held:
+        n = 7
+
+    held, lock = Held(), threading.Lock()
+    seen = weakref.ref(held)
+
+    def fn(x):
+        y, q = x * 1, seen()
+        n = None if q is None else q.n
+        lock.acquire(blocking=False)
+        lock.release()
+        return y, n, issubclass(dict, collections.abc.Mapping)
+
+    compiled = torchsmith.compile(fn, options={"warn_eager": False})
+    assert [compiled(torch.ones(3))[1] for _ in range(3)] == [7] * 3
+    del held
+    gc.collect()
+    assert seen() is None and compiled(torch.ones(3))[1] is None

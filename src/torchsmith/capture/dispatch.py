@@ -585,6 +585,7 @@ def _capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[
             continue
         events.emit("graph_break", code=first.code, loc=first.at or location(fn), detail=first.detail, name=state.label)
         if family.why is None:
+            first.__traceback__ = first.__cause__ = first.__context__ = None  # they hold what the frame held, user's objects too
             family.why, family.others = first, _COMPILED[0]
         return captured
     raise first
