@@ -282,7 +282,8 @@ def maybe_mark_dynamic(t: torch.Tensor, index: int | Iterable[int]) -> None:
 
 def mark_static(t: torch.Tensor, index: int | Iterable[int] | None = None) -> None:
     """The size of these dimensions (None: of all) stays a number even if it changes."""
-    dims = _dims(t, range(t.dim()) if index is None and isinstance(t, torch.Tensor) else index or ())
+    every = range(t.dim()) if isinstance(t, torch.Tensor) else ()
+    dims = _dims(t, every if index is None else index)
     t._torchsmith_static = getattr(t, "_torchsmith_static", frozenset()) | dims  # type: ignore[attr-defined]
 
 

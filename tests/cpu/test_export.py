@@ -278,7 +278,7 @@ def test_effects():
 
 def test_not_a_module():
     with pytest.raises(TypeError, match=r"nn\.Module"):
-        export(lambda x: x, (A,))
+        export(3, (A,))
 
 
 # ---------------------------------------------------------------- files
