@@ -443,3 +443,25 @@ def test_autograd_refuses_writes_to_one_of_many_views(fn: Callable[..., Any]) ->
     assert said[1] == said[0]
     compiled = torchsmith.compile(fn, options={"warn_eager": False})
     assert torch.equal(compiled(torch.ones(4, 3)), fn(torch.ones(4, 3)))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_products_written_into_inputs_of_three_dimensions(dynamic: bool | None) -> None:
+    """A product takes leading dimensions as one; what it computes may be the input's own memory, which has three."""
+    torch.manual_seed(0)
+    first, last = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32, bias=False)
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(first(y))
+        return last(torch.relu(x)) + x
+
+    compiled = torchsmith.compile(fn, dynamic=dynamic)
+    for turned in (False, True):
+        for _ in range(2):
+            x, y = torch.randn(2, 16, 32), torch.randn(2, 16, 32)
+            x = x.transpose(0, 1).contiguous().transpose(0, 1) if turned else x
+            other = x.clone()
+            with torch.no_grad(), torchsmith.events.recording() as seen:
+                torch.testing.assert_close(compiled(x, y), fn(other, y))
+            torch.testing.assert_close(x, other)
+            assert not [e.fields for e in seen if e.kind == "fallback"]

@@ -78,12 +78,19 @@ class _Body:
             for name in reads(node) | writes(node):
                 self.at.setdefault(name, set()).add(i)
 
+    def sees_otherwise(self, old: str, new: Buffer) -> bool:
+        """Does a kernel take `old` in another shape (rows of two dimensions as one), which `new` does not have, lying otherwise?"""
+        have = self.buffers[old]
+        params = [p for i in self.at.get(old, ()) if isinstance(n := self.nodes[i], Kernel) for p in n.params]
+        folded = any(p.buf == old and p.shape != have.shape for p in params)
+        return folded and (have.layout != new.layout or any(p.buf == new.name for p in params))
+
     def rename(self, old: str, new: Buffer) -> None:
         """Kernels that read or write `old` use `new`."""
         at = self.at.pop(old, set())
         for i in at:
             node = self.nodes[i]
-            self.nodes[i] = _rename(node, old, new) if isinstance(node, Kernel) else node
+            self.nodes[i] = _rename(node, self.buffers[old], new) if isinstance(node, Kernel) else node
         self.at.setdefault(new.name, set()).update(at)
 
 
@@ -145,7 +152,7 @@ def _scatter_in_place(body: _Body, dst: str, src: str) -> bool:
 
     A later step may fail, and then the call is repeated eagerly: that is right because what is written does not depend on `dst`.
     """
-    if body.buffers[src].layout != body.buffers[dst].layout:
+    if body.buffers[src].layout != body.buffers[dst].layout or body.sees_otherwise(src, body.buffers[dst]):
         return False
     writers, views = _writers(body, src), set(body.views.get(src, ()))
     if len(writers) < 2 or not _is_copy(body.nodes[writers[0]], src, dst):
@@ -163,7 +170,7 @@ def _scatter_in_place(body: _Body, dst: str, src: str) -> bool:
             return False
         if i in writers[1:] and not _only_sets(node, src):
             return False
-    body.take([_rename_node(n, src, body.buffers[dst]) for i, n in enumerate(body.nodes) if i != writers[0]])
+    body.take([_rename_node(n, body.buffers[src], body.buffers[dst]) for i, n in enumerate(body.nodes) if i != writers[0]])
     return True
 
 
@@ -217,11 +224,11 @@ def _names(extern: Extern) -> set[str]:
     return found
 
 
-def _rename_node(node: Node, old: str, new: Buffer) -> Node:
+def _rename_node(node: Node, old: Buffer, new: Buffer) -> Node:
     """Kernels and externs with buffer `old` replaced by `new`."""
 
     def argument(arg: ExternArg) -> ExternArg:
-        if isinstance(arg, BufArg) and arg.buf == old:
+        if isinstance(arg, BufArg) and arg.buf == old.name:
             return BufArg(new.name)
         return tuple(argument(a) for a in arg) if isinstance(arg, tuple) else arg
 
@@ -237,7 +244,7 @@ def _rename_node(node: Node, old: str, new: Buffer) -> Node:
 def _write_directly(body: _Body, dst: str, src: str) -> bool:
     """Let the one kernel that computes `src` write `dst`; not when somebody could see the difference."""
     at = _writers(body, src)
-    if len(at) != 1 or src in body.views:
+    if len(at) != 1 or src in body.views or body.sees_otherwise(src, body.buffers[dst]):
         return False
     k = at[0]
     writer = body.nodes[k]
@@ -280,8 +287,9 @@ def _load_indices(e: Expr, buf: str) -> set[tuple[Expr, ...]]:
     return {n.index for n in walk(e) if isinstance(n, Load) and n.buf == buf}
 
 
-def _rename(kernel: Kernel, old: str, new: Buffer) -> Kernel:
-    """The kernel with buffer `old` replaced by `new`, as one parameter."""
+def _rename(kernel: Kernel, was: Buffer, new: Buffer) -> Kernel:
+    """The kernel with buffer `was` replaced by `new`, as one parameter, in the shape in which the kernel takes it."""
+    old = was.name
     if not any(p.buf == old for p in kernel.params):
         return kernel
     assert new.layout is not None
@@ -292,7 +300,10 @@ def _rename(kernel: Kernel, old: str, new: Buffer) -> Kernel:
             table[n] = Load(new.name, n.dtype, _all(n.index, table), *other)
     params: dict[str, Param] = {}
     for p in kernel.params:
-        q = Param(new.name, new.dtype, new.shape, new.layout, p.written) if p.buf == old else p
+        q = p
+        if p.buf == old:
+            folded = p.shape != was.shape
+            q = Param(new.name, new.dtype, p.shape if folded else new.shape, p.layout if folded else new.layout, p.written)
         have = params.get(q.buf)
         params[q.buf] = replace(q, written=q.written or have.written) if have else q
     sizes = [*new.shape, *new.layout.strides]
