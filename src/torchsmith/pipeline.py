@@ -381,7 +381,8 @@ _DETACH = ("detach", torch.detach, torch.Tensor.detach)
 def as_cut_off(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph, grads: bool) -> Call:
     """`call`, whose views of inputs that the program cut off from autograd (detach, .data, no_grad) stay cut off where gradients flow, and
     whose results of detach() are no views to autograd. grads: some input requires grad."""
-    results = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+    given: Any = gm.graph.output_node().args[0]
+    results = list(given) if isinstance(given, tuple | list) else [given]
     views = [i for i, (row, r) in enumerate(zip(fg.outputs, results, strict=False)) if isinstance(row, ViewOutput)]
     detached = [i for i in views if results[i].target in _DETACH]
     if not views or not (grads or detached):

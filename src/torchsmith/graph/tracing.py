@@ -118,6 +118,11 @@ def remember_device(t: torch.Tensor, device: torch.device) -> torch.Tensor:
     return t
 
 
+def real_device(t: torch.Tensor) -> torch.device:
+    """The device of a real tensor; asked past whatever modes are on."""
+    return t.device
+
+
 def symbolic_strides(real: torch.Tensor, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
     """The strides of `real` rewritten over `sizes`: where a stride is the dense product of faster dimensions it becomes that product."""
     strides: list[Size] = list(real.stride())
@@ -170,7 +175,7 @@ def tensor_like(real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts
     shape, steps = (tuple(real.shape), tuple(real.stride())) if sizes is None else (sizes, symbolic_strides(real, sizes))
     with torch._C.DisableTorchFunction(), no_dispatch():  # past whatever modes are on: a real meta tensor is no tracing tensor
         t = torch.empty_strided(shape, steps, dtype=real.dtype, device="meta")
-        device = getattr(real, "_ts_device", None) or real.device
+        device = getattr(real, "_ts_device", None) or real_device(real)
     t = at_offset(t, real.storage_offset())
     if real.is_conj() or real.is_neg():
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
