@@ -12,7 +12,6 @@ import keyword
 import operator
 import re
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -326,12 +325,6 @@ def _ordered() -> Any:
     return Ordered(1) <= Ordered(2), Ordered(3) >= Ordered(4), Ordered(3) > Ordered(1)
 
 
-def _quiet(x: torch.Tensor) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return x + 1
-
-
 def _said(x: torch.Tensor) -> torch.Tensor:
     try:
         raise KeyError("width")
@@ -346,7 +339,6 @@ EVERYDAY = {
     "a generic class with its argument": lambda x: (Typed[int](2).held * x, Typed[int](x).__orig_class__ == Typed[int]),
     "a dataclass that holds itself": lambda x: (x + 1, _nested_text()),
     "a class that completes its comparisons": lambda x: (x + 1, _ordered()),
-    "warnings switched off": _quiet,
     "a caught exception printed": _said,
     "cmp_to_key": lambda x: (x + 1, sorted([3, 1, 2], key=functools.cmp_to_key(lambda a, b: b - a))),
     "views that are returned": lambda x: (x + 1, {"a": 2}.keys(), collections.OrderedDict(b=3).items(), {"c": 4}.values()),

@@ -302,7 +302,8 @@ def test_marks() -> None:
     assert marked(lambda x: x + 1, lambda x: torchsmith.maybe_mark_dynamic(x, [0]), (4, 1, 7)) == 1
     assert marked(lambda x: x + 1, torchsmith.mark_static, (4, 1, 7)) == 3
     assert marked(lambda x: x + 1, lambda x: torchsmith.mark_dynamic(x, 0, min=2, max=8), (4, 8, 2)) == 1
-    assert marked(lambda x: x + 1, lambda x: torchsmith.mark_dynamic(x, 0, min=2, max=8), (4, 9)) == 2
+    with pytest.raises(torchsmith.ConstraintViolation, match="between 2 and 8, but it is 9"):
+        marked(lambda x: x + 1, lambda x: torchsmith.mark_dynamic(x, 0, min=2, max=8), (4, 9))
     assert marked(lambda x: x + torch.ones(4, 3), lambda x: torchsmith.maybe_mark_dynamic(x, 0), (4,)) == 1
 
 

@@ -220,14 +220,15 @@ def test_results_that_require_grad_split_in_front_of_the_switch():
 
 def test_matrices_that_are_not_symmetric():
     def density(covariance):
-        return torch.distributions.MultivariateNormal(torch.zeros(2), covariance).log_prob(torch.ones(2))
+        return torch.distributions.MultivariateNormal(torch.zeros(2), covariance, validate_args=True).log_prob(torch.ones(2))
 
     compiled = torchsmith.compile(density)
     good = torch.eye(2)
     torch.testing.assert_close(compiled(good), density(good))
     for bad in (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), -torch.eye(2)):
-        with pytest.raises(ValueError, match="PositiveDefinite"):
-            compiled(bad)
+        for fn in (density, compiled):
+            with pytest.raises(ValueError, match="PositiveDefinite"):
+                fn(bad)
 
 
 def test_windows_that_overlap_nowhere():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _warnings
 import abc
 import collections
 import contextlib
@@ -774,9 +773,6 @@ def warn(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     level = given.get("stacklevel", 1)
     if type(level) is not int or not 1 <= level <= len(m.frames) or given.keys() - {"message", "category", "stacklevel"}:
         raise Unsupported("CAP016", at=m.loc(), detail="a warning that is attributed to the caller")
-    filters = m.global_writes.get((id(vars(warnings)), "filters"))
-    if filters is not None and m.world.canonical(filters[2]) is not warnings.filters:
-        raise Unsupported("CAP016", at=m.loc(), detail="a warning under filters that the function set")
     frame = m.frames[-level]
     message, category = given["message"], given.get("category") or UserWarning
     show = functools.partial(_warn_at, frame.code.code.co_filename, frame.ins.line, frame.globals)
@@ -848,11 +844,6 @@ def generic_call(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     with contextlib.suppress(Raised):
         at.store_attr(m, made, "__orig_class__", alias)
     return made
-
-
-_mutated = getattr(_warnings, "_filters_mutated", None)
-if _mutated is not None:
-    row(_mutated)(lambda m, args, kwargs: m.effects.append((_mutated, args, kwargs)))
 
 
 def _dispatched(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:

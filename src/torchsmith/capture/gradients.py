@@ -293,7 +293,7 @@ class Gradients:
                 b.lines.append(f"{b.const(torch.autograd.graph.increment_version)}({b.value(t)})")
         for info in self.switched:
             if info.tensor.requires_grad != info.real.requires_grad:
-                b.lines.append(f"{b.source(info.source)}.requires_grad_({info.tensor.requires_grad})")
+                b.lines.append(f"{b.const(_tell)}({b.source(info.source)}, {info.tensor.requires_grad})")
         for info, value in self.changes():
             b.lines.append(f"{b.source(info.source)}.grad = {b.value(value)}")
 
@@ -307,6 +307,12 @@ class Gradients:
             for _, t, value in out:
                 b.lines.append(f"{b.value(t)}.grad = {b.value(value)}")
             todo = [row for row in todo if not any(row is o for o in out)]
+
+
+def _tell(t: Tensor, requires_grad: bool) -> None:
+    """The program's requires_grad_, which whoever follows torch's functions has seen."""
+    with torch._C.DisableTorchFunction():
+        t.requires_grad_(requires_grad)
 
 
 def _is_differentiated(node: Any) -> bool:

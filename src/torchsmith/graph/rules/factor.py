@@ -158,7 +158,8 @@ def lu_unpack(LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpa
 def eig(self: Tensor) -> tuple[Tensor, Tensor]:
     batch, n, _ = _matrix(self)
     kind = self.dtype if self.is_complex() else self.dtype.to_complex()
-    return _dense((*batch, n), kind), _columns(self.shape, kind)
+    lying = _columns if device_of(self).type == "cpu" else _dense
+    return _dense((*batch, n), kind), lying(self.shape, kind)
 
 
 @rule(aten._linalg_eigvals.default)
