@@ -191,7 +191,7 @@ class Joint:
                 rows.append(replace(row, of=part.number(everything[row.of])) if isinstance(row.of, int) else row)
             else:
                 raise Unsupported("AUT004", at=self.facts.loc, detail="a gradient that is a number")
-        graph = emit_graph(part.recording(), Outputs(tuple(rows), ()))
+        graph = emit_graph(part.recording(rows), Outputs(tuple(rows), ()))
         return Backward(graph, tuple(part.slots), numbers)
 
     def _choose(self, live: list[Node], outputs: Outputs) -> None:
@@ -351,9 +351,9 @@ class _Part:
         """The number of the input that stands for a placeholder."""
         return self.placeholders.index(self.copy(node))
 
-    def recording(self) -> Any:
+    def recording(self, results: Sequence[Any]) -> Any:
         """What emit_graph reads of a Recording."""
-        symbols = self._symbols()
+        symbols = self._symbols([r.spec for r in results if isinstance(r, ViewOf)])
         theirs = self.joint.facts
         facts = SimpleNamespace(symbols=symbols, number=theirs.number, guards=theirs.guards, late=theirs.late, hints=theirs.hints)
         specs = [n.spec for n in self.placeholders]
@@ -367,12 +367,12 @@ class _Part:
             const_nodes=nodes, consts=[consts[id(n)] for n in self.used_consts],
         )  # fmt: skip
 
-    def _symbols(self) -> dict[str, Symbol]:
-        """Symbols of the sizes used here, with places among this graph's inputs."""
+    def _symbols(self, shown: Sequence[Any]) -> dict[str, Symbol]:
+        """Symbols of the sizes used here, with places among this graph's inputs. shown: what results that are views look like."""
         rows = self.joint.facts.symbols
         used: dict[str, None] = {}
-        for n in (*self.placeholders, *self.nodes):
-            for e in _exprs((n.spec, n.args, tuple(n.kwargs.values()))):
+        for seen in (*((n.spec, n.args, tuple(n.kwargs.values())) for n in (*self.placeholders, *self.nodes)), tuple(shown)):
+            for e in _exprs(seen):
                 used.update((x.name, None) for x in walk(e) if isinstance(x, Sym) and x.name in rows)
         found: dict[str, Symbol] = {}
         for name in used:
