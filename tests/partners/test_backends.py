@@ -361,6 +361,33 @@ def test_an_operator_is_distrusted_for_its_dtypes_only():
     assert ["aten.sin.default", "aten.mul.Tensor"] in given
 
 
+def test_a_runtime_that_writes_to_its_inputs_is_not_believed():
+    """What it wrote is undone, and does not widen what counts as equal."""
+    from torchsmith.backends.partition import partitioned
+    from torchsmith.backends.plain import by_operator, run_plain
+
+    def adapter(plain):
+        right = by_operator(plain)
+
+        def run(*inputs):
+            results = right(*inputs)
+            inputs[0].mul_(1e6)
+            return results
+
+        return run
+
+    def backend(fg, name):
+        return run_plain(fg, lambda plain: partitioned(plain, lambda n: True, adapter, set()), name)
+
+    backend.dialect = "functional"
+    fn = torchsmith.compile(lambda x: x.sin() + 1, backend=backend)
+    x = torch.randn(4)
+    kept = x.clone()
+    for _ in range(2):
+        close(fn(x), kept.sin() + 1)
+        assert torch.equal(x, kept)
+
+
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_an_operator_without_a_row_is_written_out(name):
     """Its decomposition is asked about as the graph is, operands included."""

@@ -320,10 +320,13 @@ def checked(plain: PlainGraph, adapter: Adapter, takes: Takes, distrusted: set[A
         if believed:
             return believed[0](*inputs)
         want = by_operator(plain)(*inputs)
+        before = _copies(inputs)
         try:
             results = made(*inputs)
-            right = agree(plain, results, want, lambda: _moved(plain, inputs))
+            right = agree(plain, results, want, lambda: _moved(plain, before))
         except Exception:  # a runtime may raise anything; which operators it is follows
+            results, right = [], False
+        if _restored(inputs, before):
             results, right = [], False
         if right:
             believed.append(made)
@@ -383,6 +386,21 @@ def agree(
         if not _near(g, w, close, times * _distance(w, others[0][i])):
             return False
     return True
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    return [t.clone() if isinstance(t, torch.Tensor) else t for t in inputs]
+
+
+def _restored(inputs: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Did the runtime write to what it was given? Then that is undone."""
+    harmed = False
+    for t, kept in zip(inputs, before, strict=True):
+        if isinstance(t, torch.Tensor) and not bool(((t == kept) | (t.isnan() & kept.isnan())).all()):
+            with torch.no_grad():
+                t.copy_(kept)
+            harmed = True
+    return harmed
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -473,10 +491,12 @@ def culprits(plain: PlainGraph, inputs: Sequence[Any], adapter: Adapter, alike: 
             parts = [u for u in n.users if u.target is operator.getitem]
             want = [env[n][u.args[1]] for u in parts] if parts else [env[n]]
             single, values = alone(plain, n), [env[a] for a in n.all_input_nodes]
+            before = _copies(values)
             try:
-                right = agree(single, adapter(single)(*values), want, functools.partial(_moved, single, values))
+                right = agree(single, adapter(single)(*values), want, functools.partial(_moved, single, before))
             except Exception:  # a runtime may raise anything
                 right = False
+            right = not _restored(values, before) and right
             if not right:
                 found.add(kind_of(n))
     return found
