@@ -42,9 +42,11 @@ def same_strides(shape: tuple[Expr, ...], a: tuple[Expr, ...], b: tuple[Expr, ..
 
 def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
     """Rewrite the 2-d convolutions that stay extern calls to run on channels-last activations."""
-    candidates = _candidates(fg, options) if options.layout_optimization else []
-    gradients = [n for n in fg.graph.nodes if options.layout_optimization and _is_weight_gradient(n)]
-    library_gradients = [n for n in fg.graph.nodes if options.layout_optimization and is_library_gradient(n)]
+    if not options.layout_optimization:
+        return fg
+    candidates = _candidates(fg, options)
+    gradients = [n for n in fg.graph.nodes if _is_weight_gradient(n)]
+    library_gradients = [n for n in fg.graph.nodes if is_library_gradient(n)]
     if not candidates and not gradients and not library_gradients:
         return fg
     if any(n.target in (aten.as_strided.default, aten.as_strided_copy.default) for n in fg.graph.nodes):
@@ -80,20 +82,22 @@ def _candidates(fg: FunctionalGraph, options: Options) -> list[torch.fx.Node]:
             or (_is_plain(n) and not is_native_convolution(n, options) and is_profitable(n))]  # fmt: skip
 
 
+def _is_library_image(spec: object) -> bool:
+    """A non-empty tensor of two-dimensional images or weights, of floats, in which a GPU's library convolves."""
+    return (
+        isinstance(spec, TensorSpec) and len(spec.shape) == 4 and spec.device.partition(":")[0] in LIBRARY_DEVICES
+        and spec.dtype in LIBRARY_TYPES and not any(isinstance(n, Const) and n.value == 0 for n in spec.shape)
+    )  # fmt: skip
+
+
 def is_library_convolution(node: torch.fx.Node) -> bool:
     """A 2-d convolution of non-empty floats that a GPU's library computes: channels-last is its format."""
-    spec = node.meta.get("spec")
-    return (
-        node.op == "call_function" and node.target in CONVOLUTIONS and isinstance(spec, TensorSpec) and len(spec.shape) == 4
-        and spec.device.partition(":")[0] in LIBRARY_DEVICES and spec.dtype in LIBRARY_TYPES
-        and not any(isinstance(s, Const) and s.value == 0 for s in spec.shape)
-    )  # fmt: skip
+    return node.op == "call_function" and node.target in CONVOLUTIONS and _is_library_image(node.meta.get("spec"))
 
 
 def kept_format(spec: TensorSpec) -> TensorSpec | None:
     """How an image of a GPU that only the backward pass reads is kept, where not as it lies: its convolutions read it channels-last."""
-    image = len(spec.shape) == 4 and spec.device.partition(":")[0] in LIBRARY_DEVICES and spec.dtype in LIBRARY_TYPES
-    if not image or any(isinstance(n, Const) and n.value == 0 for n in spec.shape):
+    if not _is_library_image(spec):
         return None
     last = channels_last_strides(spec.shape)
     return None if same_strides(spec.shape, spec.strides, last) else _with_strides(spec, last)
@@ -168,13 +172,9 @@ def _rewrite_gradient(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 def is_library_gradient(node: torch.fx.Node) -> bool:
     """Gradients of a 2-d convolution of non-empty floats that a GPU's library computes: channels-last is its format there too."""
-    if node.op != "call_function" or node.target is not aten.convolution_backward.default:
+    if node.op != "call_function" or node.target not in GRADIENTS:
         return False
-    specs = [a.meta.get("spec") for a in node.args[:3] if isinstance(a, torch.fx.Node)]
-    return len(specs) == 3 and all(
-        isinstance(s, TensorSpec) and len(s.shape) == 4 and s.device.partition(":")[0] in LIBRARY_DEVICES and s.dtype in LIBRARY_TYPES
-        and not any(isinstance(n, Const) and n.value == 0 for n in s.shape) for s in specs
-    )  # fmt: skip
+    return all(isinstance(a, torch.fx.Node) and _is_library_image(a.meta.get("spec")) for a in node.args[:3])
 
 
 def _rewrite_library_gradient(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -237,13 +237,7 @@ def _rewrite(graph: torch.fx.Graph, conv: torch.fx.Node) -> None:
     """Give `conv` a channels-last input and its result channels-last strides."""
     x = conv.args[0]
     assert isinstance(x, torch.fx.Node)
-    spec: TensorSpec = x.meta["spec"]
-    wanted = channels_last_strides(spec.shape)
-    if not same_strides(spec.shape, spec.strides, wanted):
-        with graph.inserting_after(x):
-            clone = clone_as(graph, x, torch.channels_last, wanted)
-        # Index-mapped readers take the channels-last copy too, so that the row-major one need not exist.
-        x.replace_all_uses_with(clone, delete_user_cb=lambda user: user is conv or (user is not clone and user.target in LOWERINGS))
+    conv.update_arg(0, _turned(graph, x))
     w = conv.args[1]
     if is_library_convolution(conv) and isinstance(w, torch.fx.Node):  # else the library would turn the weight at every call
         conv.update_arg(1, _turned_weight(graph, conv, w))
