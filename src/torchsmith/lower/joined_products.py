@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from ..graph.spec import FunctionalGraph, TensorSpec
-from ..ir.expr import Expr, const
+from ..ir.expr import const
 from ..options import Options
 from .layout import LIBRARY_DEVICES
-from .ref import constant, contiguous_strides, known
-from .rewriter import Rewriter
+from .ref import constant, known
+from .rewriter import Rewriter, dense
 
 aten = torch.ops.aten
 VIEWS = frozenset({
@@ -94,16 +94,13 @@ def _join(rewriter: Rewriter, group: Sequence[fx.Node]) -> None:
     widths = [constant(n.meta["spec"].shape[1]) for n in group]
     rows, total, inner = like.shape[0], const(sum(widths)), parts[0][1].meta["spec"].shape[1]
 
-    def dense(*shape: Expr) -> TensorSpec:
-        return TensorSpec(like.dtype, shape, contiguous_strides(shape), like.device)
-
     with rewriter.graph.inserting_before(first):
-        weight = rewriter.make(aten.cat.default, ([w for _, w, _ in parts], 0), first, dense(total, inner))
+        weight = rewriter.make(aten.cat.default, ([w for _, w, _ in parts], 0), first, dense(like, (total, inner)))
         right = TensorSpec(like.dtype, (inner, total), (const(1), inner), like.device)
         args = [x, rewriter.make(aten.t.default, (weight,), first, right)]
         if parts[0][2] is not None:
-            args.insert(0, rewriter.make(aten.cat.default, ([b for *_, b in parts], 0), first, dense(total)))
-        wide = rewriter.make(first.target, args, first, dense(rows, total))
+            args.insert(0, rewriter.make(aten.cat.default, ([b for *_, b in parts], 0), first, dense(like, (total,))))
+        wide = rewriter.make(first.target, args, first, dense(like, (rows, total)))
         at, pieces = 0, []
         for node, width in zip(group, widths, strict=True):
             spec = TensorSpec(like.dtype, node.meta["spec"].shape, (total, const(1)), like.device)

@@ -18,18 +18,14 @@ from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import const
 from ..options import Options
 from .layout import clone_as, is_library_convolution, same_strides
-from .ref import contiguous_strides, known
-from .rewriter import Rewriter
+from .ref import known
+from .rewriter import Rewriter, dense
 
 aten = torch.ops.aten
 NORMS = frozenset({aten._native_batch_norm_legit_no_training.default})
 # What the library has beside the plain call, by what follows it; types that it takes.
 FUSED: dict[str, Any] = {"relu": aten.cudnn_convolution_relu.default, "add_relu": aten.cudnn_convolution_add_relu.default}
 FUSED_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
-
-
-def _vector(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    return TensorSpec(dtype, spec.shape, contiguous_strides(spec.shape), spec.device)
 
 
 def fold_batch_norms(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
@@ -57,11 +53,11 @@ def _fold(rewriter: Rewriter, norm: fx.Node) -> bool:
     assert isinstance(w, fx.Node) and isinstance(var, fx.Node) and isinstance(mean, fx.Node)
     ws, vs = w.meta["spec"], var.meta["spec"]
     f32, like = torch.float32, norm
-    vector, wide = _vector(vs, f32), _vector(ws, f32)
+    vector, wide = dense(vs, vs.shape, f32), dense(ws, ws.shape, f32)
     tall = TensorSpec(f32, (vs.shape[0], const(1), const(1), const(1)), (const(1),) * 4, vs.device)
 
     def single(p: Any) -> fx.Node:
-        return rewriter.make(aten._to_copy.default, (p,), like, _vector(p.meta["spec"], f32), dtype=f32)
+        return rewriter.make(aten._to_copy.default, (p,), like, dense(p.meta["spec"], p.meta["spec"].shape, f32), dtype=f32)
 
     with rewriter.graph.inserting_before(conv):
         scale = rewriter.make(aten.rsqrt.default, (rewriter.make(aten.add.Tensor, (single(var), eps), like, vector),), like, vector)
@@ -69,12 +65,12 @@ def _fold(rewriter: Rewriter, norm: fx.Node) -> bool:
             scale = rewriter.make(aten.mul.Tensor, (scale, single(gamma)), like, vector)
         column = rewriter.make(aten.view.default, (scale, [vs.shape[0], 1, 1, 1]), like, tall)
         weight = rewriter.make(aten.mul.Tensor, (single(w), column), like, wide)
-        weight = rewriter.make(aten._to_copy.default, (weight,), like, _vector(ws, ws.dtype), dtype=ws.dtype)
+        weight = rewriter.make(aten._to_copy.default, (weight,), like, dense(ws, ws.shape), dtype=ws.dtype)
         centre = single(mean) if bias is None else rewriter.make(aten.sub.Tensor, (single(mean), single(bias)), like, vector)
         shift = rewriter.make(aten.neg.default, (rewriter.make(aten.mul.Tensor, (centre, scale), like, vector),), like, vector)
         if beta is not None:
             shift = rewriter.make(aten.add.Tensor, (shift, single(beta)), like, vector)
-        shift = rewriter.make(aten._to_copy.default, (shift,), like, _vector(vs, ws.dtype), dtype=ws.dtype)
+        shift = rewriter.make(aten._to_copy.default, (shift,), like, dense(vs, vs.shape, ws.dtype), dtype=ws.dtype)
         args = (x, weight, shift, stride, padding, dilation, transposed, extra, groups)
         made = rewriter.make(aten.convolution.default, args, conv, conv.meta["spec"])
     rewriter.swap(whole[0], made)

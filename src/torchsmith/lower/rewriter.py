@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
+from ..ir.expr import Expr
 from .core import constant_inputs
+from .ref import contiguous_strides
+
+
+def dense(like: TensorSpec, shape: Sequence[Expr], dtype: torch.dtype | None = None) -> TensorSpec:
+    """A row-major tensor of this shape where `like` lies, of its dtype or another."""
+    return TensorSpec(dtype or like.dtype, tuple(shape), contiguous_strides(tuple(shape)), like.device)
 
 
 class Rewriter:
