@@ -623,14 +623,14 @@ def fast_text(name: str) -> str:
     parts[0] = (0.0, 0.0782, 1.0)
     # exponent 127 - 4 = 123 = 3 mod 8: part k stands at (k + 12) mod 32
     rows = pieces(tanh, parts, 5)
-    rows[0][0] = 0.0
+    rows[0][0], rows[0][28] = 0.0, 1.0  # from 9 on, the middle of the last part, exactly 1: what follows may divide by 1 - tanh
     rows.append([p[0] for p in parts])
     rows = [[row[(k - 12) % 32] for k in range(32)] for row in rows]
     table, chain = _chosen(name, rows[:-1], "t")
     table = table.replace("T[6]", "T[7]").replace("}};", "},\n    {" + ", ".join(f"{c!r}f" for c in rows[-1]) + "}};")
     return f"""static inline __attribute__((always_inline)) xf32 tanh_xf32(xf32 x) {{
   {table}
-  xf32 a = mini_xf32((xf32){{0}} + 9.1f, abs_xf32(x)); xi32 k = (xi32)maxi_xf32(a, (xf32){{0}} + 0x1p-4f) >> 21;
+  xf32 a = mini_xf32((xf32){{0}} + 9.0f, abs_xf32(x)); xi32 k = (xi32)maxi_xf32(a, (xf32){{0}} + 0x1p-4f) >> 21;
   xf32 t = a - __builtin_ia32_vpermt2varps512_mask(k, *(const xf32 *)T[6], *(const xf32 *)(T[6] + 16), (unsigned short)-1);
   return copysign_xf32({chain}, x);
 }}"""

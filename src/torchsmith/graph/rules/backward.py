@@ -150,7 +150,7 @@ def leaky_relu(grad: Tensor, x: Tensor, slope: Any, is_result: bool) -> Tensor:
 @pointwise(aten.elu_backward.default)
 def elu(grad: Tensor, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Tensor) -> Tensor:
     below = x + alpha * scale if is_result else torch.exp(x * input_scale) * (alpha * scale)
-    return torch.where(x <= 0, grad * input_scale * below, grad * scale)
+    return torch.where(x > 0, grad * scale, grad * input_scale * below)  # NaN stays
 
 
 @pointwise(aten.silu_backward.default)
@@ -177,7 +177,7 @@ def hardsigmoid(grad: Tensor, x: Tensor) -> Tensor:
 
 @pointwise(aten.hardswish_backward.default)
 def hardswish(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where(x < -3, _zero(grad), torch.where(x <= 3, grad * (x / 3 + 0.5), grad))
+    return torch.where(x < -3, _zero(grad), torch.where(x > 3, grad, grad * (x / 3 + 0.5)))  # NaN stays
 
 
 @pointwise(aten.log_sigmoid_backward.default, strides=_like_grad)
