@@ -26,8 +26,7 @@ CODES: dict[str, set[str]] = {
     "errors_that_are_caught": {"CAP006", "CAP025"}, "gradients_clipped_by_hooks": {"AUT002"}, "hook_comes_and_goes": {"AUT002"},
     "hook_of_an_activation": {"AUT003", "CAP026"}, "layers_dropped_at_random": {"AUT003", "CAP011", "CAP023"},
     "lbfgs_with_closure": {"CAP020"}, "loss_that_is_not_a_number": {"AUT003", "CAP020"},
-    "module_hook_comes_and_goes": {"AUT003", "CAP026"}, "optimizer_adafactor": {"GRA004"}, "optimizer_asgd": {"GRA004"},
-    "training_and_evaluation_in_turn": {"AUT003", "CAP020"},
+    "module_hook_comes_and_goes": {"AUT003", "CAP026"}, "training_and_evaluation_in_turn": {"AUT003", "CAP020"},
 }  # fmt: skip
 NOTES = {"GRA001", "GRA010"}  # a shape was asked of torch
 

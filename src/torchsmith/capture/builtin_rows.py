@@ -626,6 +626,8 @@ def _extreme(fn: Any, sign: str) -> Any:
             for x in items[1:]:
                 best = m.symbolic(torch.sym_min if fn is min else torch.sym_max, best, x)
             return best
+        if key is None and any(floats.is_told_by_running(x) for x in items) and all(type(x) in (float, torch.SymFloat) for x in items):
+            return floats.extreme(m, fn, items)
         keys = items if key is None else [m.call(key, [x], {}) for x in items]
         best = 0
         for i in range(1, len(items)):

@@ -113,6 +113,20 @@ def _expression(m: Machine, fn: Any, a: Any, b: Any) -> Any:
     return torch.SymFloat(getattr(x, _EXACT[fn])(y))
 
 
+def extreme(m: Machine, fn: Any, items: list[Any]) -> Any:
+    """min or max of floats, one of which only running tells: the graph chooses as Python does, also among NaNs."""
+    facts = m.recorder.facts
+    facts.loc = m.loc()
+    best, *others = (_node(x, facts) for x in items)
+    for x in others:
+        best = (x.lt(best) if fn is min else x.gt(best)).sym_ite(x, best)
+    return torch.SymFloat(best)
+
+
+def is_told_by_running(value: Any) -> bool:
+    return type(value) is torch.SymFloat and value.node.hint is None
+
+
 def _node(value: Any, facts: Any) -> Any:
     if type(value) in (torch.SymInt, torch.SymFloat):
         return value.node.sym_float()

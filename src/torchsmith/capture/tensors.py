@@ -38,13 +38,14 @@ from .world import MISSING, root_of
 class Info:
     """What the machine knows of one tracing tensor."""
 
-    __slots__ = ("cls", "data", "grad_fn", "node", "real", "source", "switched", "tensor")
+    __slots__ = ("cls", "data", "grad_fn", "node", "real", "source", "switched", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None) -> None:
         self.tensor, self.node, self.source, self.real = tensor, node, source, real
         self.cls: type = type(real) if real is not None else torch.Tensor
         self.grad_fn = tensor.grad_fn if real is not None else None  # what an input came with
         self.data: torch.fx.Node | None = None  # the value that `tensor.data = ...` gave it
+        self.version = _version(tensor)  # when it became known
         self.switched = False  # the program said whether this input requires grad
 
     @property
@@ -72,7 +73,7 @@ _SIZE_OPS: dict[str, Any] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
     "neg": operator.neg, "min": min, "max": max, "div": operator.truediv, "pow": operator.pow, "eq": operator.eq, "ne": operator.ne,
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "sqrt": torch.sym_sqrt, "floor": math.floor,
-    "ceil": math.ceil, "trunc": math.trunc, "round": round,
+    "ceil": math.ceil, "trunc": math.trunc, "round": round, "where": torch.sym_ite,
 }  # fmt: skip
 _FX_LEAVES = frozenset(
     {int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -526,14 +527,14 @@ class Recorder:
         return number
 
     def counted(self, tensor: torch.Tensor) -> Any:
-        """The value of a counter: a float tensor without dimensions, from outside or made of a number, to which only numbers were added.
+        """The value of a counter: a float tensor without dimensions, from outside or made of a number, to which nothing but numbers was added in place.
         It is read when the call begins, and then computed by Python. None for any other tensor."""
         info = self.info(tensor)
         real, node = info.real, info.node
         if tensor.dim() or tensor.dtype not in _ROUNDED or tensor.requires_grad or info.data is not None or tracing.device_of(tensor).type != "cpu":
             return None
-        steps = [_step_of(node, user) for user in node.users]
-        if None in steps:
+        steps = [_step_of(user) for user in node.users if user.target in _ADDING]
+        if None in steps or _version(tensor) - info.version != len(steps):  # it was written otherwise too
             return None
         if real is not None and info.source is not None:
             with torch._C.DisableTorchFunction(), no_dispatch():
@@ -750,10 +751,10 @@ def _made_of(node: torch.fx.Node) -> float | None:
     return None
 
 
-def _step_of(node: torch.fx.Node, user: torch.fx.Node) -> float | None:
-    """What an operation adds to a counter; None where it does anything else with it."""
-    if user.target not in _ADDING or user.kwargs.get("alpha", 1) != 1:
-        return 0.0 if user.target == "item" else None
+def _step_of(user: torch.fx.Node) -> float | None:
+    """The number that one of `_ADDING` adds to a counter; None where it is no plain number."""
+    if user.kwargs.get("alpha", 1) != 1:
+        return None
     step = user.args[1]
     if isinstance(step, torch.fx.Node) and step.target is torch.tensor and len(step.users) <= 1:
         step = step.args[0]

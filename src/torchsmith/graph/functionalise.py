@@ -114,7 +114,15 @@ def _without_grad(mode: Any) -> Any:
     return before
 
 
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
+    """One of two floats; torch.sym_ite wants two symbols."""
+    if type(condition) is not torch.SymBool:
+        return a if condition else b
+    return torch.SymFloat(condition.node.sym_ite(*(x.node if type(x) is torch.SymFloat else condition.node.wrap_float(x) for x in (a, b))))
+
+
 _INSTEAD: dict[Any, Any] = {
+    torch.sym_ite: _chosen,
     min: torch.sym_min, max: torch.sym_max,  # Python's own would ask which size it is
     torch._C._set_grad_enabled: _nothing,
     torch.autograd.grad_mode._enter_inference_mode: _nothing, torch.autograd.grad_mode._exit_inference_mode: _nothing,

@@ -781,6 +781,8 @@ class SizeNode:
         return SizeNode(negate(self.expr), None if self.hint is None else not self.hint, self.facts, "bool")
 
     def sym_ite(self, a: SizeNode, b: SizeNode) -> SizeNode:
+        if self.hint is None and a.kind == b.kind == "float" and self.facts.decide(self.expr) is None:
+            return SizeNode(Op("where", dt.f64, (self.expr, a.expr, b.expr)), None, self.facts, "float")
         return a if self.guard_bool() else b
 
     and_, or_, not_ = sym_and, sym_or, sym_not
