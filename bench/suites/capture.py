@@ -61,7 +61,7 @@ GROUPS = (("BERT-base", "BERT, 48 layers"), ("Llama, 12 layers", "Llama, 48 laye
 def trace_times(names: list[str], repeats: int) -> Row:
     import torch
 
-    from torchsmith.capture.machine import capture
+    from torchsmith.capture.start import capture
 
     made = {n: traces()[n]() for n in names}
     times: dict[str, list[float]] = {n: [] for n in names}

@@ -32,7 +32,7 @@ def run_case(case: dict[str, Any]) -> Row:
     model, inputs = make_model(case["model"]), inputs_of(case["model"], 1)
     if case["compiler"] == "torchsmith":
         import torchsmith
-        import torchsmith.capture.machine
+        import torchsmith.capture.start
         import torchsmith.pipeline
 
         compile_: Callable[..., Any] = torchsmith.compile

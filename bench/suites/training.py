@@ -115,7 +115,7 @@ def first_calls(run: Callable[[], Any]) -> tuple[float, float, float, float]:
 def run_case(case: dict[str, Any]) -> Row:
     import torch
 
-    import torchsmith.capture.machine
+    import torchsmith.capture.start
     import torchsmith.pipeline  # noqa: F401  (imports are nobody's first call)
 
     torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import torch
 
 from torchsmith.capture import guards as gd
 from torchsmith.capture.captured import Captured
-from torchsmith.capture.machine import capture
+from torchsmith.capture.start import capture
 
 
 def entry(fn: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from torch import nn
 
 import torchsmith
 from torchsmith.capture import stamps
-from torchsmith.capture.machine import capture
+from torchsmith.capture.start import capture
 from torchsmith.events import recording
 
 

@@ -177,7 +177,7 @@ os.register_at_fork(after_in_child=_ask_again)
 
 def _capture(*args: Any, **kwargs: Any) -> Any:
     kwargs["error_mode"] = _ERRORS.on
-    from .machine import capture  # the machine's tables take a while to build: not before the first miss
+    from .start import capture  # the machine's tables take a while to build: not before the first miss
 
     return capture(*args, **kwargs)
 

@@ -13,8 +13,8 @@ import torch
 
 if TYPE_CHECKING:
     from .arrays import ArrayValue
+    from .frame import Frame
     from .gradients import Gradients
-    from .machine import Frame
     from .source import Source
     from .stamps import Stamps
     from .tensors import Recorder

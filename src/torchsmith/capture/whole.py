@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from .. import events
 from ..codes import Unsupported, define
 from ..graph.declared import DeclaredSize
-from . import dispatch, guards, machine
+from . import dispatch, guards, start
 from .captured import Captured, Finish
 from .finish import _SYMBOLS, _Builder, closed
 from .protocol import Machine
@@ -45,7 +45,7 @@ def capture_whole(fn: types.FunctionType, args: Sequence[Any], declared: Mapping
     """Capture `fn(*args)` as one graph. declared: by source ("L['x']"), the dimensions that vary. Raises Unsupported."""
     closing = _Closing()
     with dispatch.capturing():
-        captured = machine.capture(fn, tuple(args), {}, dynamic=False, fullgraph=True, given=declared, close=closing)
+        captured = start.capture(fn, tuple(args), {}, dynamic=False, fullgraph=True, given=declared, close=closing)
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     call = guards.Call(dict(zip(names, args, strict=True)), fn.__globals__, cells)
@@ -54,7 +54,7 @@ def capture_whole(fn: types.FunctionType, args: Sequence[Any], declared: Mapping
 
 
 class _Closing:
-    """close(machine, result) -> Captured, for machine.capture."""
+    """close(machine, result) -> Captured, for start.capture."""
 
     def __init__(self) -> None:
         self.spec: Any = None

@@ -1,0 +1,270 @@
+"""C functions called by a program: what they are given of the outside world, and what their exceptions mean.
+
+In: the function and its arguments as the machine knows them. Out: its result; Raised with the program's exception; Unsupported where it
+would see, or call, what no guard tells of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..codes import Unsupported
+from . import arrays, floats, policy, tensor_attrs, torch_rows
+from . import attributes as at
+from .attributes import Raised
+from .source import FixedObject
+from .world import CONTAINERS, PINNED_TYPES, SCALARS, Identity, Track, container_base
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_OF_KINDS = (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, SystemError, BufferError)  # about what kind a value is
+_VALUES = (int, float, complex, str, bytes, tuple)  # objects of a program's class derived from these are looked into like these
+_TEXT = frozenset({repr, str, format, ascii})
+_TEXT_METHODS = frozenset({"__repr__", "__str__", "__format__", "__mod__", "__rmod__", "format_map"})
+# C functions that ask of an object what it is, and nothing of what it holds
+_BY_IDENTITY = frozenset({operator.is_, operator.is_not, operator.eq, operator.ne, operator.contains, operator.setitem, tuple, list, set, dict, bool, None})
+
+
+def _makes_text(fn: Any, args: list[Any]) -> bool:
+    """Does this C function write its arguments out?"""
+    if fn in _TEXT:
+        return True
+    if fn in (operator.mod, operator.imod):
+        return type(args[0]) in (str, bytes)
+    return getattr(fn, "__name__", "") in _TEXT_METHODS and not isinstance(getattr(fn, "__self__", None), (int, float, complex))
+
+
+def _keys(fn: Any, args: list[Any]) -> Any:
+    """What a call of a C function puts into a set or a dictionary, or looks up there."""
+    if fn in (set, frozenset, set.update):
+        return args[-1] if args and type(args[-1]) in (list, tuple, set, frozenset, dict) else ()
+    holder = getattr(fn, "__self__", None)
+    if fn in (set.add, operator.setitem, operator.getitem, operator.delitem, operator.contains):
+        holder, args = args[0], args[1:2]
+    return args if issubclass(type(holder), (set, frozenset, dict)) else ()
+
+
+def _is_of_container(fn: Any) -> bool:
+    return container_base(type(getattr(fn, "__self__", None))) is not None
+
+
+@functools.cache
+def _has_state_in_c(t: type) -> bool:
+    """Does a class in C keep something in these objects (exceptions, iterators, matches), of which no guard tells?"""
+    return next(base for base in t.__mro__ if not base.__flags__ & 0x200) is not object
+
+
+_OPERATORS_THAT_WRITE = frozenset({"setitem", "delitem"} | {n for n in dir(operator) if n.startswith("i") and "__i" + n[1:] + "__" in dir(operator)})
+
+
+def _may_write_arguments(fn: Any) -> bool:
+    """Is this a function of a module in C that may change a container it is given (heapq.heapify, operator.setitem)? Methods say so
+    themselves (policy.MUTATING)."""
+    if type(fn) is not types.BuiltinFunctionType or not isinstance(fn.__self__, types.ModuleType | None):
+        return False
+    return fn.__name__ in _OPERATORS_THAT_WRITE if fn.__module__ == "_operator" else fn.__module__ != "builtins"
+
+
+def _holds_symbols(value: Any) -> bool:
+    return type(value) in _SYMBOLS or (type(value) in (tuple, list) and any(map(_holds_symbols, value)))
+
+
+def _contents(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [*dict.keys(container), *dict.values(container)]
+    return list(container) if isinstance(container, (list, set)) else []
+
+
+def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], plain: bool = False, store: bool = False) -> Any:
+    """Run a C function now. plain: arguments are used as they are; store: they are only kept, not looked into."""
+    risky = tensors = False
+    lent: list[tuple[Track, list[Any]]] = []  # images that a C function may write, and what they held
+    if not plain:
+        if not store:
+            for k, a in enumerate(args):
+                t = type(a)
+                if t in SCALARS:
+                    continue
+                if t is Identity and _tells_identity(m, fn, args):
+                    settle(m, a)
+                args[k] = _argument(m, a, t, fn)
+            kwargs = {k: a if type(a) in SCALARS else _argument(m, a, type(a), fn) for k, a in kwargs.items()}
+            if _makes_text(fn, args) and any(_shows_outside(m, a) for a in (*args, *kwargs.values())):
+                raise Unsupported("CAP011", at=m.loc(), detail="text of an object from outside")
+        for a in (*args, *kwargs.values()) if kwargs else args:
+            t = type(a)
+            if t in SCALARS:
+                continue
+            if issubclass(type(a), torch.Tensor) or (t in (list, tuple, dict) and _has_tensor(a)):
+                tensors = True
+            elif t is types.FunctionType or t is types.MethodType or t.__flags__ & 0x200:
+                risky = risky or not store
+        if not store and _may_write_arguments(fn):
+            known = [(m.world.tracks.get(id(a)), a) for a in args]
+            lent = [(track, _contents(a)) for track, a in known if track is not None and a is track.image and not track.dirty]
+    for key in _keys(fn, args):
+        if type(key) not in SCALARS:
+            m.world.tell_apart(key)
+    facts = m.recorder.facts
+    if not store and any(type(a) is torch.SymFloat for a in args):
+        args = floats.for_native(m, fn, args)
+    spoken, facts.spoken = facts.spoken, True
+    try:
+        if tensors:
+            with torch_rows.Recording(m):
+                return fn(*args, **kwargs)
+        if risky:
+            with _no_python(m):
+                return fn(*args, **kwargs)
+        return fn(*args, **kwargs)
+    except (Unsupported, Raised):
+        raise
+    except Exception as e:  # the program's exception: a handler of the program may take it
+        if any(map(_holds_symbols, (*args, *kwargs.values()))):  # or the symbol's: it cannot be hashed, for one
+            args = [with_numbers(m, a) for a in args]
+            return native(m, fn, args, {k: with_numbers(m, v) for k, v in kwargs.items()}, plain, store)
+        e.__traceback__ = None
+        if id(e) not in m.told:  # made in C: its context is the machine's
+            inner = e.__context__
+            if inner is not None and id(inner) not in m.told:
+                e.__context__ = None
+        m.arrived()
+        if isinstance(e, (RuntimeError, ValueError, IndexError)) and (tensors or any(map(_holds_symbols, args))):
+            facts.confirm()
+        if e is not m.raised and isinstance(e, _OF_KINDS) and any(_stands_for(m, a) for a in (*args, *kwargs.values())):
+            m.suspects[id(e)] = e
+        raise Raised(e) from None
+    finally:
+        facts.spoken = spoken
+        for track, before in lent:
+            now = _contents(track.image)
+            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+                m.world.change(track)
+
+
+def with_numbers(m: Machine, value: Any) -> Any:
+    """The numbers at hand in the place of symbols, in tuples and lists too."""
+    if type(value) in _SYMBOLS:
+        return floats.pinned(m, value)
+    return type(value)(with_numbers(m, x) for x in value) if _holds_symbols(value) else value
+
+
+def _stands_for(m: Machine, value: Any) -> bool:
+    """Is this what stands for something of the program, and not the thing itself?"""
+    t = type(value)
+    if t in SCALARS:
+        return False
+    if t in (list, tuple):
+        return any(_stands_for(m, x) for x in value)
+    if t in at.NUMBERS or t in (tensor_attrs.TensorMethod, arrays.ArrayValue, arrays.ArrayMethod) or issubclass(t, torch.Tensor):
+        return True
+    return id(value) in m.world.tracks and container_base(t) is None
+
+
+def _argument(m: Machine, a: Any, t: type, fn: Any) -> Any:
+    """What a C function may look into: images of outside containers; never an outside object."""
+    track = m.world.tracks.get(id(a))
+    if track is None:
+        if t in (list, tuple) and m.world.tracks:
+            return _with_images(m, a, t)
+        if t is slice and m.world.tracks:
+            return slice(*(_argument(m, x, type(x), fn) for x in (a.start, a.stop, a.step)))
+        return a
+    if container_base(t) or track.image is not None or t is types.MappingProxyType:
+        return m.world.image(track)
+    if t is types.FunctionType or t is types.MethodType or issubclass(type(a), PINNED_TYPES) or t is types.CellType:
+        return a
+    if t.__hash__ is object.__hash__ and t.__eq__ is object.__eq__ and (not _has_state_in_c(t) or fn in _BY_IDENTITY or _is_of_container(fn)):
+        m.world.tell_apart(a)
+        return a  # compared by identity only; anything Python it might run is caught
+    raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__} from {track.source} given to a C function")
+
+
+def _tells_identity(m: Machine, fn: Any, args: list[Any]) -> bool:
+    """Is a number that id() gave more here than a name for an object among others of this capture?"""
+    holder = args[0]
+    if container_base(type(holder)) or type(holder) in (tuple, frozenset):
+        return id(holder) in m.world.tracks or any(type(x) is int for x in holder)
+    return fn not in (operator.eq, operator.ne) or any(type(a) is not Identity for a in args)
+
+
+def settle(m: Machine, number: Identity) -> None:
+    """What follows from this number of id() holds for this very object: in a call with another one it is another number."""
+    obj, source = number.of, None
+    if issubclass(type(obj), torch.Tensor):
+        info = m.recorder.info(obj)
+        obj, source = info.real, info.source
+    elif (track := m.world.tracks.get(id(obj))) is not None:
+        obj, source = track.obj, track.source
+    if source is not None and not isinstance(source, FixedObject):
+        m.world.guard(source, "identity", obj)
+
+
+def _with_images(m: Machine, a: Any, t: type) -> Any:
+    for x in a:
+        if container_base(type(x)) or (type(x) not in SCALARS and issubclass(type(x), _VALUES)):
+            track = m.world.tracks.get(id(x))
+            if track is not None and x is not track.image:
+                if t is list:
+                    return [_argument(m, y, type(y), None) for y in a]
+                return tuple([_argument(m, y, type(y), None) for y in a])
+    return a
+
+
+def _shows_outside(m: Machine, a: Any, depth: int = 4) -> bool:
+    """Would the text of this value say what no guard knows: the address or the inner state of an object from outside?"""
+    t = type(a)
+    if t in SCALARS:
+        return False
+    base = tuple if issubclass(t, tuple) else container_base(t) or t
+    if base in CONTAINERS or base in (tuple, frozenset):
+        if depth == 0:
+            return True
+        inside = (*dict.keys(a), *dict.values(a)) if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
+        return any(_shows_outside(m, x, depth - 1) for x in inside)
+    return id(a) in m.world.tracks or issubclass(t, torch.Tensor)
+
+
+def _has_tensor(value: Any) -> bool:
+    for x in value.values() if type(value) is dict else value:
+        if issubclass(type(x), torch.Tensor) or (type(x) in (list, tuple, dict) and _has_tensor(x)):
+            return True
+    return False
+
+
+def _is_importing(frame: Any) -> bool:
+    """Does the import system stand above it? What a library imports at first use is its own affair."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextlib.contextmanager
+def _no_python(m: Machine) -> Iterator[None]:
+    """Refuse Python code of the user below a C function; the standard library, torch and the machine may run."""
+    previous = sys.getprofile()
+    if previous is not None and not callable(previous):  # a C profiler, which Python cannot put back
+        yield
+        return
+
+    def watch(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and not policy.is_library_file(frame.f_code.co_filename) and not _is_importing(frame):
+            raise Unsupported("CAP010", at=m.loc(), detail=f"{frame.f_code.co_qualname} called from C")
+
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(previous)

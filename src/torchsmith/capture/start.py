@@ -1,0 +1,189 @@
+"""Starts the machine on one call of a function: its arguments read from outside, its frame run, what came out closed.
+
+In: a Python function with its arguments. Out: Captured, or Unsupported with a code and the user's line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import types
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+from ..codes import Unsupported
+from . import finish, overrides, torch_rows
+from .attributes import Raised
+from .captured import Captured
+from .frame import STOP, Frame, bind
+from .guards import global_state
+from .machine import ASYNC, GENERATOR, Machine, where
+from .opcodes import NULL
+from .resume import Later, Point, is_data
+from .source import Computed, FixedObject, Item, Local, Source
+from .stamps import Again
+
+
+def capture(
+    fn: types.FunctionType,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    dynamic: bool | None = None,
+    dynamic_dims: Mapping[str, set[int]] | None = None,
+    static_dims: Mapping[str, set[int]] | None = None,
+    ones: bool = True,
+    loose: frozenset[str] = frozenset(),
+    declared: Mapping[tuple[str, int], tuple[int, int | None]] | None = None,
+    unbacked: Set[tuple[str, int]] = frozenset(),
+    fullgraph: bool = False,
+    given: Mapping[str, Mapping[int, Any]] | None = None,
+    close: Callable[[Machine, Any], Captured] = finish.finished,
+    at: Point | None = None,
+    stop: int | None = None,
+    probe: bool = False,
+    reads: bool = False,
+    error_mode: bool = False,
+    counts: bool = False,
+    stamps: bool = True,
+) -> Captured:
+    """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
+    (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
+    value is assumed: what needs one as a constant is Unsupported("GRA015"). `given`: sizes that export declares, by
+    input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
+    `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
+    instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
+    in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time.
+    `counts`: what optimizers count in tensors is read when the call begins. `stamps`: equal modules are interpreted once."""
+    given_all = dict(locals())
+    with _no_collection():
+        try:
+            return _capture(**given_all)
+        except Again:
+            return _capture(**{**given_all, "stamps": False})
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """What a capture makes stays until it ends: looking for garbage would only find that, again and again."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _capture(
+    fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool | None, dynamic_dims: Any, static_dims: Any, ones: bool,
+    loose: frozenset[str], declared: Any, unbacked: Set[tuple[str, int]], fullgraph: bool, given: Any, close: Callable[[Machine, Any], Captured],
+    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, stamps: bool,
+) -> Captured:  # fmt: skip
+    m = Machine(fn)
+    if not stamps:
+        m.stamps.stop()
+    m.probing, m.error_mode = probe, error_mode
+    m.is_whole = close is not finish.finished
+    m.splits = not m.is_whole and not fullgraph
+    m.recorder.facts.reads_data = m.is_whole or reads
+    m.recorder.facts.is_promise = m.is_whole
+    m.counts = counts
+    m.recorder.given = given or {}
+    m.recorder.dynamic = dynamic
+    m.recorder.dynamic_dims = dict(dynamic_dims or {})
+    m.recorder.static_dims = dict(static_dims or {})
+    m.recorder.ones = ones
+    m.recorder.facts.loose = loose
+    m.recorder.declared = dict(declared or {})
+    m.recorder.unbacked = unbacked
+    m.world.guard(FixedObject(None), "global_state", global_state())
+    m.recorder.facts.when_asked = lambda fn, value: m.world.guard(Computed(fn, (), ()), "equals", value)
+    overrides.enter(m)
+    frame = None
+    values = _arguments(m, fn, args, kwargs) if at is None else []
+    with torch_rows.preserved_state(), m.recorder.tracing():
+        try:
+            frame = Frame(m, fn, values)
+            m.function_source(fn)
+            if at is not None:
+                _enter_middle(m, frame, at, args)
+            if fn.__code__.co_flags & (GENERATOR | ASYNC):
+                raise Unsupported("CAP003", at=where(fn))
+            given_values = values[: fn.__code__.co_argcount]
+            kind, result = frame.run(_ALL if stop is None else stop)
+            if kind == STOP and probe:
+                raise Unsupported("CAP028", at=m.loc())
+            if kind == STOP:
+                frame.steps += 1  # the instruction in front of which the state is handed over
+                return finish.stopped(m, frame)
+            if fn in torch_rows.AFTER and at is None:
+                result = torch_rows.AFTER[fn](m, result, *given_values)
+            return close(m, result)
+        except Raised as r:
+            detail = f"{type(r.exc).__name__}: {r.exc}"
+            why = Unsupported("CAP006", at=m.raised_at, detail=detail)
+            why.step = frame.steps - 1 if frame is not None else -1
+            raise why from r.exc
+        except Unsupported as why:
+            why.is_error = why.is_error or m.error_mode
+            if why.step < 0 and frame is not None:
+                why.step = frame.clean if probe else frame.steps - 1
+            raise
+        finally:
+            m.active = False
+            m.recorder.facts.when_asked = None  # the facts live on
+            m.frames.clear()
+            torch_rows.leave_regions(m)
+            m.let_go()
+
+
+_ALL = 1 << 62
+
+
+def _enter_middle(m: Machine, frame: Frame, point: Point, values: tuple[Any, ...]) -> None:
+    """The frame as it stands at a point; its values are taken up where something looks at them."""
+    m.later = True
+    n = len(point.slots)
+    later = [Later(v, Local(name), d and is_data(v)) for v, name, d in zip(values, point.names, point.data, strict=True)]
+    free = frame.code.size - len(frame.code.code.co_freevars)
+    frame.fast = [NULL] * free + list(frame.fn.__closure__ or ())
+    for slot, value in zip(point.slots, later):
+        if type(value.obj) is types.CellType and frame.code.names[slot] in frame.code.code.co_cellvars:
+            m.cell_sources[id(value.obj)] = Item(value.source, "cell_contents")
+            m.world.track(value.obj, value.source)
+            frame.fast[slot] = value.obj
+        else:
+            frame.fast[slot] = value
+    rest = iter(later[n:])
+    frame.stack = [next(rest) if real else NULL for real in point.stack]
+    if point.handled:
+        handled = next(rest)
+        m.exc = m.world.wrap(handled.obj, handled.source)
+    frame.index = point.index
+    frame.kw_names = ()
+
+
+def _arguments(m: Machine, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The entry frame's slots: each parameter read from its Local source, *args and **kwargs piece by piece."""
+    code = fn.__code__
+    fast = bind(m, fn, list(args), dict(kwargs), None)
+    n = code.co_argcount + code.co_kwonlyargcount
+    flags = code.co_flags
+    with m.recorder.tracing():
+        for k in range(n):
+            fast[k] = m.world.wrap(fast[k], Local(code.co_varnames[k]))
+        if flags & 4:
+            fast[n] = _rest(m, fast[n], Local(code.co_varnames[n]))
+            n += 1
+        if flags & 8:
+            source = Local(code.co_varnames[n])
+            m.world.guard(source, "dict_keys", tuple(fast[n]))
+            fast[n] = {k: m.world.wrap(v, Item(source, k)) for k, v in fast[n].items()}
+    return fast
+
+
+def _rest(m: Machine, rest: tuple[Any, ...], source: Source) -> tuple[Any, ...]:
+    m.world.guard(source, "length", len(rest))
+    return tuple([m.world.wrap(x, Item(source, i)) for i, x in enumerate(rest)])
