@@ -205,6 +205,69 @@ def test_derivatives_of_derivatives() -> None:
     torch.testing.assert_close(*found)
 
 
+class Remembers(nn.Module):
+    """Its result follows from the old value of a buffer that it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.register_buffer("past", torch.randn(4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        out = h @ self.past.clone().t()
+        with torch.no_grad():
+            self.past.mul_(0.9).add_(h[:4], alpha=0.1)
+        return out.logsumexp(1, keepdim=True)
+
+
+class Renormed(nn.Module):
+    """Its embedding writes to the weights whose gradient is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.a = nn.Embedding(8, 6, max_norm=0.5), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(torch.tanh(x + self.e(torch.arange(len(x)))))
+
+
+WRITERS: dict[str, Callable[[], nn.Module]] = {
+    "running statistics": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)),
+    "average of all": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=None), nn.Tanh(), nn.Linear(8, 2)),
+    "power iteration": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 2)),
+    "memory": Remembers,
+    "weights": Renormed,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_derivatives_of_derivatives_of_what_writes(name: str) -> None:
+    """A gradient penalty around a compiled module that writes to its buffers: they are written once, and read as they were."""
+    model, twin = both(WRITERS[name])
+    for net, m in ((torchsmith.compile(model), model), (twin, twin)):
+        torch.manual_seed(1)
+        for _ in range(2):
+            m.zero_grad()
+            x = torch.randn(8, 6, requires_grad=True)
+            out, more = net(x), net(x * 2)
+            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            (slope.square().sum() + more.square().sum()).backward()
+    same(model, twin)
+
+
+def test_a_repetition_of_other_inputs_is_refused() -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.tanh(x @ w + b)
+
+    x, w, b = torch.randn(2, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
+    out = torchsmith.compile(fn)(x, w, b)
+    with torch.no_grad():
+        b.add_(1)
+    with pytest.raises(RuntimeError, match="changed since"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
 def test_saved_tensor_hooks_see_what_is_kept() -> None:
     run = compiled_natively(lambda x, w: (x @ w).sigmoid().log())
     w = torch.randn(3, 2, requires_grad=True)

@@ -32,9 +32,9 @@ define("AUT007", "many gradients came in at once (is_grads_batched), so the capt
 
 Call = Callable[..., Sequence[Any]]
 Pass = tuple[Backward, Call, dict[int, tuple[int, ...]]]
-_WRITES = (
-    "torchsmith: a derivative of a derivative of a compiled function that writes its inputs (running statistics, say) cannot be taken "
-    "outside of it. Take both inside of the compiled function."
+_CHANGED = (
+    "torchsmith: the captured graph cannot be repeated eagerly (for a derivative of a derivative, or is_grads_batched), because one of its "
+    "inputs was changed since. Take the derivatives before, or inside of the compiled function."
 )
 _DRAWS = (
     "torchsmith: the captured graph cannot be repeated eagerly (for a derivative of a derivative, or is_grads_batched), because it drew "
@@ -67,6 +67,8 @@ class Attached:
         shown = {s.at[0] for s in slots if s.kind == "kept" and s.at[0] < cut.shown}
         self.saved_inputs = tuple(dict.fromkeys(s.at[0] for s in slots if s.kind == "input"))
         self.saved_results = tuple(sorted(shown))
+        inputs = enumerate(joint.rec.inputs[: joint.n_inputs])
+        self.unwatched = tuple(i for i, t in inputs if isinstance(t, torch.Tensor) and i not in (*self.saved_inputs, *cut.written))
         parts = ((k, row.of) for k, row in enumerate(joint.outputs.results) if isinstance(row, ViewOf) and row.apart)
         self.parts = [(k, of[1]) for k, of in parts if isinstance(of, tuple) and of[1] in self.saved_results]
         self.function = type(_name([joint.outs[k] for k in cut.roots]), (torch.autograd.Function,), {
@@ -125,6 +127,7 @@ class Attached:
         tensors += [results[k] for k in self.saved_results]
         ctx.numbers = {i: inputs[i] for i in self.saved_inputs if not isinstance(inputs[i], torch.Tensor)}
         ctx.sizes = {s: _size(inputs, s) for s in cut.backward.slots if s.kind == "size"}
+        ctx.versions = _versions(inputs, self.unwatched)
         if _has_saving_hooks():  # they are to see everything that is kept
             ctx.order = tuple(k for k, t in block.items() if isinstance(t, torch.Tensor))
             tensors += [block.pop(k) for k in ctx.order]
@@ -137,15 +140,15 @@ class Attached:
 
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         saved = iter(ctx.saved_tensors)  # eager's error where they are gone
+        inputs = {i: ctx.numbers[i] if i in ctx.numbers else next(saved) for i in self.saved_inputs}
+        kept = {**ctx.block, **{k: next(saved) for k in self.saved_results}, **{k: next(saved) for k in ctx.order}}
         if torch.is_grad_enabled():
-            return None, *self._again(ctx, grads, "AUT006")
+            return None, *self._again(ctx, kept, grads, "AUT006")
         if any(_is_batched(g) for g in grads if g is not None):
-            return None, *self._again(ctx, grads, "AUT007")
+            return None, *self._again(ctx, kept, grads, "AUT007")
         chosen = tuple(j for j, g in enumerate(grads) if g is not None)
         if not chosen:
             return (None,) * (1 + len(self.cut.leaves))
-        inputs = {i: ctx.numbers[i] if i in ctx.numbers else next(saved) for i in self.saved_inputs}
-        kept = {**ctx.block, **{k: next(saved) for k in self.saved_results}, **{k: next(saved) for k in ctx.order}}
         backward, call, planned = self._pass(chosen, self._orders(chosen, grads))
         args = []
         for s in backward.slots:
@@ -200,11 +203,11 @@ class Attached:
         backward = self.cut.backward if len(chosen) == len(self.cut.roots) else self.joint.backward(chosen)
         return backward, self.compile_backward(backward.graph), _planned(backward)
 
-    def _again(self, ctx: Any, grads: Sequence[Any], code: str) -> list[Any]:
+    def _again(self, ctx: Any, kept: dict[int, Any], grads: Sequence[Any], code: str) -> list[Any]:
         """Gradients that can be differentiated, or many at once: the captured graph once more, under eager's autograd."""
         events.emit("fallback", code=code)
-        if self.cut.written:
-            raise RuntimeError(_WRITES)
+        if _versions(ctx.inputs, self.unwatched) != ctx.versions:
+            raise RuntimeError(_CHANGED)
         if self.cut.is_random and self.own_draws:
             raise RuntimeError(_DRAWS)
         now = torch.get_rng_state() if self.cut.is_random else None
@@ -213,12 +216,15 @@ class Attached:
         further = torch.is_grad_enabled()
         try:
             with torch.enable_grad():
-                outs = self.repeat(*ctx.inputs)
+                inputs = list(ctx.inputs)
+                for i in self.cut.written:  # the repetition writes to copies, which begin as the inputs did if the results follow from that
+                    inputs[i] = _copy(inputs[i], kept.get(self.cut.old.get(i, -1)))
+                outs = self.repeat(*inputs)
         finally:
             if now is not None:
                 torch.set_rng_state(now)
         chosen = [(outs[k], g) for k, g in zip(self.cut.roots, grads, strict=True) if g is not None]
-        leaves = [ctx.inputs[i] for i in self.cut.leaves]
+        leaves = [inputs[i] for i in self.cut.leaves]
         return list(torch.autograd.grad([t for t, _ in chosen], leaves, [g for _, g in chosen], create_graph=further, allow_unused=True))
 
 
@@ -233,6 +239,19 @@ def _size(inputs: Sequence[Any], slot: Slot) -> int:
     number, dim, *rest = slot.at
     scale, shift = rest or (1, 0)
     return int((inputs[number].shape[dim] - shift) // scale)
+
+
+def _versions(inputs: Sequence[Any], numbers: Sequence[int]) -> list[int]:
+    return [-1 if (t := inputs[i]).is_inference() else t._version for i in numbers]
+
+
+def _copy(t: torch.Tensor, value: torch.Tensor | None) -> torch.Tensor:
+    """A tensor over memory of its own, to autograd the same as `t`; it holds `value` (None: what `t` holds)."""
+    copy = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+    if value is not None:
+        with torch.no_grad():
+            copy.copy_(value)
+    return copy
 
 
 def _is_batched(g: torch.Tensor) -> bool:

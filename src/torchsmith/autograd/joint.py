@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +59,7 @@ class Cut:
 
     roots: results whose gradients come in, leaves: inputs whose gradients go out. again: (result, ("input", i) | ("out", k), view steps
     or None): views that are made anew of what autograd knows, by replaying the program's views, or from the view's own strides.
+    old: per input that is written and from whose old value the roots follow, the number of the result that holds that value.
     """
 
     forward: FunctionalGraph
@@ -69,6 +70,7 @@ class Cut:
     backward: Backward
     is_random: bool
     written: tuple[int, ...]
+    old: dict[int, int] = field(default_factory=dict)
     choice: Choice | None = None  # what backward keeps and computes again
     again_ops: tuple[str, ...] = ()  # operators that backward computes again, views left out
 
@@ -271,6 +273,7 @@ class Joint:
         reached = tuple(i for i, g in zip(self.leaves, backward.grads, strict=True) if g is not None)
         if reached:  # what is only detached, or not read, is no part of eager's graph: its own history is not kept alive, nor run
             self.leaves, backward = reached, replace(backward, grads=tuple(g for g in backward.grads if g is not None))
+        old = {number: self.keep(self.old_value(number)) for number in self._written_and_read()}
         self.is_cut = True
         rec = self.rec
         results = (*self.outputs.results, *(FreshNode(self._as_kept(n)) for n in self.keeping))
@@ -283,8 +286,21 @@ class Joint:
         is_random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.earlier)
         again = tuple(str(n.target).removesuffix(".default") for n in self.repeated.values() if n.view_of is None and n.kind == "call")
         return Cut(
-            forward, len(self.outputs.results), self.roots, self.leaves, self._again(), backward, is_random, written, self.choice, again
-        )
+            forward, len(self.outputs.results), self.roots, self.leaves, self._again(), backward, is_random, written, old, self.choice,
+            again,
+        )  # fmt: skip
+
+    def _written_and_read(self) -> list[int]:
+        """Inputs that are written, and from whose old value the roots follow: who computes the roots again needs it."""
+        written = {id(self.rec.placeholders[number]): number for number, _ in self.outputs.write_backs}
+        found, seen, open_ = [], set(), [self.rec.value_of(self.outs[k]).root.node for k in self.roots] if written else []
+        while open_:
+            node = open_.pop()
+            if id(node) not in seen:
+                seen.add(id(node))
+                found += [written[id(node)]] if id(node) in written else []
+                open_ += inputs_of(node)
+        return sorted(found)
 
 
 class _Part:
