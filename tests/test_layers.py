@@ -55,7 +55,7 @@ LATE_FILES: dict[str, tuple[str, ...]] = {
     "ir/expr.py": ("print",),  # str(expr) is the printer's text, and the printer reads expressions
     "runtime/package.py": ("host_torch",),  # the same
     "runtime/load.py": ("host_torch",),  # torchsmith.runtime works where torch is absent
-    "capture/dispatch.py": ("start",),  # the machine's tables take a while to build: not before the first miss
+    "capture/attempts.py": ("start",),  # the machine's tables take a while to build: not before the first miss
     "api.py": ("pipeline", "debug", "capture", "calls"),  # `import torchsmith` stays cheap; the road is loaded by the first compile
     "graph/tracing.py": ("rules",),  # the rows register themselves, and need Tracing to do so
     "backends/road.py": ("partners",),  # sympy comes with it: only who hands a graph to a captured backend loads it

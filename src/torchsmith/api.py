@@ -16,7 +16,8 @@ import torch
 from . import compiler as _compiler  # noqa: F401  (sets what C asks under a stance, under other tracers, of discarded parameters)
 from .backends.registry import resolve_backend
 from .capture import _frame, peers
-from .capture.dispatch import ConstraintViolation, RecompileLimitHit, Settings, make_dispatcher
+from .capture.dispatch import make_dispatcher
+from .capture.state import ConstraintViolation, RecompileLimitHit, Settings
 from .codes import BackendFailed, Unsupported
 from .compiled_module import CompiledModule, compile_module
 from .debug.folders import start_folders

@@ -19,7 +19,8 @@ from torch.nn.modules import module as torch_module
 
 from . import events
 from .capture import _frame, peers
-from .capture.dispatch import Settings, make_dispatcher
+from .capture.dispatch import make_dispatcher
+from .capture.state import Settings
 from .codes import Unsupported
 
 _GLOBAL_HOOKS = (

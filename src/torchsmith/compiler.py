@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from . import events
 from .backends.registry import DEFAULT, aot_autograd, list_backends, lookup_backend, register_backend, resolve_backend
-from .capture import _frame, background, dispatch, peers, policy
+from .capture import _frame, attempts, background, dispatch, entries, peers, policy
+from .capture.state import location
 from .debug.logs import LOGS, show_logs
 from .options import CONFIG, TEXT_LOGS, logs
 from .runtime import _native, artifacts
@@ -141,21 +142,21 @@ class error_on_graph_break:
         self.error, self.before = error, False
 
     def __enter__(self) -> None:
-        self.before = dispatch.set_error_mode(self.error)
+        self.before = attempts.set_error_mode(self.error)
 
     def __exit__(self, *exc: Any) -> None:
-        dispatch.set_error_mode(self.before)
+        attempts.set_error_mode(self.before)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         error = self.error
 
         @functools.wraps(fn)
         def under(*args: Any, **kwargs: Any) -> Any:
-            before = dispatch.set_error_mode(error)
+            before = attempts.set_error_mode(error)
             try:
                 return fn(*args, **kwargs)
             finally:
-                dispatch.set_error_mode(before)
+                attempts.set_error_mode(before)
 
         return under
 
@@ -332,11 +333,11 @@ def _what_traces() -> str:
 def _on_gate(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], reason: int) -> Any:
     """Asked by C before a call under a stance (1) or under another tracer (2)."""
     if reason == 2:
-        events.emit("fallback", code="API001", at=dispatch.location(fn), detail=_what_traces())
+        events.emit("fallback", code="API001", at=location(fn), detail=_what_traces())
         return _frame.RUN_PLAIN
     stance = _stance["stance"] if _stance["stance"] != "default" else peers.stance()
     if stance == "force_eager":
-        events.emit("fallback", code="API006", at=dispatch.location(fn), detail='set_stance("force_eager")')
+        events.emit("fallback", code="API006", at=location(fn), detail='set_stance("force_eager")')
         return _frame.RUN_PLAIN
     if stance in ("eager_on_recompile", "fail_on_recompile"):
         return _only_compiled(dispatcher, fn, args, kwargs, fail=stance == "fail_on_recompile")
@@ -354,7 +355,7 @@ def _only_compiled(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...
     if done is not None:
         return done[0]
     if fail:
-        why = dispatch.missed(dispatcher, fn, args, kwargs)
+        why = entries.missed(dispatcher, fn, args, kwargs)
         raise RuntimeError(f"{dispatcher.state.label} needs a recompilation, but the stance is fail_on_recompile: {why}")
     return _frame.RUN_PLAIN
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchsmith
 from torchsmith import compiler, events
-from torchsmith.capture.dispatch import Settings
+from torchsmith.capture.state import Settings
 
 
 def module_level(x, scale=2):

@@ -15,7 +15,7 @@ import torch
 from .. import events
 from ..autograd.attach import attach
 from ..autograd.joint import Joint
-from ..capture.dispatch import modes, set_modes
+from ..capture.entries import modes, set_modes
 from ..capture.overrides import plain
 from ..codes import BackendFailed, Unsupported
 from ..graph.eager import eager_callable

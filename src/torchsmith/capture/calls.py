@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
-from . import arrays, floats, overrides, policy, tensor_attrs, torch_rows, transforms
+from . import arrays, attempts, floats, overrides, policy, tensor_attrs, torch_rows, transforms
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised, find
@@ -296,7 +296,7 @@ def _own_api(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
     if d.get("_torchsmith_constant"):
         return m.native(fn, args, kwargs, plain=True)
-    if fn.__name__ == "set_error_mode" and fn.__module__ == "torchsmith.capture.dispatch":
+    if fn is attempts.set_error_mode:
         before, m.error_mode = m.error_mode, m.truth(args[0])
         m.effects.append((fn, args, kwargs))
         return before

@@ -440,7 +440,7 @@ class Machine:
 
     def assume(self, tensor: torch.Tensor, wanted: bool) -> bool:
         """The truth of a tensor that is expected to be `wanted`, else the program raises. The graph checks it before it has done anything
-        that can be seen; where it does not hold, the function runs as it is (dispatch.or_elsewhere)."""
+        that can be seen; where it does not hold, the function runs as it is (entries.or_elsewhere)."""
         trace = tracing.current()
         known = trace.known_value(tensor, "__bool__")
         if known is not NotImplemented:

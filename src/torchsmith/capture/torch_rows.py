@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.region import Region
-from . import control_flow, dispatch, flex, guards, overrides
+from . import attempts, control_flow, flex, guards, overrides
 from .attributes import Raised
 from .protocol import Machine, Row
 from .source import Computed
@@ -448,7 +448,7 @@ BY_NAME: dict[tuple[str, str], Row] = {
     ("torch._dynamo.decorators", "graph_break"): _dynamos_break,
     # its error_on_graph_break is ours
     ("torch._dynamo.utils", "_get_error_on_graph_break"): lambda m, args, kwargs: m.error_mode,
-    ("torch._dynamo.utils", "_set_error_on_graph_break"): lambda m, args, kwargs: m.call(dispatch.set_error_mode, args, kwargs),
+    ("torch._dynamo.utils", "_set_error_on_graph_break"): lambda m, args, kwargs: m.call(attempts.set_error_mode, args, kwargs),
     # what PyTorch's compiler, once used, notes of each module that is made
     ("torch._dynamo.mutation_guard", "tag"): lambda m, args, kwargs: None,
     **{("torch._dynamo.decorators", name): _dynamos_settings(name) for name in ("__enter__", "__exit__")},

@@ -1,0 +1,313 @@
+"""Entries of a compiled function: guards and a call made of what was captured; why none of them fits a call, and what varies then."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .. import events
+from ..codes import Forbidden
+from ..graph.sizes import expr_of
+from ..graph.spec import ASSUMED, assumes
+from ..ir.expr import Const, Expr, Sym, const, op
+from . import _frame, guards, overrides, resume
+from .guards import Call
+from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
+from .state import ConstraintViolation, Installed, RecompileLimitHit, State, family_of, location
+
+
+def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str, call: Call, point: Callable[..., Any]) -> Any:
+    """The entry of a compilation. point(family, place): the Dispatcher of a place where a split frame goes on."""
+    symbols: dict[str, Source] = dict(captured.facts.sources)
+    sizes = [Guard(FixedObject(None), "shape", e) for e in (*compiled.guards, *_layout_conditions(captured, symbols))]
+    known = {g.value for g in captured.guards if g.kind == "shape"}
+    all_guards = [*captured.guards, *(g for g in sizes if g.value not in known)]
+    keep = state.settings.options.guard_filter_fn
+    if keep is not None:
+        all_guards = _filter(keep, all_guards)
+    all_guards = [guards.weaken(g) for g in all_guards]
+    finish = captured.finish
+    run = or_elsewhere(captured.graph, compiled.call, getattr(compiled.report, "road", ""))
+    if overrides.users(overrides.caller_modes()) or any(g.kind == "tensor" and overrides.is_subclass(g.value.type) for g in captured.guards):
+        run = overrides.without_handlers(run)
+    entry = guards.make_entry(
+        all_guards,
+        captured.inputs,
+        finish.recipe if finish.text is None else None,
+        _make_finish(finish, name) if finish.text is not None else None,
+        run,
+        names=d.names,
+        free_names=d.free_names,
+        globals=fn.__globals__,
+        symbols=symbols,
+        name=name,
+        source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name, _holders(all_guards, call)),
+        may_be_caught=captured.may_be_caught,
+        resume=None if captured.stop is None else resume.make_site(family_of(d, state), captured.stop, fn.__globals__, point),
+    )
+    events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
+    return entry
+
+
+def _holders(rows: Sequence[Guard], call: Call) -> dict[str, weakref.ref[torch.nn.Module]]:
+    numbers = [g.source for g in rows if g.kind == "equals" and type(g.value) in (int, float)]
+    found = {str(s): _holder(s, call) for s in numbers}
+    return {place: weakref.ref(module) for place, module in found.items() if module is not None}
+
+
+def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: str) -> Callable[..., Any]:
+    """`call`; where it finds that a way is taken that only raises, as if it had not been called: the dispatcher runs the function itself.
+    After an exception modes that the graph had entered by then are left."""
+    if road != "native" and any(n.op == "call_function" and n.target in _MODES for n in graph.graph.nodes):
+        call = _leaving_modes(call)
+    if not assumes(graph):
+        return call
+
+    def checked(*args: Any) -> Any:
+        random = torch.get_rng_state()
+        try:
+            return call(*args)
+        except RuntimeError as error:
+            if not str(error).startswith(ASSUMED):
+                raise
+            if road != "native":  # the native road has counted it
+                events.emit("fallback", code="RUN004", at="", detail=str(error))
+        torch.set_rng_state(random)
+        raise _frame.Elsewhere
+
+    return checked
+
+_MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast)
+
+
+def _leaving_modes(call: Callable[..., Any]) -> Callable[..., Any]:
+    def left(*args: Any) -> Any:
+        before = modes()
+        try:
+            return call(*args)
+        except BaseException:
+            set_modes(before)
+            raise
+
+    return left
+
+
+def modes() -> tuple[Any, ...]:
+    """What a graph may leave otherwise than it found it: gradients, autocast per device, how deep in autocast."""
+    deep = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return torch.is_grad_enabled(), {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}, deep
+
+
+def set_modes(known: tuple[Any, ...]) -> None:
+    """As `modes` found them."""
+    grad, autocast, deep = known
+    torch._C._set_grad_enabled(grad)
+    for device, (on, dtype) in autocast.items():
+        torch.set_autocast_enabled(device, on)
+        torch.set_autocast_dtype(device, dtype)
+    for _ in range(modes()[2] - deep):
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+
+
+def _layout_conditions(captured: Any, symbols: dict[str, Source]) -> list[Expr]:
+    """What the graph takes for granted of dynamic inputs: each symbol's range, and strides that follow from the sizes."""
+    conditions: list[Expr] = []
+    for name, row in getattr(captured.facts, "symbols", {}).items():
+        if name in symbols and not row.sym.dtype.is_float:
+            conditions.append(op("ge", row.sym, const(row.lo)))
+            if row.hi is not None:
+                conditions.append(op("le", row.sym, const(row.hi)))
+    rows = {g.source: g.value for g in captured.guards if g.kind == "tensor"}
+    placeholders = [n for n in captured.graph.graph.nodes if n.op == "placeholder"]
+    for node, source in zip(placeholders, captured.inputs, strict=True):
+        guard: TensorGuard | None = rows.get(source)
+        val = node.meta.get("val")
+        if guard is None or None not in guard.strides or not isinstance(val, torch.Tensor):
+            continue
+        for d, (known, stride) in enumerate(zip(guard.strides, val.stride(), strict=True)):
+            if known is None:
+                symbol = f"{source}.stride({d})"
+                symbols[symbol] = TensorProperty(source, "stride", d)
+                condition = op("eq", Sym(symbol), expr_of(stride))
+                size = expr_of(val.shape[d])  # the stride of a dimension of size 1 means nothing
+                conditions.append(condition if isinstance(size, Const) and size.value != 1 else op("or", condition, op("eq", size, const(1))))
+    return [c for c in conditions if not isinstance(c, Const)]
+
+
+def _filter(keep: Callable[..., Any], rows: Sequence[Guard]) -> list[Guard]:
+    """options["guard_filter_fn"]: a list of truths, one for each guard."""
+    try:
+        wanted = list(keep(rows))
+    except Exception as error:  # the user's function may raise anything
+        raise Forbidden("API011", detail=f"{type(error).__name__}: {error}") from error
+    if len(wanted) != len(rows):
+        raise Forbidden("API011", detail=f"it returned {len(wanted)} answers for {len(rows)} guards")
+    return [g for g, w in zip(rows, wanted, strict=True) if w]
+
+
+def _make_finish(finish: Any, name: str) -> Callable[..., Any]:
+    namespace = dict(finish.namespace)
+    exec(compile(finish.text, f"<torchsmith finish of {name}>", "exec"), namespace)
+    return namespace["finish"]  # type: ignore[no-any-return]
+
+_GRAPHS: Counter[str] = Counter()
+
+
+def graph_name(label: str) -> str:
+    """A name that no other graph of this process has."""
+    safe = _safe(label)
+    _GRAPHS[safe] += 1
+    return f"{safe}_{_GRAPHS[safe] - 1}"
+
+
+def _safe(label: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in label.replace("<locals>.", "").replace("<lambda>", "lambda"))
+
+
+# ---------------------------------------------------------------- recompiles
+
+
+def is_dead(entry: Any) -> bool:
+    """An entry whose guarded object is gone can never be right again."""
+    known: Installed = entry.source
+    return bool(entry.dead) or any(isinstance(g.value, weakref.ref) and g.value() is None for g in known.guards if g.kind == "identity")
+
+
+def note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, key: Any) -> Any:
+    """Say why; at the limit warn once and run as it is. Learns which dimensions vary."""
+    latest: Installed = d.entries[-1].source
+    failed = _failed_guard(d.entries[-1], call)
+    why = guards.explain(failed, call, latest.symbols) if failed is not None else "its guards hold now, but did not when they were checked"
+    loc = (failed.loc if failed is not None else "") or location(fn)
+    settings = state.settings
+    if len(d.entries) >= settings.recompile_limit:
+        times = f"{len(d.entries)} times (recompile_limit={settings.recompile_limit})"
+        message = f"torchsmith: {state.label} was compiled {times}; last reason: {why} ({loc}){_cure(failed)}"
+        if settings.fullgraph:
+            raise RecompileLimitHit(message)
+        if not state.warned:
+            state.warned = True
+            events.warn(message + ". It runs as it is from now on where no compilation fits.")
+        events.emit("graph_break", code="API003", loc=loc, detail=why, name=state.label)
+        state.broken[key] = 1
+        return _frame.RUN_HOOKED
+    events.emit("recompile", name=state.label, guard=why, loc=loc)
+    if settings.dynamic is not False:
+        for e in d.entries:
+            _learn_dynamic(state, e.source, call)
+    return None
+
+
+def _cure(failed: Guard | None) -> str:
+    """What a user can do about a number that changes and cannot be a symbol."""
+    if failed is None or failed.kind not in ("equals", "shape"):
+        return ""
+    if failed.kind == "equals" and type(failed.value) in (int, float):
+        return f". {failed.source} is a{'n int' if type(failed.value) is int else ' float'} that changes; pass it as a tensor: torch.tensor(...)"
+    return ". Pass dynamic=True if sizes change on every call" if failed.kind == "shape" else ""
+
+
+def missed(d: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why no entry fits this call, in words."""
+    values = d.bind(args, kwargs, fn)
+    if not d.entries or values is None:
+        return f"nothing was compiled yet ({location(fn)})"
+    closure = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    call = Call(dict(zip(d.names, values, strict=True)), fn.__globals__, closure)
+    failed = _failed_guard(d.entries[-1], call)
+    return f"{guards.explain(failed, call, d.entries[-1].source.symbols)} ({failed.loc or location(fn)})" if failed is not None else location(fn)
+
+
+def _failed_guard(entry: Any, call: Call) -> Guard | None:
+    """The guard that C found false, or, where the world changed since, the first that is false now."""
+    known: Installed = entry.source
+    if 0 <= entry.failed < len(known.guards) and not guards.holds(known.guards[entry.failed], call, known.symbols):
+        return known.guards[entry.failed]
+    return guards.first_failure(known.guards, call, known.symbols)
+
+
+def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
+    """Dimensions in which this call differs from an entry become dynamic in the next capture."""
+    for g in known.guards:
+        if g.kind == "equals" and state.may_have.get(type(g.value)):
+            n = guards.evaluate(g.source, call)
+            if type(n) is type(g.value) and n != g.value and (type(n) is float or n > 1) and not _is_another_module(g.source, known, call):
+                state.dynamic_dims.setdefault(str(g.source), set()).add(ITSELF)
+                state.numbers[str(g.source)] = type(n)
+        if g.kind != "tensor":
+            continue
+        want: TensorGuard = g.value
+        v = guards.evaluate(g.source, call)
+        if not isinstance(v, torch.Tensor) or isinstance(v, torch.nn.Parameter) or v.dim() != len(want.sizes) or v.dtype != want.dtype:
+            continue
+        varying = {i for i, (was, now) in enumerate(zip(want.sizes, v.shape, strict=True)) if was is not None and was != now}
+        if varying:
+            state.dynamic_dims.setdefault(str(g.source), set()).update(varying)
+
+
+def _holder(source: Source, call: Call) -> torch.nn.Module | None:
+    """The module that a number is an attribute of."""
+    holder = getattr(source, "base", None)
+    if isinstance(holder, Attr) and holder.name == "__dict__":
+        holder = holder.base
+    found = None if holder is None else guards.evaluate(holder, call)
+    return found if isinstance(found, torch.nn.Module) else None
+
+
+def _is_another_module(source: Source, known: Installed, call: Call) -> bool:
+    """An attribute of a module is part of what the module is: it varies only where it differs in one and the same module."""
+    module = _holder(source, call)
+    if module is None:
+        return False
+    was = known.holders.get(str(source))
+    return was is None or was() is not module
+
+
+def read_marks(state: State, call: Call) -> None:
+    """mark_dynamic / mark_static on the call's tensors. Raises IndexError for a dimension of shapes_spec that a tensor does not have."""
+    for place, dims in (state.settings.shapes or {}).items():
+        t = call.locals.get(place[3:-2])  # L['x']
+        if isinstance(t, torch.Tensor) and dims and max(dims) >= t.dim():
+            raise IndexError(f"shapes_spec[{place[3:-2]!r}] names dimension {max(dims)} of a tensor with {t.dim()} dimensions")
+    for name, value in call.locals.items():
+        for source, t in _sources(Local(name), value):
+            marked = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None)) | dict(getattr(t, "_torchsmith_dynamic", {}))
+            bounds = getattr(t, "_dynamo_unbacked_bounds", {})
+            theirs = {d: (bounds.get(d, (None, None))[0] or 0, bounds.get(d, (None, None))[1]) for d in getattr(t, "_dynamo_unbacked_indices", ())}
+            marked |= theirs
+            for d, (low, high) in marked.items():
+                if (low > 1 and t.shape[d] < low) or (high is not None and t.shape[d] > high):
+                    raise ConstraintViolation(
+                        f"torchsmith: dimension {d} of {source} is marked to lie between {low} and {'infinity' if high is None else high},"
+                        f" but it is {t.shape[d]}. Give it such a size, or mark it with another range."
+                    )
+            state.unbacked.update((str(source), d) for d in {*getattr(t, "_torchsmith_unbacked", ()), *theirs})
+            state.marked.update({(str(source), d): span for d, span in marked.items()})
+            dynamic = {*marked, *getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
+            static = {*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())}
+            if dynamic:
+                state.dynamic_dims.setdefault(str(source), set()).update(dynamic)
+            if static and str(source) in state.dynamic_dims:
+                state.dynamic_dims[str(source)] -= static
+
+
+def _sources(source: Source, value: Any, depth: int = 3) -> Iterator[tuple[Source, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield source, value
+    elif depth and isinstance(value, (list, tuple)):
+        for i, x in enumerate(items(value)):
+            yield from _sources(Item(source, i), x, depth - 1)
+    elif depth and isinstance(value, dict):
+        for k, x in dict.items(value):
+            yield from _sources(Item(source, k), x, depth - 1)
+
+
+def items(value: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+    return list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
