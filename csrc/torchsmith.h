@@ -33,10 +33,11 @@ enum { TS_REPLAYED = 0, TS_PLAIN = 1, TS_RECORD = 2 };
 
 /* What a host offers to graphs whose kernels run on another device. Everything is queued on the call's stream. */
 typedef struct ts_device {
-  /* Segment number `segment` of the library (-1: one that is not repeated): these launches, in order. */
+  /* Segment number `segment` of the library (-1: one that is not repeated): these launches, in order. Numbers from n_segments on are parts:
+   * the launches between two library calls of a segment, which are recorded for themselves where the segment is not. */
   int32_t (*launch)(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words);
   /* Segment number `segment` with library calls among its launches. TS_REPLAYED: all of it was queued. TS_PLAIN, TS_RECORD: the caller
-   * makes its launches (as segment -1) and calls now, and says `end`. Less than 0: an error. Words that only those calls tell are 0.
+   * makes its launches (as parts) and calls now, and says `end`. Less than 0: an error. Words that only those calls tell are 0.
    * `fixed`: what library calls get, addresses and numbers; a record is for these alone. */
   int32_t (*begin)(void *self, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
                    const uint64_t *fixed, int32_t n_fixed);
@@ -81,7 +82,7 @@ typedef struct ts_device_kernel {
 } ts_device_kernel;
 
 typedef struct ts_images {
-  int32_t n_kernels, n_segments;
+  int32_t n_kernels, n_segments, n_parts;
   const ts_device_kernel *const *kernels;
 } ts_images;
 

@@ -216,7 +216,7 @@ typedef struct ts_cuda_record {
   void (*release)(void *);
 } Record;
 
-enum { SEEN = 16 };
+enum { SEEN = 16, TRIES = 32 }; /* TRIES: records of library calls that are made before replays must pay for them */
 typedef struct {
   pthread_mutex_t lock; /* a thread that finds it taken launches one by one */
   Record *records;
@@ -232,16 +232,18 @@ struct ts_cuda {
   int32_t most;
   pthread_mutex_t lock; /* of `loaded` */
   Loaded *loaded[MOST_DEVICES]; /* by kernel */
-  Segment segments[];
+  Segment segments[]; /* and their parts */
 };
 
+static int32_t n_all(const ts_images *images) { return images->n_segments + images->n_parts; }
+
 ts_cuda *cuda_new(const ts_images *images, int32_t most) {
-  ts_cuda *g = calloc(1, sizeof *g + sizeof(Segment) * (size_t)images->n_segments);
+  ts_cuda *g = calloc(1, sizeof *g + sizeof(Segment) * (size_t)n_all(images));
   if (!g) return NULL;
   g->images = images;
   g->most = most;
   pthread_mutex_init(&g->lock, NULL);
-  for (int32_t i = 0; i < images->n_segments; i++) pthread_mutex_init(&g->segments[i].lock, NULL);
+  for (int32_t i = 0; i < n_all(images); i++) pthread_mutex_init(&g->segments[i].lock, NULL);
   return g;
 }
 
@@ -309,7 +311,7 @@ static void record_free(Record *r) {
 
 void cuda_free(ts_cuda *g) {
   if (!g) return;
-  for (int32_t i = 0; i < g->images->n_segments; i++) {
+  for (int32_t i = 0; i < n_all(g->images); i++) {
     for (Record *r = g->segments[i].records, *next; r; r = next) {
       next = r->next;
       record_free(r);
@@ -701,9 +703,9 @@ enum { FEW = 3 }; /* launches that are worth a record */
 int32_t cuda_launch(ts_cuda_call *c, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words) {
   Loaded *all = kernels(c, launches, n);
   if (!all) return TS_ERROR_DEVICE;
-  Segment *s = segment >= 0 && segment < c->graph->images->n_segments ? &c->graph->segments[segment] : NULL;
+  Segment *s = segment >= 0 && segment < n_all(c->graph->images) ? &c->graph->segments[segment] : NULL;
   if (!s) return launch_plainly(c, all, launches, n, words);
-  const char *why = !c->graph->most ? "recording is switched off" : n < FEW ? "it has too few launches"
+  const char *why = !c->graph->most ? "recording is switched off" : c->record ? "the segment around it was recorded" : n < FEW ? "it has too few launches"
                     : c->is_capturing ? "the caller was recording the stream" : NULL;
   if (!why && pthread_mutex_trylock(&s->lock)) why = "another thread was using the record";
   if (why) {
@@ -799,6 +801,8 @@ int32_t cuda_segment_begin(ts_cuda_call *c, int32_t segment, const ts_device_lau
     }
   } else if (s->failures >= 3 || s->is_recording) {
     if (s->is_recording) s->why = "another thread was recording it";
+  } else if (s->counts.recorded > TRIES + s->counts.replayed / 16) {
+    s->why = "addresses of library calls change too often";
   } else if (!was_seen(s, sizes ^ (c->stream_id * 0x9e3779b97f4a7c15u + (uint64_t)c->device + 1))) {
     s->why = "it was the first call with these sizes and constants";
   } else if ((r = calloc(1, sizeof *r))) {

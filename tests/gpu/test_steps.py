@@ -142,3 +142,25 @@ def test_gradients_of_convolutions_lie_channels_last(fake: ctypes.CDLL, whole: b
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
         assert a.stride() == b.stride()
         assert whole or (a.grad is None) == (b.grad is None)
+
+
+def test_library_calls_of_two_graphs() -> None:
+    """What forward keeps for backward comes at the same addresses step by step, so the library calls that make and read it are recorded."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(m for _ in range(3) for m in (torch.nn.Linear(64, 64), torch.nn.Softmax(1))))
+    reference = copy.deepcopy(model)
+    reset()
+    with pretending():
+        compiled = torchsmith.compile(model, options={"force_disable_caches": True})
+        for _ in range(16):
+            x = torch.randn(500, 64)
+            for m in (compiled, reference):
+                m.zero_grad(set_to_none=False)
+                m(x).square().mean().backward()
+            for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5)
+        assert calls("cuGraphLaunch") > 0
+        with patch.object(layout, "LIBRARY_DEVICES", {"cuda", "cpu"}):
+            said = str(torchsmith.explain(Block())(torch.randn(2, 3, 24, 24)))
+    reset()
+    assert said.count("1 segments") == 2, said

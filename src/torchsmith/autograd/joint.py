@@ -23,7 +23,7 @@ from ..graph.functionalise import Recording, goes_backwards, run_captured, trace
 from ..graph.layout import is_dense
 from ..graph.outputs import FreshNode, InputNumber, Outputs, ViewOf, describe_outputs
 from ..graph.sizes import SizeFacts
-from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.spec import LASTING, FunctionalGraph, TensorSpec
 from ..graph.tracing import device_of, make_unseen, remember_device
 from ..graph.values import Node, Step, inputs_of
 from ..ir.expr import Expr, Sym, walk
@@ -281,7 +281,8 @@ class Joint:
             nodes=self.earlier, inputs=rec.inputs, placeholders=rec.placeholders, roles=rec.roles, input_specs=rec.input_specs,
             facts=self.facts, **_constants(rec, self.earlier, results, self.outputs.write_backs),
         )  # fmt: skip
-        forward = emit_graph(shown, Outputs(results, self.outputs.write_backs))  # type: ignore[arg-type]
+        passing = tuple(range(len(self.outputs.results), len(results)))
+        forward = emit_graph(shown, Outputs(results, self.outputs.write_backs), passing)  # type: ignore[arg-type]
         written = tuple(number for number, _ in self.outputs.write_backs)
         is_random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.earlier)
         again = tuple(str(n.target).removesuffix(".default") for n in self.repeated.values() if n.view_of is None and n.kind == "call")
@@ -363,6 +364,12 @@ class _Part:
         self.placeholders.append(node)
         return node
 
+    def _role(self, slot: Slot) -> str:
+        """What forward keeps for backward alone, and weights, are expected where they were. What the program sees too it may hold."""
+        if slot.kind == "kept":
+            return "kept" if slot.at[0] >= len(self.joint.outputs.results) else "input"
+        return "kept" if slot.kind == "input" and self.joint.rec.roles[slot.at[0]] in LASTING else "input"
+
     def number(self, node: Node) -> int:
         """The number of the input that stands for a placeholder."""
         return self.placeholders.index(self.copy(node))
@@ -379,7 +386,7 @@ class _Part:
         for n in self.nodes:
             n.args, n.kwargs = _swapped(n.args, swap), {k: _swapped(v, swap) for k, v in n.kwargs.items()}
         return SimpleNamespace(
-            nodes=self.nodes, placeholders=self.placeholders, roles=["input"] * len(specs), input_specs=specs, facts=facts,
+            nodes=self.nodes, placeholders=self.placeholders, roles=[self._role(s) for s in self.slots], input_specs=specs, facts=facts,
             const_nodes=nodes, consts=[consts[id(n)] for n in self.used_consts],
         )  # fmt: skip
 

@@ -120,6 +120,7 @@ class _Host:
     values: str = "0"
     only: str = ""
     launches: int = 0  # so far; those of `prepare` are not watched
+    parts: int = 0  # so far: runs of launches between the library calls of a segment
     fetched: dict[Expr, str] = field(default_factory=dict)  # what this step has read from a device: its variable
     reads: int = 0  # so far
     is_run: bool = False
@@ -173,7 +174,7 @@ class _Host:
         segments = len(_segments(self.plan.run))
         names = ", ".join(f"&{n}" for n in self.names) or "0"
         return [f"static const ts_device_kernel *const ts_kernels[] = {{{names}}};",
-                f"static const ts_images ts_all = {{{len(self.names)}, {segments}, ts_kernels}};"]  # fmt: skip
+                f"static const ts_images ts_all = {{{len(self.names)}, {segments}, {self.parts}, ts_kernels}};"]  # fmt: skip
 
     def put(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -506,12 +507,14 @@ class _Host:
         self.put("if (how != TS_REPLAYED) {")
         self.depth += 1
         run: list[Launch] = []
+        first = len(_segments(self.plan.run))
         for s in (*step.steps, None):
             if isinstance(s, Launch):
                 run.append(s)
                 continue
             if run:
-                self.step_segment(Segment(-1, tuple(run)))
+                self.step_segment(Segment(first + self.parts, tuple(run)))
+                self.parts += 1
                 run = []
             if s is not None:
                 self.step(s)

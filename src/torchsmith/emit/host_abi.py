@@ -50,7 +50,7 @@ typedef struct ts_device_kernel {
   int32_t n_images;
 } ts_device_kernel;
 typedef struct ts_images {
-  int32_t n_kernels, n_segments;
+  int32_t n_kernels, n_segments, n_parts;
   const ts_device_kernel *const *kernels;
 } ts_images;
 typedef struct ts_graph {

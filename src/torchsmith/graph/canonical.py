@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from .functionalise import Recording
 
 
-def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
+def emit_graph(rec: Recording, outputs: Outputs, passing: tuple[int, ...] = ()) -> FunctionalGraph:
+    """`passing`: numbers of results that the backward graph alone reads."""
     live = _live(rec, outputs)
     for node in live:
         if node.kind != "placeholder":
@@ -76,13 +77,15 @@ def emit_graph(rec: Recording, outputs: Outputs) -> FunctionalGraph:
     lines += [f"assumed {print_condition(c)}" for c in assumed]
     lines += [f"out {_print_output(o)}" for o in results]
     lines += [f"write in{number} = {name}" for number, name in write_backs]
+    lines += [f"passing {number}" for number in passing]
     specs = tuple(
         spec if id(p) in used or not isinstance(spec, TensorSpec) else None
         for p, spec in zip(rec.placeholders, rec.input_specs, strict=True)
     )
     specs += tuple(n.spec for n in rec.const_nodes)
     text = "\n".join(lines)
-    return FunctionalGraph(graph, specs, results, write_backs, symbols, text, tuple(rec.consts), roles, assumed, hints, _writes(rec))
+    consts = tuple(rec.consts)
+    return FunctionalGraph(graph, specs, results, write_backs, symbols, text, consts, roles, assumed, hints, _writes(rec), passing)
 
 
 def _writes(rec: Recording) -> tuple[int, ...]:

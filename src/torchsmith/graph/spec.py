@@ -1,7 +1,7 @@
 """The two fx dialects' records: what a tensor is to the compiler, and what functionalisation leaves behind.
 
 Captured dialect (capture makes it; third-party backends and `eager` receive it): torch.fx.GraphModule over torch-level calls.
-  placeholder  one per graph input, in call order; meta["role"] in {"input", "param", "buffer", "const", "scalar", "sym"},
+  placeholder  one per graph input, in call order; meta["role"] in {"input", "param", "buffer", "const", "kept", "scalar", "sym"},
                meta["source"] (printed source, e.g. "L['x']" or "L['self'].conv1.weight"), meta["val"]
   call_function / call_method  torch functions, Tensor methods, in-place ones included; meta["val"], meta["loc"]
   output       a flat tuple of tensors (and SymInts)
@@ -23,6 +23,10 @@ import torch.fx
 
 from ..ir.expr import Expr
 from ..ir.program import Symbol
+
+# Roles of inputs that are expected at the same address in the next call: tensors that calls share, and what forward kept for backward.
+LASTING = frozenset({"param", "buffer", "const"})
+STEADY = LASTING | {"kept"}
 
 ASSUMED = "the program raises an exception at"  # begins the message of a check that a way is not taken that only raises
 
@@ -102,3 +106,4 @@ class FunctionalGraph:
     assumed: tuple[Expr, ...] = ()  # what holds of the sizes whenever the compiled call is made: guards, or a package's conditions
     hints: tuple[tuple[str, int], ...] = ()  # example sizes; no part of the meaning
     writes: tuple[int, ...] = ()  # by input, how often eager moves its version counter; the code is the same for all
+    passing: tuple[int, ...] = ()  # numbers of results that the backward graph alone reads

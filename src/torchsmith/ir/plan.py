@@ -155,4 +155,4 @@ class Plan:
     consts: tuple[int, ...] = ()  # inputs that prepare reads
     target: Target = CPU
     device: str = "cpu"  # as Program.device
-    steady: tuple[int, ...] = ()  # inputs that are expected to be the same in the next call
+    steady: tuple[str, ...] = ()  # inputs and results that are expected at the same address in the next call

@@ -248,4 +248,5 @@ class Program:
     notes: tuple[str, ...] = field(default=())  # reason codes met while lowering, for explain
     target: Target = CPU
     device: str = "cpu"  # where results go that no input gives a device, as torch writes it: "cuda:0"
-    steady: tuple[str, ...] = ()  # inputs expected at the same address in the next call: constants, and those that are written in place
+    steady: tuple[str, ...] = ()  # inputs and results expected at the same address in the next call: constants, what is written in place,
+    # and what forward hands to backward

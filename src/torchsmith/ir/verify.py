@@ -206,7 +206,7 @@ class _Body:
                 fail("buffers", f"{name}: {len(b.layout.strides)} strides for {len(b.shape)} dimensions")
             if any(e.dtype is not dt.index for e in b.shape):
                 fail("buffers", f"{name}: a size that is not an index")
-        for group, role in ((p.inputs, "input"), (p.consts, "const"), (p.steady, "steady input")):
+        for group, role in ((p.inputs, "input"), (p.consts, "const"), (p.steady, "steady buffer")):
             for name in group:
                 if name and name not in p.buffers:
                     fail("inputs", f"unknown {role} {name}")

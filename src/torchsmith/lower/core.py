@@ -17,7 +17,7 @@ from torch import fx
 
 from .. import events
 from ..codes import Unsupported
-from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec
+from ..graph.spec import LASTING, STEADY, FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, convert, op, walk
@@ -262,10 +262,12 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
     results = (*_lower_results(cx, fg, env, by_name), *_written_scalars(fg, env, by_name, device))
     buffers, body, notes = {n: _on(b, target.device) for n, b in cx.buffers.items()}, tuple(cx.body), tuple(cx.notes)
-    steady = tuple(n for n, role in zip(inputs, fg.roles, strict=False) if n and role in LASTING)
+    steady = [n for n, role in zip(inputs, fg.roles, strict=False) if n and role in STEADY]
+    steady += [r.buf for r in (results[k] for k in fg.passing) if isinstance(r, Fresh)]
     program = Program(
-        name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device, steady
-    )
+        name, tuple(cx.symbols), tuple(inputs), buffers, body, results, write_backs, cx.constants, notes, target, device,
+        tuple(dict.fromkeys(steady)),
+    )  # fmt: skip
     proved, left = with_checks(program, fg.assumed, dict(fg.hints))
     for doubt in left:
         if is_outside(doubt):
@@ -287,9 +289,6 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 
 def _on(b: Buffer, device: str) -> Buffer:
     return b if b.device == device else replace(b, device=device)
-
-
-LASTING = frozenset({"param", "buffer", "const"})  # roles of tensors that calls share
 
 
 def constant_inputs(fg: FunctionalGraph) -> tuple[int, ...]:

@@ -77,7 +77,7 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     return Plan(
         program.name, program.symbols, program.inputs, buffers, places, kernels, total, prepare, (*run, *allocs),
         program.results, total_state, consts, program.target, program.device,
-        tuple(i for i, name in enumerate(program.inputs) if name and name in program.steady),
+        program.steady,
     )  # fmt: skip
 
 
@@ -354,20 +354,22 @@ def _fixed_places(program: Program, body: tuple[Node, ...]) -> dict[str, Place]:
 
 
 def _plan_shared_results(program: Program, body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """An as_given out that lives across blocks, or has several writers, becomes planned: one owner must know when to free it."""
+    """An as_given out that lives across blocks, or has several writers, becomes planned: one owner must know when to free it. So does on a
+    device a result that is expected at the same address in the next call: only then can the call be recorded."""
     writers: dict[str, int] = {}
     for node in _all_nodes(body):
         if not _children(node):
             for buf, written in touched(node):
                 writers[buf] = writers.get(buf, 0) + written
     top = {b for r in program.results if isinstance(r, Fresh) for b in (r.buf,)}
+    steady = top.intersection(program.steady) if program.target.device != "cpu" else set()
 
     def fix(block: tuple[Node, ...], depth: int) -> tuple[Node, ...]:
         local = [b for n in block for b, _ in touched(n)]
         out: list[Node] = []
         for node in block:
             if isinstance(node, Extern) and node.returned == "as_given":
-                escapes = any(writers[b] > 1 or (depth and (b in top or total[b] != local.count(b))) for b in node.outs if b)
+                escapes = any(b in steady or writers[b] > 1 or (depth and (b in top or total[b] != local.count(b))) for b in node.outs if b)
                 node = replace(node, returned="planned") if escapes else node
             elif isinstance(node, Cond):
                 node = replace(node, then=fix(node.then, depth + 1), orelse=fix(node.orelse, depth + 1))  # type: ignore[arg-type]

@@ -6,8 +6,8 @@ What the host does between two launches and that can as well happen before or af
 are asked for in front of it, memory is released behind it. A host read, a branch or a loop ends it.
 
 A recorded library call is replayed with the addresses it was recorded with, so it joins only where all that it touches stays where it is:
-the workspace, prepared constants, inputs that are expected to be the same in the next call, and what other calls of the Segment return and
-the Segment uses up. A call that reads another input or writes a result ends the Segment.
+the workspace, prepared constants, inputs and results that are expected at the same address in the next call, and what other calls of the
+Segment return and the Segment uses up. A call that reads another input or writes another result ends the Segment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir.expr import Const, Expr, Load, walk
 from ...ir.nested import leaves
-from ...ir.plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, Segment, State, Step
+from ...ir.plan import Alloc, Arena, Call, Free, Given, Launch, Plan, PlanCond, PlanRepeat, Segment, State, Step
 from ...ir.program import BufArg, Extern, Fresh
 from ...options import Options
 
@@ -111,9 +111,8 @@ class _Joiner:
         return all(self.is_fixed(b) or self.is_own(b) for b in extern.outs if b)
 
     def is_fixed(self, buf: str) -> bool:
-        place = self.plan.places[buf]
-        steady = isinstance(place, Input) and place.index in self.plan.steady
-        return isinstance(place, Arena | State) or steady or self.root(buf) in self.inner
+        root = self.root(buf)
+        return isinstance(self.plan.places[buf], Arena | State) or root in self.plan.steady or root in self.inner
 
     def is_own(self, buf: str) -> bool:
         """Is it a tensor that the call returns, and no result of the program?"""
