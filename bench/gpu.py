@@ -561,7 +561,59 @@ def stepper(name: str, kind: str) -> Callable[[], Tensor]:
         return functools.partial(step, peer_of(model, beside=True))
     if kind == "our model":
         return functools.partial(step, compiled(model))
+    if kind == "ours" and ARGS.name == "steps":
+        return compiled(step, options={"force_disable_caches": True})
     return compiled(step) if kind == "ours" else peer_of(step, None) if kind == "peer step" else step
+
+
+@contextmanager
+def plans() -> Iterator[list[Any]]:
+    """The host programs that are made inside; nothing comes from the cache of graphs."""
+    from torchsmith import pipeline
+
+    made: list[Any] = []
+    join = pipeline.segment
+    pipeline.segment = lambda plan, options: made.append(join(plan, options)) or made[-1]
+    try:
+        yield made
+    finally:
+        pipeline.segment = join
+
+
+def launches_of(plan: Any) -> list[str]:
+    """Our launches in order: the kernel's kind, the sizes of what it writes, its operators."""
+    from torchsmith.emit.host import _steps
+    from torchsmith.ir.plan import Launch
+
+    out = []
+    for s in _steps(plan.run):
+        if isinstance(s, Launch):
+            k = plan.kernels[s.kernel]
+            shapes = {tuple(map(str, plan.buffers[b].shape)) for b, p in zip(s.bufs, k.params, strict=True) if p.written}
+            operators = ",".join(dict.fromkeys(o.split()[0].removesuffix(".default").removeprefix("aten.") for o in k.origins))
+            out.append(f"{k.kind or 'loop'} {' '.join('x'.join(x) for x in sorted(shapes)[:3])} {operators[:150]}")
+    return out
+
+
+def timeline(fn: Callable[[], Any]) -> list[tuple[str, float]]:
+    """Kernels of one call in order, and their microseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as p:
+        fn()
+        torch.cuda.synchronize()
+    found = [e for e in p.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return [(e.name, e.device_time) for e in sorted(found, key=lambda e: e.time_range.start)]
+
+
+def our_kernels(fn: Callable[[], Any], made: list[Any]) -> list[tuple[str, float]]:
+    """The longest launches of one call, ours by their operators."""
+    events, names = timeline(fn), [n for plan in made for n in launches_of(plan)]
+    ours = [us for name, us in events if name == "tsk"]
+    rows = [(n, us) for n, us in events if n != "tsk"]
+    rows += list(zip(names, ours, strict=True)) if len(names) == len(ours) else [(f"{len(ours)} of {len(names)} launches", sum(ours))]
+    return sorted(rows, key=lambda r: -r[1])
 
 
 @section
@@ -573,10 +625,15 @@ def steps() -> None:
         with case("steps", name):
             for who in ("ours", *(["peer model"] if ARGS.peer else [])):
                 f = stepper(name, who)
-                for _ in range(4):
-                    f()
+                with plans() as made:
+                    for _ in range(4):
+                        f()
                 took = milliseconds(f) * 1e3
                 found = device_kernels(f)
+                if who == "ours":
+                    (Path(os.environ.get("OUT", ".")) / f"launches_{name}.txt").write_text(
+                        "".join(f"{us:9.1f} {n}\n" for n, us in our_kernels(f, made))
+                    )
                 count, busy = sum(c for c, _ in found.values()), sum(us for _, us in found.values())
                 longest = [(k[:90], c, round(us, 1)) for k, (c, us) in found.items()][:40]
                 say("steps", f"{name} {who}", us=took, kernels=count, busy_us=busy, host_us=host_microseconds(f, n=10),
