@@ -29,7 +29,6 @@ from ..graph import tracing
 from . import _frame, arrays, assemble, overrides, transforms
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
-from .opcodes import NULL
 from .protocol import Machine
 from .resume import Later, Stop
 from .source import (
@@ -51,7 +50,7 @@ from .source import (
 )
 from .tensor_attrs import TensorMethod
 from .tensors import extent
-from .world import CONTAINERS, DELETED, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, is_binding
+from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, is_binding
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LITERALS = frozenset({int, str, bytes, bool, type(None)})

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ..codes import Unsupported
 from . import assemble, bytecode, finish
 from .attributes import Raised
-from .opcodes import NULL, RETURN
+from .opcodes import RETURN
 from .resume import Later
 from .source import Attr, Item, Source
-from .world import PINNED_TYPES, SCALARS
+from .world import NULL, PINNED_TYPES, SCALARS
 
 if TYPE_CHECKING:
     from .machine import Machine

@@ -37,12 +37,11 @@ from .attributes import Raised
 from .bytecode import VERSION
 from .frame import Frame, bind, drive
 from .gradients import Gradients
-from .opcodes import NULL
 from .resume import Later
 from .source import Attr, Cell, FixedObject, Global, Item, Source
 from .stamps import Stamps
 from .tensors import Recorder
-from .world import MISSING, PINNED_TYPES, Identity, Track, World, container_base, is_by_identity, is_key, put
+from .world import MISSING, NULL, PINNED_TYPES, Identity, Track, World, container_base, is_by_identity, is_key, put
 
 GENERATOR = 0x20
 ASYNC = 0x80 | 0x200

@@ -18,10 +18,10 @@ from .captured import Captured
 from .frame import STOP, Frame, bind
 from .guards import global_state
 from .machine import ASYNC, GENERATOR, Machine, where
-from .opcodes import NULL
 from .resume import Later, Point, is_data
 from .source import Computed, FixedObject, Item, Local, Source
 from .stamps import Again
+from .world import NULL
 
 
 def capture(

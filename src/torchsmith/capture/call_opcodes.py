@@ -1,0 +1,291 @@
+"""Handlers of the opcodes that leave a frame or come back to it: calls, imports, exceptions, `with`, generators."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from ..codes import Unsupported
+from . import attributes as at
+from . import protocols as pr
+from .attributes import Raised
+from .bytecode import VERSION, Instr, op
+from .opcodes import Frame, take
+from .world import NULL
+
+YIELD = "yield"
+
+# ---------------------------------------------------------------- calls
+
+
+@op("KW_NAMES", until=(3, 12))
+def op_kw_names(f: Frame, i: Instr) -> None:
+    f.kw_names = f.code.code.co_consts[i.arg]
+
+
+def _call(f: Frame, n: int, kw_names: tuple[str, ...]) -> None:
+    args = take(f, n)
+    second, first = f.stack.pop(), f.stack.pop()
+    if VERSION >= (3, 13):
+        fn = first
+        if second is not NULL:
+            args.insert(0, second)
+    elif first is NULL:
+        fn = second
+    else:
+        fn = first
+        args.insert(0, second)
+    kwargs: dict[str, Any] = {}
+    if kw_names:
+        k = len(kw_names)
+        kwargs = dict(zip(kw_names, args[-k:]))
+        del args[-k:]
+    f.stack.append(f.machine.call(fn, args, kwargs))
+
+
+@op()
+def op_CALL(f: Frame, i: Instr) -> None:
+    names, f.kw_names = f.kw_names, ()
+    _call(f, i.arg, names)
+
+
+@op(since=(3, 13))
+def op_CALL_KW(f: Frame, i: Instr) -> None:
+    _call(f, i.arg, f.stack.pop())
+
+
+@op()
+def op_CALL_FUNCTION_EX(f: Frame, i: Instr) -> None:
+    kwargs = f.stack.pop() if i.arg & 1 else {}
+    args = f.stack.pop()
+    second, first = f.stack.pop(), f.stack.pop()
+    fn = first if VERSION >= (3, 13) else second
+    f.stack.append(f.machine.call(fn, list(f.machine.listed(args)), dict(f.machine.mapped(kwargs))))
+
+
+@op("MAKE_FUNCTION", until=(3, 12))
+def op_make_function(f: Frame, i: Instr) -> None:
+    code = f.stack.pop()
+    closure = f.stack.pop() if i.arg & 8 else None
+    annotations = f.stack.pop() if i.arg & 4 else None
+    kwdefaults = f.stack.pop() if i.arg & 2 else None
+    defaults = f.stack.pop() if i.arg & 1 else None
+    fn = types.FunctionType(code, f.globals, code.co_name, defaults, closure)
+    fn.__kwdefaults__ = kwdefaults
+    fn.__qualname__ = code.co_qualname
+    if annotations:
+        fn.__annotations__ = dict(zip(annotations[::2], annotations[1::2])) if issubclass(type(annotations), tuple) else annotations
+    f.machine.made_function(fn)
+    f.stack.append(fn)
+
+
+@op("MAKE_FUNCTION", since=(3, 13))
+def op_make_function_13(f: Frame, i: Instr) -> None:
+    code = f.stack.pop()
+    n = len(code.co_freevars)
+    fn = types.FunctionType(code, f.globals, code.co_name, None, tuple(types.CellType() for _ in range(n)) if n else None)
+    fn.__qualname__ = code.co_qualname
+    f.machine.made_function(fn)
+    f.stack.append(fn)
+
+
+@op(since=(3, 13))
+def op_SET_FUNCTION_ATTRIBUTE(f: Frame, i: Instr) -> None:
+    fn, value = f.stack.pop(), f.stack.pop()
+    if i.arg == 8:
+        new = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, value)
+        new.__kwdefaults__, new.__qualname__ = fn.__kwdefaults__, fn.__qualname__
+        f.machine.made_function(new)
+        fn = new
+    elif i.arg == 1:
+        fn.__defaults__ = value
+    elif i.arg == 2:
+        fn.__kwdefaults__ = value
+    f.stack.append(fn)
+
+
+@op()
+def op_LOAD_BUILD_CLASS(f: Frame, i: Instr) -> None:
+    f.stack.append(f.machine.build_class_function(f))
+
+
+@op()
+def op_LOAD_ASSERTION_ERROR(f: Frame, i: Instr) -> None:
+    f.stack.append(AssertionError)
+
+
+# ---------------------------------------------------------------- imports
+
+
+@op()
+def op_IMPORT_NAME(f: Frame, i: Instr) -> None:
+    names, level = f.stack.pop(), f.stack.pop()
+    f.stack.append(f.machine.import_name(f, i.value, names, level))
+
+
+@op()
+def op_IMPORT_FROM(f: Frame, i: Instr) -> None:
+    module = f.stack[-1]
+    try:
+        value = at.load_attr(f.machine, module, i.value)
+    except Raised as r:
+        value = sys.modules.get(f"{module.__name__}.{i.value}")
+        if value is None:
+            raise Raised(ImportError(f"cannot import name {i.value!r} from {module.__name__!r}")) from r
+    f.stack.append(value)
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+@op()
+def op_RAISE_VARARGS(f: Frame, i: Instr) -> None:
+    m = f.machine
+    cause: Any = f.stack.pop() if i.arg == 2 else NULL
+    if i.arg == 0:
+        if m.exc is None:
+            raise Raised(RuntimeError("No active exception to reraise"))
+        raise Raised(m.exc)
+    exc = f.stack.pop()
+    if isinstance(exc, type) and issubclass(exc, BaseException):
+        exc = m.call(exc, [], {})
+    if not isinstance(exc, BaseException):
+        raise Raised(TypeError("exceptions must derive from BaseException"))
+    _use_exception(f, exc)
+    if m.world.of(exc) is not None and cause is not NULL:
+        raise Unsupported("CAP012", at=m.loc(), detail="__cause__ of an exception from outside")
+    if cause is not NULL:
+        exc.__cause__ = m.call(cause, [], {}) if issubclass(type(cause), type) else cause
+    raise Raised(exc)
+
+
+@op()
+def op_PUSH_EXC_INFO(f: Frame, i: Instr) -> None:
+    m = f.machine
+    exc = f.stack.pop()
+    f.stack += (m.exc, exc)
+    m.exc = exc
+
+
+@op()
+def op_POP_EXCEPT(f: Frame, i: Instr) -> None:
+    f.machine.exc = f.stack.pop()
+
+
+@op()
+def op_RERAISE(f: Frame, i: Instr) -> None:
+    exc = f.stack.pop()
+    if i.arg and type(f.stack[-i.arg]) is int:
+        f.lasti = f.stack[-i.arg]
+    raise Raised(exc)
+
+
+def _use_exception(f: Frame, exc: Any) -> None:
+    """One that is from outside, or was caught behind a break: what it does depends on its class."""
+    track = f.machine.world.of(exc)
+    if track is not None:
+        f.machine.world.use(track)
+
+
+@op()
+def op_CHECK_EXC_MATCH(f: Frame, i: Instr) -> None:
+    kind = f.stack.pop()
+    _use_exception(f, f.stack[-1])
+    f.stack.append(f.machine.native(lambda: issubclass(type(f.stack[-1]), kind), [], {}))
+
+
+@op("CHECK_EG_MATCH", "PREP_RERAISE_STAR", until=(3, 11))
+@op("CHECK_EG_MATCH", since=(3, 12))
+def op_exception_groups(f: Frame, i: Instr) -> None:
+    raise Unsupported("CAP002", at=f.machine.loc(), detail="except*")
+
+
+@op()
+def op_BEFORE_WITH(f: Frame, i: Instr) -> None:
+    m, manager = f.machine, f.stack.pop()
+    leave = m.special_method(manager, "__exit__")
+    enter = m.special_method(manager, "__enter__")
+    f.stack.append(leave)
+    f.stack.append(m.call(enter, [], {}))
+
+
+@op()
+def op_WITH_EXCEPT_START(f: Frame, i: Instr) -> None:
+    exc, leave = f.stack[-1], f.stack[-4]
+    _use_exception(f, exc)
+    f.stack.append(f.machine.call(leave, [type(exc), exc, None], {}))
+
+
+# ---------------------------------------------------------------- generators
+
+
+@op()
+def op_RETURN_GENERATOR(f: Frame, i: Instr) -> None:
+    f.stack.append(None)  # what the first send brings
+
+
+@op()
+def op_YIELD_VALUE(f: Frame, i: Instr) -> Any:
+    return YIELD, f.stack.pop()
+
+
+@op()
+def op_SEND(f: Frame, i: Instr) -> None:
+    m = f.machine
+    value = f.stack.pop()
+    it = f.stack[-1]
+    try:
+        if value is None:
+            out = pr.advance(m, it)
+        else:
+            out = m.call(at.load_attr(m, it, "send"), [value], {})
+    except Raised as r:
+        if not isinstance(r.exc, StopIteration):
+            raise
+        if VERSION < (3, 12):
+            f.stack[-1] = r.exc.value
+        else:
+            f.stack.append(r.exc.value)
+        f.index = i.value
+        return
+    f.stack.append(out)
+
+
+@op(since=(3, 12))
+def op_CLEANUP_THROW(f: Frame, i: Instr) -> None:
+    exc = f.stack[-1]
+    if not isinstance(exc, StopIteration):
+        raise Raised(exc)
+    del f.stack[-3:]
+    f.stack += (None, exc.value)
+
+
+@op("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR")
+def op_async(f: Frame, i: Instr) -> None:
+    raise Unsupported("CAP002", at=f.machine.loc(), detail="async code")
+
+
+def _intrinsic_star(f: Frame) -> Any:
+    raise Unsupported("CAP002", at=f.machine.loc(), detail="import *")
+
+
+def _intrinsic_stopiteration(f: Frame) -> Any:
+    exc = f.stack.pop()
+    if isinstance(exc, StopIteration):
+        new = RuntimeError("generator raised StopIteration")
+        new.__cause__ = exc
+        return new
+    return exc
+
+
+_INTRINSIC_1 = {2: _intrinsic_star, 3: _intrinsic_stopiteration, 5: lambda f: pr.unary(f.machine, "+", f.stack.pop()),
+                6: lambda f: tuple(f.machine.listed(f.stack.pop()))}  # fmt: skip
+
+
+@op(since=(3, 12))
+def op_CALL_INTRINSIC_1(f: Frame, i: Instr) -> None:
+    row = _INTRINSIC_1.get(i.arg)
+    if row is None:
+        raise Unsupported("CAP002", at=f.machine.loc(), detail=f"intrinsic {i.arg}")
+    f.stack.append(row(f))

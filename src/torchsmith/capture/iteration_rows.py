@@ -1,0 +1,280 @@
+"""Rows for what iterates: iter, zip, map, itertools, reduce, any, sum, min, sorted."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import floats
+from . import protocols as pr
+from .attributes import Raised
+from .calls import Args, Kwargs, row
+from .protocol import Machine
+from .world import SCALARS
+
+_cls: Any
+
+
+@row(iter)
+def iter_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2:
+        return m.native(iter, [m.callback(args[0]), args[1]], {}, plain=True)
+    return pr.iterate(m, args[0])
+
+
+@row(next)
+def next_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    try:
+        return pr.advance(m, args[0])
+    except Raised as r:
+        if len(args) > 1 and isinstance(r.exc, StopIteration):
+            return args[1]
+        raise
+
+
+def _lazy(cls: Any) -> Any:
+    def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+        return m.native(cls, [pr.iterate(m, a) for a in args], kwargs, plain=True)
+
+    return build
+
+
+for _cls in (zip, itertools.chain, itertools.product, itertools.zip_longest):
+    row(_cls)(_lazy(_cls))
+
+
+def _first_iterable(cls: Any) -> Any:
+    def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if "iterable" in kwargs:
+            kwargs = {**kwargs, "iterable": pr.iterate(m, kwargs["iterable"])}
+        return m.native(cls, [pr.iterate(m, args[0]), *args[1:]] if args else [], kwargs, plain=True)
+
+    return build
+
+
+for _cls in (enumerate, itertools.islice, itertools.cycle, itertools.pairwise, itertools.combinations, itertools.permutations,
+             itertools.combinations_with_replacement, itertools.tee, itertools.compress):  # fmt: skip
+    row(_cls)(_first_iterable(_cls))
+
+
+@row(itertools.chain.from_iterable)
+def chain_from(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return (x for part in pr.iterate(m, args[0]) for x in _real(m, part))
+
+
+def _real(m: Machine, value: Any) -> Iterator[Any]:
+    try:
+        yield from pr.iterate(m, value)
+    except Raised as r:
+        raise m.leaving(r.exc) from None
+
+
+@row(reversed)
+def reversed_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    f = pr.special(m, type(value), "__reversed__")
+    if f is not None:
+        return pr.iterator(m, m.call(f, [value], {}))
+    if issubclass(type(value), (list, tuple, range, str, dict, deque)) or hasattr(type(value), "__reversed__"):
+        return m.native(reversed, [value], {})
+    n = pr.length(m, value)
+    return iter([pr.getitem(m, value, i) for i in range(n - 1, -1, -1)])
+
+
+def _calling(m: Machine, fn: Any, *args: Any) -> Any:
+    try:
+        return m.call(fn, list(args), {})
+    except Raised as r:
+        raise m.leaving(r.exc) from None
+
+
+def _truth_of(m: Machine, value: Any) -> bool:
+    try:
+        return pr.truth(m, value)
+    except Raised as r:
+        raise m.leaving(r.exc) from None
+
+
+def _interpreted(m: Machine, fn: Any) -> Any:
+    """What an iterator of Python's calls in the place of `fn`; where the iterator leaves the capture it gets `fn` itself."""
+
+    def run(*args: Any) -> Any:
+        return _calling(m, fn, *args)
+
+    run.__dict__["_torchsmith_interprets"] = fn
+    return run
+
+
+def _predicate(m: Machine, fn: Any) -> Any:
+    """As `_interpreted`, and the answer is True or False; None asks for the truth of the item."""
+
+    def run(x: Any) -> bool:
+        return _truth_of(m, x if fn is None else _calling(m, fn, x))
+
+    run.__dict__["_torchsmith_interprets"] = fn
+    return run
+
+
+@row(map)
+def map_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return m.native(map, [_interpreted(m, args[0]), *(pr.iterate(m, a) for a in args[1:])], kwargs, plain=True)
+
+
+@row(itertools.starmap)
+def starmap_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return itertools.starmap(_interpreted(m, args[0]), pr.iterate(m, args[1]))
+
+
+def _filtering(make: Any) -> None:
+    row(make)(lambda m, args, kwargs: make(_predicate(m, args[0]), pr.iterate(m, args[1])))
+
+
+for _make in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile):
+    _filtering(_make)
+
+
+@row(itertools.groupby)
+def groupby_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    key = kwargs.get("key", args[1] if len(args) > 1 else None)
+    return itertools.groupby(pr.iterate(m, args[0]), m.callback(key))
+
+
+@row(itertools.accumulate)
+def accumulate_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    fn = args[1] if len(args) > 1 else kwargs.get("func")
+    return itertools.accumulate(pr.iterate(m, args[0]), _interpreted(m, fn or operator.add), initial=kwargs.get("initial"))
+
+
+@row(functools.reduce)
+def reduce_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    it = pr.iterate(m, args[1])
+    items = m.listed(it)
+    if len(args) > 2:
+        items.insert(0, args[2])
+    if not items:
+        raise Raised(TypeError("reduce() of empty iterable with no initial value"))
+    out = items[0]
+    for x in items[1:]:
+        out = m.call(args[0], [out, x], {})
+    return out
+
+
+@row(any)
+def any_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    for x in _stepped(m, args[0]):
+        if pr.truth(m, x):
+            return True
+    return False
+
+
+@row(all)
+def all_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    for x in _stepped(m, args[0]):
+        if not pr.truth(m, x):
+            return False
+    return True
+
+
+def _stepped(m: Machine, value: Any) -> Iterator[Any]:
+    """Iterate inside a row: the program's exceptions stay Raised."""
+    it = pr.iterate(m, value)
+    while True:
+        try:
+            x = pr.advance(m, it)
+        except Raised as r:
+            if isinstance(r.exc, StopIteration):
+                return
+            raise
+        yield x
+
+
+@row(sum)
+def sum_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    out = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    if isinstance(out, (str, bytes, bytearray)):
+        return m.native(sum, [[], out], {}, plain=True)  # refused, with what to do instead
+    items = list(_stepped(m, args[0]))
+    if all(type(x) in floats.NUMBERS for x in (out, *items)) and any(type(x) is float or floats.varies(x) for x in items):
+        return floats.apply(m, floats.total, [out, *items])  # from 3.12 on Python's sum is better than one addition after the other
+    for x in items:
+        out = pr.binary(m, "+", out, x)
+    return out
+
+
+def _extreme(fn: Any, sign: str) -> Any:
+    def pick(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+        key = kwargs.get("key")
+        items = list(_stepped(m, args[0])) if len(args) == 1 else list(args)
+        if not items:
+            if "default" in kwargs:
+                return kwargs["default"]
+            raise Raised(ValueError(f"{fn.__name__}() arg is an empty sequence"))
+        # among integers only: of an integer and a float, Python gives the one that is chosen, of its own type
+        if key is None and any(type(x) is torch.SymInt for x in items) and all(type(x) in (int, torch.SymInt) for x in items):
+            best = items[0]
+            for x in items[1:]:
+                best = m.symbolic(torch.sym_min if fn is min else torch.sym_max, best, x)
+            return best
+        if key is None and any(floats.is_told_by_running(x) for x in items) and all(type(x) in (float, torch.SymFloat) for x in items):
+            return floats.extreme(m, fn, items)
+        keys = items if key is None else [m.call(key, [x], {}) for x in items]
+        best = 0
+        for i in range(1, len(items)):
+            if pr.truth(m, pr.compare(m, sign, keys[i], keys[best])):
+                best = i
+        return items[best]
+
+    return pick
+
+
+row(min)(_extreme(min, "<"))
+row(max)(_extreme(max, ">"))
+
+
+class _Key:
+    """A sort key compared by the machine."""
+
+    __slots__ = ("m", "value")
+
+    def __init__(self, m: Machine, value: Any) -> None:
+        self.m, self.value = m, value
+
+    def __lt__(self, other: Any) -> bool:
+        try:
+            return pr.truth(self.m, pr.compare(self.m, "<", self.value, other.value))
+        except Raised as r:
+            raise self.m.leaving(r.exc) from None
+
+
+_COMPARED = type(functools.cmp_to_key(max))
+
+
+def _sorted_items(m: Machine, items: list[Any], kwargs: Kwargs) -> list[Any]:
+    key = kwargs.get("key")
+    keys = items if key is None else [m.call(key, [x], {}) for x in items]
+    wrap = keys if all(type(k) in SCALARS or type(k) is _COMPARED for k in keys) else [_Key(m, k) for k in keys]
+
+    def ordered() -> list[int]:
+        return sorted(range(len(items)), key=wrap.__getitem__, reverse=bool(kwargs.get("reverse", False)))
+
+    return [items[i] for i in m.native(ordered, [], {}, plain=True)]
+
+
+@row(sorted)
+def sorted_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _sorted_items(m, m.listed(args[0]), kwargs)
+
+
+@row(math.prod)
+def prod_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    out = kwargs.get("start", 1)
+    for x in _stepped(m, args[0]):
+        out = pr.binary(m, "*", out, x)
+    return out

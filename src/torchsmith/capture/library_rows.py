@@ -1,0 +1,296 @@
+"""Rows for functions of the standard library: copy, warnings, logging, functools, os.environ, print."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import enum
+import functools
+import logging
+import os
+import reprlib
+import sys
+import types
+import typing
+import warnings
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from ..codes import Unsupported
+from . import arrays, torch_rows
+from . import attributes as at
+from . import protocols as pr
+from .arrays import ArrayValue
+from .attributes import Raised
+from .calls import Args, Kwargs, row
+from .protocol import Machine
+from .source import Attr, FixedObject
+from .world import MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
+
+Tensor = torch.Tensor
+
+
+def blank(t: type) -> Any:
+    """An instance without attributes of a class that adds nothing in C to object, else None."""
+    try:
+        return types.SimpleNamespace.__new__(t) if issubclass(t, types.SimpleNamespace) else object.__new__(t)
+    except TypeError:
+        return None
+
+
+def _copied(m: Machine, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
+    """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use."""
+    t = type(obj)
+    if t in SCALARS or is_constant(obj) or issubclass(t, PINNED_TYPES) or issubclass(t, (types.MethodType, enum.Enum)):
+        return obj
+    key = id(m.world.canonical(obj))
+    if deep and key in memo:
+        return memo[key]
+    if t is ArrayValue:
+        memo[key] = obj if obj.is_scalar else arrays.method(m, obj, "copy", [], {})
+        return memo[key]
+    if issubclass(t, Tensor):
+        memo[key] = m.record("method", "clone", (obj,), {}) if deep else m.record("method", "view_as", (obj, obj), {})
+        return memo[key]
+    own = pr.special(m, t, "__deepcopy__" if deep else "__copy__")
+    if own is not None:
+        out = m.call(own, [obj, {}] if deep else [obj], {})
+        memo[key] = out
+        return out
+    if issubclass(t, torch.nn.Module) or pr.special(m, t, "__reduce_ex__") or pr.special(m, t, "__getstate__"):
+        raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
+
+    def part(x: Any) -> Any:
+        return _copied(m, x, memo, True) if deep else x
+
+    if t is tuple:
+        return tuple(part(x) for x in obj)
+    base: Any = container_base(t)
+    if base is None and blank(t) is None:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
+    track = m.world.of(obj)
+    new: Any = base.__new__(t) if base is not None else blank(t)
+    memo[key] = new
+    if base is not None:
+        body = m.world.image(track) if track is not None else obj
+        if issubclass(base, dict):
+            if base is defaultdict:
+                new.default_factory = body.default_factory
+            for k, v in dict.items(body):
+                base.__setitem__(new, k, part(v))
+        elif base is set:
+            set.update(new, body)
+        else:
+            base.extend(new, [part(x) for x in body])
+    if own_dict(obj if track is None else track.obj) is not None and base is not t:
+        d = at.load_attr(m, obj, "__dict__")
+        for k, v in m.mapped(d).items():
+            new.__dict__[k] = part(v)
+    return new
+
+
+@row(copy.deepcopy)
+def deepcopy_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _copied(m, args[0], {}, True)
+
+
+@row(copy.copy)
+def copy_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _copied(m, args[0], {}, False)
+
+
+@row(warnings.warn)
+def warn(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Shown once the graph has run, as coming from the user's line."""
+    given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
+    level = given.get("stacklevel", 1)
+    if type(level) is not int or not 1 <= level <= len(m.frames) or given.keys() - {"message", "category", "stacklevel"}:
+        raise Unsupported("CAP016", at=m.loc(), detail="a warning that is attributed to the caller")
+    frame = m.frames[-level]
+    message, category = given["message"], given.get("category") or UserWarning
+    show = functools.partial(_warn_at, frame.code.code.co_filename, frame.ins.line, frame.globals)
+    m.effects.append((show, [message, type(message) if issubclass(type(message), Warning) else category], {}))
+
+
+def _warn_at(filename: str, line: int, space: dict[str, Any], message: Any, category: Any) -> None:
+    registry = space.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, filename, line, space.get("__name__", "<string>"), registry)
+
+
+def _logging(level: int | None) -> Any:
+    def log(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+        logger = args[0]
+        if not issubclass(type(logger), logging.Logger):
+            raise Unsupported("CAP016", at=m.loc(), detail="logging")
+        wanted = args[1] if level is None else level
+        _guard_logger(m, logger, m.world.of(logger))
+        if logger.isEnabledFor(wanted):  # shown once the graph has run
+            if not all(is_constant(a) for a in (*args[1:], *kwargs.values())):
+                raise Unsupported("CAP016", at=m.loc(), detail="an enabled log message of more than constants")
+            frame = next((f for f in reversed(m.frames) if f.globals is not vars(logging)), m.frames[-1])
+            at = (frame.code.code.co_filename, frame.ins.line, frame.code.code.co_name)
+            if kwargs.keys() - {"extra"}:
+                raise Unsupported("CAP016", at=m.loc(), detail="a log message with options")
+            m.effects.append((functools.partial(_log_at, at), [logger, wanted, *args[(2 if level is None else 1) :]], kwargs))
+
+    return log
+
+
+def _log_at(at: tuple[str, int, str], logger: Any, level: int, message: Any, *args: Any, extra: Any = None) -> None:
+    """Logger.log, as coming from the user's line."""
+    filename, line, name = at
+    logger.handle(logger.makeRecord(logger.name, level, filename, line, message, args, None, name, extra))
+
+
+def _guard_logger(m: Machine, logger: Any, track: Any) -> None:
+    m.world.guard(Attr(FixedObject(logger, f"logger {logger.name}"), "level", "instance"), "equals", logger.level)
+    m.world.guard(Attr(FixedObject(logger.manager, "logging.manager"), "_disable", "getattr"), "equals", logger.manager.disable)
+    parent = logger.parent
+    while parent is not None:
+        m.world.guard(Attr(FixedObject(parent, f"logger {parent.name}"), "level", "instance"), "equals", parent.level)
+        parent = parent.parent
+
+
+for _name, _level in (("debug", 10), ("info", 20), ("warning", 30), ("error", 40), ("critical", 50), ("exception", 40)):
+    row(getattr(logging.Logger, _name))(_logging(_level))
+row(logging.Logger.log)(_logging(None))
+
+
+@row(logging.Logger.isEnabledFor)
+def is_enabled_for(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    _guard_logger(m, args[0], None)
+    return args[0].isEnabledFor(args[1])
+
+
+@row(logging.getLogger)
+def get_logger(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return m.world.wrap(logging.getLogger(*args), None)
+
+
+@row(typing._BaseGenericAlias.__call__)  # type: ignore[attr-defined]
+def generic_call(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Stack[int](...): an object of Stack, which may hold what it was made as."""
+    alias, *rest = args
+    if not alias._inst:
+        return m.inline(typing._BaseGenericAlias.__call__, args, kwargs)  # type: ignore[attr-defined]
+    made = m.call(at.load_attr(m, alias, "__origin__"), rest, kwargs)
+    with contextlib.suppress(Raised):
+        at.store_attr(m, made, "__orig_class__", alias)
+    return made
+
+
+def _dispatched(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """singledispatch: the function that is registered for a class, without the cache that is kept by weak references."""
+    m.function_source(fn)
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
+    if len(args) != 1 or kwargs or m.load_cell(cells["cache_token"]) is not None:  # abstract classes may take others in
+        return m.inline(fn, args, kwargs)
+    registry = m.load_cell(cells["registry"])
+    track = m.world.of(registry)
+    return m.native(functools._find_impl, [args[0], registry if track is None else m.world.image(track)], {}, plain=True)  # type: ignore[attr-defined]
+
+
+torch_rows.BY_CODE[functools.singledispatch(lambda x: x).dispatch.__code__] = _dispatched
+
+
+@row(functools.cmp_to_key)
+def cmp_to_key(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return m.native(functools.cmp_to_key, [m.callback(a) for a in args], {k: m.callback(v) for k, v in kwargs.items()})
+
+
+def _representation(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What reprlib and dataclasses wrap around a __repr__: an object inside of its own text is dots."""
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
+    key = id(m.world.canonical(args[0]))
+    if key in m.shown:
+        return m.load_cell(cells["fillvalue"]) if "fillvalue" in cells else "..."
+    m.shown.add(key)
+    try:
+        return m.call(fn.__wrapped__, args, kwargs)
+    finally:
+        m.shown.discard(key)
+
+
+for _wrap in (dataclasses._recursive_repr, reprlib.recursive_repr()):  # type: ignore[attr-defined]
+    torch_rows.BY_CODE[_wrap(lambda self: "").__code__] = _representation
+
+
+@row(print)
+def print_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Printed once the graph has run; only what cannot change until then."""
+    args = [pr.to_str(m, a) if issubclass(type(a), BaseException) else a for a in args]
+    if not all(is_constant(a) for a in (*args, *kwargs.values())):
+        raise Unsupported("CAP016", at=m.loc(), detail="print of more than constants")
+    redirected = m.global_writes.get((id(sys.__dict__), "stdout"))
+    if redirected is not None and "file" not in kwargs:
+        kwargs = {**kwargs, "file": redirected[2]}
+    m.effects.append((print, list(args), kwargs))
+
+
+@row(os._Environ.__getitem__)
+def environ_getitem(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """One variable of the environment, guarded."""
+    raw = vars(os.environ)["_data"]
+    data = m.world.wrap(raw, FixedObject(raw, "os.environ"))
+    value = pr._read_key(m, m.world.of(data), os.environ.encodekey(args[1]))
+    if value is MISSING:
+        raise Raised(KeyError(args[1]))
+    return os.environ.decodevalue(value)
+
+
+row(os.getenv)(lambda m, args, kwargs: m.inline(os.getenv, args, kwargs))
+row(os.fspath)(lambda m, args, kwargs: m.native(os.fspath, args, kwargs))
+
+
+@row(typing.cast)
+def cast_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return args[1]
+
+
+def _handled(m: Machine) -> Any:
+    """The exception that is being handled; where it is none of this function's, only the caller knows. contextlib asks only to order the
+    contexts of exceptions that leave an ExitStack; those make the frame eager."""
+    if m.exc is None and m.frames[-1].code.code.co_filename == contextlib.__file__:
+        return None
+    if m.exc is None:
+        raise Unsupported("CAP016", at=m.loc(), detail="the exception that is being handled")
+    track = m.world.of(m.exc)
+    if track is not None:
+        m.world.use(track)
+    return m.exc
+
+
+@row(sys.exc_info)
+def exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    found = _handled(m)
+    return (None, None, None) if found is None else (type(found), found, None)
+
+
+if hasattr(sys, "exception"):
+    row(sys.exception)(lambda m, args, kwargs: _handled(m))
+
+
+@row(sys.intern, sys.getrecursionlimit)
+def interned(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return args[0] if args else sys.getrecursionlimit()
+
+
+@row(collections.namedtuple)
+def namedtuple_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A class made inside: Python writes its source and runs that."""
+    if not all(type(a) in SCALARS or is_constant(a) or type(a) is list for a in (*args, *kwargs.values())):
+        raise Unsupported("CAP014", at=m.loc(), detail="a namedtuple whose fields or defaults are no constants")
+    kwargs = {"module": m.frames[-1].globals.get("__name__", "__main__"), **kwargs}
+    cls = m.native(collections.namedtuple, [m.listed(a) if type(a) is list else a for a in args], kwargs, plain=True)
+    m.world.fresh_pinned.add(id(cls))
+    m.world.keep.append(cls)
+    return cls
+
+
+@row(sys._getframe)
+def getframe(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("CAP014", at=m.loc(), detail="sys._getframe")
