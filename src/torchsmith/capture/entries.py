@@ -107,7 +107,7 @@ def modes() -> tuple[Any, ...]:
 def set_modes(known: tuple[Any, ...]) -> None:
     """As `modes` found them."""
     grad, autocast, deep = known
-    torch._C._set_grad_enabled(grad)
+    overrides.set_grad(grad)
     for device, (on, dtype) in autocast.items():
         torch.set_autocast_enabled(device, on)
         torch.set_autocast_dtype(device, dtype)

@@ -624,7 +624,7 @@ def finished(m: Machine, result: Any) -> Captured:
         _replay(b)
         m.gradients.replay_own(b)
         if grad:
-            b.lines.append(f"{b.const(torch._C._set_grad_enabled)}({m.grad})")
+            b.lines.append(f"{b.const(overrides.set_grad)}({m.grad})")
         body = "\n".join(f"    {line}" for line in [*b.reads, *b.lines, f"return {text}"])
         finish = Finish(None, f"def finish(outs, L, G, C):\n{body}\n", b.namespace)
     return closed(m, b, finish)

@@ -134,7 +134,7 @@ class Machine:
     @grad_mode.setter
     def grad_mode(self, mode: bool) -> None:
         """As the program sets it: in the graph too."""
-        torch_rows.set_grad_enabled(self, [mode], {})
+        torch_rows.set_grad_enabled(self, mode)
 
     def loc(self) -> str:
         """file:line of the innermost user frame; of the innermost one where none is the user's (torch's own modules, exported)."""
