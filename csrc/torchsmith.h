@@ -23,9 +23,9 @@ typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms;
 enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4, TS_ERROR_DEVICE = 5, TS_ERROR_LATE = 6 };
 
 /* One launch on another device: kernel number `kernel` of the library, `grid` blocks, arguments words[first, first + n), of which the
- * first `n_bufs` are addresses. */
+ * first `n_free` are addresses and values: all but sizes. */
 typedef struct ts_device_launch {
-  int32_t kernel, first, n, n_bufs;
+  int32_t kernel, first, n, n_free;
   int64_t grid;
 } ts_device_launch;
 

@@ -45,7 +45,7 @@ ALLOWED_BACK = {("pipeline", "backends")}
 TORCH_FREE = ("codes", "events", "options", "ir", "schedule", "emit")
 # Loading a package needs no torch; the rest of aot compiles.
 TORCH_FREE_AOT = {"aot/__init__.py", "aot/archive.py", "aot/cli.py", "aot/inspect.py", "aot/load.py", "aot/tree.py", "aot/weights.py"}
-TORCH_IN_RUNTIME = {"runtime/host_torch.py", "runtime/externs_torch.py", "runtime/discarded.py", "runtime/values_only.py"}
+TORCH_IN_RUNTIME = {f"runtime/{name}.py" for name in ("host_torch", "externs_torch", "discarded", "draws", "values_only")}
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.jit", "torch.export")
 FORBIDDEN_NAMES = ("utils", "common", "misc", "helpers")
 

@@ -587,12 +587,12 @@ static NodeParams node_of(ts_cuda_call *c, const Loaded *all, const ts_device_la
   return (NodeParams){k->function, {grid, 1, 1}, {k->threads, 1, 1}, k->shared, params, NULL, NULL, NULL};
 }
 
-/* What a record is kept for: stream, grids and numbers, not addresses. */
+/* What a record is kept for: stream, grids and sizes, not addresses and values. */
 static uint64_t sizes_of(const ts_device_launch *launches, int32_t n, const uint64_t *words) {
   uint64_t h = 1469598103934665603u;
   for (int32_t i = 0; i < n; i++) {
     h = (h ^ (uint64_t)launches[i].grid) * 1099511628211u;
-    for (int32_t k = launches[i].n_bufs; k < launches[i].n; k++) h = (h ^ words[launches[i].first + k]) * 1099511628211u;
+    for (int32_t k = launches[i].n_free; k < launches[i].n; k++) h = (h ^ words[launches[i].first + k]) * 1099511628211u;
   }
   return h;
 }

@@ -3,7 +3,7 @@
  * A spec (made by runtime/host_torch.py) is a tuple (kind, name, target, args, kwnames, tensors, outs, planned):
  *   kind     0 shim: target is the symbol's name, args the shim's parameters in order as (letter, payload), libtorch.h says which
  *            1 python: target is a callable, args a list of templates, kwnames names the last ones
- *   tensors  [(dtype row, ndim)] per tensor argument; outs [(dtype row, ndim) or None]
+ *   tensors  [(dtype row, ndim)] per tensor argument; outs [(dtype row, ndim, is it in the host's memory?) or None]
  *   planned  the outs are memory of the caller
  */
 #include <stddef.h>
@@ -101,12 +101,12 @@ static ts_spec *read_specs(PyObject *rows, int *n) {
   ts_spec *out = PyMem_Calloc((size_t)*n + 1, sizeof(ts_spec));
   for (int i = 0; out && i < *n; i++) {
     PyObject *row = PyList_GET_ITEM(rows, i);
-    int dtype = -1, ndim = -1;
-    if (row != Py_None && !PyArg_ParseTuple(row, "ii", &dtype, &ndim)) {
+    int dtype = -1, ndim = -1, on_host = 0;
+    if (row != Py_None && !PyArg_ParseTuple(row, "ii|p", &dtype, &ndim, &on_host)) {
       PyMem_Free(out);
       return NULL;
     }
-    out[i] = (ts_spec){(int16_t)dtype, (int16_t)ndim};
+    out[i] = (ts_spec){(int16_t)dtype, (int16_t)ndim, (int16_t)on_host};
   }
   return out;
 }

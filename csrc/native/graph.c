@@ -24,7 +24,7 @@
 
 enum { IN_UNUSED, IN_TENSOR, IN_INT, IN_FLOAT, IN_BOOL };
 enum { OUT_FRESH, OUT_SAME, OUT_INPUT, OUT_VIEW_INPUT, OUT_VIEW_RESULT, OUT_INT, OUT_FLOAT, OUT_BOOL, OUT_PART_RESULT };
-enum { WANT_SIZES = 1, WRITTEN = 2, READ = 4 };
+enum { WANT_SIZES = 1, WRITTEN = 2, READ = 4, ALIGNED = 8 };
 
 typedef struct {
   int8_t kind, flags;
@@ -436,6 +436,10 @@ static int32_t align_inputs(Graph *g, ts_tensor *tensors, ts_cuda_call *c) {
   for (int i = 0; i < g->n_inputs; i++) {
     const InputSpec *s = &g->inputs[i];
     if (s->kind != IN_TENSOR || ((uintptr_t)tensors[i].data & 15) == 0) continue;
+    if (s->flags & ALIGNED) {
+      c->report(c->self, TS_ERROR_EXTERN, "eager's kernel looks at the address of an input, which is no multiple of 16");
+      return TS_ERROR_EXTERN;
+    }
     int64_t n = 0, *sizes = NULL, *strides = NULL, last = 0;
     int32_t dtype = 0;
     if (libtorch.get_dim(tensors[i].handle, &n) || libtorch.get_sizes(tensors[i].handle, &sizes) ||

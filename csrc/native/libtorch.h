@@ -89,8 +89,8 @@ typedef struct {
 } ts_param;
 
 typedef struct {
-  int16_t dtype, ndim;
-} ts_spec; /* ndim -1: nothing, or not wanted */
+  int16_t dtype, ndim, on_host;
+} ts_spec; /* ndim -1: nothing, or not wanted; on_host: a result in the host's memory */
 
 typedef struct {
   const char *name, *overload; /* "aten::sort", "default" is "" */

@@ -89,7 +89,7 @@ int result_accept(ts_errors to, const ts_spec *spec, Handle h, ts_tensor *out) {
     return 0;
   }
   if (libtorch.get_dim(h, &ndim) || ndim != spec->ndim || libtorch.get_dtype(h, &dtype) || dtype != libtorch.dtypes[spec->dtype] ||
-      describe_tensor(h, out, true, to.device)) {
+      describe_tensor(h, out, true, spec->on_host ? libtorch.cpu : to.device)) {
     libtorch.delete_tensor(h);
     out->handle = NULL;
     to.error(to.self, TS_ERROR_EXTERN, "an external operator returned another dtype or rank than was planned");

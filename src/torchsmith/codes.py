@@ -82,6 +82,9 @@ define("LOW007", "an access of the compiled program could not be proved to stay 
 define("LOW008", "an access of the compiled program lies outside of its tensor, so the graph runs eagerly",
        "please report it with the program; eager's result is taken meanwhile")
 
+define("LOW009", "this torch draws random numbers on the device in another way than is known, so its random operators are called",
+       "nothing to do; such calls end a recorded segment")
+
 # ---------------------------------------------------------------- graph
 define("GRA001", "an operator has no shape rule of its own, so its shape was asked of torch", "nothing to do; tracing is slower")
 define("GRA002", "an operator has neither a shape rule nor a kernel that can tell its shape",

@@ -48,6 +48,7 @@ class Options:
     thread_pool: str = "torch"  # whose threads run kernels: "torch" its intra-op pool, "own" torchsmith's; see docs/threads.md
     cpu: str = "native"  # processor that CPU code is made for: this one, "x86-64-v3" and other levels, or a list of features
     cpp_simdlen: int = 0  # most bits of its vectors (128, 256, 512); 0: all it has
+    cuda_blocks: int = 0  # the most blocks of eager's random kernels on the device at hand (lower/draws.py); 0: they are called
     cuda_arch: int = 0  # compute capability (90: sm_90) that GPU code is made for; 0: of the device at hand, 90 where there is none
     # building
     compile_threads: int = 0  # compiler processes at a time; 0: one per core
@@ -89,7 +90,7 @@ ACCEPTED = frozenset({
 })  # fmt: skip
 
 # Fields of Options that are for those who work on torchsmith itself.
-INTERNAL = frozenset({"check", "fuel", "chaos", "debug_values", "debug_kernels", "cuda_arch", "native_contractions"})
+INTERNAL = frozenset({"check", "fuel", "chaos", "debug_values", "debug_kernels", "cuda_arch", "cuda_blocks", "native_contractions"})
 _DOTTED = {
     "triton_cudagraphs": "triton.cudagraphs", "cpp_threads": "cpp.threads", "cpp_simdlen": "cpp.simdlen", "trace_enabled": "trace.enabled",
 }  # fmt: skip

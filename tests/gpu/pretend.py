@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-import torchsmith.pipeline  # noqa: F401  (enters the rows that are replaced here)
+from torchsmith import pipeline
 from torchsmith.emit.c import emit_kernel
 from torchsmith.emit.host import c_name, size_text
 from torchsmith.emit.host_abi import NUMBERS
@@ -28,7 +28,7 @@ from torchsmith.ir.program import Cond, Repeat
 from torchsmith.ir.target import CPU, cuda
 from torchsmith.lower.devices import TARGETS
 from torchsmith.options import Options
-from torchsmith.runtime import host_torch
+from torchsmith.runtime import draws, host_torch
 from torchsmith.runtime.externs_torch import bind
 from torchsmith.runtime.images import IMAGE_COMPILERS, Image
 from torchsmith.runtime.toolchain import toolchain
@@ -127,6 +127,25 @@ def _record_end(token: Any) -> int:
     return int(driver().fake_end_capture(stream))
 
 
+class Generator:
+    """A GPU's generator, as far as compiled graphs ask it."""
+
+    seed, offset = 7, 0
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+generator = Generator()
+BLOCKS = 4  # of eager's random kernels
+
+
 @contextmanager
 def pretending(former: Callable[..., Scheduled] = form) -> Iterator[ctypes.CDLL]:
     """Inside, graphs of CPU tensors are compiled for a GPU; gives the driver, its counts at zero."""
@@ -138,5 +157,7 @@ def pretending(former: Callable[..., Scheduled] = form) -> Iterator[ctypes.CDLL]
         stack.enter_context(patch.dict(PRINTERS, {"triton": print_wrapped}))
         stack.enter_context(patch.dict(host_torch.RECORDERS, {"cuda": (_record_begin, _record_end)}))
         stack.enter_context(patch.object(host_torch, "bind", lambda row, device: bind(row, "cuda")))
+        stack.enter_context(patch.object(pipeline, "at_hand", lambda fg, options: replace(options, cuda_blocks=BLOCKS)))
+        stack.enter_context(patch.object(draws, "generator_of", lambda device: generator))
         stack.enter_context(patch.dict(IMAGE_COMPILERS, {"triton": compile_images}))
         yield fake

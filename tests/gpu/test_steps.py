@@ -12,10 +12,12 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from pretend import calls, pretending
+from pretend import calls, generator, pretending
 
 import torchsmith
 from torchsmith.compiler import reset
+from torchsmith.events import recording
+from torchsmith.ir.ops import OPS
 from torchsmith.lower import core, devices, layout
 
 
@@ -77,6 +79,76 @@ def test_training_steps(fake: ctypes.CDLL, make: Any) -> None:
         for name, value in values.items():
             torch.testing.assert_close(state[key][name], value, rtol=1e-4, atol=1e-5)
     assert calls("cuMemcpyDtoHAsync") <= 6 + 6  # once a step: are the classes in range? And the counters that the first step makes
+
+
+class Dropping(torch.nn.Module):
+    """Three layers, each with a dropout of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, keep: Callable[..., torch.Tensor]) -> torch.Tensor:
+        for layer in self.layers:
+            x = keep(torch.relu(layer(torch.softmax(x, 1))))
+        return x
+
+
+def drop(x: torch.Tensor) -> torch.Tensor:
+    return torch.native_dropout(x, 0.25, True)[0]
+
+
+def test_dropout_is_part_of_the_record(fake: ctypes.CDLL) -> None:
+    """One segment for the whole step; each replay has the numbers of its call, and the generator moves as eager's does."""
+    model, reference = Dropping(), Dropping()
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, reference))
+
+    def stepping(model: torch.nn.Module, optimizer: torch.optim.Optimizer, keep: Any) -> Any:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x, keep).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    step = torchsmith.compile(stepping(model, ours, drop), options={"force_disable_caches": True})
+    masks: list[torch.Tensor] = []
+    eager = stepping(reference, theirs, lambda x: x * masks.pop(0).to(x.dtype) * (1 / 0.75))
+    generator.offset = 0
+    launches = []
+    for i in range(5):
+        if i == 3:
+            generator.offset = 4 * 100
+        first = generator.offset // 4
+        masks += [numbers_of(12 * 8, first + k).view(12, 8) < 0.75 for k in range(3)]
+        before = calls("cuGraphLaunch")
+        x = torch.randn(12, 8)
+        torch.testing.assert_close(step(x), eager(x))
+        assert generator.offset == 4 * (first + 3)
+        launches.append(calls("cuGraphLaunch") - before)
+    assert launches[-2:] == [1, 1] and calls("cuGraphInstantiate") == 1
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def numbers_of(n: int, counter: int) -> torch.Tensor:
+    """What few elements are compared with: four of a thread's."""
+    words = [OPS["philox"].scalar(generator.seed, counter, e // 4, e % 4) for e in range(n)]
+    return torch.tensor(words, dtype=torch.float64).float() * 2.0**-32 + 2.0**-33
+
+
+def test_dropout_of_an_odd_address_is_eagers(fake: ctypes.CDLL) -> None:
+    """The host program gives up before the generator moves."""
+    f = torchsmith.compile(lambda x: drop(x) * 2, options={"force_disable_caches": True})
+    for x, moved in ((torch.ones(64), 4), (torch.ones(65)[1:], 0)):
+        generator.offset = 8
+        with recording() as got:
+            assert set(f(x).unique().tolist()) == {0.0, 2 * torch.tensor(1 / 0.75).item()}
+        assert generator.offset == 8 + moved
+        assert [e.fields["code"] for e in got if e.kind == "fallback"] == ([] if moved else ["RUN004"])
 
 
 def test_a_number_of_the_host_that_the_device_computes(fake: ctypes.CDLL) -> None:

@@ -33,7 +33,6 @@ from .source import (
     Guard,
     Item,
     Local,
-    PartOf,
     Source,
     TensorGuard,
     TensorKey,
@@ -197,10 +196,10 @@ def _eval_computed(s: Computed, call: Call) -> Any:
         return MISSING
 
 
-def _eval_made(s: TensorOf | PartOf, base: Any) -> Any:
+def _eval_tensor_of(s: TensorOf, base: Any) -> Any:
     try:
         return s.make((base,))
-    except Exception:  # no array, or no such iterator, any more
+    except Exception:  # no array any more
         return MISSING
 
 
@@ -213,8 +212,7 @@ EVALUATE: dict[type, Callable[[Any, Call, Any], Any]] = {  # the last argument i
     Item: lambda s, call, base: _item(base, s.key),
     TypeOf: lambda s, call, base: type(base),
     TensorProperty: lambda s, call, base: _property(base, s.name, s.dim),
-    TensorOf: lambda s, call, base: _eval_made(s, base),
-    PartOf: lambda s, call, base: _eval_made(s, base),
+    TensorOf: lambda s, call, base: _eval_tensor_of(s, base),
     Computed: lambda s, call, base: _eval_computed(s, call),
 }
 
@@ -509,7 +507,6 @@ FLATTEN: dict[type, Callable[[Flattener, Any], tuple[int, int, int, Any, Any]]] 
     TypeOf: lambda f, s: (_TYPE_OF, f.node(s.base), 0, None, None),
     TensorProperty: lambda f, s: (_PROPERTY, f.node(s.base), s.dim, s.name, None),
     TensorOf: lambda f, s: (_COMPUTED, -1, 0, s.make, (f.node(s.base),)),
-    PartOf: lambda f, s: (_COMPUTED, -1, 0, s.make, (f.node(s.base),)),
     Computed: lambda f, s: (_COMPUTED, -1, 0, s.value, tuple(f.node(source) for _, source in s.symbols)),
 }
 

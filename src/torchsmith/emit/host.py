@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from ..codes import Unsupported
@@ -40,6 +41,8 @@ from .host_abi import ABI_TEXT, HELPERS
 from .watch import NAMES, SAVE, WATCH_TEXT, is_wanted
 
 SYMBOL = "torchsmith_graph"
+# Calls whose operands may not be copied to another address: eager's dropout deals its numbers out by it.
+ADDRESSED = frozenset({"torchsmith.take_draws.default", "aten.native_dropout.default"})
 SCALARS = frozenset({"scalar", "element"})  # origins of numbers that the host passes
 KERNELS_OF_A_DEVICE = "extern TS_HIDDEN const ts_device_kernel {name};"
 DTYPE_ROWS = {
@@ -476,7 +479,8 @@ class _Host:
                 continue
             texts = ["0" if unknown and self.root(b) in unknown else f"(uint64_t){self.address(b)}" for b in s.bufs]
             texts += [f"(uint64_t){self.bits(e)}" for e in s.syms]
-            rows.append(f"{{{s.kernel}, {len(words)}, {len(texts)}, {len(s.bufs)}, {self.expr(s.grid)}}}")
+            free = len(s.bufs) + sum(1 for _ in takewhile(lambda x: x.dtype is not dt.index, self.plan.kernels[s.kernel].syms))
+            rows.append(f"{{{s.kernel}, {len(words)}, {len(texts)}, {free}, {self.expr(s.grid)}}}")
             fixed &= isinstance(s.grid, Const)
             words += texts
             kernel, name = self.plan.kernels[s.kernel], self.names[s.kernel]
@@ -796,6 +800,8 @@ def describe(plan: Plan) -> dict[str, Any]:
     for s in steps:
         if isinstance(s, Launch):
             written |= {b for b, p in zip(s.bufs, plan.kernels[s.kernel].params, strict=True) if p.written}
+    at_address = {b for e in externs if e.op in ADDRESSED for a in _args(e) for b in _arg_buffers(a)}
+    aligned = {place.index for b in at_address if isinstance(place := plan.places[b], Input)}
     changed = {place.index for b in written if isinstance(place := plan.places[b], Input)}
     return {
         "abi": 1,
@@ -803,7 +809,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "segments": [[sum(isinstance(x, t) for x in s.steps) for t in (Launch, Call)] for s in _segments(plan.run)],
         "symbol": SYMBOL,
         "name": plan.name,
-        "inputs": [_describe_input(plan, i, passed, changed, needed) for i in range(len(plan.inputs))],
+        "inputs": [_describe_input(plan, i, passed, changed, needed, aligned) for i in range(len(plan.inputs))],
         "results": _describe_results(plan),
         "externs": [_describe_extern(plan, e) for e in externs],
         "kernels": len(plan.kernels),
@@ -820,8 +826,9 @@ def _loaded(steps: list[Step]) -> list[str]:
     return [e.buf for e in walk(*exprs) if isinstance(e, Load)]
 
 
-def _describe_input(plan: Plan, i: int, passed: set[str], changed: set[int], needed: set[int]) -> dict[str, Any]:
-    """`passed`: buffers that externs read, `changed`: inputs that something writes, `needed`: inputs that the run reads or writes."""
+def _describe_input(plan: Plan, i: int, passed: set[str], changed: set[int], needed: set[int], aligned: set[int]) -> dict[str, Any]:
+    """`passed`: buffers that externs read, `changed`: inputs that something writes, `needed`: inputs that the run reads or writes,
+    `aligned`: inputs of which eager's result depends on the address."""
     scalar: Symbol | None = next((s for s in plan.symbols if s.origin[0] in SCALARS and s.origin[1] == i), None)
     if scalar is not None:
         return {"kind": "number", "dtype": scalar.sym.dtype.name}
@@ -832,7 +839,7 @@ def _describe_input(plan: Plan, i: int, passed: set[str], changed: set[int], nee
     buffer = plan.buffers[name]
     return {
         "kind": "tensor", "dtype": buffer.dtype.name, "ndim": len(buffer.shape), "measured": measured or name in passed,
-        "written": i in changed, "read": i in needed,
+        "written": i in changed, "read": i in needed, **({"aligned": True} if i in aligned else {}),
     }  # fmt: skip
 
 
@@ -868,7 +875,8 @@ def _describe_extern(plan: Plan, e: Extern) -> dict[str, Any]:
     return {
         "op": e.op, "args": args, "kwargs": kwargs, "returned": e.returned, "via": e.via, "loc": e.loc,
         "tensors": [[plan.buffers[b].dtype.name, len(plan.buffers[b].shape)] for b in tensors],
-        "outs": [[plan.buffers[b].dtype.name, len(plan.buffers[b].shape)] if b else None for b in e.outs],
+        "outs": [[b.dtype.name, len(b.shape), *((True,) if b.device != plan.target.device else ())] if b else None
+                 for b in (plan.buffers.get(name) for name in e.outs)],
         "numbers": [x.dtype.name for a in _args(e) for x in _arg_exprs(a)],
         "mutates": [tensors.index(b) for b in e.mutates],
     }  # fmt: skip

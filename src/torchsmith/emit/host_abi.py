@@ -12,7 +12,7 @@ typedef void (*ts_kernel)(void *const *bufs, const int64_t *syms, int64_t lo, in
 typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms; } ts_launch;
 enum { TS_OK = 0, TS_ERROR_CHECK = 1, TS_ERROR_EXTERN = 2, TS_ERROR_MEMORY = 3, TS_ERROR_ABI = 4, TS_ERROR_DEVICE = 5, TS_ERROR_LATE = 6 };
 typedef struct ts_device_launch {
-  int32_t kernel, first, n, n_bufs;
+  int32_t kernel, first, n, n_free;
   int64_t grid;
 } ts_device_launch;
 enum { TS_REPLAYED = 0, TS_PLAIN = 1, TS_RECORD = 2 };

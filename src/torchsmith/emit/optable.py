@@ -161,6 +161,11 @@ def _pow(reg: str, vec: bool, a: tuple[str, ...]) -> str:
     return call("pow", reg, vec, a)
 
 
+@row("philox")
+def _philox(reg: str, vec: bool, a: tuple[str, ...]) -> str:
+    return call("philox", reg, vec, a)
+
+
 @row("isnan")
 def _isnan(reg: str, vec: bool, a: tuple[str, ...]) -> str:
     return to_mask(f"({a[0]} != {a[0]})", reg, vec)

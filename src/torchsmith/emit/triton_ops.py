@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir.ops import OPS
+from ..ir.ops import MULTIPLIERS, OPS, WEYL
 from . import triton_math
 from .optable import rows
 
@@ -150,6 +150,29 @@ def _pow(t: str, a: tuple[str, ...]) -> str:
     return f"ipow_{t}({a[0]}, {a[1]})"
 
 
+def _philox_text() -> str:
+    """The ten rounds; the product of two 32-bit words is one instruction."""
+    return f"""@triton.jit
+def philox(key, low, high, word):
+  k = key.to(tl.uint32)
+  l = (key >> 32).to(tl.uint32)
+  a = low.to(tl.uint32)
+  b = (low >> 32).to(tl.uint32)
+  c = high.to(tl.uint32)
+  d = (high >> 32).to(tl.uint32)
+  for _ in tl.static_range(0, 10):
+    p = a.to(tl.uint64) * {MULTIPLIERS[0]}
+    q = c.to(tl.uint64) * {MULTIPLIERS[1]}
+    a = (q >> 32).to(tl.uint32) ^ b ^ k
+    b = q.to(tl.uint32)
+    c = (p >> 32).to(tl.uint32) ^ d ^ l
+    d = p.to(tl.uint32)
+    k = k + {WEYL[0]}
+    l = l + {WEYL[1]}
+  return tl.where(word == 0, a, tl.where(word == 1, b, tl.where(word == 2, c, d))).to(tl.int64)
+"""
+
+
 def _integer_pow(t: str) -> Functions:
     """Square and multiply; of a negative exponent what 1 / a**-b truncates to."""
     w = WIDTH[t]
@@ -186,5 +209,7 @@ def spell(name: str, t: str, args: tuple[str, ...], fast: bool = False, small: s
         return Text(LESSER[name](t, args))
     if name == "pow":
         return Text(_pow(t, args), _integer_pow(t)) if t in WIDTH else None
+    if name == "philox":
+        return Text(f"philox({', '.join(args)})", (("philox", _philox_text()),))
     found = ROWS.get(name)
     return None if found is None or (name == "fmod" and t in FLOATS) else Text(found(t, args))

@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 
 from ..codes import Unsupported
-from ..ir.ops import OPS
+from ..ir.ops import MULTIPLIERS, OPS, WEYL
 from .math import ATTR, FAST, MATH, fast_text, instantiate
 
 SCALARS = {
@@ -447,6 +447,19 @@ for _t in ("i32", "i64", "i16", "i8", "u8"):
     for _n in ("tdiv", "tmod", "fdiv", "fmod", "shl", "shr", "pow"):
         vector(f"{_n}_x{_t}", f"static inline x{_t} {_n}_x{_t}(x{_t} a, x{_t} b) {{ x{_t} r; for (int l = 0; l < $L; l++) "
                               f"r[l] = {_n}_{_t}(a[l], b[l]); return r; }}")
+
+scalar("philox_i64", f"""static inline i64 philox_i64(i64 key, i64 low, i64 high, i64 word) {{
+  u32 k = (u32)key, l = (u32)((u64)key >> 32), a = (u32)low, b = (u32)((u64)low >> 32), c = (u32)high, d = (u32)((u64)high >> 32);
+  for (int i = 0; i < 10; i++, k += {WEYL[0]}u, l += {WEYL[1]}u) {{
+    u64 p = (u64)a * {MULTIPLIERS[0]}u, q = (u64)c * {MULTIPLIERS[1]}u;
+    a = (u32)(q >> 32) ^ b ^ k; b = (u32)q; c = (u32)(p >> 32) ^ d ^ l; d = (u32)p;
+  }}
+  word &= 3;
+  return (i64)(word == 0 ? a : word == 1 ? b : word == 2 ? c : d);
+}}""")
+vector("philox_xi64", """static inline xi64 philox_xi64(xi64 key, xi64 low, xi64 high, xi64 word) {
+  xi64 r; for (int l = 0; l < $L; l++) r[l] = philox_i64(key[l], low[l], high[l], word[l]); return r;
+}""")
 
 scalar("frem_f64", """static f64 frem_f64(f64 x, f64 y) {
   f64 a = x < 0 ? -x : x, b = y < 0 ? -y : y, t;

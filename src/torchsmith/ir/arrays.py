@@ -14,7 +14,7 @@ import numpy as np
 from . import dtype as dt
 from .dtype import DType
 from .expr import Const
-from .ops import OPS
+from .ops import MULTIPLIERS, OPS, WEYL
 
 Array = Any  # np.ndarray of the dtype's carrier
 
@@ -159,6 +159,22 @@ def _shr(a: Array, b: Array) -> Array:
     inside = (b >= 0) & (b < bits)
     shifted = np.right_shift(a, np.where(inside, b, 0).astype(np.asarray(a).dtype))
     return np.where(inside, shifted, np.where(a < 0, -1, 0).astype(shifted.dtype))
+
+
+@define("philox")
+def _philox(key: Array, low: Array, high: Array, word: Array) -> Array:
+    def halves(a: Array) -> tuple[Array, Array]:
+        wide = np.asarray(a).astype(np.uint64)
+        return wide & mask, wide >> half
+
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    (m, n), (v, w) = (tuple(map(np.uint64, pair)) for pair in (MULTIPLIERS, WEYL))
+    (k0, k1), (a, b), (c, d) = halves(key), halves(low), halves(high)
+    for _ in range(10):
+        p, q = m * a, n * c
+        a, b, c, d = q >> half ^ b ^ k0, q & mask, p >> half ^ d ^ k1, p & mask
+        k0, k1 = k0 + v & mask, k1 + w & mask
+    return np.choose(np.asarray(word) & 3, np.broadcast_arrays(a, b, c, d)).astype(np.int64)
 
 
 @define("ldexp")

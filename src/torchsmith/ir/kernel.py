@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
+from . import dtype as dt
 from .dtype import DType
 from .expr import Axis, Expr, Fold, Load, Sym, Var, const, op, substitute, walk
 from .program import Bind, Check, Cond, Extern, Layout, Program, Repeat, StoreMode
@@ -210,6 +211,11 @@ class Tile:
     axis: Axis
     size: int
     how: Literal["lanes", "row", "steps", "dot"]
+
+
+def values_first(syms: Iterable[Sym]) -> tuple[Sym, ...]:
+    """The symbols of a kernel in the order of its arguments: values, which differ from call to call, before sizes."""
+    return tuple(sorted(dict.fromkeys(syms), key=lambda s: s.dtype is dt.index))
 
 
 @dataclass(frozen=True, slots=True)

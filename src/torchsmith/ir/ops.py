@@ -196,6 +196,22 @@ def _shr(a: int, b: int) -> int:
     return a >> b if 0 <= b < 64 else -(a < 0)
 
 
+MULTIPLIERS, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # of Philox4x32: those of its rounds, and what its key grows by
+
+
+@define("philox", "TTTT>T", INT, "bit", "word `d` (of 32 bits) of Philox4x32-10 with key `a` and counter `b` + `c` * 2**64")
+def _philox(key: int, low: int, high: int, word: int) -> int:
+    """Salmon and others, "Parallel random numbers: as easy as 1, 2, 3" (2011)."""
+    mask = 0xFFFFFFFF
+    k0, k1 = key & mask, key >> 32 & mask
+    x = (low & mask, low >> 32 & mask, high & mask, high >> 32 & mask)
+    for _ in range(10):
+        p, q = MULTIPLIERS[0] * x[0], MULTIPLIERS[1] * x[2]
+        x = (q >> 32 ^ x[1] ^ k0, q & mask, p >> 32 ^ x[3] ^ k1, p & mask)
+        k0, k1 = k0 + WEYL[0] & mask, k1 + WEYL[1] & mask
+    return x[word & 3]
+
+
 # ---------------------------------------------------------------- bits of floats
 define("copysign", "TT>T", FLOAT, "arith", "|a| with b's sign bit")(math.copysign)
 define("nextafter", "TT>T", FLOAT, "arith", "next representable value after a towards b")(math.nextafter)

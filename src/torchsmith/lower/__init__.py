@@ -10,6 +10,7 @@ from . import (  # noqa: F401
     contraction,
     convert,
     creation,
+    draws,
     gather,
     grid,
     indexing,

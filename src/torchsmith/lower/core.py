@@ -27,6 +27,7 @@ from ..ir.program import (
     Buffer,
     Check,
     Element,
+    Extern,
     Fresh,
     InputResult,
     Layout,
@@ -66,6 +67,10 @@ class Builder:
         self.spec: Any = None
         self.read: frozenset[int] = frozenset()  # which results of the node, if it has several, anybody reads
         self.readers: tuple[fx.Node, ...] = ()  # who reads the node's result, views of it aside
+        self.node: Any = None  # the node itself
+        self.draws: Extern | None = None  # the call that takes random numbers for the operators at hand (draws.py)
+        self.draws_from = 0  # where in `top` another may stand at the earliest: behind torch's own draws
+        self.on_host = set[str]()  # buffers that lie in the host's memory whatever the device is
         self.loc = ""
         self.origin = ""
         self.device = "cpu"  # of the graph
@@ -252,7 +257,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     wanted = _live_nodes(fg)
     for node in fg.graph.nodes:
         if node.op == "call_function" and node in wanted:
-            cx.loc, cx.origin, cx.spec = node.meta.get("loc", ""), _name_of(node.target), node.meta.get("spec")
+            cx.node, cx.loc, cx.origin, cx.spec = node, node.meta.get("loc", ""), _name_of(node.target), node.meta.get("spec")
             cx.read = frozenset(u.args[1] for u in node.users if u.target is operator.getitem and u in wanted)  # type: ignore[misc]
             cx.readers = tuple(_readers(node))
             env[node] = _lower_node(cx, node, env)
@@ -261,7 +266,8 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     by_name = {n.name: n for n in fg.graph.nodes}
     write_backs = _lower_write_backs(cx, fg, env, by_name, inputs)
     results = (*_lower_results(cx, fg, env, by_name), *_written_scalars(fg, env, by_name, device))
-    buffers, body, notes = {n: _on(b, target.device) for n, b in cx.buffers.items()}, tuple(cx.body), tuple(cx.notes)
+    buffers = {n: b if n in cx.on_host else _on(b, target.device) for n, b in cx.buffers.items()}
+    body, notes = tuple(cx.body), tuple(cx.notes)
     steady = [n for n, role in zip(inputs, fg.roles, strict=False) if n and role in STEADY]
     steady += [r.buf for r in (results[k] for k in fg.passing) if isinstance(r, Fresh)]
     program = Program(

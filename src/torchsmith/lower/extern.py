@@ -94,6 +94,8 @@ def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any], env: dict[fx.
     cx.body.append(
         Extern(name, tuple(args), tuple(kwargs), outs, (), binds, returned if via == "shim" else "as_given", via, cx.loc)  # type: ignore[arg-type]
     )
+    if is_random(target):
+        cx.draws, cx.draws_from = None, len(cx.top)
     events.emit("extern", name=name, loc=cx.loc)
     return refs
 

@@ -16,6 +16,7 @@ from .. import events
 from ..codes import Unsupported, define
 from ..ir.operators import Number, OperatorRow, Param
 from . import _native
+from .draws import OWN
 from .manifest import ExternRow
 from .values_only import NAMESPACE, made_again
 
@@ -55,10 +56,12 @@ class _NoShim(Exception):
 
 def bind(row: ExternRow, device: str = "cpu") -> tuple[Any, ...]:
     """The spec of one extern call on tensors of this device type. Raises Unsupported("RUN005") when torch has no such operator."""
-    overload = resolve(row.op, row.loc)
     tensors = [(DTYPE_ROWS[d], n) for d, n in row.tensors]
-    outs = [None if o is None else (DTYPE_ROWS[o[0]], o[1]) for o in row.outs]
+    outs = [None if o is None else (DTYPE_ROWS[o[0]], *o[1:]) for o in row.outs]
     planned = row.returned == "planned"
+    if row.op in OWN:
+        return (1, row.op, OWN[row.op], [_template(a) for a in row.args], None, tensors, outs, planned)
+    overload = resolve(row.op, row.loc)
     try:
         symbol, params = shim_call(row, overload, device)
         return (0, row.op, symbol, params, None, tensors, outs, planned)

@@ -201,7 +201,7 @@ def _repeat(eager: Callable[..., Any], name: str, *inputs: Any) -> Any:
 def _input(row: Mapping[str, Any]) -> tuple[int, int, int, int]:
     if row["kind"] == "number":
         return (NUMBER_KINDS.get(row["dtype"], 2), 0, 0, 0)
-    flags = bool(row.get("measured")) | bool(row.get("written")) << 1 | bool(row.get("read", True)) << 2
+    flags = bool(row.get("measured")) | bool(row.get("written")) << 1 | bool(row.get("read", True)) << 2 | bool(row.get("aligned")) << 3
     if row["kind"] == "unused":
         return (0, 0, 0, flags)
     return (1, DTYPE_ROWS.get(row["dtype"], -1), row["ndim"], flags)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from ..ir.expr import Axis, Expr, Fold, Var, walk
-from ..ir.kernel import Kernel, Let, Loop, Scheduled, Stmt, expressions, rewrite, statements
+from ..ir.kernel import Kernel, Let, Loop, Scheduled, Stmt, expressions, rewrite, statements, values_first
 from ..ir.program import Bind, Check, Cond, Extern, Repeat
 from .deps import estimate, roots_of
 
@@ -119,7 +119,7 @@ def _joined(a: Kernel, b: Kernel) -> Kernel:
     rows = dict.fromkeys(t for k in (a, b) for t in k.tiles if t.how != "lanes")
     params = {p.buf: p for k in (a, b) for p in k.params}
     return replace(
-        a, name=f"{a.name}_{b.name}"[:80], params=tuple(params.values()), syms=tuple(dict.fromkeys((*a.syms, *b.syms))),
+        a, name=f"{a.name}_{b.name}"[:80], params=tuple(params.values()), syms=values_first((*a.syms, *b.syms)),
         body=(*a.body, *body), origins=tuple(dict.fromkeys((*a.origins, *b.origins))), ranges=tuple(dict.fromkeys((*a.ranges, *b.ranges))),
         tiles=(*kept, *rows), launch=(max(a.launch[0], b.launch[0]), max(a.launch[1], b.launch[1])), kind="",
     )  # fmt: skip

@@ -298,3 +298,10 @@ def _like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 register_random()
+
+
+@rule(aten.native_dropout.default)
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
+    if any(type(n) is int and n == 0 for n in input.shape):
+        return NotImplemented  # the mask's dtype is the kernel's choice
+    return tuple(make(input.shape, propagate_strides(tuple(input.shape), (input,)), d) for d in (input.dtype, torch.bool))

@@ -26,6 +26,7 @@ from ..templates.table import TEMPLATES, recognised
 COSTS = {  # in simple operations; others 1
     "div": 4, "sqrt": 5, "rsqrt": 8, "exp": 12, "exp2": 12, "sigmoid": 16, "tanh": 20, "erf": 30, "log": 14, "sin": 24, "cos": 24,
     "floordiv": 4, "mod": 4, "truncdiv": 12, "fmod": 20, "remainder": 20, "expm1": 14, "log1p": 18, "pow": 80, "bitcast": 0,
+    "philox": 100,
 }  # fmt: skip
 MAX_DEPTH = 100  # levels of one expression: passes walk them by recursion
 MATH_COST = 60  # other elementary functions

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ...ir.expr import Axis, Expr, Fold, Load, Sym, const, op, substitute, walk
-from ...ir.kernel import Kernel, Let, Loop, Param, Scratch, Stmt, StoreStmt, expressions, statements
+from ...ir.kernel import Kernel, Let, Loop, Param, Scratch, Stmt, StoreStmt, expressions, statements, values_first
 from ...ir.linear import const_of
 from ...ir.program import Buffer
 from ..access import collect, map_folds, simplify
@@ -199,6 +199,6 @@ def finish(
         assert b.layout is not None
         params.append(Param(n, b.dtype, b.shape, b.layout, n in written))
         nodes += list(walk(b.layout.offset, *b.layout.strides))
-    syms = tuple(dict.fromkeys(n for n in nodes if isinstance(n, Sym)))
+    syms = values_first(n for n in nodes if isinstance(n, Sym))
     origins = tuple(dict.fromkeys(f"{s.origin} {s.loc}".strip() for s in group.stages))
     return Kernel(name, tuple(params), syms, grid, grain, scratch, body, origins=origins)

@@ -3,7 +3,8 @@
 In: Plan. Out: the same for the processor; for a device, maximal runs of launches and of library calls joined to Segments.
 
 What the host does between two launches and that can as well happen before or after both does not end a Segment: results and workspaces
-are asked for in front of it, memory is released behind it. A host read, a branch or a loop ends it.
+are asked for in front of it, and numbers that no buffer tells are computed and checked there; memory is released behind it. A host read, a
+branch or a loop ends it.
 
 A recorded library call is replayed with the addresses it was recorded with, so it joins only where all that it touches stays where it is:
 the workspace, prepared constants, inputs and results that are expected at the same address in the next call, and what other calls of the
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from ...ir.expr import Const, Expr, Load, walk
 from ...ir.nested import leaves
 from ...ir.plan import Alloc, Arena, Call, Free, Given, Launch, Plan, PlanCond, PlanRepeat, Segment, State, Step
-from ...ir.program import BufArg, Extern, Fresh
+from ...ir.program import Bind, BufArg, Check, Extern, Fresh
 from ...options import Options
 
 # Operators without a C function of libtorch that queue the same work whenever they are called: no host reads, no random numbers.
@@ -60,7 +61,7 @@ class _Joiner:
                 out.extend(part)
             else:
                 runs = [s for s in part if isinstance(s, Launch | Call) or (isinstance(s, Free) and self.root(s.buf) in self.inner)]
-                out.extend(s for s in part if isinstance(s, Alloc))
+                out.extend(s for s in part if isinstance(s, Alloc | Bind | Check))
                 out.append(Segment(self.count, tuple(runs)))
                 out.extend(s for s in part if isinstance(s, Free) and self.root(s.buf) not in self.inner)
                 self.count += 1
@@ -78,7 +79,7 @@ class _Joiner:
             if isinstance(s, Call) and self.stays(s.extern):
                 made |= {self.root(b): end for b in s.extern.outs if b and isinstance(self.plan.places[b], Given)}
                 self.inner = set(made)
-            elif not isinstance(s, Launch | Alloc | Free):
+            elif not isinstance(s, Launch | Alloc | Free) and not _is_of_sizes(s):
                 break
             end += 1
         while True:
@@ -118,6 +119,13 @@ class _Joiner:
         """Is it a tensor that the call returns, and no result of the program?"""
         shown = any(isinstance(r, Fresh) and r.buf == buf for r in self.plan.results)
         return isinstance(self.plan.places[buf], Given) and not shown
+
+
+def _is_of_sizes(s: Step) -> bool:
+    """A number or a condition that the host computes from what it knows before anything runs."""
+    if not isinstance(s, Bind | Check):
+        return False
+    return not any(isinstance(e, Load) for e in walk(s.value if isinstance(s, Bind) else s.cond))
 
 
 def _drops_nothing(extern: Extern) -> bool:

@@ -1,0 +1,142 @@
+"""On a GPU: random operators draw eager's numbers, call by call, and leave the generator where eager does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchsmith
+from torchsmith.events import recording
+from torchsmith.lower.draws import blocks_of, compare
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICE = "cuda"
+
+
+def both(fn: Callable[..., Any], *args: Any, calls: int = 4, externs: set[str] | None = None) -> None:
+    """The same numbers as eager's in each of some calls, and the same generator behind them."""
+    compiled = torchsmith.compile(fn, fullgraph=True)
+    with recording() as got:
+        for seed in (1, None, (1 << 63) + 5, None)[:calls]:
+            if seed is not None:
+                torch.cuda.manual_seed(seed)
+            before = torch.cuda.get_rng_state()
+            wanted, after = fn(*args), torch.cuda.get_rng_state()
+            torch.cuda.set_rng_state(before)
+            found = compiled(*args)
+            assert torch.equal(torch.cuda.get_rng_state(), after)
+            for a, b in zip(found, wanted, strict=True):
+                assert a.dtype is b.dtype and a.stride() == b.stride() and torch.equal(a, b)
+    for e in got:
+        assert e.kind != "fallback", e
+        if e.kind == "graph" and externs is not None:
+            assert set(e.fields["report"].externs) == externs
+
+
+def test_this_torch_is_known() -> None:
+    assert blocks_of("cuda:0") > 0, next(compare(torch.device("cuda:0"), 1 << 10))
+
+
+SIZES = [(7,), (10, 3), (64, 64), (16, 128, 768), (1, 999_999), (8_400_001,), (3_000_002,), (9_000_000,)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_dropout(size: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(size, dtype=dtype, device=DEVICE)
+    both(lambda x: (F.dropout(x * 2, 0.3), F.dropout(x, 0.1)), x, externs={"torchsmith.take_draws.default"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout_of_other_layouts(dtype: torch.dtype) -> None:
+    x = torch.randn(8, 12, 30, 50, dtype=dtype, device=DEVICE)
+    both(lambda x: (F.dropout(x, 0.3),), x.transpose(1, 3))
+    both(lambda x: (F.dropout(x, 0.3),), x.to(memory_format=torch.channels_last))
+    both(lambda x: (F.dropout(x[:, :, ::2], 0.3),), x)
+    both(lambda x: (F.dropout(x[..., 1:], 0.3),), x)
+    both(lambda x: (F.dropout((x + 1)[2:], 0.3),), x)
+
+
+def test_an_odd_address() -> None:
+    """Eager deals its numbers out by the operand's address: the call is eager's."""
+    f = torchsmith.compile(lambda x: F.dropout(x, 0.5))
+    for x in (torch.randn(4096, device=DEVICE), torch.randn(4097, device=DEVICE)[1:]):
+        torch.cuda.manual_seed(3)
+        found = f(x)
+        torch.cuda.manual_seed(3)
+        assert torch.equal(found, F.dropout(x, 0.5))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_distributions(size: tuple[int, ...]) -> None:
+    def several(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = torch.rand(size, device=x.device), torch.rand_like(x), torch.empty_like(x).uniform_(-3, 4.7)
+        made = (*made, torch.empty_like(x).bernoulli_(0.3), torch.randint(-5, 77, size, device=x.device))
+        return (*made, torch.randint(-(1 << 62), 1 << 62, size, device=x.device))
+
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        both(several, torch.empty(size, dtype=dtype, device=DEVICE), externs={"torchsmith.take_draws.default"})
+
+
+def test_torchs_own_draws_keep_their_turn() -> None:
+    x = torch.randn(1000, 100, device=DEVICE)
+    both(lambda x: (F.dropout(x * 2, 0.5), torch.randn_like(x), torch.rand_like(x), F.dropout(x * 3, 0.2)), x)
+
+
+def test_sizes_that_vary() -> None:
+    f = torchsmith.compile(lambda x: F.dropout(x * 2, 0.4), dynamic=True)
+    for n in (3, 700, 40_000, 5):
+        x = torch.randn(n, 96, device=DEVICE)
+        torch.cuda.manual_seed(n)
+        found = f(x)
+        torch.cuda.manual_seed(n)
+        assert torch.equal(found, F.dropout(x * 2, 0.4))
+
+
+def test_a_training_step_is_recorded_with_its_dropouts() -> None:
+    """Each replay draws eager's numbers: losses and parameters are eager's for many steps, and the step is one segment."""
+    def net() -> torch.nn.Module:
+        torch.manual_seed(0)
+        blocks = [m for _ in range(4) for m in (torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.Dropout(0.2))]
+        return torch.nn.Sequential(*blocks, torch.nn.Linear(256, 10)).to(DEVICE)
+
+    def stepper(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    losses = []
+    for compiled in (False, True):
+        model = net()
+        step = stepper(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+        step = torchsmith.compile(step, fullgraph=True) if compiled else step
+        torch.manual_seed(5)
+        data = [(torch.randn(64, 256, device=DEVICE), torch.randint(0, 10, (64,), device=DEVICE)) for _ in range(8)]
+        losses.append([step(x, y).item() for x, y in data])
+        if compiled:
+            assert "1 segments" in str(torchsmith.explain(stepper(model, torch.optim.SGD(model.parameters(), lr=0.05)))(*data[0]))
+    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-4, atol=1e-4)
+
+
+def test_a_stream_that_is_captured_is_eagers() -> None:
+    f, x = torchsmith.compile(lambda x: F.dropout(x * 2, 0.5)), torch.randn(4096, device=DEVICE)
+    f(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = f(x)
+    torch.cuda.manual_seed(9)
+    graph.replay()
+    first = y.clone()
+    graph.replay()
+    assert not torch.equal(first, y)
+    torch.cuda.manual_seed(9)
+    assert torch.equal(first, F.dropout(x * 2, 0.5))
