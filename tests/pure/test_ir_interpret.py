@@ -26,7 +26,7 @@ INTS = [0, 1, -1, 2, 3, -5, 7, 100, -128, 127]
 
 def operands(row: Any, d: dt.DType) -> list[tuple[Any, ...]]:
     pool = FLOATS if d.is_float else [False, True] if d is dt.bool_ else [v for v in INTS if d.kind != "uint" or v >= 0]
-    sets = {"T": pool, "b": [False, True], "n": [2, 3], "i": [-3, 0, 4]}
+    sets = {"T": pool, "b": [False, True], "n": [2, 3], "i": [-3, 0, 4], "w": [3, -5, 1 << 40]}
     found: list[tuple[Any, ...]] = [()]
     for letter in row.signature[: row.arity]:
         found = [(*f, v) for f in found for v in sets[letter]]
@@ -39,8 +39,8 @@ def test_numpy_meaning_is_the_scalar_meaning(name: str) -> None:
     for d in (dt.f64, dt.f32, dt.i64, dt.i32, dt.i8, dt.u8, dt.bool_, dt.index):
         if d.kind not in row.over:
             continue
-        dtypes = tuple({"b": dt.bool_, "n": dt.i64, "i": dt.i32}.get(c, d) for c in row.signature[: row.arity])
-        result = dt.bool_ if row.signature[-1] == "b" else dt.i32 if row.signature[-1] == "e" else d
+        dtypes = tuple({"b": dt.bool_, "n": dt.i64, "i": dt.i32, "w": dt.i64}.get(c, d) for c in row.signature[: row.arity])
+        result = dt.bool_ if row.signature[-1] == "b" else {"e": dt.i32, "w": dt.i64}.get(row.signature[-1], d)
         for values in operands(row, d):
             if not d.is_float and name in ("floordiv", "mod", "truncdiv", "fmod") and values[1] == 0:
                 continue

@@ -19,7 +19,7 @@ def test_a_row_is_defined_once() -> None:
 @pytest.mark.parametrize("name", sorted(set(OPS) - {"bitcast"}))
 def test_scalar_definition_answers(name: str) -> None:
     row = OPS[name]
-    samples = {"T": 0.5 if "float" in row.over else 1, "b": True, "n": 2, "i": 3}
+    samples = {"T": 0.5 if "float" in row.over else 1, "b": True, "n": 2, "i": 3, "w": 4}
     row.scalar(*[samples[c] for c in row.signature.split(">")[0]])
 
 
@@ -32,9 +32,10 @@ KINDS = {"float": (dt.f32, dt.f64), "int": (dt.i64, dt.i32, dt.i16, dt.i8), "uin
 def test_what_is_native_is_printed(name: str) -> None:
     row = OPS[name]
     for d in [d for kind in sorted(row.over) for d in KINDS.get(kind, ())]:
-        letters = {"T": Load("x", d, (LOOP,)), "b": Load("m", dt.bool_, (LOOP,)), "n": Const(dt.i64, 3), "i": Load("n", dt.i32, (LOOP,))}
+        letters = {"T": Load("x", d, (LOOP,)), "b": Load("m", dt.bool_, (LOOP,)), "n": Const(dt.i64, 3), "i": Load("n", dt.i32, (LOOP,)),
+                   "w": Load("w", dt.i64, (LOOP,))}  # fmt: skip
         value = op(name, *(letters[c] for c in row.signature[: row.arity]))
-        own = {"x": d, "m": dt.bool_, "n": dt.i32}
+        own = {"x": d, "m": dt.bool_, "n": dt.i32, "w": dt.i64}
         params = (*(Param(n, t, (const(100),), ROWS, False) for n, t in own.items()), Param("y", value.dtype, (const(100),), ROWS, True))
         body = Loop(LOOP, const(100), "vector", (StoreStmt("y", (LOOP,), value),))
         assert "TS_KERNEL" in emit_kernel(Kernel("k", params, (), (), const(1), (), (body,)))

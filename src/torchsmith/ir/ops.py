@@ -3,7 +3,7 @@
 In: nothing. Out: OPS, read by the verifier (types), the rules (constant folding), the interpreter (definition), lower and emit (native).
 
 Signatures: one letter per operand, then ">" and the result. T one dtype of the row's `over`; b bool; n an integer constant; i an i32;
-e result i32; * any dtype (bitcast: the result's dtype is given by the node).
+w an i64; e result i32; * any dtype (bitcast: the result's dtype is given by the node).
 Scalar functions take Python numbers and give the exact or float64 result; the caller wraps integers and rounds floats to the dtype.
 """
 
@@ -46,7 +46,7 @@ class OpRow:
         """Why these dtypes do not fit the signature; None when they do."""
         if len(operands) != self.arity:
             return f"{self.name} takes {self.arity} operands, not {len(operands)}"
-        letters = {"b": "bool", "i": "i32", "e": "i32"}
+        letters = {"b": "bool", "i": "i32", "w": "i64", "e": "i32"}
         common: DType | None = None
         for letter, d in zip(self.signature.replace(">", ""), (*operands, result), strict=True):
             if letter == "T":
@@ -74,7 +74,7 @@ def define(
     def add(fn: Scalar) -> Scalar:
         if name in OPS:
             raise ValueError(f"operator {name} is defined twice")
-        if ">" not in signature or set(signature) - set("Tbnie*>"):
+        if ">" not in signature or set(signature) - set("Tbniwe*>"):
             raise ValueError(f"operator {name}: bad signature {signature!r}")
         OPS[name] = OpRow(name, signature, over, kind, native, fn, meaning)
         return fn
@@ -199,7 +199,7 @@ def _shr(a: int, b: int) -> int:
 MULTIPLIERS, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # of Philox4x32: those of its rounds, and what its key grows by
 
 
-@define("philox", "TTTT>T", INT, "bit", "word `d` (of 32 bits) of Philox4x32-10 with key `a` and counter `b` + `c` * 2**64")
+@define("philox", "wwww>w", INT, "bit", "word `d` (of 32 bits) of Philox4x32-10 with key `a` and counter `b` + `c` * 2**64")
 def _philox(key: int, low: int, high: int, word: int) -> int:
     """Salmon and others, "Parallel random numbers: as easy as 1, 2, 3" (2011)."""
     mask = 0xFFFFFFFF
