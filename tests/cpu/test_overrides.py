@@ -196,6 +196,46 @@ def test_modes_around() -> None:
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
+class Keeps(TorchFunctionMode):
+    """Gradients stay as they are."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        SEEN.append(func.__name__)
+        return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))
+
+
+def test_modes_see_grad_mode() -> None:
+    """torch tells modes of torch functions when gradients are switched; what we switch around a graph or a break they do not hear."""
+
+    def switches(x):
+        with torch.no_grad():
+            y = torch.sin(x)
+            with torch.enable_grad():
+                z = torch.sin(x)
+        torch.set_grad_enabled(torch.is_grad_enabled())
+        return y.requires_grad, z.requires_grad, z
+
+    def breaks(x):
+        with torch.no_grad(), Twice():
+            y = torch.sin(x)
+            if y.sum() > 100:
+                y = y + 1
+            z = torch.sin(y)
+        return z.requires_grad, torch.sin(x).requires_grad
+
+    x = X.clone().requires_grad_()
+    for mode in (Twice, Counts, Keeps):
+        same(switches, x, around=mode)
+
+        def inside(x, mode=mode):
+            with mode():
+                return switches(x)
+
+        same(inside, x)
+    same(breaks, x, whole=False)
+    same(breaks, x, whole=False, around=Keeps)
+
+
 class Wrapper(torch.Tensor):
     @staticmethod
     def __new__(cls, a):

@@ -108,7 +108,7 @@ def _capture_reading(state: State, fn: types.FunctionType, args: tuple[Any, ...]
 def _earlier(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], stop: int) -> int:
     """The last instruction before `stop` in front of which all that the frame holds can be handed over."""
     try:
-        _capture(fn, args, kwargs, dynamic=False, at=state.point, stop=stop, probe=True)
+        _capture(fn, args, kwargs, dynamic=False, at=state.point, stop=stop, probe=True, walks=state.may_walk)
     except Unsupported as why:
         return why.step if 0 <= why.step < stop else stop // 2
     return stop // 2
@@ -131,7 +131,7 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
             state.forget_numbers(why)
             return _capture_with_retry(state, fn, args, kwargs, stop)
         try:
-            captured = _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads, counts=state.counts)
+            captured = _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads, counts=state.counts, walks=state.may_walk)
         except Unsupported as static:
             if static.step <= why.step:  # the sizes were not in the way: they stay dynamic where the frame is split
                 raise why from None
@@ -153,7 +153,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
             captured = _capture(
                 fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
                 declared=state.marked, unbacked=state.unbacked, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads,
-                counts=state.counts,
+                counts=state.counts, walks=state.may_walk,
                 loose=frozenset(varying),
             )  # fmt: skip
         except Unsupported as why:

@@ -107,7 +107,7 @@ def modes() -> tuple[Any, ...]:
 def set_modes(known: tuple[Any, ...]) -> None:
     """As `modes` found them."""
     grad, autocast, deep = known
-    torch._C._set_grad_enabled(grad)
+    overrides.set_grad(grad)
     for device, (on, dtype) in autocast.items():
         torch.set_autocast_enabled(device, on)
         torch.set_autocast_dtype(device, dtype)
@@ -174,6 +174,9 @@ def _safe(label: str) -> str:
 # ---------------------------------------------------------------- recompiles
 
 
+_WALKS = 3  # compilations of a point for places of an iterator; then its loop is left to Python
+
+
 def is_dead(entry: Any) -> bool:
     """An entry whose guarded object is gone can never be right again."""
     known: Installed = entry.source
@@ -187,6 +190,7 @@ def note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, key
     why = guards.explain(failed, call, latest.symbols) if failed is not None else "its guards hold now, but did not when they were checked"
     loc = (failed.loc if failed is not None else "") or location(fn)
     settings = state.settings
+    state.may_walk = len(d.entries) < _WALKS
     if len(d.entries) >= settings.recompile_limit:
         times = f"{len(d.entries)} times (recompile_limit={settings.recompile_limit})"
         message = f"torchsmith: {state.label} was compiled {times}; last reason: {why} ({loc}){_cure(failed)}"

@@ -26,7 +26,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ..codes import Unsupported
 from ..graph import tracing
-from . import _frame, arrays, assemble, overrides, transforms
+from . import _frame, arrays, assemble, iterators, overrides, transforms
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
 from .protocol import Machine
@@ -42,6 +42,7 @@ from .source import (
     Guard,
     Item,
     Local,
+    PartOf,
     Source,
     TensorKey,
     TensorOf,
@@ -71,6 +72,7 @@ class _Builder:
         self.index: dict[Any, int] = {}
         self.sources: dict[Source, str] = {}
         self.keep: list[Any] = []
+        self.moves = iterators.moves(machine) if machine.world.walks else []
 
     # ------------------------------------------------------------ leaves
 
@@ -112,7 +114,7 @@ class _Builder:
             return f"{base}.cell_contents" if s.key == "cell_contents" else f"{base}[{self.const(s.key)}]"
         if isinstance(s, Computed) and not s.symbols:
             return f"{self.const(s.fn)}({', '.join(map(repr, s.args))})"
-        if isinstance(s, TensorOf):
+        if isinstance(s, (TensorOf, PartOf)):
             return f"{self.const(s.make)}(({self.source(s.base)},))"
         if isinstance(s, Attr):
             base = self.source(s.base)
@@ -504,6 +506,8 @@ def _replay(b: _Builder) -> None:
         source = m.cell_sources[id(cell)]
         where = _cell(b, source)
         b.lines.append(f"del {where}.cell_contents" if value is NULL else f"{where}.cell_contents = {b.value(value)}")
+    for move, track, how in b.moves:
+        b.lines.append(f"{b.const(move)}({b.read(track.source)}, {b.const(how)})")
     for fn, args, kwargs in m.effects:
         text = ", ".join([*(b.value(a) for a in args), *(f"{k}={b.value(v)}" for k, v in kwargs.items())])
         b.lines.append(f"{b.const(fn)}({text})")
@@ -610,7 +614,7 @@ def finished(m: Machine, result: Any) -> Captured:
         track.dirty = track.dirty and (is_own or not world.is_as_it_was(track))
     world.changed = [t for t in world.changed if t.dirty or t.attrs or t.appended]
     grad = m.grad != m.grad_before
-    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or grad or m.gradients.changes() or m.gradients.own() or m.gradients.moved or m.gradients.switched)
+    has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or b.moves or grad or m.gradients.changes() or m.gradients.own() or m.gradients.moved or m.gradients.switched)
     recipe = None if has_effects or _has_shared(result, set()) else _recipe(b, result)
     if recipe is not None:
         finish = Finish(recipe)
@@ -620,7 +624,7 @@ def finished(m: Machine, result: Any) -> Captured:
         _replay(b)
         m.gradients.replay_own(b)
         if grad:
-            b.lines.append(f"{b.const(torch._C._set_grad_enabled)}({m.grad})")
+            b.lines.append(f"{b.const(overrides.set_grad)}({m.grad})")
         body = "\n".join(f"    {line}" for line in [*b.reads, *b.lines, f"return {text}"])
         finish = Finish(None, f"def finish(outs, L, G, C):\n{body}\n", b.namespace)
     return closed(m, b, finish)

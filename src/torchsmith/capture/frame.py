@@ -97,7 +97,8 @@ class Frame:
             if type(stack[k]) is Later:
                 if stack[k].is_data:
                     self.machine.use_data(self, ins, stack[k])
-                stack[k] = self.machine.taken_up(stack[k])
+                unpacks = ins.name == "UNPACK_SEQUENCE" and type(stack[k].obj) is tuple
+                stack[k] = self.machine.opened(stack[k]) if unpacks else self.machine.taken_up(stack[k])
 
     def _raise_to_handler(self, exc: BaseException) -> None:
         m = self.machine

@@ -33,6 +33,7 @@ from .source import (
     Guard,
     Item,
     Local,
+    PartOf,
     Source,
     TensorGuard,
     TensorKey,
@@ -196,10 +197,10 @@ def _eval_computed(s: Computed, call: Call) -> Any:
         return MISSING
 
 
-def _eval_tensor_of(s: TensorOf, base: Any) -> Any:
+def _eval_made(s: TensorOf | PartOf, base: Any) -> Any:
     try:
         return s.make((base,))
-    except Exception:  # no array any more
+    except Exception:  # no array, or no such iterator, any more
         return MISSING
 
 
@@ -212,7 +213,8 @@ EVALUATE: dict[type, Callable[[Any, Call, Any], Any]] = {  # the last argument i
     Item: lambda s, call, base: _item(base, s.key),
     TypeOf: lambda s, call, base: type(base),
     TensorProperty: lambda s, call, base: _property(base, s.name, s.dim),
-    TensorOf: lambda s, call, base: _eval_tensor_of(s, base),
+    TensorOf: lambda s, call, base: _eval_made(s, base),
+    PartOf: lambda s, call, base: _eval_made(s, base),
     Computed: lambda s, call, base: _eval_computed(s, call),
 }
 
@@ -507,6 +509,7 @@ FLATTEN: dict[type, Callable[[Flattener, Any], tuple[int, int, int, Any, Any]]] 
     TypeOf: lambda f, s: (_TYPE_OF, f.node(s.base), 0, None, None),
     TensorProperty: lambda f, s: (_PROPERTY, f.node(s.base), s.dim, s.name, None),
     TensorOf: lambda f, s: (_COMPUTED, -1, 0, s.make, (f.node(s.base),)),
+    PartOf: lambda f, s: (_COMPUTED, -1, 0, s.make, (f.node(s.base),)),
     Computed: lambda f, s: (_COMPUTED, -1, 0, s.value, tuple(f.node(source) for _, source in s.symbols)),
 }
 

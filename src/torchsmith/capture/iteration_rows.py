@@ -102,7 +102,7 @@ def _truth_of(m: Machine, value: Any) -> bool:
         raise m.leaving(r.exc) from None
 
 
-def _interpreted(m: Machine, fn: Any) -> Any:
+def interpreted(m: Machine, fn: Any) -> Any:
     """What an iterator of Python's calls in the place of `fn`; where the iterator leaves the capture it gets `fn` itself."""
 
     def run(*args: Any) -> Any:
@@ -112,8 +112,8 @@ def _interpreted(m: Machine, fn: Any) -> Any:
     return run
 
 
-def _predicate(m: Machine, fn: Any) -> Any:
-    """As `_interpreted`, and the answer is True or False; None asks for the truth of the item."""
+def predicate(m: Machine, fn: Any) -> Any:
+    """As `interpreted`, and the answer is True or False; None asks for the truth of the item."""
 
     def run(x: Any) -> bool:
         return _truth_of(m, x if fn is None else _calling(m, fn, x))
@@ -124,16 +124,16 @@ def _predicate(m: Machine, fn: Any) -> Any:
 
 @row(map)
 def map_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return m.native(map, [_interpreted(m, args[0]), *(pr.iterate(m, a) for a in args[1:])], kwargs, plain=True)
+    return m.native(map, [interpreted(m, args[0]), *(pr.iterate(m, a) for a in args[1:])], kwargs, plain=True)
 
 
 @row(itertools.starmap)
 def starmap_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return itertools.starmap(_interpreted(m, args[0]), pr.iterate(m, args[1]))
+    return itertools.starmap(interpreted(m, args[0]), pr.iterate(m, args[1]))
 
 
 def _filtering(make: Any) -> None:
-    row(make)(lambda m, args, kwargs: make(_predicate(m, args[0]), pr.iterate(m, args[1])))
+    row(make)(lambda m, args, kwargs: make(predicate(m, args[0]), pr.iterate(m, args[1])))
 
 
 for _make in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile):
@@ -149,7 +149,7 @@ def groupby_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 @row(itertools.accumulate)
 def accumulate_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     fn = args[1] if len(args) > 1 else kwargs.get("func")
-    return itertools.accumulate(pr.iterate(m, args[0]), _interpreted(m, fn or operator.add), initial=kwargs.get("initial"))
+    return itertools.accumulate(pr.iterate(m, args[0]), interpreted(m, fn or operator.add), initial=kwargs.get("initial"))
 
 
 @row(functools.reduce)

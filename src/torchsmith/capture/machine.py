@@ -23,6 +23,7 @@ from . import (
     arrays,
     bytecode,
     calls,
+    iterators,
     native,
     overrides,
     policy,
@@ -64,6 +65,7 @@ class Machine:
         self.world.real_tensor = self.recorder.real_tensor
         self.arrays: dict[int, arrays.ArrayValue] = {}  # by the id of the array from outside
         self.world.array = functools.partial(arrays.given, self)
+        self.world.walk = functools.partial(iterators.walked, self)
         self.gradients = Gradients(self)
         self.stamps = Stamps(self)
         self.found: dict[tuple[type, str], Any] = {}
@@ -78,6 +80,8 @@ class Machine:
         self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
         self.counts = False  # optimizers' counters are numbers read when the call begins
         self.later = False  # a split frame goes on: its values may be Later
+        self.may_walk = True  # ... iterators too: the rest of a loop is captured with what is behind it
+        self.turns: dict[int, list[Any]] = {}  # how often the frame went around loops over such iterators: [step, location, times]
         self.error_mode = False  # compiler.error_on_graph_break(True) is entered
         self.is_whole = False  # captured alone, for export: no frame to go back to
         self.splits = True  # where something is not captured, Python goes on between two graphs
@@ -130,7 +134,7 @@ class Machine:
     @grad_mode.setter
     def grad_mode(self, mode: bool) -> None:
         """As the program sets it: in the graph too."""
-        torch_rows.set_grad_enabled(self, [mode], {})
+        torch_rows.set_grad_enabled(self, mode)
 
     def loc(self) -> str:
         """file:line of the innermost user frame; of the innermost one where none is the user's (torch's own modules, exported)."""
@@ -175,6 +179,12 @@ class Machine:
             if made is not MISSING:
                 return made
         return self.world.wrap(value.obj, value.source) if type(value) is Later else value
+
+    def opened(self, value: Later) -> tuple[Later, ...]:
+        """A tuple of a split frame, of which nothing is read but how long it is."""
+        self.world.guard(value.source, "type", tuple)
+        self.world.guard(value.source, "length", len(value.obj))
+        return value.unpacked()
 
     def tick(self) -> None:
         self.steps += 1

@@ -21,7 +21,7 @@ from . import arrays, floats, policy, tensor_attrs, torch_rows
 from . import attributes as at
 from .attributes import Raised
 from .source import FixedObject
-from .world import CONTAINERS, PINNED_TYPES, SCALARS, Identity, Track, container_base
+from .world import CONTAINERS, PINNED_TYPES, SCALARS, Identity, Track, container_base, has_image
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -180,7 +180,7 @@ def _argument(m: Machine, a: Any, t: type, fn: Any) -> Any:
         if t is slice and m.world.tracks:
             return slice(*(_argument(m, x, type(x), fn) for x in (a.start, a.stop, a.step)))
         return a
-    if container_base(t) or track.image is not None or t is types.MappingProxyType:
+    if has_image(t) or track.image is not None:
         return m.world.image(track)
     if t is types.FunctionType or t is types.MethodType or issubclass(type(a), PINNED_TYPES) or t is types.CellType:
         return a

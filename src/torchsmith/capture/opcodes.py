@@ -465,14 +465,18 @@ _AFTER_LOOP = 0 if VERSION < (3, 12) else 1 if VERSION < (3, 13) else 2  # instr
 
 @op()
 def op_FOR_ITER(f: Frame, i: Instr) -> None:
+    m, it = f.machine, f.stack[-1]
     try:
-        value = pr.advance(f.machine, f.stack[-1])
+        value = pr.advance(m, it)
     except Raised as r:
         if not isinstance(r.exc, StopIteration):
             raise
+        m.turns.pop(id(it), None)
         f.stack.pop()
         f.index = i.value + _AFTER_LOOP
         return
+    if m.later and id(it) in m.world.tracks:
+        m.turns.setdefault(id(it), [m.frames[0].steps - 1, m.loc(), 0])[2] += 1
     f.stack.append(value)
 
 

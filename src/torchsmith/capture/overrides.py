@@ -97,6 +97,12 @@ def without_handlers(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def set_grad(mode: bool) -> None:
+    """Grad mode as it was or will be: no step of the program, so its modes do not hear of it."""
+    with C.DisableTorchFunction():
+        C._set_grad_enabled(mode)
+
+
 def plain(value: Any) -> Any:
     """A tensor without the handler of its class."""
     return value.as_subclass(Tensor) if isinstance(value, Tensor) and is_subclass(type(value)) else value

@@ -46,6 +46,8 @@ class Machine(Protocol):
     probing: bool
     counts: bool
     later: bool
+    may_walk: bool
+    turns: dict[int, list[Any]]
     error_mode: bool
     is_whole: bool
     splits: bool

@@ -21,7 +21,7 @@ from .arrays import ArrayValue
 from .attributes import Raised, class_guard, find
 from .protocol import Machine
 from .source import TensorKey
-from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, held, item_of
+from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, has_image, held, item_of
 
 Function = types.FunctionType
 Tensor = torch.Tensor
@@ -609,7 +609,7 @@ def iterate(m: Machine, obj: Any) -> Any:
     f = special(m, t, "__iter__")
     if f is not None:
         return iterator(m, m.call(f, [obj], {}))
-    if track is not None and (container_base(t) or t is tuple or track.image is not None):
+    if track is not None and (has_image(t) or t is tuple or track.image is not None):
         return iter(m.world.image(track))
     if find(m, t, "__iter__") is MISSING:
         get = special(m, t, "__getitem__")
@@ -636,8 +636,11 @@ def advance(m: Machine, it: Any) -> Any:
     step = special(m, type(it), "__next__")
     if step is not None:
         return m.call(step, [it], {})
-    if m.world.of(it) is not None:
-        raise Unsupported("CAP011", at=m.loc(), detail=f"an iterator from outside ({type(it).__name__})")
+    track = m.world.of(it)
+    if track is not None:
+        if track.image is None and not has_image(type(it)):
+            raise Unsupported("CAP011", at=m.loc(), detail=f"an iterator from outside ({type(it).__name__})")
+        it = m.world.image(track)
     return m.native(next, [it], {}, plain=True)
 
 

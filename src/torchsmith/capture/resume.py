@@ -15,7 +15,7 @@ import numpy as np
 
 from ..codes import Unsupported
 from . import assemble, bytecode
-from .source import Source
+from .source import Item, Source
 
 MAX_POINTS = 256  # of one function; where more would be needed the rest of the frame runs as it is
 
@@ -23,11 +23,15 @@ MAX_POINTS = 256  # of one function; where more would be needed the rest of the 
 class Later:
     """A value that a frame was given in its middle and nothing has looked at yet: no guard says anything of it."""
 
-    __slots__ = ("is_data", "obj", "source")
+    __slots__ = ("is_computed", "is_data", "obj", "source")
 
-    def __init__(self, obj: Any, source: Source, is_data: bool = False) -> None:
-        self.obj, self.source = obj, source
-        self.is_data = is_data  # a number, text ... that Python computed behind a break: not to be made a constant of
+    def __init__(self, obj: Any, source: Source, is_computed: bool = False) -> None:
+        self.obj, self.source, self.is_computed = obj, source, is_computed
+        self.is_data = is_computed and is_data(obj)  # a number, text ... that Python computed behind a break: not to be made a constant of
+
+    def unpacked(self) -> tuple[Later, ...]:
+        """The items of a tuple, which nothing has looked at either."""
+        return tuple([Later(v, Item(self.source, i), self.is_computed) for i, v in enumerate(self.obj)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Sources and guards as data: where a captured value came from, and what must still hold for the capture to be right.
 
     Source = Local(name) | Global(name) | Cell(name) | Fixed(object) | Attr(base, name) | Item(base, key) | TypeOf(base)
-           | DictKeys(base) | Length(base) | TensorProperty(base, name, dim) | TensorOf(base, make) | Computed(fn, args, symbols)
+           | DictKeys(base) | Length(base) | TensorProperty(base, name, dim) | TensorOf(base, make)
+           | PartOf(base, name, make) | Computed(fn, args, symbols)
     Guard  = (source, kind, value, loc)
 
 A Source is evaluated against one call: `locals` by parameter name, the function's `globals` and `closure`. The C checker
@@ -181,6 +182,18 @@ class TensorOf(Source):
 
     def __str__(self) -> str:
         return f"tensor({self.base})"
+
+
+@dataclass(frozen=True, slots=True)
+class PartOf(Source):
+    """What an iterator is made of, by the name of the part: make((base,))."""
+
+    base: Source
+    name: str
+    make: Callable[[tuple[Any, ...]], Any]
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.base}"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from ..codes import Unsupported
-from . import finish, overrides, torch_rows
+from . import finish, iterators, overrides, torch_rows
 from .attributes import Raised
 from .captured import Captured
 from .frame import STOP, Frame, bind
 from .guards import global_state
 from .machine import ASYNC, GENERATOR, Machine, where
-from .resume import Later, Point, is_data
+from .resume import Later, Point
 from .source import Computed, FixedObject, Item, Local, Source
 from .stamps import Again
 from .world import NULL
@@ -45,6 +45,7 @@ def capture(
     reads: bool = False,
     error_mode: bool = False,
     counts: bool = False,
+    walks: bool = True,
     stamps: bool = True,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
@@ -54,7 +55,8 @@ def capture(
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
     in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time.
-    `counts`: what optimizers count in tensors is read when the call begins. `stamps`: equal modules are interpreted once."""
+    `counts`: what optimizers count in tensors is read when the call begins. `walks`: a frame that goes on in a loop may take what is left of
+    its iterator as constants. `stamps`: equal modules are interpreted once."""
     given_all = dict(locals())
     with _no_collection():
         try:
@@ -79,7 +81,7 @@ def _no_collection() -> Iterator[None]:
 def _capture(
     fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool | None, dynamic_dims: Any, static_dims: Any, ones: bool,
     loose: frozenset[str], declared: Any, unbacked: Set[tuple[str, int]], fullgraph: bool, given: Any, close: Callable[[Machine, Any], Captured],
-    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, stamps: bool,
+    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, walks: bool, stamps: bool,
 ) -> Captured:  # fmt: skip
     m = Machine(fn)
     if not stamps:
@@ -89,7 +91,7 @@ def _capture(
     m.splits = not m.is_whole and not fullgraph
     m.recorder.facts.reads_data = m.is_whole or reads
     m.recorder.facts.is_promise = m.is_whole
-    m.counts = counts
+    m.counts, m.may_walk = counts, walks
     m.recorder.given = given or {}
     m.recorder.dynamic = dynamic
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
@@ -117,6 +119,7 @@ def _capture(
                 raise Unsupported("CAP028", at=m.loc())
             if kind == STOP:
                 frame.steps += 1  # the instruction in front of which the state is handed over
+                _stops_at_loop(m, frame)
                 return finish.stopped(m, frame)
             if fn in torch_rows.AFTER and at is None:
                 result = torch_rows.AFTER[fn](m, result, *given_values)
@@ -130,6 +133,8 @@ def _capture(
             why.is_error = why.is_error or m.error_mode
             if why.step < 0 and frame is not None:
                 why.step = frame.clean if probe else frame.steps - 1
+            if stop is None and m.splits:
+                _turn_by_turn(m, why)
             raise
         finally:
             m.active = False
@@ -142,11 +147,28 @@ def _capture(
 _ALL = 1 << 62
 
 
+def _turn_by_turn(m: Machine, why: Unsupported) -> None:
+    """A loop that breaks in the first turn after a break would be compiled for each turn: its iterator is left to Python."""
+    for step, place, turns in sorted(m.turns.values()):
+        if turns == 1 and 0 <= step < why.step:
+            left = Unsupported("CAP011", at=place, detail="an iterator from outside, of a loop that breaks in each turn")
+            left.step, left.is_error = step, why.is_error
+            raise left from why
+
+
+def _stops_at_loop(m: Machine, frame: Frame) -> None:
+    """In front of a loop over modules that is left to Python: other turns may go further."""
+    ins = frame.code.instrs[frame.index]
+    top = frame.stack[-1] if frame.stack else None
+    if ins.name == "FOR_ITER" and m.may_walk and type(top) is Later and type(top.obj) in iterators.TYPES and iterators.is_over_modules(top.obj):
+        iterators.guard_place(m, top)
+
+
 def _enter_middle(m: Machine, frame: Frame, point: Point, values: tuple[Any, ...]) -> None:
     """The frame as it stands at a point; its values are taken up where something looks at them."""
     m.later = True
     n = len(point.slots)
-    later = [Later(v, Local(name), d and is_data(v)) for v, name, d in zip(values, point.names, point.data, strict=True)]
+    later = [Later(v, Local(name), d) for v, name, d in zip(values, point.names, point.data, strict=True)]
     free = frame.code.size - len(frame.code.code.co_freevars)
     frame.fast = [NULL] * free + list(frame.fn.__closure__ or ())
     for slot, value in zip(point.slots, later):

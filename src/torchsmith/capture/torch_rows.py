@@ -24,7 +24,7 @@ from .attributes import Raised
 from .protocol import Machine, Row
 from .source import Computed
 from .tensor_attrs import ROWS as TENSOR_ROWS
-from .world import is_constant
+from .world import MISSING, is_constant
 
 ROWS: dict[Any, Row] = {}
 
@@ -156,8 +156,13 @@ def is_inference(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @row(torch._C._set_grad_enabled)
-def set_grad_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    mode = bool(args[0])
+def call_set_grad_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    found = overrides.dispatched(m, "function", torch._C._set_grad_enabled, tuple(args), kwargs) if m.modes else MISSING
+    return set_grad_enabled(m, bool(args[0])) if found is MISSING else found
+
+
+def set_grad_enabled(m: Machine, mode: bool) -> None:
+    """In the graph and for what follows."""
     last = m.recorder.last_node()
     if last is not None and last.op == "call_function" and last.target is torch._C._set_grad_enabled:
         m.recorder.graph.erase_node(last)  # nothing ran between: the later one counts

@@ -22,7 +22,23 @@ import torch
 
 from ..codes import Unsupported
 from . import _frame, policy
-from .source import ORDERED_VIEWS, VIEWS, Attr, Cell, FixedObject, Global, Guard, Item, Local, Source, TensorKey, TensorOf, TypeOf, referent
+from .source import (
+    ORDERED_VIEWS,
+    VIEWS,
+    Attr,
+    Cell,
+    FixedObject,
+    Global,
+    Guard,
+    Item,
+    Local,
+    PartOf,
+    Source,
+    TensorKey,
+    TensorOf,
+    TypeOf,
+    referent,
+)
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()  # no value: an empty place of a stack, a deleted global
@@ -63,6 +79,11 @@ def container_base(t: type) -> type | None:
     if t not in _BASES:
         _BASES[t] = next((b for b in (OrderedDict, defaultdict, deque, dict, list, set) if issubclass(t, b)), None)
     return _BASES[t]
+
+
+def has_image(t: type) -> bool:
+    """Can objects of this class from outside be read whole?"""
+    return container_base(t) is not None or t in _IMAGE
 
 
 def own_dict(obj: Any) -> Any:
@@ -136,7 +157,7 @@ _MODULE_DICTS = {"_modules": "module", "_parameters": "param", "_buffers": "buff
 
 
 def root_of(source: Source) -> Source:
-    while isinstance(source, (Attr, Item, TypeOf, TensorOf)):
+    while isinstance(source, (Attr, Item, TypeOf, TensorOf, PartOf)):
         source = source.base
     return source
 
@@ -159,6 +180,8 @@ class World:
         self.fresh_pinned: set[int] = set()  # classes and functions made during capture
         self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}  # by namespace and name; NULL: deleted
         self.array: Callable[[Any, Source], Any] = lambda array, source: MISSING  # what stands for an array of NumPy
+        self.walks: list[Track] = []  # iterators from outside that were looked into
+        self.walk: Callable[[Track], Any] = lambda track: None  # makes the image of one
         self.real_tensor: Callable[[Any], Any] = lambda tensor: tensor  # the tensor outside that a tracing tensor stands for
         self.apart: set[type] = set()  # whose objects the program told apart, or wrote to: none may be another one in a later call
         self.writes = 0  # changes of the world so far
@@ -168,7 +191,7 @@ class World:
 
     def let_go(self) -> None:
         """Drop all that was read from outside."""
-        for held in (self.tracks, self.keep, self.changed, self.tuples, self.pinned, self.global_writes):
+        for held in (self.tracks, self.keep, self.changed, self.walks, self.tuples, self.pinned, self.global_writes):
             held.clear()
         self.log = None
 
