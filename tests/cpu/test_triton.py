@@ -46,6 +46,17 @@ def numbers(below: int, *shape: int) -> torch.Tensor:
     return torch.randint(0, below, shape)
 
 
+def pooled_back(x: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Windows that overlap, reach over the border, and have equal elements; and whole ones."""
+    x = x.round()
+    overlapping, apart = (x, [3, 3], [2, 2], [1, 1]), (x, [2, 2], [2, 2], [0, 0])
+    out = []
+    for args, g in ((overlapping, grad), (apart, grad[:, :, :4, :5])):
+        indices = torch.ops.aten.max_pool2d_with_indices(*args)[1]
+        out.append(torch.ops.aten.max_pool2d_with_indices_backward(g, *args, [1, 1], False, indices))
+    return tuple(out)
+
+
 CASES = {
     "sin(cos)": (lambda x: torch.sin(torch.cos(x)), rows(7, 300)),
     "sums": (lambda x: (x.sum(), x.sum(0), x.sum(1)), rows(7, 300)),
@@ -68,6 +79,7 @@ CASES = {
     "index_put": (lambda x, i, y: x.index_put((i,), y, accumulate=True), rows(50, 7), numbers(50, 9), rows(9, 7)),
     "pools": (lambda x: (F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1)), rows(2, 3, 16, 16)),
     "max pool": (lambda x: F.max_pool2d(x, 2), rows(1, 2, 8, 8)),
+    "max pool backward": (pooled_back, rows(2, 3, 9, 11), rows(2, 3, 5, 6)),
     "pads": (lambda x: (F.pad(x, (1, 2, 3, 4)), F.pad(x, (1, 2, 3, 4), mode="reflect")), rows(2, 3, 5, 6)),
     "cat": (lambda x, y: torch.cat([x, y], 1), rows(5, 7), rows(5, 9)),
     "resized": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), rows(2, 3, 5, 6)),

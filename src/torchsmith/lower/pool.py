@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ir import dtype as dt
-from ..ir.expr import Const, Expr, convert, op, select
+from ..ir.expr import Const, Expr, const, convert, op, select
 from .cat import conjunction, masked
 from .core import Builder
 from .gather import check_range, position_of
@@ -102,6 +102,48 @@ def _greatest(cx: Builder, x: Ref, rank: int, extents: Sequence[Expr], read: Cal
 lowers("aten.max_pool2d_with_indices.default", "aten.max_pool2d.default")(_max_pool(2))
 lowers("aten.max_pool3d_with_indices.default", "aten.max_pool3d.default")(_max_pool(3))
 lowers("aten.max_pool1d_with_indices.default", "aten.max_pool1d.default")(_max_pool(1))
+
+
+def _max_pool_backward(rank: int) -> Any:
+    """What the windows over an element give it: of each that names its place, in the windows' order, as eager's kernels on a GPU add them."""
+
+    def rule(
+        cx: Builder, grad: Ref, x: Ref, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Ref
+    ) -> Any:  # fmt: skip
+        k_size = per_dim(kernel, rank)
+        s, p = per_dim(stride, rank, k_size), per_dim(padding, rank)
+        if not x.dtype.is_float or any(g != 1 for g in per_dim(dilation, rank)):
+            return NotImplemented
+        lead, compute, d = x.rank - rank, opmath(x.dtype), cx.dtype
+        most = [-(-k // step) for k, step in zip(k_size, s, strict=True)]  # windows over an element, in one dimension
+
+        def at(i: Index) -> Expr:
+            spot: Expr = ZERO
+            for n, e in zip(x.shape[lead:], i[lead:], strict=True):
+                spot = spot * n + e
+            wanted = convert(spot, dt.i64)
+
+            def given(k: Index) -> Expr:
+                place: list[Expr] = list(i[:lead])
+                tests: list[Expr] = []
+                for a in range(rank):
+                    last = op("floordiv", i[lead + a] + p[a], const(s[a]))
+                    e = last + k[a] - (most[a] - 1)
+                    tests += [op("ge", e, ZERO), op("lt", e, grad.shape[lead + a])]
+                    place.append(e)
+                inside = conjunction(tests)
+                names = masked(indices, tuple(place), inside, Const(dt.i64, -1))
+                return select(op("eq", names, wanted), cast(masked(grad, tuple(place), inside, Const(grad.dtype, 0)), compute), Const(compute, 0))
+
+            return cast(cx.fold([const(n) for n in most], [Const(compute, 0)], lambda k, a: [op("add", a[0], given(k))]), d)
+
+        return cx.stage(at)
+
+    return rule
+
+
+lowers("aten.max_pool2d_with_indices_backward.default")(_max_pool_backward(2))
+lowers("aten.max_pool3d_with_indices_backward.default")(_max_pool_backward(3))
 
 
 def _avg_pool(rank: int) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..layout import contiguous_strides, hint_of, is_contiguous, is_static_one, propagate_strides, same, suggest_format
-from ..tracing import make, part, rule
+from ..tracing import device_of, make, part, rule
 from .create import copy_strides
 from .nn import _convolution_format, _pool, fresh
 
@@ -397,6 +397,12 @@ def _to_places(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
     return out if kept is torch.contiguous_format else out.clone(memory_format=kept)
 
 
+def _is_gathered(grad: Tensor, dilation: Any) -> bool:
+    """Is it the images' elements that look for their windows (lower/pool.py)? Many threads could add to one element only in turns."""
+    gaps = dilation if isinstance(dilation, (tuple, list)) else (dilation,)
+    return device_of(grad).type != "cpu" and all(type(g) is int and g == 1 for g in gaps)
+
+
 def _check_pooled(sizes: Sequence[Any], *tensors: Tensor) -> None:
     for t in tensors:
         if t.dim() != len(sizes) or any(a != b for a, b in zip(t.shape, sizes, strict=True)):
@@ -406,13 +412,13 @@ def _check_pooled(sizes: Sequence[Any], *tensors: Tensor) -> None:
 @part(aten.max_pool2d_with_indices_backward.default)
 def max_pool2d(grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Tensor) -> Any:
     _check_pooled(_pool(x, 2, kernel, stride, padding, dilation, ceil), grad, indices)
-    return NotImplemented if grad.dtype in NARROW else _to_places(grad, x, indices, 2)
+    return NotImplemented if grad.dtype in NARROW or _is_gathered(grad, dilation) else _to_places(grad, x, indices, 2)
 
 
 @part(aten.max_pool3d_with_indices_backward.default)
 def max_pool3d(grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Tensor) -> Any:
     _check_pooled(_pool(x, 3, kernel, stride, padding, dilation, ceil), grad, indices)
-    return NotImplemented if grad.dtype in NARROW else _to_places(grad, x, indices, 3)
+    return NotImplemented if grad.dtype in NARROW or _is_gathered(grad, dilation) else _to_places(grad, x, indices, 3)
 
 
 @part(aten.adaptive_max_pool2d_backward.default)
