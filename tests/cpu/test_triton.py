@@ -182,6 +182,21 @@ def test_odd_totals_keep_wide_loads():
 SMALL = torch.cat([torch.linspace(-8, 8, 301), torch.tensor([torch.inf, torch.nan, 1e4, -1e4, 0.0, -0.0, 65504.0, -65504.0])]).half()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_statistics_of_batches_are_taken_in_one_pass(dtype, monkeypatch):
+    """Channels-last in parts, and in a kernel of its own what is small; means far from 0 cost no digits."""
+    monkeypatch.setattr(blocks, "STEP", 64)
+
+    def norm(x, w, b, m, v):
+        return torch.ops.aten._native_batch_norm_legit_functional.default(x, w, b, m, v, True, 0.1, 1e-5)
+
+    for shape, form, most in (((2, 8, 12, 12), torch.channels_last, 2), ((3, 4, 5, 6), torch.contiguous_format, 1)):
+        per_channel = [torch.rand(shape[1]) + 0.5 for _ in range(4)]
+        x = (torch.randn(shape) + torch.linspace(-100, 100, shape[1]).view(1, -1, 1, 1)).to(dtype).contiguous(memory_format=form)
+        scheduled = check_triton(norm, x, *per_channel, rtol=2e-3 if dtype is torch.float16 else 1e-4, atol=2e-3)
+        assert len(texts_of(scheduled)) == most
+
+
 @pytest.mark.parametrize("function", [F.gelu, torch.tanh, torch.sin, torch.cos])
 def test_functions_of_small_floats(function):
     """To 2^-10 of the value, where float16 has 2^-11."""

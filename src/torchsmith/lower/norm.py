@@ -14,7 +14,7 @@ from ..ir.expr import Const, Expr, op
 from .core import Builder
 from .numerics import cast, ir_dtype, opmath
 from .pointwise import c
-from .reduce import Split, accumulator, hold, moments, total
+from .reduce import Split, accumulator, hold, moments, moments_at_once, total
 from .ref import ZERO, Index, Ref, is_zero
 from .table import lowers
 from .views import reshape
@@ -198,7 +198,10 @@ def batch_norm_training(cx: Builder, x: Ref, weight: Any, bias: Any, eps: float)
     """(y, mean, rstd, sum of squared deviations: each of one number a channel in float64; count)."""
     compute = opmath(x.dtype)
     how = Split(x.shape, tuple(d for d in range(x.rank) if d != 1), True)
-    mean, squares = moments(cx, how, lambda i: cast(x.load(i), compute), dt.f64)
+    if compute is dt.f32 and cx.device != "cpu":  # a pass over memory costs more than arithmetic
+        mean, squares = moments_at_once(cx, how, x.load)
+    else:
+        mean, squares = moments(cx, how, lambda i: cast(x.load(i), compute), dt.f64)
     rstd = hold(cx, how.kept, dt.f64, lambda i: _rstd(squares.load(i), how.count, eps))
 
     def channel(ref: Ref) -> Ref:

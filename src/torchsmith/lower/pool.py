@@ -105,7 +105,7 @@ lowers("aten.max_pool1d_with_indices.default", "aten.max_pool1d.default")(_max_p
 
 
 def _max_pool_backward(rank: int) -> Any:
-    """What the windows over an element give it: of each that names its place, in the windows' order, as eager's kernels on a GPU add them."""
+    """What the windows over an element give it: those that name its place, in their order, as eager's kernels on a GPU add them."""
 
     def rule(
         cx: Builder, grad: Ref, x: Ref, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Ref
@@ -132,8 +132,9 @@ def _max_pool_backward(rank: int) -> Any:
                     tests += [op("ge", e, ZERO), op("lt", e, grad.shape[lead + a])]
                     place.append(e)
                 inside = conjunction(tests)
-                names = masked(indices, tuple(place), inside, Const(dt.i64, -1))
-                return select(op("eq", names, wanted), cast(masked(grad, tuple(place), inside, Const(grad.dtype, 0)), compute), Const(compute, 0))
+                named = masked(indices, tuple(place), inside, Const(dt.i64, -1))
+                value = masked(grad, tuple(place), inside, Const(grad.dtype, 0))
+                return select(op("eq", named, wanted), cast(value, compute), Const(compute, 0))
 
             return cast(cx.fold([const(n) for n in most], [Const(compute, 0)], lambda k, a: [op("add", a[0], given(k))]), d)
 

@@ -14,6 +14,7 @@ from typing import Any
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, const, convert, op, select
+from ..ir.program import Stage, Store
 from .core import Builder
 from .numerics import boolean, cast, highest, lowest, opmath, scalar
 from .pointwise import c
@@ -393,6 +394,32 @@ def moments(cx: Builder, how: Split, value: Callable[[Index], Expr], acc: DType,
 
     squares_at = total(cx, kept, squared, acc, blocks)
     return mean, hold(cx, kept.kept, acc, squares_at)
+
+
+def moments_at_once(cx: Builder, how: Split, value: Callable[[Index], Expr]) -> tuple[Ref, Ref]:
+    """The same of values that are float32, in one pass: sums of them and of their squares in float64, which holds each square exactly. What
+    the difference of the two loses shows where the mean is a million deviations from 0, where float32 has lost more."""
+    d = dt.f64
+    kept = Split(how.shape, how.dims, True)
+
+    def step(at: Index, outer: Index, sums: tuple[Expr, ...]) -> list[Expr]:
+        v = cast(value(kept.join(outer, at)), d)
+        return [op("add", sums[0], v), op("add", sums[1], op("mul", v, v))]
+
+    axes = cx.axes(kept.kept)
+    added = cx.fold(
+        kept.folded, [Const(d, 0.0)] * 2, lambda i, s: step(i, axes, s), lambda a, b: [op("add", x, y) for x, y in zip(a, b, strict=True)]
+    )
+    names = [cx.buffer(d, kept.kept) for _ in range(2)]
+    stores = tuple(Store(name, axes, added.picking(k)) for k, name in enumerate(names))
+    cx.body.append(Stage(tuple(zip(axes, kept.kept, strict=True)), stores, loc=cx.loc, origin=cx.origin))
+    first, second = map(cx.ref, names)
+    mean = hold(cx, kept.kept, d, lambda i: op("div", first.load(i), cast(kept.count, d)))
+
+    def squares(i: Index) -> Expr:
+        return op("max", op("sub", second.load(i), op("mul", first.load(i), mean.load(i))), Const(d, 0.0))
+
+    return mean, hold(cx, kept.kept, d, squares)
 
 
 def kept_index(how: Split, outer: Index) -> Index:

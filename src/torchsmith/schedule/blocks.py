@@ -531,10 +531,9 @@ def split_long(program: Program, target: Target) -> Program:
 
 def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffer], target: Target) -> list[Stage]:
     """`lying`: the buffers with the layouts that they will probably have."""
-    if s.scan or s.lets or len(s.stores) != 1 or s.stores[0].mode != "set" or simple_axes(s, s.stores[0]) is None:
+    if s.scan or s.lets or any(t.mode != "set" or simple_axes(s, t) is None for t in s.stores):
         return [s]
-    store = s.stores[0]
-    folds = {f.picking(0) for f in walk(store.value) if isinstance(f, Fold)}
+    folds = {f.picking(0) for f in walk(*(t.value for t in s.stores)) if isinstance(f, Fold)}
     folds -= {g.picking(0) for f in folds for u in f.update for g in walk(u) if isinstance(g, Fold)}
     (f,) = folds if len(folds) == 1 else (None,)
     if f is None or not is_block_fold(f) or any(const_of(e) is None for e in f.extents):
@@ -561,7 +560,6 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffe
 
 
 def _in_parts(s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: int, count: int) -> list[Stage]:
-    store = s.stores[0]
     chunk, part, whole = Axis("chunk"), Axis("part"), Axis("whole")
     _, table = flatten(list(zip(f.axes, f.extents, strict=True)), whole)
     at = op("add", op("mul", chunk, const(size)), part)
@@ -579,15 +577,15 @@ def _in_parts(s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: i
     partial = Fold(((part, const(size)),), f.init, updates, f.combine, f.order, 0, f.prefix)
     outer = ((chunk, const(count)), *s.axes)
     index = tuple(a for a, _ in outer)
-    names = [f"{store.buf}_part{k}" for k in range(len(f.init))]
+    names = [f"{s.stores[0].buf}_part{k}" for k in range(len(f.init))]
     for k, name in enumerate(names):
-        device = buffers[store.buf].device
+        device = buffers[s.stores[0].buf].device
         buffers[name] = Buffer(name, f.init[k].dtype, tuple(e for _, e in outer), None, "temp", None, s.loc, device)
     one = Stage(outer, tuple(Store(n, index, partial.picking(k)) for k, n in enumerate(names)), loc=s.loc, origin=s.origin)
     loads: dict[Expr, Expr] = {f.state(k, "b"): Load(n, f.init[k].dtype, index) for k, n in enumerate(names)}
     final = Fold(((chunk, const(count)),), f.init, tuple(substitute(c, loads) for c in f.combine), f.combine, f.order, 0, f.prefix)
-    value = substitute(store.value, {f.picking(k): final.picking(k) for k in range(len(f.init))})
-    return [one, replace(s, stores=(replace(store, value=value),))]
+    whole_sums: dict[Expr, Expr] = {f.picking(k): final.picking(k) for k in range(len(f.init))}
+    return [one, replace(s, stores=tuple(replace(t, value=substitute(t.value, whole_sums)) for t in s.stores))]
 
 
 # ---------------------------------------------------------------- the pass
