@@ -785,7 +785,7 @@ def _guard_overlap(m: Machine) -> None:
     """A graph that writes an input is right only if no other input shares its memory."""
     infos = list(m.recorder.real.values())
     memory = tracing.current().written  # no version counter tells of writes through .data
-    written = [i for i in infos if tracing.storage(i.tensor) in memory]
+    written = [i for i in infos if i.is_made and tracing.storage(i.tensor) in memory]
     if not written:
         return
     ends = sorted((extent(i.real), n) for n, i in enumerate(infos) if i.real is not None and i.real.numel())

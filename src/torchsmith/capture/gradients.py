@@ -260,7 +260,7 @@ class Gradients:
     def _is_known(self, value: Tensor) -> bool:
         """Is this memory of a tensor from outside?"""
         held = value.untyped_storage()._cdata
-        return any(i.tensor.untyped_storage()._cdata == held for i in self.m.recorder.real.values())
+        return any(i.is_made and i.tensor.untyped_storage()._cdata == held for i in self.m.recorder.real.values())
 
     # ------------------------------------------------------------ the end
 

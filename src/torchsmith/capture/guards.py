@@ -106,6 +106,14 @@ def tensor_guard(t: torch.Tensor, dynamic: Iterable[int] = ()) -> TensorGuard:
     return TensorGuard(type(t), t.dtype, t.device, t.requires_grad, sizes, strides if open_dims else tuple(t.stride()), _raw_keys(t))
 
 
+def is_like(t: torch.Tensor, want: TensorGuard) -> bool:
+    """Would `t` have this very guard, in which nothing is left open?"""
+    return (
+        type(t) is want.type and t.dtype is want.dtype and t.requires_grad is want.requires_grad and t.shape == want.sizes
+        and t.stride() == want.strides and _raw_keys(t) == want.dispatch_keys and t.device == want.device
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------- slow evaluation: the definition
 
 

@@ -15,7 +15,7 @@ import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..ir.expr import Expr
@@ -25,8 +25,7 @@ from ..ir.number import number_of
 class Source:
     """Base; `str(source)` is Python-like text such as `L['self'].layers[0].weight`."""
 
-    __slots__ = ("_hash",)
-    _hash: int  # of sources that stand on others, once it was asked for
+    __slots__ = ()
 
     def is_unspecialized_nn_module(self) -> bool:
         """Is it something that a module holds?"""
@@ -95,7 +94,7 @@ class FixedObject(Source):
         return hash(("FixedObject", id(self.value)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attr(Source):
     """`base.name`. `via` says how it is read: "instance" (obj.__dict__), "param"/"buffer"/"module" (nn.Module's dictionaries),
     "type" (a class attribute), "slot" (member descriptor), "own" (`__dict__`, whatever the class makes of that name), "getattr" (generic
@@ -104,13 +103,13 @@ class Attr(Source):
     base: Source
     name: str
     via: Literal["instance", "param", "buffer", "module", "type", "slot", "own", "getattr", "referent"] = "getattr"
+    _hash: int = field(init=False, repr=False, compare=False)  # these are made by the thousand and looked up; nobody writes to them
+
+    def __post_init__(self) -> None:
+        self._hash = hash((self.base, self.name, self.via))
 
     def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            object.__setattr__(self, "_hash", hash((self.base, self.name, self.via)))
-            return self._hash
+        return self._hash
 
     def __str__(self) -> str:
         return f"{self.base}()" if self.name == "referent" else f"{self.base}.{self.name}"
@@ -135,19 +134,19 @@ class TensorKey:
         return f"tensor {self.number:x}" + (", which is gone" if tensor is None else f" of shape {tuple(tensor.shape)}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Item(Source):
     """`base[key]` for an exact list, tuple or dict (key hashable and guarded by equality), or a `cell` (key "cell_contents")."""
 
     base: Source
     key: Any
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._hash = hash((self.base, self.key))
 
     def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            object.__setattr__(self, "_hash", hash((self.base, self.key)))
-            return self._hash
+        return self._hash
 
     def __str__(self) -> str:
         return f"{self.base}[{self.key!r}]"
@@ -254,7 +253,7 @@ GUARD_TYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Guard:
     """One condition; `loc` is the user's line that made it necessary (shown on recompiles)."""
 

@@ -19,6 +19,7 @@ import torch.fx
 from ..graph import tracing
 from ..graph.sizes import expr_of
 from . import guards as gd
+from . import iterators
 from .protocol import Machine
 from .source import Attr, Computed, Guard, Item, Source, TypeOf
 from .world import PINNED_TYPES, SCALARS, Track
@@ -124,7 +125,7 @@ class Stamps:
         m = self.m
         written = len(m.class_writes), len(m.effects), len(m.tensor_attrs), len(m.gradients.written), len(m.context_writes)
         modes = len(m.contexts), m.exc, m.grad, m.error_mode, m.handlers_off, len(m.modes), m.subclasses, len(m.recorder.bodies)
-        return m.world.writes, m.world.reads[0], m.changes(), written, modes, len(m.recorder.numbers)
+        return m.world.writes, m.world.reads[0], m.changes(), written, modes, len(m.recorder.numbers), iterators.places(m)
 
     # ------------------------------------------------------------ kinds of calls
 
@@ -351,7 +352,7 @@ class Template:
                     known = world.tracks.get(id(values[slot])) or real.get(id(values[slot]))
                     holds = known is not None and known.source == g.value
             elif g.kind == "tensor":
-                holds = type(values[slot]) is g.value.type and gd.tensor_guard(values[slot]) == g.value
+                holds = type(values[slot]) is g.value.type and gd.is_like(values[slot], g.value)
             else:
                 holds = g.kind in _PLAIN_GUARDS and gd.KINDS[g.kind].holds(g, values[slot], _NO_CALL)
             if not holds:
@@ -399,8 +400,7 @@ class Template:
             log.append(("track", value, s, None))
         env: dict[torch.fx.Node, torch.fx.Node] = {}
         for slot, info in self.tensors.items():
-            tensor = r.tensor_input(values[slot], sources[slot], info.node.meta["loc"], self.metadata.get(slot))
-            env[info.node] = r.infos[id(tensor)].node
+            env[info.node] = r.input_like(info, values[slot], sources[slot], self.metadata.get(slot))
         for node, path in self.args.items():
             env[node] = r.info(_at(args, kwargs, path)).node
         if not r.may_be_caught:
@@ -412,10 +412,8 @@ class Template:
         create = r.graph.create_node
         for node in self.nodes:
             env[node] = new = create(node.op, node.target, name=node.name)
-            new.args = torch.fx.map_arg(node.args, place)  # behind create_node, which would look for symbols in them
-            if node.kwargs:
-                new.kwargs = torch.fx.map_arg(node.kwargs, place)
-            new.meta = node.meta.copy()
+            new._update_args_kwargs(torch.fx.map_arg(node.args, place), torch.fx.map_arg(node.kwargs, place))  # create_node would look for symbols
+            new.meta.update(node.meta)
         trace.draws += t.draws
         trace.harms += t.harms
         made: dict[int, torch.Tensor] = {}

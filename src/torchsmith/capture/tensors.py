@@ -38,15 +38,34 @@ from .world import MISSING, root_of
 class Info:
     """What the machine knows of one tracing tensor."""
 
-    __slots__ = ("cls", "data", "grad_fn", "node", "real", "source", "switched", "tensor", "version")
+    __slots__ = ("_make", "_tensor", "cls", "data", "grad_fn", "node", "real", "source", "switched", "version")
 
-    def __init__(self, tensor: torch.Tensor, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None) -> None:
-        self.tensor, self.node, self.source, self.real = tensor, node, source, real
+    def __init__(self, tensor: torch.Tensor | None, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None, make: Any = None) -> None:
+        """make: where there is no tensor yet, makes it."""
+        self.node, self.source, self.real, self._make = node, source, real, make
         self.cls: type = type(real) if real is not None else torch.Tensor
-        self.grad_fn = tensor.grad_fn if real is not None else None  # what an input came with
         self.data: torch.fx.Node | None = None  # the value that `tensor.data = ...` gave it
-        self.version = _version(tensor)  # when it became known
         self.switched = False  # the program said whether this input requires grad
+        self._tensor: torch.Tensor | None = None
+        if tensor is not None:
+            self.tensor = tensor
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tracing tensor; of an input that only stamps know it is made now."""
+        if self._tensor is None:
+            self._make(self)
+        return self._tensor  # type: ignore[return-value]
+
+    @tensor.setter
+    def tensor(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.grad_fn = tensor.grad_fn if self.real is not None else None  # what an input came with
+        self.version = _version(tensor)  # when it became known
+
+    @property
+    def is_made(self) -> bool:
+        return self._tensor is not None
 
     @property
     def requires_grad(self) -> bool:
@@ -64,7 +83,7 @@ class Info:
     @property
     def is_differentiated(self) -> bool:
         """An input that autograd has to know more of after the call than before."""
-        if self.real is None or not self.tensor.requires_grad:
+        if self.real is None or not self.is_made or not self.tensor.requires_grad:
             return False
         return not (self.real.requires_grad or self.switched) or self.tensor.grad_fn is not self.grad_fn
 
@@ -178,17 +197,40 @@ class Recorder:
                 sizes[d] = self._declared_size(given[d], real.shape[d], node, d) if d in given else self._fresh_size(real, source, node, d)
                 if type(sizes[d].node.expr) is Sym:
                     self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)
-        tensor = tracing.given(tracing.tensor_like(real, None if sizes is None else tuple(sizes), self.facts))
+        node.meta.update(role=_role(real, source), source=place, loc=loc)
+        self.inputs.append(source)
+        self.keep.append(real)
+        info = self.real[id(real)] = Info(None, node, source, real)
+        self._make_input(info, None if sizes is None else tuple(sizes))
+        return info.tensor
+
+    def _make_input(self, info: Info, sizes: tuple[Any, ...] | None = None) -> None:
+        """The tracing tensor of an input."""
+        real = info.real
+        assert real is not None
+        tensor = tracing.given(tracing.tensor_like(real, sizes, self.facts))
         if not self.machine.is_whole:  # what stands alone is not differentiated
             tensor = tracing.watched(tensor, real)
-        info = Info(tensor, node, source, real)
+        info.tensor = info.node.meta["val"] = tensor
         self.inference[tracing.storage(tensor)] = real.is_inference()
-        node.meta.update(val=tensor, role=_role(real, source), source=place, loc=loc)
-        self.inputs.append(source)
-        self.infos[id(tensor)] = self.real[id(real)] = info
+        self.infos[id(tensor)] = info
         self.by_memory.setdefault(tracing.storage(tensor), []).append(info)
-        self.keep += [tensor, real]
-        return tensor
+        self.keep.append(tensor)
+
+    def input_like(self, like: Info, real: torch.Tensor, source: Source, guard: TensorGuard | None) -> torch.fx.Node:
+        """The placeholder of a tensor for which every guard of `like` holds: its tracing tensor is made when somebody asks for it."""
+        known, old = self.real.get(id(real)), like.real
+        if known is not None or old is None or (real.storage_offset(), real.is_leaf) != (old.storage_offset(), old.is_leaf) or not like.is_made:
+            return self.infos[id(self.tensor_input(real, source, like.node.meta["loc"], guard))].node
+        meta, place = like.node.meta, str(source)
+        self.machine.world.note("tensor", real, source)
+        self.machine.world.guard(source, "tensor", guard or tensor_guard(real), meta["loc"])
+        node = self._placeholder(_placeholder_name(place))
+        node.meta.update(val=meta["val"], role=meta["role"], source=place, loc=meta["loc"])
+        self.inputs.append(source)
+        self.keep.append(real)
+        self.real[id(real)] = Info(None, node, source, real, self._make_input)
+        return node
 
     def number_input(self, value: int | float, source: Source) -> torch.SymInt | torch.SymFloat | None:
         """The symbol of a number from outside that was seen to vary; None where it is a constant. The integers 0 and 1 always are."""
@@ -315,7 +357,7 @@ class Recorder:
         """The inference mode that new results among these nodes are made under; None where it is the caller's mode."""
         caller = self.machine.entered_inference
         owners = {id(i.node): i for i in self.infos.values()}
-        given = {tracing.storage(i.tensor) for i in self.real.values()}
+        given = {tracing.storage(i.tensor) for i in self.real.values() if i.is_made}
         made = [owners[id(n)].tensor for n in outs if id(n) in owners]
         kinds = {self.inference[tracing.storage(t)] for t in made if tracing.storage(t) not in given}
         if len(kinds) > 1:
