@@ -148,3 +148,19 @@ def test_masks_narrow_what_quotients_are_of() -> None:
 def test_what_never_runs_reads_nothing() -> None:
     text = 'stage "read" [i0 < 0]\nstore set t0[i0] = x0:f32[0]'
     assert with_checks(program("", KNOWN.format(0), text))[1] == []
+
+
+def test_a_symbol_of_a_symbol() -> None:
+    """A size halved twice is written in two ways: with the first half under its own name, and without."""
+    half, again = "(((($n + -4) // 4) + 1) // 2)", "((((($n + -4) // 4) + -1) // 2) + 1)"
+    p = program(
+        "b=0.0 n=0.1",
+        f"""x0: f32[$b, $n] input layout [$n, 1] offset 0
+            t1: f32[$b, {half}, 96] temp layout [({half} * 96), 96, 1] offset 0
+            t0: f32[($b * {half})] output layout [1] offset 0""",
+        f"""stage "norm" [i0 < $b, i1 < {again}, i2 < 96]
+            store set t1[i0, i1, i2] = x0:f32[i0, i1]
+            stage "view" [i0 < $b, i1 < {again}, i2 < 96]
+            store set t0[((i0 * {half}) + i1 + (i2 // 96))] = t1:f32[i0, i1, i2]""",
+    )  # fmt: skip
+    assert list(doubts(p)) == []

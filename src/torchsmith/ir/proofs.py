@@ -149,7 +149,14 @@ class Known:
             self.leaves[value] = (max(lo or 0, lo2 or 0), min(ends) if ends else None)
 
     def of(self, e: Expr) -> Expr:
-        return substitute(e, self.table) if self.table else e
+        """`e` over the symbols that are left: what a replacement makes may have a symbol of its own."""
+        if not self.table:
+            return e
+        for _ in range(len(self.table)):
+            before, e = e, substitute(e, self.table)
+            if e is before:
+                break
+        return e
 
     def is_false(self, cond: Expr) -> bool:
         """Is the condition, in the program's own symbols, false for the example sizes?"""
