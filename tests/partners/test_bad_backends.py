@@ -283,3 +283,24 @@ def test_names_that_are_none():
             compiler.register_backend(_forward, name=bad)
     with pytest.raises(TypeError, match="not int"):
         compiler.lookup_backend(3)
+
+
+@pytest.mark.parametrize("value, said", [
+    ("toy_backends:absent", "of the package toy-backends, which raised AttributeError: module 'toy_backends' has no attribute 'absent'"),
+    ("toy_absent:fn", "which raised ModuleNotFoundError: No module named 'toy_absent'"),
+    ("toy_backends:NUMBER", "which is of type int and cannot be called"),
+])  # fmt: skip
+def test_an_entry_point_that_cannot_be_used_names_its_package(value, said, tmp_path, monkeypatch):
+    (tmp_path / "toy_backends.py").write_text("NUMBER = 5\n")
+    info = tmp_path / "toy_backends-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backends\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[torch_dynamo_backends]\ntoy = {value}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._from_packages.cache_clear()
+    try:
+        with pytest.raises(registry.InvalidBackend, match=f"backend 'toy' is the entry point {value} .*{said}"):
+            torchsmith.compile(lambda x: x, backend="toy")
+    finally:
+        registry._from_packages.cache_clear()
+        sys.modules.pop("toy_backends", None)

@@ -14,7 +14,7 @@ from under_programs import PROGRAMS
 
 import torchsmith
 from torchsmith import events
-from torchsmith.backends.foreign import evaluate
+from torchsmith.backends.foreign import Foreign, evaluate
 from torchsmith.backends.torch_compile import torchsmith as ours
 from torchsmith.codes import Unsupported
 from torchsmith.graph.sizes import SizeFacts
@@ -228,3 +228,11 @@ def test_the_users_tensors_carry_nothing_of_a_compilation():
     torch.compile(loss, backend="torchsmith")(a).backward()  # PyTorch copies the backward graph, constants included
     want = torch.autograd.grad(loss(a), a)[0]
     torch.testing.assert_close(a.grad, want)
+
+
+def test_results_are_handed_on_as_they_came():
+    """Nothing is copied per call where every result is computed; what native code gives beyond them is left out."""
+    gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x.sin(), x.cos()))(torch.randn(3))
+    given = (1, 2)
+    assert Foreign(gm, [torch.randn(3)]).around(lambda x: given)(0) is given
+    assert Foreign(gm, [torch.randn(3)]).around(lambda x: (1, 2, 3))(0) == given

@@ -68,11 +68,13 @@ class Foreign:
 
     def around(self, call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """`call` of the other capture's inputs: with the constants among the results, without memory that they only show parts of."""
-        reads = self.reads
+        reads, results, count = self.reads, self.results, len(self.results)
+        if reads is None and all(at is not None for at, _ in results):
+            return lambda *inputs: call(*inputs)[:count]
 
         def run(*inputs: Any) -> list[Any]:
             found = call(*inputs if reads is None else [inputs[i] for i in reads])
-            return [value if at is None else found[at] for at, value in self.results]
+            return [value if at is None else found[at] for at, value in results]
 
         return run
 

@@ -245,8 +245,20 @@ def choose(name: str) -> Choice:
         known = _known(name)
         end = "" if known.endswith("?") else "."
         raise InvalidBackend(f"unknown backend {name!r}; {known}{end} Register one with torchsmith.compiler.register_backend")
-    loaded: Backend = point.load()
+    loaded = _load(point)
     return Choice(name, dialect_of(loaded), loaded)
+
+
+def _load(point: EntryPoint) -> Backend:
+    """What an entry point names. Raises InvalidBackend where a package promises what it does not have."""
+    at = f"backend {point.name!r} is the entry point {point.value} of the package {point.dist.name if point.dist else 'that offers it'}"
+    try:
+        loaded: Backend = point.load()
+    except Exception as error:  # a package may raise anything
+        raise InvalidBackend(f"{at}, which raised {type(error).__name__}: {error}") from error
+    if not callable(loaded):
+        raise InvalidBackend(f"{at}, which is of type {type(loaded).__name__} and cannot be called")
+    return loaded
 
 
 def dialect_of(fn: Backend) -> str:
