@@ -700,6 +700,25 @@ def test_standalone_compile_saves_and_loads(tmp_path):
         artifact.save(path=tmp_path / "x", format="zip")
 
 
+def test_standalone_compile_takes_what_servers_pass():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.randn(4, 8)
+    gm = make_fx(lambda x: (x.sin(),))(x)
+    patches = {"config_patches": {"max_autotune": False, "enable_auto_functionalized_v2": False, "cpp.threads": 1}}
+    artifact = standalone_compile(gm, (x,), dynamic_shapes="from_tracing_context", options=patches, donate_graph_module=True)
+    torch.testing.assert_close(artifact(x)[0], x.sin())
+    for options, said in (({"config_patches": {"cpp.thread": 1}}, "unknown option 'cpp.thread'; did you mean 'cpp.threads'"),
+                          ({"config_patches": 3}, "config_patches is a dict of options, not int")):  # fmt: skip
+        with pytest.raises((RuntimeError, TypeError), match=said):
+            standalone_compile(gm, (x,), options=options)
+    with pytest.raises(TypeError, match=r"input 0 \(x_1\) must be a tensor, not ndarray"):
+        artifact(x.numpy())
+    for nested in (lambda x: {"a": x.sin()}, lambda x: (x, (x.sin(),))):
+        with pytest.raises(TypeError, match="a graph gives a flat list of results"):
+            standalone_compile(make_fx(nested)(x), (x,))
+
+
 def test_an_artifacts_constant_that_is_read_twice(tmp_path):
     net = nn.Linear(3, 3)
     net.register_buffer("b", torch.randn(3))

@@ -53,8 +53,11 @@ class Expected:
     def check(self, inputs: Sequence[Any]) -> None:
         """Raises TypeError, ValueError for inputs that the code was not compiled for."""
         key = tuple([(t.dtype, t.shape, t.stride(), t.device, is_lazy(t)) if isinstance(t, torch.Tensor) else t for t in inputs])
-        if key in self.seen:
-            return
+        try:
+            if key in self.seen:
+                return
+        except TypeError:  # neither tensors nor numbers: the rows say which
+            pass
         if len(inputs) != len(self.names):
             raise TypeError(f"the graph takes {len(self.names)} inputs ({', '.join(self.names)}), not {len(inputs)}")
         for i, (row, value) in enumerate(zip(self.rows, inputs, strict=True)):

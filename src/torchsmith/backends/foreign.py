@@ -60,7 +60,10 @@ class Foreign:
     def _results(self) -> list[Any]:
         """Per result its number among those that are computed, or the constant it is (None: a gradient nobody asked for)."""
         end = self.module.graph.output_node()
-        flat = list(end.args[0]) if isinstance(end.args[0], (list, tuple)) else [end.args[0]]
+        flat = list(end.args[0]) if isinstance(end.args[0], (list, tuple)) else [end.args[0]]  # type: ignore[arg-type]
+        nested = [r for r in flat if isinstance(r, (list, tuple, dict))]
+        if nested:
+            raise TypeError(f"a graph gives a flat list of results; {nested[0]} is a {type(nested[0]).__name__}")
         nodes = [r for r in flat if isinstance(r, fx.Node)]
         end.args = (tuple(nodes),)
         count = iter(range(len(nodes)))

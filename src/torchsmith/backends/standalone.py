@@ -111,10 +111,11 @@ class CompiledArtifact:
 
 def standalone_compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, dynamic_shapes: str = "from_graph", options: Mapping[str, Any] | None =
-    None, aot: bool = False,
+    None, aot: bool = False, donate_graph_module: bool = False, fake_mode: Any = None,
 ) -> CompiledArtifact:  # fmt: skip
     """Compile one graph. dynamic_shapes: "from_graph": sizes vary where the placeholders' fake values are symbolic; "from_example_inputs":
-    where the examples are; "from_tracing_context": as "from_graph". `aot` is accepted: an artifact is ahead of time in any case.
+    where the examples are; "from_tracing_context": as "from_graph". options: of torchsmith.compile, also as {"config_patches": {...}}.
+    `aot`, `donate_graph_module` and `fake_mode` are accepted: an artifact is ahead of time in any case, and `gm` stays as it is.
 
     Raises Unsupported where the graph has no native code, TypeError, ValueError.
     """
@@ -124,6 +125,11 @@ def standalone_compile(
         raise TypeError(f"gm is a torch.fx.GraphModule (as torch.fx.symbolic_trace or make_fx make one), not {type(gm).__name__}")
     if isinstance(example_inputs, torch.Tensor) or not isinstance(example_inputs, Sequence):
         raise TypeError(f"example_inputs is a list or tuple of the graph's inputs, not {type(example_inputs).__name__}")
+    if isinstance(options, Mapping) and "config_patches" in options:  # how the arguments of torch's compiler of graphs are written
+        patches = options["config_patches"]
+        if not isinstance(patches, Mapping):
+            raise TypeError(f"config_patches is a dict of options, not {type(patches).__name__}")
+        options = {**{k: v for k, v in options.items() if k != "config_patches"}, **patches}
     chosen = from_user(None, options)
     with _disable_current_modes(), torch.no_grad():
         foreign = Foreign(gm, example_inputs, prefer_examples=dynamic_shapes == "from_example_inputs")
