@@ -148,6 +148,27 @@ def test_memory_order_is_that_of_the_kernel(name: str) -> None:
                 assert a.stride() == b.stride(), (first, second)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_windows_that_overlap_in_narrow_numbers(dynamic: bool) -> None:
+    """Gradients of max pools: summed in float32 over the windows that chose an element, rounded once."""
+    windows = [(F.max_pool2d, w) for w in ((3, 2, 1), (3, 1, 1), (2, 3, 1, 1, True), ((3, 2), (1, 2), (1, 0)))]
+
+    def run(x: Tensor) -> list[Tensor]:
+        found = []
+        for pool, window in (*windows, (F.max_pool3d, (3, 2, 1))):
+            leaf = x.detach().requires_grad_()
+            found.append(torch.autograd.grad(pool(leaf, *window).float().square().sum(), leaf)[0])
+        return found
+
+    torch.manual_seed(0)
+    compiled = torchsmith.compile(run, dynamic=dynamic)
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.randn(2, 3, 13, 11).to(dtype)
+        for a, b, c in zip(compiled(x), run(x.float()), run(x), strict=True):
+            torch.testing.assert_close(a, b.to(dtype), rtol=0, atol=0)
+            assert a.stride() == c.stride()
+
+
 def import_rules() -> None:
     import torchsmith.graph.rules.backward  # noqa: F401
 

@@ -15,9 +15,12 @@ import torch.nn.functional as F
 from pretend import calls, generator, pretending
 
 import torchsmith
+from torchsmith import pipeline
 from torchsmith.compiler import reset
 from torchsmith.events import recording
+from torchsmith.graph.rules import backward
 from torchsmith.ir.ops import OPS
+from torchsmith.ir.plan import Call, Segment
 from torchsmith.lower import core, devices, layout
 
 
@@ -232,7 +235,17 @@ def test_library_calls_of_two_graphs() -> None:
             for a, b in zip(model.parameters(), reference.parameters(), strict=True):
                 torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5)
         assert calls("cuGraphLaunch") > 0
-        with patch.object(layout, "LIBRARY_DEVICES", {"cuda", "cpu"}):
-            said = str(torchsmith.explain(Block())(torch.randn(2, 3, 24, 24)))
+        joined, plans = pipeline.segment, []
+        convolutions = (m for n in (3, 8) for m in (torch.nn.Conv2d(n, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU()))
+        head = (torch.nn.MaxPool2d(3, 2, 1), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4))
+        net = torch.nn.Sequential(*convolutions, *head)
+        with (
+            patch.object(layout, "LIBRARY_DEVICES", {"cuda", "cpu"}), patch.object(backward, "_is_gathered", lambda *a: True),
+            patch.object(pipeline, "segment", lambda p, o: plans.append(joined(p, o)) or plans[-1]),
+        ):  # fmt: skip
+            torchsmith.compile(net, options={"force_disable_caches": True})(torch.randn(2, 3, 16, 16)).sum().backward()
     reset()
-    assert said.count("1 segments") == 2, said
+    assert len(plans) == 2
+    for steps in (plan.run for plan in plans):  # the last product writes what the program sees, the first one back reads its gradient
+        inside = [sum(isinstance(x, Call) for x in s.steps) for s in steps if isinstance(s, Segment)]
+        assert sum(isinstance(s, Call) for s in steps) <= 2 and len(inside) <= 2 and max(inside) >= 2, inside

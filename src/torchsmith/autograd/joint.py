@@ -193,7 +193,7 @@ class Joint:
                 rows.append(replace(row, of=part.number(everything[row.of])) if isinstance(row.of, int) else row)
             else:
                 raise Unsupported("AUT004", at=self.facts.loc, detail="a gradient that is a number")
-        graph = emit_graph(part.recording(rows), Outputs(tuple(rows), ()))
+        graph = emit_graph(part.recording(rows), Outputs(tuple(rows), ()), tuple(range(len(rows))))
         return Backward(graph, tuple(part.slots), numbers)
 
     def _choose(self, live: list[Node], outputs: Outputs) -> None:

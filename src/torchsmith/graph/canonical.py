@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def emit_graph(rec: Recording, outputs: Outputs, passing: tuple[int, ...] = ()) -> FunctionalGraph:
-    """`passing`: numbers of results that the backward graph alone reads."""
+    """`passing`: numbers of results that are let go before the next call, as spec.py says."""
     live = _live(rec, outputs)
     for node in live:
         if node.kind != "placeholder":

@@ -106,4 +106,4 @@ class FunctionalGraph:
     assumed: tuple[Expr, ...] = ()  # what holds of the sizes whenever the compiled call is made: guards, or a package's conditions
     hints: tuple[tuple[str, int], ...] = ()  # example sizes; no part of the meaning
     writes: tuple[int, ...] = ()  # by input, how often eager moves its version counter; the code is the same for all
-    passing: tuple[int, ...] = ()  # numbers of results that the backward graph alone reads
+    passing: tuple[int, ...] = ()  # results that are let go before the next call: gradients, and what the backward graph alone reads
