@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fuzz_calls
+import fuzz_chains
 import fuzz_foreign
 import fuzz_modules
 import fuzz_rules
@@ -65,3 +66,10 @@ def test_arrays_and_objects_that_handle_torch_functions(first: int) -> None:
     """NumPy, `__torch_function__`, subclasses of Tensor and modes; captured, and run by torch."""
     for seed in range(first, first + 20):
         assert fuzz_foreign.compare(seed, 5, "eager") == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_chains_of_public_operators() -> None:
+    """Samples of torch's operator database and other public names on values of earlier steps; sizes that change."""
+    found = fuzz_chains.findings(fuzz_chains.Corpus(), range(12), lambda what: None)
+    assert [(seed, why) for seed, why, _ in found if why] == []
