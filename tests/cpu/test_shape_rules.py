@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 import subprocess
 import sys
 import unittest.mock
@@ -17,6 +19,7 @@ import torchsmith
 from torchsmith import events
 from torchsmith.codes import Unsupported
 from torchsmith.graph.rules import functions as rules
+from torchsmith.graph.rules.views import view_strides
 from torchsmith.graph.sizes import SizeFacts, expr_of, print_condition, symint
 from torchsmith.graph.tracing import Tracing, device_of, tensor_like
 
@@ -174,6 +177,42 @@ def test_views_alias_their_base(number: int) -> None:
     with Tracing(SizeFacts()):
         t = tensor_like(torch.randn(3, 4))
         assert VIEWS[number](t).untyped_storage()._cdata == t.untyped_storage()._cdata
+
+
+def test_views_have_eagers_strides_in_dimensions_of_one_element_too() -> None:
+    """Which memory format a convolution keeps depends on them."""
+    r = random.Random(0)
+    for _ in range(4000):
+        old = [r.choice((1, 1, 2, 3, 4)) for _ in range(r.randrange(5))]
+        strides, step = [0] * len(old), r.choice((1, 1, 2))
+        for d in r.sample(range(len(old)), len(old)) if r.random() < 0.5 else reversed(range(len(old))):
+            strides[d] = step if old[d] > 1 or r.random() < 0.5 else r.randrange(30)
+            step *= old[d]
+        new, rest = list[int](), math.prod(old)
+        while rest > 1:
+            new.append(r.choice([n for n in range(1, rest + 1) if rest % n == 0]))
+            rest //= new[-1]
+        while r.random() < 0.4:
+            new.insert(r.randrange(len(new) + 1), 1)
+        try:
+            want = torch.empty_strided(old, strides).view(new).stride()
+        except RuntimeError:
+            want = None
+        assert view_strides(old, strides, new) == want, (old, strides, new)
+
+
+def test_a_convolution_of_a_view_with_one_row() -> None:
+    w, turn = torch.randn(6, 8, 4, 4), torch.randn(12, 6)
+
+    def convolved(x: Tensor) -> Tensor:
+        return F.conv_transpose2d(torch.einsum("bnhw,nd->bdhw", x, turn), w, stride=2, padding=1)
+
+    for dynamic in (True, False):
+        fn = torchsmith.compile(convolved, dynamic=dynamic)
+        for rows in (1, 3):
+            x = torch.randn(2, 12, rows, 4)
+            torch.testing.assert_close(fn(x), convolved(x))
+            assert fn(x).stride() == convolved(x).stride()
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -285,33 +285,37 @@ def infer(size: Sequence[Size], numel: Size) -> list[Size]:
 def view_strides(
     old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size], equal: Callable[[Size, Size], bool] = same
 ) -> Sizes | None:
-    """Strides of a view of sizes `new`, or None where the memory does not allow one.
+    """Strides of a view of sizes `new`, or None where the memory does not allow one. Dimensions of size 1 get eager's strides too: they
+    decide which memory format a convolution keeps.
 
-    Both shapes are cut into runs of equal element counts; inside a run the old dimensions must be contiguous to each other.
+    Both shapes are cut into runs of equal element counts, innermost first; in a run the old dimensions must be contiguous to each other.
     """
+    if not old:
+        return (1,) * len(new)
     out: list[Size] = [0] * len(new)
-    kept = [d for d in range(len(old)) if not is_static_one(old[d])]
-    groups: list[tuple[Size, Size]] = []  # (elements, stride of the innermost) of maximal contiguous runs, outermost first
-    for d in kept:
-        if groups and equal(groups[-1][1], old[d] * strides[d]):
-            groups[-1] = (groups[-1][0] * old[d], strides[d])
-        else:
-            groups.append((old[d], strides[d]))
     position = len(new) - 1
-    for count, inner in reversed(groups):
+    step = strides[-1]  # of the run's next dimension in `new`
+    count: Size = 1  # the run's elements in `old`
+    outer = step  # where a dimension must lie to belong to the run
+    for d in range(len(old) - 1, -1, -1):
+        if not is_static_one(old[d]):
+            count, outer = count * old[d], old[d] * strides[d]
+        if d and (is_static_one(old[d - 1]) or equal(strides[d - 1], outer)):
+            continue
         have: Size = 1
-        step = inner
-        while position >= 0 and not equal(have, count):
-            s = new[position]
+        while position >= 0 and (is_static_one(new[position]) or not equal(have, count)):
             out[position] = step
-            have, step = have * s, step * s
+            have, step = have * new[position], step * new[position]
             position -= 1
             if type(have) is int and type(count) is int and have > count:
                 return None
         if not equal(have, count) and likely(have != count):
             return None
+        if d:
+            step = outer = strides[d - 1]
+            count = 1
     while position >= 0:
-        if not is_static_one(new[position]) and not is_one(new[position]):
+        if not is_one(new[position]):
             return None
         out[position] = out[position + 1] * new[position + 1] if position + 1 < len(new) else 1
         position -= 1
@@ -323,7 +327,8 @@ def view_(self: Tensor, size: Sequence[Size], stride: Any = None) -> Tensor:
     new = infer(size, self.numel())
     if stride is not None:
         return strided(self, new, stride)
-    strides = contiguous_strides(new) if is_contiguous(self) else view_strides(self.shape, self.stride(), new)
+    odd = self.dim() > 0 and is_static_one(self.shape[-1]) and not same(self.stride(-1), 1)
+    strides = contiguous_strides(new) if is_contiguous(self) and not odd else view_strides(self.shape, self.stride(), new)
     if strides is None and is_symbolic((*self.shape, *new)):  # possible for the sizes at hand, where some are 1?
         ones = [1 if n == 1 else n for n in self.shape]
         strides = view_strides(ones, self.stride(), new, lambda a, b: bool(a == b))
