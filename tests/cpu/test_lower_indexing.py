@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from lower_harness import call_eager, check, program_of, to_array
 from road_harness import check_all
 
+import torchsmith
+from torchsmith import events
 from torchsmith.ir.interpret import CheckFailed, run_program
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -203,6 +205,28 @@ def test_windows_as_columns(row: Any, dtype: torch.dtype) -> None:
     check(lambda x: F.unfold(x, kernel, dilation, padding, stride), make(3, 6, 7, dtype=dtype, turned=True))
     columns = F.unfold(make(2, 3, 6, 7, dtype=dtype), kernel, dilation, padding, stride)
     check(lambda x: F.fold(x, (6, 7), kernel, dilation, padding, stride), columns, **LOOSE.get(dtype, {}))
+
+
+def _cleared(x: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+    loss = x.sum()
+    loss[flag] = 0.0
+    x[flag] = torch.arange(3.0)
+    x[flag] += 1
+    return loss + x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_flag_as_index_is_a_mask_over_a_new_dimension(dynamic: bool) -> None:
+    for fn in (lambda x, flag: x[flag], lambda x, flag: x.sum()[flag], _cleared):
+        compiled = torchsmith.compile(fn, dynamic=dynamic)
+        for flag in (torch.tensor(True), torch.tensor(False)):
+            mine, theirs = torch.randn(3), torch.zeros(3)
+            theirs.copy_(mine)
+            with events.recording() as seen:
+                got = compiled(mine, flag)
+            assert not [e for e in seen if e.kind in ("fallback", "graph_break")]
+            torch.testing.assert_close(got, fn(theirs, flag))
+            torch.testing.assert_close(mine, theirs)
 
 
 # ---------------------------------------------------------------- the same rows, compiled

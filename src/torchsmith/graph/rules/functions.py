@@ -698,6 +698,8 @@ def take_along_dim(trace: Tracing, call: Any, input: Tensor, indices: Tensor, di
 
 @function_rule(Tensor.__getitem__)
 def getitem(trace: Tracing, call: Any, self: Tensor, index: Any) -> Tensor:
+    if _is_flag(index):
+        return call(self.unsqueeze(0), index.reshape(1))
     chosen = _positions(self, index)
     if chosen is None:
         return call(self, _with_tensors(trace, index))
@@ -728,9 +730,16 @@ def _positions(self: Tensor, index: Any) -> tuple[tuple[Any, ...], list[tuple[in
     return tuple(plain), numbers[::-1]
 
 
+def _is_flag(index: Any) -> bool:
+    """x[flag] of a 0-d tensor of bool is a mask over a new first dimension of size 1; torch would ask for its value."""
+    return isinstance(index, Tensor) and index.dim() == 0 and index.dtype is torch.bool
+
+
 @function_rule(Tensor.__setitem__)
 def setitem(trace: Tracing, call: Any, self: Tensor, index: Any, value: Any) -> None:
-    if _positions(self, index) is not None:
+    if _is_flag(index):
+        self, index = self.unsqueeze(0), index.reshape(1)
+    elif _positions(self, index) is not None:
         self, index = getitem(trace, Tensor.__getitem__, self, index), Ellipsis
     call(self, _with_tensors(trace, index), value)
 
