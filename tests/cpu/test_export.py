@@ -194,6 +194,24 @@ def test_a_derived_size_runs_at_other_sizes():
         program.module()(torch.randn(5, 3))
 
 
+class Sized(nn.Module):
+    def forward(self, x, m):
+        n = m.sum().item()
+        torch._check(n >= 0)
+        torch._check(n <= 9)
+        return x.reshape(-1, x.shape[2]) * x.shape[1], torch.zeros(n), x[x[..., 0] > 0], torch.cat([x, x])[: x.shape[0] // 2 + 1]
+
+
+def test_sizes_are_nodes_of_the_graph_module():
+    m, b = torch.tensor([1, 1]), Dim("b")
+    program = export(Sized(), (torch.randn(4, 3, 6), m), dynamic_shapes=({0: 2 * b, 1: Dim.AUTO}, None))
+    module = program.graph_module
+    assert "sym_size.int" in module.code
+    for shape in ((4, 3, 6), (6, 5, 6)):
+        x = torch.randn(*shape)
+        assert all(map(torch.equal, module(x, m), Sized()(x, m)))
+
+
 @pytest.mark.parametrize(
     ("module", "args", "shapes", "words"),
     [

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..graph.eager import origin_value, run_functional
+from ..graph.eager import as_module, origin_value, run_functional
 from ..graph.sizes import LARGEST, SizeFacts, print_condition
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec
 from ..graph.tracing import spec_of
@@ -177,7 +177,7 @@ class ExportedProgram:
     @property
     def graph_module(self) -> torch.fx.GraphModule:
         """The functional graph as a module of ATen calls (weights are its first inputs)."""
-        return torch.fx.GraphModule(nn.Module(), self.functional.graph)
+        return as_module(self.functional)
 
     @property
     def graph_signature(self) -> GraphSignature:

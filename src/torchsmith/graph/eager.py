@@ -5,13 +5,14 @@ In: FunctionalGraph. Out: a callable on real tensors that does write-backs and r
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..ir.expr import Expr, Sym
+from ..ir.expr import Cast, Const, Expr, Op, Sym
 from ..ir.number import number_of
 from .spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec, ViewOutput
 
@@ -53,6 +54,68 @@ def _run(fg: FunctionalGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             args, kwargs = [real(a) for a in node.args], {k: real(v) for k, v in node.kwargs.items()}
             env[node] = by_name[node.name] = _fit(_call(node.target, args, kwargs), node.meta["spec"], symbols)
     return deliver(fg, inputs, by_name, symbols)
+
+
+_PYTHON: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "neg": operator.neg,
+    "div": operator.truediv, "min": min, "max": max, "abs": abs, "pow": pow, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt,
+    "le": operator.le, "gt": operator.gt, "ge": operator.ge, "and": operator.and_, "or": operator.or_, "not": operator.not_,
+}  # fmt: skip
+
+
+def as_module(fg: FunctionalGraph) -> fx.GraphModule:
+    """The graph as a module of ATen calls whose sizes are nodes: `sym_size` of a tensor, and Python's arithmetic. Results may have other
+    strides than eager's."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    numbers: dict[Expr, Any] = {}
+    shown: dict[str, tuple[fx.Node, int]] = {}  # a tensor and dimension that tell a symbol
+    first = list(fg.graph.nodes)[: len(fg.inputs) + len(fg.consts)]
+    origins = {s.sym.name: s.origin for s in fg.symbols if s.origin[0] != "bound"}
+
+    def symbol(name: str) -> Any:
+        if name not in origins:
+            node, d = shown[name]
+            return node if d < 0 else graph.call_function(aten.sym_size.int, (node, d))
+        kind, number, *at = origins[name]
+        given = copies[first[int(number)]]
+        if kind not in ("size", "stride"):
+            return given
+        value = graph.call_function(aten.sym_size.int if kind == "size" else aten.sym_stride.int, (given, int(at[0])))
+        for fn, n in zip((operator.sub, operator.floordiv), reversed(at[1:]), strict=False):
+            value = graph.call_function(fn, (value, int(n)))
+        return value
+
+    def number_node(e: Expr) -> Any:
+        if isinstance(e, Const):
+            return e.value
+        if e not in numbers:
+            if isinstance(e, Sym):
+                numbers[e] = symbol(e.name)
+            else:
+                kind = (float if e.dtype.is_float else bool if e.dtype.name == "bool" else int) if isinstance(e, Cast) else None
+                numbers[e] = graph.call_function(kind or _PYTHON[e.name if isinstance(e, Op) else ""], tuple(map(number_node, e.args)))
+        return numbers[e]
+
+    def copied(v: Any) -> Any:
+        if isinstance(v, (tuple, list)):
+            return type(v)(map(copied, v))
+        return copies[v] if isinstance(v, fx.Node) else number_node(v) if isinstance(v, Expr) else v
+
+    for node in fg.graph.nodes:
+        if node.op == "placeholder":
+            copies[node] = graph.placeholder(node.name)
+        else:
+            args, kwargs = copied(node.args), {k: copied(v) for k, v in node.kwargs.items()}
+            copies[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
+        copies[node].meta = dict(node.meta)
+        spec = node.meta.get("spec")
+        if isinstance(spec, Sym):
+            shown.setdefault(spec.name, (copies[node], -1))
+        for d, n in enumerate(spec.shape if isinstance(spec, TensorSpec) else ()):
+            if isinstance(n, Sym):
+                shown.setdefault(n.name, (copies[node], d))
+    return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def symbol_values(fg: FunctionalGraph, inputs: Sequence[Any]) -> dict[str, Any]:
