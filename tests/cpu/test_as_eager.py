@@ -373,6 +373,22 @@ def test_bytes_of_an_input_that_begins_late() -> None:
     assert torch.equal(got, want) and got.storage_offset() == want.storage_offset()
 
 
+def empty_flags(x: Tensor) -> tuple[Tensor, ...]:
+    flags = x.any().repeat_interleave(0)
+    return flags, flags.view(torch.complex64)
+
+
+def no_flag_of_two(x: Tensor) -> tuple[Tensor, ...]:
+    flags = (x > 0)[:0]
+    return flags, flags.view(torch.complex64)
+
+
+@pytest.mark.parametrize("fn", [empty_flags, no_flag_of_two])
+def test_wider_elements_of_an_empty_part(fn: Callable[..., Any]) -> None:
+    for a, b in zip(*both(fn, lambda: torch.ones(2)), strict=True):
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+
+
 def test_detach_makes_no_view() -> None:
     for x in (torch.ones(3), torch.ones(3, requires_grad=True)):
         got = torchsmith.compile(lambda x: x.detach())(x)

@@ -49,8 +49,10 @@ def setup() -> None:
 
 def _view_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The memory that starts where `tensor` does, as another dtype; the caller gives it sizes and strides."""
-    if tensor.element_size() > dtype.itemsize and not (tensor.dim() and tensor.stride(-1) == 1):
-        tensor = tensor.as_strided((min(tensor.numel(), 1),), (1,))
+    if tensor.element_size() != dtype.itemsize:  # torch would ask for sizes and strides that can be divided
+        parts = max(1, dtype.itemsize // tensor.element_size())
+        room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+        tensor = tensor.as_strided((parts if room >= parts else 0,), (1,))  # 0: the view has no elements
     return tensor.view(dtype)
 
 
