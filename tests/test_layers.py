@@ -52,7 +52,7 @@ FORBIDDEN_NAMES = ("utils", "common", "misc", "helpers")
 # Imports inside functions: optional or heavy packages, and the few places that say why.
 LATE_PACKAGES = ("platformdirs", "filelock", "rich", "numpy", "importlib", "sympy")
 LATE_FILES: dict[str, tuple[str, ...]] = {
-    "ir/expr.py": ("print",),  # str(expr) is the printer's text, and the printer reads expressions
+    "ir/expr.py": ("text",),  # str(expr) is the printer's text, and the printer reads expressions
     "runtime/package.py": ("host_torch",),  # the same
     "runtime/load.py": ("host_torch",),  # torchsmith.runtime works where torch is absent
     "capture/attempts.py": ("start",),  # the machine's tables take a while to build: not before the first miss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -284,12 +285,16 @@ def test_unwritable_folder_falls_back_to_a_temporary_one(monkeypatch: pytest.Mon
         build.build(HOST, [KERNEL], Options())
 
 
-def test_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHSMITH_CC", "/nonexistent/cc -x")
-    assert options.compiler_command() == ("/nonexistent/cc", "-x")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("/nonexistent/cc -x", "cc does not exist"), ("nosuchcc -x", "nosuchcc is not in PATH"), (f"{__file__} -x", "cannot be executed")],
+)
+def test_missing_compiler(monkeypatch: pytest.MonkeyPatch, command: str, said: str) -> None:
+    monkeypatch.setenv("TORCHSMITH_CC", command)
+    assert options.compiler_command() == tuple(command.split())
     with pytest.raises(Unsupported, match="RUN001") as e:
         build.build(HOST, [KERNEL], Options())
-    assert "TORCHSMITH_CC" in str(e.value)
+    assert "TORCHSMITH_CC" in str(e.value) and said in e.value.detail
 
 
 def test_flags_that_a_compiler_lacks_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,8 +310,16 @@ def test_flags_that_a_compiler_lacks_are_left_out(tmp_path: Path, monkeypatch: p
 def test_failing_compiler_keeps_a_log(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="RUN002") as e:
         build.build(HOST, ["this is no C"], Options())
+    assert re.search(r": exit status 1: \S+\.c:\d+:\d+: error: .*this", e.value.detail), e.value.detail
     log = Path(e.value.detail.split("see ")[1])
     assert "error" in log.read_text() and "this is no C" in next(p for p in log.parent.glob("tsk_*.c")).read_text()
+
+
+def test_a_limit_on_the_size_of_files_is_no_fault_of_generated_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHSMITH_CC", fake_compiler(tmp_path, 'ulimit -f 1; exec cc "$@"'))
+    with pytest.raises(Unsupported, match="RUN003") as e:
+        build.build(HOST, [KERNEL + "".join(f"\nint filler{i} = {i};" for i in range(20_000))], Options())
+    assert re.search("File size limit exceeded|File too large|file size limit", e.value.detail), e.value.detail
 
 
 def fake_compiler(tmp_path: Path, script: str) -> str:

@@ -148,7 +148,7 @@ class Expr:
         return op("neg", self)
 
     def __repr__(self) -> str:
-        from .print import print_expr  # the printer sits above this file; only debugging reaches here
+        from .text import print_expr  # the printer sits above this file; only debugging reaches here
 
         return print_expr(self)
 

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ FLAGS = (
 )  # fmt: skip
 HOST_FLAGS = ("-O1", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden")
 COMPILE_SECONDS = 300
+_REFUSED = re.compile("No space left|Permission denied|Read-only file system|Disk quota exceeded|File too large|File size limit exceeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ def _identify(command: tuple[str, ...], path: str, features: tuple[str, ...]) ->
     """Who the compiler is: as remembered for this very file, else by asking. Raises Unsupported("RUN001") when it does not answer."""
     found = shutil.which(command[0], path=path or None)
     if found is None:
-        raise Unsupported("RUN001", detail=f"{command[0]} is not in PATH")
+        why = "is not in PATH" if os.sep not in command[0] else "cannot be executed" if os.path.exists(command[0]) else "does not exist"
+        raise Unsupported("RUN001", detail=f"{command[0]} {why}")
     info = os.stat(found)
     facts = (*command, os.path.realpath(found), info.st_size, info.st_mtime_ns, features, FLAGS, platform.machine())
     memory = store.folder("graph") / f"toolchain-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.json"
@@ -182,9 +185,12 @@ def run_compiler(tools: Toolchain, args: list[str], cwd: Path, what: str) -> Non
     if done.returncode == 0:
         return
     text = done.stdout + done.stderr
-    if re.search(r"No space left on device|Permission denied|Read-only file system|Disk quota exceeded", text):
-        raise Unsupported("RUN003", detail=f"{what}: {text.strip().splitlines()[-1]}")
-    raise Unsupported("RUN002", detail=f"{what}: exit status {done.returncode}; {_keep_log(command, text, cwd)}")
+    lines = [line.strip() for line in text.strip().splitlines()] or [""]
+    refused = next(filter(_REFUSED.search, lines), "file size limit exceeded" if done.returncode == -signal.SIGXFSZ else None)
+    if refused is not None:
+        raise Unsupported("RUN003", detail=f"{what}: {refused}")
+    said = next((line for line in lines if re.search(r"\berror\b|undefined reference", line)), lines[0])[:200]
+    raise Unsupported("RUN002", detail=f"{what}: exit status {done.returncode}{said and ': ' + said}; {_keep_log(command, text, cwd)}")
 
 
 def _keep_log(command: list[str], text: str, cwd: Path) -> str:
