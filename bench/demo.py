@@ -6,6 +6,7 @@ figures of one run on this machine; `python bench/run.py --suite seeds` is the c
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -44,6 +45,7 @@ def show(name: str) -> bool:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, batch 1, inference mode")
     print(f"{'model':24}      error  ok   compile s  eager ms  compiled ms  speed-up  graphs  breaks  kernels  extern calls")
     fine = [show(name) for name in SHOWN]

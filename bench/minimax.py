@@ -9,8 +9,8 @@ Each fit names what is approximated and how the error is weighed: by default rel
 
 from __future__ import annotations
 
+import argparse
 import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -140,8 +140,10 @@ FITS: dict[str, tuple[Function, Any, Any, int, Function, int]] = {
 
 
 def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("fit", nargs="*", help="rows of FITS; all of them without")
     mp.mp.prec = 200
-    for name in sys.argv[1:] or FITS:
+    for name in p.parse_args().fit or FITS:
         f, a, b, degree, weight, bits = FITS[name]
         coefs, error = fit(f, a, b, degree, weight, bits)
         print(f"{name} = {tuple(coefs)!r}  # {mp.nstr(mp.log(error, 2), 4)} bits", flush=True)

@@ -7,6 +7,7 @@ products of pairs, else fma.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import subprocess
 import tempfile
@@ -114,5 +115,6 @@ def _together(call: ctypes._CFuncPtr, count: int, threads: int) -> float:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for dtype in ("float32", "float64", "bfloat16"):
         print(dtype, *(f"{n} threads: {peak(dtype, n):.0f} GFLOP/s" for n in (1, 2)))

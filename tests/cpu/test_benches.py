@@ -120,3 +120,9 @@ def test_what_benches_use_of_each_other_is_there() -> None:
             }
             wrong += [f"{module}: {where}.{a.name}" for a in node.names if a.name not in defined and f"{where}.{a.name}" not in benches]
     assert not wrong
+
+
+def test_benches_take_help() -> None:
+    """`--help` says what a script is for, and starts no measurement."""
+    mains = [p for p in (ROOT / "bench").glob("*.py") if "\nif __name__ ==" in p.read_text()]
+    assert mains and not [p.name for p in mains if "ArgumentParser(description=__doc__" not in p.read_text()]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..graph.eager import origin_value
+from ..graph.layout import is_lazy
 from ..graph.sizes import LARGEST, print_condition
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import Expr, const, op
@@ -25,11 +26,6 @@ LIMIT = 4096  # layouts that are remembered
 def same_steps(shape: Sequence[int], a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Are two strides of this shape alike? Those of a dimension of one element say nothing."""
     return all(n < 2 or x == y for n, x, y in zip(shape, a, b, strict=True))
-
-
-def is_lazy(t: torch.Tensor) -> bool:
-    """Are the values in memory others than the tensor's: still to be negated or conjugated?"""
-    return t.is_neg() or t.is_conj()
 
 
 @dataclass(frozen=True, slots=True)

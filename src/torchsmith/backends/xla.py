@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..graph.layout import is_lazy
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..runtime import store
 from . import xla_rows
@@ -107,7 +108,7 @@ def place(plain: PlainGraph) -> Any:
 def to_jax(t: torch.Tensor) -> Any:
     """The tensor's own memory as a JAX array; a copy where XLA wants another layout or alignment."""
     t = t.detach()
-    if not t.is_contiguous() or t.is_conj() or t.is_neg():
+    if not t.is_contiguous() or is_lazy(t):
         t = t.resolve_conj().resolve_neg().contiguous()
     plain = torch.empty(t.shape, device="meta").stride() if 1 in t.shape else t.stride()
     if t.stride() != plain:  # of a dimension of one element any stride is contiguous to torch, and tells JAX the order of dimensions

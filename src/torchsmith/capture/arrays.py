@@ -21,6 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported, define
 from ..graph import tracing
+from ..graph.layout import is_lazy
 from . import guards as gd
 from . import overrides, tensor_attrs, torch_rows
 from .attributes import ATTR_ROWS, SEALED, Raised
@@ -173,7 +174,7 @@ def numpy_of(m: Machine, tensor: Tensor, force: bool = False) -> ArrayValue:
         raise refuse(m, "tensor.numpy() of a tensor with a handler")
     if tracing.device_of(tensor).type != "cpu" and not force:
         raise refuse(m, "tensor.numpy() of a tensor on a device")
-    if (info.requires_grad and not force) or tensor.dtype not in NUMPY_DTYPES or tensor.is_conj() or tensor.is_neg():
+    if (info.requires_grad and not force) or tensor.dtype not in NUMPY_DTYPES or is_lazy(tensor):
         raise refuse(m, "tensor.numpy() of a tensor that NumPy cannot share memory with")
     with work(m):
         out = tensor.detach()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
+from ..graph.sizes import SymTypes
 from . import arrays, calls, floats, policy
 from . import attributes as at
 from . import protocols as pr
@@ -74,7 +75,7 @@ def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     check = pr.special(m, type(classes), "__instancecheck__")
     if check is not None and type(classes).__module__ not in ("abc", "typing", "enum") and not type(classes).__module__.startswith("torch"):
         return pr.truth(m, m.call(check, [classes, value], {}))
-    if t in (torch.SymInt, torch.SymFloat, torch.SymBool):
+    if t in SymTypes:
         plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[t]
         if classes in (int, float, bool):
             return issubclass(plain, classes)
@@ -268,7 +269,7 @@ def _number(cls: type, name: str) -> Any:
                     return made if special == name else convert(m, [made], {})
             if floats.varies(value):
                 return value if cls is float and type(value) is torch.SymFloat else floats.apply(m, cls, args, kwargs)
-            if type(value) in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            if type(value) in SymTypes:
                 if cls is int:
                     return value if type(value) is torch.SymInt else m.symbolic(torch.sym_int, value)
                 return m.symbolic(torch.sym_float, value)

@@ -26,6 +26,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ..codes import Unsupported
 from ..graph import tracing
+from ..graph.sizes import SymTypes
 from . import _frame, arrays, assemble, iterators, overrides, transforms
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
@@ -53,7 +54,6 @@ from .tensor_attrs import TensorMethod
 from .tensors import extent
 from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, is_binding
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LITERALS = frozenset({int, str, bytes, bool, type(None)})
 
 
@@ -147,7 +147,7 @@ class _Builder:
             return self.const(v)
         if issubclass(type(v), torch.Tensor):
             return self._tensor(v)
-        if t in _SYMBOLS:
+        if t in SymTypes:
             node = self.m.recorder.fx(v)
             return f"outs[{self.out(node)}]" if issubclass(type(node), torch.fx.Node) else repr(node)
         known = self.names.get(id(v))
@@ -557,7 +557,7 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
         return ("source", info.source) if info.source is not None else ("out", b.out(info.node))
     if t in SCALARS:
         return ("const", v)
-    if t in _SYMBOLS:
+    if t in SymTypes:
         node = m.recorder.fx(v)
         return ("out", b.out(node)) if issubclass(type(node), torch.fx.Node) else ("const", node)
     track = m.world.tracks.get(id(v))
@@ -651,7 +651,7 @@ def stopped(m: Machine, frame: Any) -> Captured:
     raised = {id(e) for e in m.all_raised}
     if raised and any(id(v) in raised for v in values):
         raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised, and has no traceback")
-    data = tuple(v.is_data if type(v) is Later else type(v) in _SYMBOLS or (type(v) is ArrayValue and v.is_scalar) for v in values)
+    data = tuple(v.is_data if type(v) is Later else type(v) in SymTypes or (type(v) is ArrayValue and v.is_scalar) for v in values)
     before = next((i for i in reversed(frame.code.instrs[: frame.index]) if i.name not in ("PRECALL", "EXTENDED_ARG")), None)
     kw_names = before.arg if before is not None and before.name == "KW_NAMES" else None
     done = finished(m, tuple(values))
@@ -672,7 +672,7 @@ def _can_move(m: Machine, v: Any, depth: int, raised: set[int]) -> bool:
     t = type(v)
     if id(v) in raised:
         return False
-    if t in SCALARS or v is NULL or t is Later or t is ArrayValue or t in _SYMBOLS or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
+    if t in SCALARS or v is NULL or t is Later or t is ArrayValue or t in SymTypes or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
         return True
     fresh = m.world.fresh_pinned
     if t is types.GeneratorType or issubclass(t, torch.nn.Module) or id(t) in fresh or (id(v) in fresh and issubclass(t, type)):

@@ -18,15 +18,14 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
-from ..graph.sizes import SizeNode
+from ..graph.sizes import SizeNode, SymTypes
 from ..ir import dtype as dt
 from ..ir.expr import Const, Sym, walk
 from .protocol import Machine
 from .source import Computed
 from .world import container_base, is_constant
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-NUMBERS = frozenset({int, float, bool, *_SYMBOLS})
+NUMBERS = frozenset({int, float, bool, *SymTypes})
 _EXACT: dict[Any, str] = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
     operator.iadd: "add", operator.isub: "sub", operator.imul: "mul", operator.itruediv: "truediv",
@@ -63,19 +62,19 @@ _WHOLE = 2**53  # integers below it are exact as float64
 
 def varies(value: Any) -> bool:
     """Is this a number with a float in it that changes from call to call?"""
-    if type(value) not in _SYMBOLS or value.node.hint is None:
+    if type(value) not in SymTypes or value.node.hint is None:
         return False
     return any(isinstance(x, Sym) and x.dtype is dt.f64 for x in walk(value.node.expr))
 
 
 def hint(value: Any) -> Any:
     """The number at hand."""
-    return value.node.hint if type(value) in _SYMBOLS else value
+    return value.node.hint if type(value) in SymTypes else value
 
 
 def pinned(m: Machine, value: Any) -> Any:
     """The number at hand, assumed from now on."""
-    if type(value) not in _SYMBOLS:
+    if type(value) not in SymTypes:
         return value
     m.recorder.facts.loc = m.loc()
     if m.recorder.data and any(str(m.recorder.facts.sources.get(x.name)) in m.recorder.data for x in walk(value.node.expr) if isinstance(x, Sym)):
@@ -96,7 +95,7 @@ def apply(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str,
             found = _computed(m, fn, args, value)
             if found is not NotImplemented:
                 return found
-    if not kwargs and fn in _ARITHMETIC and any(type(a) in _SYMBOLS and a.node.hint is None for a in args):
+    if not kwargs and fn in _ARITHMETIC and any(type(a) in SymTypes and a.node.hint is None for a in args):
         m.recorder.facts.loc = m.loc()
         return fn(*args)  # with a number that only running tells: an expression of both
     return m.native(fn, [pinned(m, a) for a in args], {k: pinned(m, v) for k, v in (kwargs or {}).items()}, plain=True)
@@ -161,10 +160,10 @@ def compare(m: Machine, fn: Any, a: Any, b: Any) -> Any:
 
 def _computed(m: Machine, fn: Any, args: list[Any], value: Any) -> Any:
     sources = m.recorder.facts.sources
-    symbols = sorted({x.name for a in args if type(a) in _SYMBOLS for x in walk(a.node.expr) if isinstance(x, Sym)})
+    symbols = sorted({x.name for a in args if type(a) in SymTypes for x in walk(a.node.expr) if isinstance(x, Sym)})
     if any(name not in sources for name in symbols):
         return NotImplemented
-    source = Computed(fn, tuple(a.node.expr if type(a) in _SYMBOLS else a for a in args), tuple((n, sources[n]) for n in symbols))
+    source = Computed(fn, tuple(a.node.expr if type(a) in SymTypes else a for a in args), tuple((n, sources[n]) for n in symbols))
     if type(value) is float:
         return m.recorder.float_input(value, source)
     return m.world.wrap(value, source)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..codes import Unsupported
+from ..graph.sizes import SymTypes
 from . import arrays, floats, policy, tensor_attrs, torch_rows
 from . import attributes as at
 from .attributes import Raised
@@ -26,7 +27,6 @@ from .world import CONTAINERS, PINNED_TYPES, SCALARS, Identity, Track, container
 if TYPE_CHECKING:
     from .machine import Machine
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_KINDS = (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, SystemError, BufferError)  # about what kind a value is
 _VALUES = (int, float, complex, str, bytes, tuple)  # objects of a program's class derived from these are looked into like these
 _TEXT = frozenset({repr, str, format, ascii})
@@ -76,7 +76,7 @@ def _may_write_arguments(fn: Any) -> bool:
 
 
 def _holds_symbols(value: Any) -> bool:
-    return type(value) in _SYMBOLS or (type(value) in (tuple, list) and any(map(_holds_symbols, value)))
+    return type(value) in SymTypes or (type(value) in (tuple, list) and any(map(_holds_symbols, value)))
 
 
 def _contents(container: Any) -> list[Any]:
@@ -154,7 +154,7 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
 
 def with_numbers(m: Machine, value: Any) -> Any:
     """The numbers at hand in the place of symbols, in tuples and lists too."""
-    if type(value) in _SYMBOLS:
+    if type(value) in SymTypes:
         return floats.pinned(m, value)
     return type(value)(with_numbers(m, x) for x in value) if _holds_symbols(value) else value
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
+from ..graph.sizes import SymTypes
 from . import arrays, floats, overrides, tensor_attrs, transforms
 from .arrays import ArrayValue
 from .attributes import Raised, class_guard, find
@@ -25,7 +26,7 @@ from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, has_image
 
 Function = types.FunctionType
 Tensor = torch.Tensor
-_PLAIN = SCALARS | {torch.SymInt, torch.SymFloat, torch.SymBool}
+_PLAIN = SCALARS | set(SymTypes)
 
 
 def special(m: Machine, t: type, name: str) -> Any:
@@ -39,7 +40,6 @@ def special(m: Machine, t: type, name: str) -> Any:
     return None
 
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _VALUES = (int, float, complex, str, bytes, tuple)
 _JUDGES: dict[str, tuple[type, Callable[[Any], Any]]] = {
     "__str__": (str, str), "__repr__": (str, repr), "__format__": (str, format), "__bool__": (bool, bool), "__len__": (int, len),
@@ -55,7 +55,7 @@ def outcome(m: Machine, name: str, f: Any, args: list[Any]) -> Any:
     t = type(made)
     if t is good and (name not in ("__len__", "__hash__") or 0 <= made < 2**60):
         return made
-    if t in _SYMBOLS:
+    if t in SymTypes:
         if t is {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}.get(good) and (name != "__len__" or truth(m, made >= 0)):
             return made
         made = m.with_numbers(made)
@@ -93,7 +93,7 @@ def truth(m: Machine, value: Any) -> bool:
         return len(track.image) > 0
     if track is not None:
         m.world.use(track)
-    if t in _SYMBOLS:
+    if t in SymTypes:
         m.recorder.facts.loc = m.loc()
     return bool(m.native(bool, [value], {}))
 
@@ -155,10 +155,10 @@ def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
                 return m.native(fn, [a, b], {})
     fn, name, reflected = BINARY[sign.removesuffix("=")]
     if ta in _PLAIN and tb in _PLAIN:
-        if (ta in _SYMBOLS or tb in _SYMBOLS) and (floats.varies(a) or floats.varies(b)):
+        if (ta in SymTypes or tb in SymTypes) and (floats.varies(a) or floats.varies(b)):
             return floats.apply(m, fn, [a, b])
         return m.native(fn, [a, b], {}) if ta is not torch.SymInt and tb is not torch.SymInt else m.symbolic(fn, a, b)
-    if (ta in _SYMBOLS and issubclass(tb, np.generic)) or (tb in _SYMBOLS and issubclass(ta, np.generic)):
+    if (ta in SymTypes and issubclass(tb, np.generic)) or (tb in SymTypes and issubclass(ta, np.generic)):
         return m.native(fn, [m.with_numbers(a), m.with_numbers(b)], {})  # NumPy's own number: its type and rounding tell of the value
     return _dyadic(m, sign, fn, name, reflected, a, b)
 
@@ -247,7 +247,7 @@ def compare(m: Machine, sign: str, a: Any, b: Any) -> Any:
     if ta in _PLAIN and tb in _PLAIN:
         if (floats.varies(a) or floats.varies(b)) and ta in floats.NUMBERS and tb in floats.NUMBERS:
             return floats.compare(m, fn, a, b)
-        return m.native(fn, [a, b], {}) if ta not in _SYMBOLS and tb not in _SYMBOLS else m.symbolic(fn, a, b)
+        return m.native(fn, [a, b], {}) if ta not in SymTypes and tb not in SymTypes else m.symbolic(fn, a, b)
     if ta is ArrayValue or tb is ArrayValue:
         return _of_array(m, sign, a, b)
     if torch.torch_version.TorchVersion in (ta, tb):  # a constant of the process
@@ -324,7 +324,7 @@ def contains(m: Machine, container: Any, item: Any) -> bool:
 def _key_of(m: Machine, container: Any, number: Any) -> Any:
     """The key that a number that varies is, or MISSING: one comparison, and one guard, for each key it might be. A symbol has no hash."""
     body = _operand(m, container)
-    keys = [k for k in body if type(k) in (int, float, bool, *_SYMBOLS)]
+    keys = [k for k in body if type(k) in (int, float, bool, *SymTypes)]
     if len(keys) != len(body) or len(keys) > 16:
         number = floats.pinned(m, number)
         return number if number in body else MISSING
@@ -662,7 +662,7 @@ def to_str(m: Machine, value: Any, kind: str = "__str__", spec: str = "") -> str
     for name in names:
         f = special(m, t, name)
         if spec and name != "__format__":
-            if t not in _SYMBOLS and t.__format__ is object.__format__:
+            if t not in SymTypes and t.__format__ is object.__format__:
                 raise Raised(TypeError(f"unsupported format string passed to {t.__name__}.__format__"))
             break
         if f is not None:

@@ -28,7 +28,6 @@ _TRIES = 3  # compared with the latest transcripts of a kind of call
 _FAILURES = 6  # a kind of call none of whose transcripts ever fits
 _VIAS = frozenset({"instance", "param", "buffer", "module", "own"})
 _READ = frozenset({torch.nn.Module, dict, list, OrderedDict, set, defaultdict})
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Again(BaseException):

@@ -24,7 +24,7 @@ from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.declared import DeclaredSize
 from ..graph.region import Region
-from ..graph.sizes import LARGEST, SizeFacts
+from ..graph.sizes import LARGEST, SizeFacts, SymTypes
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
 from . import floats, overrides, transforms
@@ -417,7 +417,7 @@ class Recorder:
             return [self.fx(v) for v in value]
         if t is slice:
             return slice(self.fx(value.start), self.fx(value.stop), self.fx(value.step))
-        if t in (torch.SymInt, torch.SymFloat, torch.SymBool):
+        if t in SymTypes:
             node = self.size_node(value.node.expr)
             if issubclass(type(node), torch.fx.Node):
                 node.meta.setdefault("val", value)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..codes import Unsupported, define
 from ..graph import tracing
+from ..graph.sizes import SymTypes
 from .attributes import Raised
 from .protocol import Machine
 from .world import container_base
@@ -180,7 +181,7 @@ def _capture(
         args, kwargs = build(tensors)
         out, spec = pytree.tree_flatten(_plain(m, m.call(fn, args, kwargs)))
         results = [r.node_of(v) for v in out if issubclass(type(v), Tensor)]
-        if any(type(v) in _SYMBOLS for v in out):
+        if any(type(v) in SymTypes for v in out):
             raise Unsupported("CAP051", at=m.loc(), detail="a size as a result")
         body.graph.output(tuple(results))
     finally:
@@ -192,7 +193,6 @@ def _capture(
     return Captured(body.graph, around, [None if issubclass(type(v), Tensor) else (v,) for v in out], spec)
 
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _flat(m: Machine, value: Any) -> tuple[list[Any], Any]:

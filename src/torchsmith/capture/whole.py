@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 from .. import events
 from ..codes import Unsupported, define
 from ..graph.declared import DeclaredSize
+from ..graph.sizes import SymTypes
 from . import dispatch, guards, start
 from .captured import Captured, Finish
-from .finish import _SYMBOLS, _Builder, closed
+from .finish import _Builder, closed
 from .protocol import Machine
 from .source import Attr
 from .world import DELETED, Track, item_of
@@ -75,7 +76,7 @@ class _Closing:
 def _row(b: _Builder, m: Machine, v: Any) -> tuple[str, Any]:
     if issubclass(type(v), torch.Tensor):
         return "out", b.out(m.recorder.info(v).node)
-    if type(v) in _SYMBOLS:
+    if type(v) in SymTypes:
         node = m.recorder.fx(v)
         return ("out", b.out(node)) if issubclass(type(node), torch.fx.Node) else ("const", node)
     if type(v) in (int, float, complex, bool, str, type(None)):

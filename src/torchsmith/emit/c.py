@@ -31,10 +31,9 @@ from .clang import clang_names
 from .fold import print_fold
 from .math import VIA_F64
 from .optable import ROWS
-from .values import REG, STORED, TooNarrow, TooWide, Val, lane_iota
+from .values import REG, STORED, TooNarrow, TooWide, Val, lane_iota, power
 
 FLOATS = ("f32", "f64")
-HALF = (dt.bf16, dt.f16)
 
 
 @dataclass
@@ -387,7 +386,7 @@ def literal(e: Const) -> str:
     v, d = e.value, e.dtype
     if d is dt.bool_:
         return "1" if v else "0"
-    if d in HALF:
+    if d in dt.HALF:
         if d is dt.f16:
             return str(struct.unpack("<H", struct.pack("<e", v))[0]) if math.isfinite(v) and abs(v) < 65520 else (
                 "32256" if v != v else "31744" if v > 0 else "64512"
@@ -455,7 +454,7 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
     kind = e.args[-1].dtype  # what is computed on
     if vec and self.most < 8 and e.name in VIA_F64 and kind.is_float:
         raise TooWide
-    if kind in HALF and e.name != "where":
+    if kind in dt.HALF and e.name != "where":
         return _half_op(self, e, vals, vec, at)
     reg, narrow = kind.name, False
     if kind is dt.index:
@@ -492,29 +491,19 @@ def _half_op(self: Emitter, e: Op, vals: list[Val], vec: bool, at: int) -> Val:
     texts = []
     for v in vals:
         t = self.as_vector(v) if vec else v.text
-        texts.append(convert_text(v.dtype.name, "f32", vec, t) if v.dtype in HALF else t)
+        texts.append(convert_text(v.dtype.name, "f32", vec, t) if v.dtype in dt.HALF else t)
     fn = ROWS.get(e.name)
     if fn is None:
         raise Unsupported("EMI001", detail=f"operator {e.name}")
     text = fn("f32", vec, tuple(texts))
-    if e.dtype in HALF:
+    if e.dtype in dt.HALF:
         text = convert_text("f32", e.dtype.name, vec, text)
     return self.define(text, Val("", e.dtype, vec), at)
 
 
 def _print_powi(self: Emitter, e: Op, at: int) -> Val:
-    n = const_of(e.args[1])
-    v = self.emit(e.args[0])
-    if n is None or v.dtype in HALF:
-        raise Unsupported("EMI001", detail=f"powi by {e.args[1]}")
+    v, n, result = power(self, e, at)
     one = self.splat("1", v.reg) if v.vec else "1"
-    result, x, m = "", v, abs(n)
-    while m:
-        if m & 1:
-            result = f"({result} * {x.text})" if result else x.text
-        m >>= 1
-        if m:
-            x = self.define(f"{x.text} * {x.text}", v, at)
     result = result or one
     if n < 0:
         result = f"({one} / {result})" if v.dtype.is_float else self.use(f"tdiv_{'x' if v.vec else ''}{v.reg}({one}, {result})")
@@ -710,12 +699,12 @@ def _accumulate(self: Emitter, s: StoreStmt, value: Val, mask: Val | None, dtype
     at_lane = self.lane_address(scalar, coef, varying) if vec else self.pointer(s.buf, scalar, coef)
     place = f"{name}[{at_lane}]" if vec else f"*({at_lane})"
     one = "q[l]" if vec else "q"
-    reg = "f32" if dtype in HALF else "bool" if dtype is dt.bool_ else dtype.name
+    reg = "f32" if dtype in dt.HALF else "bool" if dtype is dt.bool_ else dtype.name
     old, new = place, one
-    if dtype in HALF:
+    if dtype in dt.HALF:
         old, new = (convert_text(dtype.name, "f32", False, t) for t in (old, new))
     merged = ROWS["or" if s.mode in ("add", "max") and dtype is dt.bool_ else "and" if dtype is dt.bool_ else _MERGE[s.mode]](reg, False, (old, new))
-    if dtype in HALF:
+    if dtype in dt.HALF:
         merged = convert_text("f32", dtype.name, False, merged)
     if vec:
         text = self.as_vector(value)

@@ -30,8 +30,8 @@ from ..ir.folds import multiply_add
 from ..ir.kernel import Kernel, Let, Loop, Param, Require, Stmt, StoreStmt, Tile, expressions
 from ..ir.linear import const_of, linear
 from .triton_ops import TYPES, spell
+from .values import power
 
-HALF = (dt.bf16, dt.f16)
 POINTERS = {"f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32", "i16": "*i16", "i8": "*i8",
             "u8": "*u8", "bool": "*i1"}  # fmt: skip
 APART = 400  # nodes of a body up to which it is printed twice
@@ -184,7 +184,7 @@ class Emitter:
 
     def single(self, v: Val, at: int | None = None) -> str:
         """float16 and bfloat16 as float32; anything else, and literals, as they are."""
-        if v.dtype not in HALF or is_literal(v.text):
+        if v.dtype not in dt.HALF or is_literal(v.text):
             return v.text
         for scope in self.scopes:
             if v.text in scope.halves:
@@ -394,10 +394,10 @@ def convert_text(source: DType, target: DType, a: str) -> str:
     if s == t:
         return a
     if t == "bool":
-        return f"({convert_text(source, dt.f32, a)} != 0)" if source in HALF else f"({a} != 0)"
-    if source in HALF and target is not dt.f32:
+        return f"({convert_text(source, dt.f32, a)} != 0)" if source in dt.HALF else f"({a} != 0)"
+    if source in dt.HALF and target is not dt.f32:
         return convert_text(dt.f32, target, f"{a}.to(tl.float32)")
-    if target in HALF and source is not dt.f32:
+    if target in dt.HALF and source is not dt.f32:
         return f"{convert_text(source, dt.f32, a)}.to({TYPES[t]})"
     if source.is_float and t in ("i16", "i8"):
         return f"{a}.to(tl.int32).to({TYPES[t]})"
@@ -430,17 +430,17 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
         return _index_op(self, e, at)
     vals = [self.emit(a) for a in e.args]
     axes = frozenset[Axis]().union(*(v.axes for v in vals))
-    if kind in HALF and e.name != "where":
+    if kind in dt.HALF and e.name != "where":
         texts = [self.single(v, at) for v in vals]
         if e.name not in INFIX or all(map(is_literal, texts)):
             texts = [self.as_block(Val(x, dt.f32), frozenset()) if is_literal(x) else x for x in texts]
         text = self.call(e.name, "f32", tuple(texts))
-        if e.dtype in HALF:
+        if e.dtype in dt.HALF:
             text = f"({text}).to({TYPES[e.dtype.name]})"
         return self.define(text, Val("", e.dtype, axes), at)
     if e.name == "where":
         texts = [v.text for v in vals]
-        if all(isinstance(a, Const) for a in e.args[1:]) or kind in HALF:  # literals have no type of their own
+        if all(isinstance(a, Const) for a in e.args[1:]) or kind in dt.HALF:  # literals have no type of their own
             texts[1:] = [self.as_block(v, frozenset()) if isinstance(a, Const) else v.text for v, a in zip(vals[1:], e.args[1:], strict=True)]
         return self.define(self.call("where", kind.name, tuple(texts)), Val("", e.dtype, axes), at)
     if e.name not in INFIX or all(isinstance(a, Const) for a in e.args):
@@ -450,7 +450,7 @@ def _print_op(self: Emitter, e: Expr, at: int) -> Val:
     if kind is dt.bool_ and e.name in ("lt", "le", "gt", "ge"):  # a bit is no sign
         texts = [f"{x}.to(tl.int32)" for x in texts]
     sources = {a.arg.dtype for a in e.args if isinstance(a, Cast)}
-    small = sources.pop().name if len(sources) == 1 and all(isinstance(a, Cast) and a.arg.dtype in HALF for a in e.args) else ""
+    small = sources.pop().name if len(sources) == 1 and all(isinstance(a, Cast) and a.arg.dtype in dt.HALF for a in e.args) else ""
     return self.define(self.call(e.name, kind.name, tuple(texts), small), Val("", e.dtype, axes), at)
 
 
@@ -482,17 +482,7 @@ def _index_op(self: Emitter, e: Op, at: int) -> Val:
 
 
 def _print_powi(self: Emitter, e: Op, at: int) -> Val:
-    n = const_of(e.args[1])
-    v = self.emit(e.args[0])
-    if n is None or v.dtype in HALF:
-        raise Unsupported("EMI001", detail=f"powi by {e.args[1]}")
-    result, x, m = "", v, abs(n)
-    while m:
-        if m & 1:
-            result = f"({result} * {x.text})" if result else x.text
-        m >>= 1
-        if m:
-            x = self.define(f"{x.text} * {x.text}", v, at)
+    v, n, result = power(self, e, at)
     if not result:
         return self.define(self.as_block(Val("1.0" if v.dtype.is_float else "1", v.dtype), v.axes), v, at)
     if n < 0:
@@ -742,7 +732,7 @@ def _dot_fold(self: Emitter, e: Fold) -> list[Val]:
         return _serial_fold(self, e)
     if blocks[0] not in self.axes_of(factors[0]):
         factors = factors[::-1]
-    halves = [f.arg if isinstance(f, Cast) and f.arg.dtype in HALF else f for f in factors]
+    halves = [f.arg if isinstance(f, Cast) and f.arg.dtype in dt.HALF else f for f in factors]
     if len({f.dtype for f in halves}) > 1:
         halves = list(factors)
     size = self.tiles[axis].size
@@ -767,7 +757,7 @@ def _dot_fold(self: Emitter, e: Fold) -> list[Val]:
         self.close(inline=True)
         self.axes_memo.clear()
     del self.slots[axis]
-    how = "" if halves[0].dtype in HALF else ', input_precision="ieee"'
+    how = "" if halves[0].dtype in dt.HALF else ', input_precision="ieee"'
     self.line(f"{acc} = tl.dot({', '.join(tiles)}, {acc}{how})")
     self.close()
     return [Val(acc, e.dtype, frozenset(blocks))]

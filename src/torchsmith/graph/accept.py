@@ -23,8 +23,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported
-from .layout import UNKNOWN, SymTypes, hint_of
+from .layout import UNKNOWN, hint_of
 from .schema import bind, info
+from .sizes import SymTypes
 
 aten = torch.ops.aten
 

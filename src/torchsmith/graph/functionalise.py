@@ -19,10 +19,10 @@ from ..ir.expr import Expr, Sym, walk
 from ..ir.nested import leaves
 from ..runtime.values_only import NAMESPACE
 from .canonical import emit_graph
-from .layout import SymTypes, clamp_index, from_front, hint_of, is_shape, overlaps
+from .layout import clamp_index, from_front, hint_of, is_shape, overlaps
 from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
-from .sizes import SizeFacts, expr_of
+from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import FunctionalGraph, TensorSpec
 from .tracing import (
     FUNCTION_RULES,

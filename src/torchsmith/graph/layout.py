@@ -17,7 +17,6 @@ from .sizes import LARGEST, SizeNode, expr_of
 
 Size = Any  # int | torch.SymInt
 Sizes = tuple[Size, ...]
-SymTypes = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 UNKNOWN = 1 << 30  # hint_of a size that is known only at run time
@@ -235,6 +234,11 @@ def is_dense(t: torch.Tensor) -> bool:
     rest = [d for d in range(len(shape)) if not (type(shape[d]) is int and shape[d] == 1)]
     rest.sort(key=lambda d: hint_of(strides[d]))
     return matches(shape, strides, rest)
+
+
+def is_lazy(t: torch.Tensor) -> bool:
+    """Are the values in memory others than the tensor's: still to be negated or conjugated?"""
+    return t.is_neg() or t.is_conj()
 
 
 def overlaps(t: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..codes import Unsupported
 from ..events import emit
 from .schema import info
-from .sizes import SizeFacts
+from .sizes import SizeFacts, SymTypes
 
 RUN_LIMIT = 1 << 18  # elements of all arguments: beyond it, the meta kernel is asked first
 
@@ -157,4 +157,4 @@ def _has_symbols(value: Any) -> bool:
         return any(_has_symbols(v) for v in value)
     if isinstance(value, dict):
         return any(_has_symbols(v) for v in value.values())
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(value, SymTypes)

@@ -14,8 +14,8 @@ import torch
 
 from ..codes import Unsupported
 from ..ir.expr import Const, Expr, const
-from .layout import SymTypes, hint_of, is_dense
-from .sizes import expr_of
+from .layout import hint_of, is_dense
+from .sizes import SymTypes, expr_of
 from .spec import TensorSpec
 from .tracing import spec_of
 from .values import Node, read

@@ -18,6 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from . import learn
 from .schema import info
+from .sizes import SymTypes
 
 _HARMLESS = 65504  # every float dtype holds it
 _NUMBERS = frozenset({"number", "float", "Optional[number]", "Optional[float]"})
@@ -142,7 +143,7 @@ def _probe(func: OpOverload, name: str, args: Any, kwargs: Any) -> Callable[[Any
 
 
 def _plain(value: Any) -> Any:
-    if type(value) in (torch.SymInt, torch.SymFloat, torch.SymBool):
+    if type(value) in SymTypes:
         if value.node.hint is None:
             raise ValueError("unknown")
         return value.node.hint

@@ -31,6 +31,7 @@ COMPARE_ORDER = ("lt", "le", "gt", "ge")
 # guard `symbol op c` -> (c + this is the least, c + this is the greatest value)
 _BOUNDS: dict[str, tuple[int | None, int | None]] = {"eq": (0, 0), "lt": (None, -1), "le": (None, 0), "gt": (1, None), "ge": (0, None)}
 LARGEST = 2**30  # size of a symbol by default: below it index arithmetic on lanes is 32 bits wide, rounding up to tiles included
+SymTypes = (torch.SymInt, torch.SymFloat, torch.SymBool)
 TRUE, FALSE = Const(dt.bool_, True), Const(dt.bool_, False)
 
 
@@ -829,7 +830,7 @@ class SizeNode:
 
 def expr_of(value: torch.SymInt | torch.SymFloat | torch.SymBool | Number) -> Expr:
     """The Expr of a symbolic or plain number (ints become index constants)."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SymTypes):
         return value.node.expr
     if isinstance(value, bool):
         return TRUE if value else FALSE

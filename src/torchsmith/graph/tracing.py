@@ -28,9 +28,9 @@ from ..codes import Unsupported
 from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
-from .layout import Size, SymTypes, are_equal, is_dense, is_shape, same
+from .layout import Size, are_equal, is_dense, is_lazy, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info
-from .sizes import SizeFacts, expr_of
+from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import TensorSpec
 
 Rule = Callable[..., Any]
@@ -177,7 +177,7 @@ def tensor_like(real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts
         t = torch.empty_strided(shape, steps, dtype=real.dtype, device="meta")
         device = getattr(real, "_ts_device", None) or real_device(real)
     t = at_offset(t, real.storage_offset())
-    if real.is_conj() or real.is_neg():
+    if is_lazy(real):
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
     remember_device(t, device)
     if isinstance(real, torch.nn.Parameter):
@@ -608,14 +608,12 @@ def takes_tensors(func: OpOverload) -> bool:
 
 
 def has_symbols(value: Any) -> bool:
-    return type(value) in _SYMBOLS or (isinstance(value, (list, tuple)) and any(type(v) in _SYMBOLS for v in value))
+    return type(value) in SymTypes or (isinstance(value, (list, tuple)) and any(type(v) in SymTypes for v in value))
 
 
 def plain_number(value: Any) -> Any:
     return learn.specialise(value) if has_symbols(value) else value
 
-
-_SYMBOLS = frozenset(SymTypes)
 
 
 @cache

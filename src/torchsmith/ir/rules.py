@@ -305,7 +305,7 @@ def drop_precision_casts(e: Expr) -> Expr:
         made = node.rebuild(tuple(memo[a] for a in node.args)) if node.args else node
         if isinstance(made, Cast) and isinstance(made.arg, Cast):
             narrow, source = made.arg.dtype, made.arg.arg
-            if narrow in (dt.bf16, dt.f16) and source.dtype is made.dtype:
+            if narrow in dt.HALF and source.dtype is made.dtype:
                 made = source
         memo[node] = made
     return memo[e]

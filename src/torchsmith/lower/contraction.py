@@ -92,7 +92,7 @@ FEW_ROWS, SHORT_SUMS, LITTLE_WORK = 32, 320, 3.2e8
 
 def _is_activated(cx: Builder, a: Ref, b: Ref) -> bool:
     """A small product of 16-bit numbers that only an activation reads, which then is no kernel of its own."""
-    if a.dtype not in (dt.f16, dt.bf16) or len(cx.readers) != 1 or cx.readers[0].target not in ACTIVATIONS:
+    if a.dtype not in dt.HALF or len(cx.readers) != 1 or cx.readers[0].target not in ACTIVATIONS:
         return False
     sizes = [known(n) for n in (*a.shape, b.shape[1])]
     return None not in sizes and is_small_product(*(n for n in sizes if n is not None))

@@ -100,7 +100,7 @@ def lower_eye(cx: Builder, *_: Any) -> Ref:
 def lower_linspace(cx: Builder, start: Any, end: Any, steps: Any, *_: Any) -> Any:
     """Both halves count from their own end, so that the last element is exact."""
     d = cx.dtype
-    if not d.is_float or isinstance(start, Expr) or isinstance(end, Expr) or d in (dt.bf16, dt.f16):
+    if not d.is_float or isinstance(start, Expr) or isinstance(end, Expr) or d in dt.HALF:
         return NotImplemented
     n = scalar(steps, dt.index)
     if known(steps) == 1:

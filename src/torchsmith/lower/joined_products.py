@@ -21,7 +21,7 @@ from ..ir.expr import const
 from ..options import Options
 from .layout import LIBRARY_DEVICES
 from .ref import constant, known
-from .rewriter import Rewriter, dense
+from .rewriter import Rewriter, lies
 
 aten = torch.ops.aten
 VIEWS = frozenset({
@@ -95,16 +95,15 @@ def _join(rewriter: Rewriter, group: Sequence[fx.Node]) -> None:
     rows, total, inner = like.shape[0], const(sum(widths)), parts[0][1].meta["spec"].shape[1]
 
     with rewriter.graph.inserting_before(first):
-        weight = rewriter.make(aten.cat.default, ([w for _, w, _ in parts], 0), first, dense(like, (total, inner)))
-        right = TensorSpec(like.dtype, (inner, total), (const(1), inner), like.device)
-        args = [x, rewriter.make(aten.t.default, (weight,), first, right)]
+        weight = rewriter.make(aten.cat.default, ([w for _, w, _ in parts], 0), first, lies(like, (total, inner)))
+        args = [x, rewriter.make(aten.t.default, (weight,), first, lies(like, (inner, total), (1, inner)))]
         if parts[0][2] is not None:
-            args.insert(0, rewriter.make(aten.cat.default, ([b for *_, b in parts], 0), first, dense(like, (total,))))
-        wide = rewriter.make(first.target, args, first, dense(like, (rows, total)))
+            args.insert(0, rewriter.make(aten.cat.default, ([b for *_, b in parts], 0), first, lies(like, (total,))))
+        wide = rewriter.make(first.target, args, first, lies(like, (rows, total)))
         at, pieces = 0, []
         for node, width in zip(group, widths, strict=True):
-            spec = TensorSpec(like.dtype, node.meta["spec"].shape, (total, const(1)), like.device)
-            pieces.append(rewriter.make(aten.slice.Tensor, (wide, 1, at, at + width), node, spec))
+            seen = lies(like, node.meta["spec"].shape, (total, 1))
+            pieces.append(rewriter.make(aten.slice.Tensor, (wide, 1, at, at + width), node, seen))
             at += width
     for node, piece in zip(group, pieces, strict=True):
         rewriter.swap(node, piece)
@@ -119,10 +118,10 @@ def _lie_anew(view: fx.Node) -> None:
     if None in numbers or any(isinstance(a, fx.Node) for a in view.args[1:]):
         return
     rank = len(given.shape)
-    lies: Any = torch.empty_strided(numbers[:rank], numbers[rank:], device="meta")  # type: ignore[arg-type]
+    stand_in: Any = torch.empty_strided(numbers[:rank], numbers[rank:], device="meta")  # type: ignore[arg-type]
     target: Any = view.target
     try:
-        made = target(lies, *view.args[1:], **view.kwargs)
+        made = target(stand_in, *view.args[1:], **view.kwargs)
     except RuntimeError:
         return
-    view.meta["spec"] = TensorSpec(spec.dtype, spec.shape, tuple(map(const, made.stride())), spec.device)
+    view.meta["spec"] = lies(spec, spec.shape, made.stride())

@@ -15,11 +15,10 @@ import torch
 from torch import fx
 
 from ..graph.spec import FunctionalGraph, TensorSpec
-from ..ir.expr import const
 from ..options import Options
 from .layout import clone_as, is_library_convolution, same_strides
 from .ref import known
-from .rewriter import Rewriter, dense
+from .rewriter import Rewriter, lies
 
 aten = torch.ops.aten
 NORMS = frozenset({aten._native_batch_norm_legit_no_training.default})
@@ -53,11 +52,11 @@ def _fold(rewriter: Rewriter, norm: fx.Node) -> bool:
     assert isinstance(w, fx.Node) and isinstance(var, fx.Node) and isinstance(mean, fx.Node)
     ws, vs = w.meta["spec"], var.meta["spec"]
     f32, like = torch.float32, norm
-    vector, wide = dense(vs, vs.shape, f32), dense(ws, ws.shape, f32)
-    tall = TensorSpec(f32, (vs.shape[0], const(1), const(1), const(1)), (const(1),) * 4, vs.device)
+    vector, wide = lies(vs, vs.shape, dtype=f32), lies(ws, ws.shape, dtype=f32)
+    tall = lies(vs, (vs.shape[0], 1, 1, 1), (1,) * 4, f32)
 
     def single(p: Any) -> fx.Node:
-        return rewriter.make(aten._to_copy.default, (p,), like, dense(p.meta["spec"], p.meta["spec"].shape, f32), dtype=f32)
+        return rewriter.make(aten._to_copy.default, (p,), like, lies(p.meta["spec"], p.meta["spec"].shape, dtype=f32), dtype=f32)
 
     with rewriter.graph.inserting_before(conv):
         scale = rewriter.make(aten.rsqrt.default, (rewriter.make(aten.add.Tensor, (single(var), eps), like, vector),), like, vector)
@@ -65,12 +64,12 @@ def _fold(rewriter: Rewriter, norm: fx.Node) -> bool:
             scale = rewriter.make(aten.mul.Tensor, (scale, single(gamma)), like, vector)
         column = rewriter.make(aten.view.default, (scale, [vs.shape[0], 1, 1, 1]), like, tall)
         weight = rewriter.make(aten.mul.Tensor, (single(w), column), like, wide)
-        weight = rewriter.make(aten._to_copy.default, (weight,), like, dense(ws, ws.shape), dtype=ws.dtype)
+        weight = rewriter.make(aten._to_copy.default, (weight,), like, lies(ws, ws.shape), dtype=ws.dtype)
         centre = single(mean) if bias is None else rewriter.make(aten.sub.Tensor, (single(mean), single(bias)), like, vector)
         shift = rewriter.make(aten.neg.default, (rewriter.make(aten.mul.Tensor, (centre, scale), like, vector),), like, vector)
         if beta is not None:
             shift = rewriter.make(aten.add.Tensor, (shift, single(beta)), like, vector)
-        shift = rewriter.make(aten._to_copy.default, (shift,), like, dense(vs, vs.shape, ws.dtype), dtype=ws.dtype)
+        shift = rewriter.make(aten._to_copy.default, (shift,), like, lies(vs, vs.shape, dtype=ws.dtype), dtype=ws.dtype)
         args = (x, weight, shift, stride, padding, dilation, transposed, extra, groups)
         made = rewriter.make(aten.convolution.default, args, conv, conv.meta["spec"])
     rewriter.swap(whole[0], made)
@@ -132,7 +131,7 @@ def _join(rewriter: Rewriter, conv: fx.Node) -> None:
     channels = spec.shape[1]
     with rewriter.graph.inserting_before(conv):
         plain = rewriter.make(aten.convolution.default, (x, w, None, *conv.args[3:]), conv, spec)
-        row = TensorSpec(spec.dtype, (const(1), channels, const(1), const(1)), (channels, const(1), const(1), const(1)), spec.device)
+        row = lies(spec, (1, channels, 1, 1), (channels, 1, 1, 1))
         column = rewriter.make(aten.view.default, (bias, [1, channels, 1, 1]), conv, row)
         made = rewriter.make(aten.add.Tensor, (plain, column), conv, spec)
     made.meta["eager_spec"] = conv.meta.get("eager_spec")

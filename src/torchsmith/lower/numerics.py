@@ -34,7 +34,7 @@ def ir_dtype(d: torch.dtype, at: str = "") -> DType:
 
 def opmath(d: DType) -> DType:
     """The dtype in which eager computes on `d`: float for the half formats, itself otherwise."""
-    return dt.f32 if d in (dt.bf16, dt.f16) else d
+    return dt.f32 if d in dt.HALF else d
 
 
 def lowest(d: DType) -> Const:
@@ -98,7 +98,7 @@ def cast(e: Expr, d: DType) -> Expr:
 
 def rounded_to(e: Expr, d: DType) -> Expr:
     """`e` as eager holds it between two kernels on dtype `d`: through a half format and back."""
-    return cast(cast(e, d), e.dtype) if d in (dt.bf16, dt.f16) else e
+    return cast(cast(e, d), e.dtype) if d in dt.HALF else e
 
 
 def scalar(value: Any, d: DType) -> Expr:

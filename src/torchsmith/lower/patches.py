@@ -17,12 +17,11 @@ import torch
 from torch import fx
 
 from ..graph.spec import FunctionalGraph, TensorSpec
-from ..ir.expr import const
 from ..options import Options
 from .contraction import ACTIVATIONS, is_small_product
 from .layout import channels_last_strides, is_library_convolution, same_strides
 from .ref import constant, known
-from .rewriter import Rewriter, dense
+from .rewriter import Rewriter, lies
 
 aten = torch.ops.aten
 TYPES = frozenset({torch.float16, torch.bfloat16})
@@ -77,7 +76,7 @@ def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
     inner = channels * p * q
 
     def step(target: Any, source: fx.Node, shape: list[int], *args: Any, **kwargs: Any) -> fx.Node:
-        return rewriter.make(target, (source, *args), conv, dense(spec, tuple(map(const, shape))), **kwargs)
+        return rewriter.make(target, (source, *args), conv, lies(spec, shape), **kwargs)
 
     whole = [p, q] == [1, 1]
     x, w = (x if whole else _source(x)), _source(w)
@@ -96,13 +95,12 @@ def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
             x = step(aten.clone.default, x, [apart[k] for k in order], memory_format=torch.contiguous_format)
         x = step(aten.view.default, x, [n * rows * columns, inner], [n * rows * columns, inner])
         flat = step(aten.view.default, w, [out, inner], [out, inner])
-        right = rewriter.make(aten.t.default, (flat,), conv, _lies(spec, [inner, out], (1, inner)))
-        product = dense(spec, (const(n * rows * columns), const(out)))
+        right = rewriter.make(aten.t.default, (flat,), conv, lies(spec, [inner, out], (1, inner)))
+        product = lies(spec, (n * rows * columns, out))
         given = (x, right) if bias is None else (bias, x, right)
         made = rewriter.make(aten.mm.default if bias is None else aten.addmm.default, given, conv, product)
         made = step(aten.view.default, made, [n, rows, columns, out], [n, rows, columns, out])
-        lies = TensorSpec(spec.dtype, spec.shape, channels_last_strides(spec.shape), spec.device)
-        made = rewriter.make(aten.permute.default, (made, [0, 3, 1, 2]), conv, lies)
+        made = rewriter.make(aten.permute.default, (made, [0, 3, 1, 2]), conv, lies(spec, spec.shape, channels_last_strides(spec.shape)))
     rewriter.swap(conv, made)
 
 
@@ -110,7 +108,3 @@ def _source(x: fx.Node) -> fx.Node:
     """What was copied for the convolution alone."""
     copied = x.target is aten.clone.default and x.kwargs.get("memory_format") is torch.channels_last and len(x.users) == 1
     return x.args[0] if copied else x  # type: ignore[return-value]
-
-
-def _lies(like: TensorSpec, shape: list[int], strides: tuple[int, ...]) -> TensorSpec:
-    return TensorSpec(like.dtype, tuple(map(const, shape)), tuple(map(const, strides)), like.device)

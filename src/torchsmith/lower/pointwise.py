@@ -35,9 +35,9 @@ def common_dtype(*operands: Any) -> DType:
 
 def rounded(value: Any, d: DType) -> Any:
     """A Python number as a tensor of dtype `d` would hold it."""
-    if isinstance(value, Expr) and d in (dt.bf16, dt.f16):
+    if isinstance(value, Expr) and d in dt.HALF:
         return cast(cast(value, dt.f32), d)
-    if isinstance(value, (int, float)) and d in (dt.bf16, dt.f16):
+    if isinstance(value, (int, float)) and d in dt.HALF:
         return torch.tensor(value, dtype=TORCH_DTYPES[d]).item()
     return value
 
@@ -508,7 +508,7 @@ def frexp(cx: Builder, x: Ref) -> Any:
 @lowers("aten.nextafter.default")
 def nextafter(cx: Builder, x: Ref, y: Ref) -> Any:
     """In the half formats the neighbour is one of theirs."""
-    return NotImplemented if cx.dtype in (dt.bf16, dt.f16) else map_elements(cx, direct("nextafter"), x, y)
+    return NotImplemented if cx.dtype in dt.HALF else map_elements(cx, direct("nextafter"), x, y)
 
 
 @lowers("aten.angle.default")

@@ -10,14 +10,15 @@ import torch
 from torch import fx
 
 from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
-from ..ir.expr import Expr
+from ..ir.expr import Expr, const
 from .core import constant_inputs
 from .ref import contiguous_strides
 
 
-def dense(like: TensorSpec, shape: Sequence[Expr], dtype: torch.dtype | None = None) -> TensorSpec:
-    """A row-major tensor of this shape where `like` lies, of its dtype or another."""
-    return TensorSpec(dtype or like.dtype, tuple(shape), contiguous_strides(tuple(shape)), like.device)
+def lies(like: TensorSpec, shape: Sequence[Expr | int], strides: Sequence[Expr | int] = (), dtype: torch.dtype | None = None) -> TensorSpec:
+    """A tensor of this shape on the device of `like`, of its dtype or another; row-major without `strides`."""
+    sizes, steps = (tuple(const(n) if isinstance(n, int) else n for n in row) for row in (shape, strides))
+    return TensorSpec(dtype or like.dtype, sizes, steps or contiguous_strides(sizes), like.device)
 
 
 class Rewriter:

@@ -48,7 +48,7 @@ def scan(
 def _accumulator(d: DType) -> DType:
     if d is dt.f32:
         return dt.f64
-    return dt.f32 if d in (dt.bf16, dt.f16) else d if d.is_float else dt.i64
+    return dt.f32 if d in dt.HALF else d if d.is_float else dt.i64
 
 
 def _running(cx: Builder, x: Ref, dim: int, start: float, combine: Callable[[Expr, Expr], Expr]) -> Any:

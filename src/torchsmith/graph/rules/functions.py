@@ -11,7 +11,8 @@ from torch.utils._mode_utils import no_dispatch
 
 from ...codes import Unsupported
 from ..autocast import FUNCTIONS
-from ..layout import SymTypes, broadcast, hint_of, is_channels_last, is_contiguous, is_one, likely, matches, same, suggest_format
+from ..layout import broadcast, hint_of, is_channels_last, is_contiguous, is_one, likely, matches, same, suggest_format
+from ..sizes import SymTypes
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
 from .views import axis, infer, view_strides

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..layout import SymTypes, broadcast, contiguous_strides, float_dtype, propagate_strides, require, result_dtype
+from ..layout import broadcast, contiguous_strides, float_dtype, propagate_strides, require, result_dtype
 from ..schema import info, overloads
+from ..sizes import SymTypes
 from ..tracing import RULES, make, rule
 
 aten = torch.ops.aten

@@ -42,12 +42,12 @@ class Product:
     def is_half(self) -> bool:
         """Are both factors 16-bit numbers of one dtype, so that tensor cores take them as they are?"""
         found = {narrow(e).dtype for e in (self.x, self.w)}
-        return len(found) == 1 and found <= {dt.f16, dt.bf16}
+        return len(found) == 1 and found <= set(dt.HALF)
 
 
 def narrow(e: Expr) -> Expr:
     """A factor without its conversion to the dtype of the sum."""
-    return e.arg if isinstance(e, Cast) and e.dtype is dt.f32 and e.arg.dtype in (dt.f16, dt.bf16) else e
+    return e.arg if isinstance(e, Cast) and e.dtype is dt.f32 and e.arg.dtype in dt.HALF else e
 
 
 def product_of(axes: Axes, values: tuple[Expr, ...], buffers: Mapping[str, Buffer]) -> Product | None:

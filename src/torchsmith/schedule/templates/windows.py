@@ -25,7 +25,6 @@ from .contraction import Contraction, _product, conjunction, every_of, tiled_row
 COPIED = 2  # most elements of the copy for one of the image; beyond, most of it is padding
 PAIRED = 4  # the same of bfloat16: without rows that lie plain it is widened to float32, which takes several times as long
 WORTH = 2  # times that an element is read, by vectors of columns
-NARROW = (dt.bf16, dt.f16)
 FEW_ROWS = 8  # below, converting costs less than a copy
 FAR = 4  # times the bytes between rows that share a set of the first-level cache: rows that share one of the second level too
 MANY_ROWS, MANY_COLUMNS = 256, 512  # of a product, from which on a copy of its rows is paid for
@@ -178,7 +177,7 @@ def widen(c: Contraction, buffers: Mapping[str, Buffer]) -> Padded | None:
     already, only few rows meet each column, or most of what lies there is not read."""
     source, a = buffers[c.a.buf], c.a
     layout, rows = source.layout, math.prod(estimate(e) for _, e in c.rows)
-    if a.dtype not in NARROW or c.fold.dtype is not dt.f32 or rows < FEW_ROWS or layout is None or layout.splits or layout.pad:
+    if a.dtype not in dt.HALF or c.fold.dtype is not dt.f32 or rows < FEW_ROWS or layout is None or layout.splits or layout.pad:
         return None
     read = math.prod(estimate(e) for _, e in (*c.batch, *c.rows, *c.taps, c.k))
     if math.prod(estimate(n) for n in source.shape) > COPIED * read:
