@@ -97,10 +97,7 @@ def compile(
 
 
 def _compile_with(model: Any, settings: Settings) -> Any:
-    for kind, make in _KINDS:
-        if isinstance(model, kind):
-            return make(model, settings)
-    return _compile_object(model, settings)
+    return next(make for holds, make in _KINDS if holds(model))(model, settings)
 
 
 def _compile_pickled(
@@ -166,26 +163,23 @@ def _dress(d: Any, like: Any) -> Any:
     return d
 
 
-def _compile_function(fn: types.FunctionType, settings: Settings) -> Any:
-    inner = peers.original(fn)
-    if inner is not fn:
-        return _compile_with(inner, settings)
-    if str(fn.__globals__.get("__name__", "")).partition(".")[0] == "torch":
-        from .capture import tables  # noqa: F401
-        from .capture.calls import has_row
+def _is_row(fn: Any) -> bool:
+    """A function of torch that capture knows by a row: what is compiled is a call of it."""
+    if not isinstance(fn, types.FunctionType) or str(fn.__globals__.get("__name__", "")).partition(".")[0] != "torch":
+        return False
+    from .capture import tables  # noqa: F401
+    from .capture.calls import has_row
 
-        if has_row(fn):
-            return _compile_object(fn, settings)
-    return _dress(make_dispatcher(fn, settings), fn)
+    return has_row(fn)
 
 
-def _compile_method(method: types.MethodType, settings: Settings) -> Any:
-    fn = method.__func__
-    if isinstance(fn, _frame.Dispatcher):
-        fn = fn.function
-    if not isinstance(fn, types.FunctionType):
-        return _compile_object(method, settings)
-    return _dress(make_dispatcher(fn, settings, bound=method.__self__), method)
+def _function_of(method: Any) -> Any:
+    fn = getattr(method, "__func__", None)
+    return fn.function if isinstance(fn, _frame.Dispatcher) else fn
+
+
+def _is_method(model: Any) -> bool:
+    return isinstance(model, types.MethodType) and isinstance(_function_of(model), types.FunctionType)
 
 
 def _compile_wrapped(wrapped: Any, settings: Settings) -> Any:
@@ -203,7 +197,7 @@ def _compile_class(cls: type, settings: Settings) -> type:
     attr = "forward" if issubclass(cls, torch.nn.Module) else "__call__"
     fn = getattr(cls, attr, None)
     if isinstance(fn, types.FunctionType):
-        setattr(cls, attr, _compile_function(fn, settings))
+        setattr(cls, attr, _compile_with(fn, settings))
     return cls
 
 
@@ -219,14 +213,21 @@ def _compile_object(obj: Any, settings: Settings) -> Any:
     return _dress(make_dispatcher(calling, settings), obj)  # type: ignore[arg-type]
 
 
-_KINDS: tuple[tuple[type, Callable[[Any, Settings], Any]], ...] = (
-    (types.FunctionType, _compile_function),
-    (types.MethodType, _compile_method),
-    (_frame.Dispatcher, _compile_again),
-    (torch.nn.Module, compile_module),
-    (type, _compile_class),
-    (staticmethod, _compile_wrapped),
-    (classmethod, _compile_wrapped),
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda model: isinstance(model, kinds)
+
+
+# The first question with the answer yes says how a callable is compiled.
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Settings], Any]], ...] = (
+    (lambda fn: isinstance(fn, types.FunctionType) and peers.original(fn) is not fn, lambda fn, s: _compile_with(peers.original(fn), s)),
+    (_is_row, _compile_object),
+    (_is(types.FunctionType), lambda fn, s: _dress(make_dispatcher(fn, s), fn)),
+    (_is_method, lambda m, s: _dress(make_dispatcher(_function_of(m), s, bound=m.__self__), m)),
+    (_is(_frame.Dispatcher), _compile_again),
+    (_is(torch.nn.Module), compile_module),
+    (_is(type), _compile_class),
+    (_is(staticmethod, classmethod), _compile_wrapped),
+    (_is(object), _compile_object),
 )
 
 
