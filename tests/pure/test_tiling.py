@@ -13,7 +13,7 @@ SIZES = [0, 1, 5, 7, 14, 49, 100, 128, 3136, None]
 
 
 def work(m: int | None, n: int | None, k: int | None = 64) -> Work:
-    return Work(batch=1, outer=1, m=m, n=n, taps=9, k=k, a="f32", b="f32", is_padded=False)
+    return Work(batch=1, outer=1, m=m, n=n, taps=9, k=k, a="f32", b="f32")
 
 
 @pytest.mark.parametrize("m", SIZES)
@@ -45,6 +45,6 @@ def test_small_packed_operands_are_swept_for_every_row_tile() -> None:
 @pytest.mark.parametrize("m", [49, 196, 12544])
 def test_rows_of_a_batch_of_images_are_tiled_as_one_image_is(m: int) -> None:
     """A multiple of a number that is not known: the tile divides it."""
-    batch = Work(batch=1, outer=1, m=None, n=512, taps=1, k=64, a="f32", b="f32", is_padded=False, multiple=m)
+    batch = Work(batch=1, outer=1, m=None, n=512, taps=1, k=64, a="f32", b="f32", multiple=m)
     assert m % choose_tiling(batch).rows == 0
     assert choose_tiling(replace(batch, multiple=1)).rows == 8

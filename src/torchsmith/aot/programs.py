@@ -48,9 +48,9 @@ def load_program(path: Any) -> Any:
     return import_module("torch.export").load(path)
 
 
-def read_program(program: Any, name: str = "model") -> Entry:
+def read_program(program: Any) -> Entry:
     """ExportedProgram -> Entry. Raises Unsupported with the user's line."""
-    return _Reader(program, name).entry()
+    return _Reader(program, "model").entry()
 
 
 class _Reader:

@@ -92,16 +92,15 @@ class StoredWeights:
                 yield data
 
 
-def verify_weights(path: str, offset: int = 0, size: int = 0) -> str:
-    """What is wrong with the weights that lie in a file, from `offset` on; "" where their checksum is right, or where they have none."""
+def verify_weights(path: str) -> str:
+    """What is wrong with the weights that lie in a file; "" where their checksum is right, or where they have none."""
     with open(path, "rb") as f:
-        f.seek(offset)
         head = f.read(HEADER.size)
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             return f"{path} holds no weights"
         _, version, _, whole, _, has_crc, want = HEADER.unpack(head)
-        if version != VERSION or (size and size < whole):
-            return f"{path}: weights of another format, or truncated"
+        if version != VERSION:
+            return f"{path}: weights of another format"
         left, crc = whole - HEADER.size, 0
         while left > 0:
             chunk = f.read(min(left, 1 << 24))

@@ -142,7 +142,7 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
         return captured
 
 
-def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], dims: dict[str, set[int]], stop: int | None = None) -> Any:
+def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], dims: dict[str, set[int]], stop: int | None) -> Any:
     """Capture until no symbol stands for one size only (kernels know constants); sizes of 1 are numbers where as symbols they are in the way."""
     settings = state.settings
     static: dict[str, set[int]] = {}

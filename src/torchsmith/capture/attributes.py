@@ -229,7 +229,7 @@ def _get_descriptor(m: Machine, cattr: Any, obj: Any, t: type, name: str, track:
         return m.call(cattr.fget, [obj], {})
     if ct is classmethod:
         class_guard(m, t, name, cattr)
-        return _bind_class(m, cattr.__func__, t)
+        return _bind_class(cattr.__func__, t)
     if ct is staticmethod:
         class_guard(m, t, name, cattr)
         return cattr.__func__
@@ -262,9 +262,7 @@ def _native_get(cattr: Any, obj: Any, t: type) -> Any:
         raise Raised(e) from None
 
 
-def _bind_class(m: Machine, func: Any, cls: type) -> Any:
-    if issubclass(type(func), Function):
-        return types.MethodType(func, cls)
+def _bind_class(func: Any, cls: type) -> Any:
     return types.MethodType(func, cls) if callable(func) else func.__get__(cls)
 
 
@@ -371,7 +369,7 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
             return value
         if vt is classmethod:
             class_guard(m, cls, name, value)
-            return _bind_class(m, value.__func__, cls)
+            return _bind_class(value.__func__, cls)
         if vt is staticmethod:
             class_guard(m, cls, name, value)
             return value.__func__
@@ -447,7 +445,7 @@ def _super_attr(m: Machine, sup: Any, name: str) -> Any:
         class_guard(m, base, name, value)
         return value if obj is start else types.MethodType(value, obj)
     if vt is classmethod:
-        return _bind_class(m, value.__func__, start)
+        return _bind_class(value.__func__, start)
     if vt is staticmethod:
         return value.__func__
     if vt is property:

@@ -107,7 +107,7 @@ def op_SET_FUNCTION_ATTRIBUTE(f: Frame, i: Instr) -> None:
 
 @op()
 def op_LOAD_BUILD_CLASS(f: Frame, i: Instr) -> None:
-    f.stack.append(f.machine.build_class_function(f))
+    f.stack.append(f.machine.build_class_function())
 
 
 @op()

@@ -175,7 +175,7 @@ def bind(m: Machine, fn: types.FunctionType, args: list[Any], kwargs: dict[str, 
     elif given > npos:
         raise Raised(_binding_error(fn, args, kwargs))
     if kwargs:
-        _bind_keywords(m, fn, fast, args, kwargs, at_end)
+        _bind_keywords(fn, fast, args, kwargs, at_end)
     elif code.co_flags & 8:
         fast[at_end] = {}
     if n < npos and any(v is NULL for v in fast[n:npos]):  # `in` would ask arrays for their truth
@@ -195,7 +195,7 @@ def bind(m: Machine, fn: types.FunctionType, args: list[Any], kwargs: dict[str, 
     return fast
 
 
-def _bind_keywords(m: Machine, fn: types.FunctionType, fast: list[Any], args: list[Any], kwargs: dict[str, Any], at_end: int) -> None:
+def _bind_keywords(fn: types.FunctionType, fast: list[Any], args: list[Any], kwargs: dict[str, Any], at_end: int) -> None:
     code = fn.__code__
     positional = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     rest: dict[str, Any] = {}

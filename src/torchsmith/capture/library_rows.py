@@ -127,7 +127,7 @@ def _logging(level: int | None) -> Any:
         if not issubclass(type(logger), logging.Logger):
             raise Unsupported("CAP016", at=m.loc(), detail="logging")
         wanted = args[1] if level is None else level
-        _guard_logger(m, logger, m.world.of(logger))
+        _guard_logger(m, logger)
         if logger.isEnabledFor(wanted):  # shown once the graph has run
             if not all(is_constant(a) for a in (*args[1:], *kwargs.values())):
                 raise Unsupported("CAP016", at=m.loc(), detail="an enabled log message of more than constants")
@@ -146,7 +146,7 @@ def _log_at(at: tuple[str, int, str], logger: Any, level: int, message: Any, *ar
     logger.handle(logger.makeRecord(logger.name, level, filename, line, message, args, None, name, extra))
 
 
-def _guard_logger(m: Machine, logger: Any, track: Any) -> None:
+def _guard_logger(m: Machine, logger: Any) -> None:
     m.world.guard(Attr(FixedObject(logger, f"logger {logger.name}"), "level", "instance"), "equals", logger.level)
     m.world.guard(Attr(FixedObject(logger.manager, "logging.manager"), "_disable", "getattr"), "equals", logger.manager.disable)
     parent = logger.parent
@@ -162,7 +162,7 @@ row(logging.Logger.log)(_logging(None))
 
 @row(logging.Logger.isEnabledFor)
 def is_enabled_for(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    _guard_logger(m, args[0], None)
+    _guard_logger(m, args[0])
     return args[0].isEnabledFor(args[1])
 
 

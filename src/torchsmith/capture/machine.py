@@ -512,7 +512,7 @@ class Machine:
             self.world.guard(Item(known, module.__name__), "identity", module)
         return module
 
-    def build_class_function(self, frame: Frame) -> Callable[..., Any]:
+    def build_class_function(self) -> Callable[..., Any]:
         """__build_class__ whose class body is interpreted."""
 
         def build(fn: Any, name: str, *bases: Any, **keywords: Any) -> Any:

@@ -33,7 +33,7 @@ _PIECE = "({{ turned_$ q = {{0}}; __builtin_memcpy(&q, {0}, (unsigned)({1}) * si
 TRANSPOSED = frozenset(_WHOLE)
 
 
-def product_function(rows: int, vectors: int, pitch: int, kb: str, sm: str, ka: str, add: bool, lanes: int = LANES) -> tuple[str, str]:
+def product_function(rows: int, vectors: int, pitch: int, kb: str, sm: str, ka: str, add: bool, lanes: int) -> tuple[str, str]:
     """(name, C text) of one column of register tiles. Strides are C literals, or "" where they are only known in the call. `lanes`: of
     the kernel's vectors; beside 8-byte elements two of them are a column of 16."""
     known = "_".join(x or "n" for x in (str(pitch), kb, sm, ka))
@@ -121,7 +121,7 @@ def even_parts(vectors: int, widest: int) -> list[int]:
     return [vectors // count + (i < vectors % count) for i in range(count)]
 
 
-def turn_function(d: DType, target: Target, room: int, in_vectors: bool = True) -> tuple[str, str]:
+def turn_function(d: DType, target: Target, room: int, in_vectors: bool) -> tuple[str, str]:
     """(name, C text): L rows of a vector are loaded, exchanged at distances 1, 2, 4, .., and stored as L columns; or element by element."""
     name, kind = f"turn_{d}{'' if room == target.vectors.bytes else f'_{room}'}", STORED[d.name]
     made, bits = ("f64", 8) if d.name == "f64" else ("f32", 4)

@@ -35,7 +35,22 @@ from ..ir.plan import (
     Step,
     Taken,
 )
-from ..ir.program import Bind, BufArg, Buffer, Check, Enum, Extern, ExternArg, Fresh, InputResult, SizeResult, Symbol, ViewResult
+from ..ir.program import (
+    Bind,
+    BufArg,
+    Buffer,
+    Check,
+    Enum,
+    Extern,
+    ExternArg,
+    Fresh,
+    InputResult,
+    SizeResult,
+    Symbol,
+    ViewResult,
+    dense,
+    root_of,
+)
 from ..ir.verify import depends_on_itself
 from .host_abi import ABI_TEXT, HELPERS
 from .watch import NAMES, SAVE, WATCH_TEXT, is_wanted
@@ -344,13 +359,11 @@ class _Host:
         return f"{self.tensor_of(buf)}.data"
 
     def root(self, buf: str) -> str:
-        while (base := self.plan.buffers[buf].storage_of) is not None:
-            buf = base
-        return buf
+        return root_of(self.plan.buffers, buf)
 
     def shape(self, buffer: Buffer, prefix: str) -> tuple[str, str]:
         """Names of the arrays with sizes and strides."""
-        strides = buffer.layout.strides if buffer.layout is not None else _row_major(buffer)
+        strides = buffer.layout.strides if buffer.layout is not None else dense(buffer.shape).strides
         return self.table(buffer.shape, prefix + "n"), self.table(strides, prefix + "s")
 
     # -------------------------------------------------- run
@@ -499,9 +512,9 @@ class _Host:
         """Launches and library calls: replayed, or made one by one, perhaps while they are recorded."""
         calls = [s.extern for s in step.steps if isinstance(s, Call)]
         inner = frozenset(self.root(b) for e in calls for b in e.outs if b and isinstance(self.plan.places[b], Given))
-        used = dict.fromkeys(b for e in calls for b in (*(b for a in _args(e) for b in _arg_buffers(a)), *e.outs) if b)
+        used = dict.fromkeys(b for e in calls for b in (*e.buffers, *e.outs) if b)
         fixed = [f"(uint64_t){self.address(b)}" for b in used if self.root(b) not in inner]
-        fixed += [f"(uint64_t){self.bits(x)}" for e in calls for a in _args(e) for x in _arg_exprs(a)]
+        fixed += [f"(uint64_t){self.bits(x)}" for e in calls for x in e.numbers]
         self.put("{")
         self.depth += 1
         words, rows = self.launches_of(step, inner)
@@ -590,8 +603,7 @@ class _Host:
         self.externs += 1
         self.put("{")
         self.depth += 1
-        args = [b for a in _args(extern) for b in _arg_buffers(a)]
-        exprs = [e for a in _args(extern) for e in _arg_exprs(a)]
+        args, exprs = extern.buffers, extern.numbers
         given = extern.returned == "as_given"
         texts = [self.argument(b, f"a{i}") for i, b in enumerate(args)]
         outs = ["{0, 0, 0, 0}" if given or not b else self.argument(b, f"o{i}") for i, b in enumerate(extern.outs)]
@@ -706,15 +718,6 @@ def _c_string(text: str) -> str:
     return '"' + "".join(out) + '"'
 
 
-def _row_major(buffer: Buffer) -> tuple[Expr, ...]:
-    strides: list[Expr] = []
-    step: Expr = Const(dt.index, 1)
-    for extent in reversed(buffer.shape):
-        strides.append(step)
-        step = step * extent
-    return tuple(reversed(strides))
-
-
 def _steps(steps: tuple[Step, ...]) -> list[Step]:
     out: list[Step] = []
     for s in steps:
@@ -748,22 +751,6 @@ def _defines(step: Step) -> list[Sym]:
     return []
 
 
-def _args(extern: Extern) -> tuple[ExternArg, ...]:
-    return (*extern.args, *(v for _, v in extern.kwargs))
-
-
-def _arg_buffers(arg: ExternArg) -> list[str]:
-    if isinstance(arg, BufArg):
-        return [arg.buf]
-    return [b for a in arg for b in _arg_buffers(a)] if isinstance(arg, tuple) else []
-
-
-def _arg_exprs(arg: ExternArg) -> list[Expr]:
-    if isinstance(arg, Expr):
-        return [] if isinstance(arg, Const) else [arg]
-    return [e for a in arg for e in _arg_exprs(a)] if isinstance(arg, tuple) else []
-
-
 def size_text(e: Expr) -> str:
     """C text of an expression over sizes, whose symbols are the C variables `c_name(symbol)`."""
     return _Host(_NO_PLAN, ()).expr(e)
@@ -793,7 +780,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     """What the host outside needs to know, as JSON values (runtime/manifest.py documents the fields)."""
     steps = _steps(plan.run)
     externs = [s.extern for s in steps if isinstance(s, Call)]
-    passed = {b for e in externs for a in _args(e) for b in _arg_buffers(a)}
+    passed = {b for e in externs for b in e.buffers}
     launched = {b for s in steps if isinstance(s, Launch) for b in s.bufs}
     needed = {place.index for b in passed | launched | set(_loaded(steps)) if isinstance(place := plan.places.get(b), Input)}
     written = {b for e in externs for b in e.mutates}
@@ -871,13 +858,13 @@ def _describe_extern(plan: Plan, e: Extern) -> dict[str, Any]:
     counts = [0, 0]  # tensors, numbers met so far
     args = [_describe_arg(a, counts) for a in e.args]
     kwargs = {k: _describe_arg(v, counts) for k, v in e.kwargs}
-    tensors = [b for a in _args(e) for b in _arg_buffers(a)]
+    tensors = e.buffers
     return {
         "op": e.op, "args": args, "kwargs": kwargs, "returned": e.returned, "via": e.via, "loc": e.loc,
         "tensors": [[plan.buffers[b].dtype.name, len(plan.buffers[b].shape)] for b in tensors],
         "outs": [[b.dtype.name, len(b.shape), *((True,) if b.device != plan.target.device else ())] if b else None
                  for b in (plan.buffers.get(name) for name in e.outs)],
-        "numbers": [x.dtype.name for a in _args(e) for x in _arg_exprs(a)],
+        "numbers": [x.dtype.name for x in e.numbers],
         "mutates": [tensors.index(b) for b in e.mutates],
     }  # fmt: skip
 

@@ -43,7 +43,7 @@ def float32(x: float) -> float:
     return float(unpack("f", pack("f", x))[0])
 
 
-def horner(coefs: tuple[float, ...], x: str, suffix: str = "") -> str:
+def horner(coefs: tuple[float, ...], x: str) -> str:
     """Highest power first; fma chain."""
     text = f"((FLT){{0}} + K({coefs[0]!r}))"
     for c in coefs[1:]:

@@ -136,19 +136,16 @@ for _name, _sign in (("min", "<"), ("max", ">"), ("fmin", "<"), ("fmax", ">")):
     row(_name)(_minmax(_name, _sign))
 
 
-def _call_row(name: str, target: str | None = None) -> Row:
-    def print_row(reg: str, vec: bool, a: tuple[str, ...]) -> str:
-        return call(target or name, reg, vec, a)
-
-    return print_row
+def _call_row(name: str) -> Row:
+    return lambda reg, vec, a: call(name, reg, vec, a)
 
 
 for _name, _target in (("truncdiv", "tdiv"), ("floordiv", "fdiv"), ("mod", "fmod"), ("shl", "shl"), ("shr", "shr"), ("copysign", "copysign"),
                        ("fma", "fma"), ("floor", "floor"), ("ceil", "ceil"), ("trunc", "trunc"), ("round", "rint"), ("sqrt", "sqrt"),
                        ("rsqrt", "rsqrt"), ("remainder", "remainder")):  # fmt: skip
-    row(_name)(_call_row(_name, _target))
+    row(_name)(_call_row(_target))
 for _name in ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "atan2", "erf", "erfc", "lgamma", "sigmoid", "hypot", "nextafter", "digamma", "erfinv", "ndtr", "gelu", "i0", "i0e", "i1", "i1e", "erfcx", "ndtri", "log_ndtr"]:  # fmt: skip
-    row(_name)(_call_row(_name, _name.replace("_", "")))
+    row(_name)(_call_row(_name.replace("_", "")))
 
 
 @row("fmod")

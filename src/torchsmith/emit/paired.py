@@ -430,7 +430,7 @@ def _taps_by_tiles(self: Emitter, s: Paired, name: str, base: str, late: Late | 
         self.close()
 
 
-def _soon(self: Emitter, s: Paired, after: int = 0) -> str:
+def _soon(self: Emitter, s: Paired, after: int) -> str:
     """The argument of a function that prefetches, as C text; `after`: tiles of k that came before."""
     return "" if s.prefetch is None else f", {self.base(s.b.buf)[0]} + {self.emit(s.prefetch).text} + {after * s.prefetch_lines * DEEP}"
 

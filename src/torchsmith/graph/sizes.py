@@ -168,7 +168,7 @@ class SizeFacts:
             return True if True in sides else False if None not in sides else None
         return None
 
-    def _decide_comparison(self, cond: Op, least: int | None = None) -> bool | None:
+    def _decide_comparison(self, cond: Op, least: int | None) -> bool | None:
         if Op(NEGATED[cond.name], dt.bool_, cond.args) in self._known:
             return False
         a, b = cond.args
@@ -305,7 +305,7 @@ class SizeFacts:
             return const(lo)
         return const(1) if self.decide(_comparison("eq", e, const(1))) else e
 
-    def ask_likely(self, cond: Expr, hint: bool | None, loc: str = "") -> bool:
+    def ask_likely(self, cond: Expr, hint: bool | None, loc: str) -> bool:
         """`ask`, where the sizes 0 and 1 may share the answer of all others: nothing is assumed if that is also the answer at hand."""
         known = self.decide(cond)
         of_more = self.decide(cond, 2) if known is None else None

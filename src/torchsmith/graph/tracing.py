@@ -12,7 +12,7 @@ GRA001).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import FunctionType
@@ -28,7 +28,7 @@ from ..codes import Unsupported
 from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
-from .layout import Size, are_equal, is_dense, is_lazy, is_shape, same
+from .layout import Size, are_equal, format_strides, is_dense, is_lazy, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import TensorSpec
@@ -86,6 +86,11 @@ def make(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     """A tracing tensor, made inside a rule: no mode for operators listens there; one for functions may, where autograd goes backwards."""
     with torch._C.DisableTorchFunction():
         return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def fresh(shape: Sequence[Any], dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    """A tracing tensor of this format, as torch allocates one."""
+    return make(tuple(shape), format_strides(tuple(shape), memory_format), dtype)
 
 
 def make_unseen(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -18,11 +18,13 @@ Invariants (ir/verify.py holds them)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from .dtype import DType
-from .expr import Axis, Expr, Sym, Var, const, op
+from .expr import Axis, Const, Expr, Sym, Var, const, op
+from .nested import leaves
 from .target import CPU, Target
 
 Role = Literal["input", "const", "temp", "output", "state"]
@@ -43,6 +45,13 @@ class Layout:
     splits: tuple[tuple[int, int], ...] = ()
     pad: tuple[tuple[int, int], ...] = ()
     fill: float | None = None
+
+
+def root_of(buffers: Mapping[str, Buffer], name: str) -> str:
+    """The buffer whose memory this one is seen in."""
+    while (base := buffers[name].storage_of) is not None:
+        name = base
+    return name
 
 
 def dense(shape: tuple[Expr, ...], order: tuple[int, ...] | None = None) -> Layout:
@@ -147,6 +156,21 @@ class Extern:
     returned: Literal["planned", "as_given"] = "as_given"
     via: Via = "python"
     loc: str = ""
+
+    @property
+    def leaves(self) -> list[Any]:
+        """What the arguments hold, in order, sequences opened."""
+        return leaves(self.args, [v for _, v in self.kwargs])
+
+    @property
+    def buffers(self) -> list[str]:
+        """The tensors among the arguments."""
+        return [a.buf for a in self.leaves if isinstance(a, BufArg)]
+
+    @property
+    def numbers(self) -> list[Expr]:
+        """The arguments that are computed when it is called."""
+        return [a for a in self.leaves if isinstance(a, Expr) and not isinstance(a, Const)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from . import dtype as dt
 from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
 from .kernel import Block, Kernel, Let, Loop, Param, Require, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
-from .nested import leaves
 from .ops import OPS
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Segment, State, Taken
 from .print import print_element
@@ -33,6 +32,7 @@ from .program import (
     Stage,
     Store,
     ViewResult,
+    root_of,
 )
 
 
@@ -85,9 +85,8 @@ class Scope:
             fail("types", f"{complaint} in {node!r}", at)
 
 
-def free_leaves(e: Expr, memo: dict[Expr, frozenset[Expr]] | None = None) -> frozenset[Expr]:
-    """The axes and vars that `e` uses and no Fold inside it binds."""
-    found: dict[Expr, frozenset[Expr]] = {} if memo is None else memo
+def free_leaves(e: Expr, found: dict[Expr, frozenset[Expr]]) -> frozenset[Expr]:
+    """The axes and vars that `e` uses and no Fold inside it binds; `found`: those of nodes that were looked at, filled."""
     for node in walk(e) if e not in found else ():
         if node in found:
             continue
@@ -234,14 +233,8 @@ class _Body:
             b = self.buffers.get(name)
             if b is None:
                 fail("buffers", f"unknown buffer {name}", at)
-            if name not in self.written and self._root(name) not in self.written:
+            if name not in self.written and root_of(self.buffers, name) not in self.written:
                 fail("written before read", f"{name} is read before anything writes it", at)
-
-    def _root(self, name: str) -> str:
-        b = self.buffers[name]
-        while b.storage_of is not None:
-            b = self.buffers[b.storage_of]
-        return b.name
 
     def writes(self, name: str, at: Any, again: bool = False) -> None:
         b = self.buffers.get(name)
@@ -253,7 +246,7 @@ class _Body:
             fail("updates", f"{name} is accumulated into before it is initialised", at)
         if not again and name in self.written and b.role != "state":
             fail("single writing", f"{name} is written twice", at)
-        self.written.update((name, self._root(name)))
+        self.written.update((name, root_of(self.buffers, name)))
 
     def loads(self, roots: Iterable[Expr], at: Any, own: frozenset[str] = frozenset()) -> None:
         self.reads((n.buf for e in roots for n in walk(e) if isinstance(n, Load) and n.buf not in own), at)
@@ -326,7 +319,7 @@ class _Body:
 
     def extern(self, x: Extern) -> None:
         names: list[str] = []
-        for e in leaves(x.args, [v for _, v in x.kwargs]):
+        for e in x.leaves:
             if isinstance(e, BufArg):
                 names.append(e.buf)
             elif isinstance(e, Expr):
@@ -598,7 +591,7 @@ class _Steps:
                 fail("host", f"the host cannot evaluate {node!r}", at)
 
     def call(self, s: Call) -> None:
-        for a in leaves(s.extern.args, [v for _, v in s.extern.kwargs]):
+        for a in s.extern.leaves:
             if isinstance(a, BufArg):
                 self._known(a.buf, s)
                 self._given(a.buf, s)
@@ -649,9 +642,7 @@ def _no_overlap(plan: Plan) -> None:
     steps = [s for group in plan.run for s in (group.steps if isinstance(group, Segment) else (group,))]
     for at, step in enumerate(steps):
         for name in _names(step, plan):
-            root = name
-            while (of := plan.buffers[root].storage_of) is not None:
-                root = of
+            root = root_of(plan.buffers, name)
             first, _ = live.get(root, (at, at))
             live[root] = (first, at)
     places = [(n, p, plan.buffers[n]) for n in live if isinstance(p := plan.places[n], Arena)]
@@ -693,7 +684,7 @@ def _names(step: Any, plan: Plan) -> Iterator[str]:
     if isinstance(step, Launch):
         yield from step.bufs
     elif isinstance(step, Call):
-        yield from (a.buf for a in leaves(step.extern.args, [v for _, v in step.extern.kwargs]) if isinstance(a, BufArg))
+        yield from step.extern.buffers
         yield from (n for n in step.extern.outs if n)
     elif isinstance(step, PlanCond):
         for s in (*step.then, *step.orelse):

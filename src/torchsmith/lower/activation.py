@@ -94,7 +94,7 @@ def gelu(cx: Builder, x: Ref, approximate: str = "none") -> Ref:
     return map_elements(cx, gelu_tanh if approximate == "tanh" else gelu_exact, x)
 
 
-def softplus_of(e: Expr, beta: Any = 1, threshold: Any = 20) -> Expr:
+def softplus_of(e: Expr, beta: Any, threshold: Any) -> Expr:
     scaled = op("mul", e, c(e, beta)) if beta != 1 else e
     soft = op("log1p", op("exp", scaled))
     return select(op("gt", scaled, c(e, threshold)), e, op("div", soft, c(e, beta)) if beta != 1 else soft)

@@ -391,7 +391,7 @@ def _lower_node(cx: Builder, node: fx.Node, env: dict[fx.Node, Value]) -> Value:
             ir_dtype(spec.dtype, cx.loc)
     bound = bind_arguments(node.target, args, kwargs)
     if _touches_opaque(cx, args, kwargs):
-        return _lower_opaque(cx, node, bound, env)
+        return _lower_opaque(cx, node, bound)
     rule = rule_of(node.target)
     if rule is not None:
         mark, known_buffers = len(cx.body), len(cx.buffers)
@@ -401,7 +401,7 @@ def _lower_node(cx: Builder, node: fx.Node, env: dict[fx.Node, Value]) -> Value:
         del cx.body[mark:]
         for name in list(cx.buffers)[known_buffers:]:
             del cx.buffers[name]
-    return extern.lower_extern(cx, node, bound, env)
+    return extern.lower_extern(cx, node, bound)
 
 
 def _touches_opaque(cx: Builder, *values: Any) -> bool:
@@ -412,7 +412,7 @@ def _touches_opaque(cx: Builder, *values: Any) -> bool:
     return any(d.kind == "opaque" for d in (*made, *used))
 
 
-def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any], env: dict[fx.Node, Value]) -> Value:
+def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any]) -> Value:
     """Operators on opaque values: complex ones as pairs of real values, views where they are plain memory, else extern calls."""
     pairs, rule = PAIR_LOWERINGS.get(node.target), rule_of(node.target)
     if pairs is not None and _is_small_complex(cx, bound):
@@ -429,7 +429,7 @@ def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any], env: dict[fx.Nod
             if isinstance(found, Ref) and found.strided is not None:
                 return found
     held = fx.node.map_aggregate(bound, lambda v: in_memory(cx, v, None) if isinstance(v, Pair) else v)
-    return extern.lower_extern(cx, node, held, env)
+    return extern.lower_extern(cx, node, held)
 
 
 def _is_small_complex(cx: Builder, bound: list[Any]) -> bool:

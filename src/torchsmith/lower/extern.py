@@ -72,7 +72,7 @@ def extern_argument(cx: Builder, value: Any, spec: Any) -> ExternArg:
     return Enum(kind, str(value).removeprefix("torch."))
 
 
-def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any], env: dict[fx.Node, Any]) -> Any:
+def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any]) -> Any:
     """aten.foo(x, 2) -> Extern("aten.foo.default", (BufArg(x), 2), outs=(t0,)) and the Refs of its results."""
     target = _copying(node.target)
     if target is None or target._schema.is_mutable:

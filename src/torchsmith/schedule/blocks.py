@@ -29,7 +29,7 @@ from .access import Access, collect, map_folds, merge_table, simplify
 from .deps import estimate, free_axes, numel
 from .fusion.fuse import guard, simple_axes
 from .fusion.group import Group, Grouper, is_ordered, stage_work
-from .fusion.split import contiguous_axis
+from .fusion.split import contiguous_axis, in_two_steps
 from .join_kernels import join_kernels
 from .kernels import NOTHING, Decisions, Own, formed
 from .loops.axes import collapse, order_axes, split_axes
@@ -38,7 +38,7 @@ from .loops.draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statem
 from .loops.folds import dedupe, merge_folds, tidy_fold
 from .loops.special import Walk
 from .memory.layouts import choose_layouts
-from .templates.block_products import parts_of_sum, product_in, product_of, product_tiles
+from .templates.block_products import parts_of_sum, pow2, product_in, product_of, product_tiles
 
 Axes = list[tuple[Axis, Expr]]
 ELEMENTS = 1024  # of a program that only maps elements
@@ -100,7 +100,7 @@ class BlockGrouper(Grouper):
         if len(lengths) > 1 and total > 16 * self.weights.registers:
             return False  # what the first loop stores the second computes anew, and reads none of it
         least = SECTOR // 4
-        if ceil_pow2(widest) * least > self.weights.registers // 2 and any(self.strided(m, kept) for m in joined):
+        if pow2(widest) * least > self.weights.registers // 2 and any(self.strided(m, kept) for m in joined):
             rows //= least  # one program has that many columns, and walks them in steps
         if rows < self.weights.processors // 2 and total > 16 * self.weights.registers:
             return False  # too few programs for so much
@@ -320,13 +320,13 @@ class Builder:
         if across is not None:
             t, s = across
             grid = self.regroup(d, [[t], [s]])
-            tiles = [Tile(a, min(SIDE, ceil_pow2(estimate(e))), "lanes") for a, e in grid[-2:]]
+            tiles = [Tile(a, min(SIDE, pow2(estimate(e))), "lanes") for a, e in grid[-2:]]
             return tiles, max(1, min(8, tiles[0].size * tiles[1].size // 512))
         (x,) = self.regroup(d, [list(d.outer)])
         size = ELEMENTS
         while size > 128 and total < size * 2 * self.target.weights.processors:
             size //= 2
-        size = min(size, ceil_pow2(total))
+        size = min(size, pow2(total))
         return [Tile(x[0], size, "lanes")], max(1, min(4, size // 128))
 
     def crossing(self, d: Draft, found: list[Access]) -> tuple[tuple[Axis, Expr], tuple[Axis, Expr]] | None:
@@ -360,7 +360,7 @@ class Builder:
         tiles: list[Tile] = []
         rows = estimate(x[1]) if x is not None else 1
         if beside is not None and x is not None:  # neighbours lie beside each other, rows apart
-            total, lanes = numel(e for _, e in grid), min(COLUMNS, ceil_pow2(rows))
+            total, lanes = numel(e for _, e in grid), min(COLUMNS, pow2(rows))
             sizes = [i.itemsize for i in self.accesses(d) if i.stride(x[0]) == 1 and i.axes() & set(lengths)]
             least = SECTOR // min(sizes, default=4)
             while lanes > least and total < lanes * self.target.weights.processors:
@@ -368,10 +368,10 @@ class Builder:
             tiles.append(Tile(x[0], lanes, "lanes"))
             for a, e in lengths.items():
                 n = const_of(e)
-                whole = n is not None and ceil_pow2(n) * lanes <= limit // 2
-                tiles.append(Tile(a, ceil_pow2(n or 1), "row") if whole else Tile(a, max(1, 4096 // lanes), "steps"))
+                whole = n is not None and pow2(n) * lanes <= limit // 2
+                tiles.append(Tile(a, pow2(n or 1), "row") if whole else Tile(a, max(1, 4096 // lanes), "steps"))
             return tiles, 8 if longest * lanes >= 4096 else 4
-        wide = ceil_pow2(longest)
+        wide = pow2(longest)
         lanes = 1
         while lanes * 2 * wide <= ELEMENTS * 2 and rows >= lanes * 4 * self.target.weights.processors:
             lanes *= 2
@@ -379,9 +379,9 @@ class Builder:
             tiles.append(Tile(x[0], lanes, "lanes"))
         for a, e in lengths.items():
             n = const_of(e)
-            whole = n is not None and ceil_pow2(n) * lanes <= limit and (n <= STEP or ceil_pow2(n) <= WASTE * n)
+            whole = n is not None and pow2(n) * lanes <= limit and (n <= STEP or pow2(n) <= WASTE * n)
             step = STEP * (4 if rows < 2 * self.target.weights.processors else 2)  # few programs: more of each at a time
-            tiles.append(Tile(a, ceil_pow2(n or 1), "row") if whole else Tile(a, min(step, ceil_pow2(n or step)), "steps"))
+            tiles.append(Tile(a, pow2(n or 1), "row") if whole else Tile(a, min(step, pow2(n or step)), "steps"))
         held = max((t.size for t in tiles if t.how != "lanes"), default=1) * lanes
         return tiles, 1 if held <= 256 else 2 if held <= 512 else 4 if held <= 2048 else 8 if held <= 8192 else 16
 
@@ -404,14 +404,10 @@ def replace_axes(f: Fold, axes: Axes) -> Fold:
     return Fold(tuple(axes), f.init, f.update, f.combine, f.order, f.pick, f.prefix)
 
 
-def ceil_pow2(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
 # ---------------------------------------------------------------- order matters
 
 
-def build_ordered(group: Group, buffers: Mapping[str, Buffer], name: str, options: Options, target: Target) -> Kernel:
+def build_ordered(group: Group, buffers: Mapping[str, Buffer], name: str, target: Target) -> Kernel:
     """Scans, scatters and partial stores. Scans walk their axis one by one; scatters that accumulate are atomic where the device can, else
     axes that do not index the store are walked in order; of several that set one element any may win, as in eager."""
     (s,) = group.members
@@ -443,7 +439,7 @@ def build_ordered(group: Group, buffers: Mapping[str, Buffer], name: str, option
         size = ELEMENTS // 4
         while size > 32 and total < size * 2 * target.weights.processors:
             size //= 2
-        tiles = [Tile(x[0], min(size, ceil_pow2(total)), "lanes")]
+        tiles = [Tile(x[0], min(size, pow2(total)), "lanes")]
     made = finish(name, tuple(grid), const(1), (), w.nest(), buffers, group)
     return replace(made, target=target, tiles=tuple(tiles), launch=(max(1, min(4, tiles[0].size // 64)) if tiles else 1, 2))
 
@@ -517,8 +513,8 @@ def plain_sums(program: Program) -> Program:
 # ---------------------------------------------------------------- few results of much
 
 
-def split_long(program: Program, target: Target) -> Program:
-    """Reductions with too few results to keep the device busy run in two steps, on the top level of the body.
+def split_long(program: Program, target: Target) -> tuple[Program, dict[str, Buffer]]:
+    """Reductions with too few results to keep the device busy run in two steps, on the top level of the body. Out: the layouts too.
 
     y = f(Fold over k < n of u)    becomes    p[c] = Fold over k < s of u at c * s + k, while that is below n;    y = f(Fold over c of p[c])
     """
@@ -526,7 +522,10 @@ def split_long(program: Program, target: Target) -> Program:
     body: list[Element] = []
     for e in program.body:
         body.extend(_split_stage(e, buffers, lying, target) if isinstance(e, Stage) else (e,))
-    return program if len(body) == len(program.body) else replace(program, body=tuple(body), buffers=buffers)
+    if len(body) == len(program.body):
+        return program, lying
+    program = replace(program, body=tuple(body), buffers=buffers)
+    return program, choose_layouts(program)
 
 
 def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffer], target: Target) -> list[Stage]:
@@ -574,28 +573,17 @@ def _in_parts(s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: i
         return simplify(u, known)
 
     updates = tuple(placed(u, f.state(i)) for i, u in enumerate(f.update))
-    partial = Fold(((part, const(size)),), f.init, updates, f.combine, f.order, 0, f.prefix)
-    outer = ((chunk, const(count)), *s.axes)
-    index = tuple(a for a, _ in outer)
-    names = [f"{s.stores[0].buf}_part{k}" for k in range(len(f.init))]
-    for k, name in enumerate(names):
-        device = buffers[s.stores[0].buf].device
-        buffers[name] = Buffer(name, f.init[k].dtype, tuple(e for _, e in outer), None, "temp", None, s.loc, device)
-    one = Stage(outer, tuple(Store(n, index, partial.picking(k)) for k, n in enumerate(names)), loc=s.loc, origin=s.origin)
-    loads: dict[Expr, Expr] = {f.state(k, "b"): Load(n, f.init[k].dtype, index) for k, n in enumerate(names)}
-    final = Fold(((chunk, const(count)),), f.init, tuple(substitute(c, loads) for c in f.combine), f.combine, f.order, 0, f.prefix)
-    whole_sums: dict[Expr, Expr] = {f.picking(k): final.picking(k) for k in range(len(f.init))}
-    return [one, replace(s, stores=tuple(replace(t, value=substitute(t.value, whole_sums)) for t in s.stores))]
+    return in_two_steps(s, f, buffers, ((chunk, const(count)),), ((part, const(size)),), updates)
 
 
 # ---------------------------------------------------------------- the pass
 
 
-def block_kernel(group: Group, buffers: Mapping[str, Buffer], own: set[str], options: Options, target: Target) -> Kernel:
+def block_kernel(group: Group, buffers: Mapping[str, Buffer], own: set[str], target: Target) -> Kernel:
     """One group, one kernel."""
     name = "_".join(dict.fromkeys(w for s in group.stages for w in (s.origin or "stage").split(",")))[:80]
     if group.closed and any(is_ordered(m) for m in group.members):
-        return build_ordered(group, buffers, name, options, target)
+        return build_ordered(group, buffers, name, target)
     return Builder(group, buffers, own, target).kernel(name)
 
 
@@ -605,18 +593,17 @@ def block_copy(name: str, src: Buffer, dst: Buffer, target: Target) -> Kernel:
     stage = Stage(tuple(zip(axes, dst.shape, strict=True)), (Store(dst.name, axes, Load(src.name, src.dtype, axes)),), origin=name)
     buffers = {src.name: src, dst.name: dst}
     group = BlockGrouper(buffers, Options(), target).single(stage)
-    return block_kernel(group, buffers, set(), Options(), target)
+    return block_kernel(group, buffers, set(), target)
 
 
 def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
     """Group stages into kernels."""
     target = program.target
-    program = split_long(plain_sums(program), target)
-    buffers = choose_layouts(program)
+    program, buffers = split_long(plain_sums(program), target)
     ranges = tuple((s.sym, s.lo, s.hi) for s in program.symbols if s.sym.dtype is dt.index)
 
     def kernels_of(group: Group, own: Own, nested: bool) -> tuple[Kernel, ...]:
-        made = block_kernel(group, buffers, own(), options, target)
+        made = block_kernel(group, buffers, own(), target)
         return (replace(made, ranges=tuple(r for r in ranges if r[0] in made.syms)),)
 
     def grouped(body: Sequence[Element], nested: bool) -> list[Group | Element]:

@@ -5,12 +5,12 @@ In: elements of a Program's body. Out: sets of buffer names, estimated trip coun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from ..ir import memo
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, const, op, walk
-from ..ir.kernel import Kernel
-from ..ir.program import Bind, BufArg, Buffer, Check, Cond, Element, Extern, ExternArg, Fresh, Program, Repeat, Stage, ViewResult
+from ..ir.kernel import Kernel, Param
+from ..ir.program import Bind, Buffer, Check, Cond, Element, Extern, Fresh, Program, Repeat, Stage, ViewResult
 
 SYMBOL_GUESS = 97  # what an unknown size is taken for in estimates (never in code)
 
@@ -35,16 +35,6 @@ def stage_loads(s: Stage) -> tuple[Load, ...]:
     return loads_in(*stage_exprs(s))
 
 
-def _args(args: Iterable[ExternArg]) -> Iterator[str]:
-    for a in args:
-        if isinstance(a, BufArg):
-            yield a.buf
-        elif isinstance(a, tuple):
-            yield from _args(a)
-        elif isinstance(a, Expr):
-            yield from (x.buf for x in loads_in(a))
-
-
 def reads(e: object) -> frozenset[str]:
     """Buffers that a body element reads (accumulating stores read too)."""
     return _rw(e)[0]
@@ -63,8 +53,8 @@ def _rw(e: object) -> tuple[frozenset[str], frozenset[str]]:
     if isinstance(e, Kernel):
         return frozenset(p.buf for p in e.params), frozenset(p.buf for p in e.params if p.written)
     if isinstance(e, Extern):
-        got = set(_args((*e.args, *(v for _, v in e.kwargs))))
-        return frozenset(got | set(e.mutates)), frozenset((*e.outs, *e.mutates))
+        got = {*e.buffers, *e.mutates, *(x.buf for x in loads_in(*e.numbers))}
+        return frozenset(got), frozenset((*e.outs, *e.mutates))
     if isinstance(e, Check):
         return frozenset(x.buf for x in loads_in(e.cond)), frozenset()
     if isinstance(e, Bind):
@@ -136,6 +126,19 @@ def together(works: Iterable[Work]) -> Work:
         for k, n in work.items():
             total[k] = total.get(k, 0) + n
     return total
+
+
+def parameters(
+    names: Iterable[str], buffers: Mapping[str, Buffer], written: Container[str], nodes: list[Expr]
+) -> tuple[tuple[Param, ...], tuple[Sym, ...]]:
+    """Parameters of a kernel for these buffers, and every symbol among its nodes and the layouts."""
+    params = []
+    for name in names:
+        b = buffers[name]
+        assert b.layout is not None
+        params.append(Param(name, b.dtype, b.shape, b.layout, name in written))
+        nodes = [*nodes, *walk(b.layout.offset, *b.layout.strides)]
+    return tuple(params), tuple(dict.fromkeys(n for n in nodes if isinstance(n, Sym)))
 
 
 def operations(work: Work) -> int:

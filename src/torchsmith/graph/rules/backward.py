@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ..layout import contiguous_strides, hint_of, is_contiguous, is_static_one, propagate_strides, same, suggest_format
-from ..tracing import device_of, make, part, rule
+from ..tracing import device_of, fresh, make, part, rule
 from .create import copy_strides
-from .nn import _convolution_format, _pool, fresh
+from .nn import _convolution_format, _pool
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

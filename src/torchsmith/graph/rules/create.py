@@ -63,14 +63,14 @@ def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **opti
     return make(size, strides, torch.get_default_dtype() if dtype is None else dtype)
 
 
-@rule(aten.randint.default, aten.randint.generator)
-def randint(high: Any, size: Any, *, dtype: Any = torch.int64, **options: Any) -> Tensor:
-    return fresh(size, torch.int64 if dtype is None else dtype)
-
-
 @rule(aten.randint.low, aten.randint.low_generator)
 def randint_low(low: Any, high: Any, size: Any, *, dtype: Any = torch.int64, **options: Any) -> Tensor:
     return fresh(size, torch.int64 if dtype is None else dtype)
+
+
+@rule(aten.randint.default, aten.randint.generator)
+def randint(high: Any, size: Any, *, dtype: Any = torch.int64, **options: Any) -> Tensor:
+    return randint_low(0, high, size, dtype=dtype)
 
 
 @rule(aten.randperm.default, aten.randperm.generator)

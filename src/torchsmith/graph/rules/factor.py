@@ -8,20 +8,16 @@ from typing import Any
 import torch
 
 from ..layout import Size, Sizes, broadcast, contiguous_strides
-from ..tracing import device_of, make, rule
+from ..tracing import device_of, fresh, make, rule
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
-def _dense(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
-    return make(shape, contiguous_strides(shape), dtype)
-
-
 def _columns(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
     """(..., n, m) with n fastest; a vector is dense."""
     if len(shape) < 2:
-        return _dense(shape, dtype)
+        return fresh(shape, dtype)
     *lead, n, m = shape
     *outer, step, one = contiguous_strides((*lead, m, n))
     return make(shape, (*outer, one, step), dtype)
@@ -40,20 +36,20 @@ def _matrix(self: Tensor, square: bool = True) -> tuple[Sizes, Size, Size]:
 @rule(aten.linalg_inv_ex.default, aten.linalg_cholesky_ex.default)
 def square(self: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     batch, _, _ = _matrix(self)
-    return _columns(self.shape, self.dtype), _dense(batch, torch.int32)
+    return _columns(self.shape, self.dtype), fresh(batch, torch.int32)
 
 
 @rule(aten._linalg_det.default)
 def determinant(self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, _ = _matrix(self)
-    return _dense(batch, self.dtype), _columns(self.shape, self.dtype), _dense((*batch, n), torch.int32)
+    return fresh(batch, self.dtype), _columns(self.shape, self.dtype), fresh((*batch, n), torch.int32)
 
 
 @rule(aten._linalg_slogdet.default)
 def log_determinant(self: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, _, _ = _matrix(self)
     real = self.dtype.to_real() if self.dtype.is_complex else self.dtype
-    return (_dense(batch, self.dtype), _dense(batch, real), *determinant(self)[1:])
+    return (fresh(batch, self.dtype), fresh(batch, real), *determinant(self)[1:])
 
 
 @rule(aten._linalg_solve_ex.default)
@@ -66,8 +62,8 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
         shape = (*broadcast(batch, B.shape[:-2]), *B.shape[-2:])
     if B.shape[-1 if is_vector or not left else -2] != n:
         raise RuntimeError(f"linalg.solve: Incompatible shapes of A and B for the equation AX = B ({list(A.shape)} and {list(B.shape)})")
-    result = _columns(shape, A.dtype) if left else _dense(shape, A.dtype)
-    return result, _columns(A.shape, A.dtype), _dense((*batch, n), torch.int32), _dense(batch, torch.int32)
+    result = _columns(shape, A.dtype) if left else fresh(shape, A.dtype)
+    return result, _columns(A.shape, A.dtype), fresh((*batch, n), torch.int32), fresh(batch, torch.int32)
 
 
 @rule(aten._linalg_svd.default)
@@ -76,19 +72,19 @@ def singular_values(
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, m = _matrix(self, square=False)
     k = torch.sym_min(n, m)
-    values = _dense((*batch, k), self.dtype.to_real() if self.dtype.is_complex else self.dtype)
+    values = fresh((*batch, k), self.dtype.to_real() if self.dtype.is_complex else self.dtype)
     if not compute_uv:
-        return _dense((0,), self.dtype), values, _dense((0,), self.dtype)
+        return fresh((0,), self.dtype), values, fresh((0,), self.dtype)
     left, right = (n, m) if full_matrices else (k, k)
-    rows = _columns if device_of(self).type == "cpu" else _dense  # cuSOLVER leaves them row by row
+    rows = _columns if device_of(self).type == "cpu" else fresh  # cuSOLVER leaves them row by row
     return _columns((*batch, n, left), self.dtype), values, rows((*batch, right, m), self.dtype)
 
 
 @rule(aten._linalg_eigh.default)
 def eigen_hermitian(self: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     batch, n, _ = _matrix(self)
-    values = _dense((*batch, n), self.dtype.to_real() if self.dtype.is_complex else self.dtype)
-    return values, _columns(self.shape, self.dtype) if compute_v else _dense((0,), self.dtype)
+    values = fresh((*batch, n), self.dtype.to_real() if self.dtype.is_complex else self.dtype)
+    return values, _columns(self.shape, self.dtype) if compute_v else fresh((0,), self.dtype)
 
 
 @rule(aten.linalg_qr.default)
@@ -96,7 +92,7 @@ def qr(self: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     batch, n, m = _matrix(self, square=False)
     k = n if mode == "complete" else torch.sym_min(n, m)
     right = _columns((*batch, k, m), self.dtype)
-    return (_dense((0,), self.dtype) if mode == "r" else _columns((*batch, n, k), self.dtype)), right
+    return (fresh((0,), self.dtype) if mode == "r" else _columns((*batch, n, k), self.dtype)), right
 
 
 @rule(aten.cholesky_inverse.default, aten.linalg_householder_product.default)
@@ -108,7 +104,7 @@ def columns(self: Tensor, *rest: Any) -> Tensor:
 @rule(aten.linalg_matrix_exp.default)
 def exponential(self: Tensor) -> Tensor:
     _matrix(self)
-    return _dense(self.shape, self.dtype)
+    return fresh(self.shape, self.dtype)
 
 
 def _solved(A: Tensor, B: Tensor, left: bool = True) -> Sizes:
@@ -134,32 +130,32 @@ def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, un
 def lu_factor(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, m = _matrix(A, square=False)
     least = n if n <= m else m
-    return _columns(A.shape, A.dtype), _dense((*batch, least), torch.int32), _dense(batch, torch.int32)
+    return _columns(A.shape, A.dtype), fresh((*batch, least), torch.int32), fresh(batch, torch.int32)
 
 
 @rule(aten.linalg_lu.default)
 def lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, m = _matrix(A, square=False)
     least = n if n <= m else m
-    moved = _dense((*batch, n, n) if pivot else (0,), A.dtype)
-    return moved, _dense((*batch, n, least), A.dtype), _dense((*batch, least, m), A.dtype)
+    moved = fresh((*batch, n, n) if pivot else (0,), A.dtype)
+    return moved, fresh((*batch, n, least), A.dtype), fresh((*batch, least, m), A.dtype)
 
 
 @rule(aten.lu_unpack.default)
 def lu_unpack(LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, m = _matrix(LU_data, square=False)
     least, kind = n if n <= m else m, LU_data.dtype
-    moved = _dense((*batch, n, n) if unpack_pivots else (0,), kind)
+    moved = fresh((*batch, n, n) if unpack_pivots else (0,), kind)
     lower, upper = ((*batch, n, least), (*batch, least, m)) if unpack_data else ((0,), (0,))
-    return moved, _dense(lower, kind), _dense(upper, kind)
+    return moved, fresh(lower, kind), fresh(upper, kind)
 
 
 @rule(aten.linalg_eig.default)
 def eig(self: Tensor) -> tuple[Tensor, Tensor]:
     batch, n, _ = _matrix(self)
     kind = self.dtype if self.is_complex() else self.dtype.to_complex()
-    lying = _columns if device_of(self).type == "cpu" else _dense
-    return _dense((*batch, n), kind), lying(self.shape, kind)
+    lying = _columns if device_of(self).type == "cpu" else fresh
+    return fresh((*batch, n), kind), lying(self.shape, kind)
 
 
 @rule(aten._linalg_eigvals.default)
@@ -169,7 +165,7 @@ def eigvals(self: Tensor) -> Tensor:
 
 @rule(aten.linalg_lu_solve.default)
 def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
-    return (_columns if left else _dense)(_solved(LU, B, left), B.dtype)
+    return (_columns if left else fresh)(_solved(LU, B, left), B.dtype)
 
 
 @rule(aten._linalg_check_errors.default)

@@ -39,9 +39,9 @@ def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Te
         return _batches(trace, a, b)
     shape, strides = a.shape, a.stride()
     if all(same(strides[i], strides[i + 1] * shape[i + 1]) for i in range(a.dim() - 2)):  # its rows are the rows of one matrix
-        rows = a.view(_product(shape[:-1]), shape[-1])
+        rows = a.view(math.prod(shape[:-1]), shape[-1])
         return (torch.mv(rows, b) if b.dim() == 1 else torch.mm(rows, b)).view(*shape[:-1], *b.shape[1:])
-    batch = reshape(trace, Tensor.reshape, a, _product(shape[:-2]), *shape[-2:])
+    batch = reshape(trace, Tensor.reshape, a, math.prod(shape[:-2]), *shape[-2:])
     right = b.unsqueeze(1) if b.dim() == 1 else b
     return torch.bmm(batch, right.expand(batch.shape[0], *right.shape)).view(*shape[:-1], *b.shape[1:])
 
@@ -58,7 +58,7 @@ def _batches(trace: Tracing, a: Tensor, b: Tensor) -> Tensor:
     left, right = (t.expand(*lead, *t.shape[-2:]) for t in (a, b))
     if len(lead) == 1:
         return torch.bmm(left, right)
-    n = _product(lead)
+    n = math.prod(lead)
     out = torch.bmm(*(reshape(trace, Tensor.reshape, t, n, *t.shape[-2:]) for t in (left, right)))
     return out.view(*lead, a.shape[-2], b.shape[-1])
 
@@ -116,14 +116,7 @@ def flatten(trace: Tracing, call: Any, self: Tensor, start_dim: Any = 0, end_dim
     if first >= last:
         return call(self, start_dim, end_dim)  # type: ignore[no-any-return]
     sizes = self.shape
-    return reshape(trace, Tensor.reshape, self, *sizes[:first], _product(sizes[first : last + 1]), *sizes[last + 1 :])
-
-
-def _product(sizes: Any) -> Any:
-    n: Any = 1
-    for s in sizes:
-        n = n * s
-    return n
+    return reshape(trace, Tensor.reshape, self, *sizes[:first], math.prod(sizes[first : last + 1]), *sizes[last + 1 :])
 
 
 @function_rule(F.linear, aten.linear.default)
@@ -133,7 +126,7 @@ def linear(trace: Tracing, call: Any, input: Tensor, weight: Tensor, bias: Any =
     if input.dim() < 3 or weight.dim() != 2 or not input._has_symbolic_sizes_strides:
         return call(input, weight, bias)  # type: ignore[no-any-return]
     if bias is not None and bias.dim() == 1 and is_contiguous(input):
-        rows = input.view(_product(input.shape[:-1]), input.shape[-1])
+        rows = input.view(math.prod(input.shape[:-1]), input.shape[-1])
         return torch.addmm(bias, rows, weight.t()).view(*input.shape[:-1], weight.shape[0])
     out = matmul(trace, torch.matmul, input, weight.t())
     return out if bias is None else out.add_(bias)

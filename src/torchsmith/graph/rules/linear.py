@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..layout import Sizes, are_equal, broadcast, broadcasts_to, contiguous_strides, result_dtype
-from ..tracing import make, rule
+from ..layout import Sizes, are_equal, broadcast, broadcasts_to, result_dtype
+from ..tracing import fresh, rule
 from .pointwise import elementwise
 from .views import axis, unsqueeze
 
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 def product(shape: Sizes, like: Tensor) -> Tensor:
-    return make(shape, contiguous_strides(shape), like.dtype)
+    return fresh(shape, like.dtype)
 
 
 def _match(a: Any, b: Any, what: str) -> None:
@@ -46,13 +46,8 @@ def _added(self: Tensor, result: Tensor) -> Tensor:
     return result
 
 
-@rule(aten.addmm.default)
-def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return _added(self, mm(mat1, mat2))
-
-
-@rule(aten._addmm_activation.default)
-def addmm_activation(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Tensor:
+@rule(aten.addmm.default, aten._addmm_activation.default)
+def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Tensor:
     return _added(self, mm(mat1, mat2))
 
 

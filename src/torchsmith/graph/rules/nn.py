@@ -12,7 +12,6 @@ from ..layout import (
     are_equal,
     broadcast,
     broadcasts_to,
-    contiguous_strides,
     format_strides,
     hint_of,
     is_contiguous,
@@ -24,17 +23,13 @@ from ..layout import (
     same,
     suggest_format,
 )
-from ..tracing import device_of, make, rule
+from ..tracing import device_of, fresh, make, rule
 from .pointwise import elementwise
 from .views import axis, copy_strides, slice_, unsqueeze
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 CONTIGUOUS = torch.contiguous_format
-
-
-def fresh(shape: Sequence[Size], dtype: torch.dtype, memory_format: torch.memory_format = CONTIGUOUS) -> Tensor:
-    return make(tuple(shape), format_strides(tuple(shape), memory_format), dtype)
 
 
 def _spread(v: Any, n: int) -> list[Size]:
@@ -430,10 +425,6 @@ def glu(self: Tensor, dim: int = -1) -> Tensor:
     return make(halves[0].shape, propagate_strides(tuple(halves[0].shape), halves), self.dtype)
 
 
-def make_dense(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
-    return make(shape, contiguous_strides(shape), dtype)
-
-
 # ---------------------------------------------------------------- attention, whole
 
 
@@ -445,7 +436,7 @@ def attention(
     """A GPU's kernels for 16-bit numbers keep the query's layout, those for float32 put heads inside of rows."""
     shape = (*query.shape[:-1], value.shape[-1])
     if query.dim() != 4 or query.dtype is torch.float64:
-        return make_dense(shape, query.dtype)
+        return fresh(shape, query.dtype)
     if query.dtype is not torch.float32 and same(query.shape[-1], value.shape[-1]):
         return make(shape, copy_strides(query, None), query.dtype)
     _, h, n, d = shape
@@ -633,7 +624,7 @@ def channel_shuffle(self: Tensor, groups: int) -> Tensor:
 @rule(aten._cdist_forward.default)
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
     batch = broadcast(x1.shape[:-2], x2.shape[:-2])
-    return make_dense((*batch, x1.shape[-2], x2.shape[-2]), x1.dtype)
+    return fresh((*batch, x1.shape[-2], x2.shape[-2]), x1.dtype)
 
 
 @rule(aten._euclidean_dist.default)
@@ -644,7 +635,7 @@ def euclidean_dist(x1: Tensor, x2: Tensor) -> Tensor:
 @rule(aten._pdist_forward.default)
 def pdist(self: Tensor, p: float = 2) -> Tensor:
     n = self.shape[0]
-    return make_dense((n * (n - 1) // 2,), self.dtype)
+    return fresh((n * (n - 1) // 2,), self.dtype)
 
 
 def _places(x: Tensor, sizes: Sequence[Size], rank: int, *dtypes: torch.dtype) -> tuple[Tensor, ...]:
@@ -704,8 +695,8 @@ def _recurrent(
     *lead, _ = input.shape
     if batch_first:  # the kernel computes time first
         b, n = lead
-        return make((b, n, width), (width, b * width, 1), input.dtype), make_dense(hidden.shape, input.dtype)
-    return make_dense((*lead, width), input.dtype), make_dense(hidden.shape, input.dtype)
+        return make((b, n, width), (width, b * width, 1), input.dtype), fresh(hidden.shape, input.dtype)
+    return fresh((*lead, width), input.dtype), fresh(hidden.shape, input.dtype)
 
 
 @rule(aten.lstm.input)
@@ -721,7 +712,7 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, h = _recurrent(input, hx[0], params, num_layers, bidirectional, batch_first, None)
-    return out, h, make_dense(hx[1].shape, input.dtype)
+    return out, h, fresh(hx[1].shape, input.dtype)
 
 
 @rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)

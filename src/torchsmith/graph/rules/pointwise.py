@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from ..layout import broadcast, contiguous_strides, float_dtype, propagate_strides, require, result_dtype
 from ..schema import info, overloads
 from ..sizes import SymTypes
-from ..tracing import RULES, make, rule
+from ..tracing import RULES, fresh, make, rule
 
 aten = torch.ops.aten
 Dtype = Callable[[tuple[Any, ...], tuple[torch.Tensor, ...]], torch.dtype]  # (operands, tensors) -> dtype of the result
@@ -234,7 +234,7 @@ def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Ten
         raise RuntimeError(f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s).")
     shape = broadcast(self.shape, mask.shape)
     check_number(value, self.dtype)
-    return make(shape, contiguous_strides(shape), self.dtype)
+    return fresh(shape, self.dtype)
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..layout import Size, broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, sum_dtype
-from ..tracing import make, rule
+from ..tracing import fresh, make, rule
 from .views import axis, copy_strides
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ def reduced(self: Tensor, dim: Any, keepdim: bool) -> tuple[Size, ...]:
 
 def result(self: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype) -> Tensor:
     shape = reduced(self, dim, keepdim)
-    return make(shape, contiguous_strides(shape), dtype)
+    return fresh(shape, dtype)
 
 
 def require_elements(self: Tensor, dim: Any, name: str) -> None:
@@ -51,33 +51,13 @@ def _orders(self: Tensor, name: str, *refused: torch.dtype) -> None:
         raise RuntimeError(f"{name}(): does not support {self.dtype} input")
 
 
-@rule(aten.sum.default)
-def sum_all(self: Tensor, *, dtype: Any = None) -> Tensor:
-    return result(self, None, False, dtype or sum_dtype(self.dtype))
-
-
-@rule(aten.sum.dim_IntList, aten.nansum.default)
+@rule(aten.sum.default, aten.sum.dim_IntList, aten.nansum.default, aten.prod.default, aten.prod.dim_int)
 def sum_dims(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     return result(self, dim, keepdim, dtype or sum_dtype(self.dtype))
 
 
-@rule(aten.prod.default)
-def prod_all(self: Tensor, *, dtype: Any = None) -> Tensor:
-    return result(self, None, False, dtype or sum_dtype(self.dtype))
-
-
-@rule(aten.prod.dim_int)
-def prod_dim(self: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    return result(self, dim, keepdim, dtype or sum_dtype(self.dtype))
-
-
-@rule(aten.mean.default)
-def mean_all(self: Tensor, *, dtype: Any = None) -> Tensor:
-    return mean_dims(self, None, False, dtype=dtype)
-
-
-@rule(aten.mean.dim)
-def mean_dims(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+@rule(aten.mean.default, aten.mean.dim)
+def mean_dims(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     if not (dtype or self.dtype).is_floating_point and not (dtype or self.dtype).is_complex:
         raise RuntimeError(
             f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: {self.dtype}"
@@ -179,18 +159,11 @@ def vector_norm(self: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = Fal
 
 @rule(aten.norm.ScalarOpt_dim, aten.norm.Scalar, aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype)
 def norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    _has_identity(self, p, dim)
-    kind = dtype or self.dtype
-    return result(self, dim, keepdim, kind.to_real() if kind.is_complex else kind)
+    return vector_norm(self, p, dim, keepdim, dtype=dtype)
 
 
-@rule(aten.count_nonzero.dim_IntList)
-def count_nonzero(self: Tensor, dim: Any) -> Tensor:
-    return result(self, dim, False, torch.int64)
-
-
-@rule(aten.count_nonzero.default)
-def count_nonzero_all(self: Tensor, dim: int | None = None) -> Tensor:
+@rule(aten.count_nonzero.dim_IntList, aten.count_nonzero.default)
+def count_nonzero(self: Tensor, dim: Any = None) -> Tensor:
     return result(self, dim, False, torch.int64)
 
 
@@ -221,12 +194,6 @@ def cumsum(self: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     return dense(self, dtype or sum_dtype(self.dtype))
 
 
-@rule(aten.logcumsumexp.default)
-def logcumsumexp(self: Tensor, dim: int) -> Tensor:
-    axis(dim, self.dim())
-    return dense(self, self.dtype)
-
-
 @rule(aten.sort.default)
 def sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     strides = tuple(self.stride()) if is_dense(self) else propagate_strides(tuple(self.shape), (self,))
@@ -250,6 +217,11 @@ def topk(self: Tensor, k: Size, dim: int = -1, largest: bool = True, sorted: boo
 
 @rule(aten.renorm.default)
 def renorm(self: Tensor, p: Any, dim: int, maxnorm: Any) -> Tensor:
+    return logcumsumexp(self, dim)
+
+
+@rule(aten.logcumsumexp.default)
+def logcumsumexp(self: Tensor, dim: int) -> Tensor:
     axis(dim, self.dim())
     return dense(self, self.dtype)
 
@@ -297,4 +269,4 @@ def histc(self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
 @rule(aten.nonzero_static.default)
 def nonzero_static(self: Tensor, *, size: Size, fill_value: int = -1) -> Tensor:
     shape = (size, self.dim())
-    return make(shape, contiguous_strides(shape), torch.int64)
+    return fresh(shape, torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..layout import (
     suggest_format,
 )
 from ..sizes import expr_of
-from ..tracing import RULES, current, device_of, make, part, rule
+from ..tracing import RULES, current, device_of, fresh, make, part, rule
 from .pointwise import check_number
 from .views import axis, copy_strides, transpose, unsqueeze
 
@@ -33,16 +34,12 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
-def dense(shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
-    return make(shape, contiguous_strides(shape), dtype)
-
-
 @rule(aten.cat.default)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts = [t for t in tensors if not (t.dim() == 1 and type(t.shape[0]) is int and t.shape[0] == 0)]
     dtype = result_dtype(*tensors)
     if not parts:
-        return dense((0,), dtype)
+        return fresh((0,), dtype)
     first = parts[0]
     d = axis(dim, first.dim())
     total: Size = 0
@@ -83,7 +80,7 @@ def embedding(weight: Tensor, indices: Tensor, padding_idx: Size = -1, scale_gra
         raise RuntimeError("'weight' must be 2-D")
     if indices.dtype not in (torch.int64, torch.int32):
         raise RuntimeError(f"Expected tensor for argument #1 'indices' to be of type Long or Int; got {indices.dtype}")
-    return dense((*indices.shape, weight.shape[1]), weight.dtype)
+    return fresh((*indices.shape, weight.shape[1]), weight.dtype)
 
 
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
@@ -94,12 +91,12 @@ def embedding_bag(
     """Behind the bags eager returns what its gradient needs; summing quickly it does not fill the bag of each index."""
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
     if device_of(weight).type != "cpu":
-        spare = dense((bags, weight.shape[1]) if mode == 2 else (0,), indices.dtype)
-        return dense((bags, weight.shape[1]), weight.dtype), dense(indices.shape, indices.dtype), dense(offsets.shape, indices.dtype), spare
+        spare = fresh((bags, weight.shape[1]) if mode == 2 else (0,), indices.dtype)
+        return fresh((bags, weight.shape[1]), weight.dtype), fresh(indices.shape, indices.dtype), fresh(offsets.shape, indices.dtype), spare
     is_quick = mode == 0 and padding_idx < 0 and weight.dtype is not torch.float64 and same(weight.stride(1), 1)
     return (
-        dense((bags, weight.shape[1]), weight.dtype), dense((0,) if is_quick else indices.shape, offsets.dtype),
-        dense((bags,), offsets.dtype), dense((bags, weight.shape[1]) if mode == 2 else (bags,), offsets.dtype),
+        fresh((bags, weight.shape[1]), weight.dtype), fresh((0,) if is_quick else indices.shape, offsets.dtype),
+        fresh((bags,), offsets.dtype), fresh((bags, weight.shape[1]) if mode == 2 else (bags,), offsets.dtype),
     )  # fmt: skip
 
 
@@ -112,9 +109,9 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     if not self.dim():
         if not are_equal((index.numel(),), (1,)):
             raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)")
-        return dense((), self.dtype)
+        return fresh((), self.dtype)
     d = axis(dim, self.dim())
-    return dense([index.numel() if i == d else s for i, s in enumerate(self.shape)], self.dtype)
+    return fresh([index.numel() if i == d else s for i, s in enumerate(self.shape)], self.dtype)
 
 
 def _fits(inner: Sequence[Size], outer: Sequence[Size], but: int, what: str) -> None:
@@ -135,7 +132,7 @@ def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) 
         _equal_ranks(index=index, self=self)
         if self.dim() == index.dim():
             _fits(index.shape, self.shape, d, "self")
-    return dense(index.shape, self.dtype)
+    return fresh(index.shape, self.dtype)
 
 
 def _is_empty(t: Tensor) -> bool:
@@ -186,7 +183,7 @@ rule(aten.diagonal_scatter.default)(_into_view(aten.diagonal.default))
 
 def row_major(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """An updated copy of self in row-major order."""
-    return dense(self.shape, self.dtype)
+    return fresh(self.shape, self.dtype)
 
 
 @rule(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default,
@@ -244,7 +241,7 @@ def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any,
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if mask.dtype is not torch.bool:
         raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}")
-    return dense(broadcast(self.shape, mask.shape), self.dtype)
+    return fresh(broadcast(self.shape, mask.shape), self.dtype)
 
 
 @rule(aten.as_strided_copy.default)
@@ -252,7 +249,7 @@ def as_strided_copy(self: Tensor, size: Sequence[Size], stride: Sequence[Size], 
     view = RULES[aten.as_strided.default](self, size, stride, storage_offset)
     if not is_dense(self) or (storage_offset is not None and not same(self.storage_offset(), 0)):
         raise Unsupported("GRA006", at=current().facts.loc, detail="as_strided_copy of a part of some memory")
-    return dense(view.shape, self.dtype)
+    return fresh(view.shape, self.dtype)
 
 
 @rule(aten.as_strided_scatter.default)
@@ -275,12 +272,12 @@ def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
 def take(self: Tensor, index: Tensor) -> Tensor:
     if index.dtype is not torch.int64:
         raise RuntimeError(f"take(): Expected a long tensor for index, but got {index.dtype}")
-    return dense(index.shape, self.dtype)
+    return fresh(index.shape, self.dtype)
 
 
 @rule(aten.tril.default, aten.triu.default)
 def tril(self: Tensor, diagonal: int = 0) -> Tensor:
-    return dense(self.shape, self.dtype)
+    return fresh(self.shape, self.dtype)
 
 
 @rule(aten.roll.default)
@@ -308,7 +305,7 @@ def repeat(self: Tensor, repeats: Sequence[Size]) -> Tensor:
     lead = len(repeats) - self.dim()
     if lead < 0:
         raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
-    return dense([r if i < lead else self.shape[i - lead] * r for i, r in enumerate(repeats)], self.dtype)
+    return fresh([r if i < lead else self.shape[i - lead] * r for i, r in enumerate(repeats)], self.dtype)
 
 
 @rule(aten.constant_pad_nd.default)
@@ -376,7 +373,7 @@ def _indexed(self: Tensor, indices: Sequence[Tensor | None]) -> tuple[Any, list[
     for t in indices:
         if t is not None and _is_mask(t):
             where = aten_nonzero(t)
-            expanded.extend(dense((where.shape[0],), torch.int64) for _ in range(t.dim()))
+            expanded.extend(fresh((where.shape[0],), torch.int64) for _ in range(t.dim()))
         else:
             expanded.append(t)
     expanded += [None] * (self.dim() - len(expanded))
@@ -432,7 +429,7 @@ def _index_strides(self: Tensor, before: list[int], after: list[int], common: An
 def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     if boundaries.dim() != 1:
         raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
-    return dense(self.shape, torch.int32 if out_int32 else torch.int64)
+    return fresh(self.shape, torch.int32 if out_int32 else torch.int64)
 
 
 @rule(aten.searchsorted.Tensor)
@@ -446,7 +443,7 @@ def searchsorted(
         raise RuntimeError("torch.searchsorted(): boundaries should have 1 dimension or the first dimensions of the values")
     if sorter is not None and (sorter.dtype is not torch.int64 or not are_equal(sorter.shape, sorted_sequence.shape)):
         raise RuntimeError("torch.searchsorted(): boundary and sorter must have the same size, and sorter be of type Long")
-    return dense(self.shape, torch.int32 if out_int32 else torch.int64)
+    return fresh(self.shape, torch.int32 if out_int32 else torch.int64)
 
 
 @rule(aten.diag_embed.default)
@@ -455,23 +452,23 @@ def diag_embed(self: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) ->
     a, b = axis(dim1, n), axis(dim2, n)
     width = self.shape[-1] + abs(offset)
     rest = list(self.shape[:-1])
-    return dense([width if d in (a, b) else rest.pop(0) for d in range(n)], self.dtype)
+    return fresh([width if d in (a, b) else rest.pop(0) for d in range(n)], self.dtype)
 
 
 @rule(aten.multinomial.default)
 def multinomial(self: Tensor, num_samples: Size, replacement: bool = False, *, generator: Any = None) -> Tensor:
-    return dense((*self.shape[:-1], num_samples), torch.int64)
+    return fresh((*self.shape[:-1], num_samples), torch.int64)
 
 
 @rule(aten.block_diag.default)
 def block_diag(tensors: Sequence[Tensor]) -> Tensor:
     shapes = [(1,) * (2 - t.dim()) + tuple(t.shape) for t in tensors]
-    return dense([sum(s[d] for s in shapes) for d in range(2)], result_dtype(*tensors))
+    return fresh([sum(s[d] for s in shapes) for d in range(2)], result_dtype(*tensors))
 
 
 @rule(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    return dense(elements.shape if isinstance(elements, Tensor) else (), torch.bool)
+    return fresh(elements.shape if isinstance(elements, Tensor) else (), torch.bool)
 
 
 @part(aten.narrow_copy.default)
@@ -512,28 +509,21 @@ def aten_nonzero(self: Tensor) -> Tensor:
 @rule(aten.bincount.default)
 def bincount(self: Tensor, weights: Tensor | None = None, minlength: Size = 0) -> Tensor:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return dense((current().facts.fresh(None, ("bound",), minlength if type(minlength) is int else 0, None),), dtype)
+    return fresh((current().facts.fresh(None, ("bound",), minlength if type(minlength) is int else 0, None),), dtype)
 
 
 @rule(aten.masked_select.default)
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     shape = broadcast(self.shape, mask.shape)
-    return dense((unbacked(_count(shape)),), self.dtype)
-
-
-def _count(shape: Sequence[Size]) -> Size:
-    total: Size = 1
-    for s in shape:
-        total = total * s
-    return total
+    return fresh((unbacked(math.prod(shape)),), self.dtype)
 
 
 @rule(aten._unique2.default)
 def unique2(self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     n = unbacked(self.numel())
-    empty = dense((0,), torch.int64)
-    inverse = dense(self.shape, torch.int64) if return_inverse else empty
-    return dense((n,), self.dtype), inverse, dense((n,), torch.int64) if return_counts else dense((0,), torch.int64)
+    empty = fresh((0,), torch.int64)
+    inverse = fresh(self.shape, torch.int64) if return_inverse else empty
+    return fresh((n,), self.dtype), inverse, fresh((n,), torch.int64) if return_counts else fresh((0,), torch.int64)
 
 
 @rule(aten._unique.default)
@@ -548,7 +538,7 @@ def ctc_loss(
     """The second result has a place for every label of the longest target and for the blanks around them: the data tell how many."""
     steps, batch = log_probs.shape[:2]
     places = unbacked() if isinstance(target_lengths, Tensor) else 2 * max(target_lengths, default=0) + 1
-    return dense((batch,), log_probs.dtype), dense((batch, steps, places), log_probs.dtype)
+    return fresh((batch,), log_probs.dtype), fresh((batch, steps, places), log_probs.dtype)
 
 
 @rule(aten.unique_consecutive.default)
@@ -572,12 +562,12 @@ def unique_dim(
     front = steps.pop(0)
     steps.insert(d, front)
     shape = [n if i == d else s for i, s in enumerate(self.shape)]
-    return make(shape, steps, self.dtype), dense((self.shape[d],), torch.int64), dense((n,), torch.int64)
+    return make(shape, steps, self.dtype), fresh((self.shape[d],), torch.int64), fresh((n,), torch.int64)
 
 
 @rule(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
-    return dense((unbacked() if output_size is None else output_size,), torch.int64)
+    return fresh((unbacked() if output_size is None else output_size,), torch.int64)
 
 
 @rule(aten._local_scalar_dense.default)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, contiguous_strides, hint_of, strides_in_order
-from ..tracing import Tracing, device_of, function_rule, make, rule
+from ..layout import Size, hint_of, strides_in_order
+from ..tracing import Tracing, device_of, fresh, function_rule, make, rule
 from .views import axis, copy_strides
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ def _transformed(self: Tensor, dims: Sequence[int], shape: Sequence[Size], dtype
     """A result in the order in which eager's kernel leaves it. MKL puts the transformed dimensions behind the others, each kind
     in the order of the input's strides (`last`: the last of `dims` stays last); pocketfft's result is contiguous."""
     if not torch.backends.mkl.is_available():
-        return make(shape, contiguous_strides(shape), dtype)
+        return fresh(shape, dtype)
     strides = self.stride()
 
     def in_order(among: Sequence[int]) -> list[int]:

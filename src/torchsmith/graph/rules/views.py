@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,7 +188,7 @@ def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], stora
     for n, step in zip(size, stride, strict=True):
         last = last + (n - 1) * step
     end = self.untyped_storage().nbytes() // self.element_size()
-    if numel(size) != 0 and last >= end:
+    if math.prod(size) != 0 and last >= end:
         raise RuntimeError(f"as_strided: sizes {list(size)} and strides {list(stride)} reach beyond the {end} elements of the storage")
     return strided(self, size, stride, storage_offset)
 
@@ -334,16 +335,9 @@ def view_(self: Tensor, size: Sequence[Size], stride: Any = None) -> Tensor:
         strides = view_strides(ones, self.stride(), new, lambda a, b: bool(a == b))
     if strides is None:
         raise RuntimeError("view size is not compatible with input tensor's size and stride: use .reshape(...) instead")
-    if not same(numel(new), self.numel()) and not require(numel(new) == self.numel()):
+    if not same(math.prod(new), self.numel()) and not require(math.prod(new) == self.numel()):
         raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {self.numel()}")
     return strided(self, new, strides)
-
-
-def numel(size: Sequence[Size]) -> Size:
-    total: Size = 1
-    for s in size:
-        total = total * s
-    return total
 
 
 for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten._conj.default):

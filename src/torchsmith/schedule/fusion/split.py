@@ -7,7 +7,7 @@ In: a Program. Out: a Program with such Stages split.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ...ir.expr import Axis, Expr, Fold, Load, const, op, substitute, walk
@@ -77,7 +77,6 @@ def contiguous_axis(s: Stage, f: Fold, buffers: Mapping[str, Buffer]) -> tuple[A
 
 def _split(s: Stage, f: Fold, buffers: dict[str, Buffer]) -> list[Stage]:
     axes = list(zip(f.axes, f.extents, strict=True))
-    store = s.stores[0]
     first, n = axes[0][0], const_of(axes[0][1])
     chunk, part = Axis("chunk"), Axis("part")
     if n is not None and n >= CHUNKS:
@@ -96,17 +95,23 @@ def _split(s: Stage, f: Fold, buffers: dict[str, Buffer]) -> list[Stage]:
         table, rest = {}, axes
         if not chunks:
             return [s]
-    names = [f"{store.buf}_part{k}" for k in range(len(f.init))]
-    partial = Fold(tuple(rest), f.init, tuple(substitute(u, table) for u in f.update), f.combine, f.order, 0, f.prefix)
+    return in_two_steps(s, f, buffers, chunks, rest, tuple(substitute(u, table) for u in f.update))
+
+
+def in_two_steps(
+    s: Stage, f: Fold, buffers: dict[str, Buffer], chunks: Iterable[tuple[Axis, Expr]], rest: Iterable[tuple[Axis, Expr]],
+    update: tuple[Expr, ...],
+) -> list[Stage]:  # fmt: skip
+    """`s` as a Stage that folds each of `chunks` over `rest` by itself, and one that combines their results."""
+    partial = Fold(tuple(rest), f.init, update, f.combine, f.order, 0, f.prefix)
+    chunks = tuple(chunks)
     outer = (*chunks, *s.axes)
-    shape = tuple(e for _, e in outer)
-    index = tuple(a for a, _ in outer)
+    index, shape = tuple(a for a, _ in outer), tuple(e for _, e in outer)
+    names = [f"{s.stores[0].buf}_part{k}" for k in range(len(f.init))]
     for k, name in enumerate(names):
-        buffers[name] = Buffer(name, f.init[k].dtype, shape, None, "temp", None, s.loc)
-    one = Stage(outer, tuple(Store(n_, index, partial.picking(k)) for k, n_ in enumerate(names)), loc=s.loc, origin=s.origin)
-    loads: dict[Expr, Expr] = {f.state(k, "b"): Load(n_, f.init[k].dtype, index) for k, n_ in enumerate(names)}
-    final = Fold(tuple(chunks), f.init, tuple(substitute(c, loads) for c in f.combine), f.combine, f.order, 0, f.prefix)
-    value = substitute(store.value, {f.picking(k): final.picking(k) for k in range(len(f.init))})
-    return [one, replace(s, stores=(replace(store, value=value),))]
-
-
+        buffers[name] = Buffer(name, f.init[k].dtype, shape, None, "temp", None, s.loc, buffers[s.stores[0].buf].device)
+    one = Stage(outer, tuple(Store(n, index, partial.picking(k)) for k, n in enumerate(names)), loc=s.loc, origin=s.origin)
+    loads: dict[Expr, Expr] = {f.state(k, "b"): Load(n, f.init[k].dtype, index) for k, n in enumerate(names)}
+    final = Fold(chunks, f.init, tuple(substitute(c, loads) for c in f.combine), f.combine, f.order, 0, f.prefix)
+    whole: dict[Expr, Expr] = {f.picking(k): final.picking(k) for k in range(len(f.init))}
+    return [one, replace(s, stores=tuple(replace(t, value=substitute(t.value, whole)) for t in s.stores))]

@@ -6,7 +6,7 @@ In: a Draft and the layouts of its buffers. Out: axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...ir.expr import Axis, Expr, Fold, Op, const, op, substitute, walk
 from ...ir.kernel import Let, StoreStmt
@@ -119,6 +119,12 @@ def _access_cost(x: Access, axis: Axis) -> float:
     return (1.0 if x.itemsize <= 4 else 2.0) if s == 1 else GATHER * (1.5 if x.store else 1.0)
 
 
+def weight_inside(outer: Iterable[tuple[Axis, Expr]], extents: Mapping[Axis, Expr]) -> Callable[[Access], float]:
+    """How often an access is made for one position of the axes outside."""
+    known = {a for a, _ in outer}
+    return lambda x: float(numel(extents[a] for a in x.axes() if a not in known and a in extents))
+
+
 def vector_cost(items: list[Access], extents: Mapping[Axis, Expr], axis: Axis, weigh: Callable[[Access], float]) -> float:
     """Cost per element of running `axis` over lanes."""
     w = _waste(extents[axis])
@@ -130,11 +136,7 @@ def choose_outer_vector(d: Draft, buffers: Mapping[str, Buffer]) -> Axis | None:
     extents = d.extents()
     stores = [s for s in d.statements() if isinstance(s, StoreStmt)]
     found = collect([e for s in d.statements() if isinstance(s, Let) for e in exprs_of(s)], stores, buffers)
-    outer = {a for a, _ in d.outer}
-
-    def weigh(x: Access) -> float:
-        return float(numel(extents[a] for a in x.axes() if a not in outer and a in extents))
-
+    weigh = weight_inside(d.outer, extents)
     best: tuple[float, Axis | None] = (1e30, None)
     folds = [f for f in walk(*d.roots()) if isinstance(f, Fold)]  # nested ones first
     fold_axes = {a for f in folds for a in f.axes}
@@ -177,7 +179,7 @@ def is_column(d: Draft, items: list[Access], vector: Axis) -> bool:
     return all(x.stride(vector) in (0, 1) for x in items if x.axes() & axes)
 
 
-def block_size(extent: Expr, others: int, work: int, column: bool = False) -> int | None:
+def block_size(extent: Expr, others: int, work: int, column: bool) -> int | None:
     """Elements per grid item of a long vector axis; None: all of them."""
     n = const_of(extent)
     if n is None:

@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ...ir.expr import Axis, Expr, Fold, Load, Sym, const, op, substitute, walk
-from ...ir.kernel import Kernel, Let, Loop, Param, Scratch, Stmt, StoreStmt, expressions, statements, values_first
+from ...ir.expr import Axis, Expr, Fold, Load, const, op, substitute, walk
+from ...ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt, expressions, statements, values_first
 from ...ir.linear import const_of
 from ...ir.program import Buffer
 from ..access import collect, map_folds, simplify
-from ..deps import Work, estimate, free_axes, grain, numel, operations, repeated, together
+from ..deps import Work, estimate, free_axes, grain, numel, operations, parameters, repeated, together
 from ..fusion.fuse import work_of
 from ..fusion.group import Group
 from .axes import block_size, choose_outer_vector, collapse, cut_axes, is_column, order_axes, split_axes, vector_cost
@@ -189,16 +189,7 @@ def finish(
     nodes = list(walk(*roots))
     stack = {s.name for s in scratch}
     stored = [s.buf for s in statements(body) if isinstance(s, StoreStmt)]
-    written = set(stored)
     order = dict.fromkeys([*stored, *(n.buf for n in nodes if isinstance(n, Load))])
-    params = []
-    for n in order:
-        if n in stack:
-            continue
-        b = buffers[n]
-        assert b.layout is not None
-        params.append(Param(n, b.dtype, b.shape, b.layout, n in written))
-        nodes += list(walk(b.layout.offset, *b.layout.strides))
-    syms = values_first(n for n in nodes if isinstance(n, Sym))
+    params, syms = parameters([n for n in order if n not in stack], buffers, stored, nodes)
     origins = tuple(dict.fromkeys(f"{s.origin} {s.loc}".strip() for s in group.stages))
-    return Kernel(name, tuple(params), syms, grid, grain, scratch, body, origins=origins)
+    return Kernel(name, params, values_first(syms), grid, grain, scratch, body, origins=origins)

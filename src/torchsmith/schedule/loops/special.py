@@ -13,11 +13,11 @@ from ...ir.kernel import Kernel, Let, Loop, Stmt, StoreStmt
 from ...ir.linear import const_of
 from ...ir.program import Buffer, Stage
 from .. import deps
-from ..access import Access, Accesses, collect, simplify
-from ..deps import grain, numel, repeated, together
+from ..access import Accesses, collect, simplify
+from ..deps import grain, repeated, together
 from ..fusion.fuse import work_of
 from ..fusion.group import Group
-from .axes import LANES, order_axes, vector_cost
+from .axes import LANES, order_axes, vector_cost, weight_inside
 from .build import THREAD, finish
 
 
@@ -78,11 +78,7 @@ def build_special(group: Group, buffers: Mapping[str, Buffer], name: str) -> Ker
     found_all = w.accesses(buffers, [e for _, i, n in w.carry for e in (i, n)])
     vector = None
     if free:
-        outer = {a for a, _ in free}
-
-        def weigh(x: Access) -> float:
-            return float(numel(extents[a] for a in x.axes() if a not in outer and a in extents))
-
+        weigh = weight_inside(free, extents)
         cheap = min(free, key=lambda x: vector_cost(found_all.items, extents, x[0], weigh))
         scalar_ok = ordered or s.scan
         unit = all(x.stride(cheap[0]) in (0, 1) for x in found_all.items)

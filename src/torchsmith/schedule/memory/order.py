@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ...ir.expr import Const, Expr, Sym, walk
 from ...ir.kernel import Kernel, Scheduled
-from ...ir.nested import leaves
 from ...ir.program import Bind, Buffer, Check, Cond, Extern, Program, Repeat
 from ..deps import numel, reads, rooted, roots_of, writes
 
@@ -86,7 +85,7 @@ def _symbols(node: object, buffers: Sequence[Buffer]) -> Iterator[Sym]:
         yield from node.syms
         es += [node.grain, *(e for _, e in node.grid)]
     elif isinstance(node, Extern):
-        es += leaves(node.args, [v for _, v in node.kwargs])
+        es += node.leaves
     elif isinstance(node, Check | Bind):
         es.append(node.cond if isinstance(node, Check) else node.value)
     elif isinstance(node, Cond | Repeat):

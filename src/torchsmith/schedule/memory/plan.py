@@ -29,7 +29,7 @@ from ...ir.plan import (
     Step,
     Taken,
 )
-from ...ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Program, Repeat, SizeResult
+from ...ir.program import Bind, Buffer, Check, Cond, Extern, Fresh, Program, Repeat, SizeResult, root_of
 from ...options import Options
 from ..deps import pinned
 from .arena import ALIGN, pack, pack_static
@@ -43,10 +43,10 @@ def plan(scheduled: Scheduled, options: Options) -> Plan:
     """Place every buffer, then write the steps."""
     program, body = end_with_write_backs(scheduled)
     body = _plan_shared_results(program, body)
-    roots = {name: _root(program.buffers, name) for name in program.buffers}
+    roots = {name: root_of(program.buffers, name) for name in program.buffers}
     first, body = _split_prepare(program, body, roots)
     program = replace(program, buffers=_in_place(program, first, body, roots))
-    roots = {name: _root(program.buffers, name) for name in program.buffers}
+    roots = {name: root_of(program.buffers, name) for name in program.buffers}
     bound, derived = _symbols(body)
     uses = _Uses(program)
     uses.block(body, 0)
@@ -122,37 +122,6 @@ def _align(e: Expr) -> Expr:
     return (e + (ALIGN - 1)) // ALIGN * ALIGN
 
 
-def _root(buffers: dict[str, Buffer], name: str) -> str:
-    """The buffer whose memory `name` uses."""
-    while (base := buffers[name].storage_of) is not None:
-        name = base
-    return name
-
-
-def buffers_of_args(arg: ExternArg) -> Iterator[str]:
-    """Names of the tensors in an extern argument, in order."""
-    if isinstance(arg, BufArg):
-        yield arg.buf
-    elif isinstance(arg, tuple):
-        for a in arg:
-            yield from buffers_of_args(a)
-
-
-def exprs_of_args(arg: ExternArg) -> Iterator[Expr]:
-    """Run-time numbers in an extern argument, in order; constants stay in the manifest."""
-    if isinstance(arg, Expr):
-        if not isinstance(arg, Const):
-            yield arg
-    elif isinstance(arg, tuple):
-        for a in arg:
-            yield from exprs_of_args(a)
-
-
-def args_of(extern: Extern) -> tuple[ExternArg, ...]:
-    """Positional then keyword arguments."""
-    return (*extern.args, *(v for _, v in extern.kwargs))
-
-
 def _loads(e: Expr) -> Iterator[str]:
     for node in walk(e):
         if isinstance(node, Load):
@@ -165,15 +134,9 @@ def touched(node: Node) -> Iterator[tuple[str, bool]]:
         for p in node.params:
             yield p.buf, p.written
     elif isinstance(node, Extern):
-        for arg in args_of(node):
-            for buf in buffers_of_args(arg):
-                yield buf, buf in node.mutates
-            for e in exprs_of_args(arg):
-                for buf in _loads(e):
-                    yield buf, False
-        for buf in node.outs:
-            if buf:
-                yield buf, True
+        yield from ((b, b in node.mutates) for b in node.buffers)
+        yield from ((b, False) for e in node.numbers for b in _loads(e))
+        yield from ((b, True) for b in node.outs if b)
     elif isinstance(node, Check):
         yield from ((b, False) for b in _loads(node.cond))
     elif isinstance(node, Bind):

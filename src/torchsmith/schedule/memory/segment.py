@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir.expr import Const, Expr, Load, walk
-from ...ir.nested import leaves
 from ...ir.plan import Alloc, Arena, Call, Free, Given, Launch, Plan, PlanCond, PlanRepeat, Segment, State, Step
-from ...ir.program import Bind, BufArg, Check, Extern, Fresh
+from ...ir.program import Bind, BufArg, Check, Extern, Fresh, root_of
 from ...options import Options
 
 # Operators without a C function of libtorch that queue the same work whenever they are called: no host reads, no random numbers.
@@ -96,15 +95,13 @@ class _Joiner:
         return replace(s, body=self.block(s.body)) if isinstance(s, PlanRepeat) else s
 
     def root(self, buf: str) -> str:
-        while (base := self.plan.buffers[buf].storage_of) is not None:
-            buf = base
-        return buf
+        return root_of(self.plan.buffers, buf)
 
     def stays(self, extern: Extern) -> bool:
         """Can this call be replayed with the addresses it has now, if what it returns is released in time?"""
         if extern.binds or extern.mutates or not (extern.via == "shim" or extern.op in QUEUED or _drops_nothing(extern)):
             return False
-        for leaf in leaves(extern.args, [v for _, v in extern.kwargs]):
+        for leaf in extern.leaves:
             if isinstance(leaf, BufArg) and not self.is_fixed(leaf.buf):
                 return False
             if isinstance(leaf, Expr) and any(isinstance(e, Load) for e in walk(leaf)):

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ...ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
 from ...ir.kernel import Block, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite
-from ...ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Layout, Program, Repeat
+from ...ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Program, Repeat, dense
 from ...ir.target import Language, Target
 from ..blocks import block_copy
 from ..deps import reads, writes
@@ -95,13 +95,7 @@ class _Body:
 
 
 def _dense(buffer: Buffer) -> Buffer:
-    """The same array, row-major without gaps."""
-    strides: list[Expr] = []
-    step: Expr = const(1)
-    for extent in reversed(buffer.shape):
-        strides.append(step)
-        step = step * extent
-    return replace(buffer, layout=Layout(tuple(reversed(strides)), const(0)))
+    return replace(buffer, layout=dense(buffer.shape))
 
 
 def copy_kernel(target: Target, name: str, src: Buffer, dst: Buffer) -> Kernel:
@@ -160,7 +154,7 @@ def _scatter_in_place(body: _Body, dst: str, src: str) -> bool:
     for i, node in enumerate(body.nodes):
         if isinstance(node, Cond | Repeat):
             return False
-        if isinstance(node, Extern) and (dst in _names(node) or (views | {src}) & set(node.mutates) or set(node.outs) & {src, dst}):
+        if isinstance(node, Extern) and (dst in node.buffers or (views | {src}) & set(node.mutates) or set(node.outs) & {src, dst}):
             return False
         if isinstance(node, Check | Bind) and any(
             isinstance(e, Load) and e.buf in (src, dst) for e in walk(node.cond if isinstance(node, Check) else node.value)
@@ -209,19 +203,6 @@ def _only_sets(node: Node, src: str) -> bool:
     if not isinstance(node, Kernel) or not stores(node.body):
         return False
     return not any(_load_indices(e, src) for s in node.body for e in expressions(s))
-
-
-def _names(extern: Extern) -> set[str]:
-    """Buffers among the arguments."""
-    found: set[str] = set()
-    stack: list[ExternArg] = [*extern.args, *(v for _, v in extern.kwargs)]
-    while stack:
-        arg = stack.pop()
-        if isinstance(arg, BufArg):
-            found.add(arg.buf)
-        elif isinstance(arg, tuple):
-            stack.extend(arg)
-    return found
 
 
 def _rename_node(node: Node, old: Buffer, new: Buffer) -> Node:

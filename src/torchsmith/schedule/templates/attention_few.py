@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from ...ir import dtype as dt
 from ...ir.blocks import Product
 from ...ir.expr import Axis, Const, Expr, Fold, Load, Var, const, convert, op, select, substitute
-from ...ir.kernel import Let, Loop, Scratch, Stmt, StoreStmt
+from ...ir.kernel import Let, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of
 from ...ir.program import Buffer, Store
 from .attention import DOT, OUT, Attention
-from .attention_parts import LANES, LOWEST, blocks_of, key_limit, least, stride_along
+from .attention_parts import LANES, LOWEST, blocks_of, key_limit, least, over, stride_along
 
 FEW = 3  # queries up to which a vector of queries would be mostly empty
 KEYS = 256  # of a block
@@ -45,9 +45,6 @@ class FewRows:
     def array(self, name: str, size: int) -> None:
         self.scratch.append(Scratch(name, dt.f32, size))
 
-    def over(self, axis: Axis, extent: Expr, *body: Stmt, vector: bool = False) -> Loop:
-        return Loop(axis, extent, "vector" if vector else "serial", body)
-
     def score(self) -> StoreStmt:
         """s[r, j], each a product along the lanes."""
         a = self.a
@@ -72,9 +69,9 @@ class FewRows:
             Let(base, select(op("eq", new, LOWEST), Const(dt.f32, 0.0), new)),  # -inf - -inf would be NaN
             StoreStmt("shrink", (i,), op("exp", op("sub", top, base))),
             StoreStmt("top", (i,), new),
-            self.over(j, self.near, StoreStmt("s", cell.index, op("exp", op("sub", cell, base))), vector=True),
+            over(j, self.near, StoreStmt("s", cell.index, op("exp", op("sub", cell, base))), vector=True),
             StoreStmt("sum", (i,), op("add", op("mul", total, shrink), self.reduced("add", Const(dt.f32, 0.0)))),
-            self.over(self.d, const(self.pitch), StoreStmt("o", o.index, op("mul", o, shrink)), vector=True),
+            over(self.d, const(self.pitch), StoreStmt("o", o.index, op("mul", o, shrink)), vector=True),
         )
 
     def values(self) -> tuple[list[Stmt], Load]:
@@ -87,8 +84,8 @@ class FewRows:
             return [], v
         self.array("vf", KEYS * self.pitch)
         at = (self.j * self.pitch + self.d,)
-        copy = self.over(self.d, const(self.width), StoreStmt("vf", at, convert(v, dt.f32)), vector=True)
-        return [self.over(self.j, self.near, copy)], Load("vf", dt.f32, at)
+        copy = over(self.d, const(self.width), StoreStmt("vf", at, convert(v, dt.f32)), vector=True)
+        return [over(self.j, self.near, copy)], Load("vf", dt.f32, at)
 
     def body(self, stores: tuple[Store, ...]) -> tuple[Stmt, ...]:
         a, i, d = self.a, self.i, self.d
@@ -99,8 +96,8 @@ class FewRows:
         copy, v = self.values()
         weights = Load("s", dt.f32, (i * KEYS + self.j,))
         block = (
-            self.over(self.j, self.near, self.over(i, rows, self.score())),
-            self.over(i, rows, *self.softmax()),
+            over(self.j, self.near, over(i, rows, self.score())),
+            over(i, rows, *self.softmax()),
             *copy,
             Product("o", self.pitch, i, rows, d, a.d[1], self.j, self.near, weights, v, add=True),
         )
@@ -111,8 +108,8 @@ class FewRows:
         table: dict[Expr, Expr] = {OUT: result, a.i[0]: i, a.d[0]: d}
         out = tuple(StoreStmt(t.buf, tuple(substitute(x, table) for x in t.index), substitute(t.value, table), t.mode) for t in stores)
         return (
-            self.over(i, rows, StoreStmt("top", (i,), LOWEST), StoreStmt("sum", (i,), zero)),
-            self.over(z, const(self.rows * self.pitch), StoreStmt("o", (z,), zero), vector=True),
-            self.over(self.kb, blocks_of(self.keys, KEYS), *block),
-            self.over(i, rows, self.over(d, a.d[1], *out, vector=True)),
+            over(i, rows, StoreStmt("top", (i,), LOWEST), StoreStmt("sum", (i,), zero)),
+            over(z, const(self.rows * self.pitch), StoreStmt("o", (z,), zero), vector=True),
+            over(self.kb, blocks_of(self.keys, KEYS), *block),
+            over(i, rows, over(d, a.d[1], *out, vector=True)),
         )

@@ -27,16 +27,16 @@ from dataclasses import dataclass, replace
 from ...ir import dtype as dt
 from ...ir.blocks import Interleave, Paired, Product, Transpose
 from ...ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, select, substitute, walk
-from ...ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt
+from ...ir.kernel import Kernel, Let, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of, linear
 from ...ir.program import Buffer, Store
-from ...ir.target import CPU, Target
+from ...ir.target import Target
 from .. import deps
 from ..fusion.group import Group
 from ..loops.build import finish
 from .attention import DOT, OUT, Attention
 from .attention_few import FEW, FewRows
-from .attention_parts import LANES, LOWEST, blocks_of, key_limit, least, stride_along
+from .attention_parts import LANES, LOWEST, blocks_of, key_limit, least, over, stride_along
 
 QUERIES = 48  # of a block: three vectors, so that a tile of 8 keys fills the registers
 MANY = 1024  # keys from which on a block has two tiles of queries: their pages are walked half as often
@@ -130,9 +130,6 @@ class _Former:
         self.scratch.append(Scratch(name, dtype, size))
         return name
 
-    def over(self, axis: Axis, extent: Expr, *body: Stmt, vector: bool = False) -> Loop:
-        return Loop(axis, extent, "vector" if vector else "serial", body)
-
     def at(self, load: Load) -> Load:
         """An operand with the block's axes in place of the Stage's."""
         a = self.a
@@ -150,7 +147,7 @@ class _Former:
         if unit is not None and const_of(unit) == 1 and source.dtype in TRANSPOSED and lies:
             return Transpose(name, w, self.i, self.wide, axis, extent, source)
         store = StoreStmt(name, (axis * w + self.i,), convert(source, dt.f32))
-        return self.over(axis, extent, self.over(self.i, self.wide, store, vector=True))
+        return over(axis, extent, over(self.i, self.wide, store, vector=True))
 
     # ------------------------------------------------------------ the score
     def scaled(self) -> tuple[list[Stmt], Expr]:
@@ -162,7 +159,7 @@ class _Former:
             return [], score
         z = Axis("z")
         at = Load("qt", dt.f32, (z,))
-        scale = self.over(z, const(self.shape.e * self.shape.queries), StoreStmt("qt", (z,), op("mul", at, factors[0])), vector=True)
+        scale = over(z, const(self.shape.e * self.shape.queries), StoreStmt("qt", (z,), op("mul", at, factors[0])), vector=True)
         return [scale], substitute(score, dict.fromkeys(users, DOT))
 
     def score(self, of_dot: Expr) -> tuple[list[Stmt], Expr]:
@@ -188,7 +185,7 @@ class _Former:
                 continue
             self.array(name, self.shape.keys * w, x.dtype)
             store = StoreStmt(name, (self.j * w + self.i,), x)
-            fill.append(self.over(self.j, self.near, self.over(self.i, self.wide, store, vector=True)))
+            fill.append(over(self.j, self.near, over(self.i, self.wide, store, vector=True)))
             table[x] = Load(name, x.dtype, (self.j * w + self.i,))
         return fill, substitute(value, table)
 
@@ -202,18 +199,18 @@ class _Former:
         new, base = Var("new", dt.f32), Var("base", dt.f32)
         statements: list[Stmt] = []
         if score is not s:
-            statements.append(self.over(j, self.near, StoreStmt("s", cell, score)))
+            statements.append(over(j, self.near, StoreStmt("s", cell, score)))
         total = op("mul", lane["sum"], Load("shrink", dt.f32, (i,)))
         rest = self.chains * CHAINS - self.near
         if const_of(rest) != 0:  # so that all chains are of one length
             x = Axis("xl")
-            statements.append(self.over(x, rest, StoreStmt("s", ((self.near + x) * w + i,), LOWEST)))
+            statements.append(over(x, rest, StoreStmt("s", ((self.near + x) * w + i,), LOWEST)))
         statements += [
             Let(new, op("max", lane["top"], self.fold("max", LOWEST))),
             Let(base, select(op("eq", new, LOWEST), Const(dt.f32, 0.0), new)),  # -inf - -inf would be NaN
             StoreStmt("shrink", (i,), op("exp", op("sub", lane["top"], base))),
             StoreStmt("top", (i,), new),
-            self.over(j, self.chains * CHAINS, StoreStmt("s", cell, op("exp", op("sub", s, base)))),
+            over(j, self.chains * CHAINS, StoreStmt("s", cell, op("exp", op("sub", s, base)))),
             StoreStmt("sum", (i,), op("add", total, self.fold("add", Const(dt.f32, 0.0)))),
         ]
         return tuple(statements)
@@ -236,7 +233,7 @@ class _Former:
         self.array(name, self.shape.keys * pitch)
         axis, extent = row
         store = StoreStmt(name, (self.j * pitch + axis,), convert(load, dt.f32))
-        copy = self.over(self.j, self.near, self.over(axis, const(extent), store, vector=True))
+        copy = over(self.j, self.near, over(axis, const(extent), store, vector=True))
         return [copy], Load(name, dt.f32, (self.j * pitch + axis,))
 
     def block(self, of_dot: Expr) -> tuple[Stmt, ...]:
@@ -254,9 +251,9 @@ class _Former:
         return (
             *copy_k, *fill,
             *(self.product(k, qt, first) for first in range(0, s.e, DEPTH)),
-            self.over(i, self.lanes, *self.softmax(score), vector=True),
+            over(i, self.lanes, *self.softmax(score), vector=True),
             *copy_v,
-            self.over(i, self.wide, self.over(d, const(s.pitch), shrunk, vector=True)),
+            over(i, self.wide, over(d, const(s.pitch), shrunk, vector=True)),
             Product("o", s.pitch, i, self.wide, d, const(s.d), j, self.near, Load("s", dt.f32, (j * w + i,)), v, add=True),
         )  # fmt: skip
 
@@ -282,18 +279,18 @@ class _Former:
             self.array(name, size)
         z = Axis("z")
         start = (
-            self.over(i, const(w), StoreStmt("top", (i,), LOWEST), StoreStmt("sum", (i,), zero), vector=True),
-            self.over(z, const(w * s.pitch), StoreStmt("o", (z,), zero), vector=True),
+            over(i, const(w), StoreStmt("top", (i,), LOWEST), StoreStmt("sum", (i,), zero), vector=True),
+            over(z, const(w * s.pitch), StoreStmt("o", (z,), zero), vector=True),
         )
-        blocks = self.over(self.kb, blocks_of(self.keys, s.keys), *self.block(of_dot))
+        blocks = over(self.kb, blocks_of(self.keys, s.keys), *self.block(of_dot))
         portion = op("div", Const(dt.f32, 1.0), Load("sum", dt.f32, (i,)))
         if a.safe:
             portion = select(op("eq", Load("top", dt.f32, (i,)), LOWEST), zero, portion)
-        invert = self.over(i, const(w), StoreStmt("shrink", (i,), portion), vector=True)
+        invert = over(i, const(w), StoreStmt("shrink", (i,), portion), vector=True)
         result = op("mul", Load("o", dt.f32, (i * s.pitch + d,)), Load("shrink", dt.f32, (i,)))
         table: dict[Expr, Expr] = {OUT: result, a.i[0]: self.row, a.d[0]: d}
         out = tuple(StoreStmt(t.buf, tuple(substitute(x, table) for x in t.index), substitute(t.value, table), t.mode) for t in stores)
-        return (transpose, *scale, *start, blocks, invert, self.over(i, self.wide, self.over(d, const(s.d), *out, vector=True)))
+        return (transpose, *scale, *start, blocks, invert, over(i, self.wide, over(d, const(s.d), *out, vector=True)))
 
 
 class _PairedFormer(_Former):
@@ -330,14 +327,14 @@ class _PairedFormer(_Former):
         )  # fmt: skip
         fill, score = self.score(of_dot)
         done = self.chains * CHAINS
-        none = self.over(z, const(s.keys) - done, StoreStmt("s", ((done + z) * w + i,), Const(dt.f32, 0.0)))
+        none = over(z, const(s.keys) - done, StoreStmt("s", ((done + z) * w + i,), Const(dt.f32, 0.0)))
         self.array("pt", w * s.keys)
         self.array("p", w * s.keys, dt.bf16)
         self.array("ov", w * TALL)
         at = (i * s.keys + z,)
         weight = Cast(dt.bf16, Load("pt", dt.f32, at))
         transpose = Transpose("pt", s.keys, j, const(s.keys), i, const(w), Load("s", dt.f32, (j * w + i,)))
-        rounded = self.over(i, const(w), self.over(z, const(s.keys), StoreStmt("p", at, weight), vector=True))
+        rounded = over(i, const(w), over(z, const(s.keys), StoreStmt("p", at, weight), vector=True))
         left = dv * TALL
         v = substitute(self.plain(a.v), {self.d: left + dl})
         assert isinstance(v, Load)
@@ -346,17 +343,17 @@ class _PairedFormer(_Former):
         product = Paired("ov", w, TALL // LANES, i, self.lanes, (), j, s.keys, dl, p, interleaved)
         o, new = Load("o", dt.f32, (out * s.pitch + left + dl,)), Load("ov", dt.f32, (out * TALL + dl,))
         sums = op("fma", o, Load("shrink", dt.f32, (out,)), new)
-        merge = self.over(out, self.wide, self.over(dl, const(TALL), StoreStmt("o", o.index, sums), vector=True))
+        merge = over(out, self.wide, over(dl, const(TALL), StoreStmt("o", o.index, sums), vector=True))
         return (
             *fill,
-            self.over(kt, blocks_of(self.near, TALL), tile),
-            self.over(i, self.lanes, *self.softmax(score), *([] if const_of(done) == s.keys else [none]), vector=True),
+            over(kt, blocks_of(self.near, TALL), tile),
+            over(i, self.lanes, *self.softmax(score), *([] if const_of(done) == s.keys else [none]), vector=True),
             transpose, rounded,
-            self.over(dv, const(s.pitch // TALL), interleave, product, merge),
+            over(dv, const(s.pitch // TALL), interleave, product, merge),
         )  # fmt: skip
 
 
-def form_attention(a: Attention, buffers: Mapping[str, Buffer], target: Target = CPU) -> Kernel:
+def form_attention(a: Attention, buffers: Mapping[str, Buffer], target: Target) -> Kernel:
     """The kernel of a Stage that was recognised."""
     (store,) = a.stage.stores
     stores = (replace(store, value=a.value),)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ...ir import dtype as dt
 from ...ir.expr import Axis, Cast, Const, Expr, Load, Op, const, op, substitute, walk
+from ...ir.kernel import Loop, Stmt
 from ...ir.linear import conjuncts, const_of, linear
 from ...ir.program import Buffer
 from .. import deps
@@ -27,6 +28,10 @@ def least(size: int, rest: Expr, whole: Expr) -> Expr:
     if known is not None and (known % size == 0 or known < size):
         return const(min(size, known))
     return op("min", const(size), rest)
+
+
+def over(axis: Axis, extent: Expr, *body: Stmt, vector: bool = False) -> Loop:
+    return Loop(axis, extent, "vector" if vector else "serial", body)
 
 
 def stride_along(load: Load, axis: Axis, buffers: Mapping[str, Buffer]) -> Expr | None:

@@ -22,7 +22,7 @@ from ...ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ...ir.linear import Linear, const_of
 from ...ir.program import Buffer
 from ..access import flat
-from .contraction import Contraction, _least, _params, _product, acc_of, form_contraction, where_of
+from .contraction import Contraction, _least, _product, acc_of, form_contraction, params_of, where_of
 from .tiling import Tiling
 
 PANEL = 32 << 10  # bytes of a panel: it stays in the first-level cache while the rows pass
@@ -117,7 +117,7 @@ def _through_panels(
     columns = op("floordiv", n_extent + (width - 1), const(width))
     grid = (*c.batch, *c.rows[:-1], (mb, blocks), (nt, columns))
     grain = const(max(1, 4096 // (rows * tiles * vectors * max(1, _product([k_extent])))))
-    params, syms = _params(body, stores, c, buffers[c.b.buf], buffers, [e for _, e in grid])
+    params, syms = params_of(stores, c, buffers[c.b.buf], buffers, grid)
     scratch = (Scratch("acc", summed, size), Scratch("panel", b.dtype, depth * width))
     return Kernel("contraction", params, syms, grid, grain, scratch, body, origins=origins, kind="contraction")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...ir import dtype as dt
@@ -23,12 +23,13 @@ from ...ir.blocks import Contract, Transpose
 from ...ir.bounds import NOTHING_KNOWN
 from ...ir.dtype import DType
 from ...ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
+from ...ir.folds import multiply_add
 from ...ir.kernel import Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ...ir.linear import conjuncts, const_of, linear
 from ...ir.program import Buffer, Stage, Store, dense
 from ...ir.target import CPU, Target
 from ..access import flat
-from ..deps import estimate
+from ..deps import estimate, parameters
 from ..fusion.affine import split_axes
 from .tiling import Tiling, Work
 
@@ -172,16 +173,10 @@ def _is_injective(index: tuple[Expr, ...]) -> bool:
 
 def _factors(fold: Fold) -> tuple[Load, Load] | None:
     """The two Loads of a multiply-add Fold that starts at zero."""
-    state = fold.state(0)
-    if len(fold.init) != 1 or fold.dtype not in SUMMED or fold.init[0] is not Const(fold.dtype, 0.0) or fold.order != "any":
+    found = multiply_add(fold, SUMMED)
+    if found is None:
         return None
-    update = fold.update[0]
-    if not isinstance(update, Op) or update.name != "add":
-        return None
-    product = update.args[1] if update.args[0] is state else update.args[0] if update.args[1] is state else None
-    if not isinstance(product, Op) or product.name != "mul":
-        return None
-    a, b = (_factor(e, fold.dtype) for e in product.args)
+    a, b = (_factor(e, fold.dtype) for e in found)
     return None if a is None or b is None else (a, b)
 
 
@@ -280,7 +275,6 @@ def work_of(c: Contraction, buffers: Mapping[str, Buffer] | None = None) -> Work
         k=product((c.k,)),
         a=c.a.dtype.name,
         b=c.b.dtype.name,
-        is_padded=c.a.mask is not None,
         multiple=1 if const_of(c.rows[-1][1]) is not None else max(1, NOTHING_KNOWN.divisor(c.rows[-1][1])),
         step=None if step is None else step * c.a.dtype.itemsize,
         target=c.target,
@@ -412,7 +406,7 @@ def form_contraction(
     )  # fmt: skip
     steps = rows * vectors * max(1, _product([e for _, e in (*c.taps, c.k)]))
     grain = const(max(1, 4096 // steps))
-    params, syms = _params((contract, epilogue), stores, c, packed or buffers[c.b.buf], buffers, [e for _, e in grid])
+    params, syms = params_of(stores, c, packed or buffers[c.b.buf], buffers, grid)
     scratch: tuple[Scratch, ...] = (Scratch("acc", summed, rows * pitch),)
     if not transposed:
         return Kernel("contraction", params, syms, grid, grain, scratch, (contract, epilogue), origins=origins, kind="contraction")
@@ -520,23 +514,17 @@ def _steps_by_one(stores: tuple[Store, ...], m: Axis, buffers: dict[str, Buffer]
     return all(stride(s) == 1 for s in stores)
 
 
-def _params(
-    body: tuple[Stmt, ...], stores: tuple[Store, ...], c: Contraction, operand: Buffer, buffers: dict[str, Buffer], extents: list[Expr]
+def params_of(
+    stores: tuple[Store, ...], c: Contraction, operand: Buffer, buffers: dict[str, Buffer], grid: Iterable[tuple[Axis, Expr]]
 ) -> tuple[tuple[Param, ...], tuple[Sym, ...]]:
     """Every buffer the kernel touches, `operand` as its right-hand side, and every symbol in its extents, strides and values."""
     values = [e for s in stores for e in (*s.index, s.value)]
     values += [c.b] if operand.name == c.b.buf else []
-    nodes = list(walk(*values, c.a, *extents, *(e for _, e in (*c.taps, c.k, *c.rows, c.n))))
+    nodes = list(walk(*values, c.a, *(e for _, e in (*grid, *c.taps, c.k, *c.rows, c.n))))
     written = [s.buf for s in stores]
     read = [x.buf for x in nodes if isinstance(x, Load)]
     names = dict.fromkeys([*written, c.a.buf, operand.name, *read])
     table = {**buffers, operand.name: operand}
-    params = []
-    for name in names:
-        buffer = table[name]
-        assert buffer.layout is not None
-        params.append(Param(name, buffer.dtype, buffer.shape, buffer.layout, name in written))
-        nodes += list(walk(buffer.layout.offset, *buffer.layout.strides))
-    return tuple(params), tuple(dict.fromkeys(x for x in nodes if isinstance(x, Sym)))
+    return parameters(names, table, written, nodes)
 
 

@@ -17,7 +17,7 @@ from ...ir.expr import Axis, Const, Expr, Fold, Load, Var, const, op, substitute
 from ...ir.kernel import Kernel, Let, Loop, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of, linear
 from ...ir.program import Buffer, Stage, Store, dense
-from .contraction import ONE_COLUMN, Contraction, _classify, _factors, _least, _next_tile, _params, tails_of, work_of
+from .contraction import ONE_COLUMN, Contraction, _classify, _factors, _least, _next_tile, params_of, tails_of, work_of
 from .tiling import default_sweep, score
 
 MOST = 16  # products in one kernel are fewer
@@ -133,7 +133,7 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     plain: tuple[Store, ...] = tuple(
         replace(s, value=substitute(s.value, {f: Const(summed, 0.0) for f in g.folds})) for s in c.stage.stores
     )
-    params, syms = _params((contract, epilogue), plain, c, flat, dict(buffers), [e for _, e in grid])
+    params, syms = params_of(plain, c, flat, dict(buffers), grid)
     scratch = (Scratch("acc", summed, rows * gates * width),)
     kernel = Kernel(
         "gated", params, syms, grid, const(max(1, 4096 // steps)), scratch, (contract, epilogue), origins=(c.stage.origin, c.stage.loc),

@@ -18,7 +18,7 @@ from ...ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of, linear
 from ...ir.program import Buffer, Stage, Store, dense
 from ..access import flat
-from .contraction import ACC, ONE_COLUMN, Contraction, _least, _params, _product, where_of
+from .contraction import ACC, ONE_COLUMN, Contraction, _least, _product, params_of, where_of
 
 TALL = 0.75  # of the registers are accumulators; the rest holds weights and a column
 FEW = 3  # window elements of the widest row whose weights stay in registers beside them
@@ -158,7 +158,7 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     is_small = _product([*packed.shape]) * packed.dtype.itemsize <= c.target.caches.near
     grid = (*g.rest, *m_tiles[:-1], *tiles, m_tiles[-1]) if is_small else (*g.rest, *tiles, *m_tiles)
     steps = rows * g.vectors * g.window[1] * g.channel[1] * max(1, _product([e for _, e in g.taps]))
-    params, syms = _params((tile, epilogue), stores, c, packed, buffers, [e for _, e in grid])
+    params, syms = params_of(stores, c, packed, buffers, grid)
     scratch = (Scratch("acc", dt.f32, rows * width),)
     origins = (c.stage.origin, c.stage.loc)
     grain = const(max(1, 4096 // steps))

@@ -20,7 +20,7 @@ from ...ir.linear import const_of, linear
 from ...ir.program import Buffer, Stage, Store, dense
 from ..access import flat
 from ..deps import estimate
-from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _params, _product, only_where, stores_along, where_of
+from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _product, only_where, params_of, stores_along, where_of
 
 LANES = 16  # sums of a row of a hardware tile
 TILE = 16  # rows of one hardware tile
@@ -103,7 +103,7 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     results, transposed = _epilogue(c, rows, start, ml, nt * width, nl, live, wide, width, buffers)
     loop = Loop(mt, in_block, "serial", (tile, *results))
     grid = (*c.batch, *c.rows[:-1], (mb, op("floordiv", m_extent + (rows * tiles - 1), const(rows * tiles))), (nt, columns))
-    params, syms = _params((interleave, loop), c.stage.stores, c, buffers[c.b.buf], buffers, [e for _, e in grid])
+    params, syms = params_of(c.stage.stores, c, buffers[c.b.buf], buffers, grid)
     scratch = (Scratch("acc", dt.f32, rows * width), Scratch("panel", dt.bf16, -(-k // DEEP) * DEEP * width), *transposed)
     grain = const(max(1, 32768 // (rows * tiles * vectors * k)))
     origins = (c.stage.origin, c.stage.loc)
@@ -203,7 +203,7 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     prefetch, lines = (None, 0) if near is None else _prefetch(c, packed, (nb, ni), near, m_tiles, width, joined)
     tile = Paired("acc", rows, vectors, ml, live, c.taps, c.k[0], k, nl, a, b, joined, prefetch, lines)
     steps = rows * vectors * k * max(1, _product([e for _, e in c.taps]))
-    params, syms = _params((tile, *results), c.stage.stores, c, packed, buffers, [e for _, e in grid])
+    params, syms = params_of(c.stage.stores, c, packed, buffers, grid)
     scratch = (Scratch("acc", dt.f32, rows * width), *transposed)
     origins = (c.stage.origin, c.stage.loc)
     grain = const(max(1, 32768 // steps))

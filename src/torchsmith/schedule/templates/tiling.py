@@ -38,9 +38,8 @@ class Tiling:
 @dataclass(frozen=True, slots=True)
 class Work:
     """batch x outer x m x n results of taps x k multiply-adds each; m is the tiled row axis, `outer` the product of the others; None:
-    known at run time only. a, b: storage dtypes; is_padded: rows may fall into padding. multiple: what divides an m that is not known (the
-    image of a batch of them). step: bytes from one row of a to the next, where known. parts: elements of k
-    beside each other in the lanes."""
+    known at run time only. a, b: storage dtypes; multiple: what divides an m that is not known (the image of a batch of them). step: bytes
+    from one row of a to the next, where known. parts: elements of k beside each other in the lanes."""
 
     batch: int | None
     outer: int | None
@@ -50,7 +49,6 @@ class Work:
     k: int | None
     a: str
     b: str
-    is_padded: bool
     multiple: int = 1
     step: int | None = None
     parts: int = 1
