@@ -138,6 +138,8 @@ define("BCK002", "the backend takes none of this graph's operators, so torch run
 define("BCK003", "the backend failed, so the captured graph runs eagerly", "see the detail; fullgraph=True raises it instead")
 define("BCK005", "a runtime refuses operators or gives other results, so torch runs them", "please report it to whoever converts them")
 define("BCK004", "a graph that another capture made has a number that no input tells", "use torchsmith.compile, which captures itself")
+define("BCK007", "a call of a graph that another capture made has inputs of other sizes or strides, so it runs eagerly",
+       "use torchsmith.compile, which guards what it was given")
 define("BCK006", "a graph that another capture made has an operator of graphs that is not written out",
        "use torchsmith.compile, which captures itself")
 

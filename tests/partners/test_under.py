@@ -207,8 +207,10 @@ def test_memory_that_pytorch_joined_is_checked():
     u = t.clone()
     torch.testing.assert_close(compiled(t[:3], t[1:]), f(u[:3], u[1:]))
     torch.testing.assert_close(t, u)
-    with pytest.warns(UserWarning, match=r"has shape \(12,\)"), pytest.raises(RuntimeError, match="out of bounds"):
+    refused = pytest.raises(RuntimeError, match="out of bounds")
+    with events.recording() as got, pytest.warns(UserWarning, match=r"has shape \(12,\)"), refused:
         compiled(torch.randn(3, 4), torch.randn(3, 4))
+    assert any(e.fields.get("code") == "BCK007" for e in got)
 
 
 def test_the_users_tensors_carry_nothing_of_a_compilation():

@@ -68,12 +68,12 @@ def compile_aten(
         warnings.warn(f"torchsmith: {why}. This graph runs eagerly.", stacklevel=2)
         return gm.forward
     events.emit("graph", name=name, report=made.report, module=foreign.module)
-    return held(foreign.around(made.call), gm.forward, foreign, constant)
+    return held(foreign.around(made.call), gm.forward, foreign, constant, name)
 
 
-def held(call: Callable[..., Any], eager: Callable[..., Any], foreign: Foreign, constant: Sequence[int]) -> Callable[..., Any]:
-    """`call` for inputs of the sizes and strides that the graph was made for, `eager` for others. Inputs that share memory and are written
-    come as one tensor, which PyTorch does not guard: the next call's can be smaller."""
+def held(call: Callable[..., Any], eager: Callable[..., Any], foreign: Foreign, constant: Sequence[int], name: str) -> Callable[..., Any]:
+    """`call` for inputs of the sizes and strides that the graph was made for, `eager` for others (BCK007). Inputs that share memory and are
+    written come as one tensor, which PyTorch does not guard: the next call's can be smaller."""
     places = range(len(foreign.values)) if foreign.reads is None else foreign.reads
     wanted = [
         (i, t.shape, t.stride()) for i, t in zip(places, foreign.values, strict=True)
@@ -84,8 +84,9 @@ def held(call: Callable[..., Any], eager: Callable[..., Any], foreign: Foreign, 
         for i, shape, strides in wanted:
             t = inputs[i]
             if t.shape != shape or (t.stride() != strides and not same_steps(shape, strides, t.stride())):
-                warnings.warn(f"torchsmith: input {i} of a graph of PyTorch's has shape {tuple(t.shape)} and strides {t.stride()}, "
-                              f"not {tuple(shape)} and {strides}. This call runs eagerly.", stacklevel=2)  # fmt: skip
+                why = f"input {i} has shape {tuple(t.shape)} and strides {t.stride()}, not {tuple(shape)} and {strides}"
+                events.emit("fallback", code="BCK007", graph=name, at="", detail=why)
+                warnings.warn(f"torchsmith: [BCK007] {why}, for which PyTorch had the graph made. This call runs eagerly.", stacklevel=2)
                 return eager(*inputs)
         return call(*inputs)
 
