@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..ir.rows import rows
 from .plain import numbers
 
 aten = torch.ops.aten
@@ -27,17 +28,7 @@ ROWS: dict[Any, Callable[..., Any]] = {}
 Array = Any
 
 
-def row(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give operators their meaning in JAX; a second row for one operator is an error."""
-
-    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        for op in ops:
-            if op in ROWS:
-                raise ValueError(f"{op} has two rows")
-            ROWS[op] = fn
-        return fn
-
-    return add
+row = rows(ROWS, "row")  # what operators are in JAX
 
 
 def _jax() -> Any:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
+from ..ir.rows import rows
 from . import arrays, attempts, floats, overrides, policy, tensor_attrs, torch_rows, transforms
 from . import attributes as at
 from . import protocols as pr
@@ -38,28 +39,10 @@ Tensor = torch.Tensor
 Function = types.FunctionType
 
 
-def row(*functions: Any) -> Callable[[Row], Row]:
-    """What calling these functions or classes means."""
-
-    def add(fn: Row) -> Row:
-        for f in functions:
-            if f in ROWS:
-                raise ValueError(f"{f} has two rows")
-            ROWS[f] = fn
-        return fn
-
-    return add
+row = rows(ROWS, "row")  # what calling these functions or classes means
 
 
-def by_type(*types_: type) -> Callable[[Any], Any]:
-    def add(fn: Any) -> Any:
-        for t in types_:
-            if t in BY_TYPE:
-                raise ValueError(f"{t} has two rows")
-            BY_TYPE[t] = fn
-        return fn
-
-    return add
+by_type = rows(BY_TYPE, "row")
 
 
 def call(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -422,15 +405,7 @@ def _tensor_method(m: Machine, t: Any, name: str, args: Args, kwargs: Kwargs) ->
 TENSOR_METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {}
 
 
-def tensor_method(*names: str) -> Callable[[Any], Any]:
-    def add(fn: Any) -> Any:
-        for n in names:
-            if n in TENSOR_METHODS:
-                raise ValueError(f"tensor method {n} has two rows")
-            TENSOR_METHODS[n] = fn
-        return fn
-
-    return add
+tensor_method = rows(TENSOR_METHODS, "row")
 
 
 @tensor_method("numpy")

@@ -11,6 +11,7 @@ import torch
 
 from ..codes import Unsupported
 from ..graph import tracing
+from ..ir.rows import rows
 from . import attributes as at
 from . import overrides, policy
 from .attributes import Raised
@@ -23,15 +24,7 @@ _TENSORS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data", "grad"})  # 
 ROWS: dict[str, Row] = {}
 
 
-def row(*names: str) -> Callable[[Row], Row]:
-    def add(fn: Row) -> Row:
-        for name in names:
-            if name in ROWS:
-                raise ValueError(f"tensor attribute {name} has two rows")
-            ROWS[name] = fn
-        return fn
-
-    return add
+row = rows(ROWS, "row")
 
 
 def _plain(name: str) -> Row:

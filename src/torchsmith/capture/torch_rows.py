@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.region import Region
+from ..ir.rows import rows
 from . import attempts, control_flow, flex, guards, overrides
 from .attributes import Raised
 from .protocol import Machine, Row
@@ -29,19 +30,12 @@ from .world import MISSING, is_constant
 ROWS: dict[Any, Row] = {}
 
 
+_row = rows(ROWS, "row")
+
+
 def row(*functions: Any) -> Callable[[Row], Row]:
-    """What the machine does instead of calling these functions."""
-
-    def add(fn: Row) -> Row:
-        for f in functions:
-            if f is None:
-                continue
-            if f in ROWS:
-                raise ValueError(f"{f} has two rows")
-            ROWS[f] = fn
-        return fn
-
-    return add
+    """What the machine does instead of calling these functions; None: one that this torch lacks."""
+    return _row(*(f for f in functions if f is not None))
 
 
 # Old constructors of tensors, and the dtype they give (None: the default one).

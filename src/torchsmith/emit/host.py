@@ -18,6 +18,7 @@ from ..ir import dtype as dt
 from ..ir.bounds import LIMITS, Ranges
 from ..ir.dtype import DTYPES, DType
 from ..ir.expr import Cast, Const, Expr, Load, Op, Sym, walk
+from ..ir.nested import every
 from ..ir.plan import (
     Alloc,
     Arena,
@@ -189,7 +190,7 @@ class _Host:
 
     def images(self) -> list[str]:
         """The table of a device's kernels."""
-        segments = len(_segments(self.plan.run))
+        segments = len(segments_of(self.plan))
         names = ", ".join(f"&{n}" for n in self.names) or "0"
         return [f"static const ts_device_kernel *const ts_kernels[] = {{{names}}};",
                 f"static const ts_images ts_all = {{{len(self.names)}, {segments}, {self.parts}, ts_kernels}};"]  # fmt: skip
@@ -378,7 +379,7 @@ class _Host:
             if s.origin[0] == "bound":
                 self.put(f"{_c_type(s.sym.dtype)} {_c_name(s.sym.name)} = 0; (void){_c_name(s.sym.name)};")
         declared = {s.sym for s in plan.symbols}
-        for step in _steps(plan.run):  # symbols that only the body knows
+        for step in every(plan.run):  # symbols that only the body knows
             for sym in _defines(step):
                 if sym not in declared:
                     declared.add(sym)
@@ -524,7 +525,7 @@ class _Host:
         self.put("if (how != TS_REPLAYED) {")
         self.depth += 1
         run: list[Launch] = []
-        first = len(_segments(self.plan.run))
+        first = len(segments_of(self.plan))
         for s in (*step.steps, None):
             if isinstance(s, Launch):
                 run.append(s)
@@ -718,29 +719,8 @@ def _c_string(text: str) -> str:
     return '"' + "".join(out) + '"'
 
 
-def _steps(steps: tuple[Step, ...]) -> list[Step]:
-    out: list[Step] = []
-    for s in steps:
-        out.append(s)
-        if isinstance(s, Segment):
-            out += s.steps
-        elif isinstance(s, PlanCond):
-            out += _steps(s.then) + _steps(s.orelse)
-        elif isinstance(s, PlanRepeat):
-            out += _steps(s.body)
-    return out
-
-
-def _segments(steps: tuple[Step, ...]) -> list[Segment]:
-    out: list[Segment] = []
-    for s in steps:
-        if isinstance(s, Segment):
-            out.append(s)
-        elif isinstance(s, PlanCond):
-            out += _segments(s.then) + _segments(s.orelse)
-        elif isinstance(s, PlanRepeat):
-            out += _segments(s.body)
-    return out
+def segments_of(plan: Plan) -> list[Segment]:
+    return [s for s in every(plan.run) if isinstance(s, Segment)]
 
 
 def _defines(step: Step) -> list[Sym]:
@@ -778,7 +758,7 @@ def packing_key(plan: Plan, kernel_names: Sequence[str]) -> str:
 
 def describe(plan: Plan) -> dict[str, Any]:
     """What the host outside needs to know, as JSON values (runtime/manifest.py documents the fields)."""
-    steps = _steps(plan.run)
+    steps = [*every(plan.run)]
     externs = [s.extern for s in steps if isinstance(s, Call)]
     passed = {b for e in externs for b in e.buffers}
     launched = {b for s in steps if isinstance(s, Launch) for b in s.bufs}
@@ -793,7 +773,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     return {
         "abi": 1,
         "device": plan.device,
-        "segments": [[sum(isinstance(x, t) for x in s.steps) for t in (Launch, Call)] for s in _segments(plan.run)],
+        "segments": [[sum(isinstance(x, t) for x in s.steps) for t in (Launch, Call)] for s in segments_of(plan)],
         "symbol": SYMBOL,
         "name": plan.name,
         "inputs": [_describe_input(plan, i, passed, changed, needed, aligned) for i in range(len(plan.inputs))],

@@ -7,34 +7,13 @@ Booleans are xi32 masks (0 or -1) in vectors and int (0 or 1) in scalars; half f
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
-T = TypeVar("T")
-
-
-
-def rows(table: dict[str, T]) -> Callable[..., Callable[[T], T]]:
-    """The decorator that fills a table; a name is defined once."""
-
-    def row(*names: str) -> Callable[[T], T]:
-        def add(fn: T) -> T:
-            for name in names:
-                if name in table:
-                    raise ValueError(f"operator {name} has two rows")
-                table[name] = fn
-            return fn
-
-        return add
-
-    return row
-
+from ..ir.rows import rows
 
 # reg: "f32" "f64" "i32" "i64" "i16" "i8" "u8" "bool"
 Row = Callable[[str, bool, tuple[str, ...]], str]
 ROWS: dict[str, Row] = {}
-
-
-row = rows(ROWS)
+row = rows(ROWS, "row")
 
 
 def call(name: str, reg: str, vec: bool, args: tuple[str, ...]) -> str:

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+<<<<<<< HEAD
 from ..ir.ops import MULTIPLIERS, OPS, WEYL
+=======
+from ..ir.ops import OPS
+from ..ir.rows import rows
+>>>>>>> 2712e68 (One decorator fills tables of rows, one walk goes through nested bodies)
 from . import triton_math
-from .optable import rows
 
 Functions = tuple[tuple[str, str], ...]
 Row = Callable[[str, tuple[str, ...]], str]
@@ -31,7 +35,7 @@ class Text:
     functions: Functions = ()
 
 
-row = rows(ROWS)
+row = rows(ROWS, "row")
 
 
 def _infix(sign: str) -> Row:

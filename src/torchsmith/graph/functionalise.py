@@ -17,6 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 from ..codes import Unsupported
 from ..ir.expr import Expr, Sym, walk
 from ..ir.nested import leaves
+from ..ir.rows import rows
 from ..runtime.values_only import NAMESPACE
 from .canonical import emit_graph
 from .layout import clamp_index, from_front, hint_of, is_shape, overlaps
@@ -443,13 +444,7 @@ Spelling = Callable[[Recording, dict[str, Any], torch.Tensor, torch.Tensor, int]
 SPELL_VIEW: dict[OpOverload, Spelling] = {}
 
 
-def _spell(*ops: OpOverload) -> Callable[[Spelling], Spelling]:
-    def add(fn: Spelling) -> Spelling:
-        for op in ops:
-            SPELL_VIEW[op] = fn
-        return fn
-
-    return add
+_spell = rows(SPELL_VIEW, "spelling")
 
 
 def _dim(bound: dict[str, Any], base: torch.Tensor) -> int:
@@ -532,15 +527,7 @@ WriteRule = Callable[..., Any]
 WRITES: dict[OpOverload, WriteRule] = {}
 
 
-def _writes(*ops: OpOverload) -> Callable[[WriteRule], WriteRule]:
-    def add(fn: WriteRule) -> WriteRule:
-        for op in ops:
-            if op in WRITES:
-                raise ValueError(f"{op} has two write rules")
-            WRITES[op] = fn
-        return fn
-
-    return add
+_writes = rows(WRITES, "write rule")
 
 
 @_writes(aten.copy_.default)

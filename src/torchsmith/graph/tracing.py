@@ -25,6 +25,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..codes import Unsupported
+from ..ir.rows import rows
 from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
@@ -39,44 +40,9 @@ PARTS: dict[OpOverload, Rule] = {}  # operators written with others; NotImplemen
 DRAWS: dict[OpOverload, Rule] = {}  # the same of random operators, where the program wants no draws of eager's (rules/draws.py)
 FUNCTION_RULES: dict[Any, Rule] = {}  # torch function -> rule(trace, call, *args, **kwargs); `call` runs the function itself
 
-
-def rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
-    """Give operators their shape rule: a function of the operator's own arguments. A second row for one operator is an error."""
-
-    def add(fn: Rule) -> Rule:
-        for op in ops:
-            if op in RULES:
-                raise ValueError(f"{op} has two shape rules")
-            RULES[op] = fn
-        return fn
-
-    return add
-
-
-def part(*ops: OpOverload) -> Callable[[Rule], Rule]:
-    """Write operators with other operators: shapes and what is computed follow from those."""
-
-    def add(fn: Rule) -> Rule:
-        for op in ops:
-            if op in PARTS:
-                raise ValueError(f"{op} is written with others twice")
-            PARTS[op] = fn
-        return fn
-
-    return add
-
-
-def function_rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Give torch functions (above the dispatcher) their own behaviour while tracing."""
-
-    def add(fn: Rule) -> Rule:
-        for f in functions:
-            if f in FUNCTION_RULES:
-                raise ValueError(f"{f} has two function rules")
-            FUNCTION_RULES[f] = fn
-        return fn
-
-    return add
+rule = rows(RULES, "shape rule")  # for operators: a function of the operator's own arguments
+part = rows(PARTS, "part")
+function_rule = rows(FUNCTION_RULES, "function rule")
 
 
 # ---------------------------------------------------------------- tensors

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from ..codes import Unsupported
 from ..ir.nested import leaves
+from ..ir.rows import rows
 from .layout import Size, same
 from .spec import TensorSpec
 
@@ -122,15 +123,7 @@ Undo = Callable[[Emit, Step, Callable[[], Node], Node, str], Node]
 INVERSES: dict[OpOverload, Undo] = {}
 
 
-def inverse(*ops: OpOverload) -> Callable[[Undo], Undo]:
-    def add(fn: Undo) -> Undo:
-        for op in ops:
-            if op in INVERSES:
-                raise ValueError(f"{op} has two inverses")
-            INVERSES[op] = fn
-        return fn
-
-    return add
+inverse = rows(INVERSES, "inverse")
 
 
 @inverse(aten.transpose.int, aten.t.default)

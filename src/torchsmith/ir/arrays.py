@@ -15,6 +15,7 @@ from . import dtype as dt
 from .dtype import DType
 from .expr import Const
 from .ops import MULTIPLIERS, OPS, WEYL
+from .rows import rows
 
 Array = Any  # np.ndarray of the dtype's carrier
 
@@ -27,19 +28,8 @@ CARRIERS: dict[DType, Any] = {
 NUMPY: dict[str, Callable[..., Array]] = {}
 
 
-def define(*names: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Give these operators their NumPy meaning; operators without one are their scalar function, element by element."""
-
-    def add(fn: Callable[..., Array]) -> Callable[..., Array]:
-        for name in names:
-            if name in NUMPY:
-                raise ValueError(f"{name} has two NumPy meanings")
-            if name not in OPS:
-                raise ValueError(f"unknown operator {name}")
-            NUMPY[name] = fn
-        return fn
-
-    return add
+# Operators without a row are their scalar function, element by element.
+define = rows(NUMPY, "NumPy meaning", OPS)
 
 
 def round_bf16(a: Array) -> Array:

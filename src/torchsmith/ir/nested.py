@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -20,3 +21,10 @@ def _collect(values: Any, found: list[Any]) -> None:
             _collect(v.values(), found)
         else:
             found.append(v)
+
+
+def every(body: Iterable[Any]) -> Iterator[Any]:
+    """The elements or steps of a body, each followed by those inside of it."""
+    for e in body:
+        yield e
+        yield from every(getattr(e, "inner", ()))

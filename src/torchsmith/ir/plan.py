@@ -101,6 +101,10 @@ class Segment:
     number: int
     steps: tuple[Launch | Call | Free, ...]
 
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        return self.steps
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -124,6 +128,10 @@ class PlanCond:
     then: tuple[Step, ...]
     orelse: tuple[Step, ...]
 
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        return (*self.then, *self.orelse)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRepeat:
@@ -132,6 +140,10 @@ class PlanRepeat:
     sym: Sym
     count: Expr
     body: tuple[Step, ...]
+
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        return self.body
 
 
 Step = Alloc | Launch | Segment | Call | Free | Bind | Check | PlanCond | PlanRepeat

@@ -189,6 +189,10 @@ class Cond:
     then: tuple[Element, ...]
     orelse: tuple[Element, ...]
 
+    @property
+    def inner(self) -> tuple[Element, ...]:
+        return (*self.then, *self.orelse)
+
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
@@ -197,6 +201,10 @@ class Repeat:
     sym: Sym
     count: Expr
     body: tuple[Element, ...]
+
+    @property
+    def inner(self) -> tuple[Element, ...]:
+        return self.body
 
 
 Element = Stage | Check | Extern | Bind | Cond | Repeat

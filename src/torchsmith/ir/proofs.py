@@ -26,6 +26,7 @@ from .algebra import Terms, atoms_of, mul, product_of, terms_of, total
 from .bounds import Ranges
 from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, substitute, walk
 from .linear import conjuncts
+from .nested import every
 from .program import Check, Cond, Program, Repeat, Stage, Store
 
 DEPTH = 12
@@ -56,7 +57,7 @@ class Doubt:
 def doubts(program: Program, assumed: Iterable[Expr] = (), hints: Mapping[str, int] | None = None) -> Iterator[Doubt]:
     """Accesses of the program's stages that are not proved. `assumed`: what holds of the sizes; `hints`: an example of them."""
     known = Known(program, assumed, hints or {})
-    for stage in _stages(program.body):
+    for stage in stages_of(program):
         yield from _Prover(program, known, stage).doubts()
 
 
@@ -65,7 +66,7 @@ class Known:
 
     def __init__(self, program: Program, assumed: Iterable[Expr], hints: Mapping[str, int]) -> None:
         self.leaves: dict[Expr, tuple[int | None, int | None]] = {s.sym: (s.lo, s.hi) for s in program.symbols if not s.sym.dtype.is_float}
-        self.leaves.update({r.sym: (0, None) for r in _repeats(program.body)})
+        self.leaves.update({r.sym: (0, None) for r in every(program.body) if isinstance(r, Repeat)})
         self.table: dict[Expr, Expr] = {}
         self.back: dict[Expr, Expr] = {}
         self.hints: dict[Expr, int] = {Sym(name): value for name, value in hints.items()}
@@ -106,7 +107,7 @@ class Known:
 
     def _name_quotients(self, program: Program) -> None:
         """Sizes that hold s // c get a symbol for it, and those padded to a multiple of c, s + (c - s % c) % c, one for how often."""
-        sizes = [e for b in program.buffers.values() for e in b.shape] + [e for s in _stages(program.body) for _, e in s.axes]
+        sizes = [e for b in program.buffers.values() for e in b.shape] + [e for s in stages_of(program) for _, e in s.axes]
         nodes = [n for n in walk(*sizes) if isinstance(n, Op) and n.dtype is dt.index and isinstance(n.args[-1], Const)]
         for n in nodes:
             c = int(n.args[-1].value)  # type: ignore[attr-defined]
@@ -165,23 +166,8 @@ class Known:
         return isinstance(found, Const) and not found.value
 
 
-def _stages(body: Iterable[object]) -> Iterator[Stage]:
-    for e in body:
-        if isinstance(e, Stage):
-            yield e
-        elif isinstance(e, Cond):
-            yield from _stages((*e.then, *e.orelse))
-        elif isinstance(e, Repeat):
-            yield from _stages(e.body)
-
-
-def _repeats(body: Iterable[object]) -> Iterator[Repeat]:
-    for e in body:
-        if isinstance(e, Repeat):
-            yield e
-            yield from _repeats(e.body)
-        elif isinstance(e, Cond):
-            yield from _repeats((*e.then, *e.orelse))
+def stages_of(program: Program) -> list[Stage]:
+    return [e for e in every(program.body) if isinstance(e, Stage)]
 
 
 class Facts:

@@ -18,6 +18,7 @@ from .bounds import NOTHING_KNOWN, decide
 from .dtype import DType
 from .expr import SIMPLIFY, Cast, Const, Expr, Op, const, convert, op, walk
 from .ops import OPS, wrap
+from .rows import rows
 
 Rule = Callable[[str, DType, tuple[Expr, ...]], Expr | None]
 TRUE, FALSE = Const(dt.bool_, True), Const(dt.bool_, False)
@@ -25,19 +26,7 @@ FAULTS = frozenset({"floordiv", "mod", "truncdiv", "fmod"})  # undefined for div
 NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Make `fn` the rule of these operators."""
-
-    def add(fn: Rule) -> Rule:
-        for name in names:
-            if name in SIMPLIFY:
-                raise ValueError(f"operator {name} has two rules")
-            if name not in OPS and name != "cast":
-                raise ValueError(f"unknown operator {name}")
-            SIMPLIFY[name] = fn
-        return fn
-
-    return add
+rule = rows(SIMPLIFY, "rule", {*OPS, "cast"})
 
 
 def round_to(dtype: DType, value: float) -> float:

@@ -686,11 +686,8 @@ def _names(step: Any, plan: Plan) -> Iterator[str]:
     elif isinstance(step, Call):
         yield from step.extern.buffers
         yield from (n for n in step.extern.outs if n)
-    elif isinstance(step, PlanCond):
-        for s in (*step.then, *step.orelse):
-            yield from _names(s, plan)
-    elif isinstance(step, PlanRepeat):
-        for s in step.body:
+    elif isinstance(step, PlanCond | PlanRepeat):
+        for s in step.inner:
             yield from _names(s, plan)
     elif isinstance(step, Check | Bind):
         e = step.cond if isinstance(step, Check) else step.value

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..ir.rows import rows
+
 Rule = Callable[..., Any]
 
 # OpOverload -> rule(cx, *arguments in schema order, defaults filled in) -> Ref | tuple of Refs and None
@@ -74,14 +76,4 @@ def _enter(table: dict[Any, Rule], names: tuple[str, ...]) -> Callable[[Rule], R
     return add
 
 
-def lowers_foreign(*names: str) -> Callable[[Rule], Rule]:
-    """Enter the decorated rule for operators that other libraries define ("transformers.grouped_mm_fallback.default")."""
-
-    def add(rule: Rule) -> Rule:
-        for name in names:
-            if name in NAMED:
-                raise ValueError(f"{name} has two lowerings")
-            NAMED[name] = rule
-        return rule
-
-    return add
+lowers_foreign = rows(NAMED, "lowering")  # by name: "transformers.grouped_mm_fallback.default"

@@ -60,11 +60,10 @@ def _rw(e: object) -> tuple[frozenset[str], frozenset[str]]:
     if isinstance(e, Bind):
         return frozenset(x.buf for x in loads_in(e.value)), frozenset()
     if isinstance(e, Cond):
-        inner = (*e.then, *e.orelse)
         head = frozenset(x.buf for x in loads_in(e.pred))
-        return head.union(*(reads(x) for x in inner)), frozenset().union(*(writes(x) for x in inner))
+        return head.union(*map(reads, e.inner)), frozenset().union(*map(writes, e.inner))
     if isinstance(e, Repeat):
-        return frozenset().union(*(reads(x) for x in e.body)), frozenset().union(*(writes(x) for x in e.body))
+        return frozenset().union(*map(reads, e.inner)), frozenset().union(*map(writes, e.inner))
     raise TypeError(f"not a body element: {e!r}")
 
 

@@ -25,6 +25,7 @@ from ..ir.bounds import Ranges
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, substitute, walk
 from ..ir.kernel import Block, Kernel, Let, Loop, Param, Stmt, StoreStmt, expressions, own_expressions, rewrite, statements
 from ..ir.linear import Linear, conjuncts, const_of, is_invariant, linear
+from ..ir.nested import every
 from ..ir.plan import Launch, Plan, PlanCond, PlanRepeat, Step
 from ..ir.program import Layout
 from ..options import Options
@@ -41,7 +42,7 @@ def share_kernels(plan: Plan, options: Options) -> Plan:
     if plan.target.language != "c":
         return plan
     plan = replace(plan, kernels=tuple(_straighten(k) for k in plan.kernels))
-    preparing, fuel = {s.kernel for s in _launches(plan.prepare)}, options.fuel
+    preparing, fuel = {s.kernel for s in every(plan.prepare) if isinstance(s, Launch)}, options.fuel
     groups: dict[tuple[object, ...], list[int]] = {}
     leaves: list[tuple[Expr, ...]] = []
     for i, kernel in enumerate(plan.kernels):
@@ -78,16 +79,6 @@ def share_kernels(plan: Plan, options: Options) -> Plan:
         return tuple(out)
 
     return replace(plan, kernels=tuple(kernels), prepare=renumber(plan.prepare), run=renumber(plan.run))
-
-
-def _launches(steps: Iterable[Step]) -> Iterable[Launch]:
-    for s in steps:
-        if isinstance(s, Launch):
-            yield s
-        elif isinstance(s, PlanCond):
-            yield from _launches((*s.then, *s.orelse))
-        elif isinstance(s, PlanRepeat):
-            yield from _launches(s.body)
 
 
 def _generalise(

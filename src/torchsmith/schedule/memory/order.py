@@ -37,7 +37,7 @@ def can_fail(node: object) -> bool:
     if isinstance(node, Extern):
         return node.op not in SURE or bool(node.binds) or bool(node.mutates)
     if isinstance(node, Cond | Repeat):
-        return any(can_fail(n) for n in ((*node.then, *node.orelse) if isinstance(node, Cond) else node.body))
+        return any(map(can_fail, node.inner))
     return isinstance(node, Check)
 
 
@@ -90,7 +90,7 @@ def _symbols(node: object, buffers: Sequence[Buffer]) -> Iterator[Sym]:
         es.append(node.cond if isinstance(node, Check) else node.value)
     elif isinstance(node, Cond | Repeat):
         es.append(node.pred if isinstance(node, Cond) else node.count)
-        for inner in (*node.then, *node.orelse) if isinstance(node, Cond) else node.body:
+        for inner in node.inner:
             yield from _symbols(inner, ())
     yield from (n for n in walk(*(e for e in es if isinstance(e, Expr))) if isinstance(n, Sym))
 

@@ -141,13 +141,9 @@ def touched(node: Node) -> Iterator[tuple[str, bool]]:
         yield from ((b, False) for b in _loads(node.cond))
     elif isinstance(node, Bind):
         yield from ((b, False) for b in _loads(node.value))
-    elif isinstance(node, Cond):
-        yield from ((b, False) for b in _loads(node.pred))
-        for inner in (*node.then, *node.orelse):
-            yield from touched(inner)  # type: ignore[arg-type]
     else:
-        yield from ((b, False) for b in _loads(node.count))
-        for inner in node.body:
+        yield from ((b, False) for b in _loads(node.pred if isinstance(node, Cond) else node.count))
+        for inner in node.inner:
             yield from touched(inner)  # type: ignore[arg-type]
 
 
