@@ -767,7 +767,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     for s in steps:
         if isinstance(s, Launch):
             written |= {b for b, p in zip(s.bufs, plan.kernels[s.kernel].params, strict=True) if p.written}
-    at_address = {b for e in externs if e.op in ADDRESSED for a in _args(e) for b in _arg_buffers(a)}
+    at_address = {b for e in externs if e.op in ADDRESSED for b in e.buffers}
     aligned = {place.index for b in at_address if isinstance(place := plan.places[b], Input)}
     changed = {place.index for b in written if isinstance(place := plan.places[b], Input)}
     return {

@@ -10,12 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-<<<<<<< HEAD
 from ..ir.ops import MULTIPLIERS, OPS, WEYL
-=======
-from ..ir.ops import OPS
 from ..ir.rows import rows
->>>>>>> 2712e68 (One decorator fills tables of rows, one walk goes through nested bodies)
 from . import triton_math
 
 Functions = tuple[tuple[str, str], ...]
