@@ -24,6 +24,7 @@ from .ir.kernel import Choice
 from .ir.linear import const_of
 from .ir.plan import Launch, Plan, PlanCond, PlanRepeat
 from .runtime import tuned
+from .runtime.draws import generator_states, put_back
 from .runtime.manifest import Manifest
 from .runtime.tuned import Tuned
 
@@ -122,7 +123,7 @@ class _Tuner:
 
     def decide(self) -> dict[str, Tuned]:
         best = {k: Tuned(c.options[0], 1.0) for k, c in self.choices.items()}
-        generator = torch.get_rng_state()  # random operators of the graph draw while it is measured
+        generator = generator_states()  # random operators of the graph draw while it is measured
         try:
             for number in range(1, self.rounds):
                 self._say(number - 1)
@@ -136,7 +137,7 @@ class _Tuner:
             winners = {k: t.chosen for k, t in best.items() if t.gain >= WORTH}
             again = self._gains({**self.known, **winners}, winners) if winners else {}
         finally:
-            torch.set_rng_state(generator)
+            put_back(generator)
             self._say(self.rounds)
         sure = {k: min(best[k].gain, again.get(k, 1.0)) for k in best}
         return {k: Tuned(t.chosen, sure[k]) if sure[k] >= WORTH else Tuned(self.choices[k].options[0], 1.0) for k, t in best.items()}

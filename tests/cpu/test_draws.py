@@ -19,7 +19,7 @@ from torchsmith.ir.program import Extern
 from torchsmith.lower import draws
 from torchsmith.options import Options
 from torchsmith.runtime.cubins import compile_images
-from torchsmith.runtime.draws import TAKE, take_draws
+from torchsmith.runtime.draws import TAKE, generator_states, put_back, take_draws
 
 BLOCKS = 2
 OURS = Options(cuda_blocks=BLOCKS)
@@ -269,6 +269,31 @@ def test_inputs_are_asked_for_their_address() -> None:
         patch.setattr("torchsmith.runtime.draws.generator_of", lambda device: generator)
         assert [int(t) for t in take_draws(3, torch.device("cuda:0"), [torch.empty(9)])] == [SEED - (1 << 64), OFFSET // 4]
         assert generator.offset == OFFSET + 12
+
+
+def test_generators_of_gpus_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where something is repeated, or only tried, all generators of the process stand as before."""
+
+    class Gpu:
+        state = torch.tensor([1, 2])
+
+        def get_state(self) -> torch.Tensor:
+            return self.state.clone()
+
+        def set_state(self, state: torch.Tensor) -> None:
+            self.state = state
+
+    gpu, is_captured = Gpu(), False
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_captured)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpu,))
+    states = generator_states()
+    first = torch.rand(3)
+    gpu.state += 5
+    put_back(states)
+    assert torch.equal(torch.rand(3), first) and gpu.state.tolist() == [1, 2]
+    is_captured = True
+    assert [g for g, _ in generator_states()] == [torch.default_generator]
 
 
 def test_torchs_calls_stay_where_nothing_is_known() -> None:

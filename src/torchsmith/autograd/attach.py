@@ -23,6 +23,7 @@ from ..graph.eager import eager_callable
 from ..graph.outputs import ViewOf
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..graph.tracing import plain_autograd
+from ..runtime.draws import generator_states, put_back
 from .joint import Backward, Cut, Joint, Orders, Slot
 
 define("AUT006", "a derivative of a derivative was asked for, so the captured graph was repeated eagerly",
@@ -112,7 +113,7 @@ class Attached:
     def _forward(self, ctx: Any, given: list[Any], *leaves: Any) -> Any:
         inputs, cut = given[0], self.cut
         if cut.is_random:
-            ctx.random = torch.get_rng_state()
+            ctx.random = generator_states()
         results = list(self.forward(*inputs))
         for k, home in self.parts:  # their writes have to count as writes to what is kept
             if not results[k]._is_view():
@@ -210,9 +211,9 @@ class Attached:
             raise RuntimeError(_CHANGED)
         if self.cut.is_random and self.own_draws:
             raise RuntimeError(_DRAWS)
-        now = torch.get_rng_state() if self.cut.is_random else None
+        now = generator_states() if self.cut.is_random else None
         if now is not None:
-            torch.set_rng_state(ctx.random)
+            put_back(ctx.random)
         further = torch.is_grad_enabled()
         try:
             with torch.enable_grad():
@@ -222,7 +223,7 @@ class Attached:
                 outs = self.repeat(*inputs)
         finally:
             if now is not None:
-                torch.set_rng_state(now)
+                put_back(now)
         chosen = [(outs[k], g) for k, g in zip(self.cut.roots, grads, strict=True) if g is not None]
         leaves = [inputs[i] for i in self.cut.leaves]
         return list(torch.autograd.grad([t for t, _ in chosen], leaves, [g for _, g in chosen], create_graph=further, allow_unused=True))

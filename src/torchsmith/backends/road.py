@@ -24,6 +24,7 @@ from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph
 from ..options import Options
 from ..pipeline import Compiled, Report, as_in_eager, run_captured, under_inference
+from ..runtime.draws import generator_states, put_back
 from .registry import Choice, with_versions
 from .watch import Call, of_captured, of_functional, said, watched
 
@@ -82,7 +83,7 @@ def _failed(choice: Choice, error: Exception, is_error: bool) -> Unsupported:
 def captured(choice: Choice, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
     """What a backend of captured graphs gives. Handlers of torch functions, off while capturing, are on: symbolic tracing needs
     them. It may run the graph, which leaves no trace in modes and draws."""
-    before, random = modes(), torch.get_rng_state()
+    before, random = modes(), generator_states()
     try:
         with torch._C._EnableTorchFunction():
             from .partners import as_partner  # sympy comes with it, so only who needs it loads it
@@ -90,7 +91,7 @@ def captured(choice: Choice, gm: torch.fx.GraphModule, inputs: Sequence[Any]) ->
             return as_partner(choice)(gm, [plain(value) for value in inputs])
     finally:
         set_modes(before)
-        torch.set_rng_state(random)
+        put_back(random)
 
 
 def functional(

@@ -20,6 +20,7 @@ from ..graph.spec import ASSUMED, FreshOutput, FunctionalGraph, InputOutput, Ten
 from ..ir.expr import Const, Expr, Sym
 from ..ir.nested import leaves
 from ..ir.number import number_of
+from ..runtime.draws import generator_states, put_back
 
 Call = Callable[..., Sequence[Any]]
 Tensor = tuple[torch.dtype, tuple[int | Expr, ...]]
@@ -52,7 +53,7 @@ def watched(call: Any, results: Results, eager: Call, writes: bool, name: str, f
     def instead(key: Any, inputs: Sequence[Any], why: str, cause: Exception | None, random: Any) -> Sequence[Any]:
         """Torch's results. What the program itself raises is raised as it is."""
         if random is not None:
-            torch.set_rng_state(random)
+            put_back(random)
         found = eager(*inputs)
         if fullgraph:
             raise BackendFailed(f"backend {name!r} {why}") from cause
@@ -64,7 +65,7 @@ def watched(call: Any, results: Results, eager: Call, writes: bool, name: str, f
     def run(*inputs: Any) -> Sequence[Any]:
         key = tuple(i.shape if isinstance(i, torch.Tensor) else i for i in inputs) if results.values else ()
         known = settled.get(key)
-        random, before = (torch.get_rng_state(), versions(inputs)) if known is None else (None, None)
+        random, before = (generator_states(), versions(inputs)) if known is None else (None, None)
         try:
             if known is not None:
                 return known(*inputs)

@@ -15,6 +15,7 @@ from ..codes import Forbidden
 from ..graph.sizes import expr_of
 from ..graph.spec import ASSUMED, assumes
 from ..ir.expr import Const, Expr, Sym, const, op
+from ..runtime.draws import generator_states, put_back
 from . import _frame, guards, overrides, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
@@ -69,7 +70,7 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
         return call
 
     def checked(*args: Any) -> Any:
-        random = torch.get_rng_state()
+        random = generator_states()
         try:
             return call(*args)
         except RuntimeError as error:
@@ -77,7 +78,7 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
                 raise
             if road != "native":  # the native road has counted it
                 events.emit("fallback", code="RUN004", at="", detail=str(error))
-        torch.set_rng_state(random)
+        put_back(random)
         raise _frame.Elsewhere
 
     return checked

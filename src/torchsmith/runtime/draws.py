@@ -1,4 +1,4 @@
-"""The generator of a GPU, as compiled graphs take numbers from it: an own call of the host program, in eager's terms.
+"""Generators of random numbers: where they stand, and how a compiled graph takes numbers from a GPU's, by an own call of the host program.
 
 In: by how much the graph's random operators move the counter. Out: where seed and counter stand, in the host's memory.
 """
@@ -27,6 +27,20 @@ def take_draws(steps: int, device: torch.device, aligned: Sequence[torch.Tensor]
     generator.set_offset(offset + STEP * steps)
     numbers = seed - (1 << 64) if seed >> 63 else seed, offset // STEP
     return torch.tensor(numbers, dtype=torch.int64, device="cpu").unbind()  # type: ignore[return-value]
+
+
+def generator_states() -> list[tuple[Any, torch.Tensor]]:
+    """The generators of the processor and of this process's GPUs, and where they stand. A stream that is captured hides those of GPUs."""
+    found: list[Any] = [torch.default_generator]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        found += torch.cuda.default_generators
+    return [(g, g.get_state()) for g in found]
+
+
+def put_back(states: Sequence[tuple[Any, torch.Tensor]]) -> None:
+    """The generators stand where they stood."""
+    for generator, state in states:
+        generator.set_state(state)
 
 
 # Calls of the host program that are no operators of torch.
