@@ -49,6 +49,7 @@ class Options:
     cpu: str = "native"  # processor that CPU code is made for: this one, "x86-64-v3" and other levels, or a list of features
     cpp_simdlen: int = 0  # most bits of its vectors (128, 256, 512); 0: all it has
     cuda_blocks: int = 0  # the most blocks of eager's random kernels on the device at hand (lower/draws.py); 0: they are called
+    cuda_draws: str = "dropout rand bernoulli randint"  # operators known to draw as lower/draws.py computes
     cuda_arch: int = 0  # compute capability (90: sm_90) that GPU code is made for; 0: of the device at hand, 90 where there is none
     # building
     compile_threads: int = 0  # compiler processes at a time; 0: one per core
@@ -90,7 +91,9 @@ ACCEPTED = frozenset({
 })  # fmt: skip
 
 # Fields of Options that are for those who work on torchsmith itself.
-INTERNAL = frozenset({"check", "fuel", "chaos", "debug_values", "debug_kernels", "cuda_arch", "cuda_blocks", "native_contractions"})
+INTERNAL = frozenset({
+    "check", "fuel", "chaos", "debug_values", "debug_kernels", "cuda_arch", "cuda_blocks", "cuda_draws", "native_contractions",
+})  # fmt: skip
 _DOTTED = {
     "triton_cudagraphs": "triton.cudagraphs", "cpp_threads": "cpp.threads", "cpp_simdlen": "cpp.simdlen", "trace_enabled": "trace.enabled",
 }  # fmt: skip

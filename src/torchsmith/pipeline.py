@@ -38,7 +38,7 @@ from .ir.target import CPU, Target
 from .ir.verify import verify_plan, verify_program, verify_scheduled
 from .lower import lower
 from .lower.devices import scalars_written, target_of
-from .lower.draws import blocks_of, draws_any
+from .lower.draws import draws_any, known_draws
 from .lower.joined_products import join_products
 from .lower.layout import kept_format, prefer_channels_last
 from .lower.library_convolution import fold_batch_norms, join_activations
@@ -267,7 +267,8 @@ def at_hand(fg: FunctionalGraph, options: Options) -> Options:
     _, device = target_of(fg, options)
     if not device.startswith("cuda"):
         return options
-    return dataclasses.replace(options, cuda_arch=arch_of(device), cuda_blocks=blocks_of(device) if draws_any(fg) else 0)
+    blocks, draws = known_draws(device) if draws_any(fg) else (0, ())
+    return dataclasses.replace(options, cuda_arch=arch_of(device), cuda_blocks=blocks, cuda_draws=" ".join(draws))
 
 
 def _give_up(*inputs: Any) -> Any:

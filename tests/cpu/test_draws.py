@@ -299,6 +299,11 @@ def test_generators_of_gpus_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_torchs_calls_stay_where_nothing_is_known() -> None:
     scheduled, _ = scheduled_of(drop, (torch.empty(8, 8),))
     assert [e.op for e in scheduled.body if isinstance(e, Extern)] == ["aten.native_dropout.default"]
+    there = Options(cuda_blocks=BLOCKS, cuda_draws="rand")
+    scheduled, _ = scheduled_of(lambda x: (drop(x), torch.rand_like(x)), (torch.empty(8, 8),), options=there)
+    assert [e.op for e in scheduled.body if isinstance(e, Extern)] == ["aten.native_dropout.default", TAKE]
+    scheduled, _ = scheduled_of(lambda x: x + torch.rand(8, 8, device="cpu").to(x.device), (torch.empty(8, 8),), options=OURS)
+    assert [e.op for e in scheduled.body if isinstance(e, Extern)] == ["aten.rand.default"]  # of the processor's generator
     scheduled, _ = scheduled_of(drop, (torch.empty(7, 9),), dynamic=True, options=OURS)  # are there whole vectors?
     assert [e.op for e in scheduled.body if isinstance(e, Extern)] == ["aten.native_dropout.default"]
 
@@ -339,7 +344,7 @@ def test_this_torch_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "generator_of", lambda device: generator)
     monkeypatch.setattr(draws, "_EAGER", made)
     assert list(draws.compare(torch.device("cpu"), BLOCKS)) == []
-    assert list(draws.compare(torch.device("cpu"), BLOCKS + 1))
+    assert {kind for kind, _ in draws.compare(torch.device("cpu"), BLOCKS + 1)} == set(draws.KINDS)
 
 
 def test_machine_code() -> None:

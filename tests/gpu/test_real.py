@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 import torchsmith
 from torchsmith.events import recording
-from torchsmith.lower.draws import blocks_of, compare
+from torchsmith.lower.draws import KINDS, compare, known_draws
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICE = "cuda"
@@ -38,7 +39,8 @@ def both(fn: Callable[..., Any], *args: Any, calls: int = 4, externs: set[str] |
 
 
 def test_this_torch_is_known() -> None:
-    assert blocks_of("cuda:0") > 0, next(compare(torch.device("cuda:0"), 1 << 10))
+    blocks, kinds = known_draws("cuda:0")
+    assert blocks > 0 and kinds == KINDS, list(itertools.islice(compare(torch.device("cuda:0"), blocks), 5))
 
 
 SIZES = [(7,), (10, 3), (64, 64), (16, 128, 768), (1, 999_999), (8_400_001,), (3_000_002,), (9_000_000,)]

@@ -7,9 +7,9 @@ words of subsequence t, four (one "turn") for each step of the counter, which be
 
 The host takes the numbers once for a graph, before anything runs (runtime/draws.py): kernels get them as arguments, so that a recorded
 segment is replayed with new ones. Nothing of this is promised by torch: what it draws is compared once in a process with what is computed
-here (`blocks_of`), and where they differ the operators stay calls of torch (LOW009).
+here (`known_draws`), and operators that differ stay calls of torch (LOW009).
 
-In: `options.cuda_blocks`, the most blocks of the device at hand; 0: the rows decline.
+In: `options.cuda_blocks`, the most blocks of the device at hand (0: the rows decline), and `options.cuda_draws`, which operators are known.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, Load, Sym, const, convert, op, walk
 from ..ir.ops import OPS
 from ..ir.program import Bind, BufArg, Check, Enum, Extern
+from ..options import Options
 from ..runtime.draws import TAKE, generator_of
 from .core import Builder
 from .extern import is_random
@@ -38,6 +39,7 @@ from .numerics import cast, scalar
 from .ref import ZERO, Index, Ref, contiguous_strides, known, product, same_strides
 from .table import lowers
 
+KINDS = tuple(Options().cuda_draws.split())
 BLOCK, WORDS = 256, 4  # threads of a block; words of a turn
 ALIGNED = 16  # bytes of the longest vector
 MOST = 1 << 31  # bytes from which on eager cuts a tensor into several kernels
@@ -121,10 +123,12 @@ def _take(cx: Builder, steps: Expr, aligned: Sequence[str]) -> tuple[Sym, Sym]:
     return seed, here
 
 
-def is_ours(cx: Builder, n: Expr, d: DType) -> bool:
-    count = known(n)
+def is_ours(cx: Builder, kind: str, n: Expr, d: DType) -> bool:
+    """Are torch's numbers known for operators of this kind here? What is made in the host's memory draws from another generator."""
+    count, there = known(n), cx.out.device == cx.device
     few = count is None or 0 < count * d.itemsize < MOST
-    return bool(cx.options.cuda_blocks) and not cx.is_alone and cx.body is cx.top and few
+    told = bool(cx.options.cuda_blocks) and kind in cx.options.cuda_draws.split()
+    return told and there and few and not cx.is_alone and cx.body is cx.top
 
 
 # ---------------------------------------------------------------- dropout
@@ -193,7 +197,7 @@ def lower_dropout(cx: Builder, x: Ref, p: Any, train: Any) -> Any:
     """Both results in the operand's dtype and order of memory: x * mask / (1 - p), the mask of numbers below 1 - p."""
     operand = cx.node.args[0]
     n = product(x.shape)
-    if train is False or not isinstance(p, int | float) or not 0 < p < 1 or not is_ours(cx, n, x.dtype):
+    if train is False or not isinstance(p, int | float) or not 0 < p < 1 or not is_ours(cx, "dropout", n, x.dtype):
         return NotImplemented
     memory = _memory(cx, operand, x)
     found = None if memory is None else dropped(operand.meta["spec"], x.dtype.itemsize, memory[0])
@@ -220,13 +224,13 @@ def lower_dropout(cx: Builder, x: Ref, p: Any, train: Any) -> Any:
 # ---------------------------------------------------------------- distributions
 
 
-def _drawn(cx: Builder, value: Callable[[Draw, Expr], Expr], each: int = WORDS) -> Any:
+def _drawn(cx: Builder, kind: str, value: Callable[[Draw, Expr], Expr], each: int = WORDS) -> Any:
     """One number for each element of the result, in the order of memory."""
     spec, d = cx.out, cx.dtype
     n = product(spec.shape)
     straight = same_strides(spec.shape, spec.strides, contiguous_strides(spec.shape))
     sizes, steps = [known(x) for x in spec.shape], [known(x) for x in spec.strides]
-    if not is_ours(cx, n, d) or not (straight or (None not in (*sizes, *steps) and _is_dense(sizes, steps))):
+    if not is_ours(cx, kind, n, d) or not (straight or (None not in (*sizes, *steps) and _is_dense(sizes, steps))):
         return NotImplemented
     draw = Draw(cx, n, 1, each)
     if known(n) is None:
@@ -248,7 +252,7 @@ def _uniform(cx: Builder, low: Any, high: Any) -> Any:
         got = cast(op("fma", draw.unit(e, exact), wide, Const(exact, first.item())), d)
         return op("where", op("eq", got, most), least, got)  # of (0, 1] eager makes [0, 1)
 
-    return _drawn(cx, value, 2 if d is dt.f64 else WORDS)
+    return _drawn(cx, "rand", value, 2 if d is dt.f64 else WORDS)
 
 
 @lowers("aten.rand.default")
@@ -276,7 +280,11 @@ def lower_bernoulli(cx: Builder, x: Ref, p: Any, generator: Any = None) -> Any:
     if exact is dt.f32:  # the number is one of float32, p is not: below p is below the next float32
         near = torch.tensor(bound, dtype=torch.float32)
         bound = (near if near.item() >= bound else torch.nextafter(near, torch.tensor(math.inf))).item()
-    return _drawn(cx, lambda draw, e: cast(op("lt", draw.unit(e, exact), Const(exact, bound)), d), 2 if d is dt.f64 else WORDS)
+
+    def value(draw: Draw, e: Expr) -> Expr:
+        return cast(op("lt", draw.unit(e, exact), Const(exact, bound)), d)
+
+    return _drawn(cx, "bernoulli", value, 2 if d is dt.f64 else WORDS)
 
 
 SHORT = 1 << 28  # from so many values on a number takes two words
@@ -309,7 +317,7 @@ def _integers(cx: Builder, low: int | None, high: int | None) -> Any:
             got = op("bitand", got, scalar(many - 1, dt.i64))
         return cast(op("add", got, Const(dt.i64, low)), d)
 
-    return _drawn(cx, value, WORDS if many < SHORT else 2)
+    return _drawn(cx, "randint", value, WORDS if many < SHORT else 2)
 
 
 # ---------------------------------------------------------------- is it what this torch draws?
@@ -320,37 +328,39 @@ def draws_any(fg: FunctionalGraph) -> bool:
     return any(isinstance(n.target, torch._ops.OpOverload) and is_random(n.target) for n in fg.graph.nodes)
 
 
-def blocks_of(device: str) -> int:
-    """The most blocks of eager's random kernels on this device, if its numbers are those that are computed here; else 0."""
+def known_draws(device: str) -> tuple[int, tuple[str, ...]]:
+    """The most blocks of eager's random kernels on this device, and the kinds of operators whose numbers are those computed here."""
     if torch.cuda.is_current_stream_capturing():
-        return 0  # nothing can be compared now
+        return 0, ()  # nothing can be compared now
     return _compared(device)
 
 
 @functools.cache
-def _compared(device: str) -> int:
-    found = torch.cuda.get_device_properties(device)
-    blocks = int(found.multi_processor_count * (found.max_threads_per_multi_processor // BLOCK))
+def _compared(device: str) -> tuple[int, tuple[str, ...]]:
+    wrong: dict[str, str] = {}
+    blocks = 0
     with torch.no_grad(), torch.cuda.device(device):
         generator = generator_of(torch.device(device))
         before = generator.get_state()
         try:
-            wrong = next(compare(torch.device(device), blocks), None)
+            found = torch.cuda.get_device_properties(device)
+            blocks = int(found.multi_processor_count * (found.max_threads_per_multi_processor // BLOCK))
+            for kind, said in compare(torch.device(device), blocks):
+                wrong.setdefault(kind, said)
         except Exception as e:  # a torch that lacks what is asked here
-            wrong = f"{type(e).__name__}: {e}"
+            wrong = dict.fromkeys(KINDS, f"{type(e).__name__}: {e}")
         finally:
             generator.set_state(before)
-    if wrong is None:
-        return blocks
-    events.emit("draws", code="LOW009", detail=wrong)
-    return 0
+    for kind, said in wrong.items():
+        events.emit("draws", code="LOW009", detail=f"{kind}: {said}")
+    return blocks, tuple(k for k in KINDS if k not in wrong)
 
 
 SEED, START = 0x1234567890ABCDEF, 4 << 20
 
 
-def compare(device: torch.device, blocks: int) -> Iterator[str]:
-    """What torch draws otherwise than this file, in words: kinds of operators, dtypes and vectors, on a few elements of each turn."""
+def compare(device: torch.device, blocks: int) -> Iterator[tuple[str, str]]:
+    """What torch draws otherwise than this file: the kind of operator, and in words for which dtype, size and element."""
     generator = generator_of(device)
     long = blocks * BLOCK
     cases: list[tuple[str, torch.dtype, int, int, int]] = [
@@ -366,17 +376,18 @@ def compare(device: torch.device, blocks: int) -> Iterator[str]:
     for kind, d, n, vector, each in cases:
         n += 2 if vector == 2 and d is torch.float32 and n % 4 == 0 else 0
         n += 1 if vector == 1 and kind == "dropout" and n % 2 == 0 else 0
+        family = kind.rstrip("0123456789")
         generator.manual_seed(SEED)
         generator.set_offset(START)
         got = _EAGER[kind](n, d, device)
         moved = WORDS * (known(turns(const(n), each if vector == 1 else WORDS, blocks)) or 0)
         if generator.get_offset() != START + moved:
-            yield f"{kind} of {n} {d} moves the generator by {generator.get_offset() - START}, not {moved}"
+            yield family, f"{n} {d} move the generator by {generator.get_offset() - START}, not {moved}"
         points = sorted({0, 1, n // 2, n - 2, n - 1, *(k * n // 37 for k in range(37))})
         values = got[torch.tensor(points, device=device)].tolist()
         for e, value in zip(points, values, strict=True):
             if value != _expected(kind, e, n, vector, each, blocks):
-                yield f"{kind} of {n} {d}, element {e}: {value}"
+                yield family, f"element {e} of {n} {d}: {value}"
 
 
 _EAGER: dict[str, Callable[[int, torch.dtype, torch.device], torch.Tensor]] = {
