@@ -10,6 +10,7 @@ import pytest
 import torch
 from graph_harness import captured
 
+import torchsmith
 from software_tiles import in_software
 from torchsmith.emit.c import emit_kernel
 from torchsmith.emit.printers import PRINTERS
@@ -147,6 +148,22 @@ def test_rows_without_a_key_are_zero_and_odd_values_spread_as_in_eager(dtype: to
     if dtype is torch.float32:  # in bfloat16 eager gives 0 where a score overflows
         k[1, 0, 5, 2], q[1, 0, :, 2] = 1e30, 1e10
     check(masked, q, k, v, mask)
+
+
+@STORED
+def test_rows_without_a_key_have_gradients_of_zero(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = (x.requires_grad_() for x in stored((heads(1, 5, 2, 16), heads(1, 9, 2, 16), heads(1, 9, 2, 16)), dtype))
+    mask = torch.randn(5, 9) > 0
+    mask[3] = False
+
+    def gradients(fn: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(fn(q, k, v, mask).float().square().sum(), (q, k, v))
+
+    got, want = gradients(torchsmith.compile(masked)), gradients(masked)
+    assert (want[0][:, :, 3] == 0).all()
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
 
 
 def test_dropout_is_not_ours() -> None:

@@ -234,6 +234,8 @@ REFUSED: list[tuple[Any, Call]] = [
     (lambda a: F.one_hot(a, 1), (LONGS,)),
     (torch.searchsorted, (R(1, 4).sort()[0], R(3, 3))),
     (lambda q, m: F.scaled_dot_product_attention(q, q, q, m), (R(1, 2, 3, 4), torch.ones(3, dtype=torch.bool))),
+    (lambda q, m: F.scaled_dot_product_attention(q, q, q, m), (R(1, 2, 3, 4), R(3, 3).double())),
+    (lambda q, m: F.scaled_dot_product_attention(q, q, q, m), (R(2, 3, 4), R(1, 1, 3, 3))),
     (torch.complex, (R(2), R(2).double())),
     (lambda x, i, o: torch.gather(x, 0, i, out=o), (R(2), LONGS, R(2).double())),
 ]

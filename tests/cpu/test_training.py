@@ -114,6 +114,19 @@ def test_gradients_nobody_sees_are_not_written() -> None:
         assert all((p.grad is None) == (order == "last") for p in model.parameters())
 
 
+@pytest.mark.parametrize("rows", [0, 2])
+def test_gradients_that_share_one_number(rows: int) -> None:
+    """Those of sums are one number seen in several shapes; one without elements does not hold it."""
+    args = tuple(torch.randn(n, 4, requires_grad=True) for n in (rows, 6, 6))
+
+    def fn(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return (x.sum() + y.sum() + z.sum()) * 2
+
+    got = torch.autograd.grad(torchsmith.compile(fn)(*args), args)
+    for g, x in zip(got, args, strict=True):
+        assert torch.equal(g, torch.full_like(x, 2))
+
+
 def test_accumulation_and_unused_parameters() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

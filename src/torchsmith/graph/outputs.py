@@ -157,9 +157,11 @@ def _leader(rec: Recording, outs: list[Any], members: list[int]) -> int | None:
 def _reach(t: torch.Tensor) -> tuple[Expr, Expr]:
     """First and one-past-last byte of its storage that a tensor can reach."""
     size = t.element_size()
-    last: Any = t.storage_offset() + 1
-    for n, s in zip(t.shape, t.stride(), strict=True):
-        last = last + (n - 1) * s
+    last: Any = t.storage_offset()
+    if not any(type(n) is int and n == 0 for n in t.shape):
+        last = last + 1
+        for n, s in zip(t.shape, t.stride(), strict=True):
+            last = last + (n - 1) * s
     return expr_of(t.storage_offset() * size), expr_of(last * size)
 
 

@@ -35,7 +35,7 @@ def _shared_head(h: Expr, heads: Expr, shared: Expr) -> Expr:
 def lower_flash_attention(
     cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any = 0.0, is_causal: Any = False, mask: Ref | None = None, scale: Any = None
 ) -> Any:
-    """(out, log of the sum of exponentials)."""
+    """(out, log of the sum of exponentials, 0 where nothing is summed)."""
     return _attention(cx, q, k, v, dropout, is_causal, mask, scale)
 
 
@@ -92,5 +92,10 @@ def _attention(cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any, is_causal: Any
         return cast(dot(cx, [keys], lambda j: p.load((*lead, i, j[0])), lambda j: v.load((*at, j[0], d))), cx.dtype)
 
     out = cx.stage(product)
-    logs = Ref(acc, (b, h, n), lambda i: op("add", top.load((*i, ZERO)), op("log", below.load((*i, ZERO)))))
-    return out, logs
+
+    def log(i: Index) -> Expr:
+        """0 in rows without a key: the backward kernel takes it from scores of -inf, and exp makes 0 of what is left."""
+        most = top.load((*i, ZERO))
+        return select(op("eq", most, lowest), none, op("add", most, op("log", below.load((*i, ZERO)))))
+
+    return out, Ref(acc, (b, h, n), log)

@@ -11,7 +11,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ...codes import Unsupported
 from ..autocast import FUNCTIONS
-from ..layout import broadcast, hint_of, is_channels_last, is_contiguous, is_one, likely, matches, same, suggest_format
+from ..layout import broadcast, broadcasts_to, hint_of, is_channels_last, is_contiguous, is_one, likely, matches, same, suggest_format
 from ..sizes import SymTypes
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
@@ -153,6 +153,8 @@ def attention(
     """On a meta tensor torch would pick the decomposition; on CPU eager picks the flash kernel where it applies."""
     if attn_mask is not None and attn_mask.dim() < 2:
         raise IndexError("an attention mask has two dimensions or more")
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise RuntimeError(f"an attention mask of {attn_mask.dtype} for queries of {query.dtype}")
     if device_of(query).type != "cpu":
         options = {"scale": scale, "enable_gqa": enable_gqa}
         if is_watched(query, key, value, attn_mask):
@@ -165,6 +167,9 @@ def attention(
     if "cpu" in trace.autocast:
         query, key, value, attn_mask = trace.cast((query, key, value, attn_mask), trace.autocast["cpu"])
     if not flash_applies(query, key, value, attn_mask, dropout_p, enable_gqa):
+        heads = query.shape[:-2] if enable_gqa else broadcast(query.shape[:-2], key.shape[:-2])
+        if attn_mask is not None and not broadcasts_to(attn_mask.shape, (*heads, query.shape[-2], key.shape[-2])):
+            raise RuntimeError("an attention mask of more elements than there are scores")  # it is added in place
         return call(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = _as_summand(attn_mask, query)
