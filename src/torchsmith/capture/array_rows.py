@@ -249,20 +249,18 @@ def _ptp(want: Any, a: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     return torch.amax(a, _axes(a, axis), keepdim=keepdims) - torch.amin(a, _axes(a, axis), keepdim=keepdims)
 
 
-@_function(np.all, methods="all")
-def _all(want: Any, a: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
-    a = _tensor(a) != 0
-    for d in sorted(_axes(a, axis), reverse=True):
-        a = torch.all(a, d, keepdim=keepdims)
-    return a
+def _truths(fn: Any) -> Any:
+    def run(want: Any, a: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+        a = _tensor(a) != 0
+        for d in sorted(_axes(a, axis), reverse=True):
+            a = fn(a, d, keepdim=keepdims)
+        return a
+
+    return run
 
 
-@_function(np.any, methods="any")
-def _any(want: Any, a: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
-    a = _tensor(a) != 0
-    for d in sorted(_axes(a, axis), reverse=True):
-        a = torch.any(a, d, keepdim=keepdims)
-    return a
+_function(np.all, methods="all")(_truths(torch.all))
+_function(np.any, methods="any")(_truths(torch.any))
 
 
 @_function(np.count_nonzero)
@@ -288,16 +286,16 @@ _function(np.argmax, methods="argmax")(_position(torch.argmax))
 _function(np.argmin, methods="argmin")(_position(torch.argmin))
 
 
-@_function(np.cumsum, methods="cumsum")
-def _cumsum(want: Any, a: Any, axis: Any = None, dtype: Any = None) -> Tensor:
-    a, axis = _flat(_tensor(a), axis)
-    return torch.cumsum(as_dtype(a, want.dtype), axis, dtype=want.dtype)
+def _running(fn: Any) -> Any:
+    def run(want: Any, a: Any, axis: Any = None, dtype: Any = None) -> Tensor:
+        a, axis = _flat(_tensor(a), axis)
+        return fn(as_dtype(a, want.dtype), axis, dtype=want.dtype)  # type: ignore[no-any-return]
+
+    return run
 
 
-@_function(np.cumprod, methods="cumprod")
-def _cumprod(want: Any, a: Any, axis: Any = None, dtype: Any = None) -> Tensor:
-    a, axis = _flat(_tensor(a), axis)
-    return torch.cumprod(as_dtype(a, want.dtype), axis, dtype=want.dtype)
+_function(np.cumsum, methods="cumsum")(_running(torch.cumsum))
+_function(np.cumprod, methods="cumprod")(_running(torch.cumprod))
 
 
 @_function(np.nansum)

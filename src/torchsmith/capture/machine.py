@@ -41,6 +41,7 @@ from .gradients import Gradients
 from .resume import Later
 from .source import Attr, Cell, FixedObject, Global, Item, Source
 from .stamps import Stamps
+from .state import location
 from .tensors import Recorder
 from .world import MISSING, NULL, PINNED_TYPES, Identity, Track, World, container_base, is_by_identity, is_key, put
 
@@ -144,7 +145,7 @@ class Machine:
                 break
         if frame is not None and frame.code.code.co_filename == policy.EXPORT_FRAME:
             frame = self.frames[-1]
-        return f"{frame.code.code.co_filename}:{frame.ins.line}" if frame is not None else where(self.entry)
+        return f"{frame.code.code.co_filename}:{frame.ins.line}" if frame is not None else location(self.entry)
 
     def is_in_optimizer(self) -> bool:
         """Is the code that runs now, or what called it, torch.optim's?"""
@@ -533,5 +534,3 @@ class Machine:
         return build
 
 
-def where(fn: types.FunctionType) -> str:
-    return f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"

@@ -17,10 +17,11 @@ from .attributes import Raised
 from .captured import Captured
 from .frame import STOP, Frame, bind
 from .guards import global_state
-from .machine import ASYNC, GENERATOR, Machine, where
+from .machine import ASYNC, GENERATOR, Machine
 from .resume import Later, Point
 from .source import Computed, FixedObject, Item, Local, Source
 from .stamps import Again
+from .state import location
 from .world import NULL
 
 
@@ -112,7 +113,7 @@ def _capture(
             if at is not None:
                 _enter_middle(m, frame, at, args)
             if fn.__code__.co_flags & (GENERATOR | ASYNC):
-                raise Unsupported("CAP003", at=where(fn))
+                raise Unsupported("CAP003", at=location(fn))
             given_values = values[: fn.__code__.co_argcount]
             kind, result = frame.run(_ALL if stop is None else stop)
             if kind == STOP and probe:

@@ -18,7 +18,7 @@ Invariants (ir/verify.py holds them)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,6 +45,14 @@ class Layout:
     splits: tuple[tuple[int, int], ...] = ()
     pad: tuple[tuple[int, int], ...] = ()
     fill: float | None = None
+
+
+def point_number(parts: Iterable[tuple[Expr, Expr]]) -> Expr:
+    """The row-major number of a point, of which each index is given with its extent."""
+    total: Expr = const(0)
+    for index, extent in parts:
+        total = total * extent + index
+    return total
 
 
 def root_of(buffers: Mapping[str, Buffer], name: str) -> str:

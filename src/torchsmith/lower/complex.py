@@ -79,16 +79,16 @@ def div(a: Parts, b: Parts) -> Parts:
     return tuple(select(zero, op("div", x, op("abs", large)), op("mul", y, scale)) for x, y in zip(a, (re, im), strict=True))  # type: ignore[return-value]
 
 
-@elementwise("aten.add.Tensor", "aten.add.Scalar")
-def add(a: Parts, b: Parts, alpha: Parts) -> Parts:
-    scaled = b if _is_one(alpha) else times(b, alpha)
-    return op("add", a[0], scaled[0]), op("add", a[1], scaled[1])
+def _sum(name: str) -> Callable[[Parts, Parts, Parts], Parts]:
+    def parts(a: Parts, b: Parts, alpha: Parts) -> Parts:
+        scaled = b if _is_one(alpha) else times(b, alpha)
+        return op(name, a[0], scaled[0]), op(name, a[1], scaled[1])
+
+    return parts
 
 
-@elementwise("aten.sub.Tensor", "aten.sub.Scalar")
-def sub(a: Parts, b: Parts, alpha: Parts) -> Parts:
-    scaled = b if _is_one(alpha) else times(b, alpha)
-    return op("sub", a[0], scaled[0]), op("sub", a[1], scaled[1])
+for _name in ("add", "sub"):
+    elementwise(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_sum(_name))
 
 
 def _is_one(z: Parts) -> bool:
@@ -134,15 +134,9 @@ def view_as_real(cx: Builder, z: Any) -> Any:
     return NotImplemented if pair is None else Ref(PARTS[pair.dtype], (*pair.shape, TWO), lambda i: interleaved(pair, i))
 
 
-@lowers_pairs("aten._to_copy.default")
+@lowers_pairs("aten._to_copy.default", "aten.clone.default")
 def to_copy(cx: Builder, x: Any, *_: Any) -> Any:
     pair = pair_of(cx, x, cx.dtype) if cx.dtype in PARTS else None
-    return NotImplemented if pair is None else pair
-
-
-@lowers_pairs("aten.clone.default")
-def clone(cx: Builder, z: Any, *_: Any) -> Any:
-    pair = pair_of(cx, z, z.dtype) if z.dtype in PARTS else None
     return NotImplemented if pair is None else pair
 
 

@@ -363,18 +363,17 @@ def _truth(cx: Builder, x: Ref, dims: Any, keep: bool, name: str) -> Ref:
     return cx.stage(lambda i: cast(at(i), cx.dtype))
 
 
-@lowers("aten.any.default", "aten.any.dim", "aten.any.dims", "aten._is_any_true.default")
-def lower_any(cx: Builder, x: Ref, dims: Any = None, keep: bool = False) -> Ref:
-    if isinstance(dims, (tuple, list)) and not dims:
-        return cx.stage(lambda i: cast(boolean(x.load(i)), cx.dtype))
-    return _truth(cx, x, dims, keep, "or")
+def _lower_truth(sign: str) -> Callable[..., Ref]:
+    def lower(cx: Builder, x: Ref, dims: Any = None, keep: bool = False) -> Ref:
+        if isinstance(dims, (tuple, list)) and not dims:
+            return cx.stage(lambda i: cast(boolean(x.load(i)), cx.dtype))
+        return _truth(cx, x, dims, keep, sign)
+
+    return lower
 
 
-@lowers("aten.all.default", "aten.all.dim", "aten.all.dims", "aten._is_all_true.default")
-def lower_all(cx: Builder, x: Ref, dims: Any = None, keep: bool = False) -> Ref:
-    if isinstance(dims, (tuple, list)) and not dims:
-        return cx.stage(lambda i: cast(boolean(x.load(i)), cx.dtype))
-    return _truth(cx, x, dims, keep, "and")
+lowers("aten.any.default", "aten.any.dim", "aten.any.dims", "aten._is_any_true.default")(_lower_truth("or"))
+lowers("aten.all.default", "aten.all.dim", "aten.all.dims", "aten._is_all_true.default")(_lower_truth("and"))
 
 
 # ---------------------------------------------------------------- moments

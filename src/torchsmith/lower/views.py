@@ -12,6 +12,7 @@ from typing import Any
 from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, const, op
+from ..ir.program import point_number
 from .core import Builder
 from .numerics import convert, ir_dtype
 from .ref import ONE, ZERO, Index, Ref, Strided, constant, contiguous_strides, is_one, known, product, same_strides, size
@@ -163,14 +164,6 @@ def _groups(old: Sequence[Expr], new: Sequence[Expr]) -> list[tuple[list[int], l
     return groups
 
 
-def _join(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
-    """Row-major number of an index."""
-    total: Expr = ZERO
-    for i, n in zip(index, shape, strict=True):
-        total = total * n + i
-    return total
-
-
 def _split(number: Expr, shape: Sequence[Expr]) -> list[Expr]:
     """The index of a row-major number."""
     index: list[Expr] = []
@@ -191,7 +184,7 @@ def reshape(ref: Ref, shape: Sequence[Expr], strided: Strided | None = None) -> 
     def index(i: Index) -> list[Expr]:
         given: dict[int, Expr] = {}
         for left, right in groups:
-            number = _join([i[d] for d in right], [shape[d] for d in right])
+            number = point_number((i[d], shape[d]) for d in right)
             given.update(zip(left, _split(number, [ref.shape[d] for d in left]), strict=True))
         return [given.get(d, ZERO) for d in range(ref.rank)]
 

@@ -169,20 +169,18 @@ def _pool(input: Tensor, n: int, kernel: Any, stride: Any, padding: Any, dilatio
     return [*input.shape[: input.dim() - n], *sizes]
 
 
-@rule(aten.max_pool2d_with_indices.default)
-def max_pool2d(
-    input: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> tuple[Tensor, Tensor]:
-    shape, kept = _pool(input, 2, kernel_size, stride, padding, dilation, ceil_mode), suggest_format(input)
-    return fresh(shape, input.dtype, kept), fresh(shape, torch.int64, kept)
+def _max_pool(n: int) -> Any:
+    def pooled(
+        input: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        shape, kept = _pool(input, n, kernel_size, stride, padding, dilation, ceil_mode), suggest_format(input)
+        return fresh(shape, input.dtype, kept), fresh(shape, torch.int64, kept)
+
+    return pooled
 
 
-@rule(aten.max_pool3d_with_indices.default)
-def max_pool3d(
-    input: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> tuple[Tensor, Tensor]:
-    shape, kept = _pool(input, 3, kernel_size, stride, padding, dilation, ceil_mode), suggest_format(input)
-    return fresh(shape, input.dtype, kept), fresh(shape, torch.int64, kept)
+rule(aten.max_pool2d_with_indices.default)(_max_pool(2))
+rule(aten.max_pool3d_with_indices.default)(_max_pool(3))
 
 
 @rule(aten.avg_pool2d.default)

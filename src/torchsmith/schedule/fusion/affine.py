@@ -18,7 +18,7 @@ from dataclasses import replace
 from ...ir.bounds import Ranges, simplify_index
 from ...ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, substitute, walk
 from ...ir.linear import conjuncts, const_of, is_invariant
-from ...ir.program import Stage
+from ...ir.program import Stage, point_number
 
 Axes = tuple[tuple[Axis, Expr], ...]
 
@@ -43,7 +43,7 @@ def split_axes(stage: Stage, ragged: bool = False) -> Stage:
         if not parts and ragged and (axis, extent) in stage.axes and store.mask is None and store.mode == "set":
             parts = _ragged(axis, extent, list(cuts))
             if parts:
-                tests[op("lt", _join(parts), extent)] = parts
+                tests[op("lt", point_number(parts), extent)] = parts
         if parts:
             pieces[axis] = parts
     if not pieces:
@@ -51,7 +51,7 @@ def split_axes(stage: Stage, ragged: bool = False) -> Stage:
     axes = _split(stage.axes, pieces)
     every = (*axes, *(x for f in folds for x in _split(tuple(zip(f.axes, f.extents, strict=True)), pieces)))
     ranges = Ranges(extents=dict(every), sizes=True)
-    table: dict[Expr, Expr] = {axis: _join(parts) for axis, parts in pieces.items()}
+    table: dict[Expr, Expr] = {axis: point_number(parts) for axis, parts in pieces.items()}
 
     def rebuild(e: Expr) -> Expr:
         """The value over the pieces: Folds get their new axes, indices lose their divisions."""
@@ -145,11 +145,3 @@ def _quotient(a: Expr, b: Expr) -> Expr | None:
 
 def _split(axes: Axes, pieces: dict[Axis, Axes]) -> Axes:
     return tuple(part for axis, extent in axes for part in pieces.get(axis, ((axis, extent),)))
-
-
-def _join(parts: Axes) -> Expr:
-    """axis_0 * 4 + axis_1"""
-    total: Expr = const(0)
-    for axis, extent in parts:
-        total = total * extent + axis
-    return total

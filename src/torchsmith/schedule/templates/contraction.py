@@ -26,7 +26,7 @@ from ...ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const,
 from ...ir.folds import multiply_add
 from ...ir.kernel import Kernel, Loop, Param, Scratch, Stmt, StoreStmt
 from ...ir.linear import conjuncts, const_of, linear
-from ...ir.program import Buffer, Stage, Store, dense
+from ...ir.program import Buffer, Stage, Store, dense, point_number
 from ...ir.target import CPU, Target
 from ..access import flat
 from ..deps import estimate, parameters
@@ -441,9 +441,9 @@ def _next_tile(c: Contraction, m_tiles: Axes, n_tile: tuple[Expr, Expr], vectors
         return None, 0, const(0)
     if c.taps and tiles >= SHARED and None not in passing:
         share = -(-c.lanes * vectors * 16 // tiles)
-        return (_flat((*c.batch, n_tile)) + 1) * whole + _flat(m_tiles) * (steps * share // 16), 0, const(share)
-    start = (_flat((*c.batch, n_tile)) + 1) * whole + op("min", _flat(m_tiles) * piece, const(whole - piece))
-    return start + _flat(c.taps) * c.k[1] * (c.lanes * by), by, const(0)
+        return (point_number((*c.batch, n_tile)) + 1) * whole + point_number(m_tiles) * (steps * share // 16), 0, const(share)
+    start = (point_number((*c.batch, n_tile)) + 1) * whole + op("min", point_number(m_tiles) * piece, const(whole - piece))
+    return start + point_number(c.taps) * c.k[1] * (c.lanes * by), by, const(0)
 
 
 def _asked_rows(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -> int:
@@ -462,14 +462,6 @@ def _asked_rows(c: Contraction, tiling: Tiling, buffers: Mapping[str, Buffer]) -
     if c.a.mask is not None or not is_dense or not steps * size <= step <= steps * size + 64 or steps < LONG or tiling.rows > 64 // size:
         return 0
     return int(tiling.sweep == "rows" or many)
-
-
-def _flat(axes: tuple[tuple[Expr, Expr], ...]) -> Expr:
-    """The number of a point, counted row-major."""
-    total: Expr = const(0)
-    for axis, extent in axes:
-        total = total * extent + axis
-    return total
 
 
 def _product(extents: list[Expr]) -> int:

@@ -17,10 +17,10 @@ from ...ir.blocks import Interleave, Paired, Transpose
 from ...ir.expr import Axis, Expr, Load, const, op, substitute, walk
 from ...ir.kernel import Kernel, Loop, Scratch, Stmt, StoreStmt
 from ...ir.linear import const_of, linear
-from ...ir.program import Buffer, Stage, Store, dense
+from ...ir.program import Buffer, Stage, Store, dense, point_number
 from ..access import flat
 from ..deps import estimate
-from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _flat, _least, _product, only_where, params_of, stores_along, where_of
+from .contraction import ACC, ONE_COLUMN, Axes, Contraction, _least, _product, only_where, params_of, stores_along, where_of
 
 LANES = 16  # sums of a row of a hardware tile
 TILE = 16  # rows of one hardware tile
@@ -237,9 +237,9 @@ def _prefetch(
         return None, 0
     (nb, ni), lines = tile, -(-width // math.prod(e or 1 for e in passing))
     size, each = _product([*packed.shape[len(c.batch) + 1 :]]), lines * (const_of(packed.shape[-2]) or 0) // (DEEP // 2) * DEEP
-    place = _flat(c.batch) * others[-1] * size + (nb + 1) * (near * size)
-    place = place + (_flat(m_tiles) * near + ni) * (each * _product([*taps]))
-    return (place if joined else place + _flat(c.taps) * each), lines
+    place = point_number(c.batch) * others[-1] * size + (nb + 1) * (near * size)
+    place = place + (point_number(m_tiles) * near + ni) * (each * _product([*taps]))
+    return (place if joined else place + point_number(c.taps) * each), lines
 
 
 def _near(tiles: int | None, size: int, passing: int) -> int | None:
