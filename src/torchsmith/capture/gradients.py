@@ -173,7 +173,7 @@ class Gradients:
             self.spent |= visited
         before, m.grad_mode = m.grad, False
         try:
-            taken: set[int] = set()
+            taken = {i.tensor.untyped_storage()._cdata for i in m.recorder.real.values() if i.is_made}
             for leaf, value in zip(found, values, strict=True):
                 if value is not None:
                     self.made[id(leaf)] = leaf
@@ -246,7 +246,7 @@ class Gradients:
             m.record("method", "add_", (now, value), {})
             return
         memory = value.untyped_storage()._cdata
-        if memory in taken or self._is_known(value) or not _has_layout_of(value, leaf):
+        if memory in taken or not _has_layout_of(value, leaf):
             strides = tuple(leaf.stride()) if is_dense(leaf) else None
             if strides is None:
                 fresh = m.record("function", torch.empty, (tuple(leaf.shape),), {"dtype": value.dtype, "device": device_of(leaf)})
@@ -256,11 +256,6 @@ class Gradients:
             value = fresh
         taken.add(value.untyped_storage()._cdata)
         self.written[id(leaf)] = (leaf, value)
-
-    def _is_known(self, value: Tensor) -> bool:
-        """Is this memory of a tensor from outside?"""
-        held = value.untyped_storage()._cdata
-        return any(i.is_made and i.tensor.untyped_storage()._cdata == held for i in self.m.recorder.real.values())
 
     # ------------------------------------------------------------ the end
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported
+from ..ir.nested import leaves
 from .layout import UNKNOWN, hint_of
 from .schema import bind, info
 from .sizes import SymTypes
@@ -165,13 +165,13 @@ def _plain_kinds(args: Any, kwargs: Any) -> tuple[Kinds, ...]:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return [t for t in leaves(value) if isinstance(t, torch.Tensor)]
 
 
 def _described(value: Any, cap: int | None) -> list[Any]:
     """dtype, sizes and the strides that matter of every tensor; where sizes were cut, what that cannot have changed."""
     said: list[Any] = []
-    for t in pytree.tree_leaves(value):
+    for t in leaves(value):
         if not isinstance(t, torch.Tensor):
             said.append(t is None)
             continue

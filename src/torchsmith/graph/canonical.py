@@ -123,7 +123,7 @@ def _live(rec: Recording, outputs: Outputs) -> list[Node]:
                 needed.update(id(a) for a in inputs_of(node))
         kept.reverse()
         missing = _symbols(rec, kept, outputs) & told if told else set()
-        for node in kept:
+        for node in kept if missing else ():
             missing -= _first_told(node)
         tells = {id(n) for name in missing for n in rec.nodes if name in _first_told(n)} if missing else set()
         first = next((id(n) for n in rec.nodes if id(n) in tells), None)
