@@ -176,3 +176,27 @@ def test_nothing_is_computed_again_from_what_the_program_may_write(budget: float
         if fn is f:
             want = leaf.grad
     torch.testing.assert_close(leaf.grad, want)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_statistics_in_a_checkpointed_part_move_as_often_as_in_eager(reentrant: bool) -> None:
+    """Eager runs the part once more when it goes backwards, and with it what it writes."""
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.part, self.head = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(checkpoint(self.part, self.first(x), use_reentrant=reentrant))
+
+    torch.manual_seed(0)
+    model, x = Part(), torch.randn(5, 6)
+    twin = copy.deepcopy(model)
+    for net, m in ((torchsmith.compile(model), model), (twin, twin)):
+        net(x).square().sum().backward()
+        m.eval()
+        net(x).square().sum().backward()
+    assert int(model.part[1].num_batches_tracked) == int(twin.part[1].num_batches_tracked) == 2
+    for a, b in zip([*model.buffers(), *(p.grad for p in model.parameters())], [*twin.buffers(), *(p.grad for p in twin.parameters())],
+                    strict=True):  # fmt: skip
+        torch.testing.assert_close(a, b)

@@ -376,10 +376,13 @@ def checkpoint(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with an unknown determinism_check")
     recorder.regions.append(Region(_policy(m, context_fn) if has_context else None))
     recorder.has_regions = True
+    known = recorder.versions()
     try:
         result = m.call(args[0], args[1:], given)
     finally:
         recorder.regions.pop()
+    if m.grad and recorder.written_since(known):  # running statistics, say
+        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint of what writes to tensors: eager writes once more when it goes backwards")
     if reentrant:
         _check_reentrant_results(m, args[1:], result)
     return result
