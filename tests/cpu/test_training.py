@@ -185,6 +185,24 @@ def test_double_backward_inside() -> None:
     check_steps(mlp(), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), step, batches())
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_double_backward_of_recurrent_networks_inside(kind: type[nn.RNNBase]) -> None:
+    """A gradient that was asked for with create_graph can be differentiated, as in eager."""
+    torch.manual_seed(0)
+    net, x = kind(3, 4), torch.randn(3, 2, 3)
+    twin = copy.deepcopy(net)
+
+    def step(m: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(m(x)[0].sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        return slope.detach()
+
+    torch.testing.assert_close(torchsmith.compile(step, fullgraph=True)(net, x), step(twin, x))
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
 def test_hooks_are_not_skipped() -> None:
     model, calls = mlp(), []
     compiled = torchsmith.compile(step_of("first"))

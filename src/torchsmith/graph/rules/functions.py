@@ -263,7 +263,11 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, *(torch.empty_like(t) if t.requires_grad else None for t in ctx.tensors)
+        def run() -> tuple[Tensor, ...]:
+            return tuple(torch.empty_like(t) for t in ctx.tensors if t.requires_grad)
+
+        made = iter(_Opaque.apply(run, *ctx.tensors, *(g for g in grads if g is not None)) if torch.is_grad_enabled() else run())
+        return None, *(next(made) if t.requires_grad else None for t in ctx.tensors)
 
 
 def _whole(op: Any) -> Any:
