@@ -163,6 +163,13 @@ def _dress(d: Any, like: Any) -> Any:
     return d
 
 
+def _original(fn: Any) -> Any:
+    """What torch.compile or compiler.disable wrapped: what was asked for last holds. `fn` itself where neither did."""
+    if not isinstance(fn, types.FunctionType):
+        return fn
+    return fn.__wrapped__ if fn.__dict__.get("_torchsmith_disabled") else peers.original(fn)  # type: ignore[attr-defined]
+
+
 def _is_row(fn: Any) -> bool:
     """A function of torch that capture knows by a row: what is compiled is a call of it."""
     if not isinstance(fn, types.FunctionType) or str(fn.__globals__.get("__name__", "")).partition(".")[0] != "torch":
@@ -219,7 +226,7 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
 
 # The first question with the answer yes says how a callable is compiled.
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Settings], Any]], ...] = (
-    (lambda fn: isinstance(fn, types.FunctionType) and peers.original(fn) is not fn, lambda fn, s: _compile_with(peers.original(fn), s)),
+    (lambda fn: _original(fn) is not fn, lambda fn, s: _compile_with(_original(fn), s)),
     (_is_row, _compile_object),
     (_is(types.FunctionType), lambda fn, s: _dress(make_dispatcher(fn, s), fn)),
     (_is_method, lambda m, s: _dress(make_dispatcher(_function_of(m), s, bound=m.__self__), m)),
@@ -302,12 +309,15 @@ def explain(fn: Any, **settings: Any) -> Any:
     from .debug.explain import explained
 
     original = fn._orig_mod if isinstance(fn, CompiledModule) else fn
-    own = _settings_of(fn)
     if not callable(original):
         raise TypeError(f"explain takes a callable, not {type(original).__name__}")
-    if settings or own is None:
-        return explained(compile(original, **settings))
-    return explained(_compile_with(original, dataclasses.replace(own, fullgraph=False)))
+    own = None if settings else _settings_of(fn)
+    chosen = own or _settings_of(compile(original, **settings))
+    if chosen is None:  # compile returned its argument
+        return explained(original)
+    fullgraph = chosen.fullgraph and own is None
+    at_once = dataclasses.replace(chosen.options, background=False)  # else there is nothing to tell yet
+    return explained(_compile_with(original, dataclasses.replace(chosen, fullgraph=fullgraph, options=at_once)))
 
 
 def _settings_of(fn: Any) -> Settings | None:

@@ -104,6 +104,7 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
 
     disabled._torchsmith_disabled = True  # type: ignore[attr-defined]
     disabled._torchsmith_reason = reason  # type: ignore[attr-defined]
+    disabled._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compile leaves it alone as well
     return disabled
 
 

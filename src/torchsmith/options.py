@@ -345,7 +345,7 @@ def from_environment() -> Options:
             "TORCHSMITH_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"
         ),
         trace_enabled=wants_folders() or not TEXT_LOGS.keys().isdisjoint(logs()),
-        check=_whole("TORCHSMITH_CHECK", 1, "0 or 1", 0, 2),
+        check=_whole("TORCHSMITH_CHECK", 1, "0, 1 or 2", 0, 2),
         fuel=_whole("TORCHSMITH_FUEL", -1, "a number of rewrites, or -1 for all", -1),
         chaos=_whole("TORCHSMITH_CHAOS", 0, "a whole number, the seed", 0),
         compile_threads=_whole("TORCHSMITH_COMPILE_THREADS", 0, "a number of processes, or 0 for one per core", 0),

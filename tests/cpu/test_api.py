@@ -330,6 +330,16 @@ def test_functions_called_after_a_break_are_compiled(x):
     assert len(backend.graphs) == 2
 
 
+def test_compiling_what_is_disabled_compiles_it(x):
+    """What is asked for last holds, as under torch.compile; a function that is disabled here is left alone there."""
+    backend = Counting()
+    off = compiler.disable(lambda x: x.sin() + 1)
+    with events.recording() as got:
+        assert torch.equal(torchsmith.compile(off, backend=backend)(x), off(x))
+    assert len(backend.graphs) == 1 and not [e for e in got if e.kind == "graph_break"]
+    assert off._torchdynamo_disable
+
+
 def test_disabled_functions_stay_out(x):
     ran = []
 

@@ -212,6 +212,23 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["doctor"])
     assert "unknown command 'doctor'; commands are aot" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"torchsmith {torchsmith.__version__}\n"
+
+
+def test_explain_tells_what_it_compiled_or_why_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 11
+
+    later = torchsmith.compile(f, options={"background": True})
+    for e in (torchsmith.explain(later)(X), torchsmith.explain(f, options={"background": True})(X)):
+        assert e.graph_count == 1 and e.kernel_count == 1
+    monkeypatch.setenv("TORCHSMITH_DISABLE", "1")
+    assert "nothing was compiled: TORCHSMITH_DISABLE" in str(torchsmith.explain(f)(X))
+    monkeypatch.setenv("TORCHSMITH_CHECK", "7")
+    with pytest.raises(ValueError, match="TORCHSMITH_CHECK takes 0, 1 or 2, not '7'"):
+        options.from_environment()
 
 
 def test_warnings_stand_at_the_users_line() -> None:

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import __version__
 from ..codes import Unsupported
 from ..runtime.model_library import paths
 from ..runtime.package import NEEDS_LIBTORCH, PackageError
@@ -48,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
     """Says which commands there are where one is unknown."""
 
     def error(self, message: str) -> NoReturn:
-        found = re.search(r"argument (room|command): invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message)
+        found = re.search(r"argument (aot|command): invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message)
         if found:
             message = f"unknown command {found[2]!r}; commands are {found[3].replace(chr(39), '')}"
         super().error(message)
@@ -56,7 +57,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m torchsmith")
-    aot = parser.add_subparsers(dest="room", required=True).add_parser("aot", help="packages of compiled models")
+    parser.add_argument("--version", action="version", version=f"torchsmith {__version__}")
+    aot = parser.add_subparsers(dest="room", metavar="aot", required=True).add_parser("aot", help="packages of compiled models")
     sub = aot.add_subparsers(dest="command", required=True)
     p = sub.add_parser("compile", help="compile a saved exported program to a package or a library")
     p.add_argument("program", help="file that torchsmith.export.save or torch.export.save wrote")

@@ -248,6 +248,8 @@ def _step_lines(step: StepSummary) -> list[str]:
 
 def _lines(e: Explanation) -> list[str]:
     out = [_head(e)]
+    if not (e.graphs or e.breaks or e.fallbacks):
+        out.append("nothing was compiled: TORCHSMITH_DISABLE, TORCH_COMPILE_DISABLE or disable=True switches compilation off")
     out += [f"break: {r}{f' x{n}' if n > 1 else ''}" for r, n in Counter(e.breaks).items()]
     attached = {g.reason for g in e.graphs}
     out += [f"fallback: {r}" for r in e.fallbacks if r not in attached]
