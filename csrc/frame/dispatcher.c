@@ -25,10 +25,10 @@ typedef struct {
 /* What handlers answer besides a result. */
 PyObject *ts_run_hooked, *ts_run_plain, *ts_go_on, *ts_elsewhere;
 static PyObject *on_gate;              /* callable(dispatcher, function, args, kwargs, reason) -> result | RUN_HOOKED | RUN_PLAIN | GO_ON */
-static int gate;                       /* stance other than the default: ask on_gate first */
+static int gate;                       /* stance other than the default: ask on_gate first; GATE_FORCED: rests of frames go on as ever */
 static PyObject *peer, *peer_name, *peer_default; /* PyTorch's own stance: a namespace, the name in it, what it holds by default */
 static _Thread_local int suspended;    /* this thread is capturing or compiling: compiled functions run as they are */
-enum { GATE_STANCE = 1, GATE_FOREIGN = 2 };
+enum { GATE_STANCE = 1, GATE_FOREIGN = 2, GATE_FORCED = 2 };
 
 #define MAX_SMALL 16
 
@@ -231,7 +231,7 @@ int ts_dispatcher_frame(PyObject *self, PyObject **locals, PyObject *function, P
   Dispatcher *d = (Dispatcher *)self;
   PyFunctionObject *fn = (PyFunctionObject *)function;
   *result = NULL;
-  if (suspended || gated() || d->eager) return 0;
+  if (suspended || (gate != GATE_FORCED && gated()) || d->eager) return 0;
   State state;
   int complete = ts_state_read(&state);
   if (complete && ts_state_is_foreign(&state)) return 0;
@@ -457,7 +457,8 @@ PyObject *ts_setup_dispatch(PyObject *self, PyObject *fn) {
   Py_RETURN_NONE;
 }
 PyObject *ts_set_gate(PyObject *self, PyObject *arg) {
-  gate = PyObject_IsTrue(arg);
+  gate = (int)PyLong_AsLong(arg); /* GATE_STANCE, GATE_FORCED or 0 */
+  if (PyErr_Occurred()) return NULL;
   Py_RETURN_NONE;
 }
 /* watch_stance(namespace, default): ask the gate handler while namespace["_stance"] is another object */

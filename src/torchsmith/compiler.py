@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -25,10 +26,10 @@ from .runtime.discarded import DiscardedParameter
 __all__ = [
     "allow_in_graph", "aot_autograd", "assume_constant_result", "config", "cudagraph_mark_step_begin", "disable", "error_on_graph_break",
     "get_default_backend", "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_portable_guards_unsafe",
-    "keep_tensor_guards_unsafe", "list_backends", "load_cache_artifacts", "lookup_backend", "nested_compile_region", "refreeze",
-    "register_backend", "reset", "save_cache_artifacts", "set_default_backend", "set_logs", "set_stance", "skip_all_guards_unsafe",
-    "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe", "skip_guard_on_inbuilt_nn_modules_unsafe",
-    "substitute_in_graph", "wait_for_background", "wrap_numpy",
+    "keep_tensor_guards_unsafe", "list_backends", "load_cache_artifacts", "lookup_backend", "nested_compile_region", "nonstrict_trace",
+    "refreeze", "register_backend", "reset", "save_cache_artifacts", "set_default_backend", "set_logs", "set_stance",
+    "skip_all_guards_unsafe", "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe",
+    "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wait_for_background", "wrap_numpy",
 ]  # fmt: skip
 
 
@@ -116,6 +117,14 @@ def allow_in_graph(fn: Any) -> Any:
         raise TypeError(f"allow_in_graph takes a callable, not {type(fn).__name__}")
     ALLOWED.add(fn)
     return fn
+
+
+def nonstrict_trace(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` is traced by what it does to tensors, not by its Python: containers of tensors and constants in and out, no write to an input.
+
+    Raises TypeError for what cannot be called.
+    """
+    return allow_in_graph(fn)  # type: ignore[no-any-return]
 
 
 def assume_constant_result(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -279,27 +288,32 @@ skip_guard_on_inbuilt_nn_modules_unsafe = skip_guard_on_all_nn_modules_unsafe
 # ---------------------------------------------------------------- stances
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
-_stance: dict[str, Any] = {"stance": "default", "skip_guard_eval_unsafe": False}
+_stance: dict[str, Any] = {"stance": "default", "skip_guard_eval_unsafe": False, "force_backend": None}
 
 
 class set_stance:
-    """How compiled functions behave from now on; as `with set_stance(...)` or decorator for a while."""
+    """How compiled functions behave from now on; as `with set_stance(...)` or decorator for a while.
+
+    force_backend: under the stance "default" all of them run by this backend instead of their own, which tells whose fault a failure is;
+    what was compiled before is kept aside. Raises RuntimeError for an unknown stance or another one beside force_backend, InvalidBackend.
+    """
 
     def __init__(self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None) -> None:
         if stance not in STANCES:
             near = difflib.get_close_matches(str(stance), STANCES, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(STANCES)}"
             raise RuntimeError(f"unknown stance {stance!r}; {hint}")
-        if force_backend is not None:
-            raise RuntimeError("force_backend is not supported: pass backend= to compile, or use set_default_backend")
+        if force_backend is not None and stance != "default":
+            raise RuntimeError(f"force_backend goes with the stance 'default', not with {stance!r}")
+        forced = None if force_backend is None else resolve_backend(force_backend)
         self.before = dict(_stance)
-        self._set(stance=stance, skip_guard_eval_unsafe=skip_guard_eval_unsafe)  # guards are checked all the same
+        self._set(stance=stance, skip_guard_eval_unsafe=skip_guard_eval_unsafe, force_backend=forced)  # guards are checked all the same
         self.now = dict(_stance)
 
     @staticmethod
     def _set(**values: Any) -> None:
         _stance.update(values)
-        _frame.set_gate(_stance["stance"] != "default")
+        _frame.set_gate(2 if _stance["force_backend"] is not None else int(_stance["stance"] != "default"))
 
     def __enter__(self) -> None:
         self._set(**self.now)
@@ -336,6 +350,9 @@ def _on_gate(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
     if reason == 2:
         events.emit("fallback", code="API001", at=location(fn), detail=_what_traces())
         return _frame.RUN_PLAIN
+    forced = _stance["force_backend"] or peers.forced_backend()
+    if forced is not None:
+        return _by_backend(dispatcher, fn, args, kwargs, resolve_backend(forced))
     stance = _stance["stance"] if _stance["stance"] != "default" else peers.stance()
     if stance == "force_eager":
         events.emit("fallback", code="API006", at=location(fn), detail='set_stance("force_eager")')
@@ -349,6 +366,17 @@ def _on_gate(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
             seen.add(key)
             return _frame.RUN_PLAIN
     return _frame.GO_ON
+
+
+def _by_backend(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], backend: Any) -> Any:
+    """A call by another backend than the function was compiled with: by a second dispatcher, kept for the next one."""
+    settings = dispatcher.state.settings
+    if settings.backend in (backend, backend.name):
+        return _frame.GO_ON
+    kept = dispatcher.__dict__.setdefault("_torchsmith_forced", {})
+    if backend not in kept:
+        kept[backend] = dispatch.make_dispatcher(fn, dataclasses.replace(settings, backend=backend))
+    return kept[backend](*args, **kwargs)
 
 
 def _only_compiled(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, fail: bool) -> Any:

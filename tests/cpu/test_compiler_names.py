@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchsmith
-from torchsmith import compiler
+from torchsmith import compiler, events
 from torchsmith.runtime import build as building
 
 X = torch.ones(3)
@@ -141,7 +141,7 @@ class Graphs:
 def test_pytorchs_switches_reach_what_is_compiled():
     program = """
 import torch, torchsmith
-from torchsmith import compiler
+from torchsmith import compiler, events
 seen = []
 fn = torchsmith.compile(lambda x: x + 2, backend=lambda gm, inputs: seen.append(gm) or gm)
 x = torch.ones(2)
@@ -165,13 +165,9 @@ for _ in range(2):  # with and without another default object
             raise SystemExit("compiled")
     with torch.compiler.set_stance("eager_on_recompile"):
         assert which(x) and not which(x.int())
-    try:
-        with torch.compiler.set_stance(force_backend="eager"):
-            which(x)
-    except RuntimeError as error:
-        assert "backend=" in str(error)
-    else:
-        raise SystemExit("taken")
+    graphs = []
+    with torch.compiler.set_stance(force_backend=lambda gm, inputs: graphs.append(gm) or gm):
+        assert which(x) and torch.equal(fn(x), x + 2) and len(graphs) == 2 and len(seen) == 1
     torch.compiler.set_stance("default")
 later = torchsmith.compile(lambda x: torch.compiler.is_compiling(), backend="eager")
 with torch.compiler.set_stance("eager_then_compile"):
@@ -194,6 +190,53 @@ print("right")
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["right"], done.stderr
+
+
+@pytest.mark.parametrize("own", ["inductor", "eager", Graphs()])
+def test_a_backend_that_a_stance_forces(own):
+    """Functions, what follows their breaks, and modules run by it; what was compiled before is there again afterwards."""
+    def f(x):
+        y = x.sin() * 7
+        compiler.graph_break()
+        return y + 1
+
+    forced, net, x = Graphs(), torch.nn.Linear(3, 2), torch.ones(2, 3)
+    c, n = torchsmith.compile(f, backend=own), torchsmith.compile(net, backend=own)
+    assert torch.allclose(c(x), f(x)) and torch.allclose(n(x), net(x))
+    before = len(own.seen) if isinstance(own, Graphs) else 0
+    for _ in range(2):
+        with compiler.set_stance(force_backend=forced):
+            assert torch.allclose(c(x), f(x)) and torch.allclose(n(x), net(x))
+        assert len(forced.seen) == 3
+    n(x).sum().backward()
+    with events.recording() as got:
+        assert torch.allclose(c(x), f(x)) and torch.equal(net.weight.grad, x.sum(0).expand(2, 3))
+    assert not [e for e in got if e.kind == "graph"] and (not isinstance(own, Graphs) or len(own.seen) == before)
+    with pytest.raises(RuntimeError, match="goes with the stance 'default', not with 'force_eager'"):
+        compiler.set_stance("force_eager", force_backend="eager")
+    with pytest.raises(RuntimeError, match="did you mean 'eager'"):
+        compiler.set_stance(force_backend="eagr")
+
+
+def test_nonstrict_trace_takes_and_gives_containers():
+    ran = []
+
+    @compiler.nonstrict_trace
+    def apart(d, k=2.0, *, m=None):
+        ran.append(len(d))
+        return {"y": d["a"] * k, "l": [m.sum(), d["a"].shape[0], None]}
+
+    def f(x):
+        found = apart({"a": x, "b": x + 1}, 3.0, m=x)
+        return found["y"] + found["l"][0], found["l"][1:]
+
+    x = torch.arange(3.0, requires_grad=True)
+    mine, said = torchsmith.compile(f, fullgraph=True)(x)
+    assert torch.allclose(mine, f(x)[0]) and said == [3, None] and ran
+    mine.sum().backward()
+    assert torch.allclose(x.grad, torch.full((3,), 6.0))
+    with pytest.raises(TypeError, match="takes a callable, not int"):
+        compiler.nonstrict_trace(3)
 
 
 def test_names_of_the_namespace():
