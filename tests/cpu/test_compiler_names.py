@@ -278,6 +278,7 @@ def test_guards_have_the_names_that_filters_ask_for():
     seen = []
 
     def keep(guards):
+        assert all(g.has_value and g.derived_guard_types == () for g in guards)
         seen.extend((g.name, g.guard_type, g.is_global) for g in guards)
         return [g.guard_type != "CONSTANT_MATCH" for g in guards]
 

@@ -272,6 +272,14 @@ class Guard:
         return GUARD_TYPES.get(self.kind, self.kind.upper())
 
     @property
+    def derived_guard_types(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def has_value(self) -> bool:
+        return True
+
+    @property
     def orig_guard(self) -> Guard:
         return self
 
