@@ -74,7 +74,7 @@ def compile_entry(
     if archs:
         options = replace(options, cuda_arch=max(archs))
     with suppress(Unsupported):  # no device here: code for a common one
-        options = at_hand(entry.functional, options)
+        options = replace(at_hand(entry.functional, options), cuda_blocks=0)  # a package asks no generator of torch's
     source = compile_source(entry.functional, options, entry.name)
     is_far = source.target.device != CPU.device
     if is_far and any(i["kind"] not in ("tensor", "unused") for i in source.manifest.inputs):

@@ -102,7 +102,7 @@ def binary_cross_entropy(cx: Builder, x: Ref, y: Ref, weight: Any = None, reduct
         e = cast(x.load(i), opmath(x.dtype))
         return op("not", op("and", op("ge", e, c(e, 0.0)), op("le", e, c(e, 1.0))))
 
-    cx.check_none(x.shape, outside, "RuntimeError", "all elements of input should be between 0 and 1")
+    cx.check_none(x.shape, outside, "RangeError", "all elements of input should be between 0 and 1")
 
     def value(a: Expr, b: Expr, *w: Expr) -> Expr:
         floor = c(a, -100.0)
@@ -203,7 +203,7 @@ def multi_margin_loss(cx: Builder, x: Ref, target: Ref, p: Any = 1, margin: Any 
         return position_of(target, (i or (ZERO,)) if target.rank else ())
 
     outside = lambda i: op("or", op("lt", position_of(target, i), ZERO), op("ge", position_of(target, i), n))
-    cx.check_none(target.shape, outside, "RuntimeError", "target out of range")
+    cx.check_none(target.shape, outside, "RangeError", "target out of range")
 
     def loss(i: Index) -> Expr:
         t = target_of(i)

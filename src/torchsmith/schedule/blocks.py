@@ -613,11 +613,14 @@ def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING
     return join_kernels(made, deps.lasting(program))
 
 
+ASKED_THERE = frozenset({"IndexError", "RangeError"})  # kinds of Checks
+
+
 def on_device(check: Check, buffers: Mapping[str, Buffer], target: Target) -> Check | Kernel:
-    """A Check of indices that the device has is asked there, in the order of its work, and stops it where they are wrong, as eager's
-    kernels do: the host waits for nothing. Conditions that eager asks on the host stay there."""
+    """A Check of values that eager's kernels ask about is asked on the device, in the order of its work, and stops it where they are wrong,
+    as those do: the host waits for nothing. Conditions that eager asks on the host stay there."""
     loads = [e for e in walk(check.cond) if isinstance(e, Load)]
-    if check.kind != "IndexError" or not loads or any(buffers[x.buf].device != target.device for x in loads):
+    if check.kind not in ASKED_THERE or not loads or any(buffers[x.buf].device != target.device for x in loads):
         return check
     body = (Require(check.cond, check.message),)
     made = finish("require", (), const(1), (), body, buffers, Group([], ()))
