@@ -218,6 +218,14 @@ def test_no_name_is_dead() -> None:
     assert not dead, "\n".join(dead)
 
 
+def test_every_code_is_said() -> None:
+    """A reason code that nothing raises or counts is a promise in a table."""
+    sources = [*files(), *(ROOT / "csrc").rglob("*.[ch]")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    defined = re.findall(r'define\(\s*"([A-Z]{3}\d{3})"', text)
+    assert len(defined) > 100 and not [code for code in defined if text.count(code) < 2]
+
+
 @pytest.mark.parametrize("path", files(), ids=name_of)
 def test_files_say_what_they_are(path: Path) -> None:
     assert not any(part.removesuffix(".py") in FORBIDDEN_NAMES for part in path.relative_to(PACKAGE).parts)

@@ -65,7 +65,6 @@ define("AUT002", "hooks on tensors or gradients are not compiled",
 define("AUT003", "the backward pass goes on into what was computed before the compiled function",
        "compile the whole step, from the parameters to the loss, or call backward() outside")
 define("AUT004", "an operator's derivative cannot be traced here", "call backward() outside of the compiled function")
-define("AUT005", "a result can be differentiated again after the compiled function", "return result.detach(), or call backward() outside")
 
 # ---------------------------------------------------------------- lower
 define("LOW001", "a tensor has a dtype that torchsmith does not compute on, so the graph runs eagerly",

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from ..codes import Unsupported, define
 from ..graph.declared import DeclaredSize, DeclaredSymbol
 
-define("AOT060", "dynamic_shapes does not fit the arguments", "give it the arguments' structure, with {dimension: Dim} at each tensor")
 define("AOT062", "an argument is a container that torch can take apart but not put together around other values",
        "give the tensors it holds as arguments of their own")
 define("AOT061", "a declared dimension cannot take all the sizes it was declared for", "change the declaration or the program")

@@ -468,7 +468,7 @@ def _never(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
 def _type(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     if args or kwargs:
         return MISSING
-    return torch.empty(0, dtype=t.dtype, device="cpu").type() if False else _TYPE_NAMES.get(t.dtype, MISSING)
+    return _TYPE_NAMES.get(t.dtype, MISSING)
 
 
 _TYPE_NAMES = {

@@ -176,7 +176,6 @@ class Recording(Tracing):
         self.const_nodes: list[Node] = []
         self.roots: dict[int, Root] = {}  # storage -> memory, for tensors that torch made behind our back
         self.real: dict[int, Value] = {}  # by id: tensors that are no tracing tensors, kept alive by their root
-        self._known_consts: dict[int, torch.Tensor] = {}
         self.settled = len(facts.symbols)  # those behind it belong to the operator at hand
         self.waiting: list[tuple[Expr, str]] = []
         self.asking = 0  # inside how many operators, whose shapes are asked for

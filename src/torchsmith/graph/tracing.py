@@ -135,10 +135,7 @@ def at_offset(t: torch.Tensor, offset: Size) -> torch.Tensor:
 
 
 def tensor_like(real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None) -> torch.Tensor:
-    """The tracing tensor that stands for a real one: its dtype, strides, offset, device; `sizes` may hold SymInts.
-
-    Attributes kept: `_ts_device` (not cpu), `_ts_parameter` (the real one is an nn.Parameter).
-    """
+    """The tracing tensor that stands for a real one: its dtype, strides, offset, device (`_ts_device`); `sizes` may hold SymInts."""
     if real.layout is not torch.strided:
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail=str(real.layout))
     if real.is_quantized:
@@ -151,8 +148,6 @@ def tensor_like(real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts
     if is_lazy(real):
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
     remember_device(t, device)
-    if isinstance(real, torch.nn.Parameter):
-        t._ts_parameter = True  # type: ignore[attr-defined]
     return t
 
 
