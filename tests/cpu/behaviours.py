@@ -438,9 +438,58 @@ KINDS = [
     lambda x, s: pickle.loads(pickle.dumps(s.list)), lambda x, s: copy.deepcopy(s.layer)(x).shape, lambda x, s: torch.distributed.is_available() in (True, False), lambda x, s: x.register_hook if x.requires_grad else 0, lambda x, s: torch.get_default_device().type, lambda x, s: torch._dynamo.is_compiling() if s.n > 9 else 1,
     lambda x, s: torch.compiler.is_compiling() in (True, False), lambda x, s: s.layer.register_forward_hook(lambda m, a, o: o * 2) and s.layer(x), lambda x, s: torch.func.grad(lambda v: (v * v).sum())(x), lambda x, s: torch.vmap(lambda r: r.sum())(x), lambda x, s: x.numpy().sum(), lambda x, s: np.asarray(x).tolist(),
 ]  # fmt: skip
+
+
+def filtered(x, how, **options):
+    """Warnings in a region with filters of its own, and behind it."""
+    with warnings.catch_warnings(**options) as seen:
+        if how:
+            warnings.simplefilter(how)
+        warnings.warn("inside")
+        x = x * 2
+    warnings.warn("behind")
+    return x, seen and [str(w.message) for w in seen]
+
+
+def named_filter(x):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="a.*", category=DeprecationWarning)
+        warnings.warn("abc", DeprecationWarning)
+        warnings.warn("xbc", DeprecationWarning)
+        warnings.resetwarnings()
+        warnings.warn(FutureWarning("an object"))
+    return x + 1
+
+
+def counted(x):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.warn("first")
+        n = len(seen)
+        warnings.warn("second")
+    return x + n, len(seen)
+
+
+class Shelf:
+    """Items by number alone: no `__iter__`, no `__contains__`."""
+
+    def __init__(self, *items):
+        self.items = items
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+WARNINGS = [
+    lambda x, s: filtered(x, "ignore"), lambda x, s: filtered(x, "always"), lambda x, s: filtered(x, None), lambda x, s: filtered(x, "always", record=True), lambda x, s: attempt(lambda: filtered(x, "error")),
+    lambda x, s: filtered(x, "error"), lambda x, s: named_filter(x), lambda x, s: counted(x), lambda x, s: warnings.warn("text", int), lambda x, s: warnings.warn(DeprecationWarning("object")), lambda x, s: under(warnings.catch_warnings(), lambda: warnings.warn("in")),
+]  # fmt: skip
+MEMBERS = [
+    lambda x, s: (1 in torch.tensor([1, 2]), 3 in torch.tensor([1, 2])), lambda x, s: (x[0, 0] in x, 9.0 in x, x + 1), lambda x, s: attempt(lambda: "a" in x), lambda x, s: x * 2 if 0 in torch.arange(s.n) else x, lambda x, s: [v in torch.ones(2) for v in (True, 1, 2.5)],
+    lambda x, s: (2 in Shelf(1, 2), 5 in Shelf(1, 2), x), lambda x, s: (s.n in Shelf(s.n, x), list(Shelf(x, 1))), lambda x, s: (torch.allclose(x, x), torch.allclose(x, x + 1)), lambda x, s: x.isclose(x + 1).any().item(),
+]  # fmt: skip
 GROUPS = {
     "lists": LISTS, "dicts": DICTS, "sets and more": SETS_AND_MORE, "strings": STRINGS, "objects": OBJECTS, "functions": FUNCTIONS, "exceptions": EXCEPTIONS,
     "prints": PRINTS, "aliasing": ALIASING, "tensors": TENSORS, "c functions": C_FUNCTIONS, "random and time": RANDOM_AND_TIME,
-    "iterators": ITERATORS, "keys": KEYS, "contexts": CONTEXTS, "kinds": KINDS,
+    "iterators": ITERATORS, "keys": KEYS, "contexts": CONTEXTS, "kinds": KINDS, "warnings": WARNINGS, "members": MEMBERS,
 }  # fmt: skip
 BEHAVIOURS = {f"{group} {i}": fn for group, rows in GROUPS.items() for i, fn in enumerate(rows)}

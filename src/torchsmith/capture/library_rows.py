@@ -28,7 +28,8 @@ from .arrays import ArrayValue
 from .attributes import Raised
 from .calls import Args, Kwargs, row
 from .protocol import Machine
-from .source import Attr, FixedObject
+from .resume import Later
+from .source import Attr, Computed, FixedObject
 from .world import MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
 
 Tensor = torch.Tensor
@@ -112,8 +113,57 @@ def warn(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         raise Unsupported("CAP016", at=m.loc(), detail="a warning that is attributed to the caller")
     frame = m.frames[-level]
     message, category = given["message"], given.get("category") or UserWarning
+    category = type(message) if issubclass(type(message), Warning) else category
+    if not issubclass(type(category), type) or not issubclass(category, Warning):
+        m.native(warnings.warn, ["", category], {}, plain=True)  # raises
+    what = message if type(message) is str else False, category, frame.globals.get("__name__", "<string>"), frame.ins.line
+    if _is_error(*what) or _is_recorded_here(m):
+        raise Unsupported("CAP016", at=m.loc(), detail="a warning that becomes an exception, or that the program records")
+    m.world.guard(Computed(_is_error, what, ()), "equals", False)
     show = functools.partial(_warn_at, frame.code.code.co_filename, frame.ins.line, frame.globals)
-    m.effects.append((show, [message, type(message) if issubclass(type(message), Warning) else category], {}))
+    m.effects.append((show, [message, category], {}))
+
+
+def _is_error(text: Any, category: type, module: str, line: int) -> bool:
+    """Does a filter turn this warning into an exception? text: False where it is not known."""
+    for action, message, cls, where, number in warnings.filters:
+        if _matches(message, text) and _matches(where, module) and issubclass(category, cls) and number in (0, line):
+            return action == "error"
+    return warnings.defaultaction == "error"  # type: ignore[attr-defined]
+
+
+def _is_recorded_here(m: Machine) -> bool:
+    """Does catch_warnings(record=True) put warnings into a list that the program has at hand?"""
+    said = getattr(getattr(warnings, "_showwarnmsg_impl", None), "__self__", None)
+    if type(said) is not list:
+        return False
+    values = [v for f in m.frames for v in (*f.fast, *f.stack)]
+    return id(said) in m.world.tracks or any((v.obj if type(v) is Later else v) is said for v in values)
+
+
+def _matches(pattern: Any, text: Any) -> bool:
+    """As a filter asks: of a pattern, or of a text that has to be the same."""
+    return pattern is None or text is False or (pattern == text if type(pattern) is str else bool(pattern.match(text)))
+
+
+def _filtering(fn: Any) -> Any:
+    """What changes the filters of warnings, as warnings are shown: once the graph has run, in their order."""
+
+    def later(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+        region: Any = args[0] if args and type(args[0]) is warnings.catch_warnings else None
+        if region is not None and (m.world.of(region) is None) and (region._record or "error" in (region._filter or ())):
+            raise Unsupported("CAP016", at=m.loc(), detail="warnings that are recorded")
+        if "error" in args or "error" in kwargs.values() or not all(is_constant(a) or issubclass(type(a), type) or a is region for a in args):
+            raise Unsupported("CAP016", at=m.loc(), detail="a filter that turns warnings into exceptions")
+        m.effects.append((fn, args, kwargs))
+
+    return later
+
+
+for _fn in (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings):
+    row(_fn)(_filtering(_fn))
+row(warnings.catch_warnings.__enter__)(_filtering(warnings.catch_warnings.__enter__))
+row(warnings.catch_warnings.__exit__)(lambda m, args, kwargs: _filtering(warnings.catch_warnings.__exit__)(m, args[:1], {}))
 
 
 def _warn_at(filename: str, line: int, space: dict[str, Any], message: Any, category: Any) -> None:

@@ -40,6 +40,7 @@ def special(m: Machine, t: type, name: str) -> Any:
     return None
 
 
+_NUMBERS = frozenset({int, float, complex, bool, *SymTypes})
 _VALUES = (int, float, complex, str, bytes, tuple)
 _JUDGES: dict[str, tuple[type, Callable[[Any], Any]]] = {
     "__str__": (str, str), "__repr__": (str, repr), "__format__": (str, format), "__bool__": (bool, bool), "__len__": (int, len),
@@ -302,6 +303,8 @@ def contains(m: Machine, container: Any, item: Any) -> bool:
     """`item in container`."""
     t = type(container)
     track = m.world.tracks.get(id(container))
+    if issubclass(type(container), Tensor) and (type(item) in _NUMBERS or issubclass(type(item), Tensor)) and not (m.modes or m.subclasses):
+        return m.tensor_truth(m.record("method", "any", (compare(m, "==", item, container),), {}))
     f = special(m, t, "__contains__")
     if f is not None:
         return truth(m, m.call(f, [container, item], {}))
@@ -309,9 +312,7 @@ def contains(m: Machine, container: Any, item: Any) -> bool:
         return _read_key(m, track, item) is not MISSING
     if t is ArrayValue:
         raise arrays.refuse(m, "in an array")
-    if issubclass(type(container), Tensor):
-        return truth(m, m.record("method", "__contains__", (container, item), {}))
-    if special(m, t, "__iter__") is not None and find(m, t, "__contains__") is MISSING:
+    if find(m, t, "__contains__") is MISSING and (special(m, t, "__iter__") or (find(m, t, "__iter__") is MISSING and special(m, t, "__getitem__"))):
         return any(is_same(m, x, item) or truth(m, compare(m, "==", x, item)) for x in iterate(m, container))
     if t in (list, tuple) and (_has_objects(container) or type(item) not in SCALARS):
         body = _operand(m, container)

@@ -472,6 +472,7 @@ class Recorder:
             return found
         loc = self.loc()
         self.facts.loc = loc
+        guessed = self.facts.guessed
         try:
             if kind == "method":
                 result = getattr(args[0], target)(*args[1:], **kwargs)
@@ -490,6 +491,8 @@ class Recorder:
             code = "CAP027" if "being modified inplace" in said else "CAP025"
             raise Unsupported(code, at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
         if not _holds_tensor(result) and not (result is None and _holds_tensor([*args, *kwargs.values()])):
+            if self.facts.guessed != guessed:  # no node checks it
+                raise Unsupported("GRA003", at=loc, detail=f"{getattr(target, '__name__', target)}()")
             return result  # what gives nothing writes its arguments
         if self.facts.has_devices:
             self._refuse_moves(target, args, result)

@@ -60,6 +60,7 @@ class SizeFacts:
         self.is_promise = False  # one graph is for all declared sizes: no choice is made for those at hand alone
         self.own_draws = False  # random operators are written with counters, not with eager's generator
         self.guesses = True  # a truth that torch asks for may be taken for False, and checked when the graph runs
+        self.guessed = 0  # how often one was
         self.reads_data = False  # the value of a one-element tensor may become a symbol (a graph that stands alone)
         self.loose: frozenset[str] = frozenset()  # inputs, by name: floats that have had too many values to assume one more
         self.sources: dict[str, Any] = {}  # what symbols were made of, where the frontend says so
