@@ -54,6 +54,8 @@ np.searchsorted(np.sort(v), b); np.linspace(0, 1, 4) * v; np.asarray(a); np.arra
 np.asarray(a, dtype=np.float64); np.float32(s); np.int64(i[0]); a.astype(np.float16)
 np.dot(a, v); a.dot(b.T); np.inner(v, v); np.outer(v, v); np.vdot(v, v); np.tensordot(a, b, axes=([1], [1]))
 np.einsum("ij,kj->ik", a, b); np.kron(v, v); np.cross(a[:, :3], b[:, :3]); np.matmul(a, v)
+np.fft.fft(v); np.fft.ifft(v); np.abs(np.fft.rfft(v, n=6)); np.fft.irfft(v, norm="ortho"); np.fft.fft2(v.reshape(2, 2)); np.fft.ifftn(v)
+np.fft.fft(v.reshape(2, 2), axis=0); np.fft.rfft2(v.reshape(2, 2), s=(3, 2)); np.fft.fftshift(a); np.fft.ifftshift(a, axes=1)
 np.linalg.norm(v); np.linalg.norm(a, axis=1); np.linalg.norm(v, ord=1); np.linalg.inv(a[:3, :3] + 5 * np.eye(3))
 np.linalg.det(b[:3, :3] + np.eye(3)); np.linalg.solve(a[:3, :3] + 7 * np.eye(3), v[:3])
 a[0]; a[0, 1]; a[:, 1]; a[..., None]; a[1:, ::2]; a[-1]; a[i[:2] % 3]; a[[0, 2]]; a[:, i]; a[[0, 1], [1, 2]]; a[0][1]; a[a > 0]; a[()]

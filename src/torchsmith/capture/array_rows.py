@@ -785,6 +785,48 @@ def _solve(want: Any, a: Any, b: Any) -> Tensor:
     return torch.linalg.solve(a, b) if b.ndim > 1 else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
 
 
+# ---------------------------------------------------------------- Fourier transforms
+
+
+def _numbers(want: Any, a: Any) -> Tensor:
+    """The operand in the precision of the result: NumPy transforms integers as float64."""
+    a = _tensor(a)
+    if a.dtype is torch.float16 or not a.is_contiguous():
+        raise NotExact("half-precision numbers, or a layout that the result takes over")
+    wide = want.dtype in (torch.float64, torch.complex128)
+    kinds = (torch.complex128, torch.float64) if wide else (torch.complex64, torch.float32)
+    return as_dtype(a, kinds[0] if a.dtype.is_complex else kinds[1])
+
+
+def _fourier(fn: Any) -> Any:
+    return lambda want, a, n=None, axis=-1, norm=None: fn(_numbers(want, a), n, axis, norm).resolve_conj().contiguous()
+
+
+def _fourier_of_axes(fn: Any, last: tuple[int, ...] | None) -> Any:
+    def run(want: Any, a: Any, s: Any = None, axes: Any = last, norm: Any = None) -> Tensor:
+        if s is not None and axes is None:
+            raise NotExact("sizes without axes")
+        return fn(_numbers(want, a), s, axes, norm).resolve_conj().contiguous()  # type: ignore[no-any-return]
+
+    return run
+
+
+for _one in ("fft", "ifft", "rfft", "irfft"):
+    _function(getattr(np.fft, _one))(_fourier(getattr(torch.fft, _one)))
+    _function(getattr(np.fft, _one + "2"))(_fourier_of_axes(getattr(torch.fft, _one + "2"), (-2, -1)))
+    _function(getattr(np.fft, _one + "n"))(_fourier_of_axes(getattr(torch.fft, _one + "n"), None))
+
+
+@_function(np.fft.fftshift)
+def _fftshift(want: Any, x: Any, axes: Any = None) -> Tensor:
+    return torch.fft.fftshift(_tensor(x), axes)
+
+
+@_function(np.fft.ifftshift)
+def _ifftshift(want: Any, x: Any, axes: Any = None) -> Tensor:
+    return torch.fft.ifftshift(_tensor(x), axes)
+
+
 # ---------------------------------------------------------------- questions about kinds
 
 
