@@ -89,6 +89,9 @@ def test_cdist(order):
     for dtype in FLOATS:
         check_native(lambda x, y: torch.cdist(x, y, order), randn(3, 5, 4, dtype=dtype), randn(3, 6, 4, dtype=dtype), **near(dtype))
     check_native(lambda x, y: torch.cdist(x, y, order, "donot_use_mm_for_euclid_dist"), randn(5, 4), randn(3, 36, 4), **near(torch.float32))
+    x, y = randn(2, 5), randn(3, 5)
+    x[0, 1], y[1, 0] = math.nan, math.inf
+    check_native(lambda x, y: torch.cdist(x, y, order, "donot_use_mm_for_euclid_dist"), x, y, **near(torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.bfloat16])
@@ -111,6 +114,8 @@ def test_multi_margin_loss(p, reduction):
     x, t, w = randn(6, 5), torch.tensor([0, 4, 2, 2, 1, 3]), torch.rand(5)
     check_native(lambda x, t, w: F.multi_margin_loss(x, t, p=p, margin=0.7, weight=w, reduction=reduction), x, t, w)
     check_native(lambda x, t: F.multi_margin_loss(x, t, p=p, reduction=reduction), x[0], t[0])
+    x[0, 0], x[1, 1], x[2], x[3] = math.nan, math.inf, -math.inf, math.inf
+    check_native(lambda x, t: F.multi_margin_loss(x, t, p=p, reduction=reduction), x, t)
 
 
 @pytest.mark.parametrize("ends", [[2, 2, 5], [0, 3, 7], [7, 7, 7]])

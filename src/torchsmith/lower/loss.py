@@ -210,7 +210,8 @@ def multi_margin_loss(cx: Builder, x: Ref, target: Ref, p: Any = 1, margin: Any 
         hit = cast(x.load((*i, t)), compute)
 
         def term(k: Index) -> Expr:
-            z = op("max", op("add", op("sub", Const(compute, float(margin)), hit), cast(x.load((*i, k[0])), compute)), Const(compute, 0.0))
+            z = op("add", op("sub", Const(compute, float(margin)), hit), cast(x.load((*i, k[0])), compute))
+            z = select(op("gt", z, Const(compute, 0.0)), z, Const(compute, 0.0))  # 0 for NaN, as in eager
             z = op("mul", z, z) if p == 2 else z
             z = z if weight is None else op("mul", z, cast(weight.load((t,)), compute))
             return select(op("eq", k[0], t), Const(compute, 0.0), z)

@@ -5,6 +5,7 @@ Matrix products and convolutions have a file of their own (contraction.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,9 +133,14 @@ def lower_cdist(cx: Builder, x: Ref, y: Ref, order: float, mode: Any = None) -> 
     shape = (*cx.shape, x.shape[-1])
 
     def difference(i: Index) -> Expr:
-        return op("sub", x.at((*i[:-2], i[-1])), y.at((*i[:-3], *i[-2:])))
+        e = op("sub", x.at((*i[:-2], i[-1])), y.at((*i[:-3], *i[-2:])))
+        if order == math.inf:  # eager's maximum passes NaN over
+            return select(op("isnan", e), Const(d, 0.0), e)
+        if order == 0:  # and its count is NaN
+            return select(op("isnan", e), e, select(op("eq", e, Const(d, 0.0)), e, Const(d, 1.0)))
+        return e
 
-    return norm_of(cx, Ref(d, shape, difference), float(order), (len(shape) - 1,), False)
+    return norm_of(cx, Ref(d, shape, difference), float(order) or 1.0, (len(shape) - 1,), False)
 
 
 @lowers("aten._trilinear.default")
