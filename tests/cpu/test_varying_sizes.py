@@ -371,3 +371,43 @@ def test_operators_whose_sizes_were_those_of_the_first_call(run: Callable[..., A
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
         assert not [e.fields for e in got if e.kind == "fallback" and e.fields["code"] in ("GRA005", "GRA014")]
         assert number == 0 or run is _rows_and_pixels or not any(e.kind in ("recompile", "graph") for e in got)
+
+
+CHOSEN: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = (
+    lambda a, b, i: torch.zeros(4, 6).index_add(1, i, a.T), lambda a, b, i: torch.zeros(6, 4).index_reduce(0, i, a, "amax"),
+    lambda a, b, i: torch.zeros(6, 4).scatter_add(0, i[:, None].expand(-1, 4), a), lambda a, b, i: a.gather(1, b.argsort(1)),
+    lambda a, b, i: F.mse_loss(a, b), lambda a, b, i: F.binary_cross_entropy_with_logits(a, b),
+    lambda a, b, i: F.cross_entropy(a, b.softmax(-1)), lambda a, b, i: F.cosine_similarity(a, b),
+    lambda a, b, i: torch.tensordot(a, b, ([0], [0])), lambda a, b, i: a.select_scatter(b[:, 0], 1, 0),
+    lambda a, b, i: F.one_hot(i, 6) * a[:, :1], lambda a, b, i: F.conv1d(a.T[None], torch.ones(4, 1, 3), groups=4) + b[2:].T,
+    lambda a, b, i: F.interpolate(a.T[None], size=b.shape[0]) + b.T, lambda a, b, i: a.unfold(0, 2, 1) + b[1:, :, None],
+    lambda a, b, i: a.topk(2, 0).values - b[:2], lambda a, b, i: F.pad(a.T, (1, 1), "reflect")[:, 1:-1] + b.T,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("number", range(len(CHOSEN)))
+def test_what_an_operator_needs_of_sizes_that_data_tell_is_checked(number: int) -> None:
+    """One graph; where the sizes do not fit, eager's exception or result."""
+    fn, x, y, i = CHOSEN[number], torch.randn(6, 4), torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 1, 2])
+
+    def run(m: Tensor, k: Tensor) -> Tensor:
+        return fn(x[m], y[k], i[k])
+
+    masks = [torch.tensor(bits) > 0 for bits in ([1, 0, 1, 1, 0, 0], [1, 1, 0, 0, 1, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0])]
+    compiled, told = torchsmith.compile(run), []
+    for m, k in ((0, 1), (1, 0), (0, 2), (2, 2), (3, 3), (0, 3)):
+        outcomes: list[Any] = []
+        for f in (run, compiled):
+            try:
+                with recording() as seen:
+                    outcomes.append(f(masks[m], masks[k]))
+            except Exception as e:
+                outcomes.append(type(e))
+        told += [e.fields.get("code") for e in seen if e.kind == "graph_break"]
+        want, got = outcomes
+        if isinstance(want, type):
+            assert got is want
+        else:
+            torch.testing.assert_close(got, want, equal_nan=True)
+    assert told == []

@@ -59,6 +59,7 @@ class SizeFacts:
         self.passed_over: dict[tuple[str, Expr], None] = {}  # what torch's code was told of sizes at this line without its being assumed
         self.is_promise = False  # one graph is for all declared sizes: no choice is made for those at hand alone
         self.own_draws = False  # random operators are written with counters, not with eager's generator
+        self.calls = 0  # torch functions under way: what asks about sizes is torch's code, not the program
         self.guesses = True  # a truth that torch asks for may be taken for False, and checked when the graph runs
         self.guessed = 0  # how often one was
         self.reads_data = False  # the value of a one-element tensor may become a symbol (a graph that stands alone)
@@ -335,10 +336,11 @@ class SizeFacts:
         if known is not None:
             return known
         if hint is None:
-            raise Unsupported("GRA004", at=loc or self.loc, detail=self.said(cond))
+            if not self.calls or not _compares_sizes(cond):
+                raise Unsupported("GRA004", at=loc or self.loc, detail=self.said(cond))
+            hint = isinstance(cond, Op) and cond.name == "eq"  # torch's code needs them to be equal; running checks it
         self.assume(cond if hint else negate(cond), loc)
         return hint
-
 
     def at_most(self, a: Expr, b: Expr) -> bool:
         """Is a <= b? Assumed from now on where it holds of the sizes at hand; a caller must be right with the answer no, too."""
@@ -386,6 +388,13 @@ def _parts(cond: Expr) -> list[Expr] | None:
     if found is None or found[0] is not (cond.name in ("ge", "gt")):
         return None
     return [_comparison(cond.name, expr(side), const(0)) for side in found[1]]
+
+
+def _compares_sizes(cond: Expr) -> bool:
+    """Does it ask whether two sizes are equal?"""
+    if not isinstance(cond, Op) or cond.name not in ("eq", "ne") or any(a.dtype is not dt.index for a in cond.args):
+        return False
+    return len({x.name for x in walk(cond) if isinstance(x, Sym)}) > 1
 
 
 def _only_symbol(cond: Expr) -> str | None:

@@ -225,6 +225,13 @@ class _Functions(TorchFunctionMode):
         self.entered: list[FunctionType] = []  # Python functions being run for this mode, innermost last
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.trace.facts.calls += 1
+        try:
+            return self.called(func, args, kwargs)
+        finally:
+            self.trace.facts.calls -= 1
+
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.trace.note_autocast()
         if self.trace.autocast:
             args, kwargs = self.trace.cast_above(func, args, kwargs or {})

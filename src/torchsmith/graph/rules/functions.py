@@ -541,7 +541,8 @@ _spaced(torch.logspace, aten.logspace.default)
 @function_rule(F.one_hot)
 def one_hot(trace: Tracing, call: Any, input: Tensor, num_classes: Any = -1) -> Tensor:
     """Scattered, for that checks the classes when it runs; torch's own does not on tensors without data."""
-    if input.dtype is not torch.int64 or (isinstance(num_classes, int) and num_classes < 1) or any(n == 0 for n in input.shape):
+    is_empty = any(type(n) is int and n == 0 for n in input.shape)
+    if input.dtype is not torch.int64 or (isinstance(num_classes, int) and num_classes < 1) or is_empty:
         return call(input, num_classes)  # type: ignore[no-any-return]
     return torch.zeros(*input.shape, num_classes, dtype=torch.int64).scatter(-1, input.unsqueeze(-1), 1)
 

@@ -100,7 +100,7 @@ def convolution(
         else:
             span = spatial[i] + 2 * padding[i] - k - 1
             out.append((span // stride[i] if stride[i] != 1 else span) + 1)
-        if out[-1] <= 0 and not transposed:
+        if not transposed and not require(out[-1] > 0):
             raise RuntimeError("Calculated output size is too small: kernel size can't be greater than actual input size")
     shape = [*([input.shape[0]] if batched else []), channels, *out]
     empty = batched and (is_zero(input.shape[0]) or is_zero(input.shape[1]))  # eager has a kernel for nothing
@@ -157,14 +157,14 @@ def _pool(input: Tensor, n: int, kernel: Any, stride: Any, padding: Any, dilatio
         raise RuntimeError(f"pooling over {n} dimensions of an input of size {list(input.shape)}, with kernel {list(kernel)}")
     if any(v < 1 for v in (*kernel, *stride, *dilation)):
         raise RuntimeError("kernel size, stride and dilation should be greater than zero")
-    if any(s == 0 for s in input.shape[-n - 1 :]):
+    if not all(require(s != 0) for s in input.shape[-n - 1 :]):
         raise RuntimeError(f"Expected input with non-zero sizes but for the batch, but got {list(input.shape)}")
     if any(p < 0 for p in padding):
         raise RuntimeError(f"pad must be non-negative, but got pad: {min(padding)}")
     if any(2 * p > k for p, k in zip(padding, kernel, strict=True)):
         raise RuntimeError(f"pad should be at most half of effective kernel size, but got pad={padding}, kernel_size={kernel}")
     sizes = [_pooled(input.shape[i - n], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in range(n)]
-    if any(s <= 0 for s in sizes):
+    if not all(require(s > 0) for s in sizes):
         raise RuntimeError(f"Given input size: {list(input.shape)}. Calculated output size: {sizes}. Output size is too small")
     return [*input.shape[: input.dim() - n], *sizes]
 
@@ -212,7 +212,7 @@ def avg_pool3d(
 def _check_adaptive(self: Tensor, output_size: Sequence[Size], n: int) -> None:
     if len(output_size) != n or self.dim() not in (n + 1, n + 2) or any(s < 0 for s in output_size):
         raise RuntimeError(f"adaptive pooling over {n} dimensions of an input of size {list(self.shape)} to {list(output_size)}")
-    if any(s == 0 for s in self.shape[1 if self.dim() == n + 2 else 0 :]):
+    if not all(require(s != 0) for s in self.shape[1 if self.dim() == n + 2 else 0 :]):
         raise RuntimeError(f"Expected input to have non-zero size for non-batch dimensions, but got {list(self.shape)}")
 
 
@@ -356,7 +356,7 @@ def fused_rms_norm(input: Tensor, normalized_shape: Sequence[Size], weight: Tens
 
 def _resample(n: int) -> Any:
     def shape(self: Tensor, output_size: Sequence[Size], *args: Any, **named: Any) -> Tensor:
-        if any(s <= 0 for s in (*output_size, *self.shape[2:])):
+        if not all(require(s > 0) for s in (*output_size, *self.shape[2:])):
             sizes = f"{list(self.shape)} and output {list(output_size)}"
             raise RuntimeError(f"Input and output sizes should be greater than 0, but got {sizes}")
         return fresh([*self.shape[:2], *output_size], self.dtype, suggest_format(self))
@@ -374,16 +374,17 @@ for _n, _names in {1: "upsample_nearest1d _upsample_nearest_exact1d upsample_lin
 def _pad(n: int, is_reflected: bool) -> Any:
     def shape(self: Tensor, padding: Sequence[Size]) -> Tensor:
         sizes = list(self.shape)
-        if len(padding) != 2 * n or self.dim() not in (n + 1, n + 2) or any(s == 0 for s in self.shape[1 if self.dim() == n + 2 else 0 :]):
+        fits = len(padding) == 2 * n and self.dim() in (n + 1, n + 2)
+        if not fits or not all(require(s != 0) for s in self.shape[1 if self.dim() == n + 2 else 0 :]):
             raise RuntimeError(f"padding {list(padding)} of the last {n} dimensions of an input of size {list(self.shape)}")
         for i in range(n):
-            if is_reflected and (padding[2 * i] >= sizes[-1 - i] or padding[2 * i + 1] >= sizes[-1 - i]):
+            if is_reflected and not all(require(p < sizes[-1 - i]) for p in padding[2 * i : 2 * i + 2]):
                 raise RuntimeError(
                     "Argument #4: Padding size should be less than the corresponding input dimension, but got: padding "
                     f"({padding[2 * i]}, {padding[2 * i + 1]}) at dimension {self.dim() - 1 - i} of input {list(self.shape)}"
                 )
             sizes[-1 - i] = sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1]
-            if sizes[-1 - i] < 1:
+            if not require(sizes[-1 - i] >= 1):
                 raise RuntimeError(f"input {list(self.shape)} is too small. Calculated output size: {sizes[-1 - i]}")
         return fresh(sizes, self.dtype, suggest_format(self) if n > 1 else CONTIGUOUS)
 
@@ -579,7 +580,7 @@ def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_m
         raise RuntimeError(f"grid_sampler(): input of size {list(input.shape)} and grid of size {list(grid.shape)}")
     if interpolation_mode not in (0, 1, 2) or padding_mode not in (0, 1, 2):  # eager returns whatever was in memory
         raise RuntimeError(f"grid_sampler(): interpolation mode {interpolation_mode} and padding mode {padding_mode}")
-    if input.dtype != grid.dtype or any(s == 0 for s in input.shape[2:]):
+    if input.dtype != grid.dtype or not all(require(s != 0) for s in input.shape[2:]):
         raise RuntimeError(f"grid_sampler(): input of {input.dtype} and size {list(input.shape)} with a grid of {grid.dtype}")
     shape = (*input.shape[:2], *grid.shape[1:-1])
     return fresh(shape, input.dtype)
@@ -588,14 +589,15 @@ def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_m
 @rule(aten.im2col.default)
 def im2col(self: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
     kernel, dilation, padding, stride = (_spread(v, 2) for v in (kernel_size, dilation, padding, stride))
-    if self.dim() not in (3, 4) or any(s == 0 for s in self.shape[self.dim() - 3 :]) or any(v < 1 for v in (*kernel, *dilation, *stride)):
+    fits = self.dim() in (3, 4) and all(v >= 1 for v in (*kernel, *dilation, *stride))
+    if not fits or not all(require(s != 0) for s in self.shape[self.dim() - 3 :]):
         raise RuntimeError(f"im2col of an input of size {list(self.shape)}, kernel {kernel}, dilation {dilation}, stride {stride}")
     if any(p < 0 for p in padding):
         raise RuntimeError(f"padding should be non-negative, but got {padding}")
     blocks: Size = 1
     for i in range(2):
         across = (self.shape[i - 2] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-        if across <= 0:
+        if not require(across > 0):
             raise RuntimeError(f"Given input with spatial size {list(self.shape[-2:])}, the array of sliding blocks must be positive")
         blocks = blocks * across
     return fresh((*self.shape[:-3], self.shape[-3] * kernel[0] * kernel[1], blocks), self.dtype)

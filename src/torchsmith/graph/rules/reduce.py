@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, sum_dtype
+from ..layout import Size, broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, sum_dtype
 from ..tracing import fresh, make, rule
 from .views import axis, copy_strides
 
@@ -209,7 +209,7 @@ def sort_stable(self: Tensor, *, stable: bool | None, dim: int = -1, descending:
 def topk(self: Tensor, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     d = axis(dim, self.dim())
     shape: Sequence[Size] = [k if i == d else s for i, s in enumerate(self.shape)]
-    if k < 0 or k > (self.shape[d] if self.dim() else 1):
+    if not require(k >= 0) or not require(k <= (self.shape[d] if self.dim() else 1)):
         raise RuntimeError("selected index k out of range")
     strides = contiguous_strides(shape)
     return make(shape, strides, self.dtype), make(shape, strides, torch.int64)
@@ -236,9 +236,9 @@ def cummax(self: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def kthvalue(self: Tensor, k: Size, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     d = axis(dim, self.dim())
     n = self.shape[d] if self.dim() else 1
-    if n == 0:
+    if not require(n != 0):
         raise IndexError(f"kthvalue(): Expected reduction dim {d} to have non-zero size.")
-    if k < 1 or k > n:
+    if not require(k >= 1) or not require(k <= n):
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {d}")
     return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, torch.int64)
 

@@ -116,7 +116,7 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
 
 def _fits(inner: Sequence[Size], outer: Sequence[Size], but: int, what: str) -> None:
     """Each size of `inner` but one is within that of `outer`, so that what indexes the one stays inside the other."""
-    if any(d != but and not same(a, b) and a > b for d, (a, b) in enumerate(zip(inner, outer, strict=True))):
+    if any(d != but and not same(a, b) and not require(a <= b) for d, (a, b) in enumerate(zip(inner, outer, strict=True))):
         raise RuntimeError(f"Expected index {list(inner)} to be no larger than {what} {list(outer)} apart from dimension {but}")
 
 

@@ -255,7 +255,7 @@ def unfold(self: Tensor, dimension: int, size: int, step: int) -> Tensor:
         raise RuntimeError(f"size is {size} and step is {step} but must be >= 0 and > 0")
     d = axis(dimension, self.dim())
     sizes, strides = list(self.shape), list(self.stride())
-    if sizes[d] < size:
+    if not require(size <= sizes[d]):
         raise RuntimeError(f"maximum size for tensor at dimension {d} is {sizes[d]} but size is {size}")
     sizes[d] = (sizes[d] - size) // step + 1
     return strided(self, [*sizes, size], _unfolded(strides, d, step))
