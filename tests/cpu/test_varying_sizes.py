@@ -411,3 +411,23 @@ def test_what_an_operator_needs_of_sizes_that_data_tell_is_checked(number: int) 
         else:
             torch.testing.assert_close(got, want, equal_nan=True)
     assert told == []
+
+
+TURNED: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: torch.rot90(x, 1, (0, 2)), lambda x: x.permute(2, 0, 1)[:, :, ::2] + 1, lambda x: x.permute(2, 0, 1).sort(0).values,
+    lambda x: x.permute(2, 0, 1)[None].expand(2, -1, -1, -1) * 2, lambda x: x.mT + x[:1, :1, :1], lambda x: x.permute(1, 2, 0).clamp(0, 1),
+    lambda x: x.permute(0, 2, 1).norm(dim=2, keepdim=True) * x.permute(0, 2, 1), lambda x: torch.fft.fft(x.permute(2, 1, 0), dim=1),
+    lambda x: torch.bernoulli(x.permute(1, 2, 0) * 0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [(1, 1, 1), (4, 1, 1), (1, 4, 5)])
+def test_memory_order_where_the_first_sizes_were_1(first: tuple[int, ...]) -> None:
+    for number, fn in enumerate(TURNED):
+        compiled = torchsmith.compile(fn, dynamic=True, backend="aot_eager")
+        for shape in (first, (4, 5, 6), (6, 5, 4)):
+            x = torch.rand(shape)
+            got, want = compiled(x), fn(x)
+            assert torch.equal(got, want)
+            wide = [d for d, n in enumerate(want.shape) if n > 1]
+            assert [got.stride(d) for d in wide] == [want.stride(d) for d in wide], (number, shape)

@@ -20,7 +20,7 @@ from ..ir.nested import leaves
 from ..ir.rows import rows
 from ..runtime.values_only import NAMESPACE
 from .canonical import emit_graph
-from .layout import clamp_index, from_front, hint_of, is_shape, overlaps
+from .layout import clamp_index, from_front, hint_of, is_shape, overlaps, rank_of
 from .outputs import describe_outputs
 from .schema import GEOMETRY, OpInfo, bind, info
 from .sizes import SizeFacts, SymTypes, expr_of
@@ -556,7 +556,7 @@ def write_zero(rec: Recording, func: OpOverload, self: torch.Tensor) -> torch.Te
 @_writes(aten.bernoulli_.float)
 def write_bernoulli(rec: Recording, func: OpOverload, self: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> torch.Tensor:
     """In place, eager draws in the order of memory; the functional operator always draws for a contiguous tensor."""
-    order = sorted(range(self.dim()), key=lambda d: -hint_of(self.stride(d)))
+    order = sorted(range(self.dim()), key=lambda d: -rank_of(self.stride(d)))
     back = sorted(range(self.dim()), key=order.__getitem__)
     with rec._operators:
         blank = rec.made_on(device_of(self), torch.empty, ([self.shape[d] for d in order],), {"dtype": self.dtype})

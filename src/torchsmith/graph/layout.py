@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
+from ..ir.expr import Sym, walk
+from ..ir.number import number_of
 from .polynomial import Range, interval, poly, settled
 from .sizes import LARGEST, SizeNode, expr_of
 
@@ -232,7 +234,7 @@ def is_dense(t: torch.Tensor) -> bool:
     if is_contiguous(t):
         return True
     rest = [d for d in range(len(shape)) if not (type(shape[d]) is int and shape[d] == 1)]
-    rest.sort(key=lambda d: hint_of(strides[d]))
+    rest.sort(key=lambda d: rank_of(strides[d]))
     return matches(shape, strides, rest)
 
 
@@ -272,6 +274,17 @@ def hint_of(v: Size) -> int:
         return v
     node: SizeNode = v.node
     return node.hint if node.hint is not None else UNKNOWN
+
+
+def rank_of(v: Size) -> int:
+    """`hint_of` of what is put in order: a size that varies and is 1 at hand, or 0, counts as 2, so that strides of other sizes are in the
+    same order."""
+    value = hint_of(v)
+    if type(v) is int or value == UNKNOWN:
+        return value
+    hints: dict[str, Any] = v.node.facts.hints
+    found = {x.name for x in walk(v.node.expr) if isinstance(x, Sym) and (hints.get(x.name) or 0) < 2}
+    return value if not found else int(number_of(v.node.expr, hints | dict.fromkeys(found, 2)) or 0)
 
 
 def broadcast(*shapes: Sequence[Size]) -> Sizes:
@@ -342,13 +355,13 @@ def sorted_strides(shape: Sizes, operands: Sequence[torch.Tensor]) -> Sizes:
 
 def strides_by_rows(shape: Sizes, operands: Sequence[tuple[Sequence[Size], Sequence[Size]]]) -> Sizes:
     n = len(shape)
-    sizes = [hint_of(s) for s in shape]
+    sizes = [rank_of(s) for s in shape]
     rows = []
     for given, strides in operands:
         offset = n - len(given)
         row = [0] * n
         for i in range(len(given)):
-            row[offset + i] = 0 if is_static_one(given[i]) and not is_static_one(shape[offset + i]) else hint_of(strides[i])
+            row[offset + i] = 0 if is_static_one(given[i]) and not is_static_one(shape[offset + i]) else rank_of(strides[i])
         rows.append(row)
     perm = dimension_order(sizes, rows)
     if perm == list(range(n - 1, -1, -1)):

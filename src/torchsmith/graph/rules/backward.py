@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..layout import contiguous_strides, hint_of, is_contiguous, is_static_one, propagate_strides, same, suggest_format
+from ..layout import contiguous_strides, is_contiguous, is_static_one, propagate_strides, rank_of, same, suggest_format
 from ..tracing import device_of, fresh, make, part, rule
 from .create import copy_strides
 from .nn import _convolution_format, _pool
@@ -77,7 +77,7 @@ def _with_strides(t: Tensor, strides: Sequence[Any]) -> Tensor:
     """`t` in the memory order of a dense tensor with these strides."""
     if all(same(a, b) or is_static_one(n) for a, b, n in zip(t.stride(), strides, t.shape, strict=True)):
         return t
-    order = sorted(range(t.dim()), key=lambda d: (-hint_of(strides[d]), d))
+    order = sorted(range(t.dim()), key=lambda d: (-rank_of(strides[d]), d))
     back = sorted(range(t.dim()), key=order.__getitem__)
     return t.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 

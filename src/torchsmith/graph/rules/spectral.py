@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, hint_of, strides_in_order
+from ..layout import Size, rank_of, strides_in_order
 from ..tracing import Tracing, device_of, fresh, function_rule, make, rule
 from .views import axis, copy_strides
 
@@ -24,7 +24,7 @@ def _transformed(self: Tensor, dims: Sequence[int], shape: Sequence[Size], dtype
     strides = self.stride()
 
     def in_order(among: Sequence[int]) -> list[int]:
-        return sorted(among, key=lambda d: -hint_of(strides[d]))
+        return sorted(among, key=lambda d: -rank_of(strides[d]))
 
     dims = [axis(d, self.dim()) for d in dims]
     inner = [*in_order(dims[:-1]), dims[-1]] if last else in_order(dims)
