@@ -56,6 +56,16 @@ def test_gradients_at_nan(name: str) -> None:
     assert got.isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["hardswish", "hardsigmoid", "hardtanh", "relu6", "softshrink", "hardshrink", "elu", "leaky_relu"])
+def test_gradients_at_corners(name: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([-6.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 3.0, 6.0], dtype=dtype).requires_grad_()
+    f = getattr(F, name)
+    (want,) = torch.autograd.grad(f(x).sum(), x)
+    (got,) = torch.autograd.grad(torchsmith.compile(f)(x).sum(), x)
+    torch.testing.assert_close(got, want)
+
+
 OPTIMIZERS = {
     "Adafactor": lambda p: torch.optim.Adafactor(p, 0.05, weight_decay=0.1), "ASGD": lambda p: torch.optim.ASGD(p, 0.1, t0=2, foreach=True),
 }  # fmt: skip

@@ -177,7 +177,7 @@ def hardsigmoid(grad: Tensor, x: Tensor) -> Tensor:
 
 @pointwise(aten.hardswish_backward.default)
 def hardswish(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where(x < -3, _zero(grad), torch.where(x > 3, grad, grad * (x / 3 + 0.5)))  # NaN stays
+    return torch.where(x <= -3, _zero(grad), torch.where(x >= 3, grad, grad * (x / 3 + 0.5)))  # NaN stays
 
 
 @pointwise(aten.log_sigmoid_backward.default, strides=_like_grad)
