@@ -321,6 +321,28 @@ def test_nothing_is_divided_by_an_empty_dimension(fn):
     assert texts and not any(re.search(r"(%|//) 0\b", t) for t in texts)
 
 
+def test_kernels_of_training_steps():
+    """Windows that two results look through are read in one flat loop; gradients that lie channels-last beside weights that do not are
+    read in tiles of both; what lists of tensors update in two goes is one kernel."""
+    image = rows(2, 8, 9, 9).contiguous(memory_format=torch.channels_last)
+    pool = lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    check_triton(pool, image)
+    (made,) = kernels_of(pool, (image,))
+    assert [t.how for t in made.tiles] == ["lanes"]
+
+    weight, gradient = rows(20, 32, 3, 3), rows(20, 32, 3, 3).contiguous(memory_format=torch.channels_last)
+    turned = lambda p, g: p * 0.9 + g
+    check_triton(turned, weight, gradient)
+    (made,) = kernels_of(turned, (weight, gradient))
+    assert [t.size for t in made.tiles] == [32, 16]
+
+    def lists(*tensors):
+        half = [t * 0.9 for t in tensors]
+        return [(a.sin(), a + t) for a, t in zip(half, tensors, strict=True)]
+
+    assert len(kernels_of(lists, [rows(40, 50 + k) for k in range(50)])) == 50
+
+
 def test_indices_are_asked_once():
     def fn(x, i):
         return x.index_select(0, i) + (x * 2).index_select(0, i) + x.index_select(1, i).sum()

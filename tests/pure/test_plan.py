@@ -232,6 +232,17 @@ def test_write_back_copies_when_somebody_could_see_it(case: str) -> None:
     assert isinstance(got.run[-1], Launch)
 
 
+@pytest.mark.parametrize("when", ["before", "after", "by the writer"])
+def test_an_input_that_is_also_read_through_a_view(when: str) -> None:
+    """A transposed weight of a product: the weight takes its new value in place where the product comes first."""
+    x, v, t, y = buffer("x", 8, role="input"), buffer("v", 8, storage_of="x"), buffer("t", 8), buffer("y", 8, role="output")
+    reader, writer = unary("read", v, y), unary("write", x, t)
+    if when == "by the writer":
+        reader, writer = unary("read", t, y), binary("write", x, v, t)
+    got = make([x, v, t, y], [reader, writer] if when == "before" else [writer, reader], (Fresh("y"),), write_backs=(("x", "t"),))
+    assert (copies(got) == []) is (when == "before")
+
+
 def test_updates_follow_their_gradients_and_checks_come_first() -> None:
     """Two parameters, each with a gradient, a counter and a check of it; what can fail comes first, then nothing is copied."""
     names = ("g", "h", "c", "d", "t", "u")

@@ -28,7 +28,7 @@ from . import deps
 from .access import Access, collect, map_folds, merge_table, simplify
 from .deps import estimate, free_axes, numel
 from .fusion.fuse import guard, simple_axes
-from .fusion.group import Group, Grouper, is_ordered, stage_work
+from .fusion.group import WINDOW, Group, Grouper, Item, is_ordered, rename, stage_work
 from .fusion.split import contiguous_axis, in_two_steps
 from .join_kernels import join_kernels
 from .kernels import NOTHING, Decisions, Own, formed
@@ -66,9 +66,17 @@ class BlockGrouper(Grouper):
     def single(self, s: Stage) -> Group:
         return replace(super().single(s), closed=is_ordered(s) or product_in(s, self.buffers) is not None)
 
+    def partners(self, items: list[Item], s: Stage) -> list[int]:
+        """Also the group that made what `s` reads, however long ago: optimizers that go through lists of tensors come back to it late."""
+        found = super().partners(items, s)
+        if found or len(items) <= WINDOW or any(isinstance(e, Fold) for e in walk(*deps.stage_exprs(s))):
+            return found
+        wanted = deps.reads(s)
+        return [k for k in range(len(items) - WINDOW) if isinstance(g := items[k], Group) and not g.closed and wanted & g.writes][-1:]
+
     def sibling_mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
         """Also stages that read the same rows in inner loops of their own: (i, j) and i with a Fold over j."""
-        found = super().sibling_mapping(g, s)
+        found = super().sibling_mapping(g, s) or self.windows_mapping(g, s)
         if found is not None:
             return found
         extents, outer, out = dict(s.axes), dict(g.outer), dict[Axis, Axis]()
@@ -82,6 +90,20 @@ class BlockGrouper(Grouper):
                     if out.get(i, j) is j and (i in out or j not in out.values()):
                         out[i] = j
         return out or None
+
+    def windows_mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
+        """Stages over the same axes that read the same windows, each in a Fold of its own."""
+        if len(s.axes) != len(g.outer) or any(e is not f for (_, e), (_, f) in zip(s.axes, g.outer, strict=True)):
+            return None
+        out = {d: a for (d, _), (a, _) in zip(g.outer, s.axes, strict=True)}
+        outer = set(out)
+
+        def window(x: Load) -> Expr | None:
+            inner = [a for a in dict.fromkeys(a for a in walk(*x.index) if isinstance(a, Axis)) if a not in outer]
+            return substitute(x, {a: Axis(f"any{k}") for k, a in enumerate(inner)}) if inner else None
+
+        mine = {window(x) for x in deps.stage_loads(rename(s, {a: d for d, a in out.items()}))} - {None}
+        return out if mine and mine & {window(x) for m in g.members for x in deps.stage_loads(m)} else None
 
     def worth(self, g: Group, s: Stage, outer: tuple[tuple[Axis, Expr], ...], joined: list[Stage]) -> bool:
         if len(joined) > self.options.max_fusion_size or len({x.buf for m in joined for x in deps.stage_loads(m)}) > 24:
@@ -330,10 +352,10 @@ class Builder:
         return [Tile(x[0], size, "lanes")], max(1, min(4, size // 128))
 
     def crossing(self, d: Draft, found: list[Access]) -> tuple[tuple[Axis, Expr], tuple[Axis, Expr]] | None:
-        """(axis along which a load is contiguous, axis along which the stores are), where they differ and both are long."""
+        """(axis along which a load is contiguous, axis along which the stores are), where they differ and the first one is long."""
         extents = dict(d.outer)
         long = [a for a, e in d.outer if estimate(e) >= SIDE // 4]
-        stores = [a for x in found if x.store for a in long if x.stride(a) == 1]
+        stores = [a for x in found if x.store for a, e in d.outer if estimate(e) >= SHORT // 4 and x.stride(a) == 1]
         if not stores:
             return None
         s = stores[0]

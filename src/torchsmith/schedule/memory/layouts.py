@@ -8,10 +8,10 @@ push the others out. Wrong choices cost time, never correctness.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...ir.expr import Axis, Load, const
+from ...ir.expr import Axis, Const, Expr, Load, Op, const
 from ...ir.linear import const_of, linear
 from ...ir.program import Buffer, Cond, Element, Extern, Program, Repeat, Stage, dense
 from ..access import flat
@@ -37,9 +37,8 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
             continue
         at: dict[Axis, int] = {}
         for i, stride in zip(x.index, layout.strides, strict=True):
-            for a in linear(i).terms:  # a window's index (2 * i + r - 1) follows i too
-                if isinstance(a, Axis):
-                    at[a] = at.get(a, 0) + estimate(stride)
+            for a, step in _followed(i, estimate(stride)):
+                at[a] = at.get(a, 0) + step
         wide = [d for d, a in enumerate(axes) if a is not None]
         if not all(axes[d] in at and at[axes[d]] > 0 for d in wide):  # type: ignore[index]
             continue
@@ -50,6 +49,16 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
         if best is None or size > best[0]:
             best = (size, order)
     return best[1] if best is not None else None
+
+
+def _followed(index: Expr, stride: int) -> Iterator[tuple[Axis, int]]:
+    """Axes that an index follows, and about how far apart the elements of neighbours lie: a window's index (2 * i + r - 1) follows i, and
+    so does the window of an element ((i + 1) // 2)."""
+    for a in linear(index).terms:
+        if isinstance(a, Axis):
+            yield a, stride
+        elif isinstance(a, Op) and a.name == "floordiv" and isinstance(a.args[1], Const):
+            yield from _followed(a.args[0], max(1, stride // max(1, int(a.args[1].value))))
 
 
 def choose_layouts(program: Program) -> dict[str, Buffer]:

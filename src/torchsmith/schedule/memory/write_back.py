@@ -138,7 +138,8 @@ def _is_private(program: Program, body: _Body, dst: str, src: str, pairs: list[t
         return False
     if any(isinstance(r, Fresh) and r.buf == src for r in program.results) or [s for _, s in pairs].count(src) > 1:
         return False
-    return not any(s == dst for _, s in pairs) and dst not in body.views
+    shown = {r.buf for r in program.results if isinstance(r, Fresh)}
+    return not any(s == dst for _, s in pairs) and shown.isdisjoint(body.views.get(dst, ()))
 
 
 def _scatter_in_place(body: _Body, dst: str, src: str) -> bool:
@@ -146,7 +147,7 @@ def _scatter_in_place(body: _Body, dst: str, src: str) -> bool:
 
     A later step may fail, and then the call is repeated eagerly: that is right because what is written does not depend on `dst`.
     """
-    if body.buffers[src].layout != body.buffers[dst].layout or body.sees_otherwise(src, body.buffers[dst]):
+    if dst in body.views or body.buffers[src].layout != body.buffers[dst].layout or body.sees_otherwise(src, body.buffers[dst]):
         return False
     writers, views = _writers(body, src), set(body.views.get(src, ()))
     if len(writers) < 2 or not _is_copy(body.nodes[writers[0]], src, dst):
@@ -230,7 +231,10 @@ def _write_directly(body: _Body, dst: str, src: str) -> bool:
     k = at[0]
     writer = body.nodes[k]
     assert isinstance(writer, Kernel)
-    if body.last_failing > k or any(i > k for i in body.at.get(dst, ())):  # that, and what still reads the old value, must come before
+    views = body.views.get(dst, ())
+    if body.last_failing > k or any(i > k for n in (dst, *views) for i in body.at.get(n, ())):  # and what still reads the old value
+        return False
+    if any(p.buf in views for p in writer.params):
         return False
     if any(i < k or not isinstance(body.nodes[i], Kernel) for i in body.at[src]):
         return False
