@@ -58,7 +58,8 @@ def place(e: Expr, n: Expr, vector: int, each: int, blocks: int) -> tuple[Expr, 
     """(thread, turn, which of the turn's `each` numbers) of element e of n. vector: 1, or how many elements are dealt out together."""
     t = threads(n, blocks)
     q = op("floordiv", e, const(vector))
-    first = (known(n) or MOST) <= vector * (known(t) or 0)  # every thread has one vector at most
+    total, lanes = known(n), known(t)
+    first = total is not None and lanes is not None and total <= vector * lanes  # every thread has one vector at most
     thread, step = (q, ZERO) if first else (op("mod", q, t), op("floordiv", q, t))
     if vector == 1:
         return thread, op("floordiv", step, const(each)), op("mod", step, const(each))
