@@ -36,7 +36,7 @@ from ..runtime.draws import TAKE, generator_of
 from .core import Builder
 from .extern import is_random
 from .numerics import cast, scalar
-from .ref import ZERO, Index, Ref, contiguous_strides, known, product, same_strides
+from .ref import ZERO, Index, Ref, constant, contiguous_strides, known, product, same_strides
 from .table import lowers
 
 KINDS = tuple(Options().cuda_draws.split())
@@ -381,7 +381,7 @@ def compare(device: torch.device, blocks: int) -> Iterator[tuple[str, str]]:
         generator.manual_seed(SEED)
         generator.set_offset(START)
         got = _EAGER[kind](n, d, device)
-        moved = WORDS * (known(turns(const(n), each if vector == 1 else WORDS, blocks)) or 0)
+        moved = WORDS * constant(turns(const(n), each if vector == 1 else WORDS, blocks))
         if generator.get_offset() != START + moved:
             yield family, f"{n} {d} move the generator by {generator.get_offset() - START}, not {moved}"
         points = sorted({0, 1, n // 2, n - 2, n - 1, *(k * n // 37 for k in range(37))})
