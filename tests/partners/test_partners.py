@@ -28,7 +28,7 @@ class Point:
     """An entry point, as importlib.metadata gives it."""
 
     def __init__(self, fn, name, group="torch_dynamo_backends"):
-        self.load, self.name, self.group = (lambda: fn), name, group
+        self.load, self.name, self.group, self.value, self.dist = (lambda: fn), name, group, "toy:backend", None
 
 
 def looking(seen):
