@@ -86,6 +86,7 @@ CASES = {
     "cross entropy": (F.cross_entropy, rows(9, 30), numbers(30, 9)),
     "empty": (lambda x: (x + 1, x.sum(0), x.sum(1)), rows(0, 5)),
     "one": (lambda x: x * 2 + 1, torch.tensor(3.0)),
+    "a place that is a number": (lambda x: (torch.quantile(x, 0.5), torch.quantile(x, 0.25, 0)), torch.tensor(2.0)),
     "any strides": (lambda x, y: x[:, ::2].flip(0) * y, rows(9, 70), rows(1, 35).expand(9, 35)),
     "integers": (lambda i: (i // 3, i % 5, i << 2, -i, i.to(torch.uint8) * 200), numbers(1000, 9, 30) - 500),
 }

@@ -408,13 +408,12 @@ def convert_text(source: DType, target: DType, a: str) -> str:
 
 def _print_cast(self: Emitter, e: Expr, at: int) -> Val:
     v = self.emit(e.args[0])
-    target = e.dtype
-    if target is dt.index:
-        fits = self.index_fits(e) and v.dtype.name in ("i32", "i16", "i8", "u8", "bool", "f32")
-        return self.define(f"{v.text}.to({'tl.int32' if fits else 'tl.int64'})", Val("", target, v.axes, not fits), at)
-    text = v.text
+    target, text = e.dtype, v.text
     if is_literal(text):
         text = self.as_block(v, frozenset())
+    if target is dt.index:
+        fits = self.index_fits(e) and v.dtype.name in ("i32", "i16", "i8", "u8", "bool", "f32")
+        return self.define(f"{text}.to({'tl.int32' if fits else 'tl.int64'})", Val("", target, v.axes, not fits), at)
     if v.dtype is dt.index and not v.wide and target is dt.i64:
         return self.define(f"tl.cast({text}, tl.int64)", Val("", target, v.axes), at)
     return self.define(convert_text(v.dtype, target, text), Val("", target, v.axes), at)
