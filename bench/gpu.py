@@ -22,6 +22,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -753,6 +754,36 @@ def packages() -> None:
         theirs, x = torch._inductor.aoti_load_package(package), torch.randn(8, 64, device=DEVICE)
         with torch.no_grad():
             say("packages", "torch's loader", error=error(theirs(x), layer(x)))
+
+
+# The documents' C++ programs as they are for a GPU: what differs from those in examples/aoti.
+FOR_CUDA = {
+    'device = "cpu"': 'device = "cuda"', "at::kCPU": "at::kCUDA", "runner_cpu.h": "runner_cuda.h", "RunnerCpu": "RunnerCuda",
+    "COMMAND python ": f"COMMAND {sys.executable} ",
+}  # fmt: skip
+
+
+@section
+def programs() -> None:
+    """The documents' C++ programs (examples/aoti) on a GPU: a package and a library, two batch sizes, PyTorch's loaders."""
+    for kind in ("package", "library"):
+        with case("programs", kind), tempfile.TemporaryDirectory() as work:
+            for file in (HERE.parent / "examples" / "aoti" / kind).iterdir():
+                text = file.read_text()
+                for old, new in FOR_CUDA.items():
+                    text = text.replace(old, new)
+                (Path(work) / file.name).write_text(text)
+            env = os.environ | {
+                "PYTHONPATH": str(HERE.parent / "src"), "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path, "LD_LIBRARY_PATH": ".",
+            }  # fmt: skip
+            out = ""
+            for command in (["cmake", "-S", ".", "-B", "build"], ["cmake", "--build", "build"], ["./aoti_example"]):
+                where = Path(work) / "build" if command[0].startswith("./") else work
+                done = subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, check=False)
+                out = done.stdout[-600:] + done.stderr[-600:]
+                if done.returncode:
+                    raise RuntimeError(f"{' '.join(command)}: {out}")
+            say("programs", kind, values=out.count("0."), output=out[:400])
 
 
 @section
