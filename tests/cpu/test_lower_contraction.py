@@ -166,3 +166,18 @@ def test_images_put_together_from_views_have_tiles(view, shape, kernel, stride, 
         report = torchsmith.explain(model, options={"force_disable_caches": True})(x)
         torch.testing.assert_close(report.result, model(x), rtol=1e-5, atol=1e-5)
     assert {"contraction", "grouped"} & set(report.graphs[0].kinds)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_products_of_an_input_just_written_that_lies_otherwise(dtype):
+    """What is written lies as what it is made of, here transposed, and products are made for that: the input itself does not fit them."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 40, 40).to(dtype)
+    for fn in (
+        lambda x, y: x.copy_(y.t() * 2) @ x.t(),
+        lambda x, y: y @ x.copy_(y.t() * 2).t(),
+        lambda x, y: x.copy_(y.t() * 2).t() @ y,
+    ):
+        want, got = x.clone(), x.clone()
+        torch.testing.assert_close(torchsmith.compile(fn)(got, y), fn(want, y))
+        assert torch.equal(got, want)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
-from ...ir.kernel import Block, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite
+from ...ir.kernel import Block, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite, statements
 from ...ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Program, Repeat, dense
 from ...ir.target import Language, Target
 from ..blocks import block_copy
@@ -79,11 +79,15 @@ class _Body:
                 self.at.setdefault(name, set()).add(i)
 
     def sees_otherwise(self, old: str, new: Buffer) -> bool:
-        """Does a kernel take `old` in another shape (rows of two dimensions as one), which `new` does not have, lying otherwise?"""
+        """Does a kernel take `old` in a form that `new` does not have, lying otherwise: in another shape (rows of two dimensions as one),
+        or as an operand of a block, which is made for the strides of `old`?"""
         have = self.buffers[old]
-        params = [p for i in self.at.get(old, ()) if isinstance(n := self.nodes[i], Kernel) for p in n.params]
-        folded = any(p.buf == old and p.shape != have.shape for p in params)
-        return folded and (have.layout != new.layout or any(p.buf == new.name for p in params))
+        kernels = [n for i in self.at.get(old, ()) if isinstance(n := self.nodes[i], Kernel)]
+        folded = any(p.buf == old and p.shape != have.shape for n in kernels for p in n.params)
+        if have.layout == new.layout:
+            return folded and any(p.buf == new.name for n in kernels for p in n.params)
+        blocks = [s for n in kernels for s in statements(n.body) if isinstance(s, Block)]
+        return folded or any(_load_indices(e, old) for s in blocks for e in expressions(s))
 
     def rename(self, old: str, new: Buffer) -> None:
         """Kernels that read or write `old` use `new`."""
