@@ -167,8 +167,8 @@ class Drafter:
         for x in loads:
             if x.buf in stored:
                 for i, j in zip(x.index, stored[x.buf].index, strict=True):
-                    if i is j:
-                        continue
+                    if i is j and i not in mine:
+                        continue  # of the loops around both
                     if not (isinstance(i, Axis) and isinstance(j, Axis) and i in mine and j in theirs and mine[i] is theirs[j]):
                         return None
                     if table.setdefault(i, j) is not j:
