@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsmith.ir import dtype as dt
-from torchsmith.ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op
+from torchsmith.ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op
 from torchsmith.ir.ops import OPS
 from torchsmith.ir.parse import ParseError, parse_expr, parse_program
 from torchsmith.ir.print import print_expr, print_program
@@ -58,8 +58,6 @@ def expressions(draw: st.DrawFn, d: dt.DType = dt.f32, depth: int = 4) -> Expr:
         body = Op("add", d, (Var("p_a0", d), draw(expressions(d, depth - 1))))
         both = Op("add", d, (Var("p_a0", d), Var("p_b0", d)))
         return Fold(((K, S), (J, const(3))), (Const(d, 0),), (body,), (both,), "any", 0, "p_")
-    if kind == 3 and d is dt.f32:
-        return Rand(d, "uniform", Const(dt.i64, 3), Cast(dt.i64, R))
     gives = {"T": lambda r: r.over, "b": lambda r: {"bool"}}
     names = [n for n, r in OPS.items() if r.signature[-1] in gives and d.kind in gives[r.signature[-1]](r)]
     row = OPS[draw(st.sampled_from(sorted(names)))]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from . import dtype as dt
 from .algebra import atoms_of, rejoin, terms_of, total
-from .expr import SIGNED, Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, substitute, walk
+from .expr import SIGNED, Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 
 LIMITS = {"i64": (-(2**63), 2**63 - 1), "i32": (-(2**31), 2**31 - 1), "i16": (-(2**15), 2**15 - 1), "i8": (-128, 127),
           "u8": (0, 255), "bool": (0, 1)}  # fmt: skip
@@ -325,7 +325,6 @@ _INTERVALS: dict[type, Callable[..., Interval]] = {
     Sym: lambda r, e: NATURAL if r.sizes and e.dtype is dt.index and e not in r.leaf and not e.name.startswith(SIGNED) else _limit(r, e),
     Var: _limit,
     Load: _limit,
-    Rand: _limit,
     Fold: _limit,
     Axis: Ranges._axis,
     Op: Ranges._op,

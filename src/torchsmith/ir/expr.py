@@ -8,7 +8,6 @@
          | Cast(dtype, arg)                             value conversion with C semantics, saturating nowhere
          | Load(buf, dtype, index, mask, other)         one element by logical index; `other` where mask is false
          | Fold(axes, init, update, combine, order, pick)
-         | Rand(dtype, kind, seed, counter)             pure, counter-based
 
 Invariants
 - Nodes are immutable and hash-consed: structural equality is identity, so `is` compares and dictionaries key on them.
@@ -311,19 +310,6 @@ class Fold(Expr):
             tuple(zip(self.axes, args[:n], strict=True)), args[n : n + k], args[n + k : n + 2 * k], args[n + 2 * k :],
             self.order, self.pick, self.prefix,
         )
-
-
-class Rand(Expr):
-    """A counter-based random number: pure in (seed, counter). `kind` is "uniform", "normal" or "bits"."""
-
-    __slots__ = ("kind",)
-    kind: str
-
-    def __new__(cls, dtype: DType, kind: str, seed: Expr, counter: Expr) -> Rand:
-        return cast(Rand, cls._intern((dtype, kind, seed, counter), dtype, (seed, counter), kind=kind))
-
-    def _with(self, args: tuple[Expr, ...]) -> Expr:
-        return Rand(self.dtype, self.kind, args[0], args[1])
 
 
 # ---------------------------------------------------------------- building

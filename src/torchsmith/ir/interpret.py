@@ -18,7 +18,7 @@ import numpy as np
 from . import dtype as dt
 from .arrays import CARRIERS, Array, apply, convert, literal, round_bf16
 from .dtype import DType
-from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, walk
+from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, walk
 from .kernel import Block, Kernel, Let, Loop, Require, Scheduled, StoreStmt
 from .program import (
     Bind,
@@ -431,9 +431,6 @@ class _Frame:
             n -= half
         return tuple(s[0] for s in found)
 
-    def rand(self, e: Rand) -> Array:
-        raise InterpretError("Rand is defined when random operators are lowered")
-
     # ------------------------------------------------------------ stores
     def store_all(self, stores: Iterable[Store | StoreStmt]) -> None:
         """All values first, then all stores: an iteration does not see its own."""
@@ -494,5 +491,4 @@ _EVALUATE: dict[type, Callable[..., Array]] = {
     Cast: _Frame.cast,
     Load: _Frame.load,
     Fold: _Frame.fold,
-    Rand: _Frame.rand,
 }

@@ -7,7 +7,7 @@ An atom is an Axis or any node that is not linear in axes (a floordiv, a mod, a 
 from __future__ import annotations
 
 from .algebra import Terms, atoms_of, is_positive_constant, product_of, rejoin, terms_of, total
-from .expr import Axis, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op
+from .expr import Axis, Const, Expr, Fold, Load, Op, Sym, Var, const, op
 
 ONE, ZERO = const(1), const(0)
 
@@ -16,7 +16,7 @@ def is_invariant(e: Expr) -> bool:
     """True when `e` holds constants and run-time symbols only."""
     if isinstance(e, Const | Sym):
         return True
-    if isinstance(e, Axis | Var | Load | Fold | Rand):
+    if isinstance(e, Axis | Var | Load | Fold):
         return False
     return all(is_invariant(a) for a in e.args)
 

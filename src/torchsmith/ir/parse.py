@@ -12,7 +12,7 @@ from typing import Any
 
 from . import dtype as dt
 from .dtype import DTYPES, DType
-from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var
+from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var
 from .ops import OPS
 from .program import (
     Bind,
@@ -185,8 +185,6 @@ class Reader:
             return Const(dt.bool_, name == "true")
         if name == "fold" and self.is_next("."):
             return self.fold()
-        if name == "rand" and self.is_next("."):
-            return self.rand()
         given = self.dtype() if self.take(":") else None
         if self.take("("):
             args = self.exprs(")")
@@ -242,16 +240,6 @@ class Reader:
         self.need(")")
         self.need(".")
         return Fold(axes, init, update, combine, order, self.whole(), prefix)
-
-    def rand(self) -> Expr:
-        self.need(".")
-        kind = self.name()
-        self.need(":")
-        dtype = self.dtype()
-        self.need("(")
-        seed, counter = self.exprs(")")
-        self.need(")")
-        return Rand(dtype, kind, seed, counter)
 
 
 def parse_expr(text: str) -> Expr:

@@ -24,7 +24,7 @@ from typing import Any
 from . import dtype as dt
 from .algebra import Terms, atoms_of, mul, product_of, terms_of, total
 from .bounds import Ranges
-from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, substitute, walk
+from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from .linear import conjuncts
 from .nested import every
 from .program import Check, Cond, Program, Repeat, Stage, Store
@@ -347,7 +347,7 @@ def _is_idle(extents: Iterable[Expr]) -> bool:
 
 
 def _comes_from_memory(e: Expr) -> bool:
-    return any(isinstance(n, Load | Var | Fold | Rand) or (isinstance(n, Cast) and n.arg.dtype is not dt.index) for n in walk(e))
+    return any(isinstance(n, Load | Var | Fold) or (isinstance(n, Cast) and n.arg.dtype is not dt.index) for n in walk(e))
 
 
 # ---------------------------------------------------------------- claims

@@ -9,7 +9,6 @@
     f32(e)                                Cast
     x:f32[i, j]  x:f32[i if m else o]     Load, masked Load
     fold.any{k < 10}(init; update; combine).0   Fold, its prefix after "#": fold.any#p{...}
-    rand.uniform:f32(seed, counter)       Rand
     {@1 = e; @2 = e} e                    long parts that occur more than once are printed once and named
 """
 
@@ -20,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from . import dtype as dt
-from .expr import FIRST_GIVES, PREDICATES, Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, walk
+from .expr import FIRST_GIVES, PREDICATES, Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, walk
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
 SHARED = 40  # a part that occurs twice and is longer than this gets a name
@@ -91,5 +90,4 @@ _FORMS: dict[type, Callable[..., str]] = {
     Cast: lambda e, text: f"{e.dtype}({text(e.arg)})",
     Load: _load,
     Fold: _fold,
-    Rand: lambda e, text: f"rand.{e.kind}:{e.dtype}({text(e.args[0])}, {text(e.args[1])})",
 }

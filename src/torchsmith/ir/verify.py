@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from . import dtype as dt
 from .bounds import Ranges
-from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, walk
+from .expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, walk
 from .kernel import Block, Kernel, Let, Loop, Param, Require, Scheduled, Scratch, Stmt, StoreStmt, expressions, statements
 from .ops import OPS
 from .plan import Alloc, Arena, Call, Free, Given, Input, Launch, Plan, PlanCond, PlanRepeat, ResultPlace, Segment, State, Taken
@@ -76,7 +76,7 @@ class Scope:
         """An expression the host evaluates: symbols and 0-d buffers only."""
         self.check(e, (), (), at)
         for node in walk(e):
-            if isinstance(node, Fold | Rand) or (isinstance(node, Load) and node.index):
+            if isinstance(node, Fold) or (isinstance(node, Load) and node.index):
                 fail("host", f"the host cannot evaluate {node!r}", at)
 
     def _type(self, node: Expr, at: Any) -> None:
@@ -154,7 +154,6 @@ _TYPES: dict[type, Callable[..., str | None]] = {
     Cast: lambda s, e: None,
     Load: _type_load,
     Fold: _type_fold,
-    Rand: lambda s, e: None if e.dtype.is_float or e.kind == "bits" else "a random number that is not a float",
 }
 
 
@@ -587,7 +586,7 @@ class _Steps:
         for node in walk(e):
             if isinstance(node, Sym) and node not in self.symbols:
                 fail("symbols", f"{node!r} is not defined yet", at)
-            if isinstance(node, Axis | Var | Fold | Rand):
+            if isinstance(node, Axis | Var | Fold):
                 fail("host", f"the host cannot evaluate {node!r}", at)
 
     def call(self, s: Call) -> None:

@@ -22,7 +22,7 @@ from dataclasses import fields, replace
 from ..ir import dtype as dt
 from ..ir.blocks import Banded, Contract
 from ..ir.bounds import Ranges
-from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Rand, Sym, Var, const, op, substitute, walk
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from ..ir.kernel import Block, Kernel, Let, Loop, Param, Stmt, StoreStmt, expressions, own_expressions, rewrite, statements
 from ..ir.linear import Linear, conjuncts, const_of, is_invariant, linear
 from ..ir.nested import every
@@ -341,16 +341,13 @@ class _Walker:
             if e.mask is None or e.other is None:
                 return Load(e.buf, e.dtype, index)
             return Load(e.buf, e.dtype, index, self.expr(e.mask, fixed), self.expr(e.other, fixed))
-        if isinstance(e, Fold):
-            self.note("fold", e.order, e.pick, len(e.axes), len(e.init), len(e.combine))
-            axes = tuple((self.axis(a), self.expr(n, fixed or not self.loose)) for a, n in zip(e.axes, e.extents, strict=True))
-            for i in range(len(e.init)):
-                self.note(*(self.name(e.state(i, side)) for side in "ab"))
-            init, update, combine = (tuple(self.expr(x, fixed) for x in part) for part in (e.init, e.update, e.combine))
-            return Fold(axes, init, update, combine, e.order, e.pick, e.prefix)
-        assert isinstance(e, Rand)
-        self.note("rand", e.kind, e.dtype)
-        return Rand(e.dtype, e.kind, self.expr(e.args[0], fixed), self.expr(e.args[1], fixed))
+        assert isinstance(e, Fold)
+        self.note("fold", e.order, e.pick, len(e.axes), len(e.init), len(e.combine))
+        axes = tuple((self.axis(a), self.expr(n, fixed or not self.loose)) for a, n in zip(e.axes, e.extents, strict=True))
+        for i in range(len(e.init)):
+            self.note(*(self.name(e.state(i, side)) for side in "ab"))
+        init, update, combine = (tuple(self.expr(x, fixed) for x in part) for part in (e.init, e.update, e.combine))
+        return Fold(axes, init, update, combine, e.order, e.pick, e.prefix)
 
 
 def _straighten(kernel: Kernel) -> Kernel:
