@@ -289,4 +289,4 @@ class Program:
     target: Target = CPU
     device: str = "cpu"  # where results go that no input gives a device, as torch writes it: "cuda:0"
     steady: tuple[str, ...] = ()  # inputs and results expected at the same address in the next call: constants, what is written in place,
-    # and what forward hands to backward
+    # gradients, and what forward hands to backward

@@ -28,7 +28,7 @@ from . import deps
 from .access import Access, collect, map_folds, merge_table, simplify
 from .deps import estimate, free_axes, numel
 from .fusion.fuse import guard, simple_axes
-from .fusion.group import WINDOW, Group, Grouper, Item, is_ordered, rename, stage_work
+from .fusion.group import WINDOW, Group, Grouper, Item, is_ordered, rename, same_axes, stage_work
 from .fusion.split import contiguous_axis, in_two_steps
 from .join_kernels import join_kernels
 from .kernels import NOTHING, Decisions, Own, formed
@@ -72,7 +72,8 @@ class BlockGrouper(Grouper):
         if found or len(items) <= WINDOW or any(isinstance(e, Fold) for e in walk(*deps.stage_exprs(s))):
             return found
         wanted = deps.reads(s)
-        return [k for k in range(len(items) - WINDOW) if isinstance(g := items[k], Group) and not g.closed and wanted & g.writes][-1:]
+        far = (k for k in reversed(range(len(items) - WINDOW)) if isinstance(g := items[k], Group) and not g.closed and wanted & g.writes)
+        return list(itertools.islice(far, 1))
 
     def sibling_mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
         """Also stages that read the same rows in inner loops of their own: (i, j) and i with a Fold over j."""
@@ -93,13 +94,12 @@ class BlockGrouper(Grouper):
 
     def windows_mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
         """Stages over the same axes that read the same windows, each in a Fold of its own."""
-        if len(s.axes) != len(g.outer) or any(e is not f for (_, e), (_, f) in zip(s.axes, g.outer, strict=True)):
+        out = same_axes(g, s)
+        if out is None:
             return None
-        out = {d: a for (d, _), (a, _) in zip(g.outer, s.axes, strict=True)}
-        outer = set(out)
 
         def window(x: Load) -> Expr | None:
-            inner = [a for a in dict.fromkeys(a for a in walk(*x.index) if isinstance(a, Axis)) if a not in outer]
+            inner = [a for a in dict.fromkeys(a for a in walk(*x.index) if isinstance(a, Axis)) if a not in out]
             return substitute(x, {a: Axis(f"any{k}") for k, a in enumerate(inner)}) if inner else None
 
         mine = {window(x) for x in deps.stage_loads(rename(s, {a: d for d, a in out.items()}))} - {None}

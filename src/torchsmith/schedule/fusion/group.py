@@ -130,11 +130,10 @@ class Grouper:
 
     def sibling_mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
         """Independent stages share a kernel when they run over the same axes and load the same elements (or are tiny)."""
-        if len(s.axes) != len(g.outer) or any(e is not f for (_, e), (_, f) in zip(s.axes, g.outer, strict=True)):
+        out = same_axes(g, s)
+        if out is None:
             return None
-        out = {d: a for (d, _), (a, _) in zip(g.outer, s.axes, strict=True)}
-        back = {a: d for d, a in out.items()}
-        mine = {x for x in stage_loads(rename(s, back)) if len(x.index) >= 1}
+        mine = {x for x in stage_loads(rename(s, {a: d for d, a in out.items()})) if len(x.index) >= 1}
         theirs = {x for m in g.members for x in stage_loads(m)}
         shared = [x for x in mine & theirs if _covers(x, g.outer)]
         tiny = numel(e for _, e in g.outer) <= 4096 and stage_work(s) <= 4096 and g.work() <= 16384
@@ -240,6 +239,13 @@ class Grouper:
         groups = [k for k in near if isinstance(items[k], Group) and not items[k].closed]  # type: ignore[union-attr]
         flow = [k for k in groups if reads(s) & items[k].writes]  # type: ignore[union-attr]
         return flow + [k for k in groups if k not in flow and (reads(s) & items[k].reads or stage_work(s) <= 4096)]  # type: ignore[union-attr]
+
+
+def same_axes(g: Group, s: Stage) -> dict[Axis, Axis] | None:
+    """The group's loops and the stage's axes, one by one, where they have equal extents in the same order; else None."""
+    if len(s.axes) != len(g.outer) or any(e is not f for (_, e), (_, f) in zip(s.axes, g.outer, strict=True)):
+        return None
+    return {d: a for (d, _), (a, _) in zip(g.outer, s.axes, strict=True)}
 
 
 def _covers(x: Load, outer: tuple[tuple[Axis, Expr], ...]) -> bool:

@@ -38,12 +38,13 @@ def segment(plan: Plan, options: Options) -> Plan:
     """Join steps. Numbers count through nested blocks, in order."""
     if plan.target.device == "cpu":
         return plan
-    return replace(plan, run=_Joiner(plan).block(plan.run))
+    return replace(plan, run=_Joiner(plan, frozenset(plan.steady)).block(plan.run))
 
 
 @dataclass(slots=True)
 class _Joiner:
     plan: Plan
+    steady: frozenset[str]
     count: int = 0
     inner: set[str] = field(default_factory=set)  # what calls of the Segment at hand return
 
@@ -110,7 +111,7 @@ class _Joiner:
 
     def is_fixed(self, buf: str) -> bool:
         root = self.root(buf)
-        return isinstance(self.plan.places[buf], Arena | State) or root in self.plan.steady or root in self.inner
+        return isinstance(self.plan.places[buf], Arena | State) or root in self.steady or root in self.inner
 
     def is_own(self, buf: str) -> bool:
         """Is it a tensor that the call returns, and no result of the program?"""
