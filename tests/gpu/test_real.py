@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from stepping import stepper
 
 import torchsmith
 from torchsmith.events import recording
@@ -105,16 +106,6 @@ def test_a_training_step_is_recorded_with_its_dropouts() -> None:
         torch.manual_seed(0)
         blocks = [m for _ in range(4) for m in (torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.Dropout(0.2))]
         return torch.nn.Sequential(*blocks, torch.nn.Linear(256, 10)).to(DEVICE)
-
-    def stepper(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return step
 
     losses = []
     for compiled in (False, True):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pretend import calls, generator, pretending
+from stepping import stepper
 
 import torchsmith
 from torchsmith import pipeline
@@ -42,17 +43,6 @@ def fake() -> Iterator[ctypes.CDLL]:
 def net() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
-
-
-def stepper(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
 
 
 OPTIMIZERS = {
