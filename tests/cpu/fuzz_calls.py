@@ -372,7 +372,7 @@ def compare(seed: int, steps: int, calls: int = 4) -> list[str]:
     torchsmith.compiler.reset()
     fn = function(STEPS, seed, steps)
     compiled = torchsmith.compile(fn)
-    mixed = contextlib.nullcontext() if seed % 8 else torch.autocast("cpu", dtype=torch.bfloat16)
+    mixed = contextlib.nullcontext() if seed % 8 else torch.autocast(DEVICE, dtype=torch.bfloat16)
 
     def eager(args: list[torch.Tensor]) -> list[torch.Tensor]:
         return [*fn(*args), *args]

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fuzz_harness import Draw, shared
+from fuzz_harness import DEVICE, Draw, placed, shared
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -128,6 +128,14 @@ class Program:
         space = dict(self.known)
         exec(compile(self.text(), "<program>", "exec"), space)
         return space["program"]
+
+    def moved(self) -> Program:
+        """The program with its tensors on DEVICE: it is drawn on the processor, which says what it refuses."""
+        if DEVICE == "cpu":
+            return self
+        inputs = copies(self.inputs, DEVICE)
+        known = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in self.known.items()}
+        return Program(inputs, [placed(line) for line in self.lines], known, self.results, self.is_whole)
 
     def described(self) -> str:
         said = [f"# v{k}: {about(t)}" for k, t in enumerate(self.inputs)]
@@ -383,19 +391,20 @@ class Writer:
 # ---------------------------------------------------------------- comparison
 
 
-def copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same memory anew: layouts and what lies in one storage stay."""
+def copies(tensors: list[torch.Tensor], device: str | None = None) -> list[torch.Tensor]:
+    """The same memory anew, perhaps on another device: layouts and what lies in one storage stay."""
     storages: dict[int, torch.Tensor] = {}
     out = []
     for x in tensors:
         if x.is_conj() or x.is_neg() or x._is_zerotensor():
-            out.append(x.clone())
+            out.append(x.clone().to(device or x.device))
             continue
         key = x.untyped_storage()._cdata
         if key not in storages:
-            flat = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage(), 0, (x.untyped_storage().nbytes(),), (1,))
-            storages[key] = flat.clone()
-        out.append(torch.empty(0, dtype=x.dtype).set_(storages[key].untyped_storage(), x.storage_offset(), x.shape, x.stride()))
+            bytes_ = torch.empty(0, dtype=torch.uint8, device=x.device)
+            storages[key] = bytes_.set_(x.untyped_storage(), 0, (x.untyped_storage().nbytes(),), (1,)).clone().to(device or x.device)
+        new = torch.empty(0, dtype=x.dtype, device=storages[key].device)
+        out.append(new.set_(storages[key].untyped_storage(), x.storage_offset(), x.shape, x.stride()))
     return out
 
 
@@ -415,7 +424,7 @@ class Moved(TorchDispatchMode):
             if not (t.dtype.is_floating_point or t.dtype.is_complex) or t.layout is not torch.strided:
                 return t
             step = 4 * torch.finfo(t.dtype).eps if torch.finfo(t.dtype).bits > 16 else torch.finfo(t.dtype).eps
-            noise = torch.randn(t.shape, generator=self.g, dtype=torch.float64) * step + 1
+            noise = torch.randn(t.shape, generator=self.g, dtype=torch.float64).to(t.device) * step + 1
             return (t.double() * noise).to(t.dtype) if t.dtype.is_floating_point else t * noise.to(t.dtype)
 
         return pytree.tree_map_only(torch.Tensor, move, out)
@@ -477,7 +486,7 @@ def resized(tensors: list[torch.Tensor], r: Draw) -> list[torch.Tensor]:
     for t in tensors:
         for d, n in enumerate(t.shape):
             if new[n] != n:
-                t = t.index_select(d, torch.arange(new[n]) % n)
+                t = t.index_select(d, torch.arange(new[n], device=t.device) % n)
         out.append(t if t.is_contiguous() or 0 in t.shape else t.clone())
     return out
 
@@ -486,6 +495,7 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
     """What differs, and the codes of what did not run natively."""
     r = Draw(seed + 77)
     dynamic = r.choice([False, None, True, True])
+    drawn, program = program, program.moved()
     fn = program.function()
     constants = {k: v for k, v in program.known.items() if isinstance(v, torch.Tensor)}
     torchsmith.compiler.reset()
@@ -510,6 +520,8 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
     with events.recording() as recorded:
         for number, given in enumerate(turns):
             doing(f"eager call {number}")
+            if DEVICE != "cpu" and isinstance(outcome(lambda given=given: drawn.function()(*copies(given, "cpu"))), Exception):
+                continue  # a wrong index would stop the device
             theirs, mine = copies(given), copies(given)
             want = outcome(lambda theirs=theirs: call(fn, theirs))
             if isinstance(want, Exception) and number < 2:

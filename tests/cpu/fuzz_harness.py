@@ -6,6 +6,7 @@ A step is a function (draw, the tensors so far) -> another tensor, or None where
 from __future__ import annotations
 
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +16,15 @@ import torch
 
 Tensors = Sequence[torch.Tensor]
 DEVICE = os.environ.get("TORCHSMITH_FUZZ_DEVICE", "cpu")  # where the programs' tensors live
+_MADE = re.compile(r"torch\.(tensor|zeros|ones)\(((?:[^()]|\([^()]*\))*)\)")
+
+
+def placed(text: str) -> str:
+    """A program's text with the tensors that it makes on DEVICE."""
+    if DEVICE == "cpu":
+        return text
+    text = _MADE.sub(rf"torch.\1(\2, device={DEVICE!r})", text)
+    return text.replace(".numpy()", ".cpu().numpy()").replace("torch.from_numpy(", f"torch.asarray(device={DEVICE!r}, obj=")
 
 
 class Draw:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fuzz_harness import DEVICE, placed
 
 import torchsmith
 
@@ -500,7 +501,7 @@ _SPACE = {"torch": torch, "np": np, "contextlib": contextlib, "functools": funct
 
 def program(seed: int) -> tuple[Any, str]:
     """The function of a seed, and its text."""
-    text = Writer(seed).text()
+    text = placed(Writer(seed).text())
     name = f"<program {seed}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     space = dict(_SPACE, __name__="fuzzed")
@@ -510,8 +511,8 @@ def program(seed: int) -> tuple[Any, str]:
 
 def arguments(seed: int, call: int) -> tuple[Any, ...]:
     g = torch.Generator().manual_seed(1000 * seed + call)
-    x, y, t = (torch.randn(2, 3, generator=g) for _ in range(3))
-    return x, y, 2 + call % 2, [1, 2], {"a": torch.randn(2, 3, generator=g), "b": x}, Box(t)
+    x, y, t, a = (torch.randn(2, 3, generator=g).to(DEVICE) for _ in range(4))
+    return x, y, 2 + call % 2, [1, 2], {"a": a, "b": x}, Box(t)
 
 
 def outcome(fn: Any, args: tuple[Any, ...]) -> Any:

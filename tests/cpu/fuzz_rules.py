@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from fuzz_harness import Draw
+from fuzz_harness import DEVICE, Draw
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -169,15 +169,21 @@ def outcome(fn: Callable[[], Any]) -> Any:
         return e
 
 
-def copied(value: Any) -> Any:
+def copied(value: Any, device: str | None = None) -> Any:
     """The same tensors in other memory, with the same strides."""
 
     def copy(t: torch.Tensor) -> torch.Tensor:
         size = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-        flat = torch.as_strided(t, (size,), (1,)).clone()
+        flat = torch.as_strided(t, (size,), (1,)).clone().to(device or t.device)
         return flat.as_strided(t.shape, t.stride())
 
     return pytree.tree_map_only(torch.Tensor, copy, value)
+
+
+def moved(call: Call) -> Call:
+    """The call with its tensors on DEVICE."""
+    args, kwargs = pytree.tree_map_only(torch.device, lambda d: torch.device(DEVICE), copied(call[1:], DEVICE))
+    return call[0], args, kwargs
 
 
 def traced(call: Call, r: Draw | None) -> Any:
@@ -285,8 +291,12 @@ def text(call: Call) -> str:
 def check(call: Call, r: Draw, values: float = 0.0, strict: bool = False, doing: Callable[[str], None] = lambda s: None) -> str:
     """ "" or what differs. `values`: how often the compiled call's values are compared although the rule agrees. `strict`: also what the
     rule refuses and eager does not, which then runs eagerly."""
-    func, args, kwargs = call
     doing(f"eager {text(call)}")
+    if DEVICE != "cpu":
+        if isinstance(outcome(lambda: call[0](*copied(call[1]), **copied(call[2]))), Exception):
+            return ""  # a wrong index would stop the device
+        call = moved(call)
+    func, args, kwargs = call
     want = outcome(lambda: func(*copied(args), **copied(kwargs)))
     if any(isinstance(t, torch.Tensor) and (t.numel() > BIG or t.layout is not torch.strided) for t in pytree.tree_leaves(want)):
         return ""

@@ -15,7 +15,7 @@ from typing import Any
 
 import fuzz_harness
 import torch
-from fuzz_harness import Draw
+from fuzz_harness import DEVICE, Draw
 
 import torchsmith
 from torchsmith import events
@@ -378,7 +378,7 @@ def run(text: str, seed: int, compiled: bool, calls: int = 6) -> list[Any]:
     d, out = Draw(seed * 31 + 7), []
     for _ in range(calls):
         size, t = d.choice((4, 4, 4, 5)), d.choice((0.25, 0.25, 0.7, 0.9, 0.1))
-        x = torch.linspace(-1, 2, size)
+        x = torch.linspace(-1, 2, size, device=DEVICE)
         try:
             got = plain(call(x, t))
         except Exception as e:

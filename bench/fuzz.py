@@ -1,0 +1,306 @@
+"""The fuzzers of tests/cpu with tensors on any device: many processes, a time limit, one summary.
+
+In: names of fuzzers (none: all), --device (cpu, cuda, or fake: processor tensors through the driver of tests/gpu), --seconds, --jobs,
+--first (seed). Out: a summary in one file (--out, or fuzz_DEVICE.md in $OUT or here), written again after each finding. A finding is a
+program whose compiled calls differ from eager's, an exception of ours, a crash, a hang, or a device that no longer answers.
+
+    python bench/fuzz.py --device cuda --seconds 240
+    python bench/fuzz.py --device cuda --show chains 17       # one program in this process
+
+Processes are asked one program at a time, the fuzzers in turn, and share one cache directory. One that died is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TESTS = HERE.parent / "tests"
+EACH = 150  # seconds of one program
+LIFE = 150  # programs of one process
+
+# Each gives what was not compiled, and raises what is wrong.
+Fuzzer = Callable[[int], Sequence[str]]
+FUZZERS: dict[str, Callable[[Callable[[str], None]], Fuzzer]] = {}
+
+
+def fuzzer(make: Callable[[Callable[[str], None]], Fuzzer]) -> Callable[[Callable[[str], None]], Fuzzer]:
+    FUZZERS[make.__name__] = make
+    return make
+
+
+@fuzzer
+def calls(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_calls
+
+    return lambda seed: fuzz_calls.compare(seed, 8)
+
+
+@fuzzer
+def sizes(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_sizes
+    import torch
+
+    def one(seed: int) -> Sequence[str]:
+        with torch.inference_mode():
+            return fuzz_sizes.compare(seed, 5)
+
+    return one
+
+
+@fuzzer
+def modules(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_modules
+
+    return lambda seed: fuzz_modules.compare(seed, 5)
+
+
+@fuzzer
+def chains(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_chains
+
+    corpus = fuzz_chains.Corpus()
+
+    def one(seed: int) -> Sequence[str]:
+        ((_, why, more),) = fuzz_chains.findings(corpus, range(seed, seed + 1), doing)
+        if why and why != "not drawn":
+            raise AssertionError(f"{why}\n{more}")
+        return more.splitlines() if not why else []
+
+    return one
+
+
+@fuzzer
+def rules(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_rules
+    import torch
+    from fuzz_harness import Draw
+
+    def one(seed: int) -> Sequence[str]:
+        dtype = fuzz_rules.DTYPES[seed % len(fuzz_rules.DTYPES)]
+        torch.manual_seed(seed)
+        drawn = fuzz_rules.corpus(dtype, "*", Draw(seed), entries=8)
+        wrong = [f"{fuzz_rules.text(c)}: {why}" for c, why in fuzz_rules.findings(drawn, seed, 30, 0.2, doing=doing)] if drawn else []
+        if wrong:
+            raise AssertionError("\n".join(wrong))
+        return []
+
+    return one
+
+
+@fuzzer
+def python(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_python
+    import torchsmith
+
+    def one(seed: int) -> Sequence[str]:
+        torchsmith.compiler.reset()
+        if why := fuzz_python.check(seed, True if seed % 3 == 0 else None, "inductor"):
+            raise AssertionError(why)
+        return []
+
+    return one
+
+
+@fuzzer
+def state(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_state
+
+    return lambda seed: fuzz_state.compare(seed, 8)
+
+
+def prepared(device: str, stack: ExitStack) -> None:
+    """This process, ready to import the fuzzers."""
+    os.environ["TORCHSMITH_FUZZ_DEVICE"] = "cpu" if device == "fake" else device
+    sys.path[:0] = [str(HERE.parent / "src"), str(TESTS / "cpu"), str(TESTS / "gpu")]
+    import torch
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
+    if device == "fake":
+        import pretend
+
+        stack.enter_context(pretend.pretending())
+
+
+def work(device: str) -> None:
+    """Answers lines "fuzzer seed" with lines of JSON, until the device no longer answers."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # programs print
+    with ExitStack() as stack:
+        prepared(device, stack)
+        import torch
+
+        def say(**fields: Any) -> None:
+            answers.write(json.dumps(fields) + "\n")
+
+        made: dict[str, Fuzzer] = {}
+        for line in sys.stdin:
+            name, seed = line.split()
+            why, native = "", Counter[str]()
+            try:
+                if name not in made:
+                    made[name] = FUZZERS[name](lambda what: say(doing=what[:6000]))
+                native.update(" ".join(x.split())[:90] for x in made[name](int(seed)))
+            except Exception as e:
+                why = f"{type(e).__name__} {e}"
+            try:
+                if device.startswith("cuda"):
+                    torch.cuda.synchronize()
+            except Exception as e:
+                say(lost=f"{type(e).__name__} {str(e).splitlines()[0]}; {why}"[:6000])
+                return
+            say(done=why[:6000], native=native)
+
+
+class Summary:
+    """What was found, written to a file as it comes."""
+
+    def __init__(self, path: Path, head: str) -> None:
+        self.path, self.head, self.lock = path, head, threading.Lock()
+        self.start = time.monotonic()
+        self.programs: Counter[str] = Counter()
+        self.native: Counter[str] = Counter()
+        self.found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+
+    def add(self, name: str, seed: int, why: str, native: dict[str, int]) -> None:
+        with self.lock:
+            self.programs[name] += 1
+            self.native.update({f"{name}: {k}": n for k, n in native.items()})
+            if why:
+                alike = name, re.sub(r"\d+", "N", why.split("\n")[0])[:100]
+                self.found.setdefault(alike, []).append((seed, why))
+                print(f"{name} {seed} {why.splitlines()[0][:300]}", flush=True)
+                self.write()
+
+    def write(self) -> None:
+        wrong = {n: sum(len(v) for (m, _), v in self.found.items() if m == n) for n in self.programs}
+        lines = [self.head, "", f"{time.monotonic() - self.start:.0f} s, {sum(self.programs.values())} programs", ""]
+        lines += ["| fuzzer | programs | findings |", "|---|---|---|"]
+        lines += [f"| {n} | {self.programs[n]} | {wrong[n]} |" for n in sorted(self.programs)]
+        for (name, _), rows in sorted(self.found.items(), key=lambda x: -len(x[1])):
+            seeds = ", ".join(str(s) for s, _ in rows[:12])
+            lines += ["", f"## {name}: {len(rows)} (seeds {seeds})", "```", min((w for _, w in rows), key=len)[:3000], "```"]
+        lines += ["", "## Not compiled", "", *(f"- {n} x {k}" for k, n in self.native.most_common(60))]
+        self.path.write_text("\n".join(lines) + "\n")
+
+
+class Hand:
+    """A process that runs programs."""
+
+    def __init__(self, device: str, env: dict[str, str]) -> None:
+        command = [sys.executable, str(HERE / "fuzz.py"), "--device", device, "--work"]
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env)
+        self.lines = queue.Queue[str]()
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put("")
+
+    def ask(self, name: str, seed: int, end: float) -> dict[str, Any] | None:
+        """What became of a program; None where the time ended before."""
+        late, doing = min(time.monotonic() + EACH, end), ""
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(f"{name} {seed}\n")
+            self.process.stdin.flush()
+            while line := self.lines.get(timeout=max(0.01, late - time.monotonic())):
+                answer = json.loads(line)
+                if "doing" not in answer:
+                    return answer | {"doing": doing}
+                doing = answer["doing"]
+        except queue.Empty:
+            return {"lost": "HANG", "doing": doing} if late < end else None
+        except BrokenPipeError:
+            pass
+        status = self.process.wait()
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 2000))
+        return {"lost": f"CRASH {status}", "doing": f"{doing}\n{self.errors.read()}"}
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
+
+
+def employ(device: str, end: float, tasks: Callable[[], tuple[str, int]], summary: Summary, env: dict[str, str]) -> None:
+    """One process after the other, asked until the time is over."""
+    while time.monotonic() < end - 5:
+        hand = Hand(device, env)
+        for _ in range(LIFE):
+            name, seed = tasks()
+            answer = hand.ask(name, seed, end)
+            if answer is None:
+                break
+            summary.add(name, seed, answer.get("done", "") or (f"{answer['lost']}\n{answer['doing']}" if "lost" in answer else ""),
+                        answer.get("native", {}))  # fmt: skip
+            if "lost" in answer:
+                break
+        hand.end()
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("fuzzers", nargs="*", help=f"of {', '.join(FUZZERS)}")
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--seconds", type=float, default=240)
+    p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    p.add_argument("--first", type=int, default=0)
+    p.add_argument("--out", type=Path)
+    p.add_argument("--show", nargs=2, metavar=("FUZZER", "SEED"), help="run one program here")
+    p.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.work:
+        work(args.device)
+        return 0
+    if args.show:
+        with ExitStack() as stack:
+            prepared(args.device, stack)
+            print(FUZZERS[args.show[0]](lambda what: print(what, flush=True))(int(args.show[1])))
+        return 0
+    names = args.fuzzers or list(FUZZERS)
+    if unknown := [n for n in names if n not in FUZZERS]:
+        p.error(f"no fuzzer {', '.join(unknown)}")
+    lock, turn = threading.Lock(), [0]
+
+    def tasks() -> tuple[str, int]:
+        with lock:
+            turn[0] += 1
+            return names[turn[0] % len(names)], args.first + turn[0] // len(names)
+
+    out = args.out or Path(os.environ.get("OUT", ".")) / f"fuzz_{args.device.replace(':', '')}.md"
+    command = " ".join(["python bench/fuzz.py", *sys.argv[1:]])
+    summary, end = Summary(out, f"# Fuzzers\n\n{command}, {args.jobs} processes"), time.monotonic() + args.seconds
+    env = {"OMP_NUM_THREADS": "1", "TORCHSMITH_COMPILE_THREADS": "1", **os.environ}
+    crew = [threading.Thread(target=employ, args=(args.device, end, tasks, summary, env)) for _ in range(args.jobs)]
+    for t in crew:
+        t.start()
+    for t in crew:
+        t.join()
+    summary.write()
+    print(out.read_text())
+    return int(bool(summary.found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
