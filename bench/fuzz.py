@@ -106,6 +106,7 @@ def rules(doing: Callable[[str], None]) -> Fuzzer:
 @fuzzer
 def python(doing: Callable[[str], None]) -> Fuzzer:
     import fuzz_python
+
     import torchsmith
 
     def one(seed: int) -> Sequence[str]:
@@ -184,7 +185,7 @@ class Summary:
             self.programs[name] += 1
             self.native.update({f"{name}: {k}": n for k, n in native.items()})
             if why:
-                alike = name, re.sub(r"\d+", "N", why.split("\n")[0])[:100]
+                alike = name, re.sub(r"\d+", "N", why.splitlines()[0])[:100]
                 self.found.setdefault(alike, []).append((seed, why))
                 print(f"{name} {seed} {why.splitlines()[0][:300]}", flush=True)
                 self.write()
@@ -206,7 +207,7 @@ class Hand:
 
     def __init__(self, device: str, env: dict[str, str]) -> None:
         command = [sys.executable, str(HERE / "fuzz.py"), "--device", device, "--work"]
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by end)
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env)
         self.lines = queue.Queue[str]()
         threading.Thread(target=self.listen, daemon=True).start()
@@ -243,18 +244,20 @@ class Hand:
         self.errors.close()
 
 
-def employ(device: str, end: float, tasks: Callable[[], tuple[str, int]], summary: Summary, env: dict[str, str]) -> None:
-    """One process after the other, asked until the time is over."""
-    while time.monotonic() < end - 5:
+def employ(device: str, end: float, tasks: Callable[[], tuple[str, int] | None], summary: Summary, env: dict[str, str]) -> None:
+    """One process after the other, asked until the time or the programs are over."""
+    task = tasks()
+    while task is not None and time.monotonic() < end - 5:
         hand = Hand(device, env)
         for _ in range(LIFE):
-            name, seed = tasks()
+            name, seed = task
             answer = hand.ask(name, seed, end)
+            task = tasks()
             if answer is None:
                 break
             summary.add(name, seed, answer.get("done", "") or (f"{answer['lost']}\n{answer['doing']}" if "lost" in answer else ""),
                         answer.get("native", {}))  # fmt: skip
-            if "lost" in answer:
+            if "lost" in answer or task is None:
                 break
         hand.end()
 
@@ -266,6 +269,7 @@ def main() -> int:
     p.add_argument("--seconds", type=float, default=240)
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     p.add_argument("--first", type=int, default=0)
+    p.add_argument("--programs", type=int, default=1 << 30, help="so many, if time allows")
     p.add_argument("--out", type=Path)
     p.add_argument("--show", nargs=2, metavar=("FUZZER", "SEED"), help="run one program here")
     p.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -283,10 +287,10 @@ def main() -> int:
         p.error(f"no fuzzer {', '.join(unknown)}")
     lock, turn = threading.Lock(), [0]
 
-    def tasks() -> tuple[str, int]:
+    def tasks() -> tuple[str, int] | None:
         with lock:
             turn[0] += 1
-            return names[turn[0] % len(names)], args.first + turn[0] // len(names)
+            return (names[turn[0] % len(names)], args.first + (turn[0] - 1) // len(names)) if turn[0] <= args.programs else None
 
     out = args.out or Path(os.environ.get("OUT", ".")) / f"fuzz_{args.device.replace(':', '')}.md"
     command = " ".join(["python bench/fuzz.py", *sys.argv[1:]])

@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -786,35 +787,187 @@ def programs() -> None:
             say("programs", kind, values=out.count("0."), output=out[:400])
 
 
+DEVICES = ("cuda:0", "cuda:1")
+
+
+def alike(fn: Callable[..., Any], *args: Any, f: Any = None) -> dict[str, Any]:
+    """Figures of a program that may be refused: the error, or what was raised (`f`, where given, may raise another kind); the current
+    device stays."""
+    other, got, before = f is not None, list[Any](), torch.cuda.current_device()
+    f = f or compiled(fn)
+    for who in (fn, f, f, f):
+        try:
+            got.append(who(*args))
+        except (RuntimeError, ValueError, TypeError, AssertionError) as e:
+            got.append(f"{type(e).__name__} {str(e)[:60]}")
+    moved = {"failed": "the current device changed"} if torch.cuda.current_device() != before else {}
+    if isinstance(got[0], str) or any(isinstance(g, str) for g in got):
+        same = all(isinstance(g, str) and (other or g.split()[0] == str(got[0]).split()[0]) for g in got)
+        return {"raised": str(got[1])[:60], **({} if same else {"failed": f"{got[1]} instead of {got[0]}"}), **moved}
+    return {"error": max(error(g, got[0]) for g in got[1:]), **moved}
+
+
+def layers() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Softmax(1), torch.nn.Linear(64, 64), torch.nn.Softmax(1))
+
+
+PLACES: dict[str, Callable[..., Any]] = {  # x lies on the second device, y on the first, which is current
+    "one of each": lambda x, y: x + y,
+    "products of each": lambda x, y: x @ y,
+    "scalar of the other device": lambda x, y: x + y.sum(),
+    "copied inside": lambda x, y: torch.softmax(x + y.to(x.device), 1),
+    "copied to the current one": lambda x, y: torch.softmax(x.cuda() + y, 1),
+    "copied and back": lambda x, y: (x.to("cuda:0").exp() + y).to(x.device) * x,
+    "both apart": lambda x, y: (torch.softmax(x, 1), torch.softmax(y, 1)),
+    "made on cuda": lambda x, y: torch.zeros(64, device="cuda") + y[0],
+    "made beside x": lambda x, y: torch.arange(64, device=x.device) + x,
+    "made on cuda beside x": lambda x, y: torch.arange(64, device="cuda") + x,
+    "the index of a device": lambda x, y: x * x.device.index + x.get_device(),
+    "current device": lambda x, y: x * (torch.cuda.current_device() + 1),
+    "a device inside": lambda x, y: within(x),
+    "written": lambda x, y: x.clone().copy_(y),
+    "index of the other device": lambda x, y: x[(y[0] > 0).nonzero()[:, 0]],
+}
+
+
+def within(x: Tensor) -> Tensor:
+    with torch.cuda.device(1):
+        return torch.ones(64, device="cuda") * x
+
+
 @section
 def two() -> None:
-    """Two GPUs: a model on the second one while the first is current, and a thread with a model on each."""
+    """Two GPUs: the second one while the first is current, threads, streams, refusals, records, packages, training, random numbers."""
     if torch.cuda.device_count() < 2:
         say("two", "skipped", devices=torch.cuda.device_count())
         return
-    torchsmith.compiler.reset()
+    first, second = DEVICES
     wrongs: list[float] = []
 
-    def work(device: str) -> None:
-        torch.manual_seed(0)
-        layers = (torch.nn.Linear(64, 64), torch.nn.Softmax(1), torch.nn.Linear(64, 64), torch.nn.Softmax(1))
-        model = torch.nn.Sequential(*layers).to(device).eval()
-        f = compiled(model)
+    def work(device: str, f: Any = None, calls: int = 50) -> None:
+        model = layers().to(device).eval()
+        f = f or compiled(model)
         with torch.no_grad():
-            for _ in range(50):
+            for _ in range(calls):
                 x = torch.randn(32, 64, device=device)
                 wrongs.append(error(f(x), model(x)))
 
-    with case("two", "cuda:1 while cuda:0 is current"):
-        work("cuda:1")
-        say("two", "cuda:1 while cuda:0 is current", error=max(wrongs), current=torch.cuda.current_device(), segments=segments(None))
-    with case("two", "a thread each"):
-        threads = [threading.Thread(target=work, args=(f"cuda:{k}",)) for k in (0, 1)]
+    def in_threads(*works: Callable[[], None]) -> None:
+        failed: list[str] = []
+
+        def guarded(fn: Callable[[], None]) -> None:
+            try:
+                fn()
+            except Exception as e:
+                failed.append(f"{type(e).__name__} {e}")
+
+        threads = [threading.Thread(target=guarded, args=(w,)) for w in works]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
+        if failed:
+            raise RuntimeError(failed[0])
+
+    with case("two", "cuda:1 while cuda:0 is current"):
+        torchsmith.compiler.reset()
+        work(second)
+        say("two", "cuda:1 while cuda:0 is current", error=max(wrongs), current=torch.cuda.current_device(), segments=segments(None))
+    with case("two", "a thread each"):
+        wrongs.clear()
+        in_threads(*(functools.partial(work, d) for d in DEVICES * 2))
         say("two", "a thread each", error=max(wrongs), calls=len(wrongs))
+    with case("two", "one function, a thread each"):
+        torchsmith.compiler.reset()
+        f, data = compiled(chain), [[torch.randn(33, 65, device=d) for _ in range(2)] for d in DEVICES]
+
+        def chains(args: list[Tensor]) -> None:
+            for _ in range(100):
+                wrongs.append(error(f(*args), chain(*args)))
+
+        wrongs.clear()
+        in_threads(*(functools.partial(chains, args) for args in data * 2))
+        say("two", "one function, a thread each", error=max(wrongs), calls=len(wrongs), segments=segments(f))
+    with case("two", "records of both"):
+        torchsmith.compiler.reset()
+        f, wrong = compiled(chain), 0.0
+        for k in range(40):
+            wrong = max(wrong, error(f(*data[k % 2]), chain(*data[k % 2])))
+        say("two", "records of both", error=wrong, segments=segments(f))
+    with case("two", "streams of both"):
+        wrong, side = 0.0, [torch.cuda.Stream(device=d) for d in DEVICES]
+        for k in range(12):
+            (x, y), stream = data[k % 2], side[k % 2]
+            with torch.cuda.stream(stream):  # makes the stream's device current
+                stream.wait_stream(torch.cuda.default_stream(x.device))
+                here, other = f(x, y), f(*data[1 - k % 2])
+            torch.cuda.synchronize(0)
+            torch.cuda.synchronize(1)
+            wrong = max(wrong, error(here, chain(x, y)), error(other, chain(*data[1 - k % 2])))
+        say("two", "streams of both", error=wrong, segments=segments(f))
+    with case("two", "the second one is current"), torch.cuda.device(1):
+        wrong = max(error(f(*args), chain(*args)) for args in data * 3)
+        say("two", "the second one is current", error=wrong, current=torch.cuda.current_device())
+    x, y = torch.randn(64, 64, device=second), torch.randn(64, 64, device=first)
+    for name, fn in PLACES.items():
+        torchsmith.compiler.reset()
+        with case("two", name):
+            say("two", name, **alike(fn, x, y))
+    with case("two", "a model that moves"):
+        torchsmith.compiler.reset()
+        model, wrong = layers().to(first).eval(), 0.0
+        f = compiled(model)
+        with torch.no_grad():
+            for k in range(6):
+                model.to(DEVICES[k % 2])
+                x = torch.randn(8, 64, device=DEVICES[k % 2])
+                wrong = max(wrong, *(error(f(x), model(x)) for _ in range(3)))
+        say("two", "a model that moves", error=wrong)
+    with case("two", "layers on both"):
+        torchsmith.compiler.reset()
+        low, high = layers().to(first), layers().to(second)
+        with torch.no_grad():
+            say("two", "layers on both", **alike(lambda x: high(low(x).to(second)), y))
+    with case("two", "random numbers"):
+        torchsmith.compiler.reset()
+        drop, x = compiled(torch.nn.functional.dropout), torch.ones(1000, device=second)
+        rows = []
+        for fn in (torch.nn.functional.dropout, drop):
+            torch.cuda.manual_seed_all(3)
+            rows.append([fn(x) for _ in range(4)])
+            rows[-1].append(torch.cuda.get_rng_state(1).to(torch.float32))
+        say("two", "random numbers", error=error(*rows))
+    for optimizer in ("SGD", "Adam"):
+        with case("two", f"a training step, {optimizer}"):
+            torchsmith.compiler.reset()
+            losses = []
+            for wrap in (lambda fn: fn, compiled):
+                model = layers().to(second)
+                update = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
+
+                def step(x: Tensor, model: Any = model, update: Any = update) -> Tensor:
+                    loss = (model(x) - x).pow(2).mean()
+                    loss.backward()
+                    update.step()
+                    update.zero_grad()
+                    return loss.detach()
+
+                f, inputs = wrap(step), torch.randn(16, 64, generator=torch.Generator().manual_seed(1)).to(second)
+                losses.append([f(inputs) for _ in range(8)])
+            say("two", f"a training step, {optimizer}", error=error(*losses), current=torch.cuda.current_device())
+    with case("two", "packages"):
+        from torchsmith.aot import aot_compile, load_package
+
+        model = layers().to(first).eval()
+        with torch.no_grad():
+            path = aot_compile(model, (y,))
+            for index, device in enumerate(DEVICES):
+                run, x = load_package(path, device_index=index), y.to(device)
+                wrong = max(error(run(x), copy.deepcopy(model).to(device)(x)) for _ in range(4))
+                say("two", f"packages, device_index={index}", error=wrong, current=torch.cuda.current_device())
+            say("two", "a package's input of the other device", **alike(copy.deepcopy(model).to(second), y, f=run))
+    say("two", "fallbacks", seen=[f"{n} x {k}" for k, n in Counter(FALLBACKS).most_common(12)])
 
 
 def call(model: Any, inputs: Any) -> Any:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import fuzz_calls
 import fuzz_chains
 import fuzz_foreign
+import fuzz_harness
 import fuzz_modules
 import fuzz_rules
 import fuzz_sizes
@@ -73,3 +78,19 @@ def test_chains_of_public_operators() -> None:
     """Samples of torch's operator database and other public names on values of earlier steps; sizes that change."""
     found = fuzz_chains.findings(fuzz_chains.Corpus(), range(12), lambda what: None)
     assert [(seed, why) for seed, why, _ in found if why] == []
+
+
+def test_many_processes(tmp_path: Path) -> None:
+    """bench/fuzz.py: three programs in two processes."""
+    out = tmp_path / "found.md"
+    command = [sys.executable, "bench/fuzz.py", "sizes", "state", "--programs", "3", "--jobs", "2", "--out", str(out)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 programs" in out.read_text() and "| state | 2 | 0 |" in out.read_text()
+
+
+def test_texts_for_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_harness, "DEVICE", "cuda")
+    text = "torch.zeros((2, 3), dtype=torch.int64) + torch.tensor(5) * torch.from_numpy(x.numpy())"
+    made = "torch.zeros((2, 3), dtype=torch.int64, device='cuda') + torch.tensor(5, device='cuda')"
+    assert fuzz_harness.placed(text) == f"{made} * torch.asarray(device='cuda', obj=x.cpu().numpy())"
