@@ -76,32 +76,48 @@ def _step(items: list[Access], axis: Axis) -> int:
 
 
 def merge_folds(seq: list[Let | Nest]) -> list[Let | Nest]:
-    """Neighbouring lets of Folds over equal axes run as one loop with several states."""
-    out: list[Let | Nest] = []
-    run: list[Let] = []
-
-    def flush() -> None:
-        folds = [s.value for s in run]
-        if len({f.picking(0) for f in folds}) > 1:  # type: ignore[attr-defined]
-            joint, at = _joint(folds)  # type: ignore[arg-type]
-            out.extend(Let(s.var, joint.picking(at[s.value.picking(0)] + s.value.pick)) for s in run)  # type: ignore[attr-defined]
-        else:
-            out.extend(run)
-        run.clear()
-
+    """Lets of Folds over equal axes run as one loop with several states: a Fold goes up to the last such loop that it can go to, past lets
+    that it does not use and stores that it does not read."""
+    runs: list[list[Let] | Let | Nest] = []
     for item in seq:
-        if isinstance(item, Let) and isinstance(item.value, Fold) and item.value.order == "any" and item.value.combine:
-            f = item.value
-            names = {s.var for s in run}
-            fits = run and (run[0].value.axes, run[0].value.extents, run[0].value.prefix) == (f.axes, f.extents, f.prefix)  # type: ignore[attr-defined]
-            if run and (not fits or any(x in names for x in walk(f))):
-                flush()
-            run.append(item)
+        if not (isinstance(item, Let) and isinstance(item.value, Fold) and item.value.order == "any" and item.value.combine):
+            runs.append(item)
+            continue
+        run = _open_run(runs, item.value)
+        if run is None:
+            runs.append([item])
         else:
-            flush()
-            out.append(item)
-    flush()
+            run.append(item)
+    out: list[Let | Nest] = []
+    for r in runs:
+        if not isinstance(r, list):
+            out.append(r)
+            continue
+        folds = [let.value for let in r if isinstance(let.value, Fold)]
+        if len({f.picking(0) for f in folds}) > 1:
+            joint, at = _joint(folds)
+            out += [Let(let.var, joint.picking(at[f.picking(0)] + f.pick)) for let, f in zip(r, folds, strict=True)]
+        else:
+            out += r
     return out
+
+
+def _open_run(runs: list[list[Let] | Let | Nest], f: Fold) -> list[Let] | None:
+    """The last loop over the axes of `f` with which `f` can run."""
+    used = {x for x in walk(f) if isinstance(x, Var)}
+    read = {x.buf for x in walk(f) if isinstance(x, Load)}
+    for r in reversed(runs):
+        if isinstance(r, Nest):
+            if read & {s.buf for s in r.body if isinstance(s, StoreStmt)}:
+                return None
+            continue
+        lets = r if isinstance(r, list) else [r]
+        if used & {let.var for let in lets}:
+            return None
+        g = lets[0].value
+        if isinstance(r, list) and isinstance(g, Fold) and (g.axes, g.extents, g.prefix) == (f.axes, f.extents, f.prefix):
+            return r
+    return None
 
 
 def _joint(folds: list[Fold]) -> tuple[Fold, dict[Fold, int]]:
