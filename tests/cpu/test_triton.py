@@ -385,3 +385,32 @@ def test_kernels_that_depend_on_each_other_stay_in_order():
     for k in found:
         assert all(p.buf in done or p.written for p in k.params if p.buf in made)
         done |= {p.buf for p in k.params if p.written}
+
+
+def test_sums_of_one_kernel_run_in_one_loop(monkeypatch):
+    """What a store stands between reads its rows once; parts that divide the whole need no mask."""
+    monkeypatch.setattr(blocks, "STEP", 64)
+    fn = lambda g, x, m: (g.sum((0, 2, 3)), (g * (x - m.view(1, -1, 1, 1))).sum((0, 2, 3)))
+    grad, x = (rows(2, 8, 16, 16).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    scheduled = check_triton(fn, grad, x, rows(8), rtol=1e-4, atol=1e-4)
+    assert len(texts_of(scheduled)) == 2
+    large = [torch.empty(16, 64, 56, 56, device="meta").to(memory_format=torch.channels_last)] * 2
+    first = texts_of(scheduled_of(fn, (*large, torch.empty(64, device="meta")))[0])[0]
+    assert first.count("for r") == 1 and "tl.where" not in first
+
+
+def test_small_kernels_join_past_calls():
+    """The earlier one goes down to the later one, unless what the call reads or writes depends on it."""
+
+    def apart(x, count, other):
+        first = count + 1
+        return x @ x, first, other + 1
+
+    def between(x, count, other):
+        first = count + 1
+        return x @ first, first, other + 1
+
+    args = (rows(40, 40), rows(40), rows(40))
+    assert [len(kernels_of(fn, args)) for fn in (apart, between)] == [1, 2]
+    for fn in (apart, between):
+        check_triton(fn, *args, rtol=1e-4, atol=1e-4)

@@ -14,7 +14,7 @@ one, blocks of neighbouring grid positions, and an inner "row" that Folds and in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import dtype as dt
@@ -43,7 +43,9 @@ from .templates.block_products import parts_of_sum, pow2, product_in, product_of
 Axes = list[tuple[Axis, Expr]]
 ELEMENTS = 1024  # of a program that only maps elements
 STEP = 2048  # elements of a row that is walked in steps
+WALKED = 128  # times the elements of a row that few programs may walk in narrow columns
 WASTE = 2.0  # lanes for each element of a long row that is held whole: more are walked in steps
+HELD = 8 * 32 * 4 * 40  # bytes of registers for what the threads of a program sum up
 COLUMNS = 64  # grid positions beside each other where the row does not lie contiguous
 SECTOR = 32  # bytes: fewer of them beside each other are read in vain
 SHORT = 16  # trips of a Fold that are not worth a dimension of their own, where its steps are far
@@ -124,6 +126,8 @@ class BlockGrouper(Grouper):
         least = SECTOR // 4
         if pow2(widest) * least > self.weights.registers // 2 and any(self.strided(m, kept) for m in joined):
             rows //= least  # one program has that many columns, and walks them in steps
+            if rows < 2 * self.weights.processors and total > WALKED * self.weights.registers:
+                return False
         if rows < self.weights.processors // 2 and total > 16 * self.weights.registers:
             return False  # too few programs for so much
         if widest > 4 * self.weights.registers:
@@ -354,7 +358,7 @@ class Builder:
     def crossing(self, d: Draft, found: list[Access]) -> tuple[tuple[Axis, Expr], tuple[Axis, Expr]] | None:
         """(axis along which a load is contiguous, axis along which the stores are), where they differ and the first one is long."""
         extents = dict(d.outer)
-        long = [a for a, e in d.outer if estimate(e) >= SIDE // 4]
+        long = [a for a, e in d.outer if estimate(e) >= SIDE // 8]
         stores = [a for x in found if x.store for a, e in d.outer if estimate(e) >= SHORT // 4 and x.stride(a) == 1]
         if not stores:
             return None
@@ -388,10 +392,12 @@ class Builder:
             while lanes > least and total < lanes * self.target.weights.processors:
                 lanes //= 2
             tiles.append(Tile(x[0], lanes, "lanes"))
+            again = {a for i in d.seq if isinstance(i, Nest) for a, _ in i.axes}
+            few = total <= lanes * self.target.weights.processors
             for a, e in lengths.items():
-                n = const_of(e)
-                whole = n is not None and pow2(n) * lanes <= limit // 2
-                tiles.append(Tile(a, pow2(n or 1), "row") if whole else Tile(a, max(1, 4096 // lanes), "steps"))
+                n, step = const_of(e), max(1, (4096 if few else self.step_beside(d, a)) // lanes)
+                whole = n is not None and pow2(n) * lanes <= limit // 2 and (few or a in again or pow2(n) <= step)
+                tiles.append(Tile(a, pow2(n or 1), "row") if whole else Tile(a, step, "steps"))
             return tiles, 8 if longest * lanes >= 4096 else 4
         wide = pow2(longest)
         lanes = 1
@@ -406,6 +412,14 @@ class Builder:
             tiles.append(Tile(a, pow2(n or 1), "row") if whole else Tile(a, min(step, pow2(n or step)), "steps"))
         held = max((t.size for t in tiles if t.how != "lanes"), default=1) * lanes
         return tiles, 1 if held <= 256 else 2 if held <= 512 else 4 if held <= 2048 else 8 if held <= 8192 else 16
+
+    def step_beside(self, d: Draft, row: Axis) -> int:
+        """Elements of a step along `row` in 8 warps whose states and loads leave registers for four programs at once."""
+        folds = {f.picking(0) for f in walk(*d.roots()) if isinstance(f, Fold) and row in f.axes}
+        states = sum(max(4, i.dtype.itemsize) for f in folds for i in f.init)
+        loads = {x for f in folds for x in walk(*f.update) if isinstance(x, Load) and row in set(walk(x))}
+        size = HELD // max(1, states + sum(max(4, x.dtype.itemsize) for x in loads))
+        return min(4096, max(1024, pow2(size + 1) // 2))
 
     def neighbours(self, d: Draft, inner: Mapping[Axis, Expr]) -> tuple[Axis, Expr] | None:
         """The outer axis along which memory is contiguous, where it is so for more elements than along the rows."""
@@ -575,9 +589,16 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffe
         return [s]
     least = 2 * STEP if beside is None else 32  # whole steps of walk_rows, which need no mask
     size = max(least, -(-trips * programs // (4 * processors)))
-    size = -(-size // least) * least
+    size = _whole_parts(trips, -(-size // least) * least, least, lambda count: -count * programs % processors / (count * programs))
     count = -(-trips // size)
     return [s] if count < 2 else _in_parts(s, f, buffers, trips, size, count)
+
+
+def _whole_parts(trips: int, size: int, least: int, idle: Callable[[int], float]) -> int:
+    """A multiple of `least` near `size` that divides `trips`, so that no part needs a mask; else `size`. idle: what share of the device the
+    last of so many parts leave idle."""
+    near = [n for n in range(least, 2 * size + 1, least) if 2 * n >= size and trips % n == 0]
+    return min(near, key=lambda n: (round(4 * idle(trips // n)), max(n, size) / min(n, size)), default=size)
 
 
 def _in_parts(s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: int, count: int) -> list[Stage]:
@@ -590,8 +611,8 @@ def _in_parts(s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: i
     def placed(u: Expr, state: Expr) -> Expr:
         u = substitute(u, table)
         u = substitute(u, {whole: at})
-        if count * size != trips:
-            u = select(inside, guard(u, inside), state)
+        if count * size != trips:  # loads elsewhere than along the parts are in range in every one
+            u = select(inside, guard(u, inside, frozenset((chunk, part))), state)
         return simplify(u, known)
 
     updates = tuple(placed(u, f.state(i)) for i, u in enumerate(f.update))

@@ -24,12 +24,13 @@ BUFFERS = 24  # of a joined kernel
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A kernel of a run, and the memory that it touches and writes."""
+    """A kernel of a run or a call between its kernels, and the memory that it touches and writes."""
 
-    kernel: Kernel
+    element: Kernel | Extern
     touches: frozenset[str]
     writes: frozenset[str]
     steady: bool
+    small: bool
 
     def meets(self, other: _Entry) -> bool:
         """Does one write what the other touches?"""
@@ -37,22 +38,26 @@ class _Entry:
 
 
 def join_kernels(scheduled: Scheduled, steady: Set[str]) -> Scheduled:
-    """In runs of kernels on the top level each joins the first one before it that it may be computed with. What works on `steady` buffers
-    alone, which are the same in the next call, stays apart from what does not."""
+    """In runs of kernels and calls on the top level each kernel joins the first one before it that it may be computed with; past a call
+    that one goes down, since what is computed later is held for a shorter time. What works on `steady` buffers alone, which are the same in
+    the next call, stays apart from what does not."""
     roots = roots_of(scheduled.program.buffers)
 
-    def entry(k: Kernel) -> _Entry:
+    def entry(k: Kernel | Extern) -> _Entry:
+        if isinstance(k, Extern):
+            written = frozenset(roots.get(b, b) for b in (*k.outs, *k.mutates))
+            return _Entry(k, written | {roots.get(b, b) for b in k.buffers}, written, False, False)
         touches = frozenset(roots.get(p.buf, p.buf) for p in k.params)
         writes = frozenset(roots.get(p.buf, p.buf) for p in k.params if p.written)
-        return _Entry(k, touches, writes, all(p.buf in steady for p in k.params))
+        return _Entry(k, touches, writes, all(p.buf in steady for p in k.params), _is_small(k))
 
     out: list[Element] = []
     run: list[_Entry] = []
     for element in (*scheduled.body, None):
-        if isinstance(element, Kernel):
+        if isinstance(element, Kernel | Extern):
             _take(run, entry(element), entry)
             continue
-        out += [e.kernel for e in run]
+        out += [e.element for e in run]
         run = []
         if element is not None:
             out.append(element)
@@ -60,26 +65,33 @@ def join_kernels(scheduled: Scheduled, steady: Set[str]) -> Scheduled:
 
 
 def _take(run: list[_Entry], new: _Entry, entry: Callable[[Kernel], _Entry]) -> None:
-    """Add a kernel to the run: to one of its kernels where it can pass by those behind that one, or that one by them; else at its end."""
-    for k, old in enumerate(run if _is_small(new.kernel) else ()):
-        if old.steady != new.steady or old.meets(new) or not (_is_small(old.kernel) and _fit(old.kernel, new.kernel)):
+    """Add to the run: a kernel to one of its kernels where it can pass by those behind that one, or that one by them; else at its end."""
+    b = new.element
+    for k, old in enumerate(run if new.small else ()):
+        a = old.element
+        if isinstance(a, Extern) or isinstance(b, Extern) or not old.small or old.steady != new.steady or not _fit(a, b) or old.meets(new):
             continue
         between = run[k + 1 :]
-        if not any(e.meets(new) for e in between):
-            run[k] = entry(_joined(old.kernel, new.kernel))
+        calls = any(isinstance(e.element, Extern) for e in between)
+        if not calls and not any(e.meets(new) for e in between):
+            run[k] = entry(_joined(a, b))
             return
-        if not any(e.meets(old) for e in between):
-            run[k:] = [*between, entry(_joined(old.kernel, new.kernel))]
+        if not (calls and (a.syms or b.syms)) and not any(e.meets(old) for e in between):
+            run[k:] = [*between, entry(_joined(a, b))]
             return
     run.append(new)
 
 
 def _is_small(k: Kernel) -> bool:
-    total = 1
+    """Does most of the device idle while it runs?"""
+    total = lanes = 1
     for _, extent in k.grid:
         total *= estimate(extent)
-    inner = [t.size for t in k.tiles if t.how != "lanes"]
-    return len(k.grid) <= 1 and total * max(inner, default=1) <= MOST and all(t.how in ("lanes", "row") for t in k.tiles) and not k.scratch
+    for t in k.tiles:
+        lanes *= t.size if t.how == "lanes" else 1
+    inner = max((t.size for t in k.tiles if t.how != "lanes"), default=1)
+    few = total * inner <= MOST or 4 * total <= lanes * k.target.weights.processors
+    return len(k.grid) <= 1 and few and all(t.how in ("lanes", "row") for t in k.tiles) and not k.scratch
 
 
 def _inner(k: Kernel) -> dict[Axis, Expr]:

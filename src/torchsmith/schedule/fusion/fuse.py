@@ -237,15 +237,16 @@ def inline_value(producer: Stage, use: Load) -> Expr:
     return select(use.mask, guard(value, use.mask), use.other)
 
 
-def guard(value: Expr, mask: Expr) -> Expr:
-    """Loads under `value` only where `mask` holds: the rest of the value may then be anything."""
+def guard(value: Expr, mask: Expr, along: frozenset[Axis] | None = None) -> Expr:
+    """Loads under `value` only where `mask` holds: the rest of the value may then be anything. along: only those that one of
+    these moves."""
     memo: dict[Expr, Expr] = {}
 
     def go(e: Expr) -> Expr:
         done = memo.get(e)
         if done is None:
             out = e.rebuild(tuple(go(a) for a in e.args)) if e.args else e
-            if isinstance(out, Load):
+            if isinstance(out, Load) and (along is None or not along.isdisjoint(walk(out))):
                 if out.mask is None:
                     out = Load(out.buf, out.dtype, out.index, mask, Const(out.dtype, 0))
                 else:
