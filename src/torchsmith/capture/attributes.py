@@ -349,7 +349,10 @@ def _python_module_attr(m: Machine, mod: types.ModuleType, name: str) -> Any:
 def _class_attr(m: Machine, cls: type, name: str) -> Any:
     track = m.world.tracks.get(id(cls))
     if track is not None and track.attrs and name in track.attrs:
-        return track.attrs[name]
+        if track.attrs[name] is DELETED and find(m, cls, name) is MISSING and not hasattr(type(cls), name):
+            raise Raised(AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'", name=name, obj=cls))
+        if track.attrs[name] is not DELETED:
+            return track.attrs[name]
     meta = type(cls)
     mattr = find(m, meta, name) if meta is not type else type.__dict__.get(name, MISSING)
     if mattr is not MISSING and _is_data(m, type(mattr)):
@@ -401,6 +404,8 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
 def _function_attr(m: Machine, fn: Any, name: str) -> Any:
     track = m.world.tracks.get(id(fn))
     if track is not None and track.attrs and name in track.attrs:
+        if track.attrs[name] is DELETED:
+            raise Raised(_attribute_error(fn, type(fn), name))
         return track.attrs[name]
     if name in fn.__dict__:
         if id(fn) in m.world.fresh_pinned:
@@ -505,19 +510,6 @@ def _cell_attr(m: Machine, cell: Any, name: str) -> Any:
 ATTR_ROWS[types.CellType] = _cell_attr
 
 
-def _partial_attr(m: Machine, obj: Any, name: str) -> Any:
-    track = m.world.tracks.get(id(obj))
-    if track is not None and name in ("func", "args", "keywords"):
-        m.world.use(track)
-        return m.world.wrap(getattr(obj, name), Attr(track.source, name, "getattr"))
-    if track is not None and name in obj.__dict__:
-        return m.world.wrap(obj.__dict__[name], Attr(track.source, name, "instance"))
-    return _bound(m, obj, type(obj), name)
-
-
-ATTR_ROWS[functools.partial] = _partial_attr
-
-
 # ---------------------------------------------------------------- writing
 
 
@@ -529,6 +521,8 @@ def store_attr(m: Machine, obj: Any, name: str, value: Any) -> None:
     if type(obj) in SEALED:
         raise Unsupported("CAP060", at=m.loc(), detail=f"{name} of an array is set")
     t = type(obj)
+    if t in NUMBERS:  # a number has no place for it
+        m.native(setattr, [NUMBERS[t](), name, value], {}, plain=True)
     setter = find(m, t, "__setattr__")
     if setter is _MODULE_SETATTR:
         module_setattr(m, obj, name, value)

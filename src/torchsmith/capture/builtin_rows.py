@@ -23,7 +23,7 @@ from .attributes import Raised
 from .calls import Args, Kwargs, row
 from .protocol import Machine
 from .source import Computed, FixedObject
-from .world import MISSING, NULL, Identity
+from .world import MISSING, NULL, SCALARS, Identity
 
 Tensor = torch.Tensor
 Function = types.FunctionType
@@ -51,9 +51,49 @@ def type_of(m: Machine, value: Any) -> type:
 def type_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 1:
         return type_of(m, args[0])
-    cls = m.native(type, args, kwargs, plain=True)
-    m.world.fresh_pinned.add(id(cls))
-    m.world.keep.append(cls)
+    cls = new_class(m, [type, *args], kwargs)
+    init = at.find(m, type(cls), "__init__")
+    if issubclass(type(init), Function):
+        m.call(init, [cls, *args], kwargs)
+    return cls
+
+
+class _Shield:
+    """Stands before the bases of a class that is being made, so that no `__init_subclass__` of theirs runs natively."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+def _is_users(m: Machine, cls: type, name: str) -> bool:
+    """Is this special method of a class written in Python, and not by a library?"""
+    found = at.find(m, cls, name)
+    found = getattr(found, "__func__", found)
+    return issubclass(type(found), Function) and not policy.is_library_file(found.__code__.co_filename)
+
+
+@row(type.__new__)
+def new_class(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A class. What its body and its bases do when it is made (`__set_name__`, `__init_subclass__`) is interpreted as any code."""
+    if len(args) != 4 or type(args[3]) is not dict or not all(issubclass(type(b), type) for b in args[2]):
+        return m.native(type.__new__, args, kwargs, plain=True)
+    meta, name, bases, names = args
+    for base in bases:
+        meta = type(base) if issubclass(type(base), meta) else meta
+    if meta is not args[0] and (own := at.find(m, meta, "__new__")) is not type.__new__:
+        return m.call(getattr(own, "__func__", own), [meta, name, bases, names], kwargs)
+    named = {k: v for k, v in names.items() if _is_users(m, type(v), "__set_name__")}
+    told = any(_is_users(m, base, "__init_subclass__") for base in bases)
+    body = {k: None if k in named else v for k, v in names.items()}
+    cls = m.made(m.native(type.__new__, [meta, name, (_Shield, *bases) if told else bases, body], {} if told else kwargs, plain=True))
+    if told:
+        m.native(type.__setattr__, [cls, "__bases__", bases], {}, plain=True)
+    for key, value in named.items():
+        type.__setattr__(cls, key, value)
+    for key, value in named.items():
+        m.call(at.find(m, type(value), "__set_name__"), [value, cls, key], {})
+    if told:
+        m.call(at.load_attr(m, super(cls, cls), "__init_subclass__"), [], kwargs)
     return cls
 
 
@@ -65,6 +105,9 @@ def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(classes), types.UnionType):
         return any(isinstance_(m, [value, c], {}) for c in classes.__args__)
     t = type_of(m, value)
+    check = pr.special(m, type(classes), "__instancecheck__")
+    if check is not None and type(classes).__module__ not in ("abc", "typing", "enum") and not type(classes).__module__.startswith("torch"):
+        return t is classes or pr.truth(m, m.call(check, [classes, value], {}))
     if issubclass(type(value), Tensor):
         if issubclass(type(classes), type) and issubclass(t, classes):
             return True
@@ -72,9 +115,6 @@ def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
             return (value.dtype, value.layout, value.is_cuda) == (classes.dtype, classes.layout, classes.is_cuda)
         mark = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}.get(classes)
         return mark is not None and pr.truth(m, getattr_(m, [value, mark, False], {}))
-    check = pr.special(m, type(classes), "__instancecheck__")
-    if check is not None and type(classes).__module__ not in ("abc", "typing", "enum") and not type(classes).__module__.startswith("torch"):
-        return pr.truth(m, m.call(check, [classes, value], {}))
     if t in SymTypes:
         plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[t]
         if classes in (int, float, bool):
@@ -103,6 +143,8 @@ def _is_subclass(m: Machine, t: type, cls: Any) -> bool:
 def issubclass_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2 and issubclass(type(args[1]), tuple):
         return any(issubclass_(m, [args[0], c], {}) for c in args[1])
+    if len(args) == 2 and _is_users(m, type(args[1]), "__subclasscheck__"):
+        return pr.truth(m, m.call(pr.special(m, type(args[1]), "__subclasscheck__"), [args[1], args[0]], {}))
     if len(args) == 2 and issubclass(type(args[0]), type) and issubclass(type(args[1]), type):
         return _is_subclass(m, *args)
     return m.native(issubclass, args, {}, plain=True)
@@ -110,7 +152,11 @@ def issubclass_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @row(callable)
 def callable_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    type_of(m, args[0])
+    t = type_of(m, args[0])
+    if t.__flags__ & 0x200 and (own := at.find(m, t, "__call__")) is not MISSING:
+        at.class_guard(m, t, "__call__", own)
+    elif t.__flags__ & 0x200 and id(t) not in m.world.fresh_pinned:
+        m.world.guard(FixedObject(t, t.__qualname__), "missing", "__call__")
     return callable(args[0]) or issubclass(type(args[0]), (calls.TensorMethod, ArrayMethod))
 
 
@@ -331,7 +377,8 @@ def _mapping(cls: type) -> Any:
             if issubclass(type(source), dict) or pr.special(m, type(source), "keys") or hasattr(type(source), "keys"):
                 args = [m.mapped(source)]
             else:
-                args = [[tuple(m.unpack(pair, 2)) for pair in m.listed(source)]]
+                pairs = m.listed(source)
+                args = [pairs if any(type(p) in SCALARS for p in pairs) else [tuple(m.unpack(pair, 2)) for pair in pairs]]
         return m.native(cls, lead + args, kwargs, plain=True)
 
     return build
@@ -376,10 +423,13 @@ def pow_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @row(divmod)
 def divmod_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if any(issubclass(type(a), torch.Tensor) for a in args):
+    special = pr.special(m, type(args[0]), "__divmod__") or pr.special(m, type(args[1]), "__rdivmod__")
+    if any(issubclass(type(a), torch.Tensor) for a in args) and special is None:
         names = " and ".join(f"'{type(a).__name__}'" for a in args)
         raise Raised(TypeError(f"unsupported operand type(s) for divmod(): {names}"))
-    return pr.binary(m, "//", *args), pr.binary(m, "%", *args)
+    if special is None and any(type(a) in (ArrayValue, *SymTypes) for a in args):
+        return pr.binary(m, "//", *args), pr.binary(m, "%", *args)
+    return pr._dyadic(m, "divmod()", divmod, "__divmod__", "__rdivmod__", *args)
 
 
 # ---------------------------------------------------------------- operator module
@@ -432,6 +482,11 @@ def partial_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 for _cls in (property, classmethod, staticmethod, slice, types.MethodType, types.SimpleNamespace, object):
     row(_cls)((lambda c: lambda m, args, kwargs: m.native(c, args, kwargs, plain=True))(_cls))
+
+
+@row(types.FunctionType)
+def function_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return m.made(m.native(types.FunctionType, args, kwargs, plain=True))
 
 
 @row(types.CellType)

@@ -12,7 +12,7 @@ from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
 from .opcodes import Frame, take
-from .world import NULL
+from .world import NULL, SCALARS
 
 YIELD = "yield"
 
@@ -61,7 +61,12 @@ def op_CALL_FUNCTION_EX(f: Frame, i: Instr) -> None:
     args = f.stack.pop()
     second, first = f.stack.pop(), f.stack.pop()
     fn = first if VERSION >= (3, 13) else second
-    f.stack.append(f.machine.call(fn, list(f.machine.listed(args)), dict(f.machine.mapped(kwargs))))
+    if type(args) in SCALARS and type(args) not in (str, bytes):
+        f.machine.native(lambda: fn(*args), [], {}, plain=True)  # Python refuses it before the call
+    named = dict(f.machine.mapped(kwargs))
+    if any(not issubclass(type(k), str) for k in named):
+        raise Raised(TypeError("keywords must be strings"))
+    f.stack.append(f.machine.call(fn, list(f.machine.listed(args)), named))
 
 
 @op("MAKE_FUNCTION", until=(3, 12))
@@ -76,7 +81,7 @@ def op_make_function(f: Frame, i: Instr) -> None:
     fn.__qualname__ = code.co_qualname
     if annotations:
         fn.__annotations__ = dict(zip(annotations[::2], annotations[1::2])) if issubclass(type(annotations), tuple) else annotations
-    f.machine.made_function(fn)
+    f.machine.made(fn)
     f.stack.append(fn)
 
 
@@ -86,7 +91,7 @@ def op_make_function_13(f: Frame, i: Instr) -> None:
     n = len(code.co_freevars)
     fn = types.FunctionType(code, f.globals, code.co_name, None, tuple(types.CellType() for _ in range(n)) if n else None)
     fn.__qualname__ = code.co_qualname
-    f.machine.made_function(fn)
+    f.machine.made(fn)
     f.stack.append(fn)
 
 
@@ -96,7 +101,7 @@ def op_SET_FUNCTION_ATTRIBUTE(f: Frame, i: Instr) -> None:
     if i.arg == 8:
         new = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, value)
         new.__kwdefaults__, new.__qualname__ = fn.__kwdefaults__, fn.__qualname__
-        f.machine.made_function(new)
+        f.machine.made(new)
         fn = new
     elif i.arg == 1:
         fn.__defaults__ = value

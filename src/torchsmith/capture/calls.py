@@ -21,15 +21,16 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
+from ..graph.sizes import SymTypes
 from ..ir.rows import rows
 from . import arrays, attempts, floats, overrides, policy, tensor_attrs, torch_rows, transforms
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised, find
 from .protocol import Machine, Row
-from .source import Attr, FixedObject
+from .source import Attr, Computed, FixedObject
 from .tensor_attrs import TensorMethod
-from .world import CONTAINERS, MISSING, SCALARS, UNCHANGING, container_base, is_binding
+from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, UNCHANGING, container_base, is_binding, is_constant
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -356,16 +357,45 @@ def _call_partial(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @by_type(functools._lru_cache_wrapper)
 def _call_cached(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function that keeps its results. The cache of one that was made inside is at work; one from outside is looked into once for the
+    same arguments, and where its result can be changed it is the cache's own, asked for in each call."""
+    if id(fn) in m.world.fresh_pinned:
+        return m.native(fn, [m.with_numbers(a) for a in args], {k: m.with_numbers(v) for k, v in kwargs.items()})
     if getattr(fn.__wrapped__, "_dynamo_marked_constant", False):
         return m.native(fn, args, kwargs, plain=True)
-    before, changed = len(m.effects), m.changes()
+    told = [(type(a), a if type(a) in SCALARS else id(m.world.canonical(a))) for a in (*args, *kwargs.values())]
+    key = (fn, *told, *kwargs)
+    if key not in m.cached:
+        m.cached[key] = _first_of_cached(m, fn, args, kwargs), args
+    return m.cached[key][0]
+
+
+def _first_of_cached(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    before, changed, nodes = len(m.effects), m.changes(), len(m.recorder.graph.nodes)
     out = m.call(fn.__wrapped__, args, kwargs)
     if changed != m.changes():  # replaying its changes would not fill the cache: they would happen in every call
         raise Unsupported("CAP012", at=m.loc(), detail=f"{fn.__wrapped__.__name__}, a cached function, changes Python objects")
     if len(m.effects) > before:  # a message shown once: by the cache itself
         del m.effects[before:]
         m.effects.append((fn, args, kwargs))
-    return out
+        return out
+    plain = not kwargs and not m.is_whole and not m.modes and all(type(a) in SCALARS for a in args)
+    if not plain or is_constant(out) or type(out) in SymTypes or issubclass(type(out), PINNED_TYPES):
+        return out
+    with arrays.really():
+        state = torch.get_rng_state()
+        kept = fn(*args)
+        if not torch.equal(state, torch.get_rng_state()):  # before what the graph draws
+            raise Unsupported("CAP016", at=m.loc(), detail=f"{fn.__wrapped__.__name__}, a cached function, draws random numbers")
+    for node in reversed(list(m.recorder.graph.nodes)[nodes:]):
+        if node.op != "placeholder" and not node.users:
+            m.recorder.graph.erase_node(node)
+    return m.world.wrap(kept, Computed(fn, tuple(args), ()))
+
+
+@row(functools._lru_cache_wrapper)
+def _cached_inside(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return m.made(m.native(functools._lru_cache_wrapper, [m.callback(args[0]), *args[1:]], kwargs, plain=True))
 
 
 # ---------------------------------------------------------------- tensor methods
@@ -865,7 +895,7 @@ def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
         obj = m.native(object.__new__, [cls], {}, plain=True)
     else:
         obj = _c_new(m, cls, raw_new, args, kwargs)
-    if issubclass(type(obj), cls):
+    if cls in type(obj).__mro__:
         if issubclass(type(init), Function):
             at.class_guard(m, cls, "__init__", init)
             m.call(init, [obj, *args], kwargs)
@@ -875,6 +905,8 @@ def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _c_new(m: Machine, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
+    if issubclass(cls, type) and new in ROWS:
+        return ROWS[new](m, [cls, *args], kwargs)
     if issubclass(cls, BaseException):
         return m.native(lambda: cls.__new__(cls, *args), [], {}, plain=True)
     if issubclass(cls, (dict, list, set)):

@@ -27,6 +27,7 @@ from . import protocols as pr
 from .arrays import ArrayValue
 from .attributes import Raised
 from .calls import Args, Kwargs, row
+from .native import no_python
 from .protocol import Machine
 from .resume import Later
 from .source import Attr, Computed, FixedObject
@@ -272,6 +273,8 @@ for _wrap in (dataclasses._recursive_repr, reprlib.recursive_repr()):  # type: i
 @row(print)
 def print_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Printed once the graph has run; only what cannot change until then."""
+    if kwargs.keys() - {"sep", "end", "file", "flush"} or not all(kwargs.get(k) is None or type(kwargs[k]) is str for k in ("sep", "end")):
+        return m.native(print, [], {**kwargs, "file": None}, plain=True)  # the exception is its own
     args = [pr.to_str(m, a) if issubclass(type(a), BaseException) else a for a in args]
     if not all(is_constant(a) for a in (*args, *kwargs.values())):
         raise Unsupported("CAP016", at=m.loc(), detail="print of more than constants")
@@ -335,10 +338,23 @@ def namedtuple_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not all(type(a) in SCALARS or is_constant(a) or type(a) is list for a in (*args, *kwargs.values())):
         raise Unsupported("CAP014", at=m.loc(), detail="a namedtuple whose fields or defaults are no constants")
     kwargs = {"module": m.frames[-1].globals.get("__name__", "__main__"), **kwargs}
-    cls = m.native(collections.namedtuple, [m.listed(a) if type(a) is list else a for a in args], kwargs, plain=True)
-    m.world.fresh_pinned.add(id(cls))
-    m.world.keep.append(cls)
-    return cls
+    return m.made(m.native(collections.namedtuple, [m.listed(a) if type(a) is list else a for a in args], kwargs, plain=True))
+
+
+@row(dataclasses._process_class)  # type: ignore[attr-defined]
+def dataclass_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A dataclass made inside: its module writes methods as text and runs that."""
+    cls = args[0]
+    if id(cls) not in m.world.fresh_pinned:
+        return m.inline(dataclasses._process_class, args, kwargs)  # type: ignore[attr-defined]
+    before = set(map(id, vars(cls).values()))
+    with no_python(m):
+        made = m.made(m.native(dataclasses._process_class, args, kwargs, plain=True))  # type: ignore[attr-defined]
+    m.found.clear()
+    for value in vars(made).values():
+        if type(value) is types.FunctionType and id(value) not in before:
+            m.made(value)
+    return made
 
 
 @row(sys._getframe)

@@ -50,6 +50,7 @@ ASYNC = 0x80 | 0x200
 _MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unrolling
 _READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
 _NUMBER = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})  # of a program that stands alone, symbols
+_OF_A_CALL = frozenset({"__code__", "__defaults__", "__kwdefaults__"})  # what a call of a function looks at
 _LISTED = 64  # numbers that tolist may give
 
 
@@ -94,6 +95,7 @@ class Machine:
         self.cell_writes: dict[int, tuple[Any, Any]] = {}
         self.effects: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls replayed by finish
         self.calls_seen: set[int] = set()
+        self.cached: dict[Any, Any] = {}  # what functions with a cache gave, and for which arguments
         self.device_modes = len(overrides.caller_modes())
         self.modes: list[Any] = []  # modes of torch functions that the program is under, outermost first
         self.modes_before: list[Any] = []  # those of them that it was called under
@@ -254,7 +256,7 @@ class Machine:
     def load_cell(self, cell: Any, name: str = "?") -> Any:
         value = self.cell_value(cell)
         if value is NULL:
-            raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
+            raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope", name=name))
         return value
 
     def store_cell(self, cell: Any, value: Any) -> None:
@@ -265,9 +267,11 @@ class Machine:
         else:
             cell.cell_contents = value
 
-    def made_function(self, fn: types.FunctionType) -> None:
+    def made(self, fn: Any) -> Any:
+        """A function or class that the program has made: nothing is known of it outside."""
         self.world.fresh_pinned.add(id(fn))
         self.world.keep.append(fn)
+        return fn
 
     # ------------------------------------------------------------ calls
 
@@ -284,7 +288,9 @@ class Machine:
         given = fast[: code.co_argcount] if fn in torch_rows.AFTER else None
         frame = Frame(self, fn, fast)
         if code.co_flags & GENERATOR:
-            return drive(self, frame)
+            made: Any = drive(self, frame)
+            made.__name__, made.__qualname__ = fn.__name__, fn.__qualname__
+            return made
         result = frame.run()[1]
         return result if given is None else torch_rows.AFTER[fn](self, result, *given)
 
@@ -293,6 +299,9 @@ class Machine:
         if id(fn) in self.world.fresh_pinned:
             return None
         track = self.world.tracks.get(id(fn))
+        keywords = self.world.tracks.get(id(fn.__kwdefaults__))
+        if (track is not None and track.attrs and not _OF_A_CALL.isdisjoint(track.attrs)) or (keywords is not None and keywords.dirty):
+            raise Unsupported("CAP012", at=self.loc(), detail=f"a call of {fn.__qualname__} behind a write to it")
         pinned = self.world.pinned.get(id(fn)) if track is None else track.source  # where it was found, and is guarded to be
         base: Source = pinned or FixedObject(fn, fn.__qualname__)
         if id(fn) in self.calls_seen:
@@ -518,16 +527,18 @@ class Machine:
 
         def build(fn: Any, name: str, *bases: Any, **keywords: Any) -> Any:
             meta = keywords.pop("metaclass", None)
-            bases = types.resolve_bases(bases)
+            given, bases = bases, types.resolve_bases(bases)
             meta, namespace, keywords = types.prepare_class(name, bases, {"metaclass": meta, **keywords} if meta else keywords)
             self.function_source(fn)
             inner = Frame(self, fn, [NULL] * bytecode.decode(fn.__code__).size, namespace)
             cell = inner.run()[1]
-            cls = meta(name, bases, namespace, **keywords)
+            if bases is not given:
+                namespace["__orig_bases__"] = given
+            cls = self.call(meta, [name, bases, namespace], keywords)
+            if id(cls) not in self.world.pinned:
+                self.made(cls)
             if type(cell) is types.CellType:
                 cell.cell_contents = cls
-            self.world.fresh_pinned.add(id(cls))
-            self.world.keep.append(cls)
             return cls
 
         transforms.MACHINE_FUNCTIONS.add(build)

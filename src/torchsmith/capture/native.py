@@ -18,7 +18,7 @@ import torch
 
 from ..codes import Unsupported
 from ..graph.sizes import SymTypes
-from . import arrays, floats, policy, tensor_attrs, torch_rows
+from . import arrays, floats, policy, protocol, tensor_attrs, torch_rows
 from . import attributes as at
 from .attributes import Raised
 from .source import FixedObject
@@ -124,7 +124,7 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
             with torch_rows.Recording(m):
                 return fn(*args, **kwargs)
         if risky:
-            with _no_python(m):
+            with no_python(m):
                 return fn(*args, **kwargs)
         return fn(*args, **kwargs)
     except (Unsupported, Raised):
@@ -252,7 +252,7 @@ def _is_importing(frame: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _no_python(m: Machine) -> Iterator[None]:
+def no_python(m: protocol.Machine) -> Iterator[None]:
     """Refuse Python code of the user below a C function; the standard library, torch and the machine may run."""
     previous = sys.getprofile()
     if previous is not None and not callable(previous):  # a C profiler, which Python cannot put back

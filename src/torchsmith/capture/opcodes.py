@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc
 import operator
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
-from .world import NULL
+from .world import NULL, SCALARS
 
 RETURN = "return"
 _LONGEST_RAISE = 200  # instructions that make an exception
@@ -80,7 +81,7 @@ def _unbound(f: Frame, slot: int) -> Raised:
     """What Python says of a variable that has no value."""
     name = f.code.names[slot]
     if slot >= f.code.size - len(f.code.code.co_freevars):
-        return Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
+        return Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope", name=name))
     return Raised(UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value"))
 
 
@@ -589,7 +590,8 @@ def op_MAP_ADD(f: Frame, i: Instr) -> None:
 
 @op()
 def op_LIST_EXTEND(f: Frame, i: Instr) -> None:
-    values = f.machine.listed(f.stack.pop())
+    value = f.stack.pop()
+    values = f.machine.listed(value) if type(value) not in SCALARS else f.machine.native(lambda: [*value], [], {}, plain=True)
     _filled(f, f.stack[-i.arg]).extend(values)
 
 
@@ -599,19 +601,29 @@ def op_SET_UPDATE(f: Frame, i: Instr) -> None:
     f.machine.native(set.update, [_filled(f, f.stack[-i.arg]), values], {}, store=True)
 
 
+def _mapped(f: Frame, value: Any, unpack: Callable[[], Any]) -> dict[Any, Any]:
+    """A mapping that is unpacked; of what is none Python says so before it does anything."""
+    if type(value) in SCALARS:
+        f.machine.native(unpack, [], {}, plain=True)
+    return f.machine.mapped(value)
+
+
 @op()
 def op_DICT_UPDATE(f: Frame, i: Instr) -> None:
-    _filled(f, f.stack[-1 - i.arg]).update(f.machine.mapped(f.stack[-1]))
+    value = f.stack[-1]
+    extra = _mapped(f, value, lambda: {**value})
+    _filled(f, f.stack[-1 - i.arg]).update(extra)
     f.stack.pop()
 
 
 @op()
 def op_DICT_MERGE(f: Frame, i: Instr) -> None:
-    target, extra = _filled(f, f.stack[-1 - i.arg]), f.machine.mapped(f.stack[-1])
+    fn, value = f.stack[-(3 if VERSION < (3, 13) else 4) - i.arg], f.stack[-1]
+    target, extra = _filled(f, f.stack[-1 - i.arg]), _mapped(f, value, lambda: fn(**value))
     f.stack.pop()
     for key in extra:
         if key in target:
-            raise Raised(TypeError(f"got multiple values for keyword argument '{key}'"))
+            f.machine.native(lambda: fn(**{key: 0}, **{key: 0}), [], {}, plain=True)  # noqa: B023  (refused before it is called)
     target.update(extra)
 
 

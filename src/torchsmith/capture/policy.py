@@ -34,7 +34,8 @@ def is_library_file(filename: str) -> bool:
     """Whether Python code of this file may run natively below a C function (the standard library, torch, this package)."""
     if filename.startswith("<"):
         return filename.startswith("<frozen") or filename == "<string>"
-    return (filename.startswith(_STDLIB) and "site-packages" not in filename) or filename.startswith((_TORCH_DIR, _OWN_DIR))
+    in_stdlib = filename.startswith(_STDLIB) and "site-packages" not in filename
+    return in_stdlib or filename.startswith((_TORCH_DIR, _OWN_DIR)) or filename.endswith("/typing_extensions.py")  # it patches typing
 
 
 SUBSTITUTED: dict[Any, Any] = {}  # what compiler.substitute_in_graph was told: function -> the Python function that stands for it

@@ -42,6 +42,7 @@ def special(m: Machine, t: type, name: str) -> Any:
 
 _NUMBERS = frozenset({int, float, complex, bool, *SymTypes})
 _VALUES = (int, float, complex, str, bytes, tuple)
+_SEQUENCES = (str, bytes, bytearray, list, tuple, deque)
 _JUDGES: dict[str, tuple[type, Callable[[Any], Any]]] = {
     "__str__": (str, str), "__repr__": (str, repr), "__format__": (str, format), "__bool__": (bool, bool), "__len__": (int, len),
     "__hash__": (int, hash), "__index__": (int, operator.index), "__int__": (int, int), "__float__": (float, float),
@@ -209,7 +210,7 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
             out = m.call(h, [x, y], {}) if h is not None else _not_equal(m, x, y)
             if out is not NotImplemented:
                 return out
-        if both:  # the methods of C's class are next
+        if both or (sign[0] in "+*" and (issubclass(ta, _SEQUENCES) or issubclass(tb, _SEQUENCES))):  # the methods of C's class are next
             raise Unsupported("CAP014", at=m.loc(), detail=f"{ta.__name__}.{name}, which gave NotImplemented")
         if name in ("__eq__", "__ne__"):
             return is_same(m, a, b) is (name == "__eq__")
