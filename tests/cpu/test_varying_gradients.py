@@ -35,6 +35,18 @@ ROWS = {
     "masked_scatter": (lambda x, y: x.masked_scatter(x > 0, y), lambda n: (randn(n, 3), randn(n, 3))),
     "multilabel_margin": (lambda x: F.multilabel_margin_loss(x, torch.zeros_like(x).long()), lambda n: (randn(n, 3),)),
     "bicubic": (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), lambda n: (randn(2, 3, n, n + 1),)),
+    "select": (lambda x: x[:, 0] * x[:, -1], lambda n: (randn(n, 4),)),
+    "slice": (lambda x: x[1:-1] * x[::2][:2] + x.chunk(2)[1][:1], lambda n: (randn(4, n),)),
+    "slice of a varying step": (lambda x: x.flatten()[:: x.shape[0]].sin(), lambda n: (randn(n, 4),)),
+    "diagonal": (lambda x: x.diagonal(1).sin(), lambda n: (randn(n, n + 1),)),
+    "unfold": (lambda x: x.unfold(1, 4, 2).sin(), lambda n: (randn(n, 8),)),
+    "reflection": (lambda x: F.pad(x, (x.shape[-1] - 2, 2), "reflect").sin(), lambda n: (randn(2, 3, n),)),
+    "replication": (lambda x: F.pad(x, (x.shape[-1] // 2, 2), "replicate").sin(), lambda n: (randn(2, 3, n),)),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 1 / x.shape[0]), lambda n: (randn(n, 4),)),
+    "softplus, shrinks": (lambda x: F.softplus(x, len(x) / 3) + F.hardshrink(x, 1 / len(x)) + F.softshrink(x, 1 / len(x)),
+                          lambda n: (randn(n, 4),)),
+    "embedding": (lambda x: F.embedding(torch.arange(3), x).sin(), lambda n: (randn(n, 4),)),
+    "embedding_bag": (lambda x: F.embedding_bag(torch.arange(4).view(2, 2), x).sin(), lambda n: (randn(n, 4),)),
     "windows": (lambda x: x * torch.hann_window(x.shape[0]) * torch.hamming_window(5)[1] + torch.fft.fftfreq(4)[1], lambda n: [randn(n)]),
 }  # fmt: skip
 
@@ -75,3 +87,17 @@ def test_a_gradient_that_is_a_view_of_the_one_that_comes():
             (want,) = torch.autograd.grad((fn(x) ** 2).sum(), [x])
             torch.testing.assert_close(got, want)
     assert not [e.fields for e in seen if e.kind == "fallback"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_gradients_in_any_order_of_memory(order):
+    """Strides of dimensions that vary say which of them lies outside, those of a result as those of the gradient that comes for it."""
+    compiled = torchsmith.compile(lambda x: x.sin().permute(order))
+    for sizes in ((2, 3, 4), (3, 4, 5), (4, 7, 6)):
+        x = randn(sizes, requires_grad=True)
+        for come in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (2, 0, 1)):
+            out = compiled(x)
+            back = [come.index(d) for d in range(3)]
+            grad = randn([out.shape[d] for d in come]).permute(back)
+            (found,) = torch.autograd.grad(out, x, grad)
+            torch.testing.assert_close(found, x.cos() * grad.permute([order.index(d) for d in range(3)]))

@@ -23,6 +23,7 @@ from ..graph.eager import eager_callable
 from ..graph.outputs import ViewOf
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..graph.tracing import plain_autograd
+from ..ir.number import number_of
 from ..runtime.draws import generator_states, put_back
 from .joint import Backward, Cut, Joint, Orders, Slot
 
@@ -42,6 +43,7 @@ _DRAWS = (
     "random numbers of its own. Take the derivatives inside of the compiled function, or leave options={'fallback_random': True}."
 )
 _ORDERS = 4  # backward passes for other orders of the gradients than the results' own
+_LARGE = 1024  # a size that stands for any
 _AS_IT_IS = contextlib.nullcontext()
 _ONE = threading.RLock()
 os.register_at_fork(after_in_child=_ONE._at_fork_reinit)  # type: ignore[attr-defined]
@@ -265,10 +267,13 @@ def _has_saving_hooks() -> bool:
 
 def _planned(backward: Backward) -> dict[int, tuple[int, ...]]:
     """Per input of a backward graph that is a gradient and is read: its order in memory, outermost dimension first."""
-    found = {}
-    for n, (slot, spec) in enumerate(zip(backward.slots, backward.graph.inputs, strict=False)):  # constants come after the slots
+    found, graph = {}, backward.graph
+    at_hand = {name: max(hint, 2) for name, hint in graph.hints}  # sizes of 1 would not tell one dimension from another
+    large = {s.sym.name: _LARGE for s in graph.symbols}
+    for n, (slot, spec) in enumerate(zip(backward.slots, graph.inputs, strict=False)):  # constants come after the slots
         if slot.kind == "tangent" and isinstance(spec, TensorSpec):
-            found[n] = tuple(sorted(range(len(spec.strides)), key=lambda d: -_hint(spec.strides[d])))
+            ranks = [tuple(number_of(s, values) or 0 for values in (large | at_hand, large)) for s in spec.strides]
+            found[n] = tuple(sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True))
     return found
 
 
@@ -278,12 +283,6 @@ def _as_planned(grad: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tens
         return grad
     back = sorted(range(grad.dim()), key=order.__getitem__)
     return ordered.contiguous().permute(back)
-
-
-def _hint(e: Any) -> float:
-    """For sorting: symbolic strides grow with the dimensions behind them."""
-    value = getattr(e, "value", None)
-    return float(value) if value is not None else 1e30
 
 
 def _view(base: torch.Tensor, raw: torch.Tensor, steps: Any) -> torch.Tensor:

@@ -84,8 +84,9 @@ GEOMETRY = {
 
 # Parameters that may be symbols, by name: sizes, positions and values that rules and lowerings take as expressions. Every other number
 # (strides and dilations of windows, dimensions, orders of norms ...) is structure: one that varies is pinned where it is used.
-_SYMBOLIC = """size sizes shape output_size input_size start end index storage_offset pad repeats shifts split_size split_sizes length
-    steps N C HxW normalized_shape num_samples high low fill_value value other self exponent min max s last_dim_size to from mean std"""
+_SYMBOLIC = """size sizes shape output_size input_size input_sizes start end index storage_offset pad repeats shifts split_size
+    split_sizes length steps N C HxW normalized_shape num_samples high low fill_value value other self exponent min max s last_dim_size to
+    from mean std"""
 SYMBOLIC = frozenset(_SYMBOLIC.split())
 SYMBOLIC_OF: dict[str, str] = {
     "add": "alpha", "sub": "alpha", "rsub": "alpha", "lerp": "weight", "leaky_relu": "negative_slope", "topk": "k", "kthvalue": "k",
@@ -95,6 +96,7 @@ SYMBOLIC_OF: dict[str, str] = {
     "reflection_pad3d": "padding", "replication_pad1d": "padding", "replication_pad2d": "padding", "replication_pad3d": "padding",
     "_scaled_dot_product_flash_attention_for_cpu": "scale", "scaled_dot_product_attention": "scale", "threshold": "threshold",
     "hardtanh": "min_val max_val", "softplus": "beta threshold", "hardshrink": "lambd", "softshrink": "lambd", "index_add": "alpha",
+    "embedding_dense": "num_weights", "_embedding_bag": "num_weights", "_embedding_bag_dense": "num_weights",
     "addmm": "beta alpha", "baddbmm": "beta alpha", "addmv": "beta alpha", "addbmm": "beta alpha", "addr": "beta alpha",
 }  # fmt: skip
 PINNED_OF: dict[str, str] = {"unfold": "size", "unfold_copy": "size", "histc": "min max", "nonzero_static": "fill_value"}
@@ -104,7 +106,7 @@ def symbolic_parameters(op: OpOverload) -> frozenset[str]:
     """Which parameters of `op` may be symbols. Operators of other libraries take what their schemas say."""
     if op.namespace != "aten":
         return frozenset(a.name for a in op._schema.arguments)
-    name = op._schema.name.split("::")[1].rstrip("_")
+    name = op._schema.name.split("::")[1].rstrip("_").removesuffix("_backward")  # a derivative takes what its function does
     taken = (SYMBOLIC | set(SYMBOLIC_OF.get(name, "").split())) - set(PINNED_OF.get(name, "").split())
     return frozenset(a.name for a in op._schema.arguments if a.name in taken)
 
