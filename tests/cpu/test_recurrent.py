@@ -218,3 +218,52 @@ def test_packed_sequences() -> None:
     torch.testing.assert_close(torchsmith.compile(lstm)(packed)[0].data, lstm(packed)[0].data)
     with pytest.raises(torchsmith.Unsupported, match="AOT062"):
         torchsmith.export.export(lstm, (packed,))
+
+
+@pytest.mark.parametrize(
+    "kind, settings",
+    [
+        (nn.LSTM, {"num_layers": 2, "dropout": 0.5, "bidirectional": True, "proj_size": 3}),
+        (nn.LSTM, {"bias": False, "proj_size": 3}),
+        (nn.GRU, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+        (nn.RNN, {"nonlinearity": "relu", "batch_first": True}),
+    ],
+)  # fmt: skip
+def test_training_with_batches_that_change(kind: type[nn.RNNBase], settings: dict[str, Any]) -> None:
+    """Torch would unroll for the batch at hand: one more graph for each size."""
+    torch.manual_seed(0)
+    model = kind(4, 6, **settings)
+    compiled = torchsmith.compile(model, fullgraph=True)
+    first = settings.get("batch_first", False)
+    with events.recording() as got:
+        for batch in (2, 3, 5, 4):
+            x = torch.randn((batch, 3, 4) if first else (3, batch, 4), requires_grad=True)
+            found = []
+            for net in (model, compiled):
+                torch.manual_seed(1)
+                out, last = net(x)
+                grads = torch.autograd.grad(out.sin().sum() + sum(h.sum() for h in last), [x, *model.parameters()])
+                found.append((out, *last, *grads))
+            torch.testing.assert_close(found[1], found[0])
+            assert [t.stride() for t in found[1]] == [t.stride() for t in found[0]]
+    assert sum(e.kind == "graph" for e in got) == 2
+
+
+def test_a_hidden_state_of_another_batch() -> None:
+    weights = [torch.randn(n, requires_grad=True) for n in ((9, 4), (9, 3))]
+
+    def call(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        return torch.gru(x, h, weights, False, 1, 0.0, True, False, False)[0]
+
+    compiled = torchsmith.compile(call, dynamic=True)
+    for h in (torch.randn(1, 2, 3), torch.randn(1, 1, 3)):
+        results = []
+        for fn in (call, compiled):
+            try:
+                results.append(fn(torch.ones(3, 2, 4), h).detach())
+            except RuntimeError as error:
+                results.append(str(error))
+        if isinstance(results[0], str):
+            assert results[0] == results[1]
+        else:
+            torch.testing.assert_close(results[1], results[0])

@@ -319,11 +319,22 @@ class _Part:
         self.used_consts: list[Node] = []
 
     def copy(self, node: Node) -> Node:
-        """What stands for a node here."""
-        found = self.made.get(id(node))
-        if found is None:
-            found = self.made[id(node)] = self._copied(node)
-        return found
+        """What stands for a node here. What it is computed from comes first: chains may be longer than Python's stack is deep."""
+        made, open_ = self.made, [node]
+        while open_:
+            missing = [] if id(open_[-1]) in made else [n for n in self._read_by(open_[-1]) if id(n) not in made]
+            if missing:
+                open_ += reversed(missing)
+            elif id(last := open_.pop()) not in made:
+                made[id(last)] = self._copied(last)
+        return made[id(node)]  # type: ignore[no-any-return]
+
+    def _read_by(self, node: Node) -> list[Node]:
+        """The nodes whose copies a node's copy reads; none where something brings its value."""
+        brought = id(node) in self.consts or id(node) in self.tangents or id(node) in self.inputs
+        if brought or (id(node) in self.earlier and not self._is_repeated(node)):
+            return []
+        return [*inputs_of(node), *([] if node.view_of is None else [node.view_of])]
 
     def _copied(self, node: Node) -> Node:
         if id(node) in self.consts:

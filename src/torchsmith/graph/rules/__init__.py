@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     optimizers,
     pointwise,
     quantize,
+    recurrent,
     reduce,
     select,
     spectral,

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
-from ...codes import Unsupported
 from ..autocast import FUNCTIONS
 from ..layout import broadcast, broadcasts_to, hint_of, is_channels_last, is_contiguous, is_one, likely, matches, same, suggest_format
 from ..sizes import SymTypes
@@ -251,46 +250,6 @@ def group_norm(
         area = area * s
     args = (input.contiguous(memory_format=kept), weight, bias, n, c, area, num_groups, eps)
     return aten.native_group_norm.default(*args)[0]
-
-
-class _Opaque(torch.autograd.Function):
-    """A call of which only the shapes are wanted, of its results and of its gradients: autograd knows what it depends on."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Any, *tensors: Tensor) -> Any:  # type: ignore[override]
-        ctx.tensors = tensors
-        return run()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        def run() -> tuple[Tensor, ...]:
-            return tuple(torch.empty_like(t) for t in ctx.tensors if t.requires_grad)
-
-        made = iter(_Opaque.apply(run, *ctx.tensors, *(g for g in grads if g is not None)) if torch.is_grad_enabled() else run())
-        return None, *(next(made) if t.requires_grad else None for t in ctx.tensors)
-
-
-def _whole(op: Any) -> Any:
-    """Recurrent networks stay one operator; torch would unroll them over time, as it does where gradients are wanted."""
-
-    def recurrent(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_watched(*args, *kwargs.values()):
-            return trace.dispatch(op, args, kwargs)
-        if trace.records:
-            return call(*args, **kwargs)
-        return _Opaque.apply(lambda: trace.dispatch(op, args, kwargs), *tensors_in((args, kwargs)))
-
-    def choose(trace: Tracing, call: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > 3 and isinstance(args[3], bool):  # (input, hx, params, has_biases, ...)
-            return recurrent(trace, call, *args, **kwargs)
-        # Torch walks over a packed sequence by the numbers in its memory, of which a tensor that stands for another has none.
-        raise Unsupported("GRA009", at=trace.facts.loc, detail="a recurrent network over a packed sequence")
-
-    return choose
-
-
-for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-    function_rule(getattr(torch, _name))(_whole(getattr(aten, _name).input))
 
 
 def _resample(name: str) -> None:
@@ -618,31 +577,6 @@ def _over_everything(name: str, n: int) -> None:
 
 for _n in (1, 2, 3):
     _over_everything(f"avg_pool{_n}d", _n)
-
-
-def _cell(name: str) -> None:
-    """One step of a recurrent network, in eager's parts; torch's composite asks for plain sizes."""
-
-    def cell(trace: Tracing, call: Any, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
-        if not input._has_symbolic_sizes_strides:
-            return call(input, hx, w_ih, w_hh, b_ih, b_hh)
-        h = hx[0] if name == "lstm_cell" else hx
-        x, y = F.linear(input, w_ih, b_ih), F.linear(h, w_hh, b_hh)
-        if name == "lstm_cell":
-            i, f, g, o = (x + y).chunk(4, 1)
-            c = f.sigmoid() * hx[1] + i.sigmoid() * g.tanh()
-            return o.sigmoid() * c.tanh(), c
-        if name == "gru_cell":
-            (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), y.chunk(3, 1)
-            new = (xn + (xr + hr).sigmoid() * hn).tanh()
-            return (h - new) * (xz + hz).sigmoid() + new
-        return (x + y).tanh() if name == "rnn_tanh_cell" else (x + y).relu()
-
-    function_rule(getattr(torch, name))(cell)
-
-
-for _name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"):
-    _cell(_name)
 
 
 @function_rule(torch.tril_indices)
