@@ -200,3 +200,17 @@ def test_statistics_in_a_checkpointed_part_move_as_often_as_in_eager(reentrant: 
     for a, b in zip([*model.buffers(), *(p.grad for p in model.parameters())], [*twin.buffers(), *(p.grad for p in twin.parameters())],
                     strict=True):  # fmt: skip
         torch.testing.assert_close(a, b)
+
+
+def test_a_long_chain_that_is_computed_again():
+    """Longer than Python's stack is deep."""
+
+    def chain(x):
+        for _ in range(400):
+            x = x.sin() * 1.01
+        return x
+
+    x = torch.randn(3, requires_grad=True)
+    (found,) = torch.autograd.grad(torchsmith.compile(chain, backend="aot_eager")(x).sum(), x)
+    (wanted,) = torch.autograd.grad(chain(x).sum(), x)
+    torch.testing.assert_close(found, wanted)
