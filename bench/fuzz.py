@@ -28,6 +28,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from crew import environments
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
@@ -137,7 +140,14 @@ def prepared(device: str, stack: ExitStack) -> None:
     if device == "fake":
         import pretend
 
+        from torchsmith.runtime import externs_torch, host_torch
+
+        def refused(*_: Any) -> None:
+            raise RuntimeError("the driver of the tests cannot record torch's own kernels")
+
         stack.enter_context(pretend.pretending())
+        stack.enter_context(patch.object(host_torch, "bind", externs_torch.bind))  # the processor's operators, of any dtype
+        stack.enter_context(patch.dict(host_torch.RECORDERS, {"cuda": (refused, refused)}))
 
 
 def work(device: str) -> None:
@@ -295,8 +305,8 @@ def main() -> int:
     out = args.out or Path(os.environ.get("OUT", ".")) / f"fuzz_{args.device.replace(':', '')}.md"
     command = " ".join(["python bench/fuzz.py", *sys.argv[1:]])
     summary, end = Summary(out, f"# Fuzzers\n\n{command}, {args.jobs} processes"), time.monotonic() + args.seconds
-    env = {"OMP_NUM_THREADS": "1", "TORCHSMITH_COMPILE_THREADS": "1", **os.environ}
-    crew = [threading.Thread(target=employ, args=(args.device, end, tasks, summary, env)) for _ in range(args.jobs)]
+    envs = environments(args.device, args.jobs)
+    crew = [threading.Thread(target=employ, args=(args.device, end, tasks, summary, env)) for env in envs]
     for t in crew:
         t.start()
     for t in crew:

@@ -10,7 +10,7 @@ while it runs, then bench/results/op_db.json and op_db.md. Entries run in worker
     python bench/op_db.py --compiler direct    # without capture (bench/direct.py)
     python bench/op_db.py --resume             # go on where the last run stopped
     python bench/op_db.py --dtype int64 --dynamic --inplace --layout ones       # other dtypes, sizes as symbols, in place, sizes of 1
-    python bench/op_db.py --device cuda --procs 12 --samples 1 --seconds 240    # on a GPU, as far as the time goes
+    python bench/op_db.py --device cuda --dtype float16 bfloat16 --procs 32 --timeout 40 --seconds 270   # on a GPU: a table for each dtype
     python bench/op_db.py --errors             # the arguments that the database knows eager to refuse
     python bench/op_db.py --gradients outside --dtype float64   # derivatives under eager's autograd; inside: in the compiled function
 
@@ -49,7 +49,10 @@ HERE = Path(__file__).resolve().parent
 if importlib.util.find_spec("torchsmith") is None:  # not installed: the checkout beside this folder
     sys.path.insert(0, str(HERE.parent / "src"))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+sys.path.insert(0, str(HERE))
 DEFAULT_OUT = HERE / "results" / "op_db"
+
+from crew import environments  # noqa: E402  (the script's own folder comes first)
 
 # Their values are whatever was in memory: only metadata can be compared.
 _UNINITIALISED = """resize_ resize_as_ empty empty_like empty_strided empty_permuted new_empty new_empty_strided"""
@@ -499,8 +502,8 @@ def is_lost() -> bool:
 class Worker:
     """A process over a list of names; `step` looks at it and returns finished rows."""
 
-    def __init__(self, names: list[str], args: argparse.Namespace, folder: Path) -> None:
-        self.names, self.args, self.folder = names, args, folder
+    def __init__(self, names: list[str], args: argparse.Namespace, folder: Path, env: dict[str, str]) -> None:
+        self.names, self.args, self.folder, self.env = names, args, folder, env
         self.done = False
         self.launch()
 
@@ -515,7 +518,7 @@ class Worker:
                    "--compiler", self.args.compiler, "--backend", self.args.backend, "--samples", str(self.args.samples),
                    "--first", str(self.args.first), "--way", json.dumps(asdict(way_of(self.args)))]  # fmt: skip
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.env)
         self.read, self.current, self.since = 0, "", time.time()
 
     def step(self) -> list[dict[str, Any]]:
@@ -576,7 +579,8 @@ def run_all(names: list[str], args: argparse.Namespace, journal: Path) -> dict[s
         results = {r["name"]: r for r in map(json.loads, journal.read_text().split("\n")[:-1]) if r["name"] in names}
     left = [n for n in names if n not in results]
     with tempfile.TemporaryDirectory() as folder, journal.open("a" if args.resume else "w") as f:
-        workers = [Worker(part, args, Path(folder)) for i in range(args.procs) if (part := left[i :: args.procs])]
+        envs = environments(args.device, args.procs)
+        workers = [Worker(part, args, Path(folder), env) for i, env in enumerate(envs) if (part := left[i :: args.procs])]
         try:
             while not all(w.done for w in workers) and time.time() < end:
                 time.sleep(0.1)
@@ -688,6 +692,19 @@ def chosen(names: list[str], args: argparse.Namespace) -> list[str]:
     return names
 
 
+def side_by_side(args: argparse.Namespace) -> int:
+    """A run for each dtype, all at once; tables op_db_DEVICE_DTYPE beside --out, or in $OUT."""
+    given, runs = sys.argv[1:], []
+    at = given.index("--dtype")
+    rest = given[:at] + given[at + 1 + len(args.dtype) :]
+    folder = args.out.parent if args.out else Path(os.environ.get("OUT", tempfile.gettempdir()))
+    for dtype in args.dtype:
+        more = ["--dtype", dtype, "--procs", str(max(1, args.procs // len(args.dtype)))]
+        command = [sys.executable, str(HERE / "op_db.py"), *rest, *more, "--out", str(folder / f"op_db_{args.device}_{dtype}")]
+        runs.append(subprocess.Popen(command))
+    return max(run.wait() for run in runs)
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", action="append", metavar="NAME", help="entry name or glob; may be repeated")
@@ -699,7 +716,7 @@ def main() -> int:
     p.add_argument("--compiler", choices=("torchsmith", "direct", "torch"), default="torchsmith")
     p.add_argument("--procs", type=int, default=2)
     p.add_argument("--timeout", type=float, default=90, help="seconds per entry")
-    p.add_argument("--dtype", default="float32")
+    p.add_argument("--dtype", nargs="+", default=["float32"], help="several: a run of each at once, with its share of the processes")
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     p.add_argument("--seconds", type=float, default=math.inf, help="of the whole run; entries that were not reached are left out")
     p.add_argument("--dynamic", action="store_true", help="sizes are symbols")
@@ -720,6 +737,9 @@ def main() -> int:
     if args.worker:
         work(args.worker, args.worker_out, args.compiler, args.backend, samples, way_of(args))
         return 0
+    if len(args.dtype) > 1:
+        return side_by_side(args)
+    args.dtype = args.dtype[0]
     if args.ways:
         text, data = ways_table(args.ways)
         out = args.out or DEFAULT_OUT.with_name("op_db_ways")

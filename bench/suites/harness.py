@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
+import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from crew import environments
 from paired import QUICK, Protocol
 
 BENCH = Path(__file__).resolve().parents[1]
@@ -55,17 +62,61 @@ def _output(*command: str) -> str:
 
 
 def child(case: dict[str, Any], env: dict[str, str] | None = None, timeout: float = 3600) -> Row:
-    """Run one case in a fresh process; its result, or {"error": ...}."""
+    """Run one case in a fresh process; its result, or {"error": ...}. A case that is out of time may have left a part of it (`keep`)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
-        command = [sys.executable, str(BENCH / "run.py"), "--case", json.dumps(case), "--case-out", str(out)]
+        command = [sys.executable, str(BENCH / "run.py"), "--case", json.dumps(case | {"out": str(out)}), "--case-out", str(out)]
         try:
             done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
-            return {"error": f"no answer in {timeout:.0f} s"}
+            if not out.exists():
+                return {"error": f"no answer in {timeout:.0f} s"}
         if out.exists():
             return dict(json.loads(out.read_text()))
         return {"error": f"exit code {done.returncode}: {done.stderr.strip()[-400:]}"}
+
+
+def keep(case: dict[str, Any], row: Row) -> None:
+    """In a case's process: what there is so far."""
+    part = Path(case["out"]).with_suffix(".part")
+    part.write_text(json.dumps(row))
+    part.replace(case["out"])
+
+
+class Turns:
+    """Processes that prepare side by side and measure one after the other, on each GPU. In the parent: their environments, and when
+    measuring begins, which is when all that were started are ready or after `patience` seconds."""
+
+    NAME = "TORCHSMITH_BENCH_TURNS"
+
+    def __init__(self, folder: str, device: str, jobs: int, patience: float) -> None:
+        self.folder, self.jobs, self.patience, self.done = Path(folder), jobs, patience, 0
+        self.environments = itertools.cycle(environments(device, jobs, max(1, (os.cpu_count() or 1) // jobs)))
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self) -> None:
+        end = time.monotonic() + self.patience
+        while time.monotonic() < end and len(list(self.folder.glob("ready*"))) + self.done < self.jobs:
+            time.sleep(0.2)
+        (self.folder / "go").touch()
+
+    def environment(self) -> dict[str, str]:
+        return {**next(self.environments), self.NAME: str(self.folder)}
+
+    @staticmethod
+    @contextmanager
+    def mine() -> Iterator[None]:
+        """In a case's process: inside, no other one measures on this GPU."""
+        if Turns.NAME not in os.environ:
+            yield
+            return
+        folder = Path(os.environ[Turns.NAME])
+        (folder / f"ready{os.getpid()}").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.1)
+        with (folder / f"lock{os.environ.get('CUDA_VISIBLE_DEVICES', '')}").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
 def tree_cpu() -> float:
@@ -107,20 +158,33 @@ def run_by_kind(
 ) -> list[Row]:  # fmt: skip
     """A row per kind and model, each by a process of its own, written after each. case_of(kind, model, known row) -> what is left to run,
     None where nothing is. With --resume rows of the last run are kept; those that failed are tried again."""
-    rows = load_rows(args.out, name) if args.resume else []
-    for kind in kinds:
-        for model in args.models:
-            known = next((r for r in rows if (r["model"], r["kind"]) == (model, kind) and "error" not in r), {})
-            case = case_of(kind, model, known)
-            if case is None:
-                continue
+    rows, lock, end = load_rows(args.out, name) if args.resume else [], threading.Lock(), time.monotonic() + args.seconds
+    order = [(model, kind) for kind in kinds for model in args.models]
+
+    def one(model: str, kind: str, turns: Turns | None) -> None:
+        known = next((r for r in rows if (r["model"], r["kind"]) == (model, kind) and "error" not in r), {})
+        case, left = case_of(kind, model, known), min(args.limit, end - time.monotonic())
+        if case is not None and left > 0:
             row = {"model": model, "kind": kind, "batch": args.batches[0]} | known
-            found = child({"model": model, "kind": kind, "batch": args.batches[0], "protocol": protocol_of(args)} | case)
+            whole = {"model": model, "kind": kind, "batch": args.batches[0], "protocol": protocol_of(args)} | case
+            found = child(whole, turns.environment() if turns else None, left)
             row |= {"error": found["error"]} if "error" in found else found | {"peers": {**row.get("peers", {}), **found["peers"]}}
-            at = next((i for i, r in enumerate(rows) if (r["model"], r["kind"]) == (model, kind)), len(rows))
-            rows[at:] = [row, *rows[at + 1 :]]
-            print(kind, model, row.get("error") or {w: round(m["ratio"], 2) for w, m in row["peers"].items()}, flush=True)
-            save(args.out, name, rows, table(rows), note)
+            with lock:
+                rows[:] = [r for r in rows if (r["model"], r["kind"]) != (model, kind)] + [row]
+                rows.sort(key=lambda r: order.index((r["model"], r["kind"])) if (r["model"], r["kind"]) in order else len(order))
+                print(kind, model, row.get("error") or {w: round(m["ratio"], 2) for w, m in row["peers"].items()}, flush=True)
+                save(args.out, name, rows, table(rows), note)
+        if turns:
+            turns.done += 1
+
+    if args.jobs == 1:
+        for model, kind in order:
+            one(model, kind, None)
+        return rows
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        turns = Turns(folder, args.device or "cuda", min(args.jobs, len(order)), min(args.limit, args.seconds) / 2)
+        for done in [pool.submit(one, model, kind, turns) for model, kind in order]:
+            done.result()
     return rows
 
 

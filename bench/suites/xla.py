@@ -1,4 +1,12 @@
-"""The XLA document's two tables: the bridge (`backend="openxla"`) against tracing on every call, eager, and our own compiler."""
+"""The XLA document's two tables: the bridge (`backend="openxla"`) against tracing on every call, eager, and our own compiler.
+
+On a GPU, all of it in four minutes: models and kinds prepare side by side and measure one after the other. It needs jax with its CUDA
+plugin, and torchax, a wheel without dependencies that we need:
+
+    pip download --no-deps -d .whl torchax==0.0.13                        # where there is a network
+    pip install --no-deps --no-index --find-links .whl torchax            # there
+    python bench/run.py --suite xla --device cuda --batches 1 --pairs 4 --jobs 20 --limit 225 --seconds 230
+"""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ from typing import Any
 
 from paired import Protocol, compare, geomean
 
-from .harness import Row, run_by_kind, table_by_kind
+from .harness import Row, Turns, keep, run_by_kind, table_by_kind
 
 KINDS = ("inference", "training")
 WHO = ("lazy", "eager", "native")
@@ -146,7 +154,11 @@ def run_case(case: dict[str, Any]) -> Row:
         codes = sorted({e.fields["code"] for e in got if e.kind == "fallback"})
         row |= {"programs": programs, "codes": codes}
         for who in case["who"]:
-            row["peers"][who] = compare(*(done(calls[w], case["device"]) for w in ("bridge", who)), protocol).as_dict()
+            done(calls[who], case["device"])()
+        with Turns.mine():
+            for who in case["who"]:
+                row["peers"][who] = compare(*(done(calls[w], case["device"]) for w in ("bridge", who)), protocol).as_dict()
+                keep(case, row)
     return row
 
 
@@ -160,10 +172,10 @@ def done(call: Callable[[], Any], device: str) -> Callable[[], Any]:
 def suite(args: argparse.Namespace) -> list[Row]:
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     def case_of(kind: str, model: str, known: Row) -> Row | None:
-        who = [w for w in WHO if w not in known.get("peers", {})]
+        who = [w for w in reversed(WHO) if w not in known.get("peers", {})]  # the slowest last
         if model not in DOCUMENT[kind] or not (who or (kind == "training" and "losses" not in known)):
             return None
         return {"suite": "xla", "who": who, "device": device}
