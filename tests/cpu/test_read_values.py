@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import torchsmith
+from torchsmith.events import recording
 
 V = torch.arange(5.0)
 
@@ -29,10 +30,10 @@ ROWS = [
     (lambda v, n: (v[: n.item()] * 2, v[-n.item() :] + 1), (3, 0, -2, 9), True),
     (lambda v, n: torch.full((3,), n.item()) * 2, (3, -4), True),
     (checked, (3, 0, 6), True),
-    (lambda v, n: v[n] + v[n.item()], (3, -2, 9), False),
+    (lambda v, n: v[n] + v[n.item()], (3, -2, 9), True),
     (lambda v, n: v[:n] * 2, (3, -2, 9), True),
-    (lambda v, n: torch.zeros(n.item()) + 1, (3, 0, -1), False),
-    (lambda v, n: (v.mul_(2), v.__setitem__(n, 5.0), v + 1)[2], (3, -2), False),
+    (lambda v, n: torch.zeros(n.item()) + 1, (3, 0, -1), True),
+    (lambda v, n: (v.mul_(2), v.__setitem__(n, 5.0), v + 1)[2], (3, -2, 9), True),
     (lambda v, n: v * 2 if n.item() > 2 else v + 1, (3, 1), False),
     (lambda v, n: (f"{n.item()}", v * 2, {n.item(): 1}), (3, 1), False),
 ]
@@ -111,3 +112,26 @@ def test_numbers_of_tensors_as_keys() -> None:
     for k in range(3):
         x = torch.nn.functional.one_hot(torch.tensor(k), 4).float()
         assert compiled(x)[0] == fn(x)[0] == 5
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda v, n: v[n[0]].sin() * v[:, n[1]].sum(),
+        lambda v, n: v[v.sum(1).argmax()].sin(),
+        lambda v, n: torch.stack([v[k] for k in v.mean(1).topk(2)[1]], -1).softmax(-1),
+        lambda v, n: v[: n[0]].sin() * n[1].item(),
+    ],
+)  # fmt: skip
+def test_gradients_at_places_that_tensors_tell(fn):
+    """One graph for the values of all calls, as for indices that are tensors; the backward graph reads the number again."""
+    compiled = torchsmith.compile(fn)
+    with recording() as got:
+        for sizes in (3, 4, 6):
+            v = torch.randn(sizes, 4, requires_grad=True)
+            n = torch.randperm(3)
+            out, want = compiled(v, n), fn(v, n)
+            torch.testing.assert_close(out, want)
+            torch.testing.assert_close(*(torch.autograd.grad(o.square().sum(), v)[0] for o in (out, want)))
+    assert sum(e.kind == "graph" for e in got) == 2
+    assert not [e for e in got if e.kind in ("graph_break", "fallback")]

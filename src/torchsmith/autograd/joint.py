@@ -313,6 +313,8 @@ class _Part:
         self.inputs = {id(n): i for i, n in enumerate(joint.rec.placeholders)}
         self.consts = {id(n) for n in joint.rec.const_nodes}
         self.earlier = {id(n) for n in joint.earlier}
+        items = (n for n in joint.earlier if n.target is aten._local_scalar_dense.default)
+        self.told = {n.spec.name: n for n in items if isinstance(n.spec, Sym)}  # who reads a number from a tensor: read again here
         self.slots: list[Slot] = []
         self.placeholders: list[Node] = []
         self.written = {number for number, _ in joint.outputs.write_backs}
@@ -334,7 +336,11 @@ class _Part:
         brought = id(node) in self.consts or id(node) in self.tangents or id(node) in self.inputs
         if brought or (id(node) in self.earlier and not self._is_repeated(node)):
             return []
-        return [*inputs_of(node), *([] if node.view_of is None else [node.view_of])]
+        read = [*inputs_of(node), *([] if node.view_of is None else [node.view_of])]
+        if self.told:
+            seen = {x.name for e in _exprs((node.spec, node.args, tuple(node.kwargs.values()))) for x in walk(e) if isinstance(x, Sym)}
+            read += [n for name, n in self.told.items() if name in seen and n is not node]
+        return read
 
     def _copied(self, node: Node) -> Node:
         if id(node) in self.consts:
@@ -358,6 +364,8 @@ class _Part:
 
     def _is_repeated(self, node: Node) -> bool:
         """Is it computed again instead of kept?"""
+        if isinstance(node.spec, Sym) and self.told.get(node.spec.name) is node:
+            return True
         choice = self.joint.choice
         if choice is None or id(node) not in choice.again:
             return False
@@ -417,6 +425,9 @@ class _Part:
                 found[name] = replace(row, origin=("size", *place))
                 continue
             kind, *at = row.origin
+            if name in self.told and id(self.told[name]) in self.made:
+                found[name] = row
+                continue
             if kind not in ("size", "scalar"):
                 raise Unsupported("AUT004", at=self.joint.facts.loc, detail=f"a size that only running tells ({name})")
             slot = Slot("input" if kind == "scalar" else "size", tuple(int(a) for a in at))

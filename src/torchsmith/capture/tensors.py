@@ -627,9 +627,7 @@ class Recorder:
             return
         unmet = self.facts.unmet(cond.node.expr, self.facts.loc)
         self.effect(torch.ops.aten._assert_scalar.default, (cond, f"{said} ({unmet})" if said else unmet))
-        known = len(self.facts.needed)
         cond.node.expect_true()
-        del self.facts.needed[known:]  # the program's own check
 
     def effect(self, target: Any, args: tuple[Any, ...], val: Any = None) -> torch.fx.Node:
         """A node that is run for what it does (grad mode, autocast, setitem)."""

@@ -575,9 +575,11 @@ class SizeNode:
         return self.ne(self.wrap_int(0))._decided("", 0)
 
     def expect_true(self, file: Text = "", line: int = 0) -> bool:
-        """torch._check: assumed even where the value is unknown until run time."""
+        """torch._check: assumed even where the value is unknown until run time. What is not so raises, so no other choice is lost."""
         if self.hint is None:
+            known = len(self.facts.needed)
             self.facts.assume(self.expr, self._loc(file, line))
+            del self.facts.needed[known:]
             return True
         answer = self._decided(file, line)
         if not answer:  # what raises now asked guard_or_false (is this size 1?) on its way, and might not raise if the answer were another
