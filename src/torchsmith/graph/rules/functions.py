@@ -559,6 +559,19 @@ def gradient(trace: Tracing, call: Any, input: Tensor, *, spacing: Any = 1, dim:
     return tuple(found)
 
 
+@function_rule(torch.einsum)
+def einsum(trace: Tracing, call: Any, equation: Any, *operands: Any) -> Tensor:
+    """The order of three operands and more is planned for the sizes at hand: opt_einsum wants plain ones. It is right for all sizes."""
+    tensors = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    planner = torch.backends.opt_einsum
+    is_planned = isinstance(equation, str) and len(tensors) > 2 and planner.enabled and planner.is_available()
+    if not is_planned or not any(isinstance(t, Tensor) and t._has_symbolic_sizes_strides for t in tensors):
+        return call(equation, *operands)  # type: ignore[no-any-return]
+    shapes = [tuple(hint_of(n) for n in t.shape) for t in tensors]
+    path = planner.get_opt_einsum().contract_path(equation, *shapes, shapes=True, optimize=planner.strategy)[0]
+    return torch._VF.einsum(equation, tensors, path=[n for step in path for n in step])  # type: ignore[attr-defined,no-any-return]
+
+
 def _over_everything(name: str, n: int) -> None:
     """F.avg_pool2d(x, x.shape[2:]): torch's parser wants plain sizes; a window of the whole image is a mean."""
     fn = getattr(F, name)
