@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from . import _frame  # type: ignore[attr-defined]  # noqa: F401  (built from csrc/frame)
+    from . import _frame as _frame  # type: ignore[attr-defined]  # built from csrc/frame
 except ImportError as error:
     version = ".".join(map(str, sys.version_info[:2]))
     known = "CPython 3.11, 3.12 and 3.13 (with the GIL)"

@@ -23,7 +23,8 @@ from .attributes import Raised
 from .calls import Args, Kwargs, row
 from .protocol import Machine
 from .source import Computed, FixedObject
-from .world import MISSING, NULL, SCALARS, Identity
+from .tensor_attrs import TensorMethod
+from .world import DELETED, MISSING, NULL, SCALARS, Identity
 
 Tensor = torch.Tensor
 Function = types.FunctionType
@@ -42,7 +43,7 @@ def type_of(m: Machine, value: Any) -> type:
     track = m.world.tracks.get(id(value))
     if track is not None:
         m.world.use(track)
-    if issubclass(type(value), (calls.TensorMethod, ArrayMethod)):
+    if issubclass(type(value), (TensorMethod, ArrayMethod)):
         return types.BuiltinMethodType
     return int if type(value) is Identity else at.NUMBERS.get(type(value), type(value))
 
@@ -157,7 +158,7 @@ def callable_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         at.class_guard(m, t, "__call__", own)
     elif t.__flags__ & 0x200 and id(t) not in m.world.fresh_pinned:
         m.world.guard(FixedObject(t, t.__qualname__), "missing", "__call__")
-    return callable(args[0]) or issubclass(type(args[0]), (calls.TensorMethod, ArrayMethod))
+    return callable(args[0]) or issubclass(type(args[0]), (TensorMethod, ArrayMethod))
 
 
 @row(getattr)
@@ -193,7 +194,7 @@ def module_delattr(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if track is None:
         return m.inline(torch.nn.Module.__delattr__, args, kwargs)
     at.load_attr(m, *args)
-    m.world.set_attr(track, args[1], at.DELETED)
+    m.world.set_attr(track, args[1], DELETED)
 
 
 @row(torch.nn.Module.__getattr__)

@@ -10,12 +10,15 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..codes import Unsupported
 
+if TYPE_CHECKING:
+    from .frame import Frame
+
 VERSION = sys.version_info[:2]
-Handler = Callable[[Any, "Instr"], Any]
+Handler = Callable[["Frame", "Instr"], "tuple[str, Any] | None"]
 HANDLERS: dict[str, Handler] = {}
 
 
@@ -83,7 +86,7 @@ def op(*names: str, since: tuple[int, int] = (3, 11), until: tuple[int, int] = (
     return register
 
 
-def unknown(frame: Any, ins: Instr) -> Any:
+def unknown(frame: Frame, ins: Instr) -> NoReturn:
     raise Unsupported("CAP002", at=frame.machine.loc(), detail=ins.name)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..codes import Unsupported
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
-from .opcodes import Frame, take
+from .opcodes import take
 from .world import NULL, SCALARS
+
+if TYPE_CHECKING:
+    from .frame import Frame
 
 YIELD = "yield"
 
@@ -231,7 +234,7 @@ def op_RETURN_GENERATOR(f: Frame, i: Instr) -> None:
 
 
 @op()
-def op_YIELD_VALUE(f: Frame, i: Instr) -> Any:
+def op_YIELD_VALUE(f: Frame, i: Instr) -> tuple[str, Any]:
     return YIELD, f.stack.pop()
 
 

@@ -17,7 +17,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -53,6 +53,9 @@ from .source import (
 from .tensor_attrs import TensorMethod
 from .tensors import extent
 from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, is_binding
+
+if TYPE_CHECKING:
+    from .frame import Frame
 
 _LITERALS = frozenset({int, str, bytes, bool, type(None)})
 
@@ -630,7 +633,7 @@ def finished(m: Machine, result: Any) -> Captured:
     return closed(m, b, finish)
 
 
-def stopped(m: Machine, frame: Any) -> Captured:
+def stopped(m: Machine, frame: Frame) -> Captured:
     """Close a capture in front of an instruction: the result is what the frame holds there, as far as it is still read."""
     code, ins = frame.code.code, frame.code.instrs[frame.index]
     readers = assemble.FRAME_READERS.intersection(code.co_names)
@@ -658,7 +661,7 @@ def stopped(m: Machine, frame: Any) -> Captured:
     return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data))
 
 
-def can_hand_over(m: Machine, frame: Any) -> bool:
+def can_hand_over(m: Machine, frame: Frame) -> bool:
     """Whether all that the outermost frame holds can be made anew outside: a quick look, which may say yes too often."""
     if m.contexts or m.handlers_off != m.handlers_before or assemble.touches(frame.code.instrs[frame.index]) is None:
         return False

@@ -65,7 +65,7 @@ class Frame:
                     self._raise_to_handler(r.exc)
                     continue
                 if out is not None:
-                    return out  # type: ignore[no-any-return]
+                    return out
             while True:
                 ins = self.ins = instrs[self.index]
                 self.index += 1
@@ -75,7 +75,7 @@ class Frame:
                     self._raise_to_handler(r.exc)
                     continue
                 if out is not None:
-                    return out  # type: ignore[no-any-return]
+                    return out
         except (Raised, Unsupported):
             raise
         except RecursionError:

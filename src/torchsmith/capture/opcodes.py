@@ -10,7 +10,7 @@ import collections.abc
 import operator
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,9 +20,11 @@ from .attributes import Raised
 from .bytecode import VERSION, Instr, op
 from .world import NULL, SCALARS
 
+if TYPE_CHECKING:
+    from .frame import Frame
+
 RETURN = "return"
 _LONGEST_RAISE = 200  # instructions that make an exception
-Frame = Any
 
 # ---------------------------------------------------------------- stack
 
@@ -65,12 +67,12 @@ def op_LOAD_CONST(f: Frame, i: Instr) -> None:
 
 
 @op(since=(3, 12))
-def op_RETURN_CONST(f: Frame, i: Instr) -> Any:
+def op_RETURN_CONST(f: Frame, i: Instr) -> tuple[str, Any]:
     return RETURN, i.value
 
 
 @op()
-def op_RETURN_VALUE(f: Frame, i: Instr) -> Any:
+def op_RETURN_VALUE(f: Frame, i: Instr) -> tuple[str, Any]:
     return RETURN, f.stack.pop()
 
 
@@ -219,11 +221,13 @@ def op_LOAD_NAME(f: Frame, i: Instr) -> None:
 
 @op()
 def op_STORE_NAME(f: Frame, i: Instr) -> None:
+    assert f.names is not None  # a class's body
     f.names[i.value] = f.stack.pop()
 
 
 @op()
 def op_DELETE_NAME(f: Frame, i: Instr) -> None:
+    assert f.names is not None
     if i.value not in f.names:
         raise Raised(NameError(f"name '{i.value}' is not defined"))
     del f.names[i.value]

@@ -19,7 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ..codes import Unsupported, define
 from . import attributes as at
-from .protocol import Machine
+from .protocol import Machine, Row
 from .source import Computed
 from .world import MISSING
 
@@ -358,7 +358,7 @@ class Disabled:
         raise AssertionError("a row says what leaving means")
 
 
-def rows(row: Callable[..., Any]) -> None:
+def rows(row: Callable[..., Callable[[Row], Row]]) -> None:
     """Fill torch_rows' table."""
 
     @row(C._push_on_torch_function_stack)
