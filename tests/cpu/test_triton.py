@@ -32,6 +32,7 @@ from torchsmith.lower import lower
 from torchsmith.options import Options
 from torchsmith.runtime.cubins import compile_images
 from torchsmith.schedule import blocks
+from torchsmith.schedule.fusion import rematerialize
 from torchsmith.schedule.fusion.drop_masks import drop_masks
 from torchsmith.schedule.fusion.fuse import fuse
 
@@ -414,3 +415,31 @@ def test_small_kernels_join_past_calls():
     assert [len(kernels_of(fn, args)) for fn in (apart, between)] == [1, 2]
     for fn in (apart, between):
         check_triton(fn, *args, rtol=1e-4, atol=1e-4)
+
+
+def test_values_are_made_again_where_their_operands_are_read(monkeypatch):
+    """The backward pass of a norm and an activation does not read the activation's result; a value under a mask is read."""
+    monkeypatch.setattr(rematerialize, "LEAST", 1)
+    args = (rows(70, 40), rows(1, 40), rows(70, 40))
+
+    def back(x, w, grad):
+        y = torch.relu(x * w + 1)
+        g = torch.where(y <= 0, 0.0, grad)
+        return y, g.sum(0), (g * x).sum(0)
+
+    def dear(x, w, grad):
+        y = torch.exp(x * w)
+        return y, (y * grad * x).sum(0)
+
+    def padded(x, w, grad):
+        y = x * w + 1
+        return y, F.pad(y, (1, 1)).sum(0), (x * grad).sum(0)
+
+    def operands(fn):
+        return [{p.buf for p in k.params if not p.written} for k in kernels_of(fn, args)]
+
+    for fn in (back, dear, padded):
+        check_triton(fn, *args, rtol=1e-4, atol=1e-4)
+    inputs = {"x0", "x1", "x2"}
+    assert operands(back) == [{"x0", "x1"}, inputs]
+    assert not operands(padded)[1] & inputs

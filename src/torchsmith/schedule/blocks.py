@@ -29,6 +29,7 @@ from .access import Access, collect, map_folds, merge_table, simplify
 from .deps import estimate, free_axes, numel
 from .fusion.fuse import guard, simple_axes
 from .fusion.group import WINDOW, Group, Grouper, Item, is_ordered, rename, same_axes, stage_work
+from .fusion.rematerialize import rematerialize
 from .fusion.split import contiguous_axis, in_two_steps
 from .join_kernels import join_kernels
 from .kernels import NOTHING, Decisions, Own, formed
@@ -642,7 +643,7 @@ def block_copy(name: str, src: Buffer, dst: Buffer, target: Target) -> Kernel:
 def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
     """Group stages into kernels."""
     target = program.target
-    program, buffers = split_long(plain_sums(program), target)
+    program, buffers = split_long(plain_sums(rematerialize(program)), target)
     ranges = tuple((s.sym, s.lo, s.hi) for s in program.symbols if s.sym.dtype is dt.index)
 
     def kernels_of(group: Group, own: Own, nested: bool) -> tuple[Kernel, ...]:

@@ -18,7 +18,7 @@ from ..ir.program import Bind, Check, Cond, Extern, Repeat
 from .deps import estimate, roots_of
 
 Element = Kernel | Check | Extern | Bind | Cond | Repeat
-MOST = 1 << 14  # elements of a grid with its tiles, below which a device is mostly idle
+MOST = 1 << 15  # elements of a grid with its tiles, below which a device is mostly idle
 BUFFERS = 24  # of a joined kernel
 
 

@@ -308,7 +308,7 @@ def drop_unit_axes(stage: Stage) -> Stage:
 
 
 def fuse(program: Program, options: Options) -> Program:
-    """Inline producers into consumers, last producer first, and drop what nobody reads."""
+    """Inline producers into consumers, what is trivial first, then the last producer first, and drop what nobody reads."""
     keep = deps.pinned(program)
     body: list[Element | None] = [drop_unit_axes(e) if isinstance(e, Stage) else e for e in program.body]
     readers: dict[str, set[int]] = {}
@@ -319,7 +319,7 @@ def fuse(program: Program, options: Options) -> Program:
     roots = deps.roots_of(program.buffers)
     written = deps.writers(tuple(e for e in body if e is not None), roots)
     fuel = options.fuel
-    for p in range(len(body) - 1, -1, -1):
+    for p in sorted(range(len(body)), key=lambda p: (not _is_trivial(body[p]), -p)):
         stage = body[p]
         if not isinstance(stage, Stage):
             continue
@@ -359,8 +359,10 @@ def fuse(program: Program, options: Options) -> Program:
     return replace(program, body=new, buffers={n: b for n, b in program.buffers.items() if n in used})
 
 
-def _is_trivial(stage: Stage) -> bool:
+def _is_trivial(stage: Element | None) -> bool:
     """A constant or an index: cheaper to make than to load."""
+    if not isinstance(stage, Stage) or len(stage.stores) != 1:
+        return False
     return not any(isinstance(x, Load | Fold) for x in walk(stage.stores[0].value)) and cost(stage.stores[0].value) <= 4
 
 
