@@ -612,8 +612,8 @@ def timeline(fn: Callable[[], Any]) -> list[tuple[str, float]]:
 def our_kernels(fn: Callable[[], Any], made: list[Any]) -> list[tuple[str, float]]:
     """The longest launches of one call, ours by their operators."""
     events, names = timeline(fn), launches_of(made[-1])  # the first step's graph, which makes an optimizer's state, is no longer called
-    ours = [us for name, us in events if name == "tsk"]
-    rows = [(n, us) for n, us in events if n != "tsk"]
+    ours = [us for name, us in events if name.startswith("tsk_")]
+    rows = [(n, us) for n, us in events if not n.startswith("tsk_")]
     rows += list(zip(names, ours, strict=True)) if len(names) == len(ours) else [(f"{len(ours)} of {len(names)} launches", sum(ours))]
     return sorted(rows, key=lambda r: -r[1])
 

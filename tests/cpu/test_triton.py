@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -226,6 +227,21 @@ BIN = Path(importlib.util.find_spec("triton").origin).parent / "backends" / "nvi
 MACHINE = ("sin(cos)", "sums", "softmax", "layer norm", "transposed", "scans", "scatter", "max pool")
 
 
+def test_names():
+    """Profilers tell kernels apart by what they compute; equal kernels have equal texts, whatever their graphs."""
+    x, large = rows(9, 70), torch.empty((512, 512), dtype=torch.float16, device="meta")
+
+    def names(fn, *args):
+        return [json.loads(text.partition("\n")[0][1:])["name"] for text in texts_of(scheduled_of(fn, args, options=ALONE)[0])]
+
+    assert names(lambda x: x.softmax(-1), x) == ["tsk_max_sum_exp_div_sub"]
+    assert names(lambda x: F.gelu(x).tanh(), x) == ["tsk_gelu_tanh"]
+    assert names(lambda x: x.t().contiguous(), x) == ["tsk_copy"]
+    assert names(lambda x: (x @ x).relu(), large)[-1].startswith("tsk_dot")
+    (one,), (same,) = (texts_of(scheduled_of(fn, (x,))[0]) for fn in (lambda x: x.tanh() * 2, lambda a: torch.tanh_(a.clone()).mul(2)))
+    assert one == same
+
+
 def spilled(ptx: bytes, folder: Path) -> int:
     """Bytes that registers spill, as the assembler that takes this version of PTX says."""
     source = folder / "kernel.ptx"
@@ -249,7 +265,8 @@ def test_machine_code(arch, tmp_path):
     assert {80: b"mma.sync", 90: b"wgmma.mma_async"}[arch] in image.ptx and b"cp.async" in image.ptx
     texts += products
     for text, image in zip(texts, compile_images(texts, arch, Options()), strict=True):
-        assert image.symbol == "tsk" and image.data[:4] == b"\x7fELF" and image.shared < 227 * 1024
+        assert image.symbol.startswith("tsk_") and f"def {image.symbol}(" in text
+        assert image.data[:4] == b"\x7fELF" and image.shared < 227 * 1024
         assert not spilled(image.ptx, tmp_path), text
 
 

@@ -7,6 +7,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 import itertools
+import json
 import linecache
 import warnings
 from collections.abc import Callable, Sequence
@@ -97,7 +98,7 @@ def function_of(text: str) -> Any:
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
         space: dict[str, Any] = {"__name__": name}
         exec(compile(text, name, "exec"), space)
-        _LOADED[text] = space["tsk"]
+        _LOADED[text] = space[json.loads(text.partition("\n")[0].removeprefix("#"))["name"]]
     return _LOADED[text]
 
 

@@ -1,7 +1,7 @@
-"""Kernel -> Triton text: one module with one `@triton.jit` function `tsk`, the same text for the same kernel.
+"""Kernel -> Triton text: one module with one `@triton.jit` function, the same text for the same kernel.
 
 In: a Kernel whose target prints Triton: plain statements, tiles as hints. Out: Python text whose first line is a comment with what the
-compiler must be told: {"args": [[name, type], ...], "warps", "stages"}. Names are canonical (p0, s0, v0), so that equal kernels give equal
+compiler must be told: {"name", "args": [[name, type], ...], "warps", "stages"}. The function is named for what it computes. Names are canonical (p0, s0, v0), so that equal kernels give equal
 text whatever their buffers are called.
 
 How: every axis with a tile is one dimension of blocks: grid axes first, the inner axis ("row" or "steps") last; blocks have size 1 in
@@ -349,11 +349,37 @@ class Emitter:
             self.block(k.body)
         else:
             self.both()
-        head = json.dumps({"args": args, "warps": k.launch[0], "stages": k.launch[1]})
+        name = function_name(k)
+        head = json.dumps({"name": name, "args": args, "warps": k.launch[0], "stages": k.launch[1]})
         body = "\n".join("  " + text for text in self.scopes[0].lines or ["pass"])
         names = ", ".join(name for name, _ in args)
         before = "".join(f"\n\n{text.rstrip()}\n" for text in self.functions.values())
-        return f"# {head}\nimport triton\nimport triton.language as tl\n{before}\n\n@triton.jit\ndef tsk({names}):\n{body}\n"
+        return f"# {head}\nimport triton\nimport triton.language as tl\n{before}\n\n@triton.jit\ndef {name}({names}):\n{body}\n"
+
+
+PLAIN = frozenset({"add", "sub", "mul", "div", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})  # of nearly every kernel
+FOLDED = {"add": "sum", "mul": "prod"}
+MOST_WORDS = 5
+
+
+def function_name(kernel: Kernel) -> str:
+    """What profilers show: "tsk", what is folded, and the operators on values of tensors, rare ones first. Equal kernels, equal names:
+    nothing is asked but what the text says."""
+    products = {t.axis for t in kernel.tiles if t.how == "dot"}
+    computing = [s for s in kernel.body if not isinstance(s, Require)]
+    nodes = list(walk(*(e for s in computing for e in expressions(s))))
+    updates = {u for e in nodes if isinstance(e, Fold) for u in (*e.update, *e.combine)}
+    folds: set[str] = set()
+    operators: set[str] = set()
+    for e in nodes:
+        if isinstance(e, Fold):
+            update = e.update[e.pick]
+            word = FOLDED.get(update.name, update.name) if isinstance(update, Op) else "fold"
+            folds.add("dot" if products.intersection(e.axes) else word)
+        elif isinstance(e, Op) and e not in updates and any(a.dtype is not dt.index for a in e.args):
+            operators.add(e.name)
+    words = [*sorted(folds), *sorted(operators - folds, key=lambda name: (name in PLAIN, name))]
+    return "_".join(["tsk", *(words[:MOST_WORDS] or ["copy" if computing else "check"])])
 
 
 # ---------------------------------------------------------------- expressions

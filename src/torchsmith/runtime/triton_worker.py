@@ -30,7 +30,7 @@ def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, A
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     aligned = {(i,): [["tt.divisibility", 16]] for i, (_, kind) in enumerate(head["args"]) if kind.startswith("*")}
-    source = ASTSource(module.tsk, dict(head["args"]), {}, aligned)
+    source = ASTSource(getattr(module, head["name"]), dict(head["args"]), {}, aligned)
     options = {"num_warps": head["warps"], "num_stages": head["stages"], "enable_fp_fusion": False, "enable_reflect_ftz": False}
     options |= {"debug": "tl.device_assert(" in text, "sanitize_overflow": False}  # else assertions are left out
     made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
