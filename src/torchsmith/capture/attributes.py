@@ -58,6 +58,13 @@ def find(m: Machine, cls: type, name: str) -> Any:
     return got
 
 
+def is_users(m: Machine, cls: type, name: str) -> bool:
+    """Is this special method of a class written in Python, and not by a library?"""
+    found = find(m, cls, name)
+    found = getattr(found, "__func__", found)
+    return issubclass(type(found), Function) and not policy.is_library_file(found.__code__.co_filename)
+
+
 def class_guard(m: Machine, cls: type, name: str, value: Any) -> None:
     """A class attribute that was relied on must stay what it is (classes written in C are what they are)."""
     if not cls.__flags__ & _HEAP:
@@ -271,6 +278,8 @@ def _slot(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | N
         if track is not None:
             m.world.use(track)
         return t
+    if name == "__traceback__":
+        raise Unsupported("CAP014", at=m.loc(), detail="the traceback of an exception")
     if track is None:
         return _native_get(cattr, obj, t)
     if track.attrs is not None and name in track.attrs:
@@ -544,7 +553,7 @@ def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
         return
     if issubclass(type(obj), PINNED_TYPES):
         if id(obj) in m.world.fresh_pinned:
-            m.native(setattr, [obj, name, value], {}, store=True)
+            m.native(type.__setattr__ if issubclass(type(obj), type) else setattr, [obj, name, value], {}, store=True)
             m.found.clear()
         else:
             m.world.set_attr(m.world.track_pinned(obj), name, value)
@@ -617,7 +626,7 @@ def delete_attr(m: Machine, obj: Any, name: str) -> None:
 def default_delattr(m: Machine, obj: Any, t: type, name: str) -> None:
     """object.__delattr__."""
     if issubclass(type(obj), PINNED_TYPES) and id(obj) in m.world.fresh_pinned:
-        m.native(delattr, [obj, name], {}, plain=True)
+        m.native(type.__delattr__ if issubclass(type(obj), type) else delattr, [obj, name], {}, plain=True)
         m.found.clear()
         return
     track = m.world.of(obj)

@@ -66,13 +66,6 @@ class _Shield:
         pass
 
 
-def _is_users(m: Machine, cls: type, name: str) -> bool:
-    """Is this special method of a class written in Python, and not by a library?"""
-    found = at.find(m, cls, name)
-    found = getattr(found, "__func__", found)
-    return issubclass(type(found), Function) and not policy.is_library_file(found.__code__.co_filename)
-
-
 @row(type.__new__)
 def new_class(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A class. What its body and its bases do when it is made (`__set_name__`, `__init_subclass__`) is interpreted as any code."""
@@ -83,8 +76,8 @@ def new_class(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         meta = type(base) if issubclass(type(base), meta) else meta
     if meta is not args[0] and (own := at.find(m, meta, "__new__")) is not type.__new__:
         return m.call(getattr(own, "__func__", own), [meta, name, bases, names], kwargs)
-    named = {k: v for k, v in names.items() if _is_users(m, type(v), "__set_name__")}
-    told = any(_is_users(m, base, "__init_subclass__") for base in bases)
+    named = {k: v for k, v in names.items() if at.is_users(m, type(v), "__set_name__")}
+    told = any(at.is_users(m, base, "__init_subclass__") for base in bases)
     body = {k: None if k in named else v for k, v in names.items()}
     cls = m.made(m.native(type.__new__, [meta, name, (_Shield, *bases) if told else bases, body], {} if told else kwargs, plain=True))
     if told:
@@ -121,7 +114,12 @@ def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if classes in (int, float, bool):
             return issubclass(plain, classes)
     if getattr(type(classes), "__instancecheck__", None) in _PLAIN_CHECKS:
-        return _is_subclass(m, t, classes)  # isinstance would ask the object for __class__
+        if _is_subclass(m, t, classes):
+            return True
+        if at.find(m, t, "__class__") is object.__dict__["__class__"]:
+            return False
+        said = at.attr_or(m, value, "__class__", t)  # a proxy says what it stands for
+        return said is not t and issubclass(type(said), type) and _is_subclass(m, said, classes)
     if type(value) is ArrayValue:
         raise arrays.refuse(m, "isinstance() of an array and a class with a check of its own")
     return m.native(isinstance, [value, classes], {}, plain=True)
@@ -144,7 +142,7 @@ def _is_subclass(m: Machine, t: type, cls: Any) -> bool:
 def issubclass_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2 and issubclass(type(args[1]), tuple):
         return any(issubclass_(m, [args[0], c], {}) for c in args[1])
-    if len(args) == 2 and _is_users(m, type(args[1]), "__subclasscheck__"):
+    if len(args) == 2 and at.is_users(m, type(args[1]), "__subclasscheck__"):
         return pr.truth(m, m.call(pr.special(m, type(args[1]), "__subclasscheck__"), [args[1], args[0]], {}))
     if len(args) == 2 and issubclass(type(args[0]), type) and issubclass(type(args[1]), type):
         return _is_subclass(m, *args)
@@ -350,7 +348,7 @@ def _collect(cls: type) -> Any:
     def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if not args:
             return cls()
-        return m.native(cls, [pr.iterate(m, args[0])], kwargs, plain=True)
+        return m.native(cls, [m.listed(args[0]) if cls in (set, frozenset) else pr.iterate(m, args[0])], kwargs, plain=True)
 
     return build
 

@@ -222,7 +222,22 @@ def op_BEFORE_WITH(f: Frame, i: Instr) -> None:
 def op_WITH_EXCEPT_START(f: Frame, i: Instr) -> None:
     exc, leave = f.stack[-1], f.stack[-4]
     _use_exception(f, exc)
-    f.stack.append(f.machine.call(leave, [type(exc), exc, None], {}))
+    f.stack.append(f.machine.call(leave, [type(exc), exc, _TRACEBACK], {}))
+
+
+def _traceback() -> types.TracebackType | None:
+    try:
+        raise ValueError
+    except ValueError as e:
+        return e.__traceback__
+
+
+def _of_traceback(m: Any, traceback: Any, name: str) -> Any:
+    raise Unsupported("CAP014", at=m.loc(), detail=f"{name} of a traceback")
+
+
+_TRACEBACK = _traceback()  # what `__exit__` is given: that it is not None is all that is known of it
+at.ATTR_ROWS[types.TracebackType] = _of_traceback
 
 
 # ---------------------------------------------------------------- generators

@@ -587,7 +587,7 @@ def _call_class_builtin(m: Machine, fn: Any, cls: type, args: Args, kwargs: Kwar
     if found is not None:
         return found(m, [cls, *args], kwargs)
     if cls is dict or issubclass(cls, dict):
-        args = [pr.iterate(m, args[0]), *args[1:]] if fn.__name__ == "fromkeys" else args
+        args = [m.listed(args[0]), *args[1:]] if fn.__name__ == "fromkeys" else args
     if cls.__module__.partition(".")[0] == "torch" and fn not in policy.leaf_functions():
         raise Unsupported("CAP014", at=m.loc(), detail=f"{cls.__qualname__}.{fn.__name__}")
     module = cls.__module__.partition(".")[0]
@@ -648,6 +648,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
         self = body
     if t is re.Pattern and name in ("sub", "subn") and args:
         args = [_replacement(m, args[0]), *args[1:]]
+    if name == "update" and issubclass(type(self), dict) and args and not issubclass(type(args[0]), dict) and hasattr(type(args[0]), "keys"):
+        args = [m.mapped(args[0]), *args[1:]]
     if name in _ITERABLE_FIRST and args and not issubclass(type(self), (str, bytes)):
         args = [a if issubclass(type(a), (dict, set, frozenset)) or type(a) in SCALARS else pr.snapshot(m, a) for a in args]
         if (
@@ -664,6 +666,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
         return _formatted(m, self, args, kwargs)
     elif name == "sort" and "key" in kwargs:
         kwargs = {**kwargs, "key": m.callback(kwargs["key"])}
+    if t in (int, float, bool, complex):
+        args = [m.with_numbers(a) for a in args]
     if issubclass(type(self), Iterator) or t in _SAFE_SELF:
         return m.native(fn, args, kwargs, store=name in _STORING)
     if name in ("__reduce_ex__", "__reduce__", "__sizeof__"):

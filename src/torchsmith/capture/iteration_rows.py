@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -270,6 +271,17 @@ def _sorted_items(m: Machine, items: list[Any], kwargs: Kwargs) -> list[Any]:
 @row(sorted)
 def sorted_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return _sorted_items(m, m.listed(args[0]), kwargs)
+
+
+def _bisecting(fn: Any) -> None:
+    def find(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+        return m.native(fn, args, {k: m.callback(v) if k == "key" else v for k, v in kwargs.items()})
+
+    row(fn)(find)
+
+
+for _fn in (bisect.bisect_left, bisect.bisect_right, bisect.insort_left, bisect.insort_right):
+    _bisecting(_fn)
 
 
 @row(math.prod)

@@ -7,6 +7,7 @@ runs natively: functions are inlined frame by frame; what changes Python state i
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import types
 from collections import OrderedDict
@@ -388,7 +389,7 @@ class Machine:
         return {k: pr.getitem(self, value, k) for k in self.listed(keys)}
 
     def unpack(self, value: Any, n: int) -> list[Any]:
-        values = self.listed(value)
+        values = self.listed(value if type(value) in (list, tuple, str) else itertools.islice(pr.iterate(self, value), n + 1))
         if len(values) != n:
             few = "not enough" if len(values) < n else "too many"
             got = f"expected {n}, got {len(values)}" if len(values) < n else f"expected {n}"
@@ -527,8 +528,11 @@ class Machine:
 
         def build(fn: Any, name: str, *bases: Any, **keywords: Any) -> Any:
             meta = keywords.pop("metaclass", None)
-            given, bases = bases, types.resolve_bases(bases)
-            meta, namespace, keywords = types.prepare_class(name, bases, {"metaclass": meta, **keywords} if meta else keywords)
+            given, metas = bases, (meta or type, *map(type, bases))
+            interpreted = any(at.is_users(self, t, "__mro_entries__") or at.is_users(self, t, "__prepare__") for t in metas if issubclass(type(t), type))
+            run: Any = self.inline if interpreted else lambda fn, args, _: fn(*args)
+            bases = run(types.resolve_bases, [bases], {})
+            meta, namespace, keywords = run(types.prepare_class, [name, bases, {"metaclass": meta, **keywords} if meta else keywords], {})
             self.function_source(fn)
             inner = Frame(self, fn, [NULL] * bytecode.decode(fn.__code__).size, namespace)
             cell = inner.run()[1]

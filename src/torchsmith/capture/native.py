@@ -11,6 +11,7 @@ import functools
 import operator
 import sys
 import types
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +45,41 @@ def _makes_text(fn: Any, args: list[Any]) -> bool:
     return getattr(fn, "__name__", "") in _TEXT_METHODS and not isinstance(getattr(fn, "__self__", None), (int, float, complex))
 
 
+_FROM_KEYS = (dict.fromkeys, OrderedDict.fromkeys)
+_FILLING = (dict, OrderedDict, defaultdict, dict.update, *_FROM_KEYS)
+
+
+def _runs_python(key: Any) -> bool:
+    """Does finding this key in a dictionary or set call a `__hash__` or `__eq__` in Python?"""
+    if type(key) is tuple:
+        return any(map(_runs_python, key))
+    t = type(key)
+    return t not in SCALARS and (type(t.__hash__) is types.FunctionType or type(t.__eq__) is types.FunctionType)
+
+
+def _holds_objects(value: Any) -> bool:
+    """Does this container hold, at any depth, objects of classes in Python?"""
+    inside = (*value, *value.values()) if isinstance(value, dict) else (value.start, value.stop, value.step) if type(value) is slice else value
+    for x in inside:
+        t = type(x)
+        if t not in SCALARS and (t.__flags__ & 0x200 or (t in _SCANNED and _holds_objects(x))) and not issubclass(t, torch.Tensor):
+            return True
+    return False
+
+
+_SCANNED = frozenset({list, tuple, dict, set, frozenset, deque, slice, type({}.values()), type({}.items())})
+
+
 def _keys(fn: Any, args: list[Any]) -> Any:
     """What a call of a C function puts into a set or a dictionary, or looks up there."""
     if fn in (set, frozenset, set.update):
         return args[-1] if args and type(args[-1]) in (list, tuple, set, frozenset, dict) else ()
     holder = getattr(fn, "__self__", None)
+    if fn in _FILLING or (getattr(fn, "__name__", "") == "update" and issubclass(type(holder), dict)):
+        given = args[0 if fn in _FROM_KEYS else -1] if args else ()
+        if type(given) not in (list, dict):
+            return ()
+        return [k[0] if type(k) is tuple and k and fn not in _FROM_KEYS else k for k in given]
     if fn in (set.add, operator.setitem, operator.getitem, operator.delitem, operator.contains):
         holder, args = args[0], args[1:2]
     return args if issubclass(type(holder), (set, frozenset, dict)) else ()
@@ -109,12 +140,20 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
                 tensors = True
             elif t is types.FunctionType or t is types.MethodType or t.__flags__ & 0x200:
                 risky = risky or not store
+            if t in _SCANNED and not store and not risky:
+                risky = _holds_objects(a)
+        holder = getattr(fn, "__self__", None)
+        if type(holder) in (list, tuple, deque, slice) and not store and not risky:
+            risky = _holds_objects(holder)
         if not store and _may_write_arguments(fn):
             known = [(m.world.tracks.get(id(a)), a) for a in args]
             lent = [(track, _contents(a)) for track, a in known if track is not None and a is track.image and not track.dirty]
+    else:
+        risky = any(type(a).__flags__ & 0x200 and hasattr(type(a), "__index__") for a in args)  # a number, asked for natively
     for key in _keys(fn, args):
         if type(key) not in SCALARS:
             m.world.tell_apart(key)
+            risky = risky or _runs_python(key)
     facts = m.recorder.facts
     if not store and any(type(a) is torch.SymFloat for a in args):
         args = floats.for_native(m, fn, args)

@@ -542,9 +542,7 @@ def op_BUILD_SET(f: Frame, i: Instr) -> None:
 @op()
 def op_BUILD_MAP(f: Frame, i: Instr) -> None:
     items = take(f, 2 * i.arg)
-    for key in items[::2]:
-        f.machine.world.tell_apart(key)
-    f.stack.append(f.machine.native(lambda keys: dict(zip(keys, items[1::2])), [items[::2]], {}, store=True))
+    f.stack.append(f.machine.native(dict, [list(zip(items[::2], items[1::2], strict=True))], {}, store=True))
 
 
 @op()
@@ -616,7 +614,7 @@ def _mapped(f: Frame, value: Any, unpack: Callable[[], Any]) -> dict[Any, Any]:
 def op_DICT_UPDATE(f: Frame, i: Instr) -> None:
     value = f.stack[-1]
     extra = _mapped(f, value, lambda: {**value})
-    _filled(f, f.stack[-1 - i.arg]).update(extra)
+    f.machine.native(dict.update, [_filled(f, f.stack[-1 - i.arg]), extra], {}, store=True)
     f.stack.pop()
 
 
