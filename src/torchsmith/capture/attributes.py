@@ -360,8 +360,6 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
     if track is not None and track.attrs and name in track.attrs:
         if track.attrs[name] is DELETED and find(m, cls, name) is MISSING and not hasattr(type(cls), name):
             raise Raised(AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'", name=name, obj=cls))
-        if track.attrs[name] is not DELETED:
-            return track.attrs[name]
     meta = type(cls)
     mattr = find(m, meta, name) if meta is not type else type.__dict__.get(name, MISSING)
     if mattr is not MISSING and _is_data(m, type(mattr)):

@@ -209,7 +209,10 @@ def module_call(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 def vars_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not args:
         raise Unsupported("CAP014", at=m.loc(), detail="vars()")
-    return at.load_attr(m, args[0], "__dict__")
+    found = at.attr_or(m, args[0], "__dict__", MISSING)
+    if found is MISSING:
+        raise Raised(TypeError("vars() argument must have __dict__ attribute"))
+    return found
 
 
 @row(id)

@@ -12,6 +12,7 @@ from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
 from .opcodes import take
+from .protocol import Machine
 from .world import NULL, SCALARS
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ def op_IMPORT_FROM(f: Frame, i: Instr) -> None:
     except Raised as r:
         value = sys.modules.get(f"{module.__name__}.{i.value}")
         if value is None:
-            raise Raised(ImportError(f"cannot import name {i.value!r} from {module.__name__!r}")) from r
+            file = getattr(module, "__file__", None)
+            text = f"cannot import name {i.value!r} from {module.__name__!r} ({file or 'unknown location'})"
+            raise Raised(ImportError(text, name=module.__name__, path=file)) from r
     f.stack.append(value)
 
 
@@ -232,7 +235,7 @@ def _traceback() -> types.TracebackType | None:
         return e.__traceback__
 
 
-def _of_traceback(m: Any, traceback: Any, name: str) -> Any:
+def _of_traceback(m: Machine, traceback: Any, name: str) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail=f"{name} of a traceback")
 
 

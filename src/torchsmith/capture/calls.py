@@ -660,7 +660,7 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
             and hasattr(args[0], "__next__")
         ):
             args = [list(map(tuple, map(m.listed, args[0])))]
-    elif name == "join" and args:
+    elif name == "join" and args and type(args[0]) not in SCALARS:
         args = [m.listed(args[0])]
     elif name == "format" and issubclass(type(self), str) and not all(map(_is_plain_text, (*args, *kwargs.values()))):
         return _formatted(m, self, args, kwargs)

@@ -85,6 +85,8 @@ def reversed_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         return pr.iterator(m, m.call(f, [value], {}))
     if issubclass(type(value), (list, tuple, range, str, dict, deque)) or hasattr(type(value), "__reversed__"):
         return m.native(reversed, [value], {})
+    if not hasattr(type(value), "__getitem__"):
+        raise Raised(TypeError(f"'{type(value).__name__}' object is not reversible"))
     n = pr.length(m, value)
     return iter([pr.getitem(m, value, i) for i in range(n - 1, -1, -1)])
 

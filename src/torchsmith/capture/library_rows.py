@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import copyreg
 import dataclasses
 import enum
 import functools
@@ -44,6 +45,10 @@ def blank(t: type) -> Any:
         return None
 
 
+# methods that copies are made by, and what fills copies of lists and dictionaries
+_OF_COPIES = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "append", "__setitem__")
+
+
 def _copied(m: Machine, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
     """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use."""
     t = type(obj)
@@ -63,7 +68,7 @@ def _copied(m: Machine, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
         out = m.call(own, [obj, {}] if deep else [obj], {})
         memo[key] = out
         return out
-    if issubclass(t, torch.nn.Module) or pr.special(m, t, "__reduce_ex__") or pr.special(m, t, "__getstate__"):
+    if issubclass(t, torch.nn.Module) or any(pr.special(m, t, name) for name in _OF_COPIES) or at.is_users(m, t, "__new__"):
         raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
 
     def part(x: Any) -> Any:
@@ -92,6 +97,10 @@ def _copied(m: Machine, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
         d = at.load_attr(m, obj, "__dict__")
         for k, v in m.mapped(d).items():
             new.__dict__[k] = part(v)
+    for name in copyreg._slotnames(t):  # type: ignore[attr-defined]
+        value = at.attr_or(m, obj, name, MISSING)
+        if value is not MISSING:
+            object.__setattr__(new, name, part(value))
     return new
 
 

@@ -168,7 +168,7 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
         return fn(*args, **kwargs)
     except (Unsupported, Raised):
         raise
-    except Exception as e:  # the program's exception: a handler of the program may take it
+    except (Exception, GeneratorExit, SystemExit) as e:  # the program's exception: a handler of the program may take it
         if any(map(_holds_symbols, (*args, *kwargs.values()))):  # or the symbol's: it cannot be hashed, for one
             args = [with_numbers(m, a) for a in args]
             return native(m, fn, args, {k: with_numbers(m, v) for k, v in kwargs.items()}, plain, store)

@@ -630,6 +630,8 @@ def iterate(m: Machine, obj: Any) -> Any:
 def iterator(m: Machine, it: Any) -> Any:
     """Make what __iter__ returned a real iterator."""
     step = special(m, type(it), "__next__")
+    if step is None and not hasattr(type(it), "__next__"):
+        raise Raised(TypeError(f"iter() returned non-iterator of type '{type(it).__name__}'"))
     return _drive(m, it, step) if step is not None else it
 
 
@@ -668,7 +670,8 @@ def to_str(m: Machine, value: Any, kind: str = "__str__", spec: str = "") -> str
                 raise Raised(TypeError(f"unsupported format string passed to {t.__name__}.__format__"))
             break
         if f is not None:
-            return outcome(m, name, f, [value, spec] if name == "__format__" else [value])  # type: ignore[no-any-return]
+            said = "__str__" if name == "__repr__" and kind != name else name
+            return outcome(m, said, f, [value, spec] if name == "__format__" else [value])  # type: ignore[no-any-return]
         if f is None and find(m, t, name) is not getattr(object, name):  # a class in C says it
             break
     if issubclass(type(value), BaseException):

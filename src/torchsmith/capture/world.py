@@ -391,7 +391,8 @@ class World:
         self.writes += 1
         if track.attrs is None:
             track.attrs = {}
-        track.attrs.pop(name, None)
+        if track.attrs.get(name) is DELETED:
+            del track.attrs[name]
         track.attrs[name] = value
         self._mark(track)
         inner = self.tracks.get(id(own_dict(track.obj)))
