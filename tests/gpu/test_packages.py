@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,64 @@ def test_the_plain_interface(made: Any) -> None:
     assert b"cuda:0 expected" in lib.tsm_last_error() or b"cpu:0 expected" in lib.tsm_last_error()
     lib.tsm_delete(handle)
     assert fake.fake_depth() == 0 and keep is not None
+
+
+class Config(ctypes.Structure):
+    """tsm_config"""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32), ("threads", ctypes.c_int32), ("weights_path", ctypes.c_char_p), ("weights_offset", ctypes.c_uint64),
+        ("weights_size", ctypes.c_uint64), ("allocate", ctypes.c_void_p), ("release", ctypes.c_void_p), ("context", ctypes.c_void_p),
+        ("weights_data", ctypes.c_void_p), ("device", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+def test_two_devices(made: Any) -> None:
+    """A model on each of two devices, called by two threads that have neither context, with streams of each: the driver refuses a launch on
+    another device's stream. Tensors of the other device are refused, and every thread's context is what it was."""
+    fake, model = made[0], made[2]
+    library = torchsmith.aot.aot_compile(model, (torch.randn(6, 8),))
+    lib = ctypes.CDLL(library)
+    lib.tsm_last_error.restype = ctypes.c_char_p
+    x = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x))
+    handles, wrong = [], list[str]()
+    for device in (0, 1):
+        handle, config = ctypes.c_void_p(), Config(size=ctypes.sizeof(Config), device=device + 1)
+        assert lib.tsm_create(ctypes.byref(config), ctypes.byref(handle)) == 0, lib.tsm_last_error()
+        handles.append(handle)
+
+    def run(device: int, place: int, stream: Any) -> int:
+        given, keep = device_tensor(fake, x, place + 1)
+        outs = (_Tensor * 3)()
+        code = int(lib.tsm_run_on(handles[device], ctypes.byref(given), ctypes.c_size_t(1), outs, ctypes.c_size_t(3), stream))
+        for out, want in zip(outs, expected if code == 0 else (), strict=False):
+            got = np.ctypeslib.as_array(ctypes.cast(out.data, ctypes.POINTER(ctypes.c_float)), tuple(want.shape))
+            if out.device != device + 1 or not np.allclose(got, want.numpy(), 1e-5, 1e-6):
+                wrong.append(f"device {device}: a result on device {out.device - 1}")
+            lib.tsm_release(ctypes.byref(out))
+        return code if keep is not None else -1
+
+    def calls_of(device: int) -> None:
+        stream = ctypes.c_void_p(fake.fake_stream(device))
+        for k in range(20):
+            code = run(device, device, stream if k % 2 else None)
+            if code:
+                wrong.append(f"device {device}: {code} {lib.tsm_last_error()!r}")
+        if run(device, 1 - device, None) != 7 or f":{device} expected".encode() not in lib.tsm_last_error():
+            wrong.append(f"device {device} took another device's tensor")
+        if fake.fake_depth() != 0:
+            wrong.append("a context is left behind")
+
+    threads = [threading.Thread(target=calls_of, args=(d,)) for d in (0, 1, 0, 1)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+    for handle in handles:
+        lib.tsm_delete(handle)
 
 
 def test_errors_of_the_driver(made: Any) -> None:
