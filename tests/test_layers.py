@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,18 @@ def test_imports_sit_at_the_top() -> None:
             if inside and not is_listed:
                 wrong.append(f"{name_of(path)}:{line}: import of {module} inside a function")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_imported_at_the_top_is_declared() -> None:
+    """Installing torchsmith beside torch is enough to import every module but those of Triton's worker."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    known = {"torch", "torchsmith", *declared, *sys.stdlib_module_names}
+    for path in sorted({*PACKAGE.rglob("*.py")} - {PACKAGE / "runtime" / "triton_worker.py"}):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                for name in names:
+                    assert name.split(".")[0] in known, f"{path}:{node.lineno} imports {name}, which pyproject.toml does not declare"
 
 
 def test_no_room_imports_in_circles() -> None:

@@ -241,10 +241,29 @@ static void let_go(Holder *h, Py_ssize_t n) {
   PyMem_Free(h);
 }
 
-/* `written`: which of the first n_written are written, as Package has it. */
-static int read_all(PyObject *const *items, Py_ssize_t n, Holder *h, tsm_tensor *t, const char *written, Py_ssize_t n_written) {
-  for (Py_ssize_t i = 0; i < n; i++)
-    if ((PyObject_CheckBuffer(items[i]) ? read_buffer(items[i], &h[i], &t[i], i < n_written && written[i]) : read_dlpack(items[i], &h[i], &t[i])) < 0) return -1;
+/* The error that is set says which argument it is of: input i, or the constant of this name. */
+static void name_argument(const Package *p, Py_ssize_t i, const char *constant) {
+  PyObject *kind, *value, *trace;
+  tsm_tensor_info info = {0};
+  if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError)) return;
+  PyErr_Fetch(&kind, &value, &trace);
+  if (constant) PyErr_Format(kind, "constant %s: %S", constant, value);
+  else if (p->m->input(p->m->model, (size_t)i, &info) == TSM_OK) PyErr_Format(kind, "input %zd (%s): %S", i, info.name, value);
+  else PyErr_Format(kind, "input %zd: %S", i, value);
+  Py_XDECREF(kind);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+}
+
+/* Constants by `names`, else inputs; of those p->written says which are written. */
+static int read_all(const Package *p, PyObject *const *items, Py_ssize_t n, Holder *h, tsm_tensor *t, const char *const *names) {
+  for (Py_ssize_t i = 0; i < n; i++) {
+    bool written = !names && i < p->n_written && p->written[i];
+    if ((PyObject_CheckBuffer(items[i]) ? read_buffer(items[i], &h[i], &t[i], written) : read_dlpack(items[i], &h[i], &t[i])) < 0) {
+      name_argument(p, i, names ? names[i] : NULL);
+      return -1;
+    }
+  }
   return 0;
 }
 
@@ -257,7 +276,7 @@ static PyObject *package_run(PyObject *self, PyObject *given) {
   tsm_tensor *t = PyMem_Calloc((size_t)(n + k) + 1, sizeof *t);
   if (!h || !t) {
     PyErr_NoMemory();
-  } else if (read_all(PySequence_Fast_ITEMS(fast), n, h, t, p->written, p->n_written) == 0) {
+  } else if (read_all(p, PySequence_Fast_ITEMS(fast), n, h, t, NULL) == 0) {
     int32_t rc;
     Py_BEGIN_ALLOW_THREADS
     rc = p->m->run(p->m->model, t, (size_t)n, t + n, (size_t)k);
@@ -297,7 +316,7 @@ static PyObject *package_load_constants(PyObject *self, PyObject *given) {
   const char **names = PyMem_Calloc((size_t)n + 1, sizeof *names);
   bool good = keys && values && h && t && names;
   for (Py_ssize_t i = 0; good && i < n; i++) good = (names[i] = PyUnicode_AsUTF8(PyList_GET_ITEM(keys, i))) != NULL;
-  if (good && read_all(((PyListObject *)values)->ob_item, n, h, t, NULL, 0) == 0) {
+  if (good && read_all(p, ((PyListObject *)values)->ob_item, n, h, t, names) == 0) {
     int32_t rc;
     Py_BEGIN_ALLOW_THREADS
     rc = p->m->load_constants(p->m->model, names, t, (size_t)n);

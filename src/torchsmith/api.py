@@ -244,7 +244,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Settings], Any]], ...]
 def _dims(t: torch.Tensor, index: int | Iterable[int]) -> frozenset[int]:
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"a tensor's dimensions are marked, not those of {type(t).__name__}")
-    dims = {index} if isinstance(index, int) else set(index)
+    dims = set(index) if isinstance(index, Iterable) else {index}
     if not all(isinstance(d, int) for d in dims):
         raise TypeError(f"dimensions are integers, not {index!r}")
     if not all(-t.dim() <= d < t.dim() for d in dims):

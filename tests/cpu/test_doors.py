@@ -55,3 +55,42 @@ def test_logs_at_run_time(capfd):
     finally:
         torchsmith.compiler.set_logs()
         torchsmith.compiler.config._changed.pop("trace_enabled", None)
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), [
+    (lambda p: torchsmith.mark_dynamic(torch.ones(2), None), TypeError, "dimensions are integers, not None"),
+    (lambda p: torchsmith.Dim("a", min=2.0), TypeError, "min and max are integers, not 2.0"),
+    (lambda p: torchsmith.export.export(scaled, (torch.ones(3),), [1]), TypeError, "as a dict, not list"),
+    (lambda p: torchsmith.export.export(torch.jit.trace(nn.ReLU(), torch.ones(3)), (torch.ones(3),)), TypeError, "TorchScript"),
+    (torchsmith.export.from_torch, TypeError, "a program of torch.export or the path"),
+    (lambda p: torchsmith.export.load(None), TypeError, "a path or a binary file object, not NoneType"),
+    (lambda p: aot.package("never.pt2", {3: p}), TypeError, "named by strings, not by 3"),
+    (lambda p: aot.load_package("/"), aot.PackageError, "/ cannot be read: Is a directory"),
+    *((lambda p, o=o: aot.compile_and_package(p, inductor_configs=o), torchsmith.Unsupported, words) for o, words in (
+        ({"cpu": 3}, "cpu=3 is neither the name"), ({"cpu": [1]}, r"cpu=\[1\] is neither"),
+        ({"keep_constants": "yes"}, "neither True nor False"), ({"aot_inductor.output_path": 3}, "output_path=3 is no path"))),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wrong_arguments_are_named(call, kind, words):
+    program = torchsmith.export.export(nn.ReLU(), (torch.ones(3),))
+    with pytest.raises(kind, match=words):
+        call(program)
+
+
+def test_errors_of_a_package_name_the_argument(tmp_path):
+    x = torch.ones(2, 3)
+    program = torchsmith.export.export(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), (x,))
+    run = aot.load_package(aot.compile_and_package(program, package_path=tmp_path / "two.pt2"))
+    for given in (None, 3, [1.0]):
+        with pytest.raises(TypeError, match=rf"input 0 \(input\): {type(given).__name__} is no array"):
+            run(given)
+    for values, kind, words in (
+        ([x], TypeError, "a dict from names to tensors or arrays, not list"), ({3: x}, TypeError, "named by strings, not by 3"),
+        ({"1.bias": None}, TypeError, "constant 1.bias: NoneType is no array"),
+        ({"1.bias": torch.ones(3, device="meta")}, BufferError, "constant 1.bias: "),
+        ({"1.bais": torch.ones(3)}, aot.PackageError, "no constant named 1.bais; did you mean 1.bias?"),
+        ({"zz": torch.ones(3)}, aot.PackageError, "no constant named zz$"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=words):
+            run.load_constants(values)
+    run.load_constants({"1.bias": torch.ones(3)})

@@ -513,8 +513,9 @@ TSP_FN int32_t torchsmith_load(const char *path, const char *model, const torchs
     off_t size = lseek(f->fd, 0, SEEK_END);
     f->size = size > 0 ? (uint64_t)size : 0;
     tsp_crc_init(&f->crc);
-    if (f->size < 4 || tsp_read(f, 0, magic, 4)) rc = tsp_fail(TSM_ERROR_FORMAT, "%s is truncated, or neither a package nor a model library", path);
-    else rc = memcmp(magic, "\177ELF", 4) == 0 ? tsp_open_library(m, f, &mine) : tsp_open_package(m, f, model ? model : "model", &mine);
+    if (f->size < 4) rc = tsp_fail(TSM_ERROR_FORMAT, "%s is truncated, or neither a package nor a model library", path);
+    else rc = tsp_read(f, 0, magic, 4);
+    if (!rc) rc = memcmp(magic, "\177ELF", 4) == 0 ? tsp_open_library(m, f, &mine) : tsp_open_package(m, f, model ? model : "model", &mine);
     close(f->fd);
   }
   free(f->directory);

@@ -49,6 +49,8 @@ class Dim:
     def __init__(self, name: str, *, min: int | None = None, max: int | None = None) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"Dim's name must be an identifier, not {name!r}")
+        if not all(bound is None or (isinstance(bound, int) and not isinstance(bound, bool)) for bound in (min, max)):
+            raise TypeError(f"Dim {name}: min and max are integers, not {min!r} and {max!r}")
         if min is not None and min < 0:
             raise ValueError(f"Dim {name}: min is {min}; sizes are not negative")
         if min is not None and max is not None and max < min:

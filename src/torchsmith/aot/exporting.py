@@ -33,7 +33,7 @@ from ..ir.expr import Expr, Op, Sym, walk
 from .dims import Declared, read_shapes
 from .entry import BUFFER, CONSTANT, PARAMETER, children
 from .program import DraftReport, ExportedProgram, InputRow, OutputRow
-from .programs import load_program, read_program
+from .programs import is_torch_program, load_program, read_program
 
 ROUNDS = 12  # captures until the open bounds have settled
 
@@ -82,6 +82,8 @@ def _exported(
     mod = _as_module(mod)
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"export takes the example arguments as a tuple, not {type(args).__name__}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"export takes example keyword arguments as a dict, not {type(kwargs).__name__}")
     kwargs = dict(kwargs or {})
     declared, names = read_shapes(mod.forward, args, kwargs, dynamic_shapes)
     leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
@@ -107,6 +109,8 @@ def _exported(
 def _as_module(program: Any) -> nn.Module:
     """A function as the forward of a module without parameters: the tensors that it holds or finds are constants."""
     if isinstance(program, nn.Module):
+        if type(program).__module__.startswith("torch.jit"):
+            raise TypeError("export reads Python, and a TorchScript module has none: give the module that it was made of")
         return program
     function = getattr(program, "__wrapped__", program) if isinstance(program, Dispatcher) else program
     if not isinstance(function, types.FunctionType | types.MethodType):
@@ -379,7 +383,10 @@ def _advice(rows: Sequence[DeclaredSymbol], cond: Expr) -> str:
 
 def from_torch(program: Any) -> ExportedProgram:
     """A torch.export.ExportedProgram, or the path of a file that torch.export.save wrote, as ours."""
-    entry = read_program(load_program(program) if isinstance(program, (str, os.PathLike)) else program)
+    program = load_program(program) if isinstance(program, (str, os.PathLike)) else program
+    if not is_torch_program(program):
+        raise TypeError(f"from_torch takes a program of torch.export or the path of a saved one, not {type(program).__name__}")
+    entry = read_program(program)
     rows = {a.placeholder: InputRow("user", a.name, a.spec, leaf) for leaf, a in enumerate(entry.arguments) if a.spec is not None}
     state: dict[str, Tensor] = {}
     constants: dict[str, Tensor] = {}

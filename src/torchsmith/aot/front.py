@@ -42,6 +42,7 @@ MINIFIER = ("dump_aoti_minifier", "repro_level")
 KNOWN = frozenset({
     *MINIFIER, "output_path", "package", "cpu", "keep_constants", "model_name", "format", "copy_inputs", "metadata", "device", "cuda_archs",
 })  # fmt: skip
+SWITCHES = frozenset({"package", "keep_constants", "copy_inputs", "dump_aoti_minifier"})  # True or False
 FORMATS = ("so", "a", "c")
 # The incumbent's switches whose effect torchsmith always has or never needs.
 ACCEPTED = frozenset({
@@ -99,7 +100,14 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
         elif not (key.startswith(PREFIX) and name in ACCEPTED):
             rest[key] = value
     cpu = mine.pop("cpu", "native")
+    if not isinstance(cpu, str) and not (isinstance(cpu, Sequence) and all(isinstance(c, str) for c in cpu)):
+        raise Unsupported("AOT051", detail=f"cpu={cpu!r} is neither the name of a processor nor a list of such names")
     mine["cpu"] = (cpu,) if isinstance(cpu, str) else tuple(cpu)
+    for name in SWITCHES & mine.keys():
+        if not isinstance(mine[name], bool):
+            raise Unsupported("AOT051", detail=f"{name}={mine[name]!r} is neither True nor False")
+    if not isinstance(mine.get("output_path"), str | os.PathLike | None):
+        raise Unsupported("AOT051", detail=f"output_path={mine['output_path']!r} is no path")
     mine.pop("model_name", None)
     rest = settings.value_printer() | rest
     said = mine.get("metadata") or {}
@@ -113,8 +121,6 @@ def read_settings(given: Mapping[str, Any] | None) -> Settings:
         raise Unsupported("AOT051", detail=f"format={mine['format']!r} has no libtorch: give format 'so' or libtorch='forbid'")
     wanted, level = settings.minifier()
     mine["dump_aoti_minifier"], mine["repro_level"] = mine.get("dump_aoti_minifier", wanted), mine.get("repro_level", level)
-    if not isinstance(mine["dump_aoti_minifier"], bool):
-        raise Unsupported("AOT051", detail=f"dump_aoti_minifier={mine['dump_aoti_minifier']!r} is neither True nor False")
     if mine["repro_level"] not in (1, 2, 3, 4):
         raise Unsupported("AOT051", detail=f"repro_level={mine['repro_level']!r} is none of 1, 2, 3, 4")
     mine["cuda_archs"] = read_archs(mine.get("cuda_archs", ()))
@@ -336,6 +342,8 @@ def package(path: str | os.PathLike[str], models: Mapping[str, Any], *, options:
     s = read_settings(options)
     if not isinstance(models, Mapping) or not models:
         raise TypeError(f"models is a dict from names to libraries or programs, not {models!r}")
+    if not all(isinstance(name, str) for name in models):
+        raise TypeError(f"models are named by strings, not by {next(n for n in models if not isinstance(n, str))!r}")
     parts: dict[str, Part] = {}
     for name, value in models.items():
         if isinstance(value, str | os.PathLike) and Path(value).suffix == ".so":

@@ -5,6 +5,7 @@ In: path of a package (.pt2) or of a model library (.so). Out: PackagedModel.
 
 from __future__ import annotations
 
+import difflib
 import json
 import shutil
 import sys
@@ -20,6 +21,8 @@ from .tree import Spec, UnknownNode, constant_text, read_spec, unplain
 
 define("AOT041", "constants that the caller keeps (user_managed) are not offered: a package copies and packs what it is given",
        "leave user_managed at False, and load again after a change")
+
+NO_SUCH_NAME = 15  # TSM_ERROR_NAME of csrc/include/torchsmith/model.h
 
 __all__ = ["PackageError", "PackagedModel", "load_package"]
 
@@ -122,10 +125,21 @@ class PackagedModel:
         """New weights by name; they are copied. Calls that run meanwhile see all old values or all new ones."""
         if user_managed:
             raise Unsupported("AOT041")
-        missing = [n for n in self.get_constant_fqns() if n not in values]
+        if not isinstance(values, Mapping):
+            raise TypeError(f"load_constants takes a dict from names to tensors or arrays, not {type(values).__name__}")
+        known = self.get_constant_fqns()
+        if odd := [name for name in values if not isinstance(name, str)]:
+            raise TypeError(f"constants are named by strings, not by {odd[0]!r}")
+        missing = [n for n in known if n not in values]
         if check_full_update and missing:
             raise PackageError(f"constants are missing for a full update: {', '.join(missing)}", 14)
-        self._loaded.load_constants(values)
+        try:
+            self._loaded.load_constants(values)
+        except PackageError as e:
+            near = [m for name in values if name not in known for m in difflib.get_close_matches(name, known, 1)]
+            if e.status != NO_SUCH_NAME or not near:
+                raise
+            raise PackageError(f"{e}; did you mean {near[0]}?", e.status) from None
 
 
 def _spec(given: Any) -> Spec | tuple[Callable[[Any], list[Any]], Callable[[list[Any]], Any]]:

@@ -84,6 +84,8 @@ def load(f: str | os.PathLike[str] | Any, *, extra_files: dict[str, Any] | None 
 
     extra_files: the texts that were saved under these names become its values; a name that the file lacks keeps its own.
     """
+    if not isinstance(f, str | os.PathLike) and not hasattr(f, "read"):
+        raise TypeError(f"load takes a path or a binary file object, not {type(f).__name__}")
     try:
         with zipfile.ZipFile(f) as archive:
             if any(i.compress_type or i.flag_bits & 1 for i in archive.infolist()):
