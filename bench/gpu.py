@@ -187,6 +187,10 @@ def host() -> None:
             wrong = error(f(x), fn(x))
         say("host", name, first_s=first, error=wrong, us=host_microseconds(f, x), eager_us=host_microseconds(fn, x),
             segments=[(s["launches"], s["replayed"], s["plain"], s["patched"]) for s in segments(f)])  # fmt: skip
+    torchsmith.compiler.reset()
+    x, f = torch.randn(64, 64, device=DEVICE), compiled(lambda x: x.sin_())
+    say("host", "x.sin_(): a launch, no memory", us=host_microseconds(f, x), eager_us=host_microseconds(torch.sin_, x))
+    say("host", "torch.empty_like(x)", us=host_microseconds(torch.empty_like, x))
 
 
 @section

@@ -406,11 +406,11 @@ static int place_call(Graph *g, const ts_tensor *tensors, ts_host *host, Call *c
   for (int i = 0; i < g->n_inputs; i++) {
     const InputSpec *s = &g->inputs[i];
     if (s->kind != IN_TENSOR) continue;
-    int32_t type = 0, index = 0;
-    if (libtorch.get_device_type(tensors[i].handle, &type) || libtorch.get_device_index(tensors[i].handle, &index)) type = -1;
-    if (type == libtorch.cpu || index < 0) index = 0;
+    int32_t index = 0; /* of a device of the graph's type: read_inputs has looked */
+    bool unknown = libtorch.get_device_index(tensors[i].handle, &index);
+    if (g->device == libtorch.cpu || index < 0) index = 0;
     if (device < 0) device = index;
-    if (type != g->device || index != device) {
+    if (unknown || index != device) {
       PyErr_Format(torch.error, "input %d lies on another device than the graph was compiled for, or than the other inputs", i);
       return -1;
     }
@@ -556,7 +556,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   if (!call.views && g->n_views) call.views = views_new(g->n_views);
   ts_host host = HOST;
   host.self = &call;
-  call.threads = threads_of(g);
+  call.threads = g->cuda ? 1 : threads_of(g);
   if (read_inputs(g, args, tensors, scalars) < 0) {
     if (g->eager == Py_None || !PyErr_ExceptionMatches(torch.error)) goto done;
     PyErr_Clear(); /* a tensor is where no guard said that it would be: nothing has happened yet */
