@@ -468,6 +468,30 @@ def test_gradients_have_eagers_strides() -> None:
     assert [e.kind for e in got_events if e.kind in ("fallback", "graph_break", "recompile")] == []
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_gradient_of_channels_last_images_through_group_norm(inside: bool) -> None:
+    """Eager gives it in the images' order; where it is differentiated again, and beside other gradients, in the order of those."""
+    norm, x = nn.GroupNorm(2, 4), torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last).requires_grad_()
+
+    def whole(x: torch.Tensor) -> Any:
+        return [
+            torch.autograd.grad(norm(x).pow(3).sum(), x)[0], torch.autograd.grad(norm(x).pow(3).sum(), x, create_graph=True)[0].detach(),
+            torch.autograd.grad((norm(x) + x.contiguous()).sum(), x)[0],
+        ]  # fmt: skip
+
+    def apart(fn: Any) -> Any:
+        made = [fn(x) for _ in range(2)]
+        grads = [torch.randn(2, 4, 5, 5), torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last)]
+        return [torch.autograd.grad(y, x, g)[0] for y, g in zip(made, grads, strict=True)]
+
+    found = []
+    for c in (torchsmith.compile, lambda f: f):
+        torch.manual_seed(0)
+        found.append(c(whole)(x) if inside else apart(c(lambda x: norm(x))))
+    torch.testing.assert_close(*found)
+    assert [g.stride() for g in found[0]] == [g.stride() for g in found[1]]
+
+
 def test_gradients_that_only_pass_through() -> None:
     """The backward graph reads no gradient, or reads constants besides."""
     def through(x: torch.Tensor) -> torch.Tensor:

@@ -240,10 +240,13 @@ def encoder_layer(
 def group_norm(
     trace: Tracing, call: Any, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: Any = True
 ) -> Tensor:
-    """Only on CPU does eager keep channels-last, and a tracing tensor does not look like CPU to torch."""
+    """Only on CPU does eager keep channels-last, and a tracing tensor does not look like CPU to torch: nor does its gradient."""
     kept = suggest_format(input)
     if kept is torch.contiguous_format or device_of(input).type != "cpu":
         return call(input, num_groups, weight, bias, eps, cudnn)
+    if is_watched(input):
+        input = input.view(input.shape)  # a name of its own: others that read the input have gradients in other orders
+        input.register_hook(lambda g: None if torch.is_grad_enabled() else g.contiguous(memory_format=kept))
     n, c, *rest = input.shape
     area: Any = 1
     for s in rest:
