@@ -214,3 +214,20 @@ def test_a_long_chain_that_is_computed_again():
     (found,) = torch.autograd.grad(torchsmith.compile(chain, backend="aot_eager")(x).sum(), x)
     (wanted,) = torch.autograd.grad(chain(x).sum(), x)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_that_does_not_keep_the_generator_draws_again(reentrant: bool) -> None:
+    """Its gradient is of other random numbers, and the generator moves on in the backward pass."""
+    part = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    def f(x: Tensor) -> Tensor:
+        return checkpoint(part, x, use_reentrant=reentrant, preserve_rng_state=False)
+
+    x, found = torch.randn(5, 6, requires_grad=True), []
+    for fn in (torchsmith.compile(f), f):
+        torch.manual_seed(0)
+        x.grad = None
+        fn(x).sum().backward()
+        found.append([x.grad, torch.get_rng_state()])
+    torch.testing.assert_close(*found)

@@ -376,11 +376,13 @@ def checkpoint(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with an unknown determinism_check")
     recorder.regions.append(Region(_policy(m, context_fn) if has_context else None))
     recorder.has_regions = True
-    known = recorder.versions()
+    known, drawn = recorder.versions(), tracing.current().draws
     try:
         result = m.call(args[0], args[1:], given)
     finally:
         recorder.regions.pop()
+    if m.grad and tracing.current().draws != drawn and not m.truth(kwargs.get("preserve_rng_state", True)):
+        raise Unsupported("CAP014", at=m.loc(), detail="checkpoint with preserve_rng_state=False: eager draws other numbers when it goes backwards")
     if m.grad and recorder.written_since(known):  # running statistics, say
         raise Unsupported("CAP014", at=m.loc(), detail="checkpoint of what writes to tensors: eager writes once more when it goes backwards")
     if reentrant:
