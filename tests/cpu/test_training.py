@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import subprocess
 import sys
 import warnings
@@ -215,6 +216,123 @@ def test_hooks_are_not_skipped() -> None:
     model[2].weight.register_post_accumulate_grad_hook(lambda p: calls.append(2))
     compiled(model, optimizer, x, y)
     assert calls in ([1, 1, 2], [1, 2, 1])
+
+
+def _limit(m: nn.Module, log: list[Any]) -> None:
+    for p in m.parameters():
+        p.register_hook(lambda g: g.clamp(-0.01, 0.01))
+        p.register_hook(lambda g: g * 2)
+
+
+def _log(m: nn.Module, log: list[Any]) -> None:
+    for name, p in m.named_parameters():
+        p.register_hook(lambda g, name=name: log.append((name, g)))
+        p.register_post_accumulate_grad_hook(lambda p, name=name: log.append((name, p.grad.norm())))
+
+
+def _step_at_once(m: nn.Module, log: list[Any]) -> None:
+    for p in m.parameters():
+        own = torch.optim.Adam([p], 0.01)
+        p.register_post_accumulate_grad_hook(lambda p, own=own: own.step())
+
+
+HOOKS = {"limited": _limit, "logged, in the engine's turns": _log, "an optimizer in the backward pass": _step_at_once}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_parameters_are_part_of_the_step(name: str) -> None:
+    def run(c: Any) -> tuple[nn.Module, list[Any]]:
+        torch.manual_seed(0)
+        model, log = mlp(), []
+        HOOKS[name](model, log)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = c(step_of("first"))
+        for x, y in batches():
+            step(model, optimizer, x, y)
+        return model, log
+
+    (ours, log), (eager, wanted) = run(functools.partial(torchsmith.compile, fullgraph=True)), run(lambda f: f)
+    assert [n for n, _ in log] == [n for n, _ in wanted]
+    torch.testing.assert_close([v for _, v in log], [v for _, v in wanted])
+    for p, q in zip(ours.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close((p, p.grad), (q, q.grad))
+
+
+def test_hooks_of_parameters_that_gradients_are_asked_of() -> None:
+    """autograd.grad runs them too, and differentiates through them; those that follow an accumulation do not run."""
+    w, b = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    w.register_hook(lambda g: g * g)
+    b.register_post_accumulate_grad_hook(lambda p: p.grad.zero_())
+
+    def f(x: Tensor) -> Any:
+        first = torch.autograd.grad((x * w * b).sum().square(), [w, b], create_graph=True)
+        return first, torch.autograd.grad(first[0].sum(), b)
+
+    x = torch.randn(4)
+    torch.testing.assert_close(torchsmith.compile(f)(x), f(x))
+
+
+def test_a_hook_that_gives_something_else_is_eagers_error() -> None:
+    w = torch.randn(4, requires_grad=True)
+    w.register_hook(lambda g: g[0])
+    with pytest.raises(RuntimeError, match="hook"):
+        torchsmith.compile(lambda x: (x * w).sum().backward())(torch.ones(4))
+
+
+def test_a_result_behind_what_was_used_up() -> None:
+    """Two losses over one forward pass, the first of which is kept: the second pass has used up what the first one lies on."""
+    model = mlp()
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        z = model(x)
+        first, second = z.sum(), z.square().sum()
+        first.backward(retain_graph=True)
+        second.backward()
+        return first, second
+
+    def with_z(x: Tensor) -> tuple[Tensor, Tensor]:
+        z = model(x)
+        z.square().sum().backward()
+        return z.sum(), z
+
+    x = batches()[0][0]
+    with recording() as got:
+        losses = torchsmith.compile(step, fullgraph=True)(x)
+    assert [e.fields["report"].road for e in got if e.kind == "graph"] == ["native"]
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    def with_a_leaf(x: Tensor) -> Tensor:
+        w = x.clone().requires_grad_()
+        w.exp().sum().backward()
+        return w
+
+    leaf = torchsmith.compile(with_a_leaf)(x)
+    assert leaf.is_leaf and leaf.requires_grad
+    torch.testing.assert_close(leaf.grad, x.exp())
+    total, z = torchsmith.compile(with_z)(x)
+    torch.testing.assert_close(torch.autograd.grad(total, z)[0], torch.ones_like(z))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_batch_norm_that_averages_over_all_batches(dtype: torch.dtype) -> None:
+    def run(c: Any) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 2)).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        compiled = c(step)
+        losses = [compiled(torch.randn(5, 6, dtype=dtype)) for _ in range(4)]
+        return losses, list(model.state_dict().values())
+
+    torch.testing.assert_close(run(functools.partial(torchsmith.compile, fullgraph=True)), run(lambda f: f))
 
 
 class Several(nn.Module):

@@ -22,11 +22,11 @@ FEW = ("copies_of_a_compiled_model_apart", "error_in_a_hook_whole", "functions_o
 # What splits whole steps, or has them run eagerly; the others are one graph.
 CODES: dict[str, set[str]] = {
     "anomaly_mode": {"API001"}, "autocast_and_scaler": {"CAP020"},
-    "embeddings_of_every_kind": {"CAP021", "GRA011"}, "error_behind_backward": {"CAP006"}, "error_in_a_hook": {"AUT002"},
-    "errors_that_are_caught": {"CAP006", "CAP025"}, "gradients_clipped_by_hooks": {"AUT002"}, "hook_comes_and_goes": {"AUT002"},
+    "embeddings_of_every_kind": {"CAP021", "GRA011"}, "error_behind_backward": {"CAP006"}, "error_in_a_hook": {"CAP006"},
+    "errors_that_are_caught": {"CAP006", "CAP025"},
     "hook_of_an_activation": {"AUT003", "CAP026"}, "layers_dropped_at_random": {"AUT003", "CAP011", "CAP023"},
     "lbfgs_with_closure": {"CAP020"}, "loss_that_is_not_a_number": {"AUT003", "CAP020"},
-    "module_hook_comes_and_goes": {"AUT003", "CAP026"}, "training_and_evaluation_in_turn": {"AUT003", "CAP020"},
+    "module_hook_comes_and_goes": {"AUT003", "CAP026"},
 }  # fmt: skip
 NOTES = {"GRA001", "GRA010"}  # a shape was asked of torch
 

@@ -737,7 +737,8 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     recorder.facts.freeze()
     made = {id(i.node): i for i in recorder.infos.values()}
     watched = [k for k, n in enumerate(b.outs) if id(n) in made and made[id(n)].requires_grad and not made[id(n)].is_apart]
-    spent = tuple(k for k in watched if m.gradients.is_spent(made[id(b.outs[k])].tensor))
+    used_up = m.gradients.spent_of([made[id(b.outs[k])].tensor for k in watched])
+    spent = tuple(k for k, used in zip(watched, used_up, strict=True) if used)
     graph.meta["grad"] = m.grad_before
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     m.gradients.check_results([made[id(b.outs[k])].tensor for k in watched if k not in spent])

@@ -7,6 +7,7 @@ replaced on the way, never leaves the graph.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,6 @@ class Gradients:
         self.m = machine
         self.written: dict[int, tuple[Tensor, Any]] = {}  # by id of the tracing tensor: it, and what `.grad` is now
         self.spent: set[Any] = set()  # nodes of autograd's graph that a backward pass has freed
-        self.hooks_known: set[int] = set()
         self.made: dict[int, Tensor] = {}  # leaves that a backward pass gave a gradient, by id
         self.moved: dict[int, tuple[Tensor, Tensor, int]] = {}  # inputs whose memory is another's now: them, that one, their version then
         self.moves = 0
@@ -81,11 +81,26 @@ class Gradients:
             self.m.world.guard(source, "length", 0)
         return None
 
-    def _without_hooks(self, leaf: Tensor) -> None:
-        if id(leaf) not in self.hooks_known:
-            self.hooks_known.add(id(leaf))
-            for name in _HOOKS:
-                self.hooks(leaf, name)
+    def _hooks_of(self, leaf: Tensor, name: str) -> list[Any]:
+        """What a leaf's hooks are, under a guard."""
+        info = self.m.recorder.info(leaf)
+        if info.real is None or info.source is None:
+            return []
+        if not getattr(info.real, name):
+            self.hooks(leaf, name)
+            return []
+        found = self.m.world.wrap(getattr(info.real, name), Attr(info.source, name, "getattr"))
+        return self.m.listed(self.m.call(self.m.attr(found, "values"), [], {}))
+
+    def _hooked(self, hooks: list[Any], value: Tensor) -> Tensor:
+        """A gradient as the hooks leave it."""
+        for hook in hooks:
+            new = self.m.call(hook, [value], {})
+            if new is not None:
+                if not issubclass(type(new), Tensor) or (new.dtype, tuple(new.shape)) != (value.dtype, tuple(value.shape)):
+                    raise Unsupported("AUT002", at=self.m.loc(), detail="a hook gives another kind of tensor than the gradient")
+                value = new
+        return value
 
     # ------------------------------------------------------------ .data
 
@@ -163,21 +178,29 @@ class Gradients:
                 raise Unsupported("AUT004", at=m.loc(), detail="backward(inputs=...) of a tensor that is no leaf")
             wanted = {id(t) for t in inputs}
             found = [t for t in found if id(t) in wanted]
-        for leaf in found:
-            m.recorder.info(leaf)
-            self._without_hooks(leaf)
         if not found:
             return
-        values = self._grad(tensors, found, grads, retain_graph, False, True)
+        hooks = {id(leaf): [self._hooks_of(leaf, name) for name in _HOOKS] for leaf in found}
+        are_hooked = any(any(rows) for rows in hooks.values())
+        turns, values = self._grad_in_turns(tensors, found, grads, retain_graph, False, True, are_hooked)
         if not retain_graph:
             self.spent |= visited
         before, m.grad_mode = m.grad, False
         try:
             taken = {i.tensor.untyped_storage()._cdata for i in m.recorder.real.values() if i.is_made}
-            for leaf, value in zip(found, values, strict=True):
-                if value is not None:
-                    self.made[id(leaf)] = leaf
-                    self._accumulate(leaf, value, taken)
+            for leaf, value in sorted(zip(found, values, strict=True), key=lambda row: turns.get(id(row[0]), 0)):
+                if value is None:
+                    continue
+                first, last = hooks[id(leaf)]
+                if first:
+                    taken.add(value.untyped_storage()._cdata)  # a hook may have kept it
+                    value = self._hooked(first, value)
+                    taken.add(value.untyped_storage()._cdata)
+                self.made[id(leaf)] = leaf
+                self._accumulate(leaf, value, taken)
+                for hook in last:
+                    if m.call(hook, [leaf], {}) is not None:
+                        raise Unsupported("AUT002", at=m.loc(), detail="a hook after the accumulation gives a value")
         finally:
             m.grad_mode = before
 
@@ -187,14 +210,53 @@ class Gradients:
         """torch.autograd.grad."""
         self.m.stamps.need_autograd()
         _, visited = self._reached(outputs, inputs)
-        values = self._grad(outputs, inputs, grads, retain_graph, create_graph, unused)
+        hooks = [self._hooks_of(t, "_backward_hooks") if t.is_leaf else [] for t in inputs]
+        turns, values = self._grad_in_turns(outputs, inputs, grads, retain_graph, create_graph, unused, any(hooks))
+        if any(hooks):
+            values, before = list(values), self.m.grad
+            self.m.grad_mode = create_graph
+            try:
+                for k in sorted(range(len(inputs)), key=lambda k: turns.get(id(inputs[k]), 0)):
+                    if values[k] is not None:
+                        values[k] = self._hooked(hooks[k], values[k])
+            finally:
+                self.m.grad_mode = before
         if not (create_graph if retain_graph is None else retain_graph):
             self.spent |= visited
         return tuple(values)
 
-    def is_spent(self, t: Tensor) -> bool:
-        """Has a backward pass used up what autograd knows of this result?"""
-        return t.grad_fn in self.spent
+    def spent_of(self, results: Sequence[Tensor]) -> list[bool]:
+        """Has a backward pass used up what autograd knows of each of these: its own node, or all those on every way from it to a leaf? What
+        lies on the way to another result is not used up: that one's gradient can still be asked for."""
+        nodes = [t.grad_fn for t in results]
+        if not self.spent:
+            return [False] * len(nodes)
+        return [n is not None and (n in self.spent or self._leads_to_spent(n, set(nodes) - {n})) for n in nodes]
+
+    def _leads_to_spent(self, start: Any, others: set[Any]) -> bool:
+        seen, todo = {start}, [start]
+        while todo:
+            node = todo.pop()
+            following = [n for n, _ in node.next_functions if n is not None]
+            if not following or any(n in others for n in following):
+                return False
+            new = [n for n in following if n not in self.spent and n not in seen]
+            seen.update(new)
+            todo += new
+        return True
+
+    def _grad_in_turns(
+        self, outputs: Any, leaves: Any, grads: Any, retain_graph: Any, create_graph: bool, unused: bool, are_hooked: bool
+    ) -> tuple[dict[int, int], Any]:  # fmt: skip
+        """The leaves' gradients, and by id of a hooked leaf when its turn comes in autograd's engine."""
+        order: list[int] = []
+        handles = [t.register_hook(functools.partial(_note, order, id(t))) for t in leaves] if are_hooked else []
+        try:
+            values = self._grad(outputs, leaves, grads, retain_graph, create_graph, unused)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return {i: n for n, i in enumerate(order)}, values
 
     def _grad(self, outputs: Any, inputs: Any, grads: Any, retain_graph: Any, create_graph: bool, unused: bool) -> Any:
         m = self.m
@@ -308,6 +370,10 @@ def _tell(t: Tensor, requires_grad: bool) -> None:
     """The program's requires_grad_, which whoever follows torch's functions has seen."""
     with torch._C.DisableTorchFunction():
         t.requires_grad_(requires_grad)
+
+
+def _note(order: list[int], leaf: int, grad: Tensor) -> None:
+    order.append(leaf)
 
 
 def _is_differentiated(node: Any) -> bool:

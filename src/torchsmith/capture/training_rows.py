@@ -175,6 +175,35 @@ def _attributes(m: Machine) -> Any:
 torch_rows.BY_CODE[torch.amp.GradScaler._maybe_opt_step.__code__] = _maybe_step
 
 
+# ---------------------------------------------------------------- statistics
+
+
+def _cumulative(self: Any, input: Tensor) -> Tensor:
+    """_BatchNorm.forward in training with momentum=None: the running statistics are averages over all batches, of which a tensor counts."""
+    self._check_input_dim(input)
+    self.num_batches_tracked.add_(1)
+    mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+    out = torch.nn.functional.batch_norm(input, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+    with torch.no_grad():
+        factor = 1.0 / self.num_batches_tracked.double()
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            running.copy_((1 - factor) * running + factor * new)
+    return out
+
+
+def _batch_norm(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Without a momentum torch's code makes a Python number of a tensor."""
+    module = args[0]
+    if m.attr(module, "momentum") is None and m.truth(m.attr(module, "training")) and m.truth(m.attr(module, "track_running_stats")):
+        tracked = [m.attr(module, name) for name in ("num_batches_tracked", "running_mean", "running_var")]
+        if all(issubclass(type(t), Tensor) for t in tracked):
+            return m.inline(_cumulative, args, kwargs)
+    return m.inline(fn, args, kwargs)
+
+
+torch_rows.BY_CODE[torch.nn.modules.batchnorm._BatchNorm.forward.__code__] = _batch_norm
+
+
 # ---------------------------------------------------------------- distributions
 
 
