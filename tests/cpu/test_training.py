@@ -279,6 +279,121 @@ def test_a_hook_that_gives_something_else_is_eagers_error() -> None:
         torchsmith.compile(lambda x: (x * w).sum().backward())(torch.ones(4))
 
 
+def _late(h: Tensor, log: list[Any]) -> None:
+    for number in range(3):
+        h.register_hook(lambda g: g * (number + 1))  # noqa: B023  (when the hooks run, it is 2)
+
+
+def _counting(h: Tensor, log: list[Any]) -> None:
+    count = [0]
+
+    def hook(g: Tensor) -> Tensor:
+        count[0] += 1
+        return g * count[0]
+
+    h.register_hook(hook)
+    h.register_hook(lambda g: g * count[0])
+
+
+SCALE = torch.linspace(0, 1, 16)
+OWN_HOOKS: dict[str, tuple[bool, Any]] = {  # is it one graph?
+    "scaled": (True, lambda h, log: h.register_hook(lambda g: g * SCALE)),
+    "looked at": (True, lambda h, log: h.register_hook(lambda g: None)),
+    "in place": (True, lambda h, log: h.register_hook(lambda g: g.clamp_(-0.001, 0.001))),
+    "several": (True, lambda h, log: (h.register_hook(lambda g: g * 2), h.register_hook(lambda g: g + 1))),
+    "removed": (True, lambda h, log: h.register_hook(lambda g: g * 2).remove()), "closures": (True, _late),
+    "reads what it hangs on": (True, lambda h, log: h.register_hook(lambda g: g * h.detach().sign())),
+    "counting": (False, _counting), "logged": (False, lambda h, log: h.register_hook(lambda g: log.append(g.norm()))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", OWN_HOOKS)
+def test_hooks_of_tensors_that_the_program_makes(name: str, whole: bool) -> None:
+    is_graph, put = OWN_HOOKS[name]
+
+    def run(c: Any) -> Any:
+        torch.manual_seed(0)
+        first, second, log = nn.Linear(8, 16), nn.Linear(16, 3), []  # type: nn.Module, nn.Module, list[Any]
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            h = first(x)
+            put(h, log)
+            loss = second(h.tanh()).square().mean()
+            if whole:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            return loss
+
+        compiled = c(step)
+        for x, _ in batches():
+            loss = compiled(x)
+            if not whole:
+                loss.backward()
+        return [(p, p.grad) for p in (*first.parameters(), *second.parameters())], log
+
+    torch.testing.assert_close(run(functools.partial(torchsmith.compile, fullgraph=is_graph)), run(lambda f: f))
+
+
+def test_hooks_are_differentiated_and_live_as_long_as_their_handles() -> None:
+    w = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
+
+    def twice(x: Tensor) -> Any:
+        h = x @ w
+        handle = h.register_hook(lambda g: g * g)
+        first = torch.autograd.grad(h.sin().sum(), w, create_graph=True)[0]
+        second = torch.autograd.grad(first.square().sum(), w, retain_graph=True)[0]
+        handle.remove()
+        return first.detach(), second, torch.autograd.grad(h.sum(), w)[0]
+
+    def outside(x: Tensor) -> Tensor:
+        h = x @ w
+        h.register_hook(lambda g: g * g)
+        return h.sin().sum()
+
+    x = batches()[0][0].double()
+    torch.testing.assert_close(torchsmith.compile(twice, fullgraph=True)(x), twice(x))
+    found = []
+    for f in (torchsmith.compile(outside, fullgraph=True), outside):
+        (first,) = torch.autograd.grad(f(x), w, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.square().sum(), w)))
+    torch.testing.assert_close(*found)
+
+
+def test_gradients_that_are_retained() -> None:
+    first, second = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def weighted(x: Tensor) -> Any:
+        h = first(x)
+        h.retain_grad()
+        loss = second(h.relu()).max(1)[0].sum()
+        loss.backward(retain_graph=True)
+        once = h.grad
+        loss.backward()
+        return once, h.grad, h
+
+    def stopped(x: Tensor) -> Any:
+        h = first(x)
+        h.retain_grad()
+        return torch.autograd.grad(second(h).sum(), second.weight, retain_graph=True)[0], h.grad is None
+
+    def later(x: Tensor) -> Any:
+        h = first(x)
+        h.retain_grad()
+        return second(h).sum(), h
+
+    x = batches()[0][0]
+    ours, eager = (torchsmith.compile(weighted, fullgraph=True)(x), weighted(x))
+    torch.testing.assert_close(ours, eager)
+    torch.testing.assert_close(ours[2].grad, eager[2].grad)
+    torch.testing.assert_close(torchsmith.compile(stopped)(x), stopped(x))
+    loss, h = torchsmith.compile(later)(x)
+    loss.backward()
+    assert h.grad is not None
+
+
 def test_a_result_behind_what_was_used_up() -> None:
     """Two losses over one forward pass, the first of which is kept: the second pass has used up what the first one lies on."""
     model = mlp()

@@ -609,6 +609,8 @@ def _has_shared(v: Any, seen: set[int]) -> bool:
 def finished(m: Machine, result: Any) -> Captured:
     """Close the graph and say how the result is made."""
     world = m.world
+    m.gradients.own_hooks.register()
+    m.gradients.check_retained()
     b = _Builder(m)
     m.effects += overrides.changes(m)
     owners = {t.source for t in world.changed if t.attrs}  # whose attributes are written one by one, deletions too: their __dict__ says how it ends
@@ -762,7 +764,7 @@ def _parts(m: Machine) -> dict[str, Any]:
     counts = [0]
     for node in m.recorder.graph.nodes:
         if node.op in ("call_function", "call_method") and node.target not in (operator.getitem, torch._C._set_grad_enabled):
-            counts = [*counts, 0] if node.target is torch.autograd.grad else [*counts[:-1], counts[-1] + 1]
+            counts = [*counts, 0] if node.target is torch.autograd.grad or getattr(node.target, "goes_backwards", False) else [*counts[:-1], counts[-1] + 1]
     return {"operators": tuple(counts), "gradients": len(m.gradients.made), "never_written": tuple(m.gradients.never_written())}
 
 

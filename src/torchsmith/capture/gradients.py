@@ -17,6 +17,7 @@ from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.layout import contiguous_strides, is_dense
 from ..graph.tracing import device_of
+from . import hooks
 from .attributes import Raised
 from .protocol import Machine
 from .source import Attr
@@ -37,6 +38,8 @@ class Gradients:
         self.made: dict[int, Tensor] = {}  # leaves that a backward pass gave a gradient, by id
         self.moved: dict[int, tuple[Tensor, Tensor, int]] = {}  # inputs whose memory is another's now: them, that one, their version then
         self.moves = 0
+        self.own_hooks = hooks.OwnHooks(machine)
+        self.retained: list[tuple[Tensor, int]] = []  # own tensors that keep their gradient, and where they were told so
         self.stale: set[int] = set()  # those that autograd knew with their old memory
         self.switched: list[Any] = []  # Infos of inputs of which the program said whether they require grad
         self.switched_at = -1  # the outermost frame's instruction where it first did
@@ -101,6 +104,41 @@ class Gradients:
                     raise Unsupported("AUT002", at=self.m.loc(), detail="a hook gives another kind of tensor than the gradient")
                 value = new
         return value
+
+    def retain(self, t: Tensor) -> None:
+        """`t.retain_grad()` of a tensor that the program makes."""
+        m, info = self.m, self.m.recorder.info(t)
+        if t.is_leaf and t.requires_grad:
+            return  # it keeps its gradient anyway
+        if info.real is not None or not t.requires_grad or m.is_whole or m.recorder.bodies or m.contexts:
+            raise Unsupported("CAP026", at=m.loc(), detail="tensor.retain_grad()")
+        if not any(t is other for other, _ in self.retained):
+            self.retained.append((t, max(m.frames[0].steps - 1, 0)))
+            self.moves += 1
+
+    def check_retained(self) -> None:
+        """The program is done: a gradient that only a later backward pass gives would be kept nowhere."""
+        for t, step in self.retained:
+            if id(t) not in self.written:
+                error = Unsupported("CAP026", at=self.m.loc(), detail="tensor.retain_grad() of what no backward pass of the program reaches")
+                error.step = step
+                raise error
+
+    def _retained(self, visited: set[Any], is_all: bool) -> list[Tensor]:
+        """The tensors that keep what a pass over these nodes gives them. is_all: it goes on to all leaves."""
+        found = [(t, step) for t, step in self.retained if t.grad_fn in visited]
+        for t, step in found:
+            if not is_all or self.own_hooks.are_on(t):  # autograd.grad gives what its hooks have not seen
+                error = Unsupported("CAP026", at=self.m.loc(), detail="tensor.retain_grad() with hooks, or for a pass that stops on its way")
+                error.step = step
+                raise error
+        return [t for t, _ in found]
+
+    def _keep(self, t: Tensor, value: Tensor) -> None:
+        """What a retained gradient becomes: never a tensor that was there."""
+        now = self.read(t)
+        fresh = self.m.record("method", "clone", (value,), {}) if now is None else self.m.record("method", "add", (now, value), {})
+        self.written[id(t)] = (t, fresh)
 
     # ------------------------------------------------------------ .data
 
@@ -178,20 +216,24 @@ class Gradients:
                 raise Unsupported("AUT004", at=m.loc(), detail="backward(inputs=...) of a tensor that is no leaf")
             wanted = {id(t) for t in inputs}
             found = [t for t in found if id(t) in wanted]
-        if not found:
+        kept = self._retained(visited, inputs is None)
+        if not found and not kept:
             return
-        hooks = {id(leaf): [self._hooks_of(leaf, name) for name in _HOOKS] for leaf in found}
-        are_hooked = any(any(rows) for rows in hooks.values())
-        turns, values = self._grad_in_turns(tensors, found, grads, retain_graph, False, True, are_hooked)
+        hooked = {id(leaf): [self._hooks_of(leaf, name) for name in _HOOKS] for leaf in found}
+        are_hooked = any(any(rows) for rows in hooked.values())
+        turns, values = self._grad_in_turns(visited, tensors, [*found, *kept], grads, retain_graph, False, True, are_hooked)
         if not retain_graph:
             self.spent |= visited
         before, m.grad_mode = m.grad, False
         try:
             taken = {i.tensor.untyped_storage()._cdata for i in m.recorder.real.values() if i.is_made}
-            for leaf, value in sorted(zip(found, values, strict=True), key=lambda row: turns.get(id(row[0]), 0)):
+            for t, value in zip(kept, values[len(found) :], strict=True):
+                if value is not None:
+                    self._keep(t, value)
+            for leaf, value in sorted(zip(found, values, strict=False), key=lambda row: turns.get(id(row[0]), 0)):
                 if value is None:
                     continue
-                first, last = hooks[id(leaf)]
+                first, last = hooked[id(leaf)]
                 if first:
                     taken.add(value.untyped_storage()._cdata)  # a hook may have kept it
                     value = self._hooked(first, value)
@@ -210,15 +252,16 @@ class Gradients:
         """torch.autograd.grad."""
         self.m.stamps.need_autograd()
         _, visited = self._reached(outputs, inputs)
-        hooks = [self._hooks_of(t, "_backward_hooks") if t.is_leaf else [] for t in inputs]
-        turns, values = self._grad_in_turns(outputs, inputs, grads, retain_graph, create_graph, unused, any(hooks))
-        if any(hooks):
+        self._retained(visited, False)
+        hooked = [self._hooks_of(t, "_backward_hooks") if t.is_leaf else [] for t in inputs]
+        turns, values = self._grad_in_turns(visited, outputs, inputs, grads, retain_graph, create_graph, unused, any(hooked))
+        if any(hooked):
             values, before = list(values), self.m.grad
             self.m.grad_mode = create_graph
             try:
                 for k in sorted(range(len(inputs)), key=lambda k: turns.get(id(inputs[k]), 0)):
                     if values[k] is not None:
-                        values[k] = self._hooked(hooks[k], values[k])
+                        values[k] = self._hooked(hooked[k], values[k])
             finally:
                 self.m.grad_mode = before
         if not (create_graph if retain_graph is None else retain_graph):
@@ -246,23 +289,23 @@ class Gradients:
         return True
 
     def _grad_in_turns(
-        self, outputs: Any, leaves: Any, grads: Any, retain_graph: Any, create_graph: bool, unused: bool, are_hooked: bool
+        self, visited: set[Any], outputs: Any, leaves: Any, grads: Any, retain_graph: Any, create_graph: bool, unused: bool, are_hooked: bool
     ) -> tuple[dict[int, int], Any]:  # fmt: skip
         """The leaves' gradients, and by id of a hooked leaf when its turn comes in autograd's engine."""
         order: list[int] = []
         handles = [t.register_hook(functools.partial(_note, order, id(t))) for t in leaves] if are_hooked else []
         try:
-            values = self._grad(outputs, leaves, grads, retain_graph, create_graph, unused)
+            values = self._grad(visited, outputs, leaves, grads, retain_graph, create_graph, unused)
         finally:
             for handle in handles:
                 handle.remove()
         return {i: n for n, i in enumerate(order)}, values
 
-    def _grad(self, outputs: Any, inputs: Any, grads: Any, retain_graph: Any, create_graph: bool, unused: bool) -> Any:
+    def _grad(self, visited: set[Any], outputs: Any, inputs: Any, grads: Any, retain_graph: Any, create_graph: bool, unused: bool) -> Any:
         m = self.m
         given = tuple(grads) if any(g is not None for g in grads) else None
         args = (tuple(outputs), tuple(inputs), given, retain_graph, create_graph, True, unused)
-        return m.record("function", torch.autograd.grad, args, {})
+        return hooks.gradients(m, self.own_hooks.met(visited), args)
 
     def _reached(
         self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = (), is_end: bool = False
@@ -362,6 +405,8 @@ class Gradients:
             if not out:
                 return
             for _, t, value in out:
+                if not t.is_leaf:
+                    b.lines.append(f"{b.value(t)}.retain_grad()")
                 b.lines.append(f"{b.value(t)}.grad = {b.value(value)}")
             todo = [row for row in todo if not any(row is o for o in out)]
 

@@ -46,6 +46,17 @@ def backward(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return _backward(m, [t], [given["gradient"]], given)
 
 
+@tensor_method("register_hook")
+def register_hook(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    (hook,) = (*args, *kwargs.values())
+    return m.gradients.own_hooks.add(t, hook)
+
+
+@tensor_method("retain_grad")
+def retain_grad(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    m.gradients.retain(t)
+
+
 @row(torch.autograd.backward)
 def engine_backward(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     given = _given(_ENGINE, args, kwargs)

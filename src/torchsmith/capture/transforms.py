@@ -161,12 +161,27 @@ class Captured:
         return sum(c is None for c in self.constants)
 
 
+def like(t: Tensor) -> Tensor:
+    """A tracing tensor like `t` with memory of its own, of which autograd knows nothing."""
+    return _like(t, None, False)
+
+
+def capture_body(m: Machine, fn: Any, tensors: list[Tensor]) -> Captured:
+    """What `fn` does to tensors, without autograd, as a body."""
+    before, m.grad_mode = m.grad, False
+    try:
+        return _capture(m, fn, tensors, lambda given: (given, {}), False, is_mapped=False)
+    finally:
+        m.grad_mode = before
+
+
 def _capture(
-    m: Machine, fn: Any, tensors: list[Tensor], build: Callable[[list[Tensor]], tuple[list[Any], dict[str, Any]]], grad: bool
-) -> Captured:
+    m: Machine, fn: Any, tensors: list[Tensor], build: Callable[[list[Tensor]], tuple[list[Any], dict[str, Any]]], grad: bool,
+    is_mapped: bool | None = None,
+) -> Captured:  # fmt: skip
     """Interpret `fn` on stand-ins of `tensors` (its own inputs) and record what it does as a body. `build`: stand-ins -> arguments."""
     r = m.recorder
-    body = Body(r.graph, not grad)
+    body = Body(r.graph, not grad if is_mapped is None else is_mapped)
     before = r.exprs, r.size_nodes, m.grad
     r.exprs, r.size_nodes = dict(r.exprs), dict(r.size_nodes)
     r.bodies.append(body)
