@@ -118,10 +118,12 @@ def indexed(r: Draw, have: list[torch.Tensor]) -> torch.Tensor | None:
         return None
     d = r.randrange(x.dim())
     index = (x.detach().abs().sum() * 0).long() + torch.arange(x.shape[d], device=x.device).flip(0)
-    wide = index.view([-1 if k == d else 1 for k in range(x.dim())]).expand(x.shape) // 2
+    each = index.view([-1 if k == d else 1 for k in range(x.dim())]).expand(x.shape)
+    wide = each // 2
+    once = wide if x.device.type == "cpu" else each  # elsewhere any one of several wins
     return r.choice([
         lambda: x.index_select(d, index), lambda: x.gather(d, wide), lambda: torch.zeros_like(x).scatter_add(d, wide, x),
-        lambda: x.index_add(d, index // 2, x), lambda: x[index] if d == 0 else x.take(index), lambda: x.scatter(d, wide, x),
+        lambda: x.index_add(d, index // 2, x), lambda: x[index] if d == 0 else x.take(index), lambda: x.scatter(d, once, x),
     ])()  # fmt: skip
 
 

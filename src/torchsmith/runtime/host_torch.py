@@ -5,9 +5,11 @@ In: a library and its manifest. Out: a `_native.Graph` whose extern calls are bo
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -60,33 +62,56 @@ def _on_prepare(name: str, size: int, original: int) -> None:
     events.emit("prepare", graph=name, bytes=size, original=original)
 
 
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class Recording:
+    """What this thread queues on a stream of its own, captured into a graph, and the memory that the graph uses.
+
+    The driver is asked, not torch.cuda.CUDAGraph, which keeps every other thread of the process from drawing random numbers meanwhile.
+    """
+
+    THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: calls of other threads are theirs
+
+    def __init__(self, device: int) -> None:
+        self.graph = ctypes.c_void_p()
+        self.stream = torch.cuda.Stream(device, priority=-1)  # of another pool than the streams that users take: nobody else queues on it
+        with ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(self.stream))
+            self.pool = torch.cuda.MemPool()
+            stack.enter_context(torch.cuda.use_mem_pool(self.pool, device))
+            self._ask("cuStreamBeginCapture_v2", ctypes.c_void_p(self.stream.cuda_stream), self.THREAD_LOCAL)
+            self.open = stack.pop_all()
+
+    def end(self) -> int:
+        """The captured graph, as the driver names it. Raises RuntimeError where the capture failed."""
+        try:
+            self._ask("cuStreamEndCapture", ctypes.c_void_p(self.stream.cuda_stream), ctypes.byref(self.graph))
+        finally:
+            self.open.close()
+            torch._C._cuda_clearCublasWorkspaces()  # those of this stream lie in the capture's memory
+        return int(self.graph.value or 0)
+
+    @staticmethod
+    def _ask(function: str, *args: Any) -> None:
+        if status := getattr(_driver(), function)(*args):
+            raise RuntimeError(f"{function} returned {status}")
+
+    def __del__(self) -> None:
+        if self.graph.value:
+            _driver().cuGraphDestroy(self.graph)
+
+
 def _record_begin(device: int) -> tuple[Any, int]:
-    """Begin to capture what this thread queues; gives a token and the stream to queue on."""
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    stream = torch.cuda.Stream(device, priority=-1)  # of another pool than the streams that users take: nobody else queues on it
-    guard = torch.cuda.stream(stream)
-    guard.__enter__()
-    try:
-        graph.capture_begin(capture_error_mode="thread_local")
-    except BaseException:
-        guard.__exit__(None, None, None)
-        raise
-    return (graph, guard), stream.cuda_stream
-
-
-def _record_end(token: Any) -> int:
-    """The captured graph, as the driver names it; the token owns it and the memory that it uses."""
-    graph, guard = token
-    try:
-        graph.capture_end()
-    finally:
-        guard.__exit__(None, None, None)
-        torch._C._cuda_clearCublasWorkspaces()  # those of this stream lie in the capture's memory
-    return int(graph.raw_cuda_graph())
+    """Begin to capture what this thread queues; gives a token, which owns what is captured, and the stream to queue on."""
+    recording = Recording(device)
+    return recording, recording.stream.cuda_stream
 
 
 # By type of device: how library calls are recorded.
-RECORDERS: dict[str, tuple[Callable[[int], tuple[Any, int]], Callable[[Any], int]]] = {"cuda": (_record_begin, _record_end)}
+RECORDERS: dict[str, tuple[Callable[[int], tuple[Any, int]], Callable[[Any], int]]] = {"cuda": (_record_begin, Recording.end)}
 
 
 def _begin(device: int) -> tuple[Any, int]:
