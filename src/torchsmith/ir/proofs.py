@@ -297,7 +297,7 @@ class _Prover:
                 continue
             left = self.remainder(e, facts)
             if left is not None:
-                yield Doubt("", -1, extent, extent, self.condition([left], facts), self.stage, None)
+                yield Doubt("", -1, extent, extent, self.condition([(left, e)], facts), self.stage, None)
             else:
                 self.proved.add((e, e, facts.known))
 
@@ -309,7 +309,7 @@ class _Prover:
             i = self.named(i) or i
             if (i, n, facts.known) in self.proved or _comes_from_memory(i):
                 continue
-            left = [r for r in (self.remainder(i, facts), self.remainder(n - i - 1, facts)) if r is not None]
+            left = [(r, e) for e in (i, n - i - 1) if (r := self.remainder(e, facts)) is not None]
             if left:
                 yield Doubt(at.buf, d, given, size, self.condition(left, facts), self.stage, at)
             else:
@@ -324,11 +324,17 @@ class _Prover:
             self.known.tries -= before - claim.tries
         return left
 
-    def condition(self, left: list[Expr], facts: Facts) -> Expr | None:
-        """What the host checks: the remainders are not negative, or some loop around the access has no iteration."""
-        if any(not isinstance(x, Sym | Const | Op) for r in left for x in walk(r)):
+    def sufficient(self, left: Expr, e: Expr, facts: Facts) -> Expr:
+        """The remainder is not negative, or e is not where quotients and the like of sizes alone stand as they are: numbers to the host."""
+        cond = op("ge", left, ZERO)
+        exact = _Claim(facts, TRIES_THEN, is_exact=True).bound(e, False)
+        return cond if exact is None or exact is left else op("or", cond, op("ge", exact, ZERO))
+
+    def condition(self, left: list[tuple[Expr, Expr]], facts: Facts) -> Expr | None:
+        """What the host checks of claims e >= 0 with their remainders: those hold, or some loop around the access has no iteration."""
+        if any(not isinstance(x, Sym | Const | Op) for r, _ in left for x in walk(r)):
             return None
-        conds = [op("ge", r, ZERO) for r in left]
+        conds = [self.sufficient(r, e, facts) for r, e in left]
         if any(isinstance(c, Const) and not c.value for c in conds):
             return None
         cond = conds[0]
@@ -354,8 +360,10 @@ def _comes_from_memory(e: Expr) -> bool:
 
 
 class _Claim:
-    def __init__(self, facts: Facts, tries: int) -> None:
-        self.facts, self.ranges = facts, facts.ranges
+    """is_exact: bounds keep what is over symbols alone as it is, instead of bounding it by less."""
+
+    def __init__(self, facts: Facts, tries: int, is_exact: bool = False) -> None:
+        self.facts, self.ranges, self.is_exact = facts, facts.ranges, is_exact
         self.left, self.tries = STEPS, tries
         self.tried: dict[Expr, tuple[int, Expr | None]] = {}  # how deep a claim was looked at, and what was left
         self.bounds: dict[tuple[Expr, bool], Expr | None] = {}
@@ -453,7 +461,7 @@ class _Claim:
         return result
 
     def _end(self, a: Expr, up: bool) -> Expr | None:
-        if isinstance(a, Sym | Const):
+        if isinstance(a, Sym | Const) or (self.is_exact and _is_over_symbols(a)):
             return a
         if isinstance(a, Axis) and a in self.ranges.extents:
             return self.bound(self.ranges.extents[a] - 1, True) if up else ZERO
