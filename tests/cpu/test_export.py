@@ -128,6 +128,23 @@ def test_calls_are_checked(program, change, words):
     assert words in str(error.value)
 
 
+def test_dictionaries_in_any_order():
+    class Net(nn.Module):
+        def forward(self, d, *, k):
+            return d["a"] - 2 * d["l"][0]["b"] + k["x"] - k["y"]
+
+    def call(names, parts, keys):
+        made = {n: {"a": torch.tensor(1.0), "l": [{p: torch.tensor(2.0 + "bc".index(p)) for p in parts}]}[n] for n in names}
+        return (made,), {"k": {n: torch.tensor(5.0 + "xy".index(n)) for n in keys}}
+
+    module = torchsmith.export.export(Net(), *call("al", "bc", "xy")).module()
+    args, kwargs = call("la", "cb", "yx")
+    assert torch.equal(module(*args, **kwargs), Net()(*args, **kwargs))
+    for wrong in (call("la", "c", "yx"), ((args[0] | {"a": [torch.tensor(1.0)]},), kwargs), ((args[0] | {"l": ()},), kwargs)):
+        with pytest.raises(TypeError, match="takes arguments of the structure"):
+            module(*wrong[0], **wrong[1])
+
+
 def test_another_structure_is_refused(program):
     args, kwargs = arguments(5)
     with pytest.raises(TypeError, match="structure"):

@@ -286,7 +286,13 @@ class ExportedProgram:
             given = {k: given[k] for k in wanted}
         leaves, spec = pytree.tree_flatten((tuple(args), given))
         if spec != self.in_spec:
-            raise TypeError(f"{self.name} takes arguments of the structure {_structure(self.in_spec)}; it was given {_structure(spec)}")
+            try:
+                leaves = self.in_spec.flatten_up_to((tuple(args), given))  # dictionaries with their keys in another order
+                is_same = all(pytree.tree_is_leaf(x) for x in leaves)
+            except ValueError:
+                is_same = False
+            if not is_same:
+                raise TypeError(f"{self.name} takes arguments of the structure {_structure(self.in_spec)}; it was given {_structure(spec)}")
         return leaves
 
     def check(self, leaves: Sequence[Any]) -> dict[str, int]:
