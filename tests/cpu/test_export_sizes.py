@@ -108,6 +108,17 @@ def spectra(x: Tensor) -> tuple[Tensor, ...]:
     return torch.istft(bands, 16, window=w), torch.istft(bands, 16, window=w, length=x.shape[1]), torch.istft(bands[0], 16, 4, window=w)
 
 
+@program((4, -16), (4, 7), (4, 24), (4, 1))
+def padded_to_groups(x: Tensor) -> tuple[Tensor, ...]:
+    return F.pad(x, (0, -x.shape[1] % 8)).view(4, -1, 8).sum(-1), F.pad(x, (-x.shape[1] % 3, 0)).view(4, 3, -1).amax(1)
+
+
+@program((-2, 3, -16), (1, 3, 3), (3, 3, 17), (2, 3, 40))
+def pools(x: Tensor) -> tuple[Tensor, ...]:
+    ceil, places = nn.MaxPool1d(3, 2, ceil_mode=True)(x), F.max_pool1d(x, 3, return_indices=True)[1]
+    return F.max_pool1d(x, 3), torch.max_pool1d(x, 2, 1, 1, 2), ceil, places
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_packages_at_every_size(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

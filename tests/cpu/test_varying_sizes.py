@@ -431,3 +431,24 @@ def test_memory_order_where_the_first_sizes_were_1(first: tuple[int, ...]) -> No
             assert torch.equal(got, want)
             wide = [d for d, n in enumerate(want.shape) if n > 1]
             assert [got.stride(d) for d in wide] == [want.stride(d) for d in wide], (number, shape)
+
+
+def test_an_empty_batch_of_sizes_that_vary() -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool1d(x, 3) if x.dim() == 3 else F.max_pool2d(x, 2)
+
+    def viewed(x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], -1)
+
+    for shape in ((2, 4, 9), (2, 3, 6, 6)):
+        fn = torchsmith.compile(pooled, fullgraph=True, dynamic=True)
+        for n in (2, 0):
+            x = torch.randn(n, *shape[1:], requires_grad=True)
+            fn(x).sum().backward()
+            got, x.grad = x.grad, None
+            pooled(x).sum().backward()
+            assert torch.equal(got, x.grad)
+    fn = torchsmith.compile(viewed, dynamic=True)
+    assert fn(torch.ones(2, 3, 4)).shape == (2, 12)
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        fn(torch.ones(0, 3, 4))

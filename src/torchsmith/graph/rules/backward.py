@@ -389,9 +389,9 @@ def embedding(grad: Tensor, indices: Tensor, num_weights: Any, padding_idx: int,
 
 def _to_places(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
     """Each element of `grad` is added at its place in the image."""
-    lead = list(x.shape[:-rank])
+    lead, count = list(x.shape[:-rank]), math.prod(grad.shape[-rank:])  # not -1: the batch may be empty
     flat = torch.zeros([*lead, math.prod(x.shape[-rank:])], dtype=grad.dtype)
-    added = flat.scatter_add(-1, _reshaped(indices, [*lead, -1]), _reshaped(grad, [*lead, -1]))
+    added = flat.scatter_add(-1, _reshaped(indices, [*lead, count]), _reshaped(grad, [*lead, count]))
     out = added.view(x.shape)
     kept = suggest_format(x)
     return out if kept is torch.contiguous_format else out.clone(memory_format=kept)

@@ -442,6 +442,24 @@ def pad(trace: Tracing, call: Any, input: Tensor, pad: Any, mode: str = "constan
     return call(input, pad, mode, value)  # type: ignore[no-any-return]
 
 
+@function_rule(torch.max_pool1d)
+def max_pool1d(trace: Tracing, call: Any, input: Tensor, kernel_size: Any, stride: Any = (), *args: Any, **kwargs: Any) -> Tensor:
+    """Of a length that varies: by way of the positions, for which torch asks for no plain number."""
+    if not input._has_symbolic_sizes_strides:
+        return call(input, kernel_size, stride, *args, **kwargs)  # type: ignore[no-any-return]
+    return torch.max_pool1d_with_indices(input, kernel_size, stride, *args, **kwargs)[0]
+
+
+@function_rule(F.max_pool1d)
+def max_pool1d_of_module(
+    trace: Tracing, call: Any, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    if return_indices or not input._has_symbolic_sizes_strides:
+        return call(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return torch.max_pool1d_with_indices(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)[0]
+
+
 @function_rule(F.affine_grid)
 def affine_grid(trace: Tracing, call: Any, theta: Tensor, size: Any, align_corners: Any = None) -> Tensor:
     """Torch's checks compare the sizes with each other, looking for the least."""

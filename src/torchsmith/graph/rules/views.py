@@ -276,6 +276,8 @@ def infer(size: Sequence[Size], numel: Size) -> list[Size]:
     for i, s in enumerate(size):
         if i != unknown[0]:
             rest = rest * s
+    if not require(rest != 0):
+        raise RuntimeError(f"cannot reshape tensor of 0 elements into shape {list(size)} because the unspecified dimension is ambiguous")
     out = list(size)
     out[unknown[0]] = numel // rest
     if type(rest) is int and type(numel) is int and numel % rest:
