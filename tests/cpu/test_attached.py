@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -466,6 +467,29 @@ def test_gradients_have_eagers_strides() -> None:
         sums = [sum(t.sum() for t in fn(x, y)) for fn in (turned, compiled)]
         torch.testing.assert_close(torch.autograd.grad(sums[1], (x, y)), torch.autograd.grad(sums[0], (x, y)))
     assert [e.kind for e in got_events if e.kind in ("fallback", "graph_break", "recompile")] == []
+
+
+@pytest.mark.parametrize("what", ["nothing", "retain_grad", "hook"])
+def test_a_result_that_another_result_follows_from(what: str) -> None:
+    """It sees the gradients from outside only, and this is said; without a hook nothing is amiss."""
+    w = torch.randn(3, 4, requires_grad=True)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x @ w
+        return h, h.sin().sum()
+
+    compiled = torchsmith.compile(f)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            h, total = compiled(torch.ones(2, 3))
+            if what == "hook":
+                total.register_hook(lambda g: None)  # nothing follows from this one
+                h.register_hook(lambda g: None)
+            elif what == "retain_grad":
+                h.retain_grad()
+            (total + h.sum()).backward()
+    assert len(said) == (what != "nothing") and all("without what comes through the other result" in str(s.message) for s in said)
 
 
 @pytest.mark.parametrize("inside", [False, True])

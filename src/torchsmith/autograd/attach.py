@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,10 @@ _DRAWS = (
     "torchsmith: the captured graph cannot be repeated eagerly (for a derivative of a derivative, or is_grads_batched), because it drew "
     "random numbers of its own. Take the derivatives inside of the compiled function, or leave options={'fallback_random': True}."
 )
+_PARTLY = (
+    "torchsmith: a result of a compiled function keeps its gradient or has a hook, and another result follows from it: it sees the "
+    "gradient that comes from outside of the function, without what comes through the other result. Call backward() inside of it too."
+)
 _ORDERS = 4  # backward passes for other orders of the gradients than the results' own
 _LARGE = 1024  # a size that stands for any
 _AS_IT_IS = contextlib.nullcontext()
@@ -64,6 +69,7 @@ class Attached:
         # views that the program cut off (detach, .data): made anew of an input they would carry its gradient
         rows = zip(joint.outputs.results, joint.outs, strict=True)
         self.cut_off = tuple(k for k, (row, t) in enumerate(rows) if isinstance(row, ViewOf) and not t.requires_grad)
+        self.said_partly = False
         self.passes: dict[tuple[tuple[int, ...], Orders], Pass] = {}
         slots = cut.backward.slots
         self.planned = {slots[n].at[0]: order for n, order in _planned(cut.backward).items()}
@@ -137,6 +143,7 @@ class Attached:
         else:
             ctx.order = ()
         ctx.block, ctx.inputs = block, inputs
+        ctx.inner = [weakref.ref(results[k]) for k in self.joint.inner]
         ctx.save_for_backward(*tensors)
         roots = tuple(results[k] for k in cut.roots)
         return roots if len(roots) > 1 else roots[0]
@@ -145,6 +152,9 @@ class Attached:
         saved = iter(ctx.saved_tensors)  # eager's error where they are gone
         inputs = {i: ctx.numbers[i] if i in ctx.numbers else next(saved) for i in self.saved_inputs}
         kept = {**ctx.block, **{k: next(saved) for k in self.saved_results}, **{k: next(saved) for k in ctx.order}}
+        if not self.said_partly and any((t := r()) is not None and (t.retains_grad or t._backward_hooks) for r in ctx.inner):
+            self.said_partly = True
+            events.warn(_PARTLY)
         if torch.is_grad_enabled():
             return None, *self._again(ctx, kept, grads, "AUT006")
         if any(_is_batched(g) for g in grads if g is not None):

@@ -94,6 +94,7 @@ class Joint:
         self.border, self.n_inputs = len(rec.nodes), len(rec.inputs)
         self.leaves = tuple(i for i, t in enumerate(rec.inputs) if isinstance(t, torch.Tensor) and t.requires_grad)
         self.roots = self._roots()
+        self.inner = self._inner()  # roots from which other roots follow
         self.earlier: list[Node] = rec.nodes[: self.border]
         self.kept: dict[int, int] = {}  # id of a node -> number of the forward graph's result
         self.keeping: list[Node] = []
@@ -121,6 +122,21 @@ class Joint:
             elif isinstance(row, ViewOf) and isinstance(row.of, tuple) and t.requires_grad and not self.outs[row.of[1]].requires_grad:
                 raise Unsupported("AUT001", at=self.facts.loc, detail="a result that requires grad is a view of one that does not")
         return tuple(found.values())
+
+    def _inner(self) -> tuple[int, ...]:
+        makers: dict[Any, list[int]] = {}
+        for k in self.roots:
+            makers.setdefault(self.outs[k].grad_fn, []).append(k)
+        found: set[int] = set()
+        seen: set[Any] = set()
+        todo = list(makers) if len(self.roots) > 1 else []
+        while todo:
+            for node, _ in todo.pop().next_functions:
+                found.update(makers.get(node, ()))
+                if node is not None and node not in seen:
+                    seen.add(node)
+                    todo.append(node)
+        return tuple(sorted(found))
 
     def _again(self) -> tuple[tuple[int, tuple[str, int], tuple[Step, ...] | None], ...]:
         rows = []
