@@ -128,6 +128,20 @@ def test_calls_are_checked(program, change, words):
     assert words in str(error.value)
 
 
+def test_a_copy_into_an_argument_comes_first():
+    class Net(nn.Module):
+        def forward(self, x, y):
+            y.copy_(x)
+            x.add_(1)
+            return x - y
+
+    module = export(Net(), (torch.randn(4, 3), torch.randn(4, 3)), dynamic_shapes=({0: Dim("n")}, {0: Dim("n")})).module()
+    given = torch.randn(2, 3), torch.randn(2, 3)
+    wanted = [t.clone() for t in given]
+    assert torch.equal(module(*given), Net()(*wanted))
+    assert all(map(torch.equal, given, wanted))
+
+
 def test_dictionaries_in_any_order():
     class Net(nn.Module):
         def forward(self, d, *, k):

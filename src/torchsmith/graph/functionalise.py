@@ -409,7 +409,7 @@ class Recording(Tracing):
             value.root.spec = spec  # an out= tensor of no elements was resized
         if read(self.emit, value.root, value.steps) is node:
             return  # the memory holds this already: x[i] += 1 ends with x[i] = x[i]
-        if not value.steps and self.nodes[-1] is node and node.kind == "call" and node.target is not aten.empty.memory_format:
+        if not value.steps and self.nodes[-1:] == [node] and node.kind == "call" and node.target is not aten.empty.memory_format:
             node.spec = value.root.spec  # just computed for this memory: give it this memory's layout
         write(self.emit, value, node, loc)
 
