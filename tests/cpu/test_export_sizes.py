@@ -154,6 +154,17 @@ def test_conditions_that_no_range_describes_are_asked_of_every_call(tmp_path: Pa
             run(torch.randn(5, 9))
 
 
+def test_errors_of_packages_name_sizes_as_the_user_does(tmp_path: Path) -> None:
+    n = Dim("rows")
+    made = export(Whole(lambda x, y, i: (x[i], y.sum())), (torch.randn(8, 3), torch.randn(17), torch.tensor([1])),
+                  dynamic_shapes=(({0: n}, {0: 2 * n + 1}, None),))  # fmt: skip
+    run = aot.load_package(aot.compile_and_package(made, package_path=tmp_path / "model.pt2"))
+    with pytest.raises(aot.PackageError, match=r"index is out of bounds for dimension 0$"):
+        run(torch.randn(4, 3), torch.randn(9), torch.tensor([4]))
+    with pytest.raises(aot.PackageError, match=r"size at dimension 0 must be \(rows \* 2\) \+ 1: got 8 where 9 was expected"):
+        run(torch.randn(4, 3), torch.randn(8), torch.tensor([1]))
+
+
 def test_names_are_a_promise_for_all_sizes() -> None:
     n = Dim("n")
     with pytest.raises(Unsupported, match="AOT061"):

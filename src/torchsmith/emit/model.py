@@ -305,11 +305,15 @@ class _Model:
 
     def describe(self, e: Expr) -> str:
         """A size in the user's words."""
+        said = self.part(e)
+        return said[1:-1] if said.startswith("(") else said
+
+    def part(self, e: Expr) -> str:
         if isinstance(e, Sym):
             return self.d.labels.get(e.name, e.name)
         if isinstance(e, Const):
             return str(e.value)
-        args = [self.describe(a) for a in getattr(e, "args", ())]
+        args = [self.part(a) for a in getattr(e, "args", ())]
         sign = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}.get(getattr(e, "name", ""))
         return f"({f' {sign} '.join(args)})" if sign else f"{getattr(e, 'name', '?')}({', '.join(args)})"
 

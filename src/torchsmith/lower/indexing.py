@@ -51,6 +51,11 @@ def broadcast_shape(refs: Sequence[Ref]) -> tuple[Expr, ...]:
     return tuple(shape)
 
 
+def _outside(dim: int, n: Expr) -> str:
+    """The text of a check; a size that varies has no number yet."""
+    return f"index is out of bounds for dimension {dim}" + (f" with size {n.value}" if isinstance(n, Const) else "")
+
+
 # ---------------------------------------------------------------- x[i, :, j]
 class Advanced:
     """Where advanced indexing reads: the index tensors broadcast to `middle`, which stands at `start` of the result."""
@@ -74,7 +79,7 @@ class Advanced:
     def check(self, cx: Builder) -> None:
         for d, r in self.given.items():
             n = self.x.shape[d]
-            check_range(cx, r, n, negative=True, message=f"index is out of bounds for dimension {d} with size {n!r}")
+            check_range(cx, r, n, negative=True, message=_outside(d, n))
 
     def place(self, i: Index) -> Index:
         """Result index -> index into x."""
@@ -149,7 +154,7 @@ def _scatter(cx: Builder, x: Ref, dim: int, index: Ref, value: Callable[[Index],
     if x.rank == 0 or index.rank == 0:
         return NotImplemented
     dim = wrap_dim(dim, x.rank)
-    check_range(cx, index, x.shape[dim], negative=False, message=f"index is out of bounds for dimension {dim} with size {x.shape[dim]!r}")
+    check_range(cx, index, x.shape[dim], negative=False, message=_outside(dim, x.shape[dim]))
     name = copied(cx, x, strides=cx.out.strides)
     update(cx, name, index.shape, _along(x, dim, index), lambda i: cast(value(i), x.dtype), mode)
     return cx.ref(name)
@@ -209,7 +214,7 @@ def lower_scatter_reduce(cx: Builder, x: Ref, dim: int, index: Ref, src: Ref, re
     if x.rank == 0 or index.rank == 0:
         return NotImplemented
     dim = wrap_dim(dim, x.rank)
-    check_range(cx, index, x.shape[dim], negative=False, message=f"index is out of bounds for dimension {dim} with size {x.shape[dim]!r}")
+    check_range(cx, index, x.shape[dim], negative=False, message=_outside(dim, x.shape[dim]))
     return _reduce_into(cx, x, index.shape, _along(x, dim, index), src.load, reduce, include_self)
 
 
