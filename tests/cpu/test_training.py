@@ -641,6 +641,22 @@ def test_counters_of_all_written_tensors_move() -> None:
     assert all(p._version > v for p, v in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_fused_optimizers_move_no_counters(name: str) -> None:
+    """As torch's kernels: only the counter of steps is moved, which the optimizer does itself."""
+    def run(c: Any) -> list[int]:
+        model = mlp()
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, fused=True)
+        step = c(step_of("first"))
+        step(model, optimizer, *batches()[0])  # makes the state
+        held = [t for p in model.parameters() for t in (p, *optimizer.state[p].values())]
+        before = [t._version for t in held]
+        step(model, optimizer, *batches()[1])
+        return [t._version - v for t, v in zip(held, before, strict=True)]
+
+    assert run(functools.partial(torchsmith.compile, fullgraph=True)) == run(lambda f: f)
+
+
 # ---------------------------------------------------------------- gradient scaling, LBFGS
 
 

@@ -5,6 +5,7 @@ In: lists of tracing tensors and numbers. Out: what torch's functions give; kern
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -97,9 +98,20 @@ def _scaled_step(grads: Any, state: tuple[Any, ...], grad_scale: Tensor | None, 
     return end
 
 
+def _fused(fn: Any, rule: Callable[..., None]) -> None:
+    """torch's fused kernels move no version counters, nor do graphs with them. Capture counts on the counters to see what is written."""
+
+    def fused(trace: Tracing, call: Any, *lists: Any, **options: Any) -> None:
+        written = tuple(t for part in lists for t in part) if trace.records else ()
+        with torch.autograd._unsafe_preserve_version_counter(written) if written else contextlib.nullcontext():
+            rule(trace, *lists, **options)
+
+    function_rule(fn)(fused)
+
+
 def _adam(is_decoupled: bool) -> Callable[..., Any]:
     def fused(
-        trace: Tracing, call: Any, params: Any, grads: Any, averages: Any, squares: Any, greatest: Any, steps: Any, *, lr: Any, beta1: Any,
+        trace: Tracing, params: Any, grads: Any, averages: Any, squares: Any, greatest: Any, steps: Any, *, lr: Any, beta1: Any,
         beta2: Any, weight_decay: Any, eps: Any, amsgrad: bool, maximize: bool, grad_scale: Any = None, found_inf: Any = None,
     ) -> None:  # fmt: skip
         lr = _rate(trace, lr)
@@ -124,13 +136,8 @@ def _adam(is_decoupled: bool) -> Callable[..., Any]:
     return fused
 
 
-function_rule(torch._fused_adam_)(_adam(False))
-function_rule(torch._fused_adamw_)(_adam(True))
-
-
-@function_rule(torch._fused_sgd_)
-def sgd(
-    trace: Tracing, call: Any, params: Any, grads: Any, buffers: Any, *, weight_decay: Any, momentum: Any, lr: Any, dampening: Any,
+def _sgd(
+    trace: Tracing, params: Any, grads: Any, buffers: Any, *, weight_decay: Any, momentum: Any, lr: Any, dampening: Any,
     nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
     lr = _rate(trace, lr)
@@ -148,9 +155,8 @@ def sgd(
     end()
 
 
-@function_rule(torch._fused_adagrad_)
-def adagrad(
-    trace: Tracing, call: Any, params: Any, grads: Any, sums: Any, steps: Any, *, lr: Any, lr_decay: Any, weight_decay: Any, eps: Any,
+def _adagrad(
+    trace: Tracing, params: Any, grads: Any, sums: Any, steps: Any, *, lr: Any, lr_decay: Any, weight_decay: Any, eps: Any,
     maximize: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
     lr = _rate(trace, lr)
@@ -162,6 +168,12 @@ def adagrad(
         sums[i].addcmul_(grad, grad, value=1)
         p.addcdiv_(grad, sums[i].sqrt().add_(eps), value=-rate)
     end()
+
+
+_fused(torch._fused_adam_, _adam(False))
+_fused(torch._fused_adamw_, _adam(True))
+_fused(torch._fused_sgd_, _sgd)
+_fused(torch._fused_adagrad_, _adagrad)
 
 
 # ---------------------------------------------------------------- scaled gradients
