@@ -24,7 +24,7 @@ from torchsmith.schedule.deps import grain, repeated
 from torchsmith.schedule.fusion.fuse import can_fuse, fuse
 from torchsmith.schedule.fusion.group import Grouper
 from torchsmith.schedule.kernels import form_kernels
-from torchsmith.schedule.memory.layouts import rows_apart
+from torchsmith.schedule.memory.layouts import choose_layouts, rows_apart
 
 Case = tuple[Program, dict[str, np.ndarray], int]
 CASES: dict[str, Callable[[], Case]] = {}
@@ -375,6 +375,20 @@ def test_the_grain_of_a_reduction_follows_its_length() -> None:
     shares = [substitute(kernel.grain, {n: const(v)}) for v in (10, 1000, 100000)]
     found = [const_of(simplify_index(e, Ranges())) or 0 for e in shares]
     assert found[0] > 50 * found[1] and found[2] == 1
+
+
+def test_an_axis_in_two_parts_does_not_follow_one_of_them() -> None:
+    """Channels-last images seen with batch and channels as one axis: its neighbours are neighbours in memory, not 36 elements apart."""
+    kit = Kit()
+    x = kit.input("x", (3, 8, 6, 6), order=(0, 2, 3, 1))
+    kit.stage("y", (24, 6, 6), lambda i, j, k: op("mul", x(op("floordiv", i, const(8)), op("mod", i, const(8)), j, k), f(2.0)))
+    y = kit.load("y")
+    kit.stage("half", (24, 3, 6), lambda i, j, k: y(i, op("floordiv", j, const(2)), k))
+    half = kit.load("half")
+    kit.stage("z", (24, 6, 6), lambda i, j, k: op("add", y(i, k, j), half(i, op("floordiv", j, const(2)), k)), out=True)
+    buffers = choose_layouts(kit.program("z"))
+    assert buffers["y"].layout == dense(buffers["y"].shape)
+    assert buffers["half"].layout == dense(buffers["half"].shape)
 
 
 def test_nothing_steps_through_a_dimension_of_size_1() -> None:

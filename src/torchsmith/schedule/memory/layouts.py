@@ -8,10 +8,10 @@ push the others out. Wrong choices cost time, never correctness.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from ...ir.expr import Axis, Const, Expr, Load, Op, const
+from ...ir.expr import Axis, Const, Expr, Load, Op, const, walk
 from ...ir.linear import const_of, linear
 from ...ir.program import Buffer, Cond, Element, Extern, Program, Repeat, Stage, dense
 from ..access import flat
@@ -36,8 +36,9 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
         if layout is None or layout.splits:
             continue
         at: dict[Axis, int] = {}
+        split = {a for e in walk(*x.index) if isinstance(e, Op) and e.name == "mod" for a in walk(e) if isinstance(a, Axis)}
         for i, stride in zip(x.index, layout.strides, strict=True):
-            for a, step in _followed(i, estimate(stride)):
+            for a, step in _followed(i, estimate(stride), split):
                 at[a] = at.get(a, 0) + step
         wide = [d for d, a in enumerate(axes) if a is not None]
         if not all(axes[d] in at and at[axes[d]] > 0 for d in wide):  # type: ignore[index]
@@ -51,14 +52,15 @@ def _main_order(stage: Stage, buffer: Buffer, buffers: dict[str, Buffer]) -> lis
     return best[1] if best is not None else None
 
 
-def _followed(index: Expr, stride: int) -> Iterator[tuple[Axis, int]]:
+def _followed(index: Expr, stride: int, split: Collection[Axis]) -> Iterator[tuple[Axis, int]]:
     """Axes that an index follows, and about how far apart the elements of neighbours lie: a window's index (2 * i + r - 1) follows i, and
-    so does the window of an element ((i + 1) // 2)."""
+    so does the window of an element ((i + 1) // 2); but not i // 8 where i % 8 is another index: neighbours differ in that one."""
     for a in linear(index).terms:
         if isinstance(a, Axis):
             yield a, stride
         elif isinstance(a, Op) and a.name == "floordiv" and isinstance(a.args[1], Const):
-            yield from _followed(a.args[0], max(1, stride // max(1, int(a.args[1].value))))
+            found = _followed(a.args[0], max(1, stride // max(1, int(a.args[1].value))), split)
+            yield from ((b, step) for b, step in found if b not in split)
 
 
 def choose_layouts(program: Program) -> dict[str, Buffer]:
