@@ -57,6 +57,11 @@ np.einsum("ij,kj->ik", a, b); np.kron(v, v); np.cross(a[:, :3], b[:, :3]); np.ma
 np.fft.fft(v); np.fft.ifft(v); np.abs(np.fft.rfft(v, n=6)); np.fft.irfft(v, norm="ortho"); np.fft.fft2(v.reshape(2, 2)); np.fft.ifftn(v)
 np.fft.fft(v.reshape(2, 2), axis=0); np.fft.rfft2(v.reshape(2, 2), s=(3, 2)); np.fft.fftshift(a); np.fft.ifftshift(a, axes=1)
 np.linalg.norm(v); np.linalg.norm(a, axis=1); np.linalg.norm(v, ord=1); np.linalg.inv(a[:3, :3] + 5 * np.eye(3))
+np.linalg.slogdet(b[:3, :3] + 9 * np.eye(3)).logabsdet; np.linalg.cholesky(4 * np.eye(3) + v[:3] * 0)
+np.linalg.matrix_power(b[:3, :3], 3); np.pad(a, 1); np.pad(v, (2, 1), constant_values=1.5); np.pad(a, ((0, 2), (1, 0)), mode="edge")
+np.pad(a, 2, mode="reflect"); np.pad(v, 3, "symmetric"); np.pad(v, (5, 0), mode="wrap"); np.asanyarray(a); np.array(v, ndmin=2)
+np.polyval([1, 2, 3], v); np.gradient(v); np.gradient(a, axis=1); np.trapezoid(a, axis=1); np.append(a, b, axis=0); np.append(v, 1)
+np.linalg.outer(v, v); np.matrix_transpose(a); np.sinc(v)
 np.linalg.det(b[:3, :3] + np.eye(3)); np.linalg.solve(a[:3, :3] + 7 * np.eye(3), v[:3])
 a[0]; a[0, 1]; a[:, 1]; a[..., None]; a[1:, ::2]; a[-1]; a[i[:2] % 3]; a[[0, 2]]; a[:, i]; a[[0, 1], [1, 2]]; a[0][1]; a[a > 0]; a[()]
 v[0]; a[np.int64(1)]; [r for r in a]; len(a); a[i[0]]

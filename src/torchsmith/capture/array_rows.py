@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from . import arrays as ar
 from .arrays import METHODS, TABLE, UFUNCS, NotExact, as_dtype
@@ -538,14 +539,32 @@ def _meshgrid(want: Any, *xi: Any, indexing: str = "xy") -> Any:
     return tuple(t.clone() for t in torch.meshgrid(*map(_tensor, xi), indexing=indexing))
 
 
+@_function(np.pad)
+def _pad(want: Any, array: Any, pad_width: Any, mode: Any = "constant", constant_values: Any = 0) -> Tensor:
+    a = _tensor(array)
+    known = [pad_width] if type(pad_width) is int else [w for p in pad_width for w in (p if type(p) in (tuple, list) else (p,))]
+    if type(mode) is not str or any(type(w) is not int for w in known) or type(constant_values) not in (bool, int, float):
+        raise NotExact("widths or values that are no numbers, or a function")
+    widths = np.broadcast_to(pad_width, (a.ndim, 2)).tolist()
+    if mode == "constant":
+        return F.pad(a, [w for pair in reversed(widths) for w in pair], value=torch.tensor(constant_values).to(a.dtype).item())
+    if mode not in ("edge", "reflect", "symmetric", "wrap") or any(type(n) is not int for n in a.shape):
+        raise NotExact(f"the mode {mode}, or sizes that vary")
+    for d, pair in enumerate(widths):
+        if any(pair):
+            a = a.index_select(d, torch.tensor(np.pad(np.arange(a.shape[d]), pair, mode=mode).tolist()))  # type: ignore[call-overload]
+    return a.contiguous() if any(map(any, widths)) else a.clone()
+
+
 # ---------------------------------------------------------------- making
 
 
-@_function(np.array, np.asarray, np.ascontiguousarray, np.copy)
-def _array(want: Any, a: Any, dtype: Any = None, order: Any = None, copy: Any = None) -> Tensor:
+@_function(np.array, np.asarray, np.asanyarray, np.ascontiguousarray, np.copy)
+def _array(want: Any, a: Any, dtype: Any = None, order: Any = None, copy: Any = None, subok: bool = False, ndmin: int = 0) -> Tensor:
     if order not in (None, "C", "K"):
         raise NotExact("another order than C")
-    return as_dtype(a, want.dtype)
+    made = as_dtype(a, want.dtype)
+    return made[(None,) * (ndmin - made.ndim)] if issubclass(type(made), Tensor) and ndmin > made.ndim else made  # type: ignore[no-any-return]
 
 
 @_function(methods="copy")
@@ -767,7 +786,7 @@ def _matrix(fn: Any) -> Any:
     def run(want: Any, a: Any) -> Tensor:
         if not want.dtype.is_floating_point:
             raise NotExact("complex numbers")
-        return fn(as_dtype(_tensor(a), want.dtype))  # type: ignore[no-any-return]
+        return fn(as_dtype(_tensor(a), want.dtype)).contiguous()  # type: ignore[no-any-return]
 
     return run
 
@@ -777,12 +796,17 @@ _function(np.linalg.det, spread=True)(_matrix(torch.linalg.det))
 _function(np.linalg.cholesky, spread=True)(_matrix(torch.linalg.cholesky))
 
 
+@_function(np.linalg.slogdet, spread=True)
+def _slogdet(want: Any, a: Any) -> Any:
+    return tuple(torch.linalg.slogdet(as_dtype(_tensor(a), want[0].dtype)))
+
+
 @_function(np.linalg.solve, spread=True)
 def _solve(want: Any, a: Any, b: Any) -> Tensor:
     a, b = as_dtype(_tensor(a), want.dtype), as_dtype(_tensor(b), want.dtype)
     if not want.dtype.is_floating_point or b.ndim not in (1, a.ndim):
         raise NotExact("complex numbers")
-    return torch.linalg.solve(a, b) if b.ndim > 1 else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
+    return torch.linalg.solve(a, b).contiguous() if b.ndim > 1 else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
 
 
 # ---------------------------------------------------------------- Fourier transforms

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -374,9 +375,21 @@ def call(m: Machine, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     row = TABLE.get(fn)
     if row is None:
         if any(map(holds_array, (*args, *kwargs.values()))) or any(issubclass(type(a), Tensor) for a in args):
-            raise refuse(m, name)
+            return _look_into(m, getattr(fn, "_implementation", fn), args, kwargs, name)
         return constant(m, m.native(fn, [m.with_numbers(a) for a in args], {k: m.with_numbers(v) for k, v in kwargs.items()}))
     return apply(m, fn, row, args, kwargs, name)
+
+
+def _look_into(m: Machine, fn: Any, args: list[Any], kwargs: dict[str, Any], name: str) -> Any:
+    """A function of NumPy that is written in Python of functions that have rows."""
+    if type(fn) is not types.FunctionType:
+        raise refuse(m, name)
+    try:
+        return m.inline(fn, args, kwargs)
+    except Raised as r:  # NumPy shall raise it
+        raise refuse(m, f"{name}: {r.exc}") from None
+    except Unsupported as why:
+        raise refuse(m, why.detail if why.detail.startswith("numpy") else f"{name}: {why.detail}") from None
 
 
 def apply(m: Machine, fn: Callable[..., Any], row: Any, args: list[Any], kwargs: dict[str, Any], name: str) -> Any:

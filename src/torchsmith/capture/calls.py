@@ -12,6 +12,7 @@ import re
 import string
 import sys
 import types
+import typing
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -81,6 +82,8 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return _call_module(m, fn, args, kwargs)
     if issubclass(t, torch._ops.HigherOrderOperator) and fn.name() in torch_rows.HIGHER_ORDER:
         return torch_rows.HIGHER_ORDER[fn.name()](m, args, kwargs)
+    if t is typing.NewType:
+        return args[0]
     if t is types.GenericAlias:  # list[int]() makes a list
         return m.call(fn.__origin__, args, kwargs)
     scripted = getattr(fn, "_torchdynamo_inline", None) if t is torch._C.ScriptFunction else None
@@ -722,7 +725,12 @@ def _is_plain_text(value: Any) -> bool:
 
 def _formatted(m: Machine, text: str, args: Args, kwargs: Kwargs) -> str:
     """str.format, field by field: attributes, items, conversions and format specifications are the program's own."""
-    out, number, numbered = [], 0, False
+    return _fields(m, text, args, kwargs, 0, False)[0]
+
+
+def _fields(m: Machine, text: str, args: Args, kwargs: Kwargs, number: int, numbered: bool) -> tuple[str, int, bool]:
+    """The text with its fields filled; the number of the next field without a name, and whether a field had a number."""
+    out = []
     for literal, field, spec, how in string.Formatter().parse(text):
         out.append(literal)
         if field is None:
@@ -736,7 +744,7 @@ def _formatted(m: Machine, text: str, args: Args, kwargs: Kwargs) -> str:
             first, number = number, number + 1
         numbered = numbered or name.isdigit()
         if first not in (range(len(args)) if type(first) is int else kwargs):  # its error is CPython's
-            return str(m.native(str.format, [text, *(None for _ in args)], dict.fromkeys(kwargs)))
+            return str(m.native(str.format, [text, *(None for _ in args)], dict.fromkeys(kwargs))), number, numbered
         value = args[first] if type(first) is int else kwargs[first]
         for attribute, key in re.findall(r"\.([^.\[]+)|\[([^\]]+)\]", field[len(name) :]):
             value = at.load_attr(m, value, attribute) if attribute else pr.getitem(m, value, int(key) if key.isdigit() else key)
@@ -744,9 +752,9 @@ def _formatted(m: Machine, text: str, args: Args, kwargs: Kwargs) -> str:
             value = pr.to_str(m, value, "__str__" if how == "s" else "__repr__")
             value = value.encode("ascii", "backslashreplace").decode() if how == "a" else value
         if spec and "{" in spec:
-            raise Unsupported("CAP014", at=m.loc(), detail="str.format with fields in a format specification")
+            spec, number, numbered = _fields(m, spec, args, kwargs, number, numbered)
         out.append(pr.to_str(m, value, "__format__", spec or ""))
-    return "".join(out)
+    return "".join(out), number, numbered
 
 
 def _single_read(m: Machine, self: Any, name: str, args: Args) -> Any:

@@ -179,7 +179,8 @@ class _Builder:
             return row(self, v)
         if issubclass(type(v), np.ndarray):
             raise Unsupported("CAP060", at=self.m.loc(), detail="an array that NumPy made")
-        if t in UNCHANGING or issubclass(type(v), enum.Enum) or t.__module__.partition(".")[0] in ("numpy", "typing"):
+        top = t.__module__.partition(".")[0]
+        if t in UNCHANGING or issubclass(type(v), enum.Enum) or top == "typing" or (top == "numpy" and not t.__flags__ & 0x200):
             return self.const(v)
         if issubclass(type(v), tuple) and type(v).__new__ is not object.__new__:
             return self._tuple_like(v)

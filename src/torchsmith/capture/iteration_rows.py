@@ -82,7 +82,8 @@ def reversed_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
     f = pr.special(m, type(value), "__reversed__")
     if f is not None:
-        return pr.iterator(m, m.call(f, [value], {}))
+        made = m.call(f, [value], {})
+        return pr.iterator(m, made) if hasattr(type(made), "__next__") else made  # reversed() does not ask what it is
     if issubclass(type(value), (list, tuple, range, str, dict, deque)) or hasattr(type(value), "__reversed__"):
         return m.native(reversed, [value], {})
     if not hasattr(type(value), "__getitem__"):

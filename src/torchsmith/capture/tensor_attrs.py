@@ -163,6 +163,9 @@ class TensorMethod:
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self.__self__, self.__name__ = tensor, name
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise Unsupported("CAP010", detail=f"a tensor's {self.__name__}")  # by a function in C
+
 
 def class_attribute(m: Machine, cls: type, name: str) -> Any:
     """What the class of a tensor says a name is (None: nothing); a guard notices when a program changes it."""
