@@ -65,7 +65,8 @@ def called(module: types.ModuleType, fn: Callable[..., Any], i: int) -> dict[str
         except (Exception, SystemExit) as e:
             result = ("raised", told(e))
     said = [(w.category.__name__, str(w.message)) for w in warned]
-    said = [(c, text) for c, text in said if not text.startswith("torchsmith") and "Triggered internally" not in text]
+    ours = ("torchsmith", "`torch.jit.script` is")  # a use of it inside of torch.func's own code
+    said = [(c, text) for c, text in said if not text.startswith(ours) and "Triggered internally" not in text]
     met: dict[int, int] = {}
     memory: dict[int, int] = {}
     values = {"result": result, "argument": x, "state": getattr(module, "STATE", None)}
@@ -88,4 +89,4 @@ def test_program(name: str) -> None:
 
 
 def test_there_are_many() -> None:
-    assert len(PROGRAMS) >= 340
+    assert len(PROGRAMS) >= 370

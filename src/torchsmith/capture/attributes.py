@@ -171,8 +171,8 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
             return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
         if d is not None and not is_known and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
-            base = track.source if not issubclass(type(obj), dict) else Attr(track.source, "__dict__", "own")
-            world.guard(base, "missing", name)
+            alone = issubclass(type(obj), dict) or (cattr is MISSING and issubclass(type(obj), torch.nn.Module))  # its own dictionary is asked
+            world.guard(Attr(track.source, "__dict__", "own") if alone else track.source, "missing", name)
     else:
         d = _dict_of(obj)
         if d is not None and name in d:

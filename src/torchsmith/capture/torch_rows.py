@@ -85,8 +85,9 @@ def _named(*names: str) -> list[Any]:
 
 @row(*_named("compiler.is_compiling", "compiler.is_dynamo_compiling", "_utils.is_compiling"))
 def is_compiling(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Not so for optimizers: compiled, they would do their bookkeeping with tensors in float32 instead of with Python's numbers."""
-    return not m.is_in_optimizer()
+    """Not so for optimizers: compiled, they would do their bookkeeping with tensors in float32 instead of with Python's numbers. Nor for
+    calls of modules, which would leave out hooks that are always called."""
+    return not m.is_in_optimizer() and m.frames[-1].code.code is not torch.nn.Module._call_impl.__code__
 
 
 constant(False, *_named("compiler.is_exporting", "jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "onnx.is_in_onnx_export",
