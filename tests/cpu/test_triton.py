@@ -460,3 +460,27 @@ def test_values_are_made_again_where_their_operands_are_read(monkeypatch):
     inputs = {"x0", "x1", "x2"}
     assert operands(back) == [{"x0", "x1"}, inputs]
     assert not operands(padded)[1] & inputs
+
+
+WINDOWS = [((3, 3), 1, 1, 1, torch.float16), ((2, 3), 2, (1, 2), 1, torch.float32), ((3, 2), (1, 2), 2, 2, torch.float32)]
+
+
+@pytest.mark.parametrize(("taps", "stride", "padding", "dilation", "dtype"), WINDOWS)
+def test_convolutions_with_a_filter_for_each_channel(taps, stride, padding, dilation, dtype):
+    """Taps are written out, and all of a weight's gradient is one loop over the images."""
+    x = rows(2, 8, 5, 6, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    w, b = rows(8, 1, *taps, dtype=dtype), rows(8, dtype=dtype)
+    how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": 8}
+    y = F.conv2d(x, w, b, **how)
+    near = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    scheduled = check_triton(lambda x, w, b: F.relu6(F.conv2d(x, w, b, **how)), x, w, b, **near)
+    assert not any(isinstance(e, Extern) for e in scheduled.body)
+    pair = [[n, n] if isinstance(n, int) else list(n) for n in (stride, padding, dilation)]
+
+    def gradients(g, x, w):
+        back = torch.ops.aten.convolution_backward
+        image, weight = ((True, False, False), (False, True, False))
+        return tuple(back(g, x, w, None, *pair, False, [0, 0], 8, mask)[k] for k, mask in enumerate((image, weight)))
+
+    scheduled = check_triton(gradients, rows(*y.shape, dtype=dtype).contiguous(memory_format=torch.channels_last), x, w, **near)
+    assert not any(isinstance(e, Extern) for e in scheduled.body)
