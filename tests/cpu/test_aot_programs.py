@@ -180,7 +180,7 @@ def test_derived_sizes(tmp_path: Path) -> None:
     for size in (2, 5, 50):
         args = (torch.randn(size, 3), torch.randn(size + 1, 3), torch.randn(size))
         torch.testing.assert_close(loaded(*args), Pairs()(*args))
-    with pytest.raises(PackageError, match=r"input 1 \(y\): size at dimension 0 must be \(n \+ 1\): got 7 where 6 was expected"):
+    with pytest.raises(PackageError, match=r"input 1 \(y\): size at dimension 0 must be n \+ 1: got 7 where 6 was expected"):
         loaded(torch.randn(5, 3), torch.randn(7, 3), torch.randn(5))
     with pytest.raises(PackageError, match=r"input 2 \(z\): size at dimension 0 must be n: got 4 where 5 was expected"):
         loaded(torch.randn(5, 3), torch.randn(6, 3), torch.randn(4))

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -145,18 +146,26 @@ def _inspect(args: argparse.Namespace) -> int:
     return 0 if found["verified"] else 1
 
 
+def _stored(np: Any, path: str) -> Any:
+    """What numpy.save or numpy.savez wrote. Raises ValueError in plain words: NumPy's own advise to load it unsafely."""
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile):
+        raise ValueError(f"{path} is no file of numbers that numpy.save or numpy.savez wrote") from None
+
+
 def _run(args: argparse.Namespace) -> int:
     np = import_module("numpy")
     model = _load(args)
     inputs = model.info["inputs"]
     if len(args.inputs) == 1 and args.inputs[0].endswith(".npz"):
-        held = np.load(args.inputs[0], allow_pickle=False)
+        held = _stored(np, args.inputs[0])
         missing = [r["name"] for r in inputs if r["name"] not in held]
         if missing:
             raise ValueError(f"{args.inputs[0]} lacks {', '.join(missing)}; it has {', '.join(held)}")
         arrays = [held[r["name"]] for r in inputs]
     else:
-        arrays = [np.load(p, allow_pickle=False) for p in args.inputs]
+        arrays = [_stored(np, p) for p in args.inputs]
     outputs = model.run_flat(arrays)
     named = {f"output{i}": np.asarray(o) for i, o in enumerate(outputs) if o is not None}
     kinds = [text.partition(" ")[0] for text in model.info["described_outputs"]]
