@@ -474,3 +474,19 @@ def branches_on_data(x):
 @program(lambda: [(r(3), True), (r(3), False)])
 def branches_on_arguments(x, flag):
     return x.sin() if flag else x.cos()
+
+
+@program(lambda: [(g(3, 4),)] * 2, train=True)
+class BackwardReadsWhatForwardWrote(nn.Module):
+    """PyTorch's partition would compute the counters' new values again, from values that forward has written."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("scales", torch.ones(2, 4))
+
+    def forward(self, x):
+        self.count += 1
+        self.scales[1] *= 1.5
+        return self.inner(x) * self.count * self.scales.sum(0) * self.scales.view(8)[4:].exp()

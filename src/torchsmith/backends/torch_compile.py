@@ -17,6 +17,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import events
 from ..codes import Unsupported
@@ -40,9 +41,23 @@ def torchsmith(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
 
     wrapped = aot_autograd(
         fw_compiler=compile_one, bw_compiler=compile_plain, inference_compiler=compile_one,
-        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
+        partition_fn=partition, keep_inference_input_mutations=True,
     )  # fmt: skip
     return wrapped(gm, example_inputs)
+
+
+def partition(joint: torch.fx.GraphModule, *args: Any, **keywords: Any) -> Any:
+    """Forward and backward of a joint graph. What is computed of an input that forward writes is kept for backward: computed again there,
+    it would be of the new value."""
+    copy = torch.ops.aten.copy_.default
+    todo = [n.args[0] for n in joint.graph.nodes if n.target is copy and isinstance(n.args[0], torch.fx.Node)]
+    for source in todo:
+        for user in source.users:
+            if isinstance(user.target, torch._ops.OpOverload) and user.target.is_view:
+                todo.append(user)
+            elif user.target is not copy and user.op == "call_function":
+                user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return min_cut_rematerialization_partition(joint, *args, **keywords)
 
 
 def _static() -> Sequence[int]:
