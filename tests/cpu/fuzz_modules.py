@@ -115,7 +115,9 @@ def happens(r: Draw, twins: Sequence[nn.Module]) -> str:
             elif kind == 1:
                 m.load_state_dict({k: v.clone() for k, v in state.items()}, assign=True)
             elif kind == 2:
-                p.data.mul_(-0.5)  # the whole tensor: seen though nothing counts it
+                p.data.mul_(-0.5)  # the whole tensor: seen though nothing counts it, but on a device
+                if DEVICE != "cpu":
+                    torchsmith.refreeze(m)
             elif kind == 3:
                 p.data = p.data.clone() + 0.25
             elif kind == 4:
@@ -175,11 +177,10 @@ def forked(compiled: Any, twin: nn.Module, x: torch.Tensor) -> bool:
 def threaded(twin: nn.Module, compiled: Any, made: Callable[[Draw], torch.Tensor], r: Draw) -> None:
     """Two threads with sizes of their own while a third loads one of two sets of weights: a result is that of weights as they were before a
     call or after it, and, as tensors are copied one by one, perhaps of some of each; once they rest, of the last."""
-    dtype = next(twin.parameters()).dtype
-    inputs = [made(r).to(dtype) for _ in range(2)]
+    inputs = [made(r).to(next(twin.parameters())) for _ in range(2)]
     states, wrong = [new_state(twin, r) for _ in range(2)], list[str]()
     try:
-        shapes = [twin(x).shape for x in inputs]
+        shapes = [copy.deepcopy(twin)(x).shape for x in inputs]
     except (RuntimeError, ValueError):
         return  # a window larger than its image
 

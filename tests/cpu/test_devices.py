@@ -98,6 +98,26 @@ def test_results_on_cuda_are_as_torchs_fake_tensors_say():
     assert checked > 60
 
 
+def test_layouts_that_eagers_kernels_choose_on_cuda():
+    """Convolutions of float64 are contiguous there; attention of 16-bit numbers pads rows to a multiple of 8 and cuts them off again."""
+
+    def strides(fn, *args):
+        graph = graph_of(fn, *args)
+        (out,) = graph.outputs
+        spec = next(n.meta["spec"] for n in graph.graph.nodes if n.name == out.node)
+        return tuple(e.value for e in spec.strides)
+
+    def images(dtype, on):
+        x = torch.empty(2, 3, 6, 5, dtype=dtype, device="meta").contiguous(memory_format=torch.channels_last)
+        return remember_device(x, torch.device(on)), placed(4, 3, 3, 3, on=on, dtype=dtype)
+
+    assert strides(torch.conv2d, *images(torch.float64, "cuda:0")) == (48, 12, 3, 1)
+    assert strides(torch.conv2d, *images(torch.float32, "cuda:0")) == (48, 1, 12, 4)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert strides(attend, *[placed(1, 4, 12, 5, dtype=torch.bfloat16)] * 3) == (384, 96, 8, 1)
+    assert strides(attend, *[placed(1, 4, 12, 8, dtype=torch.bfloat16)] * 3) == (384, 96, 8, 1)
+
+
 def test_dropout_on_cuda_is_eagers_one_kernel():
     """Its draws are not those of bernoulli, which torch takes where it does not see the GPU."""
     graph = graph_of(lambda x: torch.nn.functional.dropout(x, 0.5, True), placed(5)).graph

@@ -55,6 +55,8 @@ ATOMIC = {
     "add": frozenset({dt.f32, dt.f64, dt.f16, dt.i32, dt.i64}), "min": frozenset({dt.i32, dt.i64}), "max": frozenset({dt.i32, dt.i64})
 }  # fmt: skip
 
+OF_BOOLS = {"add": "or", "max": "or", "mul": "and", "min": "and"}  # what it is to accumulate so into bool
+
 
 # ---------------------------------------------------------------- grouping
 
@@ -485,7 +487,8 @@ def _read_and_set(t: StoreStmt, buffers: Mapping[str, Buffer]) -> StoreStmt:
     """A store that accumulates, as one that reads what is there and sets."""
     if t.mode == "set":
         return t
-    return replace(t, value=op(t.mode, Load(t.buf, buffers[t.buf].dtype, t.index), t.value), mode="set")
+    old = Load(t.buf, buffers[t.buf].dtype, t.index)
+    return replace(t, value=op(OF_BOOLS[t.mode] if old.dtype is dt.bool_ else t.mode, old, t.value), mode="set")
 
 
 # ---------------------------------------------------------------- sums

@@ -104,7 +104,8 @@ def convolution(
             raise RuntimeError("Calculated output size is too small: kernel size can't be greater than actual input size")
     shape = [*([input.shape[0]] if batched else []), channels, *out]
     empty = batched and (is_zero(input.shape[0]) or is_zero(input.shape[1]))  # eager has a kernel for nothing
-    kept = CONTIGUOUS if empty else _convolution_format(input if batched else unsqueeze(input, 0), weight)
+    wide = device_of(input).type == "cuda" and input.dtype is torch.float64  # cuDNN computes it in contiguous memory
+    kept = CONTIGUOUS if empty or wide else _convolution_format(input if batched else unsqueeze(input, 0), weight)
     if n == 3 and kept is not CONTIGUOUS:
         kept = _format_3d(input if batched else unsqueeze(input, 0), weight, bias, (stride, padding, dilation, transposed, extra, groups))
         if batched:
@@ -437,6 +438,9 @@ def attention(
     if query.dim() != 4 or query.dtype is torch.float64:
         return fresh(shape, query.dtype)
     if query.dtype is not torch.float32 and same(query.shape[-1], value.shape[-1]):
+        n = query.shape[-1]
+        if type(n) is int and n % 8 and attn_mask is None:  # rows are padded to a multiple of 8 and cut off again
+            return make(shape, fresh((*query.shape[:-1], n + -n % 8), query.dtype).stride(), query.dtype)
         return make(shape, copy_strides(query, None), query.dtype)
     _, h, n, d = shape
     return make(shape, (n * h * d, d, h * d, 1), query.dtype)
