@@ -484,3 +484,11 @@ def test_convolutions_with_a_filter_for_each_channel(taps, stride, padding, dila
 
     scheduled = check_triton(gradients, rows(*y.shape, dtype=dtype).contiguous(memory_format=torch.channels_last), x, w, **near)
     assert not any(isinstance(e, Extern) for e in scheduled.body)
+
+
+@pytest.mark.parametrize("how", ["sum", "prod", "amax", "amin"])
+def test_booleans_are_accumulated(how):
+    """No device has atomics of them: `or` and `and`, in order."""
+    at, values = torch.tensor([0, 1, 1, 2]), torch.tensor([True, False, True, True])
+    check_triton(lambda at, v: torch.zeros(4, dtype=torch.bool).scatter_reduce(0, at, v, how), at, values)
+    check_triton(lambda at, v: torch.ones(4, dtype=torch.bool).scatter_reduce(0, at, v, how), at, ~values)

@@ -268,6 +268,33 @@ def test_a_library_call_that_cannot_be_recorded(fake: ctypes.CDLL) -> None:
     assert calls("cuGraphLaunch") == 0 and fake.fake_depth() == 0
 
 
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_what_has_counted_is_not_repeated(fake: ctypes.CDLL, at: int) -> None:
+    """A library call that fails once an input was added to: no call counts twice, and one that was only recorded is repeated eagerly."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 8).eval() for _ in range(3)]
+
+    def counted(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        x = x * count
+        for layer in layers:
+            x = torch.softmax(layer(x), 1)
+        return x
+
+    f, count, eager = compiled(counted), torch.zeros(()), torch.zeros(())
+    with torch.no_grad():
+        for i in range(5):
+            x = torch.randn(6, 8)
+            expected = counted(x, eager)
+            if i == at:
+                fake.fake_fail(b"addmm", 2, 1)
+            try:
+                torch.testing.assert_close(f(x, count), expected)
+            except RuntimeError:
+                assert i == at != 1
+            assert count == eager == i + 1
+
+
 def test_what_calls_return_is_used_by_calls(fake: ctypes.CDLL) -> None:
     """A residual net's convolutions read each other's results: all of it, and a whole training step of it, is one record."""
     class Residual(torch.nn.Module):

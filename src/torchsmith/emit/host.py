@@ -149,6 +149,7 @@ class _Host:
     leave: str = "return ts_overflow(host);"  # what a function does with an integer that does not fit
     written: bool = False  # an input was written: from here on the call cannot be repeated
     changed: bool = False  # and what was written depends on what was there: repeated, it would be another
+    is_recorded: bool = False  # inside of a segment that a device may record
     ranges: Ranges | None = None
     conditions: int = 0
 
@@ -204,7 +205,10 @@ class _Host:
     @property
     def failed(self) -> str:
         """What follows a call that may fail; the rest of the host repeats the whole eagerly unless it is told that this is too late."""
-        return "if (rc) { rc = TS_ERROR_LATE; goto fail; }" if self.changed and self.is_run else "if (rc) goto fail;"
+        if not self.changed or not self.is_run:
+            return "if (rc) goto fail;"
+        runs = "if (how != TS_RECORD) " if self.is_recorded else ""  # what is recorded has not run yet
+        return f"if (rc) {{ {runs}rc = TS_ERROR_LATE; goto fail; }}"
 
     def fits(self, e: Expr) -> bool:
         """Is it proved that this integer fits 64 bits?"""
@@ -476,7 +480,8 @@ class _Host:
         go = f"host->device->launch(host->self, {step.number}, l, {rows}, w, {words})"
         if self.is_run:
             self.put(f"rc = {go};")
-            self.put("if (rc) goto fail;")
+            self.put(self.failed)
+            self.changed |= any(isinstance(s, Launch) and self.changes(s) for s in step.steps)
         else:
             self.put(f"const int32_t rc = {go};")
             self.put("if (rc) return rc;")
@@ -521,8 +526,10 @@ class _Host:
         words, rows = self.launches_of(step, inner)
         self.put(f"const uint64_t f[] = {{{', '.join(fixed) or '0'}}};")
         self.put(f"const int32_t how = host->device->begin(host->self, {step.number}, l, {rows}, w, {words}, f, {len(fixed)});")
-        self.put("if (how < 0) { rc = -how; goto fail; }")
+        failed = self.failed
+        self.put(f"if (how < 0) {{ rc = -how; {failed} }}")
         self.put("if (how != TS_REPLAYED) {")
+        self.is_recorded = not self.changed
         self.depth += 1
         run: list[Launch] = []
         first = len(segments_of(self.plan))
@@ -536,8 +543,9 @@ class _Host:
                 run = []
             if s is not None:
                 self.step(s)
+        self.is_recorded = False
         self.put(f"rc = host->device->end(host->self, {step.number});")
-        self.put("if (rc) goto fail;")
+        self.put(failed)
         self.depth -= 1
         self.put("}")
         self.depth -= 1
@@ -566,12 +574,18 @@ class _Host:
         self.put(f"ts_go(host, {name}, b, {syms}, {self.expr(step.grid)}, {self.expr(step.grain)});")
         targets = [p.buf for b, p in zip(step.bufs, kernel.params, strict=True) if p.written and isinstance(self.plan.places[b], Input)]
         self.written |= bool(targets)
-        self.changed |= any(depends_on_itself(kernel, b) for b in targets)
+        self.changed |= self.changes(step)
         if watched and self.values != NAMES:
             for b in dict.fromkeys(b for b, p in zip(step.bufs, kernel.params, strict=True) if p.written):
                 self.watch(b, b, f"{label} wrote", f"w{step.bufs.index(b)}")
         self.depth -= 1
         self.put("}")
+
+    def changes(self, step: Launch) -> bool:
+        """Does it make of an input what depends on what was there?"""
+        kernel = self.plan.kernels[step.kernel]
+        named = zip(step.bufs, kernel.params, strict=True)
+        return any(p.written and isinstance(self.plan.places[b], Input) and depends_on_itself(kernel, p.buf) for b, p in named)
 
     @property
     def is_watched(self) -> bool:
