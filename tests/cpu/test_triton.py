@@ -492,3 +492,12 @@ def test_booleans_are_accumulated(how):
     at, values = torch.tensor([0, 1, 1, 2]), torch.tensor([True, False, True, True])
     check_triton(lambda at, v: torch.zeros(4, dtype=torch.bool).scatter_reduce(0, at, v, how), at, values)
     check_triton(lambda at, v: torch.ones(4, dtype=torch.bool).scatter_reduce(0, at, v, how), at, ~values)
+
+
+def test_no_constants_are_reduced():
+    """Triton 3.6 fails on them: a Fold that takes nothing in (is any index of 0 or 1 out of range?) is what it began with."""
+    def fn(x):
+        return torch.zeros(x.shape[0], 8).scatter_add(-1, (x > 0).to(torch.int64), x)
+
+    texts = texts_of(scheduled_of(fn, (rows(8, 8),), dynamic=True)[0])
+    assert texts and not any("tl.reduce" in t for t in texts)
