@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torchsmith
 from torchsmith import compiler, events
 from torchsmith.backends import registry
+from torchsmith.backends.xla import precision
 
 
 @pytest.fixture(autouse=True)
@@ -226,3 +227,12 @@ def test_what_a_backend_did_to_its_graph_before_it_failed_is_not_seen():
     x = torch.randn(3)
     with pytest.warns(UserWarning, match="backend 'spoils' raised ValueError: enough"):
         torch.testing.assert_close(torchsmith.compile(lambda x: torch.sin(x) + 1, backend=spoils)(x), x.sin() + 1)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_xla_multiplies_as_exactly_as_torch_does_on_a_gpu(wide, monkeypatch):
+    """Its own default for float32 there is TF32; convolutions have a switch of their own."""
+    asked = {("cuda", "matmul"): "tf32" if wide else "none", ("cuda", "conv"): "ieee" if wide else "tf32"}
+    monkeypatch.setattr(torch._C, "_get_fp32_precision_getter", lambda *names: asked[names])
+    assert precision(torch.ops.aten.addmm.default) == ("tensorfloat32" if wide else "float32")
+    assert precision(torch.ops.aten.convolution.default) == ("float32" if wide else "tensorfloat32")

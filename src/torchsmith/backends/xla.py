@@ -47,7 +47,19 @@ def in_jax(node: fx.Node) -> Callable[..., Any]:
     """What computes one node on JAX arrays."""
     kernel = xla_rows.kernel_of(node.target)
     assert kernel is not None
-    return lambda *args, **kwargs: xla_rows.as_planned(kernel(*args, **kwargs), node.meta["spec"])
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        with jax().default_matmul_precision(precision(node.target)):
+            return xla_rows.as_planned(kernel(*args, **kwargs), node.meta["spec"])
+
+    return compute
+
+
+def precision(target: Any) -> str:
+    """How exact XLA's products of float32 are on a GPU, where its own default is TF32: as torch's, which asks a switch for convolutions and
+    another one for the rest."""
+    asked = torch._C._get_fp32_precision_getter("cuda", "conv" if "convolution" in str(target) else "matmul")
+    return "tensorfloat32" if asked == "tf32" else "float32"
 
 
 def program(plain: PlainGraph) -> Run:
