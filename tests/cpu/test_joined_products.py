@@ -165,7 +165,8 @@ def test_other_windows_stay_convolutions():
     two = torch.empty(4, 4, 2, 2)
     assert of(two, stride=2) == ["mm"]
     assert of(two, stride=1) == of(two, stride=2, padding=2) == of(two, stride=2, dilation=2) == ["convolution"]
-    assert of(torch.empty(4, 1, 2, 2), stride=2, groups=4) == of(torch.empty(4, 4, 1, 1)) == ["convolution"]
+    assert of(torch.empty(4, 2, 2, 2), stride=2, groups=2) == of(torch.empty(4, 4, 1, 1)) == ["convolution"]
+    assert of(torch.empty(4, 1, 2, 2), stride=2, groups=4) == []  # a kernel of our own
     assert of(two, torch.float32, stride=2) == ["convolution"]
 
 

@@ -278,7 +278,7 @@ def _slot(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | N
         if track is not None:
             m.world.use(track)
         return t
-    if name == "__traceback__":
+    if name == "__traceback__" and not policy.is_torch_file(m.frames[-1].code.code.co_filename):  # torch's own only look and raise again
         raise Unsupported("CAP014", at=m.loc(), detail="the traceback of an exception")
     if track is None:
         return _native_get(cattr, obj, t)

@@ -217,7 +217,7 @@ def _is_one_for_each(cx: Builder, w: Ref, groups: int) -> bool:
 
 
 def _taps(w: Ref) -> list[tuple[int, ...]]:
-    return list(itertools.product(*(range(known(n) or 0) for n in w.shape[2:])))
+    return list(itertools.product(*(range(n) for n in map(known, w.shape[2:]) if n is not None)))
 
 
 def _filters(cx: Builder, w: Ref) -> dict[tuple[int, ...], Ref]:
