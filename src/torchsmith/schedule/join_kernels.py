@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..ir.expr import Axis, Expr, Fold, Var, walk
 from ..ir.kernel import Kernel, Let, Loop, Scheduled, Stmt, expressions, rewrite, statements, values_first
 from ..ir.program import Bind, Check, Cond, Extern, Repeat
-from .deps import estimate, roots_of
+from .deps import estimate, reads, rooted, roots_of, writes
 
 Element = Kernel | Check | Extern | Bind | Cond | Repeat
 MOST = 1 << 15  # elements of a grid with its tiles, below which a device is mostly idle
@@ -44,12 +44,11 @@ def join_kernels(scheduled: Scheduled, steady: Set[str]) -> Scheduled:
     roots = roots_of(scheduled.program.buffers)
 
     def entry(k: Kernel | Extern) -> _Entry:
+        written = rooted(writes(k), roots)
+        touches = rooted(reads(k), roots) | written
         if isinstance(k, Extern):
-            written = frozenset(roots.get(b, b) for b in (*k.outs, *k.mutates))
-            return _Entry(k, written | {roots.get(b, b) for b in k.buffers}, written, False, False)
-        touches = frozenset(roots.get(p.buf, p.buf) for p in k.params)
-        writes = frozenset(roots.get(p.buf, p.buf) for p in k.params if p.written)
-        return _Entry(k, touches, writes, all(p.buf in steady for p in k.params), _is_small(k))
+            return _Entry(k, touches, written, False, False)
+        return _Entry(k, touches, written, all(p.buf in steady for p in k.params), _is_small(k))
 
     out: list[Element] = []
     run: list[_Entry] = []

@@ -337,7 +337,7 @@ def fuse(program: Program, options: Options) -> Program:
         consumers = [c for c in (body[u] for u in users) if isinstance(c, Stage)]
         if (buf in keep or len(consumers) != len(users) or not consumers) and not (buf in keep and _is_trivial(stage)):
             continue
-        if any(can_fuse(stage, c) for c in consumers) or _overwritten(stage, p, users, written, roots):
+        if any(can_fuse(stage, c) for c in consumers) or overwritten(stage, p, users, written, roots):
             continue
         if score(stage, consumers, options) <= 0 or not (options.epilogue_fusion or recognised(stage) is None):
             continue
@@ -368,7 +368,7 @@ def _is_trivial(stage: Element | None) -> bool:
     return not any(isinstance(x, Load | Fold) for x in walk(stage.stores[0].value)) and cost(stage.stores[0].value) <= 4
 
 
-def _overwritten(stage: Stage, p: int, users: list[int], written: dict[str, list[int]], roots: dict[str, str]) -> bool:
+def overwritten(stage: Stage, p: int, users: list[int], written: dict[str, list[int]], roots: dict[str, str]) -> bool:
     """Would a load move past a write of what it reads?"""
     last = max(users, default=p)
     return any(p < w <= last for b in deps.rooted(reads(stage), roots) for w in written.get(b, ()))

@@ -18,7 +18,7 @@ from ...ir.expr import Axis, Cast, Const, Expr, Load, Op, substitute, walk
 from ...ir.program import Buffer, Program, Stage
 from .. import deps
 from ..deps import numel
-from .fuse import can_inline, inline
+from .fuse import can_inline, inline, overwritten
 
 LEAST = 1 << 16  # elements that are worth a thought
 NARROW = 64  # times smaller is what is read beside them: a number for each channel
@@ -39,8 +39,7 @@ def rematerialize(program: Program) -> Program:
         if not isinstance(s, Stage) or s.scan or s.lets:
             continue
         for buf in deps.reads(s) & cheap.keys() & made.keys():
-            operands = deps.rooted(deps.reads(cheap[buf]), roots)
-            count = None if any(made[buf] < w < at for b in operands for w in written.get(b, ())) else _missing(s, cheap[buf], buffers)
+            count = None if overwritten(cheap[buf], made[buf], [at], written, roots) else _missing(s, cheap[buf], buffers)
             if count is not None:
                 missing.setdefault(buf, {})[at] = count
     body = list(program.body)
