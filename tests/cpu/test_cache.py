@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ import torchsmith
 from torchsmith import events, options
 from torchsmith.codes import Unsupported
 from torchsmith.options import Options
-from torchsmith.runtime import build, cache, store, toolchain
+from torchsmith.runtime import build, cache, files, store, toolchain
 from torchsmith.runtime.manifest import Manifest
 
 MANIFEST = Manifest("torchsmith_graph", "g", [], [], [], 0, [])
@@ -190,6 +192,48 @@ def test_damaged_files_are_rebuilt(folder: Path, kind: str, how: str) -> None:
     assert found is not None and found.library == str(path)
     assert "damaged" in counts(got) and victim.exists()
     assert kind != "graph" or victim.read_bytes() == whole
+
+
+def interrupted_everywhere(of: set[str], work: Callable[[], object], left: Callable[[], object]) -> int:
+    """Run `work` again and again, with KeyboardInterrupt in the n-th line of the files `of`, until a run ends. Returns n."""
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename in of:
+            seen.append(frame.f_lineno)
+            if event == "line" and len(seen) > n:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    for n in range(200):
+        seen: list[int] = []
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            work()
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.settrace(before)
+            assert not left(), (n, seen[-3:], left())
+        return n
+    raise AssertionError("no run ended")
+
+
+def test_interrupts_leave_nothing(folder: Path) -> None:
+    """An interrupt in any line: a file is whole, with its old content or the new one, and no part of one stays."""
+    target = store.folder("graph") / "k.json"
+
+    def parts() -> list[Path]:
+        found = store.get(target)
+        assert found is None or found in contents
+        return [p for p in folder.rglob("*") if p.name.startswith(".new")]
+
+    contents = [b"0"]
+    store.put(target, b"0")
+    contents.append(b"1" * 100)
+    assert interrupted_everywhere({files.__file__, store.__file__}, lambda: store.put(target, contents[1]), parts) > 5
+    assert store.get(target) == contents[1]
 
 
 def test_a_file_under_anothers_name_is_not_believed(folder: Path) -> None:

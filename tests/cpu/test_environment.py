@@ -39,7 +39,7 @@ def started(text: str, folder: Path, *args: object, file: str = "program.py", **
     more = {"PYTHONPATH": str(ROOT / "src"), "TORCHSMITH_CACHE_DIR": str(folder / "cache"), "TMPDIR": str(folder), **env}
     command = [sys.executable, str(folder / file), *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=os.environ | more, encoding="utf-8", errors="replace", **pipes)
+    return subprocess.Popen(command, env=os.environ | more, encoding="utf-8", errors="replace", process_group=0, **pipes)
 
 
 def finished(child: subprocess.Popen[str]) -> str:
@@ -112,7 +112,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 def stop(seconds):
     time.sleep(seconds)
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(0, signal.SIGINT)  # to the compilers that run as well, as a terminal does
 
 assert native(torch.ones(2, 2))[0]  # what is imported first
 slow = torchsmith.compile(lambda x: torch.softmax(x.sin() @ x.cos(), -1).cumsum(0) + x.std())

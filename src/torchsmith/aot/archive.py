@@ -20,17 +20,16 @@ import os
 import platform
 import re
 import struct
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .. import __version__
 from ..codes import Unsupported, define
+from ..runtime.files import replace_file
 from .weights import PAGE, StoredWeights, Weights, align
 
 define("AOT030", "a package cannot be written", "see the detail")
@@ -73,32 +72,21 @@ def write_package(path: str | os.PathLike[str], models: Mapping[str, Part]) -> s
     """One file for all models."""
     target = Path(path)
     _check_names(models)
-    with _replacing(target, 0o666) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as z:
-        _Writer(z, file, target.name.removesuffix(".pt2") or "model").write(models)
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as z:
+            _Writer(z, file, target.name.removesuffix(".pt2") or "model").write(models)
+
+    _replace_file(target, write, 0o666)
     return str(target)
 
 
-@contextmanager
-def _replacing(target: Path, mode: int) -> Iterator[BinaryIO]:
-    """A file under a temporary name, renamed at the end: readers see all of it or nothing. AOT030 where it cannot be written."""
-    temp = ""
+def _replace_file(target: Path, write: Callable[[BinaryIO], object], mode: int) -> None:
+    """AOT030 where it cannot be written."""
     try:
-        handle, temp = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w+b") as file:
-            yield file
-        os.chmod(temp, mode & ~_umask())
-        os.replace(temp, target)
+        replace_file(target, write, mode)
     except OSError as e:
         raise Unsupported("AOT030", detail=str(e)) from e
-    finally:
-        with suppress(OSError):
-            os.unlink(temp)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _check_names(models: Iterable[str]) -> None:
@@ -172,13 +160,15 @@ def write_library(path: str | os.PathLike[str], part: Part) -> str:
     library = part.libraries[0][1]
     start = align(len(library), 64 if part.weights.size < PAGE else PAGE)
     tail = TAIL.pack(len(library), start, part.weights.size, zlib.crc32(library), 0, TAIL_MAGIC)
-    with _replacing(target, 0o777) as f:
+
+    def write(f: BinaryIO) -> None:
         f.write(library)
         if part.weights.size:
             f.write(bytes(start - len(library)))
-            for chunk in part.weights.chunks():
-                f.write(chunk)
+            f.writelines(part.weights.chunks())
         f.write(tail)
+
+    _replace_file(target, write, 0o777)
     return str(target)
 
 

@@ -11,7 +11,6 @@ import json
 import operator
 import os
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, Output, Size
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym, const
 from ..ir.program import Symbol
+from ..runtime.files import replace_file
 from .entry import spec_text
 from .program import ExportedProgram, InputRow, OutputRow
 
@@ -62,15 +62,7 @@ def save(program: ExportedProgram, f: str | os.PathLike[str] | Any, *, extra_fil
     if hasattr(f, "write"):
         _write(f, text, blob, extra)
         return
-    path = Path(f)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            _write(out, text, blob, extra)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(Path(f), lambda out: _write(out, text, blob, extra), 0o666)
 
 
 def _write(out: Any, text: str, blob: bytes, extra: Mapping[str, bytes]) -> None:

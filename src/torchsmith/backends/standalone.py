@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,6 +25,7 @@ from ..graph.sizes import print_condition
 from ..options import Options, from_user
 from ..pipeline import compile_functional
 from ..runtime import store
+from ..runtime.files import replace_file
 from ..runtime.load import load as load_library
 from ..runtime.manifest import Manifest
 from .expected import Expected
@@ -69,11 +70,13 @@ class CompiledArtifact:
             for name, member in members.items():
                 (target / name).write_bytes(member)
             return
-        part = target.with_name(target.name + ".part")
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as z:
-            for name, member in members.items():
-                z.writestr(name, member)
-        part.replace(target)
+
+        def write(file: BinaryIO) -> None:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as z:
+                for name, member in members.items():
+                    z.writestr(name, member)
+
+        replace_file(target, write, 0o666)
 
     def _members(self) -> dict[str, bytes]:
         tensors = import_module("safetensors.torch")

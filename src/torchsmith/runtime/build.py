@@ -10,8 +10,6 @@ import functools
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from ..codes import Unsupported
 from ..ir.target import CPU, Language, Target
 from ..options import Options
 from . import store
+from .files import delete, scratch
 from .images import image_object
 from .toolchain import HOST_FLAGS, Toolchain, run_compiler, toolchain
 
@@ -56,11 +55,9 @@ def build(host_text: str, kernel_texts: Iterable[str], options: Options, target:
     library = store.folder("lib") / f"{key}.so"
     if caching and store.get(library) is not None:
         return library
+    work = scratch("torchsmith-build-")
     try:
-        work = Path(tempfile.mkdtemp(prefix="torchsmith-build-"))
-    except OSError as e:
-        raise Unsupported("RUN003", detail=str(e)) from e
-    try:
+        work.mkdir(mode=0o700)
         with events.timed("build", kernels=len(kernels)):
             objects = _compile_all(host_text, kernels, Job(tools, work, caching, options, target, together=True))
             out = work / "graph.so"
@@ -73,7 +70,7 @@ def build(host_text: str, kernel_texts: Iterable[str], options: Options, target:
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        delete(work)
     return library
 
 

@@ -22,6 +22,7 @@ from ..ir.target import CPU, Target
 from ..options import Options
 from . import store
 from .build import MACRO, digest, kernel_name, kernel_objects
+from .files import delete, scratch
 from .toolchain import FEATURES, FLAGS, Toolchain, features_of, run_compiler, toolchain
 
 ENGINE = (
@@ -153,8 +154,9 @@ def _build(
 ) -> bytes:  # fmt: skip
     """Compile everything to objects in a folder of their own, and let `finish` make one file of them."""
     tools = tools_for(options)
-    work = Path(tempfile.mkdtemp(prefix="torchsmith-build-"))
+    work = scratch("torchsmith-build-")
     try:
+        work.mkdir(mode=0o700)
         with events.timed("build", kernels=len(texts.kernels)):
             (work / "model.c").write_text(texts.model, encoding="utf-8", errors="surrogateescape")
             with ThreadPoolExecutor(2) as pool:
@@ -166,7 +168,7 @@ def _build(
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        delete(work)
 
 
 def _tool(name: str, args: Sequence[str], work: Path) -> str:

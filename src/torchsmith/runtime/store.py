@@ -20,6 +20,7 @@ from pathlib import Path
 
 from .. import events, options
 from ..codes import Unsupported
+from .files import NEW, replace_file
 
 TRAILER = b"torchsmith-sha256:"
 KINDS = ("obj", "lib", "graph", "tuned")
@@ -90,7 +91,7 @@ def tidy(root: Path, pid: int) -> None:
     for path in root.glob("*/*"):
         with contextlib.suppress(OSError):
             info = path.stat()
-            if path.name.startswith(".new") and time.time() - info.st_mtime > STALE_SECONDS:
+            if path.name.startswith(NEW) and time.time() - info.st_mtime > STALE_SECONDS:
                 path.unlink()
             else:
                 rows.append((info.st_mtime, info.st_size, path))
@@ -106,17 +107,10 @@ def tidy(root: Path, pid: int) -> None:
 def put(path: Path, content: bytes) -> None:
     """Write content and its digest under a temporary name, then rename: readers see all of it or nothing."""
     tidy(path.parent.parent, os.getpid())
-    handle, temp = -1, ""
     try:
-        handle, temp = tempfile.mkstemp(dir=path.parent, prefix=".new")
-        with os.fdopen(handle, "wb") as f:
-            f.write(content + TRAILER + _digest(path, content))
-        os.replace(temp, path)
+        replace_file(path, lambda f: f.write(content + TRAILER + _digest(path, content)))
         USED.add((path.parent.name, path.name))
     except OSError as e:
-        if temp:
-            with contextlib.suppress(OSError):
-                os.unlink(temp)
         raise Unsupported("RUN003", detail=f"{path}: {e}") from e
 
 

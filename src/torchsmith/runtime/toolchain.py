@@ -184,6 +184,8 @@ def run_compiler(tools: Toolchain, args: list[str], cwd: Path, what: str) -> Non
         raise Unsupported("RUN003", detail=f"{what}: {e}") from e
     if done.returncode == 0:
         return
+    if done.returncode == -signal.SIGINT:  # a terminal's Ctrl-C reaches the compiler too
+        raise Unsupported("RUN002", detail=f"{what}: interrupted")
     text = done.stdout + done.stderr
     lines = [line.strip() for line in text.strip().splitlines()] or [""]
     refused = next(filter(_REFUSED.search, lines), "file size limit exceeded" if done.returncode == -signal.SIGXFSZ else None)
