@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import events
-from .autograd.attach import attach
+from .autograd.attach import attach, not_run
 from .autograd.joint import Joint
 from .codes import Forbidden, Unsupported, define
 from .emit.host import describe, emit_host, packing_key
@@ -442,7 +442,7 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         return call
 
     forward, manifest, library, cached = load_of(
-        cut.forward, name, _give_up if assumes(gm) else eager_callable(cut.forward), inputs
+        cut.forward, name, _give_up if assumes(gm) else not_run, inputs
     )
     attached = attach(joint, cut, forward, gm.forward, backward, not gm.meta.get("grad", True))
     events.emit("attached", graph=name, prepare=attached.prepare)

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import torchsmith
+from torchsmith.events import recording
 
 
 def both(fn: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
@@ -231,6 +233,67 @@ def test_numpy_arrays_without_axes() -> None:
             a, b = (v.copy() if isinstance(v, np.ndarray) else v for _ in range(2))
             assert str(compiled(torch.ones(2), a)) == str(fn(torch.ones(2), b))
             assert repr(a) == repr(b)
+
+
+# ---------------------------------------------------------------- what raises on values, raises where nobody reads the result
+
+REFUSED: tuple[Callable[[Tensor, Tensor], Any], ...] = (
+    lambda x, k: x[k], lambda x, k: x[:, k], lambda x, k: x[k - 14], lambda x, k: x[k[0].item()], lambda x, k: x.gather(0, k.view(1, 1)),
+    lambda x, k: x.take(k * 9), lambda x, k: x.index_select(0, k), lambda x, k: F.embedding(k, x),
+    lambda x, k: F.embedding_bag(k, x, k * 0), lambda x, k: torch.histc(x / 0, 5),
+    lambda x, k: x.scatter(0, k.view(1, 1), x), lambda x, k: x.scatter_add(0, k.view(1, 1), x), lambda x, k: x.index_add(0, k, x[:1]),
+    lambda x, k: x.scatter_reduce(0, k.view(1, 1), x, "amax"), lambda x, k: x.index_copy(0, k, x[:1]), lambda x, k: x.index_fill(0, k, 1.0),
+    lambda x, k: x.put(k * 9, x[0, :1]), lambda x, k: x.clone().__setitem__(k, 1.0), lambda x, k: F.cross_entropy(x[:1], k),
+    lambda x, k: F.one_hot(k, 3), lambda x, k: torch.bincount(k - 10), lambda x, k: x[0].repeat_interleave(k - 10, output_size=1),
+    lambda x, k: k // (k - 7), lambda x, k: k % (k - 7), lambda x, k: torch.fmod(k, k - 7), lambda x, k: torch.linalg.svdvals(x / 0 * 0),
+    lambda x, k: torch.linalg.cholesky(-torch.eye(3) - x[:3] * 0), lambda x, k: torch.linalg.inv(x[:3] * 0),
+    lambda x, k: x.masked_scatter(x < 9, x[0, :2]), lambda x, k: F.binary_cross_entropy(x - 9, x), lambda x, k: torch.bernoulli(x - 9),
+    lambda x, k: F.multi_margin_loss(x[:1], k), lambda x, k: torch.searchsorted(x[0], x, sorter=k.expand(3) * 1),
+    lambda x, k: torch.quantile(x, k.float()), lambda x, k: torch.linalg.lu_solve(x[:3], k.int().expand(3) * 9, x[:3]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("grads", [False, True])
+def test_unread_results_of_operators_that_raise_on_values(grads: bool) -> None:
+    for n, fn in enumerate(REFUSED if not grads else REFUSED[:9]):
+        said, unread = [], lambda x, k, fn=fn: (fn(x, k), x * 2)[1]
+        for f in (unread, torchsmith.compile(unread)):
+            x = torch.arange(1.0, 13).view(4, 3).requires_grad_(grads)
+            with pytest.raises((RuntimeError, IndexError)) as error:
+                f(x, torch.tensor([7]))
+            said.append((type(error.value), str(error.value)))
+        assert said[0] == said[1], n
+
+
+def test_results_that_cannot_raise_go_unread() -> None:
+    """Divisors that are no 0, floats and masks need no check."""
+    for fn in (lambda x, k: k // 2, lambda x, k: x // k, lambda x, k: x[x > 0], lambda x, k: torch.searchsorted(x[0], x)):
+        with recording() as got:
+            torchsmith.compile(lambda x, k, fn=fn: (fn(x, k), x * 2)[1], fullgraph=True)(torch.ones(4, 3), torch.tensor([7]))
+        assert [e.fields["report"].operators for e in got if e.kind == "graph"] == [1]
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_errors_of_indices_are_eagers(grads: bool, dynamic: bool | None) -> None:
+    """A call that the native graph gives back is eager's altogether: the error, and what was written before it."""
+
+    def at(x: Tensor, y: Tensor, k: Tensor) -> Tensor:
+        y.add_(1)
+        return x[k] * x[1:, k.item() - 1 : k.item()].sum() + y
+
+    compiled = torchsmith.compile(at, dynamic=dynamic)
+    for k in (1, 2, -2, 7, -9, 3):
+        told = []
+        for f in (at, compiled):
+            x, y = torch.arange(12.0).view(4, 3).requires_grad_(grads), torch.zeros(3)
+            try:
+                out = f(x, y, torch.tensor(k))
+                out.sum().backward() if grads else None
+                told.append((out.tolist(), y.tolist(), x.grad.tolist() if grads else None))
+            except IndexError as error:
+                told.append((str(error), y.tolist()))
+        assert told[0] == told[1]
 
 
 # ---------------------------------------------------------------- numbers that a dtype cannot hold

@@ -55,6 +55,15 @@ os.register_at_fork(after_in_child=_ONE._at_fork_reinit)  # type: ignore[attr-de
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
+class NotRun(Exception):
+    """The forward graph found that it cannot do this call, before it has written anything: the captured graph does it, under eager's
+    autograd, or raises what eager raises."""
+
+
+def not_run(*inputs: Any) -> Any:
+    raise NotRun
+
+
 class Attached:
     """One captured graph, compiled forwards and backwards."""
 
@@ -62,7 +71,8 @@ class Attached:
         self, joint: Joint, cut: Cut, forward: Call, repeat: Call, compile_backward: Callable[[FunctionalGraph], Call],
         turns_on: bool = False,
     ) -> None:  # fmt: skip
-        """repeat: the captured graph itself, for derivatives of derivatives. turns_on: the caller is in no_grad, the program is not."""
+        """repeat: the captured graph itself, for calls that the forward graph gives back (NotRun) and for derivatives of derivatives.
+        turns_on: the caller is in no_grad, the program is not."""
         self.turns_on, self.own_draws = turns_on, joint.facts.own_draws
         self.cut, self.forward, self.repeat, self.compile_backward = cut, forward, repeat, compile_backward
         self.joint = joint  # other backward passes may be asked for
@@ -86,12 +96,13 @@ class Attached:
         self.apply = super(torch.autograd.Function, self.function).apply  # type: ignore[misc]
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        cut = self.cut
         own = self.turns_on and not torch.is_grad_enabled()
-        if not (own or torch.is_grad_enabled()):
-            return tuple(self.forward(*inputs)[: cut.shown])
         with torch.enable_grad() if own else _AS_IT_IS:
-            return self._attached(inputs)
+            try:
+                return self._attached(inputs) if torch.is_grad_enabled() else tuple(self.forward(*inputs)[: self.cut.shown])
+            except NotRun:
+                pass
+            return tuple(self.repeat(*inputs))
 
     def _attached(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         cut = self.cut

@@ -25,7 +25,7 @@ from ..graph.outputs import FreshNode, InputNumber, Outputs, ViewOf, describe_ou
 from ..graph.sizes import SizeFacts
 from ..graph.spec import LASTING, FunctionalGraph, TensorSpec
 from ..graph.tracing import device_of, make_unseen, remember_device
-from ..graph.values import Node, Step, inputs_of
+from ..graph.values import Node, Step, inputs_of, is_kept
 from ..ir.expr import Expr, Sym, walk
 from ..ir.nested import leaves
 from ..ir.program import Symbol
@@ -192,7 +192,7 @@ class Joint:
                 needed.add(id(row.node))
         live = []
         for node in reversed(nodes):
-            if id(node) in needed or (node.effect and node.target is not aten.clone.default):
+            if id(node) in needed or is_kept(node):
                 live.append(node)
                 needed.update(id(a) for a in inputs_of(node))
         if self.choice is None:
@@ -372,7 +372,7 @@ class _Part:
         if id(node) in self.earlier and not self._is_repeated(node):
             return self._input(Slot("kept", (self.joint.keep(node),)), self.joint.kept_spec(node))
         args, kwargs = self._mapped(node.args), {k: self._mapped(v) for k, v in node.kwargs.items()}
-        new = Node(node.kind, node.target, args, kwargs, node.spec, node.loc, node.effect)
+        new = Node(node.kind, node.target, args, kwargs, node.spec, node.loc, node.effect, node.raises and id(node) not in self.earlier)
         if node.view_of is not None:
             new.view_of = self.copy(node.view_of)
         self.nodes.append(new)

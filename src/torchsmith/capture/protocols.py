@@ -397,26 +397,6 @@ def has_varying(key: Any) -> bool:
     return type(key) is torch.SymInt
 
 
-def _at_varying(m: Machine, obj: Any, key: tuple[Any, ...]) -> Any:
-    """An index of places and slices, one dimension after the other."""
-    d, rest = 0, sum(k is not None and k is not Ellipsis for k in key)
-    if rest > obj.dim() or sum(k is Ellipsis for k in key) > 1:
-        return m.record("function", operator.getitem, (obj, m.with_numbers(key)), {})
-    rank = obj.dim()
-    for k in key:
-        if k is Ellipsis:
-            d += rank - rest
-        elif k is None:
-            obj, d = m.record("method", "unsqueeze", (obj, d), {}), d + 1
-        elif type(k) is slice:
-            if k != slice(None):
-                obj = m.record("function", operator.getitem, (obj, (*(slice(None),) * d, k)), {})
-            d += 1
-        else:
-            obj = m.record("method", "select", (obj, d, k), {})
-    return obj
-
-
 def getitem(m: Machine, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
@@ -426,7 +406,7 @@ def getitem(m: Machine, obj: Any, key: Any) -> Any:
     if issubclass(type(obj), Tensor):
         key = m.index_key(key)
         if has_varying(key):
-            return _at_varying(m, obj, key if type(key) is tuple else (key,))
+            return m.record("function", operator.getitem, (obj, key), {})
         tensors = transforms.index_of(m, key) if m.recorder.bodies else None
         if tensors is not None:
             return m.record("function", torch.ops.aten.index.Tensor, (obj, tensors), {})

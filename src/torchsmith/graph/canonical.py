@@ -18,7 +18,7 @@ from .outputs import FreshNode, InputNumber, Number, Outputs, ViewOf
 from .schema import info
 from .sizes import SizeFacts, print_condition
 from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec, ViewOutput
-from .values import Node, inputs_of
+from .values import Node, inputs_of, is_kept
 
 if TYPE_CHECKING:
     from .functionalise import Recording
@@ -118,7 +118,7 @@ def _live(rec: Recording, outputs: Outputs) -> list[Node]:
     while True:
         kept: list[Node] = []
         for node in reversed(rec.nodes):
-            if id(node) in needed or (node.effect and node.target is not torch.ops.aten.clone.default):
+            if id(node) in needed or is_kept(node):
                 kept.append(node)
                 needed.update(id(a) for a in inputs_of(node))
         kept.reverse()

@@ -22,7 +22,7 @@ from ..runtime.values_only import NAMESPACE
 from .canonical import emit_graph
 from .layout import clamp_index, from_front, hint_of, is_shape, overlaps, rank_of
 from .outputs import describe_outputs
-from .schema import GEOMETRY, OpInfo, bind, info
+from .schema import GEOMETRY, KNOWN, OpInfo, bind, info, may_raise
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import FunctionalGraph, TensorSpec
 from .tracing import (
@@ -293,10 +293,11 @@ class Recording(Tracing):
         if "device" in row.params and isinstance(result, torch.Tensor):  # torch may have taken it from a tracing tensor
             lowered[1]["device"] = device_of(result)
         node = self.emit(func, *lowered, None, self.facts.loc)
+        node.raises = may_raise(func, args, kwargs)
         if node.region is not None:
             node.again = node.region.is_again(func, args, kwargs, self.facts.loc)
         node.effect = any(device_of(t).type != "cpu" for t in tensors_in(result))  # even unused, eager may refuse it there
-        node.effect |= row.is_random or not func._schema.returns or func.namespace not in ("aten", "prims", "torchvision")
+        node.effect |= row.is_random or not func._schema.returns or func.namespace not in KNOWN
         node.effect |= func is aten._local_scalar_dense.default and isinstance(result, SymTypes)  # no node has its number as an argument
         self.attach(node, result)
         return result
@@ -386,7 +387,7 @@ class Recording(Tracing):
         lowered = tuple(self.lower_args(a) for a in positional), {k: self.lower_args(v) for k, v in named.items()}
         result = self.shapes_of(row.functional, positional, named)
         node = self.emit(row.functional, *lowered, None, self.facts.loc)
-        node.effect = row.is_random
+        node.effect, node.raises = row.is_random, may_raise(row.functional, positional, named)
         self.attach(node, result)
         values = list(result) if isinstance(result, (tuple, list)) else [result]
         return finish_write(func, row, bound, values, self.assign)

@@ -34,6 +34,7 @@ class OpInfo:
     is_random: bool
     is_composite: bool
     symbolic: frozenset[str]  # parameters that may be a number which varies; in all others it is pinned
+    raises: bool  # for some values of its tensors, whatever their sizes: it is run even where nobody reads its results
 
 
 def _signature(op: OpOverload, without: frozenset[str]) -> tuple[tuple[str, str], ...]:
@@ -111,6 +112,35 @@ def symbolic_parameters(op: OpOverload) -> frozenset[str]:
     return frozenset(a.name for a in op._schema.arguments if a.name in taken)
 
 
+# Operators that look at the values of their tensors and refuse some: positions out of range, integer divisors of 0, probabilities,
+# matrices that LAPACK gives up.
+_RAISING = """index _unsafe_index index_put _unsafe_index_put index_select index_add index_copy index_fill index_reduce gather take put
+    scatter scatter_add scatter_reduce embedding _embedding_bag _embedding_bag_forward_only masked_scatter nll_loss_forward
+    nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward binary_cross_entropy _ctc_loss max_unpool2d max_unpool3d bincount
+    histc histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors searchsorted repeat_interleave
+    segment_reduce multinomial bernoulli normal poisson linspace logspace cholesky linalg_eig _linalg_eigh _linalg_eigvals linalg_eigvals
+    _linalg_svd linalg_lstsq linalg_lu_solve lu_solve lu_unpack linalg_ldl_solve linalg_pinv linalg_inv_ex linalg_cholesky_ex
+    linalg_ldl_factor_ex linalg_lu_factor_ex linalg_solve_ex _linalg_solve_ex _pack_padded_sequence _pad_packed_sequence"""
+_DIVIDING = frozenset({"div", "floor_divide", "remainder", "fmod"})
+KNOWN = frozenset({"aten", "prims", "torchvision"})  # libraries whose operators do nothing beside giving results
+RAISING = frozenset(_RAISING.split()) | _DIVIDING
+
+
+def may_raise(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """May this call raise for some values of its tensors, shapes being right?"""
+    if not info(op).raises:
+        return False
+    name, bound = op._schema.name.removeprefix("aten::"), bind(op, args, kwargs)
+    if name in _DIVIDING:  # of integers alone, and by what may be 0
+        values = [bound["self"], bound["other"]]
+        floats = any(v.dtype.is_floating_point or v.dtype.is_complex if isinstance(v, torch.Tensor) else type(v) is float for v in values)
+        by_number = type(bound["other"]) is int and bound["other"] != 0
+        return not (floats or by_number or (name == "div" and bound.get("rounding_mode") is None))
+    if name == "index":  # a mask fits or does not
+        return any(t is not None and t.dtype not in (torch.bool, torch.uint8) for t in bound["indices"])
+    return name != "searchsorted" or bound["sorter"] is not None
+
+
 def find_functional(op: OpOverload, out: frozenset[str]) -> OpOverload | None:
     """add_.Tensor -> add.Tensor; add.out -> add.Tensor: the overload of the same arguments that writes nothing."""
     if op in FUNCTIONAL_OPS:
@@ -148,6 +178,7 @@ def info(op: OpOverload) -> OpInfo:
         is_random=torch.Tag.nondeterministic_seeded in tags,
         is_composite=op._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"),
         symbolic=symbolic_parameters(op),
+        raises=op.namespace not in KNOWN or not schema.returns or schema.name.removeprefix("aten::") in RAISING,
     )
 
 

@@ -30,7 +30,7 @@ from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
 from .layout import Size, are_equal, format_strides, is_dense, is_lazy, is_shape, same
-from .schema import GEOMETRY, OpInfo, bind, info
+from .schema import GEOMETRY, OpInfo, bind, info, may_raise
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import TensorSpec
 
@@ -452,7 +452,8 @@ class Tracing(AbstractContextManager["Tracing"]):
         if func is not torch.ops.aten.detach.default and _is_watched(args, kwargs):
             raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
         self.draws += torch.Tag.nondeterministic_seeded in func.tags
-        self.harms += may_raise(func)
+        row = info(func)
+        self.harms += row.is_value_needed or row.is_data_shaped or bool(row.writes) or may_raise(func, args, kwargs)
         args, kwargs = representable.ask(func, *pinned(func, args, kwargs))
         if self.autocast:
             tensors = tensors_in((args, kwargs))
@@ -586,21 +587,6 @@ def has_symbols(value: Any) -> bool:
 
 def plain_number(value: Any) -> Any:
     return learn.specialise(value) if has_symbols(value) else value
-
-
-
-@cache
-def may_raise(func: OpOverload) -> bool:
-    """May it raise for some values of its tensors, shapes being right?"""
-    name = func._schema.name.removeprefix("aten::")
-    return func.namespace != "aten" or name.startswith(_RAISING) or func._schema.is_mutable
-
-
-_RAISING = (
-    "_assert", "_cholesky", "_linalg", "_local_scalar", "_unique", "bincount", "bucketize", "cholesky", "embedding", "gather",
-    "geqrf", "histc", "index", "linalg", "lu_", "masked_select", "multinomial", "nll", "nonzero", "ormqr", "poisson", "put",
-    "repeat_interleave", "scatter", "take", "triangular", "unique",
-)  # fmt: skip
 
 
 def storage(t: torch.Tensor) -> int:

@@ -28,7 +28,8 @@ aten = torch.ops.aten
 class Node:
     """One line of the functional graph before it is named. args hold Nodes, numbers, Exprs and plain data.
 
-    kind: "placeholder" | "call" | "item" (args = (node, index)); effect: kept even when unused.
+    kind: "placeholder" | "call" | "item" (args = (node, index)); effect: kept even when unused, and run once; raises: kept
+    as well, since some operands make it raise.
     """
 
     kind: str
@@ -38,10 +39,16 @@ class Node:
     spec: Any  # TensorSpec | tuple | Expr | None
     loc: str = ""
     effect: bool = False
+    raises: bool = False
     view_of: Node | None = None  # the node whose memory eager would show through this one
     name: str = ""
     region: Any = None  # the checkpointed part of the program (Region) in which it stands
     again: bool | None = None  # what that says: compute it again, or keep it
+
+
+def is_kept(node: Node) -> bool:
+    """Does it stay although nobody reads its value?"""
+    return node.raises or (node.effect and node.target is not aten.clone.default)
 
 
 def inputs_of(node: Node) -> list[Node]:

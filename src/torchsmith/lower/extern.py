@@ -10,6 +10,7 @@ from torch import fx
 
 from .. import events
 from ..codes import Unsupported
+from ..graph.schema import info
 from ..graph.spec import TensorSpec
 from ..ir.dtype import DType
 from ..ir.expr import Expr, Sym
@@ -35,10 +36,10 @@ EFFECTS = frozenset({"aten._functional_assert_async.msg", "aten._local_scalar_de
 
 
 def has_effect(target: Any) -> bool:
-    """Must a call stay although its result is unused? Random operators advance the generator; what returns nothing checks something."""
+    """Must a call stay although its result is unused? Random operators advance the generator; what may raise checks something."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return str(target) in EFFECTS or not target._schema.returns or target._schema.is_mutable or is_random(target)
+    return str(target) in EFFECTS or info(target).raises or target._schema.is_mutable or is_random(target)
 
 
 def is_random(target: Any) -> bool:

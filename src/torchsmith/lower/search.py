@@ -10,6 +10,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, convert, op, select
 from .cat import masked
 from .core import Builder
+from .gather import check_range
 from .indexing import update
 from .numerics import TORCH_DTYPES, cast, ir_dtype, result_type, scalar
 from .ref import ZERO, Index, Ref, known, product
@@ -66,6 +67,8 @@ def lower_searchsorted(
 ) -> Any:
     if edges.dtype is not values.dtype and not (edges.rank and values.rank):
         return NotImplemented
+    if sorter is not None:
+        check_range(cx, sorter, edges.shape[-1], negative=False, message="torch.searchsorted(): sorter index out of range")
     return _search(cx, edges, values.load, common(edges, values), right or side == "right", sorter)
 
 

@@ -682,23 +682,25 @@ def getitem(trace: Tracing, call: Any, self: Tensor, index: Any) -> Tensor:
 
 
 def _positions(self: Tensor, index: Any) -> tuple[tuple[Any, ...], list[tuple[int, Any]]] | None:
-    """x[:, n] of an n that only running tells, which torch would ask for: the index with `:` in its place, and the dimension and number of
-    each, last first. None where there is none, or tensors are among the others."""
+    """x[:, n] of an n that varies, which torch would ask for: the index with `:` in its place, and the dimension and number of each, last
+    first. None where there is none, or tensors are among the others."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(isinstance(i, torch.SymInt) and i.node.hint is None for i in parts):
+    if not any(isinstance(i, torch.SymInt) for i in parts):
         return None
     if any(isinstance(i, bool) or not isinstance(i, (int, slice, torch.SymInt, type(None), type(Ellipsis))) for i in parts):
+        return None
+    if sum(i is not None and i is not Ellipsis for i in parts) > self.dim() or sum(i is Ellipsis for i in parts) > 1:
         return None
     numbers: list[tuple[int, Any]] = []
     plain: list[Any] = []
     d = 0  # of the result of indexing with `plain`
     for i in parts:
-        is_told = isinstance(i, torch.SymInt) and i.node.hint is None
+        is_told = isinstance(i, torch.SymInt)
         if is_told:
             numbers.append((d, i))
         plain.append(slice(None) if is_told else i)
         taken = sum(j is not None and j is not Ellipsis for j in parts)
-        d += self.dim() - taken if i is Ellipsis else 0 if isinstance(i, (int, torch.SymInt)) and not is_told else 1
+        d += self.dim() - taken if i is Ellipsis else 0 if isinstance(i, int) else 1
     return tuple(plain), numbers[::-1]
 
 
