@@ -17,6 +17,7 @@ typedef struct {
   bool ready;
   Py_ssize_t offset;     /* from a Python tensor to its at::Tensor */
   PyTypeObject *tensor;  /* torch._C.TensorBase */
+  PyTypeObject *plain, *parameter; /* torch.Tensor, torch.nn.Parameter */
   PyObject *steal;       /* capsule of at::Tensor* -> Python tensor */
   PyObject *as_strided, *view, *increment_version;
   PyObject *is_autocast, *disable_autocast;
@@ -77,9 +78,17 @@ int consts_join(Consts *c, const char *key);
 void consts_leave(Consts *c);
 void states_clear(StateList *list);
 void states_written(const ts_tensor *t); /* what was prepared of this memory is out of date */
+void states_changed(const void *base);   /* the same, by the address where a storage starts */
+int64_t version_of(PyObject *tensor);    /* -1: it has no counter */
 PyObject *refreeze(PyObject *module, PyObject *tensors);
 const void *state_memory(const State *s);
 ts_cuda_block *state_block(const State *s); /* of graphs on a device */
+
+/* ---- aliases.c: what Tensor.data and Tensor.numpy gave away */
+void aliases_setup(PyObject *tensor_type);
+const void *memory_of(Handle tensor); /* where its storage starts; NULL: nowhere */
+/* Tell the states of what was written through aliases of this memory since; true: one lives whose writes move no counter. */
+bool aliases_look(const void *base);
 
 /* ---- graph.c */
 extern PyTypeObject GraphType;

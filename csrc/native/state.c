@@ -1,9 +1,10 @@
 /* Prepared constants: packed weights and the like, computed once and kept while their inputs stay the same.
  *
  * Before every run each constant input is compared with what was seen when the state was prepared: the same tensor object's
- * implementation, data pointer and version counter. Writes through .data or NumPy move no counter: small tensors are compared whole
- * with a copy, large ones by words spread over their memory; what lies on a device is not looked at. Any difference prepares again; calls that still run keep the old block by their reference. Several modules of one class
- * may share a graph, so a graph keeps one state for each set of tensors, as long as those live. */
+ * implementation, data pointer and version counter, and those of its aliases (aliases.c). Writes from outside of torch move no counter:
+ * small tensors are compared whole with a copy, large ones by words spread over their memory, or whole where NumPy has their memory; what
+ * lies on a device is not looked at. Any difference prepares again; calls that still run keep the old block by their reference. Several
+ * modules of one class may share a graph, so a graph keeps one state for each set of tensors, as long as those live. */
 #include <string.h>
 
 #include "native.h"
@@ -15,6 +16,7 @@
 
 typedef struct {
   void *impl, *data;
+  const void *base; /* where its storage starts */
   int64_t version; /* -1: an inference tensor */
   int64_t span;    /* bytes from the first to the last element */
   char *copy; /* of all of them, or NULL */
@@ -125,7 +127,7 @@ static void sample(const Snapshot *s, uint64_t *words) {
   for (int i = 0; i < WORDS; i++) memcpy(&words[i], (const char *)s->data + i * step, sizeof(uint64_t));
 }
 
-static int64_t version_of(PyObject *tensor) {
+int64_t version_of(PyObject *tensor) {
   PyObject *v = torch.version(tensor, torch.version_closure);
   int64_t n = v ? PyLong_AsLongLong(v) : -1;
   Py_XDECREF(v);
@@ -183,6 +185,20 @@ void states_written(const ts_tensor *t) {
       }
 }
 
+void states_changed(const void *base) {
+  for (StateList *l = lists; l; l = l->next)
+    for (int i = 0; i < l->n; i++)
+      for (int k = 0; k < l->states[i]->n; k++)
+        if (l->states[i]->snaps[k].base == base) l->states[i]->generation = -1;
+}
+
+/* Nothing was written through aliases of the constants since the state was prepared. */
+static bool is_untouched(const State *s, int64_t current, bool is_far) {
+  for (int i = 0; i < s->n; i++)
+    if (aliases_look(s->snaps[i].base) && (is_far || !s->snaps[i].copy)) return false;
+  return s->generation == current;
+}
+
 static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, int64_t *budget, bool is_far) {
   int64_t span = span_of(t);
   if (span < 0) {
@@ -191,18 +207,20 @@ static int take_snapshot(Snapshot *snap, PyObject *tensor, const ts_tensor *t, i
   }
   snap->impl = *(void **)t->handle;
   snap->data = t->data;
+  snap->base = memory_of(t->handle);
   snap->version = version_of(tensor);
   snap->span = span;
   PyMem_Free(snap->copy);
   snap->copy = NULL;
   if (is_far) return 0;
-  if (snap->span > (int64_t)sizeof snap->words && snap->span <= WHOLE && snap->span <= *budget) {
+  bool is_whole = aliases_look(snap->base);
+  if (snap->span > (int64_t)sizeof snap->words && (is_whole || (snap->span <= WHOLE && snap->span <= *budget))) {
     if (!(snap->copy = PyMem_Malloc((size_t)snap->span))) {
       PyErr_NoMemory();
       return -1;
     }
     memcpy(snap->copy, t->data, (size_t)snap->span);
-    *budget -= snap->span;
+    if (!is_whole) *budget -= snap->span;
   } else {
     sample(snap, snap->words);
   }
@@ -233,7 +251,7 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
     s = l->states[i];
     memmove(&l->states[1], l->states, sizeof(State *) * (size_t)i);
     l->states[0] = s;
-    if (s->generation == generation && is_same(c, s, args, tensors)) {
+    if (is_untouched(s, generation, c->is_far) && is_same(c, s, args, tensors)) {
       s->refs++;
       return s;
     }

@@ -46,7 +46,8 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
       !(torch.is_autocast = take(settings, "is_autocast")) || !(torch.disable_autocast = take(settings, "disable_autocast")) ||
       !(torch.record_begin = take(settings, "record_begin")) || !(torch.record_end = take(settings, "record_end")) ||
       !(torch.modes = take(settings, "modes")) || !(torch.on_prepare = take(settings, "on_prepare")) || !(torch.discard = take(settings, "discard")) ||
-      !(torch.discarded = (PyTypeObject *)take(settings, "discarded")) || !(torch.error = take(settings, "error")))
+      !(torch.discarded = (PyTypeObject *)take(settings, "discarded")) || !(torch.plain = (PyTypeObject *)take(settings, "plain")) ||
+      !(torch.parameter = (PyTypeObject *)take(settings, "parameter")) || !(torch.error = take(settings, "error")))
     return NULL;
   PyObject *version = PyObject_GetAttrString(type, "_version");
   if (!version) return NULL;
@@ -54,6 +55,7 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
   torch.version = ((PyGetSetDescrObject *)version)->d_getset->get; /* the type keeps the descriptor alive */
   torch.version_closure = ((PyGetSetDescrObject *)version)->d_getset->closure;
   Py_DECREF(version);
+  aliases_setup(type);
   /* Optional and quicker than `steal`: PyObject* THPVariable_Wrap(const at::TensorBase&). */
   void *python = dlopen("libtorch_python.so", RTLD_NOLOAD | RTLD_LAZY);
   if (python) {

@@ -3,10 +3,12 @@
 import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.dlpack import from_dlpack
 
 import torchsmith
 from torchsmith import events
@@ -33,9 +35,63 @@ def test_refreeze_of_one_model() -> None:
     torchsmith.refreeze()
     assert [prepared(fa, x), prepared(fb, x)] == [1, 1]
     with torch.no_grad():
-        a[0].weight.data.view(-1)[77777 % a[0].weight.numel()] = 40.0  # one number in the middle, seen by no counter
+        from_dlpack(a[0].weight.detach()).view(-1)[77777 % a[0].weight.numel()] = 40.0  # one number in the middle, seen by no counter
         torchsmith.refreeze(fa)
         torch.testing.assert_close(fa(x), a(x))
+
+
+def written(t: torch.Tensor, at: int = 30005) -> None:
+    """One element in the middle, which no sample has."""
+    t.reshape(-1)[at] += 50
+
+
+def test_writes_through_aliases_are_seen() -> None:
+    """`data` has a version counter of its own, what `numpy` returns has none; each alias is watched, and views of it."""
+    m, x = model(), torch.randn(4, 256)
+    f = torchsmith.compile(m)
+    weight = m[0].weight
+    assert [prepared(f, x), prepared(f, x)] == [1, 0]
+    early, view, array = weight.data, weight.data.view(-1), weight.detach().numpy()
+    prepared(f, x)  # two aliases have died, and may have been written
+    steps = (
+        lambda: written(weight.data), lambda: written(weight.detach().data), lambda: written(weight.data.data),
+        lambda: written(weight[1:].data), lambda: written(early), lambda: written(early, 3), lambda: written(view),
+        lambda: written(array), lambda: written(array, 31), lambda: written(weight.detach().numpy()),
+        lambda: weight.data.copy_(weight.data * 0.99),
+        lambda: torch._foreach_mul_([early], 0.5),
+    )  # fmt: skip
+    for k, step in enumerate(steps):
+        step()
+        assert prepared(f, x) == 1 and prepared(f, x) == 0, k
+        with torch.no_grad():
+            torch.testing.assert_close(f(x), m(x))
+    for _ in range(3):  # of other memory
+        m[1](x).data.add_(1)
+        x.numpy()[:] += 1
+    assert prepared(f, x) == 0
+
+
+def test_aliases_are_torchs_own_to_the_program() -> None:
+    """What is remembered keeps nothing alive, and dead aliases make room."""
+    prepared(torchsmith.compile(model()), torch.randn(4, 256))
+    assert torch.Tensor.data is torch._C.TensorBase.data
+    assert repr(torch.Tensor.data) == "<attribute 'data' of 'torch._C.TensorBase' objects>"
+    assert repr(torch.Tensor.numpy) == "<method 'numpy' of 'torch._C.TensorBase' objects>" and "force" in torch.Tensor.numpy.__doc__
+    t = torch.ones(3)
+    t.numpy(force=True)[0] = 2
+    with pytest.raises(TypeError):
+        t.numpy(1, 2)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        torch.ones(3, requires_grad=True).numpy()
+    other = t.data
+    assert other._version == 0 and other.add_(1)._version == 1 and t._version == 0 and t.tolist() == [3, 2, 2]
+    gone = weakref.ref(other)
+    del other
+    assert gone() is None
+    kept = [torch.ones(1).data for _ in range(1000)]
+    assert all(weakref.getweakrefcount(k) == 1 for k in kept)
+    with pytest.raises(RuntimeError, match="under vmap"):
+        torch.func.vmap(lambda v: v.data * 2)(torch.ones(3, 2))
 
 
 def test_explain_names_original_and_packed_bytes() -> None:

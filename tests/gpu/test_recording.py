@@ -188,9 +188,12 @@ def test_prepared_constants(fake: ctypes.CDLL) -> None:
     with torch.no_grad():
         torch.testing.assert_close(f(x), model(x))
         torch.testing.assert_close(f(x), model(x))
-        model.weight.mul_(2)
-        torch.testing.assert_close(f(x), model(x))
-    assert calls("cuEventRecord") == 2
+        early = model.weight.data
+        f(x)
+        for change in (lambda w: w.mul_(2), lambda w: w.data[3].add_(1), lambda _: early[5].sub_(1)):
+            change(model.weight)
+            torch.testing.assert_close(f(x), model(x))
+    assert calls("cuEventRecord") == 4
 
 
 def test_values_that_the_host_needs(fake: ctypes.CDLL) -> None:

@@ -31,6 +31,7 @@ def setup() -> None:
     """Give the native module what it cannot find by symbol name."""
     base = torch._C.TensorBase
     _native.setup({
+        "plain": torch.Tensor, "parameter": torch.nn.Parameter,
         "samples": [torch.zeros(()), torch.nn.Parameter(torch.zeros(2)), torch.zeros(3, dtype=torch.int64)],
         "tensor": base,
         "steal": torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr,
