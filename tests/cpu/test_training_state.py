@@ -188,7 +188,72 @@ def short_time_fourier_transform(c: Compile):
         yield watch(step(torch.randn(3, 32)))
 
 
+class Sharp(torch.optim.Optimizer):
+    """Two backward passes for each step; between steps the state holds the parameters' own memory."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.inner = torch.optim.SGD(self.param_groups, 0.1, momentum=0.9)
+
+    @torch.no_grad()
+    def away(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["old"] = p.data.clone()
+            p.add_(p.grad, alpha=0.05)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def back(self):
+        for p in self.param_groups[0]["params"]:
+            p.data = self.state[p]["old"]
+        self.inner.step()
+        self.zero_grad()
+
+
+def state_that_is_the_parameters(c: Compile):
+    m = nn.Linear(4, 2)
+    o = Sharp(m.parameters())
+    watch = Watch(m, o.inner)
+
+    @c
+    def step(x):
+        loss = m(x).square().mean()
+        loss.backward()
+        o.away()
+        m(x).square().mean().backward()
+        o.back()
+        return loss.detach()
+
+    for _ in range(4):
+        yield watch(step(torch.randn(5, 4))), [o.state[p]["old"].data_ptr() == p.data_ptr() for p in m.parameters()]
+
+
+def exception_after_the_step(c: Compile):
+    m = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    o = torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)
+    watch = Watch(m, o)
+
+    @c
+    def step(x):
+        o.zero_grad()
+        loss = m(x).square().mean()
+        loss.backward()
+        o.step()
+        if loss > 1000:
+            raise ValueError(f"{loss.item():.3f}")
+        return loss.detach()
+
+    for scale in (1.0, 1.0, 1e3, 1.0):
+        try:
+            with torch.no_grad():
+                m[2].bias.mul_(scale)
+            yield watch(step(torch.randn(5, 4)))
+        except ValueError as e:
+            yield watch(torch.zeros(())), str(e)[:3]
+
+
 WHOLE = [
+    state_that_is_the_parameters,
     frozen_by_an_argument, discriminator_frozen_for_the_generator, input_that_is_differentiated, weights_of_unit_length, averaged_model,
     state_set_by_the_first_batch, checked_distribution, short_time_fourier_transform,
 ]  # fmt: skip
@@ -197,6 +262,23 @@ WHOLE = [
 @pytest.mark.parametrize("program", WHOLE, ids=lambda p: p.__name__)
 def test_one_graph(program):
     assert check(program) == set()
+
+
+def test_an_exception_after_the_step():
+    assert check(exception_after_the_step) == {"RUN004"}  # of the call that raises
+
+    eager = torchsmith.compile(adds_and_checks, backend="eager")  # writes before it checks: nothing may be written twice
+    total = torch.zeros(2)
+    eager(total, torch.ones(2))
+    with pytest.raises(ValueError, match="5"):
+        eager(total, torch.full((2,), 4.0))
+    assert total.tolist() == [5.0, 5.0]
+
+
+def adds_and_checks(total, x):
+    total.add_(x)
+    if total.max() > 3:
+        raise ValueError(f"{total.max().item()}")
 
 
 def test_results_that_require_grad_split_in_front_of_the_switch():

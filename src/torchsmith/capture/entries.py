@@ -68,6 +68,8 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
         call = _leaving_modes(call)
     if not assumes(graph):
         return call
+    if road != "native" and any(n.meta.get("late") for n in graph.graph.nodes):  # such a road writes before it checks
+        return _elsewhere
 
     def checked(*args: Any) -> Any:
         random = generator_states()
@@ -82,6 +84,11 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
         raise _frame.Elsewhere
 
     return checked
+
+
+def _elsewhere(*args: Any) -> Any:
+    raise _frame.Elsewhere
+
 
 _MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast)
 

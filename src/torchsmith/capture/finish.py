@@ -789,15 +789,15 @@ def _drop_unused(m: Machine, b: _Builder, keep_arguments: bool) -> tuple[Source,
 
 
 def _guard_overlap(m: Machine) -> None:
-    """A graph that writes an input is right only if no other input shares its memory."""
-    infos = list(m.recorder.real.values())
+    """A graph that writes an input is right only if no other input that it reads shares its memory."""
     memory = tracing.current().written  # no version counter tells of writes through .data
-    written = [i for i in infos if i.is_made and tracing.storage(i.tensor) in memory]
+    written = [i for i in m.recorder.real.values() if i.is_made and tracing.storage(i.tensor) in memory]
     if not written:
         return
+    marked = {id(i) for i in written}
+    infos = [i for i in m.recorder.real.values() if i.node.users or id(i) in marked]
     ends = sorted((extent(i.real), n) for n, i in enumerate(infos) if i.real is not None and i.real.numel())
     reach, holder = -1, -1
-    marked = {id(i) for i in written}
     for (lo, hi), n in ends:
         if lo < reach and (id(infos[n]) in marked or id(infos[holder]) in marked):
             raise Unsupported("CAP013", at=m.loc(), detail=f"{infos[n].source} and {infos[holder].source}")

@@ -465,12 +465,13 @@ class Machine:
         known = trace.known_value(tensor, "__bool__")
         if known is not NotImplemented:
             return bool(known)
-        if any(type(n) is not int or n != 1 for n in tensor.shape) or self.recorder.has_written_inputs():
+        late = self.recorder.has_written_inputs()  # a device has no say before it writes
+        if any(type(n) is not int or n != 1 for n in tensor.shape) or (late and tracing.device_of(tensor).type != "cpu"):
             return self.tensor_truth(tensor)
         holds = self.recorder.record("method", "bool", (tensor,), {})
         if not wanted:
             holds = self.recorder.record("method", "logical_not", (holds,), {})
-        self.recorder.effect(torch.ops.aten._assert_async.msg, (holds, f"{ASSUMED} {self.loc()}"))
+        self.recorder.effect(torch.ops.aten._assert_async.msg, (holds, f"{ASSUMED} {self.loc()}")).meta["late"] = late
         return wanted
 
     def tensor_value(self, tensor: torch.Tensor, method: str, what: str, args: Any = (), kwargs: Any = None) -> Any:
