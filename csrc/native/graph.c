@@ -1,7 +1,7 @@
 /* Graph: one compiled library, callable with the graph's inputs; gives a tuple of results.
  *
  * Graph(path, symbol, inputs, results, externs, eager, consts, name, trust, tail, threads, pool, packing, discard, device, index, records)
- *   inputs   [(kind, dtype row, ndim, flags)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written,
+ *   inputs   [(kind, dtype row, ndim, flags, writes)]  kind 0 unused, 1 tensor, 2 int, 3 float, 4 bool; flags 1 sizes wanted, 2 written,
  *            4 read by `run`
  *   results  [(kind, of, ndim, at, row, dtype)] kind 0 fresh, 1 same result, 2 input, 3 view of input, 4 view of result,
  *                                              5 int, 6 float, 7 bool, 8 part of result; a view's dtype row and torch.dtype
@@ -29,7 +29,7 @@ enum { WANT_SIZES = 1, WRITTEN = 2, READ = 4, ALIGNED = 8 };
 typedef struct {
   int8_t kind, flags;
   int16_t dtype, ndim;
-  int32_t writes; /* how often eager moves the version counter of an input that is written */
+  int32_t writes; /* how often eager moves the input's version counter: by writes of what it holds already, too */
 } InputSpec;
 
 typedef struct {
@@ -611,12 +611,10 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   }
   if (rc == 0) {
     out = finish(g, args, results, syms);
-    if (g->writes)
-      for (int i = 0; out && i < g->n_inputs; i++)
-        if (g->inputs[i].flags & WRITTEN) {
-          if (g->inputs[i].writes == 0) states_written(&tensors[i]); /* through .data: no counter tells of it */
-          else if (count_writes(args[i], g->inputs[i].writes)) Py_CLEAR(out);
-        }
+    for (int i = 0; out && g->writes && i < g->n_inputs; i++) {
+      if (g->inputs[i].writes && count_writes(args[i], g->inputs[i].writes)) Py_CLEAR(out);
+      if ((g->inputs[i].flags & WRITTEN) && !g->inputs[i].writes) states_written(&tensors[i]); /* through .data: no counter tells of it */
+    }
   }
   for (int i = 0; i < g->n_results; i++)
     if (results[i].handle) libtorch.delete_tensor(results[i].handle);
@@ -648,7 +646,7 @@ static int read_specs(Graph *g, PyObject *inputs, PyObject *results, PyObject *e
     int kind, dtype, ndim, flags, writes;
     if (!PyArg_ParseTuple(PyList_GET_ITEM(inputs, i), "iiiii", &kind, &dtype, &ndim, &flags, &writes)) return -1;
     g->inputs[i] = (InputSpec){(int8_t)kind, (int8_t)flags, (int16_t)dtype, (int16_t)ndim, writes};
-    g->writes |= (flags & WRITTEN) != 0;
+    g->writes |= (flags & WRITTEN) || writes;
   }
   for (int i = 0; i < g->n_results; i++) {
     ResultSpec *r = &g->results[i];

@@ -130,8 +130,19 @@ def view_and_data(x: Tensor) -> Tensor:
     return x * 1
 
 
+def what_it_holds(x: Tensor) -> Tensor:
+    x.copy_(x)
+    x[...] = x
+    x[1:] = x[1:]
+    return x * 1
+
+
+def only_what_it_holds(x: Tensor) -> Tensor:
+    return torch._foreach_copy_([x], [x.clone()]) and x.copy_(x.to(x.dtype)).squeeze_()
+
+
 def test_version_counters_of_inputs_are_eagers() -> None:
-    for fn in (add_twice, through_data, items, through_detach, view_and_data):
+    for fn in (add_twice, through_data, items, through_detach, view_and_data, what_it_holds, only_what_it_holds):
         compiled = torchsmith.compile(fn, fullgraph=True)
         for _ in range(2):
             a, b = torch.ones(3), torch.ones(3)
@@ -405,6 +416,40 @@ def test_writes_to_parts_are_writes_to_what_the_backward_pass_reads() -> None:
     a.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace"):
         (a + b).sum().backward()
+
+
+COPIES: tuple[tuple[Callable[[Tensor], Any], tuple[tuple[int, ...], ...]], ...] = (
+    (lambda x: x.t().contiguous(), ((3, 4), (1, 4), (4, 1), (5, 4))),
+    (lambda x: (x.t().reshape(-1).add_(1), x * 1), ((3, 4), (1, 4), (4, 1), (5, 2))),
+    (lambda x: x[:, :2].contiguous(), ((3, 4), (1, 4), (3, 2), (5, 6))),
+    (lambda x: x.transpose(1, 2).reshape(x.shape[0], -1), ((2, 3, 4), (2, 1, 4), (2, 3, 1), (3, 4, 5))),
+    (lambda x: x.contiguous(memory_format=torch.channels_last), ((2, 3, 4, 5), (2, 1, 4, 5), (3, 2, 1, 1))),
+    (lambda x: (x.t().contiguous().flatten().view(-1, 1), x.add_(1)), ((3, 4), (1, 4), (4, 1))),
+)
+
+
+@pytest.mark.parametrize("n", range(len(COPIES)))
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_copies_that_for_some_sizes_are_none(n: int, dynamic: bool | None) -> None:
+    fn, shapes = COPIES[n]
+    compiled = torchsmith.compile(fn, dynamic=dynamic)
+    for shape in shapes:
+        told = []
+        for f in (fn, compiled):
+            x = torch.arange(float(np.prod(shape))).view(shape)
+            outs = f(x)
+            outs = outs if isinstance(outs, tuple) else (outs,)
+            shares = [t.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for t in outs]
+            told.append((x.tolist(), [(t.tolist(), t.stride()) for t in outs], shares))
+        assert told[0] == told[1]
+
+
+def test_copies_that_nobody_sees_ask_nothing_of_sizes() -> None:
+    compiled = torchsmith.compile(lambda x, w: (x * 2).transpose(1, 2).reshape(x.shape[0], -1, 6).contiguous() @ w, dynamic=True)
+    with recording() as got:
+        for shape in ((2, 3, 4), (2, 6, 1), (1, 6, 2)):
+            compiled(torch.ones(shape), torch.ones(6, 2))
+    assert sum(e.kind == "graph" for e in got) == 1
 
 
 def up_to_both(x: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, ...]:

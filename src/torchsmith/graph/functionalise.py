@@ -41,7 +41,7 @@ from .tracing import (
     tensors_in,
     watched,
 )
-from .values import Node, Root, Step, Value, read, same_layout, write
+from .values import Node, Root, Step, Twins, Value, part_twins, read, same_layout, write
 
 aten = torch.ops.aten
 T = TypeVar("T")
@@ -97,7 +97,9 @@ def run_captured(gm: fx.GraphModule, recording: Recording) -> list[Any]:
     for node in gm.graph.nodes:
         recording.facts.loc, recording.facts.region = node.meta.get("loc") or "", node.meta.get("region")
         if node.op == "output":
-            return leaves(fx.map_arg(node.args[0], env.__getitem__))
+            outs = leaves(fx.map_arg(node.args[0], env.__getitem__))
+            part_twins([recording.value_of(t).root for t in (*outs, *recording.inputs) if isinstance(t, torch.Tensor)])
+            return outs
         args, kwargs = (fx.map_arg((node.args, node.kwargs), env.__getitem__)) if node.op != "placeholder" else ((), {})
         recording.note_autocast()
         env[node] = calls[node.op](node, args, kwargs)
@@ -392,6 +394,12 @@ class Recording(Tracing):
         values = list(result) if isinstance(result, (tuple, list)) else [result]
         return finish_write(func, row, bound, values, self.assign)
 
+    def note_copy(self, source: torch.Tensor, made: torch.Tensor, is_view: Callable[[], bool]) -> None:
+        roots = self.value_of(source).root, self.value_of(made).root
+        twins = Twins(roots, is_view, self.facts.loc)
+        for root in roots:
+            root.twins.append(twins)
+
     def refuse_shared(self, row: OpInfo, bound: dict[str, Any]) -> None:
         """Where memory that is written is memory of another argument too, copies of both are not what eager sees."""
         for name in row.writes:
@@ -406,6 +414,8 @@ class Recording(Tracing):
         if new.dtype != target.dtype:
             node = self.emit(aten._to_copy.default, (node,), {"dtype": target.dtype}, spec, loc)
         value = self.value_of(target)
+        for twins in list(value.root.twins):
+            twins.part()
         if not value.steps and value.root.input is None and value.root.spec.shape != spec.shape:
             value.root.spec = spec  # an out= tensor of no elements was resized
         if read(self.emit, value.root, value.steps) is node:

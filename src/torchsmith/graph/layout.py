@@ -5,7 +5,7 @@ In: sizes, strides and dtypes of operands. Out: those of results. Sizes may be S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -150,16 +150,19 @@ def format_strides(shape: Sequence[Size], memory_format: torch.memory_format | N
     return contiguous_strides(shape)
 
 
-def matches(shape: Sequence[Size], strides: Sequence[Size], order: Sequence[int]) -> bool:
+def matches(
+    shape: Sequence[Size], strides: Sequence[Size], order: Sequence[int], equal: Callable[[Size, Size], bool] = same,
+    equals_one: Callable[[Size, Size], bool] = lambda s, one: type(s) is int and s == one,
+) -> bool:  # fmt: skip
     """Are these the dense strides of `order` (fastest first), where the stride of a size-1 dimension does not matter?"""
     if any(type(s) is int and s == 0 for s in shape):
         return True
     step: Size = 1
     for d in order:
         s = shape[d]
-        if type(s) is int and s == 1:
+        if equals_one(s, 1):
             continue
-        if not same(strides[d], step):
+        if not equal(strides[d], step):
             return False
         step = step * s
     return True

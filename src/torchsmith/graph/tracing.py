@@ -351,6 +351,9 @@ class Tracing(AbstractContextManager["Tracing"]):
         for g in reversed(self._guards.pop()):
             g.__exit__(*exc)
 
+    def note_copy(self, source: torch.Tensor, made: torch.Tensor, is_view: Callable[[], bool]) -> None:
+        """`made` is a copy of `source` for most sizes, and for others `source` itself (see Recording)."""
+
     def constant(self, real: torch.Tensor, device: Any = None) -> torch.Tensor:
         """A tensor made of Python data: `_ts_constant` keeps the data and `_ts_loc` the line for whoever records the graph."""
         t = make_unseen(real.shape, real.stride(), real.dtype)

@@ -78,6 +78,38 @@ class Root:
     input: int | None = None
     written: bool = False
     seen: dict[tuple[Step, ...], Node] = field(default_factory=dict)  # views of the present node
+    twins: list[Twins] = field(default_factory=list)  # pieces of memory that for some sizes are this one
+
+
+@dataclass(eq=False, slots=True)
+class Twins:
+    """A piece of memory and a copy of it that for some sizes is none. `is_view`: is it none for those at hand? The answer is assumed."""
+
+    roots: tuple[Root, Root]
+    is_view: Callable[[], bool]
+    loc: str
+
+    def part(self) -> None:
+        """From now on they are two, or Unsupported is raised."""
+        for root in self.roots:
+            root.twins.remove(self)
+        if self.is_view():
+            raise Unsupported("GRA006", at=self.loc, detail="a copy that is none for these sizes")
+
+
+def part_twins(seen: list[Root]) -> None:
+    """Pieces of memory that the program sees and writes for itself are different ones for all sizes that are admitted."""
+    for root in dict.fromkeys(seen):
+        for twins in list(root.twins):
+            one, other = twins.roots
+            met, open_ = {id(root)}, [other if one is root else one]
+            while open_:
+                found = open_.pop()
+                if id(found) not in met:
+                    met.add(id(found))
+                    open_ += [r for t in found.twins for r in t.roots]
+            if any(r is not root and id(r) in met for r in seen):
+                twins.part()
 
 
 @dataclass(eq=False, slots=True)

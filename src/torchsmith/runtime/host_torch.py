@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -205,8 +204,8 @@ def graph(
 ) -> Callable[..., tuple[Any, ...]]:
     """Load one library as a callable."""
     setup()
-    often = itertools.chain(writes, itertools.repeat(1))
-    inputs = [(*_input(row), n) for row, n in zip(manifest.inputs, often, strict=False)]
+    once = [int(bool(row.get("written"))) for row in manifest.inputs[len(writes) :]]
+    inputs = [(*_input(row), n) for row, n in zip(manifest.inputs, (*writes, *once), strict=True)]
     results = [_result(row) for row in manifest.results]
     device, _, index = manifest.device.partition(":")
     externs = [bind(row, device) for row in manifest.externs]

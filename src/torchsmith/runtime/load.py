@@ -39,7 +39,7 @@ def load(
     inference tensors, whose writes cannot be seen, may be prepared once. The callable's `refreeze()` forgets what was prepared.
     `threads`: at most so many run a kernel; 0: as many as torch uses. `pool`: "torch" or "own".
     `discard`: free the memory of parameters that only `prepare` reads. `records`: recorded launches kept of a segment on a device, 0: none.
-    `writes`: by input, how often eager moves the version counter of one that is written (0: through `.data`); without it once.
+    `writes`: by input, how often eager moves its version counter (0 of one that is written: through `.data`); without it once if written.
     """
     from . import host_torch
 

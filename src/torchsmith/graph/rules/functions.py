@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -10,7 +11,20 @@ import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
 from ..autocast import FUNCTIONS
-from ..layout import broadcast, broadcasts_to, hint_of, is_channels_last, is_contiguous, is_one, likely, matches, same, suggest_format
+from ..layout import (
+    CHANNELS_LAST_ORDER,
+    FORMAT_NDIM,
+    broadcast,
+    broadcasts_to,
+    hint_of,
+    is_channels_last,
+    is_contiguous,
+    is_one,
+    likely,
+    matches,
+    same,
+    suggest_format,
+)
 from ..sizes import SymTypes
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .nn import flash_applies
@@ -69,7 +83,9 @@ def reshape(trace: Tracing, call: Any, self: Tensor, *shape: Any, **kwargs: Any)
     if not self._has_symbolic_sizes_strides and not any(isinstance(s, SymTypes) for s in size):
         return call(self, *shape, **kwargs)  # type: ignore[no-any-return]
     new = infer(size, self.numel())
-    return (self if _shows(self, new, trace.facts.is_promise) else self.clone(memory_format=torch.contiguous_format)).view(new)
+    if _shows(self, new, trace.facts.is_promise):
+        return self.view(new)
+    return _copied(trace, self, torch.contiguous_format, lambda: _may_show(self, new)).view(new)
 
 
 def _shows(t: Tensor, new: Any, for_all: bool) -> bool:
@@ -84,6 +100,29 @@ def _shows(t: Tensor, new: Any, for_all: bool) -> bool:
     return view_strides(t.shape, t.stride(), new, lambda a, b: same(a, b) or likely(a == b)) is not None
 
 
+def _copied(trace: Tracing, t: Tensor, memory_format: torch.memory_format, is_view: Callable[[], bool]) -> Tensor:
+    """A copy for most sizes; for some, eager shows `t` itself. Whoever sees the memory of both asks `is_view`, which assumes its answer."""
+    made = t.clone(memory_format=memory_format)
+    trace.note_copy(t, made, is_view)
+    return made
+
+
+def _may_show(t: Tensor, new: Any) -> bool:
+    """Is it a view for the sizes at hand? All that is asked of them on the way is assumed."""
+    return view_strides([1 if asked_equal(n, 1) else n for n in t.shape], t.stride(), new, asked_equal) is not None
+
+
+def asked_equal(a: Any, b: Any) -> bool:
+    """Are two sizes equal? The answer is assumed; of what only running tells, that they are not."""
+    if same(a, b):
+        return True
+    question = a == b
+    if isinstance(question, torch.SymBool) and question.node.hint is None:
+        (a != b).node.expect_true()
+        return False
+    return bool(question)
+
+
 def with_ones(t: Tensor) -> list[Any]:
     """The sizes; those that are 1 at hand are assumed to stay so."""
     return [1 if hint_of(n) == 1 and is_one(n) else n for n in t.shape]
@@ -94,12 +133,13 @@ def contiguous(trace: Tracing, call: Any, self: Tensor, memory_format: Any = tor
     """A copy unless it is known to be none. Torch would ask about each stride."""
     if not self._has_symbolic_sizes_strides or memory_format is torch.preserve_format:
         return call(self, memory_format=memory_format)  # type: ignore[no-any-return]
-    is_so = is_contiguous(self) if memory_format is torch.contiguous_format else is_channels_last(self)
-    if not is_so and memory_format is torch.contiguous_format and any(hint_of(n) == 1 for n in self.shape):
-        order = range(self.dim() - 1, -1, -1)
-        if matches([hint_of(n) for n in self.shape], [hint_of(s) for s in self.stride()], order):  # for the sizes at hand it is the tensor
-            is_so = matches(with_ones(self), self.stride(), order)
-    return self if is_so else self.clone(memory_format=memory_format)
+    if is_contiguous(self) if memory_format is torch.contiguous_format else is_channels_last(self):
+        return self
+    order = CHANNELS_LAST_ORDER.get(self.dim(), ()) if memory_format in FORMAT_NDIM else range(self.dim() - 1, -1, -1)
+    is_so = matches([hint_of(n) for n in self.shape], [hint_of(s) for s in self.stride()], order)  # for the sizes at hand
+    if is_so and matches(with_ones(self), self.stride(), order, same if trace.facts.is_promise else asked_equal):
+        return self
+    return _copied(trace, self, memory_format, lambda: matches(self.shape, self.stride(), order, asked_equal, asked_equal))
 
 
 @function_rule(Tensor.reshape_as)
