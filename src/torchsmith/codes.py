@@ -156,7 +156,7 @@ define("CAP014", "a function is not known to be safe to call while capturing", "
 define("CAP015", "the result holds an object that cannot be rebuilt", "return tensors, numbers and plain containers of them")
 define("CAP016", "input, output, clocks and random numbers of Python are not captured", "do this outside of the compiled function")
 define("CAP017", "autocast is not captured yet", "convert dtypes by hand, or leave the frame eager")
-define("CAP018", "a function is marked as not to be compiled", "nothing to do")
+define("CAP018", "a function is marked as not to be compiled", "take the mark away where it has to be compiled")
 define("CAP020", "Python needs the value of a tensor", "use torch.where or keep the value in a tensor")
 define("CAP021", "a kind of tensor that is not captured", "use dense torch.Tensor objects")
 define("CAP022", "a tensor was made in a way that cannot be recorded", "please report this")

@@ -30,13 +30,10 @@ _GLOBAL_HOOKS = (
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class CompiledModule:
-    """First base of every compiled module's class."""
+class LookAlike:
+    """First base of the class of an object that stands for a module."""
 
-    __call__ = _frame.module_call
     _torchsmith_original: Any = None
-    _torchsmith_settings: Any = None
-    _torchsmith_calls: dict[Any, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Made for one object: the module class's own __init_subclass__ is not told."""
@@ -48,6 +45,23 @@ class CompiledModule:
     @property
     def _orig_mod(self) -> Any:
         return type(self)._torchsmith_original
+
+
+class DisabledModule(LookAlike):
+    """What compiler.disable makes of a module: calls of it run as they are."""
+
+    _torchsmith_disable: Any = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self)._torchsmith_disable, (self._orig_mod,)
+
+
+class CompiledModule(LookAlike):
+    """First base of every compiled module's class."""
+
+    __call__ = _frame.module_call
+    _torchsmith_settings: Any = None
+    _torchsmith_calls: dict[Any, Any]
 
     @property
     def forward(self) -> Any:
@@ -127,23 +141,36 @@ def _as_it_is(original: Any, settings: Settings) -> Any:
 
 def compile_module(module: Any, settings: Settings) -> Any:
     """The compiled look-alike of `module`."""
-    if isinstance(module, CompiledModule):
+    if isinstance(module, LookAlike):
         module = module._orig_mod
+    call: Any = type(module).__call__
+    while getattr(call, "_torchsmith_disabled", False):  # its class is disabled; this object is not
+        call = call.__wrapped__
+    names = {"_torchsmith_settings": settings, "_torchsmith_calls": {}}
+    if call is not torch.nn.Module.__call__:  # the class has its own idea of a call: compile that one
+        names["__call__"] = _own_call(module, call, settings)
+    return _look_alike(module, CompiledModule, names)
+
+
+def disabled_module(module: Any, disable: functools.partial[Any]) -> Any:
+    """The look-alike of `module` whose calls `disable` keeps from being compiled."""
+    if isinstance(module, LookAlike):
+        module = module._orig_mod
+    call = disable(type(module).__call__)
+    call.__qualname__ = type(module).__qualname__  # what messages call it
+    names = {"_torchsmith_disable": disable, "__call__": call}
+    return _look_alike(module, DisabledModule, names)
+
+
+def _look_alike(module: Any, kind: type, names: dict[str, Any]) -> Any:
     base: Any = type(module)
-    names: dict[str, Any] = {
-        "_torchsmith_original": module, "_torchsmith_settings": settings, "_torchsmith_calls": {},
-        "__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__,
-    }  # fmt: skip
-    if base.__call__ is not torch.nn.Module.__call__:  # the class has its own idea of a call: compile that one
-        names["__call__"] = _own_call(module, base, settings)
-    cls = type(base)(base.__name__, (CompiledModule, base), names)
-    made = object.__new__(cls)
+    names |= {"_torchsmith_original": module, "__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    made = object.__new__(type(base)(base.__name__, (kind, base), names))
     object.__setattr__(made, "__dict__", module.__dict__)
     return made
 
 
-def _own_call(module: Any, base: Any, settings: Settings) -> Any:
-    fn = base.__call__
+def _own_call(module: Any, fn: Any, settings: Settings) -> Any:
     if not isinstance(fn, types.FunctionType):
         return lambda self, *args, **kwargs: module(*args, **kwargs)
     d = make_dispatcher(fn, settings, bound=module)

@@ -18,6 +18,7 @@ from . import events
 from .backends.registry import DEFAULT, aot_autograd, list_backends, lookup_backend, register_backend, resolve_backend
 from .capture import _frame, attempts, background, dispatch, entries, peers, policy
 from .capture.state import location
+from .compiled_module import disabled_module
 from .debug.logs import LOGS, show_logs
 from .options import CONFIG, TEXT_LOGS, logs
 from .runtime import _native, artifacts
@@ -34,6 +35,34 @@ __all__ = [
 
 
 config = CONFIG
+
+# Names of torch.compiler and torch._dynamo that are not here -> what does it instead.
+_ELSEWHERE = {
+    **{name: f"torchsmith.{name}" for name in (
+        "compile", "explain", "mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_static_address", "mark_unbacked",
+        "standalone_compile",
+    )},
+    "set_enable_guard_collectives": "processes compile and recompile each for itself",
+    "precompile": "torchsmith.export.export and torchsmith.aot.compile_and_package",
+    "export": "torchsmith.export.export",
+    "optimize": "torchsmith.compile(backend=...)",
+    "optimize_assert": "torchsmith.compile(backend=..., fullgraph=True)",
+    "run": 'torchsmith.compiler.set_stance("eager_on_recompile")',
+    "disallow_in_graph": "torchsmith.compiler.disable",
+    "forbid_in_graph": "torchsmith.compiler.disable",
+    "skip_frame": "torchsmith.compiler.disable(recursive=False)",
+    "step_unsupported": "torchsmith.compiler.graph_break",
+    "leaf_function": "torchsmith.compiler.nonstrict_trace, torch.library.custom_op",
+    "patch_dynamo_config": "torchsmith.compiler.config.patch",
+    "override_cudagraphs": 'options={"triton.cudagraphs": False}',
+    "cudagraph_mark_warmup_incomplete": "nothing has to be marked",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    told = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    near = [] if told else difflib.get_close_matches(name, (*__all__, *_ELSEWHERE), 1, 0.75)
+    raise AttributeError(f"torchsmith.compiler has no {name!r}{told}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 def reset() -> None:
@@ -84,15 +113,28 @@ def is_exporting() -> bool:
 
 
 def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
-    """Run `fn` as it is: never captured, neither inlined nor by the hook (`recursive`: nor what it calls)."""
+    """Run `fn` as it is: never captured, neither inlined nor by the hook (`recursive`: nor what it calls).
+
+    Of a module: an object of its class that shares all it has. A class is changed: calls of its instances are meant.
+    """
+    likewise = functools.partial(disable, recursive=recursive, reason=reason)
     if fn is None:
-        return lambda f: disable(f, recursive, reason=reason)
+        return likewise
     if isinstance(fn, _frame.Dispatcher):
         fn = fn.__wrapped__
     if isinstance(fn, type):
+        call = getattr(fn, "__call__", None)  # noqa: B004  (the function itself is wanted)
+        if isinstance(call, types.FunctionType):
+            fn.__call__ = likewise(call)  # type: ignore[method-assign]
+            fn.__call__.__qualname__ = fn.__qualname__  # what messages call it
         return fn
+    if isinstance(fn, torch.nn.Module):
+        return disabled_module(fn, likewise)
     if not callable(fn):
         raise TypeError(f"disable takes a callable, not {type(fn).__name__}")
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    if not recursive and code is not None:
+        policy.SKIPPED.add(code)
 
     @functools.wraps(fn)
     def disabled(*args: Any, **kwargs: Any) -> Any:
@@ -311,6 +353,7 @@ class set_stance:
         self.now = dict(_stance)
 
     @staticmethod
+    @functools.partial(disable, reason="a stance is set outside of compiled functions")
     def _set(**values: Any) -> None:
         _stance.update(values)
         _frame.set_gate(2 if _stance["force_backend"] is not None else int(_stance["stance"] != "default"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 import torchsmith
-from torchsmith import compiler, events
+from torchsmith import compiled_module, compiler, events
 from torchsmith.runtime import build as building
 
 X = torch.ones(3)
@@ -141,7 +143,7 @@ class Graphs:
 def test_pytorchs_switches_reach_what_is_compiled():
     program = """
 import torch, torchsmith
-from torchsmith import compiler, events
+from torchsmith import compiled_module, compiler, events
 seen = []
 fn = torchsmith.compile(lambda x: x + 2, backend=lambda gm, inputs: seen.append(gm) or gm)
 x = torch.ones(2)
@@ -272,6 +274,67 @@ def test_names_of_the_namespace():
             assert torch.equal(filtered(X), X + 1) and len(filtered.entries) == 1
     missing = {"compile", "set_enable_guard_collectives", "load_compiled_function"}
     assert set(torch.compiler.__all__) - set(compiler.__all__) <= missing
+    for name, told in (("explain", "torchsmith.explain"), ("precompile", "torchsmith.aot"), ("optimise", "did you mean 'optimize'")):
+        with pytest.raises(AttributeError, match=told):
+            getattr(compiler, name)
+    with pytest.raises(AttributeError, match=r"torchsmith\.compiler\.reset"):
+        torchsmith.reset  # noqa: B018
+
+
+@pytest.mark.parametrize("home", [compiler, torch.compiler], ids=["ours", "theirs"])
+def test_what_is_disabled_runs_as_it_is(home):
+    """Functions, modules, classes; recursive=False leaves out the function alone."""
+    seen = []
+
+    def inner(a):
+        seen.append(compiler.is_compiling())
+        return a * 3
+
+    @home.disable(recursive=False)
+    def alone(a):
+        seen.append(torch.compiler.is_compiling())
+        return inner(a)
+
+    @home.disable
+    class Callable:
+        def __call__(self, a):
+            seen.append(compiler.is_compiling())
+            return a + 1
+
+    @home.disable
+    class Part(torch.nn.Module):
+        def forward(self, a):
+            seen.append(compiler.is_compiling())
+            return a + 1
+
+    linear, part, called = home.disable(torch.nn.Linear(3, 3)), Part(), Callable()
+    linear.register_forward_hook(lambda *_: seen.append(compiler.is_compiling()))
+    for fn, expected in ((alone, [False, True]), (called, [False]), (part, [False]), (torch.nn.Sequential(linear, part), [False, False])):
+        seen.clear()
+        result = eager(lambda a, fn=fn: fn(a) * 2)(X)
+        assert seen == expected
+        torch.testing.assert_close(result, fn(X) * 2)
+        with pytest.raises(torchsmith.Unsupported, match="CAP018"):
+            torchsmith.compile(lambda a, fn=fn: fn(a) * 2, backend="eager", fullgraph=True)(X)
+
+
+def test_a_disabled_module_is_one_of_its_class():
+    linear = torch.nn.Linear(3, 3)
+    disabled = compiler.disable(linear, reason="a reason")
+    assert isinstance(disabled, torch.nn.Linear) and disabled.weight is linear.weight and disabled._orig_mod is linear
+    for other in (copy.deepcopy(disabled), copy.copy(disabled), pickle.loads(pickle.dumps(disabled))):
+        assert torch.equal(other(X), linear(X)) and isinstance(other, compiled_module.DisabledModule)
+    with pytest.raises(torchsmith.Unsupported, match=r"Linear is marked with compiler\.disable: a reason"):
+        torchsmith.compile(lambda a: disabled(a) + 1, backend="eager", fullgraph=True)(X)
+    assert torchsmith.explain(disabled, backend="eager")(X).graph_count == 1  # what was asked for last holds
+
+
+def test_exporting_is_told():
+    def forward(a):
+        return a + (compiler.is_exporting() + 2 * torch.compiler.is_exporting() + 4 * torch.compiler.is_compiling())
+
+    assert torch.equal(torchsmith.export.export(forward, (X,)).module()(X), X + 7)
+    assert torch.equal(eager(forward)(X), X + 4) and torch.equal(forward(X), X)
 
 
 def test_guards_have_the_names_that_filters_ask_for():

@@ -75,7 +75,7 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     t = type(fn)
     if t.__name__ == "Dispatcher" and t.__module__.endswith("_frame"):  # a compiled function: what it compiles is inlined
         return m.call(fn.function, args if fn.__self__ is None else [fn.__self__, *args], kwargs)
-    if issubclass(type(fn), torch.nn.Module) and hasattr(t, "_torchsmith_original"):
+    if issubclass(type(fn), torch.nn.Module) and hasattr(t, "_torchsmith_settings"):
         return _call_module(m, m.world.wrap(fn._orig_mod, FixedObject(fn._orig_mod, "compiled module")), args, kwargs)
     f = find(m, t, "__call__")
     if f is torch.nn.Module.__call__:
@@ -219,6 +219,8 @@ def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         own = fn.__dict__.get("_torchdynamo_orig_callable")
         if isinstance(own, types.FunctionType) and own.__code__.co_filename.startswith(policy.OPTIMIZERS):
             return m.call(m.attr(fn, "_torchdynamo_orig_callable"), args, kwargs)  # PyTorch's compiler marks optimizers for its own sake
+        if isinstance(own, types.FunctionType) and fn.__code__.co_name == "nonrecursive_disable_wrapper":
+            policy.SKIPPED.add(own.__code__)
         raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
     if fn.__dict__ and fn.__dict__.get("_dynamo_marked_constant"):
         return m.native(fn, args, kwargs, plain=True)  # its author declares the result constant
@@ -272,8 +274,8 @@ def _disabled(fn: Any) -> str:
     own = fn.__dict__.get("_torchdynamo_orig_callable") or getattr(fn, "__wrapped__", None) or fn
     code = getattr(own, "__code__", None)
     reason = fn.__dict__.get("_torchsmith_reason") or fn.__dict__.get("_torchdynamo_disable_msg")
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    return f"{getattr(own, '__qualname__', own)} is marked with compiler.disable{where}" + (f": {reason}" if reason else "")
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None and code is not torch.nn.Module.__call__.__code__ else ""
+    return f"{fn.__qualname__ if own is not fn else getattr(own, '__qualname__', own)} is marked with compiler.disable{where}" + (f": {reason}" if reason else "")
 
 
 def _own_api(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -292,6 +294,8 @@ def _own_api(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return MISSING
     if fn.__name__ in ("is_compiling", "is_dynamo_compiling"):
         return True
+    if fn.__name__ == "is_exporting":
+        return m.is_whole
     if fn.__name__ == "graph_break":
         raise Unsupported("CAP018", at=m.loc(), detail="graph_break(" + ", ".join(map(repr, (*args, *kwargs.values()))) + ")")
     return MISSING

@@ -25,7 +25,7 @@ import torch
 from .. import events
 from ..codes import BackendFailed, Forbidden, Unsupported, define
 from ..graph.tracing import plain_autograd
-from . import _frame, assemble, background, guards, overrides, peers, resume
+from . import _frame, assemble, background, guards, overrides, peers, policy, resume
 from .attempts import capture_or_split
 from .entries import graph_name, install, is_dead, items, note_recompile, read_marks
 from .guards import Call
@@ -323,8 +323,10 @@ def is_entry_file(filename: str) -> bool:
 def on_frame(settings: Settings, fn: types.FunctionType) -> Any:
     """The Dispatcher for a code object that the hook meets for the first time, None: never compile it, or RUN_PLAIN: nor what it calls."""
     code = fn.__code__
-    if "_torchdynamo_disable" in fn.__dict__ and "_torchdynamo_orig_callable" in fn.__dict__:
-        return _frame.RUN_PLAIN  # PyTorch's own compiler.disable: nor what it calls
+    if "_torchdynamo_disable" in fn.__dict__ and "_torchdynamo_orig_callable" in fn.__dict__:  # PyTorch's own compiler.disable
+        return None if code.co_name == "nonrecursive_disable_wrapper" else _frame.RUN_PLAIN
+    if code in policy.SKIPPED:
+        return None
     if not is_entry_file(code.co_filename) or (code.co_name.startswith("<") and code.co_name != "<lambda>"):
         return None
     if getattr(fn, "_torchsmith_disabled", False) or getattr(fn, "_torchdynamo_disable", False) or code.co_name in ("__init__", "__new__", "__repr__", "__del__", "__getattr__"):

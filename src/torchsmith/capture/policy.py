@@ -39,6 +39,7 @@ def is_library_file(filename: str) -> bool:
 
 
 SUBSTITUTED: dict[Any, Any] = {}  # what compiler.substitute_in_graph was told: function -> the Python function that stands for it
+SKIPPED: set[types.CodeType] = set()  # code that compiler.disable(recursive=False) keeps from the frame hook; what it calls is compiled
 EXPORT_FRAME = "<torchsmith export>"  # file name of the function that calls an exported module
 
 

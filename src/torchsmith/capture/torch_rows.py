@@ -90,7 +90,12 @@ def is_compiling(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return not m.is_in_optimizer() and m.frames[-1].code.code is not torch.nn.Module._call_impl.__code__
 
 
-constant(False, *_named("compiler.is_exporting", "jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "onnx.is_in_onnx_export",
+@row(*_named("compiler.is_exporting"))
+def is_exporting(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return m.is_whole
+
+
+constant(False, *_named("jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "onnx.is_in_onnx_export",
                         "fx._symbolic_trace.is_fx_tracing", "fx._symbolic_trace.is_fx_symbolic_tracing",
                         "overrides.is_tensor_method_or_property", "_C._is_tracing"))  # fmt: skip
 constant(0, *_named("_C._len_torch_dispatch_stack"))
