@@ -58,7 +58,8 @@ LATE_FILES: dict[str, tuple[str, ...]] = {
     "runtime/package.py": ("host_torch",),  # the same
     "runtime/load.py": ("host_torch",),  # torchsmith.runtime works where torch is absent
     "capture/attempts.py": ("start",),  # the machine's tables take a while to build: not before the first miss
-    "api.py": ("pipeline", "debug", "capture", "calls"),  # `import torchsmith` stays cheap; the road is loaded by the first compile
+    "api.py": ("pipeline", "debug", "capture", "calls", "functions"),  # `import torchsmith` stays cheap; the first compile loads the road
+    "compiler.py": ("functions",),  # the same
     "graph/tracing.py": ("rules",),  # the rows register themselves, and need Tracing to do so
     "backends/road.py": ("partners",),  # sympy comes with it: only who hands a graph to a captured backend loads it
     "pipeline.py": ("graph", "backends"),  # adapters: only when such a backend is asked for

@@ -163,6 +163,22 @@ def _dress(d: Any, like: Any) -> Any:
     return d
 
 
+def _ahead(d: Any, like: Any, settings: Settings) -> Any:
+    """`d.aot_compile((args, kwargs))` compiles one kind of call ahead of time."""
+    d.aot_compile = functools.partial(_compile_ahead, like, settings)
+    return d
+
+
+def _compile_ahead(fn: Any, settings: Settings, example_inputs: Any) -> Any:
+    """`fn` for calls like the example, (args, kwargs): an object that `save_compiled_function(path)` writes as a package, and
+    compiler.load_compiled_function reads."""
+    from .aot.functions import compile_function
+
+    if getattr(settings.backend, "dialect", "native") != "native":
+        raise RuntimeError("aot_compile writes packages, which torchsmith's own compiler makes: compile with backend='inductor'")
+    return compile_function(fn, settings.options, settings.dynamic, example_inputs)
+
+
 def _original(fn: Any) -> Any:
     """What torch.compile or compiler.disable wrapped: what was asked for last holds. `fn` itself where neither did."""
     if not isinstance(fn, types.FunctionType):
@@ -228,8 +244,8 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Settings], Any]], ...] = (
     (lambda fn: _original(fn) is not fn, lambda fn, s: _compile_with(_original(fn), s)),
     (_is_row, _compile_object),
-    (_is(types.FunctionType), lambda fn, s: _dress(make_dispatcher(fn, s), fn)),
-    (_is_method, lambda m, s: _dress(make_dispatcher(_function_of(m), s, bound=m.__self__), m)),
+    (_is(types.FunctionType), lambda fn, s: _ahead(_dress(make_dispatcher(fn, s), fn), fn, s)),
+    (_is_method, lambda m, s: _ahead(_dress(make_dispatcher(_function_of(m), s, bound=m.__self__), m), m, s)),
     (_is(_frame.Dispatcher), _compile_again),
     (_is(torch.nn.Module), compile_module),
     (_is(type), _compile_class),
@@ -330,11 +346,13 @@ def _start_debug() -> None:
     """Logs and debug folders listen to events as the environment asks; a terminal sees how far max-autotune is."""
     from .debug.logs import start_logs
     from .debug.progress import start_progress
+    from .debug.traces import start_trace
 
     from_environment()  # variables with wrong values are an error now
     start_logs()
     if wants_folders():
         start_folders()
+    start_trace()
     start_progress()
 
 

@@ -7,7 +7,7 @@ import difflib
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -25,12 +25,13 @@ from .runtime import _native, artifacts
 from .runtime.discarded import DiscardedParameter
 
 __all__ = [
-    "allow_in_graph", "aot_autograd", "assume_constant_result", "config", "cudagraph_mark_step_begin", "disable", "error_on_graph_break",
-    "get_default_backend", "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting", "keep_portable_guards_unsafe",
-    "keep_tensor_guards_unsafe", "list_backends", "load_cache_artifacts", "lookup_backend", "nested_compile_region", "nonstrict_trace",
-    "refreeze", "register_backend", "reset", "save_cache_artifacts", "set_default_backend", "set_logs", "set_stance",
-    "skip_all_guards_unsafe", "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe",
-    "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wait_for_background", "wrap_numpy",
+    "allow_in_graph", "aot_autograd", "assume_constant_result", "config", "cudagraph_mark_step_begin", "disable",
+    "error_on_graph_break", "get_default_backend", "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting",
+    "keep_portable_guards_unsafe", "keep_tensor_guards_unsafe", "list_backends", "load_cache_artifacts", "load_compiled_function",
+    "lookup_backend", "nested_compile_region", "nonstrict_trace", "refreeze", "register_backend", "reset", "save_cache_artifacts",
+    "set_default_backend", "set_logs", "set_stance", "skip_all_guards_unsafe", "skip_guard_on_all_nn_modules_unsafe",
+    "skip_guard_on_globals_unsafe", "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wait_for_background",
+    "wrap_numpy",
 ]  # fmt: skip
 
 
@@ -224,6 +225,14 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> artifacts.CacheInfo:
     if not isinstance(serialized_artifacts, bytes):
         raise TypeError(f"artifacts are bytes, not {type(serialized_artifacts).__name__}")
     return artifacts.load(serialized_artifacts)
+
+
+def load_compiled_function(file: Any, *, f_globals: Mapping[str, Any] | None = None, external_data: Any = None) -> Any:
+    """What `compiled.aot_compile(...)` gave and save_compiled_function wrote: of a path, or of a file object. It is code: load only what
+    comes from somebody you trust. f_globals, external_data: accepted; a package holds all that it needs. Raises PackageError."""
+    from .aot.functions import CompiledFunction
+
+    return CompiledFunction(file)
 
 
 def set_logs(**artifacts: bool) -> None:

@@ -344,7 +344,7 @@ def from_environment() -> Options:
         force_disable_caches=_flag(
             "TORCHSMITH_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES"
         ),
-        trace_enabled=wants_folders() or not TEXT_LOGS.keys().isdisjoint(logs()),
+        trace_enabled=wants_folders() or trace_folder() is not None or not TEXT_LOGS.keys().isdisjoint(logs()),
         check=_whole("TORCHSMITH_CHECK", 1, "0, 1 or 2", 0, 2),
         fuel=_whole("TORCHSMITH_FUEL", -1, "a number of rewrites, or -1 for all", -1),
         chaos=_whole("TORCHSMITH_CHAOS", 0, "a whole number, the seed", 0),
@@ -360,6 +360,12 @@ def is_disabled() -> bool:
 def wants_folders() -> bool:
     """TORCHSMITH_DEBUG / TORCH_COMPILE_DEBUG: a debug folder for each graph."""
     return _flag("TORCHSMITH_DEBUG", "TORCH_COMPILE_DEBUG")
+
+
+def trace_folder() -> Path | None:
+    """TORCHSMITH_TRACE / TORCH_TRACE: a folder for files of events; None: not wanted."""
+    given = os.environ.get("TORCHSMITH_TRACE", os.environ.get("TORCH_TRACE"))
+    return Path(given) if given else None
 
 
 # Logs that print what a pass made, whole -> the file of a debug folder that has it.

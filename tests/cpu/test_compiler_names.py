@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import pickle
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 import torchsmith
-from torchsmith import compiled_module, compiler, events
+from torchsmith import compiled_module, compiler, events, options
+from torchsmith.debug import traces
 from torchsmith.runtime import build as building
 
 X = torch.ones(3)
@@ -143,7 +145,8 @@ class Graphs:
 def test_pytorchs_switches_reach_what_is_compiled():
     program = """
 import torch, torchsmith
-from torchsmith import compiled_module, compiler, events
+from torchsmith import compiled_module, compiler, events, options
+from torchsmith.debug import traces
 seen = []
 fn = torchsmith.compile(lambda x: x + 2, backend=lambda gm, inputs: seen.append(gm) or gm)
 x = torch.ones(2)
@@ -272,7 +275,7 @@ def test_names_of_the_namespace():
         for home in (compiler, torch.compiler):  # filters written for torch.compile's guards are right for ours
             filtered = torchsmith.compile(lambda a: a + GLOBAL, backend="eager", options={"guard_filter_fn": getattr(home, keep)})
             assert torch.equal(filtered(X), X + 1) and len(filtered.entries) == 1
-    missing = {"compile", "set_enable_guard_collectives", "load_compiled_function"}
+    missing = {"compile", "set_enable_guard_collectives"}
     assert set(torch.compiler.__all__) - set(compiler.__all__) <= missing
     for name, told in (("explain", "torchsmith.explain"), ("precompile", "torchsmith.aot"), ("optimise", "did you mean 'optimize'")):
         with pytest.raises(AttributeError, match=told):
@@ -396,3 +399,50 @@ def test_torch_compiles_debug_backends():
     assert set(names) <= set(compiler.list_backends(None)) and not set(names) & set(compiler.list_backends())
     for name in names:
         assert torch.equal(torchsmith.compile(lambda x: x.sin() + 1, backend=name)(X), X.sin() + 1)
+
+
+def test_a_compiled_function_is_saved_as_a_package(tmp_path):
+    def fn(x, y, k=2.0):
+        return {"product": (x @ y) * k, "sum": x.sum(0)}
+
+    x, y, path = torch.randn(3, 4), torch.randn(4, 5), tmp_path / "function"
+    torchsmith.mark_dynamic(x, 0)
+    compiled = torchsmith.compile(fn, fullgraph=True).aot_compile(((x, y), {"k": 3.0}))
+    compiled.save_compiled_function(path)
+    with open(path, "rb") as file:
+        others = compiler.load_compiled_function(file), torchsmith.aot.load_package(path)
+    for one in (compiled, *others):
+        for n in (3, 7):
+            x = torch.randn(n, 4)
+            torch.testing.assert_close(one(x, y, k=3.0), fn(x, y, k=3.0))
+    for wrong in ((x, y[:, :4]), (x[0], y)):
+        with pytest.raises(torchsmith.aot.PackageError):
+            compiled(*wrong, k=3.0)
+    with pytest.raises(TypeError, match="a pair of arguments"):
+        torchsmith.compile(fn).aot_compile((x, y))
+    with pytest.raises(torchsmith.Unsupported, match="AOT090"):
+        torchsmith.compile(torch.nn.Linear(4, 4).forward).aot_compile(((x,), {}))
+    with pytest.raises(RuntimeError, match="inductor"):
+        eager(fn).aot_compile(((x, y), {}))
+
+
+def test_a_trace_is_lines_that_programs_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_TRACE", str(tmp_path))
+    assert options.trace_folder() == tmp_path and options.from_environment().trace_enabled
+    writer = traces.TraceWriter(tmp_path / "made")
+    events.listen(writer)
+    try:
+        fn = torchsmith.compile(lambda a: breaks(a) * float("inf"))
+        fn(X), fn(torch.ones(4))
+    finally:
+        events.unlisten(writer)
+    (file,) = (tmp_path / "made").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    by_kind = {kind: [f for f in lines if f["kind"] == kind] for kind in ("graph_break", "recompile", "graph", "artifact", "guards")}
+    assert by_kind["graph_break"][0]["code"] == "CAP020" and by_kind["graph_break"][0]["why"]
+    assert "size of dimension 0 was 3, is 4" in by_kind["recompile"][0]["guard"]
+    assert by_kind["graph"][0]["report"]["road"] == "native" and by_kind["guards"][0]["list"]
+    assert {f["name"] for f in by_kind["artifact"]} == {"captured_graph.py", "functional_graph.txt", "output_code.c"}
+    broken = traces.TraceWriter(file / "below a file")
+    broken(events.Event("cut", {})), broken(events.Event("cut", {}))
+    assert capsys.readouterr().err.count("cannot write the trace") == 1

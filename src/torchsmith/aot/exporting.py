@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ ROUNDS = 12  # captures until the open bounds have settled
 
 
 def export(
-    mod: nn.Module,
+    mod: nn.Module | Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -59,7 +59,7 @@ def export(
 
 
 def draft_export(
-    mod: nn.Module,
+    mod: nn.Module | Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -76,10 +76,10 @@ def draft_export(
 
 
 def _exported(
-    mod: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, problems: list[str] | None
+    given: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, problems: list[str] | None
 ) -> ExportedProgram:
     """problems: where to put what is wrong with the declarations; None: it is raised."""
-    mod = _as_module(mod)
+    mod = _as_module(given)
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"export takes the example arguments as a tuple, not {type(args).__name__}")
     if kwargs is not None and not isinstance(kwargs, Mapping):

@@ -1,0 +1,91 @@
+"""One compiled function ahead of time: `compiled.aot_compile((args, kwargs))`, kept as a package.
+
+In: what torchsmith.compile was given, and an example call. Out: CompiledFunction, which `save_compiled_function` writes as an ordinary
+package: compiler.load_compiled_function, load_package and all other loaders read it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..codes import Unsupported, define
+from ..options import Options
+from .archive import write_package
+from .dims import Dim, ShapesCollection
+from .exporting import export
+from .front import Settings, compile_part, entry_of_exported
+from .load import load_package
+from .program import ExportedProgram
+
+define("AOT090", "a function that is compiled ahead of time computes no gradients", "call aot_compile under torch.no_grad()")
+
+
+class CompiledFunction:
+    """Call it as the function it was made of; an argument that does not fit the example's declarations is an error."""
+
+    def __init__(self, package: Any) -> None:
+        """`package`: a path, or a file object."""
+        self._folder = tempfile.TemporaryDirectory(prefix="torchsmith-aot-")
+        self._package = Path(self._folder.name) / "function.pt2"
+        if hasattr(package, "read"):
+            with open(self._package, "wb") as file:
+                shutil.copyfileobj(package, file)
+        else:
+            shutil.copyfile(package, self._package)
+        self._model = load_package(self._package)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+    def save_compiled_function(self, path: str | os.PathLike[str], external_data: Any = None) -> None:
+        """Write the package. external_data: accepted; a package holds all that it needs."""
+        shutil.copyfile(self._package, path)
+
+
+def compile_function(
+    fn: Callable[..., Any], options: Options, dynamic: bool | None, example_inputs: tuple[Sequence[Any], Mapping[str, Any]]
+) -> CompiledFunction:
+    """`fn` for calls like the example: (args, kwargs). Sizes vary where tensors are marked dynamic, or everywhere under dynamic=True.
+
+    Raises Unsupported for what cannot be captured whole, and where gradients would be needed (AOT090).
+    """
+    is_pair = isinstance(example_inputs, (tuple, list)) and len(example_inputs) == 2
+    if not is_pair or not isinstance(example_inputs[0], (tuple, list)) or not isinstance(example_inputs[1], Mapping):
+        raise TypeError("aot_compile takes one example call, a pair of arguments and keyword arguments: aot_compile(((x, y), {}))")
+    args, kwargs = tuple(example_inputs[0]), dict(example_inputs[1])
+    program = export(fn, args, kwargs, dynamic_shapes=_varying(args, kwargs, dynamic) if dynamic is not False else None)
+    if torch.is_grad_enabled() and _needs_gradients(program, (args, kwargs)):
+        raise Unsupported("AOT090", detail=program.name)
+    with torch.no_grad(), tempfile.TemporaryDirectory(prefix="torchsmith-aot-") as folder:
+        part = compile_part(entry_of_exported(program), Settings(options))
+        return CompiledFunction(write_package(Path(folder) / "function.pt2", {"model": part}))
+
+
+def _needs_gradients(program: ExportedProgram, call: Any) -> bool:
+    tensors = [*pytree.tree_leaves(call), *program.state_dict.values(), *program.constants.values()]
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+
+
+def _varying(args: Any, kwargs: Any, dynamic: bool | None) -> ShapesCollection | None:
+    """Dimensions that marks name, ours and torch.compile's; all under dynamic=True."""
+    shapes, found = ShapesCollection(), False
+    for t in pytree.tree_leaves((args, kwargs)):
+        if not isinstance(t, torch.Tensor):
+            continue
+        hints = {*getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
+        rows: dict[int, Any] = dict.fromkeys(range(t.dim()) if dynamic else sorted(hints), Dim.AUTO)
+        marked = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None)) | dict(getattr(t, "_torchsmith_dynamic", {}))
+        rows |= {d: Dim.DYNAMIC(min=low if low > 1 else None, max=high) for d, (low, high) in marked.items()}
+        for d in (*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())):
+            rows.pop(d, None)
+        if rows:
+            shapes[t], found = rows, True
+    return shapes if found else None
