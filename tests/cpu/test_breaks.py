@@ -763,6 +763,21 @@ def test_a_long_loop_compiles_few_graphs():
     assert len(backend.seen) <= 3
 
 
+def test_a_sum_of_many_values_is_not_one_expression():
+    def fn(x):
+        total = 0.0
+        for _ in range(400):
+            x = x * 1.01
+            total += x.sum().item()
+        return x, total
+
+    backend = Graphs()
+    got, want = torchsmith.compile(fn, backend=backend)(X), fn(X)
+    same(got[0], want[0])
+    assert got[1] == want[1]
+    assert 0 < len(backend.seen) <= 3
+
+
 def test_values_that_change_do_not_compile_anew():
     def f(x):
         n = x.sum().item()

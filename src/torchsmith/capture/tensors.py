@@ -88,6 +88,7 @@ class Info:
         return not (self.real.requires_grad or self.switched) or self.tensor.grad_fn is not self.grad_fn
 
 
+_DEEPEST = 150  # expressions inside each other; passes below call themselves for each
 _SIZE_OPS: dict[str, Any] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
     "neg": operator.neg, "min": min, "max": max, "div": operator.truediv, "pow": operator.pow, "eq": operator.eq, "ne": operator.ne,
@@ -377,11 +378,26 @@ class Recorder:
 
     def size_node(self, e: Expr) -> Any:
         """A node (or number) that computes a size expression when the graph runs."""
-        if isinstance(e, Const):
-            return e.value
-        known = self.exprs.get(e)
-        if known is not None:
-            return self.here(known)
+        stack = [e]
+        while not self._is_ready(e):
+            operand = next((a for a in _size_operands(stack[-1]) if not self._is_ready(a)), None)
+            if operand is None:
+                made = stack.pop()
+                self.exprs[made] = self._size_node(made)
+            elif len(stack) == _DEEPEST:  # a sum that a loop adds up is as deep as the loop is long
+                raise Unsupported("CAP005", at=self.loc(), detail=f"a number made of {_DEEPEST} others and more, one after another")
+            else:
+                stack.append(operand)
+        return self._ready(e)
+
+    def _is_ready(self, e: Expr) -> bool:
+        return isinstance(e, Const) or e in self.exprs
+
+    def _ready(self, e: Expr) -> Any:
+        return e.value if isinstance(e, Const) else self.here(self.exprs[e])
+
+    def _size_node(self, e: Expr) -> Any:
+        """The node of an expression whose operands have theirs."""
         if isinstance(e, Sym):
             if e.name not in self.size_nodes:
                 raise Unsupported("GRA009", at=self.loc(), detail="a number that an operator gives, and no size of its results")
@@ -391,15 +407,13 @@ class Recorder:
                 node = self.graph.call_function(operator.floordiv, (self.graph.call_function(operator.sub, (node, shift)), scale))
         elif isinstance(e, Op) and e.name in _SIZE_OPS:
             # Python divides integers exactly, floats made of them not
-            whole = e.name == "div" and all(isinstance(a, Cast) and a.arg.dtype is dt.index for a in e.args)
-            node = self.graph.call_function(_SIZE_OPS[e.name], tuple(self.size_node(a.args[0] if whole else a) for a in e.args))
+            node = self.graph.call_function(_SIZE_OPS[e.name], tuple([self._ready(a) for a in _size_operands(e)]))
         elif isinstance(e, Cast):
             kind = float if e.dtype.name.startswith("f") else int
-            node = self.graph.call_function(torch.sym_float if kind is float else torch.sym_int, (self.size_node(e.arg),))
+            node = self.graph.call_function(torch.sym_float if kind is float else torch.sym_int, (self._ready(e.arg),))
         else:
             raise Unsupported("CAP023", at=self.loc(), detail=repr(e))
         node.meta.update(loc=self.loc())
-        self.exprs[e] = node
         return node
 
     def fx(self, value: Any) -> Any:
@@ -802,6 +816,13 @@ def _step_of(user: torch.fx.Node) -> float | None:
     if isinstance(step, torch.fx.Node) and step.target is torch.tensor and len(step.users) <= 1:
         step = step.args[0]
     return float(step) if type(step) in (int, float) else None  # type: ignore[arg-type]
+
+
+def _size_operands(e: Expr) -> tuple[Expr, ...]:
+    """What a size expression is computed of; an exact quotient of integers of the integers."""
+    if isinstance(e, Op) and e.name == "div" and all(isinstance(a, Cast) and a.arg.dtype is dt.index for a in e.args):
+        return tuple([a.args[0] for a in e.args])
+    return e.args if isinstance(e, (Op, Cast)) else ()
 
 
 _NO_WORD = re.compile(r"[\W_]+")
