@@ -487,9 +487,133 @@ MEMBERS = [
     lambda x, s: (1 in torch.tensor([1, 2]), 3 in torch.tensor([1, 2])), lambda x, s: (x[0, 0] in x, 9.0 in x, x + 1), lambda x, s: attempt(lambda: "a" in x), lambda x, s: x * 2 if 0 in torch.arange(s.n) else x, lambda x, s: [v in torch.ones(2) for v in (True, 1, 2.5)],
     lambda x, s: (2 in Shelf(1, 2), 5 in Shelf(1, 2), x), lambda x, s: (s.n in Shelf(s.n, x), list(Shelf(x, 1))), lambda x, s: (torch.allclose(x, x), torch.allclose(x, x + 1)), lambda x, s: x.isclose(x + 1).any().item(),
 ]  # fmt: skip
+
+
+def noting(log, n):
+    """Notes what happens to it; goes on after ValueError, ends with a value after KeyError."""
+    try:
+        while True:
+            try:
+                log.append((yield n))
+            except ValueError as e:
+                log.append(str(e))
+    except GeneratorExit:
+        log.append("exit")
+        raise
+    except KeyError:
+        return "key"
+    finally:
+        log.append("end")
+
+
+def through(log, inner):
+    try:
+        log.append((yield from inner))
+        yield "more"
+    finally:
+        log.append("out")
+
+
+class Own:
+    """An iterator with `throw` and `close` of its own."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return 5
+
+    def throw(self, e):
+        self.log.append(type(e).__name__)
+        raise StopIteration(7)
+
+    def close(self):
+        self.log.append("closed")
+        raise OSError("in close")
+
+
+def entered(log, make, *steps):
+    """What a generator that was begun says to each step."""
+    g = make(log)
+    next(g)
+    return [attempt(step, g) for step in steps], log
+
+
+def left_alone(x, log):
+    g = noting(log, 1)
+    next(g)
+    log.append("before")
+    return x * len(log)
+
+
+def dropped(x, log):
+    for _ in noting(log, 1):
+        break
+    log.append("after")
+    g = noting(log, 2)
+    next(g)
+    g = None
+    return x * len(log)
+
+
+def nested(log):
+    return through(log, through(log, noting(log, 1)))
+
+
+GENERATORS = [
+    lambda x, s: (x, entered(s.list, nested, lambda g: g.close(), next)), lambda x, s: (x, entered(s.list, nested, lambda g: g.send(x), lambda g: g.throw(ValueError("v")), lambda g: g.throw(KeyError(1)))),
+    lambda x, s: (x, entered(s.list, nested, lambda g: g.throw(TypeError("t")), next)), lambda x, s: (x, entered(s.list, lambda log: through(log, Own(log)), lambda g: g.throw(OSError("o")), next)),
+    lambda x, s: (x, entered(s.list, lambda log: through(log, Own(log)), lambda g: g.close())), lambda x, s: (x, entered(s.list, lambda log: through(log, [1, 2]), lambda g: g.throw(OSError("o")))),
+    lambda x, s: (lambda o: (iter(o) is o, next(iter(o)) * x, [v for v, _ in zip(o, "ab")], type(iter(o)).__name__))(Own(s.list)), lambda x, s: (left_alone(x, s.list), s.list), lambda x, s: dropped(x, s.list), lambda x, s: left_alone(x, s.list) + x.sum().item(),
+]  # fmt: skip
+
+
+class Shop(type):
+    """A metaclass with data, methods and descriptors of its own."""
+
+    goods = {}
+    price = 2
+
+    def make(cls):
+        if cls not in cls.goods:
+            cls.goods[cls] = []
+        cls.goods[cls].append(cls.price)
+        return cls.goods[cls]
+
+    @property
+    def total(cls):
+        return sum(cls.goods.get(cls, ())) + cls.price
+
+    @classmethod
+    def cheaper(mcs):
+        mcs.price -= 1
+        return mcs.price
+
+    def __getattr__(cls, name):
+        if name.startswith("w"):
+            return name + cls.__name__
+        raise AttributeError(name)
+
+
+class Goods(metaclass=Shop):
+    pass
+
+
+def sold(x):
+    Shop.goods, Shop.price = {}, 4
+    return [x * len(Goods.make()), x * Goods.total, Goods.make(), Goods.wide, attempt(lambda: Goods.none), Goods.goods]
+
+
+METACLASSES = [
+    lambda x, s: (x * len(Goods.make()), Goods.goods.clear())[0], lambda x, s: [len(Goods.make()) - len(Goods.make()), Goods.total > 0], lambda x, s: sold(x), lambda x, s: (Goods.wide, hasattr(Goods, "none"), Goods.__name__),
+]  # fmt: skip
 GROUPS = {
     "lists": LISTS, "dicts": DICTS, "sets and more": SETS_AND_MORE, "strings": STRINGS, "objects": OBJECTS, "functions": FUNCTIONS, "exceptions": EXCEPTIONS,
     "prints": PRINTS, "aliasing": ALIASING, "tensors": TENSORS, "c functions": C_FUNCTIONS, "random and time": RANDOM_AND_TIME,
     "iterators": ITERATORS, "keys": KEYS, "contexts": CONTEXTS, "kinds": KINDS, "warnings": WARNINGS, "members": MEMBERS,
+    "generators": GENERATORS, "metaclasses": METACLASSES,
 }  # fmt: skip
 BEHAVIOURS = {f"{group} {i}": fn for group, rows in GROUPS.items() for i, fn in enumerate(rows)}

@@ -362,9 +362,10 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
             raise Raised(AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'", name=name, obj=cls))
     meta = type(cls)
     mattr = find(m, meta, name) if meta is not type else type.__dict__.get(name, MISSING)
+    is_users = meta is not type and not policy.is_trusted(meta.__module__) and type(mattr) not in _DATA_C
     if mattr is not MISSING and _is_data(m, type(mattr)):
-        if issubclass(type(mattr), property) and issubclass(type(mattr.fget), Function) and not policy.is_trusted(meta.__module__):
-            return m.call(mattr.fget, [cls], {})
+        if is_users:
+            return _get_descriptor(m, mattr, cls, meta, name, None)
         value = _bound(m, cls, cls, name)
         if name == "__dict__" and any(c is cls for c, _ in m.class_writes):
             raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__}.__dict__ behind a write to the class")
@@ -398,13 +399,17 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
             return m.call(getter, [m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type")), None, cls], {})
         class_guard(m, cls, name, value)
         return _bound(m, cls, cls, name)
-    if issubclass(type(mattr), Function):
-        return types.MethodType(mattr, cls)
+    if (is_users or mattr is MISSING) and id(cls) not in m.world.fresh_pinned:
+        m.world.guard(FixedObject(cls, cls.__qualname__), "missing", name)
     if mattr is MISSING:
         getter = find(m, meta, "__getattr__")
         if issubclass(type(getter), Function) and not policy.is_trusted(meta.__module__):
+            class_guard(m, meta, "__getattr__", getter)
             return m.call(getter, [cls, name], {})
-        m.world.guard(FixedObject(cls, cls.__qualname__), "missing", name)
+    elif is_users:
+        return _get_descriptor(m, mattr, cls, meta, name, None)
+    elif issubclass(type(mattr), Function):
+        return types.MethodType(mattr, cls)
     return _bound(m, cls, cls, name)
 
 

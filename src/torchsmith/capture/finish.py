@@ -650,6 +650,8 @@ def stopped(m: Machine, frame: Frame) -> Captured:
         raise Unsupported("CAP028", at=m.loc(), detail="an open inference mode or autocast region")
     if m.handlers_off != m.handlers_before:
         raise Unsupported("CAP028", at=m.loc(), detail="torch functions whose handlers are disabled")
+    if m.has_unfinished():  # one that is not read any more, too: what stands in its `finally` is still to come
+        raise Unsupported("CAP028", at=m.loc(), detail="a generator that has begun")
     alive = assemble.live(code)[frame.index]
     slots = tuple(s for s in sorted(alive) if frame.fast[s] is not NULL)
     stack = tuple(v is not NULL for v in frame.stack)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from ..codes import Unsupported
 from . import assemble, bytecode, finish
-from .attributes import Raised
+from .attributes import Raised, attr_or
+from .call_opcodes import YIELD
 from .opcodes import RETURN
 from .resume import Later
 from .source import Attr, Item, Source
@@ -87,6 +88,23 @@ class Frame:
                 m.exc = saved
                 frames.pop()
 
+    def leave(self) -> None:
+        """The outermost frame returns: what it alone held goes, so that its generators run what stands in `finally`."""
+        m = self.machine
+        if m.has_unfinished():
+            self.stack.clear()
+            for k in range(len(self.fast)):
+                self.fast[k] = NULL
+            if m.has_unfinished():  # the machine itself holds on to it
+                raise Unsupported("CAP028", at=m.loc(), detail="a generator that has begun")
+
+    def may_do_something_at_end(self) -> bool:
+        """Of a generator that was left at a `yield`: is there a handler of the program around it, or an inner object with `close`?"""
+        row, ahead = self.code.handlers[self.index - 1], self.code.instrs[self.index]
+        if ahead.name == "RESUME" and ahead.arg & 3 == _IN_YIELD_FROM and type(self.stack[-1]) is not types.GeneratorType:
+            return hasattr(type(self.stack[-1]), "close")
+        return row is not None and self.code.instrs[row[0]].name not in ("CALL_INTRINSIC_1", "CLEANUP_THROW")
+
     def _take_up(self, ins: bytecode.Instr) -> None:
         """What the instruction looks at is read from outside now, under guards."""
         if ins.name in _PASSING:
@@ -123,30 +141,55 @@ class Frame:
 
 
 STOP = "stop"
+_IN_YIELD_FROM = 2  # RESUME's argument, but for a flag
 _PASSING = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "STORE_FAST", "DELETE_FAST", "POP_TOP", "COPY", "SWAP", "NOP", "RESUME", "PRECALL", "KW_NAMES",
                       "PUSH_NULL", "LOAD_CONST", "JUMP_FORWARD", "JUMP_BACKWARD", "LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST",
                       "STORE_FAST_STORE_FAST", "LOAD_FAST_AND_CLEAR"})  # fmt: skip
 
 
-def drive(m: Machine, frame: Frame) -> Iterator[Any]:
+def drive(m: Machine, frame: Frame) -> Generator[Any, Any, Any]:
     """A real generator that interprets a generator frame."""
-    kind, value = _outside(m, frame.run)
-    while kind != RETURN:
-        try:
-            sent = yield value
-        except BaseException as e:
-            if not m.active:
-                raise
-            frame.exc = e
-            kind, value = _outside(m, lambda: _resume_raising(frame))
-        else:
-            frame.stack.append(sent)
-            kind, value = _outside(m, frame.run)
-    return value
+    try:
+        kind, value = _outside(m, frame.run)
+        while kind != RETURN:
+            try:
+                sent = yield value
+            except BaseException as e:
+                if not m.active:
+                    raise
+                frame.exc = e
+                kind, value = _outside(m, lambda: _resume_raising(frame))
+            else:
+                frame.stack.append(sent)
+                kind, value = _outside(m, frame.run)
+        return value
+    except Unsupported as why:
+        if not isinstance(frame.exc, GeneratorExit):
+            raise
+        why.step = m.frames[0].steps - 1 if why.step < 0 else why.step  # one that is dropped has nobody to tell
+        m.lost = m.lost or why
+    finally:
+        frame.fast, frame.stack, frame.exc = [], [], None  # exceptions hold on to the frame
 
 
 def _resume_raising(frame: Frame) -> tuple[str, Any]:
-    exc, frame.exc = frame.exc, None
+    """Go on with an exception; in `yield from` it is the inner iterator's first."""
+    exc = frame.exc
+    m, instrs, index = frame.machine, frame.code.instrs, frame.index
+    if instrs[index].name == "RESUME" and instrs[index].arg & 3 == _IN_YIELD_FROM:
+        inner = frame.stack[-1]
+        leaves = isinstance(exc, GeneratorExit)
+        try:
+            method = attr_or(m, inner, "close" if leaves else "throw", None)
+            value = None if method is None else m.call(method, [] if leaves else [exc], {})
+            if method is not None and not leaves:
+                return YIELD, value
+        except Raised as r:
+            exc = r.exc
+            if isinstance(exc, StopIteration) and not leaves and bytecode.VERSION < (3, 12):  # later ones have an instruction for it
+                frame.stack[-1] = exc.value
+                frame.index = instrs[instrs[index + 1].value].value
+                return frame.run()
     frame._raise_to_handler(exc)
     return frame.run()
 

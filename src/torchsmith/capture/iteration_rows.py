@@ -27,7 +27,7 @@ _cls: Any
 def iter_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2:
         return m.native(iter, [m.callback(args[0]), args[1]], {}, plain=True)
-    return pr.iterate(m, args[0])
+    return pr.begin(m, args[0])
 
 
 @row(next)
@@ -83,7 +83,7 @@ def reversed_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     f = pr.special(m, type(value), "__reversed__")
     if f is not None:
         made = m.call(f, [value], {})
-        return pr.iterator(m, made) if hasattr(type(made), "__next__") else made  # reversed() does not ask what it is
+        return pr.driven(m, made) if hasattr(type(made), "__next__") else made  # reversed() does not ask what it is
     if issubclass(type(value), (list, tuple, range, str, dict, deque)) or hasattr(type(value), "__reversed__"):
         return m.native(reversed, [value], {})
     if not hasattr(type(value), "__getitem__"):

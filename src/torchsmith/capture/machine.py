@@ -10,6 +10,7 @@ import functools
 import itertools
 import sys
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -80,6 +81,8 @@ class Machine:
         self.told: dict[int, tuple[BaseException, Any, Any, bool]] = {}  # exceptions on their way through C: cause, context, suppressed
         self.suspects: dict[int, BaseException] = {}  # exceptions that may be about what stands for the program's values
         self.active = True
+        self.generators: list[weakref.ref[Any]] = []  # of the program
+        self.lost: Unsupported | None = None  # why a generator could not be closed
         self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
         self.counts = False  # optimizers' counters are numbers read when the call begins
         self.later = False  # a split frame goes on: its values may be Later
@@ -291,6 +294,7 @@ class Machine:
         if code.co_flags & GENERATOR:
             made: Any = drive(self, frame)
             made.__name__, made.__qualname__ = fn.__name__, fn.__qualname__
+            self.generators.append(weakref.ref(made))
             return made
         result = frame.run()[1]
         return result if given is None else torch_rows.AFTER[fn](self, result, *given)
@@ -325,6 +329,11 @@ class Machine:
             self.world.keep.append(cell)
         return base
 
+    def has_unfinished(self) -> bool:
+        """Is there a generator of the program that stands where closing it does something (`finally`, `with`, `yield from`)?"""
+        made = [g for ref in self.generators if (g := ref()) is not None and g.gi_suspended]
+        return any([g.gi_frame.f_locals["frame"].may_do_something_at_end() for g in made])
+
     def changes(self) -> tuple[int, int, int, int]:
         """How many Python objects, globals, cells and memories of tensors the program has changed so far."""
         return len(self.world.changed), len(self.global_writes), len(self.cell_writes), self.gradients.moves
@@ -350,9 +359,9 @@ class Machine:
         return exc
 
     def arrived(self) -> None:
-        for exc, cause, context, suppress in self.told.values():
+        told, self.told = self.told, {}  # a generator that is dropped here tells of its own
+        for exc, cause, context, suppress in told.values():
             exc.__cause__, exc.__context__, exc.__suppress_context__ = cause, context, suppress
-        self.told.clear()
 
     def native(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], plain: bool = False, store: bool = False) -> Any:
         return native.native(self, fn, args, kwargs, plain, store)

@@ -456,13 +456,13 @@ def op_jump_if_false_or_pop(f: Frame, i: Instr) -> None:
 
 @op()
 def op_GET_ITER(f: Frame, i: Instr) -> None:
-    f.stack[-1] = pr.iterate(f.machine, f.stack[-1])
+    f.stack[-1] = pr.begin(f.machine, f.stack[-1])
 
 
 @op()
 def op_GET_YIELD_FROM_ITER(f: Frame, i: Instr) -> None:
     if type(f.stack[-1]) is not types.GeneratorType:
-        f.stack[-1] = pr.iterate(f.machine, f.stack[-1])
+        f.stack[-1] = pr.begin(f.machine, f.stack[-1])
 
 
 _AFTER_LOOP = 0 if VERSION < (3, 12) else 1 if VERSION < (3, 13) else 2  # instructions that only drop the finished iterator

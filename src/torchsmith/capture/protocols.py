@@ -578,6 +578,17 @@ def _sequence(m: Machine, obj: Any, get: Any) -> Iterator[Any]:
 
 def iterate(m: Machine, obj: Any) -> Any:
     """iter(obj) as a real Python iterator that never runs user code natively."""
+    return driven(m, begin(m, obj))
+
+
+def driven(m: Machine, it: Any) -> Any:
+    """A real iterator in the place of an object whose `__next__` is written in Python."""
+    step = special(m, type(it), "__next__")
+    return it if step is None else _drive(m, it, step)
+
+
+def begin(m: Machine, obj: Any) -> Any:
+    """iter(obj): an object with a `__next__` in Python is itself."""
     t = type(obj)
     if issubclass(type(obj), Tensor):
         if m.modes or m.subclasses:
@@ -590,7 +601,7 @@ def iterate(m: Machine, obj: Any) -> Any:
     track = m.world.tracks.get(id(obj))
     f = special(m, t, "__iter__")
     if f is not None:
-        return iterator(m, m.call(f, [obj], {}))
+        return _checked(m, m.call(f, [obj], {}))
     if track is not None and (has_image(t) or t is tuple or track.image is not None):
         return iter(m.world.image(track))
     if find(m, t, "__iter__") is MISSING:
@@ -599,20 +610,19 @@ def iterate(m: Machine, obj: Any) -> Any:
             return _sequence(m, obj, get)
     meta_iter = special(m, t, "__iter__") if issubclass(type(obj), type) else None
     if meta_iter is not None:
-        return iterator(m, m.call(meta_iter, [obj], {}))
+        return _checked(m, m.call(meta_iter, [obj], {}))
     if special(m, t, "__next__") is not None:
-        return iterator(m, obj)
+        return obj
     if track is not None:
         raise Unsupported("CAP011", at=m.loc(), detail=f"iteration over {t.__name__} from {track.source}")
     return m.native(iter, [obj], {})
 
 
-def iterator(m: Machine, it: Any) -> Any:
-    """Make what __iter__ returned a real iterator."""
-    step = special(m, type(it), "__next__")
-    if step is None and not hasattr(type(it), "__next__"):
+def _checked(m: Machine, it: Any) -> Any:
+    """What `__iter__` returned."""
+    if special(m, type(it), "__next__") is None and not hasattr(type(it), "__next__"):
         raise Raised(TypeError(f"iter() returned non-iterator of type '{type(it).__name__}'"))
-    return _drive(m, it, step) if step is not None else it
+    return it
 
 
 def advance(m: Machine, it: Any) -> Any:

@@ -116,6 +116,10 @@ def _capture(
                 raise Unsupported("CAP003", at=location(fn))
             given_values = values[: fn.__code__.co_argcount]
             kind, result = frame.run(_ALL if stop is None else stop)
+            if kind != STOP:
+                frame.leave()
+            if m.lost is not None:
+                raise m.lost
             if kind == STOP and probe:
                 raise Unsupported("CAP028", at=m.loc())
             if kind == STOP:
