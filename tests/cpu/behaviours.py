@@ -39,6 +39,7 @@ import typing
 import unicodedata
 import uuid
 import warnings
+import weakref
 import zlib
 
 import numpy as np
@@ -610,10 +611,44 @@ def sold(x):
 METACLASSES = [
     lambda x, s: (x * len(Goods.make()), Goods.goods.clear())[0], lambda x, s: [len(Goods.make()) - len(Goods.make()), Goods.total > 0], lambda x, s: sold(x), lambda x, s: (Goods.wide, hasattr(Goods, "none"), Goods.__name__),
 ]  # fmt: skip
+
+
+class Twig:
+    """A copy keeps its parent."""
+
+    def __init__(self, v, parent=None):
+        self.v, self.parent, self.twigs = v, parent, []
+
+    def __deepcopy__(self, memo):
+        new = memo[id(self)] = Twig(copy.deepcopy(self.v, memo), memo.get(id(self.parent)))
+        new.twigs = [copy.deepcopy(t, memo) for t in self.twigs]
+        return new
+
+
+def grown(x):
+    tree = Twig(x)
+    tree.twigs = [Twig(x, tree), Twig([x], tree)]
+    new = copy.deepcopy(tree)
+    return new.v, new.twigs[0].parent is new, new.twigs[0].v is new.v, new.twigs[1].v
+
+
+def finalised(log):
+    box = Twig(1)
+    weakref.finalize(box, log.append, "gone")
+    ref = weakref.ref(box, lambda r: log.append("called"))
+    alone = weakref.ref(Twig(2))
+    del box
+    return log, ref(), alone()
+
+
+COPIES = [
+    lambda x, s: grown(x), lambda x, s: (lambda memo: (copy.deepcopy([s.tensors[0]], memo), copy.deepcopy(s.tensors, memo)))({}), lambda x, s: (x, finalised(s.list)), lambda x, s: (x, weakref.ref(Twig(1)))[1]() is None,
+    lambda x, s: attempt(lambda: copy.deepcopy(x, memo=None)) is not x,
+]  # fmt: skip
 GROUPS = {
     "lists": LISTS, "dicts": DICTS, "sets and more": SETS_AND_MORE, "strings": STRINGS, "objects": OBJECTS, "functions": FUNCTIONS, "exceptions": EXCEPTIONS,
     "prints": PRINTS, "aliasing": ALIASING, "tensors": TENSORS, "c functions": C_FUNCTIONS, "random and time": RANDOM_AND_TIME,
     "iterators": ITERATORS, "keys": KEYS, "contexts": CONTEXTS, "kinds": KINDS, "warnings": WARNINGS, "members": MEMBERS,
-    "generators": GENERATORS, "metaclasses": METACLASSES,
+    "copies": COPIES, "generators": GENERATORS, "metaclasses": METACLASSES,
 }  # fmt: skip
 BEHAVIOURS = {f"{group} {i}": fn for group, rows in GROUPS.items() for i, fn in enumerate(rows)}

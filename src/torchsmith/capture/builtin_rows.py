@@ -215,13 +215,17 @@ def vars_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return found
 
 
-@row(id)
-def id_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    obj = args[0]
+def identity(m: Machine, obj: Any) -> Identity:
+    """id(obj)."""
     found = Identity(id(m.recorder.real_tensor(obj) if issubclass(type(obj), Tensor) else m.world.canonical(obj)))
     found.of = obj
-    m.world.tell_apart(obj)
     return found
+
+
+@row(id)
+def id_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    m.world.tell_apart(args[0])
+    return identity(m, args[0])
 
 
 @row(hash)

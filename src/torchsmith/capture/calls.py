@@ -705,7 +705,13 @@ def _is_plain_owner(t: type, name: str) -> bool:
 
 _TORCH_VALUES = (torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo)
 _IDENTITY_METHODS = frozenset({"__hash__", "__eq__", "__ne__", "__init_subclass__", "__subclasshook__"})
-ROWS[weakref.ref] = lambda m, args, kwargs: m.native(weakref.ref, args[:1], {}, plain=True)
+
+
+@row(weakref.ref)
+def _weakref(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if args[1:] not in ([], [None]):
+        raise Unsupported("CAP014", at=m.loc(), detail="a weak reference that calls back")
+    return m.native(weakref.ref, args[:1], kwargs, plain=True)
 
 
 @by_type(weakref.ref)

@@ -457,7 +457,7 @@ _BUILD: dict[type, Any] = {
     set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
     ArrayValue: lambda b, v: b.array(v), ArrayMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}",
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
-    range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.value(v())})"),
+    range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.const(set) + '()' if v() is None else b.value(v())})"),
     Identity: lambda b, v: f"id({b.value(v.of)})",
     overrides.Disabled: lambda b, v: b._name(v, f"{b.const(v.stands_for)}()"),
     **dict.fromkeys((*VIEWS, *ORDERED_VIEWS), _build_view),

@@ -27,6 +27,7 @@ from . import attributes as at
 from . import protocols as pr
 from .arrays import ArrayValue
 from .attributes import Raised
+from .builtin_rows import identity
 from .calls import Args, Kwargs, row
 from .native import no_python
 from .protocol import Machine
@@ -49,12 +50,12 @@ def blank(t: type) -> Any:
 _OF_COPIES = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "append", "__setitem__")
 
 
-def _copied(m: Machine, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
-    """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use."""
+def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
+    """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use. memo: the program's own, which it may look into."""
     t = type(obj)
     if t in SCALARS or is_constant(obj) or issubclass(t, PINNED_TYPES) or issubclass(t, (types.MethodType, enum.Enum)):
         return obj
-    key = id(m.world.canonical(obj))
+    key = identity(m, obj)
     if deep and key in memo:
         return memo[key]
     if t is ArrayValue:
@@ -65,7 +66,7 @@ def _copied(m: Machine, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
         return memo[key]
     own = pr.special(m, t, "__deepcopy__" if deep else "__copy__")
     if own is not None:
-        out = m.call(own, [obj, {}] if deep else [obj], {})
+        out = m.call(own, [obj, memo] if deep else [obj], {})
         memo[key] = out
         return out
     if issubclass(t, torch.nn.Module) or any(pr.special(m, t, name) for name in _OF_COPIES) or at.is_users(m, t, "__new__"):
@@ -106,7 +107,10 @@ def _copied(m: Machine, obj: Any, memo: dict[int, Any], deep: bool) -> Any:
 
 @row(copy.deepcopy)
 def deepcopy_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _copied(m, args[0], {}, True)
+    memo = args[1] if len(args) > 1 else kwargs.get("memo")
+    if kwargs.keys() - {"memo"} or len(args) not in (1, 2) or type(memo) not in (dict, type(None)) or m.world.of(memo) is not None:
+        raise Unsupported("CAP011", at=m.loc(), detail="a memo of copy.deepcopy from outside")
+    return _copied(m, args[0], {} if memo is None else memo, True)
 
 
 @row(copy.copy)

@@ -332,7 +332,7 @@ class Machine:
     def has_unfinished(self) -> bool:
         """Is there a generator of the program that stands where closing it does something (`finally`, `with`, `yield from`)?"""
         made = [g for ref in self.generators if (g := ref()) is not None and g.gi_suspended]
-        return any([g.gi_frame.f_locals["frame"].may_do_something_at_end() for g in made])
+        return any(g.gi_frame.f_locals["frame"].may_do_something_at_end() for g in made)
 
     def changes(self) -> tuple[int, int, int, int]:
         """How many Python objects, globals, cells and memories of tensors the program has changed so far."""
