@@ -25,7 +25,7 @@ typedef struct {
 /* What handlers answer besides a result. */
 PyObject *ts_run_hooked, *ts_run_plain, *ts_go_on, *ts_elsewhere;
 static PyObject *on_gate;              /* callable(dispatcher, function, args, kwargs, reason) -> result | RUN_HOOKED | RUN_PLAIN | GO_ON */
-static int gate;                       /* stance other than the default: ask on_gate first; GATE_FORCED: rests of frames go on as ever */
+static int gate;                       /* stance other than the default: ask on_gate first; GATE_FORCED: not for frames that the hook or a rest brings */
 static PyObject *peer, *peer_name, *peer_default; /* PyTorch's own stance: a namespace, the name in it, what it holds by default */
 static _Thread_local int suspended;    /* this thread is capturing or compiling: compiled functions run as they are */
 enum { GATE_STANCE = 1, GATE_FOREIGN = 2, GATE_FORCED = 2 };
@@ -231,13 +231,12 @@ int ts_dispatcher_frame(PyObject *self, PyObject **locals, PyObject *function, P
   Dispatcher *d = (Dispatcher *)self;
   PyFunctionObject *fn = (PyFunctionObject *)function;
   *result = NULL;
-  if (suspended || (gate != GATE_FORCED && gated()) || d->eager) return 0;
+  if (suspended || d->eager) return 0;
   State state;
-  int complete = ts_state_read(&state);
+  int complete = ts_state_read(&state), asks = gate != GATE_FORCED && gated(), r;
   if (complete && ts_state_is_foreign(&state)) return 0;
   Frame f = {locals, d->n_params, fn->func_globals, fn->func_closure, &state, complete, d->names, d->free_names};
-  int r = try_entries(d, &f, result);
-  if (r) return r == 3 ? 0 : r;
+  if (!asks && (r = try_entries(d, &f, result))) return r == 3 ? 0 : r;
   PyObject *tuple = NULL, *dict = NULL;
   int named = d->argcount + d->kwonly;
   Py_ssize_t more = d->has_args ? PyTuple_GET_SIZE(locals[named]) : 0;
@@ -248,7 +247,13 @@ int ts_dispatcher_frame(PyObject *self, PyObject **locals, PyObject *function, P
   for (Py_ssize_t i = 0; i < more; i++) PyTuple_SET_ITEM(tuple, d->argcount + i, Py_NewRef(PyTuple_GET_ITEM(locals[named], i)));
   for (int i = d->argcount; i < named; i++)
     if (PyDict_SetItem(dict, PyTuple_GET_ITEM(d->names, i), locals[i]) < 0) goto fail;
-  *result = ask(d, d->on_miss, function, tuple, dict, 0);
+  *result = asks ? ask(d, on_gate, function, tuple, dict, GATE_STANCE) : Py_NewRef(ts_go_on);
+  if (*result == ts_go_on) {
+    Py_CLEAR(*result);
+    r = asks ? try_entries(d, &f, result) : 0;
+    if (r == 3) *result = Py_NewRef(ts_run_hooked);
+    if (r == 0) *result = ask(d, d->on_miss, function, tuple, dict, 0);
+  }
   Py_DECREF(tuple), Py_DECREF(dict);
   if (*result != ts_run_hooked && *result != ts_run_plain) return *result ? 1 : -1;
   Py_CLEAR(*result);

@@ -432,13 +432,15 @@ def _by_backend(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], 
 
 
 def _only_compiled(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, fail: bool) -> Any:
+    if dispatcher.eager:  # nothing will ever be compiled
+        return _frame.GO_ON
     done = dispatcher.again(fn, args, kwargs)
     if done is not None:
         return done[0]
-    if fail:
+    if fail and dispatch.can_be_compiled(dispatcher.state, args, kwargs):
         why = entries.missed(dispatcher, fn, args, kwargs)
         raise RuntimeError(f"{dispatcher.state.label} needs a recompilation, but the stance is fail_on_recompile: {why}")
-    return _frame.RUN_PLAIN
+    return _frame.RUN_HOOKED  # what it calls may be compiled
 
 
 _frame.setup_dispatch(_on_gate)

@@ -321,6 +321,47 @@ def test_what_is_disabled_runs_as_it_is(home):
             torchsmith.compile(lambda a, fn=fn: fn(a) * 2, backend="eager", fullgraph=True)(X)
 
 
+def probed(a):
+    return a + 1 if compiler.is_compiling() else a - 1
+
+
+def parted(a):
+    b = a * 2
+    compiler.graph_break()
+    return probed(b)
+
+
+def looks_at_its_frame(a):
+    return probed(a) * len(sys._getframe().f_code.co_name)
+
+
+@pytest.mark.parametrize("home", [compiler, torch.compiler], ids=["ours", "theirs"])
+@pytest.mark.parametrize("fn", [parted, looks_at_its_frame])
+def test_stances_hold_where_a_frame_goes_on_and_for_what_it_calls(home, fn):
+    """The rest of a frame behind a break; what a function calls that cannot be captured itself."""
+    quiet = {"backend": "eager", "options": {"warn_eager": False}}
+    compiled, cold = torchsmith.compile(fn, **quiet), torchsmith.compile(fn, **quiet)
+    run, plain = compiled(X), fn(X)
+    assert not torch.equal(run, plain) and torch.equal(compiled(X), run)
+    for stance in ("eager_on_recompile", "fail_on_recompile"):
+        with home.set_stance(stance):
+            assert torch.equal(compiled(X), run)
+    with home.set_stance("eager_on_recompile"):
+        assert torch.equal(compiled(X.double()), plain) and torch.equal(cold(X), plain)
+    with home.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
+        compiled(X.double())
+    with home.set_stance("force_eager"):
+        assert torch.equal(compiled(X), plain)
+    with home.set_stance("eager_then_compile"):
+        assert [torch.equal(cold(X), run) for _ in range(4)] in ([False, False, True, True], [False, True, True, True])
+    with home.set_stance(force_backend=lambda gm, inputs: gm.forward):
+        assert torch.equal(compiled(X), run)
+    never = torchsmith.compile(lambda a: a * len(sys._getframe().f_code.co_name), **quiet)
+    never(X)
+    with home.set_stance("fail_on_recompile"):
+        assert torch.equal(never(X), X * len("<lambda>"))  # it cannot be compiled, so it is not compiled again
+
+
 def test_a_disabled_module_is_one_of_its_class():
     linear = torch.nn.Linear(3, 3)
     disabled = compiler.disable(linear, reason="a reason")

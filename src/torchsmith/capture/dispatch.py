@@ -125,6 +125,13 @@ def _kind(v: Any) -> Any:
     return (type(v), id(v)) if isinstance(v, (torch.nn.Module, types.FunctionType)) else type(v)
 
 
+def can_be_compiled(state: State, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None) -> bool:
+    """Whether a call that no entry fits is worth an attempt: none failed, and a function that the hook met has tensors."""
+    if (signature(args, kwargs) if key is None else key) in state.broken:
+        return False
+    return not state.hooked or state.point is not None or _has_tensor(args, kwargs)
+
+
 # ---------------------------------------------------------------- the miss
 
 
@@ -167,7 +174,7 @@ def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
     state: State = dispatcher.state
     with overrides.undisturbed():
         key = signature(args, kwargs)
-        if key in state.broken or (state.hooked and state.point is None and not _has_tensor(args, kwargs)):
+        if not can_be_compiled(state, args, kwargs, key):
             return _run_broken(dispatcher, state, key)
         foreign = _describe_foreign(args, kwargs)
     if foreign is not None:
