@@ -119,6 +119,41 @@ def averaged_model(c: Compile):
         yield watch(step(torch.randn(5, 4)))
 
 
+class Switched(nn.Module):
+    """As torch.ao's fake quantisers are: buffers of one element say what is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("watching", torch.tensor([0], dtype=torch.uint8))
+        self.register_buffer("rounding", torch.tensor([[1]], dtype=torch.uint8))
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.watching[0] == 1:
+            return y + 1
+        return torch.fake_quantize_per_tensor_affine(y, 0.1, 0, 0, 255) if self.rounding.view(-1)[0] else y
+
+
+def switches_in_buffers(c: Compile):
+    m = Switched()
+    o = torch.optim.SGD(m.parameters(), 0.1)
+    watch = Watch(m)
+
+    @c
+    def step(x):
+        o.zero_grad()
+        loss = m(x).square().mean()
+        loss.backward()
+        o.step()
+        return loss.detach()
+
+    for i in range(4):
+        m.watching.fill_(i == 2)
+        m.rounding.fill_(i < 3)
+        yield watch(step(torch.randn(5, 4)))
+
+
 class FirstBatch(nn.Module):
     """Takes its scale from the first batch that it sees."""
 
@@ -255,7 +290,7 @@ def exception_after_the_step(c: Compile):
 WHOLE = [
     state_that_is_the_parameters,
     frozen_by_an_argument, discriminator_frozen_for_the_generator, input_that_is_differentiated, weights_of_unit_length, averaged_model,
-    state_set_by_the_first_batch, checked_distribution, short_time_fourier_transform,
+    switches_in_buffers, state_set_by_the_first_batch, checked_distribution, short_time_fourier_transform,
 ]  # fmt: skip
 
 

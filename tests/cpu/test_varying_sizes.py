@@ -345,7 +345,9 @@ def _solves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     loss = torch.cholesky_solve(w, lower).square().sum() + torch.linalg.solve_triangular(lower, w, upper=False).square().sum()
     loss = loss + torch.linalg.solve(spread, w).sum() + torch.matrix_exp(spread / 50).sum() + F.hardswish(w * 3).sum()
     loss = loss + torch.fake_quantize_per_tensor_affine(w, 0.1, 0, -128, 127).square().sum()
-    return loss, *torch.autograd.grad(loss, w)
+    on, low, high, scale, zero = torch.tensor([1]), torch.tensor(-1.0), torch.tensor(1.0), torch.ones(1), torch.zeros(1, dtype=torch.int32)
+    loss = loss + torch.fused_moving_avg_obs_fake_quant(w, on, on, low, high, scale, zero, 0.1, 0, 255, -1).square().sum()
+    return loss, scale, zero, *torch.autograd.grad(loss, w)
 
 
 def _rows_and_pixels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -356,6 +358,7 @@ def _rows_and_pixels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     loss = (F.embedding(picks, table, scale_grad_by_freq=True) * w).sum() + F.embedding_bag(picks[None], table, mode="sum").sum()
     image = w.view(1, 1, n, 4).contiguous(memory_format=torch.channels_last)
     loss = loss + F.interpolate(image, scale_factor=2, mode="bicubic").square().sum()
+    loss = loss + F.embedding(picks, table.detach().clone(), max_norm=0.7).sum()
     return loss, *torch.autograd.grad(loss, (w, table))
 
 

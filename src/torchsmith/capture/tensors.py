@@ -619,6 +619,8 @@ class Recorder:
             fn, numbers = bool, ()
         else:
             node = node.args[0]  # type: ignore[assignment]
+        while node.target in _SAME_ELEMENT and _is_one_element(node.args[0]):
+            node = node.args[0]  # type: ignore[assignment]
         info = next((i for i in self.real.values() if i.node is node), None)
         if info is None or info.real is None or info.source is None or info.data is not None or info.node.meta["role"] not in ("buffer", "const"):
             return None
@@ -793,6 +795,7 @@ _COMPARED: dict[Any, Callable[..., Any]] = {
     **{f"__{name}__": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{fn: fn for fn in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)},
 }  # fmt: skip
+_SAME_ELEMENT = frozenset({operator.getitem, "select", "squeeze", "view", "reshape", "flatten"})  # of a tensor of one element
 _ROUNDED = {torch.float32: floats.add_float32, torch.float64: floats.add_float64}
 _ADDING = frozenset({operator.iadd, "add_", torch._foreach_add_})
 
@@ -832,6 +835,11 @@ def _placeholder_name(text: str) -> str:
     """A name for the input read from there."""
     out = _NO_WORD.sub("_", text).strip("_").lower()
     return out if out and not out[0].isdigit() else f"c_{out}"
+
+
+def _is_one_element(node: Any) -> bool:
+    val: Any = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return issubclass(type(val), torch.Tensor) and all(type(n) is int and n == 1 for n in val.shape)
 
 
 def _version(t: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...codes import Unsupported
 from ..tracing import make, rule
 from .create import copy_strides
 
@@ -24,6 +25,18 @@ def _like(model: Tensor, dtype: torch.dtype) -> Tensor:
 def with_mask(self: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """The rounded values, and which of them were in range."""
     return _like(self, self.dtype), _like(self, torch.bool)
+
+
+@rule(aten._fused_moving_avg_obs_fq_helper_functional.default)
+def observed(
+    self: Tensor, observer_on: Tensor, fake_quant_on: Tensor, running_min: Tensor, running_max: Tensor, scale: Tensor, zero_point: Tensor,
+    *rest: Any, **named: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The same, and the new ranges, scales and zero points; ranges of rows that are not known yet take their sizes from the data."""
+    ranges = (running_min, running_max, scale, zero_point)
+    if any(type(n) is int and n == 0 for t in ranges for n in t.shape):
+        raise Unsupported("GRA009", detail="ranges that have no size yet")
+    return (*with_mask(self), *(_like(t, t.dtype) for t in ranges))
 
 
 @rule(aten._fake_quantize_learnable_per_tensor_affine.default, aten._fake_quantize_learnable_per_channel_affine.default)

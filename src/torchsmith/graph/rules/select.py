@@ -83,6 +83,15 @@ def embedding(weight: Tensor, indices: Tensor, padding_idx: Size = -1, scale_gra
     return fresh((*indices.shape, weight.shape[1]), weight.dtype)
 
 
+@rule(aten.embedding_renorm.default)
+def embedding_renorm(self: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    if self.dim() != 2:
+        raise RuntimeError(f"Expected 2-dimensional tensor, but got {self.dim()}-dimensional tensor for argument #1 'self'")
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"Expected tensor for argument #2 'indices' to be of type Long or Int; got {indices.dtype}")
+    return same_strides(self)
+
+
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0, sparse: bool = False,
