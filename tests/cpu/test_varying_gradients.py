@@ -18,6 +18,13 @@ def pooled(x: Tensor, rank: int) -> Tensor:
     return pool(x, 2, output_size=(3,) * rank, _random_samples=SAMPLES[rank].expand(x.shape[0], -1, -1))
 
 
+def edged(x: Tensor) -> Tensor:
+    """A write to the edge of as many rows as data tell."""
+    rows = x[x[:, 0] > -9].cumsum(1)
+    rows[..., 0] = -3.0
+    return rows
+
+
 ROWS = {
     "logit": (lambda x: torch.logit(x.sigmoid(), eps=0.3) + torch.logit(x.sigmoid()), lambda n: (randn(n, 3),)),
     "max_unpool2d": (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), lambda n: (randn(n, 2, 4, 8),)),
@@ -49,6 +56,7 @@ ROWS = {
     "embedding_bag": (lambda x: F.embedding_bag(torch.arange(4).view(2, 2), x).sin(), lambda n: (randn(n, 4),)),
     "einsum of three": (lambda x, y: torch.einsum("bi,ij,bj->b", x, y, x), lambda n: (randn(n, 4), randn(4, 4))),
     "bincount": (lambda x: x * torch.bincount(torch.arange(3), minlength=x.shape[0])[:, None], lambda n: (randn(n, 4),)),
+    "edge of chosen rows": (edged, lambda n: (randn(n, 4),)),
     "windows": (lambda x: x * torch.hann_window(x.shape[0]) * torch.hamming_window(5)[1] + torch.fft.fftfreq(4)[1], lambda n: [randn(n)]),
 }  # fmt: skip
 

@@ -188,7 +188,7 @@ def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], stora
     for n, step in zip(size, stride, strict=True):
         last = last + (n - 1) * step
     end = self.untyped_storage().nbytes() // self.element_size()
-    if math.prod(size) != 0 and last >= end:
+    if last >= end and math.prod(size) != 0:  # of a size that data tell, it may be known only that it fits
         raise RuntimeError(f"as_strided: sizes {list(size)} and strides {list(stride)} reach beyond the {end} elements of the storage")
     return strided(self, size, stride, storage_offset)
 
