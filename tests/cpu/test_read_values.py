@@ -135,3 +135,45 @@ def test_gradients_at_places_that_tensors_tell(fn):
             torch.testing.assert_close(*(torch.autograd.grad(o.square().sum(), v)[0] for o in (out, want)))
     assert sum(e.kind == "graph" for e in got) == 2
     assert not [e for e in got if e.kind in ("graph_break", "fallback")]
+
+
+class Counting(torch.nn.Module):
+    """Chooses by what its buffers hold, and counts in them: activation norms set by the first batch, phases, temperatures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("initialised", torch.tensor(0, dtype=torch.uint8))
+        self.register_buffer("calls", torch.tensor([0]))
+        self.register_buffer("heat", torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.initialised.item() == 0:
+            with torch.no_grad():
+                self.weight.copy_(x.std(0))
+                self.initialised.fill_(1)
+        calls = int(self.calls)
+        if calls >= 3:
+            x = x * 2
+        self.calls += 1
+        if float(self.heat) > 0.5:
+            x = x / self.heat
+        self.heat *= 0.8
+        return x * self.weight + calls
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_program_chooses_by_numbers_in_its_buffers(fullgraph):
+    eager, ours = Counting(), Counting()
+    compiled = torchsmith.compile(ours, fullgraph=fullgraph)
+    with recording() as got:
+        for seed in range(7):
+            torch.manual_seed(seed)
+            x = torch.randn(5, 3)
+            want, found = eager(x), compiled(x)
+            want.sum().backward()
+            found.sum().backward()
+            torch.testing.assert_close(found, want)
+            torch.testing.assert_close([ours.weight.grad, *ours.buffers()], [eager.weight.grad, *eager.buffers()])
+    assert not [e.fields for e in got if e.kind in ("graph_break", "fallback")]
+    assert sum(e.kind == "graph" for e in got) == 5  # two for the first batch, one for counters as symbols, two beyond the numbers

@@ -62,7 +62,7 @@ def capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[A
     chosen = settings.backend  # others are given graphs without numbers of their own
     takes = getattr(chosen, "dialect", "native") == "native" or getattr(chosen, "name", "") == "eager"
     if why.code in _READS and state.may_read and takes and not settings.fullgraph:
-        captured = _capture_reading(state, fn, args, kwargs)
+        captured = _capture_reading(state, fn, args, kwargs, why.is_of_state)
         if captured is not None:
             return captured
     if settings.fullgraph or isinstance(why, Forbidden) or why.is_error or why.code in _NOT_SPLIT or why.step < 0:
@@ -91,18 +91,19 @@ def capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[A
 _READS = frozenset({"CAP020", "GRA003"})  # Python, or torch itself, asks for the value of a tensor
 
 
-def _capture_reading(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _capture_reading(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], of_state: bool) -> Any:
     """The whole frame as one graph in which tensors' values are numbers known only when it runs; None where something needs to know more
-    of them than the program itself checks."""
-    state.reads = True
-    try:
-        captured = _capture_with_retry(state, fn, args, kwargs)
-    except Unsupported:
-        captured = None
-    if captured is None or captured.facts.needed:
-        state.reads = state.may_read = False
-        return None
-    return captured
+    of them than the program itself checks. of_state: those of modules may be read when the call begins, where that does not do."""
+    state.reads, before = True, state.counts
+    for state.counts in dict.fromkeys((before, before or of_state)):
+        try:
+            captured = _capture_with_retry(state, fn, args, kwargs)
+        except Unsupported:
+            continue
+        if not captured.facts.needed:
+            return captured
+    state.reads, state.may_read, state.counts = False, False, before
+    return None
 
 
 def _earlier(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], stop: int) -> int:

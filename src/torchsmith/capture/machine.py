@@ -84,7 +84,7 @@ class Machine:
         self.generators: list[weakref.ref[Any]] = []  # of the program
         self.lost: Unsupported | None = None  # why a generator could not be closed
         self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
-        self.counts = False  # optimizers' counters are numbers read when the call begins
+        self.counts = False  # counters of optimizers and modules are numbers read when the call begins
         self.later = False  # a split frame goes on: its values may be Later
         self.may_walk = True  # ... iterators too: the rest of a loop is captured with what is behind it
         self.turns: dict[int, list[Any]] = {}  # how often the frame went around loops over such iterators: [step, location, times]
@@ -486,6 +486,10 @@ class Machine:
     def tensor_value(self, tensor: torch.Tensor, method: str, what: str, args: Any = (), kwargs: Any = None) -> Any:
         """What Python asks of a tensor's data: an answer only where the data is made of numbers of the program."""
         known = tracing.current().known_value(tensor, method) if method in _READ and not args and not kwargs else NotImplemented
+        if known is NotImplemented and self.counts and method in _NUMBER and method != "tolist":
+            number = self.recorder.state_number(tensor)
+            if number is not None:
+                return number if method == "item" else self.call(float if method == "__float__" else int, [number], {})
         if known is NotImplemented and self.may_read_numbers() and method in _NUMBER and not (tensor.dtype is torch.bool or tensor.dtype.is_complex) and not args and not kwargs:
             if method == "tolist":
                 return self.numbers_of(tensor)
@@ -499,7 +503,9 @@ class Machine:
             holds = self.recorder.state_holds(tensor)
             known = NotImplemented if holds is None else holds
         if known is NotImplemented:
-            raise Unsupported("CAP020", at=self.loc(), detail=what)
+            why = Unsupported("CAP020", at=self.loc(), detail=what)
+            why.is_of_state = method in _NUMBER and self.recorder.state_number(tensor, read=False) is not None
+            raise why
         return known
 
     def may_read_numbers(self) -> bool:

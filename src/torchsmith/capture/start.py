@@ -56,7 +56,7 @@ def capture(
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
     in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time.
-    `counts`: what optimizers count in tensors is read when the call begins. `walks`: a frame that goes on in a loop may take what is left of
+    `counts`: what optimizers and modules count in tensors is read when the call begins. `walks`: a frame that goes on in a loop may take what is left of
     its iterator as constants. `stamps`: equal modules are interpreted once."""
     given_all = dict(locals())
     with _no_collection():

@@ -84,7 +84,7 @@ class State:
     reads: bool = False  # item() is a number that the graph tells when it runs; else it is a break
     may_read: bool = True  # ... which was not refused yet
     may_walk: bool = True  # iterators in a split frame may become constants
-    counts: bool = False  # what optimizers count in tensors is read before the graph runs, because they choose by it
+    counts: bool = False  # what optimizers and modules count in tensors is read before the graph runs, because they choose by it
     pending: set[Any] = field(default_factory=set)  # signatures of calls that are being compiled in the background
     failed: dict[Any, BaseException] = field(default_factory=dict)  # what compiling them raised, for the next such call
     warned: bool = False

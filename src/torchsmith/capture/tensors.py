@@ -619,6 +619,25 @@ class Recorder:
             fn, numbers = bool, ()
         else:
             node = node.args[0]  # type: ignore[assignment]
+        state = self._state_of(node)
+        if state is None:
+            return None
+        now, where = state
+        source = Computed(fn, (Sym("value", dt.f64 if type(now) is float else dt.index), *numbers), (("value", where),))
+        holds = bool(fn(now, *numbers))
+        self.machine.world.guard(source, "equals", holds)
+        return holds
+
+    def state_number(self, tensor: torch.Tensor, read: bool = True) -> Any:
+        """The number in a module's one-element tensor on the host as it is when the call begins: what Python makes of any number that a module
+        holds. None for any other tensor, and for one that the program has written. read: False only asks whether there is one."""
+        state = self._state_of(self.info(tensor).node)
+        if state is None or state[0] != state[0]:
+            return None
+        return self.machine.world.wrap(*state) if read else state[0]
+
+    def _state_of(self, node: torch.fx.Node) -> tuple[int | float | bool, Source] | None:
+        """The value of a module's one-element tensor that the program has not written, and where it is read."""
         while node.target in _SAME_ELEMENT and _is_one_element(node.args[0]):
             node = node.args[0]  # type: ignore[assignment]
         info = next((i for i in self.real.values() if i.node is node), None)
@@ -630,11 +649,7 @@ class Recorder:
         if tracing.storage(state) in tracing.current().written or self.bodies:
             return None
         with torch._C.DisableTorchFunction(), no_dispatch():
-            now = info.real.item()
-        source = Computed(fn, (Sym("value", dt.f64 if type(now) is float else dt.index), *numbers), (("value", TensorProperty(info.source, "item")),))
-        holds = bool(fn(now, *numbers))
-        self.machine.world.guard(source, "equals", holds)
-        return holds
+            return info.real.item(), TensorProperty(info.source, "item")
 
     def assume(self, cond: torch.SymBool, said: str = "") -> None:
         """torch._check of numbers that only running tells: known from here on, and checked there. said: the program's own words."""
