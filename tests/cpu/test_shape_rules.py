@@ -82,6 +82,7 @@ UNARY = [
     lambda t: t.flip(0),
     lambda t: t.roll(1, 0),
     lambda t: F.pad(t, (1, 2)),
+    lambda t: F.pad(t, (0, 0, -1, 0)),
     lambda t: t.tril(),
     lambda t: t.repeat(*[2] * t.dim()),
     lambda t: t.masked_fill(t > 0, 0.0),

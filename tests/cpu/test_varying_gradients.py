@@ -56,6 +56,8 @@ ROWS = {
     "embedding_bag": (lambda x: F.embedding_bag(torch.arange(4).view(2, 2), x).sin(), lambda n: (randn(n, 4),)),
     "einsum of three": (lambda x, y: torch.einsum("bi,ij,bj->b", x, y, x), lambda n: (randn(n, 4), randn(4, 4))),
     "bincount": (lambda x: x * torch.bincount(torch.arange(3), minlength=x.shape[0])[:, None], lambda n: (randn(n, 4),)),
+    "padded away": (lambda x: F.pad(F.pad(x.transpose(0, 1), (0, 0, -1, 0)), (0, 0, 1, 0)).sin(), lambda n: (randn(n, 4, 3),)),
+    "parts of a complex sum": (lambda x: torch.view_as_real(torch.complex(F.relu(x), x).sum(1)), lambda n: (randn(n, 4),)),
     "edge of chosen rows": (edged, lambda n: (randn(n, 4),)),
     "windows": (lambda x: x * torch.hann_window(x.shape[0]) * torch.hamming_window(5)[1] + torch.fft.fftfreq(4)[1], lambda n: [randn(n)]),
 }  # fmt: skip

@@ -45,7 +45,7 @@ from . import extern
 from .devices import is_scalar, scalars_written, target_of
 from .numerics import IR_DTYPES, boolean, ir_dtype
 from .pairs import in_memory, written_back
-from .ref import ZERO, Index, Pair, Ref, contiguous_strides, is_one, is_small, is_zero, of_buffer, same_strides
+from .ref import ZERO, Index, Pair, Ref, contiguous_strides, is_small, of_buffer, overlaps, same_strides
 from .table import PAIR_LOWERINGS, PLAIN_VIEWS, rule_of
 
 Value = Any  # Ref | Expr | None | tuple of them: what a node stands for
@@ -206,9 +206,7 @@ class Builder:
         if ref.dtype.kind == "opaque":
             return extern.copy_opaque(self, ref, strides, role)
         # a result that eager returns expanded is expanded too: elements that share memory are equal
-        overlap = (
-            role != "output" and strides is not None and any(is_zero(s) and not is_one(n) for n, s in zip(ref.shape, strides, strict=True))
-        )
+        overlap = role != "output" and strides is not None and overlaps(ref.shape, strides)
         name = self.buffer(ref.dtype, ref.shape, None if overlap else strides, required=True, role=role)
         self.fill(name, ref.load)
         return name

@@ -16,7 +16,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Expr, Sym
 from ..ir.program import BufArg, Enum, Extern, ExternArg
 from .numerics import ir_dtype
-from .ref import Ref, contiguous_strides, known, same_strides
+from .ref import Ref, contiguous_strides, known, overlaps, same_strides
 
 if TYPE_CHECKING:
     from .core import Builder
@@ -106,6 +106,8 @@ def copy_opaque(cx: Builder, ref: Ref, strides: Sequence[Expr] | None, role: Any
     if ref.strided is None:
         raise Unsupported("LOW001", at=cx.loc, detail=f"a copy of {ref.dtype} elements that are no plain memory")
     wanted = ref.strided.strides if strides is None else tuple(strides)
+    if role != "output" and overlaps(ref.shape, wanted):
+        wanted = contiguous_strides(ref.shape)
     name = cx.buffer(ref.dtype, ref.shape, wanted, required=True, role=role)
     source = cx.place(ref, ref.strided.strides)
     ordered = same_strides(ref.shape, wanted, contiguous_strides(ref.shape))
@@ -149,7 +151,8 @@ def _results(cx: Builder) -> tuple[tuple[str, ...], Any, tuple[tuple[Sym, int, i
             if isinstance(n, Sym) and n not in cx.bound:
                 cx.bound.add(n)
                 binds.append((n, k, d))
-        buf = cx.buffer(ir_dtype(spec.dtype, cx.loc), spec.shape, spec.strides, required=True)
+        strides = None if overlaps(spec.shape, spec.strides) else spec.strides  # a copy instead of a view of an expanded tensor is dense
+        buf = cx.buffer(ir_dtype(spec.dtype, cx.loc), spec.shape, strides, required=True)
         outs.append(buf)
         refs.append(cx.ref(buf))
     return tuple(outs), tuple(refs) if several else refs[0], tuple(binds)

@@ -121,6 +121,11 @@ def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     return tuple(reversed(strides))
 
 
+def overlaps(shape: Sequence[Expr], strides: Sequence[Expr]) -> bool:
+    """Do elements share memory, as those of an expanded tensor do?"""
+    return any(is_zero(s) and not is_one(n) for n, s in zip(shape, strides, strict=True))
+
+
 def same_strides(shape: Sequence[Expr], a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     """Do both place every element alike? Strides of dimensions of size 1 do not matter; nothing matters when there is no element."""
     if any(is_zero(n) for n in shape):
