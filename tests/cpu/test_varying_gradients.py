@@ -18,6 +18,12 @@ def pooled(x: Tensor, rank: int) -> Tensor:
     return pool(x, 2, output_size=(3,) * rank, _random_samples=SAMPLES[rank].expand(x.shape[0], -1, -1))
 
 
+def apart(x: Tensor) -> Tensor:
+    """How far distributions are apart, whose batches are broadcast."""
+    one, other = (torch.distributions.MultivariateNormal(m, scale_tril=torch.eye(3) * 2, validate_args=False) for m in (x, torch.zeros(3)))
+    return torch.distributions.kl_divergence(one, other)
+
+
 def edged(x: Tensor) -> Tensor:
     """A write to the edge of as many rows as data tell."""
     rows = x[x[:, 0] > -9].cumsum(1)
@@ -58,6 +64,7 @@ ROWS = {
     "bincount": (lambda x: x * torch.bincount(torch.arange(3), minlength=x.shape[0])[:, None], lambda n: (randn(n, 4),)),
     "padded away": (lambda x: F.pad(F.pad(x.transpose(0, 1), (0, 0, -1, 0)), (0, 0, 1, 0)).sin(), lambda n: (randn(n, 4, 3),)),
     "parts of a complex sum": (lambda x: torch.view_as_real(torch.complex(F.relu(x), x).sum(1)), lambda n: (randn(n, 4),)),
+    "divergence": (apart, lambda n: (randn(n, 3),)),
     "edge of chosen rows": (edged, lambda n: (randn(n, 4),)),
     "windows": (lambda x: x * torch.hann_window(x.shape[0]) * torch.hamming_window(5)[1] + torch.fft.fftfreq(4)[1], lambda n: [randn(n)]),
 }  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..codes import Unsupported
-from ..graph import tracing
+from ..graph import layout, tracing
 from ..graph.region import Region
 from ..ir.rows import rows
 from . import attempts, control_flow, flex, guards, overrides
@@ -153,6 +153,12 @@ def is_grad_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @row(torch.is_inference_mode_enabled)
 def is_inference(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return m.inference
+
+
+@row(getattr(torch._C, "_infer_size", None))
+def infer_size(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What two sizes broadcast to, as distributions of matrices ask."""
+    return torch.Size(m.symbolic(layout.broadcast, *args))
 
 
 @row(torch._C._set_grad_enabled)
