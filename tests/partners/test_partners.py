@@ -212,6 +212,51 @@ def test_backends_that_users_write(name):
     assert len(asked) == times
 
 
+def runs_it_first(gm, inputs):
+    gm(*inputs)
+    return gm.forward
+
+
+def traced_again(gm, inputs):
+    return torch.fx.symbolic_trace(gm).forward
+
+
+def without_dead_code(gm, inputs):
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm.forward
+
+
+def exported(gm, inputs):
+    return torch.export.export(gm, tuple(inputs), strict=False).module()
+
+
+class Writing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.norm.num_batches_tracked = None
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        y = self.norm(x).sin()
+        y.mul_(2)
+        y **= 2
+        return y * self.count
+
+
+@pytest.mark.parametrize("backend", [runs_it_first, traced_again, without_dead_code, exported])
+def test_writes_happen_once_whatever_a_backend_does_to_its_graph(backend):
+    net = Writing()
+    other = copy.deepcopy(net)
+    fn = torchsmith.compile(other, backend=backend, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(fn(x), net(x))
+    torch.testing.assert_close(other.state_dict(), net.state_dict())
+
+
 def test_a_class_is_a_backend():
     x = torch.randn(3)
     torch.testing.assert_close(torchsmith.compile(lambda x: x.sin(), backend=Interpreted, fullgraph=True)(x), x.sin())

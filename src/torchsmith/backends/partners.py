@@ -24,6 +24,7 @@ from ..codes import Unsupported
 from ..ir.expr import Sym
 from ..ir.number import number_of
 from .foreign import LARGE, evaluate
+from .inplace import as_they_were, written_through
 from .plain import LIMIT
 from .regions import copied
 
@@ -58,7 +59,7 @@ class Theirs:
     """PyTorch's symbols for ours: fake inputs whose sizes they are, and what the partner assumed of them."""
 
     def __init__(self) -> None:
-        self.env = ShapeEnv()
+        self.env = ShapeEnv(tracked_fakes=[])  # torch.export asks for them
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env)
         self.values: dict[str, Any] = {}  # our symbol -> their number
         self.ours: dict[Any, Any] = {}  # their symbol -> our number
@@ -128,10 +129,11 @@ def _call(backend: Backend, gm: fx.GraphModule, inputs: Sequence[Any], keywords:
     places = lift_sizes(graph) if theirs.inputs else []
     sizes = [fakes[i].shape[d] for i, d in places]
     given = [fake if isinstance(fake, torch.SymInt) else value for fake, value in zip(fakes, inputs, strict=True)]
+    written_through(graph)
     with_examples(graph, gm, [*sizes, *fakes], theirs.mode)
     own = fx.GraphModule(gm, graph)
     own.meta = dict(gm.meta)
-    with tracing(TracingContext(theirs.mode)):
+    with tracing(TracingContext(theirs.mode)), as_they_were(gm.graph, inputs, fakes):
         made = backend(own, [*sizes, *given], **keywords)
     return (lambda *args: made(*[args[i].shape[d] for i, d in places], *args)) if places and callable(made) else made
 

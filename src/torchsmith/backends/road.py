@@ -25,6 +25,7 @@ from ..graph.spec import FunctionalGraph
 from ..options import Options
 from ..pipeline import Compiled, Report, as_in_eager, run_captured, under_inference
 from ..runtime.draws import generator_states, put_back
+from .inplace import is_write
 from .registry import Choice, with_versions
 from .watch import Call, of_captured, of_functional, said, watched
 
@@ -47,7 +48,8 @@ def compile_by(
             return run_captured(gm, facts, why, operators, name)
     try:
         if choice.dialect == "captured":
-            call = watched(captured(choice, gm, inputs), of_captured(gm), gm.forward, _writes(gm), choice.name, fullgraph)
+            writes = any(map(is_write, gm.graph.nodes))
+            call = watched(captured(choice, gm, inputs), of_captured(gm), gm.forward, writes, choice.name, fullgraph)
         elif joint is None:
             fg = functionalise(gm, facts)
             call = as_in_eager(functional(choice, fg, name, fullgraph, repeat=gm.forward), gm, fg, inputs)
@@ -111,13 +113,3 @@ def backward(choice: Choice, fg: FunctionalGraph, name: str, fullgraph: bool) ->
         raise
     except Exception as error:  # a backend may raise anything
         raise _failed(choice, error, fullgraph) from error
-
-
-def _writes(gm: torch.fx.GraphModule) -> bool:
-    """May running the graph twice differ from running it once? Asked of names: in-place methods end with one underscore."""
-    for n in gm.graph.nodes:
-        name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
-        in_place = (name.endswith("_") and not name.endswith("__")) or "out" in n.kwargs or name == "setitem"
-        if n.op in ("call_function", "call_method") and in_place:
-            return True
-    return False
