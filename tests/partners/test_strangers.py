@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchsmith
-from torchsmith import compiler
+from torchsmith import compiler, events
 
 HAS_XLA = all(importlib.util.find_spec(m) for m in ("jax", "torchax"))
 FUNCTIONAL = ["aot_eager", pytest.param("openxla", marks=pytest.mark.skipif(not HAS_XLA, reason="not installed"))]
@@ -204,3 +204,31 @@ def test_onnx_forms_that_are_wrong_for_some_values_are_not_used():
     for scale in (1.0, 200.0):
         x, y = torch.tensor([1.0, float("nan"), -2.0]) * scale, torch.tensor([1.0, -0.0, 3.0]) * scale
         torch.testing.assert_close(fn(x, y), forms(x, y), equal_nan=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="not installed")
+def test_a_graph_that_is_not_the_runtimes_is_refused_alike_for_sizes_that_vary():
+    """With the code of the graph, without a warning: the backend did not fail."""
+    def counts(x):
+        return x + torch.arange(x.shape[1])
+
+    with warnings.catch_warnings(), events.recording() as got:
+        warnings.simplefilter("error")
+        fn = torchsmith.compile(counts, backend="openvino", dynamic=True)
+        for n in (3, 5):
+            torch.testing.assert_close(fn(torch.ones(2, n)), counts(torch.ones(2, n)))
+    assert [e.fields["code"] for e in got if e.kind == "fallback"] == ["BCK002"] * 2
+    for dynamic in (True, False):
+        with pytest.raises(torchsmith.Unsupported, match="BCK002"):
+            torchsmith.compile(counts, backend="openvino", dynamic=dynamic, fullgraph=True)(torch.ones(2, 3))
+
+
+@pytest.mark.skipif(not HAS_XLA, reason="torchax is not installed")
+def test_arguments_that_torchaxs_rows_do_not_have():
+    def some(x):
+        return torch.add(x, 2, alpha=3), x.mean(dtype=torch.float64), x.mean((0, 1), keepdim=True), x.mean(())
+
+    fn, x = torchsmith.compile(some, backend="openxla", fullgraph=True), torch.randn(3, 4)
+    with events.recording() as got:
+        torch.testing.assert_close(fn(x), some(x))
+    assert not [e for e in got if e.kind == "fallback"]

@@ -1,7 +1,7 @@
 """What an artifact was compiled for, input by input: types, sizes, strides, and what is assumed of sizes that vary.
 
 In: a FunctionalGraph and the names of its inputs, or the JSON that `to_json` gave. Out: Expected, whose `check` names the input that is at
-fault. Layouts that were seen once are not looked at again.
+fault. Inputs like those of an earlier call are compared by the check of guards in C, sizes that vary included.
 """
 
 from __future__ import annotations
@@ -12,20 +12,29 @@ from typing import Any
 
 import torch
 
+from ..capture.guards import make_entry, tensor_guard
+from ..capture.source import Guard, Local, Source, TensorProperty
 from ..graph.eager import origin_value
 from ..graph.layout import is_lazy
 from ..graph.sizes import LARGEST, print_condition
 from ..graph.spec import FunctionalGraph, TensorSpec
-from ..ir.expr import Expr, const, op
+from ..ir.expr import Const, Expr, Sym, const, op
 from ..ir.number import number_of
 from ..ir.parse import parse_expr
 
-LIMIT = 4096  # layouts that are remembered
+LIMIT = 4  # kinds of inputs (classes, gradients, strides of single elements) that C knows
+NO_GLOBALS: dict[str, Any] = {}
 
 
 def same_steps(shape: Sequence[int], a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Are two strides of this shape alike? Those of a dimension of one element say nothing."""
     return all(n < 2 or x == y for n, x, y in zip(shape, a, b, strict=True))
+
+
+def _place(origin: tuple[str | int, ...], places: Sequence[Source]) -> Source:
+    """Where a symbol's number is read: an input, a size or a stride of it."""
+    kind, number, *dim = origin
+    return TensorProperty(places[int(number)], kind, int(dim[0])) if dim else places[int(number)]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class Expected:
     rows: tuple[TensorSpec | Expr | None, ...]
     symbols: tuple[tuple[str, tuple[str | int, ...]], ...]
     conditions: tuple[Expr, ...]
-    seen: set[Any] = field(default_factory=set)
+    entries: list[Any] = field(default_factory=list)  # checks in C
 
     @classmethod
     def of(cls, fg: FunctionalGraph, names: Sequence[str], conditions: Sequence[Expr]) -> Expected:
@@ -48,12 +57,10 @@ class Expected:
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Raises TypeError, ValueError for inputs that the code was not compiled for."""
-        key = tuple([(t.dtype, t.shape, t.stride(), t.device, is_lazy(t)) if isinstance(t, torch.Tensor) else t for t in inputs])
-        try:
-            if key in self.seen:
-                return
-        except TypeError:  # neither tensors nor numbers: the rows say which
-            pass
+        if len(inputs) == len(self.names):
+            for entry in self.entries:
+                if entry.check(inputs, NO_GLOBALS, None):
+                    return
         if len(inputs) != len(self.names):
             raise TypeError(f"the graph takes {len(self.names)} inputs ({', '.join(self.names)}), not {len(inputs)}")
         for i, (row, value) in enumerate(zip(self.rows, inputs, strict=True)):
@@ -69,8 +76,33 @@ class Expected:
             if number_of(condition, symbols) in (False, 0):
                 numbers = ", ".join(f"{k} = {v}" for k, v in symbols.items())
                 raise ValueError(f"the artifact was compiled for {print_condition(condition)}; here {numbers}")
-        if len(self.seen) < LIMIT:
-            self.seen.add(key)
+        if len(self.entries) < LIMIT and all(kind in ("size", "stride", "scalar") and len(at) < 3 for _, (kind, *at) in self.symbols):
+            self.entries.append(self._entry(inputs))
+
+    def _entry(self, inputs: Sequence[Any]) -> Any:
+        """The check, in C, of inputs of the classes, devices and steps of these."""
+        places: list[Source] = [Local(name) for name in self.names]
+        symbols = {name: _place(origin, places) for name, origin in self.symbols}
+        guards: list[Guard] = []
+        numbers: list[Guard] = []
+        for at, row, value in zip(places, self.rows, inputs, strict=True):
+            if not isinstance(row, TensorSpec):
+                guards += [] if row is None else [Guard(at, "type", type(value), "")]
+                continue
+            pairs = zip(row.shape, row.strides, strict=True)
+            open_dims = [d for d, pair in enumerate(pairs) if not all(isinstance(n, Const) for n in pair)]
+            guards.append(Guard(at, "tensor", tensor_guard(value, open_dims), ""))
+            for d in open_dims:
+                for kind, wanted in (("size", row.shape[d]), ("stride", row.strides[d])):
+                    place = TensorProperty(at, kind, d)  # type: ignore[arg-type]
+                    if isinstance(wanted, Sym) and symbols.get(wanted.name) == place:
+                        continue
+                    mine = Sym(f"{kind}_{len(symbols)}")
+                    symbols[mine.name] = place
+                    numbers.append(Guard(place, "shape", op("eq", mine, wanted), ""))
+        conditions = [Guard(places[0], "shape", c, "") for c in self.conditions]
+        names = self.names
+        return make_entry([*guards, *numbers, *conditions], (), None, None, len, names=names, free_names=(), symbols=symbols)
 
     def _is_tensor(self, what: str, row: TensorSpec, value: Any) -> None:
         if not isinstance(value, torch.Tensor):

@@ -55,6 +55,12 @@ def watched(call: Any, results: Results, eager: Call, writes: bool, name: str, f
         if random is not None:
             put_back(random)
         found = eager(*inputs)
+        if isinstance(cause, Unsupported) and cause.code != "BCK003":  # the graph's fault, not the backend's
+            if fullgraph:
+                raise cause
+            settled[key] = eager
+            events.emit("fallback", code=cause.code, at=cause.at, detail=cause.detail)
+            return found
         if fullgraph:
             raise BackendFailed(f"backend {name!r} {why}") from cause
         settled[key] = eager

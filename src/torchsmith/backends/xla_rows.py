@@ -418,6 +418,20 @@ def sign(x: Array) -> Array:
     return np.where(np.isnan(x), 0, np.sign(x)).astype(x.dtype)
 
 
+# ---------------------------------------------------------------- arguments that torchax's rows do not have
+
+
+@row(aten.add.Scalar)
+def add_scalar(x: Array, other: Any, alpha: Any = 1) -> Array:
+    return x + other * alpha
+
+
+@row(aten.mean.default, aten.mean.dim)
+def mean(x: Array, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Array:
+    x = x if dtype is None else x.astype(dtype_of(dtype))
+    return _np().mean(x, axis=None if dim is None or not len(dim) else tuple(dim), keepdims=keepdim)
+
+
 # ---------------------------------------------------------------- tensors made of nothing
 
 
