@@ -9,11 +9,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from ..ir.target import CPU, LEAST_ARCH
 from ..options import Options
 from ..pipeline import Source, at_hand, compile_source, refuse_externs
 from ..runtime.externs_torch import operator_row
+from ..runtime.files import work_folder
 from ..runtime.manifest import Manifest
 from ..runtime.model_library import Texts, build_model
 from ..runtime.toolchain import features_of
@@ -226,8 +225,8 @@ def pack(library: bytes, rows: Sequence[ConstantRow], constants: Sequence[Consta
         values[k] = _Tensor(t.data_ptr(), numbers(*t.shape), numbers(*t.stride()), t.dim(), list(DTYPES).index(t.dtype), 0, 0, None)
         names[k] = fqn.encode()
     state = ctypes.create_string_buffer(size)
-    with tempfile.TemporaryDirectory(prefix="torchsmith-pack-") as folder:
-        path = Path(folder) / "model.so"
+    with work_folder("torchsmith-pack-") as folder:
+        path = folder / "model.so"
         path.write_bytes(library)
         lib = ctypes.CDLL(str(path))
         lib.tsm_last_error.restype = ctypes.c_char_p

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import struct
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from .. import options as settings
 from ..codes import Unsupported, define
 from ..emit.model import emit_header
 from ..ir.target import LEAST_ARCH
+from ..runtime.files import all_or_none, place_of, replace_file, work_folder
 from ..runtime.model_library import build_archive, write_sources
 from .archive import Part, read_library, write_library, write_package
 from .compile import Model, compile_entry
@@ -268,14 +268,13 @@ def aot_compile(
     s = read_settings(options)
     if len(s.cpu) > 1:
         raise Unsupported("AOT051", detail="a library is for one processor; use compile_and_package for several")
-    path = s.output_path or os.path.join(tempfile.mkdtemp(prefix="torchsmith-aot-"), FILE_NAMES[s.format])
-    with torch.no_grad():
+    with torch.no_grad(), place_of(s.output_path or None, FILE_NAMES[s.format]) as path:
         entry = entry_of(model, args, kwargs, dynamic_shapes)
         with reproduced(entry, s, options):
             if s.format == "so":
                 return write_library(path, compile_part(entry, s))
             compiled = compile_model(entry, s, s.cpu[0])
-    return write_linkable(Path(path), compiled, s)
+        return write_linkable(path, compiled, s)
 
 
 FILE_NAMES = {"so": "model.so", "a": "model.a", "c": "model"}
@@ -294,15 +293,17 @@ def write_linkable(path: Path, m: Model, s: Settings) -> str:
 
 
 def _write_linkable(path: Path, folder: Path, name: str, m: Model, s: Settings) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    if s.format == "c":
-        write_sources(folder, m.texts, replace(s.options, cpu=s.cpu[0]), f"{name}_")
-    else:
-        path.write_bytes(build_archive(m.texts, replace(s.options, cpu=s.cpu[0]), f"{name}_"))
-    (folder / f"{name}.h").write_text(emit_header(name), encoding="utf-8", errors="surrogateescape")
-    if m.weights.size:
-        with open(folder / f"{name}.weights", "wb") as f:
-            f.writelines(m.weights.chunks())
+    header, weights, options = folder / f"{name}.h", folder / f"{name}.weights", replace(s.options, cpu=s.cpu[0])
+    with all_or_none((folder, path, header, weights)):
+        folder.mkdir(parents=True, exist_ok=True)
+        header.write_text(emit_header(name), encoding="utf-8", errors="surrogateescape")
+        if m.weights.size:
+            replace_file(weights, lambda file: file.writelines(m.weights.chunks()), 0o666)
+        if s.format == "c":
+            write_sources(folder, m.texts, options, f"{name}_")
+        else:
+            library = build_archive(m.texts, options, f"{name}_")
+            replace_file(path, lambda file: file.write(library), 0o666)
     return str(path)
 
 
@@ -323,18 +324,17 @@ def compile_and_package(program: Any, *, package_path: Any = None, inductor_conf
     """
     s = read_settings(inductor_configs)
     if hasattr(package_path, "write"):
-        with tempfile.TemporaryDirectory(prefix="torchsmith-aot-") as folder:
-            name = os.path.join(folder, "model.pt2")
+        with work_folder("torchsmith-aot-") as folder:
+            name = folder / "model.pt2"
             package_path.write(Path(compile_and_package(program, package_path=name, inductor_configs=inductor_configs)).read_bytes())
         return package_path
-    path = os.fspath(package_path) if package_path is not None else os.path.join(tempfile.mkdtemp(prefix="torchsmith-aot-"), "model.pt2")
-    if not path.endswith(".pt2"):
-        raise Unsupported("AOT051", detail=f"the path of a package ends with .pt2: {path}")
-    with torch.no_grad():
+    if package_path is not None and not os.fspath(package_path).endswith(".pt2"):
+        raise Unsupported("AOT051", detail=f"the path of a package ends with .pt2: {os.fspath(package_path)}")
+    with torch.no_grad(), place_of(package_path, "model.pt2") as path:
         entry = entry_of(program)
         with reproduced(entry, s, inductor_configs):
             part = compile_part(entry, s)
-    return write_package(path, {"model": part})
+        return write_package(path, {"model": part})
 
 
 def package(path: str | os.PathLike[str], models: Mapping[str, Any], *, options: Mapping[str, Any] | None = None) -> str:

@@ -14,7 +14,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..codes import Unsupported, define
 from ..graph.eager import fitted, origin_value
 from ..ir.expr import Expr
 from ..ir.number import number_of
+from ..runtime.files import all_or_none, place_of
 from .entry import Entry
 
 define("AOT080", "the program does not fail, so there is nothing to shrink", "give the options with which it failed")
@@ -269,9 +269,13 @@ def minify(
     inputs: Sequence[Any] | None = None, isolate: bool = False, is_shrunk: bool = True,
 ) -> str:  # fmt: skip
     """Write the script; its path. Raises Unsupported("AOT080") where the program, with numbers for sizes, does not fail."""
-    file = Path(path) if path is not None else Path(tempfile.mkdtemp(prefix="torchsmith-minify-")) / "repro.py"
+    with place_of(path, "repro.py") as file, all_or_none((file, file.with_suffix(".safetensors"))):
+        return _minify(entry, file, dict(options or {}), inputs, isolate, is_shrunk)
+
+
+def _minify(entry: Entry, file: Path, options: dict[str, Any], inputs: Sequence[Any] | None, isolate: bool, is_shrunk: bool) -> str:
     file.parent.mkdir(parents=True, exist_ok=True)
-    r, options = record(entry, inputs), dict(options or {})
+    r = record(entry, inputs)
 
     def run(nodes: Sequence[fx.Node], is_made: bool) -> str | None:
         return failure_of(script(r, nodes, options, "", file, is_made), file, isolate)

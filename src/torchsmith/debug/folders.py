@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import events
 from ..options import debug_dir, wants_folders
+from ..runtime.files import all_or_none
 
 
 class FolderWriter:
@@ -45,11 +46,12 @@ class FolderWriter:
     def write(self, number: int, report: Any, kinds: dict[str, list[Any]]) -> None:
         folder = self.root / f"{number:02d}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', report.name)[:80]}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for artifact in kinds.get("artifact", ()):
-                text = artifact["text"]
-                (folder / artifact["name"]).write_text(text() if callable(text) else text, encoding="utf-8", errors="surrogateescape")
-            (folder / "report.txt").write_text(report_text(report, kinds), encoding="utf-8", errors="surrogateescape")
+            made = {a["name"]: a["text"]() if callable(a["text"]) else a["text"] for a in kinds.get("artifact", ())}
+            made["report.txt"] = report_text(report, kinds)
+            with all_or_none([folder, *(folder / name for name in made)]):
+                folder.mkdir(parents=True, exist_ok=True)
+                for name, text in made.items():
+                    (folder / name).write_text(text, encoding="utf-8", errors="surrogateescape")
         except OSError as e:  # a full or read-only disk must not stop the program that is being looked at
             print(f"torchsmith: cannot write the debug folder {folder}: {e}", file=sys.stderr)
             return

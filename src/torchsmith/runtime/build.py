@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..codes import Unsupported
 from ..ir.target import CPU, Language, Target
 from ..options import Options
 from . import store
-from .files import delete, scratch
+from .files import work_folder, workers
 from .images import image_object
 from .toolchain import HOST_FLAGS, Toolchain, run_compiler, toolchain
 
@@ -55,22 +55,18 @@ def build(host_text: str, kernel_texts: Iterable[str], options: Options, target:
     library = store.folder("lib") / f"{key}.so"
     if caching and store.get(library) is not None:
         return library
-    work = scratch("torchsmith-build-")
     try:
-        work.mkdir(mode=0o700)
-        with events.timed("build", kernels=len(kernels)):
+        with work_folder() as work, events.timed("build", kernels=len(kernels)):
             objects = _compile_all(host_text, kernels, Job(tools, work, caching, options, target, together=True))
             out = work / "graph.so"
             link = [*tools.flags, "-shared", *LINK, "-o", str(out), *map(str, objects), "-Wl,--as-needed", "-lm"]
             run_compiler(tools, link, work, "linking")
-        content = out.read_bytes()
+            content = out.read_bytes()
         if not caching:  # a library of its own, so that nothing written before is loaded
             library = store.folder("lib") / f"{key}-{os.getpid()}-{os.urandom(4).hex()}.so"
         store.put(library, content)
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
-    finally:
-        delete(work)
     return library
 
 
@@ -177,7 +173,7 @@ def _compile_all(host_text: str, kernels: Mapping[str, str], job: Job) -> list[P
         run_compiler(tools, [*HOST_FLAGS, *tools.host_flags, "-c", str(source), "-o", str(work / "host.o")], work, "host program")
 
     objects = [work / "host.o"]
-    with ThreadPoolExecutor(max(1, options.compile_threads or len(os.sched_getaffinity(0)))) as pool:
+    with workers(max(1, options.compile_threads or len(os.sched_getaffinity(0)))) as pool:
         waits: list[Future[object]] = [pool.submit(host)]
         for out, task in COMPILERS[job.target.language](job, kernels):
             waits.append(pool.submit(task))

@@ -10,11 +10,11 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +25,7 @@ from ..codes import Unsupported
 from ..options import Options
 from . import store
 from .build import digest
+from .files import scratch, workers
 from .images import IMAGE_COMPILERS, Image
 
 WORKER = Path(__file__).with_name("triton_worker.py")
@@ -48,8 +49,9 @@ class _Worker:
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRITON_INTERPRET")} | {"OMP_NUM_THREADS": "1"}
         if "PYTHONPATH" in os.environ:
             env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        self.folder = scratch("torchsmith-triton-")
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [sys.executable, str(WORKER), str(self.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             encoding="utf-8", errors="replace", env=env,
         )  # fmt: skip
 
@@ -76,6 +78,7 @@ class _Worker:
                 self.process.stdin.close()
             self.process.kill()
         self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)  # it was not given the time
 
 
 class _Workers:
@@ -132,7 +135,7 @@ def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[I
         return _unpack(answer)
 
     distinct = list(dict.fromkeys(texts))
-    with events.timed("cubins", kernels=len(distinct)), ThreadPoolExecutor(jobs) as pool:
+    with events.timed("cubins", kernels=len(distinct)), workers(jobs) as pool:
         made = dict(zip(distinct, pool.map(one, distinct), strict=True))
     return tuple(made[t] for t in texts)
 

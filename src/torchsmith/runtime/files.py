@@ -1,7 +1,7 @@
 """Files and folders that are whole or absent, whatever ends their writer: an error, an interrupt, a full disk (no torch).
 
-A name is chosen before anything is made under it, and all is done inside of the `try` that deletes it (the end of a `with` block is a place
-where an interrupt may come between): only a process that is killed leaves a file, which `store.tidy` knows by its prefix.
+A name is chosen before anything is made under it, and all is done inside of the `try` that deletes it: only a process that is killed leaves
+a file, which `store.tidy` knows by its prefix.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
-
-from ..codes import Unsupported
 
 NEW = ".new"  # what the name of a file begins with that is not whole yet
 
@@ -37,18 +36,63 @@ def replace_file(target: Path, write: Callable[[BinaryIO], object], mode: int = 
 
 
 def scratch(prefix: str) -> Path:
-    """A name for a folder of temporary files that nobody else has. Make it inside of a `try` whose `finally` calls `delete`.
-    Unsupported: no place for temporary files."""
-    try:
-        return Path(tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(8)}"
-    except OSError as e:
-        raise Unsupported("RUN003", detail=str(e)) from e
+    """A name for a temporary folder that nobody else has. Raises OSError."""
+    return Path(tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(8)}"
 
 
-def delete(folder: Path) -> None:
-    """Delete `folder`, if it is there, and all that is in it; an interrupt does not stop that."""
+@contextmanager
+def work_folder(prefix: str = "torchsmith-build-", kept: bool = False) -> Iterator[Path]:
+    """A private folder among the temporary ones, which is deleted at the end; with `kept` only where the body fails. Raises OSError.
+
+    An interrupt between the body's end and ours drops this generator, which runs what follows `yield` all the same.
+    """
+    path = scratch(prefix)
+    stays = False
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            path.mkdir(mode=0o700)
+            yield path
+            stays = kept
+        finally:
+            if not stays:
+                shutil.rmtree(path, ignore_errors=True)
+    finally:  # again: an interrupt may come while that runs
+        if not stays:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def place_of(path: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
+    """`path`; without one a file's or folder's place, of this name, in a new folder, which goes again where the body fails."""
+    if path is not None:
+        yield Path(path)
+        return
+    with work_folder("torchsmith-aot-", kept=True) as folder:
+        yield folder / name
+
+
+@contextmanager
+def all_or_none(paths: Iterable[Path]) -> Iterator[None]:
+    """Where the body fails, those of `paths` are deleted that were not there before: files, and folders that are empty then (each named
+    before what is in it)."""
+    new = [p for p in paths if not p.exists()]
+    try:
+        yield
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in reversed(new):
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
         raise
+
+
+@contextmanager
+def workers(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads for the body's tasks. They have ended when this has, whatever ends it; tasks that have not begun are not begun then."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+    finally:  # again: an interrupt may come while that waits
+        pool.shutdown(cancel_futures=True)

@@ -7,11 +7,8 @@ or target differ from what was compiled then, it is compiled here and cached. Ke
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +19,7 @@ from ..ir.target import CPU, Target
 from ..options import Options
 from . import store
 from .build import MACRO, digest, kernel_name, kernel_objects
-from .files import delete, scratch
+from .files import all_or_none, replace_file, work_folder, workers
 from .toolchain import FEATURES, FLAGS, Toolchain, features_of, run_compiler, toolchain
 
 ENGINE = (
@@ -126,9 +123,11 @@ def write_sources(folder: Path, texts: Texts, options: Options, prefix: str) -> 
             files[Path("engine") / name] = (root / name).read_text(encoding="utf-8")
     kernel_flags = ";".join(f for f in tools.flags if f != "-include" and not f.endswith("glibc.h"))
     files[Path("CMakeLists.txt")] = CMAKE.format(name=prefix.rstrip("_"), kernels=kernel_flags, engine=";".join((*ENGINE_FLAGS, LINKED)))
-    for file, text in files.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text, encoding="utf-8", errors="surrogateescape")
+    folders = sorted({folder / part for file in files for part in file.parents})
+    with all_or_none([*folders, *(folder / file for file in files)]):
+        for file, text in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 CMAKE = """\
@@ -154,12 +153,10 @@ def _build(
 ) -> bytes:  # fmt: skip
     """Compile everything to objects in a folder of their own, and let `finish` make one file of them."""
     tools = tools_for(options)
-    work = scratch("torchsmith-build-")
     try:
-        work.mkdir(mode=0o700)
-        with events.timed("build", kernels=len(texts.kernels)):
+        with work_folder() as work, events.timed("build", kernels=len(texts.kernels)):
             (work / "model.c").write_text(texts.model, encoding="utf-8", errors="surrogateescape")
-            with ThreadPoolExecutor(2) as pool:
+            with workers(2) as pool:
                 mine = pool.submit(_compile, tools, work / "model.c", work / "model.o", work, ENGINE_FLAGS)
                 fixed = [pool.submit(_engine_object, tools, name, engine is LINKED_ENGINE, work) for name in engine]
                 objects = kernel_objects(tools, texts.host, texts.kernels, work, options, texts.target, texts.archs)
@@ -167,8 +164,6 @@ def _build(
             return finish(tools, objects, work)
     except OSError as e:
         raise Unsupported("RUN003", detail=str(e)) from e
-    finally:
-        delete(work)
 
 
 def _tool(name: str, args: Sequence[str], work: Path) -> str:
@@ -211,7 +206,7 @@ def _engine_object(tools: Toolchain, name: str, linked: bool, work: Path, prebui
     else:
         target.write_bytes(content)
     if prebuilt is not None:
-        shutil.copyfile(target, known)
+        replace_file(known, lambda file: file.write(target.read_bytes()), 0o666)
         return known
     return target
 
@@ -225,7 +220,7 @@ def _headers() -> str:
 def prebuild(folder: Path) -> None:
     """Compile the engine into `folder` (PREBUILT of an installation); what does not belong to it any more is deleted. For setup.py."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="torchsmith-build-") as work:
-        made = {_engine_object(toolchain(), name, False, Path(work), folder) for name in ENGINE}
+    with work_folder() as work:
+        made = {_engine_object(toolchain(), name, False, work, folder) for name in ENGINE}
     for old in set(folder.glob("*.o")) - made:
         old.unlink()

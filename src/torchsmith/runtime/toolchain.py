@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..codes import Unsupported, define
 from ..ir.target import Target, cpu_with
 from ..options import Options, compiler_command
 from . import store
+from .files import work_folder
 
 define("AOT070", "this processor target is unknown", "use 'native', 'x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4' or a list of features")
 define("RUN012", "this processor lacks instructions that code was asked for",
@@ -138,14 +138,14 @@ def _ask_all(command: tuple[str, ...], features: tuple[str, ...]) -> Toolchain:
     try:
         version = _ask((*command, "--version"))
         target = _ask((*command, "-dumpmachine")).strip()
+        machine = ["-mprefer-vector-width=512"] if "avx512f" in features else []
+        if target.split("-", maxsplit=1)[0] in ("x86_64", "amd64") and platform.machine() in ("x86_64", "AMD64"):
+            machine += [FEATURES[f] for f in features]
+        else:
+            machine = []
+        return Toolchain(command, version, target, features, tuple(_accepted(command, [*FLAGS, *machine])))
     except (OSError, subprocess.SubprocessError) as e:
         raise Unsupported("RUN001", detail=f"{' '.join(command)}: {e}") from e
-    machine = ["-mprefer-vector-width=512"] if "avx512f" in features else []
-    if target.split("-", maxsplit=1)[0] in ("x86_64", "amd64") and platform.machine() in ("x86_64", "AMD64"):
-        machine += [FEATURES[f] for f in features]
-    else:
-        machine = []
-    return Toolchain(command, version, target, features, tuple(_accepted(command, [*FLAGS, *machine])))
 
 
 def _ask(command: tuple[str, ...]) -> str:
@@ -174,7 +174,7 @@ def run_compiler(tools: Toolchain, args: list[str], cwd: Path, what: str) -> Non
     try:
         done = subprocess.run(
             command, cwd=cwd, capture_output=True, encoding="utf-8", errors="replace", timeout=COMPILE_SECONDS, check=False,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(cwd)},  # what a compiler that is killed leaves goes with the rest
         )  # fmt: skip
     except FileNotFoundError as e:
         raise Unsupported("RUN001", detail=str(e)) from e
@@ -198,10 +198,10 @@ def run_compiler(tools: Toolchain, args: list[str], cwd: Path, what: str) -> Non
 def _keep_log(command: list[str], text: str, cwd: Path) -> str:
     """Write the command, its output and its sources where the user can find them; says where."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="torchsmith-failed-"))
-        (folder / "log.txt").write_text(" ".join(command) + "\n\n" + text, encoding="utf-8", errors="surrogateescape")
-        for source in cwd.glob("*.c"):
-            (folder / source.name).write_bytes(source.read_bytes())
+        with work_folder("torchsmith-failed-", kept=True) as folder:
+            (folder / "log.txt").write_text(" ".join(command) + "\n\n" + text, encoding="utf-8", errors="surrogateescape")
+            for source in cwd.glob("*.c"):
+                (folder / source.name).write_bytes(source.read_bytes())
         return f"see {folder / 'log.txt'}"
     except OSError:
         return text[:2000]

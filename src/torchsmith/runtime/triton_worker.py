@@ -1,7 +1,7 @@
 """A process that compiles Triton texts: it imports triton, and neither torch nor torchsmith.
 
 In: one JSON object a line on stdin, {"text", "arch"}. Out: one a line on stdout, {"cubin", "ptx", "symbol", "warps", "shared", "scratch"}
-with bytes in base64, or {"error"}. Run as a script; runtime/cubins.py starts it.
+with bytes in base64, or {"error"}. Run as a script with the name of a folder, which it makes and deletes; runtime/cubins.py starts it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import base64
 import importlib.util
 import json
 import os
+import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,20 @@ def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, A
 def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a compiler prints is no answer
-    with tempfile.TemporaryDirectory(prefix="torchsmith-triton-") as name:
-        os.environ |= {"TRITON_CACHE_DIR": name, "TRITON_DISABLE_LINE_INFO": "1"}
+    folder = Path(sys.argv[1])
+    folder.mkdir(mode=0o700)
+    os.environ |= {"TRITON_CACHE_DIR": str(folder), "TRITON_DISABLE_LINE_INFO": "1"}
+    try:
         for number, line in enumerate(sys.stdin):
             ask = json.loads(line)
             try:
-                answer = compile_text(ask["text"], ask["arch"], Path(name), number)
+                answer = compile_text(ask["text"], ask["arch"], folder, number)
             except Exception as e:
                 answer = {"error": f"{type(e).__name__}: {e}"}
             out.write(json.dumps(answer) + "\n")
             out.flush()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
