@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,15 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> list[tuple[str, int, bool]]:
     """(absolute module, line, is it inside a function) of every import; typing-only imports are left out."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     parts = ("torchsmith", *path.relative_to(PACKAGE).with_suffix("").parts)
     package = parts if path.name == "__init__.py" else parts[:-1]
     package = tuple(p for p in package if p != "__init__")
@@ -165,7 +172,7 @@ def test_what_is_imported_at_the_top_is_declared() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     known = {"torch", "torchsmith", *declared, *sys.stdlib_module_names}
     for path in sorted({*PACKAGE.rglob("*.py")} - {PACKAGE / "runtime" / "triton_worker.py"}):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                 for name in names:
@@ -194,7 +201,7 @@ def test_no_room_imports_in_circles() -> None:
 
 def test_machines_have_a_type() -> None:
     """What interprets frames is a Machine (capture/protocol.py) to whoever is given it."""
-    wrong = [f"{name_of(p)}: {a.arg}" for p in files() if room_of(p) == "capture" for f in ast.walk(ast.parse(p.read_text()))
+    wrong = [f"{name_of(p)}: {a.arg}" for p in files() if room_of(p) == "capture" for f in ast.walk(tree_of(p))
              if isinstance(f, ast.FunctionDef) for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs)
              if a.arg in ("m", "machine") and (a.annotation is None or ast.unparse(a.annotation) in ("Any", "object"))]  # fmt: skip
     assert not wrong
@@ -216,7 +223,7 @@ def names_read(tree: ast.Module) -> set[str]:
 def test_no_name_is_dead() -> None:
     """What a file defines at its top is read: a private name in the package, another one there, in tests, benchmarks or the build.
     A decorator may have filed the function in a table."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files()}
+    trees = {path: tree_of(path) for path in files()}
     inside = set().union(*map(names_read, trees.values()))
     others = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), ROOT / "setup.py", ROOT / "pyproject.toml"]
     outside = inside.union(*(re.findall(r"\w+", path.read_text(encoding="utf-8")) for path in others))
@@ -244,15 +251,15 @@ def test_every_code_is_said() -> None:
 @pytest.mark.parametrize("path", files(), ids=name_of)
 def test_files_say_what_they_are(path: Path) -> None:
     assert not any(part.removesuffix(".py") in FORBIDDEN_NAMES for part in path.relative_to(PACKAGE).parts)
-    text = path.read_text()
-    assert not text or ast.get_docstring(ast.parse(text)), "a module starts with one sentence: job, input, output"
+    tree = tree_of(path)
+    assert not tree.body or ast.get_docstring(tree), "a module starts with one sentence: job, input, output"
 
 
 def test_texts_name_their_encoding() -> None:
     """The locale decides what a file or a pipe of text holds unless it is said: sources of C and names of users are UTF-8 everywhere."""
     bad = []
     for path in files():
-        for call in (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)):
+        for call in (n for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call)):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
             said = {k.arg: k.value for k in call.keywords}
             mode = call.args[1] if len(call.args) > 1 else said.get("mode")

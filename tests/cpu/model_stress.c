@@ -3,7 +3,8 @@
  *
  *     model_stress WEIGHTS THREADS CALLS
  *
- * Prints what was wrong and the growth of the resident memory over the last nine tenths of the calls; exits with the number of mistakes. */
+ * Prints what was wrong and the growth of the memory in use over the last nine tenths of the calls; exits with the number of mistakes. */
+#include <malloc.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -78,12 +79,9 @@ static void *work(void *arg) {
   return NULL;
 }
 
-static long resident(void) {
-  long pages = 0, all = 0;
-  FILE *f = fopen("/proc/self/statm", "r");
-  if (f && fscanf(f, "%ld %ld", &all, &pages) != 2) pages = 0;
-  if (f) fclose(f);
-  return pages * sysconf(_SC_PAGESIZE) / 1024;
+static long held(void) { /* KB that malloc has given out */
+  struct mallinfo2 now = mallinfo2();
+  return (long)((now.uordblks + now.hblkhd) >> 10);
 }
 
 int main(int argc, char **argv) {
@@ -105,11 +103,11 @@ int main(int argc, char **argv) {
   long before = 0;
   while (__atomic_load_n(&going, __ATOMIC_ACQUIRE) > 0) {
     expect(!load(sets++ % SETS), "new weights were refused");
-    if (!before && __atomic_load_n(&warm, __ATOMIC_RELAXED) == n) before = resident();
+    if (!before && __atomic_load_n(&warm, __ATOMIC_RELAXED) == n) before = held();
     usleep(300);
   }
   for (int i = 0; i < n; i++) pthread_join(threads[i], NULL);
-  long growth = before ? resident() - before : 0;
+  long growth = before ? held() - before : 0;
   net_delete(model);
   printf("%d threads, %d calls each, %d sets of weights, growth %ld KB\n", n, calls, sets, growth);
   return wrong > 90 ? 90 : wrong;

@@ -20,7 +20,7 @@ def test_two_processes(tmp_path: Path) -> None:
     pipe, command = subprocess.PIPE, [sys.executable, str(WORKER)]
     both = [subprocess.Popen([*command, str(rank), str(place)], stdout=pipe, stderr=pipe, text=True) for rank in range(2)]
     try:
-        said = [p.communicate(timeout=300) for p in both]
+        said = [p.communicate(timeout=1200) for p in both]
     finally:
         for p in both:
             p.kill()

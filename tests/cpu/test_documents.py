@@ -56,7 +56,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             torch.random.set_rng_state(before)
         lines = [command(line) for line in text.split("\n") if language == "sh" and command(line)]
         here = "\n".join(line for line in lines if not LOOKED_AT.search(line))
-        done = subprocess.run(["bash", "-ec", here], env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(["bash", "-ec", here], env=env, capture_output=True, text=True, timeout=1200, check=False)
         assert done.returncode == 0, f"{page}:{at}\n{here}\n{done.stdout}{done.stderr}"
         for line in lines:
             look_at(line)

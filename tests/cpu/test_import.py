@@ -45,7 +45,7 @@ def run(program: str, cache: Path, *flags: str) -> str:
     env = {**os.environ, "TORCHSMITH_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT / "src")}
     env["PYTHONPYCACHEPREFIX"] = str(cache / "bytecode")
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
-    done = subprocess.run([sys.executable, *flags, "-c", program], env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, *flags, "-c", program], env=env, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().split("\n")[-1]
 

@@ -22,7 +22,7 @@ def test_pool(build: str, tmp_path: Path) -> None:
     few = build == "threads"  # twenty times slower, and a child of fork is more than ThreadSanitizer follows
     rounds = [str(10 if few else 100), *([] if few else ["fork"])]
     environment = {**os.environ, "LD_PRELOAD": ""}
-    done = subprocess.run([str(program), *rounds], capture_output=True, text=True, check=False, timeout=120, env=environment)
+    done = subprocess.run([str(program), *rounds], capture_output=True, text=True, check=False, timeout=1200, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

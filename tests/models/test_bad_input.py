@@ -49,7 +49,7 @@ def start(folder: Path, *args: str, **env: str) -> subprocess.Popen[str]:
 
 def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
     process = start(folder, *args, **env)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=1200)
     assert process.returncode >= 0, f"killed by signal {-process.returncode}: {err}"
     return process.returncode, out, err
 
@@ -94,7 +94,7 @@ def test_full_disk_runs_eagerly(tmp_path: Path) -> None:
         env={**os.environ, "TORCHSMITH_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -133,7 +133,7 @@ def test_cache_is_private(tmp_path: Path) -> None:
 def test_two_processes_at_once(tmp_path: Path) -> None:
     both = [start(tmp_path) for _ in range(2)]
     for process in both:
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=1200)
         assert process.returncode == 0 and "ROADS native" in out, err
 
 

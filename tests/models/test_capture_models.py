@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -76,14 +75,24 @@ def test_one_graph(name):
             assert run.failing(model, *args, **kwargs) is None
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("resnet50", 0.4), ("bert", 1.0)])
-def test_capture_is_fast(name, seconds):
+@pytest.mark.parametrize("name", ["resnet50", "bert"])
+def test_capture_is_fast(name):
+    """Calls of Python functions are counted: seconds depend on the machine, and on what else it does."""
     if name == "bert":
         model, args, kwargs = language("BertModel", config={"num_hidden_layers": 12})
     else:
         model, args, kwargs = vision(name)
+    calls = 0
+
+    def watch(frame, event, arg):
+        nonlocal calls
+        calls += event == "call"
+
     with torch.no_grad():
         Run(model, *args, **kwargs)
-        began = time.process_time()
-        Run(model, *args, **kwargs)
-        assert time.process_time() - began < 2 * seconds  # guards are also evaluated here, slowly
+        sys.setprofile(watch)
+        try:
+            Run(model, *args, **kwargs)
+        finally:
+            sys.setprofile(None)
+    assert 1_000 < calls < 250_000, calls  # 150,000 are 0.15 s; guards are also evaluated here, slowly

@@ -13,7 +13,7 @@ SAMPLE = 30
 
 def test_rotating_sample(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "bench" / "op_db.py"), "--sample", str(SAMPLE), "--procs", "2", "--out", str(tmp_path / "table")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     result = json.loads((tmp_path / "table.json").read_text())
     figures = result["figures"]
     assert done.returncode == 0 and figures["wrong"] == 0, done.stdout

@@ -225,13 +225,13 @@ def test_only_the_thread_that_asked():
     inside, done, seen = threading.Event(), threading.Event(), []
 
     def other():
-        inside.wait(10)
+        inside.wait(1200)
         seen.append(helper(1))
         done.set()
 
     def user():
         inside.set()
-        done.wait(10)
+        done.wait(1200)
         return helper(1)
 
     t = threading.Thread(target=other)
