@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -19,5 +20,6 @@ _mallinfo2.restype = _Counts
 
 def held() -> int:
     """Bytes that malloc and Python have given out and not got back. Each thread's cache of freed pieces counts: up to 300 KB."""
+    gc.collect()
     now = _mallinfo2()
     return int(now.uordblks + now.hblkhd + BLOCK * sys.getallocatedblocks())

@@ -257,7 +257,7 @@ def test_every_kind_of_argument(tmp_path: Path, road: str) -> None:
     together(100)
     before = held()
     together(500)
-    assert held() - before < 200_000  # 100 bytes a call
+    assert held() - before < 400_000  # 200 bytes a call; PyTorch 2.13 itself leaks a std::string, 48 bytes, for each of the two texts
 
 
 def test_custom_operators_must_be_registered(tmp_path: Path) -> None:
