@@ -262,6 +262,8 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
         name = "LOAD_ATTR"
     elif (name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and VERSION >= (3, 12)) or name == "LOAD_GLOBAL":
         arg &= ~1
+    if name == "LOAD_SUPER_ATTR":
+        arg |= 2  # with the class and the object that lie on the stack: super() would look for them in this frame
     if name == "RERAISE":
         arg = 0  # the line is in the traceback already
     if name == "CALL" and VERSION < (3, 13):

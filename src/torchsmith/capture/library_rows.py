@@ -279,7 +279,7 @@ def _representation(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         m.shown.discard(key)
 
 
-for _wrap in (dataclasses._recursive_repr, reprlib.recursive_repr()):  # type: ignore[attr-defined]
+for _wrap in (reprlib.recursive_repr(), getattr(dataclasses, "_recursive_repr", reprlib.recursive_repr())):  # its own until 3.12
     torch_rows.BY_CODE[_wrap(lambda self: "").__code__] = _representation
 
 
