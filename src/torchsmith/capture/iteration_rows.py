@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import operator
+import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -212,6 +213,9 @@ def sum_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return out
 
 
+_EMPTY = "iterable argument is empty" if sys.version_info >= (3, 12) else "arg is an empty sequence"
+
+
 def _extreme(fn: Any, sign: str) -> Any:
     def pick(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         key = kwargs.get("key")
@@ -219,7 +223,7 @@ def _extreme(fn: Any, sign: str) -> Any:
         if not items:
             if "default" in kwargs:
                 return kwargs["default"]
-            raise Raised(ValueError(f"{fn.__name__}() arg is an empty sequence"))
+            raise Raised(ValueError(f"{fn.__name__}() {_EMPTY}"))
         # among integers only: of an integer and a float, Python gives the one that is chosen, of its own type
         if key is None and any(type(x) is torch.SymInt for x in items) and all(type(x) in (int, torch.SymInt) for x in items):
             best = items[0]
