@@ -73,6 +73,11 @@ def op_CALL_FUNCTION_EX(f: Frame, i: Instr) -> None:
     f.stack.append(f.machine.call(fn, list(f.machine.listed(args)), named))
 
 
+def _annotations(value: Any) -> Any:
+    """Of what lies on the stack: a tuple of names and values in turn, or a dictionary."""
+    return dict(zip(value[::2], value[1::2])) if issubclass(type(value), tuple) else value
+
+
 @op("MAKE_FUNCTION", until=(3, 12))
 def op_make_function(f: Frame, i: Instr) -> None:
     code = f.stack.pop()
@@ -84,7 +89,7 @@ def op_make_function(f: Frame, i: Instr) -> None:
     fn.__kwdefaults__ = kwdefaults
     fn.__qualname__ = code.co_qualname
     if annotations:
-        fn.__annotations__ = dict(zip(annotations[::2], annotations[1::2])) if issubclass(type(annotations), tuple) else annotations
+        fn.__annotations__ = _annotations(annotations)
     f.machine.made(fn)
     f.stack.append(fn)
 
@@ -111,6 +116,8 @@ def op_SET_FUNCTION_ATTRIBUTE(f: Frame, i: Instr) -> None:
         fn.__defaults__ = value
     elif i.arg == 2:
         fn.__kwdefaults__ = value
+    elif i.arg == 4:
+        fn.__annotations__ = _annotations(value)
     f.stack.append(fn)
 
 
