@@ -645,10 +645,115 @@ COPIES = [
     lambda x, s: grown(x), lambda x, s: (lambda memo: (copy.deepcopy([s.tensors[0]], memo), copy.deepcopy(s.tensors, memo)))({}), lambda x, s: (x, finalised(s.list)), lambda x, s: (x, weakref.ref(Twig(1)))[1]() is None,
     lambda x, s: attempt(lambda: copy.deepcopy(x, memo=None)) is not x,
 ]  # fmt: skip
+
+
+def told(e):
+    """An exception with all that can be asked of it."""
+    if e is None:
+        return None
+    inner = [told(i) for i in getattr(e, "exceptions", ())]
+    return type(e).__name__, str(e), inner, getattr(e, "__notes__", None), told(e.__cause__), type(e.__context__).__name__
+
+
+def group(*given):
+    return ExceptionGroup("g", [e if isinstance(e, Exception) else e("of " + e.__name__) for e in given])
+
+
+def sorted_out(make, log, again=None):
+    """The handlers that a group meets, and what leaves them."""
+    try:
+        try:
+            make()
+        except* (ValueError, KeyError) as e:
+            log.append(("first", told(e), len(e.exceptions)))
+            if again == "bare":
+                raise
+            if again == "new":
+                raise OSError("new")
+            if again == "from":
+                raise OSError("from") from e
+        except* TypeError as e:
+            log.append(("second", told(e)))
+            if again:
+                raise RuntimeError("second")
+        else:
+            log.append("else")
+        finally:
+            log.append("finally")
+    except BaseException as e:
+        return told(e), log
+    return log
+
+
+def wrong_kind(kind):
+    try:
+        raise ValueError("v")
+    except* kind:
+        pass
+
+
+def in_turn(x, log):
+    for e in (ValueError("a"), group(ValueError, KeyError), group(OSError)):
+        try:
+            try:
+                raise e
+            except* ValueError as g:
+                x = x * len(g.exceptions) + 1
+                log.append(g.message)
+        except ExceptionGroup as left:
+            log.append(left.exceptions)
+    return x, log
+
+
+def noted():
+    e = group(ValueError, group(TypeError, KeyError))
+    e.add_note("a note")
+    raise e from OSError("why")
+
+
+EXCEPTION_GROUPS = [
+    lambda x, s: (x, sorted_out(lambda: None, s.list)), lambda x, s: (x, sorted_out(lambda: raises(group(ValueError, TypeError)), s.list)), lambda x, s: (x, sorted_out(lambda: raises(ValueError("alone")), s.list)),
+    lambda x, s: (x, sorted_out(lambda: raises(group(ValueError, group(TypeError, KeyError, OSError))), s.list)), lambda x, s: (x, sorted_out(lambda: raises(group(OSError)), s.list)), lambda x, s: (x, sorted_out(lambda: raises(OSError("alone")), s.list)),
+    lambda x, s: (x, sorted_out(lambda: raises(group(ValueError, OSError)), s.list, "bare")), lambda x, s: (x, sorted_out(lambda: raises(group(ValueError, TypeError, group(KeyError))), s.list, "new")),
+    lambda x, s: (x, sorted_out(lambda: raises(group(KeyError, OSError)), s.list, "from")), lambda x, s: (x, sorted_out(noted, s.list)), lambda x, s: (x, sorted_out(noted, s.list, "bare")), lambda x, s: (x, sorted_out(lambda: raises(ValueError("alone")), s.list, "bare")),
+    lambda x, s: [attempt(lambda: wrong_kind(k)) for k in (int, ExceptionGroup, "text", (KeyError, 3), ValueError)], lambda x, s: in_turn(x, s.list), lambda x, s: (in_turn(x, s.list), x.sum().item()),
+]  # fmt: skip
+
+
+class Rounded:
+    def __round__(self, n=None):
+        return "rounded", n
+
+
+def texts_refused(x):
+    return [attempt(f) for f in (lambda: f"{None:>5}", lambda: f"{x.shape:>20}", lambda: f"{2.5:d}", lambda: f"{[1]:d}", lambda: format((), "x"))]
+
+
+def named_class(n):
+    class Base:
+        def __init_subclass__(cls, name=None, fn=None):
+            cls.label = name, fn
+
+    class Local(Base, name=n, fn=2):
+        pass
+
+    return Local.label
+
+
+def evaluated(x, layer):
+    layer.eval()
+    y = layer(x)
+    print(y.shape, len(vars(layer)) > 3, y.sum().item() > -1e9)
+    return y * layer.training
+
+
+MORE = [
+    lambda x, s: (x, round(Rounded()), round(Rounded(), 2), round(Rounded(), None), round(Rounded(), ndigits=1)), lambda x, s: (x, texts_refused(x)), lambda x, s: (x, named_class("local")), lambda x, s: evaluated(x, s.layer),
+]  # fmt: skip
 GROUPS = {
     "lists": LISTS, "dicts": DICTS, "sets and more": SETS_AND_MORE, "strings": STRINGS, "objects": OBJECTS, "functions": FUNCTIONS, "exceptions": EXCEPTIONS,
     "prints": PRINTS, "aliasing": ALIASING, "tensors": TENSORS, "c functions": C_FUNCTIONS, "random and time": RANDOM_AND_TIME,
     "iterators": ITERATORS, "keys": KEYS, "contexts": CONTEXTS, "kinds": KINDS, "warnings": WARNINGS, "members": MEMBERS,
-    "copies": COPIES, "generators": GENERATORS, "metaclasses": METACLASSES,
+    "exception groups": EXCEPTION_GROUPS, "more": MORE, "copies": COPIES, "generators": GENERATORS, "metaclasses": METACLASSES,
 }  # fmt: skip
 BEHAVIOURS = {f"{group} {i}": fn for group, rows in GROUPS.items() for i, fn in enumerate(rows)}

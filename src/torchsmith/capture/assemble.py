@@ -43,7 +43,25 @@ _READS = {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "DELETE_FAST"}
 _JUMPS = {dis.opname[i] for i in dis.hasjrel}
 AFTER_LOOP = 0 if VERSION < (3, 12) else 1 if VERSION < (3, 13) else 2  # instructions that only drop the finished iterator
 # Names by which a program looks at its own frame: a function that has one is not split.
-FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "breakpoint", "set_trace"})
+_BUILTIN_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "breakpoint"})
+_FRAME_READERS = frozenset({"_getframe", "currentframe", "set_trace"})
+
+
+def frame_reader(code: CodeType) -> str | None:
+    """The name by which the code looks at its own frame; None: it does not. `vars` and `dir` of an object do not, nor do methods `eval`."""
+    names = set(code.co_names)
+    if names.isdisjoint(_BUILTIN_READERS | _FRAME_READERS):
+        return None
+    readers = _BUILTIN_READERS | _FRAME_READERS if "builtins" in names else _FRAME_READERS
+    instrs = decode(code).instrs
+    for k, ins in enumerate(instrs):
+        if ins.name in ("LOAD_GLOBAL", "LOAD_NAME") and ins.value in _BUILTIN_READERS:
+            has_argument = instrs[k + 1].name.startswith("LOAD_")
+            if not (has_argument and ins.value in ("vars", "dir")):
+                return str(ins.value)
+        if ins.name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and ins.value in readers:
+            return str(ins.value)
+    return None
 
 
 def touches(ins: Instr) -> int | None:

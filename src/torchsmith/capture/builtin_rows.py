@@ -419,6 +419,9 @@ def round_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         raise arrays.refuse(m, "round() of an array")
     if any(map(floats.varies, args)):
         return floats.apply(m, round, args, kwargs)
+    f = pr.special(m, type(args[0]), "__round__")
+    if f is not None:
+        return m.call(f, [v for v in (*args, *kwargs.values()) if v is not None], {})
     return m.native(round, args, kwargs)
 
 

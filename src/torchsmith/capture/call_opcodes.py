@@ -213,10 +213,76 @@ def op_CHECK_EXC_MATCH(f: Frame, i: Instr) -> None:
     f.stack.append(f.machine.native(lambda: issubclass(type(f.stack[-1]), kind), [], {}))
 
 
-@op("CHECK_EG_MATCH", "PREP_RERAISE_STAR", until=(3, 11))
-@op("CHECK_EG_MATCH", since=(3, 12))
-def op_exception_groups(f: Frame, i: Instr) -> None:
-    raise Unsupported("CAP002", at=f.machine.loc(), detail="except*")
+def _check_plain(f: Frame, exc: BaseException) -> None:
+    """Groups are taken apart in C: none of them may be known outside, or have a way of its own to make another."""
+    m = f.machine
+    if m.world.of(exc) is not None or (isinstance(exc, BaseExceptionGroup) and type(exc) not in (ExceptionGroup, BaseExceptionGroup)):
+        raise Unsupported("CAP002", at=m.loc(), detail="except* of an exception from outside, or of a class of groups")
+    for inner in exc.exceptions if isinstance(exc, BaseExceptionGroup) else ():
+        _check_plain(f, inner)
+
+
+@op()
+def op_CHECK_EG_MATCH(f: Frame, i: Instr) -> None:
+    m, kind = f.machine, f.stack.pop()
+    exc = f.stack[-1]
+    _check_plain(f, exc)
+    for k in kind if type(kind) is tuple else (kind,):
+        if not (issubclass(type(k), type) and issubclass(k, BaseException)):
+            raise Raised(TypeError("catching classes that do not inherit from BaseException is not allowed"))
+        if issubclass(k, BaseExceptionGroup):
+            raise Raised(TypeError("catching ExceptionGroup with except* is not allowed. Use except instead."))
+    match: BaseException | None
+    rest: BaseException | None
+    if m.native(lambda: issubclass(type(exc), kind), [], {}):
+        match, rest = BaseExceptionGroup("", [exc]), None
+    else:
+        match, rest = m.native(lambda: exc.split(kind), [], {}) if isinstance(exc, BaseExceptionGroup) else (None, exc)
+    if match is None:
+        f.stack.append(None)
+        return
+    m.all_raised += [e for e in (match, rest) if e is not None]
+    f.stack[-1:] = [rest, match]
+    m.exc = match
+
+
+@op("PREP_RERAISE_STAR", until=(3, 11))
+def op_prepare_reraise(f: Frame, i: Instr) -> None:
+    _prepare_reraise(f)
+
+
+@op("CALL_INTRINSIC_2", since=(3, 12))
+def op_intrinsic_2(f: Frame, i: Instr) -> None:
+    if i.arg != 1:
+        raise Unsupported("CAP002", at=f.machine.loc(), detail=f"intrinsic {i.arg}")
+    _prepare_reraise(f)
+
+
+def _prepare_reraise(f: Frame) -> None:
+    """What leaves a `try` with except*: what the handlers raised, and of the group itself what none took or one raised again."""
+    left, orig = [e for e in f.stack.pop() if e is not None], f.stack.pop()
+    if not isinstance(orig, BaseExceptionGroup):  # taken by one handler at most
+        f.stack.append(left[0] if left else None)
+        return
+    for e in left:
+        _check_plain(f, e)
+    again = [e for e in left if isinstance(e, BaseExceptionGroup) and _is_part(e, orig)]
+    raised = [e for e in left if all(e is not other for other in again)]
+    leaves = {id(e) for group in again for e in _leaves(group)}
+    kept = f.machine.native(lambda: orig.split(lambda e: id(e) in leaves)[0], [], {}) if again else None
+    if kept is not None:
+        f.machine.all_raised.append(kept)
+        raised.append(kept)
+    f.stack.append(None if not raised else raised[0] if len(raised) == 1 else BaseExceptionGroup("", raised))
+
+
+def _is_part(e: BaseException, orig: BaseException) -> bool:
+    """Does a group come from splitting `orig`? Python looks at these."""
+    return e.__traceback__ is orig.__traceback__ and e.__cause__ is orig.__cause__ and e.__context__ is orig.__context__
+
+
+def _leaves(e: BaseException) -> list[BaseException]:
+    return [leaf for inner in e.exceptions for leaf in _leaves(inner)] if isinstance(e, BaseExceptionGroup) else [e]
 
 
 @op()

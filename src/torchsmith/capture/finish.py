@@ -639,9 +639,9 @@ def finished(m: Machine, result: Any) -> Captured:
 def stopped(m: Machine, frame: Frame) -> Captured:
     """Close a capture in front of an instruction: the result is what the frame holds there, as far as it is still read."""
     code, ins = frame.code.code, frame.code.instrs[frame.index]
-    readers = assemble.FRAME_READERS.intersection(code.co_names)
-    if readers:
-        raise Unsupported("CAP027", at=m.loc(), detail=f"the function uses {min(readers)}")
+    reader = assemble.frame_reader(code)
+    if reader is not None:
+        raise Unsupported("CAP027", at=m.loc(), detail=f"the function uses {reader}")
     if assemble.touches(ins) is None:
         raise Unsupported("CAP028", at=m.loc(), detail=ins.name)
     if assemble.may_be_super(code, ins) and (frame.fast[0] is NULL or code.co_varnames[0] in code.co_cellvars):

@@ -542,7 +542,7 @@ class Machine:
     def build_class_function(self) -> Callable[..., Any]:
         """__build_class__ whose class body is interpreted."""
 
-        def build(fn: Any, name: str, *bases: Any, **keywords: Any) -> Any:
+        def build(fn: Any, name: str, /, *bases: Any, **keywords: Any) -> Any:
             meta = keywords.pop("metaclass", None)
             given, metas = bases, (meta or type, *map(type, bases))
             interpreted = any(at.is_users(self, t, "__mro_entries__") or at.is_users(self, t, "__prepare__") for t in metas if issubclass(type(t), type))

@@ -647,7 +647,9 @@ def to_str(m: Machine, value: Any, kind: str = "__str__", spec: str = "") -> str
         value = floats.pinned(m, value)
     t = type(value)
     if t in SCALARS:
-        return str(value) if kind == "__str__" else repr(value) if kind == "__repr__" else format(value, spec)
+        if spec:
+            return str(m.native(format, [value, spec], {}))
+        return repr(value) if kind == "__repr__" else str(value)
     if issubclass(type(value), Tensor):
         raise Unsupported("CAP020", at=m.loc(), detail="text of a tensor")
     if t is ArrayValue:
@@ -657,7 +659,7 @@ def to_str(m: Machine, value: Any, kind: str = "__str__", spec: str = "") -> str
         f = special(m, t, name)
         if spec and name != "__format__":
             if t not in SymTypes and t.__format__ is object.__format__:
-                raise Raised(TypeError(f"unsupported format string passed to {t.__name__}.__format__"))
+                m.native(object.__format__, [value, spec], {}, plain=True)  # raises
             break
         if f is not None:
             said = "__str__" if name == "__repr__" and kind != name else name
