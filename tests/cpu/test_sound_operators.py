@@ -168,6 +168,13 @@ def test_a_tensor_of_the_program_is_resized() -> None:
     check(twice, (R(6),))
 
 
+def test_an_empty_out_takes_the_layout_of_the_result() -> None:
+    out = lambda fn: lambda x: fn(x, torch.empty(0))
+    check(out(lambda x, o: torch.linalg.solve(torch.eye(3) * 2, x, out=o)), (R(3, 4),))
+    check(out(lambda x, o: torch.add(x.t(), x.t(), out=o)), (R(3, 4),))
+    check(out(lambda x, o: torch.cumsum(x.t(), 0, out=o)), (R(3, 4),))
+
+
 # ---------------------------------------------------------------- where views begin
 
 

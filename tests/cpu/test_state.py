@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import builtins
 import gc
+import importlib
 import sys
 import threading
 import types
@@ -23,6 +24,7 @@ import torchsmith
 
 pytestmark = pytest.mark.filterwarnings("error:torchsmith. internal error")
 X = torch.arange(6.0)
+SILU = torch.nn.SiLU()
 Make = Callable[[], Callable[[Tensor], Any]]
 
 
@@ -245,6 +247,13 @@ def patched(make: Make, owner: Any, name: str, *values: Any) -> None:
     assert outcomes[0] == outcomes[1]
 
 
+def added(x: Tensor) -> Tensor:
+    y = x * 1
+    y += x
+    y[0] = 5.0
+    return y
+
+
 PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
     "builtin": (lambda: lambda x: (x, abs(-3)), builtins, "abs", (lambda v: 7,)),
     "function of torch": (lambda: lambda x: torch.sin(x), torch, "sin", (lambda v: v + 100,)),  # noqa: PLW0108
@@ -252,6 +261,13 @@ PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
     "inside a module": (torch.nn.SiLU, F, "silu", (lambda v, *a, **k: v + 100,)),
     "method of tensors": (lambda: lambda x: x.sin(), torch.Tensor, "sin", (lambda v: v + 100,)),
     "operator of tensors": (lambda: lambda x: x + x, torch.Tensor, "__add__", (lambda v, w: v * 100,)),
+    "unary operator": (lambda: lambda x: -x, torch.Tensor, "__neg__", (lambda v: v + 100,)),
+    "operator in place": (lambda: added, torch.Tensor, "__iadd__", (lambda v, w: v * 100,)),
+    "index of tensors": (lambda: lambda x: x[0], torch.Tensor, "__getitem__", (lambda v, k: v + 100 + k,)),
+    "item of tensors": (lambda: added, torch.Tensor, "__setitem__", (lambda v, k, w: v.add_(100) and None,)),
+    "length of tensors": (lambda: lambda x: x * len(x), torch.Tensor, "__len__", (lambda v: 9,)),
+    "iterator of tensors": (lambda: lambda x: next(iter(x)), torch.Tensor, "__iter__", (lambda v: iter([v + 5, v]),)),
+    "calls of modules": (lambda: lambda x: SILU(x), torch.nn.Module, "__call__", (lambda self, v: v - 1,)),  # noqa: PLW0108
     "new method": (lambda: lambda x: x.foo() if hasattr(x, "foo") else x, torch.Tensor, "foo", (lambda v: v + 1, lambda v: v + 2)),
     "attribute of tensors": (lambda: lambda x: x.ndim, torch.Tensor, "ndim", (property(lambda v: 17),)),
     "forward of a class of torch": (torch.nn.ReLU, torch.nn.ReLU, "forward", (lambda self, v: v - 1,)),
@@ -263,6 +279,23 @@ PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
 def test_patches_between_calls(what: str) -> None:
     make, owner, name, values = PATCHES[what]
     patched(make, owner, name, *values)
+
+
+def test_attributes_looked_up_in_another_way() -> None:
+    kinds: list[type] = []
+
+    def own(self: Any, name: str) -> float:
+        return 11.0
+
+    def make() -> Any:
+        class Kind:
+            k = 2.0
+
+        kinds[:] = [Kind]
+        thing = Kind()
+        return lambda x: x * thing.k
+
+    agree(make, [None, lambda: setattr(kinds[0], "__getattribute__", own), lambda: delattr(kinds[0], "__getattribute__")])
 
 
 def test_a_global_that_shadows_a_builtin() -> None:
@@ -294,7 +327,8 @@ def test_classes_registered_later() -> None:
     agree(make, [None, lambda: made[0].register(made[1])])
 
 
-def test_modules_replaced() -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_modules_replaced(named: bool) -> None:
     first, second = types.ModuleType("state_zm"), types.ModuleType("state_zm")
     first.v, second.v = 1, 2  # type: ignore[attr-defined]
 
@@ -306,7 +340,10 @@ def test_modules_replaced() -> None:
 
             return x + state_zm.v
 
-        return fn
+        return by_name if named else fn
+
+    def by_name(x: Tensor) -> Any:
+        return x + importlib.import_module("state_zm").v
 
     agree(make, [None, lambda: sys.modules.update(state_zm=second), lambda: sys.modules.pop("state_zm")])
 

@@ -122,7 +122,10 @@ def attr_or(m: Machine, obj: Any, name: str, default: Any) -> Any:
 
 
 def _instance_attr(m: Machine, obj: Any, t: type, name: str) -> Any:
-    getattribute = find(m, t, "__getattribute__")
+    getattribute = m.found.get((t, "__getattribute__"))
+    if getattribute is None:
+        getattribute = find(m, t, "__getattribute__")
+        class_guard(m, t, "__getattribute__", getattribute)
     if issubclass(type(getattribute), Function):
         try:
             return m.call(getattribute, [obj, name], {})

@@ -78,7 +78,8 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(fn), torch.nn.Module) and hasattr(t, "_torchsmith_settings"):
         return _call_module(m, m.world.wrap(fn._orig_mod, FixedObject(fn._orig_mod, "compiled module")), args, kwargs)
     f = find(m, t, "__call__")
-    if f is torch.nn.Module.__call__:
+    if f is _MODULE_CALL:
+        at.class_guard(m, t, "__call__", f)
         return _call_module(m, fn, args, kwargs)
     if issubclass(t, torch._ops.HigherOrderOperator) and fn.name() in torch_rows.HIGHER_ORDER:
         return torch_rows.HIGHER_ORDER[fn.name()](m, args, kwargs)
@@ -147,6 +148,7 @@ def _getter(m: Machine, fn: Any, args: Args) -> Any:
 
 _HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _MODULE_GLOBALS = torch.nn.modules.module.__dict__
+_MODULE_CALL = torch.nn.Module.__call__  # torch's own, whatever a program puts there later
 _GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
 
 

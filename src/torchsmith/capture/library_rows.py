@@ -9,6 +9,7 @@ import copyreg
 import dataclasses
 import enum
 import functools
+import importlib.util
 import logging
 import os
 import reprlib
@@ -32,7 +33,7 @@ from .calls import Args, Kwargs, row
 from .native import no_python
 from .protocol import Machine
 from .resume import Later
-from .source import Attr, Computed, FixedObject
+from .source import Attr, Computed, FixedObject, Item
 from .world import MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
 
 Tensor = torch.Tensor
@@ -338,6 +339,14 @@ def exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 if hasattr(sys, "exception"):
     row(sys.exception)(lambda m, args, kwargs: _handled(m))
+
+
+@row(importlib.import_module)  # as `import` does
+def import_module(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    given: Any = dict(zip(("name", "package"), args, strict=False)) | kwargs
+    name: str = importlib.util.resolve_name(given["name"], given.get("package"))
+    found = m.native(importlib.import_module, [name], {}, plain=True) if name not in sys.modules else sys.modules[name]
+    return m.world.wrap(found, Item(FixedObject(sys.modules, "sys.modules"), name))
 
 
 @row(sys.intern, sys.getrecursionlimit)

@@ -76,7 +76,8 @@ def truth(m: Machine, value: Any) -> bool:
     if t in SCALARS:
         return bool(value)
     if issubclass(type(value), Tensor):
-        return m.tensor_truth(value)  # type: ignore[no-any-return]
+        own = tensor_attrs.users_method(m, value, "__bool__")
+        return m.tensor_truth(value) if own is None else outcome(m, "__bool__", own, [value])  # type: ignore[no-any-return]
     if t is ArrayValue:
         return bool(arrays.value_of(m, value, "__bool__"))
     track = m.world.tracks.get(id(value))
@@ -139,7 +140,8 @@ def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
         fn, name = INPLACE[sign]
         if ta not in _PLAIN:
             if issubclass(type(a), Tensor):
-                return m.record("function", fn, (a, _operand(m, b)), {})
+                own = tensor_attrs.users_method(m, a, name)
+                return m.call(own, [a, b], {}) if own is not None else m.record("function", fn, (a, _operand(m, b)), {})
             f = special(m, ta, name)
             if f is not None:
                 out = m.call(f, [a, b], {})
@@ -279,7 +281,8 @@ def _same_items(m: Machine, a: Any, b: Any) -> bool | None:
 def unary(m: Machine, sign: str, a: Any) -> Any:
     fn, name = UNARY[sign]
     if issubclass(type(a), Tensor):
-        return m.record("function", fn, (a,), {})
+        own = tensor_attrs.users_method(m, a, name)
+        return m.call(own, [a], {}) if own is not None else m.record("function", fn, (a,), {})
     if type(a) is ArrayValue:
         return arrays.unary(m, sign, a)
     f = special(m, type(a), name)
@@ -304,6 +307,9 @@ def contains(m: Machine, container: Any, item: Any) -> bool:
     """`item in container`."""
     t = type(container)
     track = m.world.tracks.get(id(container))
+    own = tensor_attrs.users_method(m, container, "__contains__") if issubclass(type(container), Tensor) else None
+    if own is not None:
+        return truth(m, m.call(own, [container, item], {}))
     if issubclass(type(container), Tensor) and (type(item) in _NUMBERS or issubclass(type(item), Tensor)) and not (m.modes or m.subclasses):
         return m.tensor_truth(m.record("method", "any", (compare(m, "==", item, container),), {}))
     f = special(m, t, "__contains__")
@@ -404,6 +410,9 @@ def getitem(m: Machine, obj: Any, key: Any) -> Any:
     if index is not None and (t in (list, tuple, str, range, bytes) or issubclass(t, Tensor)):
         key = outcome(m, "__index__", index, [key])
     if issubclass(type(obj), Tensor):
+        own = tensor_attrs.users_method(m, obj, "__getitem__")
+        if own is not None:
+            return m.call(own, [obj, key], {})
         key = m.index_key(key)
         if has_varying(key):
             return m.record("function", operator.getitem, (obj, key), {})
@@ -475,7 +484,8 @@ def _make_default(m: Machine, body: Any, key: Any) -> Any:
 def setitem(m: Machine, obj: Any, key: Any, value: Any) -> None:
     """`obj[key] = value`."""
     if issubclass(type(obj), Tensor):
-        m.tensor_setitem(obj, key, value)
+        own = tensor_attrs.users_method(m, obj, "__setitem__")
+        m.tensor_setitem(obj, key, value) if own is None else m.call(own, [obj, key, value], {})
         return
     if type(obj) is ArrayValue:
         arrays.setitem(m, obj, key, value)
@@ -529,6 +539,9 @@ def length(m: Machine, obj: Any) -> Any:
     if issubclass(type(obj), Tensor):
         if m.modes or m.subclasses:
             _refuse_handler(m, obj)
+        own = tensor_attrs.users_method(m, obj, "__len__")
+        if own is not None:
+            return outcome(m, "__len__", own, [obj])
         if obj.dim() == 0:
             raise Raised(TypeError("len() of a 0-d tensor"))
         return obj.shape[0]
@@ -593,6 +606,9 @@ def begin(m: Machine, obj: Any) -> Any:
     if issubclass(type(obj), Tensor):
         if m.modes or m.subclasses:
             _refuse_handler(m, obj)
+        own = tensor_attrs.users_method(m, obj, "__iter__")
+        if own is not None:
+            return _checked(m, m.call(own, [obj], {}))
         if obj.dim() == 0:
             raise Raised(TypeError("iteration over a 0-d tensor"))
         return iter(m.record("method", "unbind", (obj, 0), {}))

@@ -29,7 +29,7 @@ from ..ir.rows import rows
 from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
-from .layout import Size, are_equal, format_strides, is_dense, is_lazy, is_shape, same
+from .layout import Size, are_equal, format_strides, is_contiguous, is_dense, is_lazy, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info, may_raise
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import TensorSpec
@@ -704,6 +704,8 @@ def fit_out(target: torch.Tensor, value: torch.Tensor) -> None:
     if tuple(target.shape) != tuple(value.shape):
         if target.numel():
             raise Unsupported("GRA006", detail="an out= tensor of another shape")
+        if not is_contiguous(value):  # some operators give it the result's strides, and some do not
+            raise Unsupported("GRA006", at=current().facts.loc, detail="an out= tensor of no elements takes the layout of a result")
         refuse_change(target, "an out= tensor of no elements is resized")
         target.resize_(value.shape)
 
