@@ -204,6 +204,7 @@ CONSTANTS: dict[str, Callable[[Tensor, float], Any]] = {
     "eps": lambda x, v: F.layer_norm(x * 2, (12,), eps=v) * v,
     "quantile": lambda x, v: torch.quantile(x + v, v),
     "elu": F.elu,
+    "computed": lambda x, v: F.huber_loss(x, x * 2, delta=abs(v) + 0.1),
     "order": lambda x, v: torch.relu(x).norm(v),
 }
 

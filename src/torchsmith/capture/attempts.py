@@ -165,7 +165,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
         pinned = _pinned(state, captured)
         if all(d in static.get(source, ()) for source, d in pinned):  # nothing, or nothing that could be told the machine
             return captured
-        floats = {str(captured.facts.sources[n]) for n, v in captured.facts.pinned().items() if type(v) is float and n in captured.facts.sources}
+        floats = {str(captured.facts.sources[n]) for n in captured.facts.fixed if n in captured.facts.sources}
         if not settings.fullgraph and not floats <= varying:
             varying |= floats
             continue
@@ -177,7 +177,7 @@ def _pinned(state: State, captured: Any) -> list[tuple[str, int]]:
     """Dynamic dimensions (input, number) that the captured program is for one size of."""
     facts = captured.facts
     found: list[tuple[str, int]] = []
-    for name, value in facts.pinned().items():
+    for name, value in (dict.fromkeys(facts.fixed, "a constant") | facts.pinned()).items():
         source: Source | None = facts.sources.get(name)
         if source is None:
             continue

@@ -63,6 +63,7 @@ class SizeFacts:
         self.guesses = True  # a truth that torch asks for may be taken for False, and checked when the graph runs
         self.guessed = 0  # how often one was
         self.reads_data = False  # the value of a one-element tensor may become a symbol (a graph that stands alone)
+        self.fixed: set[str] = set()  # floats, by symbol: a number that is computed of them is needed as a constant
         self.loose: frozenset[str] = frozenset()  # inputs, by name: floats that have had too many values to assume one more
         self.sources: dict[str, Any] = {}  # what symbols were made of, where the frontend says so
         self.when_assumed: Callable[[Expr, str], None] | None = None  # told each condition on such values: running has to check it
@@ -626,6 +627,7 @@ class SizeNode:
             names = [str(self.facts.sources.get(x.name)) for x in walk(self.expr) if isinstance(x, Sym)]
             if any(n in self.facts.loose for n in names):
                 raise Unsupported("GRA015", at=self.facts.loc, detail=names[0])
+        self.facts.fixed |= {x.name for x in walk(self.expr) if isinstance(x, Sym) and x.dtype is dt.f64}
         inner = self.expr.args[0] if isinstance(self.expr, Cast) else None
         if inner is not None and inner.dtype is dt.index:  # float(s0): pin the integer
             self.facts.assume(_comparison("eq", inner, const(int(self.hint))))
