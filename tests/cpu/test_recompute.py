@@ -52,6 +52,13 @@ def test_budgets() -> None:
     assert kept[1] <= kept[0] / 2 and kept[2] < kept[1]
 
 
+def test_what_is_compared_with_its_largest_is_kept() -> None:
+    """Computed again by another kernel, in other bits, it might equal none."""
+    for fn, again in ((lambda y: y.sin(), ("aten.elu",)), (lambda y: y.amax(0), ()), (lambda y: y[None].amax((0, 1)), ())):
+        found = torchsmith.explain(lambda x, fn=fn: fn(F.elu(x)))(torch.randn(6, 5, requires_grad=True))
+        assert found.graphs[0].recomputed == again
+
+
 def test_a_dropped_mask_is_kept_as_it_was_drawn() -> None:
     """Everything is computed again but the draws."""
     fn = torchsmith.compile(lambda x: F.dropout(torch.sin(x), 0.5).exp().sum(), options={"activation_memory_budget": 0.0})

@@ -24,6 +24,20 @@ def apart(x: Tensor) -> Tensor:
     return torch.distributions.kl_divergence(one, other)
 
 
+def messages(x: Tensor) -> Tensor:
+    """Along the edges that a mask keeps, and from each node to itself: backward meets how many were kept in sums only."""
+    nodes = torch.arange(x.shape[0])
+    edges = torch.stack([nodes, nodes // 2])
+    edges = torch.cat([edges[:, edges[0] != edges[1]], nodes.expand(2, -1)], 1)
+    return torch.zeros_like(x).index_add(0, edges[1], x.sin()[edges[0]])
+
+
+def groups(x: Tensor) -> Tensor:
+    """The largest of each group; how many there are data tell."""
+    group = torch.arange(x.shape[0]) // 2
+    return torch.zeros(int(group.max()) + 1, 4).scatter_reduce(0, group[:, None].expand_as(x), x.sin(), "amax", include_self=False)
+
+
 def edged(x: Tensor) -> Tensor:
     """A write to the edge of as many rows as data tell."""
     rows = x[x[:, 0] > -9].cumsum(1)
@@ -65,6 +79,8 @@ ROWS = {
     "padded away": (lambda x: F.pad(F.pad(x.transpose(0, 1), (0, 0, -1, 0)), (0, 0, 1, 0)).sin(), lambda n: (randn(n, 4, 3),)),
     "parts of a complex sum": (lambda x: torch.view_as_real(torch.complex(F.relu(x), x).sum(1)), lambda n: (randn(n, 4),)),
     "divergence": (apart, lambda n: (randn(n, 3),)),
+    "messages": (messages, lambda n: (randn(n, 4),)),
+    "groups": (groups, lambda n: (randn(n, 4),)),
     "edge of chosen rows": (edged, lambda n: (randn(n, 4),)),
     "windows": (lambda x: x * torch.hann_window(x.shape[0]) * torch.hamming_window(5)[1] + torch.fft.fftfreq(4)[1], lambda n: [randn(n)]),
 }  # fmt: skip

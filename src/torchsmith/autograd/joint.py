@@ -224,8 +224,14 @@ class Joint:
             while n.view_of is not None:
                 n = n.view_of
                 saved.add(id(n))
+        exact = set()
+        for side in (a for n in live if n.target is aten.eq.Tensor for a in inputs_of(n)):  # "is it the largest?"
+            while side.view_of is not None:
+                side = side.view_of
+            exact.add(id(side))
         loose = {id(n) for n, role in zip(self.rec.placeholders, self.rec.roles, strict=False) if role != "param" and id(n) not in saved}
-        self.choice = choose(self.earlier, {id(n) for n in read if id(n) in earlier}, shown, self.budget, frozenset(loose))
+        needed = {id(n) for n in read if id(n) in earlier}
+        self.choice = choose(self.earlier, needed, shown, self.budget, frozenset(loose), frozenset(exact))
 
     def keep(self, node: Node) -> int:
         """The number of the forward graph's result that holds this node's value."""
@@ -354,7 +360,8 @@ class _Part:
             return []
         read = [*inputs_of(node), *([] if node.view_of is None else [node.view_of])]
         if self.told:
-            seen = {x.name for e in _exprs((node.spec, node.args, tuple(node.kwargs.values()))) for x in walk(e) if isinstance(x, Sym)}
+            told = (node.spec, node.args, tuple(node.kwargs.values()), tuple(n.spec for n in inputs_of(node)))
+            seen = {x.name for e in _exprs(told) for x in walk(e) if isinstance(x, Sym)}
             read += [n for name, n in self.told.items() if name in seen and n is not node]
         return read
 
@@ -428,15 +435,24 @@ class _Part:
     def _symbols(self, shown: Sequence[Any]) -> dict[str, Symbol]:
         """Symbols of the sizes used here, with places among this graph's inputs. shown: what results that are views look like."""
         rows = self.joint.facts.symbols
-        used: dict[str, None] = {}
-        for seen in (*((n.spec, n.args, tuple(n.kwargs.values())) for n in (*self.placeholders, *self.nodes)), tuple(shown)):
-            for e in _exprs(seen):
-                used.update((x.name, None) for x in walk(e) if isinstance(x, Sym) and x.name in rows)
+        used: list[str] = []
+
+        def use(seen: Any) -> None:
+            named = (x.name for e in _exprs(seen) for x in walk(e) if isinstance(x, Sym) and x.name in rows)
+            used.extend(dict.fromkeys(name for name in named if name not in used))
+
+        for n in (*self.placeholders, *self.nodes):
+            use((n.spec, n.args, tuple(n.kwargs.values())))
+        use(tuple(shown))
         found: dict[str, Symbol] = {}
-        for name in used:
+        for name in used:  # which grows
             row = rows[name]
-            place = next(((k, d) for k, n in enumerate(self.placeholders) if isinstance(n.spec, TensorSpec)
-                          for d, size in enumerate(n.spec.shape) if size is row.sym), None)  # fmt: skip
+            place = _dimension(self.placeholders, row.sym)
+            sized = None if place is not None or row.origin[0] in ("size", "scalar") else _dimension(self.joint.earlier, row.sym)
+            if sized is not None and name not in self.told:  # a tensor of that size comes along
+                brought = self.joint.earlier[sized[0]]
+                use(self._input(Slot("kept", (self.joint.keep(brought),)), self.joint.kept_spec(brought)).spec)
+                place = _dimension(self.placeholders, row.sym)
             if place is not None:
                 found[name] = replace(row, origin=("size", *place))
                 continue
@@ -450,6 +466,12 @@ class _Part:
             self._input(slot, row.sym)
             found[name] = replace(row, origin=("scalar", len(self.slots) - 1))
         return found
+
+
+def _dimension(nodes: Sequence[Node], size: Sym) -> tuple[int, int] | None:
+    """The first of these nodes, and its dimension, that has this size."""
+    specs = ((k, n.spec) for k, n in enumerate(nodes))
+    return next(((k, d) for k, s in specs if isinstance(s, TensorSpec) for d, n in enumerate(s.shape) if n is size), None)
 
 
 def _tangent(t: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:

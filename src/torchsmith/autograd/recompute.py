@@ -42,14 +42,16 @@ class Choice:
 
 
 def choose(
-    nodes: Sequence[Node], needed: Iterable[int], free: frozenset[int], budget: float, loose: frozenset[int] = frozenset()
-) -> Choice:
+    nodes: Sequence[Node], needed: Iterable[int], free: frozenset[int], budget: float, loose: frozenset[int] = frozenset(),
+    exact: frozenset[int] = frozenset(),
+) -> Choice:  # fmt: skip
     """The cheapest choice whose kept bytes are at most `budget` (0 to 1) of what the default keeps, or the one that keeps least.
 
     needed: ids of nodes that the backward pass reads. free: ids of results, which stay alive anyway. loose: ids of inputs that eager does
     not save. Those, and results that eager does not save, may be written before the backward pass: nothing is computed again from them.
+    exact: ids of nodes of which the backward pass needs the very bits, which another kernel need not give.
     """
-    problem = _Problem(nodes, frozenset(needed), free, loose)
+    problem = _Problem(nodes, frozenset(needed), free, loose, exact)
     plain, best = problem.solve(NEVER, NEVER), problem.solve(ELEMENT, NEVER)
     limit = best[1] * budget
     for price in PRICES if budget < 1 else ():
@@ -64,17 +66,19 @@ def choose(
 class _Problem:
     """The nodes that matter: what is needed and all that it is made of."""
 
-    def __init__(self, nodes: Sequence[Node], needed: frozenset[int], free: frozenset[int], loose: frozenset[int]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], needed: frozenset[int], free: frozenset[int], loose: frozenset[int], exact: frozenset[int]
+    ) -> None:
         wanted, relevant = set(needed), []
         for node in reversed(nodes):
             if id(node) in wanted:
                 relevant.append(node)
                 wanted.update(id(a) for a in inputs_of(node))
         self.nodes, self.needed, self.free = relevant[::-1], needed, free
-        self.fixed: set[int] = set()  # ids of nodes that are no views and read what may have been written
+        self.fixed = {id(n) for n in nodes if id(n) in exact and n.again is None}  # ids of nodes that are not computed again
         views = set(loose)
         for node in nodes:
-            if any(id(a) in views for a in inputs_of(node)):
+            if any(id(a) in views for a in inputs_of(node)):  # it reads what may have been written
                 (self.fixed if node.view_of is None else views).add(id(node))
         self.left: set[int] = set()  # ids of results of checkpointed parts, which others read
         for node in nodes:
