@@ -32,6 +32,14 @@ def messages(x: Tensor) -> Tensor:
     return torch.zeros_like(x).index_add(0, edges[1], x.sin()[edges[0]])
 
 
+def parts(x: Tensor) -> Tensor:
+    """Both sides of a mask: backward looks for their places again."""
+    out, inside = torch.zeros_like(x), x > 0
+    out[~inside] = x[~inside] * 2
+    out[inside] = x[inside].sin()
+    return out
+
+
 def groups(x: Tensor) -> Tensor:
     """The largest of each group; how many there are data tell."""
     group = torch.arange(x.shape[0]) // 2
@@ -80,6 +88,7 @@ ROWS = {
     "parts of a complex sum": (lambda x: torch.view_as_real(torch.complex(F.relu(x), x).sum(1)), lambda n: (randn(n, 4),)),
     "divergence": (apart, lambda n: (randn(n, 3),)),
     "messages": (messages, lambda n: (randn(n, 4),)),
+    "parts": (parts, lambda n: (randn(n, 4),)),
     "groups": (groups, lambda n: (randn(n, 4),)),
     "edge of chosen rows": (edged, lambda n: (randn(n, 4),)),
     "windows": (lambda x: x * torch.hann_window(x.shape[0]) * torch.hamming_window(5)[1] + torch.fft.fftfreq(4)[1], lambda n: [randn(n)]),

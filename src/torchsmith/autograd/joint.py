@@ -457,7 +457,8 @@ class _Part:
                 found[name] = replace(row, origin=("size", *place))
                 continue
             kind, *at = row.origin
-            if name in self.told and id(self.told[name]) in self.made:
+            is_here = kind == "bound" and _dimension(self.nodes, row.sym) is not None  # a node of this graph tells it
+            if is_here or (name in self.told and id(self.told[name]) in self.made):
                 found[name] = row
                 continue
             if kind not in ("size", "scalar"):
