@@ -287,7 +287,124 @@ def exception_after_the_step(c: Compile):
             yield watch(torch.zeros(())), str(e)[:3]
 
 
+SCALE = 2.0
+
+
+class Outside:
+    value = 1.0
+    weight = torch.ones(3)
+
+
+class Scaled(torch.autograd.Function):
+    """Reads globals, attributes and a tensor that are no arguments, backwards too."""
+
+    @staticmethod
+    def forward(x):
+        return x * Outside.weight
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x * SCALE * Outside.value * Outside.weight
+
+
+def function_that_reads_from_outside(c: Compile):
+    global SCALE
+    SCALE, Outside.value, Outside.weight = 2.0, 1.0, torch.ones(3)
+    p = nn.Parameter(torch.ones(3))
+
+    @c
+    def step(x):
+        p.grad = None
+        loss = Scaled.apply(p * x).sum()
+        loss.backward()
+        return loss.detach()
+
+    @c
+    def apart(x):
+        return Scaled.apply(p * x).sum()
+
+    for k in range(5):
+        if k == 1:
+            SCALE = 5.0
+        if k == 2:
+            Outside.value = 3.0
+        if k == 3:
+            Outside.weight = torch.full((3,), 7.0)
+        if k == 4:
+            Outside.weight.mul_(2)
+        yield step(torch.arange(3.0)), p.grad
+        p.grad = None
+        apart(torch.arange(3.0)).backward()
+        yield p.grad
+
+
+def function_defined_inside(c: Compile):
+    p = nn.Parameter(torch.ones(3))
+
+    @c
+    def step(x):
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad * 3
+
+        p.grad = None
+        loss = Twice.apply(p * x).sum()
+        loss.backward()
+        return loss.detach()
+
+    for _ in range(3):
+        yield step(torch.arange(3.0)), p.grad
+
+
+def function_of_what_the_step_changed(c: Compile):
+    Outside.value, Outside.weight = 1.0, torch.ones(3)
+    p = nn.Parameter(torch.ones(3))
+
+    @c
+    def step(x):
+        Outside.value += 1.0
+        p.grad = None
+        loss = Scaled.apply(p * x).sum()
+        loss.backward()
+        return loss.detach()
+
+    for _ in range(3):
+        yield step(torch.arange(3.0)), p.grad, Outside.value
+
+
+def function_that_counts_backwards(c: Compile):
+    seen = []
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(tuple(grad.shape))
+            return grad * 2
+
+    p = nn.Parameter(torch.ones(3))
+    apart = c(lambda x: Counted.apply(p * x).sum())
+    for _ in range(3):
+        p.grad = None
+        apart(torch.arange(3.0)).backward()
+        yield p.grad, list(seen)
+
+
 WHOLE = [
+    function_that_reads_from_outside, function_defined_inside,
     state_that_is_the_parameters,
     frozen_by_an_argument, discriminator_frozen_for_the_generator, input_that_is_differentiated, weights_of_unit_length, averaged_model,
     switches_in_buffers, state_set_by_the_first_batch, checked_distribution, short_time_fourier_transform,
@@ -297,6 +414,11 @@ WHOLE = [
 @pytest.mark.parametrize("program", WHOLE, ids=lambda p: p.__name__)
 def test_one_graph(program):
     assert check(program) == set()
+
+
+@pytest.mark.parametrize("program", [function_of_what_the_step_changed, function_that_counts_backwards], ids=lambda p: p.__name__)
+def test_functions_that_autograd_calls_itself(program):
+    assert "CAP012" in check(program)
 
 
 def test_an_exception_after_the_step():

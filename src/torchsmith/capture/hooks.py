@@ -68,7 +68,7 @@ class OwnHooks:
 
     def _captured(self, h: Handle) -> transforms.Captured:
         m, t = self.m, h.tensor
-        before, known = self._state(), m.recorder.versions()
+        before, known = state_of_objects(m), m.recorder.versions()
         grad = transforms.like(t)
         try:
             got = transforms.capture_body(m, h.hook, [grad])
@@ -78,17 +78,18 @@ class OwnHooks:
                 fits = (made.dtype, tuple(made.shape)) == (t.dtype, tuple(t.shape))
             else:
                 fits = constant == (None,)
-            if not fits or self._state() != before or m.recorder.written_since(known) or t.grad_fn is not h.node:
+            if not fits or state_of_objects(m) != before or m.recorder.written_since(known) or t.grad_fn is not h.node:
                 raise Unsupported("CAP026", at=m.loc(), detail="tensor.register_hook() with a hook that changes something else")
         except Unsupported as e:
             e.step = h.step
             raise
         return got
 
-    def _state(self) -> Any:
-        m = self.m
-        attributes = [(id(t), tuple((k, id(v)) for k, v in (t.attrs or {}).items())) for t in m.world.changed]
-        return m.changes(), m.world.changed_containers(), len(m.effects), attributes
+
+def state_of_objects(m: Machine) -> Any:
+    """What the program has made of Python's objects so far, to be compared."""
+    attributes = [(id(t), tuple((k, id(v)) for k, v in (t.attrs or {}).items())) for t in m.world.changed]
+    return m.changes(), m.world.changed_containers(), len(m.effects), attributes
 
 
 def _is_closed(m: Machine, hook: Any) -> bool:

@@ -166,11 +166,11 @@ def like(t: Tensor) -> Tensor:
     return _like(t, None, False)
 
 
-def capture_body(m: Machine, fn: Any, tensors: list[Tensor]) -> Captured:
-    """What `fn` does to tensors, without autograd, as a body."""
+def capture_body(m: Machine, fn: Any, tensors: list[Tensor], arguments: Any = lambda given: (given, {})) -> Captured:
+    """What `fn` does to tensors, without autograd, as a body. arguments: the tensors that stand in it -> what `fn` is given."""
     before, m.grad_mode = m.grad, False
     try:
-        return _capture(m, fn, tensors, lambda given: (given, {}), False, is_mapped=False)
+        return _capture(m, fn, tensors, arguments, False, is_mapped=False)
     finally:
         m.grad_mode = before
 
