@@ -313,8 +313,8 @@ class Scaled(torch.autograd.Function):
 
 
 def function_that_reads_from_outside(c: Compile):
-    global SCALE
-    SCALE, Outside.value, Outside.weight = 2.0, 1.0, torch.ones(3)
+    globals().update(SCALE=2.0)
+    Outside.value, Outside.weight = 1.0, torch.ones(3)
     p = nn.Parameter(torch.ones(3))
 
     @c
@@ -330,7 +330,7 @@ def function_that_reads_from_outside(c: Compile):
 
     for k in range(5):
         if k == 1:
-            SCALE = 5.0
+            globals().update(SCALE=5.0)
         if k == 2:
             Outside.value = 3.0
         if k == 3:

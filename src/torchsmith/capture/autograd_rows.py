@@ -90,7 +90,7 @@ def _guard_tensors(m: Machine, mark: Any, around: list[Any], args: Args) -> None
     read = {n for node in recorded for n in node.all_input_nodes} | {n for n in around if isinstance(n, torch.fx.Node)}
     given = {id(a) for a in args}
     for info in m.recorder.real.values():
-        if info.node in read and id(info.tensor) not in given:
+        if info.node in read and info.source is not None and id(info.tensor) not in given:
             m.world.guard(info.source, "identity", weakref.ref(info.real))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, Sizes, broadcast, contiguous_strides
+from ..layout import Size, Sizes, are_equal, broadcast, contiguous_strides
 from ..tracing import device_of, fresh, make, rule
 
 aten = torch.ops.aten
@@ -166,6 +166,18 @@ def eigvals(self: Tensor) -> Tensor:
 @rule(aten.linalg_lu_solve.default)
 def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
     return (_columns if left else fresh)(_solved(LU, B, left), B.dtype)
+
+
+@rule(aten.ormqr.default)
+def ormqr(self: Tensor, input2: Tensor, input3: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
+    """The product of a factorisation's Q, of `self` and `input2`, and `input3`."""
+    batch, n, m = _matrix(self, square=False)
+    least = n if n <= m else m
+    fits = self.dim() == input3.dim() == input2.dim() + 1 and self.dtype == input2.dtype == input3.dtype
+    sides = (*input3.shape[:-2], input3.shape[-2 if left else -1]) if fits else ()
+    if not fits or not are_equal((*batch, least), input2.shape) or not are_equal((*batch, n), sides):
+        raise RuntimeError(f"torch.ormqr: {list(self.shape)}, {list(input2.shape)} and {list(input3.shape)} do not fit")
+    return _columns(input3.shape, input3.dtype)
 
 
 @rule(aten._linalg_check_errors.default)
