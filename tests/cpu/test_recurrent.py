@@ -267,3 +267,70 @@ def test_a_hidden_state_of_another_batch() -> None:
             assert results[0] == results[1]
         else:
             torch.testing.assert_close(results[1], results[0])
+
+
+def steps_of(name: str, dtype: Any, steps: int = 3, batch: int = 2, size: int = 5) -> tuple[Any, ...]:
+    """Arguments of an operator of graph/steps.py."""
+    torch.manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype)
+
+    h, all_states = drawn(batch, size), drawn(steps + 1, batch, size)
+    if name == "lstm":
+        return drawn(steps, batch, 4 * size), h, drawn(batch, size), drawn(4 * size, size)
+    if name == "gru":
+        return drawn(steps, batch, 3 * size), h, drawn(3 * size, size), drawn(3 * size)
+    gates = drawn(steps, batch, 4 * size).sigmoid()
+    if name == "lstm_backward":
+        return all_states, drawn(steps + 1, batch, size), drawn(steps + 1, batch, size), gates, drawn(4 * size, size)
+    return all_states, drawn(steps + 1, batch, size), gates, drawn(3 * size, size)
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm_backward", "gru", "gru_backward"])
+def test_steps_are_loops(name: str) -> None:
+    call = getattr(torch.ops.torchsmith_steps, name).default
+    for dynamic in (False, True):
+        program = check(call, *steps_of(name, torch.float64), dynamic=dynamic)
+        assert sum(isinstance(e, Repeat) for e in program.body) == 1
+    assert not check_native(call, *steps_of(name, torch.float32, 4, 9, 18), rtol=1e-5, atol=1e-5).externs
+
+
+@pytest.mark.parametrize("kind, how", [(nn.LSTM, {"num_layers": 2, "bidirectional": True}), (nn.GRU, {"batch_first": True})], ids=str)
+def test_gradients(kind: type[nn.RNNBase], how: dict[str, Any]) -> None:
+    """Of the first order by the loop, of the second step by step: inside of what is compiled, and apart."""
+    torch.manual_seed(0)
+    model = kind(4, 3, **how).double()
+    leaves = [*model.parameters()]
+
+    def penalty(x: torch.Tensor, further: bool) -> tuple[torch.Tensor, ...]:
+        out, last = model(x)
+        total = out.square().sum() + sum(t.sin().sum() for t in (last if isinstance(last, tuple) else (last,)))
+        grads = torch.autograd.grad(total, [x, *leaves], create_graph=further)
+        return torch.autograd.grad(grads[0].square().sum(), leaves, allow_unused=True) if further else grads
+
+    compiled, apart = torchsmith.compile(penalty, fullgraph=True), torchsmith.compile(model, fullgraph=True)
+    for steps in (3, 1):
+        x = torch.randn(*((2, steps) if how.get("batch_first") else (steps, 2)), 4, dtype=torch.float64, requires_grad=True)
+        for further in (False, True):
+            torch.testing.assert_close(compiled(x, further), penalty(x, further))
+        pairs = [torch.autograd.grad(net(x)[0].square().sum(), [x, *leaves]) for net in (apart, model)]
+        torch.testing.assert_close(*pairs)
+
+
+def test_a_long_sequence_is_no_longer_graph() -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 3)
+
+    def counted(steps: int) -> int:
+        def step(x: torch.Tensor) -> None:
+            model.zero_grad()
+            model(x)[0].square().sum().backward()
+
+        with events.recording() as got:
+            torchsmith.compile(step, fullgraph=True)(torch.randn(steps, 2, 4))
+        (report,) = (e.fields["report"] for e in got if e.kind == "graph")
+        assert report.road == "native" and not report.externs
+        return int(report.operators)
+
+    assert counted(4) == counted(300)

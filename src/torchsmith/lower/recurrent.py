@@ -1,4 +1,4 @@
-"""Recurrent networks, whole: one Repeat over time for each layer and direction. In: Refs; out: a row's results.
+"""Recurrent networks, whole: one Repeat over time for each layer and direction, and one for its gradients. In: Refs; out: a row's results.
 
     inputs[t, b, g * H + j] = bias + sum over k of x[t, b, k] * w_ih[g * H + j, k]             all steps at once
     repeat step < T:   hidden[step + 1, b, j] = cell(inputs[time(step), b, ...], hidden[step, b, :] @ w_hh, memory[b, j])
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..graph import steps as _steps  # noqa: F401  (enters its operators)
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, Sym, const, op, select
 from ..ir.program import Repeat, Stage, Store
@@ -224,3 +225,156 @@ def lower_rnn_tanh(cx: Builder, x: Ref, hidden: Ref, params: Sequence[Ref], *how
 @lowers("aten.rnn_relu.input")
 def lower_rnn_relu(cx: Builder, x: Ref, hidden: Ref, params: Sequence[Ref], *how: Any) -> Any:
     return _recurrent(cx, RELU, x, hidden, None, params, *how)
+
+
+# ---------------------------------------------------------------- layers with gradients (graph/steps.py)
+
+
+def _can_step(cx: Builder) -> bool:
+    return cx.dtype in (dt.f32, dt.f64) and bool(cx.options.native_contractions)
+
+
+def _loop(cx: Builder, count: Expr, shape: tuple[Expr, Expr], stores: Callable[[Sym, Index], Sequence[Store]]) -> None:
+    """For each step and every [batch, hidden]: these stores, after what they ask for."""
+    step, axes = Sym(cx.fresh("step"), dt.index), cx.axes(shape)
+    outer, cx.body = cx.body, []
+    written = tuple(stores(step, axes))
+    cx.body.append(Stage(tuple(zip(axes, shape, strict=True)), written, loc=cx.loc, origin=cx.origin))
+    outer.append(Repeat(step, count, tuple(cx.body)))
+    cx.body = outer
+
+
+def _from_later(cx: Builder, shape: tuple[Expr, Expr], width: Expr, later: Callable[[Expr, Expr], Expr], w: Ref) -> Ref:
+    """What the gates of the step behind give the hidden state: a stage of its own, as a product is fastest."""
+
+    def at(i: Index) -> Expr:
+        return cast(dot(cx, [width], lambda r: later(i[0], r[0]), lambda r: w.load((r[0], i[1]))), cx.dtype)
+
+    return cx.stage(at, shape, cx.dtype)
+
+
+def _gates(cx: Builder, steps: Expr, batch: Expr, width: Expr) -> str:
+    return cx.buffer(cx.dtype, (steps, batch, width), required=True, role="state")
+
+
+def _of_hidden(cx: Builder, hidden: Callable[[Expr], Expr], w: Ref, size: Expr, j: Expr, count: int) -> list[Expr]:
+    """What the hidden state gives `count` gates."""
+
+    def total(k: int) -> Expr:
+        return cast(dot(cx, [size], lambda r: hidden(r[0]), lambda r: w.load((j + size * k, r[0]))), cx.dtype)
+
+    return [total(k) for k in range(count)]
+
+
+def _derivative_of_sigmoid(e: Expr) -> Expr:
+    return op("mul", e, op("sub", Const(e.dtype, 1.0), e))
+
+
+def _derivative_of_tanh(e: Expr) -> Expr:
+    return op("sub", Const(e.dtype, 1.0), op("mul", e, e))
+
+
+@lowers("torchsmith_steps.lstm.default")
+def lower_lstm_steps(cx: Builder, x: Ref, h: Ref, c: Ref, w: Ref) -> Any:
+    if not _can_step(cx):
+        return NotImplemented
+    (steps, batch), size = x.shape[:2], h.shape[1]
+    hs, cs = (_state(cx, cx.dtype, (steps + 1, batch, size), t, (ZERO,)) for t in (h, c))
+    gates = _gates(cx, steps, batch, size * 4)
+    old, kept = cx.ref(hs), cx.ref(cs)
+
+    def stores(step: Sym, axes: Index) -> list[Store]:
+        b, j = axes
+        sums = _of_hidden(cx, lambda r: old.load((step, b, r)), w, size, j, 4)
+        i, f, g, o = (op("add", x.load((step, b, j + size * k)), e) for k, e in enumerate(sums))
+        i, f, g, o = op("sigmoid", i), op("sigmoid", f), op("tanh", g), op("sigmoid", o)
+        new = op("add", op("mul", f, kept.load((step, b, j))), op("mul", i, g))
+        written = [Store(gates, (step, b, j + size * k), e) for k, e in enumerate((i, f, g, o))]
+        return [Store(hs, (step + 1, b, j), op("mul", o, op("tanh", new))), Store(cs, (step + 1, b, j), new), *written]
+
+    _loop(cx, steps, (batch, size), stores)
+    return cx.ref(hs), cx.ref(cs), cx.ref(gates)
+
+
+def _gradients_of_gates(cx: Builder, rows: Expr, batch: Expr, size: Expr) -> str:
+    """The buffer of them; its last row is zero."""
+    zero = Ref(cx.dtype, (batch, size * 4), lambda i: Const(cx.dtype, 0.0))
+    return _state(cx, cx.dtype, (rows, batch, size * 4), zero, (rows - 1,))
+
+
+@lowers("torchsmith_steps.lstm_backward.default")
+def lower_lstm_steps_backward(cx: Builder, ghs: Ref, gcs: Ref, cs: Ref, gates: Ref, w: Ref) -> Any:
+    if not _can_step(cx):
+        return NotImplemented
+    rows, batch, size = cs.shape
+    steps = rows - 1
+    found = _gradients_of_gates(cx, rows, batch, size)
+    carried = _state(cx, cx.dtype, (batch, size), gcs.remap((batch, size), lambda i: (steps, *i)), ())
+    later, memory = cx.ref(found), cx.ref(carried)
+
+    def stores(step: Sym, axes: Index) -> list[Store]:
+        b, j = axes
+        t = steps - step - 1
+        total = _from_later(cx, (batch, size), size * 4, lambda n, r: later.load((t + 1, n, r)), w)
+        dh = op("add", ghs.load((t + 1, b, j)), total.load(axes))
+        i, f, g, o = (gates.load((t, b, j + size * k)) for k in range(4))
+        tanh = op("tanh", cs.load((t + 1, b, j)))
+        dc = op("add", memory.load((b, j)), op("mul", op("mul", dh, o), _derivative_of_tanh(tanh)))
+        parts = (
+            op("mul", op("mul", dc, g), _derivative_of_sigmoid(i)), op("mul", op("mul", dc, cs.load((t, b, j))), _derivative_of_sigmoid(f)),
+            op("mul", op("mul", dc, i), _derivative_of_tanh(g)), op("mul", op("mul", dh, tanh), _derivative_of_sigmoid(o)),
+        )  # fmt: skip
+        return [*(Store(found, (t, b, j + size * k), e) for k, e in enumerate(parts)), Store(carried, axes, op("mul", dc, f))]
+
+    _loop(cx, steps, (batch, size), stores)
+    return cx.ref(found), cx.ref(carried)
+
+
+@lowers("torchsmith_steps.gru.default")
+def lower_gru_steps(cx: Builder, x: Ref, h: Ref, w: Ref, b: Ref | None) -> Any:
+    if not _can_step(cx):
+        return NotImplemented
+    (steps, batch), size = x.shape[:2], h.shape[1]
+    hs, gates = _state(cx, cx.dtype, (steps + 1, batch, size), h, (ZERO,)), _gates(cx, steps, batch, size * 4)
+    old = cx.ref(hs)
+
+    def stores(step: Sym, axes: Index) -> list[Store]:
+        n, j = axes
+        sums = _of_hidden(cx, lambda r: old.load((step, n, r)), w, size, j, 3)
+        hidden = [e if b is None else op("add", e, b.load((j + size * k,))) for k, e in enumerate(sums)]
+        given = [x.load((step, n, j + size * k)) for k in range(3)]
+        reset, update = (op("sigmoid", op("add", given[k], hidden[k])) for k in (0, 1))
+        new = op("tanh", op("add", given[2], op("mul", reset, hidden[2])))
+        after = op("add", op("mul", op("sub", old.load((step, n, j)), new), update), new)
+        written = (Store(gates, (step, n, j + size * k), e) for k, e in enumerate((reset, update, new, hidden[2])))
+        return [Store(hs, (step + 1, n, j), after), *written]
+
+    _loop(cx, steps, (batch, size), stores)
+    return cx.ref(hs), cx.ref(gates)
+
+
+@lowers("torchsmith_steps.gru_backward.default")
+def lower_gru_steps_backward(cx: Builder, ghs: Ref, hs: Ref, gates: Ref, w: Ref) -> Any:
+    if not _can_step(cx):
+        return NotImplemented
+    rows, batch, size = hs.shape
+    steps = rows - 1
+    found = _gradients_of_gates(cx, rows, batch, size)
+    carried = _state(cx, cx.dtype, (batch, size), Ref(cx.dtype, (batch, size), lambda i: Const(cx.dtype, 0.0)), ())
+    later, kept = cx.ref(found), cx.ref(carried)
+
+    def stores(step: Sym, axes: Index) -> list[Store]:
+        b, j = axes
+        t = steps - step - 1
+        total = _from_later(cx, (batch, size), size * 3, lambda n, r: later.load((t + 1, n, r + size)), w)
+        dh = op("add", op("add", ghs.load((t + 1, b, j)), kept.load((b, j))), total.load(axes))
+        reset, z, new, hn = (gates.load((t, b, j + size * k)) for k in range(4))
+        dn = op("mul", op("mul", dh, op("sub", Const(cx.dtype, 1.0), z)), _derivative_of_tanh(new))
+        parts = (
+            dn, op("mul", op("mul", dn, hn), _derivative_of_sigmoid(reset)),
+            op("mul", op("mul", dh, op("sub", hs.load((t, b, j)), new)), _derivative_of_sigmoid(z)), op("mul", dn, reset),
+        )  # fmt: skip
+        return [*(Store(found, (t, b, j + size * k), e) for k, e in enumerate(parts)), Store(carried, axes, op("mul", dh, z))]
+
+    _loop(cx, steps, (batch, size), stores)
+    return cx.ref(found), cx.ref(carried)
