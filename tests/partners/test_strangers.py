@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import torchsmith
 from torchsmith import compiler, events
+from torchsmith.backends import onnxrt
 
 HAS_XLA = all(importlib.util.find_spec(m) for m in ("jax", "torchax"))
 FUNCTIONAL = ["aot_eager", pytest.param("openxla", marks=pytest.mark.skipif(not HAS_XLA, reason="not installed"))]
@@ -124,14 +125,17 @@ def test_openvino_leaves_storages_as_they_are():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="not installed")
-def test_masked_lines_of_attention_through_onnxrt():
+def test_masked_lines_of_attention_through_onnxrt(monkeypatch):
     def attend(q, mask):
-        return F.scaled_dot_product_attention(q, q, q, mask)
+        return F.scaled_dot_product_attention(q * 2, q, q, mask) + 1
 
+    programs, session = [], onnxrt.session
+    monkeypatch.setattr(onnxrt, "session", lambda plain, providers: programs.append(plain) or session(plain, providers))
     fn, q, mask = torchsmith.compile(attend, backend="onnxrt"), torch.randn(1, 2, 4, 8), torch.ones(4, 4).bool()
     for _ in range(2):
         torch.testing.assert_close(fn(q, mask), attend(q, mask))
         mask[1] = False
+    assert len(programs) == 1
 
 
 def test_numbers_that_tensors_told_before_a_break_in_a_graph_that_is_refused():

@@ -156,7 +156,7 @@ def expansions() -> dict[Any, Callable[..., Any]]:
     """torch's table, and how to write what runtimes compute otherwise at infinities."""
     own: dict[Any, Callable[..., Any]] = {
         aten.pow.Tensor_Scalar: _as_root, aten.clamp.default: _clamped, aten.clamp_min.default: _clamped,
-        aten.clamp_max.default: lambda x, high: _clamped(x, None, high),
+        aten.clamp_max.default: lambda x, high: _clamped(x, None, high), **_INNER,
     }  # fmt: skip
     return {**decompositions(), **own}
 
@@ -177,6 +177,15 @@ def _clamped(x: torch.Tensor, low: float | None = None, high: float | None = Non
     return aten.clamp.default(x, -float("inf") if low is None else low, float("inf") if high is None else high)
 
 
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """0 where a line is -inf throughout."""
+    x = x if dtype is None else x.to(dtype)
+    return torch.softmax(x, dim).masked_fill((x == -float("inf")).all(dim, keepdim=True), 0.0)
+
+
+_INNER: dict[Any, Callable[..., Any]] = {aten._safe_softmax.default: _safe_softmax}  # attention's decomposition calls it
+
+
 def _written_out(node: fx.Node, decomposition: Callable[..., Any], further: Mapping[Any, Any] | None = None) -> fx.Graph | None:
     """What a decomposition does for the operands of one node: a graph whose placeholders are node.all_input_nodes; None where it fails."""
     mode = FakeTensorMode()
@@ -192,7 +201,7 @@ def _written_out(node: fx.Node, decomposition: Callable[..., Any], further: Mapp
         return decomposition(*args, **kwargs)
 
     try:
-        graph = make_fx(body, decomposition_table=further, tracing_mode="fake")(*fakes).graph
+        graph = make_fx(body, decomposition_table=_INNER if further is None else further, tracing_mode="fake")(*fakes).graph
     except Exception:  # a decomposition may refuse anything: the operator then runs in torch
         return None
     for b, a in zip((n for n in graph.nodes if n.op == "placeholder"), node.all_input_nodes, strict=True):
