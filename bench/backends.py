@@ -4,8 +4,7 @@
 
 In: the backends that `list_backends` names, and ours under torch.compile ("under"). Out: two tables between the two marks in
 docs/backends.md: models, and what programs do beyond arithmetic (effects.py). A backend whose package is not installed
-gets the message that its use gives; rows of backends that are not
-asked for stay.
+gets the message that its use gives; rows of backends that are not asked for stay, with the date of their run.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def row_of(name: str, models: list[str], batches: list[int]) -> str:
                 worst, where = error, f"{model}, batch {batch}"
             print(f"{name} {model} {batch}: {error:.1e} {took:.1f} s {eager}", flush=True)
     result = f"equal within {worst:.1e} of the maximum ({where})" + (f"; eager: {', '.join(sorted(codes))}" if codes else "")
-    return f"| {label(name)} | {dialect} | {', '.join(packages) or 'torchsmith'} | {len(models)} models, batch {' and '.join(map(str, batches))}: {result}; first call at most {slowest:.0f} s |"  # noqa: E501
+    return f"| {label(name)} | {dialect} | {', '.join(packages) or 'torchsmith'} | {len(models)} models, batch {' and '.join(map(str, batches))}: {result}; first call at most {slowest:.0f} s; {about()['date'][:10]} |"  # noqa: E501
 
 
 CODES = (

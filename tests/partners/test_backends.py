@@ -126,6 +126,9 @@ def test_options_are_forwarded():
     (lambda gm, i: lambda *a: gm.forward(*a)[:1], "returned 1 results instead of 2"),
     (lambda gm, i: lambda *a: (a[0][:1], a[0]), "result 0 has shape"),
     (lambda gm, i: lambda *a: (a[0].double(), a[0]), "result 0 is torch.float64"),
+    (lambda gm, i: lambda *a: (a[0].to("meta"), a[0]), "result 0 lies on meta instead of cpu"),
+    (lambda gm, i: lambda *a: (a[0].to_sparse(), a[0]), "result 0 has the layout torch.sparse_coo"),
+    (lambda gm, i: lambda *a: [n.meta["example_value"] for n in gm.graph.nodes if n.op.startswith("call")], "result 0 is FakeTensor"),
 ])  # fmt: skip
 def test_nonsense_from_a_backend_is_named_and_run_eagerly(result, said):
     def f(x):

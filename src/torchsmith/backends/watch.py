@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import events
 from ..codes import BackendFailed, Unsupported
 from ..graph.eager import symbol_values
 from ..graph.spec import ASSUMED, FreshOutput, FunctionalGraph, InputOutput, TensorSpec, ViewOutput
+from ..graph.tracing import device_of
 from ..ir.expr import Const, Expr, Sym
 from ..ir.nested import leaves
 from ..ir.number import number_of
 from ..runtime.draws import generator_states, put_back
 
 Call = Callable[..., Sequence[Any]]
-Tensor = tuple[torch.dtype, tuple[int | Expr, ...]]
+Tensor = tuple[torch.dtype, tuple[int | Expr, ...], str]  # dtype, sizes, type of device
 LIMIT = 4096  # sets of sizes that are remembered
 
 
@@ -33,15 +35,15 @@ class Undone(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Per result its dtype and sizes, None for what is no tensor; `values`: inputs -> the numbers of the symbols."""
+    """Per result what it must be, None for what is no tensor; `values`: inputs -> the numbers of the symbols."""
 
     rows: tuple[Tensor | None, ...]
     values: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None  # None: no size varies
 
-    def at(self, inputs: Sequence[Any]) -> list[tuple[torch.dtype, tuple[int | None, ...]] | None]:
+    def at(self, inputs: Sequence[Any]) -> list[Any]:
         """For these inputs; a size that only running tells is None."""
         symbols = self.values(inputs) if self.values else {}
-        return [row and (row[0], tuple(n if type(n) is int else number_of(n, symbols) for n in row[1])) for row in self.rows]  # type: ignore[arg-type, misc]
+        return [row and (row[0], tuple(n if type(n) is int else number_of(n, symbols) for n in row[1]), row[2]) for row in self.rows]  # type: ignore[arg-type, misc]
 
 
 def watched(call: Any, results: Results, eager: Call, writes: bool, name: str, fullgraph: bool) -> Call:
@@ -110,7 +112,7 @@ def said(error: Exception) -> str:
     return f"failed: {error.detail}" if isinstance(error, Unsupported) else f"raised {type(error).__name__}: {error}"
 
 
-def difference(results: Any, expected: Sequence[tuple[torch.dtype, tuple[int | None, ...]] | None]) -> str:
+def difference(results: Any, expected: Sequence[Any]) -> str:
     """What is wrong with a backend's results, "" where nothing is."""
     if not isinstance(results, (tuple, list)):
         return f"what it compiled returned {type(results).__name__}, not a tuple of {len(expected)} results"
@@ -119,14 +121,17 @@ def difference(results: Any, expected: Sequence[tuple[torch.dtype, tuple[int | N
     for i, (value, known) in enumerate(zip(results, expected, strict=True)):
         if known is None:
             continue
-        dtype, shape = known
-        if not isinstance(value, torch.Tensor):
+        dtype, shape, device = known
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
             return f"result {i} is {type(value).__name__}, not a tensor"
         if value.dim() != len(shape) or any(n is not None and n != m for n, m in zip(shape, value.shape, strict=True)):
             planned = tuple(m if n is None else n for n, m in zip(shape, value.shape, strict=True)) if value.dim() == len(shape) else shape
             return f"result {i} has shape {tuple(value.shape)} instead of {planned}"
         if value.dtype != dtype:
             return f"result {i} is {value.dtype} instead of {dtype}"
+        if value.device.type != device or value.layout is not torch.strided:
+            where = f"lies on {value.device} instead of {device}" if value.device.type != device else f"has the layout {value.layout}"
+            return f"result {i} {where}"
     return ""
 
 
@@ -144,7 +149,7 @@ def of_captured(gm: torch.fx.GraphModule) -> Results:
     def values(inputs: Sequence[Any]) -> dict[str, Any]:
         return {name: inputs[i] if d is None else inputs[i].shape[d] for name, (i, d) in places.items()}
 
-    rows = tuple((v.dtype, tuple(map(_expr, v.shape))) if isinstance(v, torch.Tensor) else None for v in vals)
+    rows = tuple((v.dtype, tuple(map(_expr, v.shape)), device_of(v).type) if isinstance(v, torch.Tensor) else None for v in vals)
     return Results(rows, values if places else None)
 
 
@@ -169,4 +174,4 @@ def of_functional(fg: FunctionalGraph) -> Results:
 def of_spec(spec: Any) -> Tensor | None:
     if not isinstance(spec, TensorSpec):
         return None
-    return spec.dtype, tuple(int(e.value) if isinstance(e, Const) else e for e in spec.shape)
+    return spec.dtype, tuple(int(e.value) if isinstance(e, Const) else e for e in spec.shape), spec.device.split(":")[0]
