@@ -283,7 +283,7 @@ class _Builder:
             for k, x in d.items():
                 self.lines.append(f"{name}.__dict__[{k!r}] = {self.value(x)}")
         for slot in copyreg._slotnames(t):  # type: ignore[attr-defined]
-            if hasattr(v, slot):
+            if type(getattr(t, slot, None)) is types.MemberDescriptorType and hasattr(v, slot):  # else a subclass has a property there
                 self.lines.append(f"object.__setattr__({name}, {slot!r}, {self.value(getattr(v, slot))})")
 
 
