@@ -15,16 +15,27 @@ from .aot.program import DraftReport, ExportedProgram, GraphSignature
 from .aot.saved import load, save
 
 __all__ = [
-    "AdditionalInputs", "Dim", "DraftReport", "ExportGraphSignature", "ExportedProgram", "GraphSignature", "ShapesCollection",
-    "default_decompositions", "dims", "draft_export", "export", "from_torch", "load", "register_dataclass", "save", "unflatten",
+    "AdditionalInputs", "CustomDecompTable", "Dim", "DraftReport", "ExportGraphSignature", "ExportedProgram", "GraphSignature",
+    "ShapesCollection", "default_decompositions", "dims", "draft_export", "export", "from_torch", "load", "register_dataclass",
+    "save", "unflatten",
 ]  # fmt: skip
 
 ExportGraphSignature = GraphSignature
 
 
-def default_decompositions() -> dict[Any, Any]:
+class CustomDecompTable(dict[Any, Any]):
+    """Operators that run_decompositions writes out. What is taken out of it, so that the program keeps it, need not be in it."""
+
+    def __delitem__(self, op: Any) -> None:
+        dict.pop(self, op, None)
+
+    def pop(self, op: Any, default: Any = None) -> Any:
+        return dict.pop(self, op, default)
+
+
+def default_decompositions() -> CustomDecompTable:
     """For run_decompositions: empty, because a program is functional ATen already and the compiler decomposes operators itself."""
-    return {}
+    return CustomDecompTable()
 
 
 def unflatten(module: ExportedProgram, flat_args_adapter: Any = None) -> nn.Module:

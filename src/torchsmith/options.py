@@ -11,6 +11,7 @@ import difflib
 import functools
 import importlib.util
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -217,17 +218,39 @@ class Config:
     """Defaults of later `compile` calls in this process: `compiler.config.warn_eager = False`; what a call is given itself is stronger.
 
     Names: the options (dots become underscores), and recompile_limit (also cache_size_limit), automatic_dynamic_shapes (False: sizes that
-    vary are compiled one by one), assume_static_by_default (False: sizes are symbols from the first call on). What torch.compile can
-    switch and is settled here (capture_scalar_outputs: always on) has that one value.
+    vary are compiled one by one), assume_static_by_default (False: sizes are symbols from the first call on), dynamic_sources,
+    unbacked_sources ("L['x'], L['y']:0": sizes of tensors that are symbols, by their place in messages, or a pattern of it),
+    dynamic_values ("1111": so are sizes that have this value); their defaults stand in TORCH_COMPILE_DYNAMIC_SOURCES and so on. What
+    torch.compile can switch and is settled here (capture_scalar_outputs: always on) has that one value.
     Raises AttributeError for other names (also for those of torch.compiler.config without a counterpart), TypeError and ValueError.
     """
 
     _SETTLED = {
         "capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True, "trace_numpy": True, "allow_rnn": True,
-        "dynamic_shapes": True, "fail_on_recompile_limit_hit": False,
+        "dynamic_shapes": True, "fail_on_recompile_limit_hit": False, "guard_nn_modules": True, "inline_inbuilt_nn_modules": True,
+        "force_parameter_static_shapes": True, "nested_graph_breaks": True, "trace_autograd_ops": True, "specialize_float": False,
     }  # fmt: skip
 
-    _OWN: dict[str, Any] = {"recompile_limit": 8, "automatic_dynamic_shapes": True, "assume_static_by_default": True}
+    _OWN: dict[str, Any] = {
+        "recompile_limit": 8, "automatic_dynamic_shapes": True, "assume_static_by_default": True,
+        "dynamic_sources": "", "unbacked_sources": "", "dynamic_values": "",
+    }  # fmt: skip
+    _VARIABLES = {name: f"TORCH_COMPILE_{name.upper()}" for name in ("dynamic_sources", "unbacked_sources", "dynamic_values")}
+    _ELSEWHERE = {  # torch.compile's switches that are not here -> what does it
+        "error_on_recompile": 'compiler.set_stance("fail_on_recompile")',
+        "disable": 'compiler.set_stance("force_eager"), or TORCHSMITH_DISABLE=1',
+        "accumulated_recompile_limit": "recompile_limit counts for each compiled callable",
+        "reorderable_logging_functions": "printing and logging keep their place in compiled functions",
+        "ignore_logger_methods": "printing and logging keep their place in compiled functions",
+        "ignore_logging_functions": "printing and logging keep their place in compiled functions",
+        "caching_precompile": "compiled.aot_compile, or compiler.save_cache_artifacts",
+        "job_id": "no sizes are remembered from earlier processes: mark_dynamic, dynamic_sources",
+        "cache_key_tag": "TORCHSMITH_CACHE_DIR: a cache of its own",
+        "optimize_ddp": "DistributedDataParallel(torchsmith.compile(block)) for each block: docs/training.md",
+        "compiled_autograd": "torchsmith.compile of a step that calls backward() compiles it whole",
+        "repro_after": "torchsmith.aot.minify_program",
+        "verbose": "errors have the program's line in any case; TORCHSMITH_LOGS, TORCHSMITH_DEBUG tell more",
+    }
     _ALIASES = {"cache_size_limit": "recompile_limit"}
     __slots__ = ("_changed",)
 
@@ -238,7 +261,7 @@ class Config:
         name = self._ALIASES.get(name, name)
         if name not in self._OWN and name not in self._SETTLED and name not in self._defaults():
             near = difflib.get_close_matches(name, (*self._OWN, *self._defaults()), 1, 0.7)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f": {self._ELSEWHERE[name]}" if name in self._ELSEWHERE else f"; did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"torchsmith.compiler.config has no {name!r}{hint}")
         return name
 
@@ -252,7 +275,9 @@ class Config:
             return self._SETTLED[name]
         if name in self._changed:
             return self._changed[name]
-        return self._OWN[name] if name in self._OWN else getattr(from_environment(), name)
+        if name in self._OWN:
+            return os.environ.get(self._VARIABLES.get(name, ""), self._OWN[name])
+        return getattr(from_environment(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         name = self._name(name)
@@ -296,6 +321,23 @@ class Config:
 
 
 CONFIG = Config()
+
+
+def asked_dims(entries: str, source: str, rank: int) -> set[int]:
+    """Dimensions of a tensor at `source` that dynamic_sources or unbacked_sources name: "L['x']", "L['x']:0", or a pattern."""
+    dims: set[int] = set()
+    for entry in filter(None, map(str.strip, entries.split(","))):
+        name, colon, number = entry.rpartition(":")
+        pattern, chosen = (name, {int(number)}) if colon and number.isdigit() else (entry, set(range(rank)))
+        with contextlib.suppress(re.error):  # a place such as L['x'][0] need not be a pattern
+            if pattern == source or re.match(pattern, source):
+                dims |= chosen
+    return {d for d in dims if d < rank}
+
+
+def asked_values() -> set[int]:
+    """Sizes that dynamic_values makes symbols."""
+    return {int(word) for word in CONFIG.dynamic_values.replace(",", " ").split() if word.isdigit()}
 
 
 # Options of the front door: ours whatever the backend.

@@ -223,6 +223,33 @@ def test_a_backend_that_a_stance_forces(own):
         compiler.set_stance(force_backend="eagr")
 
 
+@pytest.mark.parametrize(
+    ("changes", "sizes", "compilations"),
+    [
+        ({}, [(3, 4), (5, 4)], 2),
+        ({"dynamic_sources": "L['x']"}, [(3, 4), (5, 6)], 1),
+        ({"dynamic_sources": r"L\['y.*'\], L\['.'\]:0"}, [(3, 4), (5, 4), (5, 6)], 2),
+        ({"unbacked_sources": "L['x']:0"}, [(3, 4), (1, 4), (0, 4)], 1),
+        ({"dynamic_values": "7, 1111"}, [(1111, 4), (5, 4)], 1),
+    ],
+)
+def test_sizes_that_config_names_are_symbols(changes, sizes, compilations):
+    with compiler.config.patch(changes):
+        fn = eager(lambda x: x * 2)
+        for size in sizes:
+            assert torch.equal(fn(torch.ones(size)), torch.full(size, 2.0))
+        assert len(fn.entries) == compilations
+
+
+def test_config_says_what_does_it_here(monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_DYNAMIC_SOURCES", "L['x']:0")
+    assert compiler.config.dynamic_sources == "L['x']:0" and compiler.config.unbacked_sources == ""
+    with pytest.raises(AttributeError, match=r"error_on_recompile.*fail_on_recompile"):
+        compiler.config.error_on_recompile = True
+    with pytest.raises(ValueError, match="always True"):
+        compiler.config.nested_graph_breaks = False
+
+
 def test_nonstrict_trace_takes_and_gives_containers():
     ran = []
 
@@ -370,7 +397,10 @@ def test_a_disabled_module_is_one_of_its_class():
         assert torch.equal(other(X), linear(X)) and isinstance(other, compiled_module.DisabledModule)
     with pytest.raises(torchsmith.Unsupported, match=r"Linear is marked with compiler\.disable: a reason"):
         torchsmith.compile(lambda a: disabled(a) + 1, backend="eager", fullgraph=True)(X)
-    assert torchsmith.explain(disabled, backend="eager")(X).graph_count == 1  # what was asked for last holds
+    told = torchsmith.explain(disabled, backend="eager")(X)  # what was asked for last holds
+    assert told.graph_count == 1 and told.out_guards == told.guards and "capture" in told.compile_times
+    (why,) = torchsmith.explain(parted, backend="eager")(X).break_reasons
+    assert why.reason == str(why) and "CAP018" in why.reason
 
 
 def test_exporting_is_told():

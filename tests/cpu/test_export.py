@@ -665,5 +665,8 @@ def test_what_torch_export_takes_besides():
     with pytest.raises(TypeError, match="not int"):
         save(3, io.BytesIO())
     assert program.run_decompositions(torch.export.default_decompositions()) is program.run_decompositions({}) is program
+    table = torchsmith.export.default_decompositions()
+    del table[torch.ops.aten.conv2d.default]  # programs that keep an operator whole do this
+    assert table.pop(torch.ops.aten.linear.default) is None and program.run_decompositions(table) is program
     with pytest.raises(ValueError, match=r"aten\.linear\.default"):
         program.run_decompositions({torch.ops.aten.linear.default: lambda *args: args[0]})

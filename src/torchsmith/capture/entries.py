@@ -15,6 +15,7 @@ from ..codes import Forbidden
 from ..graph.sizes import expr_of
 from ..graph.spec import ASSUMED, assumes
 from ..ir.expr import Const, Expr, Sym, const, op
+from ..options import CONFIG, asked_dims, asked_values
 from ..runtime.draws import generator_states, put_back
 from . import _frame, guards, overrides, resume
 from .guards import Call
@@ -288,21 +289,25 @@ def read_marks(state: State, call: Call) -> None:
         t = call.locals.get(place[3:-2])  # L['x']
         if isinstance(t, torch.Tensor) and dims and max(dims) >= t.dim():
             raise IndexError(f"shapes_spec[{place[3:-2]!r}] names dimension {max(dims)} of a tensor with {t.dim()} dimensions")
+    values = asked_values()
     for name, value in call.locals.items():
         for source, t in _sources(Local(name), value):
             marked = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None)) | dict(getattr(t, "_torchsmith_dynamic", {}))
             bounds = getattr(t, "_dynamo_unbacked_bounds", {})
             theirs = {d: (bounds.get(d, (None, None))[0] or 0, bounds.get(d, (None, None))[1]) for d in getattr(t, "_dynamo_unbacked_indices", ())}
             marked |= theirs
+            unbacked = asked_dims(CONFIG.unbacked_sources, str(source), t.dim())
+            marked |= dict.fromkeys(unbacked - marked.keys(), (0, None))
             for d, (low, high) in marked.items():
                 if (low > 1 and t.shape[d] < low) or (high is not None and t.shape[d] > high):
                     raise ConstraintViolation(
                         f"torchsmith: dimension {d} of {source} is marked to lie between {low} and {'infinity' if high is None else high},"
                         f" but it is {t.shape[d]}. Give it such a size, or mark it with another range."
                     )
-            state.unbacked.update((str(source), d) for d in {*getattr(t, "_torchsmith_unbacked", ()), *theirs})
+            state.unbacked.update((str(source), d) for d in {*getattr(t, "_torchsmith_unbacked", ()), *theirs, *unbacked})
             state.marked.update({(str(source), d): span for d, span in marked.items()})
             dynamic = {*marked, *getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
+            dynamic |= asked_dims(CONFIG.dynamic_sources, str(source), t.dim()) | {d for d, size in enumerate(t.shape) if size in values}
             static = {*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())}
             if dynamic:
                 state.dynamic_dims.setdefault(str(source), set()).update(dynamic)

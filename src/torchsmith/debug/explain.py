@@ -30,6 +30,10 @@ class Reason:
         text = " ".join(x for x in (f"{self.loc}:" if self.loc else "", f"[{self.code}]", row.explanation if row else "") if x)
         return text + (f" ({self.detail})" if self.detail else "") + (f". {row.hint}" if row else "")
 
+    @property
+    def reason(self) -> str:
+        return str(self)
+
 
 @dataclass(frozen=True, slots=True)
 class BackwardSummary:
@@ -117,6 +121,14 @@ class Explanation:
     @property
     def guards(self) -> tuple[str, ...]:
         return tuple(text for g in self.graphs for text in g.guards)
+
+    @property
+    def out_guards(self) -> tuple[str, ...]:
+        return self.guards
+
+    @property
+    def compile_times(self) -> dict[str, tuple[float, float]]:
+        return self.times
 
     @property
     def break_reasons(self) -> tuple[Reason, ...]:
