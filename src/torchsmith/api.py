@@ -19,7 +19,7 @@ from .capture import _frame, peers
 from .capture.dispatch import make_dispatcher
 from .capture.state import ConstraintViolation, RecompileLimitHit, Settings
 from .codes import BackendFailed, Unsupported
-from .compiled_module import CompiledModule, compile_module
+from .compiled_module import CompiledModule, as_it_is, compile_module, marked
 from .debug.folders import start_folders
 from .options import CONFIG, for_backend, from_environment, from_user, is_disabled, wants_folders
 from .runtime.toolchain import features_of
@@ -227,6 +227,8 @@ def _compile_class(cls: type, settings: Settings) -> type:
 def _compile_object(obj: Any, settings: Settings) -> Any:
     """Any other callable: its Python __call__, or a small function around it (builtins, partials, operators of torch.ops)."""
     call = getattr(type(obj), "__call__", None)  # noqa: B004  (the function itself is wanted)
+    if peers.is_disabled(call):
+        return as_it_is(obj, settings, marked(call))
     if isinstance(call, types.FunctionType) and not isinstance(obj, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return _dress(make_dispatcher(call, settings, bound=obj), obj)
 
@@ -245,6 +247,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Settings], Any]], ...]
     (lambda fn: _original(fn) is not fn, lambda fn, s: _compile_with(_original(fn), s)),
     (_is_row, _compile_object),
     (_is(types.FunctionType), lambda fn, s: _ahead(_dress(make_dispatcher(fn, s), fn), fn, s)),
+    (lambda m: _is_method(m) and peers.is_disabled(_function_of(m)), lambda m, s: as_it_is(m, s, marked(_function_of(m)))),
     (_is_method, lambda m, s: _ahead(_dress(make_dispatcher(_function_of(m), s, bound=m.__self__), m), m, s)),
     (_is(_frame.Dispatcher), _compile_again),
     (_is(torch.nn.Module), compile_module),

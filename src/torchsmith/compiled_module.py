@@ -116,11 +116,15 @@ def _forward_of(cls: Any) -> Any:
 
 def _dispatcher(original: Any, fn: Any, settings: Settings) -> Any:
     bound = original if "forward" not in original.__dict__ else None
+    while bound is None and peers.is_disabled(fn):  # this object is marked, not its class
+        fn = fn.__dict__.get("_torchdynamo_orig_callable") or fn.__wrapped__
     fn = None if fn is None else peers.original(fn)
     if isinstance(fn, types.MethodType):
         fn, bound = fn.__func__, fn.__self__
-    if not isinstance(fn, types.FunctionType):
-        return _as_it_is(original, settings)
+    if not isinstance(fn, types.FunctionType):  # TorchScript's modules have no Python code, a traced one's class not even `forward`
+        return as_it_is(original.forward, settings, Unsupported("API010", detail=type(original).__name__))
+    if peers.is_disabled(fn):
+        return as_it_is(original.forward, settings, marked(fn))
     d = make_dispatcher(fn, settings, bound=bound)
     if settings.name is None:
         d.state.label = type(original).__name__
@@ -128,15 +132,19 @@ def _dispatcher(original: Any, fn: Any, settings: Settings) -> Any:
     return functools.update_wrapper(d, fn if bound is None else types.MethodType(fn, bound))  # its signature has no self
 
 
-def _as_it_is(original: Any, settings: Settings) -> Any:
-    """TorchScript's modules have no Python code. (The class of a traced one does not even tell `forward`.)"""
-    why = Unsupported("API010", detail=type(original).__name__)
+def marked(fn: Any) -> Unsupported:
+    """Why a function that its class marks is not compiled."""
+    return Unsupported("CAP018", detail=f"{fn.__qualname__} is marked with compiler.disable")
+
+
+def as_it_is(fn: Any, settings: Settings, why: Unsupported) -> Any:
+    """`fn`, which runs eagerly; raises `why` under fullgraph."""
     if settings.fullgraph:
         raise why
     events.emit("fallback", code=why.code, at="", detail=why.detail)
     if settings.options.warn_eager:
         events.warn(f"torchsmith: {why} (options={{'warn_eager': False}} or TORCHSMITH_WARN_EAGER=0 silences this.)")
-    return original.forward
+    return fn
 
 
 def compile_module(module: Any, settings: Settings) -> Any:
@@ -144,8 +152,6 @@ def compile_module(module: Any, settings: Settings) -> Any:
     if isinstance(module, LookAlike):
         module = module._orig_mod
     call: Any = type(module).__call__
-    while getattr(call, "_torchsmith_disabled", False):  # its class is disabled; this object is not
-        call = call.__wrapped__
     names = {"_torchsmith_settings": settings, "_torchsmith_calls": {}}
     if call is not torch.nn.Module.__call__:  # the class has its own idea of a call: compile that one
         names["__call__"] = _own_call(module, call, settings)
@@ -171,7 +177,9 @@ def _look_alike(module: Any, kind: type, names: dict[str, Any]) -> Any:
 
 
 def _own_call(module: Any, fn: Any, settings: Settings) -> Any:
-    if not isinstance(fn, types.FunctionType):
+    if peers.is_disabled(fn):
+        as_it_is(fn, settings, marked(fn))
+    if peers.is_disabled(fn) or not isinstance(fn, types.FunctionType):
         return lambda self, *args, **kwargs: module(*args, **kwargs)
     d = make_dispatcher(fn, settings, bound=module)
     return lambda self, *args, **kwargs: d(*args, **kwargs)

@@ -348,6 +348,43 @@ def test_what_is_disabled_runs_as_it_is(home):
             torchsmith.compile(lambda a, fn=fn: fn(a) * 2, backend="eager", fullgraph=True)(X)
 
 
+@pytest.mark.parametrize("home", [compiler, torch.compiler], ids=["ours", "theirs"])
+def test_marks_of_a_class_hold_where_its_object_is_compiled(home):
+    """Those that compile was given itself do not: what was asked for last holds."""
+
+    class Method:
+        @home.disable
+        def call(self, a):
+            return probed(a)
+
+    class Forward(torch.nn.Module):
+        @home.disable
+        def forward(self, a):
+            return probed(a)
+
+    @home.disable
+    class Part(torch.nn.Module):
+        def forward(self, a):
+            return probed(a)
+
+    @home.disable
+    class Callable:
+        def __call__(self, a):
+            return probed(a)
+
+    class Plain(torch.nn.Module):
+        def forward(self, a):
+            return probed(a)
+
+    quiet = {"backend": "eager", "options": {"warn_eager": False}}
+    for made in (Method().call, Forward(), Part(), Callable()):
+        assert torch.equal(torchsmith.compile(made, **quiet)(X), X - 1)
+        with pytest.raises(torchsmith.Unsupported, match="CAP018"):
+            torchsmith.compile(made, **quiet, fullgraph=True)(X)
+    for made in (home.disable(probed), compiler.disable(Plain())):
+        assert torch.equal(torchsmith.compile(made, **quiet)(X), X + 1)
+
+
 def probed(a):
     return a + 1 if compiler.is_compiling() else a - 1
 

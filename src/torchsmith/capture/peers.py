@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import _frame
+from . import _frame, policy
 
 _HOLDER = "torch._dynamo.eval_frame"
 
@@ -87,6 +87,14 @@ def original(fn: Any) -> Any:
             break
         fn = inner
     return fn
+
+
+def is_disabled(fn: Any) -> bool:
+    """Did somebody mark this function with compiler.disable, ours or PyTorch's? (What PyTorch marks of its optimizers is for its own sake.)"""
+    if not isinstance(fn, types.FunctionType) or not fn.__dict__.keys() & {"_torchsmith_disabled", "_torchdynamo_disable"}:
+        return False
+    own = fn.__dict__.get("_torchdynamo_orig_callable")
+    return not (isinstance(own, types.FunctionType) and own.__code__.co_filename.startswith(policy.OPTIMIZERS))
 
 
 def forced_backend() -> Any:
