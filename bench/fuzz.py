@@ -89,6 +89,23 @@ def chains(doing: Callable[[str], None]) -> Fuzzer:
 
 
 @fuzzer
+def directions(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_chains
+    import fuzz_directions
+
+    corpus, names = fuzz_chains.Corpus(), tuple(fuzz_directions.DIRECTIONS)
+
+    def one(seed: int) -> Sequence[str]:
+        number, which = divmod(seed, len(names))
+        ((_, why, more),) = fuzz_chains.findings(corpus, range(number, number + 1), doing, direction=names[which])
+        if why and why != "not drawn":
+            raise AssertionError(f"{names[which]} {number}: {why}\n{more}")
+        return more.splitlines() if not why else []
+
+    return one
+
+
+@fuzzer
 def rules(doing: Callable[[str], None]) -> Fuzzer:
     import fuzz_rules
     import torch

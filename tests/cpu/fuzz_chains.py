@@ -2,7 +2,7 @@
 torch.special and torch.nn.functional call by name, on values of earlier steps, with views, writes in place, out=, numbers and other dtypes
 in between.
 
-    PYTHONPATH=src:tests/cpu python tests/cpu/fuzz_chains.py FIRST LAST [--batch 20] [--print] [--breaks]
+    PYTHONPATH=src:tests/cpu python tests/cpu/fuzz_chains.py FIRST LAST [--batch 20] [--print] [--breaks] [--direction edges]
 
 A seed is a program (a text), its inputs, and how it is compiled: sizes fixed, as symbols, or as symbols after a change. Compiled is held
 against eager: results (type, dtype, sizes, strides, bits), inputs afterwards, who shares memory with whom, exceptions; called twice, and
@@ -24,13 +24,13 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fuzz_harness import DEVICE, Draw, placed, shared
+from fuzz_harness import DEVICE, Draw, placed, shaken, shared
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -118,6 +118,11 @@ class Program:
     known: dict[str, Any] = field(default_factory=lambda: {"torch": torch, "F": F})
     results: list[str] = field(default_factory=list)
     is_whole: bool = True  # all values are results: nothing that raises is left out
+    fills: list[list[torch.Tensor]] = field(default_factory=list)  # other values of the inputs, for more calls
+    is_exact: bool = False  # each element is compared by itself, zeros with their sign
+    is_traced: bool = False  # offsets of views and versions of inputs are compared too
+    has_gradients: bool = False
+    raises: bool = False
 
     def text(self) -> str:
         args = ", ".join(f"v{k}" for k in range(len(self.inputs)))
@@ -135,7 +140,8 @@ class Program:
             return self
         inputs = copies(self.inputs, DEVICE)
         known = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in self.known.items()}
-        return Program(inputs, [placed(line) for line in self.lines], known, self.results, self.is_whole)
+        fills = [copies(fill, DEVICE) for fill in self.fills]
+        return replace(self, inputs=inputs, lines=[placed(line) for line in self.lines], known=known, fills=fills)
 
     def described(self) -> str:
         said = [f"# v{k}: {about(t)}" for k, t in enumerate(self.inputs)]
@@ -388,6 +394,14 @@ class Writer:
         return self.program
 
 
+def writer(direction: str) -> type[Writer]:
+    if not direction:
+        return Writer
+    import fuzz_directions
+
+    return fuzz_directions.DIRECTIONS[direction]
+
+
 # ---------------------------------------------------------------- comparison
 
 
@@ -442,8 +456,16 @@ def numbers(v: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(v.to(torch.complex128)) if v.dtype.is_complex else v.double()
 
 
-def differ(got: Any, want: Any, others: Callable[[], list[list[Any]]], place: int) -> str:
-    """ "" or how one leaf of the results differs."""
+# Of an element by itself, whatever the largest one is.
+CLOSE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 3e-3, torch.bfloat16: 1.6e-2}
+
+
+def differ(
+    got: Any, want: Any, others: Callable[[], list[list[Any]]], place: int,
+    is_exact: bool = False, has_signs: bool = False, best_of: Callable[[], Any] = lambda: None,
+) -> str:  # fmt: skip
+    """ "" or how one leaf of the results differs. `is_exact`: elements are held against themselves alone, and with `has_signs` zeros have a
+    sign; `best_of()` are eager's results in float64: what is as these is right."""
     if isinstance(want, torch.Tensor) != isinstance(got, torch.Tensor) or type(got) is not type(want):
         return f"{type(got).__name__} instead of {type(want).__name__}"
     if not isinstance(want, torch.Tensor):
@@ -461,22 +483,51 @@ def differ(got: Any, want: Any, others: Callable[[], list[list[Any]]], place: in
     a, b = numbers(got), numbers(want)
     half = want.dtype in (torch.float16, torch.bfloat16)
     near = 2e-2 if half else 1e-4 if want.dtype.is_floating_point or want.dtype.is_complex else 0.0
-    if torch.allclose(a, b, rtol=near, atol=near * 0.01, equal_nan=True):
+    least = near * 0.01
+    if is_exact and near:
+        f = torch.finfo(want.dtype)
+        near, least = CLOSE.get(want.dtype, 2e-5), 8 * f.smallest_normal * (1e6 if has_signs else f.eps)
+        a = torch.where((a != 0) & (b == 0) & (a.abs() < f.smallest_normal), b, a)  # oneDNN's and MKL's are 0 then
+    signs = (a == 0) & (b == 0) & (a.signbit() != b.signbit()) if has_signs else torch.zeros_like(a, dtype=torch.bool)
+    if torch.allclose(a, b, rtol=near, atol=least, equal_nan=True) and not bool(signs.any()):
         return ""
     moved = [numbers(o[place]) for o in others() if isinstance(o[place], torch.Tensor) and o[place].shape == want.shape]
     if not moved:
         return ""
     spread = torch.stack([(m - b).abs() for m in moved]).amax(0).nan_to_num(0.0)
     largest = torch.where(b.isfinite(), b.abs(), 0).max()
-    close = ((a - b).abs() <= near * largest + 20 * spread) | (a == b) | (a.isnan() & b.isnan())
-    steady = torch.stack([(m.isfinite() == b.isfinite()) for m in moved]).all(0)
-    wrong = ~(close | ~steady)
+    bound = near * b.abs().nan_to_num(0.0, 0.0) + least if is_exact else near * largest
+    close = ((a - b).abs() <= bound + 20 * spread) | (a == b) | (a.isnan() & b.isnan())
+    alike = [(m.isfinite() == b.isfinite()) & (m.isnan() == b.isnan()) & ((m.signbit() == b.signbit()) | ~signs) for m in moved]
+    steady = torch.stack(alike).all(0)
+    wrong = ~(close & ~signs | ~steady)
+    if is_exact and bool(wrong.any()) and (best := best_of()) is not None and isinstance(best[place], torch.Tensor):
+        e = numbers(best[place].detach().to(want.dtype))
+        if e.shape == a.shape:
+            wrong &= ~(((a - e).abs() <= near * e.abs() + least) | (a == e) & (a.signbit() == e.signbit()) | (a.isnan() & e.isnan()))
     if not want.dtype.is_floating_point and bool(spread.any()):  # what is rounded to whole numbers, or an index of one of near equals
         return ""
     if not bool(wrong.any()):
         return ""
     at = tuple(wrong.nonzero()[0].tolist())
     return f"{int(wrong.sum())} of {wrong.numel()} elements of {about(want)} differ, at {at} {float(a[at])!r}, not {float(b[at])!r}"
+
+
+def has_subnormals(t: torch.Tensor) -> bool:
+    """Products of these are zeros whose sign follows from the order of roundings."""
+    if not t.dtype.is_floating_point:
+        return False
+    x = t.detach().double().abs()
+    return bool(((x > 0) & (x < torch.finfo(t.dtype).smallest_normal)).any())
+
+
+def derivatives(results: list[Any], wanted: list[torch.Tensor]) -> list[Any]:
+    """Of all results that have one, for gradients that differ from element to element."""
+    outs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not outs or not wanted:
+        return []
+    come = [torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape).to(t) for t in outs]
+    return list(torch.autograd.grad(outs, wanted, come, allow_unused=True))
 
 
 def resized(tensors: list[torch.Tensor], r: Draw) -> list[torch.Tensor]:
@@ -501,17 +552,19 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
     torchsmith.compiler.reset()
     compiled = torchsmith.compile(fn, dynamic=dynamic)
     seen: list[str] = []
-    turns = [program.inputs, program.inputs]
-    if dynamic is not False:
+    turns = [program.inputs, program.inputs, *program.fills]
+    if dynamic is not False and not program.fills:
         turns += [resized(program.inputs, r) for _ in range(2)]
 
     def call(f: Callable[..., Any], given: list[torch.Tensor]) -> Any:
         saved = {k: v.clone() for k, v in constants.items()}
         torch.manual_seed(5)
         try:
-            with torch.no_grad():
-                result = f(*given)
-            return [*pytree.tree_leaves(result), *given, *(v.clone() for v in constants.values())]
+            with torch.set_grad_enabled(program.has_gradients):
+                wanted = [t.requires_grad_() for t in given if program.has_gradients and t.is_floating_point()]
+                result = pytree.tree_leaves(f(*given))
+                result += derivatives(result, wanted)
+            return [*result, *given, *(v.clone() for v in constants.values())]
         finally:
             for k, v in constants.items():
                 if v.numel():
@@ -523,8 +576,9 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
             if DEVICE != "cpu" and isinstance(outcome(lambda given=given: drawn.function()(*copies(given, "cpu"))), Exception):
                 continue  # a wrong index would stop the device
             theirs, mine = copies(given), copies(given)
+            before = [t._version for t in (*theirs, *mine)]
             want = outcome(lambda theirs=theirs: call(fn, theirs))
-            if isinstance(want, Exception) and number < 2:
+            if isinstance(want, Exception) and number < 2 and not program.raises:
                 return "", []
             if not isinstance(want, Exception) and any(isinstance(t, torch.Tensor) and t.numel() > 40 * BIG for t in want):
                 continue
@@ -545,31 +599,50 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
             def others(given: list[torch.Tensor] = given, kept: list[list[Any]] = kept, count: int = len(want)) -> list[list[Any]]:
                 for k in range(0 if kept else 8):
                     with Moved(k):
-                        moved = outcome(lambda: call(fn, copies(given)))
+                        other = copies(given)
+                        if program.is_exact:  # moved; or read one by one, where eager's kernels of vectors differ from the plain ones
+                            other = [shaken(t, k) for t in other] if k % 2 else [torch.stack([t, t], -1)[..., 0] for t in other]
+                        moved = outcome(lambda other=other: call(fn, other))
                     if not isinstance(moved, Exception) and len(moved) == count:
                         kept.append(moved)
                 return kept
 
+            def wide(given: list[torch.Tensor] = given) -> Any:
+                made = outcome(lambda: call(fn, [t.double() if t.is_floating_point() else t for t in copies(given)]))
+                return None if isinstance(made, Exception) else made
+
             for k, (g, w) in enumerate(zip(got, want, strict=True)):
-                why = differ(g, w, others, k)
+                signs = program.is_exact and not any(map(has_subnormals, given))
+                why = differ(g, w, others, k, program.is_exact, signs, wide)
                 if why:
                     return f"{where} value {k} of {len(want)}: {why}", []
             a, b = ([t for t in ts if isinstance(t, torch.Tensor) and t.layout is torch.strided] for ts in (got, want))
             if shared(a) != shared(b):
                 return f"{where}: memory is shared as {shared(a)} instead of {shared(b)}", []
+            if program.is_traced:
+                after = [t._version - v for t, v in zip((*theirs, *mine), before, strict=True)]
+                if after[: len(theirs)] != after[len(theirs) :]:
+                    return f"{where}: versions moved by {after[len(theirs) :]} instead of {after[: len(theirs)]}", []
+                homes = {t.untyped_storage()._cdata for t in theirs if t.numel()}
+                placed = [k for k, t in enumerate(b) if t.numel() and t.untyped_storage()._cdata in homes]
+                if [a[k].storage_offset() for k in placed] != [b[k].storage_offset() for k in placed]:
+                    said = [[ts[k].storage_offset() for k in placed] for ts in (a, b)]
+                    return f"{where}: offsets {said[0]} instead of {said[1]}", []
     for e in recorded:
         if e.kind in ("graph_break", "fallback"):
             seen.append(f"{e.kind} {e.fields.get('code')} {str(e.fields.get('detail'))[:140]}")
     return "", seen
 
 
-def findings(corpus: Corpus, seeds: range, doing: Callable[[str], None], limit: int = 0) -> Iterator[tuple[int, str, str]]:
+def findings(
+    corpus: Corpus, seeds: range, doing: Callable[[str], None], limit: int = 0, direction: str = ""
+) -> Iterator[tuple[int, str, str]]:
     """(seed, what differs, the program, or what did not run natively). A program that runs for `limit` seconds ends the process."""
     for seed in seeds:
         doing(f"eager drawing {seed}")
         signal.alarm(limit)
         torch.manual_seed(seed)
-        program = outcome(Writer(corpus, seed).draw)
+        program = outcome(writer(direction)(corpus, seed).draw)
         if program is None or isinstance(program, Exception):
             yield seed, "not drawn", repr(program)
             continue
@@ -588,6 +661,7 @@ def main() -> int:
     p.add_argument("last", type=int)
     p.add_argument("--batch", type=int, default=20)
     p.add_argument("--print", action="store_true", help="print the programs and what eager makes of their inputs, compile nothing")
+    p.add_argument("--direction", default="", help="one of fuzz_directions.py")
     p.add_argument("--breaks", action="store_true", help="also say what did not run natively")
     o = p.parse_args()
     warnings.simplefilter("ignore")
@@ -596,7 +670,7 @@ def main() -> int:
     print(f"{len(corpus.ops)} entries, {len(corpus.names)} names", flush=True)
     for seed in range(o.first, o.last) if o.print else ():
         torch.manual_seed(seed)
-        program = Writer(corpus, seed).draw()
+        program = writer(o.direction)(corpus, seed).draw()
         if program is not None:
             print(program.described(), outcome(lambda p=program: p.function()(*copies(p.inputs))))
     if o.print:
@@ -616,7 +690,7 @@ def main() -> int:
             resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
             sink = os.open(os.devnull, os.O_WRONLY)
             os.dup2(sink, 2)
-            for seed, why, more in findings(corpus, range(first, last), doing, SECONDS):
+            for seed, why, more in findings(corpus, range(first, last), doing, SECONDS, o.direction):
                 done[:] = seed.to_bytes(8, "little")
                 if why and why != "not drawn":
                     print(f"=== {seed}: {why}\n{more}", flush=True)

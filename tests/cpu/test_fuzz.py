@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fuzz_calls
 import fuzz_chains
+import fuzz_directions
 import fuzz_foreign
 import fuzz_harness
 import fuzz_modules
@@ -77,6 +78,13 @@ def test_arrays_and_objects_that_handle_torch_functions(first: int) -> None:
 def test_chains_of_public_operators() -> None:
     """Samples of torch's operator database and other public names on values of earlier steps; sizes that change."""
     found = fuzz_chains.findings(fuzz_chains.Corpus(), range(12), lambda what: None)
+    assert [(seed, why) for seed, why, _ in found if why] == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("direction", fuzz_directions.DIRECTIONS)
+def test_single_calls_of_one_kind(direction: str) -> None:
+    found = fuzz_chains.findings(fuzz_chains.Corpus(), range(3, 4), lambda what: None, direction=direction)
     assert [(seed, why) for seed, why, _ in found if why] == []
 
 

@@ -167,6 +167,12 @@ def test_a_tensor_of_the_program_is_resized() -> None:
 
     check(twice, (R(6),))
 
+    def behind(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        w = v.clone()  # out=: views of no elements, behind the end of memory that grows
+        return torch.add(x, 1, out=v[2:]), torch.add(x, 1, out=w[2:])
+
+    check(behind, (R(3, 2), R(1, 2)), (R(3, 2), R(5, 2)))
+
 
 def test_an_empty_out_takes_the_layout_of_the_result() -> None:
     out = lambda fn: lambda x: fn(x, torch.empty(0))
@@ -245,6 +251,7 @@ REFUSED: list[tuple[Any, Call]] = [
     (lambda q, m: F.scaled_dot_product_attention(q, q, q, m), (R(2, 3, 4), R(1, 1, 3, 3))),
     (torch.complex, (R(2), R(2).double())),
     (lambda x, i, o: torch.gather(x, 0, i, out=o), (R(2), LONGS, R(2).double())),
+    (lambda z: z.abs_(), (torch.ones(2, dtype=torch.complex64),)),
 ]
 
 
@@ -263,6 +270,10 @@ def test_values_are_eagers_own() -> None:
     check(lambda x, n: ((x**n).long(), 3.0**n), (x, n), exact=True)
     check(torch.ldexp, (torch.tensor([2e-38, 1.0]), torch.tensor([130, -149])), exact=True)
     check(lambda x: (torch.all(x, ()), torch.any(x, ())), (torch.tensor([1.0, 0.0]),), exact=True)
+    far = torch.tensor([[1e-30], [3e38], [-2.0]])
+    for order in (2, 3, -2):  # of one element: its absolute value
+        check(lambda x, order=order: torch.linalg.vector_norm(x, order, -1), (far,), exact=True)
+        check(lambda x, order=order: torch.linalg.vector_norm(x, order, 0), (R(4, 2),), (far[:1],), dynamic=True)
     turned = torch.arange(6).view(2, 3).t()
     assert torchsmith.compile(lambda x: 2**x)(turned).stride() == (2**turned).stride()
 
@@ -421,9 +432,11 @@ def test_resampling_by_a_scale_that_is_not_the_sizes_ratio(rank: int) -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return tuple(F.interpolate(x, scale_factor=s, mode=mode) for s in (1.1, 2.1) for mode in ("nearest", smooth))
 
+    inf = R(1, 2, *[6] * rank)
+    inf.view(-1)[3] = math.inf  # the element beside it has weight 0
     for dynamic in (False, True):
         torchsmith.compiler.reset()
-        check(fn, *((R(1, 2, *[n] * rank),) for n in ((6, 13) if dynamic else (6,))), dynamic=dynamic)
+        check(fn, *((R(1, 2, *[n] * rank),) for n in ((6, 13) if dynamic else (6,))), (inf,), dynamic=dynamic)
 
 
 def test_sizes_of_nothing_stay_compiled() -> None:

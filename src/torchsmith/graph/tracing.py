@@ -667,6 +667,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
+REAL_IN_PLACE = frozenset({torch.ops.aten.abs_.default})  # refuse complex numbers, which the functional form takes
+
+
 def finish_write(
     func: OpOverload, row: OpInfo, bound: dict[str, Any], values: list[Any], assign: Callable[[torch.Tensor, torch.Tensor], None]
 ) -> Any:
@@ -679,6 +682,8 @@ def finish_write(
     if values:
         for target, new in zip(targets, values[len(fresh) :], strict=True):
             if target is not None:
+                if func in REAL_IN_PLACE and target.dtype.is_complex:
+                    raise RuntimeError(f"{row.name} of complex numbers is not supported")
                 (fit_out if row.out else check_in_place)(target, new)
                 assign(target, new)
     count = len(func._schema.returns)
@@ -707,6 +712,8 @@ def fit_out(target: torch.Tensor, value: torch.Tensor) -> None:
         if not is_contiguous(value):  # some operators give it the result's strides, and some do not
             raise Unsupported("GRA006", at=current().facts.loc, detail="an out= tensor of no elements takes the layout of a result")
         refuse_change(target, "an out= tensor of no elements is resized")
+        if getattr(getattr(target, "_ts_value", None), "steps", ()):  # a view: the memory that others see grows
+            raise Unsupported("GRA013", at=current().facts.loc, detail="an out= view of no elements is resized")
         target.resize_(value.shape)
 
 

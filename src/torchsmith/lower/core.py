@@ -19,6 +19,7 @@ from .. import events
 from ..codes import Unsupported
 from ..graph.spec import LASTING, STEADY, FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec
 from ..ir import dtype as dt
+from ..ir.bounds import Interval, Ranges
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Sym, Var, convert, op, walk
 from ..ir.nested import leaves
@@ -75,6 +76,10 @@ class Builder:
         self.origin = ""
         self.device = "cpu"  # of the graph
         self.count = 0
+
+    def interval(self, n: Expr) -> Interval:
+        """Between which numbers a size lies."""
+        return Ranges({s.sym: (s.lo, s.hi) for s in self.symbols}).interval(n)
 
     # ------------------------------------------------------------ the node at hand
     @property

@@ -486,6 +486,7 @@ _variance_rows()
 
 # ---------------------------------------------------------------- norms
 def norm_of(cx: Builder, x: Ref, order: float, dims: Any, keep: bool) -> Ref:
+    """Of one element it is its absolute value, whose powers overflow."""
     how = split_of(x, dims, keep)
     result = cx.dtype
     compute = opmath(result)
@@ -494,6 +495,13 @@ def norm_of(cx: Builder, x: Ref, order: float, dims: Any, keep: bool) -> Ref:
     def magnitude(i: Index) -> Expr:
         return op("abs", cast(x.load(i), compute))
 
+    is_one = op("eq", how.count, ONE) if (cx.interval(how.count).lo or 0) <= 1 else None
+
+    def unless_one(one: Expr, more: Expr) -> Expr:
+        return more if is_one is None else select(is_one, one, more)
+
+    if known(how.count) == 1 and order:
+        return cx.stage(lambda i: cast(magnitude(how.join(i, (ZERO,) * len(how.dims))), result))
     if order == math.inf:
         at = fold_with(cx, how, "max", Const(compute, 0.0), magnitude)
     elif order == -math.inf:
@@ -503,11 +511,11 @@ def norm_of(cx: Builder, x: Ref, order: float, dims: Any, keep: bool) -> Ref:
     elif order == 1:
         at = total(cx, how, magnitude, acc)
     elif order == 2:
-        squares = total(cx, how, lambda i: op("mul", cast(magnitude(i), acc), cast(magnitude(i), acc)), acc)
-        at = lambda i: op("sqrt", squares(i))
+        squares = total(cx, how, lambda i: unless_one(v := cast(magnitude(i), acc), op("mul", v, v)), acc)
+        at = lambda i: unless_one(squares(i), op("sqrt", squares(i)))
     else:
-        powers = total(cx, how, lambda i: op("pow", cast(magnitude(i), acc), Const(acc, order)), acc)
-        at = lambda i: op("pow", powers(i), Const(acc, 1.0 / order))
+        powers = total(cx, how, lambda i: unless_one(v := cast(magnitude(i), acc), op("pow", v, Const(acc, order))), acc)
+        at = lambda i: unless_one(powers(i), op("pow", powers(i), Const(acc, 1.0 / order)))
     return cx.stage(lambda i: cast(at(i), result))
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir import dtype as dt
-from ..ir.bounds import Ranges
 from ..ir.expr import Const, Expr, Load, Sym, Var, const, convert, op, select
 from ..ir.program import Repeat, Stage, Store
 from .cat import conjunction, masked
@@ -175,7 +174,7 @@ def _sort_long(cx: Builder, first: Runs, second: Runs, x: Ref, dim: int) -> None
 # ---------------------------------------------------------------- the first k
 def _counter(cx: Builder, n: Expr) -> dt.DType:
     """An integer that counts to n."""
-    hi = Ranges({s.sym: (s.lo, s.hi) for s in cx.symbols}).interval(n).hi
+    hi = cx.interval(n).hi
     return dt.i32 if hi is not None and hi < 2**31 else dt.i64
 
 

@@ -117,13 +117,15 @@ def _position(o: Expr, n: Expr, m: Expr, scale: float | None, align: bool, d: DT
 
 def _linear_taps(o: Expr, n: Expr, m: Expr, scale: float | None, align: bool, d: DType) -> Taps:
     one = Const(d, 1.0)
-    if n is m:
-        return [(o, one)]
+    if n is m:  # the element and nothing of itself: infinities are NaN, as in eager
+        return [(o, one), (o, Const(d, 0.0))]
     at = _position(o, n, m, scale, align, d, True)
     if scale is not None and not align and (known(n) is None or known(m) is None):
         at = select(op("eq", n, m), convert(o, d), at)  # equal sizes are a copy, whatever the scale
     low = op("min", convert(op("floor", at), dt.index), n - 1)
     high = op("min", low + 1, n - 1)
+    if known(n) is None or known(m) is None:
+        high = select(op("eq", n, m), low, high)
     part = op("min", op("max", op("sub", at, convert(low, d)), Const(d, 0.0)), one)
     return [(low, op("sub", one, part)), (high, part)]
 
