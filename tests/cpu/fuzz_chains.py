@@ -537,7 +537,7 @@ def resized(tensors: list[torch.Tensor], r: Draw) -> list[torch.Tensor]:
     for t in tensors:
         for d, n in enumerate(t.shape):
             if new[n] != n:
-                t = t.index_select(d, torch.arange(new[n], device=t.device) % n)
+                t = t[(slice(None),) * d + (torch.arange(new[n], device=t.device) % n,)]
         out.append(t if t.is_contiguous() or 0 in t.shape else t.clone())
     return out
 

@@ -207,6 +207,23 @@ def test_the_offset_of_an_input() -> None:
         want, got = fn(x), compiled(x)
         torch.testing.assert_close(got, want)
 
+    for dynamic in (False, True):  # a write, where memory begins earlier
+        torchsmith.compiler.reset()
+        ours, theirs = torch.arange(12.0).view(2, 3, 2), torch.arange(12.0).view(2, 3, 2)
+        write = lambda x: x.as_strided(x.shape, x.stride()).neg_() + 1
+        torch.testing.assert_close(torchsmith.compile(write, dynamic=dynamic)(ours[1]), write(theirs[1]))
+        assert torch.equal(ours, theirs)
+
+
+def test_numbers_drawn_into_memory_with_gaps() -> None:
+    def drawn(x: Tensor) -> tuple[Tensor, ...]:
+        torch.manual_seed(3)
+        turned = x[:4].view(2, 2).t()
+        drawn = torch.poisson(turned.abs()), F.rrelu(turned, training=True)
+        return x[::2].normal_(), torch.normal(x[::2], 1.0, out=x[1::2]), *drawn, torch.rand(2)
+
+    check(drawn, (R(36),), exact=True)
+
 
 # ---------------------------------------------------------------- what eager refuses
 
@@ -446,6 +463,7 @@ def test_sizes_of_nothing_stay_compiled() -> None:
     for fn, args in (
         (lambda x: F.group_norm(x, 1), (R(0, 0, 0),)), (lambda x, i: x.take(i), (R(0, 0), torch.zeros(0, 2, dtype=torch.int64))),
         (lambda a, b: torch.tensordot(a, b, 2), (R(0, 0, 0), R(0, 0, 0))),
+        (torch.matmul, (R(3, 0).bfloat16(), R(0, 5).bfloat16())),
     ):  # fmt: skip
         torchsmith.compiler.reset()
         with recording() as got:

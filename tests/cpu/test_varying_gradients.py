@@ -63,6 +63,8 @@ ROWS = {
     "weight_norm last": (lambda v, g: torch._weight_norm(v, g, 1), lambda n: (randn(4, n), randn(1, n))),
     "gamma": (lambda x: torch._standard_gamma(x.exp()), lambda n: (randn(n, 3),)),
     "dirichlet": (lambda x: torch.distributions.Dirichlet(x.exp(), validate_args=False).rsample(), lambda n: (randn(n, 3),)),
+    "a matrix times batches": (lambda w, x: w @ x, lambda n: (randn(3, 4), randn(n, 4, 5))),
+    "turned batches times a matrix": (lambda x, w: x.mT @ w, lambda n: (randn(n, 4, 5), randn(4, 3))),
     "pdist": (F.pdist, lambda n: (randn(n, 3),)),
     "lu": (lambda x: torch.linalg.lu(x)[2], lambda n: (randn(n, 3, 3),)),
     "lu_unpack": (lambda x: torch.lu_unpack(*torch.linalg.lu_factor(x))[1], lambda n: (randn(n, 4, 3),)),
@@ -108,7 +110,7 @@ def test_gradients(name):
         torch.set_rng_state(state)
         with recording() as got:
             found = torch.autograd.grad(compiled(*args).square().sum(), args)
-        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4, check_stride=True)
         graphs += sum(e.kind == "graph" for e in got)
         codes |= {e.fields["code"] for e in got if e.kind in ("fallback", "graph_break")}
     assert graphs == 2

@@ -667,6 +667,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
+IN_SIXTEENS = frozenset({torch.ops.aten.normal_.default})  # draws otherwise where elements do not lie side by side
 REAL_IN_PLACE = frozenset({torch.ops.aten.abs_.default})  # refuse complex numbers, which the functional form takes
 
 
@@ -685,6 +686,8 @@ def finish_write(
                 if func in REAL_IN_PLACE and target.dtype.is_complex:
                     raise RuntimeError(f"{row.name} of complex numbers is not supported")
                 (fit_out if row.out else check_in_place)(target, new)
+                if not is_contiguous(target) if row.out and row.is_random else func in IN_SIXTEENS and not is_dense(target):
+                    raise Unsupported("GRA006", at=current().facts.loc, detail=f"{row.name} into memory of another order")
                 assign(target, new)
     count = len(func._schema.returns)
     if not count:

@@ -10,6 +10,7 @@ from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, Load, op, select, substitute, walk
 from .core import Builder
+from .extern import lower_extern
 from .numerics import cast
 from .ref import ONE, ZERO, Index, Ref, constant, contiguous_strides, is_one, is_zero, known, same_strides, size
 from .table import lowers
@@ -187,27 +188,26 @@ def lower_block_diag(cx: Builder, parts: Sequence[Ref]) -> Any:
 
 @lowers("aten.as_strided_scatter.default")
 def lower_as_strided_scatter(cx: Builder, x: Ref, src: Ref, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None) -> Any:
-    """Each element of x finds its place in the strided view, where that is one-to-one: strides of known sizes that nest."""
+    """Each element of x finds its place in the strided view, where that is one-to-one: strides of known sizes that nest. Torch's own counts
+    the offset from the start of the storage, of which an input may be a later part."""
     s = x.strided
-    if s is None or x.whole is None or not same_strides(x.shape, s.strides, contiguous_strides(x.shape)):
-        if s is not None and cx.buffers[s.root].role == "input":
-            raise Unsupported("LOW003", at=cx.loc, detail="as_strided_scatter of an input that is not contiguous")
-        return NotImplemented
     sizes, steps, first = [known(n) for n in shape], [known(n) for n in strides], known(offset) if offset is not None else 0
-    if first is None or None in sizes or None in steps:
-        return NotImplemented
-    order = sorted((k for k in range(len(sizes)) if sizes[k] != 1), key=lambda k: -constant(strides[k]))
-    for outer, inner in pairwise(order):
-        if constant(strides[outer]) < constant(strides[inner]) * constant(shape[inner]):
+    is_known = not (first is None or None in sizes or None in steps)
+    order = sorted((k for k in range(len(sizes)) if sizes[k] != 1), key=lambda k: -constant(strides[k])) if is_known else []
+    is_nested = all(constant(strides[a]) >= constant(strides[b]) * constant(shape[b]) for a, b in pairwise(order))
+    is_whole = s is not None and x.whole is not None and same_strides(x.shape, s.strides, contiguous_strides(x.shape))
+    if not (is_whole and is_known and is_nested and all(steps[k] for k in order)):
+        if s is None or cx.buffers[s.root].role != "input":
             return NotImplemented
-    if any(not steps[k] for k in order):
-        return NotImplemented
+        if not is_whole:
+            raise Unsupported("LOW003", at=cx.loc, detail="as_strided_scatter of an input that is not contiguous")
+        return lower_extern(cx, cx.node, [cx.stage(x.load, x.shape, x.dtype), src, shape, strides, offset])
 
     def at(i: Index) -> Expr:
         number: Expr = ZERO
         for k, n in zip(i, x.shape, strict=True):
             number = number * n + k
-        rest: Expr = number - first
+        rest: Expr = number - size(offset if offset is not None else 0)
         tests = [op("ge", rest, ZERO)]
         place: list[Expr] = [ZERO] * len(sizes)
         for d in order:

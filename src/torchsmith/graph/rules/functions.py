@@ -49,10 +49,13 @@ def matmul(trace: Tracing, call: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Te
     if a.dim() == 1:
         return matmul(trace, call, b.mT, a)
     if b.dim() > 2:
+        if a.dim() == 2 and is_watched(a):  # as below
+            return matmul(trace, call, b.mT, a.t()).mT.contiguous()
         return _batches(trace, a, b)
     shape, strides = a.shape, a.stride()
-    if all(same(strides[i], strides[i + 1] * shape[i + 1]) for i in range(a.dim() - 2)):  # its rows are the rows of one matrix
-        rows = a.view(math.prod(shape[:-1]), shape[-1])
+    is_one_matrix = all(same(strides[i], strides[i + 1] * shape[i + 1]) for i in range(a.dim() - 2))
+    if is_one_matrix or is_watched(b):  # a copy, where the gradient of an expanded matrix would be as large
+        rows = reshape(trace, Tensor.reshape, a, math.prod(shape[:-1]), shape[-1])
         return (torch.mv(rows, b) if b.dim() == 1 else torch.mm(rows, b)).view(*shape[:-1], *b.shape[1:])
     batch = reshape(trace, Tensor.reshape, a, math.prod(shape[:-2]), *shape[-2:])
     right = b.unsqueeze(1) if b.dim() == 1 else b

@@ -245,7 +245,7 @@ def fill(self: torch.Tensor, value: Any) -> torch.Tensor:
 
 @rule(aten.rrelu_with_noise_functional.default)
 def rrelu(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), self.dtype), make(noise.shape, noise.stride(), noise.dtype)
+    return make(self.shape, contiguous_strides(tuple(self.shape)), self.dtype), make(noise.shape, noise.stride(), noise.dtype)
 
 
 @rule(aten.log_sigmoid_forward.default)
@@ -271,7 +271,7 @@ def angle(self: torch.Tensor) -> torch.Tensor:
     return elementwise((self,), self.dtype.to_real() if self.dtype.is_complex else float_dtype(self.dtype))
 
 
-@rule(aten.bernoulli.default, aten.bernoulli.p)
+@rule(aten.bernoulli.default, aten.bernoulli.p, aten.poisson.default)
 def bernoulli(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return make(self.shape, contiguous_strides(tuple(self.shape)), self.dtype)
 
@@ -286,7 +286,7 @@ def mvlgamma(self: torch.Tensor, p: int) -> torch.Tensor:
 def register_random() -> None:
     """Random results have the layout of their operand."""
     names = """bernoulli.Tensor uniform.default normal_functional.default exponential.default
-        random.default random.from random.to cauchy.default log_normal.default geometric.default poisson.default"""
+        random.default random.from random.to cauchy.default log_normal.default geometric.default"""
     for name in names.split():
         packet, overload = name.split(".")
         op = getattr(getattr(aten, packet), overload)

@@ -39,7 +39,7 @@ SPLIT = 1.3  # the same of a product that reads rows which do not begin with a l
 def has_pairs(c: Contraction) -> bool:
     """Is it a product for this template, once its `a` lies plain?"""
     taps = [const_of(e) for _, e in c.taps]
-    known = const_of(c.k[1]) is not None and None not in taps and _product([e for _, e in c.taps]) <= TAPS
+    known = bool(const_of(c.k[1])) and None not in taps and _product([e for _, e in c.taps]) <= TAPS
     return c.target.vectors.pairs and c.a.dtype is dt.bf16 and c.b.dtype is dt.bf16 and known and (c.n[0] is not ONE_COLUMN or not c.batch)
 
 
