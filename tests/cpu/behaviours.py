@@ -632,6 +632,33 @@ def grown(x):
     return new.v, new.twigs[0].parent is new, new.twigs[0].v is new.v, new.twigs[1].v
 
 
+class Mixin:
+    def __init__(self, **rest):
+        super().__init__(**rest)
+
+
+class Mixed(Mixin):
+    def __init__(self, a, **rest):
+        super().__init__(**rest)
+        self.a = a
+
+
+class Newed:
+    def __new__(cls, *args):
+        return super().__new__(cls, *args)
+
+
+class OnlyNext:
+    def __next__(self):
+        return 1
+
+
+def refused(x):
+    """What object's own methods, and iter(), do not take."""
+    made = [lambda: Mixed(1, b=2), lambda: Mixed(x).a, lambda: object().__init__(1), lambda: Newed(1), lambda: type(Newed()), lambda: OnlyNext().__init__(2), lambda: iter(OnlyNext())]
+    return [attempt(fn) for fn in made]
+
+
 def finalised(log):
     box = Twig(1)
     weakref.finalize(box, log.append, "gone")
@@ -643,7 +670,7 @@ def finalised(log):
 
 COPIES = [
     lambda x, s: grown(x), lambda x, s: (lambda memo: (copy.deepcopy([s.tensors[0]], memo), copy.deepcopy(s.tensors, memo)))({}), lambda x, s: (x, finalised(s.list)), lambda x, s: (x, weakref.ref(Twig(1)))[1]() is None,
-    lambda x, s: attempt(lambda: copy.deepcopy(x, memo=None)) is not x,
+    lambda x, s: attempt(lambda: copy.deepcopy(x, memo=None)) is not x, lambda x, s: refused(x),
 ]  # fmt: skip
 
 

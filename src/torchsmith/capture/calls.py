@@ -610,6 +610,10 @@ def _new(m: Machine, cls: Any, owner: type, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(cls, Tensor):
         raise Unsupported("CAP021", at=m.loc(), detail=f"{cls.__name__}.__new__")
     if owner is object:
+        if (args or kwargs) and at.is_users(m, cls, "__new__"):
+            raise Raised(TypeError("object.__new__() takes exactly one argument (the type to instantiate)"))
+        if (args or kwargs) and find(m, cls, "__init__") is object.__init__:
+            raise Raised(TypeError(f"{cls.__name__}() takes no arguments"))
         return m.native(object.__new__, [cls], {}, plain=True)
     if owner is tuple and args:
         args = [pr.iterate(m, args[0])]
@@ -787,9 +791,19 @@ def _single_read(m: Machine, self: Any, name: str, args: Args) -> Any:
 _METHOD_ROWS: dict[str, Callable[..., Any]] = {}
 
 
+def _inits_as_object(t: type) -> bool:
+    """Is object.__init__ the first one in C?"""
+    inits = (vars(base)["__init__"] for base in t.__mro__ if "__init__" in vars(base))
+    return next(f for f in inits if not issubclass(type(f), Function)) is object.__init__
+
+
 def _row_init(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     """object.__init__ and the like: nothing to do."""
     owner = find(m, t, "__init__")
+    if (args or kwargs) and _inits_as_object(t):
+        if owner is not object.__init__ or find(m, t, "__new__") is object.__new__:
+            name = "object" if owner is not object.__init__ else t.__name__
+            raise Raised(TypeError(f"{name}.__init__() takes exactly one argument (the instance to initialize)"))
     if owner is object.__init__ or not issubclass(type(self), (dict, list, set, BaseException, super)):
         return None
     if issubclass(type(self), dict) and args:

@@ -627,7 +627,7 @@ def begin(m: Machine, obj: Any) -> Any:
     meta_iter = special(m, t, "__iter__") if issubclass(type(obj), type) else None
     if meta_iter is not None:
         return _checked(m, m.call(meta_iter, [obj], {}))
-    if special(m, t, "__next__") is not None:
+    if special(m, t, "__next__") is not None and find(m, t, "__iter__") is not MISSING:
         return obj
     if track is not None:
         raise Unsupported("CAP011", at=m.loc(), detail=f"iteration over {t.__name__} from {track.source}")
