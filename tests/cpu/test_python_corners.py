@@ -474,3 +474,18 @@ def test_single_dispatch() -> None:
         assert repr(compiled(x)) == repr(fn(x))
     scaled.register(str, lambda value: "text")
     assert repr(compiled(x)) == repr(fn(x)) and compiled(x)[0][2] == "text"
+
+
+@functools.lru_cache
+def table(n: int) -> torch.Tensor:
+    return torch.arange(float(n))
+
+
+def test_a_cached_function_of_a_size_that_varies_gives_one_object() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x + table(x.shape[0]), table(x.shape[0]) is table(x.shape[0])
+
+    compiled = torchsmith.compile(fn, backend="eager", dynamic=True)
+    for n in (3, 5):
+        got, same_object = compiled(torch.ones(n))
+        assert same_object and torch.equal(got, torch.ones(n) + torch.arange(float(n)))

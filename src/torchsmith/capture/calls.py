@@ -372,7 +372,10 @@ def _call_cached(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.native(fn, [m.with_numbers(a) for a in args], {k: m.with_numbers(v) for k, v in kwargs.items()})
     if getattr(fn.__wrapped__, "_dynamo_marked_constant", False):
         return m.native(fn, args, kwargs, plain=True)
-    told = [(type(a), a if type(a) in SCALARS else id(m.world.canonical(a))) for a in (*args, *kwargs.values())]
+    told = [
+        (type(a), a if type(a) in SCALARS else id(a.node.expr if type(a) in SymTypes else m.world.canonical(a)))
+        for a in (*args, *kwargs.values())
+    ]
     key = (fn, *told, *kwargs)
     if key not in m.cached:
         m.cached[key] = _first_of_cached(m, fn, args, kwargs), args
