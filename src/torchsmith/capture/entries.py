@@ -307,7 +307,9 @@ def read_marks(state: State, call: Call) -> None:
             state.unbacked.update((str(source), d) for d in {*getattr(t, "_torchsmith_unbacked", ()), *theirs, *unbacked})
             state.marked.update({(str(source), d): span for d, span in marked.items()})
             dynamic = {*marked, *getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
-            dynamic |= asked_dims(CONFIG.dynamic_sources, str(source), t.dim()) | {d for d, size in enumerate(t.shape) if size in values}
+            dynamic |= asked_dims(CONFIG.dynamic_sources, str(source), t.dim())
+            if values and not t.is_nested:
+                dynamic |= {d for d, size in enumerate(t.shape) if size in values}
             static = {*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())}
             if dynamic:
                 state.dynamic_dims.setdefault(str(source), set()).update(dynamic)
