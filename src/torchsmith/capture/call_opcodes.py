@@ -260,7 +260,10 @@ def op_intrinsic_2(f: Frame, i: Instr) -> None:
 
 def _prepare_reraise(f: Frame) -> None:
     """What leaves a `try` with except*: what the handlers raised, and of the group itself what none took or one raised again."""
-    left, orig = [e for e in f.stack.pop() if e is not None], f.stack.pop()
+    held, orig = f.stack.pop(), f.stack.pop()
+    if f.machine.world.of(held) is not None:
+        raise Unsupported("CAP002", at=f.machine.loc(), detail="except* that began before a break")
+    left = [e for e in held if e is not None]
     if not isinstance(orig, BaseExceptionGroup):  # taken by one handler at most
         f.stack.append(left[0] if left else None)
         return

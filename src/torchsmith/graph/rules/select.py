@@ -18,6 +18,7 @@ from ..layout import (
     format_strides,
     from_front,
     is_dense,
+    is_shape,
     is_static_one,
     require,
     result_dtype,
@@ -328,9 +329,11 @@ def constant_pad(self: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
         shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
         if not require(shape[d] >= 0):
             raise RuntimeError(f"The input size {self.shape[d]}, plus negative padding {pad[2 * i]} and {pad[2 * i + 1]} is negative")
-    if all(p <= 0 for p in pad):  # a clone of what is left
+    format = suggest_format(self)
+    is_usual = is_shape(tuple(self.stride()), format_strides(tuple(self.shape), format))
+    if not is_usual and all(p <= 0 for p in pad):  # a clone of what is left, in the order of the input
         return make(shape, copy_strides(strided(self, shape, self.stride()), None), self.dtype)
-    return make(shape, format_strides(shape, suggest_format(self)), self.dtype)
+    return make(shape, format_strides(shape, format), self.dtype)
 
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.bool, torch.uint8)
