@@ -175,22 +175,32 @@ static int64_t span_of(const ts_tensor *t) {
   return (last + 1) * (int64_t)libtorch.element_size(dtype);
 }
 
-void states_written(const ts_tensor *t) {
-  const char *from = t->data, *to = from + span_of(t);
-  for (StateList *l = lists; l; l = l->next)
-    for (int i = 0; i < l->n; i++)
-      for (int k = 0; k < l->states[i]->n; k++) {
-        const Snapshot *s = &l->states[i]->snaps[k];
-        if ((const char *)s->data < to && from < (const char *)s->data + s->span) l->states[i]->generation = -1;
-      }
-}
-
-void states_changed(const void *base) {
+/* States that have a constant which `concerns` says yes to are prepared anew at their next call. */
+static void outdate(bool (*concerns)(const Snapshot *, const void *), const void *what) {
   for (StateList *l = lists; l; l = l->next)
     for (int i = 0; i < l->n; i++)
       for (int k = 0; k < l->states[i]->n; k++)
-        if (l->states[i]->snaps[k].base == base) l->states[i]->generation = -1;
+        if (concerns(&l->states[i]->snaps[k], what)) l->states[i]->generation = -1;
 }
+
+typedef struct {
+  const char *from, *to;
+} Extent;
+
+static bool overlaps(const Snapshot *s, const void *extent) {
+  const Extent *e = extent;
+  return (const char *)s->data < e->to && e->from < (const char *)s->data + s->span;
+}
+
+static bool starts_at(const Snapshot *s, const void *base) { return s->base == base; }
+static bool is_tensors(const Snapshot *s, const void *impl) { return s->impl == impl; }
+
+void states_written(const ts_tensor *t) {
+  Extent written = {t->data, (const char *)t->data + span_of(t)};
+  outdate(overlaps, &written);
+}
+
+void states_changed(const void *base) { outdate(starts_at, base); }
 
 /* Nothing was written through aliases of the constants since the state was prepared. */
 static bool is_untouched(const State *s, int64_t current, bool is_far) {
@@ -313,10 +323,7 @@ PyObject *refreeze(PyObject *module, PyObject *tensors) {
     PyObject *tensor = PyTuple_GET_ITEM(tensors, t);
     if (!torch.ready) break;
     if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "refreeze takes tensors, not %s", Py_TYPE(tensor)->tp_name);
-    for (StateList *l = lists; l; l = l->next)
-      for (int i = 0; i < l->n; i++)
-        for (int k = 0; k < l->states[i]->n; k++)
-          if (l->states[i]->snaps[k].impl == *(void **)handle_of(tensor)) l->states[i]->generation = -1;
+    outdate(is_tensors, *(void **)handle_of(tensor));
   }
   Py_RETURN_NONE;
 }

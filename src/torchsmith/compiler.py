@@ -230,9 +230,9 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> artifacts.CacheInfo:
 def load_compiled_function(file: Any, *, f_globals: Mapping[str, Any] | None = None, external_data: Any = None) -> Any:
     """What `compiled.aot_compile(...)` gave and save_compiled_function wrote: of a path, or of a file object. It is code: load only what
     comes from somebody you trust. f_globals, external_data: accepted; a package holds all that it needs. Raises PackageError."""
-    from .aot.functions import CompiledFunction
+    from .aot.functions import load_function
 
-    return CompiledFunction(file)
+    return load_function(file)
 
 
 def set_logs(**artifacts: bool) -> None:

@@ -6,6 +6,7 @@ package: compiler.load_compiled_function, load_package and all other loaders rea
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..capture.entries import marks_of
 from ..codes import Unsupported, define
 from ..options import Options
+from ..runtime.files import replace_file
 from .archive import write_package
 from .dims import Dim, ShapesCollection
 from .exporting import export
@@ -31,15 +34,11 @@ define("AOT090", "a function that is compiled ahead of time computes no gradient
 class CompiledFunction:
     """Call it as the function it was made of; an argument that does not fit the example's declarations is an error."""
 
-    def __init__(self, package: Any) -> None:
-        """`package`: a path, or a file object."""
+    def __init__(self, write: Callable[[Path], object]) -> None:
+        """write: puts the package at the path that it is given."""
         self._folder = tempfile.TemporaryDirectory(prefix="torchsmith-aot-")
         self._package = Path(self._folder.name) / "function.pt2"
-        if hasattr(package, "read"):
-            with open(self._package, "wb") as file:
-                shutil.copyfileobj(package, file)
-        else:
-            shutil.copyfile(package, self._package)
+        write(self._package)
         self._model = load_package(self._package)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +46,18 @@ class CompiledFunction:
 
     def save_compiled_function(self, path: str | os.PathLike[str], external_data: Any = None) -> None:
         """Write the package. external_data: accepted; a package holds all that it needs."""
-        shutil.copyfile(self._package, path)
+        with open(self._package, "rb") as package:
+            replace_file(Path(path), lambda file: shutil.copyfileobj(package, file), 0o666)
+
+
+def load_function(package: Any) -> CompiledFunction:
+    """What save_compiled_function wrote, of a path or a file object."""
+
+    def write(path: Path) -> None:
+        with contextlib.nullcontext(package) if hasattr(package, "read") else open(package, "rb") as source, open(path, "wb") as file:
+            shutil.copyfileobj(source, file)
+
+    return CompiledFunction(write)
 
 
 def compile_function(
@@ -64,9 +74,9 @@ def compile_function(
     program = export(fn, args, kwargs, dynamic_shapes=_varying(args, kwargs, dynamic) if dynamic is not False else None)
     if torch.is_grad_enabled() and _needs_gradients(program, (args, kwargs)):
         raise Unsupported("AOT090", detail=program.name)
-    with torch.no_grad(), tempfile.TemporaryDirectory(prefix="torchsmith-aot-") as folder:
+    with torch.no_grad():
         part = compile_part(entry_of_exported(program), Settings(options))
-        return CompiledFunction(write_package(Path(folder) / "function.pt2", {"model": part}))
+        return CompiledFunction(lambda path: write_package(path, {"model": part}))
 
 
 def _needs_gradients(program: ExportedProgram, call: Any) -> bool:
@@ -80,11 +90,10 @@ def _varying(args: Any, kwargs: Any, dynamic: bool | None) -> ShapesCollection |
     for t in pytree.tree_leaves((args, kwargs)):
         if not isinstance(t, torch.Tensor):
             continue
-        hints = {*getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
+        marked, hints, static = marks_of(t)
         rows: dict[int, Any] = dict.fromkeys(range(t.dim()) if dynamic else sorted(hints), Dim.AUTO)
-        marked = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None)) | dict(getattr(t, "_torchsmith_dynamic", {}))
         rows |= {d: Dim.DYNAMIC(min=low if low > 1 else None, max=high) for d, (low, high) in marked.items()}
-        for d in (*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())):
+        for d in static:
             rows.pop(d, None)
         if rows:
             shapes[t], found = rows, True

@@ -57,12 +57,11 @@ class Expected:
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Raises TypeError, ValueError for inputs that the code was not compiled for."""
-        if len(inputs) == len(self.names):
-            for entry in self.entries:
-                if entry.check(inputs, NO_GLOBALS, None):
-                    return
         if len(inputs) != len(self.names):
             raise TypeError(f"the graph takes {len(self.names)} inputs ({', '.join(self.names)}), not {len(inputs)}")
+        for entry in self.entries:
+            if entry.check(inputs, NO_GLOBALS, None):
+                return
         for i, (row, value) in enumerate(zip(self.rows, inputs, strict=True)):
             if isinstance(row, TensorSpec):
                 self._is_tensor(f"input {i} ({self.names[i]})", row, value)

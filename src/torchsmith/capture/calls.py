@@ -221,7 +221,7 @@ def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         own = fn.__dict__.get("_torchdynamo_orig_callable")
         if isinstance(own, types.FunctionType) and own.__code__.co_filename.startswith(policy.OPTIMIZERS):
             return m.call(m.attr(fn, "_torchdynamo_orig_callable"), args, kwargs)  # PyTorch's compiler marks optimizers for its own sake
-        if isinstance(own, types.FunctionType) and fn.__code__.co_name == "nonrecursive_disable_wrapper":
+        if isinstance(own, types.FunctionType) and policy.skips_itself_alone(fn.__code__):
             policy.SKIPPED.add(own.__code__)
         raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
     if fn.__dict__ and fn.__dict__.get("_dynamo_marked_constant"):

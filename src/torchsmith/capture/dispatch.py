@@ -331,7 +331,7 @@ def on_frame(settings: Settings, fn: types.FunctionType) -> Any:
     """The Dispatcher for a code object that the hook meets for the first time, None: never compile it, or RUN_PLAIN: nor what it calls."""
     code = fn.__code__
     if "_torchdynamo_disable" in fn.__dict__ and "_torchdynamo_orig_callable" in fn.__dict__:  # PyTorch's own compiler.disable
-        return None if code.co_name == "nonrecursive_disable_wrapper" else _frame.RUN_PLAIN
+        return None if policy.skips_itself_alone(code) else _frame.RUN_PLAIN
     if code in policy.SKIPPED:
         return None
     if not is_entry_file(code.co_filename) or (code.co_name.startswith("<") and code.co_name != "<lambda>"):

@@ -6,7 +6,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -283,6 +283,21 @@ def _is_another_module(source: Source, known: Installed, call: Call) -> bool:
     return was is None or was() is not module
 
 
+class Marks(NamedTuple):
+    """What the user said of a tensor's dimensions, by our functions or by torch.compile's."""
+
+    ranges: dict[int, tuple[int, int | None]]  # dynamic: dimension -> least and largest size
+    hints: set[int]  # dynamic if that does no harm
+    static: set[int]
+
+
+def marks_of(t: torch.Tensor) -> Marks:
+    ranges: dict[int, tuple[int, int | None]] = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None))
+    ranges |= getattr(t, "_torchsmith_dynamic", {})
+    hints = {*getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
+    return Marks(ranges, hints, {*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())})
+
+
 def read_marks(state: State, call: Call) -> None:
     """mark_dynamic / mark_static on the call's tensors. Raises IndexError for a dimension of shapes_spec that a tensor does not have."""
     for place, dims in (state.settings.shapes or {}).items():
@@ -292,7 +307,7 @@ def read_marks(state: State, call: Call) -> None:
     values = asked_values()
     for name, value in call.locals.items():
         for source, t in _sources(Local(name), value):
-            marked = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None)) | dict(getattr(t, "_torchsmith_dynamic", {}))
+            marked, hints, static = marks_of(t)
             bounds = getattr(t, "_dynamo_unbacked_bounds", {})
             theirs = {d: (bounds.get(d, (None, None))[0] or 0, bounds.get(d, (None, None))[1]) for d in getattr(t, "_dynamo_unbacked_indices", ())}
             marked |= theirs
@@ -306,11 +321,9 @@ def read_marks(state: State, call: Call) -> None:
                     )
             state.unbacked.update((str(source), d) for d in {*getattr(t, "_torchsmith_unbacked", ()), *theirs, *unbacked})
             state.marked.update({(str(source), d): span for d, span in marked.items()})
-            dynamic = {*marked, *getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
-            dynamic |= asked_dims(CONFIG.dynamic_sources, str(source), t.dim())
+            dynamic = marked.keys() | hints | asked_dims(CONFIG.dynamic_sources, str(source), t.dim())
             if values and not t.is_nested:
                 dynamic |= {d for d, size in enumerate(t.shape) if size in values}
-            static = {*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())}
             if dynamic:
                 state.dynamic_dims.setdefault(str(source), set()).update(dynamic)
             if static and str(source) in state.dynamic_dims:

@@ -43,6 +43,11 @@ SKIPPED: set[types.CodeType] = set()  # code that compiler.disable(recursive=Fal
 EXPORT_FRAME = "<torchsmith export>"  # file name of the function that calls an exported module
 
 
+def skips_itself_alone(code: types.CodeType) -> bool:
+    """Is it PyTorch's wrapper of disable(recursive=False)? It runs as it is, and what it calls may be compiled."""
+    return code.co_name == "nonrecursive_disable_wrapper"
+
+
 OPTIMIZERS = _TORCH_DIR + "/optim/"
 
 

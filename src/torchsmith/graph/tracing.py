@@ -686,7 +686,7 @@ def finish_write(
                 if func in REAL_IN_PLACE and target.dtype.is_complex:
                     raise RuntimeError(f"{row.name} of complex numbers is not supported")
                 (fit_out if row.out else check_in_place)(target, new)
-                if not is_contiguous(target) if row.out and row.is_random else func in IN_SIXTEENS and not is_dense(target):
+                if not (is_contiguous(target) if row.out and row.is_random else is_dense(target) or func not in IN_SIXTEENS):
                     raise Unsupported("GRA006", at=current().facts.loc, detail=f"{row.name} into memory of another order")
                 assign(target, new)
     count = len(func._schema.returns)
