@@ -190,8 +190,9 @@ def run_passes(passes: Sequence[Pass], value: Any, options: Options, name: str) 
 def compile_functional(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any] = ()) -> tuple[Manifest, str, bool]:
     """FunctionalGraph -> (manifest, library path, was it cached). `inputs` of a call are what max-autotune measures with, if given."""
     key = cache.graph_key(fg.key_text, options)
+    nodes = [(str(n.target), str(n.meta.get("loc") or "")) for n in fg.graph.nodes]
     if not (options.force_disable_caches or options.trace_enabled):
-        found = cache.find(key)
+        found = cache.find(key, nodes)
         if found is not None:
             if found.tuned:
                 events.emit("tuned", graph=name, lines=found.tuned)
@@ -199,7 +200,7 @@ def compile_functional(fg: FunctionalGraph, options: Options, name: str, inputs:
     source = compile_source(fg, options, name, inputs)
     library = str(building.build(source.host, source.kernels, options, source.target))
     if not options.force_disable_caches:
-        library = cache.keep(key, source.manifest, library, source.tuned)
+        library = cache.keep(key, source.manifest, library, source.tuned, nodes)
     return source.manifest, library, False
 
 

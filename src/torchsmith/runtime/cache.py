@@ -2,6 +2,7 @@
 
 In: the canonical text of a graph, options. Out: Found(manifest, library) or None. Nothing is unpickled; every file is private to the
 user, written atomically, and its digest is checked before use (runtime/store.py). The second level, kernel text -> object, is build's.
+Lines of the user's files are no part of the key, so an entry remembers which node of the graph made an extern call, not where it stood.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import contextlib
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -81,8 +83,22 @@ def key_of(fields: dict[str, str]) -> str:
     return digest(*(t for pair in sorted(fields.items()) for t in pair))
 
 
-def find(key: str) -> Found | None:
-    """The compilation under this key, whole and checked; damaged entries are deleted."""
+def _nodes_of(manifest: Manifest, nodes: Sequence[tuple[str, str]]) -> list[int]:
+    """By extern call, which of the graph's nodes (operator, line) it stands for; -1 where none has its line."""
+    found, met = [], Counter[tuple[str, str]]()
+    for e in manifest.externs:
+        here = [i for i, (_, loc) in enumerate(nodes) if loc == e.loc]
+        same = [i for i in here if nodes[i][0] == e.op] or here
+        found.append(same[min(met[e.op, e.loc], len(same) - 1)] if same else -1)
+        met[e.op, e.loc] += 1
+    return found
+
+
+def find(key: str, nodes: Sequence[tuple[str, str]] = ()) -> Found | None:
+    """The compilation under this key, whole and checked; damaged entries are deleted.
+
+    `nodes`: operator and line ("file:line") of each node of the graph at hand, in order, for the lines of extern calls.
+    """
     path = store.folder("graph") / f"{key}.json"
     content = store.get(path)
     if content is None:
@@ -92,7 +108,9 @@ def find(key: str) -> Found | None:
         entry = json.loads(content)
         manifest, library = Manifest.of(entry["manifest"]), store.folder("lib") / entry["library"]
         tuned = tuple(str(line) for line in entry["tuned"])
-    except (ValueError, KeyError, TypeError) as e:
+        lines = [nodes[i][1] if i >= 0 else "" for i in entry["nodes"]]
+        manifest = replace(manifest, externs=[replace(e, loc=at) for e, at in zip(manifest.externs, lines, strict=True)])
+    except (ValueError, KeyError, TypeError, IndexError) as e:
         events.emit("cache", name="damaged", path=str(path), detail=repr(e))
         with contextlib.suppress(OSError):
             path.unlink()
@@ -104,9 +122,14 @@ def find(key: str) -> Found | None:
     return Found(manifest, str(library), tuned)
 
 
-def keep(key: str, manifest: Manifest, library: Path | str, tuned: Sequence[str] = ()) -> str:
+def keep(
+    key: str, manifest: Manifest, library: Path | str, tuned: Sequence[str] = (), nodes: Sequence[tuple[str, str]] = ()
+) -> str:
     """Remember a built library under its graph key; gives the library's path. A cache that cannot be written is no error."""
-    text = json.dumps({"manifest": json.loads(manifest.to_json()), "library": Path(library).name, "tuned": list(tuned)})
+    entry = {
+        "manifest": json.loads(manifest.to_json()), "library": Path(library).name, "tuned": list(tuned), "nodes": _nodes_of(manifest, nodes),
+    }  # fmt: skip
+    text = json.dumps(entry)
     try:
         store.put(store.folder("graph") / f"{key}.json", text.encode())
     except Unsupported as e:
