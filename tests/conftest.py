@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run starts with an empty cache of its own, or with the one that the environment names: what was compiled before is no part of it."""
+    """A run starts with an empty cache of its own, or with the one that the environment names: nothing was compiled before."""
     if "TORCHSMITH_CACHE_DIR" not in os.environ:
         folder = os.environ["TORCHSMITH_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchsmith_tests_")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_aot import ROOT
 
 START = """
@@ -135,5 +136,7 @@ assert not [f for f in os.listdir(os.environ["TMPDIR"]) if "torchsmith" in f], o
 """
 
 
+@pytest.mark.heavy
 def test_interrupts(tmp_path: Path) -> None:
+    """At whatever line the signal comes; test_cache.py interrupts every line of those who write files."""
     finished(started(INTERRUPTED, tmp_path))

@@ -122,12 +122,11 @@ def find(key: str, nodes: Sequence[tuple[str, str]] = ()) -> Found | None:
     return Found(manifest, str(library), tuned)
 
 
-def keep(
-    key: str, manifest: Manifest, library: Path | str, tuned: Sequence[str] = (), nodes: Sequence[tuple[str, str]] = ()
-) -> str:
+def keep(key: str, manifest: Manifest, library: Path | str, tuned: Sequence[str] = (), nodes: Sequence[tuple[str, str]] = ()) -> str:
     """Remember a built library under its graph key; gives the library's path. A cache that cannot be written is no error."""
     entry = {
-        "manifest": json.loads(manifest.to_json()), "library": Path(library).name, "tuned": list(tuned), "nodes": _nodes_of(manifest, nodes),
+        "manifest": json.loads(manifest.to_json()), "library": Path(library).name, "tuned": list(tuned),
+        "nodes": _nodes_of(manifest, nodes),
     }  # fmt: skip
     text = json.dumps(entry)
     try:
