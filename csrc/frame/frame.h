@@ -67,7 +67,7 @@ enum { NODE_LOCAL, NODE_GLOBAL, NODE_GLOBAL_IN, NODE_CELL, NODE_FIXED, NODE_INST
        NODE_ITEM_SEQ, NODE_ITEM_DICT, NODE_CELL_CONTENTS, NODE_TYPE_OF, NODE_TENSOR_PROPERTY, NODE_OWN_DICT, NODE_COMPUTED, NODE_REFERENT, NODE_KINDS };
 
 typedef struct { int kind, base, arg; PyObject *key, *extra; } Node;
-typedef struct { int kind, node; PyObject *value; TensorGuard *tensor; int n; int *nodes; int64_t *code; } GuardOp;
+typedef struct { int kind, node; PyObject *value; TensorGuard *tensor; int n, told; int *nodes; int64_t *code; } GuardOp;
 typedef struct Record Record;
 
 typedef struct {

@@ -458,21 +458,26 @@ static int by_address(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Are the values of these nodes different objects? */
+/* Are the values of the first `told` nodes different objects, and none of the values of the others? */
 static int distinct(Check *c, const GuardOp *g, int *is_static) {
-  uintptr_t few[16], *all = g->n <= 16 ? few : PyMem_Malloc((size_t)g->n * sizeof *all);
+  uintptr_t few[16], *told = g->told <= 16 ? few : PyMem_Malloc((size_t)g->told * sizeof *told);
   int ok = 1;
-  if (!all) { PyErr_NoMemory(); return -1; }
+  if (!told) { PyErr_NoMemory(); return -1; }
   *is_static = c->build != NULL;
   for (int k = 0; ok > 0 && k < g->n; k++) {
     PyObject *v = node_get(c, g->nodes[k]);
-    if (!v) ok = PyErr_Occurred() ? -1 : 0;
-    else if (c->build && c->status[g->nodes[k]] != ST_STATIC) *is_static = 0;
-    all[k] = (uintptr_t)v;
+    if (!v) { ok = PyErr_Occurred() ? -1 : 0; break; }
+    if (c->build && c->status[g->nodes[k]] != ST_STATIC) *is_static = 0;
+    if (k < g->told) told[k] = (uintptr_t)v;
+    if (k == g->told - 1 && g->told > 1) {
+      qsort(told, (size_t)g->told, sizeof *told, by_address);
+      for (int i = 1; ok && i < g->told; i++) ok = told[i] != told[i - 1];
+    }
+    if (k < g->told) continue;
+    uintptr_t key = (uintptr_t)v;
+    ok = g->told == 1 ? key != told[0] : !bsearch(&key, told, (size_t)g->told, sizeof *told, by_address);
   }
-  if (ok > 0) qsort(all, (size_t)g->n, sizeof *all, by_address);
-  for (int k = 1; ok > 0 && k < g->n; k++) ok = all[k] != all[k - 1];
-  if (all != few) PyMem_Free(all);
+  if (told != few) PyMem_Free(told);
   return ok;
 }
 
@@ -679,8 +684,14 @@ int ts_guard_read(Entry *e, GuardOp *g, PyObject *item) {
   for (g->kind = 0; g->kind < GUARD_KINDS && strcmp(name, guard_names[g->kind]);) g->kind++;
   if (g->kind == GUARD_KINDS || g->node < 0 || g->node >= e->n_nodes) { PyErr_SetString(PyExc_ValueError, "Entry: bad guard"); return -1; }
   if (g->kind == GUARD_TENSOR && !(g->tensor = ts_tensor_guard_new(value))) return -1;
-  if (g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_DISTINCT || g->kind == GUARD_PYTHON)
+  if (g->kind == GUARD_SHAPE || g->kind == GUARD_FLOATS || g->kind == GUARD_NO_OVERLAP || g->kind == GUARD_PYTHON)
     return read_ints(e, g, ints);
+  if (g->kind == GUARD_DISTINCT) {
+    g->told = (int)PyLong_AsLong(value);
+    if (read_ints(e, g, ints) < 0) return -1;
+    if (g->told < 1 || g->told > g->n) { PyErr_SetString(PyExc_ValueError, "Entry: bad count of objects"); return -1; }
+    return 0;
+  }
   if (g->kind == GUARD_LENGTH) g->n = (int)PyLong_AsLong(value);
   if (g->kind == GUARD_ALIAS) {
     g->n = (int)PyLong_AsLong(value);

@@ -105,6 +105,29 @@ def test_different_objects_share_a_compilation() -> None:
     assert "different objects" in str(torchsmith.explain(compiled)(Thing(), Thing(), torch.ones(2)))
 
 
+def test_values_of_dictionaries_are_not_told_apart() -> None:
+    def f(model: Any, x: torch.Tensor) -> torch.Tensor:
+        found: dict[str, Any] = {}
+        found.__setitem__("y", model(x))
+        return found.setdefault("y", x) + found.get("z", x)
+
+    model = torch.nn.Linear(2, 2)
+    said = str(torchsmith.explain(f)(model, torch.ones(2)))
+    assert "different objects" not in said and "breaks: 0" in said
+
+
+def test_one_object_told_from_many_leaves_these_free() -> None:
+    x = torch.ones(2)
+
+    def g(o: Any, many: list[Any], x: torch.Tensor) -> torch.Tensor:
+        return x + sum(o is other for other in many) + len([m.a for m in many])
+
+    compiled = _compiled(g)
+    one, other = Thing(1), Thing(1)
+    for many in ([other, Thing(1)], [other, other], [one, other], [other, one]):
+        assert torch.equal(compiled(one, many, x), g(one, many, x))
+
+
 def test_a_number_of_id_is_this_object() -> None:
     def f(o: Any, number: int, x: torch.Tensor) -> Any:
         return (x + 1, number == id(o), str(id(o)), type(id(o)) is int)

@@ -731,7 +731,7 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
 def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     recorder = m.recorder
     _guard_overlap(m)
-    m.world.guard_apart([i.source for i in recorder.real.values() if i.source is not None])
+    m.world.guard_apart((i.real, i.source) for i in recorder.real.values() if i.source is not None)
     inputs = _drop_unused(m, b, keep)
     in_inference = recorder.results_inference(b.outs)
     recorder.graph.output(tuple(b.outs))

@@ -329,6 +329,11 @@ def _same_default(want: Any, have: Any) -> bool:
     return have is want or (type(want) is _Held and have is not None and want() is have)
 
 
+def _holds_distinct(g: Guard, v: Any, call: Call) -> bool:
+    told, others = ([id(evaluate(s, call)) for s in part] for part in g.value)
+    return len(set(told)) == len(told) and not set(told) & set(others)
+
+
 def _holds_no_overlap(g: Guard, v: Any, call: Call) -> bool:
     if not isinstance(v, torch.Tensor):
         return False
@@ -625,9 +630,9 @@ KINDS: dict[str, Kind] = {
         flat=lambda f, g: (g.kind, f.node(g.source), f.node(g.value), ()),
     ),
     "distinct": Kind(
-        lambda g, v, call: len({id(evaluate(s, call)) for s in g.value}) == len(g.value),
-        lambda g: f"{', '.join(map(str, g.value))} are different objects",
-        flat=lambda f, g: (g.kind, f.node(g.source), None, tuple(f.node(s) for s in g.value)),
+        _holds_distinct,
+        lambda g: f"{' and each of '.join(', '.join(map(str, part)) for part in g.value if part)} are different objects",
+        flat=lambda f, g: (g.kind, f.node(g.source), len(g.value[0]), tuple(f.node(s) for part in g.value for s in part)),
     ),
     "function": Kind(_holds_function, lambda g: f"{g.source} is the function at {g.value[0].co_filename}:{g.value[0].co_firstlineno}"),
 }

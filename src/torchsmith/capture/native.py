@@ -82,7 +82,9 @@ def _keys(fn: Any, args: list[Any]) -> Any:
         return [k[0] if type(k) is tuple and k and fn not in _FROM_KEYS else k for k in given]
     if fn in (set.add, operator.setitem, operator.getitem, operator.delitem, operator.contains):
         holder, args = args[0], args[1:2]
-    return args if issubclass(type(holder), (set, frozenset, dict)) else ()
+    if issubclass(type(holder), dict):
+        return args[:1]  # a value or a default may be any object
+    return args if issubclass(type(holder), (set, frozenset)) else ()
 
 
 def _is_of_container(fn: Any) -> bool:

@@ -241,7 +241,7 @@ GuardKind = Literal[
     "no_overlap",  # value: tuple of Sources of tensors; no written one shares memory with another
     "shape",  # value: ir Expr over symbols, must be true
     "alias",  # value: another Source; both are the same object
-    "distinct",  # value: tuple of Sources; all of them are different objects
+    "distinct",  # value: two tuples of Sources; the first ones are different objects, and none of the others
     "function",  # value: (code, defaults, kwdefaults); a Python function that was inlined
 ]
 

@@ -14,7 +14,7 @@ import enum
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -183,7 +183,7 @@ class World:
         self.walks: list[Track] = []  # iterators from outside that were looked into
         self.walk: Callable[[Track], Any] = lambda track: None  # makes the image of one
         self.real_tensor: Callable[[Any], Any] = lambda tensor: tensor  # the tensor outside that a tracing tensor stands for
-        self.apart: set[type] = set()  # whose objects the program told apart, or wrote to: none may be another one in a later call
+        self.told: dict[int, Any] = {}  # objects from outside that the program told from others: none may be another one in a later call
         self.writes = 0  # changes of the world so far
         self.reads = [0]  # how often what was changed was looked at, or may have been
         self.log: list[tuple[str, Any, Source, Any]] | None = None  # every reading, repeated ones too: ("guard", value, source, kind),
@@ -295,25 +295,25 @@ class World:
 
     def tell_apart(self, obj: Any) -> None:
         """The program relies on which object this is among others of its class."""
-        if id(obj) in self.tracks:
-            self.apart.add(type(obj))
-        elif issubclass(type(obj), torch.Tensor):
-            self.apart.add(torch.Tensor)
+        track = self.tracks.get(id(obj))
+        if track is not None or issubclass(type(obj), torch.Tensor):
+            found = self.real_tensor(obj) if track is None else track.obj
+            self.told[id(found)] = found
 
-    def guard_apart(self, tensors: list[Source]) -> None:
-        """Objects of one class that are different ones here are different ones in every call. tensors: where those from outside come from."""
+    def guard_apart(self, tensors: Iterable[tuple[Any, Source]]) -> None:
+        """Objects that the program told apart or wrote to are no other object of their class, in every call. tensors: those from outside."""
         owners = {t.source.base for t in self.changed if isinstance(t.source, Attr) and t.source.via == "own"}  # through their __dict__
-        self.apart.update(type(t.obj) for t in self.changed)
-        self.apart.update(type(t.obj) for t in self.tracks.values() if t.source in owners)
-        groups: dict[type, dict[Source, None]] = {}
-        if torch.Tensor in self.apart:
-            groups[torch.Tensor] = dict.fromkeys(s for s in tensors if _may_be_shared(s))
-        for track in self.tracks.values() if self.apart else ():
-            if type(track.obj) in self.apart and _may_be_shared(track.source):
-                groups.setdefault(type(track.obj), {})[track.source] = None
-        for sources in groups.values():
-            if len(sources) > 1:
-                self.guard(next(iter(sources)), "distinct", tuple(sources))
+        told = {id(t.obj) for t in self.changed} | {id(t.obj) for t in self.tracks.values() if t.source in owners} | self.told.keys()
+        if not told:
+            return
+        groups: dict[type, tuple[dict[Source, None], dict[Source, None]]] = {}  # told apart, others
+        known = [(torch.Tensor, *row) for row in tensors] + [(type(t.obj), t.obj, t.source) for t in self.tracks.values()]
+        for cls, obj, source in known:
+            if _may_be_shared(source):
+                groups.setdefault(cls, ({}, {}))[id(obj) not in told][source] = None
+        for apart, others in groups.values():
+            if apart and len(apart) + len(others) > 1:
+                self.guard(next(iter(apart)), "distinct", (tuple(apart), tuple(others)))
 
     # ------------------------------------------------------------ containers
 
