@@ -42,15 +42,15 @@ BIG = 4096  # elements of an operand or a result
 
 
 class Recorded(TorchDispatchMode):
-    """Keeps calls of operators that have a rule."""
+    """Keeps calls of operators that have a rule; of those that draw, where asked for."""
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Call], with_draws: bool = False) -> None:
         super().__init__()
-        self.calls = calls
+        self.calls, self.with_draws = calls, with_draws
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         row = info(func)
-        if func in RULES and not row.writes and not row.is_random and row.name.split(".")[1] not in UNFIT:
+        if func in RULES and not row.writes and (self.with_draws or not row.is_random) and row.name.split(".")[1] not in UNFIT:
             leaves = pytree.tree_leaves((args, kwargs))
             if all(t.layout is torch.strided and t.numel() <= BIG and not t.is_conj() for t in leaves if isinstance(t, torch.Tensor)):
                 self.calls.append((func, *pytree.tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs or {}))))

@@ -181,6 +181,29 @@ def test_an_empty_out_takes_the_layout_of_the_result() -> None:
     check(out(lambda x, o: torch.cumsum(x.t(), 0, out=o)), (R(3, 4),))
 
 
+A = torch.ops.aten
+NORMED = (R(4, 3, 5), R(3), torch.zeros(3), torch.ones(3), torch.zeros(4, 3, 5), torch.zeros(3), torch.zeros(3))
+OBSERVED = (R(3, 4), torch.ones(1), torch.ones(1), R(1), R(1), torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda x, n, o: A.rrelu_with_noise.out(x, n, 0.1, 0.4, False, out=o) + n, (R(9), R(9), R(9))),
+        (lambda x, w, m, v, o, a, b: A._native_batch_norm_legit.out(x, w, None, m, v, True, 0.1, 0.1, out=o, save_mean=a, save_invstd=b), NORMED),
+        (
+            lambda x, on, fq, a, b, s, z, o: A._fused_moving_avg_obs_fq_helper.out(
+                x, on, fq, a, b, s, z, 0.1, 0, 255, 0, out0=o, out1=torch.zeros(3, 4, dtype=torch.bool)
+            ),
+            OBSERVED,
+        ),  # which leaves what its schema says it writes as it was
+    ],
+    ids=["rrelu", "batch norm", "observer"],
+)
+def test_out_beside_other_arguments_that_are_written(fn: Any, args: Call) -> None:
+    check(fn, args)
+
+
 # ---------------------------------------------------------------- where views begin
 
 

@@ -51,7 +51,11 @@ def overloads(namespace: str, name: str) -> tuple[OpOverload, ...]:
 
 
 def _is_mutating(op: OpOverload) -> bool:
-    return any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+    return any(map(_is_written, op._schema.arguments))
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 # In-place operators whose functional form has another name.
@@ -145,6 +149,8 @@ def find_functional(op: OpOverload, out: frozenset[str]) -> OpOverload | None:
     """add_.Tensor -> add.Tensor; add.out -> add.Tensor: the overload of the same arguments that writes nothing."""
     if op in FUNCTIONAL_OPS:
         return FUNCTIONAL_OPS[op]
+    if out and torch.Tag.generated in op.tags and any(_is_written(a) and not a.is_out for a in op._schema.arguments):
+        return None  # torch makes it of the form in place, on copies: what the schema calls written is not
     namespace, name = op.namespace, op._schema.name.split("::")[1]
     want = _signature(op, out)
     names = [FUNCTIONAL_NAMES[name]] if name in FUNCTIONAL_NAMES else []
@@ -160,8 +166,9 @@ def find_functional(op: OpOverload, out: frozenset[str]) -> OpOverload | None:
 def info(op: OpOverload) -> OpInfo:
     """OpInfo of `op`."""
     schema, tags = op._schema, op.tags
-    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    writes = tuple(a.name for a in schema.arguments if _is_written(a))
     out = tuple(a.name for a in schema.arguments if a.is_out)
+    writes = (*out, *(w for w in writes if w not in out))  # as the functional form gives them: what is returned, then what else is written
     if op is aten.native_batch_norm.default:  # the schema keeps silent about the running statistics
         writes = ("running_mean", "running_var")
     return OpInfo(
