@@ -264,6 +264,7 @@ FACTORS = [
     lambda a: torch.linalg.solve(a, torch.ones(a.shape[-1], 2)), lambda a: torch.linalg.solve(a, torch.ones(a.shape[:-1])),
     lambda a: torch.linalg.solve(a, torch.ones(a.shape[-1])), lambda a: torch.linalg.solve(a, torch.ones(4, a.shape[-1]), left=False),
     lambda a: torch.ormqr(a, torch.ones(*a.shape[:-2], min(a.shape[-2:])), torch.ones(*a.shape[:-1], 2)),
+    lambda a: torch.linalg.lstsq(a, torch.ones(*a.shape[:-1], 2))[:3], lambda a: torch.linalg.lstsq(a, torch.ones(a.shape[:-1]))[0],
 ]  # fmt: skip
 
 

@@ -216,6 +216,7 @@ OPERATORS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], tuple[int, ..
     ("solution", lambda x: torch.linalg.solve(definite(x), x), (5, 3, 4), (0, 2), (1, None)),
     ("triangle", lambda x: torch.linalg.cholesky(definite(x)), (3, 4), (0,), (1, None)),
     ("determinant", lambda x: torch.linalg.slogdet(definite(x))[1], (5, 3, 4), (0, 1), (1, None)),
+    ("least squares", lambda x: torch.linalg.lstsq(x, x[:, :2] + 1).solution, (5, 3), (0,), (1, None)),
     ("singular values", torch.linalg.svdvals, (5, 3, 4), (0, 1), (1, None)),
     ("eigenvalues", lambda x: torch.linalg.eigvalsh(definite(x)), (5, 3, 4), (0, 1), (1, None)),
 ]  # fmt: skip

@@ -69,6 +69,7 @@ ROWS = {
     "lu": (lambda x: torch.linalg.lu(x)[2], lambda n: (randn(n, 3, 3),)),
     "lu_unpack": (lambda x: torch.lu_unpack(*torch.linalg.lu_factor(x))[1], lambda n: (randn(n, 4, 3),)),
     "eig": (lambda x: torch.linalg.eigvals(x).abs(), lambda n: (randn(n, 3, 3),)),
+    "segment_reduce": (lambda x: torch.segment_reduce(x, "mean", lengths=torch.arange(2) * (len(x) - 2) + 1), lambda n: (randn(n, 3),)),
     "masked_scatter": (lambda x, y: x.masked_scatter(x > 0, y), lambda n: (randn(n, 3), randn(n, 3))),
     "multilabel_margin": (lambda x: F.multilabel_margin_loss(x, torch.zeros_like(x).long()), lambda n: (randn(n, 3),)),
     "bicubic": (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), lambda n: (randn(2, 3, n, n + 1),)),

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ...codes import Unsupported
 from ..layout import Size, Sizes, are_equal, broadcast, contiguous_strides
-from ..tracing import device_of, fresh, make, rule
+from ..tracing import current, device_of, fresh, make, rule
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -178,6 +179,23 @@ def ormqr(self: Tensor, input2: Tensor, input3: Tensor, left: bool = True, trans
     if not fits or not are_equal((*batch, least), input2.shape) or not are_equal((*batch, n), sides):
         raise RuntimeError(f"torch.ormqr: {list(self.shape)}, {list(input2.shape)} and {list(input3.shape)} do not fit")
     return _columns(input3.shape, input3.dtype)
+
+
+@rule(aten.linalg_lstsq.default)
+def least_squares(self: Tensor, b: Tensor, rcond: Any = None, *, driver: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The solution is the upper part of what b was. The driver "gelsy" alone gives no residuals, which there are for full ranks only."""
+    if driver not in (None, "gelsy") or device_of(self).type != "cpu":
+        raise Unsupported("GRA009", at=current().facts.loc, detail="residuals of linalg.lstsq")
+    batch, n, m = _matrix(self, square=False)
+    is_vector = self.dim() == b.dim() + 1
+    columns = 1 if is_vector else b.shape[-1]
+    outer = b.shape[:-1] if is_vector else b.shape[:-2]
+    if b.dim() not in (self.dim(), self.dim() - 1) or b.shape[-1 if is_vector else -2] != n:
+        raise RuntimeError(f"torch.linalg.lstsq: {list(self.shape)} and {list(b.shape)} do not fit")
+    lead, height = broadcast(batch, outer), torch.sym_max(n, m)
+    *steps, step, one = contiguous_strides((*lead, columns, height))
+    shape, strides = ((*lead, m), (*steps, one)) if is_vector else ((*lead, m, columns), (*steps, one, step))
+    return make(shape, strides, self.dtype), fresh((0,), self.dtype), fresh(lead, torch.int64), fresh((0,), self.dtype)
 
 
 @rule(aten._linalg_check_errors.default)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Size, broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, sum_dtype
+from ..layout import Size, are_equal, broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, sum_dtype
 from ..tracing import fresh, make, rule
 from .views import axis, copy_strides
 
@@ -241,6 +241,28 @@ def kthvalue(self: Tensor, k: Size, dim: int = -1, keepdim: bool = False) -> tup
     if not require(k >= 1) or not require(k <= n):
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {d}")
     return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, torch.int64)
+
+
+@rule(aten.segment_reduce.default)
+def segment_reduce(
+    data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Any = None, offsets: Tensor | None = None, **options: Any
+) -> Tensor:
+    """One result for each segment: of each row of `lengths`, or between each two of `offsets`, along the last dimension of those."""
+    given = lengths if offsets is None else offsets
+    if given is None or (lengths is not None and offsets is not None) or indices is not None:
+        raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
+    along = axis(options.get("axis", 0), data.dim())
+    if not 0 <= along == given.dim() - 1:
+        raise RuntimeError("segment_reduce(): Expected axis to be the last dimension of lengths.")
+    if not are_equal(given.shape[:-1], data.shape[:along]):
+        raise RuntimeError("segment_reduce(): Expected lengths and data to be alike up to axis.")
+    count = given.shape[-1] if offsets is None else given.shape[-1] - 1
+    return fresh((*given.shape[:-1], count, *data.shape[along + 1 :]), data.dtype)
+
+
+@rule(aten._segment_reduce_backward.default)
+def segment_reduce_backward(grad: Tensor, output: Tensor, data: Tensor, reduce: str, **options: Any) -> Tensor:
+    return fresh(data.shape, grad.dtype)
 
 
 @rule(aten.mode.default)
