@@ -326,9 +326,12 @@ def constant_pad(self: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
     check_number(value, self.dtype)
     for i in range(len(pad) // 2):
         d = self.dim() - 1 - i
+        left = shape[d]
+        for p in (pad[2 * i], pad[2 * i + 1]):  # what is cut away has to be there, before anything is added
+            left = left + torch.sym_min(p, 0)
+            if not require(left >= 0):
+                raise RuntimeError(f"The input size {self.shape[d]}, plus negative padding {pad[2 * i]} and {pad[2 * i + 1]} is negative")
         shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
-        if not require(shape[d] >= 0):
-            raise RuntimeError(f"The input size {self.shape[d]}, plus negative padding {pad[2 * i]} and {pad[2 * i + 1]} is negative")
     format = suggest_format(self)
     is_usual = is_shape(tuple(self.stride()), format_strides(tuple(self.shape), format))
     if not is_usual and all(p <= 0 for p in pad):  # a clone of what is left, in the order of the input
