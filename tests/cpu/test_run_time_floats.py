@@ -104,6 +104,20 @@ def test_texts_do_not_hide_the_rest() -> None:
     run(fn, (0.25, 0.7, 0.3, 0.1, 3.5, 3.6, 2.0, 2.1), most=4)
 
 
+def test_integers_made_of_floats_vary_with_them() -> None:
+    run(lambda x, t: x * int(t * 10), (0.25, 0.7, 3.5, 0.3, 0.9, -1.0, 0.8, -2.5), most=3)
+    run(lambda x, t: (x.sum(0, keepdim=True).expand(round(t)), math.floor(-t)), (2.0, 5.1, 3.9, 7.0), most=2)
+    run(lambda x, t: [x + i for i in range(int(t))], (2.0, 3.1, 3.9, 3.2), most=3)  # a number for each
+
+
+def test_negative_integers() -> None:
+    def fn(x: Tensor, n: int) -> Any:
+        return x * n, n // 2, n % 3, -n, divmod(n, 4), x.roll(n), x.clamp(min=n), x[n:] + 1, x + n if n < 3 else x
+
+    run(fn, (-3, -4, -7, 5, -2, -1, 0, -9, 4, 7), most=6)
+    run(lambda x, n: F.pad(x, (n, 1)), (-3, -4, -13, -12, -7, -14), most=3)  # what is cut away has to be there
+
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
 

@@ -251,7 +251,7 @@ def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
     for g in known.guards:
         if g.kind == "equals" and state.may_have.get(type(g.value)):
             n = guards.evaluate(g.source, call)
-            if type(n) is type(g.value) and n != g.value and (type(n) is float or n > 1) and not _is_another_module(g.source, known, call):
+            if type(n) is type(g.value) and n != g.value and (type(n) is float or abs(n) > 1) and not _is_another_module(g.source, known, call):
                 state.dynamic_dims.setdefault(str(g.source), set()).add(ITSELF)
                 state.numbers[str(g.source)] = type(n)
         if g.kind != "tensor":

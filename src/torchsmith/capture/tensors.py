@@ -234,19 +234,25 @@ class Recorder:
         return node
 
     def number_input(self, value: int | float, source: Source) -> torch.SymInt | torch.SymFloat | None:
-        """The symbol of a number from outside that was seen to vary; None where it is a constant. The integers 0 and 1 always are."""
+        """The symbol of a number from outside that was seen to vary, or that Python computes of one; None where it is a constant. The
+        integers -1, 0 and 1 always are. A symbol is positive: that of a negative integer stands for its opposite."""
         place = str(source)
         if place in self.numbers:
             self.machine.world.note("number", value, source)
             return self.numbers[place]
-        if (
-            (ITSELF not in self.dynamic_dims.get(place, ()) and place not in self.data)
-            or ITSELF in self.static_dims.get(place, ())
-            or self.dynamic is False
-        ):
+        varies = ITSELF in self.dynamic_dims.get(place, ()) or place in self.data or (type(source) is Computed and source.symbols)
+        if not varies or ITSELF in self.static_dims.get(place, ()) or self.dynamic is False:
             return None
         if type(value) is float:
             return None if math.isnan(value) else self.float_input(value, source)
+        if value < 0:
+            opposite = Computed(operator.neg, (Sym("value", dt.index),), (("value", source),))
+            found = self.number_input(-value, opposite)
+            if not isinstance(found, torch.SymInt):
+                return None
+            self.machine.world.guard(source, "type", int)
+            self.numbers[place] = -found
+            return self.numbers[place]
         if not 2 <= value <= LARGEST:
             return None
         node = self._placeholder(_placeholder_name(place))
