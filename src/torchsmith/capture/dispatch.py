@@ -29,6 +29,7 @@ from . import _frame, assemble, background, guards, overrides, peers, policy, re
 from .attempts import capture_or_split
 from .entries import graph_name, install, is_dead, items, note_recompile, read_marks
 from .guards import Call
+from .replaced import replaced
 from .source import ITSELF
 from .state import ConstraintViolation, Installed, Nothing, RecompileLimitHit, Settings, State, count_operators, location, warn_eager
 
@@ -161,6 +162,8 @@ def _by_both_names(error: BaseException) -> None:
 
 def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """No entry fits this call."""
+    if name := replaced():
+        return _run_without(dispatcher.state, fn, name)
     try:
         return _on_miss(dispatcher, fn, args, kwargs)
     except _NAMED as error:
@@ -168,6 +171,17 @@ def on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwar
         if isinstance(error, Unsupported):
             raise error.with_traceback(None) from None  # the program's frames, not ours
         raise
+
+
+def _run_without(state: State, fn: types.FunctionType, name: str) -> Any:
+    """Nothing is captured while `name` is not what it was; nor can it be relied on that this is said."""
+    why = Unsupported("CAP040", at=location(fn), detail=name)
+    if state.settings.fullgraph:
+        raise why
+    with contextlib.suppress(Exception):
+        events.emit("fallback", code=why.code, at=why.at, detail=why.detail)
+        warn_eager(state, why)
+    return _frame.RUN_PLAIN
 
 
 def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
