@@ -124,6 +124,27 @@ def rules(doing: Callable[[str], None]) -> Fuzzer:
 
 
 @fuzzer
+def numbers(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_numbers
+    import fuzz_rules
+
+    ops, known = fuzz_numbers.operators(), dict[Any, dict[Any, Any]]()
+
+    def one(seed: int) -> Sequence[str]:
+        turn, number = divmod(seed, len(ops))
+        op, dtype = ops[number], fuzz_rules.DTYPES[turn % len(fuzz_rules.DTYPES)]
+        if dtype not in known:
+            known[dtype] = fuzz_numbers.database_calls(dtype)
+        found = fuzz_numbers.findings(op, fuzz_numbers.calls_of(op, known[dtype], dtype), doing=doing)
+        wrong = [f"{fuzz_rules.text(call)} {place}: {why}" for call, place, why in found if why]
+        if wrong:
+            raise AssertionError("\n".join(wrong))
+        return []
+
+    return one
+
+
+@fuzzer
 def python(doing: Callable[[str], None]) -> Fuzzer:
     import fuzz_python
 

@@ -175,5 +175,5 @@ define("CAP039", "a context manager ends that was entered before this graph begi
 define("CAP036", "another thread changed what the function reads while it was captured", "do not change it while others call the function")
 define("CAP037", "a tensor moves from one device to another",
        "nothing to do: Python moves it, and the rest is compiled; or move it before or after the compiled function")
-define("CAP040", "a builtin is replaced, or another name that torch's code cannot do without", "put back what it was, then call the function")
+define("CAP040", "a builtin is replaced, or another name that torch's code cannot do without", "put it back, then call the function")
 define("CAP099", "an error in the bytecode machine", "please report this; the frame runs eagerly")

@@ -1,12 +1,12 @@
 """Every number that an operator takes, as one that varies from call to call.
 
-    PYTHONPATH=src:tests/cpu python tests/cpu/fuzz_numbers.py [--only GLOB] [--dtype float32] [--rules] [--from 0 --to 100] [--unreached]
+    PYTHONPATH=src:tests/cpu python tests/cpu/fuzz_numbers.py [--only GLOB] [--dtype float32] [--rules] [--from 0] [--to 100]
 
 Operators are those that have a shape rule. Their calls are the ones that torch's operator database makes, forward and backward; for
 operators that it does not reach, calls drawn by the schema until eager takes one. Each number of a call in turn (an int, a float, an item
-of a list, a default, an optional one that is left out) varies: the rule is traced with a symbol for it, and what it says of another
-value, where its guards allow that, is held against eager; then a function whose argument it is is compiled and called with several values.
-What is compared: acceptance, sizes, strides, dtypes, values, and the type of an exception. A process for each operator: a crash is a finding.
+of a list, a default, an optional one that is left out) varies: the rule is traced with a symbol for it, and what it says of other values,
+where its guards allow them, is held against eager; then a function that has it as an argument is compiled and called with several values.
+Compared are acceptance, sizes, strides, dtypes, values, and the type of an exception. A process for each operator: a crash is a finding.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fuzz_harness import Draw
 from fuzz_rules import BIG, UNFIT, Call, Recorded, copied, described, is_rounding, outcome, text
 from torch.utils import _pytree as pytree
@@ -71,24 +73,44 @@ def database_calls(dtype: torch.dtype) -> dict[Any, list[Call]]:
         torch.manual_seed(0)
         grad = op.supports_autograd and kind.is_floating_point
         calls: list[Call] = []
-        for number, sample in enumerate(op.sample_inputs("cpu", kind, requires_grad=grad)):
-            if number == 4:
-                break
-            outcome(lambda op=op, sample=sample, calls=calls, grad=grad: record(op, sample, calls, grad))
+        for sample in islice(op.sample_inputs("cpu", kind, requires_grad=grad), 4):
+            outcome(lambda op=op, s=sample, calls=calls, grad=grad: record(calls, grad, op.op, s.input, *s.args, **s.kwargs))
+        for call in calls:
+            found.setdefault(call[0], []).append(call)
+    for fn, shape in BESIDES:
+        calls, x = [], torch.linspace(-1, 2, math.prod(shape)).reshape(shape).to(dtype).requires_grad_(dtype.is_floating_point)
+        outcome(lambda fn=fn, x=x, calls=calls: record(calls, True, fn, x))  # type: ignore[misc]
         for call in calls:
             found.setdefault(call[0], []).append(call)
     return found
 
 
-def record(op: Any, sample: Any, calls: list[Call], grad: bool) -> None:
+def record(calls: list[Call], grad: bool, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Appends the calls of fn(*args, **kwargs) and of its derivative."""
     with Recorded(calls, with_draws=True), torch.set_grad_enabled(grad):
-        made = pytree.tree_leaves(op.op(sample.input, *sample.args, **sample.kwargs))
+        made = pytree.tree_leaves(fn(*args, **kwargs))
         outs = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
-        wanted = [t for t in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
+        wanted = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
         if outs and wanted:
             torch.autograd.grad(outs, wanted, [torch.ones_like(t) for t in outs], allow_unused=True)
 
 
+def _resized(mode: str, **options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: F.interpolate(x, scale_factor=2, mode=mode, **options)
+
+
+_LONG = torch.tensor([2, 3])
+# Functions of one tensor, for operators that the database does not reach.
+BESIDES: tuple[tuple[Callable[[torch.Tensor], Any], tuple[int, ...]], ...] = (
+    (lambda x: F.ctc_loss(x, torch.ones(2, 4, dtype=torch.int64), _LONG + 3, _LONG), (6, 2, 5)),
+    (lambda x: F.ctc_loss(x, torch.ones(2, 4, dtype=torch.int64), [6, 5], [2, 3]), (6, 2, 5)),
+    *((_resized(mode), (1, 2, 3, 4, 2)[:n]) for n in (3, 4, 5) for mode in ("nearest", "nearest-exact")),
+    (_resized("bicubic", antialias=True), (1, 2, 3, 4)), (_resized("bilinear", antialias=True), (1, 2, 3, 4)),
+    *((lambda x, m=m: F.embedding_bag(torch.tensor([1, 2, 1]), x, torch.tensor([0, 1]), mode=m), (4, 3)) for m in ("sum", "mean", "max")),
+    (lambda x: F.embedding_bag(torch.tensor([1, 2]), x[:, :2], torch.tensor([0, 1]), mode="sum", per_sample_weights=x[0, :2]), (4, 3)),
+    (lambda x: F.grid_sample(x, x.permute(0, 2, 3, 1)[..., :2]), (1, 2, 3, 4)), (lambda x: torch._masked_softmax(x, x > 1, 1, 0), (3, 4)),
+    (lambda x: F.embedding(torch.tensor([1, 2]), x, padding_idx=1, scale_grad_by_freq=True), (4, 3)),
+)  # fmt: skip
 SHAPES: tuple[tuple[int, ...], ...] = ((4, 4), (3,), (2, 4, 4), (2, 3, 4, 4), (1, 2, 4, 4, 4), (4, 6), ())
 POSITIONS = ("index", "indices", "offsets", "target", "targets", "input_lengths", "target_lengths", "sorter")
 

@@ -190,7 +190,12 @@ OBSERVED = (R(3, 4), torch.ones(1), torch.ones(1), R(1), R(1), torch.ones(1), to
     ("fn", "args"),
     [
         (lambda x, n, o: A.rrelu_with_noise.out(x, n, 0.1, 0.4, False, out=o) + n, (R(9), R(9), R(9))),
-        (lambda x, w, m, v, o, a, b: A._native_batch_norm_legit.out(x, w, None, m, v, True, 0.1, 0.1, out=o, save_mean=a, save_invstd=b), NORMED),
+        (
+            lambda x, w, m, v, o, a, b: A._native_batch_norm_legit.out(
+                x, w, None, m, v, True, 0.1, 0.1, out=o, save_mean=a, save_invstd=b
+            ),
+            NORMED,
+        ),
         (
             lambda x, on, fq, a, b, s, z, o: A._fused_moving_avg_obs_fq_helper.out(
                 x, on, fq, a, b, s, z, 0.1, 0, 255, 0, out0=o, out1=torch.zeros(3, 4, dtype=torch.bool)

@@ -256,8 +256,8 @@ def added(x: Tensor) -> Tensor:
 
 PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
     "builtin": (lambda: lambda x: (x, abs(-3)), builtins, "abs", (lambda v: 7,)),
-    "builtin that takes less": (lambda: lambda x: x * next(iter(zip([2], [3])))[0], builtins, "zip", (lambda *v: [(5, 7)],)),
-    "builtin that lies": (lambda: lambda x: x * [i for i, _ in enumerate([4])][0], builtins, "enumerate", (lambda v: [(5, 5)],)),
+    "builtin that takes less": (lambda: lambda x: x * dict(zip([2], [3]))[2], builtins, "zip", (lambda *v: [(2, 7)],)),  # noqa: B905
+    "builtin that lies": (lambda: lambda x: x * sum(i for i, _ in enumerate([4])), builtins, "enumerate", (lambda v: [(5, 5)],)),
     "function of torch": (lambda: lambda x: torch.sin(x), torch, "sin", (lambda v: v + 100,)),  # noqa: PLW0108
     "torch.nn.functional": (lambda: lambda x: F.relu(x), F, "relu", (lambda v, *a, **k: v + 100,)),  # noqa: PLW0108
     "inside a module": (torch.nn.SiLU, F, "silu", (lambda v, *a, **k: v + 100,)),
