@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from graph_harness import graph_of
+from lower_harness import call_eager, to_array
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -13,6 +14,7 @@ from torchsmith.codes import Unsupported
 from torchsmith.graph.spec import FreshOutput
 from torchsmith.graph.tracing import remember_device
 from torchsmith.ir.expr import Sym, walk
+from torchsmith.ir.interpret import run_program
 from torchsmith.ir.parse import parse_program
 from torchsmith.ir.print import print_program
 from torchsmith.ir.program import Stage
@@ -88,8 +90,6 @@ def test_results_on_cuda_are_as_torchs_fake_tensors_say():
         specs = {n.name: n.meta.get("spec") for n in graph.graph.nodes}
         made = [specs[out.node] for out in graph.outputs if isinstance(out, FreshOutput)]
         for got, want in zip(made, wanted, strict=False) if len(made) == len(wanted) else ():
-            if "native_batch_norm" in entry.name:  # in evaluation torch's fake tensors have statistics and its kernels none
-                continue
             shape, strides = ([e.value for e in of] for of in (got.shape, got.strides))
             assert (got.dtype, tuple(shape), got.device) == (want.dtype, tuple(want.shape), "cuda:0"), entry.name
             steps = [(a, b) for n, a, b in zip(shape, strides, want.stride(), strict=True) if n > 1]
@@ -116,6 +116,40 @@ def test_layouts_that_eagers_kernels_choose_on_cuda():
     attend = torch.nn.functional.scaled_dot_product_attention
     assert strides(attend, *[placed(1, 4, 12, 5, dtype=torch.bfloat16)] * 3) == (384, 96, 8, 1)
     assert strides(attend, *[placed(1, 4, 12, 8, dtype=torch.bfloat16)] * 3) == (384, 96, 8, 1)
+
+
+def test_what_eagers_kernels_compute_on_cuda():
+    """Batch norm says what it normalises with in evaluation, log_sigmoid keeps nothing for its gradient, that of softmax rounds twice."""
+
+    def found(fn, *args):
+        metas = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") for a in args]
+        there = [remember_device(a, torch.device("cuda:0")) for a in metas]
+        program = lower(graph_of(fn, *there), Options())
+        verify_program(program)
+        return [torch.from_numpy(g) for g in run_program(program, [to_array(a) for a in args], call_eager)]
+
+    torch.manual_seed(0)
+    x, mean, var = torch.randn(2, 3, 4, dtype=torch.float16), torch.randn(3), torch.rand(3)
+    for norm in (torch.native_batch_norm, torch.ops.aten._native_batch_norm_legit.default):
+        y, *stats = found(lambda x, mean, var, norm=norm: norm(x, None, None, mean, var, False, 0.1, 1e-5), x, mean, var)
+        torch.testing.assert_close(y, torch.nn.functional.batch_norm(x, mean, var))
+        torch.testing.assert_close(stats, [mean, (var + 1e-5).rsqrt()])
+    y, buffer = found(torch.ops.aten.log_sigmoid_forward.default, x.mT)
+    torch.testing.assert_close(y, torch.nn.functional.logsigmoid(x.mT))
+    assert buffer.shape == (0,)
+    g, p = torch.randn(6, 64, dtype=torch.float16), torch.randn(6, 64).softmax(1).half()
+    (dx,) = found(lambda g, p: torch.ops.aten._softmax_backward_data.default(g, p, 1, torch.float16), g, p)
+    product = (g * p).float()
+    torch.testing.assert_close(dx, (product - p.float() * product.sum(1, keepdim=True)).half(), rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: torch.scalar_tensor(7e4, dtype=torch.float16, device="cuda:0") + x, lambda x: x @ x, lambda x: x[None] @ x,
+    lambda x: torch.ops.aten._trilinear.default(x, x, x, [], [], [], [0], 0),
+], ids=["scalar_tensor", "dot", "mv", "trilinear"])  # fmt: skip
+def test_what_eagers_kernels_refuse_on_cuda(call):
+    with pytest.raises(Unsupported, match=r"overflow|not implemented"):
+        graph_of(call, placed(3, dtype=torch.int64))
 
 
 def test_dropout_on_cuda_is_eagers_one_kernel():

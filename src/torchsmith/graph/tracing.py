@@ -531,7 +531,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             raise Unsupported("GRA003", at=self.facts.loc, detail=row.name)
         if row.is_data_shaped:
             raise Unsupported("GRA009", at=self.facts.loc, detail=row.name)
-        return learn.shapes(func, args, kwargs, self.facts, self._device_for(args, kwargs) if self.has_devices else _CPU)
+        return learn.shapes(func, args, kwargs, self.facts, self.device_for(args, kwargs) if self.has_devices else _CPU)
 
     def _mutate(self, func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Any:
         """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
@@ -547,7 +547,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             values = list(results) if isinstance(results, (tuple, list)) else [results]
         return finish_write(func, row, bound, values, lambda target, new: None)
 
-    def _device_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    def device_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Where an operator's results lie."""
         device = self.making_on or kwargs.get("device")
         if device is not None and torch.device(device).type == "meta" and self.making_on is None:
@@ -558,7 +558,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         return self.place(device)
 
     def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        device = self._device_for(args, kwargs)
+        device = self.device_for(args, kwargs)
         if device != _CPU:
             self.has_devices = True
             for t in tensors_in(result):

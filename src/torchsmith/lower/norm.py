@@ -182,16 +182,27 @@ def _per_channel(cx: Builder, x: Ref, compute: DType, mean: Any, rstd: Any, weig
     return lambda i: op("add", op("mul", cast(x.load(i), compute), scale.load((i[1],))), shift.load((i[1],)))
 
 
-def batch_norm_inference(cx: Builder, x: Ref, weight: Any, bias: Any, mean: Ref, var: Ref, eps: float) -> Ref:
-    compute = opmath(x.dtype)
+def _deviations(var: Ref, compute: DType, eps: float) -> Ref:
+    """1 / sqrt(var + eps)."""
 
     def rstd(i: Index) -> Expr:
         v = cast(var.load(i), compute)
         return op("div", c(v, 1.0), op("sqrt", op("add", v, c(v, eps))))
 
-    at = _per_channel(cx, x, compute, mean.load, rstd, weight, bias)
+    return Ref(compute, var.shape, rstd)
+
+
+def batch_norm_inference(cx: Builder, x: Ref, weight: Any, bias: Any, mean: Ref, var: Ref, eps: float) -> Ref:
+    compute = opmath(x.dtype)
+    at = _per_channel(cx, x, compute, mean.load, _deviations(var, compute, eps).load, weight, bias)
     d = cx.dtype
     return cx.stage(lambda i: cast(at(i), d))
+
+
+def _batch_norm_evaluated(cx: Builder, x: Ref, weight: Any, bias: Any, mean: Ref, var: Ref, eps: float) -> tuple[Ref, ...]:
+    """(y, mean, rstd): the statistics that it normalises with, or empty ones, as the device's kernel has them."""
+    y = batch_norm_inference(cx, x, weight, bias, mean, var, eps)
+    return (y, *_statistics(cx, cx.spec[1:3], mean, _deviations(var, opmath(x.dtype), eps)))
 
 
 def batch_norm_training(cx: Builder, x: Ref, weight: Any, bias: Any, eps: float) -> tuple[Ref, Ref, Ref, Ref, Expr]:
@@ -247,12 +258,11 @@ def lower_batch_norm_functional(cx: Builder, x: Ref, weight: Any, bias: Any, mea
     training, momentum, eps = rest if len(rest) == 3 else (True, *rest)
     with_reserve = len(cx.spec) == 6
     if not training:
-        y = batch_norm_inference(cx, x, weight, bias, mean, var, eps)
-        stats = _statistics(cx, cx.spec[1:3], None, None)
+        y, *stats = _batch_norm_evaluated(cx, x, weight, bias, mean, var, eps)
         moved = (mean, var)
     else:
         y, means, rstds, squares, count = batch_norm_training(cx, x, weight, bias, eps)
-        stats = _statistics(cx, cx.spec[1:3], means, rstds)
+        stats = [*_statistics(cx, cx.spec[1:3], means, rstds)]
         moved = (_moved(cx, mean, means.load, momentum), _moved(cx, var, _unbiased(squares, count), momentum))
     reserve = _statistics(cx, cx.spec[3:4], None) if with_reserve else ()
     return (y, *stats, *reserve, *moved)
@@ -260,7 +270,7 @@ def lower_batch_norm_functional(cx: Builder, x: Ref, weight: Any, bias: Any, mea
 
 @lowers("aten._native_batch_norm_legit_no_training.default")
 def lower_batch_norm_no_training(cx: Builder, x: Ref, weight: Any, bias: Any, mean: Ref, var: Ref, momentum: float, eps: float) -> Any:
-    return (batch_norm_inference(cx, x, weight, bias, mean, var, eps), *_statistics(cx, cx.spec[1:], None, None))
+    return _batch_norm_evaluated(cx, x, weight, bias, mean, var, eps)
 
 
 @lowers("aten.native_batch_norm.default")
@@ -269,7 +279,7 @@ def lower_native_batch_norm(
 ) -> Any:
     """In training with running statistics this one writes them, which a functional graph cannot hold."""
     if not training:
-        return (batch_norm_inference(cx, x, weight, bias, mean, var, eps), *_statistics(cx, cx.spec[1:], None, None))
+        return _batch_norm_evaluated(cx, x, weight, bias, mean, var, eps)
     if mean is not None or var is not None:
         return NotImplemented
     y, means, rstds, _squares, _count = batch_norm_training(cx, x, weight, bias, eps)

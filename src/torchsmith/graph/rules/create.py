@@ -9,7 +9,7 @@ import torch
 
 from ..layout import Size, broadcast, contiguous_strides, format_strides, number_dtype, require, require_size, same
 from ..schema import overloads
-from ..tracing import RULES, make, rule
+from ..tracing import RULES, current, make, rule
 from .pointwise import check_number
 from .views import copy_strides
 
@@ -45,6 +45,8 @@ def full(size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Te
 
 @rule(aten.scalar_tensor.default)
 def scalar_tensor(s: Any, *, dtype: Any = None, **options: Any) -> Tensor:
+    if current().device_for((), options).type == "cuda":  # filled as any tensor; in the host's memory a half format makes infinity of it
+        check_number(s, torch.get_default_dtype() if dtype is None else dtype)
     return fresh((), dtype)
 
 

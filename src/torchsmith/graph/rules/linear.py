@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..layout import Sizes, are_equal, broadcast, broadcasts_to, result_dtype
-from ..tracing import fresh, rule
+from ..tracing import device_of, fresh, rule
 from .pointwise import elementwise
 from .views import axis, unsqueeze
 
@@ -27,6 +27,12 @@ def _match(a: Any, b: Any, what: str) -> None:
 def _same_dtype(a: Tensor, b: Tensor) -> None:
     if a.dtype != b.dtype:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
+
+
+def _multiplied(a: Tensor) -> None:
+    """No kernel of a GPU multiplies matrices or vectors of integers."""
+    if device_of(a).type == "cuda" and not (a.is_floating_point() or a.is_complex()):
+        raise RuntimeError(f"products of {a.dtype} are not implemented for CUDA")
 
 
 @rule(aten.mm.default)
@@ -77,6 +83,7 @@ def mv(self: Tensor, vec: Tensor) -> Tensor:
     if self.dim() != 2 or vec.dim() != 1:
         raise RuntimeError("vector + matrix @ vector expected")
     _same_dtype(self, vec)
+    _multiplied(self)
     _match(self.shape[1], vec.shape[0], "size mismatch")
     return product((self.shape[0],), self)
 
@@ -91,6 +98,7 @@ def dot(self: Tensor, other: Tensor) -> Tensor:
     if self.dim() != 1 or other.dim() != 1:
         raise RuntimeError(f"1D tensors expected, but got {self.dim()}D and {other.dim()}D tensors")
     _same_dtype(self, other)
+    _multiplied(self)
     _match(self.shape[0], other.shape[0], "inconsistent tensor size")
     return product((), self)
 
@@ -108,6 +116,7 @@ def trilinear(
     i1: Tensor, i2: Tensor, i3: Tensor, expand1: list[int], expand2: list[int], expand3: list[int], sumdim: list[int], unroll_dim: int = 1
 ) -> Tensor:
     """A product of three, each with new dimensions at its `expand`, summed over `sumdim`."""
+    _multiplied(i1)
     shapes = []
     for t, new in ((i1, expand1), (i2, expand2), (i3, expand3)):
         sizes = list(t.shape)

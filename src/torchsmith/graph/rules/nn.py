@@ -275,8 +275,9 @@ def native_batch_norm(
     if training and any(n == 0 for n in input.shape):
         raise RuntimeError(f"input tensor must have at least one element, but got input_sizes = {list(input.shape)}")
     _affine(input.dtype, weight, bias, running_mean, running_var)
-    count = input.shape[1] if training else 0
-    kind = _statistics(input.dtype, weight, bias, running_mean, device=device_of(input).type)
+    device = device_of(input).type
+    count = input.shape[1] if training or device != "cpu" else 0  # a GPU's kernel says what it normalised with in evaluation, too
+    kind = _statistics(input.dtype, weight, bias, running_mean, device=device)
     return fresh(input.shape, input.dtype, suggest_format(input)), fresh((count,), kind), fresh((count,), kind)
 
 
