@@ -299,7 +299,8 @@ def summary(events: list[Any], notes: frozenset[str]) -> dict[str, Any]:
     for event in events:
         f = event.fields
         code = str(f.get("code", ""))
-        text = " ".join(str(x) for x in (code, f.get("loc") or f.get("at"), f.get("detail")) if x)
+        at = str(f.get("loc") or f.get("at") or "").removeprefix(f"{HERE.parent}{os.sep}")
+        text = " ".join(str(x) for x in (code, at, f.get("detail")) if x)
         if event.kind == "graph":
             seen["graphs"] += 1
             seen["kernels"] += f["report"].kernels
