@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import torchsmith
+from torchsmith.capture import call_opcodes
 
 pytestmark = pytest.mark.filterwarnings("error:torchsmith. internal error")
 X = torch.arange(6.0)
@@ -413,6 +414,33 @@ def test_a_weak_reference_stays_weak() -> None:
     gc.collect()
     assert ref() is None
     assert plain(compiled(X)) == plain(fn(X))
+
+
+def _with_a_class(x: Tensor) -> Tensor:
+    class Twice:
+        def of(self, y: Tensor) -> Tensor:
+            return y * 2
+
+    return Twice().of(x)
+
+
+def _with_transforms(x: Tensor) -> Tensor:
+    return torch.func.grad(lambda y: (y * y).sum())(x) + torch.func.vmap(torch.sin)(x)
+
+
+def _with_callbacks(x: Tensor) -> Tensor:
+    return x * max([1, 2], key=lambda n: -n) * sum(map(abs, (1, -2)))
+
+
+@pytest.mark.parametrize("program", [_with_a_class, _with_transforms, _with_callbacks])
+def test_a_capture_keeps_nothing_of_its_call(program: Any) -> None:
+    fn, x = types.FunctionType(program.__code__, globals()), torch.ones(3)
+    seen = weakref.ref(fn), weakref.ref(x)
+    assert plain(torchsmith.compile(fn, backend="eager", fullgraph=True)(x)) == plain(fn(x))
+    del fn, x
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None]
+    assert call_opcodes._TRACEBACK.tb_frame.f_back is None  # what `__exit__` is given holds no stack of the first compilation's
 
 
 def test_functions_that_pytorchs_own_compiler_leaves_out() -> None:

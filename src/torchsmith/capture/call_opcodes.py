@@ -304,18 +304,12 @@ def op_WITH_EXCEPT_START(f: Frame, i: Instr) -> None:
     f.stack.append(f.machine.call(leave, [type(exc), exc, _TRACEBACK], {}))
 
 
-def _traceback() -> types.TracebackType | None:
-    try:
-        raise ValueError
-    except ValueError as e:
-        return e.__traceback__
-
-
 def _of_traceback(m: Machine, traceback: Any, name: str) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail=f"{name} of a traceback")
 
 
-_TRACEBACK = _traceback()  # what `__exit__` is given: that it is not None is all that is known of it
+# What `__exit__` is given: that it is not None is all that is known of it. (A frame of a generator has nobody's frame behind it.)
+_TRACEBACK = types.TracebackType(None, (None for _ in ()).gi_frame, 0, 1)  # type: ignore[attr-defined]
 at.ATTR_ROWS[types.TracebackType] = _of_traceback
 
 

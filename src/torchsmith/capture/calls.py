@@ -24,7 +24,7 @@ import torch
 from ..codes import Unsupported
 from ..graph.sizes import SymTypes
 from ..ir.rows import rows
-from . import arrays, attempts, floats, overrides, policy, tensor_attrs, torch_rows, transforms
+from . import arrays, attempts, floats, overrides, peers, policy, tensor_attrs, torch_rows
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised, find
@@ -103,11 +103,11 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return _getter(m, fn, args)
     if t is type(functools.cmp_to_key(max)):  # keeps what it is given
         return fn(*args, **kwargs)
-    if t is Function and fn in transforms.MACHINE_FUNCTIONS:
-        return fn(*args, **kwargs)
     if f is MISSING:
         raise Raised(TypeError(f"'{t.__name__}' object is not callable"))
-    raise Unsupported("CAP014", at=m.loc(), detail=f"a call of {t.__module__}.{t.__qualname__}")
+    name = t.__dict__.get("__qualname__")  # of a function that Cython made, say
+    said = f"{name.__get__(fn)}, a " if type(name) is types.GetSetDescriptorType else "a call of "
+    raise Unsupported("CAP014", at=m.loc(), detail=f"{said}{t.__module__}.{t.__qualname__}")
 
 
 def takes_numbers(fn: Any) -> bool:
@@ -122,7 +122,7 @@ def takes_numbers(fn: Any) -> bool:
 
 def _is_left_alone(fn: Any) -> bool:
     top = str(fn.__globals__.get("__name__", "")).partition(".")[0]
-    return top in _REFUSED or top in _NATIVE_LIBRARIES or bool(fn.__dict__.get("_torchsmith_disabled"))
+    return top in _REFUSED or top in _NATIVE_LIBRARIES or peers.is_disabled(fn)
 
 
 def _getter(m: Machine, fn: Any, args: Args) -> Any:
@@ -211,16 +211,16 @@ def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         name = None  # its own code asks for handlers
     if name is not None and _is_recordable(args) and _is_recordable(kwargs.values()):
         return _record(m, fn, args, kwargs)
-    if fn in transforms.MACHINE_FUNCTIONS:
+    if policy.is_of_machine(fn):
         return fn(*args, **kwargs)
     if args and issubclass(type(args[0]), Tensor):
         name = policy.tensor_functions().get(fn)
         if name is not None:
             return _tensor_method(m, args[0], name, args[1:], kwargs)
-    if fn.__dict__ and fn.__dict__.get("_torchdynamo_disable"):
+    if peers.is_marked(fn):
         own = fn.__dict__.get("_torchdynamo_orig_callable")
-        if isinstance(own, types.FunctionType) and own.__code__.co_filename.startswith(policy.OPTIMIZERS):
-            return m.call(m.attr(fn, "_torchdynamo_orig_callable"), args, kwargs)  # PyTorch's compiler marks optimizers for its own sake
+        if not peers.is_disabled(fn):
+            return m.call(m.attr(fn, "_torchdynamo_orig_callable"), args, kwargs)
         if isinstance(own, types.FunctionType) and policy.skips_itself_alone(fn.__code__):
             policy.SKIPPED.add(own.__code__)
         raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
@@ -282,10 +282,7 @@ def _disabled(fn: Any) -> str:
 
 def _own_api(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """torchsmith.compiler's marks on functions, and its own predicates."""
-    d = fn.__dict__
-    if d.get("_torchsmith_disabled"):
-        raise Unsupported("CAP018", at=m.loc(), detail=_disabled(fn))
-    if d.get("_torchsmith_constant"):
+    if fn.__dict__.get("_torchsmith_constant"):
         return m.native(fn, args, kwargs, plain=True)
     if fn is attempts.set_error_mode:
         before, m.error_mode = m.error_mode, m.truth(args[0])

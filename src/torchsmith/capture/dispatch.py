@@ -343,14 +343,13 @@ def is_entry_file(filename: str) -> bool:
 
 def on_frame(settings: Settings, fn: types.FunctionType) -> Any:
     """The Dispatcher for a code object that the hook meets for the first time, None: never compile it, or RUN_PLAIN: nor what it calls."""
-    code = fn.__code__
-    if "_torchdynamo_disable" in fn.__dict__ and "_torchdynamo_orig_callable" in fn.__dict__:  # PyTorch's own compiler.disable
-        return None if policy.skips_itself_alone(code) else _frame.RUN_PLAIN
-    if code in policy.SKIPPED:
+    code, name = fn.__code__, fn.__code__.co_name
+    if peers.is_marked(fn):
+        is_theirs = "_torchdynamo_orig_callable" in fn.__dict__
+        return _frame.RUN_PLAIN if is_theirs and not policy.skips_itself_alone(code) else None
+    if code in policy.SKIPPED or not is_entry_file(code.co_filename):
         return None
-    if not is_entry_file(code.co_filename) or (code.co_name.startswith("<") and code.co_name != "<lambda>"):
-        return None
-    if getattr(fn, "_torchsmith_disabled", False) or getattr(fn, "_torchdynamo_disable", False) or code.co_name in ("__init__", "__new__", "__repr__", "__del__", "__getattr__"):
+    if (name.startswith("<") and name != "<lambda>") or name in ("__init__", "__new__", "__repr__", "__del__", "__getattr__"):
         return None
     return make_dispatcher(None, replace(settings, fullgraph=False, name=None), code=code)
 

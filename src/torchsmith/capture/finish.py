@@ -27,7 +27,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.sizes import SymTypes
-from . import _frame, arrays, assemble, iterators, overrides, transforms
+from . import _frame, arrays, assemble, iterators, overrides, policy
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
 from .protocol import Machine
@@ -156,12 +156,10 @@ class _Builder:
         known = self.names.get(id(v))
         if known is not None:
             return known
-        if t is types.FunctionType and v in transforms.MACHINE_FUNCTIONS:
-            if v.__name__ != "build":
+        if policy.is_of_machine(v):
+            if v.__dict__[policy.INTERPRETS] is NotImplemented:
                 raise Unsupported("CAP015", at=self.m.loc(), detail="a function of the bytecode machine")
-            return self.const(builtins.__build_class__)
-        if t is types.FunctionType and "_torchsmith_interprets" in v.__dict__:
-            return self.value(v.__dict__["_torchsmith_interprets"])
+            return self.value(v.__dict__[policy.INTERPRETS])
         track = self.m.world.tracks.get(id(v))
         source = track.source if track is not None else self.m.world.tuples.get(id(v)) if t is tuple else None
         if source is not None:
@@ -583,15 +581,10 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
         and t not in CONTAINERS
         and t not in _HOLDING
         and not _is_bound(v)
-        and not _is_ours(v)
+        and not policy.is_of_machine(v)
     ):
         return ("const", v)
     return None
-
-
-def _is_ours(v: Any) -> bool:
-    """A function of the machine, which means nothing outside of a capture."""
-    return type(v) is types.FunctionType and (v in transforms.MACHINE_FUNCTIONS or "_torchsmith_interprets" in v.__dict__)
 
 
 _HOLDING = frozenset({slice, property, staticmethod, classmethod})  # may hold what stands for the program's values
@@ -694,8 +687,10 @@ def _can_move(m: Machine, v: Any, depth: int, raised: set[int]) -> bool:
         inner = dict.values(v)
     elif t in _ITERATORS:
         inner = v.__reduce__()[1]
-    elif t is types.FunctionType and "_torchsmith_interprets" in v.__dict__:
-        inner = (v.__dict__["_torchsmith_interprets"],)
+    elif policy.is_of_machine(v):
+        if v.__dict__[policy.INTERPRETS] is NotImplemented:
+            return False
+        inner = (v.__dict__[policy.INTERPRETS],)
     elif t is types.FunctionType:
         inner = [c for c in v.__closure__ or () if id(c) not in m.cell_sources]
     elif t is types.CellType:

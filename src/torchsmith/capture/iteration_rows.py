@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import floats
+from . import floats, policy
 from . import protocols as pr
 from .attributes import Raised
 from .calls import Args, Kwargs, row
@@ -113,8 +113,7 @@ def interpreted(m: Machine, fn: Any) -> Any:
     def run(*args: Any) -> Any:
         return _calling(m, fn, *args)
 
-    run.__dict__["_torchsmith_interprets"] = fn
-    return run
+    return policy.of_machine(run, fn)
 
 
 def predicate(m: Machine, fn: Any) -> Any:
@@ -123,8 +122,7 @@ def predicate(m: Machine, fn: Any) -> Any:
     def run(x: Any) -> bool:
         return _truth_of(m, x if fn is None else _calling(m, fn, x))
 
-    run.__dict__["_torchsmith_interprets"] = fn
-    return run
+    return policy.of_machine(run, fn)
 
 
 @row(map)

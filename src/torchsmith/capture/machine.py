@@ -6,6 +6,7 @@ runs natively: functions are inlined frame by frame; what changes Python state i
 
 from __future__ import annotations
 
+import builtins
 import functools
 import itertools
 import sys
@@ -32,7 +33,6 @@ from . import (
     tables,  # noqa: F401  (fills the tables of rows)
     tensor_attrs,
     torch_rows,
-    transforms,
 )
 from . import attributes as at
 from . import protocols as pr
@@ -349,8 +349,7 @@ class Machine:
             except Raised as r:
                 raise self.leaving(r.exc) from None
 
-        run.__dict__["_torchsmith_interprets"] = fn
-        return run
+        return policy.of_machine(run, fn)
 
     def leaving(self, exc: BaseException) -> BaseException:
         """An exception of the program goes through code in C as itself. Python then says that it came from what the machine was doing;
@@ -561,7 +560,6 @@ class Machine:
                 cell.cell_contents = cls
             return cls
 
-        transforms.MACHINE_FUNCTIONS.add(build)
-        return build
+        return policy.of_machine(build, builtins.__build_class__)
 
 

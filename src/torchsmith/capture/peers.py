@@ -89,12 +89,15 @@ def original(fn: Any) -> Any:
     return fn
 
 
+def is_marked(fn: Any) -> bool:
+    """Does this function have the mark of compiler.disable, PyTorch's or ours?"""
+    return isinstance(fn, types.FunctionType) and "_torchdynamo_disable" in fn.__dict__
+
+
 def is_disabled(fn: Any) -> bool:
-    """Did somebody mark this function with compiler.disable, ours or PyTorch's? (What PyTorch marks of its optimizers is for its own sake.)"""
-    if not isinstance(fn, types.FunctionType) or not fn.__dict__.keys() & {"_torchsmith_disabled", "_torchdynamo_disable"}:
-        return False
-    own = fn.__dict__.get("_torchdynamo_orig_callable")
-    return not (isinstance(own, types.FunctionType) and own.__code__.co_filename.startswith(policy.OPTIMIZERS))
+    """Did somebody ask for the mark? (What PyTorch marks of its optimizers is for its own sake.)"""
+    own = fn.__dict__.get("_torchdynamo_orig_callable") if is_marked(fn) else None
+    return is_marked(fn) and not (isinstance(own, types.FunctionType) and own.__code__.co_filename.startswith(policy.OPTIMIZERS))
 
 
 def forced_backend() -> Any:

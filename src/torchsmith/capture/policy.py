@@ -8,11 +8,14 @@ from __future__ import annotations
 import sys
 import sysconfig
 import types
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 # Namespaces whose functions, classes and modules are taken as they are, without a guard: nobody rebinds them at run time.
 _TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "torchsmith", "builtins", "typing_extensions"}
@@ -36,6 +39,19 @@ def is_library_file(filename: str) -> bool:
         return filename.startswith("<frozen") or filename == "<string>"
     in_stdlib = filename.startswith(_STDLIB) and "site-packages" not in filename
     return in_stdlib or filename.startswith((_TORCH_DIR, _OWN_DIR)) or filename.endswith("/typing_extensions.py")  # it patches typing
+
+
+INTERPRETS = "_torchsmith_interprets"  # in the __dict__ of a function of the machine: what of the program's it stands for, or NotImplemented
+
+
+def of_machine(fn: Call, interprets: Any = NotImplemented) -> Call:
+    """Mark a function of the machine: it is called as it is, and means nothing outside of a capture."""
+    fn.__dict__[INTERPRETS] = interprets
+    return fn
+
+
+def is_of_machine(fn: Any) -> bool:
+    return type(fn) is types.FunctionType and INTERPRETS in fn.__dict__
 
 
 SUBSTITUTED: dict[Any, Any] = {}  # what compiler.substitute_in_graph was told: function -> the Python function that stands for it

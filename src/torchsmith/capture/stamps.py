@@ -19,7 +19,7 @@ import torch.fx
 from ..graph import tracing
 from ..graph.sizes import expr_of
 from . import guards as gd
-from . import iterators
+from . import iterators, policy
 from .protocol import Machine
 from .source import Attr, Computed, Guard, Item, Source, TypeOf
 from .world import PINNED_TYPES, SCALARS, Track
@@ -158,7 +158,7 @@ class Stamps:
         if t is torch.SymInt:
             return t, id(value.node.expr)
         if id(value) in self.m.world.tracks or (issubclass(t, PINNED_TYPES) and id(value) not in self.m.world.fresh_pinned):
-            if t is slice or "_torchsmith_interprets" in getattr(value, "__dict__", ()):
+            if t is slice or policy.is_of_machine(value):
                 raise _No
             return t, id(value)
         raise _No

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from ..codes import Unsupported, define
 from ..graph import tracing
 from ..graph.sizes import SymTypes
+from . import policy
 from .attributes import Raised
 from .protocol import Machine
 from .world import container_base
@@ -478,8 +479,6 @@ def _cut(out: tuple[Any, ...], j: int) -> tuple[tuple[Any, ...], tuple[Any, ...]
 
 # ---------------------------------------------------------------- as the program calls them
 
-MACHINE_FUNCTIONS: set[Any] = set()  # native closures of the machine itself
-
 
 def machine_callable(run: Callable[[list[Any], dict[str, Any]], Any]) -> Callable[..., Any]:
     """`run(args, kwargs)` as a callable of the machine."""
@@ -487,8 +486,7 @@ def machine_callable(run: Callable[[list[Any], dict[str, Any]], Any]) -> Callabl
     def transformed(*args: Any, **kwargs: Any) -> Any:
         return run(list(args), kwargs)
 
-    MACHINE_FUNCTIONS.add(transformed)
-    return transformed
+    return policy.of_machine(transformed)
 
 
 _OPTIONS = {
