@@ -302,6 +302,9 @@ class Config:
     def __dir__(self) -> list[str]:
         return sorted({*self._OWN, *self._ALIASES, *self._defaults(), "patch"})
 
+    def __repr__(self) -> str:
+        return f"torchsmith.compiler.config({', '.join(f'{name}={getattr(self, name)!r}' for name in dir(self) if name != 'patch')})"
+
     def changed_options(self) -> dict[str, Any]:
         return {k: v for k, v in self._changed.items() if k not in self._OWN}
 

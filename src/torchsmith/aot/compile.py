@@ -22,11 +22,12 @@ from ..emit.model import PREPARED, READ, WRITTEN, ConstantRow, Description, Inpu
 from ..graph.sizes import LARGEST, print_condition
 from ..graph.spec import FreshOutput, InputOutput, TensorSpec, ViewOutput
 from ..graph.tracing import spec_of
+from ..ir.dtype import DTYPE_ROWS
 from ..ir.expr import Const, Expr
 from ..ir.target import CPU, LEAST_ARCH
 from ..options import Options
 from ..pipeline import Source, at_hand, compile_source, refuse_externs
-from ..runtime.externs_torch import operator_row
+from ..runtime.externs_torch import DTYPES, operator_row
 from ..runtime.files import work_folder
 from ..runtime.manifest import Manifest
 from ..runtime.model_library import Texts, build_model
@@ -43,11 +44,7 @@ define("AOT021", "the compiled library refused the constants", "please report it
 
 SERVICES = {"cuda": "TS_CUDA_SERVICES"}  # csrc/aot/device.h, by device
 
-DTYPES: dict[torch.dtype, str] = {
-    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64", torch.int32: "i32",
-    torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
-    torch.complex32: "c32", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
-}  # fmt: skip
+NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ def compile_entry(
 def input_rows(entry: Entry, written: Collection[str] = ()) -> tuple[InputRow, ...]:
     return tuple(
         InputRow(a.name, "", (), (), a.placeholder) if a.spec is None
-        else InputRow(a.name, DTYPES[a.spec.dtype], a.spec.shape, a.spec.strides, a.placeholder, a.name in written)
+        else InputRow(a.name, NAMES[a.spec.dtype], a.spec.shape, a.spec.strides, a.placeholder, a.name in written)
         for a in entry.arguments if a.placeholder is not None
     )  # fmt: skip
 
@@ -129,7 +126,7 @@ def outputs_of(entry: Entry, manifest: Manifest) -> Any:
         if isinstance(base, TensorSpec) and isinstance(spec, TensorSpec) and base.dtype != spec.dtype:
             of = next((a.name for a in entry.arguments if a.placeholder == viewed), "a constant")
             raise Unsupported("AOT024", detail=f"{of}: {str(base.dtype)[6:]} as {str(spec.dtype)[6:]}")
-        dtypes.append((DTYPES[spec.dtype], len(spec.shape)) if isinstance(spec, TensorSpec) else ("i64", 0))
+        dtypes.append((NAMES[spec.dtype], len(spec.shape)) if isinstance(spec, TensorSpec) else ("i64", 0))
     return output_rows(manifest.results, entry.returned, dtypes)
 
 
@@ -174,7 +171,7 @@ def place_constants(constants: Sequence[Constant], manifest: Manifest, keep: boo
         if (flags & (READ | WRITTEN) or keep) and flags and nbytes:
             where, offset = offset, align(offset + nbytes, 64)
             blocks.append(Block(where, c.value))
-        dtype, sizes, strides = DTYPES[c.value.dtype], tuple(c.value.shape), tuple(c.value.stride())
+        dtype, sizes, strides = NAMES[c.value.dtype], tuple(c.value.shape), tuple(c.value.stride())
         rows += [ConstantRow(n, dtype, sizes, strides, nbytes, number, flags, c.type, where) for n in c.names]
     if not blocks and not state:
         return rows, Weights(bytes(16), 0, -1, 0, b"", ())
@@ -222,7 +219,7 @@ def pack(library: bytes, rows: Sequence[ConstantRow], constants: Sequence[Consta
     for k, fqn in enumerate(wanted.values()):
         t = by_name[fqn]
         numbers = ctypes.c_int64 * max(1, t.dim())
-        values[k] = _Tensor(t.data_ptr(), numbers(*t.shape), numbers(*t.stride()), t.dim(), list(DTYPES).index(t.dtype), 0, 0, None)
+        values[k] = _Tensor(t.data_ptr(), numbers(*t.shape), numbers(*t.stride()), t.dim(), DTYPE_ROWS[NAMES[t.dtype]], 0, 0, None)
         names[k] = fqn.encode()
     state = ctypes.create_string_buffer(size)
     with work_folder("torchsmith-pack-") as folder:
@@ -280,7 +277,7 @@ def described_outputs(entry: Entry) -> list[str]:
             out.append("an input")
         elif isinstance(spec, TensorSpec):
             shape = ", ".join(str(_size(e, entry.labels)) for e in spec.shape)
-            out.append(f"{DTYPES[spec.dtype]} [{shape}]" + ("" if isinstance(o, FreshOutput) else ", a view"))
+            out.append(f"{NAMES[spec.dtype]} [{shape}]" + ("" if isinstance(o, FreshOutput) else ", a view"))
         else:
             out.append("a number")
     return out

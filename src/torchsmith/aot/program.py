@@ -126,7 +126,7 @@ class DraftReport:
     def __str__(self) -> str:
         if not self.problems:
             return "the program holds for all declared sizes"
-        head = f"{len(self.problems)} declarations do not hold and were left to the program:"
+        head = f"declarations that do not hold and were left to the program: {len(self.problems)}"
         return "\n".join((head, *(f"- {p}" for p in self.problems)))
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..codes import BackendFailed
-from ..graph.spec import FunctionalGraph, TensorSpec
+from ..graph.spec import FunctionalGraph
 from .partition import expand
-from .plain import PlainGraph, Run, numbers, run_plain
+from .plain import PlainGraph, Run, like, run_plain
 
 
 def compile_aten(
@@ -50,11 +49,7 @@ def with_values(plain: PlainGraph, mode: FakeTensorMode) -> fx.GraphModule:
     """The graph as a module whose nodes carry fake tensors of their sizes, strides and devices."""
 
     def fake(spec: Any) -> Any:
-        if isinstance(spec, tuple):
-            return tuple(map(fake, spec))
-        if not isinstance(spec, TensorSpec):
-            return spec
-        return torch.empty_strided(numbers(spec.shape), numbers(spec.strides), dtype=spec.dtype, device=spec.device)
+        return tuple(map(fake, spec)) if isinstance(spec, tuple) else like(spec)
 
     gm = plain.module()
     with mode:

@@ -14,7 +14,7 @@ from torch import fx
 from ..graph.eager import eager_callable
 from ..graph.spec import FunctionalGraph, TensorSpec
 from .partition import decompositions, is_random
-from .plain import PlainGraph, Run, by_operator, numbers, run_plain
+from .plain import PlainGraph, Run, by_operator, like, numbers, run_plain
 from .watch import Undone, versions
 
 
@@ -53,7 +53,7 @@ def decomposed(plain: PlainGraph) -> Run:
             found = written_out(*args, **kwargs)
             if not all(_is(found[i], specs[i]) for i in read):  # of attention the weights, not the logarithms of their sums
                 return own(*args, **kwargs)
-            return [found[i] if i in read else _of_no_use(spec) for i, spec in enumerate(specs)]
+            return [found[i] if i in read else like(spec) for i, spec in enumerate(specs)]
 
         return parts
 
@@ -64,9 +64,3 @@ def _is(value: Any, spec: Any) -> bool:
     if not isinstance(spec, TensorSpec):
         return True
     return isinstance(value, torch.Tensor) and value.dtype == spec.dtype and tuple(value.shape) == numbers(spec.shape)
-
-
-def _of_no_use(spec: Any) -> Any:
-    if not isinstance(spec, TensorSpec):
-        return spec
-    return torch.empty_strided(numbers(spec.shape), numbers(spec.strides), dtype=spec.dtype, device=spec.device)

@@ -32,6 +32,13 @@ def numbers(sizes: Any) -> tuple[int, ...]:
     return tuple(int(s.value) if isinstance(s, Const) else int(s) for s in sizes)
 
 
+def like(spec: Any) -> Any:
+    """A tensor with nothing in it where a spec says what it is; anything else as it is."""
+    if not isinstance(spec, TensorSpec):
+        return spec
+    return torch.empty_strided(numbers(spec.shape), numbers(spec.strides), dtype=spec.dtype, device=spec.device)
+
+
 @dataclass(frozen=True, slots=True)
 class PlainGraph:
     """ATen calls on values: placeholders, call_function nodes (operators, operator.getitem), and an output with a tuple of nodes.

@@ -16,7 +16,7 @@ from typing import Any
 from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.bounds import LIMITS, Ranges
-from ..ir.dtype import DTYPES, DType
+from ..ir.dtype import DTYPE_ROWS, DType
 from ..ir.expr import Cast, Const, Expr, Load, Op, Sym, walk
 from ..ir.nested import every
 from ..ir.plan import (
@@ -61,12 +61,6 @@ SYMBOL = "torchsmith_graph"
 ADDRESSED = frozenset({"torchsmith.take_draws.default", "aten.native_dropout.default"})
 SCALARS = frozenset({"scalar", "element"})  # origins of numbers that the host passes
 KERNELS_OF_A_DEVICE = "extern TS_HIDDEN const ts_device_kernel {name};"
-DTYPE_ROWS = {
-    name: i
-    for i, name in enumerate(
-        ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128", "c32", "u16", "u32", "u64")
-    )
-}
 
 
 def emit_host(plan: Plan, kernel_names: Sequence[str], values: str = "0", only: str = "") -> str:
@@ -882,6 +876,3 @@ def _describe_arg(arg: ExternArg, counts: list[int]) -> Any:
     if isinstance(arg, Enum):
         return ["enum", arg.kind, arg.value]
     return ["list", *(_describe_arg(a, counts) for a in arg)]
-
-
-assert set(DTYPE_ROWS) | {"index"} == set(DTYPES)

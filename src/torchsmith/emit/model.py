@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..ir.dtype import DTYPE_ROWS
 from ..ir.expr import Const, Expr, Op, Sym
 from ..ir.operators import OperatorRow
 from ..ir.program import Symbol
-from .host import BAD, DIVISIONS, DTYPE_ROWS, c_name, c_string, size_text
+from .host import BAD, DIVISIONS, c_name, c_string, size_text
 from .host_abi import NUMBERS
 
 PREPARED, READ, WRITTEN = 1, 2, 4  # flags of a constant: what prepare reads, what run reads, what run writes

@@ -570,6 +570,8 @@ class SizeNode:
         """torch's own C++ asks (Python comes through bool_): mostly whether a dimension of size 1 may be left out of a stride rule."""
         return self.facts.ask_likely(self.expr, self.hint, self._loc(file, line))
 
+    guard_size_oblivious = guard_bool
+
     def bool_(self) -> bool:
         if self.kind == "bool":
             return self._decided("", 0)
@@ -586,9 +588,6 @@ class SizeNode:
         if not answer:  # what raises now asked guard_or_false (is this size 1?) on its way, and might not raise if the answer were another
             self.facts.confirm()
         return answer
-
-    def guard_size_oblivious(self, file: Text = "", line: int = 0) -> bool:
-        return self.facts.ask_likely(self.expr, self.hint, self._loc(file, line))
 
     # torch's promise where it asks these two: the answer False (True) is right for every size, the other one only quicker
     def guard_or_false(self, file: Text = "", line: int = 0) -> bool:

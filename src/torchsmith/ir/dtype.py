@@ -57,4 +57,5 @@ u64 = DType("u64", 8, "opaque", "uint64_t")
 index = DType("index", 8, "index", "int64_t")
 
 DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, bf16, f16, i64, i32, i16, i8, u8, bool_, c64, c128, c32, u16, u32, u64, index)}
+DTYPE_ROWS = {name: i for i, name in enumerate(DTYPES) if name != "index"}  # of `enum ts_dtype` in csrc/torchsmith.h
 HALF = (bf16, f16)  # computed in f32, rounded once

@@ -78,17 +78,21 @@ def lower_layer_norm(cx: Builder, x: Ref, shape: Any, weight: Any = None, bias: 
 _EPS = {dt.f32: 2.0**-23, dt.f64: 2.0**-52, dt.bf16: 2.0**-23, dt.f16: 2.0**-23}
 
 
-def rms_norm(cx: Builder, x: Ref, normalized: int, weight: Ref | None, eps: float | None) -> tuple[Any, Ref]:
-    """x * rsqrt(mean(x * x) + eps) * weight."""
-    compute = opmath(x.dtype)
-    how = Split(x.shape, tuple(range(x.rank - normalized, x.rank)), True)
-    acc = accumulator(compute, how)
+def _squares(cx: Builder, x: Ref, how: Split, compute: DType) -> Callable[[Index], Expr]:
+    """The sum of all x * x that are folded."""
 
     def squared(i: Index) -> Expr:
         v = cast(x.load(i), compute)
         return op("mul", v, v)
 
-    at_sum = total(cx, how, squared, acc, compute is dt.f32)
+    return total(cx, how, squared, accumulator(compute, how), compute is dt.f32)
+
+
+def rms_norm(cx: Builder, x: Ref, normalized: int, weight: Ref | None, eps: float | None) -> tuple[Any, Ref]:
+    """x * rsqrt(mean(x * x) + eps) * weight."""
+    compute = opmath(x.dtype)
+    how = Split(x.shape, tuple(range(x.rank - normalized, x.rank)), True)
+    at_sum = _squares(cx, x, how, compute)
     rstd = hold(cx, how.kept, compute, lambda i: cast(_rstd(at_sum(i), how.count, _EPS[x.dtype] if eps is None else eps), compute))
 
     def at(i: Index) -> Expr:
@@ -119,12 +123,7 @@ def lower_weight_norm(cx: Builder, v: Ref, g: Ref, dim: int = 0) -> tuple[Ref, R
     """v * (g / |v|), the norm over all dimensions but `dim`; and the norm."""
     compute = opmath(v.dtype)
     how = Split(v.shape, tuple(k for k in range(v.rank) if k != dim % v.rank), True)
-
-    def squared(i: Index) -> Expr:
-        e = cast(v.load(i), compute)
-        return op("mul", e, e)
-
-    squares = total(cx, how, squared, accumulator(compute, how), compute is dt.f32)
+    squares = _squares(cx, v, how, compute)
     norm = hold(cx, how.kept, compute, lambda i: op("sqrt", cast(squares(i), compute)))
     d, spec = cx.dtype, cx.spec[1]
     e = ir_dtype(spec.dtype)

@@ -10,13 +10,9 @@ from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, convert, op
+from ..runtime.externs_torch import DTYPES
 
-IR_DTYPES: dict[torch.dtype, DType] = {
-    torch.float64: dt.f64, torch.float32: dt.f32, torch.bfloat16: dt.bf16, torch.float16: dt.f16, torch.int64: dt.i64,
-    torch.int32: dt.i32, torch.int16: dt.i16, torch.int8: dt.i8, torch.uint8: dt.u8, torch.bool: dt.bool_,
-    torch.complex64: dt.c64, torch.complex128: dt.c128, torch.complex32: dt.c32, torch.uint16: dt.u16, torch.uint32: dt.u32,
-    torch.uint64: dt.u64,
-}  # fmt: skip
+IR_DTYPES: dict[torch.dtype, DType] = {theirs: dt.DTYPES[ours] for ours, theirs in DTYPES.items()}
 TORCH_DTYPES: dict[DType, torch.dtype] = {ours: theirs for theirs, ours in IR_DTYPES.items()}
 
 # the range of each integer dtype

@@ -14,6 +14,7 @@ import torch
 
 from .. import events
 from ..codes import Unsupported, define
+from ..ir.dtype import DTYPE_ROWS
 from ..ir.operators import Number, OperatorRow, Param
 from . import _native
 from .draws import OWN
@@ -23,12 +24,6 @@ from .values_only import NAMESPACE, made_again
 define("AOT023", "an operator of libtorch cannot be called without Python: its arguments have no place in libtorch's stable C interface",
        "replace it, or serve the module with torchsmith.compile")
 
-DTYPE_ROWS = {
-    name: i
-    for i, name in enumerate(
-        ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128", "c32", "u16", "u32", "u64")
-    )
-}
 DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "i32": torch.int32,
     "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool, "c64": torch.complex64, "c128": torch.complex128,

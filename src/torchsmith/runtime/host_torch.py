@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from .. import events
+from ..ir.dtype import DTYPE_ROWS
 from . import _native
 from .discarded import DiscardedParameter, discard
-from .externs_torch import DTYPE_ROWS, DTYPES, bind
+from .externs_torch import DTYPES, bind
 from .load import NativeError
 from .manifest import Manifest
 

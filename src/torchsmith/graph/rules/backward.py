@@ -15,7 +15,7 @@ import torch
 from ..layout import contiguous_strides, is_contiguous, is_static_one, propagate_strides, rank_of, same, suggest_format
 from ..tracing import device_of, fresh, make, part, rule
 from .create import copy_strides
-from .nn import _convolution_format, _pool
+from .nn import RESAMPLING, _convolution_format, _pool
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -545,14 +545,8 @@ def _resampled(keeps_format: bool, *ops: Any) -> None:
     rule(*ops)(shape)
 
 
-_resampled(False, aten.upsample_bicubic2d_backward.default, aten._upsample_bicubic2d_aa_backward.default)
-_resampled(True, *(
-    getattr(aten, f"{name}_backward").default
-    for name in (
-        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
-    )
-))  # fmt: skip
+for _name in RESAMPLING:
+    _resampled("bicubic" not in _name, getattr(aten, f"{_name}_backward").default)
 
 
 @rule(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)

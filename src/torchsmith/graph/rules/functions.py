@@ -27,7 +27,7 @@ from ..layout import (
 )
 from ..sizes import SymTypes
 from ..tracing import Tracing, device_of, function_rule, tensors_in
-from .nn import flash_applies
+from .nn import RESAMPLING, flash_applies
 from .views import axis, infer, view_strides
 
 aten = torch.ops.aten
@@ -324,20 +324,7 @@ def _scaled(n: Any, factor: float) -> Any:
     return int(n * factor) if isinstance(n, int) else torch.sym_int(n * factor)
 
 
-for _name in [
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
-    "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa",
-]:
+for _name in RESAMPLING:
     _resample(_name)
 
 

@@ -366,11 +366,12 @@ def _resample(n: int) -> Any:
     return shape
 
 
-for _n, _names in {1: "upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d", 2: """upsample_nearest2d _upsample_nearest_exact2d
-        upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa""", 3: """upsample_nearest3d
-        _upsample_nearest_exact3d upsample_trilinear3d"""}.items():  # fmt: skip
-    for _name in _names.split():
-        rule(getattr(aten, _name).default)(_resample(_n))
+_RESAMPLING = """upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa
+    _upsample_bicubic2d_aa"""
+RESAMPLING = _RESAMPLING.split()
+for _name in RESAMPLING:
+    rule(getattr(aten, _name).default)(_resample(int(_name.removesuffix("_aa")[-2])))
 
 
 def _pad(n: int, is_reflected: bool) -> Any:
