@@ -127,7 +127,7 @@ def texts_only(into: list[str]) -> Any:
     def stop(*inputs: Any) -> Any:
         raise Enough
 
-    pipeline.emit, cache.find, pipeline.run_captured = kept, lambda key: None, captured
+    pipeline.emit, cache.find, pipeline.run_captured = kept, lambda *_: None, captured
     try:
         yield
     finally:
@@ -143,6 +143,8 @@ def texts_of(make: Callable[[], Program], cpu: str | None) -> list[str]:
     with texts_only(out), torch.no_grad(), suppress(Enough):
         torchsmith.compile(fn, options=options, **compiled)(*args)
     torchsmith.compiler.reset()
+    if not out:
+        raise RuntimeError("a program has no text: did it fail?")
     return out
 
 
