@@ -340,6 +340,17 @@ def test_nothing_is_divided_by_an_empty_dimension(fn):
     assert texts and not any(re.search(r"(%|//) 0\b", t) for t in texts)
 
 
+def test_nothing_is_touched_of_an_empty_tensor():
+    """Nor where an index needs no axis: the address of its first element belongs to nobody."""
+
+    def both(x, w):
+        p = torch.softmax(F.linear(x, w), -1)
+        return p, F.linear(p, w)
+
+    check_triton(both, torch.empty(2, 0, 16), torch.randn(16, 16))
+    check_triton(lambda x, w: (x * w).sum(1), torch.empty(4, 0), torch.empty(0))
+
+
 def test_kernels_of_training_steps():
     """Windows that two results look through are read in one flat loop; gradients that lie channels-last beside weights that do not are
     read in tiles of both; what lists of tensors update in two goes is one kernel."""

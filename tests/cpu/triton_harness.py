@@ -12,6 +12,7 @@ import linecache
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -61,6 +62,33 @@ def _interpret_assembly() -> None:
 
 
 _interpret_assembly()
+_SPANS: dict[str, tuple[int, int]] = {}  # addresses of the elements that a kernel may touch, while it runs
+
+
+def _watch_addresses() -> None:
+    """Whatever a text loads or stores lies in one of its tensors: where a mask hides a lane nothing is touched."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    def watched(name: str, pointers: int, mask: int) -> None:
+        real = getattr(InterpreterBuilder, name)
+
+        def call(self: Any, *args: Any) -> Any:
+            at = args[pointers].data[args[mask].data]
+            size = args[pointers].get_element_ty().primitive_bitwidth // 8 or 1
+            inside = np.zeros(at.shape, bool)
+            for first, last in _SPANS.values():
+                inside |= (at >= first) & (at + size <= last)
+            far = [int(a) - first for a in at[~inside][:3] for first, _ in _SPANS.values()]
+            assert inside.all(), f"{name} outside of {list(_SPANS)}: {far}"
+            return real(self, *args)
+
+        setattr(InterpreterBuilder, name, call)
+
+    for name, pointers, mask in (("create_masked_load", 0, 1), ("create_masked_store", 0, 2), ("create_atomic_rmw", 1, 3)):
+        watched(name, pointers, mask)
+
+
+_watch_addresses()
 _NUMBERS = itertools.count()
 _LOADED: dict[str, Any] = {}
 
@@ -107,6 +135,7 @@ class TritonMachine(_Machine):
 
     def kernel(self, k: Kernel) -> None:
         held: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for p in k.params:
             array = self.writable(p.buf) if p.written else self.read(p.buf)
             strides = [int(self.value(s)) for s in p.layout.strides]
@@ -118,6 +147,8 @@ class TritonMachine(_Machine):
                 at = torch.arange(size).as_strided(array.shape, strides, offset)
                 memory[at.reshape(-1)] = torch.from_numpy(np.array(array)).to(memory.dtype).reshape(-1)
             held[p.buf] = memory, view
+            first = memory.data_ptr() + offset * memory.element_size()
+            spans[p.buf] = first, (memory.data_ptr() + size * memory.element_size() if array.size else first)
         syms = [self.syms[s] if s in self.syms else self.value(s) for s in k.syms]
         programs = int(self.value(k.programs))
         fn = function_of(print_kernel(k))
@@ -125,7 +156,8 @@ class TritonMachine(_Machine):
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 numbers = (float(s) if x.dtype is dt.f64 else int(s) for s, x in zip(syms, k.syms, strict=True))
-                fn[(programs,)](*(m for m, _ in held.values()), *numbers)
+                with patch.dict(_SPANS, spans, clear=True):
+                    fn[(programs,)](*(m for m, _ in held.values()), *numbers)
         for p in k.params:
             if p.written:
                 made = held[p.buf][1]

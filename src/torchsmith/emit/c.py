@@ -624,6 +624,8 @@ def _do_let(self: Emitter, s: Let) -> None:
 
 
 def _do_loop(self: Emitter, s: Loop) -> None:
+    if const_of(s.extent) == 0:  # no load of its body stands in front of it, then
+        return
     if s.kind == "vector":
         self.vector_loop(s.axis, s.extent, lambda: self.block(s.body))
         return

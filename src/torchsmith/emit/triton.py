@@ -557,7 +557,8 @@ def _print_load(self: Emitter, e: Expr, at: int) -> Val:
 def _print_fold(self: Emitter, e: Expr, at: int) -> Val:
     """Where its operands are known: blocks that were opened since are set aside meanwhile."""
     assert isinstance(e, Fold)
-    if all(u is e.state(i) for i, u in enumerate(e.update)):  # nothing is folded in; Triton 3.6's passes fail on constants that are reduced
+    idle = any(const_of(n) == 0 for n in e.extents)  # what it would read is not there
+    if idle or all(u is e.state(i) for i, u in enumerate(e.update)):  # nothing is folded in; Triton 3.6's passes fail on reduced constants
         return Val(self.as_block(self.emit(e.init[e.pick]), frozenset()), e.dtype)
     key = e.picking(0)
     found = self.scopes[at].folds.get(key)
@@ -848,6 +849,8 @@ def _print_require(self: Emitter, s: Stmt) -> None:
 def _print_loop(self: Emitter, s: Stmt) -> None:
     assert isinstance(s, Loop)
     tile = self.tiles.get(s.axis)
+    if const_of(s.extent) == 0:  # an element of an empty tensor has an address: printed, a load or store that needs no axis would touch it
+        return
     if tile is not None and not s.carry:
         if tile.how == "steps":
             _open_steps(self, s.axis, s.extent)

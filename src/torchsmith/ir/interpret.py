@@ -245,6 +245,8 @@ class _Machine:
             if p.written:
                 self.writable(p.buf)
         axes, extents = [a for a, _ in k.grid], [int(self.value(n)) for _, n in k.grid]
+        if 0 in extents:
+            return
         frame = _Frame(self)
         if not k.scratch and not _ragged(k.body):
             self.statements(k.body, frame.over(axes, extents))
@@ -270,6 +272,8 @@ class _Machine:
 
     def _loop(self, loop: Loop, frame: _Frame) -> None:
         extent = int(frame.ev(loop.extent).ravel()[0]) if frame.ev(loop.extent).size else 0
+        if extent <= 0:
+            return
         if loop.kind in ("vector", "thread", "block", "grid"):
             self.statements(loop.body, frame.over([loop.axis], [extent]))
             return
