@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
+import fractions
 import functools
+import json
 import types
 
+import numpy as np
 import pytest
 import torch
 from capturing import Run, same
@@ -89,6 +93,55 @@ def test_list_and_dict_arguments():
     stale(run, {"b": X, "a": X})
     run = Run(lambda d: "z" in d, {"a": X})
     stale(run, {"a": X, "z": 1})
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, v: (x, torch.tensor(v)),
+        lambda x, v: (x, torch.LongTensor(v)),
+        lambda x, v: x[v[0], v[1]],
+        lambda x, v: torch.tensordot(x, x, dims=v),
+        lambda x, v: (x, str(v), f"{v}"),
+        lambda x, v: (x, json.dumps({"v": v})),
+        lambda x, v: (x, v < [[0], [1]], v.count([1])),
+        lambda x, v: (x, bisect.bisect(v, [1])),
+    ],
+)
+def test_lists_of_lists(fn):
+    x = torch.arange(9.0).view(3, 3)
+    run = Run(fn, x, [[1], [0]])
+    assert run.failing(x, [[1], [0]]) is None
+    stale(run, x, [[0], [0]])
+    stale(run, x, [[1], [1]])
+    compiled = torchsmith.compile(fn, backend="eager")
+    for v in ([[1], [0]], [[1], [1]], [[0], [1]]):
+        same(compiled(x, v), fn(x, v))
+
+
+def test_lists_of_lists_that_the_program_changes():
+    def fn(x, v):
+        v[0].append(7)
+        return x, str(v), json.dumps(v), max(v), v.index(v[0]), [1, 7] in v, torch.tensor([v[0], v[0]])
+
+    compiled = torchsmith.compile(fn, backend="eager")
+    for first in (1, 2, 3):
+        mine, theirs = [[first], [2, 0]], [[first], [2, 0]]
+        same(compiled(X, mine), fn(X, theirs))
+        assert mine == theirs
+
+
+class Whole(int):
+    pass
+
+
+def test_values_of_classes_in_lists_given_to_c_functions():
+    for fn in (lambda x, v: (x, np.array(v)), lambda x, v: (x, hash(tuple(v)))):
+        for kind in (Whole, fractions.Fraction):
+            compiled = torchsmith.compile(fn, backend="eager")
+            for n in (2, 3):
+                got, want = compiled(X, [kind(n)]), fn(X, [kind(n)])
+                assert np.array_equal(got[1], want[1])
 
 
 def test_same_tensor_given_twice():

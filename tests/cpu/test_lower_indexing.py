@@ -229,6 +229,17 @@ def test_a_flag_as_index_is_a_mask_over_a_new_dimension(dynamic: bool) -> None:
             torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+def test_a_list_of_lists_is_the_tuple_that_torch_reads() -> None:
+    def fn(x: torch.Tensor, at: torch.Tensor) -> Any:
+        y = x.clone()
+        y[[[0, 1], [2, 0]]] = 7
+        return y, x[[[0, 1]]], x[[[0, 1], [1, 2]]], x[[slice(1, 2), 0]], x[[at, 0]], x[[None, 0]], x[[(0, 1), 1]], x[[[[0]]]], x[[0, 1]]
+
+    x, at = torch.randn(3, 3), torch.tensor([2, 0])
+    torch.testing.assert_close(torchsmith.compile(fn)(x, at), fn(x, at))
+
+
 # ---------------------------------------------------------------- the same rows, compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_compiled_indexing(dtype: torch.dtype) -> None:

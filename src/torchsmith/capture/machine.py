@@ -426,9 +426,15 @@ class Machine:
             return
 
     def index_key(self, key: Any) -> Any:
-        """A tensor index with images in place of outside lists."""
+        """What torch is given as an argument or an index: images in place of outside containers, also where lists and tuples hold them."""
         track = self.world.tracks.get(id(key))
-        return self.world.image(track) if track is not None and (container_base(type(key)) or track.image is not None) else key
+        found = self.world.image(track) if track is not None and (container_base(type(key)) or track.image is not None) else key
+        if not issubclass(type(found), (list, tuple)):
+            return found
+        items = [self.index_key(v) if issubclass(type(v), (list, tuple)) else v for v in found]
+        if all(a is b for a, b in zip(items, found, strict=True)):
+            return found
+        return items if issubclass(type(found), list) else tuple(items)
 
     def special_method(self, obj: Any, name: str) -> Any:
         """type(obj).name bound to obj, as `with` looks it up."""

@@ -23,7 +23,7 @@ from . import arrays, floats, policy, protocol, tensor_attrs, torch_rows
 from . import attributes as at
 from .attributes import Raised
 from .source import FixedObject
-from .world import CONTAINERS, PINNED_TYPES, SCALARS, Identity, Track, container_base, has_image
+from .world import CONTAINERS, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, container_base, has_image
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -132,6 +132,11 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
                     settle(m, a)
                 args[k] = _argument(m, a, t, fn)
             kwargs = {k: a if type(a) in SCALARS else _argument(m, a, type(a), fn) for k, a in kwargs.items()}
+            if m.world.tracks and not _is_shallow(fn):
+                writes = _may_write_arguments(fn)
+                args[:] = [a if type(a) in SCALARS else _whole(m, a, writes) for a in args]
+                kwargs = {k: a if type(a) in SCALARS else _whole(m, a, writes) for k, a in kwargs.items()}
+                fn = _with_whole_holder(m, fn)
             if _makes_text(fn, args) and any(_shows_outside(m, a) for a in (*args, *kwargs.values())):
                 raise Unsupported("CAP011", at=m.loc(), detail="text of an object from outside")
         for a in (*args, *kwargs.values()) if kwargs else args:
@@ -260,6 +265,82 @@ def _with_images(m: Machine, a: Any, t: type) -> Any:
                     return [_argument(m, y, type(y), None) for y in a]
                 return tuple([_argument(m, y, type(y), None) for y in a])
     return a
+
+
+# C functions that look at a container's items, but not into these: what items hold need not be relied on
+_SHALLOW = frozenset({
+    len, iter, next, list, tuple, bool, zip, enumerate, reversed, isinstance, issubclass, type, id, callable, setattr, getattr, hasattr,
+    operator.is_, operator.is_not, operator.getitem, operator.setitem, operator.delitem, operator.truth, operator.not_,
+    operator.length_hint, operator.add, operator.iadd, operator.concat, operator.iconcat, operator.mul, operator.imul,
+})  # fmt: skip
+_SHALLOW_METHODS = frozenset({
+    "append", "extend", "insert", "pop", "clear", "reverse", "copy", "get", "keys", "values", "items", "setdefault", "popitem", "add",
+    "appendleft", "popleft", "extendleft", "rotate", "move_to_end", "discard", "__getitem__", "__setitem__", "__delitem__", "__len__",
+    "__iter__", "__reversed__", "__new__", "__init__", "__setattr__", "__getattribute__", "__delattr__", "__next__", "__add__",
+    "__iadd__", "__mul__", "__imul__", "__copy__", "__missing__", "__or__", "__ior__", "__ror__", "fromkeys",
+})  # fmt: skip
+
+
+def _is_shallow(fn: Any) -> bool:
+    try:
+        return fn in _SHALLOW or getattr(fn, "__name__", "") in _SHALLOW_METHODS
+    except TypeError:  # it has no hash
+        return False
+
+
+def _whole(m: Machine, a: Any, writes: bool = False) -> Any:
+    """A container for a C function that may look into what its items hold: containers from outside among these are relied on, and where the
+    program has other contents for them than they have, images are in their places. writes: it may change `a` itself.
+    Raises Unsupported("CAP011") where that would need another object than `a`."""
+    t = type(a)
+    base = tuple if issubclass(t, tuple) else container_base(t)
+    if base is None:
+        return a
+    inside = list(dict.values(a)) if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
+    items = [x if type(x) in SCALARS else _whole_item(m, x) for x in inside]
+    if all(x is y for x, y in zip(inside, items, strict=True)):
+        return a
+    make = _OTHER_ITEMS.get(tuple if hasattr(t, "_fields") else t)
+    if writes or make is None:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"a {t.__name__} of changed containers given to a C function")
+    return make(a, items)
+
+
+# How a container with other items is made
+_OTHER_ITEMS: dict[type, Callable[[Any, list[Any]], Any]] = {
+    list: lambda a, items: items, tuple: lambda a, items: tuple.__new__(type(a), items), deque: lambda a, items: deque(items, a.maxlen),
+    dict: lambda a, items: dict(zip(a, items, strict=True)), OrderedDict: lambda a, items: OrderedDict(zip(a, items, strict=True)),
+    defaultdict: lambda a, items: defaultdict(a.default_factory, zip(a, items, strict=True)),
+}  # fmt: skip
+
+
+def _whole_item(m: Machine, x: Any) -> Any:
+    t: type = type(x)
+    track = m.world.tracks.get(id(x))
+    if track is None or x is track.image:
+        return _whole(m, x)
+    if container_base(t) is None:
+        return _argument(m, x, t, None) if _is_value_of_library(t) or issubclass(t, _VALUES) else _whole(m, x)
+    image = m.world.image(track)
+    found = _whole(m, image)
+    before, now = _contents(x), _contents(found)
+    return x if len(before) == len(now) and all(p is q for p, q in zip(before, now, strict=True)) else found
+
+
+@functools.cache
+def _is_value_of_library(t: type) -> bool:
+    """Does a class of the standard library say what is equal (Fraction, Path), by what no guard tells of?"""
+    top = t.__module__.partition(".")[0]
+    return t.__eq__ is not object.__eq__ and t not in UNCHANGING and top in sys.stdlib_module_names and top not in ("builtins", "types")
+
+
+def _with_whole_holder(m: Machine, fn: Any) -> Any:
+    """A C method of a container (list.index, list.count) looks into its items too."""
+    holder = getattr(fn, "__self__", None)
+    if type(holder) in SCALARS or container_base(type(holder)) is None:
+        return fn
+    whole = _whole(m, holder, fn.__name__ in policy.MUTATING)
+    return fn if whole is holder else getattr(whole, fn.__name__)
 
 
 def _shows_outside(m: Machine, a: Any, depth: int = 4) -> bool:

@@ -433,8 +433,11 @@ class Recorder:
             return self.node_of(value)
         if t is tuple or t is torch.Size:
             return tuple([self.fx(v) for v in value])
-        if t is list:
-            return [self.fx(v) for v in value]
+        if t is list or t is dict:
+            track = self.machine.world.tracks.get(id(value))
+            if track is not None and value is not track.image:
+                raise Unsupported("CAP011", at=self.loc(), detail=f"{t.__name__} from {track.source} given to a torch function")
+            return [self.fx(v) for v in value] if t is list else {k: self.fx(v) for k, v in value.items()}
         if t is slice:
             return slice(self.fx(value.start), self.fx(value.stop), self.fx(value.step))
         if t in SymTypes:
@@ -442,8 +445,6 @@ class Recorder:
             if issubclass(type(node), torch.fx.Node):
                 node.meta.setdefault("val", value)
             return node
-        if t is dict:
-            return {k: self.fx(v) for k, v in value.items()}
         if issubclass(type(value), (tuple, int, float, str)):
             track = self.machine.world.tracks.get(id(value))
             if track is not None and value is not track.image:  # of an object from outside only the class is guarded

@@ -49,6 +49,7 @@ CONSTRUCTORS: dict[Any, torch.dtype | None] = {
 def _constructs(cls: Any, dtype: torch.dtype | None) -> None:
     def made(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Of lists of numbers what torch.tensor makes of them; sizes, storages and tensors are Python's."""
+        args = [m.index_key(a) for a in args]
         kinds = (int, float, torch.SymInt, torch.SymFloat) if dtype is None or dtype.is_floating_point else (int, torch.SymInt)
         if kwargs or len(args) != 1 or type(args[0]) not in (list, tuple) or guards.default_device() is not None or not _are_numbers(args[0], kinds):
             raise Unsupported("CAP021", at=m.loc(), detail=f"torch.{cls.__name__} of something else than a list of numbers")

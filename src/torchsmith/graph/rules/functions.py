@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -700,6 +702,7 @@ def take_along_dim(trace: Tracing, call: Any, input: Tensor, indices: Tensor, di
 
 @function_rule(Tensor.__getitem__)
 def getitem(trace: Tracing, call: Any, self: Tensor, index: Any) -> Tensor:
+    index = _as_torch_reads(index)
     if _is_flag(index):
         return call(self.unsqueeze(0), index.reshape(1))
     chosen = _positions(self, index)
@@ -709,6 +712,21 @@ def getitem(trace: Tracing, call: Any, self: Tensor, index: Any) -> Tensor:
     for d, at in chosen[1]:
         shown = shown.select(d, at)
     return shown
+
+
+def _as_torch_reads(index: Any) -> Any:
+    """x[[[0, 1], [1, 2]]]: a short list that holds more than numbers is a tuple to a torch that still reads it so (it warns)."""
+    if not isinstance(index, list) or len(index) >= 32 or not _reads_lists_as_tuples():
+        return index
+    is_tuple = any(i is None or i is Ellipsis or isinstance(i, (Tensor, Sequence, slice)) or getattr(i, "ndim", 0) for i in index)
+    return tuple(index) if is_tuple else index
+
+
+@functools.cache
+def _reads_lists_as_tuples() -> bool:
+    with torch._C.DisableTorchFunction(), no_dispatch(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.zeros(1, 1)[[[0]]].dim() == 2  # the index as a tensor would add a dimension
 
 
 def _positions(self: Tensor, index: Any) -> tuple[tuple[Any, ...], list[tuple[int, Any]]] | None:
@@ -741,6 +759,7 @@ def _is_flag(index: Any) -> bool:
 
 @function_rule(Tensor.__setitem__)
 def setitem(trace: Tracing, call: Any, self: Tensor, index: Any, value: Any) -> None:
+    index = _as_torch_reads(index)
     if _is_flag(index):
         self, index = self.unsqueeze(0), index.reshape(1)
     elif _positions(self, index) is not None:
