@@ -142,14 +142,21 @@ def _attribute(obj: Any, name: str, via: str) -> Any:
         return referent(obj) if isinstance(obj, (weakref.ref, *VIEWS)) else MISSING
     if via in ("slot", "getattr"):
         return getattr(obj, name, MISSING)
+    if via == "own":
+        own = _own_dict(obj)
+        return MISSING if own is None else own
+    return names_of(obj, via).get(name, MISSING)
+
+
+def names_of(obj: Any, via: str) -> Any:
+    """The dictionary in which an attribute of an object is looked up: via "instance", "param", "buffer" or "module"."""
     own = _own_dict(obj)
     if own is None:
-        return MISSING
-    if via == "own":
-        return own
-    if via == "instance":
-        return own.get(name, MISSING)
-    return own.get(_MODULE_DICTS[via], {}).get(name, MISSING)
+        return _NO_NAMES
+    return own if via == "instance" else own.get(_MODULE_DICTS[via], _NO_NAMES)
+
+
+_NO_NAMES: Mapping[str, Any] = {}
 
 
 def _from_globals(namespace: Any, name: str) -> Any:

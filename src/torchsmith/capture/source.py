@@ -94,7 +94,7 @@ class FixedObject(Source):
         return hash(("FixedObject", id(self.value)))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Attr(Source):
     """`base.name`. `via` says how it is read: "instance" (obj.__dict__), "param"/"buffer"/"module" (nn.Module's dictionaries),
     "type" (a class attribute), "slot" (member descriptor), "own" (`__dict__`, whatever the class makes of that name), "getattr" (generic
@@ -102,11 +102,12 @@ class Attr(Source):
 
     base: Source
     name: str
-    via: Literal["instance", "param", "buffer", "module", "type", "slot", "own", "getattr", "referent"] = "getattr"
-    _hash: int = field(init=False, repr=False, compare=False)  # these are made by the thousand and looked up; nobody writes to them
+    via: Literal["instance", "param", "buffer", "module", "type", "slot", "own", "getattr", "referent"]
+    _hash: int = field(repr=False, compare=False)  # these are made by the thousand and looked up; nobody writes to them
 
-    def __post_init__(self) -> None:
-        self._hash = hash((self.base, self.name, self.via))
+    def __init__(self, base: Source, name: str, via: Any = "getattr") -> None:
+        self.base, self.name, self.via = base, name, via
+        self._hash = hash((base, name, via))
 
     def __hash__(self) -> int:
         return self._hash

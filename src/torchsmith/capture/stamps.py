@@ -10,7 +10,7 @@ that only running tells, what the program made itself and passed on, objects kno
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from . import guards as gd
 from . import iterators, policy
 from .protocol import Machine
 from .source import Attr, Computed, Guard, Item, Source, TypeOf
+from .tensors import placeholder_name, word
 from .world import PINNED_TYPES, SCALARS, Track
 
 _TRIES = 3  # compared with the latest transcripts of a kind of call
@@ -187,6 +188,7 @@ class Template:
         self._read_log()
         self._read_nodes()
         self.result = self._recipe(t.result)
+        self._prepare()
         self.failed = False
 
     def _slot(self, source: Source) -> int | None:
@@ -218,7 +220,8 @@ class Template:
     def _read_log(self) -> None:
         log, world = self.m.world.log or [], self.m.world
         met: set[int] = set()
-        for n, (what, value, source, kind) in enumerate(log[: self.t.end]):
+        rows = ((n, row) for n, first in enumerate(log[: self.t.end]) for row in (first[1]() if first[0] == "stamp" else (first,)))
+        for n, (what, value, source, kind) in rows:
             if n < self.t.begin and not self._is_below(source):  # what was known of it before is taken to be relied on
                 continue
             slot = self._slot(source)
@@ -311,6 +314,33 @@ class Template:
             return t, [self._recipe(v) for v in value]
         raise _No
 
+    def _prepare(self) -> None:
+        """What is done for each module, as rows: what its slots hold, the conditions, the texts of its tensors."""
+        tables: dict[tuple[int, str], int] = {}  # dictionaries in which attributes are looked up: each is asked for once
+        self.reads: list[tuple[Any, int, Any]] = []
+        for base, s in self.slots[1:]:
+            if isinstance(s, Attr) and s.via != "own":
+                if (base, s.via) not in tables:
+                    tables[base, s.via] = len(tables)
+                    self.reads.append(("names", base, s.via))
+                self.reads.append(("get", tables[base, s.via], s.name))
+            else:
+                self.reads.append(("own", base, s.name) if isinstance(s, Attr) else ("item", base, s.key) if isinstance(s, Item) else ("type", base, None))
+        plain = [(slot, g) for slot, g in self.guards if g.kind not in ("alias", "tensor")]
+        if any(g.kind not in _PLAIN_GUARDS for _, g in plain):
+            raise _No
+        self.types = [(slot, g.value) for slot, g in plain if g.kind == "type"]
+        self.others = [(slot, g, gd.KINDS[g.kind].holds) for slot, g in plain if g.kind != "type"]
+        self.aliases = [(slot, g) for slot, g in self.guards if g.kind == "alias"]
+        self.conditions = [(slot, g.kind, g.value, g.loc, g.value if g.kind == "missing" else None) for slot, g in plain]
+        top = str(self.t.source)
+        self.texts: dict[int, tuple[str, str]] = {}  # slot of a tensor -> the end of its source's text, and of its name
+        for slot in self.tensors:
+            text = str(self.slots[slot][1])
+            if not text.startswith(top):
+                raise _No
+            self.texts[slot] = text[len(top) :], word(text[len(top) :])
+
     # ------------------------------------------------------------ the next module
 
     def stamp(self, module: Any, source: Source, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -318,49 +348,59 @@ class Template:
         with torch._C.DisableTorchFunction():  # nothing of the program runs
             if self.failed or _shown(self.t.result) != self.t.shown:
                 raise _No
-            values, sources = self._places(module, source)
+            values = self._values(module)
+            sources = self._sources(source)
             self._check(values, sources)
             return self._write(values, sources, args, kwargs)
 
-    def _places(self, module: Any, source: Source) -> tuple[list[Any], list[Source]]:
-        values, sources = [module], [source]
-        for base, s in self.slots[1:]:
-            holder = values[base]
-            if type(s) is Attr:
-                value = gd._attribute(holder, s.name, s.via)
-                sources.append(Attr(sources[base], s.name, s.via))
-            elif type(s) is Item:
-                value = gd._item(holder, s.key)
-                sources.append(Item(sources[base], s.key))
+    def _values(self, module: Any) -> list[Any]:
+        """What the slots hold of this module."""
+        values: list[Any] = [module]
+        tables: list[Any] = []
+        for how, at, key in self.reads:
+            if how == "get":
+                value = tables[at].get(key, gd.MISSING)
+            elif how == "names":
+                tables.append(gd.names_of(values[at], key))
+                continue
+            elif how == "own":
+                value = gd._attribute(values[at], key, "own")
             else:
-                value = type(holder)
-                sources.append(TypeOf(sources[base]))
+                value = gd._item(values[at], key) if how == "item" else type(values[at])
             if value is gd.MISSING:
                 raise _No
             values.append(value)
-        return values, sources
+        return values
+
+    def _sources(self, source: Source) -> list[Source]:
+        """Where they come from."""
+        sources = [source]
+        for base, s in self.slots[1:]:
+            held = sources[base]
+            sources.append(Attr(held, s.name, s.via) if type(s) is Attr else Item(held, s.key) if type(s) is Item else TypeOf(held))
+        return sources
 
     def _check(self, values: list[Any], sources: list[Source]) -> None:
-        world, real = self.m.world, self.m.recorder.real
-        for slot, g in self.guards:
-            if g.kind == "alias":
-                other = self.index[g.value]
-                if other is not None:
-                    holds = values[slot] is values[other]
-                else:
-                    known = world.tracks.get(id(values[slot])) or real.get(id(values[slot]))
-                    holds = known is not None and known.source == g.value
-            elif g.kind == "tensor":
-                holds = type(values[slot]) is g.value.type and gd.is_like(values[slot], g.value)
-            else:
-                holds = g.kind in _PLAIN_GUARDS and gd.KINDS[g.kind].holds(g, values[slot], _NO_CALL)
-            if not holds:
+        known_tracks, real = self.m.world.tracks, self.m.recorder.real
+        for slot, t in self.types:
+            if type(values[slot]) is not t:
+                raise _No
+        for slot, g, holds in self.others:
+            if not holds(g, values[slot], _NO_CALL):
+                raise _No
+        for slot, want in self.metadata.items():
+            if not gd.is_like(values[slot], want):
+                raise _No
+        for slot, g in self.aliases:
+            other, value = self.index[g.value], values[slot]
+            known = known_tracks.get(id(value)) or real.get(id(value))
+            if (known is None or known.source != g.value) if other is None else value is not values[other]:
                 raise _No
         met: set[int] = set()
         for slot in self.tracks:
             value = values[slot]
-            known = world.tracks.get(id(value))
-            if id(value) in met or (known is not None and (known.source != sources[slot] or known.reads is not None or known._image is not None)):
+            track = known_tracks.get(id(value))
+            if id(value) in met or (track is not None and (track.source != sources[slot] or track.reads is not None or track._image is not None)):
                 raise _No
             met.add(id(value))
         for slot in self.tensors:
@@ -376,42 +416,59 @@ class Template:
             if any(place.startswith(top) for place in named):
                 raise _No
 
+    def _rows(self, values: list[Any], sources: list[Source]) -> Iterator[tuple[str, Any, Source, Any]]:
+        """What interpreting would have put into the log, but for the tensors."""
+        for slot, g in self.guards:
+            if g.kind != "tensor":
+                yield "guard", self._wanted(g, sources), sources[slot], g.kind
+        for slot in self.tracks:
+            yield "track", values[slot], sources[slot], None
+
+    def _wanted(self, g: Guard, sources: list[Source]) -> Any:
+        """What a guard compares with: where it is one thing under two names, both are this module's."""
+        other = self.index[g.value] if g.kind == "alias" else None
+        return g.value if other is None else sources[other]
+
     def _write(self, values: list[Any], sources: list[Source], args: list[Any], kwargs: dict[str, Any]) -> Any:
         m, t = self.m, self.t
         world, r, trace = m.world, m.recorder, tracing.current()
-        log = world.log if world.log is not None else []
-        for slot, g in self.guards:
-            if g.kind == "tensor":
-                continue  # tensor_input's
+        guards, tracks, keep = world.guards, world.tracks, world.keep
+        for slot, kind, value, loc, third in self.conditions:
             s = sources[slot]
-            value = g.value
-            if g.kind == "alias":
-                other = self.index[value]
-                value = value if other is None else sources[other]
-            world.guards.setdefault((s, g.kind, value if g.kind == "missing" else None), Guard(s, g.kind, value, g.loc))
-            log.append(("guard", value, s, g.kind))
+            key = (s, kind, third)
+            if key not in guards:
+                guards[key] = Guard(s, kind, value, loc)
+        for slot, g in self.aliases:
+            s = sources[slot]
+            guards.setdefault((s, "alias", None), Guard(s, "alias", self._wanted(g, sources), g.loc))
         for slot, used in self.tracks.items():
-            value, s = values[slot], sources[slot]
-            if id(value) not in world.tracks:
-                world.tracks[id(value)] = Track(value, s)
-                world.keep.append(value)
-            world.tracks[id(value)].used |= used
-            log.append(("track", value, s, None))
+            value = values[slot]
+            track = tracks.get(id(value))
+            if track is None:
+                track = tracks[id(value)] = Track(value, sources[slot])
+                keep.append(value)
+            if used:
+                track.used = True
+        if world.log is not None:
+            world.log.append(("stamp", lambda: self._rows(values, sources), sources[0], None))
         env: dict[torch.fx.Node, torch.fx.Node] = {}
+        place = str(sources[0])
+        name = placeholder_name(place)
         for slot, info in self.tensors.items():
-            env[info.node] = r.input_like(info, values[slot], sources[slot], self.metadata.get(slot))
+            end, of_name = self.texts[slot]
+            env[info.node] = r.input_like(info, values[slot], sources[slot], place + end, f"{name}_{of_name}", self.metadata.get(slot))
         for node, path in self.args.items():
             env[node] = r.info(_at(args, kwargs, path)).node
         if not r.may_be_caught:
             r.may_be_caught = any(f.code.handlers[f.ins.index] is not None for f in m.frames)
 
-        def place(n: torch.fx.Node) -> torch.fx.Node:
+        def stamped(n: torch.fx.Node) -> torch.fx.Node:
             return env.get(n, n)
 
         create = r.graph.create_node
         for node in self.nodes:
             env[node] = new = create(node.op, node.target, name=node.name)
-            new._update_args_kwargs(torch.fx.map_arg(node.args, place), torch.fx.map_arg(node.kwargs, place))  # create_node would look for symbols
+            new._update_args_kwargs(torch.fx.map_arg(node.args, stamped), torch.fx.map_arg(node.kwargs, stamped))  # create_node would look for symbols
             new.meta.update(node.meta)
         trace.draws += t.draws
         trace.harms += t.harms

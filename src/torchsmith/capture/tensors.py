@@ -148,6 +148,7 @@ class Recorder:
         self.may_be_caught = False  # some node stands where the program handles exceptions
         self.data: set[str] = set()  # numbers that Python computed behind a break: they vary
         self.ones = True
+        self.least = 2
         self.inference: dict[int, bool] = {}  # by memory: do inference tensors lie in it?
         self.unbacked: Set[tuple[str, int]] = frozenset()  # (input, dimension) whose size at hand answers no question
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
@@ -189,7 +190,7 @@ class Recorder:
         dims = self._dynamic_dims(real, source, place)
         loc = loc or self.loc()
         self.machine.world.guard(source, "tensor", guard or tensor_guard(real, dynamic=tuple(sorted(dims))), loc)
-        node = self._placeholder(_placeholder_name(place))
+        node = self._placeholder(placeholder_name(place))
         sizes: list[Any] | None = None
         if dims:
             sizes = list(real.shape)
@@ -218,15 +219,16 @@ class Recorder:
         self.by_memory.setdefault(tracing.storage(tensor), []).append(info)
         self.keep.append(tensor)
 
-    def input_like(self, like: Info, real: torch.Tensor, source: Source, guard: TensorGuard | None) -> torch.fx.Node:
-        """The placeholder of a tensor for which every guard of `like` holds: its tracing tensor is made when somebody asks for it."""
+    def input_like(self, like: Info, real: torch.Tensor, source: Source, place: str, name: str, guard: TensorGuard | None) -> torch.fx.Node:
+        """The placeholder of a tensor for which every guard of `like` holds: its tracing tensor is made when somebody asks for it. place,
+        name: the text of its source, and the word for that."""
         known, old = self.real.get(id(real)), like.real
         if known is not None or old is None or (real.storage_offset(), real.is_leaf) != (old.storage_offset(), old.is_leaf) or not like.is_made:
             return self.infos[id(self.tensor_input(real, source, like.node.meta["loc"], guard))].node
-        meta, place = like.node.meta, str(source)
+        meta = like.node.meta
         self.machine.world.note("tensor", real, source)
         self.machine.world.guard(source, "tensor", guard or tensor_guard(real), meta["loc"])
-        node = self._placeholder(_placeholder_name(place))
+        node = self._placeholder(name)
         node.meta.update(val=meta["val"], role=meta["role"], source=place, loc=meta["loc"])
         self.inputs.append(source)
         self.keep.append(real)
@@ -234,8 +236,8 @@ class Recorder:
         return node
 
     def number_input(self, value: int | float, source: Source) -> torch.SymInt | torch.SymFloat | None:
-        """The symbol of a number from outside that was seen to vary, or that Python computes of one; None where it is a constant. The
-        integers -1, 0 and 1 always are. A symbol is positive: that of a negative integer stands for its opposite."""
+        """The symbol of a number from outside that was seen to vary, or that Python computes of one; None where it is a constant. Integers
+        nearer to 0 than `least` always are. A symbol is not negative: that of a negative integer stands for its opposite."""
         place = str(source)
         if place in self.numbers:
             self.machine.world.note("number", value, source)
@@ -253,10 +255,10 @@ class Recorder:
             self.machine.world.guard(source, "type", int)
             self.numbers[place] = -found
             return self.numbers[place]
-        if not 2 <= value <= LARGEST:
+        if not self.least <= value <= LARGEST:
             return None
-        node = self._placeholder(_placeholder_name(place))
-        return self._own_number(node, self.facts.fresh(int(value), (node.name, "scalar"), 2), source)
+        node = self._placeholder(placeholder_name(place))
+        return self._own_number(node, self.facts.fresh(int(value), (node.name, "scalar"), self.least), source)
 
     def float_input(self, value: float, source: Source) -> torch.SymFloat:
         """The symbol of a float from outside, or of one that Python computes before the graph runs; itself where it has to be known."""
@@ -265,7 +267,7 @@ class Recorder:
             return value  # type: ignore[return-value]
         known = self.numbers.get(str(source))
         if known is None:
-            node = self._placeholder(_placeholder_name(str(source)))
+            node = self._placeholder(placeholder_name(str(source)))
             known = self._own_number(node, self.facts.fresh_float(value, (node.name, "scalar")), source)
         return known  # type: ignore[return-value]
 
@@ -320,10 +322,10 @@ class Recorder:
         if self.last_input is None:
             first = next(iter(self.root.nodes), None)
             with self.root.inserting_before(first):
-                node = self.root.placeholder(name)
+                node = self.root.create_node("placeholder", name, name=name)
         else:
             with self.root.inserting_after(self.last_input):
-                node = self.root.placeholder(name)
+                node = self.root.create_node("placeholder", name, name=name)
         if node.target != node.name:  # an argument of the printed function: names of sources that differ in punctuation only are alike
             node.target = node.name
         self.last_input = node
@@ -853,9 +855,14 @@ def _size_operands(e: Expr) -> tuple[Expr, ...]:
 _NO_WORD = re.compile(r"[\W_]+")
 
 
-def _placeholder_name(text: str) -> str:
+def word(text: str) -> str:
+    """The text with nothing but letters and digits, in small letters."""
+    return _NO_WORD.sub("_", text).strip("_").lower()
+
+
+def placeholder_name(text: str) -> str:
     """A name for the input read from there."""
-    out = _NO_WORD.sub("_", text).strip("_").lower()
+    out = word(text)
     return out if out and not out[0].isdigit() else f"c_{out}"
 
 
