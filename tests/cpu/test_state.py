@@ -566,3 +566,55 @@ def test_counters_of_a_class_and_its_base() -> None:
         return lambda x: (x + 1, Base.total(), Derived.total())
 
     agree(make, [None] * 5)
+
+
+def test_cells_of_functions_from_outside() -> None:
+    def make() -> Any:
+        def scale(n: Any) -> Any:
+            def by(x: Tensor) -> Tensor:
+                return x * n
+
+            return by
+
+        two, other = scale(2), scale(X + 1)
+        made[:] = [two.__closure__[0]]
+
+        def fn(x: Tensor) -> Any:
+            cell, held = two.__closure__[0], other.__closure__[0].cell_contents
+            before = cell.cell_contents
+            cell.cell_contents = before + 1
+            return two(x), before, held + x, held is other.__closure__[0].cell_contents
+
+        return fn
+
+    made: list[Any] = []
+    agree(make, [None, lambda: setattr(made[0], "cell_contents", 10), None])
+
+
+def test_a_cell_that_is_empty_is_asked_again() -> None:
+    def make() -> Any:
+        def later(fill: bool) -> Any:
+            def read() -> int:
+                return n
+
+            def write(value: int) -> None:
+                nonlocal n
+                n = value
+
+            if fill:
+                n = 0
+            return read, write
+
+        read, write = later(False)
+        made[:] = [write]
+
+        def fn(x: Tensor) -> Any:
+            try:
+                return x + read(), read.__closure__[0].cell_contents
+            except NameError as e:
+                return x - 1, str(e)
+
+        return fn
+
+    made: list[Any] = []
+    agree(make, [None, lambda: made[0](3), lambda: made[0](4)])

@@ -518,7 +518,10 @@ ATTR_ROWS[super] = _super_attr
 
 def _cell_attr(m: Machine, cell: Any, name: str) -> Any:
     if name == "cell_contents":
-        return m.load_cell(cell)
+        value = m.cell_value(cell)
+        if value is NULL:
+            raise Raised(ValueError("Cell is empty"))
+        return value
     return _bound(m, cell, type(cell), name)
 
 
@@ -556,6 +559,9 @@ def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
     """object.__setattr__."""
     if issubclass(type(obj), types.ModuleType):
         m.store_global(obj.__dict__, name, value)
+        return
+    if t is types.CellType and name == "cell_contents":
+        m.store_cell(obj, value)
         return
     if issubclass(type(obj), PINNED_TYPES):
         if id(obj) in m.world.fresh_pinned:
@@ -634,6 +640,9 @@ def default_delattr(m: Machine, obj: Any, t: type, name: str) -> None:
     if issubclass(type(obj), PINNED_TYPES) and id(obj) in m.world.fresh_pinned:
         m.native(type.__delattr__ if issubclass(type(obj), type) else delattr, [obj, name], {}, plain=True)
         m.found.clear()
+        return
+    if t is types.CellType and name == "cell_contents":
+        m.store_cell(obj, NULL)
         return
     track = m.world.of(obj)
     cattr = MISSING if issubclass(type(obj), PINNED_TYPES) else find(m, t, name)

@@ -95,7 +95,7 @@ class Machine:
         self.global_cache: dict[tuple[int, str], Any] = {}
         self.global_writes = self.world.global_writes
         self.class_writes: dict[tuple[type, str], Any] = {}  # attributes of classes from outside that were written (or DELETED)
-        self.cell_sources: dict[int, Source] = {}
+        self.cell_sources = self.world.cell_sources
         self.cell_writes: dict[int, tuple[Any, Any]] = {}
         self.effects: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls replayed by finish
         self.calls_seen: set[int] = set()
@@ -250,11 +250,13 @@ class Machine:
         written = self.cell_writes.get(id(cell))
         if written is not None:
             return written[1]
+        source = self.cell_sources.get(id(cell))
         try:
             value = cell.cell_contents
         except ValueError:
+            if source is not None:  # no guard says so
+                raise Unsupported("CAP011", at=self.loc(), detail="an empty cell from outside") from None
             return NULL
-        source = self.cell_sources.get(id(cell))
         return value if source is None else self.world.wrap(value, source)
 
     def load_cell(self, cell: Any, name: str = "?") -> Any:

@@ -174,6 +174,7 @@ class World:
         self.tracks: dict[int, Track] = {}
         self.keep: list[Any] = []
         self.guards: dict[Any, Guard] = {}
+        self.cell_sources: dict[int, Source] = {}  # where contents of cells from outside come from
         self.tuples: dict[int, Source] = {}  # where tuples of constants came from
         self.changed: list[Track] = []  # in order of first change
         self.pinned: dict[int, Source] = {}
@@ -518,6 +519,15 @@ def _wrap_array(world: World, obj: Any, source: Source | None) -> Any:
 
 
 _WRAP[np.ndarray] = _wrap_array
+
+
+def _wrap_cell(world: World, obj: Any, source: Source | None) -> Any:
+    source = source or FixedObject(obj, "cell")
+    world.cell_sources.setdefault(id(obj), Item(source, "cell_contents"))
+    return world.track(obj, source)
+
+
+_WRAP[types.CellType] = _wrap_cell
 
 
 def _image_list(world: World, track: Track) -> Any:
