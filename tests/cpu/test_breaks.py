@@ -763,6 +763,145 @@ def test_a_long_loop_compiles_few_graphs():
     assert len(backend.seen) <= 3
 
 
+class Held:
+    k = 0
+
+
+COUNTED = []
+
+
+def counted(fn):
+    COUNTED.append(fn)
+    return fn
+
+
+@counted
+def counts_up(x, n):
+    i = 0
+    while i < n:
+        x = x + i
+        compiler.graph_break()
+        i += 1
+    return x + 1
+
+
+@counted
+def counts_until_a_break(x, n):
+    i = 1
+    while True:
+        x = x * 1.5
+        compiler.graph_break()
+        if i >= n:
+            break
+        i = i + 1
+    return x * i
+
+
+@counted
+def counts_down(x, n):
+    while n:
+        x = x + n
+        compiler.graph_break()
+        n -= 1
+    return x
+
+
+@counted
+def counts_in_a_loop_that_counts(x, n):
+    i, j = 0, 0
+    while i < n:
+        j = 0
+        while j < 3:
+            x = x + i * j
+            compiler.graph_break()
+            j += 1
+        i += 1
+    return x, i, j
+
+
+@counted
+def counts_and_adds_up(x, n):
+    total, i = 0.0, 0
+    while i < n:
+        x = x * 0.9 + i
+        total += x.sum().item()
+        i += 1
+    return x, total
+
+
+@counted
+def counts_in_an_attribute(x, n):
+    box = Held()
+    box.k = 0
+    while box.k < n:
+        x = x + box.k
+        compiler.graph_break()
+        box.k += 1
+    return x, box.k
+
+
+@counted
+def counts_places_of_a_list(x, n):
+    held = [x, x + 1, x * 2, x - 1, x / 2, x * 3, x - 3, x + 4, x + 5, x - 6]
+    i = 0
+    while i < min(n, len(held)):
+        x = x + held[i] + len(f"{i:03d}" + "ab" * i)
+        compiler.graph_break()
+        i += 1
+    return x
+
+
+@pytest.mark.parametrize("fn", COUNTED, ids=lambda f: f.__name__)
+def test_counters_do_not_compile_anew(fn):
+    """Behind a break, whatever a loop counts with is a symbol from the first turn on, 0 and 1 among its values."""
+    backend = Graphs()
+    got, want = torchsmith.compile(fn, backend=backend)(X, 12), fn(X, 12)
+    same(got, want)
+    assert len(backend.seen) <= 3
+    for n in (0, 1, 5):
+        same(torchsmith.compile(fn, backend="eager")(X, n), fn(X, n))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_is_needed_of_a_counter_is_left_to_python(dynamic):
+    """An operator that takes no symbol runs as it is in each turn; nothing is compiled for each number."""
+
+    def f(x):
+        i = 0
+        while i < 12:
+            x = torch.roll(x, i, i % 2) + (1 if i == 3 else 0)
+            compiler.graph_break()
+            i += 1
+        return x
+
+    backend = Graphs()
+    same(torchsmith.compile(f, backend=backend, dynamic=dynamic)(X), f(X))
+    assert len(backend.seen) <= 5
+
+
+def test_the_end_of_an_object_is_seen():
+    said = []
+
+    class Ends:
+        def __del__(self):
+            said.append("end")
+
+    def f(x):
+        a, b = Ends(), Held()
+        ref = weakref.ref(b)
+        y = x + 1
+        compiler.graph_break()
+        del a, b
+        said.append(ref() is None)
+        return y * 2
+
+    compiled = torchsmith.compile(f, backend="eager")
+    for _ in range(2):
+        said.clear()
+        same(compiled(X), f(X))
+        assert said == ["end", True] * 2
+
+
 def test_a_sum_of_many_values_is_not_one_expression():
     def fn(x):
         total = 0.0

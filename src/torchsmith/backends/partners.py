@@ -11,12 +11,13 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
+from torch._guards import GuardSource, Source, TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -55,6 +56,21 @@ def as_partner(backend: Backend) -> Backend:
     return call
 
 
+@dataclass(frozen=True)
+class _Placeholder(Source):
+    """Where PyTorch is told that a number comes from."""
+
+    text: str
+
+    @property
+    def guard_source(self) -> GuardSource:  # type: ignore[override]
+        return GuardSource.CONSTANT
+
+    @property
+    def _name_template(self) -> str:
+        return self.text
+
+
 class Theirs:
     """PyTorch's symbols for ours: fake inputs whose sizes they are, and what the partner assumed of them."""
 
@@ -74,8 +90,7 @@ class Theirs:
             if not isinstance(value, torch.Tensor):
                 if isinstance(n.meta["val"], torch.SymFloat):
                     raise Unsupported("BCK004", detail=f"{n.name} is a float that varies")
-                # a number has a symbol as a size has
-                self.inputs.append(self._dynamic(torch.empty(max(value, 0)), (True,)).shape[0] if sizes and value > 0 else value)
+                self.inputs.append(self._number(n.name, value) if sizes else value)
                 found: Sequence[Any] = [self.inputs[-1]] if sizes else []
             else:
                 varies = tuple(isinstance(size, torch.SymInt) for size in sizes)
@@ -96,6 +111,10 @@ class Theirs:
     def _dynamic(self, value: torch.Tensor, varies: tuple[bool, ...]) -> torch.Tensor:
         sizes = [DimDynamic.DYNAMIC if v else DimDynamic.STATIC for v in varies]
         return self.mode.from_tensor(value, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+    def _number(self, name: str, value: int) -> int | torch.SymInt:
+        """A symbol for an integer that is no size: 0 and 1 are numbers as all others."""
+        return self.env.create_unspecified_symint_and_symbol(value, _Placeholder(name), DimDynamic.DYNAMIC)
 
     def _bind(self, ours: torch.SymInt, made: Any, later: list[tuple[Any, Any]]) -> None:
         expr = ours.node.expr

@@ -134,6 +134,24 @@ def live(code: CodeType) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(s for s in slots if s < n_free) for slots in after)
 
 
+@cache
+def counters(code: CodeType) -> tuple[frozenset[int], ...]:
+    """For each instruction, the slots that a loop around it computes from themselves: `i += 1`. They differ from turn to turn."""
+    instrs = decode(code).instrs
+    found: list[set[int]] = [set() for _ in instrs]
+    for end in instrs:
+        if end.name in _JUMPS and end.value <= end.index:
+            turn = range(end.value, end.index + 1)
+            own = {s for k in turn if instrs[k - 1].name == "BINARY_OP" for s in _slots_of(instrs[k])[1][:1] if _reads(instrs[max(k - 3, 0) : k - 1], s)}
+            for k in turn:
+                found[k] |= own
+    return tuple(map(frozenset, found))
+
+
+def _reads(instrs: Sequence[Instr], slot: int) -> bool:
+    return any(slot in _slots_of(ins)[0] for ins in instrs)
+
+
 def _slots_of(ins: Instr) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if ins.name in _READS:
         return (ins.arg,), ()

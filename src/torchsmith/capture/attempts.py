@@ -82,8 +82,8 @@ def capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[A
             stop = error.step if 0 <= error.step < stop else _earlier(state, fn, args, kwargs, stop)
             continue
         events.emit("graph_break", code=first.code, loc=first.at or location(fn), detail=first.detail, name=state.label)
+        first.__traceback__ = first.__cause__ = first.__context__ = None  # they hold what the frame held, user's objects too
         if family.why is None:
-            first.__traceback__ = first.__cause__ = first.__context__ = None  # they hold what the frame held, user's objects too
             family.why, family.others = first, COMPILED[0]
         return captured
     raise first
@@ -127,7 +127,7 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
         if not dims and not settings.dynamic:
             raise
         if any(ITSELF in d for d in dims.values()):
-            if stop is None and why.step >= 0 and not settings.fullgraph and why.code not in _NOT_SPLIT:
+            if (stop is None or why.code == "GRA015") and why.step >= 0 and not settings.fullgraph and why.code not in _NOT_SPLIT:
                 raise  # the frame is split there
             state.forget_numbers(why)
             return _capture_with_retry(state, fn, args, kwargs, stop)
@@ -148,7 +148,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
     settings = state.settings
     static: dict[str, set[int]] = {}
     ones = bool(settings.dynamic or dims)
-    varying: set[str] = set()  # floats of which another value is compiled already: where one is needed as a constant, the call is left out
+    varying: set[str] = set()  # numbers of which another value is compiled already: where one is needed as a constant, the call is left out
     while True:
         try:
             captured = _capture(
@@ -165,9 +165,10 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
         pinned = _pinned(state, captured)
         if all(d in static.get(source, ()) for source, d in pinned):  # nothing, or nothing that could be told the machine
             return captured
-        floats = {str(captured.facts.sources[n]) for n in captured.facts.fixed if n in captured.facts.sources}
-        if not settings.fullgraph and not floats <= varying:
-            varying |= floats
+        needed = {str(captured.facts.sources[n]) for n in captured.facts.fixed if n in captured.facts.sources}
+        needed |= {source for source, d in pinned if d == ITSELF and source in state.counted}
+        if not settings.fullgraph and not needed <= varying:
+            varying |= needed
             continue
         for source, d in pinned:
             static.setdefault(source, set()).add(d)

@@ -24,6 +24,7 @@ import torch
 
 from .. import events
 from ..codes import BackendFailed, Forbidden, Unsupported, define
+from ..graph.sizes import SymTypes
 from ..graph.tracing import plain_autograd
 from . import _frame, assemble, background, guards, overrides, peers, policy, resume
 from .attempts import capture_or_split
@@ -287,6 +288,7 @@ def _compile_call(d: Any, state: State, fn: types.FunctionType, args: tuple[Any,
         if verdict is not None:
             return verdict
     read_marks(state, call)
+    state.expect_numbers(call.locals)
     try:
         with capturing():
             entry = _make(d, state, fn, args, kwargs, call)
@@ -447,8 +449,11 @@ def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
     nodes = captured.graph.graph.nodes
     if captured.stop is not None or state.point is not None:
         output = next(n for n in nodes if n.op == "output")
-        if not any(n.op.startswith("call") for n in nodes) and not output.all_input_nodes:
+        calls = [n for n in nodes if n.op.startswith("call")]
+        if not calls and not output.all_input_nodes:
             return Nothing(_nothing, tuple(captured.facts.guards), Nothing(None, (), None))
+        if all(type(n.meta.get("val")) in SymTypes for n in (*calls, *output.all_input_nodes)):  # Python counts by itself
+            return Nothing(captured.graph.forward, tuple(captured.facts.guards), Nothing(None, (), None))
     inputs = [guards.evaluate(s, call) for s in captured.inputs]
     try:
         return settings.compile_graph(

@@ -20,7 +20,7 @@ from ..runtime.draws import generator_states, put_back
 from . import _frame, guards, overrides, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
-from .state import ConstraintViolation, Installed, RecompileLimitHit, State, family_of, location
+from .state import ConstraintViolation, Installed, RecompileLimitHit, State, family_of, least_number, location
 
 
 def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str, call: Call, point: Callable[..., Any]) -> Any:
@@ -251,9 +251,11 @@ def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
     for g in known.guards:
         if g.kind == "equals" and state.may_have.get(type(g.value)):
             n = guards.evaluate(g.source, call)
-            if type(n) is type(g.value) and n != g.value and (type(n) is float or abs(n) > 1) and not _is_another_module(g.source, known, call):
+            varies = type(n) is type(g.value) and n != g.value and (type(n) is float or abs(n) >= least_number(state.point))
+            if varies and not _is_another_module(g.source, known, call):
                 state.dynamic_dims.setdefault(str(g.source), set()).add(ITSELF)
                 state.numbers[str(g.source)] = type(n)
+                state.counted.update(() if state.point is None else {str(g.source)})
         if g.kind != "tensor":
             continue
         want: TensorGuard = g.value

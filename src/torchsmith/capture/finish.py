@@ -30,9 +30,11 @@ from ..graph.sizes import SymTypes
 from . import _frame, arrays, assemble, iterators, overrides, policy
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
+from .floats import is_of_data
 from .protocol import Machine
 from .resume import Later, Stop
 from .source import (
+    ITSELF,
     ORDERED_VIEWS,
     VIEWS,
     Attr,
@@ -652,11 +654,19 @@ def stopped(m: Machine, frame: Frame) -> Captured:
     raised = {id(e) for e in m.all_raised}
     if raised and any(id(v) in raised for v in values):
         raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised, and has no traceback")
-    data = tuple(v.is_data if type(v) is Later else type(v) in SymTypes or (type(v) is ArrayValue and v.is_scalar) for v in values)
+    varying = tuple(_varies(m, v) for v in values)
+    data = tuple(v.is_data if type(v) is Later else (type(v) in SymTypes and not k) or (type(v) is ArrayValue and v.is_scalar) for v, k in zip(values, varying))
     before = next((i for i in reversed(frame.code.instrs[: frame.index]) if i.name not in ("PRECALL", "EXTENDED_ARG")), None)
     kw_names = before.arg if before is not None and before.name == "KW_NAMES" else None
     done = finished(m, tuple(values))
-    return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data))
+    return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data, varying))
+
+
+def _varies(m: Machine, v: Any) -> bool:
+    """Is this a number that differs from call to call, and is known before the graph runs?"""
+    if type(v) is Later:
+        return ITSELF in m.recorder.dynamic_dims.get(str(v.source), ())
+    return type(v) in (torch.SymInt, torch.SymFloat) and v.node.hint is not None and not is_of_data(m, v)
 
 
 def can_hand_over(m: Machine, frame: Frame) -> bool:

@@ -72,12 +72,21 @@ def hint(value: Any) -> Any:
     return value.node.hint if type(value) in SymTypes else value
 
 
+def is_of_data(m: Machine, value: Any) -> bool:
+    """Is this computed of numbers that Python computed behind a break?"""
+    data = m.recorder.data
+    if not data:
+        return False
+    sources = [m.recorder.facts.sources.get(x.name) for x in walk(value.node.expr) if isinstance(x, Sym)]
+    return any(str(s) in data or (type(s) is Computed and any(str(of) in data for _, of in s.symbols)) for s in sources)
+
+
 def pinned(m: Machine, value: Any) -> Any:
     """The number at hand, assumed from now on."""
     if type(value) not in SymTypes:
         return value
     m.recorder.facts.loc = m.loc()
-    if m.recorder.data and any(str(m.recorder.facts.sources.get(x.name)) in m.recorder.data for x in walk(value.node.expr) if isinstance(x, Sym)):
+    if is_of_data(m, value):
         raise Unsupported("CAP023", at=m.loc(), detail="a number that Python computed")
     return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](value)
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..codes import Unsupported
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
+from .resume import is_missed
 from .world import NULL, SCALARS
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ def op_STORE_FAST(f: Frame, i: Instr) -> None:
 def op_DELETE_FAST(f: Frame, i: Instr) -> None:
     if f.fast[i.arg] is NULL:
         raise _unbound(f, i.arg)
+    if f.machine.later and is_missed(f.fast[i.arg]):
+        raise Unsupported("CAP012", at=f.machine.loc(), detail="the end of an object that has a __del__ or weak references")
     f.fast[i.arg] = NULL
 
 

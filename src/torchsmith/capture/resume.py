@@ -8,10 +8,12 @@ frame holds there.
 from __future__ import annotations
 
 import types
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..codes import Unsupported
 from . import assemble, bytecode
@@ -45,6 +47,7 @@ class Stop:
     handled: bool
     kw_names: int | None
     data: tuple[bool, ...]  # which of the state's values Python computed behind a break
+    varying: tuple[bool, ...] = ()  # which of them are numbers that vary from call to call
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,12 @@ class Point:
     def line(self) -> int:
         return bytecode.decode(self.code).instrs[self.index].line
 
+    @property
+    def counters(self) -> set[str]:
+        """Names of the values that a loop around the point counts with."""
+        counted = assemble.counters(self.code)[self.index]
+        return {bytecode.decode(self.code).names[s] for s in self.slots if s in counted}
+
 
 @dataclass(slots=True)
 class Family:
@@ -85,6 +94,15 @@ _DATA = frozenset({int, float, complex, str, bytes, range, slice})
 def is_data(value: Any) -> bool:
     """Values that differ from call to call when they come out of a break."""
     return type(value) in _DATA or isinstance(value, np.generic) or (type(value) is tuple and bool(value) and all(is_data(v) for v in value))
+
+
+def is_missed(value: Any) -> bool:
+    """Can the program see that the frame lets this value go, which it was given in its middle? Python has to do it then."""
+    obj = value.obj if type(value) is Later else None
+    t = type(obj)
+    if not t.__flags__ & 0x200 or issubclass(t, (torch.Tensor, torch.nn.Module, type)):
+        return False
+    return any("__del__" in vars(c) for c in t.__mro__) or (t.__weakrefoffset__ != 0 and weakref.getweakrefcount(obj) > 0)
 
 
 def next_index(code: types.CodeType, index: int) -> int:
@@ -116,13 +134,20 @@ def make_site(family: Family, stop: Stop, space: dict[str, Any], make_point: Any
     data = (*(was[s] for s in kept), *under)
     last = stop.data[len(stop.data) - stop.handled :]
     exits = tuple(
-        make_point(family, Point(code, index, tuple(kept), shape, stop.handled, (*data, *(True,) * (sum(shape) - len(under)), *last)))
+        _marked(make_point(family, Point(code, index, tuple(kept), shape, stop.handled, (*data, *(True,) * (sum(shape) - len(under)), *last))), stop, len(below))
         for index, shape in targets
     )
     body = assemble.step(code, ins, slots, stack, stop.handled, kept, stop.kw_names)
     step = types.FunctionType(body, space, code.co_name, None, (types.CellType(),) if body.co_freevars else None)
     step.__qualname__ = code.co_qualname
     return step, exits, _handler(family, stop, make_point), free_variable(code, ins), stop.handled
+
+
+def _marked(point: Any, stop: Stop, depth: int) -> Any:
+    """The point, told which of the slots and of the `depth` lowest values on the stack are numbers that vary."""
+    names = assemble.state_names(stop.code, stop.slots, stop.stack[:depth], False)
+    point.state.varying.update(name for name, varies in zip(names, stop.varying) if varies)
+    return point
 
 
 def free_variable(code: types.CodeType, ins: bytecode.Instr) -> int:
@@ -147,7 +172,7 @@ def _handler(family: Family, stop: Stop, make_point: Any) -> tuple[Any, ...] | N
     shape = (*stop.stack[:depth], *((True,) if lasti else ()), True)
     data = (*(stop.data[k] for k in positions), *((False,) * (1 + lasti + stop.handled)))
     point = Point(stop.code, target, kept, shape, stop.handled, data)
-    return make_point(family, point), tuple(positions), (c.instrs[stop.index].offset // 2 if lasti else None)
+    return _marked(make_point(family, point), stop, depth), tuple(positions), (c.instrs[stop.index].offset // 2 if lasti else None)
 
 
 def rest_of(point: Point, fn: types.FunctionType, state: tuple[Any, ...]) -> tuple[Any, list[Any]]:

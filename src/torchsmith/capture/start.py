@@ -21,7 +21,7 @@ from .machine import ASYNC, GENERATOR, Machine
 from .resume import Later, Point
 from .source import Computed, FixedObject, Item, Local, Source
 from .stamps import Again
-from .state import location
+from .state import least_number, location
 from .world import NULL
 
 
@@ -50,7 +50,7 @@ def capture(
     stamps: bool = True,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
-    (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: floats, by input, of which no
+    (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: numbers, by input, of which no
     value is assumed: what needs one as a constant is Unsupported("GRA015"). `given`: sizes that export declares, by
     input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
@@ -98,6 +98,7 @@ def _capture(
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
     m.recorder.static_dims = dict(static_dims or {})
     m.recorder.ones = ones
+    m.recorder.least = least_number(at)
     m.recorder.facts.loose = loose
     m.recorder.declared = dict(declared or {})
     m.recorder.unbacked = unbacked

@@ -16,7 +16,7 @@ from ..codes import Unsupported
 from ..ir.expr import Expr
 from ..options import Options
 from . import resume
-from .source import ITSELF, Guard, Source
+from .source import ITSELF, Guard, Local, Source
 
 
 class RecompileLimitHit(RuntimeError):
@@ -81,6 +81,8 @@ class State:
     may_be_dynamic: bool = True
     may_have: dict[type, bool] = field(default_factory=lambda: {int: True, float: True})  # numbers that vary may become symbols
     numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
+    counted: set[str] = field(default_factory=set)  # of a point: those that take a value a turn, none of which is assumed
+    varying: set[str] = field(default_factory=set)  # of a point: names of numbers that vary, as the frame's beginning knows
     reads: bool = False  # item() is a number that the graph tells when it runs; else it is a break
     may_read: bool = True  # ... which was not refused yet
     may_walk: bool = True  # iterators in a split frame may become constants
@@ -103,6 +105,16 @@ class State:
         events.emit("fallback", code=why.code, at=why.at, detail=f"{'integers' if kind is int else 'floats'} stay constants: {why.detail}")
         return True
 
+    def expect_numbers(self, values: Mapping[str, Any]) -> None:
+        """Numbers at a point that are known to vary before a second value was seen: counters of loops, and what the beginning computed."""
+        counters = set() if self.point is None or self.settings.dynamic is False else self.point.counters
+        for name in counters | self.varying:
+            kind, place = type(values.get(name)), str(Local(name))
+            if self.may_have.get(kind):
+                self.dynamic_dims.setdefault(place, set()).add(ITSELF)
+                self.numbers[place] = kind
+                self.counted.update({place} if name in counters else ())
+
     def reduce(self, dispatcher: Any) -> Any:
         """For pickle: by name, as functions are; where the name means something else, the original compiled again."""
         original = dispatcher.__wrapped__
@@ -110,6 +122,11 @@ class State:
         for part in dispatcher.__qualname__.split("."):
             found = getattr(found, part, None)
         return dispatcher.__qualname__ if found is dispatcher else (self.settings.again, (original, *self.settings.pickled()))
+
+
+def least_number(point: resume.Point | None) -> int:
+    """The least integer that may be a symbol. A function's 0 and 1 have graphs of their own, as sizes have; what a loop counts has one."""
+    return 2 if point is None else 0
 
 
 def location(fn: types.FunctionType) -> str:

@@ -64,7 +64,7 @@ class SizeFacts:
         self.guessed = 0  # how often one was
         self.reads_data = False  # the value of a one-element tensor may become a symbol (a graph that stands alone)
         self.fixed: set[str] = set()  # floats, by symbol: a number that is computed of them is needed as a constant
-        self.loose: frozenset[str] = frozenset()  # inputs, by name: floats that have had too many values to assume one more
+        self.loose: frozenset[str] = frozenset()  # inputs, by name: numbers that have had too many values to assume one more
         self.sources: dict[str, Any] = {}  # what symbols were made of, where the frontend says so
         self.when_assumed: Callable[[Expr, str], None] | None = None  # told each condition on such values: running has to check it
         self.needed: list[tuple[Expr, str]] = []  # what rules take for granted of tensors' values, which the program does not check itself
@@ -611,8 +611,15 @@ class SizeNode:
             return int(self.expr.value)
         if self.hint is None:
             raise Unsupported("GRA004", at=self.facts.loc, detail=f"int({self.facts.said(self.expr)})")
+        self._is_assumable()
         self.facts.assume(_comparison("eq", self.expr, const(self.hint)))
         return int(self.hint)
+
+    def _is_assumable(self) -> None:
+        if self.facts.loose and not self.facts.frozen:
+            names = [str(self.facts.sources.get(x.name)) for x in walk(self.expr) if isinstance(x, Sym)]
+            if any(n in self.facts.loose for n in names):
+                raise Unsupported("GRA015", at=self.facts.loc, detail=names[0])
 
     def int_(self) -> int:
         return self.guard_int()
@@ -622,10 +629,7 @@ class SizeNode:
             return float(self.expr.value)
         if self.hint is None:
             raise Unsupported("GRA004", at=self.facts.loc, detail=f"float({self.facts.said(self.expr)})")
-        if self.facts.loose and not self.facts.frozen:
-            names = [str(self.facts.sources.get(x.name)) for x in walk(self.expr) if isinstance(x, Sym)]
-            if any(n in self.facts.loose for n in names):
-                raise Unsupported("GRA015", at=self.facts.loc, detail=names[0])
+        self._is_assumable()
         self.facts.fixed |= {x.name for x in walk(self.expr) if isinstance(x, Sym) and x.dtype is dt.f64}
         inner = self.expr.args[0] if isinstance(self.expr, Cast) else None
         if inner is not None and inner.dtype is dt.index:  # float(s0): pin the integer
