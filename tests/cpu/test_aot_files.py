@@ -154,6 +154,12 @@ def test_command_line(package: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / name).write_text("" if name == "empty.npy" else "x = 1")
         assert main(["aot", "run", str(package), str(tmp_path / name)]) == 1
         assert f"{name} is no file of numbers" in capsys.readouterr().err
+    with zipfile.ZipFile(tmp_path / "program.tsep", "w") as z:
+        z.writestr("program.json", "{}")
+    assert main(["aot", "run", str(package), str(tmp_path / "program.tsep")]) == 1
+    assert "program.tsep lacks x; it has program.json" in capsys.readouterr().err
+    assert main(["aot", "run", str(package), str(tmp_path / "x.npy"), str(tmp_path / "in.npz")]) == 1
+    assert "in.npz holds several arrays" in capsys.readouterr().err
     assert main(["aot", "run", str(tmp_path / "absent.pt2")]) == 1
     assert main(["aot", "compile", str(package), "-o", str(tmp_path / "again.pt2")]) == 1
     assert "is compiled already: load it with load_package" in capsys.readouterr().err

@@ -158,14 +158,16 @@ def _run(args: argparse.Namespace) -> int:
     np = import_module("numpy")
     model = _load(args)
     inputs = model.info["inputs"]
-    if len(args.inputs) == 1 and args.inputs[0].endswith(".npz"):
-        held = _stored(np, args.inputs[0])
+    arrays = [_stored(np, p) for p in args.inputs]
+    archive = next((p for p, a in zip(args.inputs, arrays, strict=True) if not isinstance(a, np.ndarray)), None)
+    if archive is not None and len(arrays) > 1:
+        raise ValueError(f"{archive} holds several arrays: give it alone, or a file for each input")
+    if archive is not None:
+        held = arrays[0]
         missing = [r["name"] for r in inputs if r["name"] not in held]
         if missing:
-            raise ValueError(f"{args.inputs[0]} lacks {', '.join(missing)}; it has {', '.join(held)}")
+            raise ValueError(f"{archive} lacks {', '.join(missing)}; it has {', '.join(held)}")
         arrays = [held[r["name"]] for r in inputs]
-    else:
-        arrays = [_stored(np, p) for p in args.inputs]
     outputs = model.run_flat(arrays)
     named = {f"output{i}": np.asarray(o) for i, o in enumerate(outputs) if o is not None}
     kinds = [text.partition(" ")[0] for text in model.info["described_outputs"]]
