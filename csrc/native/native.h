@@ -25,6 +25,7 @@ typedef struct {
   PyObject *modes;       /* () -> number that stands for the state that libraries' calls look at */
   PyObject *on_prepare;  /* (graph name, bytes prepared, bytes of the constants), after constants were prepared */
   PyObject *discard;     /* (tensors...): free their memory */
+  PyObject *storage_ref; /* tensor -> weak reference to its storage */
   PyTypeObject *discarded; /* the class of those */
   getter version;        /* Tensor._version */
   void *version_closure;

@@ -30,7 +30,7 @@ struct State {
   int64_t generation;
   void *block;
   ts_cuda_block *far; /* whose memory `block` is, on a device */
-  PyObject *alive; /* weak reference to the first constant */
+  PyObject *alive; /* weak reference to the first constant's storage: one to the tensor itself would forbid torch.utils.swap_tensors */
   Snapshot snaps[];
 };
 
@@ -293,7 +293,7 @@ State *state_open(Consts *c, const ts_graph *entry, const ts_host *host, PyObjec
       if (!s->block) PyErr_NoMemory();
     }
   }
-  Py_XSETREF(s->alive, s->block ? PyWeakref_NewRef(args[c->inputs[0]], NULL) : NULL); /* an address may belong to a new tensor */
+  Py_XSETREF(s->alive, s->block ? PyObject_CallOneArg(torch.storage_ref, args[c->inputs[0]]) : NULL); /* an address may belong to a new tensor */
   bool bad = s->alive == NULL;
   s->generation = generation;
   int64_t budget = BUDGET;

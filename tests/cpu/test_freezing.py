@@ -71,6 +71,17 @@ def test_writes_through_aliases_are_seen() -> None:
     assert prepared(f, x) == 0
 
 
+def test_tensors_of_a_compiled_model_can_be_swapped() -> None:
+    """Torch refuses to swap a tensor that somebody holds weakly."""
+    m, x = model(), torch.randn(4, 256)
+    f = torchsmith.compile(m)
+    assert prepared(f, x) == 1
+    torch.utils.swap_tensors(m[0].weight, nn.Parameter(torch.randn(256, 256)))
+    assert prepared(f, x) == 1 and prepared(f, x) == 0
+    with torch.no_grad():
+        torch.testing.assert_close(f(x), m(x))
+
+
 def test_aliases_are_torchs_own_to_the_program() -> None:
     """What is remembered keeps nothing alive, and dead aliases make room."""
     prepared(torchsmith.compile(model()), torch.randn(4, 256))

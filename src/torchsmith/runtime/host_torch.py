@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -44,6 +45,7 @@ def setup() -> None:
         "record_begin": _begin,
         "record_end": _end,
         "on_prepare": _on_prepare,
+        "storage_ref": _storage_ref,
         "discard": discard,
         "discarded": DiscardedParameter,
         "error": NativeError,
@@ -57,6 +59,12 @@ def _view_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
         tensor = tensor.as_strided((parts if room >= parts else 0,), (1,))  # 0: the view has no elements
     return tensor.view(dtype)
+
+
+def _storage_ref(tensor: torch.Tensor) -> weakref.ref[torch.UntypedStorage]:
+    """Lives as long as the tensor's memory. A reference to the tensor itself would forbid torch.utils.swap_tensors."""
+    with torch._C.DisableTorchFunction():
+        return weakref.ref(tensor.untyped_storage())
 
 
 def _on_prepare(name: str, size: int, original: int) -> None:
