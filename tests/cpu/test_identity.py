@@ -66,6 +66,10 @@ def _two(make: Callable[[], Any]) -> Callable[[bool], tuple[Any, ...]]:
     return call
 
 
+def _views(t: torch.Tensor, is_one: bool) -> tuple[torch.Tensor, ...]:
+    return t, t if is_one else t[:], t.view(2)
+
+
 def _inside(is_one: bool) -> tuple[Any, ...]:
     a = Thing()
     return Thing(a, a if is_one else Thing()), None, torch.ones(2)
@@ -85,6 +89,7 @@ APART: dict[str, tuple[Callable[..., Any], Callable[[bool], tuple[Any, ...]]]] =
     "written through the dictionary": (_named, _two(Thing)),
     "modules": (lambda o, p, x: x + len({o, p}), _two(torch.nn.ReLU)),
     "tensors": (lambda o, p, x: x + len({o, p}), _two(lambda: torch.ones(2))),
+    "views": (lambda o, p, x: x + (1 if o is p else 2) + (1 if o is not x else 2), lambda is_one: _views(torch.ones(2), is_one)),
 }
 
 

@@ -379,10 +379,7 @@ class Recorder:
         if x is None or y is None or x.source is None or y.source is None:
             return
         if "input" in (x.node.meta["role"], y.node.meta["role"]):
-            (lo, hi), (lo2, hi2) = extent(x.real), extent(y.real)
-            if lo < hi2 and lo2 < hi:
-                raise Unsupported("CAP013", at=self.loc(), detail=f"{x.source} is {y.source}")
-            self.machine.world.guard(x.source, "no_overlap", (y.source,))
+            self.machine.world.tell_apart(a)
 
     def size_node(self, e: Expr) -> Any:
         """A node (or number) that computes a size expression when the graph runs."""
