@@ -44,6 +44,10 @@ class Net(nn.Module):
         return torch.softmax(self.out(y), -1), y
 
 
+def plain(gm, inputs):
+    return gm.forward
+
+
 def close(a, b, tol=1e-4):
     a, b = (a, b) if isinstance(a, (tuple, list)) else ((a,), (b,))
     assert len(a) == len(b)
@@ -95,6 +99,13 @@ def test_a_wrong_option_is_told_the_right_one(name, options, said):
         pytest.skip("not installed")
     with pytest.raises(RuntimeError, match=said):
         torchsmith.compile(lambda x: x, backend=name, options=options)
+
+
+def test_options_that_nobody_takes():
+    """torch.compile's backend would raise TypeError for them."""
+    with pytest.raises(RuntimeError, match="backend 'plain' takes no options, and 'speed' is none of torchsmith's"):
+        torchsmith.compile(torch.sin, backend=plain, options={"speed": 1})
+    assert torch.equal(torchsmith.compile(torch.sin, backend=plain, options={"cpp.threads": 1})(torch.ones(2)), torch.ones(2).sin())
 
 
 def test_a_mode_is_known():

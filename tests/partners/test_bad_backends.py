@@ -68,15 +68,96 @@ def test_what_is_wrong_at_later_sizes_is_named(kind, fault):
             torch.testing.assert_close(fn(x), f(x))
 
 
-def test_nothing_happens_twice():
-    """A graph that has written when its backend fails is not repeated; one that has not is, draws included."""
-    def late(gm, inputs):
-        def run(*a):
-            gm.forward(*a)
+WRITES = {
+    "an input": lambda x, w: x.add_(1) * w[0], "through a view": lambda x, w: x.view(-1)[1:].mul_(2).sum() * w,
+    "uncounted": lambda x, w: (x.data.mul_(2), x * w[0])[1], "a draw": lambda x, w: x.add_(torch.rand(2, 3)) * w[0],
+    "statistics": lambda x, w: torch.batch_norm(w, None, None, x[0], x[1], True, 0.1, 1e-5, False),
+    "recorded": lambda x, w: x.add_(w[0]) * 2,
+    "nothing": lambda x, w: x * w[0] + torch.rand(3),
+}  # fmt: skip
+
+
+def raises(gm):
+    def run(*a):
+        gm.forward(*a)
+        raise ValueError("too late")
+
+    return run
+
+
+def gives_none(gm):
+    return lambda *a: gm.forward(*a) and None
+
+
+@pytest.mark.parametrize("fails", [raises, gives_none])
+@pytest.mark.parametrize("what", WRITES)
+def test_what_a_failing_call_did_is_taken_back(what, fails):
+    """Eager then does it once: values, counters of writes, recorded history, draws. An error under fullgraph leaves no trace."""
+    f, w = WRITES[what], torch.randn(4, 3, requires_grad=what == "recorded")
+    start = torch.randn(2, 3)
+    for fullgraph in (False, True):
+        eager, mine = start.clone(), start.clone()
+        torch.manual_seed(1)
+        want = f(eager, w)
+        drawn = torch.rand(1)
+        torch.manual_seed(1)
+        fn = torchsmith.compile(f, backend=lambda gm, i: fails(gm), fullgraph=fullgraph)
+        if fullgraph:
+            with pytest.raises(torchsmith.BackendFailed, match=r"backend '<lambda>'.*(too late|NoneType)"):
+                fn(mine, w)
+            torch.manual_seed(1)
+            eager, drawn = start.clone(), torch.rand(1)
+            torch.manual_seed(1)
+        else:
+            with pytest.warns(UserWarning, match=r"backend '<lambda>'.*(too late|NoneType)"), events.recording() as got:
+                torch.testing.assert_close(fn(mine, w), want)
+            assert [e.fields["code"] for e in got if e.kind == "fallback"] == ["BCK003"]
+        torch.testing.assert_close(mine, eager)
+        assert torch.equal(torch.rand(1), drawn)
+        assert (mine._version, mine.requires_grad, mine.stride()) == (eager._version, eager.requires_grad, eager.stride())
+
+
+def test_what_cannot_be_taken_back_is_the_callers():
+    """History that autograd has recorded on an input with a history, and an input that the program does not write."""
+    def spoils(gm):
+        def run(x, y):
+            y.add_(1)
             raise ValueError("too late")
 
         return run
 
+    for fails, said in ((raises, "autograd has recorded"), (spoils, "it has written to its inputs")):
+        x, y = torch.ones(3, requires_grad=True) * 1, torch.ones(3)
+        with pytest.raises(ValueError, match="too late") as caught:
+            torchsmith.compile(lambda x, y: x.add_(1) * y, backend=lambda gm, i, fails=fails: fails(gm))(x, y)
+        assert "backend '<lambda>'" in caught.value.__notes__[0] and said in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("what", ["an input", "a draw", "nothing", "no draw"])
+def test_a_later_call_that_fails(what):
+    """It is repeated by torch where it can have done nothing yet."""
+    f = WRITES.get(what, lambda x, w: x * w[0])
+
+    def backend(gm, i, calls=[]):  # noqa: B006
+        def run(*a):
+            calls.append(0)
+            return gm.forward(*a) if len(calls) < 3 else 1 / 0
+
+        return run
+
+    fn, x, w = torchsmith.compile(f, backend=backend), torch.randn(2, 3), torch.randn(4, 3)
+    fn(x, w), fn(x, w)
+    if what == "no draw":
+        with pytest.warns(UserWarning, match="backend 'backend' raised ZeroDivisionError"):
+            torch.testing.assert_close(fn(x, w), f(x, w))
+        torch.testing.assert_close(fn(x, w), f(x, w))
+    else:
+        with pytest.raises(ZeroDivisionError) as caught:
+            fn(x, w)
+        assert "may have written to its inputs or drawn" in caught.value.__notes__[0]
+
+
+def test_what_fails_before_anything_is_written_is_repeated():
     def early(gm, inputs):
         def run(*a):
             torch.rand(7)
@@ -89,16 +170,11 @@ def test_nothing_happens_twice():
         return x * y + torch.rand(3)
 
     x, y = torch.zeros(3), torch.ones(3)
-    with pytest.raises(ValueError, match="too late") as caught:
-        torchsmith.compile(f, backend=late)(x, y)
-    assert "backend 'late'" in caught.value.__notes__[0] and torch.equal(x, torch.ones(3))
     torch.manual_seed(1)
     want = y * y + torch.rand(3)
     torch.manual_seed(1)
-    backend = compiler.aot_autograd(fw_compiler=early)
-    x = torch.zeros(3)
     with pytest.warns(UserWarning, match="at once"):
-        torch.testing.assert_close(torchsmith.compile(f, backend=backend)(x, y), want)
+        torch.testing.assert_close(torchsmith.compile(f, backend=compiler.aot_autograd(fw_compiler=early))(x, y), want)
     assert torch.equal(x, torch.ones(3))
 
 
@@ -285,22 +361,41 @@ def test_names_that_are_none():
         compiler.lookup_backend(3)
 
 
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Installs a package toy-backends whose entry points are these lines."""
+
+    def install(*lines):
+        (tmp_path / "toy_backends.py").write_text("NUMBER = 5\ndef fn(gm, example_inputs):\n    fn.asked = True\n    return gm.forward\n")
+        info = tmp_path / "toy_backends-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backends\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        registry._from_packages.cache_clear()
+
+    yield install
+    registry._from_packages.cache_clear()
+    sys.modules.pop("toy_backends", None)
+
+
+def test_an_entry_point_is_a_backend(package):
+    """Of either group; a name of ours stays ours."""
+    lines = "toy = toy_backends:fn", "eager = toy_backends:NUMBER", "[torchsmith_backends]", "other = toy_backends:fn"
+    package("[torch_dynamo_backends]", *lines)
+    assert {"toy", "other"} <= set(compiler.list_backends())
+    x = torch.randn(3)
+    for name in ("toy", "other", "eager"):
+        torch.testing.assert_close(torchsmith.compile(lambda x: x + 1, backend=name)(x), x + 1)
+    assert sys.modules["toy_backends"].fn.asked
+
+
 @pytest.mark.parametrize("value, said", [
     ("toy_backends:absent", "of the package toy-backends, which raised AttributeError: module 'toy_backends' has no attribute 'absent'"),
     ("toy_absent:fn", "which raised ModuleNotFoundError: No module named 'toy_absent'"),
     ("toy_backends:NUMBER", "which is of type int and cannot be called"),
 ])  # fmt: skip
-def test_an_entry_point_that_cannot_be_used_names_its_package(value, said, tmp_path, monkeypatch):
-    (tmp_path / "toy_backends.py").write_text("NUMBER = 5\n")
-    info = tmp_path / "toy_backends-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backends\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[torch_dynamo_backends]\ntoy = {value}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry._from_packages.cache_clear()
-    try:
-        with pytest.raises(registry.InvalidBackend, match=f"backend 'toy' is the entry point {value} .*{said}"):
-            torchsmith.compile(lambda x: x, backend="toy")
-    finally:
-        registry._from_packages.cache_clear()
-        sys.modules.pop("toy_backends", None)
+def test_an_entry_point_that_cannot_be_used_names_its_package(value, said, package):
+    package("[torch_dynamo_backends]", f"toy = {value}")
+    with pytest.raises(registry.InvalidBackend, match=f"backend 'toy' is the entry point {value} .*{said}"):
+        torchsmith.compile(lambda x: x, backend="toy")

@@ -42,6 +42,7 @@ def looking(seen):
         fakes = [v for v in values if isinstance(v, torch.Tensor)]
         assert len(given) == len(example_inputs) and all(isinstance(v, FakeTensor) and v.fake_mode is mode for v in fakes)
         assert not any(n.op in ("get_attr", "call_module") for n in nodes)  # parameters are inputs
+        assert all("File " in n.stack_trace for n in nodes if n.op.startswith("call"))
         kinds = [type(v) for v in example_inputs]
         seen.append({"shapes": [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in values], "kinds": kinds, "options": options})
         return gm.forward
@@ -66,6 +67,15 @@ def test_what_a_partner_receives(monkeypatch):
     assert [s[0].node.expr == rows.node.expr for s in seen[0]["shapes"][3:]] == [True, True]  # the results' too
     torch.testing.assert_close(fn(torch.ones(1, 4)), net(torch.ones(1, 4)))  # PyTorch's symbols are not 1
     assert len(seen) == 2
+
+
+def test_a_graph_without_operators_is_no_backends():
+    """As under torch.compile."""
+    seen = []
+    x = torch.randn(3)
+    for f, arg in ((lambda x: x, x), (lambda n: n + 1, 3)):
+        assert torchsmith.compile(f, backend=looking(seen))(arg) is f(arg)
+    assert not seen
 
 
 def test_numbers_are_symbols_too():

@@ -49,20 +49,36 @@ def written_through(graph: fx.Graph) -> None:
             last[first[n]] = n
 
 
+class Kept:
+    """Tensors as they are now, to be made so again: their values, and how often they were written to."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        with torch._C.DisableTorchFunction():
+            strided = [t for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided]
+            self.rows = [(t, t.detach().clone(), t.grad_fn, t.requires_grad) for t in strided]
+            self.counters = torch.autograd._unsafe_preserve_version_counter(tuple(row[0] for row in self.rows if not row[0].is_inference()))
+
+    def put_back(self) -> str:
+        """What cannot be taken back, in words; else ""."""
+        stays = ""
+        with torch._C.DisableTorchFunction(), torch.no_grad(), self.counters:
+            for t, values, history, requires_grad in self.rows:
+                if t.grad_fn is not history or t.requires_grad != requires_grad:
+                    if history is not None or requires_grad or t._is_view():
+                        stays = "autograd has recorded what it did to its inputs"
+                    else:
+                        t.detach_()
+                with torch.inference_mode(t.is_inference()):
+                    if not t.is_meta and not torch.equal(t, values):
+                        t.copy_(values)
+        return stays
+
+
 @contextlib.contextmanager
-def as_they_were(graph: fx.Graph, inputs: Sequence[Any], fakes: Sequence[Any]) -> Iterator[None]:
-    """Inputs that the graph writes have the same values afterwards. Fakes of the inputs, which the graph ran on, count its writes; running
-    statistics are written uncounted."""
-    roles = [n.meta.get("role") for n in graph.nodes if n.op == "placeholder"]
-    written = [
-        t for role, t, fake in zip(roles, inputs, fakes, strict=True)
-        if isinstance(t, torch.Tensor) and not t.is_inference() and (role == "buffer" or (isinstance(fake, torch.Tensor) and fake._version))
-    ]  # fmt: skip
-    kept = [t.detach().clone() for t in written]
+def as_they_were(tensors: Sequence[Any]) -> Iterator[None]:
+    """These have the same values afterwards."""
+    kept = Kept(tensors)
     try:
         yield
     finally:
-        for t, values in zip(written, kept, strict=True):
-            if not torch.equal(t, values):
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(t):
-                    t.copy_(values)
+        kept.put_back()

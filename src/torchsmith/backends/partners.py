@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ..codes import Unsupported
+from ..graph.readable import note_stack
 from ..ir.expr import Sym
 from ..ir.number import number_of
 from .foreign import LARGE, evaluate
@@ -152,7 +153,7 @@ def _call(backend: Backend, gm: fx.GraphModule, inputs: Sequence[Any], keywords:
     with_examples(graph, gm, [*sizes, *fakes], theirs.mode)
     own = fx.GraphModule(gm, graph)
     own.meta = dict(gm.meta)
-    with tracing(TracingContext(theirs.mode)), as_they_were(gm.graph, inputs, fakes):
+    with tracing(TracingContext(theirs.mode)), as_they_were([inputs[i] for i in gm.meta["written"]]):
         made = backend(own, [*sizes, *given], **keywords)
     return (lambda *args: made(*[args[i].shape[d] for i, d in places], *args)) if places and callable(made) else made
 
@@ -207,7 +208,7 @@ def _sizes(n: fx.Node) -> list[Any]:
 
 
 def with_examples(graph: fx.Graph, owner: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> None:
-    """Every node's meta["example_value"]; from where torch has no fake form of an operator on there is none."""
+    """Every node's meta["example_value"], as far as torch has fake forms of the operators, and meta["stack_trace"]."""
     given = iter(fakes)
 
     class Examples(fx.Interpreter):
@@ -216,6 +217,9 @@ def with_examples(graph: fx.Graph, owner: fx.GraphModule, fakes: Sequence[Any], 
             if n.op != "output":
                 n.meta["example_value"] = value
             return value
+
+    for n in graph.nodes:
+        note_stack(n)
 
     with mode, contextlib.suppress(Exception):
         Examples(owner, graph=graph).run(*fakes)

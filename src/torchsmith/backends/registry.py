@@ -288,6 +288,8 @@ def resolve_backend(backend: Any, mode: str | None = None, options: Mapping[str,
         return made
     if made.name in ROWS:
         _check(made.name, mode, options or {})
+    elif not _takes(made.fn, "options") and (unknown := [k for k in options or {} if not is_known(k)]):
+        raise RuntimeError(f"backend {made.name!r} takes no options, and {unknown[0]!r} is none of torchsmith's")
     given = {k: v for k, v in (("mode", mode), ("options", dict(options) if options else None)) if v is not None and _takes(made.fn, k)}
     return Choice(made.name, made.dialect, made.fn, tuple(given.items()))
 

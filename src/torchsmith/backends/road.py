@@ -25,7 +25,6 @@ from ..graph.spec import FunctionalGraph
 from ..options import Options
 from ..pipeline import Compiled, Report, as_in_eager, run_captured, under_inference
 from ..runtime.draws import generator_states, put_back
-from .inplace import is_write
 from .registry import Choice, with_versions
 from .watch import Call, of_captured, of_functional, said, watched
 
@@ -37,7 +36,7 @@ def compile_by(
     """`gm` compiled by `choice`."""
     operators = sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
     report = Report(name, choice.name, None, operators)
-    if choice.name == "eager":
+    if choice.name == "eager" or not operators:
         return Compiled(gm.forward, tuple(facts.guards), report)
     joint = None
     if needs_grad and choice.dialect == "functional":
@@ -48,8 +47,7 @@ def compile_by(
             return run_captured(gm, facts, why, operators, name)
     try:
         if choice.dialect == "captured":
-            writes = any(map(is_write, gm.graph.nodes))
-            call = watched(captured(choice, gm, inputs), of_captured(gm), gm.forward, writes, choice.name, fullgraph)
+            call = watched(captured(choice, gm, inputs), of_captured(gm), gm.forward, gm.meta["written"], choice.name, fullgraph)
         elif joint is None:
             fg = functionalise(gm, facts)
             call = as_in_eager(functional(choice, fg, name, fullgraph, repeat=gm.forward), gm, fg, inputs)
@@ -102,7 +100,8 @@ def functional(
     """A functional graph by the backend, watched; `repeat` does the same with the program's own order of writes and exceptions."""
     with torch._C._EnableTorchFunction():
         made = choice(fg, name, part=part)
-    return watched(made, of_functional(fg), repeat or eager_callable(fg), False, choice.name, fullgraph)
+    written = [i for i, _ in fg.write_backs if fg.roles[i] != "const"]
+    return watched(made, of_functional(fg), repeat or eager_callable(fg), written, choice.name, fullgraph, writes_last=True)
 
 
 def backward(choice: Choice, fg: FunctionalGraph, name: str, fullgraph: bool) -> Call:

@@ -2,7 +2,8 @@
 
 In: a call, what its results must be, the same graph by torch's operators. Out: a call. Results are looked at once for each set of sizes.
 Where they are wrong, or the call raises, torch runs the graph for these sizes from then on: a warning and an event (BCK003) name backend
-and reason. It is an error under fullgraph, and where the graph may have written to its inputs by then, since nothing may happen twice.
+and reason. It is an error under fullgraph. Nothing happens twice: what the first call for some sizes wrote and drew is taken back; where
+that cannot be, and in later calls that may have written or drawn, the backend's exception reaches the caller.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..ir.expr import Const, Expr, Sym
 from ..ir.nested import leaves
 from ..ir.number import number_of
 from ..runtime.draws import generator_states, put_back
+from .inplace import Kept
 
 Call = Callable[..., Sequence[Any]]
 Tensor = tuple[torch.dtype, tuple[int | Expr, ...], str]  # dtype, sizes, type of device
@@ -46,17 +48,38 @@ class Results:
         return [row and (row[0], tuple(n if type(n) is int else number_of(n, symbols) for n in row[1]), row[2]) for row in self.rows]  # type: ignore[arg-type, misc]
 
 
-def watched(call: Any, results: Results, eager: Call, writes: bool, name: str, fullgraph: bool) -> Call:
-    """`call`, watched. writes: it may write to its inputs without torch's knowing it. Raises BackendFailed."""
+class Before:
+    """What a call may change, as it is now: generators, the inputs that the graph writes (`written`), how often others were written to."""
+
+    def __init__(self, inputs: Sequence[Any], written: Sequence[int]) -> None:
+        self.random, self.kept = generator_states(), Kept([inputs[i] for i in written])
+        self.inputs, self.versions = inputs, versions(inputs)
+
+    def take_back(self) -> str:
+        """All of it as it was. What cannot be, in words; else ""."""
+        put_back(self.random)
+        return self.kept.put_back() or ("it has written to its inputs" if versions(self.inputs) != self.versions else "")
+
+    def has_drawn(self) -> bool:
+        return any(not torch.equal(a, b) for (_, a), (_, b) in zip(self.random, generator_states(), strict=False))
+
+
+def watched(
+    call: Any, results: Results, eager: Call, written: Sequence[int], name: str, fullgraph: bool, writes_last: bool = False
+) -> Call:  # fmt: skip
+    """`call`, watched. written: numbers of the inputs that the graph writes. writes_last: `call` writes when nothing can fail any more, or
+    raises Undone. Raises BackendFailed."""
     if not callable(call):
         raise BackendFailed(f"it returned {type(call).__name__}, not a callable")
     settled: dict[Any, Call] = {}
+    drawing: set[Any] = set()  # what draws for these sizes
 
-    def instead(key: Any, inputs: Sequence[Any], why: str, cause: Exception | None, random: Any) -> Sequence[Any]:
+    def instead(key: Any, inputs: Sequence[Any], why: str, cause: Exception | None) -> Sequence[Any]:
         """Torch's results. What the program itself raises is raised as it is."""
-        if random is not None:
-            put_back(random)
+        before = Before(inputs, written) if fullgraph else None
         found = eager(*inputs)
+        if before is not None:
+            before.take_back()
         if isinstance(cause, Unsupported) and cause.code != "BCK003":  # the graph's fault, not the backend's
             if fullgraph:
                 raise cause
@@ -73,7 +96,7 @@ def watched(call: Any, results: Results, eager: Call, writes: bool, name: str, f
     def run(*inputs: Any) -> Sequence[Any]:
         key = tuple(i.shape if isinstance(i, torch.Tensor) else i for i in inputs) if results.values else ()
         known = settled.get(key)
-        random, before = (generator_states(), versions(inputs)) if known is None else (None, None)
+        before = Before(inputs, () if writes_last else written) if known is None else None
         try:
             if known is not None:
                 return known(*inputs)
@@ -81,21 +104,30 @@ def watched(call: Any, results: Results, eager: Call, writes: bool, name: str, f
         except Exception as error:
             if known is eager or str(error).startswith(ASSUMED):
                 raise
-            undone = isinstance(error, (Undone, Unsupported))
-            if not undone and (writes or before is None or before != versions(inputs)):
-                error.add_note(f"torchsmith: raised by what backend {name!r} compiled; it may have written to its inputs")
+            if before is not None:
+                stays = before.take_back()
+            else:
+                again = isinstance(error, (Undone, Unsupported)) or not (written or key in drawing)
+                stays = "" if again else "it may have written to its inputs or drawn random numbers"
+            if stays:
+                error.add_note(f"torchsmith: raised by what backend {name!r} compiled; {stays}")
                 raise
             cause = error.__cause__ if isinstance(error, Undone) and isinstance(error.__cause__, Exception) else error
-            return instead(key, inputs, said(cause), cause, random)
+            return instead(key, inputs, said(cause), cause)
+        assert before is not None
         wrong = difference(found, results.at(inputs))
         if not wrong:
             if len(settled) >= LIMIT:
                 settled.clear()
+                drawing.clear()
             settled[key] = call
+            if before.has_drawn():
+                drawing.add(key)
             return found  # type: ignore[no-any-return]
-        if writes or before != versions(inputs):
-            raise BackendFailed(f"backend {name!r} is at fault: {wrong}")
-        return instead(key, inputs, f"is at fault: {wrong}", None, random)
+        stays = before.take_back()
+        if stays:
+            raise BackendFailed(f"backend {name!r} is at fault: {wrong}; {stays}")
+        return instead(key, inputs, f"is at fault: {wrong}", None)
 
     return run
 

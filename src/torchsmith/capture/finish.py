@@ -750,6 +750,7 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     used_up = m.gradients.spent_of([made[id(b.outs[k])].tensor for k in watched])
     spent = tuple(k for k, used in zip(watched, used_up, strict=True) if used)
     graph.meta["grad"] = m.grad_before
+    graph.meta["written"] = recorder.inputs_in(tracing.current().written | tracing.current().statistics)  # numbers of inputs
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     m.gradients.check_results([made[id(b.outs[k])].tensor for k in watched if k not in spent])
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up

@@ -674,8 +674,12 @@ class Recorder:
 
     def has_written_inputs(self) -> bool:
         """Was anything written so far that others than this call can see?"""
-        given = [n.meta["val"] for n in self.root.nodes if n.op == "placeholder" and issubclass(type(n.meta.get("val")), torch.Tensor)]
-        return any(tracing.storage(t) in tracing.current().written for t in given)
+        return bool(self.inputs_in(tracing.current().written))
+
+    def inputs_in(self, memory: Set[int]) -> tuple[int, ...]:
+        """Numbers of the inputs that lie in one of these storages."""
+        given = [n.meta.get("val") for n in self.root.nodes if n.op == "placeholder"]
+        return tuple(i for i, t in enumerate(given) if issubclass(type(t), torch.Tensor) and tracing.storage(t) in memory)
 
     def versions(self) -> dict[int, int]:
         """How often each known tensor was written so far, by its id."""

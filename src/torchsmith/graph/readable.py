@@ -17,8 +17,13 @@ def readable(gm: fx.GraphModule) -> str:
     for node in gm.graph.nodes:
         copy = graph.node_copy(node, copies.__getitem__)
         copies[node] = copy
-        file, _, line = str(node.meta.get("loc") or "").rpartition(":")
-        if file and line.isdigit():
-            code = linecache.getline(file, int(line)).strip()
-            copy.meta["stack_trace"] = f'  File "{file}", line {line}, in forward\n    {code}'
+        note_stack(copy)
     return str(fx.GraphModule(gm, graph).print_readable(print_output=False))
+
+
+def note_stack(node: fx.Node) -> None:
+    """The user's line as torch's tools look for it, in meta["stack_trace"]."""
+    file, _, line = str(node.meta.get("loc") or "").rpartition(":")
+    if file and line.isdigit():
+        code = linecache.getline(file, int(line)).strip()
+        node.meta["stack_trace"] = f'  File "{file}", line {line}, in forward\n    {code}'

@@ -313,6 +313,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.autocast: dict[str, torch.dtype] = {}
         self.casts: dict[Any, Any] = {}  # weights that were cast in the autocast region at hand
         self.written: set[int] = set()  # storages that something was written to
+        self.statistics: set[int] = set()  # those of running statistics that an operator writes without saying so
         self.writes: list[torch.Tensor] = []  # what was written, write by write: it stays, so that its storage's number means nothing else
         self.counted: dict[int, tuple[torch.Tensor, Size]] = {}  # by id: a tensor and how many of its elements are not zero
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
@@ -487,6 +488,9 @@ class Tracing(AbstractContextManager["Tracing"]):
         if found is not None:
             accept.ask(func, args, kwargs)
             result = found(*args, **kwargs)  # NotImplemented: only for another device
+            if func is torch.ops.aten.native_batch_norm.default:
+                bound = bind(func, args, kwargs)
+                self.statistics |= {storage(bound[name]) for name in info(func).writes if bound["training"] and bound[name] is not None}
         if result is not NotImplemented:
             if not self.inside and not self.has_devices:
                 accept.compare(func, args, kwargs, result, self.facts.loc)
