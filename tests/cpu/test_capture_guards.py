@@ -6,6 +6,7 @@ import bisect
 import collections
 import fractions
 import functools
+import itertools
 import json
 import types
 
@@ -106,6 +107,8 @@ def test_list_and_dict_arguments():
         lambda x, v: (x, json.dumps({"v": v})),
         lambda x, v: (x, v < [[0], [1]], v.count([1])),
         lambda x, v: (x, bisect.bisect(v, [1])),
+        lambda x, v: (x, list(itertools.starmap(abs, v))),
+        lambda x, v: (x, complex(v[0][0], v[1][0])),
     ],
 )
 def test_lists_of_lists(fn):
@@ -138,7 +141,7 @@ class Whole(int):
 def test_values_of_classes_in_lists_given_to_c_functions():
     for fn in (lambda x, v: (x, np.array(v)), lambda x, v: (x, hash(tuple(v)))):
         for kind in (Whole, fractions.Fraction):
-            compiled = torchsmith.compile(fn, backend="eager")
+            compiled = torchsmith.compile(fn, backend="eager", options={"warn_eager": False})
             for n in (2, 3):
                 got, want = compiled(X, [kind(n)]), fn(X, [kind(n)])
                 assert np.array_equal(got[1], want[1])

@@ -319,6 +319,8 @@ def _number(cls: type, name: str) -> Any:
                 if f is not None:
                     made = pr.outcome(m, special, f, [value])
                     return made if special == name else convert(m, [made], {})
+            if cls is complex:
+                return m.native(cls, [m.with_numbers(a) for a in args], {k: m.with_numbers(v) for k, v in kwargs.items()})
             if floats.varies(value):
                 return value if cls is float and type(value) is torch.SymFloat else floats.apply(m, cls, args, kwargs)
             if type(value) in SymTypes:

@@ -132,7 +132,7 @@ def map_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @row(itertools.starmap)
 def starmap_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return itertools.starmap(interpreted(m, args[0]), pr.iterate(m, args[1]))
+    return itertools.starmap(interpreted(m, args[0]), map(interpreted(m, tuple), pr.iterate(m, args[1])))
 
 
 def _filtering(make: Any) -> None:
