@@ -443,6 +443,27 @@ def test_a_capture_keeps_nothing_of_its_call(program: Any) -> None:
     assert call_opcodes._TRACEBACK.tb_frame.f_back is None  # what `__exit__` is given holds no stack of the first compilation's
 
 
+def test_a_class_of_autograd_functions_goes_with_what_uses_it() -> None:
+    def used() -> Any:
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, y: Tensor) -> Tensor:
+                return y * 2
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> Tensor:
+                return grad * 2
+
+        x = torch.ones(3, requires_grad=True)
+        torchsmith.compile(lambda x: Twice.apply(x.sin()), backend="eager", fullgraph=True)(x).sum().backward()
+        assert x.grad is not None and torch.equal(x.grad, 2 * x.detach().cos())
+        return weakref.ref(Twice)
+
+    seen = used()
+    gc.collect()
+    assert seen() is None
+
+
 def test_functions_that_pytorchs_own_compiler_leaves_out() -> None:
     @torch.compiler.disable
     def inner(x: Tensor) -> Tensor:

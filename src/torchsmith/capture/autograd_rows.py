@@ -94,19 +94,14 @@ def _guard_tensors(m: Machine, mark: Any, around: list[Any], args: Args) -> None
             m.world.guard(info.source, "identity", weakref.ref(info.real))
 
 
-_CALLABLES: dict[Any, Any] = {}
-
-
 def _callable(cls: Any) -> Any:
     """A function that calls `cls.apply`: the graph's text can name it, which it cannot do with a bound method."""
-    if cls not in _CALLABLES:
 
-        def apply(*args: Any, **kwargs: Any) -> Any:
-            return cls.apply(*args, **kwargs)
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return cls.apply(*args, **kwargs)
 
-        apply.__name__ = apply.__qualname__ = f"apply_{cls.__name__}"
-        _CALLABLES[cls] = apply
-    return _CALLABLES[cls]
+    apply.__name__ = apply.__qualname__ = f"apply_{cls.__name__}"
+    return apply
 
 
 def _forward(m: Machine, cls: Any, args: Args, kwargs: Kwargs, ctx: Context) -> Any:
