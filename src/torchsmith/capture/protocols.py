@@ -432,6 +432,10 @@ def getitem(m: Machine, obj: Any, key: Any) -> Any:
         return m.call(f, [obj, key], {})
     if track is not None and track.image is None:
         return _item_outside(m, track, key)
+    if t in (list, tuple) and track is None and type(key) is int and -len(obj) <= key < len(obj):
+        found = obj[key]
+        if type(found) in SCALARS or issubclass(type(found), Tensor):  # the rest of the container is not looked through
+            return found
     if issubclass(type(obj), type):
         return m.native(operator.getitem, [obj, key], {}) if not special(m, type(obj), "__getitem__") else None
     if t is defaultdict and (key := m.with_numbers(key)) not in (track.image if track is not None else obj):

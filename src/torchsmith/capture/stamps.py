@@ -18,6 +18,7 @@ import torch.fx
 
 from ..graph import tracing
 from ..graph.sizes import expr_of
+from ..graph.spec import add_node
 from . import guards as gd
 from . import iterators, policy
 from .protocol import Machine
@@ -465,10 +466,9 @@ class Template:
         def stamped(n: torch.fx.Node) -> torch.fx.Node:
             return env.get(n, n)
 
-        create = r.graph.create_node
         for node in self.nodes:
-            env[node] = new = create(node.op, node.target, name=node.name)
-            new._update_args_kwargs(torch.fx.map_arg(node.args, stamped), torch.fx.map_arg(node.kwargs, stamped))  # create_node would look for symbols
+            args_there, kwargs_there = torch.fx.map_arg((node.args, node.kwargs), stamped)
+            env[node] = new = add_node(r.graph, node.op, node.target, args_there, kwargs_there, node.name)
             new.meta.update(node.meta)
         trace.draws += t.draws
         trace.harms += t.harms

@@ -25,6 +25,7 @@ from ..graph import tracing
 from ..graph.declared import DeclaredSize
 from ..graph.region import Region
 from ..graph.sizes import LARGEST, SizeFacts, SymTypes
+from ..graph.spec import add_node
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
 from . import floats, overrides, transforms
@@ -518,7 +519,7 @@ class Recorder:
             self._refuse_moves(target, args, result)
         if kind == "function":
             target = _nameable(target)
-        node = self.graph.create_node("call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
+        node = add_node(self.graph, "call_method" if kind == "method" else "call_function", target, fx_args, fx_kwargs)
         node.meta["loc"] = loc
         node.meta["val"] = result
         if self.regions:

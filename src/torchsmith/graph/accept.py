@@ -71,10 +71,11 @@ def ask(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     if not is_asked(func):
         return
     try:
-        key = func, _kind(args), _kind(kwargs)
-        if key in _ACCEPTED:
-            return
-        plain, named = _plain(args), _plain(kwargs)
+        with torch._C.DisableTorchFunction():
+            key = func, _kind(args), _kind(kwargs)
+            if key in _ACCEPTED:
+                return
+            plain, named = _plain(args), _plain(kwargs)
     except (_Unknown, TypeError):  # a number is not known, or an argument has no hash: rules and running have to tell
         return
     try:
@@ -113,7 +114,14 @@ def _has_masks(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def compare(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, loc: str) -> None:
     """Raise what eager's kernel raises for such a call on made-up data; Unsupported("GRA014") where its result has another shape, dtype or
     order in memory than `result`. Where zeros are refused, ones are tried, since a divisor may not be zero."""
-    if not is_compared(func) or (_is_trusting(func) and any(not t.is_floating_point() for t in _tensors((args, kwargs)))):
+    if not is_compared(func):
+        return
+    with torch._C.DisableTorchFunction():
+        _compare(func, args, kwargs, result, loc)
+
+
+def _compare(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, loc: str) -> None:
+    if _is_trusting(func) and any(not t.is_floating_point() for t in _tensors((args, kwargs))):
         return
     if _has_masks(func, args, kwargs):
         return
@@ -129,7 +137,7 @@ def compare(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], res
         plain = _plain_kinds(args, kwargs) if cap == 4 else ()
     except (_Unknown, TypeError):
         return
-    with torch._C.DisableTorchFunction(), no_dispatch(), warnings.catch_warnings():
+    with no_dispatch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if cap != 4 or any(_run(func, args, kwargs, cap, table)[1] is None for table in plain):
             found, refused = _run(func, args, kwargs, cap, {})

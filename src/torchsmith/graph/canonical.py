@@ -17,7 +17,7 @@ from ..ir.expr import Expr, Sym, walk
 from .outputs import FreshNode, InputNumber, Number, Outputs, ViewOf
 from .schema import info
 from .sizes import SizeFacts, print_condition
-from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec, ViewOutput
+from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, SizeOutput, TensorSpec, ViewOutput, add_node
 from .values import Node, inputs_of, is_kept
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def emit_graph(rec: Recording, outputs: Outputs, passing: tuple[int, ...] = ()) -> FunctionalGraph:
     """`passing`: numbers of results that are let go before the next call, as spec.py says."""
     live = _live(rec, outputs)
-    for node in live:
+    for node in live if rec.facts.symbols else ():
         if node.kind != "placeholder":
             _write_numbers(node, rec.facts)
     merged = _merge(live, _returned(outputs))
@@ -64,7 +64,7 @@ def emit_graph(rec: Recording, outputs: Outputs, passing: tuple[int, ...] = ()) 
         count += 1
         args, kwargs = tuple(lower(a) for a in node.args), {k: lower(v) for k, v in node.kwargs.items()}
         target = operator.getitem if node.kind == "item" else node.target
-        made[id(node)] = _meta(graph.create_node("call_function", target, args, kwargs, name=node.name), node)
+        made[id(node)] = _meta(add_node(graph, "call_function", target, args, kwargs, node.name), node)
         lines.append(_line(node, final))
     results = tuple(_output(o, final) for o in outputs.results)
     write_backs = tuple((number, final(n).name) for number, n in outputs.write_backs)

@@ -17,6 +17,7 @@ Functional dialect (graph/functionalise.py makes it from the first; lower receiv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.fx
@@ -29,6 +30,15 @@ LASTING = frozenset({"param", "buffer", "const"})
 STEADY = LASTING | {"kept"}
 
 ASSUMED = "the program raises an exception at"  # begins the message of a check that a way is not taken that only raises
+
+
+def add_node(
+    graph: torch.fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
+) -> torch.fx.Node:
+    """graph.create_node, which does not look for SymInts among the arguments: the nodes of both dialects hold none."""
+    node = graph.create_node(op, target, name=name)
+    node._update_args_kwargs(args, kwargs)
+    return node
 
 
 def assumes(gm: torch.fx.GraphModule) -> bool:

@@ -67,14 +67,15 @@ def make_unseen(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def device_of(t: torch.Tensor) -> torch.device:
     """The device a tracing tensor stands for (cpu unless remembered otherwise); a real tensor's own."""
-    if t.device.type != "meta":
+    if not torch._C._dispatch_keys(t).has(torch._C.DispatchKey.Meta):
         return t.device
     return getattr(t, "_ts_device", _CPU)
 
 
 def spec_of(t: torch.Tensor) -> TensorSpec:
     """What is known of a tracing tensor."""
-    return TensorSpec(t.dtype, tuple(map(expr_of, t.shape)), tuple(map(expr_of, t.stride())), str(device_of(t)))
+    with torch._C.DisableTorchFunction():  # no rule is about these
+        return TensorSpec(t.dtype, tuple(map(expr_of, t.shape)), tuple(map(expr_of, t.stride())), str(device_of(t)))
 
 
 _CPU = torch.device("cpu")
@@ -216,6 +217,14 @@ def _is_watched(args: Any, kwargs: dict[str, Any]) -> bool:
     return any(t.requires_grad for t in tensors_in((args, kwargs)))
 
 
+# What only tells something of a tensor, and asks no question about sizes: no rule is about these.
+READS = frozenset({
+    torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.requires_grad.__get__, torch.Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.grad_fn.__get__, torch.Tensor.dim, torch.Tensor.untyped_storage,  # type: ignore[attr-defined]
+    torch.Tensor.is_floating_point, torch.Tensor.is_complex,
+})  # fmt: skip
+
+
 class _Functions(TorchFunctionMode):
     """Sees torch functions above the dispatcher: those in FUNCTION_RULES, and device properties of tensors."""
 
@@ -225,6 +234,8 @@ class _Functions(TorchFunctionMode):
         self.entered: list[FunctionType] = []  # Python functions being run for this mode, innermost last
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            return func(*args)
         self.trace.facts.calls += 1
         try:
             return self.called(func, args, kwargs)
