@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import subprocess
 import sys
 import warnings
@@ -762,6 +763,15 @@ DATA: dict[str, Any] = {
     "then_written": lambda m, k, x: [setattr(k[0].weight, "data", m[0].weight * 2), k[0].weight.data.mul_(3), k[0].bias.add_(1), k(x)],
     "written_behind": lambda m, k, x: [v := m[0].weight.detach() * 2, setattr(k[0].weight, "data", v), v.add_(1), k[0].weight.sum(), k(x)],
     "twice": lambda m, k, x: [*(setattr(k[0].weight, "data", k[0].weight + i) for i in range(2)), k[0].weight, k[0].weight.t()],
+    "own": lambda m, k, x: [
+        m(x).sum().backward(), *(setattr(p.grad, "data", operator.imul(p.grad.data, 2)) for p in m.parameters()),
+        *(setattr(p, "data", operator.isub(p.data, p.grad)) for p in m.parameters()),
+        h := x + 1, setattr(h, "data", operator.iadd(h.data, 1)), h,
+    ],
+    "own_once_moved": lambda m, k, x: [
+        setattr(k[0].weight, "data", m[0].weight * 2), setattr(k[0].weight, "data", operator.imul(k[0].weight.data, 3)),
+        k(x), k[0].weight.sum(),
+    ],
     # these four break
     "shared": lambda m, k, x: [setattr(k[0].weight, "data", m[0].weight.data), m[0].weight.data.add_(1), k(x)],
     "other_strides": lambda m, k, x: [setattr(k[0].weight, "data", m[0].weight.t().contiguous().t()), k[0].weight.stride(), k(x)],

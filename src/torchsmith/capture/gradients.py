@@ -16,6 +16,7 @@ import torch
 from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.layout import contiguous_strides, is_dense
+from ..graph.sizes import expr_of
 from ..graph.tracing import device_of
 from . import hooks
 from .attributes import Raised
@@ -154,6 +155,8 @@ class Gradients:
         info, memory = r.info(t), tracing.storage(value)
         if (tuple(t.shape), t.dtype, t.stride(), device_of(t)) != (tuple(value.shape), value.dtype, value.stride(), device_of(value)):
             refuse("a tensor of another layout or dtype")
+        if memory == tracing.storage(t) and _starts_at(t) is _starts_at(value):
+            return  # `t.data *= 2`: what it takes is its own memory
         if m.recorder.bodies or m.contexts or r.is_inference(t) or r.is_inference(value) or torch.is_inference_mode_enabled():
             refuse("... here")
         if info.real is None or info.source is None or t.grad_fn is not None or t._is_view():
@@ -409,6 +412,12 @@ class Gradients:
                     b.lines.append(f"{b.value(t)}.retain_grad()")
                 b.lines.append(f"{b.value(t)}.grad = {b.value(value)}")
             todo = [row for row in todo if not any(row is o for o in out)]
+
+
+def _starts_at(t: Tensor) -> Any:
+    """The storage offset, as an expression; the program has not asked for it."""
+    with torch._C.DisableTorchFunction():
+        return expr_of(t.storage_offset())
 
 
 def _tell(t: Tensor, requires_grad: bool) -> None:

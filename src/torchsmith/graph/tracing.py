@@ -219,9 +219,8 @@ def _is_watched(args: Any, kwargs: dict[str, Any]) -> bool:
 
 # What only tells something of a tensor, and asks no question about sizes: no rule is about these.
 READS = frozenset({
-    torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.requires_grad.__get__, torch.Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.grad_fn.__get__, torch.Tensor.dim, torch.Tensor.untyped_storage,  # type: ignore[attr-defined]
-    torch.Tensor.is_floating_point, torch.Tensor.is_complex,
+    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "requires_grad", "is_leaf", "grad_fn")),
+    torch.Tensor.dim, torch.Tensor.untyped_storage, torch.Tensor.is_floating_point, torch.Tensor.is_complex,
 })  # fmt: skip
 
 
