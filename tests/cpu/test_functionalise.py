@@ -12,6 +12,7 @@ from graph_harness import check, graph_of
 from torch import Tensor
 
 from torchsmith.codes import Unsupported
+from torchsmith.graph import rules, tracing
 
 
 def x(*sizes: int) -> Tensor:
@@ -250,3 +251,10 @@ def test_autocast_casts_products_by_the_function_that_is_called() -> None:
             return a @ v, v @ v, F.linear(v, a), F.linear(v, a, a[:, 0]), torch.mv(a, v), torch.dot(v, v), torch.addmv(a[:, 0], a, v)
 
     check(fn, x(4, 6), x(6))
+
+
+def test_what_is_only_read_has_no_rule() -> None:
+    """Reads of attributes pass every function rule by: one about them would never be asked."""
+    assert rules and torch.Tensor.device.__get__ in tracing.FUNCTION_RULES  # type: ignore[attr-defined]
+    assert not tracing.READS & set(tracing.FUNCTION_RULES)
+    assert {torch.Tensor.dim, torch.Tensor.shape.__get__} <= tracing.READS  # type: ignore[attr-defined]
