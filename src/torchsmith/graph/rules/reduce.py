@@ -10,7 +10,7 @@ import torch
 
 from ..layout import Size, are_equal, broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, sum_dtype
 from ..tracing import fresh, make, rule
-from .views import axis, copy_strides
+from .views import axes, axis, copy_strides
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -23,9 +23,7 @@ def reduced(self: Tensor, dim: Any, keepdim: bool) -> tuple[Size, ...]:
         raise RuntimeError("only tensors with up to 64 dims are supported")
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return (1,) * n if keepdim else ()
-    among = {axis(d, n) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}
-    if isinstance(dim, (tuple, list)) and len(among) != len(dim):
-        raise RuntimeError("a dim appears multiple times in the list of dims")
+    among = axes(dim, n)
     return tuple(1 if d in among else s for d, s in enumerate(self.shape) if keepdim or d not in among)
 
 

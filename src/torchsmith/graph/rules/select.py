@@ -29,7 +29,7 @@ from ..layout import (
 from ..sizes import expr_of
 from ..tracing import RULES, current, device_of, fresh, make, part, rule
 from .pointwise import check_number
-from .views import axis, copy_strides, strided, transpose, unsqueeze
+from .views import axes, axis, copy_strides, strided, transpose, unsqueeze
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -305,8 +305,7 @@ def roll(self: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
 
 @rule(aten.flip.default)
 def flip(self: Tensor, dims: Sequence[int]) -> Tensor:
-    if len({axis(d, self.dim()) for d in dims}) != len(dims):
-        raise RuntimeError("dim appears multiple times in the list of dims")
+    axes(dims, self.dim())
     return make(self.shape, copy_strides(self, None), self.dtype)
 
 

@@ -50,6 +50,14 @@ def axis(dim: int, n: int) -> int:
     return dim % m
 
 
+def axes(dims: Any, n: int) -> list[int]:
+    """One dimension or several, counted from the front; RuntimeError where one is named twice."""
+    found = [axis(d, n) for d in (dims if isinstance(dims, (tuple, list)) else (dims,))]
+    if len(set(found)) != len(found):
+        raise RuntimeError("dim appears multiple times in the list of dims")
+    return found
+
+
 def view(*ops: Any) -> Any:
     """Register a rule that applies to symbolic sizes only; known sizes go to torch's meta view kernel."""
 
@@ -122,9 +130,7 @@ def unsqueeze(self: Tensor, dim: int) -> Tensor:
 @view(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(self: Tensor, dim: Any = None) -> Tensor:
     n = self.dim()
-    among = range(n) if dim is None else [axis(d, n) for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
-    if len(set(among)) != len(among):
-        raise RuntimeError("dim appears multiple times in the list of dims")
+    among = range(n) if dim is None else axes(dim, n)
     keep = [d for d in range(n) if d not in among or not is_one(self.shape[d])]
     return strided(self, [self.shape[d] for d in keep], [self.stride(d) for d in keep])
 
