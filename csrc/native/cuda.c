@@ -216,7 +216,7 @@ typedef struct ts_cuda_record {
   void (*release)(void *);
 } Record;
 
-enum { SEEN = 16, TRIES = 32 }; /* TRIES: records of library calls that are made before replays must pay for them */
+enum { SEEN = 16, TRIES = 32, FAILURES = 3 }; /* TRIES: records of library calls that are made before replays must pay for them */
 typedef struct {
   pthread_mutex_t lock; /* a thread that finds it taken launches one by one */
   Record *records;
@@ -381,7 +381,7 @@ struct ts_cuda_staged {
   bool written;
 };
 
-int32_t cuda_end(ts_cuda_call *c) {
+int32_t cuda_unstage(ts_cuda_call *c) {
   int32_t bad = TS_OK;
   for (struct ts_cuda_staged *s = c->staged, *next; s; s = next) {
     next = s->next;
@@ -393,6 +393,11 @@ int32_t cuda_end(ts_cuda_call *c) {
     free(s);
   }
   c->staged = NULL;
+  return bad;
+}
+
+int32_t cuda_end(ts_cuda_call *c) {
+  int32_t bad = cuda_unstage(c);
   Handle_ old;
   if (c->is_pushed) cu.pop(&old);
   c->is_pushed = false;
@@ -427,10 +432,14 @@ int32_t cuda_align(ts_cuda_call *c, void **data, int64_t span, bool written) {
     free(s);
     return TS_ERROR_MEMORY;
   }
+  Result rc = cu.copy((Address)(uintptr_t)copy, (Address)(uintptr_t)*data, (size_t)span, c->stream);
+  if (rc) {
+    cuda_give(c, copy);
+    free(s);
+    return failed(c, rc, "copying an input");
+  }
   *s = (struct ts_cuda_staged){c->staged, *data, copy, span, written};
   c->staged = s;
-  Result rc = cu.copy((Address)(uintptr_t)copy, (Address)(uintptr_t)*data, (size_t)span, c->stream);
-  if (rc) return failed(c, rc, "copying an input");
   *data = copy;
   return TS_OK;
 }
@@ -639,7 +648,7 @@ static Result patch(ts_cuda_call *c, const Loaded *all, Record *r, const ts_devi
     const ts_device_launch *l = &launches[i];
     ts_device_launch *old = &r->launches[i];
     bool same = old->grid == l->grid && !memcmp(&r->given[l->first], &words[l->first], sizeof *words * (size_t)l->n);
-    if (same) continue;
+    if (same || (old->grid <= 0 && l->grid <= 0)) continue; /* what was captured has no node of a launch that was none */
     for (int32_t k = l->first; k < l->first + l->n; k++)
       if (r->given[k] != words[k]) r->given[k] = r->words[k] = words[k];
     arguments(l, r->words, params);
@@ -672,10 +681,11 @@ static Record *find(ts_cuda_call *c, Segment *s, const Loaded *all, const ts_dev
     last = at;
   }
   bool again = !r && was_seen(s, sizes ^ (c->stream_id * 0x9e3779b97f4a7c15u + (uint64_t)c->device + 1));
-  if (!r && count < c->graph->most && (again || (!last && s->at > 1))) { /* the second time that these sizes come, or any do */
+  bool more = count < c->graph->most && s->failures < FAILURES;
+  if (!r && more && (again || (!last && s->at > 1))) { /* the second time that these sizes come, or any do */
     Result rc;
     r = record(c, all, launches, n, words, n_words, &rc);
-    if (!r) s->why = "the driver could not make a graph of it";
+    if (!r) s->why = "the driver could not make a graph of it", s->failures++;
     else s->counts.recorded++;
   } else if (r || last) {
     at = r ? at : last;
@@ -799,7 +809,7 @@ int32_t cuda_segment_begin(ts_cuda_call *c, int32_t segment, const ts_device_lau
     } else {
       s->counts.replayed++;
     }
-  } else if (s->failures >= 3 || s->is_recording) {
+  } else if (s->failures >= FAILURES || s->is_recording) {
     if (s->is_recording) s->why = "another thread was recording it";
   } else if (s->counts.recorded > TRIES + s->counts.replayed / 16) {
     s->why = "addresses of library calls change too often";
@@ -837,7 +847,7 @@ void cuda_segment_abort(ts_cuda_call *c, const char *why) {
   Segment *s = &c->graph->segments[r->segment];
   pthread_mutex_lock(&s->lock);
   s->is_recording = false;
-  s->failures = 3;
+  s->failures = FAILURES;
   s->why = why;
   pthread_mutex_unlock(&s->lock);
   c->record = NULL;
@@ -1015,16 +1025,20 @@ int32_t cuda_block_wait(ts_cuda_call *c, ts_cuda_block *b) {
 }
 
 int32_t cuda_apart(ts_cuda_call *c, ts_cuda_call *apart) {
+  Handle_ stream = NULL;
+  int mode = RELAXED;
+  cu.exchange_mode(&mode);
+  Result rc = cu.stream_new(&stream, NON_BLOCKING);
+  if (rc) {
+    cu.exchange_mode(&mode);
+    return failed(c, rc, "making a stream");
+  }
   *apart = *c;
   apart->is_pushed = apart->is_capturing = false;
-  apart->stream = NULL;
+  apart->stream = stream;
   apart->staged = NULL;
-  apart->mode = RELAXED;
-  cu.exchange_mode(&apart->mode);
-  Result rc = cu.stream_new(&apart->stream, NON_BLOCKING);
-  if (!rc) return TS_OK;
-  cu.exchange_mode(&apart->mode);
-  return failed(c, rc, "making a stream");
+  apart->mode = mode;
+  return TS_OK;
 }
 
 int32_t cuda_apart_end(ts_cuda_call *apart) {

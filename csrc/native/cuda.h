@@ -85,6 +85,8 @@ void cuda_segment_abort(ts_cuda_call *c, const char *why);
 int32_t cuda_read(ts_cuda_call *c, const void *from, void *to, int64_t bytes);
 /* An address that is no multiple of 16 is replaced by that of a copy; `span` bytes are copied, and copied back by cuda_end if `written`. */
 int32_t cuda_align(ts_cuda_call *c, void **data, int64_t span, bool written);
+/* What cuda_end does with the copies, now. */
+int32_t cuda_unstage(ts_cuda_call *c);
 
 /* The workspace of a call, and its return: to be had by the next call on this stream. */
 void *cuda_take(ts_cuda_call *c, int64_t bytes);

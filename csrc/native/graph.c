@@ -270,13 +270,60 @@ static int32_t run_native(Run *r) {
   return r->rc;
 }
 
+/* Kernels for a device take addresses that are multiples of 16: another input is copied. */
+static int32_t align_input(const InputSpec *s, ts_tensor *t, ts_cuda_call *c) {
+  if (s->kind != IN_TENSOR || ((uintptr_t)t->data & 15) == 0) return TS_OK;
+  if (s->flags & ALIGNED) {
+    c->report(c->self, TS_ERROR_EXTERN, "eager's kernel looks at the address of an input, which is no multiple of 16");
+    return TS_ERROR_EXTERN;
+  }
+  int64_t n = 0, *sizes = NULL, *strides = NULL, last = 0;
+  int32_t dtype = 0;
+  if (libtorch.get_dim(t->handle, &n) || libtorch.get_sizes(t->handle, &sizes) || libtorch.get_strides(t->handle, &strides) ||
+      libtorch.get_dtype(t->handle, &dtype))
+    return TS_ERROR_EXTERN;
+  bool empty = false;
+  for (int64_t d = 0; d < n; d++) last += (sizes[d] - 1) * strides[d], empty |= sizes[d] == 0;
+  int64_t span = empty ? 0 : (last + 1) * (int64_t)libtorch.element_size(dtype);
+  int32_t rc = cuda_align(c, &t->data, span, s->flags & WRITTEN);
+  t->handle = NULL; /* externs take the copy too */
+  t->sizes = sizes;
+  t->strides = strides;
+  return rc;
+}
+
+/* Those that `run` reads or writes; of the rest `prepare` has made copies of its own. */
+static int32_t align_inputs(Graph *g, ts_tensor *tensors, ts_cuda_call *c) {
+  int32_t rc = TS_OK;
+  for (int i = 0; !rc && i < g->n_inputs; i++)
+    if (g->inputs[i].flags & (READ | WRITTEN)) rc = align_input(&g->inputs[i], &tensors[i], c);
+  return rc;
+}
+
+/* The constants as `prepare` gets them. */
+static int32_t align_consts(Graph *g, ts_tensor *tensors, ts_cuda_call *c) {
+  int32_t rc = TS_OK;
+  for (int i = 0; !rc && i < g->consts.n; i++) rc = align_input(&g->inputs[g->consts.inputs[i]], &tensors[g->consts.inputs[i]], c);
+  return rc;
+}
+
 int32_t call_prepare(const ts_host *host, const ts_tensor *inputs, void *block, ts_cuda_block *far) {
   Call *call = host->self;
   Run r = {.call = call, .host = host, .inputs = inputs, .prepares = block};
   if (!far) return run_native(&r);
+  Graph *g = call->graph;
   ts_cuda_call *c = &call->cuda, user = *c;
-  if (user.is_capturing && cuda_apart(&user, c)) return TS_ERROR_DEVICE; /* recorded, it would run whenever the caller's graph does */
-  int32_t rc = run_native(&r);
+  ts_tensor *near = malloc(sizeof *near * (size_t)g->n_inputs + 1);
+  if (!near || (user.is_capturing && cuda_apart(&user, c))) { /* recorded, it would run whenever the caller's graph does */
+    free(near);
+    return TS_ERROR_DEVICE;
+  }
+  memcpy(near, inputs, sizeof *near * (size_t)g->n_inputs);
+  r.inputs = near;
+  int32_t rc = align_consts(g, near, c);
+  if (!rc) rc = run_native(&r);
+  if (cuda_unstage(c)) rc = TS_ERROR_DEVICE;
+  free(near);
   if (!rc) rc = cuda_block_ready(c, far);
   if (user.is_capturing) {
     if (cuda_apart_end(c)) rc = TS_ERROR_DEVICE;
@@ -431,32 +478,6 @@ static int place_call(Graph *g, const ts_tensor *tensors, ts_host *host, Call *c
   return 0;
 }
 
-/* Kernels for a device take addresses that are multiples of 16. */
-static int32_t align_inputs(Graph *g, ts_tensor *tensors, ts_cuda_call *c) {
-  for (int i = 0; i < g->n_inputs; i++) {
-    const InputSpec *s = &g->inputs[i];
-    if (s->kind != IN_TENSOR || ((uintptr_t)tensors[i].data & 15) == 0) continue;
-    if (s->flags & ALIGNED) {
-      c->report(c->self, TS_ERROR_EXTERN, "eager's kernel looks at the address of an input, which is no multiple of 16");
-      return TS_ERROR_EXTERN;
-    }
-    int64_t n = 0, *sizes = NULL, *strides = NULL, last = 0;
-    int32_t dtype = 0;
-    if (libtorch.get_dim(tensors[i].handle, &n) || libtorch.get_sizes(tensors[i].handle, &sizes) ||
-        libtorch.get_strides(tensors[i].handle, &strides) || libtorch.get_dtype(tensors[i].handle, &dtype))
-      return TS_ERROR_EXTERN;
-    bool empty = false;
-    for (int64_t d = 0; d < n; d++) last += (sizes[d] - 1) * strides[d], empty |= sizes[d] == 0;
-    int64_t span = empty ? 0 : (last + 1) * (int64_t)libtorch.element_size(dtype);
-    int32_t rc = cuda_align(c, &tensors[i].data, span, s->flags & WRITTEN);
-    if (rc) return rc;
-    tensors[i].handle = NULL; /* externs take the copy too */
-    tensors[i].sizes = sizes;
-    tensors[i].strides = strides;
-  }
-  return TS_OK;
-}
-
 static int read_inputs(Graph *g, PyObject *const *args, ts_tensor *tensors, int64_t *scalars) {
   int k = 0;
   for (int i = 0; i < g->n_inputs; i++) {
@@ -518,6 +539,19 @@ static PyObject *fail(Graph *g, PyObject *const *args, Call *call, int32_t rc) {
   return PyErr_Format(torch.error, "%s", call->text[0] ? call->text : "native code reported an error");
 }
 
+/* Nothing has happened yet: a call that cannot begin runs eagerly. NULL where the exception that is set is for the caller. */
+static PyObject *not_begun(Graph *g, PyObject *const *args, Call *call) {
+  if (g->eager == Py_None || !PyErr_ExceptionMatches(torch.error)) return NULL;
+  PyObject *type, *value, *trace, *said;
+  PyErr_Fetch(&type, &value, &trace);
+  said = value ? PyObject_Str(value) : NULL;
+  const char *text = said ? PyUnicode_AsUTF8(said) : NULL;
+  if (text) call_error(call, TS_ERROR_EXTERN, text); /* unless there is a cause that was told before */
+  PyErr_Clear();
+  Py_XDECREF(said), Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+  return fail(g, args, call, TS_ERROR_EXTERN);
+}
+
 static int count_writes(PyObject *tensor, int32_t n) {
   PyObject *number = PyLong_FromLong(n), *done = number ? PyObject_CallFunctionObjArgs(torch.increment_version, tensor, number, NULL) : NULL;
   Py_XDECREF(number);
@@ -557,14 +591,10 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   ts_host host = HOST;
   host.self = &call;
   call.threads = g->cuda ? 1 : threads_of(g);
-  if (read_inputs(g, args, tensors, scalars) < 0) {
-    if (g->eager == Py_None || !PyErr_ExceptionMatches(torch.error)) goto done;
-    PyErr_Clear(); /* a tensor is where no guard said that it would be: nothing has happened yet */
-    snprintf(call.text, sizeof call.text, "an input has no memory that the graph can read: it runs on the %s", g->device ? "GPU" : "CPU");
-    out = fail(g, args, &call, TS_ERROR_EXTERN);
+  if (read_inputs(g, args, tensors, scalars) < 0 || (g->cuda && place_call(g, tensors, &host, &call) < 0)) {
+    out = not_begun(g, args, &call);
     goto done;
   }
-  if (g->cuda && place_call(g, tensors, &host, &call) < 0) goto done;
   if (g->cuda && g->n_externs) {
     PyObject *modes = PyObject_CallNoArgs(torch.modes);
     if (modes) call.cuda.modes = PyLong_AsUnsignedLongLongMask(modes);
@@ -577,6 +607,7 @@ static PyObject *graph_call(PyObject *self, PyObject *const *args, size_t nargsf
   State *state = NULL;
   if (g->consts.n && !(state = state_open(&g->consts, entry, &host, g->name, args, tensors))) {
     if (g->cuda) cuda_end(&call.cuda);
+    if (call.kind) out = not_begun(g, args, &call); /* memory or the device; else the program is told why */
     goto done;
   }
   bool grad = g->n_externs && libtorch.grad_enabled();

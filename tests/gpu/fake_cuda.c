@@ -1,9 +1,10 @@
 /* A libcuda.so.1 for tests, on the processor: memory is malloc's, streams run at once, graphs are lists of launches.
  *
  * A "cubin" is a shared object that exports, under the kernel's name, void f(void **params, unsigned grid), and under that name followed
- * by _params the number of its parameters: as the real driver, this one copies parameters when a node is made or set. What a test asks
- * or orders is at the end (fake_*). Everything that real code would get wrong silently (no context, a foreign address of a handle, a grid of
- * zero, a call that a capture forbids) is an error here. */
+ * by _params the number of its parameters: as the real driver, this one copies parameters when a node is made or set. By _pointers it says
+ * how many of them are addresses, which come first. What a test asks or orders is at the end (fake_*). Everything that real code would get
+ * wrong silently (no context, a foreign address of a handle, a grid of zero, an address that is no multiple of 16, a call that a capture
+ * forbids) is an error here. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -16,11 +17,12 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NO_BINARY = 209, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NO_BINARY = 209, NOT_FOUND = 500, MISALIGNED = 716,
+       CAPTURE_UNSUPPORTED = 900 };
 enum { DEVICES = 4, MOST = 64 };
 
 typedef void (*Kernel)(void **, unsigned);
-typedef struct { Kernel run; int n, shared; char name[32]; } Function;
+typedef struct { Kernel run; int n, shared; char name[32]; int pointers; } Function;
 typedef struct { void *dl; Function f; } Library;
 typedef struct Node { struct Node *next; Function *f; unsigned grid, block, shared, enabled; int after; uint64_t *words; } Node;
 typedef struct { int magic, n; Node *first, *last; } Graph;
@@ -104,6 +106,8 @@ EXPORT int cuLibraryGetKernel(void **out, void *library, const char *name) {
   const int *n = dlsym(l->dl, text);
   if (!l->f.run || !n) return NOT_FOUND;
   l->f.n = *n;
+  snprintf(text, sizeof text, "%s_pointers", name);
+  if ((n = dlsym(l->dl, text))) l->f.pointers = *n;
   *out = &l->f;
   return OK;
 }
@@ -111,8 +115,10 @@ EXPORT int cuKernelGetFunction(void **f, void *kernel) { CALL("cuKernelGetFuncti
 EXPORT int cuKernelSetAttribute(int what, int value, void *kernel, int device) { CALL("cuKernelSetAttribute"); ((Function *)kernel)->shared = value; return OK; }
 
 /* ---- launches */
-static int is_valid(const Function *f, unsigned grid, unsigned block, unsigned shared) {
+static int is_valid(const Function *f, unsigned grid, unsigned block, unsigned shared, void **params) {
   if (!f || !grid || grid > 0x7fffffffu || !block || block > 1024 || block % 32) return INVALID;
+  for (int i = 0; i < f->pointers; i++)
+    if (*(uintptr_t *)params[i] & 15) return MISALIGNED;
   return shared > 48 * 1024 && (int)shared > f->shared ? INVALID : OK;
 }
 static Node *node_new(Graph *g, Function *f, unsigned grid, unsigned block, unsigned shared, void **params) {
@@ -134,7 +140,8 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, u
   NEED_CONTEXT;
   Function *f = kernel;
   Stream *s = stream_of(stream);
-  if (is_valid(f, gx, bx, shared) || (stream && s->device != device_now())) return INVALID;
+  int rc = is_valid(f, gx, bx, shared, params);
+  if (rc || (stream && s->device != device_now())) return rc ? rc : INVALID;
   if (s->capturing) {
     node_new(s->into, f, gx, bx, shared, params);
     return OK;
@@ -200,7 +207,8 @@ EXPORT int cuGraphCreate(void **out, unsigned flags) { CALL("cuGraphCreate"); *o
 EXPORT int cuGraphAddKernelNode_v2(void **out, void *graph, void *const *deps, size_t n, const NodeParams *p) {
   CALL("cuGraphAddKernelNode");
   Graph *g = graph;
-  if (is_valid(p->func, p->grid[0], p->block[0], p->shared) || (g->n && (n != 1 || deps[0] != g->last))) return INVALID;
+  int rc = is_valid(p->func, p->grid[0], p->block[0], p->shared, p->params);
+  if (rc || (g->n && (n != 1 || deps[0] != g->last))) return rc ? rc : INVALID;
   *out = node_new(g, p->func, p->grid[0], p->block[0], p->shared, p->params);
   return OK;
 }
@@ -209,7 +217,9 @@ EXPORT int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long lo
 EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node, const NodeParams *p) {
   CALL("cuGraphExecKernelNodeSetParams");
   Node *n = node;
-  if (p->func != n->f || is_valid(n->f, p->grid[0], p->block[0], p->shared)) return INVALID;
+  if (!n || p->func != n->f) return INVALID;
+  int rc = is_valid(n->f, p->grid[0], p->block[0], p->shared, p->params);
+  if (rc) return rc;
   n->grid = p->grid[0];
   for (int i = 0; i < n->f->n; i++) memcpy(&n->words[i], p->params[i], 8);
   return OK;

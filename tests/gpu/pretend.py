@@ -72,7 +72,7 @@ def print_wrapped(kernel: Kernel) -> str:
     return f"""#include <stdint.h>
 {NUMBERS}
 {emit_kernel(replace(kernel, target=CPU))}
-__attribute__((visibility("default"))) const int tsk_params = {n + m};
+__attribute__((visibility("default"))) const int tsk_params = {n + m}, tsk_pointers = {n};
 __attribute__((visibility("default"))) void tsk(void **p, unsigned grid) {{
   void *b[{n} + 1]; int64_t y[{m} + 1]; int ts_bad = 0;
   for (int i = 0; i < {n}; i++) b[i] = *(void **)p[i];
