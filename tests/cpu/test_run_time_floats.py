@@ -118,6 +118,16 @@ def test_negative_integers() -> None:
     run(lambda x, n: F.pad(x, (n, 1)), (-3, -4, -13, -12, -7, -14), most=3)  # what is cut away has to be there
 
 
+def test_numbers_that_say_how_many() -> None:
+    """The end of a range is rounded first where the range is of integers; infinities are no size."""
+    run(lambda x, t: x[:1] + torch.ops.aten.arange.start(0, t, dtype=torch.int64), (1.0, 1.25, 2.5, 3.75, math.nan, 1e30), most=2)
+    run(lambda x, t: x[:1] + torch.arange(-t, 9.5), (1.0, 2.0, math.inf, 3.5, math.nan), most=3)
+
+
+def test_no_dropout_of_less_than_nothing() -> None:
+    run(lambda x, t: F.scaled_dot_product_attention(*(x.view(1, 1, 3, 4),) * 3, dropout_p=t), (0.0, -1.0), most=2)
+
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
 

@@ -14,7 +14,8 @@ from .ops import OPS
 
 
 def number_of(e: Expr, symbols: Mapping[str, Any], done: dict[Expr, Any] | None = None) -> Any:
-    """None where there is no number: a symbol without one, a division of integers by zero, an expression that reads memory."""
+    """None where there is no number: a symbol without one, a division of integers by zero, infinity or NaN as an integer, an expression
+    that reads memory."""
     done = {} if done is None else done
     if isinstance(e, Const):
         return e.value
@@ -24,9 +25,9 @@ def number_of(e: Expr, symbols: Mapping[str, Any], done: dict[Expr, Any] | None 
         done[e] = None
         args = [number_of(a, symbols, done) for a in e.args]
         if not any(a is None for a in args):
-            if isinstance(e, Cast):
-                done[e] = (float if e.dtype.is_float else bool if e.dtype.name == "bool" else int)(args[0])
-            elif isinstance(e, Op):
-                with suppress(ZeroDivisionError):
+            with suppress(ZeroDivisionError, OverflowError, ValueError):
+                if isinstance(e, Cast):
+                    done[e] = (float if e.dtype.is_float else bool if e.dtype.name == "bool" else int)(args[0])
+                elif isinstance(e, Op):
                     done[e] = OPS[e.name].scalar(*args)
     return done[e]

@@ -199,6 +199,8 @@ def attention(
         raise IndexError("an attention mask has two dimensions or more")
     if attn_mask is not None and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise RuntimeError(f"an attention mask of {attn_mask.dtype} for queries of {query.dtype}")
+    if dropout_p < 0:
+        raise RuntimeError("a dropout of less than nothing")  # which some kernels of eager's ignore
     if device_of(query).type != "cpu":
         options = {"scale": scale, "enable_gqa": enable_gqa}
         if is_watched(query, key, value, attn_mask):
