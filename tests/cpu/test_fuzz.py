@@ -12,6 +12,7 @@ import fuzz_directions
 import fuzz_foreign
 import fuzz_harness
 import fuzz_modules
+import fuzz_numbers
 import fuzz_rules
 import fuzz_sizes
 import fuzz_state
@@ -59,6 +60,22 @@ def test_rules_and_eager_accept_alike(dtype: torch.dtype) -> None:
     """Operators with arguments changed in one place or two, of a few entries of torch's operator database."""
     calls = fuzz_rules.corpus(dtype, "*", Draw(3), entries=25)
     assert not [f"{fuzz_rules.text(call)}: {why}" for call, why in fuzz_rules.findings(calls, 3, 80)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_numbers_that_vary() -> None:
+    """Every number of some operators: of the rules of many, and of a few as an argument of a compiled function."""
+    ops = fuzz_numbers.operators()
+    known = fuzz_numbers.database_calls(torch.float32, 6)
+    named = (torch.ops.aten.clamp.default, torch.ops.aten.leaky_relu.default)
+    found = [
+        f
+        for op in ops
+        if op in known or op in named
+        for f in fuzz_numbers.findings(op, fuzz_numbers.calls_of(op, known, torch.float32), op not in named)
+    ]
+    assert len(found) > 200
+    assert [f"{fuzz_rules.text(call)} {place}: {why}" for call, place, why in found if why] == []
 
 
 @pytest.mark.parametrize("seed", (5, 26, 34, 43, 47, 51, 9160, 9179))

@@ -130,7 +130,8 @@ def _range(start: Any, end: Any, step: Any, dtype: Any) -> Tensor:
     if dtype is None:
         dtype = torch.int64 if all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step)) else torch.get_default_dtype()
     if not dtype.is_floating_point:  # eager converts the numbers first
-        start, end, step = (torch.sym_int(v) if isinstance(v, (float, torch.SymFloat)) and math.isfinite(v) else v for v in (start, end, step))
+        is_rounded = [isinstance(v, (float, torch.SymFloat)) and math.isfinite(v) for v in (start, end, step)]
+        start, end, step = (torch.sym_int(v) if r else v for v, r in zip((start, end, step), is_rounded, strict=True))
     if step == 0:
         raise RuntimeError("step must be nonzero")
     if not require(start <= end if step > 0 else start >= end):
