@@ -134,6 +134,30 @@ def test_lists_of_lists_that_the_program_changes():
         assert mine == theirs
 
 
+class Named(list):
+    pass
+
+
+def held(n):
+    counted = collections.Counter(a=n, b=2)
+    return types.SimpleNamespace(counted=counted, named=(Named([n]), Named([2])), lists=([1], [n]), shown={"a": [n]})
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, h: (x, type(max(h.named[0], h.named[1])), type([h.named[0], 1][0]), max(h.named) is h.named[1]),
+        lambda x, h: (x, dict(h.counted) == h.counted, h.counted == {"a": 1, "b": 2}, h.counted != {"a": 1}),
+        lambda x, h: (x, str((h.counted, 1)), str([{"k": h.counted}])),
+        lambda x, h: (x, h.lists.count([2]), [2] in h.lists, h.shown.items() == {"a": [2]}.items()),
+    ],
+)
+def test_containers_of_classes_given_to_c_functions(fn):
+    compiled = torchsmith.compile(fn, backend="eager", options={"warn_eager": False})
+    for n in (2, 1, 3):
+        same(compiled(X, held(n)), fn(X, held(n)))
+
+
 class Whole(int):
     pass
 

@@ -171,8 +171,8 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
                 return fn(*args, **kwargs)
         if risky:
             with no_python(m):
-                return fn(*args, **kwargs)
-        return fn(*args, **kwargs)
+                return _itself(m, fn(*args, **kwargs))
+        return _itself(m, fn(*args, **kwargs))
     except (Unsupported, Raised):
         raise
     except (Exception, GeneratorExit, SystemExit) as e:  # the program's exception: a handler of the program may take it
@@ -198,6 +198,12 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
                 m.world.change(track)
 
 
+def _itself(m: Machine, value: Any) -> Any:
+    """The container from outside for its image: max(a, b) is one of them, class and all."""
+    track = m.world.tracks.get(id(value)) if container_base(type(value)) else None
+    return track.obj if track is not None and value is track.image else value
+
+
 def with_numbers(m: Machine, value: Any) -> Any:
     """The numbers at hand in the place of symbols, in tuples and lists too."""
     if type(value) in SymTypes:
@@ -221,7 +227,7 @@ def _argument(m: Machine, a: Any, t: type, fn: Any) -> Any:
     """What a C function may look into: images of outside containers; never an outside object."""
     track = m.world.tracks.get(id(a))
     if track is None:
-        if t in (list, tuple) and m.world.tracks:
+        if t in (list, tuple) and m.world.tracks and not _is_shallow(fn):
             return _with_images(m, a, t)
         if t is slice and m.world.tracks:
             return slice(*(_argument(m, x, type(x), fn) for x in (a.start, a.stop, a.step)))
@@ -293,7 +299,7 @@ def _whole(m: Machine, a: Any, writes: bool = False) -> Any:
     program has other contents for them than they have, images are in their places. writes: it may change `a` itself.
     Raises Unsupported("CAP011") where that would need another object than `a`."""
     t = type(a)
-    base = tuple if issubclass(t, tuple) else container_base(t)
+    base = tuple if issubclass(t, tuple) else t if t in _VIEWS else container_base(t)
     if base is None:
         return a
     inside = list(dict.values(a)) if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
@@ -305,6 +311,8 @@ def _whole(m: Machine, a: Any, writes: bool = False) -> Any:
         raise Unsupported("CAP011", at=m.loc(), detail=f"a {t.__name__} of changed containers given to a C function")
     return make(a, items)
 
+
+_VIEWS: frozenset[type] = frozenset(type(view) for made in (dict, OrderedDict) for view in (made().values(), made().items()))
 
 # How a container with other items is made
 _OTHER_ITEMS: dict[type, Callable[[Any, list[Any]], Any]] = {
@@ -337,7 +345,7 @@ def _is_value_of_library(t: type) -> bool:
 def _with_whole_holder(m: Machine, fn: Any) -> Any:
     """A C method of a container (list.index, list.count) looks into its items too."""
     holder = getattr(fn, "__self__", None)
-    if type(holder) in SCALARS or container_base(type(holder)) is None:
+    if type(holder) in SCALARS or (container_base(type(holder)) is None and type(holder) is not tuple):
         return fn
     whole = _whole(m, holder, fn.__name__ in policy.MUTATING)
     return fn if whole is holder else getattr(whole, fn.__name__)
@@ -350,7 +358,8 @@ def _shows_outside(m: Machine, a: Any, depth: int = 4) -> bool:
         return False
     base = tuple if issubclass(t, tuple) else container_base(t) or t
     if base in CONTAINERS or base in (tuple, frozenset):
-        if depth == 0:
+        track = m.world.tracks.get(id(a))
+        if depth == 0 or (track is not None and type(track.obj).__repr__ is not t.__repr__):  # an image is a plain container
             return True
         inside = (*dict.keys(a), *dict.values(a)) if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
         return any(_shows_outside(m, x, depth - 1) for x in inside)

@@ -212,7 +212,8 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
             out = m.call(h, [x, y], {}) if h is not None else _not_equal(m, x, y)
             if out is not NotImplemented:
                 return out
-        if both or (sign[0] in "+*" and (issubclass(ta, _SEQUENCES) or issubclass(tb, _SEQUENCES))):  # the methods of C's class are next
+        in_c = all(issubclass(t, _VALUES) or container_base(t) for t in (ta, tb))
+        if in_c or (sign[0] in "+*" and (issubclass(ta, _SEQUENCES) or issubclass(tb, _SEQUENCES))):  # the methods of C's class are next
             raise Unsupported("CAP014", at=m.loc(), detail=f"{ta.__name__}.{name}, which gave NotImplemented")
         if name in ("__eq__", "__ne__"):
             return is_same(m, a, b) is (name == "__eq__")
