@@ -123,6 +123,29 @@ def test_results_that_are_views() -> None:
     torch.testing.assert_close(*grads)
 
 
+def _parts_of_complex(x: Tensor) -> tuple[Tensor, ...]:
+    z = torch.complex(x, x * 2)
+    return z, torch.view_as_real(z).flatten(-2), z.imag, z.real[1], z.t().angle()
+
+
+def _complex_of_pairs(x: Tensor) -> tuple[Tensor, ...]:
+    z = torch.stack([x, x * 3], -1)
+    return z, torch.view_as_complex(z), z.view(torch.int32)
+
+
+@pytest.mark.parametrize("fn", [_parts_of_complex, _complex_of_pairs])
+def test_results_that_are_views_of_another_dtype(fn: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    gradients = []
+    for call in (torchsmith.compile(fn), fn):
+        x = torch.arange(1.0, 7).view(2, 3).requires_grad_()
+        outs = call(x)
+        apart = [torch.view_as_real(t) if t.is_complex() else t for t in outs if t.requires_grad]
+        sum(t.sin().sum() for t in apart).backward()  # type: ignore[union-attr]
+        gradients.append((x.grad, [(t.dtype, t.stride(), t.storage_offset(), t.requires_grad) for t in outs]))
+    torch.testing.assert_close(gradients[0][0], gradients[1][0])
+    assert gradients[0][1] == gradients[1][1]
+
+
 def test_results_that_are_views_only() -> None:
     run = compiled_natively(lambda x: (x.t(), x[1:].expand(4, 1, 3)))
     x = torch.arange(6.0).view(2, 3).requires_grad_()

@@ -308,6 +308,9 @@ def _as_planned(grad: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tens
 
 def _view(base: torch.Tensor, raw: torch.Tensor, steps: Any) -> torch.Tensor:
     if steps is None:
+        if raw.dtype is not base.dtype:  # view_as_real(z), z.imag, bits
+            to_complex = torch.view_as_complex if raw.is_complex() else lambda t: t.view(raw.dtype)
+            base = torch.view_as_real(base) if base.is_complex() else to_complex(base)
         return base.as_strided(raw.shape, raw.stride(), raw.storage_offset())
     if not steps:
         return torch.ops.aten.alias.default(base)  # another tensor

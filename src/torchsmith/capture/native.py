@@ -312,7 +312,8 @@ def _whole(m: Machine, a: Any, writes: bool = False) -> Any:
     return make(a, items)
 
 
-_VIEWS: frozenset[type] = frozenset(type(view) for made in (dict, OrderedDict) for view in (made().values(), made().items()))
+_ORDERED = OrderedDict.fromkeys("")
+_VIEWS = frozenset({type({}.values()), type({}.items()), type(_ORDERED.values()), type(_ORDERED.items())})
 
 # How a container with other items is made
 _OTHER_ITEMS: dict[type, Callable[[Any, list[Any]], Any]] = {

@@ -270,7 +270,8 @@ def complex_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @rule(aten.angle.default)
 def angle(self: torch.Tensor) -> torch.Tensor:
-    return elementwise((self,), self.dtype.to_real() if self.dtype.is_complex else float_dtype(self.dtype))
+    """Of complex numbers eager's result is in row-major order, unlike that of abs."""
+    return fresh(self.shape, self.dtype.to_real()) if self.dtype.is_complex else elementwise((self,), float_dtype(self.dtype))
 
 
 @rule(aten.bernoulli.default, aten.bernoulli.p, aten.poisson.default)
