@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 
 import pytest
 import sympy
@@ -211,6 +212,16 @@ def test_memory_that_pytorch_joined_is_checked():
     with events.recording() as got, pytest.warns(UserWarning, match=r"has shape \(12,\)"), refused:
         compiled(torch.randn(3, 4), torch.randn(3, 4))
     assert any(e.fields.get("code") == "BCK007" for e in got)
+
+
+def test_memory_that_holds_values_conjugated_is_not_read_as_it_is():
+    """Their graphs run eagerly (GRA011)."""
+    compiled, z = torch.compile(lambda x: (x * 2, x.abs()), backend="torchsmith"), torch.randn(3, dtype=torch.complex64)
+    with events.recording() as got, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for t in (z, z.conj(), z.imag, z.conj().imag):
+            torch.testing.assert_close(compiled(t), (t * 2, t.abs()))
+    assert [e.fields["code"] for e in got if e.kind == "fallback"] == ["GRA011", "GRA011"]
 
 
 def test_the_users_tensors_carry_nothing_of_a_compilation():

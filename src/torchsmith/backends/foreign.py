@@ -18,7 +18,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ..codes import Unsupported
 from ..graph.sizes import SizeFacts
-from ..graph.tracing import make_unseen, remember_device
+from ..graph.tracing import make_unseen, refuse_kind, remember_device
 from ..ir.expr import Expr
 from ..ir.number import number_of
 from .regions import copied, write_out
@@ -107,6 +107,7 @@ class Foreign:
             raise Unsupported("BCK004", detail=str(value))
         if not isinstance(value, torch.Tensor):
             return value
+        refuse_kind(value, self.facts)
         made = make_unseen([self.number(n) for n in value.shape], [self.number(n) for n in value.stride()], value.dtype)
         return remember_device(made, value.device)
 

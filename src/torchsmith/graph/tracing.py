@@ -137,19 +137,23 @@ def at_offset(t: torch.Tensor, offset: Size) -> torch.Tensor:
 
 def tensor_like(real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None) -> torch.Tensor:
     """The tracing tensor that stands for a real one: its dtype, strides, offset, device (`_ts_device`); `sizes` may hold SymInts."""
-    if real.layout is not torch.strided:
-        raise Unsupported("GRA011", at=facts.loc if facts else "", detail=str(real.layout))
-    if real.is_quantized:
-        raise Unsupported("GRA011", at=facts.loc if facts else "", detail=str(real.dtype))
+    refuse_kind(real, facts)
     shape, steps = (tuple(real.shape), tuple(real.stride())) if sizes is None else (sizes, symbolic_strides(real, sizes))
     with torch._C.DisableTorchFunction(), no_dispatch():  # past whatever modes are on: a real meta tensor is no tracing tensor
         t = torch.empty_strided(shape, steps, dtype=real.dtype, device="meta")
         device = getattr(real, "_ts_device", None) or real_device(real)
     t = at_offset(t, real.storage_offset())
-    if is_lazy(real):
-        raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
     remember_device(t, device)
     return t
+
+
+def refuse_kind(t: torch.Tensor, facts: SizeFacts | None = None) -> None:
+    """Raises Unsupported (GRA011) for an input whose memory does not hold its elements as they are."""
+    what = str(t.layout) if t.layout is not torch.strided else str(t.dtype) if t.is_quantized else ""
+    if not what and is_lazy(t):
+        what = "a conjugate or negative view as an input"
+    if what:
+        raise Unsupported("GRA011", at=facts.loc if facts else "", detail=what)
 
 
 _OUTSIDE = "the backward pass leaves the traced function"
