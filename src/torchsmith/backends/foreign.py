@@ -42,8 +42,8 @@ class Foreign:
             raise ValueError(f"the graph has {len(every)} inputs ({', '.join(n.name for n in every)}), {len(examples)} examples were given")
         tokens = without_tokens(graph)
         write_out(graph, gm)
-        reads = [i for i, n in enumerate(every) if n not in tokens]
-        self.reads = reads if tokens else None  # of what the other capture passes; None: all
+        self.names = tuple(n.name for n in every)
+        self.reads = reads = [i for i, n in enumerate(every) if n not in tokens]  # of what the other capture passes
         constant = {k for k, i in enumerate(reads) if i in constant}
         self.module = fx.GraphModule(gm, graph)
         nodes = [every[i] for i in reads]
@@ -72,11 +72,11 @@ class Foreign:
     def around(self, call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """`call` of the other capture's inputs: with the constants among the results, without memory that they only show parts of."""
         reads, results, count = self.reads, self.results, len(self.results)
-        if reads is None and all(at is not None for at, _ in results):
+        if len(reads) == len(self.names) and all(at is not None for at, _ in results):
             return lambda *inputs: call(*inputs)[:count]
 
         def run(*inputs: Any) -> list[Any]:
-            found = call(*inputs if reads is None else [inputs[i] for i in reads])
+            found = call(*[inputs[i] for i in reads])
             return [value if at is None else found[at] for at, value in results]
 
         return run

@@ -141,4 +141,5 @@ def standalone_compile(
     names = [n.name for n in foreign.module.graph.nodes if n.op == "placeholder"]
     expected = Expected.of(fg, names, (*foreign.facts.guards, *foreign.facts.late))
     code = Path(library).read_bytes()
-    return CompiledArtifact(manifest, code, foreign.results, fg.consts, expected, foreign.module.forward, chosen, foreign.reads)
+    reads = foreign.reads if len(foreign.reads) < len(foreign.names) else None
+    return CompiledArtifact(manifest, code, foreign.results, fg.consts, expected, foreign.module.forward, chosen, reads)

@@ -21,9 +21,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import events
 from ..codes import Unsupported
+from ..graph.spec import TensorSpec
+from ..ir.expr import const
 from ..options import Options, from_user
 from ..pipeline import compile_native
-from .expected import same_steps
+from .expected import Expected
 from .foreign import Foreign
 
 _COUNT = [0]
@@ -89,20 +91,21 @@ def compile_aten(
 def held(call: Callable[..., Any], eager: Callable[..., Any], foreign: Foreign, constant: Sequence[int], name: str) -> Callable[..., Any]:
     """`call` for inputs of the sizes and strides that the graph was made for, `eager` for others (BCK007). Inputs that share memory and are
     written come as one tensor, which PyTorch does not guard: the next call's can be smaller."""
-    places = range(len(foreign.values)) if foreign.reads is None else foreign.reads
-    wanted = [
-        (i, t.shape, t.stride()) for i, t in zip(places, foreign.values, strict=True)
-        if i not in constant and isinstance(t, torch.Tensor) and all(isinstance(n, int) for n in (*t.shape, *t.stride()))
-    ]  # fmt: skip
+    rows: list[TensorSpec | None] = [None] * len(foreign.names)
+    for i, t in zip(foreign.reads, foreign.values, strict=True):
+        if i not in constant and isinstance(t, torch.Tensor) and all(isinstance(n, int) for n in (*t.shape, *t.stride())):
+            rows[i] = TensorSpec(t.dtype, tuple(map(const, t.shape)), tuple(map(const, t.stride())), str(t.device))
+    if not any(rows):
+        return call
+    expected = Expected(foreign.names, tuple(rows), (), ())
 
     def run(*inputs: Any) -> Any:
-        for i, shape, strides in wanted:
-            t = inputs[i]
-            if t.shape != shape or (t.stride() != strides and not same_steps(shape, strides, t.stride())):
-                why = f"input {i} has shape {tuple(t.shape)} and strides {t.stride()}, not {tuple(shape)} and {strides}"
-                events.emit("fallback", code="BCK007", graph=name, at="", detail=why)
-                warnings.warn(f"torchsmith: [BCK007] {why}, for which PyTorch had the graph made. This call runs eagerly.", stacklevel=2)
-                return eager(*inputs)
+        try:
+            expected.check(inputs)
+        except (TypeError, ValueError) as why:
+            events.emit("fallback", code="BCK007", graph=name, at="", detail=str(why))
+            warnings.warn(f"torchsmith: [BCK007] PyTorch had the graph made for others: {why}. This call runs eagerly.", stacklevel=2)
+            return eager(*inputs)
         return call(*inputs)
 
     return run
