@@ -573,7 +573,8 @@ static Result note_node(ts_cuda_call *c, const ts_device_launch *l, const uint64
 
 static int32_t launch_plainly(ts_cuda_call *c, const Loaded *all, const ts_device_launch *launches, int32_t n, const uint64_t *words) {
   void *params[most_arguments(launches, n)];
-  for (int32_t i = 0; i < n; i++) {
+  bool queued = false; /* some launches: what they write is written */
+  for (int32_t i = 0; i < n; i++, queued = true) {
     const ts_device_launch *l = &launches[i];
     const Loaded *k = &all[l->kernel];
     if (l->grid <= 0) continue;
@@ -584,7 +585,8 @@ static int32_t launch_plainly(ts_cuda_call *c, const Loaded *all, const ts_devic
     if (rc) {
       char text[300];
       snprintf(text, sizeof text, "launching %.200s", c->graph->images->kernels[l->kernel]->name);
-      return failed(c, rc, text);
+      int32_t kind = failed(c, rc, text);
+      return queued && !c->record ? TS_ERROR_LATE : kind;
     }
   }
   return TS_OK;

@@ -346,6 +346,22 @@ def test_what_has_counted_is_not_repeated(fake: ctypes.CDLL, at: int) -> None:
             assert count == eager == i + 1
 
 
+def test_launches_that_have_counted_are_not_repeated(fake: ctypes.CDLL) -> None:
+    """The second of three launches fails, and the first one has added to an input: the call raises, the next one is right."""
+
+    def counted(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return torch.softmax(torch.softmax(x * count, 1).cumsum(1), 1)
+
+    f, count, x = compiled(counted), torch.zeros(()), torch.randn(6, 8)
+    fake.fake_fail(b"cuLaunchKernel", 2, 2)
+    with pytest.raises(RuntimeError, match="launching"):
+        f(x, count)
+    assert count == 1
+    torch.testing.assert_close(f(x, count), counted(x, torch.ones(())))
+    assert count == 2
+
+
 def test_what_calls_return_is_used_by_calls(fake: ctypes.CDLL) -> None:
     """A residual net's convolutions read each other's results: all of it, and a whole training step of it, is one record."""
     class Residual(torch.nn.Module):

@@ -473,9 +473,12 @@ class _Host:
         words, rows = self.launches_of(step)
         go = f"host->device->launch(host->self, {step.number}, l, {rows}, w, {words})"
         if self.is_run:
+            changes = any(isinstance(s, Launch) and self.changes(s) for s in step.steps[:-1])
             self.put(f"rc = {go};")
+            if not changes:  # what was queued before a launch that failed can be repeated
+                self.put("if (rc == TS_ERROR_LATE) rc = TS_ERROR_DEVICE;")
             self.put(self.failed)
-            self.changed |= any(isinstance(s, Launch) and self.changes(s) for s in step.steps)
+            self.changed |= changes or (isinstance(step.steps[-1], Launch) and self.changes(step.steps[-1]))
         else:
             self.put(f"const int32_t rc = {go};")
             self.put("if (rc) return rc;")
