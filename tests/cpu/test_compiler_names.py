@@ -172,7 +172,7 @@ for _ in range(2):  # with and without another default object
         assert which(x) and not which(x.int())
     graphs = []
     with torch.compiler.set_stance(force_backend=lambda gm, inputs: graphs.append(gm) or gm):
-        assert which(x) and torch.equal(fn(x), x + 2) and len(graphs) == 2 and len(seen) == 1
+        assert which(x) and torch.equal(fn(x), x + 2) and len(graphs) == 1 and len(seen) == 1  # an empty graph is no backend's
     torch.compiler.set_stance("default")
 later = torchsmith.compile(lambda x: torch.compiler.is_compiling(), backend="eager")
 with torch.compiler.set_stance("eager_then_compile"):
