@@ -8,6 +8,7 @@ reads are inputs, in front), lifted parameters as inputs, and the tracing contex
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -57,19 +58,18 @@ def as_partner(backend: Backend) -> Backend:
     return call
 
 
+def _as_in_source(name: str, read: Callable[[Any], Any]) -> Any:
+    """An attribute or a method, as torch's Source has it: it was a method in older versions."""
+    return read if inspect.isfunction(vars(Source)[name]) else property(read)
+
+
 @dataclass(frozen=True)
 class _Placeholder(Source):
     """Where PyTorch is told that a number comes from."""
 
     text: str
-
-    @property
-    def guard_source(self) -> GuardSource:  # type: ignore[override]
-        return GuardSource.CONSTANT
-
-    @property
-    def _name_template(self) -> str:
-        return self.text
+    name = _as_in_source("name", lambda self: self.text)
+    guard_source = _as_in_source("guard_source", lambda self: GuardSource.CONSTANT)
 
 
 class Theirs:
