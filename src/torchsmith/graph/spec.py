@@ -37,7 +37,9 @@ def add_node(
 ) -> torch.fx.Node:
     """graph.create_node, which does not look for SymInts among the arguments: the nodes of both dialects hold none."""
     node = graph.create_node(op, target, name=name)
-    node._update_args_kwargs(args, kwargs)
+    node.args = args
+    if kwargs:
+        node.kwargs = kwargs
     return node
 
 
