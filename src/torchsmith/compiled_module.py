@@ -110,7 +110,8 @@ def _forward_of(cls: Any) -> Any:
     fn = original.__dict__.get("forward") or getattr(type(original), "forward", None)
     found = cls._torchsmith_calls.get(fn)
     if found is None:
-        found = cls._torchsmith_calls[fn] = _dispatcher(original, fn, cls._torchsmith_settings)
+        made = _dispatcher(original, fn, cls._torchsmith_settings)
+        found = cls._torchsmith_calls.setdefault(fn, made)  # another thread may have been first
     return found
 
 

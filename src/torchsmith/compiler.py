@@ -427,7 +427,7 @@ def _by_backend(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], 
         return _frame.GO_ON
     kept = dispatcher.__dict__.setdefault("_torchsmith_forced", {})
     if backend not in kept:
-        kept[backend] = dispatch.make_dispatcher(fn, dataclasses.replace(settings, backend=backend))
+        kept.setdefault(backend, dispatch.make_dispatcher(fn, dataclasses.replace(settings, backend=backend)))
     return kept[backend](*args, **kwargs)
 
 

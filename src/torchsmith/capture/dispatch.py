@@ -198,9 +198,8 @@ def _on_miss(dispatcher: Any, fn: types.FunctionType, args: tuple[Any, ...], kwa
     peers.rearm()
     if state.settings.options.background:
         return _run_meanwhile(dispatcher, state, fn, args, kwargs, key)
-    before = dispatcher.entries
     with _LOCK:
-        if dispatcher.entries is not before:  # another thread compiled meanwhile
+        if dispatcher.entries:  # another thread may have compiled since they were asked
             done = dispatcher.again(fn, args, kwargs)
             if done is not None:
                 return done[0]
