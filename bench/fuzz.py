@@ -1,18 +1,22 @@
 """The fuzzers of tests/cpu with tensors on any device: many processes, a time limit, one summary.
 
 In: names of fuzzers (none: all), --device (cpu, cuda, or fake: processor tensors through the driver of tests/gpu), --seconds, --jobs,
---first (seed). Out: a summary in one file (--out, or fuzz_DEVICE.md in $OUT or here), written again after each finding. A finding is a
-program whose compiled calls differ from eager's, an exception of ours, a crash, a hang, or a device that no longer answers.
+--first (seed). Out: a summary in one file (--out, or fuzz_DEVICE.md in $OUT or here), written again after each finding and every few
+seconds. A finding is a program whose compiled calls differ from eager's, an exception of ours, a crash, a hang, or a device that no longer
+answers.
 
     python bench/fuzz.py --device cuda --seconds 240
     python bench/fuzz.py --device cuda --show chains 17       # one program in this process
 
-Processes are asked one program at a time, the fuzzers in turn, and share one cache directory. One that died is replaced.
+Processes are asked one program at a time. Each has its share of the fuzzers, so that all get about the same time, and a cache directory
+of its own. One that died is replaced. Most of them compile C at -O0, which is many times cheaper (--optimized).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import queue
@@ -35,7 +39,7 @@ from crew import environments
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
 EACH = 150  # seconds of one program
-LIFE = 150  # programs of one process
+LIFE = 600  # programs of one process
 
 # Each gives what was not compiled, and raises what is wrong.
 Fuzzer = Callable[[int], Sequence[str]]
@@ -166,6 +170,13 @@ def state(doing: Callable[[str], None]) -> Fuzzer:
     return lambda seed: fuzz_state.compare(seed, 8)
 
 
+@fuzzer
+def foreign(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_foreign
+
+    return lambda seed: fuzz_foreign.compare(seed, 6)
+
+
 def prepared(device: str, stack: ExitStack) -> None:
     """This process, ready to import the fuzzers."""
     os.environ["TORCHSMITH_FUZZ_DEVICE"] = "cpu" if device == "fake" else device
@@ -225,29 +236,38 @@ class Summary:
         self.path, self.head, self.lock = path, head, threading.Lock()
         self.start = time.monotonic()
         self.programs: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
+        self.last: dict[str, int] = {}
         self.native: Counter[str] = Counter()
         self.found: dict[tuple[str, str], list[tuple[int, str]]] = {}
 
-    def add(self, name: str, seed: int, why: str, native: dict[str, int]) -> None:
+    def add(self, name: str, seed: int, why: str, native: dict[str, int], seconds: float) -> None:
         with self.lock:
             self.programs[name] += 1
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            self.last[name] = max(seed, self.last.get(name, seed))
             self.native.update({f"{name}: {k}": n for k, n in native.items()})
             if why:
                 alike = name, re.sub(r"\d+", "N", why.splitlines()[0])[:100]
                 self.found.setdefault(alike, []).append((seed, why))
                 print(f"{name} {seed} {why.splitlines()[0][:300]}", flush=True)
-                self.write()
+        if why:
+            self.write()
 
     def write(self) -> None:
-        wrong = {n: sum(len(v) for (m, _), v in self.found.items() if m == n) for n in self.programs}
-        lines = [self.head, "", f"{time.monotonic() - self.start:.0f} s, {sum(self.programs.values())} programs", ""]
-        lines += ["| fuzzer | programs | findings |", "|---|---|---|"]
-        lines += [f"| {n} | {self.programs[n]} | {wrong[n]} |" for n in sorted(self.programs)]
-        for (name, _), rows in sorted(self.found.items(), key=lambda x: -len(x[1])):
-            seeds = ", ".join(str(s) for s, _ in rows[:12])
-            lines += ["", f"## {name}: {len(rows)} (seeds {seeds})", "```", min((w for _, w in rows), key=len)[:3000], "```"]
-        lines += ["", "## Not compiled", "", *(f"- {n} x {k}" for k, n in self.native.most_common(60))]
-        self.path.write_text("\n".join(lines) + "\n")
+        with self.lock:
+            wrong = {n: sum(len(v) for (m, _), v in self.found.items() if m == n) for n in self.programs}
+            lines = [self.head, "", f"{time.monotonic() - self.start:.0f} s, {sum(self.programs.values())} programs", ""]
+            lines += ["| fuzzer | programs | last seed | seconds each | findings |", "|---|---|---|---|---|"]
+            lines += [
+                f"| {n} | {count} | {self.last[n]} | {self.seconds[n] / count:.2f} | {wrong[n]} |"
+                for n, count in sorted(self.programs.items())
+            ]
+            for (name, _), rows in sorted(self.found.items(), key=lambda x: -len(x[1])):
+                seeds = ", ".join(str(s) for s, _ in rows[:12])
+                lines += ["", f"## {name}: {len(rows)} (seeds {seeds})", "```", min((w for _, w in rows), key=len)[:3000], "```"]
+            lines += ["", "## Not compiled", "", *(f"- {n} x {k}" for k, n in self.native.most_common(60))]
+            self.path.write_text("\n".join(lines) + "\n")
 
 
 class Hand:
@@ -292,22 +312,54 @@ class Hand:
         self.errors.close()
 
 
-def employ(device: str, end: float, tasks: Callable[[], tuple[str, int] | None], summary: Summary, env: dict[str, str]) -> None:
+class Tasks:
+    """Seeds of each fuzzer, from `first` on, `most` of each."""
+
+    def __init__(self, names: Sequence[str], first: int, most: int) -> None:
+        self.lock, self.first, self.left = threading.Lock(), first, dict.fromkeys(names, most)
+        self.given: Counter[str] = Counter()
+
+    def take(self, spent: dict[str, float]) -> tuple[str, int] | None:
+        """The next seed of the fuzzer that had the least of these seconds; of one of the others where these are through."""
+        with self.lock:
+            open_ = [n for n in self.left if self.left[n] > 0]
+            name = min([n for n in open_ if n in spent] or open_, key=lambda n: spent.get(n, 0.0), default=None)
+            if name is None:
+                return None
+            self.left[name] -= 1
+            self.given[name] += 1
+            return name, self.first + self.given[name] - 1
+
+
+def employ(number: int, names: Sequence[str], new: Callable[[Path], Hand], end: float, tasks: Tasks, summary: Summary) -> None:
     """One process after the other, asked until the time or the programs are over."""
-    task = tasks()
+    spent = dict.fromkeys(names, 0.0)
+    task = tasks.take(spent)
     while task is not None and time.monotonic() < end - 5:
-        hand = Hand(device, env)
-        for _ in range(LIFE):
-            name, seed = task
-            answer = hand.ask(name, seed, end)
-            task = tasks()
-            if answer is None:
-                break
-            summary.add(name, seed, answer.get("done", "") or (f"{answer['lost']}\n{answer['doing']}" if "lost" in answer else ""),
-                        answer.get("native", {}))  # fmt: skip
-            if "lost" in answer or task is None:
-                break
-        hand.end()
+        with tempfile.TemporaryDirectory(prefix=f"torchsmith-fuzz-{number}-", ignore_cleanup_errors=True) as cache:
+            hand = new(Path(cache))
+            for _ in range(LIFE):
+                (name, seed), before = task, time.monotonic()
+                answer = hand.ask(name, seed, end)
+                seconds = time.monotonic() - before
+                spent[name] = spent.get(name, 0.0) + seconds
+                task = tasks.take(spent)
+                if answer is None:
+                    break
+                summary.add(name, seed, answer.get("done", "") or (f"{answer['lost']}\n{answer['doing']}" if "lost" in answer else ""),
+                            answer.get("native", {}), seconds)  # fmt: skip
+                if "lost" in answer or task is None:
+                    break
+            hand.end()
+
+
+def plain_compiler(folder: Path) -> str:
+    """The C compiler without its optimizations, as a program in `folder`."""
+    command = os.environ.get("TORCHSMITH_CC") or os.environ.get("CC") or "cc"
+    path = folder / "cc0"
+    path.write_text(f'#!/bin/sh\nexec {command} "$@" -O0\n')
+    path.chmod(0o700)
+    return str(path)
 
 
 def main() -> int:
@@ -317,7 +369,8 @@ def main() -> int:
     p.add_argument("--seconds", type=float, default=240)
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     p.add_argument("--first", type=int, default=0)
-    p.add_argument("--programs", type=int, default=1 << 30, help="so many, if time allows")
+    p.add_argument("--programs", type=int, default=1 << 30, help="so many of each fuzzer, if time allows")
+    p.add_argument("--optimized", type=int, default=8, metavar="N", help="of N processes one compiles C as users do, the others at -O0")
     p.add_argument("--out", type=Path)
     p.add_argument("--show", nargs=2, metavar=("FUZZER", "SEED"), help="run one program here")
     p.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -333,22 +386,27 @@ def main() -> int:
     names = args.fuzzers or list(FUZZERS)
     if unknown := [n for n in names if n not in FUZZERS]:
         p.error(f"no fuzzer {', '.join(unknown)}")
-    lock, turn = threading.Lock(), [0]
-
-    def tasks() -> tuple[str, int] | None:
-        with lock:
-            turn[0] += 1
-            return (names[turn[0] % len(names)], args.first + (turn[0] - 1) // len(names)) if turn[0] <= args.programs else None
-
     out = args.out or Path(os.environ.get("OUT", ".")) / f"fuzz_{args.device.replace(':', '')}.md"
     command = " ".join(["python bench/fuzz.py", *sys.argv[1:]])
     summary, end = Summary(out, f"# Fuzzers\n\n{command}, {args.jobs} processes"), time.monotonic() + args.seconds
-    envs = environments(args.device, args.jobs)
-    crew = [threading.Thread(target=employ, args=(args.device, end, tasks, summary, env)) for env in envs]
-    for t in crew:
-        t.start()
-    for t in crew:
-        t.join()
+    tasks, numbers = Tasks(names, args.first, args.programs), itertools.count(1)
+    with tempfile.TemporaryDirectory(prefix="torchsmith-fuzz-") as folder:
+        plain = plain_compiler(Path(folder))
+
+        def new(env: dict[str, str], cache: Path) -> Hand:
+            compiler = {} if next(numbers) % args.optimized == 0 else {"TORCHSMITH_CC": plain}
+            return Hand(args.device, {**env, **compiler, "TORCHSMITH_CACHE_DIR": str(cache)})
+
+        crew = []
+        for k, env in enumerate(environments(args.device, args.jobs)):
+            mine = names[k :: args.jobs] or [names[k % len(names)]]
+            crew.append(threading.Thread(target=employ, args=(k, mine, functools.partial(new, env), end, tasks, summary)))
+        for t in crew:
+            t.start()
+        for t in crew:
+            while t.is_alive():
+                t.join(10)
+                summary.write()
     summary.write()
     print(out.read_text())
     return int(bool(summary.found))
