@@ -8,7 +8,7 @@
 #define TORCHSMITH_H
 #include <stdint.h>
 
-#define TS_ABI 2
+#define TS_ABI 3
 
 typedef struct ts_tensor {
   void *data;             /* address of the first element (storage offset applied) */
@@ -68,9 +68,10 @@ typedef struct ts_host {
 enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL, TS_C64, TS_C128, TS_C32, TS_U16,
                 TS_U32, TS_U64 };
 
-/* A kernel's machine code for one architecture (90: sm_90), or text that the driver compiles. */
+/* A kernel's machine code for one architecture (90: sm_90), or text that the driver compiles. `waits`: it touches no memory before it has
+ * waited for the kernels that were launched before it, so it may be launched while the last of them runs. */
 typedef struct ts_image {
-  int32_t arch, is_text, threads, shared; /* threads of a block; bytes of shared memory */
+  int32_t arch, is_text, threads, shared, waits; /* threads of a block; bytes of shared memory */
   const char *data;
   int64_t size;
 } ts_image;

@@ -5,6 +5,11 @@
  * what differs in a later call (addresses of results and inputs, sizes, grids) is set in its nodes before it is launched, 0.2 us for each
  * node. So results are the caller's own tensors, and one record serves all sizes; several are kept, for the (stream, sizes) that return.
  *
+ * A kernel that begins with a wait for those before it (ts_image.waits) is launched while the last of them still runs: its blocks come to
+ * their places meanwhile, which saves 0.2 to 0.5 us on the device. The wait ends when the kernel before has ended, and that one has waited in
+ * its turn or was launched after the end of what came before it: so the order is the stream's. All other work (library calls, copies) begins
+ * after the end of our kernels, as ever.
+ *
  * Numbers of enumerations and layouts of structures are those of the CUDA driver API's documentation, version 12. */
 #include "cuda.h"
 
@@ -18,11 +23,12 @@ typedef int32_t Result; /* CUresult */
 typedef void *Handle_;  /* CUcontext, CUstream, ... are addresses */
 typedef uint64_t Address; /* CUdeviceptr */
 
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801 };
 enum { MAJOR = 75, MINOR = 76 };       /* CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_* */
 enum { MAX_DYNAMIC_SHARED = 8 };       /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 enum { RELAXED = 2 };                  /* CU_STREAM_CAPTURE_MODE_RELAXED */
 enum { NO_TIMING = 2, NON_BLOCKING = 1 }; /* CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING */
+enum { PROGRAMMATIC_SERIALIZATION = 6 }; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
 
 typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
   Handle_ func;
@@ -30,6 +36,26 @@ typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
   void **params, **extra;
   Handle_ kernel, context;
 } NodeParams;
+
+typedef struct { /* CUlaunchAttribute */
+  int32_t id, unused;
+  union {
+    int32_t is_on;
+    char all[64];
+  } value;
+} Attribute;
+
+typedef struct { /* CUlaunchConfig */
+  unsigned grid[3], block[3], shared;
+  Handle_ stream;
+  Attribute *attributes;
+  unsigned n;
+} LaunchConfig;
+
+typedef struct { /* CUgraphEdgeData */
+  unsigned char from_port, to_port, type, reserved[5];
+} EdgeData;
+static const EdgeData EARLY = {1, 0, 1, {0}}; /* CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC */
 
 typedef struct {
   Result (*init)(unsigned);
@@ -74,6 +100,8 @@ typedef struct {
   /* What follows may be NULL. */
   Result (*stream_id)(Handle_, unsigned long long *);
   Result (*capture_info)(Handle_, int *, uint64_t *, Handle_ *, const Handle_ **, size_t *);
+  Result (*launch_with)(const LaunchConfig *, Handle_, void **, void **);
+  Result (*graph_edge)(Handle_, const Handle_ *, const Handle_ *, const EdgeData *, size_t);
 } Driver;
 
 static Driver cu;
@@ -125,6 +153,8 @@ static const struct {
     NEED("cuGetErrorString", error_text),
     {"cuStreamGetId", (void **)&cu.stream_id, false},
     {"cuStreamGetCaptureInfo_v2", (void **)&cu.capture_info, false},
+    {"cuLaunchKernelEx", (void **)&cu.launch_with, false},
+    {"cuGraphAddDependencies_v2", (void **)&cu.graph_edge, false},
 };
 
 enum { MOST_DEVICES = 64 };
@@ -198,6 +228,7 @@ static int32_t failed(ts_cuda_call *c, Result rc, const char *doing) {
 typedef struct {
   Handle_ library, function; /* in the device's primary context */
   unsigned threads, shared;
+  bool waits;
 } Loaded;
 
 /* One segment, recorded. */
@@ -205,6 +236,7 @@ typedef struct ts_cuda_record {
   struct ts_cuda_record *next; /* used less lately */
   uint64_t stream, sizes; /* what it was made for */
   int32_t device, n, n_words;
+  bool is_early; /* some nodes begin before the end of the one before: none of them may be left out */
   Handle_ graph, exec;
   Handle_ *nodes;
   ts_device_launch *launches; /* as its nodes are set */
@@ -230,6 +262,7 @@ typedef struct {
 struct ts_cuda {
   const ts_images *images;
   int32_t most;
+  bool refuses_early; /* the driver does: no kernel begins before the end of the one before it */
   pthread_mutex_t lock; /* of `loaded` */
   Loaded *loaded[MOST_DEVICES]; /* by kernel */
   Segment segments[]; /* and their parts */
@@ -507,6 +540,7 @@ static int32_t load(ts_cuda_call *c, int32_t number, Loaded *out) {
   }
   out->threads = (unsigned)image->threads;
   out->shared = (unsigned)image->shared;
+  out->waits = image->waits;
   return TS_OK;
 }
 
@@ -528,7 +562,7 @@ static Loaded *kernels(ts_cuda_call *c, const ts_device_launch *launches, int32_
   for (int32_t i = 0; !rc && i < n; i++) {
     Loaded *k = &all[launches[i].kernel], fresh = {0};
     if (k->function || (rc = load(c, launches[i].kernel, &fresh))) continue;
-    k->library = fresh.library, k->threads = fresh.threads, k->shared = fresh.shared;
+    k->library = fresh.library, k->threads = fresh.threads, k->shared = fresh.shared, k->waits = fresh.waits;
     __atomic_store_n(&k->function, fresh.function, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&g->lock);
@@ -555,6 +589,20 @@ static int32_t grid_is_too_large(ts_cuda_call *c) {
   return TS_ERROR_DEVICE;
 }
 
+static bool is_refused(Result rc) { return rc == INVALID_VALUE || rc == NOT_SUPPORTED; }
+
+/* Queues one launch, `early`: it may begin before the end of what is queued before it, if the kernel waits for that. */
+static Result launch(ts_cuda_call *c, const Loaded *k, unsigned grid, bool early, void **params) {
+  if (early && k->waits && cu.launch_with && !c->graph->refuses_early) {
+    Attribute a = {PROGRAMMATIC_SERIALIZATION, 0, {1}};
+    LaunchConfig config = {{grid, 1, 1}, {k->threads, 1, 1}, k->shared, c->stream, &a, 1};
+    Result rc = cu.launch_with(&config, k->function, params, NULL);
+    if (!is_refused(rc)) return rc;
+    c->graph->refuses_early = true;
+  }
+  return cu.launch(k->function, grid, 1, 1, k->threads, 1, 1, k->shared, c->stream, params, NULL);
+}
+
 /* The node that a captured launch became, and its arguments. */
 static Result note_node(ts_cuda_call *c, const ts_device_launch *l, const uint64_t *words) {
   Record *r = c->record;
@@ -574,13 +622,13 @@ static Result note_node(ts_cuda_call *c, const ts_device_launch *l, const uint64
 static int32_t launch_plainly(ts_cuda_call *c, const Loaded *all, const ts_device_launch *launches, int32_t n, const uint64_t *words) {
   void *params[most_arguments(launches, n)];
   bool queued = false; /* some launches: what they write is written */
-  for (int32_t i = 0; i < n; i++, queued = true) {
+  for (int32_t i = 0; i < n; i++) {
     const ts_device_launch *l = &launches[i];
     const Loaded *k = &all[l->kernel];
     if (l->grid <= 0) continue;
     if (l->grid > INT32_MAX) return grid_is_too_large(c);
     arguments(l, words, params);
-    Result rc = cu.launch(k->function, (unsigned)l->grid, 1, 1, k->threads, 1, 1, k->shared, c->stream, params, NULL);
+    Result rc = launch(c, k, (unsigned)l->grid, c->record || queued, params); /* the first one of a call follows what we do not know */
     if (!rc && c->record) rc = note_node(c, l, words);
     if (rc) {
       char text[300];
@@ -588,6 +636,7 @@ static int32_t launch_plainly(ts_cuda_call *c, const Loaded *all, const ts_devic
       int32_t kind = failed(c, rc, text);
       return queued && !c->record ? TS_ERROR_LATE : kind;
     }
+    queued = true;
   }
   return TS_OK;
 }
@@ -608,9 +657,19 @@ static uint64_t sizes_of(const ts_device_launch *launches, int32_t n, const uint
   return h;
 }
 
+/* The node of launch i of a record, behind that of the launch before it; `early`: before the end of that one, where this is possible. A node
+ * that is left out does not wait: it begins and ends in its turn. */
+static Result add_node(ts_cuda_call *c, const Loaded *all, Record *r, int32_t i, bool early, const NodeParams *p) {
+  bool is_early = early && i && all[r->launches[i].kernel].waits && r->launches[i].grid > 0 && r->launches[i - 1].grid > 0;
+  if (!is_early) return cu.graph_add(&r->nodes[i], r->graph, i ? &r->nodes[i - 1] : NULL, i > 0, p);
+  r->is_early = true;
+  Result rc = cu.graph_add(&r->nodes[i], r->graph, NULL, 0, p);
+  return rc ? rc : cu.graph_edge(r->graph, &r->nodes[i - 1], &r->nodes[i], &EARLY, 1);
+}
+
 /* A chain of nodes, one for each launch; NULL with the driver's answer in *rc. */
-static Record *record(ts_cuda_call *c, const Loaded *all, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
-                      Result *rc) {
+static Record *chain(ts_cuda_call *c, const Loaded *all, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
+                     bool early, Result *rc) {
   void *params[most_arguments(launches, n)];
   Record *r = calloc(1, sizeof *r);
   *rc = OUT_OF_MEMORY;
@@ -620,11 +679,16 @@ static Record *record(ts_cuda_call *c, const Loaded *all, const ts_device_launch
   r->words = malloc(sizeof *words * (size_t)n_words + 1);
   r->given = malloc(sizeof *words * (size_t)n_words + 1);
   r->n_fixed = -1;
-  if (r->nodes && r->launches && r->words && r->given) *rc = cu.graph_new(&r->graph, 0);
+  if (r->nodes && r->launches && r->words && r->given) {
+    memcpy(r->launches, launches, sizeof *launches * (size_t)n);
+    memcpy(r->words, words, sizeof *words * (size_t)n_words);
+    memcpy(r->given, words, sizeof *words * (size_t)n_words);
+    *rc = cu.graph_new(&r->graph, 0);
+  }
   for (int32_t i = 0; !*rc && i < n; i++) {
     arguments(&launches[i], words, params);
     NodeParams p = node_of(c, all, &launches[i], params);
-    *rc = cu.graph_add(&r->nodes[i], r->graph, i ? &r->nodes[i - 1] : NULL, i > 0, &p);
+    *rc = add_node(c, all, r, i, early, &p);
   }
   if (!*rc) *rc = cu.graph_instantiate(&r->exec, r->graph, 0);
   for (int32_t i = 0; !*rc && i < n; i++)
@@ -633,13 +697,27 @@ static Record *record(ts_cuda_call *c, const Loaded *all, const ts_device_launch
     record_free(r);
     return NULL;
   }
-  memcpy(r->launches, launches, sizeof *launches * (size_t)n);
-  memcpy(r->words, words, sizeof *words * (size_t)n_words);
-  memcpy(r->given, words, sizeof *words * (size_t)n_words);
   r->device = c->device;
   r->n = n;
   r->n_words = n_words;
   return r;
+}
+
+static Record *record(ts_cuda_call *c, const Loaded *all, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words,
+                      Result *rc) {
+  Record *r = NULL;
+  *rc = NOT_SUPPORTED;
+  if (cu.graph_edge && !c->graph->refuses_early) r = chain(c, all, launches, n, words, n_words, true, rc);
+  if (r || !is_refused(*rc)) return r;
+  c->graph->refuses_early = true;
+  return chain(c, all, launches, n, words, n_words, false, rc);
+}
+
+/* Would the record have to leave out other nodes than it does? */
+static bool turns(const Record *r, const ts_device_launch *launches) {
+  for (int32_t i = 0; i < r->n; i++)
+    if ((r->launches[i].grid > 0) != (launches[i].grid > 0)) return true;
+  return false;
 }
 
 /* Sets what differs; *patched counts the nodes. */
@@ -651,6 +729,7 @@ static Result patch(ts_cuda_call *c, const Loaded *all, Record *r, const ts_devi
     ts_device_launch *old = &r->launches[i];
     bool same = old->grid == l->grid && !memcmp(&r->given[l->first], &words[l->first], sizeof *words * (size_t)l->n);
     if (same || (old->grid <= 0 && l->grid <= 0)) continue; /* what was captured has no node of a launch that was none */
+    if (r->is_early && (old->grid > 0) != (l->grid > 0)) return 1;
     for (int32_t k = l->first; k < l->first + l->n; k++)
       if (r->given[k] != words[k]) r->given[k] = r->words[k] = words[k];
     arguments(l, r->words, params);
@@ -680,7 +759,7 @@ static Record *find(ts_cuda_call *c, Segment *s, const Loaded *all, const ts_dev
   for (; (r = *at); at = &r->next, count++) {
     if (r->device != c->device || r->n != n || r->n_words != n_words || r->n_fixed >= 0) continue;
     if (r->stream == c->stream_id && r->sizes == sizes) break;
-    last = at;
+    if (!r->is_early || !turns(r, launches)) last = at;
   }
   bool again = !r && was_seen(s, sizes ^ (c->stream_id * 0x9e3779b97f4a7c15u + (uint64_t)c->device + 1));
   bool more = count < c->graph->most && s->failures < FAILURES;

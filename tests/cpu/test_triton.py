@@ -257,7 +257,8 @@ def spilled(ptx: bytes, folder: Path) -> int:
 
 @pytest.mark.parametrize("arch", [80, 90])
 def test_machine_code(arch, tmp_path):
-    """No kernel of these spills, or takes more shared memory than a block may have."""
+    """No kernel of these spills, or takes more shared memory than a block may have; where architectures have a wait for the kernels before,
+    no memory is touched before it."""
     texts = [t for name in MACHINE for t in texts_of(scheduled_of(CASES[name][0], CASES[name][1:])[0])]
     large = [torch.empty(shape, dtype=torch.float16, device="meta") for shape in ((2048, 768), (3072, 768), (3072,))]
     products = texts_of(scheduled_of(lambda x, w, b: F.gelu(F.linear(x, w, b)), large, options=ALONE)[0])
@@ -268,6 +269,8 @@ def test_machine_code(arch, tmp_path):
         assert image.symbol.startswith("tsk_") and f"def {image.symbol}(" in text
         assert image.data[:4] == b"\x7fELF" and image.shared < 227 * 1024
         assert not spilled(image.ptx, tmp_path), text
+        touched = re.search(rb"(ld|st)\.global|cp\.async|atom\.|red\.|griddepcontrol", image.ptx)
+        assert image.waits == (arch >= 90) == (touched is not None and touched[0] == b"griddepcontrol"), text
 
 
 def test_indices_are_asked_on_the_device(tmp_path):

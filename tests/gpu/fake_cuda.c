@@ -2,9 +2,10 @@
  *
  * A "cubin" is a shared object that exports, under the kernel's name, void f(void **params, unsigned grid), and under that name followed
  * by _params the number of its parameters: as the real driver, this one copies parameters when a node is made or set. By _pointers it says
- * how many of them are addresses, which come first. What a test asks or orders is at the end (fake_*). Everything that real code would get
- * wrong silently (no context, a foreign address of a handle, a grid of zero, an address that is no multiple of 16, a call that a capture
- * forbids) is an error here. */
+ * how many of them are addresses, which come first, by _waits whether it begins with a wait for the kernels before it. What a test asks or
+ * orders is at the end (fake_*). Everything that real code would get wrong silently (no context, a foreign address of a handle, a grid of
+ * zero, an address that is no multiple of 16, a call that a capture forbids, a kernel that begins early and does not wait, a node without
+ * an edge, one that is left out between early ones) is an error here. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -22,9 +23,10 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NO_BINARY = 209, NO
 enum { DEVICES = 4, MOST = 64 };
 
 typedef void (*Kernel)(void **, unsigned);
-typedef struct { Kernel run; int n, shared; char name[32]; int pointers; } Function;
+typedef struct { Kernel run; int n, shared; char name[32]; int pointers, waits; } Function;
 typedef struct { void *dl; Function f; } Library;
-typedef struct Node { struct Node *next; Function *f; unsigned grid, block, shared, enabled; int after; uint64_t *words; } Node;
+/* `linked`: it has an edge from the node before it; `early`: from or to one of its edges does not wait for an end */
+typedef struct Node { struct Node *next; Function *f; unsigned grid, block, shared, enabled; int after, linked, early; uint64_t *words; } Node;
 typedef struct { int magic, n; Node *first, *last; } Graph;
 typedef struct Stream { int magic, device, capturing; uint64_t id; Graph *into; } Stream;
 
@@ -55,6 +57,7 @@ static int note(const char *name) {
 #define CALL(name) do { int code_ = note(name); if (code_) return code_; } while (0)
 /* What the documentation calls potentially unsafe: an error while a capture is under way that could be disturbed, and its end. */
 #define UNSAFE if (capturing_global && mode != 2) return CAPTURE_UNSUPPORTED
+#define REFUSE return note("refused"), INVALID /* tests ask: callers that are refused take another road */
 #define NEED_CONTEXT if (!depth) return NO_CONTEXT
 
 static int device_now(void) { return (int)((int *)stack[depth - 1] - contexts); }
@@ -108,6 +111,8 @@ EXPORT int cuLibraryGetKernel(void **out, void *library, const char *name) {
   l->f.n = *n;
   snprintf(text, sizeof text, "%s_pointers", name);
   if ((n = dlsym(l->dl, text))) l->f.pointers = *n;
+  snprintf(text, sizeof text, "%s_waits", name);
+  if ((n = dlsym(l->dl, text))) l->f.waits = *n;
   *out = &l->f;
   return OK;
 }
@@ -123,7 +128,7 @@ static int is_valid(const Function *f, unsigned grid, unsigned block, unsigned s
 }
 static Node *node_new(Graph *g, Function *f, unsigned grid, unsigned block, unsigned shared, void **params) {
   Node *n = calloc(1, sizeof *n);
-  *n = (Node){NULL, f, grid, block, shared, 1, g->n++, malloc(8 * (size_t)f->n + 8)};
+  *n = (Node){NULL, f, grid, block, shared, 1, g->n++, !g->last, 0, malloc(8 * (size_t)f->n + 8)};
   for (int i = 0; i < f->n; i++) memcpy(&n->words[i], params[i], 8);
   if (g->last) g->last->next = n;
   else g->first = n;
@@ -134,22 +139,40 @@ static void run(Function *f, unsigned grid, uint64_t *words) {
   for (int i = 0; i < f->n; i++) params[i] = &words[i];
   f->run(params, grid);
 }
-EXPORT int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
-                          void **params, void **extra) {
-  CALL("cuLaunchKernel");
+static int launch(void *kernel, unsigned gx, unsigned bx, unsigned shared, void *stream, void **params, int early) {
   NEED_CONTEXT;
   Function *f = kernel;
   Stream *s = stream_of(stream);
   int rc = is_valid(f, gx, bx, shared, params);
   if (rc || (stream && s->device != device_now())) return rc ? rc : INVALID;
   if (s->capturing) {
-    node_new(s->into, f, gx, bx, shared, params);
+    Node *before = s->into->last, *n = node_new(s->into, f, gx, bx, shared, params);
+    n->linked = 1;
+    if (early && before) before->early = n->early = 1;
     return OK;
   }
   uint64_t words[MOST];
   for (int i = 0; i < f->n; i++) memcpy(&words[i], params[i], 8);
   run(f, gx, words);
   return OK;
+}
+EXPORT int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
+                          void **params, void **extra) {
+  CALL("cuLaunchKernel");
+  return launch(kernel, gx, bx, shared, stream, params, 0);
+}
+typedef struct { int id; char pad[4]; union { int on; char all[64]; } value; } Attribute;
+typedef struct { unsigned grid[3], block[3], shared; void *stream; Attribute *attributes; unsigned n; } Config;
+EXPORT int cuLaunchKernelEx(const Config *c, void *kernel, void **params, void **extra) {
+  CALL("cuLaunchKernel");
+  CALL("cuLaunchKernelEx");
+  int early = 0;
+  for (unsigned i = 0; i < c->n; i++) {
+    if (c->attributes[i].id != 6) return INVALID; /* programmatic stream serialization */
+    early = c->attributes[i].value.on;
+  }
+  if (early && !((Function *)kernel)->waits) REFUSE;
+  return launch(kernel, c->grid[0], c->block[0], c->shared, c->stream, params, early);
 }
 
 /* ---- streams and events */
@@ -208,12 +231,28 @@ EXPORT int cuGraphAddKernelNode_v2(void **out, void *graph, void *const *deps, s
   CALL("cuGraphAddKernelNode");
   Graph *g = graph;
   int rc = is_valid(p->func, p->grid[0], p->block[0], p->shared, p->params);
-  if (rc || (g->n && (n != 1 || deps[0] != g->last))) return rc ? rc : INVALID;
-  *out = node_new(g, p->func, p->grid[0], p->block[0], p->shared, p->params);
+  if (rc || (n && (n != 1 || deps[0] != g->last))) return rc ? rc : INVALID;
+  Node *made = *out = node_new(g, p->func, p->grid[0], p->block[0], p->shared, p->params);
+  made->linked |= n == 1;
+  return OK;
+}
+typedef struct { unsigned char from, to, type, reserved[5]; } Edge;
+EXPORT int cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, const Edge *edges, size_t n) {
+  CALL("cuGraphAddDependencies");
+  static const Edge early = {1, 0, 1, {0}};
+  Node *a = *from, *b = *to;
+  if (n != 1 || a->next != b || b->linked || memcmp(edges, &early, sizeof early) || !b->f->waits) REFUSE;
+  a->early = b->early = b->linked = 1;
   return OK;
 }
 /* The executable shares the nodes: nobody changes a graph after that. */
-EXPORT int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) { CALL("cuGraphInstantiate"); *out = graph; return OK; }
+EXPORT int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) {
+  CALL("cuGraphInstantiate");
+  for (Node *n = ((Graph *)graph)->first; n; n = n->next)
+    if (!n->linked) REFUSE;
+  *out = graph;
+  return OK;
+}
 EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node, const NodeParams *p) {
   CALL("cuGraphExecKernelNodeSetParams");
   Node *n = node;
@@ -224,7 +263,12 @@ EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node, const NodeP
   for (int i = 0; i < n->f->n; i++) memcpy(&n->words[i], p->params[i], 8);
   return OK;
 }
-EXPORT int cuGraphNodeSetEnabled(void *exec, void *node, unsigned on) { CALL("cuGraphNodeSetEnabled"); ((Node *)node)->enabled = on; return OK; }
+EXPORT int cuGraphNodeSetEnabled(void *exec, void *node, unsigned on) {
+  CALL("cuGraphNodeSetEnabled");
+  if (((Node *)node)->early) REFUSE; /* the one behind it would not wait for the one before it */
+  ((Node *)node)->enabled = on;
+  return OK;
+}
 EXPORT int cuGraphLaunch(void *exec, void *stream) {
   CALL("cuGraphLaunch");
   NEED_CONTEXT;
@@ -286,7 +330,7 @@ static int queue(Function *f, int64_t *words) {
   void *params[MOST];
   for (int i = 0; i < f->n; i++) params[i] = &words[i];
   Stream *s = stream_of(current_stream);
-  if (s->capturing) node_new(s->into, f, 1, 32, 0, params);
+  if (s->capturing) node_new(s->into, f, 1, 32, 0, params)->linked = 1;
   else run(f, 1, (uint64_t *)words);
   return OK;
 }

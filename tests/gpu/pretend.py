@@ -72,7 +72,7 @@ def print_wrapped(kernel: Kernel) -> str:
     return f"""#include <stdint.h>
 {NUMBERS}
 {emit_kernel(replace(kernel, target=CPU))}
-__attribute__((visibility("default"))) const int tsk_params = {n + m}, tsk_pointers = {n};
+__attribute__((visibility("default"))) const int tsk_params = {n + m}, tsk_pointers = {n}, tsk_waits = WAITS;
 __attribute__((visibility("default"))) void tsk(void **p, unsigned grid) {{
   void *b[{n} + 1]; int64_t y[{m} + 1]; int ts_bad = 0;
   for (int i = 0; i < {n}; i++) b[i] = *(void **)p[i];
@@ -90,9 +90,9 @@ def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[I
         with TemporaryDirectory() as work:
             source, out = Path(work) / "k.c", Path(work) / "k.so"
             source.write_text(text)
-            flags = [*tools.flags, "-DTS_KERNEL=tsk_body", "-shared"]
+            flags = [*tools.flags, "-DTS_KERNEL=tsk_body", f"-DWAITS={int(arch >= 90)}", "-shared"]
             subprocess.run([*tools.command, *flags, str(source), "-o", str(out), "-lm"], check=True)
-            return Image(out.read_bytes(), "tsk", 4, 1024)
+            return Image(out.read_bytes(), "tsk", 4, 1024, waits=arch >= 90)
 
     with ThreadPoolExecutor(2) as pool:
         return tuple(pool.map(one, texts))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from pretend import calls, pretending
+from pretend import calls, compile_images, pretending
 
 import torchsmith
 from torchsmith.compiler import reset
 from torchsmith.runtime import _native
+from torchsmith.runtime.images import IMAGE_COMPILERS
 
 
 @pytest.fixture
@@ -65,6 +68,52 @@ def test_sizes_that_vary_share_records(fake: ctypes.CDLL) -> None:
             torch.testing.assert_close(got, expected)
     assert calls("cuGraphLaunch") == len(sizes) - 1
     assert calls("cuGraphInstantiate") <= 8
+
+
+def test_kernels_begin_before_the_end_of_the_one_before(fake: ctypes.CDLL) -> None:
+    """Those that wait first: all but the first of a run of launches, in records, between library calls and one by one."""
+    f, x, y = compiled(three), torch.randn(6, 8), torch.randn(6, 8)
+    for _ in range(3):
+        torch.testing.assert_close(f(x, y), three(x, y))
+    assert calls("cuLaunchKernelEx") == 2 and calls("cuGraphAddDependencies") == 2
+    model = torch.nn.Sequential(*(m for _ in range(3) for m in (torch.nn.Linear(8, 8), torch.nn.Softmax(1)))).eval()
+    with torch.no_grad():
+        g = compiled(model)
+        for k in range(3):
+            torch.testing.assert_close(g(x), model(x))
+            assert calls("cuLaunchKernelEx") == 2 + 3 * (k > 0)  # after a library's call in what is captured
+    assert calls("refused") == 0
+
+
+def test_kernels_that_do_not_wait(fake: ctypes.CDLL) -> None:
+    """Those of older architectures, and all where the driver refuses: launched behind each other, and recorded all the same."""
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+    old = patch.dict(IMAGE_COMPILERS, {"triton": lambda texts, arch, options: compile_images(texts, 80, options)})
+    for fails in ("", "cuLaunchKernelEx", "cuGraphAddDependencies"):
+        fake.fake_reset()
+        with ExitStack() as stack:
+            if fails:
+                fake.fake_fail(fails.encode(), 1, 801)
+            else:
+                stack.enter_context(old)
+            f = compiled(three)
+            for _ in range(4):
+                torch.testing.assert_close(f(x, y), three(x, y))
+        assert calls("refused") == 0 and calls("cuLaunchKernelEx") == {"": 0, "cuLaunchKernelEx": 1}.get(fails, 2)
+        assert calls("cuGraphAddDependencies") == (fails == "cuGraphAddDependencies") and calls("cuGraphLaunch") == 3
+
+
+def test_a_kernel_that_is_left_out_is_no_early_one(fake: ctypes.CDLL) -> None:
+    """Behind what has no elements a kernel waits for the end of all before: that node does not wait for anything itself."""
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *three(x, y), torch.softmax(y[:0], 1)
+
+    f = compiled(both, dynamic=True)
+    for n in (6, 6, 0, 6, 0, 0, 5, 0, 5):
+        x, y = torch.randn(n, 8), torch.randn(n, 8)
+        torch.testing.assert_close(f(x, y), both(x, y))
+    assert calls("refused") == 0 and calls("cuGraphAddDependencies") > 0
 
 
 def test_inputs_that_are_written(fake: ctypes.CDLL) -> None:

@@ -6,7 +6,7 @@ A test holds ABI_TEXT equal to the header, token by token.
 ABI_TEXT = """\
 typedef __INT64_TYPE__ int64_t; typedef __INT32_TYPE__ int32_t; typedef __INT16_TYPE__ int16_t; typedef __INT8_TYPE__ int8_t;
 typedef __UINT64_TYPE__ uint64_t; typedef __UINT32_TYPE__ uint32_t; typedef __UINT16_TYPE__ uint16_t; typedef __UINT8_TYPE__ uint8_t;
-#define TS_ABI 2
+#define TS_ABI 3
 typedef struct ts_tensor { void *data; const int64_t *sizes; const int64_t *strides; void *handle; } ts_tensor;
 typedef void (*ts_kernel)(void *const *bufs, const int64_t *syms, int64_t lo, int64_t hi);
 typedef struct ts_launch { ts_kernel fn; void *const *bufs; const int64_t *syms; } ts_launch;
@@ -40,7 +40,7 @@ typedef struct ts_host {
 enum ts_dtype { TS_F64, TS_F32, TS_BF16, TS_F16, TS_I64, TS_I32, TS_I16, TS_I8, TS_U8, TS_BOOL, TS_C64, TS_C128, TS_C32, TS_U16,
                 TS_U32, TS_U64 };
 typedef struct ts_image {
-  int32_t arch, is_text, threads, shared;
+  int32_t arch, is_text, threads, shared, waits;
   const char *data;
   int64_t size;
 } ts_image;

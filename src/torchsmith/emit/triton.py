@@ -36,6 +36,9 @@ POINTERS = {"f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i6
             "u8": "*u8", "bool": "*i1"}  # fmt: skip
 APART = 400  # nodes of a body up to which it is printed twice
 SHORT = 32  # trips of a Fold that are written out
+# The first statement of a kernel, on architectures that have it: from here on what the kernels before this one wrote can be read, and what
+# they read can be written (csrc/native/cuda.c launches it while the last of them runs).
+ENTRY = "griddepcontrol.wait;"
 WORD = 2**31
 
 
@@ -354,7 +357,9 @@ class Emitter:
         body = "\n".join("  " + text for text in self.scopes[0].lines or ["pass"])
         names = ", ".join(name for name, _ in args)
         before = "".join(f"\n\n{text.rstrip()}\n" for text in self.functions.values())
-        return f"# {head}\nimport triton\nimport triton.language as tl\n{before}\n\n@triton.jit\ndef {name}({names}):\n{body}\n"
+        wait = f'  if WAITS:\n    tl.inline_asm_elementwise("{ENTRY}", "=r", [], tl.int32, False, 1)\n' if ENTRY else ""
+        return (f"# {head}\nimport triton\nimport triton.language as tl\n\nWAITS = tl.constexpr(False)\n{before}\n\n@triton.jit\n"
+                f"def {name}({names}):\n{wait}{body}\n")  # fmt: skip
 
 
 PLAIN = frozenset({"add", "sub", "mul", "div", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})  # of nearly every kernel

@@ -142,7 +142,7 @@ def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[I
 
 def _unpack(answer: dict[str, Any]) -> Image:
     data, ptx = base64.b64decode(answer["cubin"]), base64.b64decode(answer["ptx"])
-    return Image(data, answer["symbol"], answer["warps"], answer["shared"], answer["scratch"], ptx)
+    return Image(data, answer["symbol"], answer["warps"], answer["shared"], answer["scratch"], ptx, answer["waits"])
 
 
 IMAGE_COMPILERS["triton"] = compile_images

@@ -22,7 +22,8 @@ ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One kernel for one architecture. `symbol`: its name in `data`; `warps` of 32 threads, `shared` bytes of a block; `ptx`: its text."""
+    """One kernel for one architecture. `symbol`: its name in `data`; `warps` of 32 threads, `shared` bytes of a block; `ptx`: its text;
+    `waits`: it begins with a wait for the kernels before it."""
 
     data: bytes
     symbol: str
@@ -30,6 +31,7 @@ class Image:
     shared: int
     scratch: int = 0
     ptx: bytes = b""
+    waits: bool = False
 
 
 ImageCompiler = Callable[[Sequence[str], int, Options], tuple[Image, ...]]
@@ -39,7 +41,7 @@ IMAGE_COMPILERS: dict[Language, ImageCompiler] = {}  # texts, architecture, opti
 STRUCTURES = """\
 typedef __INT64_TYPE__ int64_t; typedef __INT32_TYPE__ int32_t;
 typedef struct ts_image {
-  int32_t arch, is_text, threads, shared;
+  int32_t arch, is_text, threads, shared, waits;
   const char *data;
   int64_t size;
 } ts_image;
@@ -67,7 +69,8 @@ def image_object(
     def place(name: str, image: Image, arch: int, data: bytes, is_text: bool) -> None:
         if image.scratch:
             raise Unsupported("RUN011", detail=name)
-        rows[name].append(f"{{{arch}, {int(is_text)}, {32 * image.warps}, {image.shared}, ts_images_start + {len(blob)}, {len(data)}}}")
+        how = f"{arch}, {int(is_text)}, {32 * image.warps}, {image.shared}, {int(image.waits)}"
+        rows[name].append(f"{{{how}, ts_images_start + {len(blob)}, {len(data)}}}")
         symbols[name] = image.symbol
         blob.extend(data)
         blob.extend(bytes(-len(blob) % ALIGN))

@@ -1,7 +1,8 @@
 """A process that compiles Triton texts: it imports triton, and neither torch nor torchsmith.
 
-In: one JSON object a line on stdin, {"text", "arch"}. Out: one a line on stdout, {"cubin", "ptx", "symbol", "warps", "shared", "scratch"}
-with bytes in base64, or {"error"}. Run as a script with the name of a folder, which it makes and deletes; runtime/cubins.py starts it.
+In: one JSON object a line on stdin, {"text", "arch"}. Out: one a line on stdout, {"cubin", "ptx", "symbol", "warps", "shared", "scratch",
+"waits"} with bytes in base64, or {"error"}. Run as a script with the name of a folder, which it makes and deletes; runtime/cubins.py
+starts it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, A
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    vars(module)["WAITS"] = triton.language.constexpr(arch >= 90)  # older ones have no such instruction
     aligned = {(i,): [["tt.divisibility", 16]] for i, (_, kind) in enumerate(head["args"]) if kind.startswith("*")}
     source = ASTSource(getattr(module, head["name"]), dict(head["args"]), {}, aligned)
     options = {"num_warps": head["warps"], "num_stages": head["stages"], "enable_fp_fusion": False, "enable_reflect_ftz": False}
@@ -39,6 +41,7 @@ def compile_text(text: str, arch: int, folder: Path, number: int) -> dict[str, A
     return {
         "cubin": base64.b64encode(made.asm["cubin"]).decode(), "ptx": base64.b64encode(made.asm["ptx"].encode()).decode(),
         "symbol": meta.name, "warps": meta.num_warps, "shared": meta.shared, "scratch": getattr(meta, "global_scratch_size", 0) or 0,
+        "waits": "griddepcontrol.wait" in made.asm["ptx"],
     }  # fmt: skip
 
 
