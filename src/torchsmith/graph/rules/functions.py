@@ -22,6 +22,7 @@ from ..layout import (
     is_channels_last,
     is_contiguous,
     is_one,
+    is_told,
     likely,
     matches,
     same,
@@ -131,6 +132,15 @@ def asked_equal(a: Any, b: Any) -> bool:
 def with_ones(t: Tensor) -> list[Any]:
     """The sizes; those that are 1 at hand are assumed to stay so."""
     return [1 if hint_of(n) == 1 and is_one(n) else n for n in t.shape]
+
+
+@function_rule(torch.broadcast_tensors)
+def broadcast_tensors(trace: Tracing, call: Any, *tensors: Tensor) -> Any:
+    """Torch's composite keeps a size that only running tells, though it may be the 1 that broadcasts; `broadcast` says it is not."""
+    if not any(is_told(n) for t in tensors for n in t.shape):
+        return call(*tensors)
+    shape = broadcast(*[t.shape for t in tensors])
+    return tuple([t.expand(shape) for t in tensors])
 
 
 @function_rule(Tensor.contiguous)

@@ -129,9 +129,13 @@ def unsqueeze(self: Tensor, dim: int) -> Tensor:
 
 @view(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(self: Tensor, dim: Any = None) -> Tensor:
+    """A size that only running tells is not 1, which running checks."""
     n = self.dim()
     among = range(n) if dim is None else axes(dim, n)
     keep = [d for d in range(n) if d not in among or not is_one(self.shape[d])]
+    for d in keep:
+        if d in among and is_told(self.shape[d]):
+            require(self.shape[d] != 1)
     return strided(self, [self.shape[d] for d in keep], [self.stride(d) for d in keep])
 
 
