@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ from torchsmith.codes import Unsupported
 from torchsmith.debug.folders import FolderWriter
 from torchsmith.options import Options
 from torchsmith.runtime import build, cache, model_library, store, toolchain
+from torchsmith.runtime.files import workers
 from torchsmith.runtime.manifest import Manifest
 
 MANIFEST = Manifest("torchsmith_graph", "g", [], [], [], 0, [])
@@ -424,6 +426,14 @@ def test_compiler_that_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         with pytest.raises(Unsupported, match=code):
             build.build(HOST, [KERNEL], Options())
     assert build.build(HOST, [KERNEL], Options()).exists()
+
+
+def test_libraries_are_built_after_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's pools take no tasks then: a thread that lives on, or compiles in the background, does them itself."""
+    monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
+    assert build.build(HOST, [KERNEL], Options()).exists()
+    with workers(1) as pool, pytest.raises(ValueError, match="'x'"):
+        pool.submit(int, "x").result()
 
 
 WORKER = """

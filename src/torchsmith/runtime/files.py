@@ -11,10 +11,10 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 NEW = ".new"  # what the name of a file begins with that is not whole yet
 
@@ -85,10 +85,27 @@ def all_or_none(paths: Iterable[Path]) -> Iterator[None]:
         raise
 
 
+class _Pool(ThreadPoolExecutor):
+    """Takes tasks after the end of the main thread too, where other threads and compilations in the background go on."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # whoever asks for the result gets it, as from a thread
+            done.set_exception(error)
+        return done
+
+
 @contextmanager
 def workers(count: int) -> Iterator[ThreadPoolExecutor]:
     """Threads for the body's tasks. They have ended when this has, whatever ends it; tasks that have not begun are not begun then."""
-    pool = ThreadPoolExecutor(count)
+    pool = _Pool(count)
     try:
         try:
             yield pool
