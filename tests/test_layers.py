@@ -102,9 +102,10 @@ def imports(path: Path) -> list[tuple[str, int, bool]]:
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join((*base, *((node.module,) if node.module else ())))
             found.extend((f"{module}.{a.name}", node.lineno, inside) for a in node.names)
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            visit(child, inside)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):  # statements hold statements nowhere else
+            for child in getattr(node, part, ()):
+                visit(child, inside)
 
     visit(tree, False)
     return found

@@ -16,6 +16,7 @@ import torch
 from heap import held
 from test_aot import ROOT
 
+import fresh
 import torchsmith
 from torchsmith import aot
 from torchsmith.codes import Unsupported
@@ -269,8 +270,7 @@ def test_custom_operators_must_be_registered(tmp_path: Path) -> None:
         try: aot.load_package(sys.argv[1])(torch.ones(4))
         except aot.PackageError as e: print(e.status, e)
     """
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    said = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, env=env).stdout
+    said = fresh.run(code, path).stdout
     assert said.startswith("17 torchsmith_test.fails.default at ") and "test_aot_libtorch.py:" in said
     assert OLD or "torchsmith_test::fails" in said
 
@@ -337,8 +337,7 @@ def test_compiling_needs_no_compiled_call_before(tmp_path: Path) -> None:
         dtype = [p for p in operator_row(row).params if p.letter == "I"][0]
         assert dtype.numbers[0].value == 7, dtype
     """
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    done = fresh.run(code)
     assert done.returncode == 0, done.stderr
 
 

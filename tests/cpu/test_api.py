@@ -9,18 +9,17 @@ import inspect
 import math
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import traceback
 import warnings
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fresh
 import torchsmith
 from torchsmith import compiler, events
 from torchsmith.capture.state import Settings
@@ -278,9 +277,8 @@ def test_argument_errors():
 def test_disable(x):
     assert torchsmith.compile(module_level, disable=True) is module_level
     code = "import torchsmith; f = lambda x: x; assert torchsmith.compile(f) is f"
-    src = str(Path(torchsmith.__file__).parents[1])
     for name in ("TORCHSMITH_DISABLE", "TORCH_COMPILE_DISABLE"):
-        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": src, name: "1"})
+        assert fresh.run(code, **{name: "1"}).returncode == 0
 
 
 def test_fullgraph(x):

@@ -6,12 +6,12 @@ import copy
 import inspect
 import json
 import pickle
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import fresh
 import torchsmith
 from torchsmith import compiled_module, compiler, events, options
 from torchsmith.debug import traces
@@ -73,7 +73,7 @@ try:
 except torch._dynamo.exc.BackendCompilerFailed as e:
     print("right", type(e.__cause__).__name__)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = fresh.run(program)
     assert done.stdout.split() == ["right", "ZeroDivisionError"], done.stderr
 
 
@@ -193,7 +193,7 @@ told = torchsmith.explain(lambda x: apart(x + 1)[0] + constant())(x)
 assert torch.equal(told.result, (x + 1) * 3 + 5) and "CAP018" in str(told)
 print("right")
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    done = fresh.run(program)
     assert done.stdout.split() == ["right"], done.stderr
 
 

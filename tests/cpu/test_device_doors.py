@@ -1,14 +1,12 @@
 """Tensors on devices that nothing is compiled for: every public door refuses them, or runs what eager runs, with eager's errors."""
 
 import contextlib
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
+import fresh
 import torchsmith
 from torchsmith import aot, events
 from torchsmith.codes import Unsupported
@@ -163,7 +161,7 @@ with torch.no_grad():
 
 
 def test_a_second_device() -> None:
-    done = subprocess.run([sys.executable, "-c", FAKE], check=False, capture_output=True, text=True, timeout=1200, env=dict(os.environ))
+    done = fresh.run(FAKE)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -1,11 +1,10 @@
 """Integers of the program are exact: what 64 bits do not hold is left to Python, and no division ends the process."""
 
-import subprocess
-import sys
 
 import pytest
 import torch
 
+import fresh
 import torchsmith
 from torchsmith.codes import Unsupported
 from torchsmith.emit.host import size_text
@@ -70,7 +69,7 @@ except RuntimeError: pass
 
 
 def test_no_call_ends_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", DIES], check=False, capture_output=True, text=True, timeout=1200)
+    done = fresh.run(DIES)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
 
 

@@ -1,8 +1,6 @@
 """Frozen weights: shared, repacked when something changes, discarded when asked; what the user is told."""
 
 import gc
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
+import fresh
 import torchsmith
 from torchsmith import events
 from torchsmith.runtime.discarded import DiscardedParameter
@@ -182,4 +181,5 @@ assert seen, "a dispatch mode saw nothing"
 
 def test_compile_alone_sets_everything_up() -> None:
     """Discarded parameters and other tracers are known without torchsmith.compiler having been touched."""
-    subprocess.run([sys.executable, "-c", FRESH], check=True)
+    done = fresh.run(FRESH)
+    assert done.returncode == 0, done.stderr

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 from graph_harness import check, graph_of
 from torch import Tensor
 
+import fresh
 from torchsmith.codes import Unsupported
 from torchsmith.graph import rules, tracing
 
@@ -193,7 +191,7 @@ def test_agrees_with_eager_when_sizes_vary(fn, args) -> None:
 def test_key_text_does_not_depend_on_the_process() -> None:
     program = "import sys; sys.path.insert(0, 'tests/cpu'); import test_functionalise as t\n"
     program += "for fn, args in t.CASES: print(t.graph_of(fn, *args).key_text)"
-    one = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    one = fresh.run(program).stdout
     two = "".join(graph_of(fn, *args).key_text + "\n" for fn, args in CASES)
     assert one == two
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import fresh
 import torchsmith
 from torchsmith import aot, events, options
 from torchsmith.codes import Unsupported
@@ -191,8 +189,7 @@ def test_an_unusable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_logs_without_stderr() -> None:
     code = "import os, sys; os.close(2); import torch, torchsmith; print(torchsmith.compile(lambda x: x + 1)(torch.ones(2)).tolist())"
-    env = {**os.environ, "TORCHSMITH_LOGS": "graphs,times"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    done = fresh.run(code, TORCHSMITH_LOGS="graphs,times")
     assert done.stdout == "[2.0, 2.0]\n"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import subprocess
 import sys
 import unittest.mock
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import fresh
 import torchsmith
 from torchsmith import events
 from torchsmith.codes import Unsupported
@@ -522,7 +522,7 @@ with Tracing(SizeFacts()):
     (w * torch.tensor(2.0)).softmax(-1).argmax(-1)
 print([m for m in ("torch._dynamo", "torch._inductor") if m in sys.modules])
 """
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    out = fresh.run(program)
     assert out.stdout.strip() == "[]", out.stdout + out.stderr
 
 

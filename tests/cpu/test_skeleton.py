@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 
+import fresh
 import torchsmith
 from torchsmith import events
 
@@ -50,4 +47,5 @@ assert not [m for m in sys.modules if m.startswith(("torch._dynamo", "torch._ind
 
 
 def test_torchs_own_compiler_is_not_loaded():
-    subprocess.run([sys.executable, "-c", CODE], check=True, env=None, cwd=Path(__file__).parents[2] / "src")
+    done = fresh.run(CODE)
+    assert done.returncode == 0, done.stderr

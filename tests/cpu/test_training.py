@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from training_harness import check_steps, state_of
 
+import fresh
 import torchsmith
 from torchsmith.events import recording
 
@@ -593,7 +592,7 @@ assert losses[2] < losses[0], losses
 
 
 def test_after_torch_compile_was_used() -> None:
-    done = subprocess.run([sys.executable, "-c", AFTER_TORCH_COMPILE], check=False, capture_output=True, text=True, timeout=1200)
+    done = fresh.run(AFTER_TORCH_COMPILE)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
