@@ -306,6 +306,8 @@ def bad() -> None:
     say("bad", "odd address", error=error(soft(odd), torch.softmax(odd, 1).sum(0)))
     empty = torch.randn(0, 5, device=DEVICE)
     say("bad", "no rows", error=error(soft(empty), torch.softmax(empty, 1).sum(0)))
+    layers = torch.nn.Sequential(*[torch.nn.Linear(5, 5, device=DEVICE), torch.nn.GELU()] * 3)
+    say("bad", "no rows, products", error=error(compiled(layers)(empty), layers(empty)))
     if torch.cuda.device_count() > 1:
         far = torch.randn(50, 60, device="cuda:1")
         say("bad", "cuda:1 while cuda:0 is current", error=error(soft(far), torch.softmax(far, 1).sum(0)))

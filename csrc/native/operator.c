@@ -31,6 +31,17 @@ void libtorch_error(ts_errors to, const char *what) {
   to.error(to.self, TS_ERROR_EXTERN, text);
 }
 
+/* Where the elements are; NULL for none. For a GPU torch asks the driver whose memory an address is, and that of no elements may be nobody's. */
+static void *elements(const ts_spec *spec, const ts_tensor *t) {
+  for (int i = 0; i < spec->ndim; i++)
+    if (t->sizes[i] == 0) return NULL;
+  return t->data;
+}
+
+static int32_t tensor_of(ts_errors to, const ts_spec *spec, const ts_tensor *t, Handle *out) {
+  return libtorch.from_blob(elements(spec, t), spec->ndim, t->sizes, t->strides, 0, libtorch.dtypes[spec->dtype], to.device, to.index, out);
+}
+
 /* The kept tensor for this memory, made anew if it does not fit; NULL when there is none to keep. */
 static Handle kept_view(ts_errors to, ts_view *v, const ts_spec *spec, const ts_tensor *t) {
   if (spec->ndim > VIEW_DIMS) return NULL;
@@ -41,7 +52,7 @@ static Handle kept_view(ts_errors to, ts_view *v, const ts_spec *spec, const ts_
     return v->handle;
   if (v->handle) libtorch.delete_tensor(v->handle);
   v->handle = NULL;
-  if (libtorch.from_blob(t->data, spec->ndim, t->sizes, t->strides, 0, libtorch.dtypes[spec->dtype], to.device, to.index, &v->handle)) {
+  if (tensor_of(to, spec, t, &v->handle)) {
     v->handle = NULL;
     return NULL;
   }
@@ -66,7 +77,7 @@ int handles_open(ts_errors to, ts_view *views, const ts_spec *specs, int n, cons
       mine[i] = false;
       continue;
     }
-    if (libtorch.from_blob(t->data, specs[i].ndim, t->sizes, t->strides, 0, libtorch.dtypes[specs[i].dtype], to.device, to.index, &out[i])) {
+    if (tensor_of(to, &specs[i], t, &out[i])) {
       libtorch_error(to, "from_blob");
       for (int k = 0; k < i; k++)
         if (mine[k]) libtorch.delete_tensor(out[k]);
