@@ -431,6 +431,32 @@ def test_sums_of_one_kernel_run_in_one_loop(monkeypatch):
     assert first.count("for r") == 1 and "tl.where" not in first
 
 
+def test_columns_fill_their_lanes():
+    """144 columns are taken by lines of 32, of which fewer are left empty than of 64; one long sum of two is divided too."""
+    assert [blocks.columns(n) for n in (24, 64, 96, 144, 1000)] == [32, 64, 32, 32, 64] and blocks.columns(96, 2) == 64
+    large = torch.empty(16 * 56 * 56, 144, device="meta")
+    first, _ = texts_of(scheduled_of(lambda x: x.sum(0), (large,))[0])
+    assert "arange(0, 32)[:, None]" in first
+    loss = lambda x, y: x.square().mean() + y.square().mean()
+    assert len(kernels_of(loss, (large, torch.empty(16, 768, device="meta")))) == 2
+    check_triton(loss, rows(300, 300), rows(5))
+
+
+def test_what_neighbours_read_is_made_once():
+    """A convolution that reads nine elements of a norm is a kernel behind it, but where all of it is small."""
+
+    def fn(x, w):
+        return F.conv2d(torch.relu(x - x.mean((0, 2, 3), keepdim=True)), w, padding=1, groups=w.shape[0])
+
+    def args(n, channels, device="cpu"):
+        x = torch.ones(n, channels, 7, 7, device=device).to(memory_format=torch.channels_last)
+        return x.cumsum(3), torch.ones(channels, 1, 3, 3, device=device)
+
+    (text,) = texts_of(check_triton(fn, *args(2, 8), rtol=1e-4, atol=1e-4))
+    assert "tl.load(tl.broadcast_to(" not in text  # what belongs to a channel is read once for it
+    assert len(kernels_of(fn, args(16, 960, "meta"))) == 3
+
+
 def test_small_kernels_join_past_calls():
     """The earlier one goes down to the later one, unless what the call reads or writes depends on it."""
 

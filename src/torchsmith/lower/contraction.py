@@ -271,30 +271,32 @@ def _image_of_each(cx: Builder, grad: Ref, x: Ref, w: Ref, s: Sequence[int], p: 
 
 
 def _weight_of_each(cx: Builder, grad: Ref, x: Ref, w: Ref, s: Sequence[int], p: Sequence[int], d: Sequence[int]) -> Ref:
-    """dw[o, 0, t] = sum over n, y of grad[n, o, y] * x[n, o, y * s + t * d - p]: all taps in one Fold, which reads the gradient once."""
+    """dw[o, 0, t] = sum over n, y of grad[n, o, y] * x[n, o, y * s + t * d - p]: the taps of a filter's row in one Fold, which reads the
+    gradient once for all of them. The rows are an axis: all taps at once would not fit the registers."""
     rank, acc = x.rank - 2, SUMS[w.dtype]
-    (channel,) = cx.axes((w.shape[0],))
-    taps = _taps(w)
+    *rows, channel = cx.axes((*w.shape[2:-1], w.shape[0]))
+    taps = known(w.shape[-1]) or 0
 
     def step(k: Index, sums: tuple[Expr, ...]) -> list[Expr]:
         g = cast(grad.load((k[0], channel, *k[1:])), acc)
-        places = (window(x, rank, (k[0], channel, *k[1:]), tuple(map(const, tap)), s, p, d) for tap in taps)
+        places = (window(x, rank, (k[0], channel, *k[1:]), (*rows, const(t)), s, p, d) for t in range(taps))
         values = (cast(masked(x, place, test, Const(x.dtype, 0.0)), acc) for place, test in places)
         return [op("add", total, op("mul", g, v)) for total, v in zip(sums, values, strict=True)]
 
     fold = cx.fold(
-        (grad.shape[0], *grad.shape[2:]), [Const(acc, 0.0)] * len(taps), step, lambda a, b: [op("add", *z) for z in zip(a, b, strict=True)]
+        (grad.shape[0], *grad.shape[2:]), [Const(acc, 0.0)] * taps, step, lambda a, b: [op("add", *z) for z in zip(a, b, strict=True)]
     )
-    names = [cx.buffer(acc, (w.shape[0],)) for _ in taps]
-    stores = tuple(Store(name, (channel,), fold.picking(k)) for k, name in enumerate(names))
-    cx.body.append(Stage(((channel, w.shape[0]),), stores, loc=cx.loc, origin=cx.origin))
+    axes, shape = (*rows, channel), (*w.shape[2:-1], w.shape[0])
+    names = [cx.buffer(acc, shape) for _ in range(taps)]
+    stores = tuple(Store(name, axes, fold.picking(k)) for k, name in enumerate(names))
+    cx.body.append(Stage(tuple(zip(axes, shape, strict=True)), stores, loc=cx.loc, origin=cx.origin))
     sums = [cx.ref(name) for name in names]
 
     def at(index: Index) -> Expr:
-        value = sums[-1].load(index[:1])
-        for tap, total in reversed(list(zip(taps[:-1], sums[:-1], strict=True))):
-            here = conjunction([op("eq", i, const(t)) for i, t in zip(index[2:], tap, strict=True)])
-            value = op("where", here, total.load(index[:1]), value)
+        place = (*index[2:-1], index[0])
+        value = sums[-1].load(place)
+        for t in reversed(range(taps - 1)):
+            value = op("where", op("eq", index[-1], const(t)), sums[t].load(place), value)
         return cast(value, w.dtype)
 
     return cx.stage(at, w.shape, w.dtype)

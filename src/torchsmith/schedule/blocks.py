@@ -14,7 +14,7 @@ one, blocks of neighbouring grid positions, and an inner "row" that Folds and in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ..ir import dtype as dt
@@ -46,9 +46,13 @@ ELEMENTS = 1024  # of a program that only maps elements
 STEP = 2048  # elements of a row that is walked in steps
 WALKED = 128  # times the elements of a row that few programs may walk in narrow columns
 WASTE = 2.0  # lanes for each element of a long row that is held whole: more are walked in steps
-HELD = 8 * 32 * 4 * 40  # bytes of registers for what the threads of a program sum up
+WARPS = 8  # of a program that sums long columns
+HELD = WARPS * 32 * 4 * 40  # bytes of registers for what its threads sum up
+PROGRAMS = 4  # for each processor, of a sum in parts
 COLUMNS = 64  # grid positions beside each other where the row does not lie contiguous
-SECTOR = 32  # bytes: fewer of them beside each other are read in vain
+SECTOR, LINE = 32, 128  # bytes: fewer of them beside each other are read in vain; of a line of the cache
+LOST = 1.125  # lanes for each column of a row
+AGAIN = 2  # times that what a group made may be computed once more for its neighbours
 SHORT = 16  # trips of a Fold that are not worth a dimension of their own, where its steps are far
 SIDE = 64  # of a tile whose loads and stores lie along different axes
 ATOMIC = {
@@ -129,15 +133,26 @@ class BlockGrouper(Grouper):
         least = SECTOR // 4
         if pow2(widest) * least > self.weights.registers // 2 and any(self.strided(m, kept) for m in joined):
             rows //= least  # one program has that many columns, and walks them in steps
+            if rows < self.weights.processors // 4:
+                return False
             if rows < 2 * self.weights.processors and total > WALKED * self.weights.registers:
                 return False
         if rows < self.weights.processors // 2 and total > 16 * self.weights.registers:
             return False  # too few programs for so much
         if widest > 4 * self.weights.registers:
             return False
+        if total > 16 * self.weights.registers and self.made_again(joined[-1], g.writes) > AGAIN:
+            return False
         if self.chance is not None:
             return self.chance.random() < 0.5
         return True
+
+    def made_again(self, s: Stage, written: Set[str]) -> int:
+        """How often an element of `s` would compute what it reads of the group beside its own place."""
+        own = {a for a, _ in s.axes}
+        extents = deps.fold_extents(*deps.stage_exprs(s))
+        beside = {x for x in deps.stage_loads(s) if x.buf in written and not all(isinstance(i, Axis | Const) for i in x.index)}
+        return sum(numel(extents[a] for a in free_axes(x) - own if a in extents) for x in beside)
 
     def is_deep(self, m: Stage, kept: set[Axis]) -> bool:
         """Would a long Fold run once for each step of an inner loop? Whoever reads its value would compute it again, too."""
@@ -159,7 +174,8 @@ def forward(d: Draft) -> None:
         value = substitute(value, table) if table else value
         if load.mask is None or load.other is None:
             return value
-        return select(load.mask, guard(value, load.mask), load.other)
+        moved = frozenset(a for at in table.values() for a in walk(at) if isinstance(a, Axis))
+        return select(load.mask, guard(value, load.mask, moved), load.other)  # what does not move was loaded for the store, in range
 
     def go(e: Expr) -> Expr:
         done = memo.get(e)
@@ -389,9 +405,9 @@ class Builder:
         tiles: list[Tile] = []
         rows = estimate(x[1]) if x is not None else 1
         if beside is not None and x is not None:  # neighbours lie beside each other, rows apart
-            total, lanes = numel(e for _, e in grid), min(COLUMNS, pow2(rows))
             sizes = [i.itemsize for i in self.accesses(d) if i.stride(x[0]) == 1 and i.axes() & set(lengths)]
             least = SECTOR // min(sizes, default=4)
+            total, lanes = numel(e for _, e in grid), columns(rows, min(sizes, default=4))
             while lanes > least and total < lanes * self.target.weights.processors:
                 lanes //= 2
             tiles.append(Tile(x[0], lanes, "lanes"))
@@ -401,7 +417,7 @@ class Builder:
                 n, step = const_of(e), max(1, (4096 if few else self.step_beside(d, a)) // lanes)
                 whole = n is not None and pow2(n) * lanes <= limit // 2 and (few or a in again or pow2(n) <= step)
                 tiles.append(Tile(a, pow2(n or 1), "row") if whole else Tile(a, step, "steps"))
-            return tiles, 8 if longest * lanes >= 4096 else 4
+            return tiles, WARPS if longest * lanes >= 4096 else 4
         wide = pow2(longest)
         lanes = 1
         while lanes * 2 * wide <= ELEMENTS * 2 and rows >= lanes * 4 * self.target.weights.processors:
@@ -436,6 +452,14 @@ class Builder:
     def weigh(self, x: Access, lengths: Mapping[Axis, Expr]) -> int:
         """Elements that an access touches for one grid position."""
         return numel(lengths[a] for a in x.axes() if a in lengths)
+
+
+def columns(n: int, itemsize: int = 4) -> int:
+    """How many of `n` columns beside each other one program takes: whole lines of memory, and few lanes beyond the last one."""
+    lanes = min(COLUMNS, pow2(n))
+    while lanes * itemsize > LINE and -(-n // lanes) * lanes > LOST * n:
+        lanes //= 2
+    return lanes
 
 
 def replace_axes(f: Fold, axes: Axes) -> Fold:
@@ -574,8 +598,10 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffe
         return [s]
     folds = {f.picking(0) for f in walk(*(t.value for t in s.stores)) if isinstance(f, Fold)}
     folds -= {g.picking(0) for f in folds for u in f.update for g in walk(u) if isinstance(g, Fold)}
-    (f,) = folds if len(folds) == 1 else (None,)
-    if f is None or not is_block_fold(f) or any(const_of(e) is None for e in f.extents):
+    f = max(folds, key=lambda g: numel(g.extents), default=None)
+    if f is None or any(numel(g.extents) >= min(numel(f.extents), target.weights.registers) for g in folds - {f}):
+        return [s]
+    if not is_block_fold(f) or any(const_of(e) is None for e in f.extents):
         return [s]
     if any(isinstance(g, Fold) for g in walk(*f.update)):
         return [s]
@@ -586,13 +612,14 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffe
         size = -(-trips // (parts * 64)) * 64
         return [s] if parts < 2 or trips <= size else _in_parts(s, f, buffers, trips, size, -(-trips // size))
     beside = contiguous_axis(s, f, lying)
-    programs = results if beside is None else max(1, results // COLUMNS)
+    width = 0 if beside is None else estimate(beside[1])
+    programs = results // width * -(-width // columns(width)) if width else results
     each = trips * results // max(1, programs)
     processors = target.weights.processors
     if programs >= processors or each < 32 * STEP or trips < 128:
         return [s]
     least = 2 * STEP if beside is None else 32  # whole steps of walk_rows, which need no mask
-    size = max(least, -(-trips * programs // (4 * processors)))
+    size = max(least, -(-trips * programs // (PROGRAMS * processors)))
     size = _whole_parts(trips, -(-size // least) * least, least, lambda count: -count * programs % processors / (count * programs))
     count = -(-trips // size)
     return [s] if count < 2 else _in_parts(s, f, buffers, trips, size, count)
