@@ -431,6 +431,16 @@ def test_sums_of_one_kernel_run_in_one_loop(monkeypatch):
     assert first.count("for r") == 1 and "tl.where" not in first
 
 
+def test_stores_come_last():
+    """What one store waits for does not keep the next loads back; loads beside a sum do not wait for it."""
+
+    def update(a, b, c, x):
+        return a * 0.5, b * 0.5, c * 0.5, (x.sum(1) + a) * b
+
+    (text,) = texts_of(check_triton(update, *(rows(5) for _ in range(3)), rows(5, 9)))
+    assert all("tl.load(" not in text[text.index(end) :] for end in ("tl.store(", "tl.sum("))
+
+
 def test_columns_fill_their_lanes():
     """144 columns are taken by lines of 32, of which fewer are left empty than of 64; one long sum of two is divided too."""
     assert [blocks.columns(n) for n in (24, 64, 96, 144, 1000)] == [32, 64, 32, 32, 64] and blocks.columns(96, 2) == 64

@@ -11,6 +11,8 @@ accumulators as wide as the tile where the axis is walked in steps; any other Fo
 Masks: what lies beyond an axis's extent is neither loaded nor stored, and does not change a Fold's state.
 
 A kernel may store into a buffer that it loads (in place) only at the index of that load; a barrier stands between.
+
+A thread waits for what it stores before it goes on, so stores come last: what they wait for is on its way at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..codes import Unsupported
@@ -27,7 +29,7 @@ from ..ir.bounds import Ranges
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, op, substitute, walk
 from ..ir.folds import multiply_add
-from ..ir.kernel import Kernel, Let, Loop, Param, Require, Stmt, StoreStmt, Tile, expressions
+from ..ir.kernel import Kernel, Let, Loop, Param, Require, Stmt, StoreStmt, Tile, expressions, own_expressions
 from ..ir.linear import const_of, linear
 from .triton_ops import TYPES, spell
 from .values import power
@@ -36,6 +38,7 @@ POINTERS = {"f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i6
             "u8": "*u8", "bool": "*i1"}  # fmt: skip
 APART = 400  # nodes of a body up to which it is printed twice
 SHORT = 32  # trips of a Fold that are written out
+LATER, EACH = 64, 16  # registers of a thread for values whose stores come last: of all of them, of each
 # The first statement of a kernel, on architectures that have it: from here on what the kernels before this one wrote can be read, and what
 # they read can be written (csrc/native/cuda.c launches it while the last of them runs).
 ENTRY = "griddepcontrol.wait;"
@@ -85,6 +88,7 @@ class Emitter:
         self.axes_memo: dict[Expr, frozenset[Axis]] = {}
         self.var_axes: dict[Expr, frozenset[Axis]] = {}
         self.loaded: set[str] | None = None
+        self.later: list[tuple[str, str, int]] = []  # stores of the open block that come last: buffer, text, registers of a thread
         self.edge: tuple[Axis, Expr, str, int, bool] | None = None  # the axis of blocks, where full ones are printed apart
         # of 16-bit numbers 11 bits are kept: the device's own approximations are exact enough
         self.fast = not any(p.dtype in (dt.f32, dt.f64) for p in kernel.params)
@@ -322,7 +326,9 @@ class Emitter:
             self.declare(axis, extent, start, size, wide)
             if head != "else:":
                 self.masks.pop(axis, None)
+            self.ahead()
             self.block(self.kernel.body)
+            self.store(last=True)
             self.close()
 
     # ------------------------------------------------------------ statements
@@ -331,7 +337,53 @@ class Emitter:
             printer = STATEMENTS.get(type(stmt))
             if printer is None:
                 raise Unsupported("EMI001", detail=f"{type(stmt).__name__} in Triton")
+            waiting = {buf for buf, _, _ in self.later if self.is_loaded(buf)}
+            if waiting and any(isinstance(x, Load) and x.buf in waiting for x in walk(*expressions(stmt))):
+                self.store()
             printer(self, stmt)
+
+    def registers(self, axes: Iterable[Axis], dtype: DType) -> int:
+        """Of one thread, for a value that varies along `axes`."""
+        elements = math.prod(self.tiles[a].size for a in axes)
+        return -(-elements // (32 * self.kernel.launch[0])) * max(1, dtype.itemsize // 4)
+
+    def ahead(self) -> None:
+        """Loads beside Folds come first: behind a Fold, whose threads wait for each other, they would be waited for once more."""
+        body = list(taken(self.kernel.body))
+        if not any(isinstance(x, Fold) for s in body for x in walk(*own_expressions(s))):
+            return
+        left, stored = LATER, set[str]()
+        for s in itertools.takewhile(lambda s: not isinstance(s, Require), body):
+            for x in beside_folds(own_expressions(s)):
+                known = all(a in self.level or a is x for a in self.free(x))
+                size = self.registers(self.axes_of(x), x.dtype) if known and x.buf not in stored else LATER + 1
+                if size <= min(EACH, left):
+                    left -= size
+                    self.emit(x)
+            stored |= {s.buf} if isinstance(s, StoreStmt) else set()
+
+    def store(self, last: bool = False) -> None:
+        """Print the stores that wait; last: nothing comes behind them."""
+        barrier = any(self.is_loaded(buf) for buf, _, _ in self.later)
+        if barrier:
+            self.line("tl.debug_barrier()")
+        for _, text, _ in self.later:
+            self.line(text)
+        if barrier and not last:
+            self.line("tl.debug_barrier()")
+        self.later = []
+
+    def store_later(self, buf: str, text: str, axes: frozenset[Axis]) -> None:
+        """A store, at the end of the open block where its value fits beside those that wait as well, else here."""
+        registers, waiting = self.registers(axes, self.params[buf][1].dtype), self.later
+        if registers > EACH and all(other != buf for other, _, _ in waiting):
+            self.later = [(buf, text, registers)]
+            self.store()
+            self.later = waiting
+            return
+        if registers + sum(n for _, _, n in waiting) > LATER:
+            self.store()
+        self.later.append((buf, text, registers))
 
     def text(self) -> str:
         k = self.kernel
@@ -349,7 +401,9 @@ class Emitter:
                 self.scopes[0].memo[s] = Val(f"b{i}", s.dtype)
         self.grid()
         if self.edge is None:
+            self.ahead()
             self.block(k.body)
+            self.store(last=True)
         else:
             self.both()
         name = function_name(k)
@@ -388,6 +442,30 @@ def function_name(kernel: Kernel) -> str:
 
 
 # ---------------------------------------------------------------- expressions
+
+
+def taken(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    """The statements that surely run: those of no loop, and of loops with known trips."""
+    for s in body:
+        if not isinstance(s, Loop):
+            yield s
+        elif const_of(s.extent):
+            yield from taken(s.body)
+
+
+def beside_folds(roots: Iterable[Expr]) -> list[Load]:
+    """The Loads that no Fold holds, each once, those in indices first."""
+    seen: dict[Expr, None] = {}
+
+    def go(e: Expr) -> None:
+        if e not in seen and not isinstance(e, Fold):
+            for a in e.args:
+                go(a)
+            seen[e] = None
+
+    for e in roots:
+        go(e)
+    return [e for e in seen if isinstance(e, Load)]
 
 
 def is_literal(text: str) -> bool:
@@ -836,13 +914,10 @@ def _print_store(self: Emitter, s: Stmt) -> None:
     text = self.as_block(value, frozenset()) if isinstance(s.value, Const) else value.text
     tail = f", {mask}" if mask else ""
     if s.mode != "set":
+        self.store()
         self.line(f"{ATOMICS[s.mode]}({pointer}, {self.as_block(value, axes)}{f', mask={mask}' if mask else ''}, sem='relaxed')")
     else:
-        if self.is_loaded(s.buf):
-            self.line("tl.debug_barrier()")
-        self.line(f"tl.store({pointer}, {text}{tail})")
-        if self.is_loaded(s.buf):
-            self.line("tl.debug_barrier()")
+        self.store_later(s.buf, f"tl.store({pointer}, {text}{tail})", axes)
     self.forget(s.buf)
 
 
@@ -858,8 +933,10 @@ def _print_loop(self: Emitter, s: Stmt) -> None:
         return
     if tile is not None and not s.carry:
         if tile.how == "steps":
+            self.store()
             _open_steps(self, s.axis, s.extent)
             self.block(s.body)
+            self.store()
             self.close()
             return
         if s.axis not in self.level:
@@ -883,10 +960,12 @@ def _print_loop(self: Emitter, s: Stmt) -> None:
             name = self.fresh("a")
             self.line(f"{name} = {self.as_block(self.emit(init), axes[v], v.dtype)}")
             states.append(Val(name, v.dtype, axes[v], v.dtype is dt.index))
+    self.store()
     _open_loop(self, s.axis, s.extent)
     for (v, _, _), state in zip(s.carry, states, strict=True):
         self.bind(v, state)
     self.block(s.body)
+    self.store()
     _assign(self, (after for _, _, after in s.carry), states)
     self.close()
 
