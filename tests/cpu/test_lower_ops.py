@@ -519,3 +519,9 @@ def test_dimensions_of_size_1_change_no_sum(shape: tuple[int, ...]) -> None:
     for fn in (lambda t: (t * t).sum(), torch.var, lambda t: t.amax(), lambda t: t.argmin()):
         compiled = torchsmith.compile(fn)
         assert torch.equal(compiled(x.view(shape)), compiled(x))
+
+
+def test_variance_of_no_values() -> None:
+    """It is NaN, also where the correction would leave something to divide by."""
+    x = torch.empty(0, 3)
+    check(lambda t: [*torch.var_mean(t, 0, correction=-1), *torch.std_mean(t), torch.var(t, correction=-2.5)], x)

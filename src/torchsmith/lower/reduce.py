@@ -433,7 +433,10 @@ def _variance(
     acc = dt.f64
     mean, squares = moments(cx, how, lambda i: cast(x.load(i), acc), acc)
     count = cast(how.count, acc)
-    free = op("max", op("sub", count, scalar(correction, acc)), Const(acc, 0.0))
+    none = Const(acc, 0.0)
+    free = op("max", op("sub", count, scalar(correction, acc)), none)
+    if not isinstance(correction, int | float) or correction < 0:
+        free = select(op("gt", count, none), free, none)  # of no values it is NaN, whatever the correction
 
     def at(outer: Index) -> Expr:
         var = op("div", squares.load(kept_index(how, outer)), free)

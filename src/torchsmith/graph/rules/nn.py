@@ -435,9 +435,12 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """A GPU's kernels for 16-bit numbers keep the query's layout, those for float32 put heads inside of rows."""
+    """A GPU's kernels for 16-bit numbers keep the query's layout, those for float32 put heads inside of rows. Where neither takes the call
+    it is made of products: rows that are not dense, and rows of float32 that are no multiple of 16 bytes."""
     shape = (*query.shape[:-1], value.shape[-1])
-    if query.dim() != 4 or query.dtype is torch.float64:
+    widths = [t.shape[-1] for t in (query, value) if type(t.shape[-1]) is int]
+    in_parts = query.dtype is torch.float64 or (query.dtype is torch.float32 and any(n % 4 for n in widths))
+    if query.dim() != 4 or in_parts or not all(same(t.stride(-1), 1) for t in (query, key, value)):
         return fresh(shape, query.dtype)
     if query.dtype is not torch.float32 and same(query.shape[-1], value.shape[-1]):
         n = query.shape[-1]
