@@ -148,6 +148,16 @@ def test_memory_order_is_that_of_the_kernel(name: str) -> None:
                 assert a.stride() == b.stride(), (first, second)
 
 
+def test_gradients_of_reflections_lie_as_they_do() -> None:
+    reflections, tau = torch.geqrf(torch.randn(4, 4))
+
+    def step(a: Tensor, tau: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad((torch.ormqr(a, tau, b) @ torch.linalg.householder_product(a, tau)).sum(), (a, tau, b))
+
+    args = [t.requires_grad_() for t in (reflections, tau, torch.randn(4, 4))]
+    torch.testing.assert_close(torchsmith.compile(step)(*args), step(*args), check_stride=True)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_windows_that_overlap_in_narrow_numbers(dynamic: bool) -> None:
     """Gradients of max pools: summed in float32 over the windows that chose an element, rounded once."""

@@ -9,7 +9,8 @@ import torch
 
 from ...codes import Unsupported
 from ..layout import Size, Sizes, are_equal, broadcast, contiguous_strides
-from ..tracing import current, device_of, fresh, make, rule
+from ..tracing import Tracing, current, device_of, fresh, function_rule, make, rule
+from .functions import is_watched
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -179,6 +180,16 @@ def ormqr(self: Tensor, input2: Tensor, input3: Tensor, left: bool = True, trans
     if not fits or not are_equal((*batch, least), input2.shape) or not are_equal((*batch, n), sides):
         raise RuntimeError(f"torch.ormqr: {list(self.shape)}, {list(input2.shape)} and {list(input3.shape)} do not fit")
     return _columns(input3.shape, input3.dtype)
+
+
+@function_rule(torch.ormqr, Tensor.ormqr, torch.linalg.householder_product, torch.orgqr, Tensor.orgqr)
+def by_reflections(trace: Tracing, call: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Traced, torch puts the gradient of the reflections together column by column; eager writes it into memory like theirs."""
+    if is_watched(input) and not input._has_symbolic_sizes_strides:
+        shown, like = input.view_as(input), torch.empty_like(input, requires_grad=False)
+        shown.register_hook(lambda grad: torch.empty_like(like).copy_(grad))
+        input = shown
+    return call(input, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 @rule(aten.linalg_lstsq.default)
