@@ -502,16 +502,37 @@ class Mixed(torch.autograd.Function):
         return ga, gb, None
 
 
+class Repeated(torch.autograd.Function):
+    """Keeps its input alone: backward calls the part again. Its weights get their gradients as arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, part: nn.Module, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.part = part
+        with torch.no_grad():
+            return part(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.part(x)
+        grad, *grads = torch.autograd.grad(y, [x, *ctx.part.parameters()], g)
+        return grad, None, *grads
+
+
 @feature
 def functions_of_ones_own(way: Way) -> Iterator[Any]:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+            self.part = mlp(8, 6, 8)
             self.register_buffer("fixed", torch.linspace(0.5, 1.5, 8))
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             h = InPlaceTanh.apply(self.a(x) * 1.0)
+            h = h + Repeated.apply(h, self.part, *self.part.parameters())
             h = Mixed.apply(h, self.fixed, True) + Mixed.apply(self.fixed, h, False)
             out = self.c(Cube.apply(self.b(h), 0.1))
             values, index = TopOne.apply(out)

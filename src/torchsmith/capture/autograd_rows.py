@@ -1,7 +1,9 @@
 """torch.autograd.Function: one node that keeps its own backward when gradients are needed, its forward inlined when not.
 
 In: the class and the arguments of `apply`. Out: the machine's value of the result. Either way forward is interpreted, so that what it
-reads is guarded; for a node so is backward, what both recorded is taken back, and autograd then sees `apply` itself on tracing tensors.
+reads is guarded; for a node so is backward. Then what both recorded is taken back, and autograd sees `apply` itself on tracing tensors;
+where that would be given more than tensors and numbers (a module whose weights backward reads), forward stays in the graph, and a node
+`Own(body)` gives its results the interpreted backward.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
+from ..graph import tracing
+from ..graph.sizes import SymTypes
 from . import attributes as at
 from . import hooks, torch_rows, transforms
 from .attributes import Raised
@@ -29,15 +33,19 @@ class Context:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Any, ...] = ()
         self.materialize_grads = True
+        self.dirty: tuple[Any, ...] = ()
+        self.non_differentiable: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
 
     save_for_forward = save_for_backward
 
-    def mark_dirty(self, *tensors: Any) -> None: ...
+    def mark_dirty(self, *tensors: Any) -> None:
+        self.dirty = tensors
 
-    def mark_non_differentiable(self, *tensors: Any) -> None: ...
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.non_differentiable = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
         self.materialize_grads = value
@@ -56,21 +64,23 @@ def apply(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     mark, before = recorder.last_node(), hooks.state_of_objects(m)
     reads, ctx = m.world.reads[0], Context(needs)
     made = _forward(m, cls, rest, kwargs, ctx)
-    around = _backward(m, cls, ctx, made)
+    got = _backward(m, cls, ctx, made)
     if reads != m.world.reads[0] or m.global_writes or m.cell_writes:  # it runs on the objects as they were before the program
         raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__} may read what the program changed before")
     if before != hooks.state_of_objects(m):
         raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__} changes Python objects")
-    _guard_tensors(m, mark, around, rest)
+    if got is not None and not kwargs and not all(map(_is_plain, rest)):
+        return _own(m, cls, got, ctx, made, rest)
+    _guard_tensors(m, mark, [] if got is None else got.around, rest)
     recorder.take_back(mark)
     return recorder.record("function", _callable(cls), tuple(rest), kwargs)
 
 
-def _backward(m: Machine, cls: Any, ctx: Context, made: Any) -> list[Any]:
-    """Interpret backward for what it reads; the nodes from around it that it reads."""
+def _backward(m: Machine, cls: Any, ctx: Context, made: Any) -> transforms.Captured | None:
+    """Interpret backward: what it reads, and what it does to the gradients of the tensors among the results."""
     fn = at.load_attr(m, cls, "backward")
     if fn is torch.autograd.Function.backward:
-        return []
+        return None
     results = made if type(made) is tuple else (made,)
     tensors = [transforms.like(t) for t in results if issubclass(type(t), Tensor)]
 
@@ -79,9 +89,70 @@ def _backward(m: Machine, cls: Any, ctx: Context, made: Any) -> list[Any]:
         return [ctx, *(next(rest) if issubclass(type(t), Tensor) else None for t in results)], {}
 
     try:
-        return transforms.capture_body(m, fn, tensors, arguments).around
+        return transforms.capture_body(m, fn, tensors, arguments)
     except Raised as error:
         raise Unsupported("CAP025", at=m.loc(), detail=f"{cls.__name__}.backward: {error.exc!r}") from error
+
+
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, *SymTypes})
+
+
+def _is_plain(value: Any) -> bool:
+    """May this be an argument of a node?"""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return issubclass(type(value), Tensor) or type(value) in _PLAIN
+
+
+def _own(m: Machine, cls: Any, got: transforms.Captured, ctx: Context, made: Any, args: Args) -> Any:
+    """The results of forward, as autograd has to know them: with backward's body as their derivative."""
+    results = list(made) if type(made) is tuple else [made]
+    tensors = [t for t in results if issubclass(type(t), Tensor)]
+    given = [k for k, a in enumerate(args) if issubclass(type(a), Tensor)]
+    memory = {tracing.storage(args[k]) for k in given}
+    grads, more = got.constants[: len(args)], got.constants[len(args) :]
+    fits = len(grads) == len(args) and all(c == (None,) or (c is None and k in given) for k, c in enumerate(grads))
+    is_fresh = not ctx.dirty and all(tracing.storage(t) not in memory for t in tensors)
+    if not fits or any(c != (None,) for c in more) or not is_fresh or not ctx.materialize_grads or not tensors:
+        raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__} is given more than tensors and numbers")
+    constant = [k for k, t in enumerate(tensors) if any(t is x for x in ctx.non_differentiable)]
+    places = [given.index(k) for k, c in enumerate(grads) if c is None]
+    target = Own(cls.__name__, got.graph, places, len(given), len(tensors), constant)
+    shown = m.recorder.record("function", target, (*(args[k] for k in given), *tensors, *hooks.values(got)), {})
+    rest = iter(shown if type(shown) is tuple else (shown,))
+    found = tuple(next(rest) if issubclass(type(r), Tensor) else r for r in results)
+    return found if type(made) is tuple else found[0]
+
+
+class Own:
+    """The target of a node: of `inputs` tensors, `results` made of them, and what the body reads besides, the results with the body as their
+    derivative. places: the inputs whose gradients the body gives, in order; constant: results that are not differentiable."""
+
+    def __init__(self, name: str, graph: torch.fx.Graph, places: list[int], inputs: int, results: int, constant: list[int]) -> None:
+        self.graph, self.places, self.inputs, self.results, self.constant = graph, places, inputs, results, constant
+        self.__name__ = self.__qualname__ = f"own_{name}_{id(graph):x}"
+
+    def __call__(self, *args: Any) -> Any:
+        border = self.inputs + self.results
+        return _Given.apply(self, args[border:], *args[:border])
+
+
+class _Given(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Own, around: tuple[Any, ...], *tensors: Tensor) -> Any:  # type: ignore[override]
+        ctx.own, ctx.around = own, around
+        made = tuple(t.clone() for t in tensors[own.inputs :])
+        ctx.mark_non_differentiable(*(made[k] for k in own.constant))
+        return made if len(made) > 1 else made[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        own: Own = ctx.own
+        found = transforms.run_body(own.graph, (*grads, *ctx.around))
+        given: list[Any] = [None] * (own.inputs + own.results)
+        for k, g in zip(own.places, found, strict=True):
+            given[k] = g
+        return (None, None, *given)
 
 
 def _guard_tensors(m: Machine, mark: Any, around: list[Any], args: Args) -> None:

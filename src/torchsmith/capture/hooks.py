@@ -64,7 +64,7 @@ class OwnHooks:
         for h in self.handles:
             if not h.removed:
                 got = self._captured(h)
-                self.m.record("function", Hooked(got.graph), (h.tensor, *_values(got)), {})
+                self.m.record("function", Hooked(got.graph), (h.tensor, *values(got)), {})
 
     def _captured(self, h: Handle) -> transforms.Captured:
         m, t = self.m, h.tensor
@@ -109,7 +109,7 @@ def _is_empty(cell: types.CellType) -> bool:
     return False
 
 
-def _values(got: transforms.Captured) -> list[Any]:
+def values(got: transforms.Captured) -> list[Any]:
     return [n.meta["val"] if issubclass(type(n), fx.Node) else n for n in got.around]
 
 
@@ -156,4 +156,4 @@ def gradients(m: Machine, met: Sequence[tuple[Tensor, transforms.Captured]], arg
     if not met:
         return m.record("function", torch.autograd.grad, args, {})
     target = Pass([got.graph for _, got in met])
-    return m.record("function", target, (tuple(t for t, _ in met), tuple(tuple(_values(got)) for _, got in met), *args), {})
+    return m.record("function", target, (tuple(t for t, _ in met), tuple(tuple(values(got)) for _, got in met), *args), {})
