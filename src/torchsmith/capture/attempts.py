@@ -164,6 +164,8 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
             continue
         pinned = _pinned(state, captured)
         if all(d in static.get(source, ()) for source, d in pinned):  # nothing, or nothing that could be told the machine
+            if not settings.fullgraph:  # a derivative that needs one of them as a constant would be compiled for each value
+                captured.facts.loose = captured.facts.floats()
             return captured
         needed = {str(captured.facts.sources[n]) for n in captured.facts.fixed if n in captured.facts.sources}
         needed |= {source for source, d in pinned if d == ITSELF and source in state.counted}

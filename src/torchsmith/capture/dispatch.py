@@ -396,7 +396,7 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
             return _make(d, state, fn, args, kwargs, call)
         count_operators(state, captured)
         reason = compiled.report.code
-        numbers = reason not in (None, "AUT001") and any(r.origin[0] == "scalar" for r in captured.facts.symbols.values())
+        numbers = reason not in (None, "AUT001", "GRA015") and any(r.origin[0] == "scalar" for r in captured.facts.symbols.values())
         if numbers and state.forget_numbers(Unsupported(reason or "", at=location(fn))):
             return _make(d, state, fn, args, kwargs, call)
         return install(d, state, fn, captured, compiled, name, call, _point)

@@ -571,7 +571,7 @@ def write_bernoulli(rec: Recording, func: OpOverload, self: torch.Tensor, p: flo
     back = sorted(range(self.dim()), key=order.__getitem__)
     with rec._operators:
         blank = rec.made_on(device_of(self), torch.empty, ([self.shape[d] for d in order],), {"dtype": self.dtype})
-        rec.assign(self, aten.bernoulli.p(blank, p, generator=generator).permute(back))
+        rec.assign(self, rec.dispatch(aten.bernoulli.p, (blank, p), {"generator": generator}).permute(back))
     return self
 
 

@@ -102,6 +102,7 @@ SYMBOLIC_OF: dict[str, str] = {
     "_scaled_dot_product_flash_attention_for_cpu": "scale", "scaled_dot_product_attention": "scale", "threshold": "threshold",
     "hardtanh": "min_val max_val", "softplus": "beta threshold", "hardshrink": "lambd", "softshrink": "lambd", "index_add": "alpha",
     "embedding_dense": "num_weights", "_embedding_bag": "num_weights", "_embedding_bag_dense": "num_weights", "bincount": "minlength",
+    "elu": "alpha scale input_scale", "bernoulli": "p",
     "addmm": "beta alpha", "baddbmm": "beta alpha", "addmv": "beta alpha", "addbmm": "beta alpha", "addr": "beta alpha",
 }  # fmt: skip
 PINNED_OF: dict[str, str] = {"unfold": "size", "unfold_copy": "size", "histc": "min max", "nonzero_static": "fill_value"}

@@ -113,6 +113,10 @@ class SizeFacts:
         self.hints[name] = hint  # type: ignore[assignment]
         return torch.SymFloat(SizeNode(sym, hint, self, "float"))
 
+    def floats(self) -> frozenset[str]:
+        """The floats from outside that vary, by what they were made of."""
+        return frozenset(str(s) for name, s in self.sources.items() if name in self.symbols and self.symbols[name].sym.dtype is dt.f64)
+
     def said(self, e: Expr) -> str:
         """Text of a condition or size that names the lines that read its numbers."""
         text = print_condition(e, self.dims | {name: f"[item() at {at}]" for name, at in self.read_at.items()})
@@ -616,7 +620,7 @@ class SizeNode:
         return int(self.hint)
 
     def _is_assumable(self) -> None:
-        if self.facts.loose and not self.facts.frozen:
+        if self.facts.loose:
             names = [str(self.facts.sources.get(x.name)) for x in walk(self.expr) if isinstance(x, Sym)]
             if any(n in self.facts.loose for n in names):
                 raise Unsupported("GRA015", at=self.facts.loc, detail=names[0])

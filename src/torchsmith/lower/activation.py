@@ -6,6 +6,7 @@ import math
 import struct
 from typing import Any
 
+from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, op, select
 from .core import Builder
 from .numerics import cast, ir_dtype, opmath
@@ -109,20 +110,23 @@ def log_sigmoid_of(e: Expr) -> Expr:
     return op("sub", op("min", e, c(e, 0.0)), op("log1p", op("exp", op("neg", op("abs", e)))))
 
 
-def elu_of(cx: Builder, x: Ref, alpha: float, scale: float, input_scale: float) -> Ref:
+def elu_of(cx: Builder, x: Ref, alpha: Any, scale: Any, input_scale: Any) -> Ref:
     """x * scale above 0, expm1(x * input_scale) * alpha * scale below."""
 
     def value(e: Expr) -> Expr:
         above = op("mul", e, c(e, scale)) if scale != 1 else e
         inner = op("mul", e, c(e, input_scale)) if input_scale != 1 else e
-        return select(op("gt", e, c(e, 0.0)), above, op("mul", op("expm1", inner), c(e, alpha * scale)))
+        return select(op("gt", e, c(e, 0.0)), above, op("mul", op("expm1", inner), c(e, factor)))
 
+    one = Const(dt.f64, 1.0)
+    varies = isinstance(alpha, Expr) or isinstance(scale, Expr)
+    factor = op("mul", c(one, alpha), c(one, scale)) if varies else alpha * scale
     return map_elements(cx, value, x)
 
 
 @lowers("aten.elu.default")
 def elu(cx: Builder, x: Ref, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Ref:
-    return elu_of(cx, x, float(alpha), float(scale), float(input_scale))
+    return elu_of(cx, x, *(v if isinstance(v, Expr) else float(v) for v in (alpha, scale, input_scale)))
 
 
 @lowers("aten.celu.default")

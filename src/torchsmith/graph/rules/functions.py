@@ -808,11 +808,3 @@ def _in_float32(name: str) -> None:
 
 for _name in FUNCTIONS.split():
     _in_float32(_name)
-
-
-@function_rule(torch.dropout)
-def dropout(trace: Tracing, call: Any, input: Tensor, p: float, train: bool) -> Tensor:
-    """On a GPU eager draws and multiplies in one kernel, whose numbers are others than those of bernoulli."""
-    if device_of(input).type == "cpu" or not train or not 0 < p < 1 or input.numel() == 0 or trace.facts.own_draws:
-        return call(input, p, train)
-    return torch.native_dropout(input, p, train)[0]
