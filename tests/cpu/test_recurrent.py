@@ -310,7 +310,7 @@ def test_gradients(kind: type[nn.RNNBase], how: dict[str, Any]) -> None:
         return torch.autograd.grad(grads[0].square().sum(), leaves, allow_unused=True) if further else grads
 
     compiled, apart = torchsmith.compile(penalty, fullgraph=True), torchsmith.compile(model, fullgraph=True)
-    for steps in (3, 1):
+    for steps in (2, 1):
         x = torch.randn(*((2, steps) if how.get("batch_first") else (steps, 2)), 4, dtype=torch.float64, requires_grad=True)
         for further in (False, True):
             torch.testing.assert_close(compiled(x, further), penalty(x, further))

@@ -281,7 +281,7 @@ def test_many_steps(whole: bool) -> None:
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())
     compiled = torchsmith.compile(step if whole else model)
-    batches, count = sized(5, 5, 5), 1_500
+    batches, count = sized(5, 5, 5), 500
 
     def run(steps: int) -> None:
         for number in range(steps):
@@ -290,7 +290,7 @@ def test_many_steps(whole: bool) -> None:
             else:
                 step(compiled, optimizer, *batches[number % 3])
 
-    run(300)
+    run(100)
     gc.collect()
     memory, objects = held(), len(gc.get_objects())
     run(count)
