@@ -1,6 +1,6 @@
 # Everything starts from nothing: `make demo` and `make test` create .venv, install pinned versions, build the C extensions and run.
 #   make demo          compile real models, print correctness, compile seconds, ms eager / compiled
-#   make test          the whole suite, cheap tests first
+#   make test          the whole suite, a part of it on each core (JOBS=1: one after the other)
 #   make check         ruff, mypy, import order, pure tests, one small model (3 minutes at most)
 #   make test-models   the heavy models too
 #   make sanitize      packages under AddressSanitizer, LeakSanitizer, ThreadSanitizer, UBSan and valgrind; memory over 100,000 calls
@@ -23,13 +23,24 @@ VISION_VERSION := $(shell sed -n 's/^torchvision==//p' constraints.txt)
 demo: setup
 	$(BIN)/python bench/demo.py
 
+# The suite in parts, each a process of its own, as many at a time as there are cores, the long ones first. What a part says comes when it
+# has ended. They share the cache alone. Threads that wait must not hold the other part's core.
+JOBS ?= $(shell nproc)
+PARTS := $(addprefix part-,pure cpu-1 cpu-2 models partners triton gpu)
+CPU_1 := $(wildcard tests/cpu/test_[a-e]*.py)
+ON_CPU := $(filter-out tests/cpu/test_triton.py,$(wildcard tests/cpu/test_*.py))
+
 test: setup
-	$(PYTEST) tests/pure tests/test_layers.py
-	$(PYTEST) tests/cpu -m "not heavy" --ignore=tests/cpu/test_triton.py
-	$(PYTEST) tests/cpu/test_triton.py  # alone: Triton's interpreter is chosen when Triton is first imported
-	$(PYTEST) tests/gpu  # with a driver of their own
-	$(PYTEST) tests/models -m "not models"
-	$(PYTEST) tests/partners -m "not heavy"
+	@OMP_WAIT_POLICY=passive $(MAKE) --no-print-directory -j$(JOBS) -Otarget $(PARTS)
+
+.PHONY: $(PARTS)
+part-pure: ; $(PYTEST) tests/pure tests/test_layers.py
+part-cpu-1: ; $(PYTEST) $(CPU_1) -m "not heavy"
+part-cpu-2: ; $(PYTEST) $(filter-out $(CPU_1),$(ON_CPU)) -m "not heavy"
+part-triton: ; $(PYTEST) tests/cpu/test_triton.py  # alone: Triton's interpreter is chosen when Triton is first imported
+part-gpu: ; $(PYTEST) tests/gpu  # with a driver of their own
+part-models: ; $(PYTEST) tests/models -m "not models"
+part-partners: ; $(PYTEST) tests/partners -m "not heavy"
 
 check: setup
 	$(BIN)/ruff check src tests bench
