@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import torchsmith
 from torchsmith import Unsupported
@@ -288,6 +289,23 @@ def test_between_torch_and_numpy() -> None:
     out = torchsmith.compile(lambda x, w: x * torch.from_numpy(np.sqrt(x.numpy())) * w, fullgraph=True)(X, w)
     out.sum().backward()
     torch.testing.assert_close(w.grad, (X * X.sqrt()).sum(0))
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex")
+def test_torch_takes_numbers_of_numpy_as_in_eager() -> None:
+    """As operands flags and complex64 count as floats; a tensor made of them has their dtype."""
+    numbers = np.bool_(True), np.int8(2), np.float16(2), np.float64(2), np.complex64(2), np.complex128(2)
+
+    def fn(x, n):
+        made = [torch.full((2,), v) for v in numbers], [torch.where(x > 0, v, 1) for v in numbers], [x.int() * v for v in numbers]
+        rows = [torch.tensor([[v, 1], [2, v]]) for v in numbers[1:4]], [torch.tensor([n, v]) for v in numbers[1:4]]
+        return *made, *rows, [torch.tensor(v) for v in numbers], [torch.as_tensor(v) for v in numbers], torch.tensor(data=np.int8(3))
+
+    compiled = torchsmith.compile(fn, backend="eager")
+    for n in (2, 3, 4):
+        got, want = compiled(X, n), fn(X, n)
+        assert [t.dtype for t in tree_leaves(got)] == [t.dtype for t in tree_leaves(want)]
+        assert all(torch.equal(g, w) for g, w in zip(tree_leaves(got), tree_leaves(want), strict=True))
 
 
 def test_numbers_of_numpy_beside_numbers_that_vary():

@@ -803,9 +803,29 @@ def _given_to_torch(fn: Any, shares: bool) -> None:
             raise refuse(m, f"{fn.__name__}() of a list of arrays")
         if fn is torch.from_numpy:
             raise refuse(m, "torch.from_numpy() of something else than an array")
+        if len(args) < 2 and kwargs.get("dtype") is None:
+            kwargs = kwargs | _dtype_of_scalars([*args, kwargs.get("data"), kwargs.get("obj")][0])
         return m.record("function", fn, tuple(args), kwargs)
 
     torch_rows.row(fn)(run)
+
+
+def _dtype_of_scalars(data: Any) -> dict[str, torch.dtype]:
+    """The dtype that torch.tensor() gives numbers of which some are NumPy's, as its keyword; empty for Python's alone."""
+
+    def has(data: Any, kind: type) -> bool:
+        return any(has(v, kind) for v in data) if isinstance(data, (list, tuple)) else isinstance(data, kind)
+
+    def plain(data: Any) -> Any:
+        return [plain(v) for v in data] if isinstance(data, (list, tuple)) else _SYMBOLS.get(type(data), lambda: data)()
+
+    if not has(data, np.generic) or has(data, Tensor):
+        return {}
+    try:
+        with really():
+            return {"dtype": torch.tensor(plain(data), device="cpu").dtype}
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch's, when the call is recorded
+        return {}
 
 
 @torch_rows.row(np.errstate)

@@ -461,7 +461,9 @@ class Recorder:
             if issubclass(type(value), plain):  # members of IntEnum and the like
                 return exact(value)
         if t.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-            return value.item()
+            number = value.item()
+            is_narrow = type(number) in (bool, complex) and not isinstance(value, complex)
+            return float(number.real) if is_narrow else number  # as which torch takes NumPy's flags and complex64
         if overrides.handler_of(self.machine, value):
             raise overrides.Overridden
         raise Unsupported("CAP024", at=self.loc(), detail=f"an argument of type {t.__name__} to a torch function")

@@ -236,7 +236,9 @@ def _averaged(cx: Builder, x: Ref, axis: int, m: Expr, scale: float | None, alig
 
         zero = Const(d, 0.0)
         found = cx.fold([size(longest)], [zero, zero], step, lambda a, b: [op("add", p, q) for p, q in zip(a, b, strict=True)])
-        return cast(op("div", found.picking(0), found.picking(1)), x.dtype)
+        total, weights = found.picking(0), found.picking(1)
+        mean = op("div", total, select(op("eq", weights, zero), Const(d, 1.0), weights))  # odd scales reach no element of weight
+        return cast(mean, x.dtype)
 
     return cx.stage(at, (*x.shape[:axis], m, *x.shape[axis + 1 :]), x.dtype)
 

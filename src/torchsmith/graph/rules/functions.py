@@ -16,6 +16,7 @@ from ..autocast import FUNCTIONS
 from ..layout import (
     CHANNELS_LAST_ORDER,
     FORMAT_NDIM,
+    UNKNOWN,
     broadcast,
     broadcasts_to,
     hint_of,
@@ -115,7 +116,14 @@ def _copied(trace: Tracing, t: Tensor, memory_format: torch.memory_format, is_vi
 
 def _may_show(t: Tensor, new: Any) -> bool:
     """Is it a view for the sizes at hand? All that is asked of them on the way is assumed."""
+    if _is_empty(t):
+        return True
     return view_strides([1 if asked_equal(n, 1) else n for n in t.shape], t.stride(), new, asked_equal) is not None
+
+
+def _is_empty(t: Tensor) -> bool:
+    """Has it no elements? The answer is assumed, but of what only running tells."""
+    return any(hint_of(n) != UNKNOWN and asked_equal(n, 0) for n in t.shape)
 
 
 def asked_equal(a: Any, b: Any) -> bool:
@@ -154,7 +162,8 @@ def contiguous(trace: Tracing, call: Any, self: Tensor, memory_format: Any = tor
     is_so = matches([hint_of(n) for n in self.shape], [hint_of(s) for s in self.stride()], order)  # for the sizes at hand
     if is_so and matches(with_ones(self), self.stride(), order, same if trace.facts.is_promise else asked_equal):
         return self
-    return _copied(trace, self, memory_format, lambda: matches(self.shape, self.stride(), order, asked_equal, asked_equal))
+    return _copied(trace, self, memory_format,
+                   lambda: _is_empty(self) or matches(self.shape, self.stride(), order, asked_equal, asked_equal))  # fmt: skip
 
 
 @function_rule(Tensor.reshape_as)

@@ -99,6 +99,8 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Behind the bags eager returns what its gradient needs; summing quickly it does not fill the bag of each index."""
+    if offsets.dim() != 1 or indices.dim() != 1:
+        raise RuntimeError(f"embedding_bag: indices and offsets have one dimension, not {indices.dim()} and {offsets.dim()}")
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
     if device_of(weight).type != "cpu":
         spare = fresh((bags, weight.shape[1]) if mode == 2 else (0,), indices.dtype)
