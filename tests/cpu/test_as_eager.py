@@ -423,6 +423,7 @@ COPIES: tuple[tuple[Callable[[Tensor], Any], tuple[tuple[int, ...], ...]], ...] 
     (lambda x: (x.t().reshape(-1).add_(1), x * 1), ((3, 4), (1, 4), (4, 1), (5, 2))),
     (lambda x: x[:, :2].contiguous(), ((3, 4), (1, 4), (3, 2), (5, 6))),
     (lambda x: x[..., 1:].contiguous(), ((3, 4), (6, 1), (0, 3))),
+    (lambda x: x * (2 if x.t().is_contiguous() else 3), ((3, 4), (1, 4), (4, 1), (0, 3))),
     (lambda x: x.transpose(1, 2).reshape(x.shape[0], -1), ((2, 3, 4), (2, 1, 4), (2, 3, 1), (3, 4, 5))),
     (lambda x: x.contiguous(memory_format=torch.channels_last), ((2, 3, 4, 5), (2, 1, 4, 5), (3, 2, 1, 1))),
     (lambda x: (x.t().contiguous().flatten().view(-1, 1), x.add_(1)), ((3, 4), (1, 4), (4, 1))),

@@ -155,8 +155,6 @@ def matches(
     equals_one: Callable[[Size, Size], bool] = lambda s, one: type(s) is int and s == one,
 ) -> bool:  # fmt: skip
     """Are these the dense strides of `order` (fastest first), where the stride of a size-1 dimension does not matter?"""
-    if any(type(s) is int and s == 0 for s in shape):
-        return True
     step: Size = 1
     for d in order:
         s = shape[d]
@@ -171,7 +169,8 @@ def matches(
 def is_contiguous(t: torch.Tensor) -> bool:
     if not t._has_symbolic_sizes_strides:
         return t.is_contiguous()
-    return matches(t.shape, t.stride(), range(t.dim() - 1, -1, -1))
+    is_empty = any(type(s) is int and s == 0 for s in t.shape)  # in other formats the strides of an empty tensor count
+    return is_empty or matches(t.shape, t.stride(), range(t.dim() - 1, -1, -1))
 
 
 def is_channels_last(t: torch.Tensor) -> bool:

@@ -151,19 +151,34 @@ def broadcast_tensors(trace: Tracing, call: Any, *tensors: Tensor) -> Any:
     return tuple([t.expand(shape) for t in tensors])
 
 
+def _in_format(t: Tensor, memory_format: torch.memory_format) -> bool:
+    """Is it contiguous in this format, of its rank, for the sizes at hand? The answer is assumed."""
+    if memory_format is torch.contiguous_format:
+        return _is_empty(t) or matches(t.shape, t.stride(), range(t.dim() - 1, -1, -1), asked_equal, asked_equal)
+    return matches(t.shape, t.stride(), CHANNELS_LAST_ORDER[t.dim()], asked_equal, asked_equal)
+
+
+@function_rule(Tensor.is_contiguous)
+def asks_contiguous(trace: Tracing, call: Any, self: Tensor, memory_format: Any = torch.contiguous_format) -> bool:
+    """The program's own question, which it may branch on."""
+    if not self._has_symbolic_sizes_strides or FORMAT_NDIM.get(memory_format, self.dim()) != self.dim():
+        return call(self, memory_format=memory_format)  # type: ignore[no-any-return]
+    return _in_format(self, memory_format)
+
+
 @function_rule(Tensor.contiguous)
 def contiguous(trace: Tracing, call: Any, self: Tensor, memory_format: Any = torch.contiguous_format) -> Tensor:
     """A copy unless it is known to be none. Torch would ask about each stride."""
-    if not self._has_symbolic_sizes_strides or memory_format is torch.preserve_format:
+    is_unfit = FORMAT_NDIM.get(memory_format, self.dim()) != self.dim()
+    if not self._has_symbolic_sizes_strides or memory_format is torch.preserve_format or is_unfit:
         return call(self, memory_format=memory_format)  # type: ignore[no-any-return]
     if is_contiguous(self) if memory_format is torch.contiguous_format else is_channels_last(self):
         return self
-    order = CHANNELS_LAST_ORDER.get(self.dim(), ()) if memory_format in FORMAT_NDIM else range(self.dim() - 1, -1, -1)
+    order = CHANNELS_LAST_ORDER[self.dim()] if memory_format in FORMAT_NDIM else range(self.dim() - 1, -1, -1)
     is_so = matches([hint_of(n) for n in self.shape], [hint_of(s) for s in self.stride()], order)  # for the sizes at hand
     if is_so and matches(with_ones(self), self.stride(), order, same if trace.facts.is_promise else asked_equal):
         return self
-    return _copied(trace, self, memory_format,
-                   lambda: _is_empty(self) or matches(self.shape, self.stride(), order, asked_equal, asked_equal))  # fmt: skip
+    return _copied(trace, self, memory_format, lambda: _in_format(self, memory_format))
 
 
 @function_rule(Tensor.reshape_as)
