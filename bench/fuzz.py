@@ -9,7 +9,7 @@ answers.
     python bench/fuzz.py --device cuda --show chains 17       # one program in this process
 
 Processes are asked one program at a time. Each has its share of the fuzzers, so that all get about the same time, and a cache directory
-of its own. One that died is replaced. Most of them compile C at -O0, which is many times cheaper (--optimized).
+of its own. One that died or found something is replaced. Most of them compile C at -O0, which is many times cheaper (--optimized).
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def employ(number: int, names: Sequence[str], new: Callable[[Path], Hand], end: 
                     break
                 summary.add(name, seed, answer.get("done", "") or (f"{answer['lost']}\n{answer['doing']}" if "lost" in answer else ""),
                             answer.get("native", {}), seconds)  # fmt: skip
-                if "lost" in answer or task is None:
+                if "lost" in answer or answer.get("done") or task is None:  # what was wrong may have left something behind
                     break
             hand.end()
 
