@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -204,6 +205,15 @@ def test_under_gradients() -> None:
         fn(b, lr).backward()
         torch.testing.assert_close(a.grad, b.grad)
     assert len(compiled.entries) == 2
+
+
+def test_numbers_in_tuples_and_lists() -> None:
+    """Only those of a tuple that vary (an optimizer's betas) are symbols; of a list all floats, once one does (rewards)."""
+    run(lambda x, t: x.lerp(x * 2, 1 - t[0]) * t[1], ((0.9, 0.99), (0.8, 0.99), (0.85, 0.99), (0.7, 0.9), (0.3, 0.4)), most=3)
+    run(lambda x, t: F.interpolate(x.view(1, 1, 3, 4), size=t), ((3, 4), (5, 6), (7, 9), (4, 4)), most=2)
+    lists = ([0.1, 0.2, 0.3], [0.1, 0.5, 0.3], [0.7, 0.6, 0.2])
+    run(lambda x, t: x * torch.tensor(deque([a + 1 for a in t])).sum(), lists, most=2)
+    run(lambda x, t: x * (1 if t == (1.0, 2.0) else 2) * t[0], ((1.0, 2.0), (2.0, 2.0), (3.0, 2.0)), most=2)
 
 
 def test_other_modules_stay_constants() -> None:

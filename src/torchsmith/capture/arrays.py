@@ -12,6 +12,7 @@ import inspect
 import operator
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -799,6 +800,8 @@ def _given_to_torch(fn: Any, shares: bool) -> None:
             if fn is torch.tensor:
                 return _copied(m, tensor, *args[1:], **kwargs)
             args[0] = tensor
+        elif fn in (torch.tensor, torch.as_tensor) and args and type(args[0]) is deque and m.world.of(args[0]) is None:
+            args[0] = list(args[0])
         elif any(map(holds_array, args)):
             raise refuse(m, f"{fn.__name__}() of a list of arrays")
         if fn is torch.from_numpy:

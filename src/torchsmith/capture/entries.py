@@ -57,7 +57,7 @@ def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compile
 
 
 def _holders(rows: Sequence[Guard], call: Call) -> dict[str, weakref.ref[torch.nn.Module]]:
-    numbers = [g.source for g in rows if g.kind == "equals" and type(g.value) in (int, float)]
+    numbers = [g.source for g in rows if g.kind == "equals" and type(g.value) in (int, float, tuple)]
     found = {str(s): _holder(s, call) for s in numbers}
     return {place: weakref.ref(module) for place, module in found.items() if module is not None}
 
@@ -248,14 +248,12 @@ def _failed_guard(entry: Any, call: Call) -> Guard | None:
 
 def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
     """Dimensions in which this call differs from an entry become dynamic in the next capture."""
+    lists: dict[Source, None] = {}  # with a float that varies: the others in it will
     for g in known.guards:
-        if g.kind == "equals" and state.may_have.get(type(g.value)):
-            n = guards.evaluate(g.source, call)
-            varies = type(n) is type(g.value) and n != g.value and (type(n) is float or abs(n) >= least_number(state.point))
-            if varies and not _is_another_module(g.source, known, call):
-                state.dynamic_dims.setdefault(str(g.source), set()).add(ITSELF)
-                state.numbers[str(g.source)] = type(n)
-                state.counted.update(() if state.point is None else {str(g.source)})
+        if g.kind == "equals" and type(g.value) in (int, float, tuple):
+            kind = _learn_number(state, g.source, g.value, guards.evaluate(g.source, call), known, call)
+            if kind is float and isinstance(g.source, Item) and type(guards.evaluate(g.source.base, call)) is list:
+                lists[g.source.base] = None
         if g.kind != "tensor":
             continue
         want: TensorGuard = g.value
@@ -265,6 +263,31 @@ def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
         varying = {i for i, (was, now) in enumerate(zip(want.sizes, v.shape, strict=True)) if was is not None and was != now}
         if varying:
             state.dynamic_dims.setdefault(str(g.source), set()).update(varying)
+    for g in known.guards if lists else ():
+        if g.kind == "equals" and type(g.value) is float and isinstance(g.source, Item) and g.source.base in lists:
+            _note_number(state, g.source, float)
+
+
+def _note_number(state: State, source: Source, kind: type) -> None:
+    state.dynamic_dims.setdefault(str(source), set()).add(ITSELF)
+    state.numbers[str(source)] = kind
+    state.counted.update(() if state.point is None else {str(source)})
+
+
+def _learn_number(state: State, source: Source, was: Any, now: Any, known: Installed, call: Call) -> type | None:
+    """A number in whose place there is another one, and those in a tuple (an optimizer's betas). Out: its kind, if it varies."""
+    if type(now) is not type(was) or now == was or _is_another_module(source, known, call):
+        return None
+    kind: type | None = type(now)
+    if type(now) is tuple:
+        pairs = zip(was, now, strict=True) if len(was) == len(now) else ()
+        kinds = [_learn_number(state, Item(source, i), a, b, known, call) for i, (a, b) in enumerate(pairs) if type(a) in (int, float)]
+        kind = next((k for k in kinds if k is not None), None)
+    elif not state.may_have.get(type(now)) or (type(now) is int and abs(now) < least_number(state.point)):
+        return None
+    if kind is not None:
+        _note_number(state, source, kind)
+    return kind
 
 
 def _holder(source: Source, call: Call) -> torch.nn.Module | None:

@@ -66,7 +66,7 @@ class Machine:
         self.frames: list[Frame] = []
         self.recorder = Recorder(self)
         self.world = World(self.loc, self.recorder.tensor_input, self.recorder.number_input)
-        self.world.real_tensor = self.recorder.real_tensor
+        self.world.real_tensor, self.world.varies = self.recorder.real_tensor, self.recorder.varies
         self.arrays: dict[int, arrays.ArrayValue] = {}  # by the id of the array from outside
         self.world.array = functools.partial(arrays.given, self)
         self.world.walk = functools.partial(iterators.walked, self)

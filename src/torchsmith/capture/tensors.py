@@ -236,6 +236,10 @@ class Recorder:
         self.real[id(real)] = Info(None, node, source, real, self._make_input)
         return node
 
+    def varies(self, source: Source) -> bool:
+        """Was this number, or one in this tuple, seen to vary?"""
+        return bool(self.dynamic_dims) and ITSELF in self.dynamic_dims.get(str(source), ())
+
     def number_input(self, value: int | float, source: Source) -> torch.SymInt | torch.SymFloat | None:
         """The symbol of a number from outside that was seen to vary, or that Python computes of one; None where it is a constant. Integers
         nearer to 0 than `least` always are. A symbol is not negative: that of a negative integer stands for its opposite."""

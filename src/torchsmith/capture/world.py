@@ -171,6 +171,7 @@ class World:
     ) -> None:  # fmt: skip
         """tensor, number: what stands for a tensor, and for an integer or float if it is to vary (None: it is pinned)."""
         self.loc, self._tensor, self._number = loc, tensor, number
+        self.varies: Callable[[Source], bool] = lambda source: False  # were other numbers seen in this tuple?
         self.tracks: dict[int, Track] = {}
         self.keep: list[Any] = []
         self.guards: dict[Any, Guard] = {}
@@ -442,7 +443,7 @@ def is_constant(obj: Any) -> bool:
 
 
 def _wrap_tuple(world: World, obj: Any, source: Source | None) -> Any:
-    if source is None or is_constant(obj):
+    if source is None or (is_constant(obj) and not world.varies(source)):
         if source is None and not is_constant(obj):
             source = FixedObject(obj, "tuple")
         else:
