@@ -24,6 +24,7 @@ from fuzz_python import check
 import torchsmith
 from torchsmith import compiler
 from torchsmith.codes import Unsupported
+from torchsmith.events import recording
 
 X = torch.arange(6.0).reshape(2, 3) / 7 - 0.3
 PROGRAMS: list[object] = []
@@ -928,6 +929,20 @@ def test_values_that_change_do_not_compile_anew():
     for k in range(20):
         same(outcome(compiled, (X + k,)), outcome(f, (X + k,)))
     assert len(backend.seen) <= 3
+
+
+def test_a_method_of_another_list_in_each_call_does_not_compile_anew():
+    def f(x, log):
+        y = x * 2
+        log.append(round(x.sum().item(), 2))
+        return y + 1, log
+
+    backend = Graphs()
+    compiled = torchsmith.compile(f, backend=backend)
+    with recording() as seen:
+        for k in range(4):
+            same(outcome(compiled, (X + k, [])), outcome(f, (X + k, [])))
+    assert len(backend.seen) <= 2 and not [e for e in seen if e.kind == "recompile"]
 
 
 # Seeds that once failed, and a few more.

@@ -252,6 +252,12 @@ class World:
     def pin(self, obj: Any, source: Source | None) -> Any:
         """An object that is a constant once its identity is guarded."""
         owned = type(obj) is types.BuiltinFunctionType and not issubclass(type(obj.__self__), (types.ModuleType, type, type(None)))
+        if owned and source is not None and isinstance(root_of(source), Local) and container_base(type(obj.__self__)):
+            self.guard(source, "type", type(obj))  # losses.append: another object whenever it is read
+            self.guard(Attr(source, "__name__", "getattr"), "equals", obj.__name__)
+            self.wrap(obj.__self__, Attr(source, "__self__", "getattr"))
+            self.keep.append(obj)
+            return obj
         if owned and not is_binding(obj):
             self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # a method: what it belongs to is from outside
         if source is not None and not isinstance(source, FixedObject):
