@@ -49,9 +49,7 @@ WASTE = 2.0  # lanes for each element of a long row that is held whole: more are
 WARPS = 8  # of a program that sums long columns
 HELD = WARPS * 32 * 4 * 40  # bytes of registers for what its threads sum up
 PROGRAMS = 4  # for each processor, of a sum in parts
-COLUMNS = 64  # grid positions beside each other where the row does not lie contiguous
 SECTOR, LINE = 32, 128  # bytes: fewer of them beside each other are read in vain; of a line of the cache
-LOST = 1.125  # lanes for each column of a row
 AGAIN = 2  # times that what a group made may be computed once more for its neighbours
 SHORT = 16  # trips of a Fold that are not worth a dimension of their own, where its steps are far
 SIDE = 64  # of a tile whose loads and stores lie along different axes
@@ -454,12 +452,10 @@ class Builder:
         return numel(lengths[a] for a in x.axes() if a in lengths)
 
 
-def columns(n: int, itemsize: int = 4) -> int:
-    """How many of `n` columns beside each other one program takes: whole lines of memory, and few lanes beyond the last one."""
-    lanes = min(COLUMNS, pow2(n))
-    while lanes * itemsize > LINE and -(-n // lanes) * lanes > LOST * n:
-        lanes //= 2
-    return lanes
+def columns(n: int, itemsize: int) -> int:
+    """How many of `n` columns beside each other one program takes: a line of memory. Wider tiles leave fewer rows to each program, whose
+    threads then add up among themselves for longer than they load."""
+    return min(LINE // itemsize, pow2(n))
 
 
 def replace_axes(f: Fold, axes: Axes) -> Fold:
@@ -613,10 +609,11 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffe
         return [s] if parts < 2 or trips <= size else _in_parts(s, f, buffers, trips, size, -(-trips // size))
     beside = contiguous_axis(s, f, lying)
     width = 0 if beside is None else estimate(beside[1])
-    programs = results // width * -(-width // columns(width)) if width else results
+    itemsize = min((x.dtype.itemsize for x in walk(*f.update) if isinstance(x, Load)), default=4)
+    programs = results // width * -(-width // columns(width, itemsize)) if width else results
     each = trips * results // max(1, programs)
     processors = target.weights.processors
-    if programs >= processors or each < 32 * STEP or trips < 128:
+    if programs >= (2 if width else 1) * processors or each < 32 * STEP or trips < 128:  # programs of columns are narrow
         return [s]
     least = 2 * STEP if beside is None else 32  # whole steps of walk_rows, which need no mask
     size = max(least, -(-trips * programs // (PROGRAMS * processors)))
