@@ -33,7 +33,7 @@ from torchsmith.lower import lower
 from torchsmith.options import Options
 from torchsmith.runtime.cubins import compile_images
 from torchsmith.schedule import blocks
-from torchsmith.schedule.fusion import rematerialize
+from torchsmith.schedule.fusion import near_sums, rematerialize
 from torchsmith.schedule.fusion.drop_masks import drop_masks
 from torchsmith.schedule.fusion.fuse import fuse
 
@@ -215,6 +215,20 @@ def test_residual_and_norm_share_a_kernel():
     assert sum(isinstance(k, Kernel) for k in scheduled.body) == 1
     (text,) = texts_of(scheduled)
     assert text.count("tl.load(") == 4  # both operands once, weight and bias
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_norm_and_two_halves_are_part_of_a_row_times_a_matrix(monkeypatch, dtype):
+    """The gate of a decoder for one token: a sum more over the row, and both halves in one program; the row times the next matrix."""
+    monkeypatch.setattr(near_sums, "LEAST", 8)
+
+    def gate(x, g, b, w, v):
+        one, two = (F.layer_norm(x, (70,), g, b) @ w.t()).chunk(2, -1)
+        return x + (F.silu(one) * two) @ v.t()
+
+    args = [t.to(dtype) for t in (rows(1, 70), rows(70), rows(70), rows(48, 70) * 0.1, rows(70, 24) * 0.1)]
+    scheduled = check_triton(gate, *args, rtol=1e-2, atol=1e-2)
+    assert sum(isinstance(k, Kernel) for k in scheduled.body) == 2
 
 
 def test_every_function_has_a_text():

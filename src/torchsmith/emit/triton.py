@@ -333,13 +333,15 @@ class Emitter:
 
     # ------------------------------------------------------------ statements
     def block(self, body: tuple[Stmt, ...]) -> None:
-        for stmt in body:
+        for k, stmt in enumerate(body):
             printer = STATEMENTS.get(type(stmt))
             if printer is None:
                 raise Unsupported("EMI001", detail=f"{type(stmt).__name__} in Triton")
             waiting = {buf for buf, _, _ in self.later if self.is_loaded(buf)}
             if waiting and any(isinstance(x, Load) and x.buf in waiting for x in walk(*expressions(stmt))):
                 self.store()
+            if isinstance(stmt, Let) and isinstance(stmt.value, Fold):
+                self.ask_ahead(stmt, body[k + 1 :])
             printer(self, stmt)
 
     def registers(self, axes: Iterable[Axis], dtype: DType) -> int:
@@ -384,6 +386,24 @@ class Emitter:
         if registers + sum(n for _, _, n in waiting) > LATER:
             self.store()
         self.later.append((buf, text, registers))
+
+    def ask_ahead(self, let: Let, later: tuple[Stmt, ...]) -> None:
+        """Before a row's Fold: the loads of a later Fold along this row that reads its value. They need not wait for it."""
+        for stmt in later:
+            fold = stmt.value if isinstance(stmt, Let) else None
+            if not isinstance(fold, Fold) or len(fold.axes) != 1 or let.var not in set(walk(*fold.update)):
+                continue
+            (axis,), (extent,) = fold.axes, fold.extents
+            tile = self.tiles.get(axis)
+            if tile is None or tile.how != "row" or fold.order != "any" or not fold.combine or const_of(extent) in (None, 0):
+                continue
+            if axis not in self.level:
+                self.declare(axis, extent, "", tile.size, False)
+            for x in walk(*fold.update):
+                if not isinstance(x, Load) or x.mask is not None or x.buf in self.written or any(isinstance(i, Load) for i in walk(*x.index)):
+                    continue
+                if axis in self.free(x) and all(leaf in self.level for leaf in self.free(x)):
+                    self.emit(x)
 
     def text(self) -> str:
         k = self.kernel

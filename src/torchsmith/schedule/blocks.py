@@ -29,6 +29,7 @@ from .access import Access, collect, map_folds, merge_table, simplify
 from .deps import estimate, free_axes, numel
 from .fusion.fuse import guard, simple_axes
 from .fusion.group import WINDOW, Group, Grouper, Item, is_ordered, rename, same_axes, stage_work
+from .fusion.near_sums import near_sums
 from .fusion.rematerialize import rematerialize
 from .fusion.split import contiguous_axis, in_two_steps
 from .join_kernels import join_kernels
@@ -226,7 +227,7 @@ class Builder:
         self.names = itertools.count()
 
     def draft(self) -> Draft:
-        d = Drafter(self.group, self.buffers, self.own).run()
+        d = Drafter(self.group, self.buffers, self.own, nested=True).run()
         forward(d)
         drop_unread(d, self.own)
         memo: dict[Expr, Expr] = {}
@@ -420,6 +421,9 @@ class Builder:
         lanes = 1
         while lanes * 2 * wide <= ELEMENTS * 2 and rows >= lanes * 4 * self.target.weights.processors:
             lanes *= 2
+        shared, far = self.beside_shared(d, x[0]) if x is not None else (False, 0)
+        if shared and lanes == 1 and far == 1 and wide <= STEP and rows >= 8 * self.target.weights.processors:
+            lanes = 2  # two rows for what is computed for all
         if x is not None and lanes > 1:
             tiles.append(Tile(x[0], lanes, "lanes"))
         for a, e in lengths.items():
@@ -427,8 +431,14 @@ class Builder:
             whole = n is not None and pow2(n) * lanes <= limit and (n <= STEP or pow2(n) <= WASTE * n)
             step = STEP * (4 if rows < 2 * self.target.weights.processors else 2)  # few programs: more of each at a time
             tiles.append(Tile(a, pow2(n or 1), "row") if whole else Tile(a, min(step, pow2(n or step)), "steps"))
-        held = max((t.size for t in tiles if t.how != "lanes"), default=1) * lanes
+        held = max((t.size for t in tiles if t.how != "lanes"), default=1) * (1 if shared and wide > STEP // 2 else lanes)
         return tiles, 1 if held <= 256 else 2 if held <= 512 else 4 if held <= 2048 else 8 if held <= 8192 else 16
+
+    def beside_shared(self, d: Draft, x: Axis) -> tuple[bool, int]:
+        """Is there a Fold that does not vary along `x`, and how many loads of the others do?"""
+        folds = [i.value for i in d.seq if isinstance(i, Let) and isinstance(i.value, Fold)]
+        apart = [f for f in folds if x in free_axes(f)]
+        return len(apart) < len(folds), len({u for f in apart for u in deps.loads_in(*f.update) if x in free_axes(u)})
 
     def step_beside(self, d: Draft, row: Axis) -> int:
         """Elements of a step along `row` in 8 warps whose states and loads leave registers for four programs at once."""
@@ -670,7 +680,7 @@ def block_copy(name: str, src: Buffer, dst: Buffer, target: Target) -> Kernel:
 def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
     """Group stages into kernels."""
     target = program.target
-    program, buffers = split_long(plain_sums(rematerialize(program)), target)
+    program, buffers = split_long(near_sums(plain_sums(rematerialize(program))), target)
     ranges = tuple((s.sym, s.lo, s.hi) for s in program.symbols if s.sym.dtype is dt.index)
 
     def kernels_of(group: Group, own: Own, nested: bool) -> tuple[Kernel, ...]:

@@ -72,10 +72,10 @@ def map_statement(s: Let | StoreStmt, fn: Callable[[Expr], Expr]) -> Let | Store
 
 
 class Drafter:
-    """Turns the members of a group into a sequence of lets and nests."""
+    """Turns the members of a group into a sequence of lets and nests. nested: Folds inside of Folds are lets too, where they can be."""
 
-    def __init__(self, group: Group, buffers: Mapping[str, Buffer], own: set[str]) -> None:
-        self.group, self.buffers, self.own = group, buffers, own
+    def __init__(self, group: Group, buffers: Mapping[str, Buffer], own: set[str], nested: bool = False) -> None:
+        self.group, self.buffers, self.own, self.nested = group, buffers, own, nested
         self.draft = Draft(list(group.outer))
         self.kept = {a for a, _ in group.outer}
         self.counter = itertools.count()
@@ -201,8 +201,9 @@ class Drafter:
             if isinstance(e, Fold) and free_axes(e) <= self.kept and not _free_states(e):
                 known = self.folds.get(e)
                 if known is None:
+                    fold = e.rebuild(tuple(map(go, e.args))) if self.nested else e
                     var = self.var(e.dtype)
-                    seq.append(Let(var, e))
+                    seq.append(Let(var, fold))
                     known = self.folds[e] = (var, len(seq) - 1)
                 done, at = known
                 ready = max(ready, at)
