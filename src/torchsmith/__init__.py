@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import time
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
+IMPORTED = time.time()  # files of ours that changed later are not what runs (runtime/cache.py)
 
 _PUBLIC = {
     "compile": "api",

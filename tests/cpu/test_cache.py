@@ -509,3 +509,12 @@ def test_the_digest_of_sources_is_of_what_they_hold(monkeypatch, tmp_path):
 
     assert digest_of("a = 1") != digest_of("a = 2")
     assert digest_of("a = 1") == digest_of("a = 1")
+
+
+def test_an_upgrade_under_a_running_program_shares_no_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code is the old one, whatever the files say now: what it keeps, nobody else finds."""
+    words = {}
+    for when in (float("inf"), 0.0):
+        monkeypatch.setattr(cache, "IMPORTED", when)
+        words[when] = [cache._own_word.__wrapped__() for _ in range(2)]
+    assert words[float("inf")] == ["", ""] and len({*words[0.0], ""}) == 3

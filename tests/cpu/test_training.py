@@ -514,14 +514,14 @@ def test_clipping_groups_and_a_schedule() -> None:
 
 
 def test_cosine_schedule() -> None:
-    """200 steps of Adam under a scheduler that is stepped outside: two compilations, and eager's weights."""
+    """60 steps of Adam under a scheduler that is stepped outside: two compilations, and eager's weights."""
     ours, eager = mlp(), mlp()
     compiled = torchsmith.compile(step_of("first"))
     with recording() as got:
         for model, run in ((ours, compiled), (eager, step_of("first"))):
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
-            for _ in range(50):
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+            for _ in range(15):
                 for x, y in batches(4):
                     run(model, optimizer, x, y)
                     schedule.step()

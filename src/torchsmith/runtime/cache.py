@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from .. import __version__, events
+from .. import IMPORTED, __version__, events
 from ..codes import Unsupported
 from ..options import Options
 from . import store
@@ -55,12 +56,20 @@ def source_digest() -> str:
     return found.hexdigest()
 
 
+@cache
+def _own_word() -> str:
+    """A word of this process alone where files of ours changed after torchsmith was imported, as an upgrade under a running program does:
+    what it compiles is not what compilers made of those files would find."""
+    changed = any(path.stat().st_ctime > IMPORTED for path in Path(__file__).parent.parent.rglob("*.py"))
+    return os.urandom(16).hex() if changed else ""
+
+
 def key_fields(key_text: str, options: Options, tools: Toolchain | None = None) -> dict[str, str]:
     """Everything that the compiled result depends on, by name."""
     return {
         "graph": key_text,
         "options": repr(options.codegen_key()),
-        "torchsmith": __version__ + source_digest(),
+        "torchsmith": __version__ + source_digest() + _own_word(),
         "torch": _torch_version(),
         "python": sys.version,
         "cpu": " ".join(cpu_features()),
