@@ -278,16 +278,16 @@ def _give_up(*inputs: Any) -> Any:
 
 
 def whole_or_nothing(eager: Call, written: Sequence[int]) -> Call:
-    """A training step that is repeated eagerly for the exception in it: what it wrote until then (running statistics) becomes what it was,
-    because the gradients and attributes that the step sets as well are only set when it comes to its end."""
+    """A graph that is repeated eagerly for the exception in it: what it wrote until then becomes what it was. The gradients and attributes
+    that a training step sets as well are only set when it comes to its end; a function that handles exceptions is run anew."""
 
     def repeated(*inputs: Any) -> Any:
         before = [(inputs[i], inputs[i].detach().clone()) for i in written if isinstance(inputs[i], torch.Tensor)]
         try:
             return eager(*inputs)
         except BaseException:
-            with torch.no_grad():
-                for tensor, value in before:
+            for tensor, value in before:
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.copy_(value)
             raise
 
@@ -308,7 +308,8 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     manifest, library, cached = compile_functional(fg, options, name, inputs)
     if options.libtorch == "forbid":
         refuse_externs(manifest)
-    eager = whole_or_nothing(gm.forward, [i for i, _ in fg.write_backs]) if goes_backwards(gm) else gm.forward
+    is_whole = goes_backwards(gm) or gm.meta.get("caught")
+    eager = whole_or_nothing(gm.forward, [i for i, _ in fg.write_backs]) if is_whole else gm.forward
     with events.timed("load", graph=name):
         call: Call = load(
             library, manifest, eager=_give_up if assumes(gm) else eager, name=name, frozen=options.freezing, tail=fg.consts,

@@ -30,7 +30,7 @@ from fuzz_harness import DEVICE, placed
 
 import torchsmith
 
-_FLOATS = re.compile(r"(-?\d+\.\d{5,}(?:e[-+]?\d+)?)")
+_FLOATS = re.compile(r"(-?\d+\.\d+(?:e[-+]?\d+)?)")
 LONGEST = 5  # seconds that a call may take as it is, four times as many compiled
 WIDE, ODD = 1_000_000, 2_000_000
 T, N, L = ("t0", "t1", "t2"), ("n0", "n1"), ("l0", "l1")
@@ -317,7 +317,7 @@ class Writer:
         if k == 7:
             return f"abs({a})"
         if k == 8:
-            return f"len(str({a}))"
+            return f"len(format({a}, '.4g'))"  # not all digits: NumPy's and eager's last ones differ
         if k == 9:
             return f"({a} if {self.condition(0)} else {self.number(0)})"
         return "len(f'{n0}')"

@@ -591,3 +591,9 @@ def test_products_written_into_inputs_of_three_dimensions(dynamic: bool | None) 
                 torch.testing.assert_close(compiled(x, y), fn(other, y))
             torch.testing.assert_close(x, other)
             assert not [e.fields for e in seen if e.kind == "fallback"]
+
+
+def test_shuffled_channels_are_a_copy() -> None:
+    x = torch.arange(8.0).reshape(2, 2, 2)  # as many groups as channels: the order stays
+    found = torchsmith.compile(lambda x: torch.native_channel_shuffle(x, 2))(x)
+    assert torch.equal(found, x) and found.data_ptr() != x.data_ptr()

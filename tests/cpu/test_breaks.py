@@ -1018,6 +1018,65 @@ def test_an_exception_of_a_graph_reaches_the_handler():
         same(compiled(torch.tensor(i), w), f(torch.tensor(i), w))
 
 
+def test_an_exception_of_a_graph_that_writes_reaches_the_handler():
+    log = []
+
+    class Noting:
+        def __enter__(self):
+            log.append("in")
+
+        def __exit__(self, *_):
+            log.append("out")
+
+    def native(i, w, a):
+        try:
+            a.add_(1)
+            y = torch.nn.functional.embedding(i, w)
+            a.mul_(2)
+        except IndexError:
+            y = w + 100
+        return y
+
+    def eager(i, w, a):  # of two devices: the graph runs eagerly
+        with Noting():
+            torchsmith.compiler.graph_break()
+            a[0] += 1
+            y = w + torch.ones(len(i), device="meta")[:, None]
+            a[0] += 1
+        torchsmith.compiler.graph_break()
+        return y
+
+    def default_device(i, w, a):
+        with torch.device("meta"):
+            np.add(a[0].numpy(), 1)
+            y = w + torch.ones(len(i))[:, None]
+            a[0] += 1
+        return y
+
+    for fn in (native, eager, default_device):
+        compiled, outcomes = torchsmith.compile(fn), []
+        for call in (fn, compiled, compiled):
+            log.clear()
+            a, modes = torch.zeros(3), torch.overrides._get_current_function_mode_stack()
+            try:
+                result = call(torch.tensor([1, 9]), torch.ones(4, 2), a).tolist()
+            except RuntimeError as e:
+                result = str(e)
+            outcomes.append((result, a.tolist(), list(log)))
+            assert torch.overrides._get_current_function_mode_stack() == modes
+        assert outcomes[1:] == outcomes[:1] * 2, fn.__name__
+
+
+def test_compiling_draws_no_random_numbers():
+    aten = torch.ops.aten
+    for fn in (lambda n: aten.randperm.default(n) + 1, lambda n: aten.rand.default([n]), lambda n: aten.randint.default(9, [n])):
+        compiled, values = torchsmith.compile(fn), []
+        for call in (fn, compiled):
+            torch.manual_seed(3)
+            values.append(torch.cat([call(4), call(5), torch.rand(2)]))
+        assert torch.equal(*values)
+
+
 def test_a_break_while_an_exception_of_the_caller_is_handled():
     def f(x):
         try:

@@ -34,7 +34,11 @@ def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compile
         all_guards = _filter(keep, all_guards)
     all_guards = [guards.weaken(g) for g in all_guards]
     finish = captured.finish
-    run = or_elsewhere(captured.graph, compiled.call, getattr(compiled.report, "road", ""))
+    road = getattr(compiled.report, "road", "")
+    run = or_elsewhere(captured.graph, compiled.call, road)
+    undoes = not captured.graph.meta["written"] or (road == "native" and not captured.needs_grad)  # what it wrote before it raised
+    if captured.may_be_caught and not undoes:
+        run = _taking_back(run, captured.graph.meta["written"], road != "native")
     if overrides.users(overrides.caller_modes()) or any(g.kind == "tensor" and overrides.is_subclass(g.value.type) for g in captured.guards):
         run = overrides.without_handlers(run)
     entry = guards.make_entry(
@@ -49,7 +53,7 @@ def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compile
         symbols=symbols,
         name=name,
         source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name, _holders(all_guards, call)),
-        may_be_caught=captured.may_be_caught,
+        may_be_caught=captured.may_be_caught and undoes,
         resume=None if captured.stop is None else resume.make_site(family_of(d, state), captured.stop, fn.__globals__, point),
     )
     events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
@@ -85,6 +89,28 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
         raise _frame.Elsewhere
 
     return checked
+
+
+def _taking_back(call: Callable[..., Any], written: Sequence[int], keeps: bool) -> Callable[..., Any]:
+    """`call`; where it raises, these inputs become what they were, and the function itself is run, which handles the exception. What it
+    wrote cannot be taken back where no copy was kept (`keeps`), of inference tensors, and where autograd has heard of it: it raises then."""
+
+    def run(*args: Any) -> Any:
+        tensors = [args[i] for i in written]
+        before = [(None, None) if t.is_inference() else (t._version, t.grad_fn) for t in tensors]
+        copies = [t.detach().clone() for t in tensors] if keeps else None
+        try:
+            return call(*args)
+        except Exception:
+            moved = [k for k, (t, (version, _)) in enumerate(zip(tensors, before, strict=True)) if version is None or t._version != version]
+            if any(copies is None or before[k] == (None, None) or tensors[k].grad_fn is not before[k][1] for k in moved):
+                raise
+            with torch.no_grad():
+                for k in moved:
+                    tensors[k].copy_(copies[k])  # type: ignore[index]
+        raise _frame.Elsewhere
+
+    return run
 
 
 def _elsewhere(*args: Any) -> Any:

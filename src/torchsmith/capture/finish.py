@@ -753,6 +753,7 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     graph.meta["written"] = recorder.inputs_in(tracing.current().written | tracing.current().statistics)  # numbers of inputs
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     m.gradients.check_results([made[id(b.outs[k])].tensor for k in watched if k not in spent])
+    graph.meta["caught"] = recorder.may_be_caught
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
     graph.meta["inference"] = in_inference  # the inference mode under which results are made, where it is not the caller's
     if m.gradients.made:
@@ -764,7 +765,7 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
         recorder.facts,
         finish,
         needs_grad,
-        may_be_caught=recorder.may_be_caught and not recorder.has_written_inputs(),
+        may_be_caught=recorder.may_be_caught,
     )
 
 

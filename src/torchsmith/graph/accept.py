@@ -78,6 +78,9 @@ def ask(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             plain, named = _plain(args), _plain(kwargs)
     except (_Unknown, TypeError):  # a number is not known, or an argument has no hash: rules and running have to tell
         return
+    params = info(func).params
+    if "device" in params and not _tensors((args, kwargs)):  # without one it would be made, and random numbers drawn
+        named |= {"device": torch.device("meta")} | ({"generator": None} if "generator" in params else {})
     try:
         with torch._C.DisableTorchFunction(), no_dispatch():
             func(*plain, **named)

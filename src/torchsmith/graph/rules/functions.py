@@ -832,3 +832,9 @@ def _in_float32(name: str) -> None:
 
 for _name in FUNCTIONS.split():
     _in_float32(_name)
+
+
+@function_rule(torch.native_channel_shuffle, aten.native_channel_shuffle.default)
+def native_channel_shuffle(trace: Tracing, call: Any, x: Tensor, groups: int) -> Tensor:
+    """Eager's kernel of the processor copies; the composite, which tracing tensors would get, may give a view."""
+    return call(x, groups) if is_watched(x) else torch.channel_shuffle(x, groups)  # type: ignore[no-any-return]
