@@ -139,6 +139,7 @@ def numbers(doing: Callable[[str], None]) -> Fuzzer:
         op, dtype = ops[number], fuzz_rules.DTYPES[turn % len(fuzz_rules.DTYPES)]
         if dtype not in known:
             known[dtype] = fuzz_numbers.database_calls(dtype)
+        doing(f"eager drawing {op}")
         found = fuzz_numbers.findings(op, fuzz_numbers.calls_of(op, known[dtype], dtype), doing=doing)
         wrong = [f"{fuzz_rules.text(call)} {place}: {why}" for call, place, why in found if why]
         if wrong:

@@ -169,6 +169,19 @@ def fits(v: Any) -> bool:
     )
 
 
+def touched(t: torch.Tensor) -> set[int]:
+    """Addresses of the elements."""
+    steps = [(n, s * t.element_size()) for n, s in zip(t.shape, t.stride(), strict=True)]
+    found = {t.data_ptr()} if t.numel() else set()
+    for n, s in steps:
+        found = {a + k * s for a in found for k in range(n)}
+    return found
+
+
+def is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
+
+
 class Writer:
     """Draws a program, running each line in eager as it is drawn: what eager refuses is not kept."""
 
@@ -353,12 +366,20 @@ class Writer:
         made = self.fresh()
         return self.run(f"{made} = " + (f"{x} {op} {other}" if r.random() < 0.7 else f"{other} {op} {x}"), made)
 
+    def reads_what_it_writes(self, *texts: str) -> bool:
+        """Does the last one share elements with another in another order? What eager reads then depends on its order of writing."""
+        found = [outcome(lambda e=e: eval(e, {**self.program.known, **self.values})) for e in texts]
+        *written, read = [v if isinstance(v, torch.Tensor) else torch.empty(0) for v in found]
+        return any(touched(t) & touched(read) and not is_same_view(t, read) for t in written)
+
     def write(self) -> bool:
         r, x, y = self.r, self.pick(), self.pick()
         place = r.choice([x, x, f"{x}[0]", f"{x}[..., :1]", f"{x}[::2]", f"{x}.view(-1)", f"{x}.transpose(0, -1)", f"{x}[1:]",
                           f"{x}.diagonal()", f"{x}.select(-1, 0)"])  # fmt: skip
         number = r.choice(NUMBERS)
         value = r.choice([y, repr(number), f"{y}[0]", f"{y}.sum()", f"{y} * 2", f"torch.tensor({number!r})", f"{x}"])
+        if self.reads_what_it_writes(x, place, value):
+            value = f"{value}.clone()"
         how = r.choice([
             f"{place}.add_({value})", f"{place}.mul_({value})", f"{place}.copy_({value})", f"{place}.fill_({number!r})", f"{place}.zero_()",
             f"{x}[0] = {value}", f"{x}[..., -1] = {value}", f"{x}[{x} > 0] = {number!r}", f"{x}[{x}.long() % 2] = {value}",
