@@ -538,7 +538,7 @@ def test_convolutions_with_a_filter_for_each_channel(taps, stride, padding, dila
     y = F.conv2d(x, w, b, **how)
     near = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     scheduled = check_triton(lambda x, w, b: F.relu6(F.conv2d(x, w, b, **how)), x, w, b, **near)
-    assert not any(isinstance(e, Extern) for e in scheduled.body)
+    assert not any(isinstance(e, Extern) for e in scheduled.body) and "tl.fma(" in "".join(texts_of(scheduled))
     pair = [[n, n] if isinstance(n, int) else list(n) for n in (stride, padding, dilation)]
 
     def gradients(g, x, w):

@@ -241,7 +241,7 @@ def _each_channel(cx: Builder, x: Ref, w: Ref, bias: Ref | None, stride: Any, pa
         for tap, numbers in filters.items():
             place, test = window(x, rank, index, tuple(map(const, tap)), s, p, d)
             value = x.load(place) if inside else masked(x, place, test, Const(x.dtype, 0.0))
-            total = op("add", total, op("mul", cast(value, total.dtype), numbers.load((index[1],))))
+            total = op("fma", cast(value, total.dtype), numbers.load((index[1],)), total)
         return _with_bias(cx, total, bias, index[1])
 
     return cx.stage(at)
@@ -263,8 +263,9 @@ def _image_of_each(cx: Builder, grad: Ref, x: Ref, w: Ref, s: Sequence[int], p: 
                 tests += [op("ge", far, ZERO), op("lt", far, grad.shape[2 + i])]
                 place.append(far)
             test = conjunction(tests)
-            product = op("mul", cast(masked(grad, tuple(place), test, Const(grad.dtype, 0.0)), acc), numbers.load((index[1],)))
-            total = op("where", test, op("add", total, product), total)  # no output met the tap there, even if it is infinite
+            value = cast(masked(grad, tuple(place), test, Const(grad.dtype, 0.0)), acc)
+            met = op("fma", value, numbers.load((index[1],)), total)
+            total = op("where", test, met, total)  # no output met the tap there, even if it is infinite
         return cast(total, x.dtype)
 
     return cx.stage(at, x.shape, x.dtype, cx.spec[0].strides)
