@@ -476,3 +476,43 @@ def test_windows_that_overlap_nowhere():
     torch.testing.assert_close(compiled(bands, torch.ones(16)), torch.istft(bands, 16, window=torch.ones(16), center=False))
     with pytest.raises(RuntimeError, match="window overlap"):
         compiled(bands, torch.zeros(16))
+
+
+class Repeated(torch.autograd.Function):
+    """It calls the part again in backward, and sees whether that is differentiated itself."""
+
+    @staticmethod
+    def forward(ctx, x, part, *weights):
+        ctx.save_for_backward(x)
+        ctx.part = part
+        with torch.no_grad():
+            return part(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,), twice = ctx.saved_tensors, torch.is_grad_enabled()
+        with torch.enable_grad():
+            x = x if twice else x.detach().requires_grad_()
+            y = ctx.part(x)
+        grad, *grads = torch.autograd.grad(y, [x, *ctx.part.parameters()], g, create_graph=twice)
+        return grad, None, *grads
+
+
+def test_a_function_given_a_module_is_differentiated_twice():
+    part = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def loss(x):
+        return Repeated.apply(x * 1.0, part, *part.parameters()).square().sum()
+
+    def twice(loss, x):
+        (g,) = torch.autograd.grad(loss(x), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), [x, *part.parameters()])
+
+    x = torch.randn(2, 3, requires_grad=True)
+    want = twice(loss, x)
+    with recording() as got:
+        inside = torchsmith.compile(lambda x: twice(loss, x))(x)
+        outside = twice(torchsmith.compile(loss), x)
+    for found in (inside, outside):
+        torch.testing.assert_close(found, want)
+    assert {e.fields["code"] for e in got if e.kind in ("graph_break", "fallback")} == {"AUT006"}

@@ -70,14 +70,18 @@ def apply(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if before != hooks.state_of_objects(m):
         raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__} changes Python objects")
     if got is not None and not kwargs and not all(map(_is_plain, rest)):
-        return _own(m, cls, got, ctx, made, rest)
+        again = _backward(m, cls, ctx, made, watched=True)
+        if before != hooks.state_of_objects(m) or again is None or again.constants != got.constants:
+            raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__}.backward does something else when it is differentiated")
+        return _own(m, cls, (got, again), ctx, made, rest)
     _guard_tensors(m, mark, [] if got is None else got.around, rest)
     recorder.take_back(mark)
     return recorder.record("function", _callable(cls), tuple(rest), kwargs)
 
 
-def _backward(m: Machine, cls: Any, ctx: Context, made: Any) -> transforms.Captured | None:
-    """Interpret backward: what it reads, and what it does to the gradients of the tensors among the results."""
+def _backward(m: Machine, cls: Any, ctx: Context, made: Any, watched: bool = False) -> transforms.Captured | None:
+    """Interpret backward: what it reads, and what it does to the gradients of the tensors among the results. watched: where its own
+    derivative is asked for."""
     fn = at.load_attr(m, cls, "backward")
     if fn is torch.autograd.Function.backward:
         return None
@@ -89,7 +93,7 @@ def _backward(m: Machine, cls: Any, ctx: Context, made: Any) -> transforms.Captu
         return [ctx, *(next(rest) if issubclass(type(t), Tensor) else None for t in results)], {}
 
     try:
-        return transforms.capture_body(m, fn, tensors, arguments)
+        return (transforms.capture_watched if watched else transforms.capture_body)(m, fn, tensors, arguments)
     except Raised as error:
         raise Unsupported("CAP025", at=m.loc(), detail=f"{cls.__name__}.backward: {error.exc!r}") from error
 
@@ -104,8 +108,9 @@ def _is_plain(value: Any) -> bool:
     return issubclass(type(value), Tensor) or type(value) in _PLAIN
 
 
-def _own(m: Machine, cls: Any, got: transforms.Captured, ctx: Context, made: Any, args: Args) -> Any:
+def _own(m: Machine, cls: Any, bodies: tuple[transforms.Captured, ...], ctx: Context, made: Any, args: Args) -> Any:
     """The results of forward, as autograd has to know them: with backward's body as their derivative."""
+    got = bodies[0]
     results = list(made) if type(made) is tuple else [made]
     tensors = [t for t in results if issubclass(type(t), Tensor)]
     given = [k for k, a in enumerate(args) if issubclass(type(a), Tensor)]
@@ -117,20 +122,23 @@ def _own(m: Machine, cls: Any, got: transforms.Captured, ctx: Context, made: Any
         raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__} is given more than tensors and numbers")
     constant = [k for k, t in enumerate(tensors) if any(t is x for x in ctx.non_differentiable)]
     places = [given.index(k) for k, c in enumerate(grads) if c is None]
-    target = Own(cls.__name__, got.graph, places, len(given), len(tensors), constant)
-    shown = m.recorder.record("function", target, (*(args[k] for k in given), *tensors, *hooks.values(got)), {})
+    target = Own(cls.__name__, [b.graph for b in bodies], places, len(given), len(tensors), constant)
+    shown = m.recorder.record("function", target, (*map(args.__getitem__, given), *tensors, *(tuple(hooks.values(b)) for b in bodies)), {})
     rest = iter(shown if type(shown) is tuple else (shown,))
     found = tuple(next(rest) if issubclass(type(r), Tensor) else r for r in results)
     return found if type(made) is tuple else found[0]
 
 
 class Own:
-    """The target of a node: of `inputs` tensors, `results` made of them, and what the body reads besides, the results with the body as their
-    derivative. places: the inputs whose gradients the body gives, in order; constant: results that are not differentiable."""
+    """The target of a node: of `inputs` tensors, `results` made of them, and what each body reads besides, the results with a body as their
+    derivative. graphs: the body, and the one where it is differentiated itself; places: the inputs whose gradients it gives, in order;
+    constant: results that are not differentiable."""
 
-    def __init__(self, name: str, graph: torch.fx.Graph, places: list[int], inputs: int, results: int, constant: list[int]) -> None:
-        self.graph, self.places, self.inputs, self.results, self.constant = graph, places, inputs, results, constant
-        self.__name__ = self.__qualname__ = f"own_{name}_{id(graph):x}"
+    def __init__(
+        self, name: str, graphs: list[torch.fx.Graph], places: list[int], inputs: int, results: int, constant: list[int]
+    ) -> None:  # fmt: skip
+        self.graphs, self.places, self.inputs, self.results, self.constant = graphs, places, inputs, results, constant
+        self.__name__ = self.__qualname__ = f"own_{name}_{id(graphs[0]):x}"
 
     def __call__(self, *args: Any) -> Any:
         border = self.inputs + self.results
@@ -148,7 +156,8 @@ class _Given(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         own: Own = ctx.own
-        found = transforms.run_body(own.graph, (*grads, *ctx.around))
+        which = int(torch.is_grad_enabled())
+        found = transforms.run_body(own.graphs[which], (*grads, *ctx.around[which]))
         given: list[Any] = [None] * (own.inputs + own.results)
         for k, g in zip(own.places, found, strict=True):
             given[k] = g

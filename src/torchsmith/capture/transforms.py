@@ -176,6 +176,13 @@ def capture_body(m: Machine, fn: Any, tensors: list[Tensor], arguments: Any = la
         m.grad_mode = before
 
 
+def capture_watched(m: Machine, fn: Any, tensors: list[Tensor], arguments: Any) -> Captured:
+    """The same where autograd watches, and all of `tensors` require grad that can: a derivative will be taken of it."""
+    for t in tensors:
+        t.requires_grad_(t.is_floating_point() or t.is_complex())
+    return _capture(m, fn, tensors, arguments, True, is_mapped=False)
+
+
 def _capture(
     m: Machine, fn: Any, tensors: list[Tensor], build: Callable[[list[Tensor]], tuple[list[Any], dict[str, Any]]], grad: bool,
     is_mapped: bool | None = None,
