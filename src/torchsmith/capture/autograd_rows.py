@@ -86,16 +86,21 @@ def _backward(m: Machine, cls: Any, ctx: Context, made: Any, watched: bool = Fal
     if fn is torch.autograd.Function.backward:
         return None
     results = made if type(made) is tuple else (made,)
-    tensors = [transforms.like(t) for t in results if issubclass(type(t), Tensor)]
+    known = [issubclass(type(t), Tensor) and (ctx.materialize_grads or _may_have_gradient(t, ctx)) for t in results]
+    tensors = [transforms.like(t) for t, k in zip(results, known, strict=True) if k]
 
     def arguments(given: list[Tensor]) -> tuple[list[Any], dict[str, Any]]:
         rest = iter(given)
-        return [ctx, *(next(rest) if issubclass(type(t), Tensor) else None for t in results)], {}
+        return [ctx, *(next(rest) if k else None for k in known)], {}
 
     try:
         return (transforms.capture_watched if watched else transforms.capture_body)(m, fn, tensors, arguments)
     except Raised as error:
         raise Unsupported("CAP025", at=m.loc(), detail=f"{cls.__name__}.backward: {error.exc!r}") from error
+
+
+def _may_have_gradient(t: Tensor, ctx: Context) -> bool:
+    return (t.is_floating_point() or t.is_complex()) and all(t is not x for x in ctx.non_differentiable)
 
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, *SymTypes})
