@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -320,7 +321,6 @@ def test_shapes_that_vary() -> None:
 
 def test_many_backward_passes_use_no_more_memory() -> None:
     """Nothing keeps a finished pass alive: no cycle through what is kept for it."""
-    import gc
     import weakref
 
     run = compiled_natively(lambda x, w: (x @ w).exp().log1p())
@@ -662,3 +662,21 @@ def test_views_have_the_history_that_eager_gives_them(fn, wants, on):
     assert (mine[1] is None) == (theirs[1] is None)
     if mine[1] is not None:
         torch.testing.assert_close(mine[1], theirs[1])
+
+
+def test_what_was_recorded_goes_with_the_function() -> None:
+    """relu's node saves its result, which knows the recording."""
+
+    def left() -> int:
+        gc.collect()
+        return sum(type(o) is torch.Tensor and o.device.type == "meta" for o in gc.get_objects())
+
+    def compiled_once() -> None:
+        model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+        torchsmith.compile(model)(torch.ones(4, 3)).sum().backward()
+
+    compiled_once()
+    before = left()
+    for _ in range(3):
+        compiled_once()
+    assert left() - before < 10, "five tensors of each"

@@ -9,6 +9,7 @@ What the backward pass keeps and what it computes again is chosen in recompute.p
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from ..graph.outputs import FreshNode, InputNumber, Outputs, ViewOf, describe_ou
 from ..graph.sizes import SizeFacts
 from ..graph.spec import LASTING, FunctionalGraph, TensorSpec
 from ..graph.tracing import device_of, make_unseen, remember_device
-from ..graph.values import Node, Step, inputs_of, is_kept
+from ..graph.values import Node, Root, Step, inputs_of, is_kept
 from ..ir.expr import Expr, Sym, walk
 from ..ir.nested import leaves
 from ..ir.program import Symbol
@@ -75,6 +76,12 @@ class Cut:
     again_ops: tuple[str, ...] = ()  # operators that backward computes again, views left out
 
 
+def _forget(roots: dict[int, Root]) -> None:
+    """A tensor knows its piece of memory, which knows a tensor: where autograd saved one of them, no garbage collection sees the circle."""
+    for root in roots.values():
+        del root.tensor
+
+
 class Joint:
     """One recording of the forward pass, from which backward passes are derived.
 
@@ -89,6 +96,7 @@ class Joint:
         if goes_backwards(gm):
             raise Unsupported("AUT001", detail="backward() inside, and gradients asked for outside")
         self.facts, self.rec = facts, Recording(facts, alive=True)
+        weakref.finalize(self, _forget, self.rec.roots).atexit = False
         self.outs, self.outputs = traced(self.rec, lambda: self._forward(gm))
         rec = self.rec
         self.border, self.n_inputs = len(rec.nodes), len(rec.inputs)
