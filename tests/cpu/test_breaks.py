@@ -945,6 +945,51 @@ def test_a_method_of_another_list_in_each_call_does_not_compile_anew():
     assert len(backend.seen) <= 2 and not [e for e in seen if e.kind == "recompile"]
 
 
+def opaque(value):
+    compiler.graph_break()
+    return value
+
+
+METHODS = {
+    "a list's": ("out = []\n  out.append(opaque(x + 1))\n  return out, x * 2", 4),
+    "dictionaries'": ("d = {}\n  d.setdefault('a', []).append(opaque(x) * 2)\n  d.update(b=opaque(x))\n  return d", 4),
+    "a tensor's": ("y = x.sin()\n  y.add_(opaque(x))\n  return y, y.mul(opaque(x))", 5),
+    "a text's": ("return x * len('a-b'.join(opaque(['c'])))", 2),
+    "a tuple's": ("return x * (3, x).index(opaque(3))", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_over_a_break_does_not_compile_anew(name):
+    """`out.append` is another object in each call: what counts is whose method it is."""
+    body, graphs = METHODS[name]
+    space = {"opaque": opaque}
+    exec(f"def f(x):\n  {body}", space)
+    backend = Graphs()
+    compiled = torchsmith.compile(space["f"], backend=backend)
+    for k in range(5):
+        same(compiled(X + k), space["f"](X + k))
+    assert len(backend.seen) <= graphs
+
+
+def test_a_method_given_as_an_argument_does_not_compile_anew():
+    def f(x, tell, name="?"):
+        tell(x * 2)
+        return x + len(name)
+
+    backend = Graphs()
+    compiled = torchsmith.compile(f, backend=backend)
+    for k in range(3):
+        held, marks, sums = [], {}, torch.zeros(2, 3)
+        compiled(X + k, held.append)
+        compiled(X + k, marks.setdefault)
+        compiled(X + k, sums.add_)
+        same((held, list(marks.values()), sums), ([(X + k) * 2], [None], (X + k) * 2))
+    assert len(backend.seen) == 3
+    for name in ("ab", "abc"):
+        same(torchsmith.compile(lambda x, starts: x + starts("ab"), backend="eager")(X, name.endswith), X + (name == "ab"))
+
+
 # Seeds that once failed, and a few more.
 @pytest.mark.parametrize("seed", [4, 34, 43, 73, 124, 242, 536, *range(20000, 20012)])
 def test_random_programs(seed):

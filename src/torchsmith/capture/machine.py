@@ -70,6 +70,7 @@ class Machine:
         self.arrays: dict[int, arrays.ArrayValue] = {}  # by the id of the array from outside
         self.world.array = functools.partial(arrays.given, self)
         self.world.walk = functools.partial(iterators.walked, self)
+        self.world.attribute = functools.partial(at.load_attr, self)
         self.gradients = Gradients(self)
         self.stamps = Stamps(self)
         self.found: dict[tuple[type, str], Any] = {}

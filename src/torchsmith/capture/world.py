@@ -61,6 +61,20 @@ def is_binding(fn: Any) -> bool:
     return t.__name__ == "PyCapsule" or t.__module__.startswith("pybind11")
 
 
+def is_method(fn: Any) -> bool:
+    """Is this a method in C, bound to an object that is no module and no class?"""
+    t = type(fn)
+    if t is not types.BuiltinFunctionType:
+        return t is types.MethodWrapperType and not issubclass(type(fn.__self__), PINNED_TYPES)
+    return not issubclass(type(fn.__self__), (types.ModuleType, type, type(None))) and not is_binding(fn)
+
+
+def _says_all(t: type, name: str) -> bool:
+    """Is a method of such an object known by its name, and what it does by what the object holds?"""
+    is_kind = container_base(t) is not None or t in SCALARS or issubclass(t, torch.Tensor)
+    return is_kind and sum(name in base.__dict__ for base in t.__mro__) == 1
+
+
 # Objects in C that nobody can change: what is equal to one is as good as it.
 UNCHANGING = frozenset({re.Pattern, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone})
 
@@ -184,6 +198,7 @@ class World:
         self.array: Callable[[Any, Source], Any] = lambda array, source: MISSING  # what stands for an array of NumPy
         self.walks: list[Track] = []  # iterators from outside that were looked into
         self.walk: Callable[[Track], Any] = lambda track: None  # makes the image of one
+        self.attribute: Callable[[Any, str], Any] = getattr  # an attribute as the program reads it
         self.real_tensor: Callable[[Any], Any] = lambda tensor: tensor  # the tensor outside that a tracing tensor stands for
         self.told: dict[int, Any] = {}  # objects from outside that the program told from others: none may be another one in a later call
         self.writes = 0  # changes of the world so far
@@ -251,15 +266,10 @@ class World:
 
     def pin(self, obj: Any, source: Source | None) -> Any:
         """An object that is a constant once its identity is guarded."""
-        owned = type(obj) is types.BuiltinFunctionType and not issubclass(type(obj.__self__), (types.ModuleType, type, type(None)))
-        if owned and source is not None and isinstance(root_of(source), Local) and container_base(type(obj.__self__)):
-            self.guard(source, "type", type(obj))  # losses.append: another object whenever it is read
-            self.guard(Attr(source, "__name__", "getattr"), "equals", obj.__name__)
-            self.wrap(obj.__self__, Attr(source, "__self__", "getattr"))
-            self.keep.append(obj)
-            return obj
-        if owned and not is_binding(obj):
-            self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # a method: what it belongs to is from outside
+        if is_method(obj):
+            if source is not None and isinstance(root_of(source), Local) and _says_all(type(obj.__self__), obj.__name__):
+                return self._method(obj, source)
+            self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # what it belongs to is from outside
         if source is not None and not isinstance(source, FixedObject):
             if isinstance(root_of(source), Local) and issubclass(type(obj), types.FunctionType):
                 return self.track(obj, source)  # made anew for each call perhaps: guarded by its code instead
@@ -267,6 +277,13 @@ class World:
             self.pinned.setdefault(id(obj), source)
             self.keep.append(obj)
         return obj
+
+    def _method(self, obj: Any, source: Source) -> Any:
+        """A method in C of an object: `out.append` is made anew by each call, so what counts is whose method it is, and its name."""
+        self.track(obj, source)
+        self.guard(Attr(source, "__name__"), "equals", obj.__name__)
+        owner = self.wrap(obj.__self__, Attr(source, "__self__"))
+        return obj if owner is obj.__self__ else self.attribute(owner, obj.__name__)
 
     def note(self, what: str, value: Any, source: Source) -> None:
         """For the log: something was read."""
