@@ -254,6 +254,57 @@ def test_places_that_vary() -> None:
             compiled(torch.ones(6, 7), 9)
 
 
+class Sized(torch.nn.Module):
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.size = k, 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.expand(self.size) * self.size[0]
+
+
+def _resized(x: torch.Tensor, size: tuple[int, ...]) -> Any:
+    return torch.nn.functional.interpolate(x[None, None].expand(1, 1, 3, 3), size=size), torch.Size(size) == size, size
+
+
+TUPLES: list[tuple[Callable[..., Any], Callable[[int], Any]]] = [
+    (_resized, lambda k: (k, 4)),
+    (_resized, lambda k: torch.Size((k, k + 2))),
+    (lambda x, s: (x.expand(s[0], *s[1][1]) + s[1][0], s[1]), lambda k: (k, (k + 5, (3,)))),
+    (lambda x, s: (s == (50, 2), sorted([s, (90, 9)]), x * 2), lambda k: (k, 2)),
+]
+
+
+@pytest.mark.parametrize("n", range(len(TUPLES)))
+def test_numbers_in_a_tuple_vary(n: int) -> None:
+    fn, made = TUPLES[n]
+    x, graphs = torch.ones(3), []
+    compiled = torchsmith.compile(fn, backend=lambda gm, _: graphs.append(gm) or gm.forward)
+    for k in range(3, 9):
+        size = made(k)
+        got, want = compiled(x, size), fn(x, size)
+        assert str(got) == str(want) and type(got[-1]) is type(want[-1])
+        assert want[-1] is not size or got[-1] is size
+    assert len(graphs) <= 3
+
+
+def test_a_tuple_of_a_module_varies_where_it_changes_in_one_module() -> None:
+    x, graphs = torch.ones(3), []
+    module = Sized(3)
+    compiled = torchsmith.compile(lambda m: m(x), backend=lambda gm, _: graphs.append(gm) or gm.forward)
+    for k in range(3, 7):
+        module.size = k, 3
+        assert torch.equal(compiled(module), module(x))
+    assert len(graphs) == 2
+    for k in range(3, 6):
+        assert torch.equal(compiled(other := Sized(k)), other(x))
+    assert len(graphs) == 2
+    torchsmith.compiler.reset()
+    for k in range(3, 6):  # other modules are other code
+        assert torch.equal(compiled(other := Sized(k)), other(x))
+    assert len(graphs) == 5
+
+
 def test_a_number_that_varied_and_is_a_tensor_now():
     class Counter:
         at = 0

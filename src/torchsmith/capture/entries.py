@@ -61,7 +61,7 @@ def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compile
 
 
 def _holders(rows: Sequence[Guard], call: Call) -> dict[str, weakref.ref[torch.nn.Module]]:
-    numbers = [g.source for g in rows if g.kind == "equals" and type(g.value) in (int, float, tuple)]
+    numbers = [g.source for g in rows if g.kind == "equals" and type(g.value) in _NUMBERS]
     found = {str(s): _holder(s, call) for s in numbers}
     return {place: weakref.ref(module) for place, module in found.items() if module is not None}
 
@@ -276,8 +276,8 @@ def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
     """Dimensions in which this call differs from an entry become dynamic in the next capture."""
     lists: dict[Source, None] = {}  # with a float that varies: the others in it will
     for g in known.guards:
-        if g.kind == "equals" and type(g.value) in (int, float, tuple):
-            kind = _learn_number(state, g.source, g.value, guards.evaluate(g.source, call), known, call)
+        if g.kind == "equals" and type(g.value) in _NUMBERS and not _is_another_module(g.source, known, call):
+            kind = _learn_number(state, g.source, g.value, guards.evaluate(g.source, call))
             if kind is float and isinstance(g.source, Item) and type(guards.evaluate(g.source.base, call)) is list:
                 lists[g.source.base] = None
         if g.kind != "tensor":
@@ -300,14 +300,17 @@ def _note_number(state: State, source: Source, kind: type) -> None:
     state.counted.update(() if state.point is None else {str(source)})
 
 
-def _learn_number(state: State, source: Source, was: Any, now: Any, known: Installed, call: Call) -> type | None:
-    """A number in whose place there is another one, and those in a tuple (an optimizer's betas). Out: its kind, if it varies."""
-    if type(now) is not type(was) or now == was or _is_another_module(source, known, call):
+_NUMBERS = (int, float, tuple, torch.Size)
+
+
+def _learn_number(state: State, source: Source, was: Any, now: Any) -> type | None:
+    """A number in whose place there is another one, and those in a tuple (an optimizer's betas, sizes). Out: its kind, if it varies."""
+    if type(now) is not type(was) or now == was:
         return None
     kind: type | None = type(now)
-    if type(now) is tuple:
+    if type(now) in (tuple, torch.Size):
         pairs = zip(was, now, strict=True) if len(was) == len(now) else ()
-        kinds = [_learn_number(state, Item(source, i), a, b, known, call) for i, (a, b) in enumerate(pairs) if type(a) in (int, float)]
+        kinds = [_learn_number(state, Item(source, i), a, b) for i, (a, b) in enumerate(pairs) if type(a) in _NUMBERS]
         kind = next((k for k in kinds if k is not None), None)
     elif not state.may_have.get(type(now)) or (type(now) is int and abs(now) < least_number(state.point)):
         return None
@@ -317,11 +320,13 @@ def _learn_number(state: State, source: Source, was: Any, now: Any, known: Insta
 
 
 def _holder(source: Source, call: Call) -> torch.nn.Module | None:
-    """The module that a number is an attribute of."""
+    """The module that a number, or the list or tuple that it is in, is an attribute of."""
     holder = getattr(source, "base", None)
     if isinstance(holder, Attr) and holder.name == "__dict__":
         holder = holder.base
     found = None if holder is None else guards.evaluate(holder, call)
+    if isinstance(found, (list, tuple)) and holder is not None:
+        return _holder(holder, call)
     return found if isinstance(found, torch.nn.Module) else None
 
 

@@ -163,7 +163,7 @@ class _Builder:
                 raise Unsupported("CAP015", at=self.m.loc(), detail="a function of the bytecode machine")
             return self.value(v.__dict__[policy.INTERPRETS])
         track = self.m.world.tracks.get(id(v))
-        source = track.source if track is not None else self.m.world.tuples.get(id(v)) if t is tuple else None
+        source = track.source if track is not None else self.m.world.tuples.get(id(v)) if t in (tuple, torch.Size) else None
         if source is not None:
             self.names[id(v)] = self.read(source)
             self.keep.append(v)
@@ -567,7 +567,7 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
     track = m.world.tracks.get(id(v))
     if track is not None:
         return ("source", track.source)
-    if t is tuple and id(v) in m.world.tuples:
+    if t in (tuple, torch.Size) and id(v) in m.world.tuples:
         return ("source", m.world.tuples[id(v)])
     if t in (tuple, list):
         parts = [_recipe(b, x) for x in v]

@@ -470,7 +470,7 @@ def _wrap_tuple(world: World, obj: Any, source: Source | None) -> Any:
         if source is None and not is_constant(obj):
             source = FixedObject(obj, "tuple")
         else:
-            if source is not None and obj and type(obj) is tuple:
+            if source is not None and obj and type(obj) in (tuple, torch.Size):
                 world.tuples.setdefault(id(obj), source)
                 world.keep.append(obj)
             return world._equals(obj, source)
@@ -485,7 +485,7 @@ def _wrap_tuple(world: World, obj: Any, source: Source | None) -> Any:
     world.use(track)
     world.guard(source, "length", len(obj))
     items = [world.wrap(x, Item(source, i)) for i, x in enumerate(obj)]
-    track.image = tuple.__new__(type(obj), items)
+    track.image = torch.Size(items) if type(obj) is torch.Size else tuple.__new__(type(obj), items)
     world.tracks[id(obj)] = world.tracks[id(track.image)] = track
     world.keep += [obj, track.image]
     return track.image
@@ -520,7 +520,7 @@ _VALUES: frozenset[Any] = SCALARS | {torch.Size, torch.device, range, slice, typ
 for _t in _VALUES | UNCHANGING:
     _WRAP[_t] = World._equals
 _WRAP[int] = _WRAP[float] = World._number_or_constant
-_WRAP[tuple] = _wrap_tuple
+_WRAP[tuple] = _WRAP[torch.Size] = _wrap_tuple
 _WRAP[frozenset] = lambda world, obj, source: (
     world._equals(obj, source)
     if all(is_constant(x) or issubclass(type(x), PINNED_TYPES) for x in obj)
