@@ -990,6 +990,59 @@ def test_a_method_given_as_an_argument_does_not_compile_anew():
         same(torchsmith.compile(lambda x, starts: x + starts("ab"), backend="eager")(X, name.endswith), X + (name == "ab"))
 
 
+def pairs_of(values):
+    before = None
+    for v in values:
+        if before is not None:
+            yield before, v
+        before = v
+
+
+def test_numbers_vary_in_front_of_a_state_that_cannot_be_handed_over():
+    """A generator that has begun is in the way of the first stops: that says nothing of numbers."""
+
+    def fn(x, n):
+        y, out = x * n, []
+        for i, (a, b) in enumerate(pairs_of([x, y, y + 1])):
+            if (b - a).abs().max() > 0.5:
+                out.append(b + i)
+        return out, n
+
+    backend = Graphs()
+    compiled = torchsmith.compile(fn, backend=backend)
+    for n in range(3, 12):
+        same(compiled(X, n), fn(X, n))
+    assert len(backend.seen) <= 8
+
+
+ENTERED = {"depth": 0, "told": []}
+
+
+@contextlib.contextmanager
+def entered(name):
+    ENTERED["depth"] += 1
+    ENTERED["told"].append(("in", name))
+    try:
+        yield ENTERED["depth"]
+    finally:
+        ENTERED["depth"] -= 1
+        ENTERED["told"].append(("out", name))
+
+
+def test_a_log_beside_what_is_written_grows_without_compiling_anew():
+    def fn(x):
+        with entered("a") as a, entered("b") as b:
+            return x * a + b
+
+    ENTERED["told"].clear()
+    backend = Graphs()
+    compiled = torchsmith.compile(fn, backend=backend)
+    for _ in range(3):
+        same(compiled(X), X + 2)
+    assert len(backend.seen) == 1
+    assert ENTERED == {"depth": 0, "told": [("in", "a"), ("in", "b"), ("out", "b"), ("out", "a")] * 3}
+
+
 # Seeds that once failed, and a few more.
 @pytest.mark.parametrize("seed", [4, 34, 43, 73, 124, 242, 536, *range(20000, 20012)])
 def test_random_programs(seed):

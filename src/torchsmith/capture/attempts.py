@@ -129,6 +129,8 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
         if any(ITSELF in d for d in dims.values()):
             if (stop is None or why.code == "GRA015") and why.step >= 0 and not settings.fullgraph and why.code not in _NOT_SPLIT:
                 raise  # the frame is split there
+            if stop is not None and _fails_alike(state, fn, args, kwargs, dims, stop, why):
+                raise
             state.forget_numbers(why)
             return _capture_with_retry(state, fn, args, kwargs, stop)
         try:
@@ -141,6 +143,17 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
         state.may_be_dynamic = False
         events.emit("fallback", code=why.code, at=why.at or location(fn), detail=f"sizes stay static: {why.detail}")
         return captured
+
+
+def _fails_alike(
+    state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], dims: dict[str, set[int]], stop: int, why: Unsupported
+) -> bool:
+    """Does a capture up to `stop` fail in the same way where numbers are constants? (What the frame holds there cannot be handed over.)"""
+    try:
+        _capture_pinned(state, fn, args, kwargs, {place: d - {ITSELF} for place, d in dims.items()}, stop)
+    except Unsupported as error:
+        return error.code == why.code and error.step <= why.step
+    return False
 
 
 def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], dims: dict[str, set[int]], stop: int | None) -> Any:

@@ -201,7 +201,7 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
 def _itself(m: Machine, value: Any) -> Any:
     """The container from outside for its image: max(a, b) is one of them, class and all."""
     track = m.world.tracks.get(id(value)) if container_base(type(value)) else None
-    return track.obj if track is not None and value is track.image else value
+    return track.obj if track is not None and value is not track.obj and value is track.image else value
 
 
 def with_numbers(m: Machine, value: Any) -> Any:
