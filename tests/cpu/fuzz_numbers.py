@@ -41,6 +41,7 @@ SECONDS = 300  # of an operator
 TRIES = 600  # calls drawn by the schema
 NUMERIC = ("int", "float", "number")
 NAMED = ("dtype", "out_dtype", "layout", "memory_format")  # which schemas call integers
+MODES = ("interpolation_mode", "padding_mode")  # eager refuses no others than those that there are, and leaves memory unset then
 # Eager's results hold what was in memory before.
 UNSETTLED = frozenset({"_ctc_loss"})
 
@@ -48,7 +49,7 @@ UNSETTLED = frozenset({"_ctc_loss"})
 def kind_of(argument: Any) -> str:
     """The numbers that an argument of a schema holds: "int", "float" or "number"; "" where it holds none."""
     kind = str(argument.type).removeprefix("Optional[").removeprefix("List[").rstrip("]")
-    return kind if kind in NUMERIC and argument.name not in NAMED else ""
+    return kind if kind in NUMERIC and argument.name not in NAMED + MODES else ""
 
 
 def operators() -> list[Any]:

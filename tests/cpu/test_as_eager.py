@@ -597,3 +597,20 @@ def test_shuffled_channels_are_a_copy() -> None:
     x = torch.arange(8.0).reshape(2, 2, 2)  # as many groups as channels: the order stays
     found = torchsmith.compile(lambda x: torch.native_channel_shuffle(x, 2))(x)
     assert torch.equal(found, x) and found.data_ptr() != x.data_ptr()
+
+
+def test_transposed_convolutions_refuse_to_give_nothing() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.nn.functional.conv_transpose2d(x, torch.ones(1, 1, 3, 3), stride=2, padding=2, output_padding=1)
+
+    compiled = torchsmith.compile(fn, dynamic=True)
+    for size in (4, 3):
+        torch.testing.assert_close(compiled(torch.ones(1, size, size)), fn(torch.ones(1, size, size)))
+    with pytest.raises(RuntimeError, match="Output size is too small"):
+        compiled(torch.ones(1, 1, 1))
+
+
+def test_samples_at_no_place_in_three_dimensions() -> None:
+    x, at = torch.ones(1, 1, 2, 2, 2), torch.tensor([float("nan"), float("inf"), 0.25, -3.0]).repeat(3, 1).T.reshape(1, 4, 1, 1, 3)
+    fn = lambda: torch.nn.functional.grid_sample(x, at, align_corners=False)
+    torch.testing.assert_close(torchsmith.compile(fn)(), fn(), equal_nan=True)

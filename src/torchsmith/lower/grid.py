@@ -78,7 +78,8 @@ def nearest(x: Ref, lead: Index, at: list[Expr], along: list[Along]) -> Expr:
 
 
 def linear(x: Ref, lead: Index, at: list[Expr], along: list[Along]) -> Expr:
-    """The two neighbours along each dimension, weighted by their nearness."""
+    """The two neighbours along each dimension, weighted by their nearness. Eager leaves out those outside, whose weights may be NaN, in
+    three dimensions; in two it adds products of zeros."""
     taps: list[list[tuple[Expr, Expr]]] = []
     for a, p in zip(along, at, strict=True):
         place = a.inside(p)
@@ -90,7 +91,10 @@ def linear(x: Ref, lead: Index, at: list[Expr], along: list[Along]) -> Expr:
         weight = corner[-1][1]
         for _, w in reversed(corner[:-1]):
             weight = op("mul", weight, w)
-        term = op("mul", read(x, lead, [p for p, _ in corner], along), weight)
+        places = [p for p, _ in corner]
+        term = op("mul", read(x, lead, places, along), weight)
+        if len(along) == 3:
+            term = select(conjunction([a.holds(p) for a, p in zip(along, places, strict=True)]), term, Const(x.dtype, 0.0))
         total = term if total is None else op("add", total, term)
     assert total is not None
     return total

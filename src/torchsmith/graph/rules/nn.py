@@ -100,8 +100,8 @@ def convolution(
         else:
             span = spatial[i] + 2 * padding[i] - k - 1
             out.append((span // stride[i] if stride[i] != 1 else span) + 1)
-        if not transposed and not require(out[-1] > 0):
-            raise RuntimeError("Calculated output size is too small: kernel size can't be greater than actual input size")
+        if not require(out[-1] > 0):
+            raise RuntimeError("Calculated output size is too small")
     shape = [*([input.shape[0]] if batched else []), channels, *out]
     empty = batched and (is_zero(input.shape[0]) or is_zero(input.shape[1]))  # eager has a kernel for nothing
     wide = device_of(input).type == "cuda" and input.dtype is torch.float64  # cuDNN computes it in contiguous memory
