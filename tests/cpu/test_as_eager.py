@@ -614,3 +614,13 @@ def test_samples_at_no_place_in_three_dimensions() -> None:
     x, at = torch.ones(1, 1, 2, 2, 2), torch.tensor([float("nan"), float("inf"), 0.25, -3.0]).repeat(3, 1).T.reshape(1, 4, 1, 1, 3)
     fn = lambda: torch.nn.functional.grid_sample(x, at, align_corners=False)
     torch.testing.assert_close(torchsmith.compile(fn)(), fn(), equal_nan=True)
+
+
+def test_what_vjp_refuses_reaches_the_handler() -> None:
+    def fn(x: Tensor, y: Tensor) -> Any:
+        try:
+            return torch.func.vjp(torch.sin, x)[1](y)
+        except RuntimeError as e:
+            return str(e)
+
+    assert torchsmith.compile(fn, backend="eager")(torch.ones(3), torch.ones(2)) == fn(torch.ones(3), torch.ones(2))

@@ -107,8 +107,9 @@ overrides.rows(row)
 
 constant(False, *_named("nn.modules.activation._is_make_fx_tracing"))
 constant(None, *_named("_C._get_tracing_state", "_C._log_api_usage_once", "_C._functorch.peek_interpreter_stack",
-                       "_C._functorch.maybe_current_level", "_C._dynamo.compiled_autograd.set_autograd_compiler", "compiler.cudagraph_mark_step_begin",
+                       "_C._functorch.maybe_current_level", "compiler.cudagraph_mark_step_begin",
                        "_C._autograd._saved_tensors_hooks_disable", "_C._autograd._saved_tensors_hooks_enable"))  # fmt: skip
+constant((None, False), *_named("_C._dynamo.compiled_autograd.set_autograd_compiler"))  # the one before, and whether its sizes vary
 
 
 @row(*_named("nn.modules.transformer._detect_is_causal_mask"))
