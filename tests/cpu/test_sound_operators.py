@@ -235,6 +235,11 @@ def test_the_offset_of_an_input() -> None:
         want, got = fn(x), compiled(x)
         torch.testing.assert_close(got, want)
 
+    shown = torchsmith.compile(lambda x: x.as_strided((2,), (2,)))
+    for x in (base[3:], base):  # a view that autograd watches
+        got = shown(x.detach().requires_grad_())
+        assert got.tolist() == [x[0], x[2]] and torch.autograd.grad(got.sum(), got._base)[0].nonzero().flatten().tolist() == [0, 2]
+
     for dynamic in (False, True):  # a write, where memory begins earlier
         torchsmith.compiler.reset()
         ours, theirs = torch.arange(12.0).view(2, 3, 2), torch.arange(12.0).view(2, 3, 2)

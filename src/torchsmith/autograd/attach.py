@@ -314,8 +314,13 @@ def _view(base: torch.Tensor, raw: torch.Tensor, steps: Any) -> torch.Tensor:
         return base.as_strided(raw.shape, raw.stride(), raw.storage_offset())
     if not steps:
         return torch.ops.aten.alias.default(base)  # another tensor
+    start = base.storage_offset()
     for step in steps:
-        base = step.op(base, *step.args, **step.kwargs)
+        if step.op is torch.ops.aten.as_strided.default:  # counted from the first element of the memory's own tensor
+            size, stride, offset = step.args
+            base = base.as_strided(size, stride, start + offset)
+        else:
+            base = step.op(base, *step.args, **step.kwargs)
     return base
 
 
