@@ -239,6 +239,10 @@ def test_the_offset_of_an_input() -> None:
     for x in (base[3:], base):  # a view that autograd watches
         got = shown(x.detach().requires_grad_())
         assert got.tolist() == [x[0], x[2]] and torch.autograd.grad(got.sum(), got._base)[0].nonzero().flatten().tolist() == [0, 2]
+    pairs = torchsmith.compile(lambda x: torch.view_as_complex(x.view(-1, 2)), dynamic=True)
+    x = base[2:].detach().requires_grad_()
+    (g,) = torch.autograd.grad(pairs(x).real.sum(), x)
+    assert g.tolist() == [1, 0] * 11
 
     for dynamic in (False, True):  # a write, where memory begins earlier
         torchsmith.compiler.reset()

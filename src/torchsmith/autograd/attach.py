@@ -306,10 +306,16 @@ def _as_planned(grad: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tens
     return ordered.contiguous().permute(back)
 
 
+def _pairs(t: torch.Tensor) -> torch.Tensor:
+    """All of the memory of a real tensor as complex numbers."""
+    count = t.untyped_storage().nbytes() // t.element_size()
+    return torch.view_as_complex(t.as_strided((count // 2, 2), (2, 1), 0))
+
+
 def _view(base: torch.Tensor, raw: torch.Tensor, steps: Any) -> torch.Tensor:
     if steps is None:
         if raw.dtype is not base.dtype:  # view_as_real(z), z.imag, bits
-            to_complex = torch.view_as_complex if raw.is_complex() else lambda t: t.view(raw.dtype)
+            to_complex = _pairs if raw.is_complex() else lambda t: t.view(raw.dtype)
             base = torch.view_as_real(base) if base.is_complex() else to_complex(base)
         return base.as_strided(raw.shape, raw.stride(), raw.storage_offset())
     if not steps:
