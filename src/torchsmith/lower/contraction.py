@@ -25,7 +25,7 @@ from .cat import conjunction, masked
 from .core import Builder
 from .numerics import cast, ir_dtype, scalar
 from .pool import per_dim, window
-from .ref import ZERO, Index, Ref, is_one, known, size
+from .ref import ZERO, Index, Ref, constant, is_one, known, size
 from .table import lowers
 
 aten = torch.ops.aten
@@ -276,7 +276,7 @@ def _weight_of_each(cx: Builder, grad: Ref, x: Ref, w: Ref, s: Sequence[int], p:
     gradient once for all of them. The rows are an axis: all taps at once would not fit the registers."""
     rank, acc = x.rank - 2, SUMS[w.dtype]
     *rows, channel = cx.axes((*w.shape[2:-1], w.shape[0]))
-    taps = known(w.shape[-1]) or 0
+    taps = constant(w.shape[-1])
 
     def step(k: Index, sums: tuple[Expr, ...]) -> list[Expr]:
         g = cast(grad.load((k[0], channel, *k[1:])), acc)
