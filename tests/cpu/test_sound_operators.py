@@ -106,6 +106,15 @@ def test_index_put_broadcasts() -> None:
     check(lambda x, m, v: x.index_put((m,), v), (R(3, 4), mask, R(4)), (R(3, 4), mask, R(1)), (R(3, 4), mask, R(3)), dynamic=True)
 
 
+def test_windows_larger_than_a_volume_that_varies() -> None:
+    compiled = torchsmith.compile(lambda x: F.avg_pool3d(x, 2, 3, 1))
+    for n in (5, 3):
+        x = R(1, 2, n, 4, 5)
+        torch.testing.assert_close(compiled(x), F.avg_pool3d(x, 2, 3, 1))
+    with pytest.raises(RuntimeError, match="smaller than kernel"):
+        compiled(R(1, 2, 1, 4, 5))
+
+
 def test_adaptive_pools_to_nothing() -> None:
     x = R(2, 3, 4, 4)
     check(lambda x: (F.adaptive_avg_pool2d(x, (0, 2)), F.adaptive_max_pool2d(x, (0, 2))), (x,), dynamic=True)

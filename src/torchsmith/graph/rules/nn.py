@@ -207,7 +207,10 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: Any = None,
 ) -> Tensor:
-    return fresh(_pool(input, 3, kernel_size, stride, padding, 1, ceil_mode), input.dtype)
+    shape, kernel = _pool(input, 3, kernel_size, stride, padding, 1, ceil_mode), _spread(kernel_size, 3)
+    if not all(require(n >= k) for n, k in zip(input.shape[-3:], kernel, strict=True)):
+        raise RuntimeError(f"input image {list(input.shape[-3:])} smaller than kernel size {list(kernel)}")
+    return fresh(shape, input.dtype)
 
 
 def _check_adaptive(self: Tensor, output_size: Sequence[Size], n: int) -> None:
