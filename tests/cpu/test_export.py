@@ -304,6 +304,16 @@ class Counts(nn.Module):
         return x + 1, x
 
 
+class Same(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.arange(3.0)
+
+    def forward(self, x):
+        self.table = self.table.to(x.device)
+        return x + self.table
+
+
 class OldValue(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -320,6 +330,8 @@ def test_effects():
         export(Keeps(), (A,))
     program = export(Counts(), (A,))
     assert program.module()(A)[1] is A
+    program = export(Same(), (torch.ones(3),))  # an attribute that keeps its tensor is no effect
+    assert equal(program.module()(torch.ones(3)), torch.tensor([1.0, 2, 3]))
     module, eager = export(OldValue(), (torch.ones(3),)).module(), OldValue()
     for _ in range(2):
         assert equal(module(torch.ones(3)), eager(torch.ones(3)))

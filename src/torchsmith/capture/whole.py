@@ -131,10 +131,17 @@ def _container_writes(m: Machine, track: Track) -> list[tuple[Any, Any]]:
 def _attribute_write(m: Machine, track: Track, name: str, value: Any) -> list[tuple[Any, Any]]:
     if issubclass(type(track.obj), torch.nn.Module) and name in track.obj._buffers:
         return _write(m, track.obj._buffers[name], value, Attr(track.source, name, "buffer"))
+    if _is_kept(m, getattr(track.obj, "__dict__", {}).get(name), value):
+        return []
     if value is not DELETED and any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
         raise Unsupported("CAP030", at=_line(m, value), detail=f"{track.source}.{name}")
     _note(m, f"{track.source}.{name}")
     return []
+
+
+def _is_kept(m: Machine, real: Any, value: Any) -> bool:
+    """Whether an attribute that holds the tensor `real` is assigned the same tensor: `self.table = self.table.to(x.device)`."""
+    return id(real) in m.recorder.real and m.recorder.real[id(real)].tensor is value
 
 
 def _write(m: Machine, real: Any, value: Any, source: Any) -> list[tuple[Any, Any]]:
