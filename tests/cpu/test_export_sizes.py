@@ -44,6 +44,16 @@ def exported(fn: Callable[..., Any], *examples: tuple[int, ...]) -> Any:
     return export(Whole(fn), args, dynamic_shapes=(tuple({d: Dim.DYNAMIC for d, n in enumerate(e) if n < 0} for e in examples),))
 
 
+@program((-2, 6, 2, 4), (1, 6, 2, 4), (4, 6, 2, 4))
+def prefill_and_decode(x: Tensor) -> Tensor:
+    """Keys of a cache, repeated for each query head, before the cache is written again: a batch of 1 makes no view of the copy."""
+    b, cache = x.shape[0], torch.zeros(4, 8, 2, 4)
+    cache[:b, :6] = x
+    first = cache[:b, :6, :, None].expand(b, 6, 2, 2, 4).reshape(b, 6, 4, 4)
+    cache[:b, 6:7] = x[:, :1]
+    return cache[:b, :7, :, None].expand(b, 7, 2, 2, 4).reshape(b, 7, 4, 4) + first.sum(1, keepdim=True)
+
+
 @program((-2, -20, -17, 4), (1, 1, 1, 4), (1, 8, 4, 4), (3, 9, 21, 4))
 def shifted_windows(x: Tensor) -> Tensor:
     """A mask and attention in windows: padding to whole ones, the number of windows through floats."""

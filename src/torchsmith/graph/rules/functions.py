@@ -118,7 +118,20 @@ def _may_show(t: Tensor, new: Any) -> bool:
     """Is it a view for the sizes at hand? All that is asked of them on the way is assumed."""
     if _is_empty(t):
         return True
-    return view_strides([1 if asked_equal(n, 1) else n for n in t.shape], t.stride(), new, asked_equal) is not None
+    return view_strides(_Asked(t.shape), t.stride(), new, asked_equal) is not None
+
+
+class _Asked(Sequence[Any]):
+    """Sizes; where one is read, it is asked whether it is 1. What inner dimensions already refuse needs no answer about the batch."""
+
+    def __init__(self, shape: Sequence[Any]) -> None:
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, d: Any) -> Any:
+        return 1 if asked_equal(self.shape[d], 1) else self.shape[d]
 
 
 def _is_empty(t: Tensor) -> bool:
