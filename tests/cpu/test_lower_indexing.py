@@ -230,14 +230,19 @@ def test_a_flag_as_index_is_a_mask_over_a_new_dimension(dynamic: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
-def test_a_list_of_lists_is_the_tuple_that_torch_reads() -> None:
+def test_lists_and_tuples_in_an_index_are_what_torch_reads() -> None:
     def fn(x: torch.Tensor, at: torch.Tensor) -> Any:
         y = x.clone()
         y[[[0, 1], [2, 0]]] = 7
+        y[(0, 1), (0, 1)] += 1
+        y += x[:, (0, 2)].sum() + x[None, ((0, 1), (2, 2))].sum()
         return y, x[[[0, 1]]], x[[[0, 1], [1, 2]]], x[[slice(1, 2), 0]], x[[at, 0]], x[[None, 0]], x[[(0, 1), 1]], x[[[[0]]]], x[[0, 1]]
 
     x, at = torch.randn(3, 3), torch.tensor([2, 0])
-    torch.testing.assert_close(torchsmith.compile(fn)(x, at), fn(x, at))
+    with events.recording() as seen:
+        got = torchsmith.compile(fn)(x, at)
+    assert not [e for e in seen if e.kind in ("fallback", "graph_break")]
+    torch.testing.assert_close(got, fn(x, at))
 
 
 # ---------------------------------------------------------------- the same rows, compiled

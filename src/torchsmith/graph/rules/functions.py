@@ -816,12 +816,14 @@ def setitem(trace: Tracing, call: Any, self: Tensor, index: Any, value: Any) -> 
     call(self, _with_tensors(trace, index), value)
 
 
-def _with_tensors(trace: Tracing, index: Any) -> Any:
-    """Lists of numbers become constants; torch would make them meta tensors and forget the numbers."""
-    if isinstance(index, tuple):
-        return tuple(_with_tensors(trace, i) for i in index)
-    if isinstance(index, list) and all(isinstance(i, (bool, int, list, *SymTypes)) for i in index):
+def _with_tensors(trace: Tracing, index: Any, is_part: bool = False) -> Any:
+    """Lists of numbers, and tuples of them among the parts of an index, become constants; torch would make them meta tensors and forget the
+    numbers."""
+    sequence = (list, tuple) if is_part else list
+    if isinstance(index, sequence) and all(isinstance(i, (bool, int, list, tuple, *SymTypes)) for i in index):
         return tensor(trace, None, index) if index else tensor(trace, None, [], dtype=torch.int64)
+    if isinstance(index, tuple):
+        return tuple(_with_tensors(trace, i, True) for i in index)
     if type(index).__module__ == "numpy":
         return tensor(trace, None, index)
     return index
