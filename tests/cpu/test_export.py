@@ -337,6 +337,23 @@ def test_effects():
         assert equal(module(torch.ones(3)), eager(torch.ones(3)))
 
 
+class Chunks(nn.Module):
+    def forward(self, x, y):
+        halves = x.view(x.shape[0], -1, 4, 2)
+        return halves if x.shape[1] // 2 == y.shape[0] // 3 else halves * 2
+
+
+def test_sizes_that_are_computed_from_two():
+    """One condition of the chunks, for every batch; sizes whose quotients are equal are not one size."""
+    program = export(Chunks(), (torch.ones(3, 8, 2), torch.ones(12)), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}))
+    assert str(program.range_constraints["d0"]) == "[1, inf]"
+    for sizes in (((3, 8, 2), (12,)), ((1, 12, 2), (20,))):
+        args = [torch.ones(*s) for s in sizes]
+        assert equal(program.module()(*args), Chunks()(*args))
+    with pytest.raises(ValueError, match=r"// 4"):
+        program.module()(torch.ones(3, 6, 2), torch.ones(9))
+
+
 def test_not_a_module():
     with pytest.raises(TypeError, match=r"nn\.Module"):
         export(3, (A,))

@@ -38,6 +38,15 @@ def test_the_same_number() -> None:
         assert value(e, at) == value(settled(e), at), (e, settled(e), at)
 
 
+def test_common_factors_of_a_quotient() -> None:
+    """view(batch, -1, 4): the batch leaves the quotient, whatever the other size is."""
+    both = normal("mul", S, T)
+    assert normal("floordiv", normal("mul", both, const(16)), normal("mul", S, const(32))) is normal("floordiv", T, const(2))
+    twice = normal("floordiv", normal("sub", normal("mul", both, S), normal("mul", both, const(3))), normal("mul", both, const(-2)))
+    for s, t in ((1, 1), (4, 7), (5, 2)):
+        assert value(twice, {"s0": s, "s1": t}) == (s * s * t - 3 * s * t) // (-2 * s * t)
+
+
 def test_rounded_up_is_a_multiple() -> None:
     minus = normal("mod", normal("sub", const(0), S), const(8))
     for rest in (minus, normal("mod", normal("sub", const(8), normal("mod", S, const(8))), const(8))):

@@ -349,9 +349,10 @@ def _bound(cond: Op) -> tuple[str, int] | None:
 
 
 def _same(cond: Op, rows: list[DeclaredSymbol]) -> tuple[DeclaredSymbol, DeclaredSymbol] | None:
-    """The two symbols of `a == b`."""
+    """The two symbols of `a == b`: terms of one symbol each, not of what is computed from both."""
     left = _difference(cond)
-    return (rows[0], rows[1]) if () not in left and sorted(left.values()) == [-1, 1] and all(len(m) == 1 for m in left) else None
+    is_pair = sorted(left.values()) == [-1, 1] and all(len(m) == 1 and isinstance(m[0], Sym) for m in left)
+    return (rows[0], rows[1]) if is_pair else None
 
 
 def _spoken(cond: Expr, symbols: Mapping[str, DeclaredSymbol]) -> str:

@@ -104,6 +104,17 @@ def divide(a: Poly, b: Poly) -> Poly | None:
     return out
 
 
+def _common(a: Poly, b: Poly) -> Poly | None:
+    """The largest monomial that divides all terms of both, where it has an atom: b of one term, such as the batch times a size."""
+    if len(b) != 1 or not a:
+        return None
+    (shared, k) = next(iter(b.items()))
+    for m in a:
+        rest = list(m)
+        shared = tuple([atom for atom in shared if atom in rest and not rest.remove(atom)])  # type: ignore[func-returns-value]
+    return {shared: math.gcd(k, *a.values())} if shared else None
+
+
 @lru_cache(maxsize=65536)
 def normal(name: str, a: Expr, b: Expr) -> Expr:
     """`name(a, b)` on index Exprs in canonical spelling."""
@@ -120,6 +131,8 @@ def normal(name: str, a: Expr, b: Expr) -> Expr:
             return expr(quotient) if name == "floordiv" else ZERO
         if isinstance(a, Const) and isinstance(b, Const):
             return const(int(a.value) // int(b.value) if name == "floordiv" else int(a.value) % int(b.value))
+        if name == "floordiv" and (factor := _common(p, q)) is not None:  # (a*c) // (b*c) -> a // b
+            return normal(name, *[expr(divide(x, factor) or {}) for x in (p, q)])
     elif isinstance(a, Const) and isinstance(b, Const):  # min, max
         return const(min(int(a.value), int(b.value)) if name == "min" else max(int(a.value), int(b.value)))
     elif a is b:
