@@ -314,6 +314,16 @@ class Same(nn.Module):
         return x + self.table
 
 
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(3)
+
+    def forward(self, x):
+        self.last = self.last + x
+        return self.last
+
+
 class OldValue(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -326,8 +336,12 @@ class OldValue(nn.Module):
 
 
 def test_effects():
-    with pytest.raises(Unsupported, match="CAP030"):
-        export(Keeps(), (A,))
+    for kept in (Keeps(), Running()):
+        with pytest.raises(Unsupported, match="CAP030"):
+            export(kept, (torch.ones(3),))
+    normed = torch.nn.utils.weight_norm(nn.Linear(3, 2)).eval()  # assigns its weight in every call, before it is read
+    x = torch.ones(3)
+    torch.testing.assert_close(export(normed, (x,)).module()(x), normed(x))
     program = export(Counts(), (A,))
     assert program.module()(A)[1] is A
     program = export(Same(), (torch.ones(3),))  # an attribute that keeps its tensor is no effect

@@ -182,6 +182,12 @@ def test_affine_grids(align):
         for dynamic in (False, True):
             report = check_native(fn, randn(2, rank, rank + 1), randn(2, 1, *sizes), dynamic=dynamic, rtol=1e-5, atol=1e-6)
             assert not report.externs
+        grads = []
+        for run in (fn, torchsmith.compile(fn, dynamic=True)):
+            theta = torch.linspace(-1, 1, 2 * rank * (rank + 1)).view(2, rank, rank + 1).requires_grad_()
+            (run(theta, torch.zeros(2, 1, *sizes)) ** 2).sum().backward()
+            grads.append(theta.grad)
+        torch.testing.assert_close(*grads)
 
 
 def test_counts_whose_number_the_data_tell():

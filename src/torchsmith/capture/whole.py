@@ -131,9 +131,11 @@ def _container_writes(m: Machine, track: Track) -> list[tuple[Any, Any]]:
 def _attribute_write(m: Machine, track: Track, name: str, value: Any) -> list[tuple[Any, Any]]:
     if issubclass(type(track.obj), torch.nn.Module) and name in track.obj._buffers:
         return _write(m, track.obj._buffers[name], value, Attr(track.source, name, "buffer"))
-    if _is_kept(m, getattr(track.obj, "__dict__", {}).get(name), value):
+    real = getattr(track.obj, "__dict__", {}).get(name)
+    if _is_kept(m, real, value):
         return []
-    if value is not DELETED and any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
+    is_unread = issubclass(type(real), torch.Tensor) and id(real) not in m.recorder.real  # a call's own: weight_norm's weight
+    if not is_unread and value is not DELETED and any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
         raise Unsupported("CAP030", at=_line(m, value), detail=f"{track.source}.{name}")
     _note(m, f"{track.source}.{name}")
     return []

@@ -546,7 +546,13 @@ def affine_grid(trace: Tracing, call: Any, theta: Tensor, size: Any, align_corne
     """Torch's checks compare the sizes with each other, looking for the least."""
     if not any(isinstance(s, SymTypes) for s in size) or not theta.is_floating_point() or theta.dim() != 3 or len(size) not in (4, 5):
         return call(theta, size, align_corners)  # type: ignore[no-any-return]
-    return aten.affine_grid_generator.default(theta, list(size), bool(align_corners))  # type: ignore[no-any-return]
+    if not (torch.is_grad_enabled() and theta.requires_grad and _has_symbols(size)):
+        return aten.affine_grid_generator.default(theta, list(size), bool(align_corners))  # type: ignore[no-any-return]
+    d = theta.shape[-2]  # torch's derivative wants plain sizes: the grid of the identity, times theta
+    identity = torch.eye(d, d + 1, dtype=theta.dtype, device=device_of(theta))[None]
+    grid = aten.affine_grid_generator.default(identity, [1, *size[1:]], bool(align_corners))
+    places = torch.cat([grid, torch.ones_like(grid[..., :1])], -1).reshape(1, -1, d + 1)
+    return (places.expand(size[0], -1, -1) @ theta.mT).view(size[0], *size[2:], d)
 
 
 @function_rule(torch.cdist)
@@ -747,6 +753,15 @@ def take_along_dim(trace: Tracing, call: Any, input: Tensor, indices: Tensor, di
     rest = broadcast(*((*t.shape[:d], 1, *t.shape[d + 1 :]) for t in (input, indices)))
     parts = (t.expand(*rest[:d], t.shape[d], *rest[d + 1 :]) for t in (input, indices))
     return torch.gather(next(parts), d, next(parts))
+
+
+@function_rule(Tensor.type)
+def type_(trace: Tracing, call: Any, self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Without arguments the name of a class such as torch.FloatTensor; a tracing tensor's own would be that of a meta tensor."""
+    if args or kwargs or device_of(self).type != "cpu":
+        return call(self, *args, **kwargs)
+    with torch._C.DisableTorchFunction(), no_dispatch():
+        return torch.empty(0, dtype=self.dtype).type()
 
 
 @function_rule(Tensor.__getitem__)
