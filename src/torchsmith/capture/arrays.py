@@ -807,7 +807,7 @@ def _given_to_torch(fn: Any, shares: bool) -> None:
         if fn is torch.from_numpy:
             raise refuse(m, "torch.from_numpy() of something else than an array")
         if len(args) < 2 and kwargs.get("dtype") is None:
-            kwargs = kwargs | _dtype_of_scalars([*args, kwargs.get("data"), kwargs.get("obj")][0])
+            kwargs = kwargs | _dtype_of_scalars(args[0] if args else kwargs.get("data"))
         return m.record("function", fn, tuple(args), kwargs)
 
     torch_rows.row(fn)(run)
