@@ -20,6 +20,7 @@ import torch
 from . import events
 from .autograd.attach import attach, not_run
 from .autograd.joint import Joint
+from .capture._frame import Elsewhere
 from .codes import Forbidden, Unsupported, define
 from .emit.host import describe, emit_host, packing_key
 from .emit.printers import PRINTERS, print_kernel
@@ -27,7 +28,7 @@ from .graph.eager import eager_callable
 from .graph.functionalise import functionalise, goes_backwards
 from .graph.readable import readable
 from .graph.sizes import SizeFacts
-from .graph.spec import ASSUMED, FunctionalGraph, ViewOutput, assumes
+from .graph.spec import FunctionalGraph, ViewOutput
 from .ir.expr import Expr
 from .ir.kernel import kind_of
 from .ir.memo import forget
@@ -39,6 +40,7 @@ from .ir.verify import verify_plan, verify_program, verify_scheduled
 from .lower import lower
 from .lower.devices import scalars_written, target_of
 from .lower.draws import draws_any, known_draws
+from .lower.extern import is_random
 from .lower.joined_products import join_products
 from .lower.layout import kept_format, prefer_channels_last
 from .lower.library_convolution import fold_batch_norms, join_activations
@@ -46,6 +48,7 @@ from .lower.patches import multiply_patches
 from .options import Options
 from .runtime import build as building
 from .runtime import cache, cubins  # noqa: F401  (cubins enters its row)
+from .runtime.draws import TAKE, generator_states, put_back
 from .runtime.load import arch_of, load
 from .runtime.manifest import Manifest
 from .runtime.toolchain import check_runs
@@ -274,24 +277,24 @@ def at_hand(fg: FunctionalGraph, options: Options) -> Options:
 
 def _give_up(*inputs: Any) -> Any:
     """Instead of the captured graph, where the dispatcher runs the function itself: nothing may happen twice."""
-    raise RuntimeError(f"{ASSUMED} an unknown line")
+    raise Elsewhere
 
 
-def whole_or_nothing(eager: Call, written: Sequence[int]) -> Call:
-    """A graph that is repeated eagerly for the exception in it: what it wrote until then becomes what it was. The gradients and attributes
-    that a training step sets as well are only set when it comes to its end; a function that handles exceptions is run anew."""
+def as_drawing(call: Call, fg: FunctionalGraph, manifest: Manifest) -> Call:
+    """`call`; if it draws random numbers and is given up, the generators stand where they stood, for the function that is run instead."""
+    names = {TAKE, *(str(n.target) for n in fg.graph.nodes if isinstance(n.target, torch._ops.OpOverload) and is_random(n.target))}
+    if names.isdisjoint(e.op for e in manifest.externs):
+        return call
 
-    def repeated(*inputs: Any) -> Any:
-        before = [(inputs[i], inputs[i].detach().clone()) for i in written if isinstance(inputs[i], torch.Tensor)]
+    def drawing(*inputs: Any) -> Sequence[Any]:
+        random = generator_states()
         try:
-            return eager(*inputs)
-        except BaseException:
-            for tensor, value in before:
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.copy_(value)
+            return call(*inputs)
+        except Elsewhere:
+            put_back(random)
             raise
 
-    return repeated
+    return drawing
 
 
 def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
@@ -308,14 +311,14 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     manifest, library, cached = compile_functional(fg, options, name, inputs)
     if options.libtorch == "forbid":
         refuse_externs(manifest)
-    is_whole = goes_backwards(gm) or gm.meta.get("caught")
-    eager = whole_or_nothing(gm.forward, [i for i, _ in fg.write_backs]) if is_whole else gm.forward
+    eager = _give_up if gm.meta.get("anew") else gm.forward
     with events.timed("load", graph=name):
         call: Call = load(
-            library, manifest, eager=_give_up if assumes(gm) else eager, name=name, frozen=options.freezing, tail=fg.consts,
+            library, manifest, eager=eager, name=name, frozen=options.freezing, tail=fg.consts,
             threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
             records=RECORDS if options.triton_cudagraphs else 0, writes=fg.writes,
         )  # fmt: skip
+    call = as_drawing(call, fg, manifest)
     scalars = scalars_written(fg, manifest.device)
     if scalars:
         call = as_writing(call, scalars, len(fg.outputs))
@@ -443,10 +446,8 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         )  # fmt: skip
         return call
 
-    forward, manifest, library, cached = load_of(
-        cut.forward, name, _give_up if assumes(gm) else not_run, inputs
-    )
-    attached = attach(joint, cut, forward, gm.forward, backward, not gm.meta.get("grad", True))
+    forward, manifest, library, cached = load_of(cut.forward, name, _give_up if gm.meta.get("anew") else not_run, inputs)
+    attached = attach(joint, cut, as_drawing(forward, cut.forward, manifest), gm.forward, backward, not gm.meta.get("grad", True))
     events.emit("attached", graph=name, prepare=attached.prepare)
     if facts.symbols:  # what its compilation assumes of sizes has to be guarded
         attached.prepare()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 import warnings
 import weakref
 
@@ -1162,6 +1163,39 @@ def test_an_exception_of_a_graph_that_writes_reaches_the_handler():
                 result = str(e)
             outcomes.append((result, a.tolist(), list(log)))
             assert torch.overrides._get_current_function_mode_stack() == modes
+        assert outcomes[1:] == outcomes[:1] * 2, fn.__name__
+
+
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
+def test_what_a_program_did_before_its_graph_raised_is_done(backend):
+    """Effects on Python, numbers drawn and inputs written, as in eager, where no handler is in sight."""
+    log, holder = [], types.SimpleNamespace(n=0)
+
+    def checked(i, w, a, it):
+        log.append(next(it))
+        holder.n += 1
+        a.add_(torch.rand(1))
+        y = torch.nn.functional.embedding(i, w)
+        log.append("end")
+        return y + torch.rand(1)
+
+    def by_torch(i, w, a, it):
+        a.add_(torch.rand(1))
+        log.append(a.shape)
+        return torch.linalg.inv(w.T @ w * 0) + next(it)
+
+    def drawn(i, w, a, it):
+        return torch.nn.functional.embedding(i, w) + torch.rand(1)
+
+    for fn in (checked, by_torch, drawn):
+        compiled, outcomes = torchsmith.compile(fn, backend=backend), []
+        for call in (fn, compiled, compiled):
+            log.clear()
+            torch.manual_seed(3)
+            holder.n, a, it = 0, torch.zeros(3), iter(range(5))
+            with pytest.raises((IndexError, RuntimeError)) as raised:
+                call(torch.tensor([1, 9]), torch.ones(4, 2, requires_grad=True), a, it)
+            outcomes.append((str(raised.value), a.tolist(), list(log), holder.n, next(it), torch.rand(1).item()))
         assert outcomes[1:] == outcomes[:1] * 2, fn.__name__
 
 

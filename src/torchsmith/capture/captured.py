@@ -35,5 +35,4 @@ class Captured:
     facts: Any
     finish: Finish
     needs_grad: bool = False  # autograd has to know of a result, or of a written input, after the call
-    may_be_caught: bool = False  # some of it stands where the program handles exceptions
     stop: Stop | None = None  # only a part of the frame: what finish makes is then the frame's state

@@ -13,7 +13,7 @@ import torch
 from .. import events
 from ..codes import Forbidden
 from ..graph.sizes import expr_of
-from ..graph.spec import ASSUMED, assumes
+from ..graph.spec import ASSUMED
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..options import CONFIG, asked_dims, asked_values
 from ..runtime.draws import generator_states, put_back
@@ -34,11 +34,7 @@ def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compile
         all_guards = _filter(keep, all_guards)
     all_guards = [guards.weaken(g) for g in all_guards]
     finish = captured.finish
-    road = getattr(compiled.report, "road", "")
-    run = or_elsewhere(captured.graph, compiled.call, road)
-    undoes = not captured.graph.meta["written"] or (road == "native" and not captured.needs_grad)  # what it wrote before it raised
-    if captured.may_be_caught and not undoes:
-        run = _taking_back(run, captured.graph.meta["written"], road != "native")
+    run, anew = or_elsewhere(captured.graph, compiled.call, getattr(compiled.report, "road", ""))
     if overrides.users(overrides.caller_modes()) or any(g.kind == "tensor" and overrides.is_subclass(g.value.type) for g in captured.guards):
         run = overrides.without_handlers(run)
     entry = guards.make_entry(
@@ -53,7 +49,7 @@ def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compile
         symbols=symbols,
         name=name,
         source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name, _holders(all_guards, call)),
-        may_be_caught=captured.may_be_caught and undoes,
+        may_be_caught=anew,
         resume=None if captured.stop is None else resume.make_site(family_of(d, state), captured.stop, fn.__globals__, point),
     )
     events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
@@ -66,48 +62,43 @@ def _holders(rows: Sequence[Guard], call: Call) -> dict[str, weakref.ref[torch.n
     return {place: weakref.ref(module) for place, module in found.items() if module is not None}
 
 
-def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: str) -> Callable[..., Any]:
-    """`call`; where it finds that a way is taken that only raises, as if it had not been called: the dispatcher runs the function itself.
-    After an exception modes that the graph had entered by then are left."""
-    if road != "native" and any(n.op == "call_function" and n.target in _MODES for n in graph.graph.nodes):
+def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: str) -> tuple[Callable[..., Any], bool]:
+    """`call`; where it fails although the program would see that, as if it had not been called: the dispatcher runs the function itself.
+    After an exception modes that the graph had entered by then are left. Also: whether any exception of the call means that."""
+    written, anew = graph.meta["written"], graph.meta["anew"]
+    if road == "native":  # it gives itself up before anything is written
+        return call, anew and not written
+    if any(n.op == "call_function" and n.target in _MODES for n in graph.graph.nodes):
         call = _leaving_modes(call)
-    if not assumes(graph):
-        return call
-    if road != "native" and any(n.meta.get("late") for n in graph.graph.nodes):  # such a road writes before it checks
-        return _elsewhere
-
-    def checked(*args: Any) -> Any:
-        random = generator_states()
-        try:
-            return call(*args)
-        except RuntimeError as error:
-            if not str(error).startswith(ASSUMED):
-                raise
-            if road != "native":  # the native road has counted it
-                events.emit("fallback", code="RUN004", at="", detail=str(error))
-        put_back(random)
-        raise _frame.Elsewhere
-
-    return checked
+    if not anew:
+        return call, False
+    if any(n.meta.get("late") for n in graph.graph.nodes):  # such a road writes before it checks
+        return _elsewhere, False
+    return _taking_back(call, written, graph.meta["seen"]), False
 
 
 def _taking_back(call: Callable[..., Any], written: Sequence[int], keeps: bool) -> Callable[..., Any]:
-    """`call`; where it raises, these inputs become what they were, and the function itself is run, which handles the exception. What it
-    wrote cannot be taken back where no copy was kept (`keeps`), of inference tensors, and where autograd has heard of it: it raises then."""
+    """`call`; where it raises, these inputs and the generators become what they were, and the function itself is run. What it wrote cannot
+    be taken back where no copy was kept (`keeps`), of inference tensors, and where autograd has heard of it: it raises then."""
 
     def run(*args: Any) -> Any:
-        tensors = [args[i] for i in written]
-        before = [(None, None) if t.is_inference() else (t._version, t.grad_fn) for t in tensors]
-        copies = [t.detach().clone() for t in tensors] if keeps else None
+        tensors, random = [args[i] for i in written] if keeps else [], generator_states()
+        before = [(None if t.is_inference() else t._version, t.grad_fn, t.detach().clone()) for t in tensors]
         try:
             return call(*args)
-        except Exception:
-            moved = [k for k, (t, (version, _)) in enumerate(zip(tensors, before, strict=True)) if version is None or t._version != version]
-            if any(copies is None or before[k] == (None, None) or tensors[k].grad_fn is not before[k][1] for k in moved):
+        except Exception as error:
+            if str(error).startswith(ASSUMED):  # nothing is written by then
+                events.emit("fallback", code="RUN004", at="", detail=str(error))
+            elif written and not keeps:
+                raise
+            known = [(t, *row) for t, row in zip(tensors, before, strict=True)]
+            moved = [row for row in known if (row[1] is not None and row[0]._version != row[1]) or not torch.equal(row[0], row[3])]
+            if any(version is None or t.grad_fn is not made_by for t, version, made_by, _ in moved):
                 raise
             with torch.no_grad():
-                for k in moved:
-                    tensors[k].copy_(copies[k])  # type: ignore[index]
+                for t, _, _, value in moved:
+                    t.copy_(value)
+        put_back(random)
         raise _frame.Elsewhere
 
     return run

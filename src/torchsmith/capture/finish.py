@@ -26,7 +26,9 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ..codes import Unsupported
 from ..graph import tracing
+from ..graph.functionalise import goes_backwards
 from ..graph.sizes import SymTypes
+from ..graph.spec import assumes
 from . import _frame, arrays, assemble, iterators, overrides, policy
 from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
@@ -616,6 +618,7 @@ def finished(m: Machine, result: Any) -> Captured:
     world.changed = [t for t in world.changed if t.dirty or t.attrs or t.appended]
     grad = m.grad != m.grad_before
     has_effects = bool(world.changed or m.global_writes or m.cell_writes or m.effects or b.moves or grad or m.gradients.changes() or m.gradients.own() or m.gradients.moved or m.gradients.switched)
+    m.recorder.acts = has_effects
     recipe = None if has_effects or _has_shared(result, set()) else _recipe(b, result)
     if recipe is not None:
         finish = Finish(recipe)
@@ -753,20 +756,14 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     graph.meta["written"] = recorder.inputs_in(tracing.current().written | tracing.current().statistics)  # numbers of inputs
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     m.gradients.check_results([made[id(b.outs[k])].tensor for k in watched if k not in spent])
-    graph.meta["caught"] = recorder.may_be_caught
+    steps, draws = goes_backwards(graph), tracing.current().draws > 0
+    graph.meta["seen"] = recorder.may_be_caught or (recorder.acts and not steps)  # what the graph has written before it fails is taken back
+    graph.meta["anew"] = graph.meta["seen"] or steps or draws or assumes(graph)  # where it fails, the function itself is run
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
     graph.meta["inference"] = in_inference  # the inference mode under which results are made, where it is not the caller's
     if m.gradients.made:
         graph.meta["training"] = _parts(m)
-    return Captured(
-        graph,
-        inputs,
-        tuple(guards),
-        recorder.facts,
-        finish,
-        needs_grad,
-        may_be_caught=recorder.may_be_caught,
-    )
+    return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad)
 
 
 def _parts(m: Machine) -> dict[str, Any]:

@@ -147,6 +147,7 @@ class Recorder:
         self.numbers: dict[str, torch.SymInt | torch.SymFloat] = {}  # by source: integers and floats that vary
         self.static_dims: dict[str, set[int]] = {}
         self.may_be_caught = False  # some node stands where the program handles exceptions
+        self.acts = False  # the program does something outside that is seen although the graph raises
         self.data: set[str] = set()  # numbers that Python computed behind a break: they vary
         self.ones = True
         self.least = 2
