@@ -9,7 +9,8 @@ answers.
     python bench/fuzz.py --device cuda --show chains 17       # one program in this process
 
 Processes are asked one program at a time. Each has its share of the fuzzers, so that all get about the same time, and a cache directory
-of its own. One that died or found something is replaced. Most of them compile C at -O0, which is many times cheaper (--optimized).
+of its own. One that died or found something is replaced. Most of them compile C without optimizations (unoptimized.py), which is many times
+cheaper (--optimized).
 """
 
 from __future__ import annotations
@@ -202,13 +203,18 @@ def prepared(device: str, stack: ExitStack) -> None:
         stack.enter_context(patch.dict(host_torch.RECORDERS, {"cuda": (refused, refused)}))
 
 
-def work(device: str) -> None:
+def work(device: str, is_optimized: bool) -> None:
     """Answers lines "fuzzer seed" with lines of JSON, until the device no longer answers."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # programs print
     with ExitStack() as stack:
         prepared(device, stack)
         import torch
+
+        if not is_optimized:
+            import unoptimized
+
+            unoptimized.use(stack)
 
         def say(**fields: Any) -> None:
             answers.write(json.dumps(fields) + "\n")
@@ -276,8 +282,8 @@ class Summary:
 class Hand:
     """A process that runs programs."""
 
-    def __init__(self, device: str, env: dict[str, str]) -> None:
-        command = [sys.executable, str(HERE / "fuzz.py"), "--device", device, "--work"]
+    def __init__(self, device: str, env: dict[str, str], is_optimized: bool) -> None:
+        command = [sys.executable, str(HERE / "fuzz.py"), "--device", device, "--work", *(["--as-users"] if is_optimized else [])]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by end)
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env)
         self.lines = queue.Queue[str]()
@@ -356,15 +362,6 @@ def employ(number: int, names: Sequence[str], new: Callable[[Path], Hand], end: 
             hand.end()
 
 
-def plain_compiler(folder: Path) -> str:
-    """The C compiler without its optimizations, as a program in `folder`."""
-    command = os.environ.get("TORCHSMITH_CC") or os.environ.get("CC") or "cc"
-    path = folder / "cc0"
-    path.write_text(f'#!/bin/sh\nexec {command} "$@" -O0\n')
-    path.chmod(0o700)
-    return str(path)
-
-
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("fuzzers", nargs="*", help=f"of {', '.join(FUZZERS)}")
@@ -377,9 +374,10 @@ def main() -> int:
     p.add_argument("--out", type=Path)
     p.add_argument("--show", nargs=2, metavar=("FUZZER", "SEED"), help="run one program here")
     p.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--as-users", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.work:
-        work(args.device)
+        work(args.device, args.as_users)
         return 0
     if args.show:
         with ExitStack() as stack:
@@ -393,23 +391,20 @@ def main() -> int:
     command = " ".join(["python bench/fuzz.py", *sys.argv[1:]])
     summary, end = Summary(out, f"# Fuzzers\n\n{command}, {args.jobs} processes"), time.monotonic() + args.seconds
     tasks, numbers = Tasks(names, args.first, args.programs), itertools.count(1)
-    with tempfile.TemporaryDirectory(prefix="torchsmith-fuzz-") as folder:
-        plain = plain_compiler(Path(folder))
 
-        def new(env: dict[str, str], cache: Path) -> Hand:
-            compiler = {} if next(numbers) % args.optimized == 0 else {"TORCHSMITH_CC": plain}
-            return Hand(args.device, {**env, **compiler, "TORCHSMITH_CACHE_DIR": str(cache)})
+    def new(env: dict[str, str], cache: Path) -> Hand:
+        return Hand(args.device, {**env, "TORCHSMITH_CACHE_DIR": str(cache)}, next(numbers) % args.optimized == 0)
 
-        crew = []
-        for k, env in enumerate(environments(args.device, args.jobs)):
-            mine = names[k :: args.jobs] or [names[k % len(names)]]
-            crew.append(threading.Thread(target=employ, args=(k, mine, functools.partial(new, env), end, tasks, summary)))
-        for t in crew:
-            t.start()
-        for t in crew:
-            while t.is_alive():
-                t.join(10)
-                summary.write()
+    crew = []
+    for k, env in enumerate(environments(args.device, args.jobs)):
+        mine = names[k :: args.jobs] or [names[k % len(names)]]
+        crew.append(threading.Thread(target=employ, args=(k, mine, functools.partial(new, env), end, tasks, summary)))
+    for t in crew:
+        t.start()
+    for t in crew:
+        while t.is_alive():
+            t.join(10)
+            summary.write()
     summary.write()
     print(out.read_text())
     return int(bool(summary.found))
