@@ -126,6 +126,15 @@ def test_products(case):
     check_triton(fn, *args, rtol=2e-3, atol=2e-3, options=ALONE)
 
 
+def test_long_sums_of_products_are_tiles_in_even_parts():
+    """Parts that need no mask, their channels beside each other in memory, and lie as the result does."""
+    x, w = (rows(*shape, dtype=torch.float16).contiguous(memory_format=torch.channels_last) for shape in ((1, 64, 4, 5), (16, 64, 3, 3)))
+    made = check_triton(lambda x, w: torch.relu(F.conv2d(x, w / 24, padding=1)), x, w, rtol=1e-2, atol=1e-2, options=ALONE)
+    *_, parts, whole = texts_of(made)
+    assert "tl.dot(" in parts and "range(0, 192, 64)" in parts and "// 9)" not in parts
+    assert "[:, None]" not in whole
+
+
 def test_infinities_beside_a_product():
     """Nothing that lies beyond an edge is multiplied: exp(0) times what is not there would be a result."""
     x, w = rows(20, 41), rows(33, 41)

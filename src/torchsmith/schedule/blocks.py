@@ -615,8 +615,13 @@ def _split_stage(s: Stage, buffers: dict[str, Buffer], lying: Mapping[str, Buffe
     product = product_in(s, buffers)
     if product is not None:
         parts = parts_of_sum(product, target)
-        size = -(-trips // (parts * 64)) * 64
-        return [s] if parts < 2 or trips <= size else _in_parts(s, f, buffers, trips, size, -(-trips // size))
+        size = _whole_parts(trips, -(-trips // (parts * 64)) * 64, 64, lambda count: 0)  # a part with a mask is no product of tiles
+        if parts < 2 or trips <= size:
+            return [s]
+        found = collect([], [StoreStmt(t.buf, t.index, t.value) for t in s.stores], lying).items
+        inner = order_axes(list(zip(f.axes, f.extents, strict=True)), found, None)
+        outer = order_axes(list(s.axes), [i for i in found if i.store], None)  # parts lie as the result
+        return _in_parts(replace(s, axes=tuple(outer)), f, buffers, trips, size, -(-trips // size), inner)
     beside = contiguous_axis(s, f, lying)
     width = 0 if beside is None else estimate(beside[1])
     itemsize = min((x.dtype.itemsize for x in walk(*f.update) if isinstance(x, Load)), default=4)
@@ -639,9 +644,12 @@ def _whole_parts(trips: int, size: int, least: int, idle: Callable[[int], float]
     return min(near, key=lambda n: (round(4 * idle(trips // n)), max(n, size) / min(n, size)), default=size)
 
 
-def _in_parts(s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: int, count: int) -> list[Stage]:
+def _in_parts(
+    s: Stage, f: Fold, buffers: dict[str, Buffer], trips: int, size: int, count: int, order: Axes | None = None
+) -> list[Stage]:
+    """`count` parts of `size` steps, its axes in this order."""
     chunk, part, whole = Axis("chunk"), Axis("part"), Axis("whole")
-    _, table = flatten(list(zip(f.axes, f.extents, strict=True)), whole)
+    _, table = flatten(order or list(zip(f.axes, f.extents, strict=True)), whole)
     at = op("add", op("mul", chunk, const(size)), part)
     inside = op("lt", at, const(trips))
     known = {**dict(s.axes), chunk: const(count), part: const(size)}
