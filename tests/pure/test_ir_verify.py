@@ -78,6 +78,8 @@ BROKEN: list[tuple[str, Program]] = [
     ("updates", program(Stage(SIN.axes, (Store("t", (R, J), X, "add"),)), SUM)),
     ("scan", program(replace(SIN, carry=((A0, Const(dt.f32, 0)),), carry_next=(X,)), SUM)),
     ("stores", program(replace(SIN, stores=()), SUM)),
+    ("one name", program(SIN, replace(SUM, stores=(replace(SUM.stores[0], value=op("add", total("t"), Load("z", dt.f32, (R,)))),)), buffers=buffers(
+        Buffer("z", dt.f32, (S,), Layout((const(1),), const(0)), "state", storage_of="y")))),
     ("host", program(SIN, SUM, Check(op("lt", Load("y", dt.f32, (const(0),)), Const(dt.f32, 0)), "IndexError", "no"))),
     ("extern", program(SIN, SUM, Extern("aten.x.default", (), (), (), mutates=("x",)))),
     ("written before read", program(Extern("aten.x.default", (BufArg("t"),), (), ("y",)))),

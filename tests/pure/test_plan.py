@@ -29,7 +29,8 @@ from torchsmith.ir.program import (
     Symbol,
     ViewResult,
 )
-from torchsmith.ir.verify import verify_plan
+from torchsmith.ir.target import cuda
+from torchsmith.ir.verify import VerifyError, verify_plan
 from torchsmith.options import Options
 from torchsmith.schedule.memory.arena import pack, pack_static
 from torchsmith.schedule.memory.order import order
@@ -103,6 +104,8 @@ def test_a_sum_is_written_over_the_operand_that_dies() -> None:
     got = make([x, y, a, b, c], [*first, binary("k2", a, b, c), binary("k3", c, a, y)], (Fresh("y"),))
     assert got.buffers["c"].storage_of == "b" and got.places["c"] == got.places["b"]  # `a` is read later
     assert got.workspace is const(2 * 4032)
+    with pytest.raises(VerifyError, match="one name"):  # kernels of blocks load first and store last
+        verify_plan(replace(got, target=cuda(90)))
 
 
 @pytest.mark.parametrize("case", ["stored twice", "another size", "a result"])

@@ -14,12 +14,14 @@ from torchsmith.ir import dtype as dt
 from torchsmith.ir.bounds import Ranges, simplify_index
 from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Sym, Var, const, op, substitute
 from torchsmith.ir.interpret import run_program
-from torchsmith.ir.kernel import Kernel
+from torchsmith.ir.kernel import Kernel, Scheduled
 from torchsmith.ir.linear import const_of
 from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage, Store, dense
-from torchsmith.ir.verify import verify_program, verify_scheduled
+from torchsmith.ir.target import cuda
+from torchsmith.ir.verify import VerifyError, verify_program, verify_scheduled
 from torchsmith.options import Options
 from torchsmith.schedule.access import collect, flat
+from torchsmith.schedule.blocks import form_blocks
 from torchsmith.schedule.deps import grain, repeated
 from torchsmith.schedule.fusion.fuse import can_fuse, fuse
 from torchsmith.schedule.fusion.group import Grouper
@@ -294,6 +296,27 @@ def test_stages_do_not_move_across_an_extern_that_reads_a_view_of_what_they_writ
     k.buffers["a"] = replace(k.buffers["a"], layout=dense((const(8), const(8))))
     scheduled = form_kernels(fuse(program, Options()), Options())
     assert [type(e).__name__ for e in scheduled.body] == ["Kernel", "Extern", "Kernel"]
+
+
+@pytest.mark.parametrize("former", [form_kernels, form_blocks])
+def test_memory_that_a_kernel_writes_has_one_name_in_it(former: Callable[..., Scheduled]) -> None:
+    """A stage that reads what the one before wrote under another name has a kernel of its own, and the verifier refuses one for both."""
+    k, shape = Kit(), (const(4), const(4))
+    x = k.input("x", (4, 4))
+    k.stage("t", (4, 4), lambda i, j: op("mul", x(i, j), f(2)), out=True)
+    k.buffers["v"] = Buffer("v", F32, shape, dense(shape, (1, 0)), "temp", storage_of="t")
+    k.stage("y", (4, 4), lambda i, j: op("add", Load("v", F32, (i, j)), x(i, j)), out=True)
+    program = k.program("t", "y")
+    if former is form_blocks:
+        program = replace(program, target=cuda(90))
+    scheduled = former(program, Options())
+    verify_scheduled(scheduled)
+    assert len(scheduled.body) == 2
+    apart = replace(program, buffers=program.buffers | {"v": replace(program.buffers["v"], storage_of=None, role="input")}, inputs=("x", "v"))
+    joined = former(apart, Options()).body
+    assert len(joined) == 1
+    with pytest.raises(VerifyError, match="one name"):
+        verify_scheduled(replace(scheduled, body=joined))
 
 
 @pytest.mark.parametrize("out", [False, True])

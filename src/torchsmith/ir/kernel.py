@@ -18,7 +18,8 @@ Folds stay expressions: the emitter prints each as a loop at the outermost place
 components that differ in `pick`, and vectorises its innermost axis where it stands outside a `vector` loop (order "any" only: `init`
 is then an identity of `combine`). Statements run in order; a Load of a buffer that the kernel itself writes sees the stores before it.
 
-Invariants: params lists every buffer read or written, once; an Axis is bound by exactly one enclosing Loop; at most one `vector`
+Invariants: params lists every buffer read or written, once, and memory that is written under one name (of two names for it nothing would
+say which loads see the stores); an Axis is bound by exactly one enclosing Loop; at most one `vector`
 loop on a path (serial and scan loops may stand inside: all lanes run them together); `grid` axes come first and are flattened
 row-major into [lo, hi).
 """

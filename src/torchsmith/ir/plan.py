@@ -12,6 +12,8 @@ Invariants
   Layout.offset comes on top.
 - Arena places that are live at the same time do not overlap. `workspace` is the arena's size in bytes (64-byte aligned); it and
   the offsets use input symbols only.
+- What a launch writes it touches under one name, as the kernel does; in C a result may be written over an operand that dies
+  (schedule/memory/in_place.py).
 - Launches that write an input (write-backs) come after the last Check, and the last Call of an operator that may refuse its operands,
   unless running them twice does no harm (a scatter that neither reads nor adds): a call that fails is repeated eagerly. A Call behind
   such a launch can only run out of memory, which is raised.

@@ -9,6 +9,7 @@
 Invariants (ir/verify.py holds them)
 - A temp or output buffer is written by exactly one body element before anything reads it; "state" buffers and inputs may be
   written only by `write_backs`, which come after the last Check.
+- What a Stage writes it touches under one name: no view of it is read there.
 - Every Axis in a Stage is bound by its `axes` or by a Fold that contains it; every Var by `lets` (in order) or by a Fold.
 - Indices are logical: one index Expr per dimension, in range wherever the mask holds.
 - A `set` store without `unique` runs in index order, as eager does. `add|mul|min|max` stores accumulate into a buffer that an

@@ -5,7 +5,7 @@ In: a Program, a Scheduled or a Plan. Out: nothing, or a VerifyError that names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -285,6 +285,8 @@ class _Body:
             roots += [*store.index, store.value, *(() if store.mask is None else (store.mask,))]
             self._store(store, axes, names, scope, s)
         self.loads(roots, s)
+        loaded = (n.buf for e in roots for n in walk(e) if isinstance(n, Load))
+        one_name((*loaded, *(t.buf for t in s.stores)), {t.buf for t in s.stores}, self.buffers, s)
         for store in s.stores:
             self.writes(store.buf, s, again=store.mode != "set" or (not store.unique and store.buf in self.written))
 
@@ -380,6 +382,7 @@ class _Body:
         if not set(k.syms) <= self.symbols:
             fail("symbols", f"undefined symbols {set(k.syms) - self.symbols}", k)
         initialised = {s.buf for s in statements(k.body) if isinstance(s, StoreStmt)}
+        one_name((p.buf for p in k.params), {p.buf for p in k.params if p.written}, self.buffers, k)
         self.reads((p.buf for p in k.params if not p.written and p.buf not in initialised), k)
         for p in k.params:
             if p.written:
@@ -405,6 +408,15 @@ class _Body:
             if a.dtype is not b.dtype or a.shape != b.shape:
                 fail("write_backs", f"{target} <- {source} changes dtype or shape")
             self.reads((source,), None)
+
+
+def one_name(touched: Iterable[str], written: Set[str], buffers: Mapping[str, Buffer], at: Any) -> None:
+    """What writes memory touches it under no other name: nothing would say which of the loads see the stores."""
+    changed, names = {root_of(buffers, n) for n in written}, dict[str, str]()
+    for n in touched:
+        root = root_of(buffers, n)
+        if root in changed and names.setdefault(root, n) != n:
+            fail("one name", f"{names[root]} and {n} are the same memory, which is written", at)
 
 
 def verify_result(r: Result, inputs: tuple[str, ...], buffers: dict[str, Buffer]) -> None:
@@ -572,6 +584,8 @@ class _Steps:
                 self.wrote_input = s
             if p.written and isinstance(place, State) != self.preparing:
                 fail("prepare", f"{name} is {'no state' if self.preparing else 'state'} and may not be written here", s)
+        if self.plan.target.language != "c":  # there a result may be written over an operand (schedule/memory/in_place.py)
+            one_name(s.bufs, {b for b, p in zip(s.bufs, kernel.params, strict=True) if p.written}, self.plan.buffers, s)
         for e in (*s.syms, s.grid, s.grain):
             self._host(e, s)
 

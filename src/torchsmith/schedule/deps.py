@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from ..ir import memo
 from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, Sym, const, op, walk
 from ..ir.kernel import Kernel, Param
-from ..ir.program import Bind, Buffer, Check, Cond, Element, Extern, Fresh, Program, Repeat, Stage, ViewResult
+from ..ir.program import Bind, Buffer, Check, Cond, Element, Extern, Fresh, Program, Repeat, Stage, ViewResult, root_of
 
 SYMBOL_GUESS = 97  # what an unknown size is taken for in estimates (never in code)
 
@@ -69,7 +69,7 @@ def _rw(e: object) -> tuple[frozenset[str], frozenset[str]]:
 
 def roots_of(buffers: Mapping[str, Buffer]) -> dict[str, str]:
     """buffer -> the buffer whose storage it lies in, for views."""
-    return {n: b.storage_of for n, b in buffers.items() if b.storage_of is not None}
+    return {n: root_of(buffers, n) for n, b in buffers.items() if b.storage_of is not None}
 
 
 def rooted(names: frozenset[str], roots: Mapping[str, str]) -> frozenset[str]:

@@ -97,6 +97,8 @@ class Grouper:
         """outer axis -> axis of `s`, as far as dependences allow; None when they cannot share a kernel at all."""
         if s.stores and (writes(s) & (g.writes | g.reads)):
             return None
+        if self.roots and self.crosses(g, s):
+            return None
         flow = reads(s) & g.writes
         if not flow:
             return self.sibling_mapping(g, s)
@@ -127,6 +129,13 @@ class Grouper:
                 out[d] = a
                 used.add(a)
         return out
+
+    def crosses(self, g: Group, s: Stage) -> bool:
+        """Does one of them write memory that the other touches under another name? In one kernel nothing would order the two."""
+        changed = deps.rooted(g.writes | writes(s), self.roots)
+        theirs = {n: self.roots.get(n, n) for n in g.reads | g.writes}
+        mine = {n: self.roots.get(n, n) for n in reads(s) | writes(s)}
+        return any(a != b and m in changed and m == t for a, m in mine.items() for b, t in theirs.items())
 
     def sibling_mapping(self, g: Group, s: Stage) -> dict[Axis, Axis] | None:
         """Independent stages share a kernel when they run over the same axes and load the same elements (or are tiny)."""
