@@ -2,7 +2,8 @@
 
 What `runtime/build.py` asks to be compiled is kept as text, in place of an object, until the library is linked. Then the host program and
 the kernels become one C file, for which gcc's compiler proper, `as` and `ld` are started, and none of the drivers around them: half of the
-time of the usual road at -O0 goes into starting twelve programs. Texts that do not go together, and other compilers, take the usual road.
+time of the usual road at -O0 goes into starting twelve programs. Texts that do not go together are compiled apart; other compilers than
+gcc take the usual road.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from torchsmith.runtime import build, images
 from torchsmith.runtime.toolchain import Toolchain, run_compiler
 
 MARK = "/* a text in place of its object */\n"
-KERNEL = re.compile(rf"#define {build.MACRO} (\w+)\n(.*?)#undef {build.MACRO}\n", re.S)
+KERNEL = re.compile(rf"#define {build.MACRO} (\w+)\n.*?#undef {build.MACRO}\n", re.S)
+BEGINNING = re.compile(r"typedef |static |#define ")
+ATTRIBUTE = re.compile(r"__attribute__\s*\(\(.*?\)\)+")
+NAME = re.compile(r"typedef [^;]*?(\w+)\s*;|#define (\w+)|static [^;={]*?(\w+)\s*[(\[=;]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +58,38 @@ def kept(source: Path, name: str | None) -> str:
 
 
 def definitions(head: str) -> dict[str, str]:
-    """What kernels begin with, by name."""
-    found, lines, opened = dict[str, str](), list[str](), 0
-    for line in head.splitlines():
-        lines.append(line)
-        opened += line.count("{") - line.count("}") + line.startswith("#if") - line.startswith("#endif")
-        if opened == 0 and not line.endswith("\\"):
-            text = "\n".join(lines)
-            lines.clear()
-            plain = re.sub(r"__attribute__\s*\(\(.*?\)\)", "", text)
-            name = re.search(r"typedef [^;]*?(\w+)\s*;|#define (\w+)|static [^;={]*?(\w+)\s*[(\[=;]", plain)
-            found[next(filter(None, name.groups())) if name else text] = text
-    return found
+    """What kernels begin with, by name. Each begins with its line's first column, as the conditions in a function do."""
+    found, opened, before = list[str](), 0, ""
+    for line in head.splitlines(keepends=True):
+        is_within = before.startswith(" ") or before.endswith("{\n")  # a function
+        if opened == 0 and (BEGINNING.match(line) or (line.startswith("#if") and not is_within)):
+            found.append("")
+        opened += line.startswith("#if") - line.startswith("#endif")
+        before = line
+        if found:
+            found[-1] += line
+    return {next(filter(None, m.groups())) if (m := NAME.search(ATTRIBUTE.sub("", text))) else text: text for text in found}
 
 
-def joined(texts: Sequence[str]) -> list[str]:
-    """C files of these, as few as can be: each definition that kernels begin with, and each kernel, once. One name, one meaning."""
-    files: list[dict[str, str]] = []
+def joined(texts: Sequence[str]) -> str:
+    """One C file of these: each definition that kernels begin with, and each kernel, once. What means something else in a later text
+    than in one before has another name there."""
+    groups: list[dict[str, str]] = []
     for text in texts:
-        parts = {m.group(1): m.group() for m in KERNEL.finditer(text)}
+        kernels = {m.group(1): m.group() for m in KERNEL.finditer(text)}
         head = KERNEL.sub("", text)
-        parts = (definitions(head) if parts else {"": head}) | parts
-        file = next((f for f in files if all(f.get(k, v) == v for k, v in parts.items())), None)
-        if file is None:
-            files.append(file := {})
-        file |= parts
-    return ["\n".join(f.values()) for f in files]
+        parts = (definitions(head) if kernels else {"": head}) | kernels
+        group = next((g for g in groups if all(g.get(k, v) == v for k, v in parts.items())), None)
+        if group is None:
+            groups.append(group := {})
+        group |= parts
+    out = list[str]()
+    for k, group in enumerate(groups):
+        names = [n for n, text in group.items() if BEGINNING.match(text)] if k else []
+        out += [f"#define {n} {n}_{k}" if group[n][0] != "#" else f"#undef {n}" for n in names]
+        out += group.values()
+        out += [f"#undef {n}" for n in names if group[n][0] != "#"]
+    return "\n".join(out)
 
 
 class Compiler:
@@ -101,7 +111,7 @@ class Compiler:
         else:
             texts = [p.read_text(encoding="utf-8", errors="surrogateescape") for p in objects]
             try:
-                self.compile(joined(texts), self.programs, tools, cwd, out)
+                self.compile([joined(texts)], self.programs, tools, cwd, out)
             except subprocess.CalledProcessError:
                 self.compile(texts, self.programs, tools, cwd, out)
 
