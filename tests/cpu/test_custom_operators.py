@@ -106,3 +106,37 @@ def test_sizes_that_a_custom_operator_tells(fn, code) -> None:
             assert torch.equal(compiled(x), fn(x))
     codes = {e.fields.get("code") for e in seen if e.kind in ("graph_break", "fallback")} - {None}
     assert codes == ({code} if code else set())
+
+
+def _register(lib: torch.library.Library, k: int) -> None:
+    def mixed(x, many, maybe):
+        for t in (*many, *(() if maybe is None else (maybe,))):
+            t.add_(x * k)
+        return x + k
+
+    lib.define("mixed(Tensor x, Tensor(a!)[] many, Tensor(b!)? maybe) -> Tensor")
+    lib.define("second(Tensor(a!) x, Tensor(b!) y) -> Tensor(b!)")
+    lib.define("take(Tensor(a!) x, Tensor y) -> ()")
+    lib.impl("mixed", mixed, "CPU")
+    lib.impl("mixed", lambda x, many, maybe: torch.empty_like(x), "Meta")
+    lib.impl("second", lambda x, y: y.add_(x.mul_(k)), "CPU")
+    lib.impl("take", lambda x, y: (x.copy_(y + k), None)[1], "CompositeExplicitAutograd")
+
+
+def test_what_is_written_is_not_what_is_returned_and_names_may_come_again() -> None:
+    """Operators with a fresh result beside written lists and optional tensors; the same names are registered twice."""
+
+    def f(x):
+        a, b, c = x * 2, x * 3, torch.zeros(3)
+        fresh = torch.ops.torchsmith_again.mixed(x, [a, b], None)
+        other = torch.ops.torchsmith_again.mixed(fresh, [a], b)
+        same = torch.ops.torchsmith_again.second(a, b)
+        torch.ops.torchsmith_again.take(c, x)
+        return fresh, other, a, b, c, same
+
+    for k in (2, 5):
+        with torch.library._scoped_library("torchsmith_again", "DEF") as lib:
+            _register(lib, k)
+            x = torch.arange(3.0)
+            want, got = f(x), torchsmith.compile(f, fullgraph=True, options={"warn_eager": False})(x)
+            assert got[5] is got[3] and all(map(torch.equal, got, want))

@@ -541,15 +541,9 @@ class Tracing(AbstractContextManager["Tracing"]):
         if row.is_composite:
             with self._operators:
                 return func.decompose(*args, **kwargs)
-        fake = registered_fake(func)
-        if fake is not None:
-            with self._operators:
-                return learn.by_fake(fake, args, kwargs, self.facts)
-        if row.is_value_needed:
-            raise Unsupported("GRA003", at=self.facts.loc, detail=row.name)
-        if row.is_data_shaped:
-            raise Unsupported("GRA009", at=self.facts.loc, detail=row.name)
-        return learn.shapes(func, args, kwargs, self.facts, self.device_for(args, kwargs) if self.has_devices else _CPU)
+        if registered_fake(func) is None and (row.is_value_needed or row.is_data_shaped):
+            raise Unsupported("GRA003" if row.is_value_needed else "GRA009", at=self.facts.loc, detail=row.name)
+        return self._ask_torch(func, args, kwargs)
 
     def _mutate(self, func: OpOverload, row: OpInfo, bound: dict[str, Any]) -> Any:
         """Shapes of an operator that writes its arguments: what its functional form gives must fit them."""
@@ -559,11 +553,21 @@ class Tracing(AbstractContextManager["Tracing"]):
         if func is torch.ops.aten.resize_.default:
             return resize(bound["self"], bound["size"], bound["memory_format"])
         refuse_overlaps(func, row, bound)
-        values: list[Any] = []
+        results: Any = ()
         if row.functional is not None:
             results = self.shapes(row.functional, (), {p: bound[p] for p in info(row.functional).params})
-            values = list(results) if isinstance(results, (tuple, list)) else [results]
+        elif any(r.alias_info is None for r in func._schema.returns):
+            results = self._ask_torch(func, (), bound)
+        values = list(results) if isinstance(results, (tuple, list)) else [results]
         return finish_write(func, row, bound, values, lambda target, new: None)
+
+    def _ask_torch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Results of an operator without a rule, from the fake that came with it or from torch's kernels."""
+        fake = registered_fake(func)
+        if fake is not None:
+            with self._operators:
+                return learn.by_fake(fake, args, kwargs, self.facts)
+        return learn.shapes(func, args, kwargs, self.facts, self.device_for(args, kwargs) if self.has_devices else _CPU)
 
     def device_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Where an operator's results lie."""
@@ -694,11 +698,12 @@ def finish_write(
 ) -> Any:
     """Hand the functional form's results to the arguments that `func` writes; gives what `func` returns.
 
-    The functional form returns func's own new results first, then one value per written argument (none where it was not asked).
+    `values`: func's own new results, then those of its functional form one per written argument (none where there is no such form).
     """
     targets = [t for w in row.writes for t in (bound[w] if isinstance(bound[w], (tuple, list)) else [bound[w]])]
-    fresh = values[: max(0, len(values) - len(targets))]
-    if values:
+    fresh = values
+    if row.functional is not None:
+        fresh = values[: max(0, len(values) - len(targets))]
         for target, new in zip(targets, values[len(fresh) :], strict=True):
             if target is not None:
                 if func in REAL_IN_PLACE and target.dtype.is_complex:
@@ -707,12 +712,14 @@ def finish_write(
                 if not (is_contiguous(target) if row.out and row.is_random else is_dense(target) or func not in IN_SIXTEENS):
                     raise Unsupported("GRA006", at=current().facts.loc, detail=f"{row.name} into memory of another order")
                 assign(target, new)
-    count = len(func._schema.returns)
-    if not count:
-        return None
-    if count == 1:
-        return fresh[0] if fresh else bound[row.writes[0]]
-    return (*fresh, *targets)[:count]
+    new_ones = iter(fresh)
+    returned = [next(new_ones) if r.alias_info is None else bound[_who_is(func, r.alias_info)] for r in func._schema.returns]
+    return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)
+
+
+def _who_is(func: OpOverload, alias: Any) -> str:
+    """The parameter that a result with this alias mark is."""
+    return next(a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.before_set == alias.before_set)
 
 
 def resize(target: torch.Tensor, size: Any, memory_format: Any) -> torch.Tensor:

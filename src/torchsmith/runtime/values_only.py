@@ -30,9 +30,15 @@ def registered_fake(func: OpOverload) -> Any:
     return None if holder.kernel is None else holder.kernel.func
 
 
-@cache
-def library() -> torch.library.Library:
-    return torch.library.Library(NAMESPACE, "FRAGMENT")
+_LIBRARIES: dict[str, torch.library.Library] = {}  # by the operator's name; each holds one
+
+
+def library(name: str) -> torch.library.Library:
+    """A new library for the operator of this name. One of that name before goes: its original was removed and registered anew."""
+    before = _LIBRARIES.pop(name, None)
+    if before is not None:
+        before._destroy()
+    return _LIBRARIES.setdefault(name, torch.library.Library(NAMESPACE, "FRAGMENT"))
 
 
 def name_of(op: OpOverload) -> str:
@@ -62,7 +68,8 @@ def values_only(op: OpOverload) -> OpOverload | None:
     arguments, results = text.split("(", 1)[1].rsplit(") -> ", 1)
     kinds = [k for k in results.strip("()").split(", ") if k][: len(fresh)] + ["Tensor"] * len(written)
     name = name_of(op)
-    library().define(f"{name}({arguments}) -> ({', '.join(kinds)})", tags=tuple(op.tags))
+    home = library(name)
+    home.define(f"{name}({arguments}) -> ({', '.join(kinds)})", tags=tuple(op.tags))
     names = [a.name for a in schema.arguments]
     places = [names.index(a.name) for a in written]
 
@@ -77,10 +84,10 @@ def values_only(op: OpOverload) -> OpOverload | None:
         found = (*made[: len(fresh)], *(given[i] for i in places))
         return found[0] if len(found) == 1 else found
 
-    library().impl(name, functools.partial(run, _copy, op), "CompositeExplicitAutograd")
+    home.impl(name, functools.partial(run, _copy, op), "CompositeExplicitAutograd")
     fake = registered_fake(op) if fresh else _nothing
     if fake is not None:
-        torch.library.register_fake(f"{NAMESPACE}::{name}", functools.partial(run, _alike, fake), lib=library())
+        torch.library.register_fake(f"{NAMESPACE}::{name}", functools.partial(run, _alike, fake), lib=home)
     return getattr(getattr(torch.ops, NAMESPACE), name).default  # type: ignore[no-any-return]
 
 
