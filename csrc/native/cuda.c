@@ -1,9 +1,10 @@
 /* NVIDIA devices through libcuda.so.1: kernels, launches, recorded segments, workspaces. In: ts_images and launches. Out: queued work.
  *
  * A segment is a run of launches that the host program hands over together. Launched one by one, each costs the host about 3 us; recorded
- * as a CUDA graph they cost 1.1 us in all. A record is made from the launches themselves (one node for each, nothing is captured), and
- * what differs in a later call (addresses of results and inputs, sizes, grids) is set in its nodes before it is launched, 0.2 us for each
- * node. So results are the caller's own tensors, and one record serves all sizes; several are kept, for the (stream, sizes) that return.
+ * as a CUDA graph they cost 1.1 us in all, be they one or many. A record is made from the launches themselves (one node for each, nothing is
+ * captured), and what differs in a later call (addresses of results and inputs, sizes, grids) is set in its nodes before it is launched, 0.2
+ * us for each node. So results are the caller's own tensors, and one record serves all sizes; several are kept, for the (stream, sizes) that
+ * return.
  *
  * A kernel that begins with a wait for those before it (ts_image.waits) is launched while the last of them still runs: its blocks come to
  * their places meanwhile, which saves 0.2 to 0.5 us on the device. The wait ends when the kernel before has ended, and that one has waited in
@@ -750,19 +751,24 @@ static bool was_seen(Segment *s, uint64_t key) {
   return false;
 }
 
+/* A segment of fewer launches than FEW has one record for each of so many streams: its one or two nodes are set anew for other sizes. The
+ * launches between library calls, most of which are single, have none where they are so few. */
+enum { FEW = 3, STREAMS = 2 };
+
 /* The record to launch: made for this stream and these sizes, or made now, or the one used longest ago. NULL: launch one by one. */
 static Record *find(ts_cuda_call *c, Segment *s, const Loaded *all, const ts_device_launch *launches, int32_t n, const uint64_t *words,
                     int32_t n_words) {
   uint64_t sizes = sizes_of(launches, n, words);
   Record **at = &s->records, **last = NULL, *r;
+  bool few = n < FEW;
   int count = 0;
   for (; (r = *at); at = &r->next, count++) {
     if (r->device != c->device || r->n != n || r->n_words != n_words || r->n_fixed >= 0) continue;
     if (r->stream == c->stream_id && r->sizes == sizes) break;
-    if (!r->is_early || !turns(r, launches)) last = at;
+    if ((!few || r->stream == c->stream_id) && (!r->is_early || !turns(r, launches))) last = at;
   }
   bool again = !r && was_seen(s, sizes ^ (c->stream_id * 0x9e3779b97f4a7c15u + (uint64_t)c->device + 1));
-  bool more = count < c->graph->most && s->failures < FAILURES;
+  bool more = count < (few && c->graph->most > STREAMS ? STREAMS : c->graph->most) && s->failures < FAILURES && !(few && last);
   if (!r && more && (again || (!last && s->at > 1))) { /* the second time that these sizes come, or any do */
     Result rc;
     r = record(c, all, launches, n, words, n_words, &rc);
@@ -772,8 +778,8 @@ static Record *find(ts_cuda_call *c, Segment *s, const Loaded *all, const ts_dev
     at = r ? at : last;
     r = *at;
     *at = r->next;
-  } else {
-    s->why = "it was the first call";
+  } else if (s->failures < FAILURES) {
+    s->why = more ? "it was the first call" : "other streams have its records";
   }
   if (!r) return NULL;
   r->next = s->records;
@@ -789,14 +795,13 @@ static void forget(Segment *s, Record *r) {
   record_free(r);
 }
 
-enum { FEW = 3 }; /* launches that are worth a record */
-
 int32_t cuda_launch(ts_cuda_call *c, int32_t segment, const ts_device_launch *launches, int32_t n, const uint64_t *words, int32_t n_words) {
   Loaded *all = kernels(c, launches, n);
   if (!all) return TS_ERROR_DEVICE;
   Segment *s = segment >= 0 && segment < n_all(c->graph->images) ? &c->graph->segments[segment] : NULL;
   if (!s) return launch_plainly(c, all, launches, n, words);
-  const char *why = !c->graph->most ? "recording is switched off" : c->record ? "the segment around it was recorded" : n < FEW ? "it has too few launches"
+  const char *why = !c->graph->most ? "recording is switched off" : c->record ? "the segment around it was recorded"
+                    : n < FEW && segment >= c->graph->images->n_segments ? "it has too few launches"
                     : c->is_capturing ? "the caller was recording the stream" : NULL;
   if (!why && pthread_mutex_trylock(&s->lock)) why = "another thread was using the record";
   if (why) {

@@ -38,12 +38,22 @@ def three(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return a - b.cumsum(0), b.sin()
 
 
-def test_one_kernel_is_launched_plainly(fake: ctypes.CDLL) -> None:
-    f = compiled(lambda x: torch.sin(torch.cos(x)))
-    for _ in range(3):
-        x = torch.randn(5, 7)
-        torch.testing.assert_close(f(x), torch.sin(torch.cos(x)))
-    assert calls("cuLaunchKernel") == 3 and calls("cuGraphLaunch") == 0
+def test_one_kernel_is_a_record_for_all_sizes(fake: ctypes.CDLL) -> None:
+    """A graph of one kernel is launched in less time than a kernel. Two streams have one each; a third one does not wait for them."""
+    f, kept = compiled(lambda x: torch.sin(torch.cos(x)), dynamic=True), []
+    streams = [None, fake.fake_stream(0), fake.fake_stream(0)]
+    try:
+        for i in range(6):
+            for n in (3, 5, 2, 5):
+                fake.fake_set_stream(streams[i // 2])
+                x = torch.randn(n, 7)
+                kept.append((f(x), torch.sin(torch.cos(x))))
+    finally:
+        fake.fake_set_stream(None)
+    for got, expected in kept:
+        torch.testing.assert_close(got, expected)
+    assert calls("cuGraphInstantiate") == 2
+    assert (calls("cuGraphLaunch"), calls("cuLaunchKernel")) == (4 * 2 - 1 + 4 * 2, 1 + 4 * 2)
 
 
 def test_recorded_at_second_sighting(fake: ctypes.CDLL) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from ..codes import CODES
 from ..events import Event, recording
 
-FEW = 3  # launches that are worth a record (csrc/native/cuda.c)
 NOTES = frozenset({"GRA001", "GRA010"})  # fallbacks inside the compiler: counted, but everything still runs in the graph
 
 
@@ -229,7 +228,7 @@ def _recorded(segments: Sequence[tuple[int, int]], externs: int) -> str:
     parts = []
     for launches, calls in segments:
         what = f"{launches} launches" + (f" and {calls} library calls" if calls else "")
-        parts.append(f"{what} recorded" if calls or launches >= FEW else f"{what}, too few to record")
+        parts.append(f"{what} recorded")
     outside = externs - sum(calls for _, calls in segments)
     rest = f"; {outside} calls between them read an input, write a result or cannot be recorded" if outside else ""
     return f"{len(segments)} segments: {_counted(parts)}{rest}"
