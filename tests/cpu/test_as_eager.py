@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -624,3 +625,48 @@ def test_what_vjp_refuses_reaches_the_handler() -> None:
             return str(e)
 
     assert torchsmith.compile(fn, backend="eager")(torch.ones(3), torch.ones(2)) == fn(torch.ones(3), torch.ones(2))
+
+
+ORDERS: list[Callable[[Tensor, float], Tensor]] = [
+    lambda x, p: torch.linalg.vector_norm(x, p, dim=1),
+    lambda x, p: torch.cdist(x, 2 * x, abs(p)),
+    lambda x, p: torch.autograd.grad(torch.linalg.vector_norm(x, p), x)[0],
+]
+
+
+def test_orders_of_norms_beyond_float32() -> None:
+    x = torch.tensor([[0.5, -2.0, 3.0], [0.0, 0.25, -0.5]], requires_grad=True)
+    for fn in ORDERS:
+        for p in (1e39, -1e39, 1e-46):
+            for y in (x, x.detach().double().requires_grad_()):
+                torch.testing.assert_close(torchsmith.compile(fn, dynamic=False)(y, p), fn(y, p), equal_nan=True)
+
+
+def test_gradients_of_softmax_at_infinities() -> None:
+    fn = torch.ops.aten._softmax_backward_data
+    inf = math.inf
+    grad = torch.tensor([[1.0, inf, -inf], [inf, 0.0, 2.0], [1.0, 3e38, -3e38], [-inf, 1.0, 1.0]])
+    out = torch.tensor([[0.5, 0.0, 0.5], [0.25, 0.75, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
+    compiled = torchsmith.compile(lambda g, y: (fn(g, y, 1, torch.float32), fn(g, y, 0, torch.float32)))
+    torch.testing.assert_close(compiled(grad, out), (fn(grad, out, 1, torch.float32), fn(grad, out, 0, torch.float32)), equal_nan=True)
+
+
+def test_numbers_of_tensors_whose_size_the_data_tell() -> None:
+    fn = lambda x: float(x[x > 0]) + 1
+    compiled = torchsmith.compile(fn)
+    for values in ([1.0, -1.0], [1.0, 2.0], [-1.0, -2.0], [-1.0, 3.0]):
+        told = []
+        for f in (fn, compiled):
+            try:
+                told.append(f(torch.tensor(values)))
+            except Exception as error:
+                told.append((type(error), str(error)))
+        assert told[0] == told[1]
+
+
+def test_ravel_of_what_is_contiguous_for_some_sizes() -> None:
+    compiled = torchsmith.compile(lambda x: x.t().ravel(), dynamic=True)
+    for shape, is_view in (((3, 4), False), ((1, 4), True), ((3, 1), True)):
+        x = torch.randn(shape)
+        found = compiled(x)
+        assert torch.equal(found, x.t().ravel()) and (found.data_ptr() == x.data_ptr()) == is_view

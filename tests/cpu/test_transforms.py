@@ -163,6 +163,24 @@ def test_what_a_transform_refuses_is_eagers_own_error():
         assert str(got.value) == str(want.value)
 
 
+def test_arrays_of_wrapped_tensors_are_eagers_own_error():
+    def count(x):
+        return x.sum() * x.detach().numpy().shape[0]
+
+    def fixed(x):
+        return x.sum() * float(torch.ones(3).numpy().sum())
+
+    for transform in (grad, vmap, jacrev, lambda f: lambda x: vjp(f, x)[0]):
+        for body in (count, fixed):
+            told, wrapped = [], transform(body)
+            for f in (wrapped, torchsmith.compile(lambda x, f=wrapped: f(x))):
+                try:
+                    told.append(f(X).tolist())
+                except RuntimeError as error:
+                    told.append(str(error))
+            assert told[0] == told[1]
+
+
 def test_a_body_that_cannot_be_captured_costs_a_break():
     def program(x):
         kept = []

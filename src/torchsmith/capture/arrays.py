@@ -174,6 +174,8 @@ def numpy_of(m: Machine, tensor: Tensor, force: bool = False) -> ArrayValue:
     info = m.recorder.info(tensor)
     if overrides.is_active(m, tensor):
         raise refuse(m, "tensor.numpy() of a tensor with a handler")
+    if any(b.wraps for b in m.recorder.bodies):
+        raise refuse(m, "tensor.numpy() inside of a transform of torch.func")
     if tracing.device_of(tensor).type != "cpu" and not force:
         raise refuse(m, "tensor.numpy() of a tensor on a device")
     if (info.requires_grad and not force) or tensor.dtype not in NUMPY_DTYPES or is_lazy(tensor):

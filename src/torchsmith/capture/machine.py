@@ -506,6 +506,8 @@ class Machine:
                 if counted is not None:
                     return counted
             number = self.recorder.read_number(tensor)
+            if method != "item" and any(type(n) is not int for n in tensor.shape):
+                self.recorder.may_be_caught = True  # of more elements than one, Python's conversions raise another exception than the graph
             return number if method == "item" else self.symbolic({"__float__": torch.sym_float}.get(method, torch.sym_int), number)
         if known is NotImplemented and method == "__bool__":
             holds = self.recorder.state_holds(tensor)

@@ -37,8 +37,9 @@ Tensor = torch.Tensor
 class Body:
     """A graph under construction that is run inside of a transform. `lifted`: nodes of the graph around it that it reads."""
 
-    def __init__(self, outer: fx.Graph, is_mapped: bool) -> None:
+    def __init__(self, outer: fx.Graph, is_mapped: bool, wraps: bool) -> None:
         self.outer, self.graph = outer, fx.Graph()
+        self.wraps = wraps  # torch.func's transform wraps every tensor in it: none has memory
         self.is_mapped = is_mapped  # by vmap: its tensors have no value of their own
         self.own: list[fx.Node] = []
         self.lifted: dict[fx.Node, fx.Node] = {}
@@ -189,7 +190,7 @@ def _capture(
 ) -> Captured:  # fmt: skip
     """Interpret `fn` on stand-ins of `tensors` (its own inputs) and record what it does as a body. `build`: stand-ins -> arguments."""
     r = m.recorder
-    body = Body(r.graph, not grad if is_mapped is None else is_mapped)
+    body = Body(r.graph, not grad if is_mapped is None else is_mapped, is_mapped is None)
     before = r.exprs, r.size_nodes, m.grad
     r.exprs, r.size_nodes = dict(r.exprs), dict(r.size_nodes)
     r.bodies.append(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_float
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ def ir_dtype(d: torch.dtype, at: str = "") -> DType:
 def opmath(d: DType) -> DType:
     """The dtype in which eager computes on `d`: float for the half formats, itself otherwise."""
     return dt.f32 if d in dt.HALF else d
+
+
+def held(x: float, d: DType) -> float:
+    """The number that `d` has for x: float32 takes what is beyond it for infinite."""
+    return c_float(x).value if d is dt.f32 else x
 
 
 def lowest(d: DType) -> Const:

@@ -13,7 +13,7 @@ from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, convert, op, select
 from .core import Builder
 from .loss import broadcast_shape
-from .numerics import cast, opmath, rounded_to, scalar
+from .numerics import cast, held, opmath, rounded_to, scalar
 from .pointwise import map_elements
 from .reduce import Split, accumulator, norm_of, total
 from .ref import ONE, Index, Ref, known, product
@@ -129,7 +129,7 @@ def lower_cdist(cx: Builder, x: Ref, y: Ref, order: float, mode: Any = None) -> 
     rows = [known(x.shape[-2]), known(y.shape[-2])]
     if order == 2 and mode != 2 and (mode == 1 or any(n is None or n > MANY for n in rows)):
         return NotImplemented
-    d = cx.dtype
+    d, order = cx.dtype, held(order, cx.dtype)
     shape = (*cx.shape, x.shape[-1])
 
     def difference(i: Index) -> Expr:

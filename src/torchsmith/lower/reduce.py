@@ -16,7 +16,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, const, convert, op, select
 from ..ir.program import Stage, Store
 from .core import Builder
-from .numerics import boolean, cast, highest, lowest, opmath, scalar
+from .numerics import boolean, cast, held, highest, lowest, opmath, scalar
 from .pointwise import c
 from .ref import ONE, ZERO, Index, Ref, known, product
 from .table import lowers
@@ -517,8 +517,10 @@ def norm_of(cx: Builder, x: Ref, order: float, dims: Any, keep: bool) -> Ref:
         squares = total(cx, how, lambda i: unless_one(v := cast(magnitude(i), acc), op("mul", v, v)), acc)
         at = lambda i: unless_one(squares(i), op("sqrt", squares(i)))
     else:
-        powers = total(cx, how, lambda i: unless_one(v := cast(magnitude(i), acc), op("pow", v, Const(acc, order))), acc)
-        at = lambda i: unless_one(powers(i), op("pow", powers(i), Const(acc, 1.0 / order)))
+        power = held(order, compute)
+        root = 1.0 / power if power else math.copysign(math.inf, power)
+        powers = total(cx, how, lambda i: unless_one(v := cast(magnitude(i), acc), op("pow", v, Const(acc, power))), acc)
+        at = lambda i: unless_one(powers(i), op("pow", powers(i), Const(acc, root)))
     return cx.stage(lambda i: cast(at(i), result))
 
 

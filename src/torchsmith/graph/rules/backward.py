@@ -216,8 +216,12 @@ def prelu(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
 @part(aten._softmax_backward_data.default)
 def softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     g, p = _wide(grad, y)
-    product = g * p if device_of(grad).type == "cpu" else _wide(grad * y)  # eager multiplies in a kernel of its own on a GPU
-    return _contiguous(aten._to_copy.default(product - p * product.sum(dim, keepdim=True), dtype=input_dtype))
+    if device_of(grad).type == "cpu":
+        found = (g - (g * p).sum(dim, keepdim=True)) * p
+    else:
+        product = _wide(grad * y)  # eager multiplies in a kernel of its own
+        found = product - p * product.sum(dim, keepdim=True)
+    return _contiguous(aten._to_copy.default(found, dtype=input_dtype))
 
 
 @part(aten._log_softmax_backward_data.default)

@@ -194,6 +194,11 @@ def contiguous(trace: Tracing, call: Any, self: Tensor, memory_format: Any = tor
     return _copied(trace, self, memory_format, lambda: _in_format(self, memory_format))
 
 
+@function_rule(torch.ravel, Tensor.ravel)
+def ravel(trace: Tracing, call: Any, self: Tensor) -> Tensor:
+    return contiguous(trace, Tensor.contiguous, self).view(-1)
+
+
 @function_rule(Tensor.reshape_as)
 def reshape_as(trace: Tracing, call: Any, self: Tensor, other: Tensor) -> Tensor:
     return reshape(trace, Tensor.reshape, self, other.shape)
