@@ -3,7 +3,7 @@
 In: names of fuzzers (none: all), --device (cpu, cuda, or fake: processor tensors through the driver of tests/gpu), --seconds, --jobs,
 --first (seed). Out: a summary in one file (--out, or fuzz_DEVICE.md in $OUT or here), written again after each finding and every few
 seconds. A finding is a program whose compiled calls differ from eager's, an exception of ours, a crash, a hang, or a device that no longer
-answers.
+answers. A process that dies while eager runs is no finding where a new one, asked the same program, dies so too.
 
     python bench/fuzz.py --device cuda --seconds 240
     python bench/fuzz.py --device cuda --show chains 17       # one program in this process
@@ -245,6 +245,7 @@ class Summary:
         self.path, self.head, self.lock = path, head, threading.Lock()
         self.start = time.monotonic()
         self.programs: Counter[str] = Counter()
+        self.own: Counter[str] = Counter()  # programs of which eager itself dies
         self.seconds: dict[str, float] = {}
         self.last: dict[str, int] = {}
         self.native: Counter[str] = Counter()
@@ -263,13 +264,17 @@ class Summary:
         if why:
             self.write()
 
+    def add_own(self, name: str) -> None:
+        with self.lock:
+            self.own[name] += 1
+
     def write(self) -> None:
         with self.lock:
             wrong = {n: sum(len(v) for (m, _), v in self.found.items() if m == n) for n in self.programs}
             lines = [self.head, "", f"{time.monotonic() - self.start:.0f} s, {sum(self.programs.values())} programs", ""]
-            lines += ["| fuzzer | programs | last seed | seconds each | findings |", "|---|---|---|---|---|"]
+            lines += ["| fuzzer | programs | last seed | seconds each | findings | eager died |", "|---|---|---|---|---|---|"]
             lines += [
-                f"| {n} | {count} | {self.last[n]} | {self.seconds[n] / count:.2f} | {wrong[n]} |"
+                f"| {n} | {count} | {self.last[n]} | {self.seconds[n] / count:.2f} | {wrong[n]} | {self.own[n]} |"
                 for n, count in sorted(self.programs.items())
             ]
             for (name, _), rows in sorted(self.found.items(), key=lambda x: -len(x[1])):
@@ -340,6 +345,10 @@ class Tasks:
             return name, self.first + self.given[name] - 1
 
 
+def died_in_eager(answer: dict[str, Any] | None) -> bool:
+    return answer is not None and "lost" in answer and answer["doing"].startswith("eager")
+
+
 def employ(number: int, names: Sequence[str], new: Callable[[Path], Hand], end: float, tasks: Tasks, summary: Summary) -> None:
     """One process after the other, asked until the time or the programs are over."""
     spent = dict.fromkeys(names, 0.0)
@@ -355,7 +364,15 @@ def employ(number: int, names: Sequence[str], new: Callable[[Path], Hand], end: 
                 task = tasks.take(spent)
                 if answer is None:
                     break
-                summary.add(name, seed, answer.get("done", "") or (f"{answer['lost']}\n{answer['doing']}" if "lost" in answer else ""),
+                if died_in_eager(answer):
+                    other = new(Path(cache))
+                    if died_in_eager(other.ask(name, seed, end)):
+                        summary.add_own(name)
+                        answer = {"lost": "", "doing": ""}
+                    else:
+                        answer["lost"] += " in eager, but not in a process of its own"
+                    other.end()
+                summary.add(name, seed, answer.get("done", "") or (f"{answer['lost']}\n{answer['doing']}" if answer.get("lost") else ""),
                             answer.get("native", {}), seconds)  # fmt: skip
                 if "lost" in answer or answer.get("done") or task is None:  # what was wrong may have left something behind
                     break

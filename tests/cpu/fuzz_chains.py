@@ -616,6 +616,7 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
             if len(got) != len(want):
                 return f"{where}: {len(got)} values instead of {len(want)}", []
             kept: list[list[Any]] = []
+            doing(f"eager once more after call {number}")
 
             def others(given: list[torch.Tensor] = given, kept: list[list[Any]] = kept, count: int = len(want)) -> list[list[Any]]:
                 for k in range(0 if kept else 8):
