@@ -76,6 +76,11 @@ static int entry_traverse(Entry *e, visitproc visit, void *arg) {
     Py_VISIT(e->guards[i].value);
     if (e->guards[i].tensor) Py_VISIT(e->guards[i].tensor->type);
   }
+  for (int i = 0; e->record && i < e->record->n_ops; i++) {
+    const RecordOp *op = &e->record->ops[i];
+    if (OP_KIND(op) == OP_PIN) Py_VISIT((PyObject *)op->b);
+    else if (OP_KIND(op) == OP_TYPE_VERSION) Py_VISIT((PyObject *)OP_POINTER(op));
+  }
   Py_VISIT(e->call); Py_VISIT(e->finish); Py_VISIT(e->recipe); Py_VISIT(e->name); Py_VISIT(e->source); Py_VISIT(e->globals); Py_VISIT(e->resume);
   return 0;
 }

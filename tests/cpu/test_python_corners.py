@@ -7,14 +7,20 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import gc
+import inspect
 import io
 import keyword
 import operator
 import re
+import threading
 import types
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -489,3 +495,153 @@ def test_a_cached_function_of_a_size_that_varies_gives_one_object() -> None:
     for n in (3, 5):
         got, same_object = compiled(torch.ones(n))
         assert same_object and torch.equal(got, torch.ones(n) + torch.arange(float(n)))
+
+
+THREADS = threading.local()
+
+
+class Bag(collections.abc.MutableMapping, torch.nn.Module):  # type: ignore[type-arg, misc]
+    """A module without parameters that is a mapping too."""
+
+    def __init__(self, **held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.held[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.held[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self.held[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    __hash__ = torch.nn.Module.__hash__  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    left: torch.Tensor
+    right: torch.Tensor
+    scales: list[int] = dataclasses.field(default_factory=lambda: [5])
+
+
+@torchsmith.compiler.allow_in_graph
+def joined(pair: Pair) -> torch.Tensor:
+    return pair.left + pair.right * pair.scales[0]
+
+
+def bound_arguments(x: torch.Tensor) -> Any:
+    bound = inspect.signature(lambda a, *rest, key=10, **more: None).bind(1, 2, 3, other=x)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs, bound.arguments, dict(bound.signature.parameters)
+
+
+def thread_local(x: torch.Tensor) -> Any:
+    THREADS.written = THREADS.read + x
+    return THREADS.written * 2
+
+
+def recorded_warnings(x: torch.Tensor) -> Any:
+    with warnings.catch_warnings(record=True):
+        warnings.warn("nobody hears it", UserWarning, stacklevel=1)
+        return x * 2
+
+
+def parameter_inside(x: torch.Tensor) -> Any:
+    weight = torch.nn.Parameter(x * 3, requires_grad=False)
+    return isinstance(weight, torch.nn.Parameter), (weight * x).sum(), weight.requires_grad
+
+
+WHOLE: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: (bool(x.sum().item()), bool((x == 0).all()), bool(x.sum() > 2), (x > 9).any().item()),
+    lambda x: bool(x[0].item()) is True,
+    lambda x: (torch._shape_as_tensor(x)[0] + 1, torch.LongTensor([np.int64(3), x.shape[0]])),
+    lambda x: sorted(Bag(a=x, b=2).items(), key=operator.itemgetter(0)),
+    lambda x: joined(Pair(x, x + 1)),
+    bound_arguments, thread_local, recorded_warnings, parameter_inside,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", WHOLE)
+def test_one_graph_has_it(fn: Any) -> None:
+    THREADS.read = torch.ones(3)
+    compiled = torchsmith.compile(fn, backend="eager", fullgraph=True)
+    for x in (torch.ones(3), torch.zeros(3)):
+        try:
+            got = compiled(x)
+        except torchsmith.Unsupported as why:
+            assert fn is WHOLE[1] and why.code == "GRA004"  # `is` needs the value
+            continue
+        assert repr(got) == repr(fn(x))
+
+
+def test_a_module_and_a_thread_local_are_made_and_written() -> None:
+    bag = torchsmith.compile(lambda x: Bag(x=x + 1), backend="eager", fullgraph=True)(torch.ones(2))
+    assert type(bag) is Bag and bag.training and torch.equal(bag["x"], torch.full((2,), 2.0))
+    compiled = torchsmith.compile(thread_local, backend="eager", fullgraph=True)
+    for value in (1.0, 2.0):
+        THREADS.read = torch.full((2,), value)
+        compiled(torch.ones(2))
+        assert torch.equal(THREADS.written, torch.full((2,), value + 1))
+
+
+def test_a_flag_of_sizes_is_one_of_two_objects() -> None:
+    compiled = torchsmith.compile(lambda x: x * 2 if (x.shape[0] > 3) is True else x, backend="eager", dynamic=True)
+    for n in (2, 5):
+        assert torch.equal(compiled(torch.ones(n)), torch.ones(n) * (2 if n > 3 else 1))
+
+
+def test_what_is_known_of_sizes() -> None:
+    from torch.fx.experimental import symbolic_shapes as sizes
+
+    def fn(x: torch.Tensor, n: torch.Tensor) -> Any:
+        before = sizes.statically_known_true(x.shape[0] > 9)
+        torch._check(x.shape[0] >= 10)
+        a, b = n.tolist()
+        torch._check(sizes.sym_and(a >= 3, a <= 10, b == 2))
+        known = (sizes.guard_or_false(a > 5), sizes.guard_or_true(a > 5), sizes.has_static_value(a), sizes.has_static_value(b), a >= 2)
+        return before, sizes.statically_known_true(x.shape[0] > 9), known, x * a
+
+    compiled = torchsmith.compile(fn, backend="eager", fullgraph=True, dynamic=True)
+    for n in (10, 12):
+        before, after, known, got = compiled(torch.ones(n), torch.tensor([4, 2]))
+        assert (before, after, known) == (False, True, (False, True, False, True, True)) and torch.equal(got, torch.full((n,), 4.0))
+    with pytest.raises(RuntimeError):
+        compiled(torch.ones(10), torch.tensor([11, 2]))
+
+
+def test_an_operator_that_is_looked_up_inside() -> None:
+    with torch.library._scoped_library("corners", "FRAGMENT") as lib:
+        lib.define("twice(Tensor x) -> Tensor")
+        lib.impl("twice", torchsmith.compile(lambda y: y * 2, backend="eager"), "CompositeExplicitAutograd")
+        compiled = torchsmith.compile(lambda x: torch.ops.corners.twice.default(x) + 1, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_a_module_goes_with_its_compilation() -> None:
+    """One round of the collector finds what only a compilation holds."""
+
+    def run() -> weakref.ref[Any]:
+        inner = torch.nn.Linear(2, 2)
+
+        class Outer(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.inner(x)  # type: ignore[no-any-return]
+
+        torchsmith.compile(Outer(), backend="eager")(torch.ones(1, 2))
+        return weakref.ref(inner)
+
+    found = run()
+    gc.collect()
+    assert found() is None

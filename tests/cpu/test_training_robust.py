@@ -297,3 +297,14 @@ def test_many_steps(whole: bool) -> None:
     gc.collect()
     assert len(gc.get_objects()) - objects < 100
     assert held() - memory < 150_000, f"{held() - memory} bytes after {count} steps"
+
+
+def test_a_leaf_that_is_made_inside_keeps_its_own_gradient() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = torch.ones(2, requires_grad=True)
+        return leaf, leaf * x
+
+    for backend in ("inductor", "aot_eager"):
+        leaf, out = torchsmith.compile(fn, backend=backend)(torch.tensor([3.0, 4.0]))
+        out.sum().backward()
+        assert leaf.is_leaf and leaf.grad is not None and leaf.grad.tolist() == [3.0, 4.0]

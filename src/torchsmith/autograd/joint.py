@@ -126,6 +126,8 @@ class Joint:
         found: dict[int, int] = {}
         for k, (row, t) in enumerate(zip(self.outputs.results, self.outs, strict=True)):
             if isinstance(row, (FreshNode, ViewOf)) and t.requires_grad and (isinstance(row, FreshNode) or row.apart):
+                if t.is_leaf:  # its gradient goes into its own `grad`
+                    raise Unsupported("AUT001", at=self.facts.loc, detail="a leaf that is made inside and returned")
                 found.setdefault(id(t), k)
             elif isinstance(row, ViewOf) and isinstance(row.of, tuple) and t.requires_grad and not self.outs[row.of[1]].requires_grad:
                 raise Unsupported("AUT001", at=self.facts.loc, detail="a result that requires grad is a view of one that does not")

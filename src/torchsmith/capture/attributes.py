@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -136,8 +137,26 @@ def _instance_attr(m: Machine, obj: Any, t: type, name: str) -> Any:
             m.take(r.exc)
             return m.call(fallback, [obj, name], {})
     if _looks_up_itself(getattribute) and id(obj) in m.world.tracks:
+        value = _of_thread(m, obj, t, name)
+        if value is not MISSING:
+            return value
         raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name}: this class, written in C, looks attributes up in its own way")
     return default_getattribute(m, obj, t, name, fallback=True)
+
+
+def _of_thread(m: Machine, obj: Any, t: type, name: str) -> Any:
+    """An attribute of a threading.local from outside: read anew by each call, in its thread. MISSING for any other object, and what its class has."""
+    if not issubclass(t, threading.local) or find(m, t, name) is not MISSING:
+        return MISSING
+    track = m.world.tracks[id(obj)]
+    m.world.use(track)
+    if track.attrs is not None and name in track.attrs:
+        return track.attrs[name]
+    try:
+        value = getattr(obj, name)
+    except AttributeError:  # another thread may have it
+        return MISSING
+    return m.world.wrap(value, Attr(track.source, name, "getattr"))
 
 
 @functools.cache
@@ -514,6 +533,8 @@ ATTR_ROWS[types.MethodType] = _method_attr
 ATTR_ROWS[types.ModuleType] = _python_module_attr
 ATTR_ROWS[type] = _class_attr
 ATTR_ROWS[super] = _super_attr
+for _t in (torch._ops.OpOverloadPacket, torch._ops._OpNamespace):  # what they look up they keep
+    ATTR_ROWS[_t] = lambda m, obj, name: _bound(m, obj, type(obj), name)
 
 
 def _cell_attr(m: Machine, cell: Any, name: str) -> Any:
@@ -547,6 +568,9 @@ def store_attr(m: Machine, obj: Any, name: str, value: Any) -> None:
     elif issubclass(type(setter), Function):
         class_guard(m, t, "__setattr__", setter)
         m.call(setter, [obj, name, value], {})
+    elif issubclass(t, threading.local) and find(m, t, name) is MISSING and m.world.of(obj) is not None:
+        m.world.use(m.world.tracks[id(obj)])
+        m.world.set_attr(m.world.tracks[id(obj)], name, value)
     elif _looks_up_itself(setter):
         raise Unsupported("CAP012", at=m.loc(), detail=f"{t.__name__}.{name} = ...: this class, written in C, sets attributes in its own way")
     elif setter is not object.__setattr__ and getattr(setter, "__name__", "") != "__setattr__":

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
+from ..graph import tracing
 from ..graph.sizes import SymTypes
-from . import arrays, calls, floats, policy
+from . import arrays, calls, floats, policy, tensor_attrs
 from . import attributes as at
 from . import protocols as pr
 from .arrays import ArrayMethod, ArrayValue
@@ -288,7 +289,19 @@ def locals_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @row(bool)
 def bool_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return pr.truth(m, args[0]) if args else False
+    """Of what only running tells a truth that the graph gives, where the program does not choose by it at once."""
+    if not args:
+        return False
+    value, frame = args[0], m.frames[-1]
+    if frame.code.instrs[frame.index].name.startswith(("POP_JUMP", "UNARY_NOT", "TO_BOOL")):
+        return pr.truth(m, value)
+    if issubclass(type(value), Tensor) and m.recorder.facts.reads_data and tensor_attrs.users_method(m, value, "__bool__") is None:
+        known = tracing.current().known_value(value, "__bool__")
+        if known is NotImplemented and all(type(n) is int and n == 1 for n in value.shape) and not value.dtype.is_complex:
+            value = m.recorder.read_number(m.record("method", "to", (m.record("method", "ne", (value, 0), {}), torch.int64), {}))
+    if type(value) in (torch.SymInt, torch.SymFloat) and value.node.hint is None:
+        return m.symbolic(operator.ne, value, 0)
+    return value if type(value) is torch.SymBool and value.node.hint is None else pr.truth(m, value)
 
 
 @row(operator.truth)

@@ -267,6 +267,10 @@ def _record_allowed(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     before, facts.guesses = facts.guesses, False
     try:
         return _record(m, fn, args, kwargs)
+    except Unsupported as why:
+        if why.code != "CAP024":
+            raise
+        return m.inline(fn, args, kwargs)  # what a node cannot hold (an object of a dataclass) is taken apart inside
     finally:
         facts.guesses = before
 

@@ -13,6 +13,7 @@ import functools
 import itertools
 import operator
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -199,6 +200,8 @@ class _Builder:
         info = self.m.recorder.info(v)
         if info.source is not None:
             return self.read(info.source)
+        if info.cls is torch.nn.Parameter:
+            raise Unsupported("CAP015", at=self.m.loc(), detail="a Parameter that was made inside")
         text = f"outs[{self.out(info.node)}]"
         if not overrides.is_subclass(info.cls):
             return text
@@ -229,7 +232,7 @@ class _Builder:
     def _object(self, v: Any) -> str:
         """An instance of a user's class, attribute by attribute."""
         t = type(v)
-        if t in (types.GeneratorType, types.FrameType) or issubclass(type(v), torch.nn.Module):
+        if t in (types.GeneratorType, types.FrameType):
             raise Unsupported("CAP015", at=self.m.loc(), detail=t.__name__)
         base = next((b for b in (OrderedDict, dict, list, set, BaseException, types.SimpleNamespace, *_EXACT) if issubclass(t, b)), object)
         if base in _EXACT and t.__flags__ & 0x200:
@@ -459,7 +462,8 @@ _BUILD: dict[type, Any] = {
     set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
     ArrayValue: lambda b, v: b.array(v), ArrayMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}",
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
-    range: lambda b, v: b.const(v), weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.const(set) + '()' if v() is None else b.value(v())})"),
+    range: lambda b, v: b.const(v), types.MappingProxyType: lambda b, v: b._name(v, f"{b.const(types.MappingProxyType)}({b.value(v.copy())})"),
+    weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.const(set) + '()' if v() is None else b.value(v())})"),
     Identity: lambda b, v: f"id({b.value(v.of)})",
     overrides.Disabled: lambda b, v: b._name(v, f"{b.const(v.stands_for)}()"),
     **dict.fromkeys((*VIEWS, *ORDERED_VIEWS), _build_view),
@@ -521,7 +525,7 @@ def _replay(b: _Builder) -> None:
 
 def _plain_setattr(track: Track) -> bool:
     t = type(track.obj)
-    return issubclass(t, (types.ModuleType, types.FunctionType)) or (issubclass(t, torch.nn.Module) and t.__setattr__ is torch.nn.Module.__setattr__)
+    return issubclass(t, (types.ModuleType, types.FunctionType, threading.local)) or (issubclass(t, torch.nn.Module) and t.__setattr__ is torch.nn.Module.__setattr__)
 
 
 def _replay_container(b: _Builder, track: Track, target: str) -> None:
@@ -558,7 +562,7 @@ def _recipe(b: _Builder, v: Any) -> tuple[Any, ...] | None:
         return ("source", v.source)
     if issubclass(type(v), torch.Tensor):
         info = m.recorder.info(v)
-        if info.source is None and overrides.is_subclass(info.cls):
+        if info.source is None and (overrides.is_subclass(info.cls) or info.cls is torch.nn.Parameter):
             return None
         return ("source", info.source) if info.source is not None else ("out", b.out(info.node))
     if t in SCALARS:

@@ -166,7 +166,9 @@ def _filtering(fn: Any) -> Any:
 
     def later(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         region: Any = args[0] if args and type(args[0]) is warnings.catch_warnings else None
-        if region is not None and (m.world.of(region) is None) and (region._record or "error" in (region._filter or ())):
+        frame = m.frames[-1]
+        is_read = region is not None and region._record and not (region._entered or frame.code.instrs[frame.index].name == "POP_TOP")
+        if region is not None and (m.world.of(region) is None) and (is_read or "error" in (region._filter or ())):
             raise Unsupported("CAP016", at=m.loc(), detail="warnings that are recorded")
         if "error" in args or "error" in kwargs.values() or not all(is_constant(a) or issubclass(type(a), type) or a is region for a in args):
             raise Unsupported("CAP016", at=m.loc(), detail="a filter that turns warnings into exceptions")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import itertools
+import operator
 import sys
 import types
 import weakref
@@ -26,6 +27,7 @@ from . import (
     arrays,
     bytecode,
     calls,
+    floats,
     iterators,
     native,
     overrides,
@@ -509,6 +511,8 @@ class Machine:
             if method != "item" and any(type(n) is not int for n in tensor.shape):
                 self.recorder.may_be_caught = True  # of more elements than one, Python's conversions raise another exception than the graph
             return number if method == "item" else self.symbolic({"__float__": torch.sym_float}.get(method, torch.sym_int), number)
+        if known is NotImplemented and self.may_read_numbers() and method == "item" and tensor.dtype is torch.bool:
+            return self.symbolic(operator.ne, self.recorder.read_number(self.record("method", "to", (tensor, torch.int64), {})), 0)
         if known is NotImplemented and method == "__bool__":
             holds = self.recorder.state_holds(tensor)
             known = NotImplemented if holds is None else holds
@@ -528,6 +532,8 @@ class Machine:
     def numbers_of(self, tensor: torch.Tensor) -> Any:
         """tolist(): each element as a symbol."""
         n = tensor.shape[0] if tensor.dim() else 1
+        if type(n) is torch.SymInt and n.node.hint is not None and n.node.hint <= _LISTED:
+            n = floats.pinned(self, n)
         if type(n) is not int or n > _LISTED:
             raise Unsupported("CAP020", at=self.loc(), detail="tensor.tolist() of a dimension that varies or is long")
         if not tensor.dim():

@@ -294,6 +294,8 @@ def is_same(m: Machine, a: Any, b: Any) -> bool:
     """`a is b`."""
     if a is b:
         return True
+    if torch.SymBool in (type(a), type(b)):
+        return floats.pinned(m, a) is floats.pinned(m, b)
     world = m.world
     if world.canonical(a) is world.canonical(b):
         return True

@@ -24,7 +24,7 @@ from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.declared import DeclaredSize
 from ..graph.region import Region
-from ..graph.sizes import LARGEST, SizeFacts, SymTypes
+from ..graph.sizes import LARGEST, SizeFacts, SizeNode, SymTypes
 from ..graph.spec import add_node
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
@@ -668,6 +668,11 @@ class Recorder:
     def assume(self, cond: torch.SymBool, said: str = "") -> None:
         """torch._check of numbers that only running tells: known from here on, and checked there. said: the program's own words."""
         self.facts.loc = self.loc()
+        expr = cond.node.expr
+        if isinstance(expr, Op) and expr.name == "and":
+            for part in expr.args:
+                self.assume(torch.SymBool(SizeNode(part, None, self.facts, "bool")), said)
+            return
         if cond.node.statically_known_true():
             return
         unmet = self.facts.unmet(cond.node.expr, self.facts.loc)

@@ -13,14 +13,16 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ..codes import Unsupported
 from ..graph import layout, tracing
 from ..graph.region import Region
+from ..graph.sizes import SymTypes
 from ..ir.rows import rows
-from . import attempts, control_flow, flex, guards, overrides
+from . import arrays, attempts, control_flow, flex, guards, overrides
 from .attributes import Raised
 from .protocol import Machine, Row
 from .source import Computed
@@ -49,21 +51,48 @@ CONSTRUCTORS: dict[Any, torch.dtype | None] = {
 def _constructs(cls: Any, dtype: torch.dtype | None) -> None:
     def made(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Of lists of numbers what torch.tensor makes of them; sizes, storages and tensors are Python's."""
-        args = [m.index_key(a) for a in args]
+        args = [_plain_numbers(m.index_key(a)) for a in args]
         kinds = (int, float, torch.SymInt, torch.SymFloat) if dtype is None or dtype.is_floating_point else (int, torch.SymInt)
         if kwargs or len(args) != 1 or type(args[0]) not in (list, tuple) or guards.default_device() is not None or not _are_numbers(args[0], kinds):
             raise Unsupported("CAP021", at=m.loc(), detail=f"torch.{cls.__name__} of something else than a list of numbers")
-        return m.record("function", torch.tensor, tuple(args), {"dtype": dtype or torch.get_default_dtype()})
+        return m.call(torch.tensor, args, {"dtype": dtype or torch.get_default_dtype()})
 
     row(cls)(made)
 
 
+def _plain_numbers(values: Any) -> Any:
+    """Scalars of NumPy as Python's numbers; those that are tensors to us stay."""
+    if type(values) in (list, tuple):
+        return [_plain_numbers(v) for v in values]
+    return values.item() if isinstance(values, (np.integer, np.floating)) else values
+
+
 def _are_numbers(values: Any, kinds: tuple[type, ...]) -> bool:
-    return all(_are_numbers(v, kinds) if type(v) in (list, tuple) else issubclass(type(v), kinds) for v in values)
+    def is_number(v: Any) -> bool:
+        if type(v) is arrays.ArrayValue:  # one of NumPy's scalars
+            return v.is_scalar and (float in kinds or not (v.tensor.is_floating_point() or v.tensor.is_complex()))
+        return _are_numbers(v, kinds) if type(v) in (list, tuple) else issubclass(type(v), kinds)
+
+    return all(map(is_number, values))
 
 
 for _cls, _dtype in CONSTRUCTORS.items():
     _constructs(_cls, _dtype)
+
+
+@row(torch.nn.Parameter)
+def parameter(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A leaf that shares the memory of a tensor. It may not leave the function: there it has to be of its class."""
+    given: dict[str, Any] = dict(zip(("data", "requires_grad"), args, strict=False)) | kwargs
+    data: Any = given.get("data")
+    is_tensor = issubclass(type(data), torch.Tensor) and not overrides.is_subclass(m.recorder.info(data).cls)
+    if not is_tensor or len(args) > 2 or given.keys() - {"data", "requires_grad"}:
+        raise Unsupported("CAP021", at=m.loc(), detail="a Parameter of something else than a plain tensor")
+    made = m.record("method", "detach", (data,), {})
+    if m.truth(given.get("requires_grad", True)):
+        made = m.call(m.attr(made, "requires_grad_"), [True], {})
+    m.recorder.info(made).cls = torch.nn.Parameter
+    return made
 
 
 def constant(value: Any, *functions: Any) -> None:
@@ -333,6 +362,11 @@ for _f in _named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min"):
     ROWS[_f] = _sym_row(_f)
 
 
+@row(torch._shape_as_tensor)
+def shape_as_tensor(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return m.call(torch.tensor, [list(m.attr(args[0] if args else kwargs["self"], "shape"))], {})
+
+
 @row(*_named("_check", "_check_value", "_check_index", "_check_type", "_check_is_size", "_check_with", "_assert"))
 def check(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     cond = args[0] if args else kwargs.get("cond", kwargs.get("b"))
@@ -352,6 +386,33 @@ def check(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not m.truth(cond):
         raise Raised(RuntimeError("Expected cond to be True"))
     return None
+
+
+_SIZES = "torch.fx.experimental.symbolic_shapes"  # its functions are found by name: importing it takes long
+
+
+def _is_static(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Is it a number that sizes have no part in?"""
+    value = args[0] if args else kwargs["a"]
+    if type(value) is torch.SymInt:
+        lo, hi = value.node.facts.bound(value.node.expr)
+        return lo is not None and lo == hi
+    return type(value) not in SymTypes
+
+
+def _known(wanted: bool, otherwise: bool | None) -> Row:
+    """What is known of a truth without asking for it. otherwise: the answer where only running tells; None: that it is not known."""
+
+    def answer(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> bool:
+        value = args[0] if args else next(iter(kwargs.values()))
+        if type(value) is not torch.SymBool:
+            return bool(value) if wanted else not value
+        found = value.node.facts.decide(value.node.expr)
+        if otherwise is None:
+            return found is wanted
+        return m.truth(value) if found is not None or value.node.hint is not None else otherwise
+
+    return answer
 
 
 @row(*_named("compiler.disable"))
@@ -454,6 +515,9 @@ def _dynamos_break(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 BY_CODE: dict[types.CodeType, Callable[[Any, Any, list[Any], dict[str, Any]], Any]] = {}
 # Functions of modules that must not be imported for their own sake, by (module, name).
 BY_NAME: dict[tuple[str, str], Row] = {
+    (_SIZES, "has_static_value"): _is_static,
+    (_SIZES, "statically_known_true"): _known(True, None), (_SIZES, "statically_known_false"): _known(False, None),
+    (_SIZES, "guard_or_false"): _known(True, False), (_SIZES, "guard_or_true"): _known(True, True),
     ("torch._compile", "checkpoint"): checkpoint, ("torch._higher_order_ops.map", "map"): control_flow.map_,
     ("torch._higher_order_ops.scan", "scan"): control_flow.scan, ("torch._higher_order_ops.while_loop", "while_loop"): control_flow.while_loop,
     ("torch._higher_order_ops.cond", "cond"): control_flow.cond,
