@@ -320,3 +320,22 @@ def test_numbers_of_numpy_beside_numbers_that_vary():
         got, want = compiled(torch.ones(2), n), f(torch.ones(2), n)
         assert torch.equal(got[0], want[0])
         assert [(type(v), v) for v in got[1:]] == [(type(v), v) for v in want[1:]]
+
+
+def test_a_scalar_that_varies_is_an_input() -> None:
+    graphs = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        graphs.append(gm)
+        return gm
+
+    compiled = torchsmith.compile(lambda x, n: (x * n, x.sum() / n), backend=backend)
+    for kind in (np.int64, np.float32):
+        graphs.clear()
+        for n in range(2, 8):
+            got = compiled(torch.ones(2), kind(n))
+            assert got[0].tolist() == [n, n] and got[1].item() == pytest.approx(2 / n)
+        assert len(graphs) <= 2
+    whole = torchsmith.compile(lambda x, n: x * 2 if n > 3 else x + 1, backend="eager", fullgraph=True)
+    assert [whole(torch.ones(1), np.int64(n)).item() for n in (2, 3, 4, 5)] == [2, 2, 2, 2]
+    assert [whole(torch.ones(1) * 3, np.int64(n)).item() for n in (2, 5)] == [4, 6]

@@ -143,20 +143,22 @@ _PEERS: dict[type, tuple[str, str]] = {
     RecompileLimitHit: ("torch._dynamo.exc", "FailOnRecompileLimitHit"),
     ConstraintViolation: ("torch.fx.experimental.symbolic_shapes", "ConstraintViolationError"),
 }  # fmt: skip
+_USERS = {"GRA004": "UserError", "CAP020": "UserError", "CAP023": "UserError", "CAP034": "UncapturedHigherOrderOpError"}  # by code, a second class
 _NAMED = (Unsupported, BackendFailed, RecompileLimitHit, ConstraintViolation)
-_BOTH: dict[tuple[type, type], type] = {}
+_BOTH: dict[tuple[type, tuple[type, ...]], type] = {}
 
 
 def _by_both_names(error: BaseException) -> None:
     """Let programs that catch PyTorch's class of this meaning catch ours: who names it has loaded its module."""
     kind = type(error)
     where, name = next((row for own, row in _PEERS.items() if issubclass(kind, own)), ("", ""))
-    peer = getattr(sys.modules.get(where), name, None)
-    if not isinstance(peer, type) or issubclass(kind, peer):
+    named = (getattr(sys.modules.get(where), n, None) for n in (name, _USERS.get(getattr(error, "code", ""), "")))
+    theirs = tuple(t for t in named if isinstance(t, type) and not issubclass(kind, t))
+    if not theirs:
         return
-    both = _BOTH.get((kind, peer))
+    both = _BOTH.get((kind, theirs))
     if both is None:
-        both = _BOTH[kind, peer] = type(kind.__name__, (kind, peer), {"__module__": kind.__module__, "__init__": kind.__init__})
+        both = _BOTH[kind, theirs] = type(kind.__name__, (kind, *theirs), {"__module__": kind.__module__, "__init__": kind.__init__})
     with contextlib.suppress(TypeError):  # layouts that differ
         error.__class__ = both
 

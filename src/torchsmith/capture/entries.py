@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from .. import events
@@ -57,7 +58,7 @@ def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compile
 
 
 def _holders(rows: Sequence[Guard], call: Call) -> dict[str, weakref.ref[torch.nn.Module]]:
-    numbers = [g.source for g in rows if g.kind == "equals" and type(g.value) in _NUMBERS]
+    numbers = [g.source for g in rows if g.kind == "equals" and issubclass(type(g.value), _NUMBERS)]
     found = {str(s): _holder(s, call) for s in numbers}
     return {place: weakref.ref(module) for place, module in found.items() if module is not None}
 
@@ -267,7 +268,7 @@ def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
     """Dimensions in which this call differs from an entry become dynamic in the next capture."""
     lists: dict[Source, None] = {}  # with a float that varies: the others in it will
     for g in known.guards:
-        if g.kind == "equals" and type(g.value) in _NUMBERS and not _is_another_module(g.source, known, call):
+        if g.kind == "equals" and issubclass(type(g.value), _NUMBERS) and not _is_another_module(g.source, known, call):
             kind = _learn_number(state, g.source, g.value, guards.evaluate(g.source, call))
             if kind is float and isinstance(g.source, Item) and type(guards.evaluate(g.source.base, call)) is list:
                 lists[g.source.base] = None
@@ -291,19 +292,20 @@ def _note_number(state: State, source: Source, kind: type) -> None:
     state.counted.update(() if state.point is None else {str(source)})
 
 
-_NUMBERS = (int, float, tuple, torch.Size)
+_NUMBERS = (int, float, tuple, np.number)
 
 
 def _learn_number(state: State, source: Source, was: Any, now: Any) -> type | None:
     """A number in whose place there is another one, and those in a tuple (an optimizer's betas, sizes). Out: its kind, if it varies."""
     if type(now) is not type(was) or now == was:
         return None
-    kind: type | None = type(now)
+    own: type = np.number if issubclass(type(now), np.number) else type(now)
+    kind: type | None = own
     if type(now) in (tuple, torch.Size):
         pairs = zip(was, now, strict=True) if len(was) == len(now) else ()
-        kinds = [_learn_number(state, Item(source, i), a, b) for i, (a, b) in enumerate(pairs) if type(a) in _NUMBERS]
+        kinds = [_learn_number(state, Item(source, i), a, b) for i, (a, b) in enumerate(pairs) if issubclass(type(a), _NUMBERS)]
         kind = next((k for k in kinds if k is not None), None)
-    elif not state.may_have.get(type(now)) or (type(now) is int and abs(now) < least_number(state.point)):
+    elif not state.may_have.get(own) or (type(now) is int and abs(now) < least_number(state.point)):
         return None
     if kind is not None:
         _note_number(state, source, kind)

@@ -70,7 +70,7 @@ class Machine:
         self.world = World(self.loc, self.recorder.tensor_input, self.recorder.number_input)
         self.world.real_tensor, self.world.varies = self.recorder.real_tensor, self.recorder.varies
         self.arrays: dict[int, arrays.ArrayValue] = {}  # by the id of the array from outside
-        self.world.array = functools.partial(arrays.given, self)
+        self.world.array, self.world.array_scalar = functools.partial(arrays.given, self), functools.partial(arrays.given_scalar, self)
         self.world.walk = functools.partial(iterators.walked, self)
         self.world.attribute = functools.partial(at.load_attr, self)
         self.gradients = Gradients(self)

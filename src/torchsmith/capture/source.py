@@ -12,6 +12,7 @@ A Source is evaluated against one call: `locals` by parameter name, the function
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -247,6 +248,8 @@ GuardKind = Literal[
 ]
 
 
+_OF_A_LOCAL = re.compile(r"^L\['(\w+)'\]")
+
 # torch.compile's names of kinds of guards.
 GUARD_TYPES = {
     "tensor": "TENSOR_MATCH", "identity": "ID_MATCH", "type": "TYPE_MATCH", "equals": "CONSTANT_MATCH", "length": "SEQUENCE_LENGTH",
@@ -266,7 +269,8 @@ class Guard:
     # what torch.compile calls these things: filters of guards (options={"guard_filter_fn": ...}) are written for both
     @property
     def name(self) -> str:
-        return str(self.source)
+        text = str(self.source)
+        return _OF_A_LOCAL.sub(r"\1", text)
 
     @property
     def guard_type(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import events
@@ -79,7 +80,7 @@ class State:
     marked: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)  # by mark_dynamic: (input, dimension) -> range
     unbacked: set[tuple[str, int]] = field(default_factory=set)  # by mark_unbacked: the size at hand answers no question
     may_be_dynamic: bool = True
-    may_have: dict[type, bool] = field(default_factory=lambda: {int: True, float: True})  # numbers that vary may become symbols
+    may_have: dict[type, bool] = field(default_factory=lambda: {int: True, np.number: True, float: True})  # numbers that vary may become symbols
     numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
     counted: set[str] = field(default_factory=set)  # of a point: those that take a value a turn, none of which is assumed
     varying: set[str] = field(default_factory=set)  # of a point: names of numbers that vary, as the frame's beginning knows
@@ -96,7 +97,8 @@ class State:
     def forget_numbers(self, why: Unsupported) -> bool:
         """Numbers stay constants: with symbols for them the function cannot be compiled. Integers first: they decide shapes. Out: were there
         any? Numbers that tensors told before the frame was split are none of these."""
-        kind = int if int in (self.numbers.get(place) for place, dims in self.dynamic_dims.items() if ITSELF in dims) else float
+        kinds = {self.numbers.get(place) for place, dims in self.dynamic_dims.items() if ITSELF in dims}
+        kind = next((k for k in self.may_have if k in kinds), float)
         self.may_have[kind] = False
         before = self.dynamic_dims
         self.dynamic_dims = {place: dims for place, dims in before.items() if ITSELF not in dims or self.numbers.get(place) is not kind}

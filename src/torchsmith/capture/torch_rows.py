@@ -22,7 +22,7 @@ from ..graph import layout, tracing
 from ..graph.region import Region
 from ..graph.sizes import SymTypes
 from ..ir.rows import rows
-from . import arrays, attempts, control_flow, flex, guards, overrides
+from . import attempts, control_flow, flex, guards, overrides
 from .attributes import Raised
 from .protocol import Machine, Row
 from .source import Computed
@@ -55,7 +55,7 @@ def _constructs(cls: Any, dtype: torch.dtype | None) -> None:
         kinds = (int, float, torch.SymInt, torch.SymFloat) if dtype is None or dtype.is_floating_point else (int, torch.SymInt)
         if kwargs or len(args) != 1 or type(args[0]) not in (list, tuple) or guards.default_device() is not None or not _are_numbers(args[0], kinds):
             raise Unsupported("CAP021", at=m.loc(), detail=f"torch.{cls.__name__} of something else than a list of numbers")
-        return m.call(torch.tensor, args, {"dtype": dtype or torch.get_default_dtype()})
+        return m.record("function", torch.tensor, tuple(args), {"dtype": dtype or torch.get_default_dtype()})
 
     row(cls)(made)
 
@@ -68,12 +68,7 @@ def _plain_numbers(values: Any) -> Any:
 
 
 def _are_numbers(values: Any, kinds: tuple[type, ...]) -> bool:
-    def is_number(v: Any) -> bool:
-        if type(v) is arrays.ArrayValue:  # one of NumPy's scalars
-            return v.is_scalar and (float in kinds or not (v.tensor.is_floating_point() or v.tensor.is_complex()))
-        return _are_numbers(v, kinds) if type(v) in (list, tuple) else issubclass(type(v), kinds)
-
-    return all(map(is_number, values))
+    return all(_are_numbers(v, kinds) if type(v) in (list, tuple) else issubclass(type(v), kinds) for v in values)
 
 
 for _cls, _dtype in CONSTRUCTORS.items():

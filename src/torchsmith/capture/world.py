@@ -195,6 +195,7 @@ class World:
         self.pinned: dict[int, Source] = {}
         self.fresh_pinned: set[int] = set()  # classes and functions made during capture
         self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}  # by namespace and name; NULL: deleted
+        self.array_scalar: Callable[[Any, Source], Any] = lambda scalar, source: MISSING
         self.array: Callable[[Any, Source], Any] = lambda array, source: MISSING  # what stands for an array of NumPy
         self.walks: list[Track] = []  # iterators from outside that were looked into
         self.walk: Callable[[Track], Any] = lambda track: None  # makes the image of one
@@ -252,7 +253,8 @@ class World:
         if isinstance(obj, np.dtype):
             return self._equals(obj, source)
         if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and type(obj).__hash__ is not None:  # a number, not an array without axes
-            return self._equals(obj, source)
+            made = self.array_scalar(obj, source) if source is not None and self.varies(source) else MISSING
+            return self._equals(obj, source) if made is MISSING else made
         return self.track(obj, source or FixedObject(obj, type(obj).__name__))
 
     def _equals(self, obj: Any, source: Source | None) -> Any:
