@@ -170,9 +170,9 @@ def test_other_windows_stay_convolutions():
     assert of(two, torch.float32, stride=2) == ["convolution"]
 
 
-def test_windows_of_one_element_are_products_with_an_activation_that_no_call_takes():
-    def of(follow: Any, *more: torch.Tensor) -> list[str]:
-        x, w = torch.randn(1, 32, 8, 8).half(), torch.randn(48, 32, 1, 1).half() * 0.2
+def test_small_convolutions_of_one_element_are_ours_with_what_follows():
+    def of(follow: Any, *more: torch.Tensor, inner: int = 32) -> list[str]:
+        x, w = torch.randn(1, inner, 8, 8).half(), torch.randn(48, inner, 1, 1).half() / inner**0.5
         fg = graph(lambda x, w, *b: follow(F.conv2d(x, w, *b)), x, w, *more, params=1 + len(more))
         for step in (prefer_channels_last, multiply_patches, join_activations):
             fg = step(fg, Options())
@@ -185,8 +185,9 @@ def test_windows_of_one_element_are_products_with_an_activation_that_no_call_tak
 
     bias = torch.randn(48).half()
     assert of(lambda y: F.relu6(y).sin(), bias) == []  # a kernel of our own
-    assert of(lambda y: F.relu6(y).sin()) == [] and of(lambda y: y.sin() * y, bias) == ["convolution"]
-    assert of(lambda y: F.relu(y).sin(), bias) == ["cudnn_convolution_relu"]
+    assert of(lambda y: F.relu6(y).sin()) == of(lambda y: y.sin() * y, bias) == of(lambda y: F.relu(y).sin(), bias) == []
+    assert of(lambda y: y.sin() * y) == ["convolution"]  # which takes nothing along
+    assert of(lambda y: F.relu(y).sin(), bias, inner=336) == ["cudnn_convolution_relu"]
 
 
 @pytest.mark.parametrize(("rows", "inner", "count"), [(64, 96, 0), (8, 96, 1), (64, 768, 1)])

@@ -1,16 +1,14 @@
-"""Convolutions that are products, on a GPU: windows that do not overlap, or of one element. FunctionalGraph in, FunctionalGraph out.
+"""Convolutions that are products, on a GPU: windows that do not overlap. FunctionalGraph in, FunctionalGraph out.
 
     convolution(x, w, b, stride=(p, q))  with w of (o, c, p, q)
         becomes    addmm(b, patches(x), t(w as (o, c * p * q)))     patches: (n * rows * columns, c * p * q)
 
 The library has no fast kernel for such windows of few channels (16 x 16 of 3: 69 us on an H100, the product 4 us). Patches are copied,
-as the image would be for another memory format; results lie channels-last. Windows of one element need no copy then, and a small product
-is a kernel of our own with the activation that follows (contraction.py), where the library's convolution takes only a relu along.
+as the image would be for another memory format; results lie channels-last. Windows of one element are left to contraction.py.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -18,8 +16,7 @@ from torch import fx
 
 from ..graph.spec import FunctionalGraph, TensorSpec
 from ..options import Options
-from .contraction import ACTIVATIONS, is_small_product
-from .layout import channels_last_strides, is_library_convolution, same_strides
+from .layout import channels_last_strides, is_library_convolution
 from .ref import constant, known
 from .rewriter import Rewriter, lies
 
@@ -48,22 +45,7 @@ def _is_of_patches(node: fx.Node) -> bool:
         return False
     if spec.dtype not in TYPES or None in map(known, (*spec.shape, *weight.shape)):
         return False
-    if window != [1, 1]:
-        return True
-    n, columns, *image = (constant(s) for s in spec.shape)
-    small = is_small_product(n * math.prod(image), constant(weight.shape[1]), columns)
-    return small and _is_activated(node) and _lies_channels_last(x)
-
-
-def _is_activated(conv: fx.Node) -> bool:
-    """Is all that follows an activation, and not the relu for which the library has a call?"""
-    readers = list(conv.users)
-    return len(readers) == 1 and readers[0].target in ACTIVATIONS and readers[0].target is not aten.relu.default
-
-
-def _lies_channels_last(x: Any) -> bool:
-    spec = x.meta["spec"]
-    return same_strides(spec.shape, spec.strides, channels_last_strides(spec.shape))
+    return window != [1, 1]
 
 
 def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
@@ -78,21 +60,17 @@ def _rewrite(rewriter: Rewriter, conv: fx.Node) -> None:
     def step(target: Any, source: fx.Node, shape: list[int], *args: Any, **kwargs: Any) -> fx.Node:
         return rewriter.make(target, (source, *args), conv, lies(spec, shape), **kwargs)
 
-    whole = [p, q] == [1, 1]
-    x, w = (x if whole else _source(x)), _source(w)
+    x, w = _source(x), _source(w)
     with rewriter.graph.inserting_before(conv):
         sizes = [constant(s) for s in x.meta["spec"].shape]
         for d, size in ((2, rows * p), (3, columns * q)):
             if sizes[d] != size:  # what no window reaches
                 sizes[d] = size
                 x = step(aten.slice.Tensor, x, sizes, d, 0, size)
-        if whole:
-            x = step(aten.permute.default, x, [n, rows, columns, channels], [0, 2, 3, 1])
-        else:
-            apart, order = [n, channels, rows, p, columns, q], [0, 2, 4, 1, 3, 5]
-            x = step(aten.view.default, x, apart, apart)
-            x = step(aten.permute.default, x, [apart[k] for k in order], order)
-            x = step(aten.clone.default, x, [apart[k] for k in order], memory_format=torch.contiguous_format)
+        apart, order = [n, channels, rows, p, columns, q], [0, 2, 4, 1, 3, 5]
+        x = step(aten.view.default, x, apart, apart)
+        x = step(aten.permute.default, x, [apart[k] for k in order], order)
+        x = step(aten.clone.default, x, [apart[k] for k in order], memory_format=torch.contiguous_format)
         x = step(aten.view.default, x, [n * rows * columns, inner], [n * rows * columns, inner])
         flat = step(aten.view.default, w, [out, inner], [out, inner])
         right = rewriter.make(aten.t.default, (flat,), conv, lies(spec, [inner, out], (1, inner)))
